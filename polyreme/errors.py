@@ -1,0 +1,57 @@
+"""Every error class a user can meet; each subclasses the builtin a Python reader expects.
+
+Floor: 0.  A message says what was asked, what was got and what to change.
+"""
+
+
+class ShapeError(ValueError):
+    """Shapes that do not fit together, or a dim that is out of range."""
+
+
+class DTypeError(TypeError):
+    """A dtype the operation does not take."""
+
+
+class PlacementError(ValueError):
+    """A mesh, placement or device that does not fit what is placed on it."""
+
+
+class DeviceError(RuntimeError):
+    """A device that was asked for and is not there."""
+
+
+class GradError(RuntimeError):
+    """A derivative that cannot be taken: graph freed, leaf changed in place, no path."""
+
+
+class CaptureError(RuntimeError):
+    """Code that cannot be captured into one program: a host read, a leaked value."""
+
+
+class ConfigError(ValueError):
+    """A setting that is unknown, of the wrong type or out of range. Exit code 2."""
+
+
+class DataError(RuntimeError):
+    """Input data that is missing, corrupt or hung. Exit code 3."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that is missing, torn, corrupt or does not fit the model. Exit code 4."""
+
+
+class NumericsError(ArithmeticError):
+    """NaN, infinity or an out-of-range index met while training. Exit code 5."""
+
+
+EXIT_CODES: dict[type[BaseException], int] = {
+    ConfigError: 2,
+    PlacementError: 2,
+    DeviceError: 2,
+    DataError: 3,
+    CheckpointError: 4,
+    NumericsError: 5,
+}
+EXIT_INTERNAL = 70
+EXIT_PREEMPTED = 75
+EXIT_WATCHDOG = 86

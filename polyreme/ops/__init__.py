@@ -1,0 +1,1 @@
+"""polyreme.ops"""
