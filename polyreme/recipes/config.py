@@ -1,0 +1,249 @@
+"""What a pretraining run is told: typed sections, their defaults, the checks between them, and the digest.
+
+Floor: 7.  Never imports: jax.  Files and command-line overrides are read in config_file.py.
+"""
+
+import json
+import math
+import re
+from typing import Annotated, Any, Literal, Self
+
+import xxhash
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+_NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+def _as_float(value: Any) -> Any:
+    """YAML 1.1 reads 1e-4 as a string; a string that is a number is meant as one."""
+    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+
+
+def _as_int(value: Any) -> Any:
+    """1e3 and "1000" count as whole numbers; 1.5 is left for the strict check to refuse."""
+    value = _as_float(value)
+    is_whole = isinstance(value, float) and math.isfinite(value) and value == int(value)
+    return int(value) if is_whole else value
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _as_pair(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _is_derived(key: str, value: Any) -> bool:
+    return key in ("num_kv_heads", "ffn_size") and value is None
+
+
+def _divides(name: str, value: int, divisor_name: str, divisor: int) -> None:
+    if value % divisor:
+        nearest = max(1, round(value / divisor)) * divisor
+        raise ValueError(f"{name}={value} is not a multiple of {divisor_name}={divisor}; nearest is {nearest}")
+
+
+Count = Annotated[int, BeforeValidator(_as_int), Field(ge=1)]
+Whole = Annotated[int, BeforeValidator(_as_int), Field(ge=0)]
+Positive = Annotated[float, BeforeValidator(_as_float), Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, BeforeValidator(_as_float), Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, BeforeValidator(_as_float), Field(ge=0, lt=1, allow_inf_nan=False)]
+Pair = Annotated[tuple[Fraction, Fraction], BeforeValidator(_as_pair)]
+Text = Annotated[str, Field(min_length=1)]
+Paths = Annotated[list[Text], BeforeValidator(_as_list), Field(min_length=1)]
+
+
+class Section(BaseModel):
+    """Base of every section: strict types, unknown keys refused, values fixed once read."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, validate_default=True)
+
+
+class ModelConfig(Section):
+    """Dimensions of the decoder. Left out, ffn_size and num_kv_heads follow from the others."""
+
+    family: Literal["gpt", "llama"] = "gpt"
+    vocab_size: Count = 4096
+    hidden_size: Count = 256
+    num_layers: Count = 4
+    num_heads: Count = 8
+    num_kv_heads: Count
+    ffn_size: Count
+    seq_len: Count = 128
+    dropout: Fraction = 0.0
+    tie_embeddings: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derive(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        heads = values.get("num_heads", cls.model_fields["num_heads"].default)
+        hidden = _as_int(values.get("hidden_size", cls.model_fields["hidden_size"].default))
+        known_hidden = hidden if isinstance(hidden, int) else 1  # a wrong type is reported under its own key
+        # LLaMA keeps the parameter count of a 4x two-matrix block with three matrices: 8/3, rounded up to 64
+        ffn = -(-known_hidden * 8 // (3 * 64)) * 64 if values.get("family") == "llama" else 4 * known_hidden
+        return {"num_kv_heads": heads, "ffn_size": ffn} | {k: v for k, v in values.items() if not _is_derived(k, v)}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _divides("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        _divides("num_heads", self.num_heads, "num_kv_heads", self.num_kv_heads)
+        if self.family == "gpt" and self.num_kv_heads != self.num_heads:
+            raise ValueError(
+                f"num_kv_heads={self.num_kv_heads} with num_heads={self.num_heads}: gpt has no grouped heads; "
+                "leave num_kv_heads out or set family: llama"
+            )
+        if self.family == "llama" and self.dropout > 0:
+            raise ValueError(f"dropout={self.dropout}: llama has no dropout; set it to 0 or use family: gpt")
+        return self
+
+
+class DataConfig(Section):
+    """Where the tokens come from. text is one path or several (.txt, .gz), or the word synthetic."""
+
+    text: Paths = ["synthetic"]
+    tokenizer_vocab_size: Count | None = None
+    validation_fraction: Annotated[Fraction, Field(gt=0)] = 0.02
+    num_workers: Whole = 0
+    seed: Whole = 0
+    synthetic_tokens: Count = 1_000_000
+    cache: Text | None = None
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether the tokens are made up rather than read."""
+        return self.text == ["synthetic"]
+
+
+class TrainConfig(Section):
+    """The optimisation: AdamW with linear warm-up and cosine decay to min_lr at the last step."""
+
+    steps: Count = 400
+    global_batch: Count = 16
+    accumulation: Count = 1
+    learning_rate: Positive = 1e-3
+    min_lr: NotNegative = 0.0
+    warmup_steps: Whole = 0
+    weight_decay: NotNegative = 0.1
+    betas: Pair = (0.9, 0.95)
+    clip_norm: Positive | None = 1.0
+    seed: Whole = 0
+    amp_level: Literal["O0", "O1", "O2"] = "O0"
+    amp_dtype: Literal["bfloat16", "float16"] = "bfloat16"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _divides("global_batch", self.global_batch, "accumulation", self.accumulation)
+        if self.warmup_steps > self.steps:
+            raise ValueError(f"warmup_steps={self.warmup_steps} is more than steps={self.steps}; lower warmup_steps")
+        if self.min_lr > self.learning_rate:
+            raise ValueError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}; lower min_lr")
+        return self
+
+
+class PlanConfig(Section):
+    """How many devices along each mesh axis, and what the sharding axis splits (ZeRO stage 1, 2 or 3)."""
+
+    dp: Count = 1
+    sharding: Count = 1
+    mp: Count = 1
+    sharding_stage: Annotated[Whole, Field(le=3)] = 0
+    recompute: bool = False
+
+    @property
+    def num_devices(self) -> int:
+        """Devices the mesh needs: the product of its axes."""
+        return self.dp * self.sharding * self.mp
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.sharding > 1) != (self.sharding_stage > 0):
+            raise ValueError(
+                f"sharding={self.sharding} with sharding_stage={self.sharding_stage}: "
+                "set both (sharding of at least 2, stage 1, 2 or 3) or neither (sharding 1, stage 0)"
+            )
+        return self
+
+
+class LogConfig(Section):
+    """What is reported, how often (in steps; 0 turns it off), and the sample written at the end."""
+
+    interval: Count = 10
+    validation_interval: Whole = 100
+    validation_batches: Count = 8
+    jsonl: bool = True
+    tensorboard: bool = True
+    plot: bool = True
+    prompt: str = ""
+    sample_tokens: Whole = 64
+
+
+class CheckpointConfig(Section):
+    """Saved every `interval` steps (0: only at the end); the newest `keep` stay."""
+
+    interval: Whole = 100
+    keep: Count = 2
+    async_save: bool = True
+
+
+class PretrainConfig(Section):
+    """One pretraining run.
+
+    >>> config = PretrainConfig(train=TrainConfig(steps=20))
+    >>> config.train.steps, config.model.ffn_size
+    (20, 1024)
+    """
+
+    model: ModelConfig = Field(default_factory=lambda: ModelConfig.model_validate({}))
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    plan: PlanConfig = PlanConfig()
+    log: LogConfig = LogConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    output: Text = "runs/pretrain"
+    device: Text | None = None
+
+    @property
+    def tokenizer_vocab_size(self) -> int:
+        """Size the tokenizer is trained to: its own setting, else the model's."""
+        return self.data.tokenizer_vocab_size or self.model.vocab_size
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens one optimizer step reads."""
+        return self.train.global_batch * self.model.seq_len
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        model, train, plan = self.model, self.train, self.plan
+        for name in ("num_heads", "num_kv_heads", "ffn_size", "vocab_size"):
+            _divides(f"model.{name}", getattr(model, name), "plan.mp", plan.mp)
+        if plan.sharding_stage == 3:
+            _divides("model.hidden_size", model.hidden_size, "plan.sharding", plan.sharding)
+        replicas = plan.dp * plan.sharding * train.accumulation
+        _divides("train.global_batch", train.global_batch, "plan.dp x plan.sharding x train.accumulation", replicas)
+        if self.tokenizer_vocab_size > model.vocab_size:
+            raise ValueError(
+                f"data.tokenizer_vocab_size={self.tokenizer_vocab_size} is more than "
+                f"model.vocab_size={model.vocab_size}; raise model.vocab_size"
+            )
+        return self
+
+
+def digest(config: PretrainConfig) -> str:
+    """Name of a configuration: 16 hex digits, equal for equal values wherever they came from."""
+    return xxhash.xxh3_64_hexdigest(json.dumps(config.model_dump(mode="json"), sort_keys=True).encode())
+
+
+def flatten(config: PretrainConfig) -> dict[str, Any]:
+    """Every setting under its dotted key, in the order of declaration.
+
+    >>> flatten(PretrainConfig())["train.global_batch"]
+    16
+    """
+    flat: dict[str, Any] = {}
+    for name, value in config.model_dump(mode="json").items():
+        flat |= {f"{name}.{key}": leaf for key, leaf in value.items()} if isinstance(value, dict) else {name: value}
+    return flat

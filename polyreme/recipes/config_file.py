@@ -1,0 +1,203 @@
+"""Reading a configuration: YAML, then key=value overrides, each value remembered with where it came from.
+
+Floor: 7.  Never imports: jax.  Every refusal is a ConfigError that names the file, key and line.
+"""
+
+import difflib
+import re
+import reprlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from polyreme.errors import ConfigError
+from polyreme.recipes.config import PretrainConfig, Section, flatten
+
+_MAX_BYTES = 1 << 20  # a configuration is written by hand; more is some other file given by mistake
+COMMAND_LINE = "command line"
+DEFAULT = "default"
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that also reads 1e-4 as a number, which YAML 1.1 does not."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: list(pairs) for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration with the origin of each dotted key: "default", "FILE:LINE" or "command line"."""
+
+    config: PretrainConfig
+    path: Path
+    overrides: tuple[str, ...]
+    origin: Mapping[str, str]
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the file; relative data paths are looked for here first."""
+        return self.path.parent
+
+
+@dataclass
+class _Values:
+    """Settings gathered so far: nested values, and the origin of each dotted key."""
+
+    tree: dict[str, Any] = field(default_factory=dict)
+    origin: dict[str, str] = field(default_factory=dict)
+
+    def put(self, key: str, value: Any, origin: str) -> None:
+        *sections, leaf = key.split(".")
+        target = self.tree
+        for name in sections:
+            target = target.setdefault(name, {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"{origin}: {key}: {name} holds a value, it is not a section")
+        target[leaf] = value
+        self.origin[key] = origin
+
+
+def load(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
+    """Read a YAML file and apply dotted overrides such as train.learning_rate=1e-4.
+
+    Raises ConfigError for a file that cannot be read, a key that does not exist (naming the nearest that does), a
+    key given twice, and a value of the wrong type or out of range.
+    """
+    path, overrides = Path(path), tuple(overrides)
+    values = _Values()
+    _read_file(path, values)
+    for text in overrides:
+        key, value = _parse_override(text)
+        values.put(key, value, COMMAND_LINE)
+    try:
+        config = PretrainConfig.model_validate(values.tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, values, str(path))) from None
+    origin = {key: values.origin.get(key, DEFAULT) for key in flatten(config)}
+    return Loaded(config, path, overrides, origin)
+
+
+def known_keys() -> list[str]:
+    """Every dotted key a configuration may hold."""
+    keys: list[str] = []
+    for name, info in PretrainConfig.model_fields.items():
+        section = info.annotation
+        is_section = isinstance(section, type) and issubclass(section, Section)
+        keys += [f"{name}.{key}" for key in section.model_fields] if is_section else [name]
+    return keys
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """ "; did you mean 'x'?" for the word most like the one given, or nothing.
+
+    >>> nearest("lerning_rate", ["learning_rate", "steps"])
+    "; did you mean 'learning_rate'?"
+    """
+    words = list(words)
+    # a key in the wrong section is closer than any spelling: compare whole keys first, then their last part
+    same_leaf = [known for known in words if known.rsplit(".", 1)[-1] == word.rsplit(".", 1)[-1]]
+    close = same_leaf or difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _read_file(path: Path, values: _Values) -> None:
+    text = _read_text(path)
+    loader = _Loader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            raise ConfigError(f"{path}: the file is empty; it needs sections such as model:, data: and train:")
+        for key, node in _entries(root, path, "", loader):
+            if isinstance(node, yaml.MappingNode):
+                for leaf, leaf_node in _entries(node, path, f"{key}.", loader):
+                    values.put(leaf, loader.construct_object(leaf_node, deep=True), _origin(path, leaf_node))
+            else:
+                values.put(key, loader.construct_object(node, deep=True), _origin(path, node))
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{path}:{line}: not YAML: {error.problem}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    finally:
+        loader.dispose()
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.is_dir():
+            raise ConfigError(f"{path}: is a folder; name a configuration file inside it")
+        size = path.stat().st_size
+        if size > _MAX_BYTES:
+            raise ConfigError(f"{path}: {size:,} bytes is too long for a configuration (at most {_MAX_BYTES:,})")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        near = nearest(path.name, [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else [])
+        raise ConfigError(f"{path}: no such configuration file{near}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _entries(node: yaml.Node, path: Path, prefix: str, loader: _Loader) -> Iterable[tuple[str, yaml.Node]]:
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{_origin(path, node)}: expected key: value lines, got {reprlib.repr(node.value)}")
+    seen: set[str] = set()
+    for key_node, value_node in node.value:
+        key = prefix + str(loader.construct_object(key_node, deep=True))
+        if key in seen:
+            raise ConfigError(f"{_origin(path, key_node)}: {key} is given twice; keep one")
+        seen.add(key)
+        yield key, value_node
+
+
+def _origin(path: Path, node: yaml.Node) -> str:
+    return f"{path}:{node.start_mark.line + 1}"
+
+
+def _parse_override(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{COMMAND_LINE}: {text!r} is not key=value, for example train.steps=100")
+    if key not in known_keys():
+        raise ConfigError(f"{COMMAND_LINE}: unknown key {key!r}{nearest(key, known_keys())}")
+    try:
+        return key, yaml.load(value, Loader=_Loader)  # a SafeLoader
+    except (yaml.YAMLError, ValueError):
+        raise ConfigError(f"{COMMAND_LINE}: {key}: {value!r} cannot be read; quote it for YAML") from None
+
+
+def _explain(error: ValidationError, values: _Values, path: str) -> str:
+    problems = error.errors()
+    first = problems[0]
+    key = _key_of(first["loc"])
+    where = f"{values.origin.get(key, path)}: {key}" if key else path
+    rest = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    if first["type"] == "extra_forbidden":
+        return f"{where}: unknown key{nearest(key, known_keys())}{rest}"
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        return f"{where}: {message}{rest}"
+    return f"{where}: {message[0].lower()}{message[1:]}, got {reprlib.repr(first['input'])}{rest}"
+
+
+def _key_of(location: tuple[int | str, ...]) -> str:
+    """Dotted key of a pydantic location, without the indices and union branches at its end."""
+    parts = [str(part) for part in location[:2]]
+    section = PretrainConfig.model_fields.get(parts[0]) if parts else None
+    is_section = (
+        section is not None and isinstance(section.annotation, type) and issubclass(section.annotation, Section)
+    )
+    return ".".join(parts if is_section else parts[:1])

@@ -1,0 +1,362 @@
+"""Text to training samples: a tokenizer trained on the text, tokens in one memory-mapped file, windows of it.
+
+Floor: 7.  Never imports: jax, so that loader workers start fast.  What was prepared is kept in a folder named by the
+digest of everything it came from, written aside and renamed, so that any number of runs may share it.
+"""
+
+import gzip
+import json
+import os
+import shutil
+import time
+import uuid
+import warnings
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+import xxhash
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from polyreme.errors import ConfigError, DataError
+from polyreme.recipes.config import DataConfig
+
+END_OF_TEXT = "<|endoftext|>"
+_FORMAT = 1  # raised when the files below change meaning, so that old folders are not read
+_CHUNK_BYTES = 1 << 18
+_MAX_LINE_BYTES = 1 << 24  # longer is not text with lines; it would be held in memory whole
+_STALE_SECONDS = 3600  # a folder half written this long ago belongs to a process that died
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class TokenDataset:
+    """Windows of seq_len tokens with the token that follows each: map-style, deterministic, cheap to send to a worker.
+
+    Item i is (tokens, labels), both int32 `[seq_len]`; labels are the tokens one place on. Windows do not overlap, what
+    is left at the end is dropped.
+    """
+
+    def __init__(self, path: Path, dtype: str, start: int, stop: int, seq_len: int):
+        self.path, self.dtype, self.start, self.stop, self.seq_len = path, dtype, start, stop, seq_len
+
+    def __len__(self) -> int:
+        return max(0, (self.stop - self.start - 1) // self.seq_len)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        length = len(self)
+        if not -length <= index < length:
+            raise IndexError(f"sample {index} of a data set of {length}")
+        begin = self.start + (index % length) * self.seq_len
+        window = self._tokens[begin : begin + self.seq_len + 1].astype(np.int32)
+        return window[:-1], window[1:]
+
+    def __getstate__(self) -> dict[str, object]:
+        # a worker maps the file itself; sending the map would send its contents
+        return {name: value for name, value in self.__dict__.items() if name != "_tokens"}
+
+    @cached_property
+    def _tokens(self) -> np.ndarray:
+        return np.memmap(self.path, dtype=self.dtype, mode="r")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Prepared data: both splits, the digest a resumed run compares, and the folder it lies in."""
+
+    train: TokenDataset
+    validation: TokenDataset
+    digest: str
+    num_tokens: int
+    vocab_size: int
+    folder: Path
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer trained on this text, or None for synthetic tokens."""
+        path = self.folder / "tokenizer.json"
+        return Tokenizer.from_file(str(path)) if path.exists() else None
+
+
+def prepare(data: DataConfig, *, vocab_size: int, seq_len: int, cache: Path, base: Path | None = None) -> Corpus:
+    """Find or make the token file for a data configuration.
+
+    vocab_size is the tokenizer's. cache is the folder that keeps prepared data; base is where relative paths are looked
+    for first, then the current folder, then the repository. Raises DataError naming file and line for text that is
+    missing, empty, not UTF-8 or too short for one window in each split; ConfigError if the cache cannot be written.
+    """
+    paths = [] if data.is_synthetic else [resolve(text, base) for text in data.text]
+    key = _key(data, paths, vocab_size)
+    folder = cache / key
+    facts = _read(folder)
+    if facts is None:
+        facts = _build(folder, data, paths, vocab_size)
+    return _split(data, folder, facts, seq_len)
+
+
+def resolve(text: str, base: Path | None) -> Path:
+    """The file a path in a configuration means. Raises DataError listing where it was looked for."""
+    given = Path(text).expanduser()
+    folders = (
+        [Path()] if given.is_absolute() else [folder for folder in (base, Path(), _REPOSITORY) if folder is not None]
+    )
+    for folder in folders:
+        if (folder / given).is_file():
+            return folder / given
+    looked = ", ".join(dict.fromkeys(str((folder / given).absolute()) for folder in folders))
+    raise DataError(f"data.text: no file {text!r}; looked for {looked}")
+
+
+def read_chunks(path: Path) -> Iterator[str]:
+    """Text of a .txt or .gz file in pieces that join to the whole, each starting where a token starts.
+
+    Raises DataError with file:line for bytes that are not UTF-8, an over-long line and a broken gzip stream.
+    """
+    carry, line = "", 1
+    for block in _blocks(path):
+        text = carry + _decode(block, path, line)
+        line += block.count(b"\n")
+        # white space leads the next piece: byte-level BPE never joins a letter to the white space after it
+        body = text.rstrip()
+        if body != text and text[len(body)] not in " \t\r\n":
+            body = ""  # rarer white space, which Python and the tokenizer do not class alike: wait for a plain cut
+        carry = text[len(body) :]
+        if body:
+            yield body
+    if carry:
+        yield carry
+
+
+def train_tokenizer(chunks: Iterator[str], vocab_size: int) -> Tokenizer:
+    """Byte-level BPE of at most vocab_size tokens, trained on the chunks; it encodes and decodes any text exactly."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(chunks, trainer)
+    return tokenizer
+
+
+def synthetic_tokens(count: int, vocab_size: int, seed: int) -> np.ndarray:
+    """Made-up tokens a model can learn, `[count]`: each follows from the last by a fixed rule, one in ten at random.
+
+    The best possible loss is about 0.1 ln(vocab_size) + 0.33 nats per token: the entropy of the random tenth.
+    """
+    rng = np.random.default_rng(seed)
+    follows = rng.permutation(vocab_size)
+    # columns advance together: a Python loop over rows of a few thousand instead of over every token
+    rows = min(count, 64)
+    columns = -(-count // rows)
+    grid = np.empty((columns, rows), np.int64)
+    random = rng.integers(0, vocab_size, (rows, columns))
+    is_random = rng.random((rows, columns)) < 0.1
+    current = random[0]
+    for row in range(rows):
+        current = np.where(is_random[row], random[row], follows[current])
+        grid[:, row] = current
+    return grid.reshape(-1)[:count]
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Bytes of a file, decompressed, cut after line ends."""
+    rest, line = b"", 1
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            while piece := file.read(_CHUNK_BYTES):
+                head, end, tail = (rest + piece).rpartition(b"\n")
+                rest = tail
+                if len(rest) > _MAX_LINE_BYTES:
+                    line += head.count(b"\n") + (1 if end else 0)
+                    raise DataError(f"{path}:{line}: line is longer than {_MAX_LINE_BYTES:,} bytes; break it up")
+                if end:
+                    line += head.count(b"\n") + 1
+                    yield head + end
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}:{line}: broken gzip stream: {error}; fetch the file again") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if rest:
+        yield rest
+
+
+def _decode(block: bytes, path: Path, line: int) -> str:
+    try:
+        return block.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line += block.count(b"\n", 0, error.start)
+        byte = block[error.start]
+        raise DataError(f"{path}:{line}: byte 0x{byte:02x} is not UTF-8; convert the file to UTF-8") from None
+
+
+def _key(data: DataConfig, paths: Sequence[Path], vocab_size: int) -> str:
+    """Digest of everything the token file depends on."""
+    state = xxhash.xxh3_128(json.dumps([_FORMAT, vocab_size]).encode())
+    if data.is_synthetic:
+        state.update(json.dumps(["synthetic", data.synthetic_tokens, data.seed]).encode())
+        return state.hexdigest()
+    state.update(tokenizers.__version__.encode())
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                contents = xxhash.xxh3_128()
+                while piece := file.read(1 << 22):
+                    contents.update(piece)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        state.update(contents.digest())
+    return state.hexdigest()
+
+
+def _read(folder: Path) -> dict[str, object] | None:
+    """Facts of a prepared folder whose files still match their digests, else None."""
+    path = folder / "facts.json"
+    if not path.is_file():
+        return None
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        is_whole = all(_file_digest(folder / name) == value for name, value in facts["files"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        warnings.warn(f"{folder}: prepared data cannot be read ({error}); preparing it again", stacklevel=3)
+        return None
+    if not is_whole:
+        warnings.warn(f"{folder}: prepared data does not match its digest; preparing it again", stacklevel=3)
+        return None
+    return facts
+
+
+def _build(folder: Path, data: DataConfig, paths: Sequence[Path], vocab_size: int) -> dict[str, object]:
+    """Prepare into a folder of our own, then rename it; whoever is first wins and the others use theirs."""
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(folder.parent)
+        temporary.mkdir()
+        try:
+            facts = _write(temporary, data, paths, vocab_size)
+            return _publish(temporary, folder, facts)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder.parent}: cannot keep prepared data there: {error.strerror or error}; "
+            "set output= or data.cache= to a folder that can be written"
+        ) from None
+
+
+def _write(folder: Path, data: DataConfig, paths: Sequence[Path], vocab_size: int) -> dict[str, object]:
+    dtype = "uint16" if vocab_size <= 1 << 16 else "uint32"
+    tokens_path = folder / "tokens.bin"
+    if data.is_synthetic:
+        tokens = synthetic_tokens(data.synthetic_tokens, vocab_size, data.seed)
+        tokens.astype(dtype).tofile(tokens_path)
+        count, used = len(tokens), vocab_size
+    else:
+        tokenizer = _trained(paths, vocab_size)
+        tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+        count, used = _encode(tokenizer, paths, tokens_path, dtype), tokenizer.get_vocab_size()
+    digests = {path.name: _file_digest(path) for path in sorted(folder.iterdir())}
+    facts: dict[str, object] = {"files": digests, "dtype": dtype, "num_tokens": count, "vocab_size": used}
+    for path in folder.iterdir():
+        _sync(path)
+    (folder / "facts.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    _sync(folder / "facts.json")
+    return facts
+
+
+def _trained(paths: Sequence[Path], vocab_size: int) -> Tokenizer:
+    smallest = len(pre_tokenizers.ByteLevel.alphabet()) + 1
+    if vocab_size < smallest:
+        raise ConfigError(
+            f"data.tokenizer_vocab_size={vocab_size} is too small: {smallest} hold every byte and {END_OF_TEXT}"
+        )
+    for path in paths:
+        if not any(chunk.strip() for chunk in read_chunks(path)):
+            raise DataError(f"{path}: the file has no text")
+    return train_tokenizer((chunk for path in paths for chunk in read_chunks(path)), vocab_size)
+
+
+def _encode(tokenizer: Tokenizer, paths: Sequence[Path], out: Path, dtype: str) -> int:
+    """Write the tokens of every file, each file closed by END_OF_TEXT; returns how many."""
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    tokenizer.encode_special_tokens = True  # a text that spells out the marker gets its letters, not the marker
+    count = 0
+    with out.open("wb") as file:
+        for path in paths:
+            for batch in _batches(read_chunks(path), 16):
+                for encoding in tokenizer.encode_batch_fast(batch):
+                    count += len(encoding.ids)
+                    file.write(np.asarray(encoding.ids, dtype=dtype).tobytes())
+            file.write(np.asarray([end], dtype=dtype).tobytes())
+            count += 1
+    return count
+
+
+def _batches(chunks: Iterator[str], size: int) -> Iterator[list[str]]:
+    batch: list[str] = []
+    for chunk in chunks:
+        batch.append(chunk)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _publish(temporary: Path, folder: Path, facts: dict[str, object]) -> dict[str, object]:
+    for _ in range(3):
+        try:
+            os.rename(temporary, folder)
+            return facts
+        except OSError:
+            if not folder.exists():
+                raise
+        other = _read(folder)
+        if other is not None:
+            return other
+        # damaged: out of the way under a name that the sweep removes, never deleted under a reader
+        os.rename(folder, folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:12]}"))
+    raise ConfigError(
+        f"{folder}: another process keeps replacing this folder; give the runs separate data.cache folders"
+    )
+
+
+def _sweep(cache: Path) -> None:
+    for path in cache.glob(".*"):
+        if path.is_dir() and time.time() - path.stat().st_mtime > _STALE_SECONDS:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _split(data: DataConfig, folder: Path, facts: dict, seq_len: int) -> Corpus:
+    count, dtype, tokens = facts["num_tokens"], facts["dtype"], folder / "tokens.bin"
+    boundary = count - max(round(count * data.validation_fraction), 1)
+    train = TokenDataset(tokens, dtype, 0, boundary, seq_len)
+    validation = TokenDataset(tokens, dtype, boundary, count, seq_len)
+    for name, split in (("training", train), ("validation", validation)):
+        if len(split) == 0:
+            raise DataError(
+                f"data.text: {split.stop - split.start} tokens for {name} do not fill one window of "
+                f"model.seq_len={seq_len} + 1; give more text, a shorter seq_len or another data.validation_fraction"
+            )
+    digest = xxhash.xxh3_128_hexdigest(json.dumps([facts["files"], boundary, seq_len]).encode())
+    return Corpus(train, validation, digest, count, facts["vocab_size"], folder)
+
+
+def _file_digest(path: Path) -> str:
+    state = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            state.update(piece)
+    return state.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
