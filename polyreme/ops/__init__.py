@@ -1,1 +1,4 @@
-"""polyreme.ops"""
+"""The op tables. Importing this package declares every op."""
+
+from polyreme.core.op import OPS
+from polyreme.ops import arithmetic, indexing, reduce

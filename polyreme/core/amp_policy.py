@@ -1,0 +1,62 @@
+"""Which dtype an op's inputs are cast to under autocast: each op declares its class, the policy says what it means.
+
+Floor: 1.  A policy is hashable and part of every kernel's cache key; the cast happens inside the kernel, where it fuses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import numpy as np
+
+from polyreme.core import dtype as dtypes
+
+AmpClass = Literal["low", "fp32", "widest"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Autocast in force: low is the dtype of "low" ops; level O2 runs every op low except those of class "fp32".
+
+    white and black name ops moved to "low" and to "fp32" by the user.
+    """
+
+    low: np.dtype
+    level: Literal["O1", "O2"] = "O1"
+    white: frozenset[str] = frozenset()
+    black: frozenset[str] = frozenset()
+
+    def target(self, op_name: str, amp: AmpClass, arrays: tuple[jax.Array, ...]) -> np.dtype | None:
+        """The dtype floating inputs are cast to, or None to leave them alone."""
+        floats = [a.dtype for a in arrays if dtypes.is_floating(a.dtype)]
+        if not floats or any(d == dtypes.float64 for d in floats):
+            return None
+        if op_name in self.black or (amp == "fp32" and op_name not in self.white):
+            return dtypes.float32
+        if op_name in self.white or amp == "low" or self.level == "O2":
+            return self.low
+        return jax.numpy.result_type(*floats)
+
+
+class _Active:
+    """The policy in force, None when autocast is off."""
+
+    __slots__ = ("policy",)
+
+    def __init__(self) -> None:
+        self.policy: Policy | None = None
+
+
+active = _Active()
+
+
+def cast(policy: Policy | None, op_name: str, amp: AmpClass, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """Arrays as the policy wants them for this op; integer, bool and complex arrays are left alone."""
+    if policy is None:
+        return arrays
+    to = policy.target(op_name, amp, arrays)
+    if to is None:
+        return arrays
+    return tuple(a.astype(to) if dtypes.is_floating(a.dtype) and a.dtype != to else a for a in arrays)

@@ -1,0 +1,39 @@
+"""Configures jax once, before any array exists: virtual CPU devices, 64-bit types, mesh-independent random numbers.
+
+Floor: 1.  Imported first by polyreme.core.  Never imports: anything above.
+"""
+
+import os
+from pathlib import Path
+
+from polyreme import flags
+
+_cpu_num = flags.cpu_num()
+if _cpu_num is not None:
+    _kept = [f for f in os.environ.get("XLA_FLAGS", "").split() if "xla_force_host_platform_device_count" not in f]
+    os.environ["XLA_FLAGS"] = " ".join([*_kept, f"--xla_force_host_platform_device_count={_cpu_num}"])
+
+import jax  # noqa: E402  (XLA reads XLA_FLAGS when its first client starts)
+
+
+def _configure() -> None:
+    jax.config.update("jax_enable_x64", flags.x64())
+    # random numbers do not depend on how an array is sharded
+    jax.config.update("jax_threefry_partitionable", True)
+    cache = flags.compile_cache()
+    if cache is not None and _writable(cache):
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+        # programs that compile faster than this are cheaper to compile again than to look up
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+        jax.config.update("jax_raise_persistent_cache_errors", False)
+
+
+def _writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
+_configure()

@@ -1,0 +1,136 @@
+"""Dtypes and their promotion: NumPy dtypes with Paddle's names and rules.
+
+Floor: 1.  A dtype is a numpy.dtype, so it compares equal to its own name: `x.dtype == "float32"`.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from polyreme.core import backend as _backend  # noqa: F401  (configures jax before the first array)
+from polyreme.errors import DTypeError
+
+bool_ = np.dtype("bool")
+uint8, uint16, uint32, uint64 = (np.dtype(f"uint{n}") for n in (8, 16, 32, 64))
+int8, int16, int32, int64 = (np.dtype(f"int{n}") for n in (8, 16, 32, 64))
+float16, float32, float64 = (np.dtype(f"float{n}") for n in (16, 32, 64))
+complex64, complex128 = np.dtype("complex64"), np.dtype("complex128")
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
+float8_e4m3fn = np.dtype(ml_dtypes.float8_e4m3fn)
+float8_e5m2 = np.dtype(ml_dtypes.float8_e5m2)
+
+NAMES: dict[str, np.dtype] = {
+    d.name: d
+    for d in (
+        bool_, uint8, uint16, uint32, uint64, int8, int16, int32, int64, float16, bfloat16, float32, float64,
+        float8_e4m3fn, float8_e5m2, complex64, complex128,
+    )
+}  # fmt: skip
+_ALIASES = {"float": float32, "double": float64, "half": float16, "int": int32, "long": int64}
+_ALLOWED = frozenset(NAMES.values())
+_COMPLEX = frozenset({complex64, complex128})
+_FLOATING = frozenset(d for d in _ALLOWED if jnp.issubdtype(d, jnp.floating))
+_INEXACT = _FLOATING | _COMPLEX
+
+
+def as_dtype(dtype: Any) -> np.dtype:
+    """The dtype that a name ("float32", "paddle.float32"), a numpy dtype or a Python type stands for.
+
+    Raises DTypeError for anything else.
+
+    >>> as_dtype("bfloat16").name
+    'bfloat16'
+    >>> as_dtype(float) == as_dtype("float64")
+    True
+    """
+    if isinstance(dtype, np.dtype) and dtype in _ALLOWED:
+        return dtype
+    if isinstance(dtype, str):
+        name = dtype.rsplit(".", 1)[-1]
+        if name in NAMES:
+            return NAMES[name]
+        if name in _ALIASES:
+            return _ALIASES[name]
+    else:
+        try:
+            found = np.dtype(dtype)
+        except TypeError:
+            found = None
+        if found in _ALLOWED:
+            return found
+    raise DTypeError(f"{dtype!r} is not a dtype here; choose one of {', '.join(NAMES)}")
+
+
+def is_floating(dtype: np.dtype) -> bool:
+    """True for float8, float16, bfloat16, float32 and float64."""
+    return dtype in _FLOATING
+
+
+def is_inexact(dtype: np.dtype) -> bool:
+    """True for floating and complex dtypes: those that carry gradients."""
+    return dtype in _INEXACT
+
+
+def is_complex(dtype: np.dtype) -> bool:
+    """True for complex64 and complex128."""
+    return dtype in _COMPLEX
+
+
+def is_integer(dtype: np.dtype) -> bool:
+    """True for signed and unsigned integers, not for bool."""
+    return jnp.issubdtype(dtype, jnp.integer)
+
+
+class _Default:
+    """The dtype of floats that nobody gave one."""
+
+    __slots__ = ("dtype",)
+
+    def __init__(self) -> None:
+        self.dtype = float32
+
+
+_default = _Default()
+
+
+def get_default_dtype() -> str:
+    """Name of the dtype given to Python floats and to integers an op turns into floats."""
+    return _default.dtype.name
+
+
+def set_default_dtype(d: Any) -> None:
+    """Choose the default floating dtype; raises DTypeError for one that is not floating."""
+    dtype = as_dtype(d)
+    if not is_floating(dtype):
+        raise DTypeError(f"set_default_dtype takes a floating dtype, got {dtype.name}")
+    _default.dtype = dtype
+
+
+def default_dtype() -> np.dtype:
+    """The default floating dtype, as a dtype."""
+    return _default.dtype
+
+
+def floating(x: Any) -> Any:
+    """x itself if it is floating or complex, else x in the default dtype: what exp(int tensor) computes in."""
+    x = jnp.asarray(x)
+    return x if is_inexact(x.dtype) else x.astype(_default.dtype)
+
+
+def promote(*arrays: Any) -> tuple:
+    """Arrays in their common dtype by Paddle's rules.
+
+    Integer with floating gives the floating dtype; a Python float with an integer tensor gives the default dtype, where
+    NumPy would give float64; a Python scalar never widens a tensor of its own kind. bfloat16 with float16 gives float32.
+    """
+    arrays = tuple(jnp.asarray(a) for a in arrays)
+    strong = [a for a in arrays if not a.weak_type]
+    common = jnp.result_type(*arrays)
+    if strong:
+        if is_inexact(common) and not any(is_inexact(a.dtype) for a in strong):
+            common = complex64 if is_complex(common) else _default.dtype
+    elif is_floating(common):
+        common = _default.dtype
+    return tuple(a if a.dtype == common and not a.weak_type else a.astype(common) for a in arrays)

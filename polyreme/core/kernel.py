@@ -1,0 +1,110 @@
+"""A pure function on arrays, compiled once, and its vector-Jacobian products, compiled once each.
+
+Floor: 1.  The backward of a kernel takes the kernel's own inputs: what it needs of the forward is computed again inside
+it, where XLA drops the parts no gradient needs (all of a matmul, all of a convolution) and, in a captured step, merges
+the rest with the forward. A kernel that is dear to run twice says `saves=True` and keeps its residuals instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from polyreme.core import dtype as dtypes
+
+Mask = tuple[bool, ...]
+
+
+class Kernel:
+    """fn: arrays -> an array, or a tuple or list of arrays. Gradients follow the convention dL/dx + i dL/dy."""
+
+    __slots__ = ("_derived", "fn", "forward", "name", "saves")
+
+    def __init__(self, fn: Callable[..., Any], name: str, *, saves: bool = False) -> None:
+        fn.__name__ = fn.__qualname__ = name
+        self.fn = fn
+        self.name = name
+        self.saves = saves
+        self.forward = jax.jit(fn)
+        self._derived: dict[Any, Any] = {}
+
+    def backward(self, mask: Mask) -> Callable[[tuple, tuple], tuple]:
+        """(primals, cotangents of the inexact outputs, None where absent) -> gradients of the inputs in mask; jitted."""
+        found = self._derived.get(mask)
+        if found is None:
+            found = self._derived[mask] = jax.jit(_named(self._vjp(mask), f"{self.name}_grad"))
+        return found
+
+    def forward_saving(self, mask: Mask) -> Callable[..., tuple]:
+        """arrays -> (outputs, pullback); the pullback is a pytree that holds the residuals."""
+        key = ("saving", mask)
+        found = self._derived.get(key)
+        if found is None:
+
+            def forward(*arrays: jax.Array) -> tuple:
+                diff = tuple(a for a, m in zip(arrays, mask, strict=True) if m)
+                _, pullback, outs = jax.vjp(lambda *d: _inexact(self.fn(*_merge(arrays, d, mask))), *diff, has_aux=True)
+                return outs, pullback
+
+            found = self._derived[key] = jax.jit(_named(forward, self.name))
+        return found
+
+    def grad_kernel(self, mask: Mask, present: Mask) -> Kernel:
+        """(primals..., the cotangents that are present...) -> gradients, as a kernel that can be differentiated again."""
+        key = ("grad", mask, present)
+        found = self._derived.get(key)
+        if found is None:
+            vjp, n = self._vjp(mask), len(mask)
+
+            def fn(*arrays: jax.Array) -> tuple:
+                given = iter(arrays[n:])
+                return vjp(arrays[:n], tuple(next(given) if p else None for p in present))
+
+            found = self._derived[key] = Kernel(fn, f"{self.name}_grad")
+        return found
+
+    def _vjp(self, mask: Mask) -> Callable[[tuple, tuple], tuple]:
+        def vjp(primals: tuple, cotangents: tuple) -> tuple:
+            diff = tuple(a for a, m in zip(primals, mask, strict=True) if m)
+            outs, pullback, _ = jax.vjp(lambda *d: _inexact(self.fn(*_merge(primals, d, mask))), *diff, has_aux=True)
+            return pull(pullback, outs, cotangents)
+
+        return vjp
+
+
+def pull(pullback: Callable, outs: tuple, cotangents: tuple) -> tuple:
+    """Gradients from cotangents, absent ones being zero; conjugated on both sides (jax uses dL/dx - i dL/dy)."""
+    full = tuple(
+        jnp.zeros(o.shape, o.dtype) if c is None else _conjugate(c.astype(o.dtype))
+        for o, c in zip(outs, cotangents, strict=True)
+    )
+    return tuple(_conjugate(g) for g in pullback(full))
+
+
+@jax.jit
+def pull_saved(pullback: Callable, cotangents: tuple) -> tuple:
+    """Gradients from a pullback that forward_saving returned; every cotangent given."""
+    return tuple(_conjugate(g) for g in pullback(tuple(_conjugate(c) for c in cotangents)))
+
+
+def _conjugate(x: jax.Array) -> jax.Array:
+    return jnp.conj(x) if dtypes.is_complex(x.dtype) else x
+
+
+def _merge(arrays: tuple, diff: tuple, mask: Mask) -> list:
+    given = iter(diff)
+    return [next(given) if m else a for a, m in zip(arrays, mask, strict=True)]
+
+
+def _inexact(outs: Any) -> tuple[tuple, Any]:
+    """(the outputs that carry a gradient, all outputs)."""
+    every = outs if isinstance(outs, (tuple, list)) else (outs,)
+    return tuple(o for o in every if dtypes.is_inexact(o.dtype)), outs
+
+
+def _named(fn: Callable, name: str) -> Callable:
+    fn.__name__ = fn.__qualname__ = name
+    return fn

@@ -1,0 +1,228 @@
+"""One declaration per op. Eager, tape, capture, Program, AMP, errors, docs and tests all read it.
+
+Floor: 1.  Never imports: ops, eager, static, nn.
+
+    @op(amp="low")
+    def matmul(x: Inexact[Array, "*b m k"], y: ..., transpose_x: bool = False) -> ...:
+
+A parameter annotated with an array type is a tensor, `list[Array]` a list of tensors, `Array | None` an optional one,
+`Key` a random key that the default generator fills in; every other parameter is an attribute, part of the kernel's identity.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, NewType
+
+import jax
+import numpy as np
+
+from polyreme.core import amp_policy, dims, mode, state
+from polyreme.core.amp_policy import AmpClass
+from polyreme.core.kernel import Kernel
+from polyreme.errors import DTypeError, ShapeError
+
+Key = NewType("Key", jax.Array)
+TENSOR, TENSORS, ATTR, KEY = "tensor", "tensors", "attr", "key"
+_OURS = (ShapeError, DTypeError, IndexError, NotImplementedError)
+
+
+class Op:
+    """A pure array function and the facts every floor above needs about it.
+
+    fn's signature is the public one (`name=None` and `out=None` are accepted for every op). amp: dtype class under
+    autocast. saves: keep residuals for backward rather than compute them again. method: also a Tensor method.
+    inplace: there is a `name_` that writes the result back into the first tensor.
+    """
+
+    def __init__(self, fn: Callable[..., Any], amp: AmpClass, saves: bool, method: bool, inplace: bool) -> None:
+        self.fn = fn
+        self.name = fn.__name__
+        self.amp: AmpClass = amp
+        self.saves = saves
+        self.method = method
+        self.inplace = inplace
+        self.kernels: dict[Any, Kernel] = {}
+        parameters = inspect.signature(fn).parameters.values()
+        self.names = tuple(p.name for p in parameters)
+        self.index = {n: i for i, n in enumerate(self.names)}
+        self.defaults = tuple(p.default for p in parameters)
+
+    @functools.cached_property
+    def annotations(self) -> dict[str, Any]:
+        return typing.get_type_hints(self.fn)
+
+    @functools.cached_property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(_kind(self.annotations.get(n)) for n in self.names)
+
+    @functools.cached_property
+    def dims(self) -> dict[str, str]:
+        """Tensor parameter -> its dims, for those declared with some: "x" -> "*b m k"."""
+        found = {n: _array_type(self.annotations.get(n)) for n in self.names}
+        return {n: t.dim_str for n, t in found.items() if t is not None and hasattr(t, "dim_str")}
+
+    @functools.cached_property
+    def dtypes(self) -> dict[str, tuple[str, ...]]:
+        """Tensor parameter -> names of the dtypes it takes, for those declared with some."""
+        found = {n: _array_type(self.annotations.get(n)) for n in self.names}
+        return {
+            n: tuple(t.dtypes) for n, t in found.items() if t is not None and isinstance(getattr(t, "dtypes", 0), list)
+        }
+
+    def bind(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+        """All parameters in order; raises TypeError as a Python call would."""
+        if len(args) > len(self.names):
+            raise TypeError(
+                f"{self.name}() takes {len(self.names)} arguments ({', '.join(self.names)}), got {len(args)}"
+            )
+        full = [*args, *self.defaults[len(args) :]]
+        for key, value in kwargs.items():
+            at = self.index.get(key)
+            if at is None:
+                raise TypeError(f"{self.name}() has no parameter {key!r}; it has {', '.join(self.names)}")
+            if at < len(args):
+                raise TypeError(f"{self.name}() got {key!r} twice")
+            full[at] = value
+        for at, value in enumerate(full):
+            if value is inspect.Parameter.empty and self.kinds[at] is not KEY:
+                raise TypeError(f"{self.name}() needs {self.names[at]!r}")
+        return full
+
+    def kernel(self, template: tuple, policy: amp_policy.Policy | None) -> Kernel:
+        """fn with its attributes filled in: arrays -> result. template: per parameter, an int n >= 0 for a list of n tensors,
+        -1 for one tensor, or (value,) for an attribute.
+        """
+
+        def fn(*arrays: jax.Array) -> Any:
+            given = iter(amp_policy.cast(policy, self.name, self.amp, arrays))
+            filled = [
+                slot[0] if isinstance(slot, tuple) else next(given) if slot < 0 else [next(given) for _ in range(slot)]
+                for slot in template
+            ]
+            self._check(filled)
+            try:
+                return self.fn(*filled)
+            except _OURS:
+                raise
+            except (TypeError, ValueError) as error:
+                raise self._explain(error, filled) from error
+
+        return Kernel(fn, self.name, saves=self.saves)
+
+    def _check(self, filled: list[Any]) -> None:
+        shapes = {}
+        for name, kind, value in zip(self.names, self.kinds, filled, strict=True):
+            if kind is not TENSOR or value is None:
+                continue
+            shapes[name] = value.shape
+            allowed = self.dtypes.get(name)
+            if allowed is not None and value.dtype.name not in allowed:
+                raise DTypeError(
+                    f"{self.name}: {name} is {value.dtype.name}, needs one of {', '.join(allowed)}; use astype"
+                )
+        dims.check(self.name, self.dims, shapes)
+
+    def _explain(self, error: Exception, filled: list[Any]) -> Exception:
+        """error with the op's name and its inputs; jax states shape faults as TypeError or ValueError alike."""
+        shown = []
+        for name, kind, value in zip(self.names, self.kinds, filled, strict=True):
+            if kind is TENSOR and value is not None:
+                shown.append(f"{name} {value.dtype.name}{list(value.shape)}")
+            elif kind is TENSORS:
+                shown.append(f"{name} {[list(v.shape) for v in value]}")
+            elif kind is ATTR:
+                shown.append(f"{name}={value!r}")
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return ShapeError(f"{self.name}({', '.join(shown)}): {text}")
+
+
+OPS: dict[str, Callable[..., Any]] = {}
+
+
+def op(
+    fn: Callable[..., Any] | None = None,
+    *,
+    amp: AmpClass = "widest",
+    saves: bool = False,
+    method: bool = True,
+    inplace: bool = False,
+) -> Any:
+    """Declare a function on arrays as an op; returns the public function, which takes Tensors.
+
+    Raises ValueError if the name is taken or there is no docstring.
+    """
+
+    def declare(fn: Callable[..., Any]) -> Callable[..., Any]:
+        new = Op(fn, amp, saves, method, inplace)
+        _register(new.name, fn)
+        current = mode.current
+
+        def public(*args: Any, **kwargs: Any) -> Any:
+            return current.mode.run(new, args, kwargs)
+
+        functools.update_wrapper(public, fn)
+        public.op = new  # type: ignore[attr-defined]
+        OPS[new.name] = public
+        return public
+
+    return declare if fn is None else declare(fn)
+
+
+def composite(fn: Callable[..., Any] | None = None, *, method: bool = True) -> Any:
+    """Register a public function written with other ops (on Tensors, not arrays), so that tests and docs see it too."""
+
+    def declare(fn: Callable[..., Any]) -> Callable[..., Any]:
+        _register(fn.__name__, fn)
+        fn.composite = True  # type: ignore[attr-defined]
+        fn.method = method  # type: ignore[attr-defined]
+        OPS[fn.__name__] = fn
+        return fn
+
+    return declare if fn is None else declare(fn)
+
+
+def _register(name: str, fn: Callable[..., Any]) -> None:
+    if name in OPS:
+        raise ValueError(f"op {name!r} is already declared in {OPS[name].__module__}; one declaration per op")
+    if not fn.__doc__:
+        raise ValueError(f"op {name!r} needs a docstring; its API page is made of it")
+
+
+def freeze(value: Any) -> Any:
+    """An attribute as a hashable value: lists become tuples, Tensors and NumPy scalars become Python numbers."""
+    if isinstance(value, (list, tuple)):
+        return tuple(freeze(v) for v in value)
+    if isinstance(value, state.TensorState):
+        return freeze(state.host(value, "a Tensor given as an attribute").tolist())
+    if isinstance(value, np.ndarray):
+        return freeze(value.tolist())
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return tuple(sorted((k, freeze(v)) for k, v in value.items()))
+    return value
+
+
+def _array_type(annotation: Any) -> Any:
+    """The array type in an annotation (itself, or inside `X | None`), else None."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return next((t for t in map(_array_type, typing.get_args(annotation)) if t is not None), None)
+    return annotation if annotation is jax.Array or hasattr(annotation, "dim_str") else None
+
+
+def _kind(annotation: Any) -> str:
+    if annotation is Key or (typing.get_origin(annotation) is not None and Key in typing.get_args(annotation)):
+        return KEY
+    if _array_type(annotation) is not None:
+        return TENSOR
+    if (
+        typing.get_origin(annotation) in (list, typing.Sequence)
+        and _array_type(typing.get_args(annotation)[0]) is not None
+    ):
+        return TENSORS
+    return ATTR

@@ -1,0 +1,106 @@
+"""Random generators: a key held as state, split once for every random op.
+
+Floor: 1.  Numbers depend on the seed and on the order of calls only, never on how arrays are sharded
+(threefry is partitionable). The key is persistent state, so a captured step reads and advances it like a parameter.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import jax
+import numpy as np
+
+from polyreme.core import state
+from polyreme.errors import ConfigError
+
+
+class Generator:
+    """A stream of random keys.
+
+    >>> g = Generator().manual_seed(7)
+    >>> g.initial_seed()
+    7
+    """
+
+    def __init__(self, device: Any = None) -> None:
+        if device is not None:
+            raise ConfigError("Generator: numbers do not depend on the device here; leave device out")
+        self._seed = 0
+        self._state: state.TensorState | None = None
+
+    def key_state(self) -> state.TensorState:
+        """The persistent key, uint32 [2]; made on first use, so that importing starts no backend."""
+        if self._state is None:
+            with jax.ensure_compile_time_eval():
+                fresh = jax.random.PRNGKey(self._seed)
+            # made before any capture looks at it: it is state, not a value of the captured function
+            watcher, state.watch.active = state.watch.active, None
+            self._state = state.TensorState(fresh)
+            state.watch.active = watcher
+        return self._state
+
+    def manual_seed(self, seed: int) -> Generator:
+        """Start the stream again from seed."""
+        self._seed = int(seed)
+        if self._state is not None:
+            state.write(self._state, jax.random.PRNGKey(self._seed))
+        return self
+
+    def seed(self) -> int:
+        """Start again from a seed taken from the operating system; returns it."""
+        self.manual_seed(secrets.randbits(32))
+        return self._seed
+
+    def initial_seed(self) -> int:
+        """The seed the stream started from."""
+        return self._seed
+
+    def random(self) -> int:
+        """A random integer below 2**32, drawn on the host."""
+        return int(np.asarray(self.next_key())[1])
+
+    def get_state(self) -> np.ndarray:
+        """The key now, uint32 [2]."""
+        return np.array(state.host(self.key_state(), "Generator.get_state()"))
+
+    def set_state(self, key: Any) -> None:
+        """Continue from a key that get_state returned."""
+        key = np.asarray(key, np.uint32)
+        if key.shape != (2,):
+            raise ConfigError(
+                f"Generator.set_state needs the uint32 [2] array of get_state, got shape {list(key.shape)}"
+            )
+        state.write(self.key_state(), jax.numpy.asarray(key))
+
+    def next_key(self) -> Any:
+        """One key of its own, advancing the stream."""
+        holder = self.key_state()
+        following, key = _split(state.read(holder))
+        state.write(holder, following)
+        return key
+
+
+@jax.jit
+def _split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    pair = jax.random.split(key)
+    return pair[0], pair[1]
+
+
+default_generator = Generator()
+
+
+def seed(seed: int) -> Generator:
+    """Seed the default generator; returns it."""
+    return default_generator.manual_seed(seed)
+
+
+def get_rng_state(device: Any = None) -> list[np.ndarray]:
+    """State of the default generator, as a list with one array (one generator serves all devices)."""
+    return [default_generator.get_state()]
+
+
+def set_rng_state(state_list: list[np.ndarray], device: Any = None) -> None:
+    """Continue the default generator from what get_rng_state returned."""
+    default_generator.set_state(state_list[0])

@@ -1,0 +1,75 @@
+"""What every Tensor is underneath: an array, its place in the tape, and the capture that may be watching it.
+
+Floor: 1.  Eager Tensors and random generators are made of this; capture sees all of a program's state through it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from polyreme.errors import CaptureError
+
+Tracer = jax.core.Tracer
+
+
+class TensorState:
+    """An array that persists, and its tape slots.
+
+    array: the value, a jax array (a tracer while captured). grad: Tensor or None. node, index: the tape entry that made
+    it and which of its outputs it is; None for a leaf.
+    """
+
+    __slots__ = ("__weakref__", "_array", "_grad", "_index", "_node", "stop_gradient")
+
+    def __init__(self, array: Any, stop_gradient: bool = True) -> None:
+        self._array = array
+        self.stop_gradient = stop_gradient
+        self._node = None
+        self._index = 0
+        self._grad = None
+        if watch.active is not None:
+            watch.active.created(self)
+
+
+class _Watch:
+    """The capture in progress, or None."""
+
+    __slots__ = ("active",)
+
+    def __init__(self) -> None:
+        self.active: Any = None
+
+
+watch = _Watch()
+
+
+def read(tensor: TensorState) -> Any:
+    """The tensor's array, telling the capture in progress that it is read."""
+    if watch.active is not None:
+        return watch.active.read(tensor)
+    return tensor._array
+
+
+def write(tensor: TensorState, array: Any) -> None:
+    """Replace the tensor's array, telling the capture in progress."""
+    if watch.active is not None:
+        watch.active.touch(tensor)
+    tensor._array = array
+
+
+def host(tensor: TensorState, what: str) -> np.ndarray:
+    """The tensor's value as a NumPy array on the host.
+
+    what: the expression that needs it, for the message. Raises CaptureError inside a capture, where there is no value yet.
+    """
+    if watch.active is not None:
+        watch.active.host_read(tensor, what)
+    if isinstance(tensor._array, Tracer):
+        raise CaptureError(
+            f"{what}: this Tensor belongs to a captured function that has ended and has no value; return it from that "
+            "function instead of keeping it in a variable outside"
+        )
+    return np.asarray(tensor._array)

@@ -1,0 +1,165 @@
+"""The eager mode: run an op now, through a kernel found by the op's attributes.
+
+Floor: 3.  This is the hot path of imperative code: a call that was seen before costs a tuple, a dict lookup and the jitted call.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from polyreme.core import amp_policy, mode, rng, state
+from polyreme.core.op import ATTR, KEY, TENSOR, Op, freeze
+from polyreme.core.state import TensorState
+from polyreme.eager import tape
+from polyreme.errors import DeviceError, DTypeError, GradError
+
+_watch = state.watch
+_autocast = amp_policy.active
+
+
+class Eager:
+    """Runs ops as they are called."""
+
+    def run(self, op: Op, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The result of the op, taped when an input wants a gradient."""
+        out = None
+        if kwargs:
+            kwargs.pop("name", None)
+            out = kwargs.pop("out", None)
+        full = op.bind(args, kwargs) if kwargs or len(args) < len(op.names) else args
+        arrays: list[Any] = []
+        edges: list[Any] = []
+        key: list[Any] = [_autocast.policy]
+        for value, kind in zip(full, op.kinds, strict=True):
+            if kind is TENSOR:
+                if isinstance(value, TensorState):
+                    arrays.append(value._array if _watch.active is None else _watch.active.read(value))
+                    edges.append(
+                        None if value.stop_gradient else value if value._node is None else (value._node, value._index)
+                    )
+                    key.append(-1)
+                elif value is None:
+                    key.append((None,))
+                else:
+                    arrays.append(constant(value))
+                    edges.append(None)
+                    key.append(-1)
+            elif kind is ATTR:
+                cls = value.__class__
+                if cls is not int and cls is not bool and cls is not str and value is not None:
+                    value = freeze(value)
+                    cls = _types(value)
+                key.append((value, cls))
+            elif kind is KEY:
+                arrays.append(rng.default_generator.next_key() if value is _EMPTY or value is None else constant(value))
+                edges.append(None)
+                key.append(-1)
+            else:
+                tensors = _tensor_list(op, value)
+                for t in tensors:
+                    if isinstance(t, TensorState):
+                        arrays.append(state.read(t))
+                        edges.append(tape.edge_of(t))
+                    else:
+                        arrays.append(constant(t))
+                        edges.append(None)
+                key.append(len(tensors))
+        found = tuple(key)
+        try:
+            kernel = op.kernels.get(found)
+        except TypeError as error:
+            raise TypeError(
+                f"{op.name}: an attribute cannot be hashed ({error}); attributes are plain Python values"
+            ) from None
+        if kernel is None:
+            template = tuple(slot if isinstance(slot, int) else (slot[0],) for slot in key[1:])
+            kernel = op.kernels[found] = op.kernel(template, _autocast.policy)
+        try:
+            result = tape.apply(kernel, tuple(arrays), tuple(edges))
+        except ValueError as error:
+            raise _device_error(op, error) from error
+        return result if out is None else rebind(out, result, op.name)
+
+
+_EMPTY = inspect.Parameter.empty
+
+
+def _types(value: Any) -> Any:
+    """The types inside a frozen attribute: 1, 1.0 and True are equal and hash alike but mean different kernels."""
+    return tuple(_types(v) for v in value) if isinstance(value, tuple) else value.__class__
+
+
+def _tensor_list(op: Op, value: Any) -> list[Any]:
+    if isinstance(value, TensorState) or not isinstance(value, (list, tuple)):
+        raise TypeError(f"{op.name} takes a list of Tensors, got {type(value).__name__}")
+    return list(value)
+
+
+def _device_error(op: Op, error: ValueError) -> Exception:
+    text = str(error)
+    if "incompatible devices" in text:
+        return DeviceError(
+            f"{op.name}: inputs live on different devices; move them with .to(...): {text.splitlines()[0]}"
+        )
+    return error
+
+
+@functools.lru_cache(maxsize=4096)
+def _scalar(cls: type, value: Any, text: str, device: Any) -> jax.Array:
+    # cls and text are part of the key because 1, 1.0 and True are equal, and so are 0.0 and -0.0
+    with jax.ensure_compile_time_eval():
+        return jnp.asarray(value)
+
+
+def constant(value: Any) -> Any:
+    """An array for something that is not a Tensor: a weakly typed scalar, or an ndarray or nested list as it stands."""
+    if isinstance(value, (bool, int, float, complex)):
+        return _scalar(value.__class__, value, "" if value else repr(value), jax.config.jax_default_device)
+    if isinstance(value, jax.Array):
+        return value
+    if isinstance(value, (np.ndarray, np.generic, list, tuple)):
+        return jnp.asarray(np.asarray(value))
+    raise TypeError(f"cannot make a Tensor of {type(value).__name__}; give a Tensor, a number or an ndarray")
+
+
+def rebind(target: TensorState, result: TensorState, what: str) -> TensorState:
+    """Write result into target in place, tape entry included; target keeps its dtype.
+
+    Raises GradError for a leaf that wants a gradient, DTypeError if the result has another dtype.
+    """
+    if tape.grad_mode.enabled and not target.stop_gradient and target._node is None:
+        raise GradError(
+            f"{what}: in-place change of a leaf Tensor that wants a gradient; do it under no_grad(), or use the form "
+            "that returns a new Tensor"
+        )
+    if result._array.dtype != target._array.dtype:
+        raise DTypeError(
+            f"{what}: the result is {result._array.dtype.name}, the Tensor changed in place is {target._array.dtype.name}; "
+            "cast an input, or use the form that returns a new Tensor"
+        )
+    state.write(target, result._array)
+    target._node = result._node
+    target._index = result._index
+    target.stop_gradient = result.stop_gradient
+    return target
+
+
+def inplace(fn: Any) -> Any:
+    """The `name_` form of an op: writes the result into its first argument and returns it."""
+
+    @functools.wraps(fn)
+    def run(x: TensorState, *args: Any, **kwargs: Any) -> TensorState:
+        return rebind(x, fn(x, *args, **kwargs), run.__name__)
+
+    run.__name__ = run.__qualname__ = f"{fn.__name__}_"
+    run.__doc__ = f"In-place form of `{fn.__name__}`: the result is written into the first argument, which is returned."
+    return run
+
+
+mode.current.mode = Eager()

@@ -1,0 +1,388 @@
+"""The tape: what was computed from what, and the walk back over it. Derivatives of any order.
+
+Floor: 3.  A node keeps its kernel, its input arrays and where each input came from. With create_graph the node's gradient
+runs as a kernel like any other, so it is taped again; nothing else is needed for third order and up.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from polyreme.core import dtype as dtypes
+from polyreme.core import state
+from polyreme.core.kernel import Kernel, Mask, pull_saved
+from polyreme.core.state import TensorState
+from polyreme.errors import GradError
+
+_sequence = itertools.count()
+# where an input came from: (node, output index), a leaf, or None when no gradient flows there
+Edge = Any
+
+
+class GradMode:
+    """Whether ops are taped."""
+
+    __slots__ = ("enabled",)
+
+    def __init__(self) -> None:
+        self.enabled = True
+
+
+grad_mode = GradMode()
+
+
+class Factory:
+    """Makes the Tensor class's values; set once by eager.tensor, which stands above."""
+
+    __slots__ = ("tensor",)
+    tensor: Callable[[Any], TensorState]
+
+
+factory = Factory()
+
+
+class Node:
+    """One taped call. Subclasses differ in how they turn cotangents into gradients.
+
+    edges: per input, where it came from. metas: (shape, dtype) of each output that carries a gradient.
+    """
+
+    __slots__ = ("__weakref__", "edges", "hooks", "metas", "name", "seq")
+
+    def __init__(self, name: str, edges: tuple[Edge, ...], metas: tuple[tuple, ...] | None = None) -> None:
+        self.name = name
+        self.edges = edges
+        self.metas = metas
+        self.seq = next(_sequence)
+        self.hooks: dict[int, list] | None = None
+
+    def gradients(self, cotangents: list[TensorState | None], create_graph: bool) -> Sequence[TensorState | None]:
+        """Gradients for the edges, in order."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Let go of saved values."""
+        raise NotImplementedError
+
+    @property
+    def freed(self) -> bool:
+        raise NotImplementedError
+
+
+class KernelNode(Node):
+    """A kernel's call: mask says which inputs carry gradients, index maps output number to inexact-output number."""
+
+    __slots__ = ("kernel", "mask", "num_outputs", "primals", "pullback")
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        primals: tuple,
+        mask: Mask,
+        edges: tuple,
+        num_outputs: int,
+        pullback: Any = None,
+        metas: Any = None,
+    ) -> None:
+        super().__init__(kernel.name, edges, metas)
+        self.kernel = kernel
+        self.primals: tuple | None = primals
+        self.mask = mask
+        self.num_outputs = num_outputs
+        self.pullback = pullback
+
+    def gradients(self, cotangents: list[TensorState | None], create_graph: bool) -> list[TensorState | None]:
+        primals = self.primals
+        if primals is None:
+            raise GradError(
+                f"backward through {self.name!r} a second time: its saved values were freed by the first backward; "
+                "call the first one with retain_graph=True"
+            )
+        if create_graph:
+            present = tuple(c is not None for c in cotangents)
+            given = [c for c in cotangents if c is not None]
+            kernel = self.kernel.grad_kernel(self.mask, present)
+            edges = (*self.edges, *(edge_of(c) for c in given))
+            grads = apply(kernel, (*primals, *(c._array for c in given)), edges)
+        else:
+            if self.pullback is not None:
+                filled = tuple(
+                    jnp.zeros(*meta) if c is None else c._array.astype(meta[1])
+                    for c, meta in zip(cotangents, self.metas or (), strict=True)
+                )
+                arrays = pull_saved(self.pullback, filled)
+            else:
+                arrays = self.kernel.backward(self.mask)(
+                    primals, tuple(None if c is None else c._array for c in cotangents)
+                )
+            grads = [factory.tensor(a) for a in arrays]
+        found = iter(grads)
+        return [next(found) if m else None for m in self.mask]
+
+    def release(self) -> None:
+        self.primals = None
+        self.pullback = None
+
+    @property
+    def freed(self) -> bool:
+        return self.primals is None
+
+
+def edge_of(tensor: TensorState) -> Edge:
+    """Where gradients for this tensor go: its node and output, itself if it is a leaf, None if it wants none."""
+    if tensor.stop_gradient:
+        return None
+    return tensor if tensor._node is None else (tensor._node, tensor._index)
+
+
+def apply(kernel: Kernel, arrays: tuple, edges: tuple[Edge, ...]) -> Any:
+    """Run a kernel; tape it if some edge wants a gradient. Returns Tensors in the structure the kernel returns."""
+    mask = None
+    if grad_mode.enabled:
+        for edge in edges:
+            if edge is not None:
+                mask = tuple(e is not None and dtypes.is_inexact(a.dtype) for e, a in zip(edges, arrays, strict=True))
+                break
+    if mask is None or True not in mask:
+        outs = kernel.forward(*arrays)
+        kind = type(outs)
+        if kind is tuple or kind is list:
+            return kind([factory.tensor(o) for o in outs])
+        return factory.tensor(outs)
+    pullback = None
+    if kernel.saves:
+        outs, pullback = kernel.forward_saving(mask)(*arrays)
+    else:
+        outs = kernel.forward(*arrays)
+    return _taped(kernel, arrays, mask, edges, outs, pullback)
+
+
+def _taped(kernel: Kernel, arrays: tuple, mask: Mask, edges: tuple, outs: Any, pullback: Any) -> Any:
+    kind = type(outs)
+    many = kind is tuple or kind is list
+    every = outs if many else (outs,)
+    inexact = [dtypes.is_inexact(o.dtype) for o in every]
+    if True not in inexact:
+        tensors = [factory.tensor(o) for o in every]
+        return kind(tensors) if many else tensors[0]
+    metas = None
+    if pullback is not None:
+        metas = tuple((o.shape, o.dtype) for o, i in zip(every, inexact, strict=True) if i)
+    node = KernelNode(kernel, arrays, mask, edges, sum(inexact), pullback, metas)
+    tensors, at = [], 0
+    for out, carries in zip(every, inexact, strict=True):
+        tensor = factory.tensor(out)
+        if carries:
+            tensor.stop_gradient = False
+            tensor._node = node
+            tensor._index = at
+            at += 1
+        tensors.append(tensor)
+    return kind(tensors) if many else tensors[0]
+
+
+_ADD = Kernel(lambda a, b: a + b, "accumulate")
+
+
+def _sum(a: TensorState | None, b: TensorState) -> TensorState:
+    return b if a is None else apply(_ADD, (a._array, b._array), (edge_of(a), edge_of(b)))
+
+
+class _Walk:
+    """One backward pass: cotangents waiting at nodes, gradients gathered at leaves and at the tensors asked for."""
+
+    def __init__(self, create_graph: bool, retain_graph: bool, blocked: set, wanted: dict | None) -> None:
+        self.create_graph = create_graph
+        self.retain_graph = retain_graph
+        self.blocked = blocked
+        self.wanted = wanted
+        self.waiting: dict[Node, list] = {}
+        self.heap: list[tuple[int, Node]] = []
+        self.leaves: dict[int, list] = {}
+        self.found: dict[Any, TensorState] = {}
+
+    def give(self, edge: Edge, gradient: TensorState | None) -> None:
+        if edge is None or gradient is None or edge_key(edge) in self.blocked:
+            return
+        if isinstance(edge, tuple):
+            node, index = edge
+            slots = self.waiting.get(node)
+            if slots is None:
+                slots = self.waiting[node] = {}
+                heapq.heappush(self.heap, (-node.seq, node))
+            slots[index] = _sum(slots.get(index), gradient)
+            return
+        entry = self.leaves.setdefault(id(edge), [edge, None])
+        entry[1] = _sum(entry[1], gradient)
+
+    def run(self) -> None:
+        while self.heap:
+            _, node = heapq.heappop(self.heap)
+            slots = self.waiting.pop(node)
+            self._hook(node, slots)
+            if self.wanted is not None:
+                for index in slots:
+                    if (node, index) in self.wanted:
+                        self.found[(node, index)] = slots[index]
+                if not self._leads_to_wanted(node):
+                    continue
+            count = getattr(node, "num_outputs", 1)
+            gradients = node.gradients([slots.get(i) for i in range(count)], self.create_graph)
+            edges = node.edges
+            if not self.retain_graph:
+                node.release()
+            for edge, gradient in zip(edges, gradients, strict=True):
+                self.give(edge, gradient)
+
+    def _leads_to_wanted(self, node: Node) -> bool:
+        return node in self._reaching
+
+    def prepare(self, roots: list[Edge]) -> None:
+        """Find the nodes from which some wanted tensor is reached, so that nothing else is computed."""
+        order: list[Node] = []
+        seen: set[Node] = set()
+        stack = [e[0] for e in roots if isinstance(e, tuple)]
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            order.append(node)
+            stack.extend(e[0] for e in node.edges if isinstance(e, tuple))
+        self._reaching: set[Node] = set()
+        wanted = self.wanted or {}
+        for node in sorted(order, key=lambda n: n.seq):
+            for edge in node.edges:
+                if edge is None or edge_key(edge) in self.blocked:
+                    continue
+                if edge_key(edge) in wanted or (isinstance(edge, tuple) and edge[0] in self._reaching):
+                    self._reaching.add(node)
+                    break
+
+    @staticmethod
+    def _hook(node: Node, slots: dict) -> None:
+        if node.hooks is None:
+            return
+        for index, hooks in node.hooks.items():
+            if index in slots:
+                slots[index] = _run_hooks(hooks, slots[index])
+
+
+def _run_hooks(hooks: list, gradient: TensorState) -> TensorState:
+    for hook in list(hooks):
+        changed = hook(gradient)
+        if changed is not None:
+            gradient = changed
+    return gradient
+
+
+def edge_key(edge: Edge) -> Any:
+    """A hashable identity for an edge."""
+    return edge if isinstance(edge, tuple) else id(edge)
+
+
+def _seed_cotangent(root: TensorState, given: TensorState | None, what: str) -> TensorState:
+    if given is not None:
+        if tuple(given._array.shape) != tuple(root._array.shape):
+            raise GradError(
+                f"{what}: the gradient given has shape {list(given._array.shape)}, the Tensor {list(root._array.shape)}"
+            )
+        return given
+    return factory.tensor(jnp.ones(root._array.shape, root._array.dtype))
+
+
+def _start(walk: _Walk, roots: Sequence[TensorState], cotangents: Sequence[TensorState | None], what: str) -> None:
+    if walk.wanted is not None:
+        walk.prepare([edge_of(r) for r in roots])
+    for root, given in zip(roots, cotangents, strict=True):
+        if root.stop_gradient:
+            raise GradError(
+                f"{what}: this Tensor (shape {list(root._array.shape)}) has stop_gradient=True, nothing it was computed from "
+                "wants a gradient; set stop_gradient=False on an input before computing it"
+            )
+        walk.give(edge_of(root), _seed_cotangent(root, given, what))
+
+
+class _GradEnabled:
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+
+    def __enter__(self) -> None:
+        self.outer = grad_mode.enabled
+        grad_mode.enabled = self.enabled
+
+    def __exit__(self, *_: object) -> None:
+        grad_mode.enabled = self.outer
+
+
+def backward(
+    roots: Sequence[TensorState], cotangents: Sequence[TensorState | None], retain_graph: bool = False
+) -> None:
+    """Add the gradient of roots to `.grad` of every leaf that wants one."""
+    walk = _Walk(create_graph=False, retain_graph=retain_graph, blocked=set(), wanted=None)
+    with _GradEnabled(False):
+        _start(walk, roots, cotangents, "backward()")
+        walk.run()
+        for leaf, gradient in walk.leaves.values():
+            _store(leaf, gradient)
+
+
+def _store(leaf: TensorState, gradient: TensorState) -> None:
+    hooks = getattr(leaf, "_hooks", None)
+    if hooks:
+        gradient = _run_hooks(list(hooks.values()), gradient)
+    have = leaf._grad
+    if have is None:
+        if state.watch.active is not None:
+            state.watch.active.touch(leaf)
+        leaf._grad = gradient
+        return
+    state.write(have, _ADD.forward(state.read(have), gradient._array))
+
+
+def grad(
+    outputs: Sequence[TensorState],
+    inputs: Sequence[TensorState],
+    cotangents: Sequence[TensorState | None],
+    *,
+    retain_graph: bool,
+    create_graph: bool,
+    allow_unused: bool,
+    no_grad_vars: Sequence[TensorState],
+) -> list[TensorState | None]:
+    """Gradients of outputs with respect to inputs; `.grad` is left alone. Taped themselves with create_graph."""
+    for x in inputs:
+        if x.stop_gradient:
+            raise GradError(
+                f"grad(): an input (shape {list(x._array.shape)}) has stop_gradient=True; set it to False before computing with it"
+            )
+    wanted = {edge_key(edge_of(x)): None for x in inputs}
+    blocked = {edge_key(edge_of(v)) for v in no_grad_vars if not v.stop_gradient}
+    walk = _Walk(create_graph, retain_graph, blocked, wanted)
+    with _GradEnabled(create_graph):
+        _start(walk, outputs, cotangents, "grad()")
+        walk.run()
+    results: list[TensorState | None] = []
+    for i, x in enumerate(inputs):
+        edge = edge_of(x)
+        found = walk.found.get(edge) if isinstance(edge, tuple) else walk.leaves.get(id(edge), (None, None))[1]
+        if found is None and not allow_unused:
+            raise GradError(
+                f"grad(): input {i} (shape {list(x._array.shape)}) was not used to compute the outputs; "
+                "pass allow_unused=True to get None for it"
+            )
+        if found is not None and not create_graph and found._node is None:
+            found.stop_gradient = True
+        results.append(found)
+    return results
+
+
+def is_tracer(x: Any) -> bool:
+    """True inside a captured function."""
+    return isinstance(x, jax.core.Tracer)

@@ -1,0 +1,703 @@
+"""Tensor: an array with the tape behind it, its operators and its methods.
+
+Floor: 3.  Methods that are ops come from the op tables (eager.methods); here stands what needs the Tensor itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from polyreme.core import dtype as dtypes
+from polyreme.core import place as places
+from polyreme.core import state
+from polyreme.core.state import TensorState
+from polyreme.eager import tape
+from polyreme.eager.dispatch import constant, rebind
+from polyreme.eager.methods import OpMethods
+from polyreme.errors import DTypeError, GradError, ShapeError
+from polyreme.ops import arithmetic as ar
+from polyreme.ops import indexing
+
+_names = itertools.count()
+
+
+class Tensor(TensorState, OpMethods):
+    """A multi-dimensional array that ops read and write, on a device or spread over a mesh.
+
+    stop_gradient=True (the default) keeps it out of differentiation. Tensors hash by identity; == is elementwise.
+
+    >>> x = to_tensor([1.0, 2.0], stop_gradient=False)
+    >>> (x * x).sum().backward()
+    >>> x.grad.tolist()
+    [2.0, 4.0]
+    """
+
+    __hash__ = object.__hash__
+    __array_priority__ = 100  # ndarray + Tensor asks Tensor first
+
+    def __init__(self, data: Any, dtype: Any = None, place: Any = None, stop_gradient: bool = True) -> None:
+        array = (
+            data if isinstance(data, jax.Array) and dtype is None and place is None else _as_array(data, dtype, place)
+        )
+        super().__init__(array, stop_gradient)
+
+    # what it is
+
+    @property
+    def shape(self) -> list[int]:
+        """Size of each dim."""
+        return list(self._array.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self._array.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self._array.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self._array.size
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return self._array.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole Tensor."""
+        return self._array.size * self._array.dtype.itemsize
+
+    @property
+    def place(self) -> places.Place:
+        """The device that holds it (the first one, if it is spread over a mesh)."""
+        if isinstance(self._array, state.Tracer):
+            return places.default_place()
+        return places.as_place(min(self._array.devices(), key=lambda d: d.id))
+
+    @property
+    def sharding(self) -> jax.sharding.Sharding:
+        """How it is laid out over devices."""
+        return self._array.sharding
+
+    @property
+    def name(self) -> str:
+        if "_name" not in self.__dict__:
+            self._name = f"generated_tensor_{next(_names)}"
+        return self._name
+
+    @name.setter
+    def name(self, value: str) -> None:
+        self._name = value
+
+    @property
+    def persistable(self) -> bool:
+        """True for what a checkpoint holds: parameters and buffers."""
+        return self.__dict__.get("_persistable", False)
+
+    @persistable.setter
+    def persistable(self, value: bool) -> None:
+        self._persistable = value
+
+    def dim(self) -> int:
+        """Number of dims."""
+        return self._array.ndim
+
+    ndimension = dim
+    rank = dim
+
+    def element_size(self) -> int:
+        """Bytes per element."""
+        return self._array.dtype.itemsize
+
+    def is_floating_point(self) -> bool:
+        return dtypes.is_floating(self.dtype)
+
+    def is_complex(self) -> bool:
+        return dtypes.is_complex(self.dtype)
+
+    def is_integer(self) -> bool:
+        return dtypes.is_integer(self.dtype)
+
+    def is_dense(self) -> bool:
+        return True
+
+    def is_contiguous(self) -> bool:
+        return True
+
+    def contiguous(self) -> Tensor:
+        """Itself: arrays are always contiguous here."""
+        return self
+
+    # on the host
+
+    def numpy(self) -> np.ndarray:
+        """A copy of the value as an ndarray."""
+        return np.array(state.host(self, "Tensor.numpy()"))
+
+    def item(self, *args: int) -> Any:
+        """One element as a Python number; without an index the Tensor must have exactly one."""
+        value = state.host(self, "Tensor.item()")
+        if not args and value.size != 1:
+            raise ShapeError(f"item() needs a Tensor with one element, got shape {self.shape}; index it first")
+        return value.item(*args)
+
+    def tolist(self) -> Any:
+        """The value as nested lists of Python numbers."""
+        return state.host(self, "Tensor.tolist()").tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        value = state.host(self, "numpy.asarray(Tensor)")
+        return value.astype(dtype) if dtype is not None else np.array(value)
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        state.host(self, "Tensor.__dlpack__()")
+        return self._array.__dlpack__(*args, **kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+    def __float__(self) -> float:
+        return float(self._scalar("float(Tensor)"))
+
+    def __int__(self) -> int:
+        return int(self._scalar("int(Tensor)"))
+
+    def __index__(self) -> int:
+        if not dtypes.is_integer(self.dtype):
+            raise DTypeError(f"only an integer Tensor can be an index, got {self.dtype.name}")
+        return int(self._scalar("using a Tensor as a Python integer"))
+
+    def __complex__(self) -> complex:
+        return complex(self._scalar("complex(Tensor)"))
+
+    def __bool__(self) -> bool:
+        return bool(self._scalar("bool(Tensor), as in `if tensor:`"))
+
+    def _scalar(self, what: str) -> Any:
+        value = state.host(self, what)
+        if value.size != 1:
+            raise ShapeError(
+                f"{what} needs a Tensor with one element, got shape {self.shape}; use .any() or .all(), or index it"
+            )
+        return value.reshape(())[()]
+
+    def __len__(self) -> int:
+        if not self._array.ndim:
+            raise TypeError("a 0-D Tensor has no len()")
+        return self._array.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if not self._array.ndim:
+            raise TypeError("a 0-D Tensor cannot be iterated over")
+        return (self[i] for i in range(self._array.shape[0]))
+
+    def __contains__(self, value: Any) -> bool:
+        return bool(np.any(state.host(self, "value in Tensor") == np.asarray(value)))
+
+    def __repr__(self) -> str:
+        if isinstance(self._array, state.Tracer):
+            return f"Tensor(shape={self.shape}, dtype={self.dtype.name}, captured)"
+        value = np.array2string(np.asarray(self._array), separator=", ", threshold=1000, precision=8)
+        head = f"Tensor(shape={self.shape}, dtype={self.dtype.name}, place={self.place}, stop_gradient={self.stop_gradient},"
+        return f"{head}\n       {value.replace(chr(10), chr(10) + ' ' * 7)})"
+
+    def __format__(self, spec: str) -> str:
+        return (
+            format(self.item(), spec)
+            if spec and self.size == 1
+            else repr(self)
+            if not spec
+            else format(repr(self), spec)
+        )
+
+    # gradients
+
+    @property
+    def is_leaf(self) -> bool:
+        """True if no taped op made it."""
+        return self._node is None
+
+    @property
+    def grad(self) -> Tensor | None:
+        """What backward() has added up here, or None."""
+        return self._grad
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        if value is not None and tuple(value._array.shape) != tuple(self._array.shape):
+            raise ShapeError(f"grad must have the Tensor's shape {self.shape}, got {value.shape}")
+        if state.watch.active is not None:
+            state.watch.active.touch(self)
+        self._grad = value
+
+    def backward(self, grad_tensor: Tensor | None = None, retain_graph: bool = False) -> None:
+        """Add d self / d leaf to leaf.grad for every leaf that wants a gradient.
+
+        grad_tensor: what to start from, of this shape; ones by default. The tape is freed unless retain_graph.
+        """
+        tape.backward([self], [grad_tensor], retain_graph)
+
+    def gradient(self) -> np.ndarray | None:
+        """The gradient as an ndarray, or None."""
+        return None if self._grad is None else self._grad.numpy()
+
+    def clear_grad(self, set_to_zero: bool = False) -> None:
+        """Forget the gradient, or set it to zeros."""
+        if set_to_zero and self._grad is not None:
+            state.write(self._grad, jnp.zeros(self._array.shape, self._array.dtype))
+        else:
+            self.grad = None
+
+    def clear_gradient(self, set_to_zero: bool = True) -> None:
+        """clear_grad with the other default."""
+        self.clear_grad(set_to_zero)
+
+    def zero_grad(self) -> None:
+        """Forget the gradient."""
+        self.clear_grad()
+
+    def detach(self) -> Tensor:
+        """The same value outside the tape."""
+        return Tensor(state.read(self))
+
+    def detach_(self) -> Tensor:
+        """Leave the tape: a leaf from now on that wants no gradient."""
+        state.write(self, state.read(self))
+        self._node, self._index, self.stop_gradient = None, 0, True
+        return self
+
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> HookHandle:
+        """Call hook(gradient) when this Tensor's gradient is computed; what it returns, if anything, replaces it."""
+        if self.stop_gradient:
+            raise GradError("register_hook: this Tensor has stop_gradient=True, so no gradient reaches it")
+        if self._node is None:
+            hooks = self.__dict__.setdefault("_hooks", {})
+            key = object()
+            hooks[key] = hook
+            return HookHandle(lambda: hooks.pop(key, None) is not None)
+        if self._node.hooks is None:
+            self._node.hooks = {}
+        listed = self._node.hooks.setdefault(self._index, [])
+        listed.append(hook)
+        return HookHandle(lambda: hook in listed and listed.remove(hook) is None)
+
+    def retain_grads(self) -> None:
+        """Keep .grad for this Tensor although it is not a leaf."""
+        if self._node is not None:
+
+            def keep(gradient: Tensor) -> None:
+                self._grad = gradient
+
+            self.register_hook(keep)
+
+    # copies and devices
+
+    def clone(self) -> Tensor:
+        """A copy that gradients flow through."""
+        return _copy(self)
+
+    def astype(self, dtype: Any) -> Tensor:
+        """The value in another dtype."""
+        return ar.cast(self, dtypes.as_dtype(dtype))
+
+    def to(self, *args: Any, device: Any = None, dtype: Any = None, blocking: bool | None = None) -> Tensor:
+        """The value on another device and/or in another dtype: to("gpu:0"), to("float64"), to(other)."""
+        for arg in args:
+            if isinstance(arg, Tensor):
+                device, dtype = arg.place, arg.dtype
+            elif isinstance(arg, bool):
+                continue
+            elif isinstance(arg, (places.Place, jax.Device)) or (isinstance(arg, str) and _names_device(arg)):
+                device = arg
+            elif arg is not None:
+                dtype = arg
+        result = self if dtype is None or dtypes.as_dtype(dtype) == self.dtype else self.astype(dtype)
+        return result if device is None else _move(result, places.as_place(device))
+
+    def cpu(self) -> Tensor:
+        """The value on the host's processor."""
+        return _move(self, places.CPUPlace())
+
+    def cuda(self, device_id: int = 0, blocking: bool = True) -> Tensor:
+        """The value on a GPU; DeviceError if there is none."""
+        return _move(self, places.CUDAPlace(device_id))
+
+    def pin_memory(self) -> Tensor:
+        """Itself: transfers manage their own staging memory."""
+        return self
+
+    def set_value(self, value: Any) -> None:
+        """Replace the value, keeping shape, dtype and layout over devices; not taped."""
+        array = state.read(value) if isinstance(value, TensorState) else np.asarray(value)
+        if tuple(array.shape) != tuple(self._array.shape):
+            raise ShapeError(f"set_value: the Tensor has shape {self.shape}, the value {list(array.shape)}")
+        state.write(self, _like(array, self._array))
+
+    def copy_(self, other: Any, blocking: bool = True) -> Tensor:
+        """set_value, returning the Tensor."""
+        self.set_value(other)
+        return self
+
+    def get_tensor(self) -> Tensor:
+        return self
+
+    def value(self) -> Tensor:
+        return self
+
+    def fill_(self, value: float) -> Tensor:
+        """Every element set to value, in place."""
+        return rebind(self, Tensor(jnp.full_like(state.read(self), constant(value))), "fill_")
+
+    def zero_(self) -> Tensor:
+        """Every element set to zero, in place."""
+        return self.fill_(0)
+
+    def __copy__(self) -> Tensor:
+        return self.detach()
+
+    def __deepcopy__(self, memo: dict) -> Tensor:
+        if self._node is not None:
+            raise GradError(
+                "only a leaf Tensor can be deep-copied; use clone() to copy with its history, detach() without"
+            )
+        copied = type(self).__new__(type(self))
+        TensorState.__init__(copied, jnp.array(state.read(self), copy=True), self.stop_gradient)
+        copied.__dict__.update({k: v for k, v in self.__dict__.items() if k not in ("_hooks", "_name")})
+        memo[id(self)] = copied
+        return copied
+
+    # indexing
+
+    def __getitem__(self, index: Any) -> Tensor:
+        arrays, spec = _split_index(index, self.shape)
+        return indexing.getitem(self, arrays, spec)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if not isinstance(value, TensorState):
+            value = np.asarray(value) if not isinstance(value, (bool, int, float, complex)) else value
+        if isinstance(index, Tensor) and index.dtype == dtypes.bool_ and np.ndim(constant_shape(value)) == 0:
+            _check_mask(index, self.shape)
+            rebind(self, indexing.setitem_where(self, value, index), "x[mask] = value")
+            return
+        arrays, spec = _split_index(index, self.shape)
+        rebind(self, indexing.setitem(self, value, arrays, spec), "x[index] = value")
+
+    # operators
+
+    def __add__(self, y: Any) -> Tensor:
+        return ar.add(self, y, 1)
+
+    def __radd__(self, y: Any) -> Tensor:
+        return ar.add(y, self, 1)
+
+    def __sub__(self, y: Any) -> Tensor:
+        return ar.subtract(self, y, 1)
+
+    def __rsub__(self, y: Any) -> Tensor:
+        return ar.subtract(y, self, 1)
+
+    def __mul__(self, y: Any) -> Tensor:
+        return ar.multiply(self, y)
+
+    def __rmul__(self, y: Any) -> Tensor:
+        return ar.multiply(y, self)
+
+    def __truediv__(self, y: Any) -> Tensor:
+        return ar.divide(self, y, None)
+
+    def __rtruediv__(self, y: Any) -> Tensor:
+        return ar.divide(y, self, None)
+
+    def __floordiv__(self, y: Any) -> Tensor:
+        return ar.floor_divide(self, y)
+
+    def __rfloordiv__(self, y: Any) -> Tensor:
+        return ar.floor_divide(y, self)
+
+    def __mod__(self, y: Any) -> Tensor:
+        return ar.remainder(self, y)
+
+    def __rmod__(self, y: Any) -> Tensor:
+        return ar.remainder(y, self)
+
+    def __pow__(self, y: Any) -> Tensor:
+        return ar.pow(self, y)
+
+    def __rpow__(self, y: Any) -> Tensor:
+        return ar.pow(y, self)
+
+    def __matmul__(self, y: Any) -> Tensor:
+        return ar.matmul(self, y, False, False)
+
+    def __rmatmul__(self, y: Any) -> Tensor:
+        return ar.matmul(y, self, False, False)
+
+    def __neg__(self) -> Tensor:
+        return ar.neg(self)
+
+    def __pos__(self) -> Tensor:
+        return self
+
+    def __abs__(self) -> Tensor:
+        return self.abs()
+
+    def __invert__(self) -> Tensor:
+        return ar.bitwise_not(self)
+
+    def __and__(self, y: Any) -> Tensor:
+        return ar.bitwise_and(self, y)
+
+    def __rand__(self, y: Any) -> Tensor:
+        return ar.bitwise_and(y, self)
+
+    def __or__(self, y: Any) -> Tensor:
+        return ar.bitwise_or(self, y)
+
+    def __ror__(self, y: Any) -> Tensor:
+        return ar.bitwise_or(y, self)
+
+    def __xor__(self, y: Any) -> Tensor:
+        return ar.bitwise_xor(self, y)
+
+    def __rxor__(self, y: Any) -> Tensor:
+        return ar.bitwise_xor(y, self)
+
+    def __eq__(self, y: Any) -> Any:
+        return NotImplemented if y is None else ar.equal(self, y)
+
+    def __ne__(self, y: Any) -> Any:
+        return NotImplemented if y is None else ar.not_equal(self, y)
+
+    def __lt__(self, y: Any) -> Tensor:
+        return ar.less_than(self, y)
+
+    def __le__(self, y: Any) -> Tensor:
+        return ar.less_equal(self, y)
+
+    def __gt__(self, y: Any) -> Tensor:
+        return ar.greater_than(self, y)
+
+    def __ge__(self, y: Any) -> Tensor:
+        return ar.greater_equal(self, y)
+
+    @property
+    def T(self) -> Tensor:
+        """Dims in reverse order."""
+        return self.transpose(list(range(self.ndim))[::-1])
+
+    @property
+    def mT(self) -> Tensor:
+        """The last two dims swapped."""
+        if self.ndim < 2:
+            raise ShapeError(f"mT needs at least 2 dims, got shape {self.shape}")
+        return self.transpose([*range(self.ndim - 2), self.ndim - 1, self.ndim - 2])
+
+
+class HookHandle:
+    """What register_hook returns; remove() undoes it."""
+
+    def __init__(self, remove: Callable[[], bool]) -> None:
+        self._remove = remove
+
+    def remove(self) -> bool:
+        """Take the hook away; False if it was gone already."""
+        return self._remove()
+
+
+def _wrap(array: Any) -> Tensor:
+    tensor = Tensor.__new__(Tensor)
+    TensorState.__init__(tensor, array)
+    return tensor
+
+
+tape.factory.tensor = _wrap
+_copy_kernel = tape.Kernel(
+    lambda x: x + jnp.zeros((), x.dtype) if dtypes.is_inexact(x.dtype) else jnp.array(x), "clone"
+)
+
+
+def _copy(x: Tensor) -> Tensor:
+    return tape.apply(_copy_kernel, (state.read(x),), (tape.edge_of(x),))
+
+
+def to_tensor(data: Any, dtype: Any = None, place: Any = None, stop_gradient: bool = True) -> Tensor:
+    """A Tensor with a copy of data: a number, nested lists, an ndarray or a Tensor.
+
+    Python floats get the default dtype, integers int64, complex numbers complex64; an ndarray keeps its dtype.
+
+    >>> to_tensor([[1, 2], [3, 4]]).dtype.name
+    'int64'
+    """
+    return Tensor(_as_array(data, dtype, place), stop_gradient=stop_gradient)
+
+
+def _as_array(data: Any, dtype: Any, place: Any) -> Any:
+    to = None if dtype is None else dtypes.as_dtype(dtype)
+    if isinstance(data, TensorState):
+        array = state.read(data)
+        array = jnp.array(array, dtype=to, copy=True)
+    else:
+        if not isinstance(data, (np.ndarray, np.generic, jax.Array)):
+            data = _from_python(data)
+            if to is None:
+                to = _python_dtype(data.dtype)
+        if data.dtype.kind in "OUSmM":
+            raise DTypeError(f"cannot make a Tensor of {type(data).__name__} with dtype {data.dtype}; give numbers")
+        array = jnp.array(data, dtype=to, copy=True) if isinstance(data, jax.Array) else _from_host(data, to)
+    return array if place is None else jax.device_put(array, places.as_place(place).device())
+
+
+def _from_host(data: np.ndarray, to: np.dtype | None) -> jax.Array:
+    # copied: jax may otherwise keep looking at the caller's memory, which the caller may change
+    return jnp.asarray(np.array(data, dtype=to, copy=True))
+
+
+def _from_python(data: Any) -> np.ndarray:
+    if isinstance(data, (list, tuple)) and any(isinstance(d, TensorState) for d in data):
+        data = [np.asarray(d) for d in data]
+    try:
+        return np.asarray(data)
+    except ValueError as error:
+        raise ShapeError(f"cannot make a Tensor of nested lists of unequal lengths: {error}") from None
+
+
+def _python_dtype(dtype: np.dtype) -> np.dtype:
+    if dtype == dtypes.float64:
+        return dtypes.default_dtype()
+    return dtypes.complex64 if dtype == dtypes.complex128 else dtype
+
+
+def _names_device(text: str) -> bool:
+    return text.split(":")[0] not in dtypes.NAMES and text not in ("float", "double", "half", "int", "long")
+
+
+def _move(x: Tensor, place: places.Place) -> Tensor:
+    device = place.device()
+    return tape.apply(_move_kernel(device), (state.read(x),), (tape.edge_of(x),))
+
+
+_movers: dict[Any, tape.Kernel] = {}
+
+
+def _move_kernel(device: Any) -> tape.Kernel:
+    if device not in _movers:
+        kernel = tape.Kernel(lambda x: jax.device_put(x, device), "to")
+        kernel.forward = lambda x: jax.device_put(x, device)  # a copy between devices is no compiled program
+        _movers[device] = kernel
+    return _movers[device]
+
+
+def _like(array: Any, reference: Any) -> Any:
+    """array in reference's dtype, laid out over devices as reference is."""
+    if isinstance(reference, state.Tracer) or isinstance(array, state.Tracer):
+        return jnp.asarray(array, reference.dtype)
+    if isinstance(array, jax.Array):
+        array = array.astype(reference.dtype)
+        return array if array.sharding == reference.sharding else jax.device_put(array, reference.sharding)
+    host = np.array(array, dtype=reference.dtype, copy=True)
+    if not getattr(reference, "committed", True):
+        return jnp.asarray(host)
+    return jax.device_put(host, reference.sharding)
+
+
+def constant_shape(value: Any) -> Any:
+    """A value's own shape stand-in: the array of a Tensor, else the value."""
+    return value._array if isinstance(value, TensorState) else value
+
+
+def _check_mask(mask: Tensor, shape: Sequence[int]) -> None:
+    if mask.shape != list(shape[: mask.ndim]):
+        raise ShapeError(f"a bool index of shape {mask.shape} does not fit the leading dims of {list(shape)}")
+
+
+def _split_index(index: Any, shape: list[int]) -> tuple[list[Any], tuple]:
+    """(arrays, spec) as ops.indexing takes them. Raises IndexError for what is out of range or too many."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    taken = sum(_dims_taken(i) for i in items)
+    if taken > len(shape):
+        raise IndexError(f"{taken} indices for a Tensor of {len(shape)} dims {shape}")
+    arrays: list[Any] = []
+    spec: list[tuple] = []
+    dim = 0
+    for item in items:
+        if item is Ellipsis:
+            spec.append(("all",))
+            dim += len(shape) - taken
+        elif item is None:
+            spec.append(("new",))
+        elif isinstance(item, slice):
+            spec.append(("slice", *(_bound(b) for b in (item.start, item.stop, item.step))))
+            dim += 1
+        elif isinstance(item, (int, np.integer)) and not isinstance(item, (bool, np.bool_)):
+            arrays.append(_position(int(item), dim, shape))
+            spec.append(("int",))
+            dim += 1
+        else:
+            found = _index_arrays(item, shape, dim)
+            arrays.extend(found)
+            spec.extend([("array",)] * len(found))
+            dim += _dims_taken(item)
+    return arrays, tuple(spec)
+
+
+def _dims_taken(item: Any) -> int:
+    if item is None or item is Ellipsis:
+        return 0
+    if isinstance(item, (bool, np.bool_)):
+        return 0
+    dtype = getattr(item, "dtype", None)
+    if dtype is None and isinstance(item, (list, tuple)):
+        item = np.asarray([np.asarray(i) if isinstance(i, TensorState) else i for i in item])
+        dtype = item.dtype
+    return item.ndim if dtype == dtypes.bool_ else 1
+
+
+def _bound(value: Any) -> int | None:
+    if value is None:
+        return None
+    return value.__index__()
+
+
+def _position(i: int, dim: int, shape: list[int]) -> np.ndarray:
+    if not -shape[dim] <= i < shape[dim]:
+        raise IndexError(f"index {i} is out of range for dim {dim} of size {shape[dim]} of a Tensor of shape {shape}")
+    return np.asarray(i % shape[dim], np.int32)
+
+
+def _index_arrays(item: Any, shape: list[int], dim: int) -> list[Any]:
+    if isinstance(item, (list, tuple)):
+        item = np.asarray(
+            [np.asarray(i) if isinstance(i, TensorState) else i for i in item], dtype=None if len(item) else np.int64
+        )
+    if isinstance(item, (bool, np.bool_)):
+        raise IndexError(
+            "a Python bool is not an index here; use a bool Tensor of the dim's size, or None for a new dim"
+        )
+    if not isinstance(item, TensorState):
+        item = np.asarray(item)
+    if item.dtype == dtypes.bool_:
+        mask = (
+            state.host(item, "indexing with a bool Tensor, whose result has a shape only known on the host")
+            if isinstance(item, TensorState)
+            else item
+        )
+        if list(mask.shape) != shape[dim : dim + mask.ndim]:
+            raise ShapeError(
+                f"a bool index of shape {list(mask.shape)} does not fit dims {shape[dim : dim + mask.ndim]} of {shape}"
+            )
+        return list(np.nonzero(mask))
+    if not dtypes.is_integer(item.dtype):
+        raise DTypeError(f"an index must be integer or bool, got {item.dtype.name}")
+    if isinstance(item, np.ndarray) and item.size and not (-shape[dim] <= item.min() and item.max() < shape[dim]):
+        raise IndexError(f"index {item.min()}..{item.max()} is out of range for dim {dim} of size {shape[dim]}")
+    return [item]

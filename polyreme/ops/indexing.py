@@ -1,0 +1,57 @@
+"""Reading and writing parts of a Tensor by Python index expressions.
+
+Floor: 2.  An index is split into a static spec (slices, new dims) and arrays (integers too, so that x[i] in a loop
+compiles once). Spec entries: ("int",), ("array",), ("new",), ("all",), ("slice", start, stop, step).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from polyreme.core.op import op
+
+Spec = tuple[tuple, ...]
+
+
+def _index(arrays: list[Array], spec: Spec) -> tuple:
+    given = iter(arrays)
+    index: list[Any] = []
+    for entry in spec:
+        match entry[0]:
+            case "int" | "array":
+                index.append(next(given))
+            case "new":
+                index.append(None)
+            case "all":
+                index.append(Ellipsis)
+            case _:
+                index.append(slice(*entry[1:]))
+    return tuple(index)
+
+
+@op(method=False)
+def getitem(x: Array, arrays: list[Array], spec: tuple) -> Array:
+    """x[index]; spec and arrays as the module describes them."""
+    return x[_index(arrays, spec)]
+
+
+@op(method=False)
+def setitem(x: Array, value: Array, arrays: list[Array], spec: tuple) -> Array:
+    """A copy of x with x[index] = value, value broadcast and cast to x's dtype."""
+    index = _index(arrays, spec)
+    value = value.astype(x.dtype)
+    room = x[index].ndim
+    # NumPy lets a value have extra leading dims of size 1
+    if value.ndim > room:
+        value = jnp.reshape(value, value.shape[value.ndim - room :])
+    return x.at[index].set(value)
+
+
+@op(method=False)
+def setitem_where(x: Array, value: Array, mask: Array) -> Array:
+    """A copy of x with the elements where mask is True set to a scalar value; mask covers the leading dims."""
+    mask = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
+    return jnp.where(mask, value.astype(x.dtype), x)

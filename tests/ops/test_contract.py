@@ -1,0 +1,45 @@
+"""Every op against its row: NumPy, capture, finite differences, autocast, the documented error."""
+
+import importlib
+import pkgutil
+
+import pytest
+
+import tests.ops as tables
+from polyreme.core.op import OPS
+from tests.ops.contract import Case, arrays, check_autocast, check_eager, check_gradient, tensors, tensors_in
+
+CASES: list[Case] = [
+    case
+    for module in sorted(m.name for m in pkgutil.iter_modules(tables.__path__) if m.name.startswith("table_"))
+    for case in importlib.import_module(f"tests.ops.{module}").CASES
+]
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+
+
+def test_every_op_has_a_row_and_every_row_an_id_of_its_own():
+    assert sorted(set(OPS) - {c.name for c in CASES}) == []
+    ids = [c.id for c in CASES]
+    assert sorted({i for i in ids if ids.count(i) > 1}) == []
+
+
+@every_case
+def test_eager_equals_numpy(case):
+    check_eager(case)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if not c.no_grad], ids=lambda c: c.id)
+def test_gradient_equals_finite_differences(case):
+    check_gradient(case)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if hasattr(c.fn, "op")], ids=lambda c: c.id)
+def test_dtype_under_autocast(case):
+    check_autocast(case)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.bad], ids=lambda c: c.id)
+def test_bad_input_raises_the_documented_error(case):
+    args, error, match = case.bad
+    with pytest.raises(error, match=match):
+        arrays(case.fn(*tensors(args), **tensors_in(case.kwargs)))
