@@ -3,6 +3,9 @@
 Floor: 0.  A message says what was asked, what was got and what to change.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class ShapeError(ValueError):
     """Shapes that do not fit together, or a dim that is out of range."""
@@ -40,6 +43,15 @@ class CheckpointError(RuntimeError):
     """A checkpoint that is missing, torn, corrupt or does not fit the model. Exit code 4."""
 
 
+class NoSpaceError(CheckpointError):
+    """A disk too full for a checkpoint; need and free are bytes. Exit code 4."""
+
+    def __init__(self, message: str, need: int, free: int) -> None:
+        super().__init__(message)
+        self.need = need
+        self.free = free
+
+
 class NumericsError(ArithmeticError):
     """NaN, infinity or an out-of-range index met while training. Exit code 5."""
 
@@ -55,3 +67,16 @@ EXIT_CODES: dict[type[BaseException], int] = {
 EXIT_INTERNAL = 70
 EXIT_PREEMPTED = 75
 EXIT_WATCHDOG = 86
+
+
+def did_you_mean(name: object, choices: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the closest valid name if one is near, else all of them.
+
+    >>> did_you_mean("shardin", ["dp", "sharding"])
+    "; did you mean 'sharding'?"
+    >>> did_you_mean("zz", ["dp", "mp"])
+    '; the choices are dp, mp'
+    """
+    names = list(choices)
+    close = get_close_matches(str(name), names, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; the choices are {', '.join(names)}"

@@ -1,1 +1,40 @@
-"""polyreme.mesh"""
+"""Parallelism as values: mesh axes, strategies and plans. No device is touched here."""
+
+from polyreme.mesh.axes import AXES, MeshShape, check_axis, nearest_divisor, nearest_multiples
+from polyreme.mesh.plan import OFFLOAD, RECOMPUTE, SCHEDULES, Plan
+from polyreme.mesh.strategy import (
+    ANY,
+    Rule,
+    Spec,
+    Strategy,
+    data_parallel,
+    expert_parallel,
+    join,
+    segment_parallel,
+    sequence_parallel,
+    tensor_parallel,
+    zero,
+)
+
+__all__ = [
+    "ANY",
+    "AXES",
+    "OFFLOAD",
+    "RECOMPUTE",
+    "SCHEDULES",
+    "MeshShape",
+    "Plan",
+    "Rule",
+    "Spec",
+    "Strategy",
+    "check_axis",
+    "data_parallel",
+    "expert_parallel",
+    "join",
+    "nearest_divisor",
+    "nearest_multiples",
+    "segment_parallel",
+    "sequence_parallel",
+    "tensor_parallel",
+    "zero",
+]

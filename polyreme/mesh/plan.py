@@ -1,0 +1,236 @@
+"""Plan: the one value that says how a job runs in parallel. Nothing else turns parallelism on.
+
+Floor: 0.  The planner returns it, a person writes it in YAML, the log prints it and the checkpoint stores it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+import yaml
+
+from polyreme.errors import ConfigError, PlacementError, did_you_mean
+from polyreme.mesh.axes import AXES, MeshShape, nearest_multiples
+from polyreme.mesh.strategy import (
+    Strategy,
+    data_parallel,
+    expert_parallel,
+    join,
+    segment_parallel,
+    sequence_parallel,
+    tensor_parallel,
+    zero,
+)
+
+SCHEDULES = ("FThenB", "1F1B", "VPP", "ZBH1", "ZBVPP")
+"""Names of pipeline schedules, as the public API spells them."""
+
+RECOMPUTE = ("none", "core_attn", "full_attn", "full")
+"""What is computed again in the backward pass: nothing, softmax(q k) v, the attention block, or whole layers."""
+
+OFFLOAD = ("param", "grad", "state", "act")
+"""What may be kept in host memory between uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one training or inference job uses its devices.
+
+    mesh and strategy: a value, or what their `parse` and `from_dict` take.
+    schedule: one of SCHEDULES when mesh.pp > 1, else None.
+    num_microbatches: parts a batch is cut into, run one after another (through the stages, or to accumulate gradients).
+    recompute: one of RECOMPUTE. offload: any of OFFLOAD.
+
+    Raises ConfigError for a value out of range and for an axis of degree > 1 that the strategy never uses: its devices
+    would all do the same work.
+    """
+
+    mesh: MeshShape = field(default_factory=MeshShape)
+    strategy: Strategy = field(default_factory=data_parallel)
+    schedule: str | None = None
+    num_microbatches: int = 1
+    recompute: str = "none"
+    offload: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mesh", MeshShape.parse(self.mesh))
+        if not isinstance(self.strategy, Strategy):
+            object.__setattr__(self, "strategy", Strategy.from_dict(self.strategy))
+        object.__setattr__(self, "offload", _checked_offload(self.offload))
+        _check_choice("recompute", self.recompute, RECOMPUTE)
+        _check_microbatches(self.num_microbatches)
+        _check_schedule(self.schedule, self.mesh.pp)
+        self._check_axes_used()
+
+    def __str__(self) -> str:
+        rules = str(self.strategy).replace("\n", "\n             ")
+        return "\n".join(
+            [
+                "Plan",
+                f"  mesh       {self.mesh}  ({self.mesh.size} device{'s' if self.mesh.size > 1 else ''})",
+                f"  strategy   {rules}",
+                f"  schedule   {self.schedule or 'none'}, {self.num_microbatches} microbatch"
+                f"{'es' if self.num_microbatches > 1 else ''}",
+                f"  recompute  {self.recompute}",
+                f"  offload    {', '.join(self.offload) or 'none'}",
+            ]
+        )
+
+    @classmethod
+    def from_degrees(
+        cls,
+        *,
+        sharding_stage: int = 1,
+        sequence_parallel: bool = False,
+        schedule: str | None = None,
+        num_microbatches: int = 1,
+        recompute: str = "none",
+        offload: Sequence[str] = (),
+        order: Sequence[str] = AXES,
+        **degrees: int,
+    ) -> Plan:
+        """A Plan from the degree of each mesh axis (dp, pp, sharding, sep, mp, ep; 1 if not given).
+
+        An axis of degree 1 adds nothing to the strategy. With pp > 1 the schedule is 1F1B unless given.
+        sequence_parallel splits the residual stream's seq over mp.
+
+        Raises ConfigError for an unknown name, with the closest valid one, and for any value Plan refuses.
+
+        >>> Plan.from_degrees(dp=2, mp=2, sharding=2, sharding_stage=3).strategy.param_spec(("embed", "ffn"))
+        ('sharding', 'mp')
+        """
+        for name in degrees:
+            if name not in AXES:
+                raise ConfigError(f"unknown setting {name!r} of a plan{did_you_mean(name, (*AXES, *_FROM_DEGREES))}")
+        mesh = MeshShape(**degrees, order=tuple(order))  # type: ignore[arg-type]
+        return cls(
+            mesh=mesh,
+            strategy=_strategy_for(mesh, zero(sharding_stage), sequence_parallel),
+            schedule="1F1B" if schedule is None and mesh.pp > 1 else schedule,
+            num_microbatches=num_microbatches,
+            recompute=recompute,
+            offload=tuple(offload),
+        )
+
+    @property
+    def batch_ways(self) -> int:
+        """Number of equal parts that one microbatch is split into across devices."""
+        return math.prod(self.mesh.degree(axis) for axis in self.strategy.rule("act").get("batch", ()))
+
+    def rows_per_device(self, batch_size: int) -> int:
+        """Rows of one microbatch that a device holds, of a batch of `batch_size` rows over the whole job.
+
+        Raises PlacementError, with the nearest sizes that do, if the batch does not divide evenly.
+
+        >>> Plan.from_degrees(dp=2, sharding=2, num_microbatches=4).rows_per_device(32)
+        2
+        """
+        parts = self.num_microbatches * self.batch_ways
+        if batch_size < 1 or batch_size % parts:
+            raise PlacementError(
+                f"batch of {batch_size} does not divide into {self.num_microbatches} microbatches x {self.batch_ways} "
+                f"parts on mesh {self.mesh}; make it {nearest_multiples(max(batch_size, 0), parts)}"
+            )
+        return batch_size // parts
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain dicts, lists, strings and numbers: what `from_dict` takes, and fit for JSON and YAML."""
+        return {
+            "mesh": self.mesh.to_dict(),
+            "strategy": self.strategy.to_dict(),
+            "schedule": self.schedule,
+            "num_microbatches": self.num_microbatches,
+            "recompute": self.recompute,
+            "offload": list(self.offload),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> Plan:
+        """A Plan from plain values; a key left out has its default. Raises ConfigError for a key it does not know."""
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"a plan cannot be made from {values!r}; give a mapping with any of {', '.join(_FIELDS)}")
+        for key in values:
+            if key not in _FIELDS:
+                raise ConfigError(f"unknown key {key!r} in plan{did_you_mean(key, _FIELDS)}")
+        return cls(**values)  # type: ignore[arg-type]  # __post_init__ checks the values
+
+    def to_yaml(self) -> str:
+        """YAML text that `from_yaml` reads back to an equal Plan."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, default_flow_style=None)
+
+    @classmethod
+    def from_yaml(cls, text: str) -> Plan:
+        """A Plan from YAML text; raises ConfigError for text that is not YAML, and as from_dict does.
+
+        >>> Plan.from_yaml("mesh: dp2").mesh.dp
+        2
+        """
+        try:
+            values = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"the plan is not valid YAML: {error}") from error
+        return cls.from_dict({} if values is None else values)
+
+    def _check_axes_used(self) -> None:
+        for axis, degree in self.mesh.degrees.items():
+            if degree > 1 and axis != "pp" and axis not in self.strategy.axes:
+                raise ConfigError(
+                    f"mesh axis {axis!r} has degree {degree}, but the strategy splits nothing over it, so {degree} "
+                    f"devices would repeat the same work; add a dim for {axis!r} to the strategy or set {axis} to 1"
+                )
+
+
+_FIELDS = tuple(f.name for f in fields(Plan))
+_FROM_DEGREES = (
+    "sharding_stage",
+    "sequence_parallel",
+    "schedule",
+    "num_microbatches",
+    "recompute",
+    "offload",
+    "order",
+)
+
+
+def _strategy_for(mesh: MeshShape, sharding: Strategy, is_sequence_parallel: bool) -> Strategy:
+    parts = [data_parallel()]
+    if mesh.sharding > 1:
+        parts.append(sharding)
+    if mesh.sep > 1:
+        parts.append(segment_parallel())
+    if mesh.mp > 1:
+        parts.append(tensor_parallel())
+        if is_sequence_parallel:
+            parts.append(sequence_parallel())
+    if mesh.ep > 1:
+        parts.append(expert_parallel())
+    return join(*parts)
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"unknown {name} {value!r} in plan{did_you_mean(value, choices)}")
+
+
+def _check_schedule(schedule: object, stages: int) -> None:
+    if stages == 1 and schedule is not None:
+        raise ConfigError(
+            f"schedule {schedule!r} with pp=1: there is no pipeline to schedule; drop it or set pp above 1"
+        )
+    if stages > 1:
+        _check_choice("schedule", schedule, SCHEDULES)
+
+
+def _check_microbatches(number: object) -> None:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ConfigError(f"num_microbatches={number!r} in plan; give a whole number of at least 1")
+
+
+def _checked_offload(offload: object) -> tuple[str, ...]:
+    if isinstance(offload, str) or not isinstance(offload, Sequence):
+        raise ConfigError(f"offload={offload!r} in plan; give a list with any of {', '.join(OFFLOAD)}")
+    for name in offload:
+        _check_choice("offload", name, OFFLOAD)
+    return tuple(name for name in OFFLOAD if name in offload)

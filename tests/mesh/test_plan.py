@@ -1,0 +1,152 @@
+"""Plans: building from degrees, YAML and dict round trips, printing, and refusal of settings that mean nothing."""
+
+import doctest
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyreme.errors import ConfigError, PlacementError
+from polyreme.mesh import OFFLOAD, RECOMPUTE, SCHEDULES, MeshShape, Plan, Strategy, plan, zero
+
+degrees = st.sampled_from((1, 2, 4))
+
+
+@st.composite
+def plans(draw):
+    pp = draw(degrees)
+    return Plan.from_degrees(
+        dp=draw(degrees),
+        pp=pp,
+        sharding=draw(degrees),
+        sep=draw(degrees),
+        mp=draw(degrees),
+        ep=draw(degrees),
+        order=draw(st.permutations(("dp", "pp", "sharding", "sep", "mp", "ep"))),
+        sharding_stage=draw(st.integers(1, 3)),
+        sequence_parallel=draw(st.booleans()),
+        schedule=draw(st.sampled_from(SCHEDULES)) if pp > 1 else None,
+        num_microbatches=draw(st.integers(1, 16)),
+        recompute=draw(st.sampled_from(RECOMPUTE)),
+        offload=draw(st.lists(st.sampled_from(OFFLOAD), unique=True)),
+    )
+
+
+@given(plans())
+def test_yaml_and_dict_round_trip(p):
+    assert Plan.from_yaml(p.to_yaml()) == p
+    assert Plan.from_dict(json.loads(json.dumps(p.to_dict()))) == p
+    assert hash(Plan.from_yaml(p.to_yaml())) == hash(p)
+
+
+@given(plans(), plans())
+def test_equal_plans_are_those_with_equal_text(a, b):
+    assert (a == b) == (a.to_yaml() == b.to_yaml())
+
+
+@given(plans())
+def test_every_preset_can_place_a_transformer_block(p):
+    # mp, sep and the batch divide every size here; the degrees are at most 4 x 4 x 4.
+    block = {
+        ("embed", "ffn"): (64, 64),
+        ("vocab", "embed"): (64, 64),
+        ("ffn",): (64,),
+        ("expert", "embed", "ffn"): (4, 64, 64),
+    }
+    for dims, shape in block.items():
+        for kind in ("param", "grad", "state"):
+            assert len(getattr(p.strategy, f"{kind}_spec")(dims, shape, p.mesh)) == len(dims)
+    p.strategy.act_spec(("batch", "seq", "embed"), (64, 64, 64), p.mesh)
+    p.strategy.act_spec(("batch", "block_seq", "heads", "head_dim"), (64, 64, 64, 64), p.mesh)
+
+
+def test_from_degrees():
+    p = Plan.from_degrees(dp=2, sharding=2, mp=2, pp=2, sharding_stage=3, num_microbatches=4)
+    assert p.mesh == MeshShape(dp=2, sharding=2, mp=2, pp=2)
+    assert p.schedule == "1F1B"
+    assert p.strategy.param_spec(("vocab", "embed")) == ("mp", "sharding")
+    assert p.strategy.act_spec(("batch", "seq", "embed")) == (("dp", "sharding"), None, None)
+    assert p.batch_ways == 4
+    assert p.rows_per_device(32) == 2
+    assert Plan.from_degrees(mp=2, sequence_parallel=True).strategy.act_spec(("batch", "seq")) == (
+        ("dp", "sharding"),
+        "mp",
+    )
+
+
+def test_sharding_stage_is_one_by_default():
+    s = Plan.from_degrees(sharding=2).strategy
+    assert s.param_spec(("embed",)) == s.grad_spec(("embed",)) == (None,)
+    assert s.state_spec(("embed",)) == ("sharding",)
+
+
+def test_default_plan_is_one_device():
+    p = Plan()
+    assert p.mesh.size == p.batch_ways == 1
+    assert Plan.from_yaml("") == p == Plan.from_degrees()
+
+
+def test_hand_written_yaml():
+    p = Plan.from_yaml(
+        "mesh: dp2 mp2\nstrategy:\n  param: {ffn: [mp]}\n  act: {batch: [dp], ffn: [mp]}\noffload: [state]\n"
+    )
+    assert p.mesh == MeshShape(dp=2, mp=2)
+    assert p.strategy.state_spec(("embed", "ffn")) == (None, "mp")
+    assert p.offload == ("state",)
+
+
+def test_prints_one_readable_block():
+    text = str(Plan.from_degrees(dp=2, pp=2, num_microbatches=4, recompute="full", offload=("state",)))
+    assert text == (
+        "Plan\n"
+        "  mesh       dp2 pp2  (4 devices)\n"
+        "  strategy   param replicated\n"
+        "             act   batch:dp+sharding\n"
+        "             grad  replicated\n"
+        "             state replicated\n"
+        "  schedule   1F1B, 4 microbatches\n"
+        "  recompute  full\n"
+        "  offload    state"
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (
+            lambda: Plan.from_degrees(shardin=2),
+            ConfigError,
+            "unknown setting 'shardin' of a plan; did you mean 'sharding'",
+        ),
+        (lambda: Plan.from_degrees(sharding_stag=2), ConfigError, "did you mean 'sharding_stage'"),
+        (lambda: Plan.from_degrees(sharding_stage=5), ConfigError, "sharding stage 5"),
+        (lambda: Plan.from_dict({"num_microbatch": 2}), ConfigError, "did you mean 'num_microbatches'"),
+        (lambda: Plan.from_dict([1]), ConfigError, r"a plan cannot be made from \[1\]"),
+        (lambda: Plan.from_yaml("mesh: {dp: 2"), ConfigError, "not valid YAML"),
+        (lambda: Plan.from_yaml("- 1"), ConfigError, "a plan cannot be made from"),
+        (lambda: Plan(num_microbatches=0), ConfigError, "num_microbatches=0"),
+        (lambda: Plan(num_microbatches=2.0), ConfigError, "num_microbatches=2.0"),
+        (lambda: Plan(recompute="ful"), ConfigError, "unknown recompute 'ful' in plan; did you mean 'full'"),
+        (lambda: Plan(offload="state"), ConfigError, "offload='state' in plan; give a list"),
+        (lambda: Plan(offload=("stat",)), ConfigError, "did you mean 'state'"),
+        (lambda: Plan(schedule="1F1B"), ConfigError, "with pp=1: there is no pipeline"),
+        (lambda: Plan(mesh="pp2"), ConfigError, "unknown schedule None in plan; the choices are FThenB, 1F1B"),
+        (lambda: Plan(mesh="pp2", schedule="1f1B"), ConfigError, "did you mean '1F1B'"),
+        (lambda: Plan(mesh="mp2"), ConfigError, "'mp' has degree 2, but the strategy splits nothing over it"),
+        (lambda: Plan(mesh="dp2", strategy=Strategy()), ConfigError, "set dp to 1"),
+        (lambda: Plan.from_degrees(dp=2, num_microbatches=3).rows_per_device(8), PlacementError, "make it 6 or 12"),
+        (lambda: Plan().rows_per_device(0), PlacementError, "batch of 0 does not divide"),
+    ],
+)
+def test_errors(make, error, match):
+    with pytest.raises(error, match=match):
+        make()
+
+
+def test_plans_with_different_stages_differ():
+    assert Plan(mesh="sharding2", strategy=zero(1)) != Plan(mesh="sharding2", strategy=zero(2))
+
+
+def test_doctests():
+    assert doctest.testmod(plan).failed == 0
