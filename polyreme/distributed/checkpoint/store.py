@@ -1,0 +1,347 @@
+"""CheckpointStore: save, restore and keep the checkpoints of one run.
+
+Floor: 5.  The protocol: write files into a temporary folder, sync them, write MANIFEST.json, sync, rename, sync parent.
+"""
+
+import concurrent.futures
+import errno
+import os
+import shutil
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from polyreme import faults
+from polyreme.distributed.checkpoint import folder
+from polyreme.distributed.checkpoint.lock import FolderLock
+from polyreme.distributed.checkpoint.manifest import CheckpointVersionError, Manifest, TensorEntry, plain_json
+from polyreme.distributed.checkpoint.match import mismatches, report
+from polyreme.distributed.checkpoint.shards import HostShard, ShardReader, snapshot, write_files
+from polyreme.errors import CheckpointError, ConfigError, NoSpaceError
+from polyreme.io.safetensors_file import refuse_foreign
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_MANIFEST_ROOM = 1 << 16  # bytes kept free for the manifest and the folder itself
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint or an entry of its folder was passed over; the text says which and why."""
+
+
+class CheckpointStore:
+    """The checkpoints of one run in one folder.
+
+    Opening it to write takes the folder's lock and clears what a killed run left behind. max_to_keep: how many of the
+    newest steps are kept (None: all); keep_period: steps that are multiples of it are kept as well. read_only: takes no
+    lock and changes nothing. Raises ConfigError if the folder cannot be written or another process is writing it.
+
+    >>> import tempfile, numpy as np
+    >>> with CheckpointStore(tempfile.mkdtemp()) as store:
+    ...     store.save(10, {"weight": np.arange(3.0)}, {"config": {"lr": 0.1}}, blocking=True)
+    ...     arrays, meta = store.restore()
+    >>> arrays["weight"], meta["step"], meta["config"]
+    (array([0., 1., 2.]), 10, {'lr': 0.1})
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        max_to_keep: int | None = None,
+        keep_period: int | None = None,
+        read_only: bool = False,
+    ) -> None:
+        for name, value in (("max_to_keep", max_to_keep), ("keep_period", keep_period)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigError(f"{name}={value!r}: needs a whole number of at least 1, or None")
+        if jax.process_count() > 1:
+            raise ConfigError(
+                f"CheckpointStore writes from one process, here are {jax.process_count()}; "
+                "saving from several processes is not built yet"
+            )
+        self.path = Path(path)
+        self.max_to_keep = max_to_keep
+        self.keep_period = keep_period
+        self.read_only = read_only
+        self._bad: set[int] = set()  # steps whose data proved corrupt; set aside when the next step is committed
+        self._warned: set[str] = set()
+        self._manifests: dict[int, tuple[tuple[int, ...], Manifest]] = {}
+        self._pending: tuple[int, concurrent.futures.Future] | None = None
+        self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._lock = None if read_only else self._open_to_write()
+        self._warn_of_strays()
+
+    def _open_to_write(self) -> FolderLock:
+        if self.path.is_file():
+            raise ConfigError(f"{self.path} is a file; checkpoints need a folder")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = FolderLock(self.path / folder.LOCK)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path} cannot be written ({error.strerror}); choose an output directory that can"
+            ) from error
+        folder.recover(self.path)
+        return lock
+
+    def __enter__(self) -> "CheckpointStore":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:  # the error under way matters more than one of a save
+            self._release()
+
+    def close(self) -> None:
+        """Wait for a save under way, give the folder free; raises what the save raised."""
+        try:
+            self.wait()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._writer.shutdown(wait=True)
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    # -- what is there
+
+    def steps(self) -> list[int]:
+        """Steps whole as far as their manifests and file sizes tell, ascending; corrupt data shows in restore."""
+        return [step for step in folder.scan(self.path)[0] if step not in self._bad and self._reason(step) is None]
+
+    def latest_step(self) -> int | None:
+        """The newest of steps(); None if the folder holds no step at all.
+
+        Raises CheckpointError if it holds steps but none is whole: a run that resumes must not start over silently.
+        """
+        steps = self.steps()
+        if not steps and (found := folder.scan(self.path)[0]):
+            raise CheckpointError(self._none_valid({step: self._reason(step) or "corrupt" for step in found}))
+        return steps[-1] if steps else None
+
+    def manifest(self, step: int) -> Manifest:
+        """What a step holds: tensors with shapes, dtypes, placements and files, and the meta saved with them."""
+        stat = self._stat(step)
+        if step not in self._manifests or self._manifests[step][0] != stat:
+            self._manifests[step] = (stat, folder.read_manifest(self.path, step))
+        return self._manifests[step][1]
+
+    def verify(self, step: int) -> None:
+        """Read every data file of a step and compare digests; raises CheckpointError naming file and tensors."""
+        self._reader(step).verify_files()
+
+    def _stat(self, step: int) -> tuple[int, ...]:
+        try:
+            found = os.stat(self.path / folder.step_name(step) / folder.MANIFEST)
+        except OSError:
+            return ()  # reading it gives the error its name
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def _reader(self, step: int) -> ShardReader:
+        return ShardReader(self.path / folder.step_name(step), self.manifest(step))
+
+    def _reason(self, step: int) -> str | None:
+        """Why a step is not whole, from its manifest and file sizes; None if it is."""
+        try:
+            with self._reader(step):
+                return None
+        except CheckpointVersionError:
+            raise
+        except CheckpointError as error:
+            return str(error)
+
+    def _warn_of_strays(self) -> None:
+        strays = [name for name in folder.scan(self.path)[1] if name not in self._warned]
+        if strays:
+            self._warned.update(strays)
+            shown = ", ".join(strays[:10]) + (f" and {len(strays) - 10} more" if len(strays) > 10 else "")
+            warnings.warn(f"{self.path}: entries that are no checkpoints ignored: {shown}", CheckpointWarning, 3)
+
+    # -- save
+
+    def save(
+        self,
+        step: int,
+        arrays: dict[str, jax.Array | Any],
+        meta: dict[str, Any] | None = None,
+        *,
+        blocking: bool = False,
+        overwrite: bool = False,
+    ) -> None:
+        """Save arrays and meta as a step, in the background unless blocking.
+
+        Arrays are copied to the host before it returns, so they may be donated at once. meta is plain JSON; by
+        convention "config" (its digest is stored too), "data" (position of the input) and "host" (schedulers,
+        counters). A save under way is waited for first, and its error raised here. overwrite: allow a step that is not
+        above the latest; it replaces that step and every later one, as a run that was rolled back does.
+        Raises CheckpointError; NoSpaceError if the disk is too full.
+        """
+        self.wait()
+        if self._lock is None:
+            raise CheckpointError(f"save of step {step}: {self.path} was opened read_only or is closed")
+        if type(step) is not int or step < 0:
+            raise CheckpointError(f"save of step {step!r}: needs a whole number from 0")
+        meta = self._checked_meta(step, meta or {})
+        replaces = self._replaces(step, overwrite)
+        tensors, shards = snapshot(arrays)
+        self._check_room(step, sum(shard.data.nbytes for shard in shards))
+        self._pending = step, self._writer.submit(self._write, step, tensors, shards, meta, replaces)
+        if blocking:
+            self.wait()
+
+    def check(self) -> None:
+        """Raise the error of a save that has ended since; never waits."""
+        if self._pending is not None and self._pending[1].done():
+            self.wait()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the save under way, at most timeout seconds; raises its error, once, or CheckpointError if late."""
+        if self._pending is None:
+            return
+        step, future = self._pending
+        if not concurrent.futures.wait([future], timeout).done:
+            raise CheckpointError(f"save of step {step} into {self.path} is not done after {timeout} s")
+        self._pending = None
+        error = future.exception()
+        if isinstance(error, CheckpointError):
+            raise error
+        if error is not None:
+            raise CheckpointError(f"save of step {step} failed: {type(error).__name__}: {error}") from error
+
+    def _checked_meta(self, step: int, meta: dict[str, Any]) -> dict[str, Any]:
+        if meta.get("step", step) != step:
+            raise CheckpointError(f"save of step {step}: meta says step {meta['step']}; leave it out of meta")
+        return plain_json({**meta, "step": step}, f"meta of step {step}")
+
+    def _replaces(self, step: int, overwrite: bool) -> tuple[str, ...]:
+        later = [found for found in self.steps() if found >= step]
+        if later and not overwrite:
+            raise CheckpointError(
+                f"save of step {step}: {self.path} already has step {later[-1]}; pass overwrite=True to replace steps "
+                f"{later[0]} to {later[-1]}, or save into another folder"
+            )
+        return tuple(folder.step_name(found) for found in later)
+
+    def _check_room(self, step: int, nbytes: int) -> None:
+        need, free = nbytes + _MANIFEST_ROOM, shutil.disk_usage(self.path).free
+        if free < need:
+            raise _no_space(step, self.path, need, free)
+
+    def _write(
+        self, step: int, tensors: dict[str, TensorEntry], shards: list[HostShard], meta: dict, replaces: tuple[str, ...]
+    ) -> None:
+        temporary = self.path / f"{folder.step_name(step)}.tmp"
+        done = False
+        try:
+            temporary.mkdir()
+            faults.point("ckpt.data")
+            placed, files = write_files(temporary, tensors, shards)
+            unusable = {found for found in folder.scan(self.path)[0] if found == step and found not in self.steps()}
+            folder.set_aside(self.path, self._bad | unusable)
+            folder.commit(self.path, Manifest(step, placed, files, meta, replaces))
+            self._bad.clear()
+            done = True
+        except OSError as error:
+            if error.errno in _FULL:
+                need = sum(shard.data.nbytes for shard in shards) + _MANIFEST_ROOM
+                raise _no_space(step, self.path, need, shutil.disk_usage(self.path).free) from error
+            raise
+        finally:
+            if not done:
+                folder.recover(self.path)
+        self._retain()
+
+    def _retain(self) -> None:
+        if self.max_to_keep is None:
+            return
+        for step in self.steps()[: -self.max_to_keep]:
+            if self.keep_period is None or step % self.keep_period:
+                folder.delete(self.path, folder.step_name(step))
+
+    # -- restore
+
+    def restore(
+        self,
+        target: dict[str, Any] | None = None,
+        step: int | str | None = None,
+        *,
+        strict: bool = False,
+        partial: bool = False,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Arrays and meta of the newest valid step, or of the step asked for; meta["step"] says which.
+
+        target gives the shape, dtype and sharding of each array (jax.ShapeDtypeStruct or an array); any sharding will
+        do, the bits are those that were saved. Without target, or without a sharding, arrays are NumPy's. A step that
+        proves bad is passed over with a CheckpointWarning naming file and tensor; strict, or a step asked for, raises
+        CheckpointError instead. If names, shapes or dtypes differ nothing is loaded and CheckpointError lists them;
+        partial loads those that fit and warns of target entries it leaves out.
+        """
+        self.wait()
+        self._warn_of_strays()
+        refuse_foreign(self.path)
+        found = folder.scan(self.path)[0]
+        if step not in (None, "latest"):
+            if step not in found:
+                raise CheckpointError(f"step {step!r} is not in {self.path}, which has {self._shown(found)}")
+            return self._restore_step(step, target, partial)
+        if not found:
+            raise CheckpointError(f"no checkpoint in {self.path}; check the path, or train from the start")
+        reasons: dict[int, str] = {}
+        for candidate in reversed(found):
+            try:
+                return self._restore_step(candidate, target, partial)
+            except (CheckpointVersionError, _MismatchError):
+                raise
+            except CheckpointError as error:
+                if strict:
+                    raise CheckpointError(f"step {candidate} of {self.path}: {error}") from error
+                reasons[candidate] = str(error)
+                self._bad.add(candidate)
+                warnings.warn(f"{self.path}: step {candidate} passed over: {error}", CheckpointWarning, 2)
+        raise CheckpointError(self._none_valid(reasons))
+
+    def _restore_step(self, step: int, target: dict[str, Any] | None, partial: bool) -> tuple[dict, dict]:
+        manifest = self.manifest(step)
+        names = list(manifest.tensors) if target is None else self._fitting(manifest, target, partial)
+        shardings = {name: getattr(want, "sharding", None) for name, want in (target or {}).items()}
+        with self._reader(step) as reader:
+            return reader.read(names, shardings), plain_json(manifest.meta, "meta")
+
+    def _fitting(self, manifest: Manifest, target: dict[str, Any], partial: bool) -> list[str]:
+        found = mismatches(target, manifest.tensors)
+        text = report(found, target, manifest.tensors)
+        if found and not partial:
+            raise _MismatchError(
+                f"step {manifest.step} of {self.path} does not fit, nothing was loaded; {len(found)} differ:\n{text}\n"
+                "make the model the same as when it was saved, or pass partial=True to load what fits"
+            )
+        left = [name for name in found if name in target]
+        if left:
+            shown = report({name: found[name] for name in left}, target, manifest.tensors)
+            warnings.warn(f"step {manifest.step}: {len(left)} entries not loaded:\n{shown}", CheckpointWarning, 4)
+        return [name for name in target if name not in found]
+
+    def _none_valid(self, reasons: dict[int, str]) -> str:
+        lines = [f"  step {step}: {reason}" for step, reason in sorted(reasons.items(), reverse=True)]
+        return f"no valid checkpoint in {self.path}:\n" + "\n".join(lines)
+
+    def _shown(self, steps: list[int]) -> str:
+        return f"steps {', '.join(map(str, steps[-10:]))}" if steps else "none"
+
+
+class _MismatchError(CheckpointError):
+    """A valid checkpoint of another model: an older step would not fit either."""
+
+
+def _no_space(step: int, path: Path, need: int, free: int) -> NoSpaceError:
+    return NoSpaceError(
+        f"save of step {step} into {path}: needs {need} bytes, {free} are free; make room or lower max_to_keep",
+        need,
+        free,
+    )

@@ -1,0 +1,250 @@
+"""The safetensors file format, read without trust: every size is checked against the file before it is used.
+
+Floor: 4.  Layout: 8 bytes little-endian length of the header, a JSON header, then the data of the tensors without gaps.
+Source: https://github.com/huggingface/safetensors#format. Written here and not by the library because a digest of the
+data goes into the header, and because the library accepts duplicate keys.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import ml_dtypes
+import numpy as np
+import xxhash
+
+from polyreme.errors import CheckpointError
+
+CODES: dict[str, np.dtype] = {
+    "BOOL": np.dtype("bool"),
+    "U8": np.dtype("uint8"),
+    "I8": np.dtype("int8"),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "U16": np.dtype("uint16"),
+    "I16": np.dtype("int16"),
+    "F16": np.dtype("float16"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "U32": np.dtype("uint32"),
+    "I32": np.dtype("int32"),
+    "F32": np.dtype("float32"),
+    "U64": np.dtype("uint64"),
+    "I64": np.dtype("int64"),
+    "F64": np.dtype("float64"),
+}
+_CODE_OF = {dtype: code for code, dtype in CODES.items()}
+HEADER_BYTES = 8 << 20  # the most hostile JSON of this length takes 200 MB once parsed; 50k tensors need 5 MB
+DIGEST = "polyreme.xxh3_128"
+MAX_NDIM = 64  # NumPy's own limit
+
+_CONVERT = (
+    "convert it once where you trust it: load it with the program that wrote it, write the arrays with "
+    "safetensors.numpy.save_file(dict_of_arrays, 'weights.safetensors'), and load that"
+)
+_FOREIGN = (  # (offset, magic, what it is); safetensors itself has "{" at offset 8
+    (0, b"\x80\x02", "a pickle (.pdparams, .pt, .pkl or joblib)"),
+    (0, b"\x80\x03", "a pickle (.pdparams, .pt, .pkl or joblib)"),
+    (0, b"\x80\x04", "a pickle (.pdparams, .pt, .pkl or joblib)"),
+    (0, b"\x80\x05", "a pickle (.pdparams, .pt, .pkl or joblib)"),
+    (0, b"PK\x03\x04", "a zip archive (torch .pt or NumPy .npz, either may hold pickles)"),
+    (0, b"\x93NUMPY", "a NumPy .npy file (may hold a pickle)"),
+    (0, b"\x89HDF\r\n", "an HDF5 file"),
+    (0, b"\x1f\x8b", "a gzip stream (joblib or a compressed pickle)"),
+    (0, b"\x78\x01", "a zlib stream (joblib)"),
+    (0, b"\x78\x5e", "a zlib stream (joblib)"),
+    (0, b"\x78\x9c", "a zlib stream (joblib)"),
+    (0, b"\x78\xda", "a zlib stream (joblib)"),
+    (0, b"BZh", "a bzip2 stream (joblib)"),
+    (0, b"\xfd7zXZ", "an xz stream (joblib)"),
+    (257, b"ustar", "a tar archive (old torch .tar)"),
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of the header: dtype, shape, and where its bytes begin and end in the data."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise CheckpointError if a file at path is of a format that is never loaded; anything else passes."""
+    if path.is_file():
+        with open(path, "rb") as file:
+            raise CheckpointError(
+                f"{path} is {foreign(file.read(512)) or 'a file'}, not a checkpoint folder; {_CONVERT}"
+            )
+
+
+def foreign(head: bytes) -> str | None:
+    """What a file is by its first 512 bytes, if it is of a format that can carry code; None for any other."""
+    if head[8:9] == b"{":
+        return None
+    for offset, magic, what in _FOREIGN:
+        if head.startswith(magic, offset):
+            return what
+    # protocol 0 and 1 of pickle are text: an opening mark, then names of what to call
+    if head[:1] in (b"(", b"c", b"]", b"}") and (b"\n" in head or b"." in head):
+        return "a pickle of protocol 0 or 1"
+    return None
+
+
+def write(file: BinaryIO, arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """Write native-order arrays of the dtypes in CODES; adds the metadata DIGEST, see digest()."""
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, array in arrays.items():
+        end = offset + array.nbytes
+        header[name] = {"dtype": _CODE_OF[array.dtype], "shape": list(array.shape), "data_offsets": [offset, end]}
+        offset = end
+    data = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
+    header["__metadata__"] = {**metadata, DIGEST: digest({**header, "__metadata__": metadata}, data)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data begins aligned
+    if len(text) > HEADER_BYTES:
+        raise CheckpointError(
+            f"the header would be {len(text)} bytes, over {HEADER_BYTES}; save fewer tensors per file"
+        )
+    file.write(len(text).to_bytes(8, "little"))
+    file.write(text)
+    for block in data:
+        file.write(memoryview(block))
+
+
+def read(file: BinaryIO, where: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Arrays and metadata of a file; where names it in messages.
+
+    Raises CheckpointError for anything the format does not allow, before memory is taken for it, and for data whose
+    digest differs from the one in the metadata. A file without a digest (other programs write none) is read as it is.
+    """
+    try:
+        return _read(file)
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}: {str(error)[:1000]}") from error  # a hostile name may be megabytes long
+
+
+def digest(header: dict[str, Any], data: Iterable[np.ndarray]) -> str:
+    """xxh3_128 of the header without the digest itself, keys sorted, then of the data."""
+    state = xxhash.xxh3_128(json.dumps(header, sort_keys=True).encode())
+    for block in data:
+        state.update(block)
+    return state.hexdigest()
+
+
+def _read(file: BinaryIO) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    start = file.tell()
+    total = file.seek(0, os.SEEK_END) - start
+    file.seek(start)
+    what = foreign(file.read(512))
+    if what:
+        raise CheckpointError(f"is {what}, which is refused because loading it can run code; {_CONVERT}")
+    file.seek(start)
+    header, data_bytes = _header(file, total)
+    metadata = _metadata(header)
+    entries = _entries(header, data_bytes)
+    base = file.tell()
+    arrays = {name: _data(file, base, name, entry) for name, entry in entries.items()}
+    _check_digest(header, metadata, arrays)
+    for name, array in arrays.items():
+        if array.dtype == bool and array.size and array.view(np.uint8).max() > 1:
+            raise CheckpointError(f"tensor {name!r} is BOOL but holds bytes other than 0 and 1")
+    return arrays, metadata
+
+
+def _header(file: BinaryIO, total: int) -> tuple[dict[str, Any], int]:
+    if total < 8:
+        raise CheckpointError(f"has {total} bytes; a safetensors file begins with 8 bytes of header length")
+    length = int.from_bytes(file.read(8), "little")
+    if length > total - 8:
+        raise CheckpointError(f"declares a header of {length} bytes, {total - 8} follow: truncated, or not safetensors")
+    if length > HEADER_BYTES:
+        raise CheckpointError(f"declares a header of {length} bytes, over the limit of {HEADER_BYTES}")
+    text = file.read(length)
+    if text[:1] != b"{":
+        raise CheckpointError("header does not begin with '{': not a safetensors file")
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"header is not JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise CheckpointError("header is not a JSON object")
+    return header, total - 8 - length
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object as a dict; raises CheckpointError if a key comes twice."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise CheckpointError(f"header has the key {key!r} twice")
+        found[key] = value
+    return found
+
+
+def _metadata(header: dict[str, Any]) -> dict[str, str]:
+    metadata = header.get("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError("__metadata__ is not an object of strings")
+    return metadata
+
+
+def _entries(header: dict[str, Any], data_bytes: int) -> dict[str, Entry]:
+    """Entries in the order of their data, which they must tile."""
+    found = [(name, _entry(name, value)) for name, value in header.items() if name != "__metadata__"]
+    entries = dict(sorted(found, key=lambda item: (item[1].begin, item[1].end)))
+    at = 0
+    for name, entry in entries.items():
+        if entry.begin != at:
+            raise CheckpointError(f"tensor {name!r} begins at byte {entry.begin}, expected {at}: an overlap or a gap")
+        at = entry.end
+    if at != data_bytes:
+        raise CheckpointError(f"tensors end at byte {at} but the file holds {data_bytes} bytes of data")
+    return entries
+
+
+def _entry(name: str, value: Any) -> Entry:
+    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
+        raise CheckpointError(f"tensor {name!r} needs exactly dtype, shape and data_offsets")
+    code, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(code, str) or code not in CODES:
+        raise CheckpointError(f"tensor {name!r} has dtype {str(code)[:40]!r}; known are {', '.join(CODES)}")
+    if not _wholes(shape) or len(shape) > MAX_NDIM:
+        raise CheckpointError(f"tensor {name!r}: shape is not a list of at most {MAX_NDIM} whole numbers")
+    if not _wholes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise CheckpointError(f"tensor {name!r}: data_offsets is not a pair [begin, end]")
+    if math.prod(n for n in shape if n) >= 2**60:  # NumPy cannot count that far even when another dim is 0
+        raise CheckpointError(f"tensor {name!r}: shape {shape} is too large")
+    nbytes = math.prod(shape) * CODES[code].itemsize
+    if nbytes != offsets[1] - offsets[0]:
+        raise CheckpointError(f"tensor {name!r}: {code}{shape} takes {nbytes} bytes, not {offsets[1] - offsets[0]}")
+    return Entry(CODES[code], tuple(shape), *offsets)
+
+
+def _wholes(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
+
+
+def _data(file: BinaryIO, base: int, name: str, entry: Entry) -> np.ndarray:
+    array = np.empty(entry.end - entry.begin, np.uint8)
+    file.seek(base + entry.begin)
+    if file.readinto(memoryview(array)) != len(array):
+        raise CheckpointError(f"tensor {name!r}: the file ended while it was read")
+    return array.view(entry.dtype).reshape(entry.shape)
+
+
+def _check_digest(header: dict[str, Any], metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> None:
+    expected = metadata.get(DIGEST)
+    if expected is None:
+        return
+    rest = {key: value for key, value in metadata.items() if key != DIGEST}
+    blocks = [array.reshape(-1).view(np.uint8) for array in arrays.values()]
+    found = digest({**header, "__metadata__": rest}, blocks)
+    if found != expected:
+        raise CheckpointError(f"is corrupt: digest {found}, expected {expected[:40]}")
