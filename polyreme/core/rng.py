@@ -33,12 +33,8 @@ class Generator:
     def key_state(self) -> state.TensorState:
         """The persistent key, uint32 [2]; made on first use, so that importing starts no backend."""
         if self._state is None:
-            with jax.ensure_compile_time_eval():
-                fresh = jax.random.PRNGKey(self._seed)
-            # made before any capture looks at it: it is state, not a value of the captured function
-            watcher, state.watch.active = state.watch.active, None
-            self._state = state.TensorState(fresh)
-            state.watch.active = watcher
+            with state.outside_capture():
+                self._state = state.TensorState(jax.random.PRNGKey(self._seed))
         return self._state
 
     def manual_seed(self, seed: int) -> Generator:

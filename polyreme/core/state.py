@@ -5,6 +5,8 @@ Floor: 1.  Eager Tensors and random generators are made of this; capture sees al
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -73,3 +75,14 @@ def host(tensor: TensorState, what: str) -> np.ndarray:
             "function instead of keeping it in a variable outside"
         )
     return np.asarray(tensor._array)
+
+
+@contextmanager
+def outside_capture() -> Iterator[None]:
+    """Make state that outlives the capture in progress: values are computed now, the capture meets them as inputs."""
+    watcher, watch.active = watch.active, None
+    try:
+        with jax.ensure_compile_time_eval():
+            yield
+    finally:
+        watch.active = watcher

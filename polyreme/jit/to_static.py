@@ -1,0 +1,214 @@
+"""to_static: a function or Layer whose calls run captured programs, one for each structure of arguments.
+
+Floor: 3.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from polyreme.core import amp_policy, state
+from polyreme.core import dtype as dtypes
+from polyreme.core.state import TensorState
+from polyreme.eager import tape
+from polyreme.eager.tensor import Tensor, to_tensor
+from polyreme.errors import CaptureError, ConfigError
+from polyreme.jit.capture import where_defined
+from polyreme.jit.program import Program, is_tensor
+
+_log = logging.getLogger("polyreme.jit")
+# more programs than this for one function nearly always means a Python number that changes each call
+_MANY_PROGRAMS = 16
+
+
+class _Switch:
+    """Whether to_static captures at all."""
+
+    __slots__ = ("on",)
+
+    def __init__(self) -> None:
+        self.on = True
+
+
+_switch = _Switch()
+
+
+class StaticFunction:
+    """A function that runs as captured programs.
+
+    A new program is captured for new shapes, dtypes, static arguments, train/eval flags, autocast or gradient mode;
+    `retraces` says why, one line each.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+        self.programs: dict[Any, list[Program]] = {}
+        self.retraces: list[str] = []
+        self._last: Any = None
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        bound = StaticFunction(self.fn.__get__(instance, owner))
+        # found on the instance from now on, so that its programs are kept
+        instance.__dict__[self.fn.__name__] = bound
+        return bound
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if state.watch.active is not None or not _switch.on:
+            return self.fn(*args, **kwargs)
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
+        leaves = [to_tensor(leaf) if isinstance(leaf, (np.ndarray, jax.Array)) else leaf for leaf in leaves]
+        tensors = [leaf for leaf in leaves if is_tensor(leaf)]
+        key = (
+            tree,
+            tuple(_signature(leaf) for leaf in leaves),
+            amp_policy.active.policy,
+            tape.grad_mode.enabled,
+            dtypes.default_dtype(),
+        )
+        try:
+            candidates = self.programs.get(key)
+        except TypeError as error:
+            raise CaptureError(
+                f"{where_defined(self.fn)}: an argument is neither a Tensor nor hashable ({error}), so it cannot be told apart "
+                "from other calls; pass Tensors, numbers, strings, or lists and dicts of these"
+            ) from None
+        for program in candidates or ():
+            if program.serves():
+                return program.run(tensors)
+        return self._capture(key, leaves, tree, tensors).run(tensors)
+
+    def _capture(self, key: Any, leaves: list[Any], tree: Any, tensors: list[TensorState]) -> Program:
+        static = [None if is_tensor(leaf) else (leaf,) for leaf in leaves]
+
+        def call(given: list[TensorState]) -> Any:
+            stream = iter(given)
+            args, kwargs = jax.tree.unflatten(tree, [next(stream) if s is None else s[0] for s in static])
+            return self.fn(*args, **kwargs)
+
+        self._explain(key)
+        program = Program(self.fn, call, tensors)
+        self.programs.setdefault(key, []).append(program)
+        return program
+
+    def _explain(self, key: Any) -> None:
+        reason = "first call" if self._last is None else _difference(self._last, key)
+        self._last = key
+        self.retraces.append(reason)
+        _log.info("capturing %s: %s", where_defined(self.fn), reason)
+        if len(self.retraces) == _MANY_PROGRAMS:
+            _log.warning(
+                "%s was captured %d times, each a compilation; the last reason: %s. Pass numbers that change as Tensors and "
+                "pad shapes to a few sizes",
+                where_defined(self.fn),
+                _MANY_PROGRAMS,
+                reason,
+            )
+
+    def concrete_programs(self) -> list[Program]:
+        """Every program captured so far."""
+        return [p for programs in self.programs.values() for p in programs]
+
+    @property
+    def dygraph_function(self) -> Callable[..., Any]:
+        """The function as written."""
+        return self.fn
+
+
+def _signature(leaf: Any) -> Any:
+    if is_tensor(leaf):
+        array = leaf._array
+        return ("tensor", array.shape, array.dtype, leaf.stop_gradient)
+    return (leaf.__class__, leaf)
+
+
+def _difference(old: Any, new: Any) -> str:
+    if old[0] != new[0]:
+        return "arguments have another structure"
+    for at, (a, b) in enumerate(zip(old[1], new[1], strict=True)):
+        if a == b:
+            continue
+        if a[0] == b[0] == "tensor":
+            names = ("shape", "dtype", "stop_gradient")
+            parts = [f"{n} {x} -> {y}" for n, x, y in zip(names, a[1:], b[1:], strict=True) if x != y]
+            return f"tensor argument {at}: {', '.join(parts)}"
+        return f"static argument {at}: {a[-1]!r} -> {b[-1]!r}"
+    for what, a, b in zip(("autocast", "gradient mode", "default dtype"), old[2:], new[2:], strict=True):
+        if a != b:
+            return f"{what}: {a} -> {b}"
+    return "a Layer's training flag, a parameter's stop_gradient or the presence of a gradient changed"
+
+
+def to_static(
+    function: Any = None,
+    input_spec: Any = None,
+    build_strategy: Any = None,
+    backend: Any = None,
+    full_graph: bool = True,
+) -> Any:
+    """Capture a function, method or Layer: each call runs one compiled program over the Tensors it reads and writes.
+
+    A whole training step may be captured, backward() and optimizer.step() inside; the state it writes is donated.
+    Works as a decorator, with or without arguments; a Layer gets its forward captured and is returned.
+    Raises ConfigError for a setting that has no meaning here, CaptureError (on call) for code that cannot be captured.
+    """
+    if backend not in (None, "CINN") or build_strategy is not None:
+        raise ConfigError(
+            f"to_static: backend={backend!r}, build_strategy={build_strategy!r} choose other compilers; XLA is the only one "
+            "here, leave them out"
+        )
+    if not full_graph:
+        raise ConfigError("to_static: full_graph=False (running parts uncaptured) is not supported; leave it out")
+    if function is None:
+        return lambda fn: to_static(fn, input_spec)
+    if hasattr(function, "forward") and not isinstance(function, type):
+        if not isinstance(function.forward, StaticFunction):
+            function.forward = _with_spec(StaticFunction(function.forward), input_spec)
+        return function
+    return _with_spec(StaticFunction(function), input_spec)
+
+
+def _with_spec(static: StaticFunction, input_spec: Any) -> Any:
+    if input_spec is None:
+        return static
+    inner = static.fn
+    specs = jax.tree.leaves(input_spec, is_leaf=lambda s: hasattr(s, "shape"))
+
+    @functools.wraps(inner)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        given = [x for x in jax.tree.leaves((args, kwargs), is_leaf=is_tensor) if is_tensor(x)]
+        for spec, tensor in zip(specs, given, strict=False):
+            _check_spec(spec, tensor)
+        return inner(*args, **kwargs)
+
+    static.fn = checked
+    return static
+
+
+def _check_spec(spec: Any, tensor: Tensor) -> None:
+    want = [None if d in (None, -1) else d for d in spec.shape]
+    have = tensor.shape
+    fits = len(want) == len(have) and all(w is None or w == h for w, h in zip(want, have, strict=True))
+    if not fits or (spec.dtype is not None and dtypes.as_dtype(spec.dtype) != tensor.dtype):
+        raise CaptureError(
+            f"input_spec asks for shape {want} dtype {spec.dtype}, the call gave shape {have} dtype {tensor.dtype.name}"
+        )
+
+
+def not_to_static(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Leave a function as it is: inside a capture its Python runs as written, without conversion of control flow."""
+    func.not_converted = True  # type: ignore[attr-defined]
+    return func
+
+
+def enable_to_static(flag: bool) -> None:
+    """Turn capturing off (everything runs eagerly, for debugging) or on again."""
+    _switch.on = bool(flag)
