@@ -1,0 +1,429 @@
+"""Layer: parameters, buffers and sublayers under names, and a forward.
+
+Floor: 4.  A layer names the logical dims of its parameters; it knows no device.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from polyreme.core import dtype as dtypes
+from polyreme.core import place as places
+from polyreme.core import state
+from polyreme.core.state import TensorState
+from polyreme.eager.tensor import HookHandle, Tensor, to_tensor
+from polyreme.errors import ConfigError, ShapeError
+from polyreme.nn.initializer import Constant, XavierUniform
+from polyreme.nn.parameter import ParamAttr, Parameter, make_parameter
+
+_watch = state.watch
+_scope_counts: dict[str, int] = {}
+
+
+class Layer:
+    """Base class of everything with parameters: assign parameters, buffers (register_buffer) and sublayers as attributes,
+    and write forward.
+
+    >>> class Half(Layer):
+    ...     def forward(self, x):
+    ...         return x * 0.5
+    >>> Half()(to_tensor([2.0])).tolist()
+    [1.0]
+    """
+
+    def __init__(self, name_scope: str | None = None, dtype: Any = None) -> None:
+        self.__dict__["_parameters"] = OrderedDict()
+        self.__dict__["_buffers"] = OrderedDict()
+        self.__dict__["_non_persistable"] = set()
+        self.__dict__["_sub_layers"] = OrderedDict()
+        self.__dict__["_pre_hooks"] = OrderedDict()
+        self.__dict__["_post_hooks"] = OrderedDict()
+        self.training = True
+        scope = name_scope or type(self).__name__.lower()
+        _scope_counts[scope] = _scope_counts.get(scope, -1) + 1
+        self._full_name = f"{scope}_{_scope_counts[scope]}"
+        self._dtype = dtypes.as_dtype(dtype) if dtype is not None else dtypes.default_dtype()
+
+    # calling
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """What the layer computes; subclasses write it."""
+        raise NotImplementedError(f"{type(self).__name__} has no forward(); write one")
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        if _watch.active is not None:
+            _watch.active.entered(self)
+        for hook in self._pre_hooks.values():
+            changed = hook(self, inputs)
+            if changed is not None:
+                inputs = changed if isinstance(changed, tuple) else (changed,)
+        outputs = self.forward(*inputs, **kwargs)
+        for hook in self._post_hooks.values():
+            changed = hook(self, inputs, outputs)
+            if changed is not None:
+                outputs = changed
+        return outputs
+
+    def register_forward_pre_hook(self, hook: Callable) -> HookHandle:
+        """Call hook(layer, inputs) before forward; what it returns, if anything, replaces the inputs."""
+        return _register(self._pre_hooks, hook)
+
+    def register_forward_post_hook(self, hook: Callable) -> HookHandle:
+        """Call hook(layer, inputs, outputs) after forward; what it returns, if anything, replaces the outputs."""
+        return _register(self._post_hooks, hook)
+
+    # attributes
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        tables = self.__dict__
+        if "_parameters" not in tables:
+            if isinstance(value, (Parameter, Layer)):
+                raise RuntimeError(
+                    f"call super().__init__() before assigning {name!r} in {type(self).__name__}.__init__"
+                )
+            object.__setattr__(self, name, value)
+            return
+        parameters, buffers, layers = tables["_parameters"], tables["_buffers"], tables["_sub_layers"]
+        if isinstance(value, Parameter):
+            _forget(name, tables, buffers, layers)
+            parameters[name] = value
+        elif isinstance(value, Layer):
+            _forget(name, tables, parameters, buffers)
+            layers[name] = value
+        elif name in parameters:
+            if value is not None:
+                raise TypeError(
+                    f"{name!r} is a parameter of {type(self).__name__}; assign a Parameter or None, not {type(value).__name__}"
+                )
+            parameters[name] = None
+        elif name in buffers:
+            if value is not None and not isinstance(value, TensorState):
+                raise TypeError(
+                    f"{name!r} is a buffer of {type(self).__name__}; assign a Tensor or None, not {type(value).__name__}"
+                )
+            buffers[name] = value
+        elif name in layers and value is None:
+            layers[name] = None
+        else:
+            layers.pop(name, None)
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        for table in ("_parameters", "_buffers", "_sub_layers"):
+            found = self.__dict__.get(table, {})
+            if name in found:
+                return found[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        for table in (self._parameters, self._buffers, self._sub_layers):
+            if name in table:
+                del table[name]
+                self._non_persistable.discard(name)
+                return
+        object.__delattr__(self, name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._parameters, *self._buffers, *self._sub_layers]
+
+    # making and registering
+
+    def create_parameter(
+        self,
+        shape: Sequence[int],
+        attr: Any = None,
+        dtype: Any = None,
+        is_bias: bool = False,
+        default_initializer: Any = None,
+        dims: Sequence[str] | None = None,
+    ) -> Any:
+        """A new Parameter (None if attr is False): Xavier-uniform values by default, zeros for a bias.
+
+        dims: logical dims, one name per dim, for placement over a mesh.
+        """
+        wanted = ParamAttr.of(attr)
+        if wanted is None:
+            return None
+        chosen = default_initializer or _global_initializer(is_bias) or (Constant(0.0) if is_bias else XavierUniform())
+        return make_parameter(shape, dtype if dtype is not None else self._dtype, wanted, chosen, dims)
+
+    def create_tensor(self, name: str | None = None, persistable: bool | None = None, dtype: Any = None) -> Tensor:
+        """An empty Tensor to be filled by the layer."""
+        made = to_tensor(np.zeros(0), dtype or self._dtype)
+        made.persistable = bool(persistable)
+        return made
+
+    create_variable = create_tensor
+
+    def add_parameter(self, name: str, parameter: Any) -> Any:
+        """Register a Parameter (or None) under a name; returns it."""
+        if parameter is not None and not isinstance(parameter, Parameter):
+            raise TypeError(f"add_parameter({name!r}) needs a Parameter, got {type(parameter).__name__}")
+        _check_name(self, name, self._parameters)
+        self._parameters[name] = parameter
+        return parameter
+
+    def add_sublayer(self, name: str, sublayer: Any) -> Any:
+        """Register a Layer under a name; returns it."""
+        if sublayer is not None and not isinstance(sublayer, Layer):
+            raise TypeError(f"add_sublayer({name!r}) needs a Layer, got {type(sublayer).__name__}")
+        self._sub_layers[str(name)] = sublayer
+        return sublayer
+
+    def register_buffer(self, name: str, tensor: Any, persistable: bool = True) -> None:
+        """Register a Tensor that is state but not trained; it is saved unless persistable is False."""
+        if tensor is not None and not isinstance(tensor, TensorState):
+            raise TypeError(f"register_buffer({name!r}) needs a Tensor, got {type(tensor).__name__}")
+        _check_name(self, name, self._buffers)
+        self._buffers[name] = tensor
+        if tensor is not None:
+            tensor.persistable = persistable
+        (self._non_persistable.discard if persistable else self._non_persistable.add)(name)
+
+    # walking
+
+    def full_name(self) -> str:
+        """The layer's unique name, such as "linear_0"."""
+        return self._full_name
+
+    def children(self) -> Iterator[Layer]:
+        """Direct sublayers."""
+        return (layer for _, layer in self.named_children())
+
+    def named_children(self) -> Iterator[tuple[str, Layer]]:
+        """(name, layer) of the direct sublayers, each layer once."""
+        seen: set[int] = set()
+        for name, layer in self._sub_layers.items():
+            if layer is not None and id(layer) not in seen:
+                seen.add(id(layer))
+                yield name, layer
+
+    def named_sublayers(
+        self, prefix: str = "", include_self: bool = False, layers_set: set | None = None, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Layer]]:
+        """(dotted name, layer) of all sublayers, depth first, each layer once (unless remove_duplicate is False)."""
+        seen = layers_set if layers_set is not None else set()
+        if remove_duplicate:
+            if self in seen:
+                return
+            seen.add(self)
+        if include_self:
+            yield prefix, self
+        for name, layer in self._sub_layers.items():
+            if layer is not None:
+                inner = f"{prefix}.{name}" if prefix else name
+                yield from layer.named_sublayers(inner, True, seen, remove_duplicate)
+
+    def sublayers(self, include_self: bool = False) -> list[Layer]:
+        """All sublayers, depth first."""
+        return [layer for _, layer in self.named_sublayers(include_self=include_self)]
+
+    def named_parameters(
+        self, prefix: str = "", include_sublayers: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Parameter]]:
+        """(dotted name, parameter), each parameter once."""
+        yield from self._named("_parameters", prefix, include_sublayers, remove_duplicate)
+
+    def parameters(self, include_sublayers: bool = True) -> list[Parameter]:
+        """All parameters, each once."""
+        return [p for _, p in self.named_parameters(include_sublayers=include_sublayers)]
+
+    def named_buffers(
+        self, prefix: str = "", include_sublayers: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """(dotted name, buffer), each buffer once."""
+        yield from self._named("_buffers", prefix, include_sublayers, remove_duplicate)
+
+    def buffers(self, include_sublayers: bool = True) -> list[Tensor]:
+        """All buffers, each once."""
+        return [b for _, b in self.named_buffers(include_sublayers=include_sublayers)]
+
+    def _named(self, table: str, prefix: str, deep: bool, once: bool) -> Iterator[tuple[str, Any]]:
+        seen: set[int] = set()
+        layers = (
+            self.named_sublayers(prefix, include_self=True, remove_duplicate=once) if deep else iter([(prefix, self)])
+        )
+        for where, layer in layers:
+            for name, tensor in layer.__dict__[table].items():
+                if tensor is None or (once and id(tensor) in seen):
+                    continue
+                seen.add(id(tensor))
+                yield (f"{where}.{name}" if where else name), tensor
+
+    def apply(self, fn: Callable[[Layer], None]) -> Self:
+        """Call fn on every sublayer, then on this layer."""
+        for layer in self.children():
+            layer.apply(fn)
+        fn(self)
+        return self
+
+    # modes
+
+    def train(self) -> Self:
+        """Training behaviour from now on (dropout drops, batch statistics are used)."""
+        for layer in self.sublayers(include_self=True):
+            layer.training = True
+        return self
+
+    def eval(self) -> Self:
+        """Inference behaviour from now on."""
+        for layer in self.sublayers(include_self=True):
+            layer.training = False
+        return self
+
+    def clear_gradients(self, set_to_zero: bool = True) -> None:
+        """Set every parameter's gradient to zeros, or forget it."""
+        for p in self.parameters():
+            p.clear_gradient(set_to_zero)
+
+    def to(self, device: Any = None, dtype: Any = None, blocking: bool | None = None) -> Self:
+        """Move parameters and buffers to a device and floating ones to a dtype, in place."""
+        for tensor in [*self.parameters(), *self.buffers()]:
+            wanted = dtype if dtype is not None and dtypes.is_floating(tensor.dtype) else None
+            array = state.read(tensor.detach().to(device=device, dtype=wanted))
+            state.write(tensor, array)
+        if dtype is not None and dtypes.is_floating(dtypes.as_dtype(dtype)):
+            for layer in self.sublayers(include_self=True):
+                layer._dtype = dtypes.as_dtype(dtype)
+        return self
+
+    def astype(self, dtype: Any = None) -> Self:
+        """Cast floating parameters and buffers, in place."""
+        return self.to(dtype=dtype)
+
+    def float(self, excluded_layers: Any = None) -> Self:
+        """float32 parameters and buffers, except in layers of the excluded classes."""
+        return self._cast_to("float32", excluded_layers)
+
+    def bfloat16(self, excluded_layers: Any = None) -> Self:
+        """bfloat16 parameters and buffers, except in layers of the excluded classes."""
+        return self._cast_to("bfloat16", excluded_layers)
+
+    def float16(self, excluded_layers: Any = None) -> Self:
+        """float16 parameters and buffers, except in layers of the excluded classes."""
+        return self._cast_to("float16", excluded_layers)
+
+    def cpu(self) -> Self:
+        """Move to the host's processor."""
+        return self.to(places.CPUPlace())
+
+    def _cast_to(self, dtype: str, excluded: Any) -> Self:
+        classes = tuple(excluded) if isinstance(excluded, (list, tuple)) else (excluded,) if excluded else ()
+        for layer in self.sublayers(include_self=True):
+            if isinstance(layer, classes):
+                continue
+            layer._dtype = dtypes.as_dtype(dtype)
+            for tensor in [*layer._parameters.values(), *layer._buffers.values()]:
+                if tensor is not None and dtypes.is_floating(tensor.dtype):
+                    state.write(tensor, state.read(tensor).astype(dtype))
+        return self
+
+    # state
+
+    def state_dict(
+        self,
+        destination: dict | None = None,
+        include_sublayers: bool = True,
+        structured_name_prefix: str = "",
+        use_hook: bool = True,
+        keep_vars: bool = True,
+    ) -> dict[str, Tensor]:
+        """Name -> parameter or persistable buffer: the Tensors themselves, or detached ones with keep_vars=False."""
+        found: dict[str, Tensor] = OrderedDict() if destination is None else destination
+        layers = self.named_sublayers(include_self=True, remove_duplicate=False) if include_sublayers else [("", self)]
+        for where, layer in layers:
+            prefix = structured_name_prefix + (f"{where}." if where else "")
+            for name, tensor in [*layer._parameters.items(), *layer._buffers.items()]:
+                if tensor is not None and name not in layer._non_persistable:
+                    found[prefix + name] = tensor if keep_vars else tensor.detach()
+        return found
+
+    def set_state_dict(
+        self, state_dict: Mapping[str, Any], use_structured_name: bool = True
+    ) -> tuple[list[str], list[str]]:
+        """Load values by name; returns (names this layer has that were not given, names given that it has not).
+
+        Values keep this layer's dtypes. Raises ShapeError, loading nothing, if some shape does not fit.
+        """
+        mine = self.state_dict()
+        if not use_structured_name:
+            mine = {t.name: t for t in mine.values()}
+        wrong = [
+            f"{k}: expected {mine[k].shape}, got {list(np.shape(v) if not isinstance(v, Tensor) else v.shape)}"
+            for k, v in state_dict.items()
+            if k in mine and tuple(v.shape if hasattr(v, "shape") else np.shape(v)) != tuple(mine[k].shape)
+        ]
+        if wrong:
+            raise ShapeError(f"set_state_dict: shapes do not fit, nothing was loaded: {'; '.join(wrong[:10])}")
+        for name, value in state_dict.items():
+            if name in mine:
+                mine[name].set_value(value)
+        return [k for k in mine if k not in state_dict], [k for k in state_dict if k not in mine]
+
+    set_dict = set_state_dict
+    load_dict = set_state_dict
+
+    def to_static_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """state_dict with the buffers that are not persistable too."""
+        found = self.state_dict(*args, **kwargs)
+        found.update(self.named_buffers())
+        return found
+
+    def extra_repr(self) -> str:
+        """What repr shows between the parentheses; subclasses write it."""
+        return ""
+
+    def __repr__(self) -> str:
+        inner = [f"({name}): {layer!r}".replace("\n", "\n  ") for name, layer in self._sub_layers.items()]
+        head = self.extra_repr()
+        if not inner:
+            return f"{type(self).__name__}({head})"
+        body = "\n  ".join([*([head] if head else []), *inner])
+        return f"{type(self).__name__}(\n  {body}\n)"
+
+
+class _Global:
+    """Initializers that set_global_initializer chose."""
+
+    __slots__ = ("bias", "weight")
+
+    def __init__(self) -> None:
+        self.weight: Any = None
+        self.bias: Any = None
+
+
+_global = _Global()
+
+
+def _global_initializer(is_bias: bool) -> Any:
+    return _global.bias if is_bias else _global.weight
+
+
+def set_global_initializer(weight_init: Any, bias_init: Any = None) -> None:
+    """Default initial values of weights and biases made from now on; None goes back to each layer's own default."""
+    for given in (weight_init, bias_init):
+        if given is not None and not hasattr(given, "values"):
+            raise ConfigError(f"set_global_initializer takes initializers, got {given!r}")
+    _global.weight, _global.bias = weight_init, bias_init
+
+
+def _register(hooks: OrderedDict, hook: Callable) -> HookHandle:
+    key = object()
+    hooks[key] = hook
+    return HookHandle(lambda: hooks.pop(key, None) is not None)
+
+
+def _forget(name: str, *tables: dict) -> None:
+    for table in tables:
+        table.pop(name, None)
+
+
+def _check_name(layer: Layer, name: str, table: Mapping) -> None:
+    if not isinstance(name, str) or not name or "." in name:
+        raise KeyError(f"{name!r} cannot name a parameter or buffer: a non-empty string without dots is needed")
+    if hasattr(layer, name) and name not in table:
+        raise KeyError(f"{type(layer).__name__} already has an attribute {name!r}; choose another name")

@@ -1,0 +1,110 @@
+"""Parameter: a Tensor that training changes, and ParamAttr: how a Layer should make one.
+
+Floor: 4.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from polyreme.core import dtype as dtypes
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import ConfigError, ShapeError
+
+_names = itertools.count()
+
+
+class Parameter(Tensor):
+    """A Tensor that wants a gradient and is saved with its Layer.
+
+    dims: the logical dim of each of its dims, such as ("embed", "ffn"); a Strategy maps them to mesh axes.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        dtype: Any = None,
+        *,
+        trainable: bool = True,
+        name: str | None = None,
+        dims: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(data, dtype, stop_gradient=not trainable)
+        if dims is not None and len(dims) != self.ndim:
+            raise ShapeError(
+                f"Parameter of shape {self.shape} has {self.ndim} dims, dims={tuple(dims)} names {len(dims)}"
+            )
+        self.name = name or f"param_{next(_names)}"
+        self.persistable = True
+        self.dims = tuple(dims) if dims is not None else (None,) * self.ndim
+        self.optimize_attr = {"learning_rate": 1.0}
+        self.regularizer: Any = None
+        self.need_clip = True
+        self.is_distributed = False
+
+    @property
+    def trainable(self) -> bool:
+        """True if it wants a gradient."""
+        return not self.stop_gradient
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        self.stop_gradient = not value
+
+    def __repr__(self) -> str:
+        return f"Parameter {self.name} containing:\n{super().__repr__()}"
+
+
+@dataclass
+class ParamAttr:
+    """How to make a parameter: its name, initial values, learning-rate factor, regularizer, and whether it is trained.
+
+    do_model_average is kept for scripts that set it; only True has an effect anywhere, and that is the default.
+    """
+
+    name: str | None = None
+    initializer: Any = None
+    learning_rate: float = 1.0
+    regularizer: Any = None
+    trainable: bool = True
+    do_model_average: bool = True
+    need_clip: bool = True
+
+    @classmethod
+    def of(cls, attr: Any) -> ParamAttr | None:
+        """The ParamAttr that a layer's weight_attr or bias_attr stands for: None, True, a name, an initializer or a ParamAttr.
+
+        None for False: no parameter. Raises ConfigError for anything else.
+        """
+        if attr is None or attr is True:
+            return cls()
+        if attr is False:
+            return None
+        if isinstance(attr, cls):
+            return attr
+        if isinstance(attr, str):
+            return cls(name=attr)
+        if callable(attr):
+            return cls(initializer=attr)
+        raise ConfigError(f"a parameter attribute is None, False, a name, an initializer or a ParamAttr, got {attr!r}")
+
+
+def make_parameter(
+    shape: Sequence[int],
+    dtype: Any,
+    attr: ParamAttr,
+    default_initializer: Any,
+    dims: Sequence[str] | None = None,
+) -> Parameter:
+    """A Parameter with initial values from attr's initializer, else from the default one."""
+    initializer = attr.initializer if attr.initializer is not None else default_initializer
+    sizes = [int(s) for s in shape]
+    array = initializer.values(sizes, dtypes.as_dtype(dtype))
+    made = Parameter(array, trainable=attr.trainable, name=attr.name, dims=dims)
+    made.optimize_attr = {"learning_rate": attr.learning_rate}
+    made.regularizer = attr.regularizer
+    made.need_clip = attr.need_clip
+    return made
