@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, Self
 import xxhash
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from polyreme.mesh import Plan
+
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -150,7 +152,7 @@ class PlanConfig(Section):
     sharding: Count = 1
     mp: Count = 1
     sharding_stage: Annotated[Whole, Field(le=3)] = 0
-    recompute: bool = False
+    recompute: Literal["none", "core_attn", "full_attn", "full"] = "none"
 
     @property
     def num_devices(self) -> int:
@@ -209,6 +211,19 @@ class PretrainConfig(Section):
     def tokenizer_vocab_size(self) -> int:
         """Size the tokenizer is trained to: its own setting, else the model's."""
         return self.data.tokenizer_vocab_size or self.model.vocab_size
+
+    @property
+    def parallel_plan(self) -> Plan:
+        """The plan the run follows; accumulation is its number of microbatches."""
+        plan = self.plan
+        return Plan.from_degrees(
+            dp=plan.dp,
+            sharding=plan.sharding,
+            mp=plan.mp,
+            sharding_stage=plan.sharding_stage or 1,  # without a sharding axis the stage has nothing to split
+            num_microbatches=self.train.accumulation,
+            recompute=plan.recompute,
+        )
 
     @property
     def tokens_per_step(self) -> int:

@@ -171,6 +171,9 @@ def _parse_override(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ConfigError(f"{COMMAND_LINE}: {text!r} is not key=value, for example train.steps=100")
+    inside = [known for known in known_keys() if known.startswith(f"{key}.")]
+    if inside:
+        raise ConfigError(f"{COMMAND_LINE}: {key} is a section; set one of its keys, such as {inside[0]}")
     if key not in known_keys():
         raise ConfigError(f"{COMMAND_LINE}: unknown key {key!r}{nearest(key, known_keys())}")
     try:

@@ -57,7 +57,8 @@ def memory(config: PretrainConfig) -> Memory:
 
     ZeRO stage 1 splits the moments over the sharding axis, 2 also the gradients, 3 also the parameters. Activations:
     34 bytes per layer, token and hidden unit in 16 bits, of which 24 are split over mp (arXiv:2205.05198, equation 2,
-    without the attention matrix, which is never stored); with recompute, one input per layer and one whole layer.
+    without the attention matrix, which is never stored). Recompute full_attn spares the 8 of q, k, v and their result;
+    full keeps one input per layer and one whole layer.
     """
     model, plan, train = config.model, config.plan, config.train
     count = num_parameters(model)
@@ -65,9 +66,10 @@ def memory(config: PretrainConfig) -> Memory:
     split = [-(-per_mp // plan.sharding) if plan.sharding_stage >= stage else per_mp for stage in (1, 2, 3)]
     tokens = config.tokens_per_step // (train.accumulation * plan.dp * plan.sharding)
     width = 4 if train.amp_level == "O0" else 2
-    layer = tokens * model.hidden_size * (10 + 24 // plan.mp) * width // 2
+    split_over_mp = 16 if plan.recompute == "full_attn" else 24
+    layer = tokens * model.hidden_size * (10 + split_over_mp // plan.mp) * width // 2
     kept = tokens * model.hidden_size * width
-    layers = model.num_layers * kept + layer if plan.recompute else model.num_layers * layer
+    layers = model.num_layers * kept + layer if plan.recompute == "full" else model.num_layers * layer
     # a low-precision copy of the weights lives beside the fp32 master under O2
     low_copy = 2 * split[2] if train.amp_level == "O2" else 0
     return Memory(

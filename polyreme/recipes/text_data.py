@@ -23,7 +23,7 @@ import xxhash
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from polyreme.errors import ConfigError, DataError
-from polyreme.recipes.config import DataConfig
+from polyreme.recipes.config import DataConfig, PretrainConfig
 
 END_OF_TEXT = "<|endoftext|>"
 _FORMAT = 1  # raised when the files below change meaning, so that old folders are not read
@@ -79,6 +79,13 @@ class Corpus:
         """The tokenizer trained on this text, or None for synthetic tokens."""
         path = self.folder / "tokenizer.json"
         return Tokenizer.from_file(str(path)) if path.exists() else None
+
+
+def load_corpus(config: PretrainConfig, base: Path | None = None) -> Corpus:
+    """Prepare the data of a run, kept under data.cache or else in OUTPUT/data; see prepare."""
+    cache = Path(config.data.cache or Path(config.output) / "data")
+    size, seq_len = config.tokenizer_vocab_size, config.model.seq_len
+    return prepare(config.data, vocab_size=size, seq_len=seq_len, cache=cache, base=base)
 
 
 def prepare(data: DataConfig, *, vocab_size: int, seq_len: int, cache: Path, base: Path | None = None) -> Corpus:

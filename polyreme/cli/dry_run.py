@@ -1,0 +1,44 @@
+"""What `polyreme pretrain --dry-run` prints: every setting with its origin, and what the run will cost.
+
+Floor: 7.  Never imports: jax.
+"""
+
+import json
+from dataclasses import asdict
+
+from polyreme.recipes import estimate
+from polyreme.recipes.config import PretrainConfig, digest, flatten
+from polyreme.recipes.config_file import Loaded
+
+
+def describe(loaded: Loaded) -> str:
+    """The report, as text."""
+    return "\n".join([*_settings(loaded), "", *_costs(loaded.config)])
+
+
+def _settings(loaded: Loaded) -> list[str]:
+    rows = [("setting", "value", "from")]
+    rows += [(key, _text(value), loaded.origin[key]) for key, value in flatten(loaded.config).items()]
+    key_width, value_width = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return [f"{key:<{key_width}}  {value:<{value_width}}  {origin}" for key, value, origin in rows]
+
+
+def _costs(config: PretrainConfig) -> list[str]:
+    model, train = config.model, config.train
+    memory = estimate.memory(config)
+    parts = ", ".join(f"{name} {estimate.bytes_text(nbytes)}" for name, nbytes in asdict(memory).items())
+    tokens = train.steps * config.tokens_per_step
+    flops = estimate.flops_per_token(model)
+    return [
+        f"config      {digest(config)}",
+        f"parameters  {estimate.num_parameters(model):,}",
+        f"steps       {train.steps:,} of {config.tokens_per_step:,} tokens: {tokens:,} tokens in all",
+        f"compute     {flops:,} FLOP a token, {flops * tokens:.2e} in all",
+        f"memory      about {estimate.bytes_text(memory.total)} a device: {parts}",
+        "",
+        str(config.parallel_plan),
+    ]
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,206 @@
+"""The `polyreme` command. Anything that needs jax is imported once the command is known, so that --help is instant.
+
+Floor: 7.
+"""
+
+import importlib.metadata
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from polyreme import flags
+from polyreme.cli.failure import report
+from polyreme.errors import ConfigError, did_you_mean
+
+app = typer.Typer(
+    name="polyreme",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Train and run large models: imperative code, whole-step programs, any parallel plan.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Look at training data.")
+app.add_typer(data_app, name="data")
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML configuration, such as configs/gpt_kjv.yaml.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the file's, dotted.")
+]
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"polyreme {_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")] = False,
+) -> None:
+    """Options before any command; --debug is taken out by main, which needs it for errors in the options themselves."""
+
+
+@app.command()
+def pretrain(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    resume: Annotated[
+        str, typer.Option(metavar="auto|never|STEP", help="Go on from the newest checkpoint, none, or that of a step.")
+    ] = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print settings and costs; train nothing.")] = False,
+    output: Annotated[str | None, typer.Option(help="Folder for checkpoints and logs (sets output).")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, gpu, tpu or a plug-in's name (sets device).")] = None,
+) -> None:
+    """Train a model from scratch, or go on with a run that stopped.
+
+    Example: polyreme pretrain configs/gpt_kjv.yaml train.steps=100 train.learning_rate=1e-4
+    """
+    from polyreme.cli import dry_run as dry
+    from polyreme.recipes import config_file
+
+    _check_resume(resume)
+    named = {"output": output, "device": device}
+    settings = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in named.items() if value is not None]
+    loaded = config_file.load(config, [*(overrides or []), *settings])
+    if dry_run:
+        typer.echo(dry.describe(loaded))
+        return
+    _prepare_devices(loaded.config.device, loaded.config.plan.num_devices)
+    from polyreme.recipes import pretrain as recipe
+
+    source: dict[str, Any] = {
+        "path": loaded.path,
+        "folder": loaded.folder,
+        "overrides": loaded.overrides,
+        "origin": loaded.origin,
+        "resume_command": ["polyreme", "pretrain", str(loaded.path), *loaded.overrides, "--resume", "auto"],
+    }
+    recipe.run(loaded.config, resume=resume, overrides_source=source)
+
+
+@app.command()
+def generate(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="Output folder of a run.")],
+    prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int, typer.Option(min=0, help="Choose among this many; 0 for all.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0,
+) -> None:
+    """Write text with a trained model."""
+    if not math.isfinite(temperature):
+        raise ConfigError(f"--temperature {temperature}: needs a number of at least 0")
+    if not checkpoint.is_dir():
+        raise ConfigError(f"{checkpoint}: no such folder; give the output folder of a run, such as runs/gpt_kjv")
+    from polyreme.recipes import generate as recipe
+
+    recipe.run(
+        checkpoint, prompt=prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed
+    )
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to wait for the devices.")] = 60.0,
+) -> None:
+    """Check this machine and say how to mend what is wrong; exits 1 if something is."""
+    from polyreme.recipes import doctor as recipe
+
+    checks = recipe.examine(timeout)
+    typer.echo(recipe.as_json(checks) if as_json else recipe.as_text(checks))
+    if any(check.is_failure for check in checks):
+        raise typer.Exit(1)
+
+
+@data_app.command()
+def preview(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    count: Annotated[int, typer.Option("-n", min=1, help="How many samples.")] = 3,
+) -> None:
+    """Show training samples as the model will see them, prepared and decoded again."""
+    from polyreme.recipes import config_file, text_data
+
+    loaded = config_file.load(config, overrides or [])
+    corpus = text_data.load_corpus(loaded.config, loaded.folder)
+    train, tokenizer = corpus.train, corpus.tokenizer
+    typer.echo(
+        f"{corpus.num_tokens:,} tokens of a vocabulary of {corpus.vocab_size:,}; "
+        f"{len(train):,} training and {len(corpus.validation):,} validation samples of {train.seq_len}"
+    )
+    for index in range(min(count, len(train))):
+        tokens, labels = train[index]
+        text = tokenizer.decode(tokens.tolist(), skip_special_tokens=False) if tokenizer else str(tokens.tolist())
+        typer.echo(f"\n--- sample {index}: {len(tokens)} tokens, {len(labels)} counted in the loss\n{text}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code. Never raises, never shows a traceback without --debug."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = words[: words.index("--")] if "--" in words else words
+    debug = "--debug" in options
+    words = [word for word in options if word != "--debug"] + words[len(options) :]
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character gets its escape, not a crash
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        debug = debug or flags.debug()
+        code = app(args=words, prog_name="polyreme", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush would fail as well
+        return 0
+    except SystemExit as ending:
+        return _code_of(ending)
+    except BaseException as error:  # noqa: BLE001 - the last resort, where every error becomes an exit code
+        if type(error).__name__ == "NoArgsIsHelpError":
+            return 2  # the help has been printed
+        return report(error, debug)
+
+
+def _code_of(ending: SystemExit) -> int:
+    if isinstance(ending.__context__, BrokenPipeError):
+        return 0  # rich ends the process when the reader of its help text is gone
+    if ending.code is None or isinstance(ending.code, int):
+        return ending.code or 0
+    typer.echo(f"error: {ending.code}", err=True)
+    return 1
+
+
+def _check_resume(resume: str) -> None:
+    if resume not in ("auto", "never") and not resume.isdecimal():
+        near = did_you_mean(resume, ["auto", "never"])
+        raise ConfigError(f"--resume {resume}: needs auto, never or the number of a step{near}")
+
+
+def _prepare_devices(device: str | None, count: int) -> None:
+    """Tell jax, before it is imported, to leave accelerators alone and to make the CPU devices the plan needs."""
+    if device != "cpu":
+        return
+    platforms = os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if "cpu" not in platforms.split(","):
+        raise ConfigError(f"device=cpu, but JAX_PLATFORMS={platforms} in the environment leaves the CPU out; unset it")
+    if flags.cpu_num() is None and count > 1:
+        os.environ["CPU_NUM"] = str(count)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("polyreme")
+    except importlib.metadata.PackageNotFoundError:
+        return "(run from source, not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""What may change between a run and its continuation, and how a change that may not is reported.
+
+Floor: 7.  Never imports: jax.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from polyreme.errors import ConfigError, DataError
+from polyreme.recipes.config import PretrainConfig, flatten
+
+# These change where and how the same numbers are computed, kept or shown, not which. data.text is compared by content.
+_MAY_CHANGE = {"train.steps", "train.accumulation", "data.text", "data.cache", "data.num_workers", "output", "device"}
+_SECTIONS_THAT_MAY_CHANGE = ("log.", "checkpoint.", "plan.")
+
+
+def changes(saved: Mapping[str, Any], config: PretrainConfig) -> dict[str, tuple[Any, Any]]:
+    """Settings that differ from the saved ones, as {dotted key: (saved, now)}; saved is what flatten gave then.
+
+    >>> changes({"train.steps": 10}, PretrainConfig())["train.steps"]
+    (10, 400)
+    """
+    now = flatten(config)
+    keys = dict.fromkeys([*saved, *now])
+    return {key: (saved.get(key), now.get(key)) for key in keys if saved.get(key) != now.get(key)}
+
+
+def check_config(saved: Mapping[str, Any], config: PretrainConfig) -> dict[str, tuple[Any, Any]]:
+    """The changes, all of them allowed; raises ConfigError listing those under which a run cannot go on exactly."""
+    changed = changes(saved, config)
+    refused = {key: pair for key, pair in changed.items() if not _may_change(key)}
+    if refused:
+        listed = ", ".join(f"{key} was {before!r}, is {after!r}" for key, (before, after) in refused.items())
+        raise ConfigError(
+            f"cannot resume, the configuration has changed: {listed}; put these back, or start anew with "
+            "--resume never and another output"
+        )
+    return changed
+
+
+def check_data(saved_digest: str, digest: str) -> None:
+    """Raises DataError if the data prepared now (Corpus.digest) is not what the saved run was reading."""
+    if saved_digest != digest:
+        raise DataError(
+            f"cannot resume: the training data has changed (digest {digest[:12]}, was {saved_digest[:12]}); "
+            "give data.text the text the run began with, or start anew with --resume never and another output"
+        )
+
+
+def _may_change(key: str) -> bool:
+    return key in _MAY_CHANGE or key.startswith(_SECTIONS_THAT_MAY_CHANGE)
