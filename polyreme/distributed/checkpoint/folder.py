@@ -150,7 +150,7 @@ def _replaced_by(root: Path, step: int) -> tuple[str, ...]:
     path = root / step_name(step) / MANIFEST
     try:
         return tuple(json.loads(path.read_bytes())["replaces"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ()  # a folder without a readable manifest has superseded nothing
 
 

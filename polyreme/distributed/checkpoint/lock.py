@@ -45,7 +45,7 @@ class FolderLock:
     def _holder(self) -> dict[str, Any] | None:
         try:
             holder = json.loads(self.path.read_bytes())
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, RecursionError):
             return None  # none, or a torn one: its writer did not live to hold it
         if not isinstance(holder, dict) or type(holder.get("pid")) is not int or "host" not in holder:
             return None

@@ -63,6 +63,8 @@ class CheckpointStore:
                 "saving from several processes is not built yet"
             )
         self.path = Path(path)
+        if read_only:
+            refuse_foreign(self.path)
         self.max_to_keep = max_to_keep
         self.keep_period = keep_period
         self.read_only = read_only
@@ -284,7 +286,6 @@ class CheckpointStore:
         """
         self.wait()
         self._warn_of_strays()
-        refuse_foreign(self.path)
         found = folder.scan(self.path)[0]
         if step not in (None, "latest"):
             if step not in found:
