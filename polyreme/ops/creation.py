@@ -1,0 +1,305 @@
+"""Making Tensors: filled, counted and diagonal ones, triangles, grids, copies.
+
+Floor: 2.  Where a size decides the result's shape it is a static attribute; a fill value is an argument of the program,
+so that another value does not compile again.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from polyreme.core import dtype as dtypes
+from polyreme.core import place as places
+from polyreme.core import state
+from polyreme.core.dtype import promote
+from polyreme.core.op import OPS, op
+from polyreme.errors import CaptureError, ConfigError, ShapeError
+
+
+def republish(declared: Callable[..., Any], public: Callable[..., Any]) -> Callable[..., Any]:
+    """Make public what users call for an op: same name, docs and declaration, another way of taking arguments."""
+    functools.update_wrapper(public, declared)
+    public.op = declared.op  # type: ignore[attr-defined]
+    OPS[declared.__name__] = public
+    return public
+
+
+def creator(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare an op that makes Tensors: its public function also takes device, requires_grad and pin_memory.
+
+    device: where the result goes, the default device if None. requires_grad: the result wants a gradient.
+    """
+    declared = op(fn, method=False)
+
+    def public(
+        *args: Any, device: Any = None, requires_grad: bool = False, pin_memory: bool = False, **kwargs: Any
+    ) -> Any:
+        if pin_memory:
+            raise ConfigError(f"{fn.__name__}: pin_memory=True; transfers pin memory themselves here, leave it out")
+        with _on(device, fn.__name__):
+            result = declared(*args, **kwargs)
+        if requires_grad:
+            result.stop_gradient = False
+        return result
+
+    return republish(declared, public)
+
+
+@contextmanager
+def _on(device: Any, what: str) -> Iterator[None]:
+    if device is None:
+        yield
+        return
+    if state.watch.active is not None:
+        raise CaptureError(f"{what}: device={device!r} in a captured function, which is one program on its own devices")
+    with jax.default_device(places.as_place(device).device()):
+        yield
+
+
+def as_shape(shape: Any, what: str) -> tuple[int, ...]:
+    """A shape given as an int or a sequence of ints. Raises ShapeError for negative sizes and what is no integer."""
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    for size in sizes:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise ShapeError(f"{what}: shape {list(sizes)} needs integers >= 0, got {size!r}")
+    return sizes
+
+
+def as_float(dtype: Any) -> np.dtype:
+    """The dtype asked for, or the default floating one."""
+    return dtypes.default_dtype() if dtype is None else dtypes.as_dtype(dtype)
+
+
+def _or_own(x: Array, dtype: Any) -> np.dtype:
+    return x.dtype if dtype is None else dtypes.as_dtype(dtype)
+
+
+@creator
+def zeros(shape: Any, dtype: Any = None) -> Array:
+    """Zeros of a shape; dtype is the default one if None."""
+    return jnp.zeros(as_shape(shape, "zeros"), as_float(dtype))
+
+
+@creator
+def ones(shape: Any, dtype: Any = None) -> Array:
+    """Ones of a shape; dtype is the default one if None."""
+    return jnp.ones(as_shape(shape, "ones"), as_float(dtype))
+
+
+@creator
+def full(shape: Any, fill_value: Array, dtype: Any = None) -> Array:
+    """A shape filled with one value; without dtype a float gives the default dtype, an integer int64, a bool bool."""
+    value = promote(fill_value)[0] if dtype is None else fill_value.astype(dtypes.as_dtype(dtype))
+    return jnp.broadcast_to(jnp.reshape(value, ()), as_shape(shape, "full"))
+
+
+@creator
+def empty(shape: Any, dtype: Any = None) -> Array:
+    """A Tensor of a shape to be written to later; it holds zeros."""
+    return jnp.zeros(as_shape(shape, "empty"), as_float(dtype))
+
+
+@creator
+def zeros_like(x: Array, dtype: Any = None) -> Array:
+    """Zeros of x's shape, and of its dtype unless another is given."""
+    return jnp.zeros(x.shape, _or_own(x, dtype))
+
+
+@creator
+def ones_like(x: Array, dtype: Any = None) -> Array:
+    """Ones of x's shape, and of its dtype unless another is given."""
+    return jnp.ones(x.shape, _or_own(x, dtype))
+
+
+@creator
+def full_like(x: Array, fill_value: Array, dtype: Any = None) -> Array:
+    """One value in x's shape, and in its dtype unless another is given."""
+    return jnp.broadcast_to(jnp.reshape(fill_value, ()).astype(_or_own(x, dtype)), x.shape)
+
+
+@creator
+def empty_like(x: Array, dtype: Any = None) -> Array:
+    """A Tensor of x's shape and dtype to be written to later; it holds zeros."""
+    return jnp.zeros(x.shape, _or_own(x, dtype))
+
+
+@creator
+def arange(start: Any = 0, end: Any = None, step: Any = 1, dtype: Any = None) -> Array:
+    """start, start + step, ... up to but not including end; arange(n) counts from 0.
+
+    -> [ceil((end - start) / step)]; int64 if all three are integers, else the default dtype. Raises for step 0.
+    """
+    if end is None:
+        start, end = 0, start
+    if step == 0:
+        raise ShapeError(f"arange(start={start}, end={end}, step=0): step 0 never arrives; give another step")
+    whole = all(isinstance(v, int) for v in (start, end, step))
+    to = dtypes.as_dtype(dtype) if dtype is not None else dtypes.int64 if whole else dtypes.default_dtype()
+    count = max(0, math.ceil((end - start) / step))
+    steps = jnp.arange(count, dtype=dtypes.int64 if whole else dtypes.float64)
+    return (start + steps * step).astype(to)
+
+
+@creator
+def linspace(start: Array, stop: Array, num: int, dtype: Any = None) -> Array:
+    """num values evenly spaced from start to stop, both included -> [num]; default dtype if None.
+
+    Raises ShapeError for num < 1.
+    """
+    return _spaced(start, stop, num, "linspace").astype(as_float(dtype))
+
+
+def _spaced(start: Array, stop: Array, num: int, what: str) -> Array:
+    if num < 1:
+        raise ShapeError(f"{what}: num={num}; ask for at least 1 value")
+    first, last = (jnp.reshape(v, ()).astype(dtypes.float64) for v in (start, stop))
+    return jnp.linspace(first, last, num)
+
+
+@op(method=False)
+def logspace(start: Array, stop: Array, num: int, base: Array = 10.0, dtype: Any = None) -> Array:
+    """base to the powers linspace(start, stop, num) -> [num]; default dtype if None."""
+    powers = _spaced(start, stop, num, "logspace")
+    return jnp.power(jnp.reshape(base, ()).astype(dtypes.float64), powers).astype(as_float(dtype))
+
+
+@creator
+def eye(num_rows: int, num_columns: int | None = None, dtype: Any = None) -> Array:
+    """Ones on the main diagonal, zeros elsewhere -> [num_rows, num_columns]; square if num_columns is None."""
+    rows, columns = as_shape((num_rows, num_rows if num_columns is None else num_columns), "eye")
+    return jnp.eye(rows, columns, dtype=as_float(dtype))
+
+
+@op
+def diag(x: Array, offset: int = 0, padding_value: Array = 0) -> Array:
+    """[n] -> the square matrix with x on a diagonal and padding_value elsewhere; [m, n] -> its diagonal.
+
+    offset: the diagonal, above the main one if positive. Raises ShapeError for other numbers of dims.
+    """
+    if x.ndim not in (1, 2):
+        raise ShapeError(f"diag takes 1 or 2 dims, got shape {list(x.shape)}; diag_embed and diagonal take more")
+    if x.ndim == 2:
+        return jnp.diagonal(x, offset)
+    rows, columns, size = _diagonal(x.shape[0], offset)
+    padding = jnp.broadcast_to(jnp.reshape(padding_value, ()).astype(x.dtype), (size, size))
+    return padding.at[rows, columns].set(x)
+
+
+def _diagonal(n: int, offset: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Rows and columns of n elements on a diagonal, and the size of the square that holds them."""
+    return np.arange(n) + max(-offset, 0), np.arange(n) + max(offset, 0), n + abs(offset)
+
+
+@op
+def diagflat(x: Array, offset: int = 0) -> Array:
+    """The elements of x, row by row, on a diagonal of a square matrix of zeros."""
+    rows, columns, size = _diagonal(x.size, offset)
+    return jnp.zeros((size, size), x.dtype).at[rows, columns].set(x.reshape(-1))
+
+
+@op
+def diag_embed(input: Array, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Array:
+    """The last dim laid on a diagonal of two new dims: [*b, n] -> [*b, n + |offset|, n + |offset|].
+
+    dim1, dim2: where the rows and columns of the diagonal stand in the result.
+    """
+    rows, columns, size = _diagonal(input.shape[-1], offset)
+    square = jnp.zeros((*input.shape[:-1], size, size), input.dtype).at[..., rows, columns].set(input)
+    return jnp.moveaxis(square, (-2, -1), (dim1, dim2))
+
+
+@op
+def diagonal(x: Array, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
+    """Elements of x whose index in axis2 is their index in axis1 plus offset; the diagonal becomes the last dim."""
+    return jnp.diagonal(x, offset, axis1, axis2)
+
+
+@op(inplace=True)
+def tril(x: Array, diagonal: int = 0) -> Array:
+    """[*b, m, n] with zeros above a diagonal."""
+    return jnp.tril(x, diagonal)
+
+
+@op(inplace=True)
+def triu(x: Array, diagonal: int = 0) -> Array:
+    """[*b, m, n] with zeros below a diagonal."""
+    return jnp.triu(x, diagonal)
+
+
+@op(method=False)
+def tril_indices(row: int, col: int, offset: int = 0, dtype: Any = "int64") -> Array:
+    """Rows and columns of the elements on and below a diagonal of a [row, col] matrix -> [2, count]."""
+    return jnp.asarray(np.stack(np.tril_indices(row, offset, col)).astype(dtypes.as_dtype(dtype)))
+
+
+@op(method=False)
+def triu_indices(row: int, col: int | None = None, offset: int = 0, dtype: Any = "int64") -> Array:
+    """Rows and columns of the elements on and above a diagonal of a [row, col] matrix -> [2, count]."""
+    return jnp.asarray(np.stack(np.triu_indices(row, offset, col)).astype(dtypes.as_dtype(dtype)))
+
+
+@op(method=False)
+def meshgrid(inputs: list[Array], indexing: str = "ij") -> list[Array]:
+    """Coordinates of a grid: n vectors -> n Tensors of shape [len(vector 0), len(vector 1), ...].
+
+    Called as meshgrid(x, y) or meshgrid([x, y]). indexing "xy" swaps the first two dims of the result.
+    """
+    for x in inputs:
+        if x.ndim > 1:
+            raise ShapeError(f"meshgrid takes vectors, got one of shape {list(x.shape)}")
+    return list(jnp.meshgrid(*inputs, indexing=indexing))
+
+
+_grid = meshgrid
+
+
+def _meshgrid(*args: Any, indexing: str = "ij", name: str | None = None) -> Any:
+    inputs = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
+    return _grid(list(inputs), indexing=indexing)
+
+
+meshgrid = republish(_grid, _meshgrid)
+
+
+@op(method=False)
+def assign(x: Array) -> Array:
+    """A copy of a Tensor, ndarray, list or number; written into output if one is given. Gradients flow through.
+
+    Python floats get the default dtype, an ndarray keeps its own.
+    """
+    return jnp.copy(promote(x)[0])
+
+
+_assign = assign
+
+
+def _assign_to(x: Any, output: Any = None) -> Any:
+    if isinstance(x, (list, tuple)):
+        x = np.asarray(x)
+        x = x.astype(dtypes.default_dtype()) if x.dtype == dtypes.float64 else x
+    return _assign(x, out=output)
+
+
+assign = republish(_assign, _assign_to)
+
+
+@op(method=False)
+def clone(x: Array) -> Array:
+    """A copy that gradients flow through."""
+    return jnp.copy(x)
+
+
+@op(method=False)
+def complex(real: Array, imag: Array) -> Array:  # the public name
+    """real + i imag, elementwise; float32 parts give complex64, float64 parts complex128."""
+    real, imag = (dtypes.floating(v) for v in promote(real, imag))
+    return jax.lax.complex(*jnp.broadcast_arrays(real, imag))

@@ -1,0 +1,232 @@
+"""Random numbers: each op takes a key, filled in from the default generator.
+
+Floor: 2.  The numbers depend on the seed and on the order of calls, never on how an array is laid out over devices.
+A seed other than 0 given to an op fixes that call's numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from polyreme.core import dtype as dtypes
+from polyreme.core.dtype import promote
+from polyreme.core.op import Key, op
+from polyreme.errors import DTypeError, ShapeError
+from polyreme.ops.creation import as_float, as_shape, creator, republish
+
+
+def _key(key: Array, seed: int) -> Array:
+    return jax.random.PRNGKey(seed) if seed else key
+
+
+def _floating(dtype: Any, what: str) -> Any:
+    found = as_float(dtype)
+    if not dtypes.is_floating(found):
+        raise DTypeError(f"{what} draws floating numbers, got dtype {found.name}; use randint for integers")
+    return found
+
+
+def _normal(key: Array, shape: Any, dtype: Any, what: str) -> Array:
+    return jax.random.normal(key, as_shape(shape, what), _floating(dtype, what))
+
+
+@creator
+def rand(shape: Any, dtype: Any = None, key: Key = None) -> Array:
+    """Uniform in [0, 1)."""
+    return jax.random.uniform(key, as_shape(shape, "rand"), _floating(dtype, "rand"))
+
+
+@creator
+def randn(shape: Any, dtype: Any = None, key: Key = None) -> Array:
+    """Normal with mean 0 and variance 1."""
+    return _normal(key, shape, dtype, "randn")
+
+
+@creator
+def standard_normal(shape: Any, dtype: Any = None, key: Key = None) -> Array:
+    """Normal with mean 0 and variance 1."""
+    return _normal(key, shape, dtype, "standard_normal")
+
+
+@creator
+def uniform(shape: Any, dtype: Any = None, min: Array = 0, max: Array = 1.0, seed: int = 0, key: Key = None) -> Array:
+    """Uniform in [min, max)."""
+    to = _floating(dtype, "uniform")
+    return jax.random.uniform(_key(key, seed), as_shape(shape, "uniform"), to, min.astype(to), max.astype(to))
+
+
+@op(method=False)
+def gaussian(
+    shape: Any, mean: Array = 0.0, std: Array = 1.0, seed: int = 0, dtype: Any = None, key: Key = None
+) -> Array:
+    """Normal with a mean and a standard deviation."""
+    drawn = _normal(_key(key, seed), shape, dtype, "gaussian")
+    return drawn * std.astype(drawn.dtype) + mean.astype(drawn.dtype)
+
+
+@op(method=False)
+def normal(mean: Array = 0.0, std: Array = 1.0, shape: Any = None, key: Key = None) -> Array:
+    """Normal with a mean and a standard deviation, each a number or a Tensor; gradients flow to both.
+
+    The result has the shape the two broadcast to, or `shape` where both are numbers.
+    """
+    mean, std = (dtypes.floating(v) for v in promote(mean, std))
+    common = jnp.broadcast_shapes(mean.shape, std.shape)
+    if shape is not None and common != ():
+        raise ShapeError(f"normal: shape={list(shape)} with a mean and std of shape {list(common)}; leave shape out")
+    return mean + std * _normal(key, common if shape is None else shape, mean.dtype, "normal")
+
+
+@op(method=False)
+def log_normal(mean: Array = 1.0, std: Array = 2.0, shape: Any = None, key: Key = None) -> Array:
+    """exp of a normal with a mean and a standard deviation, arguments as for normal."""
+    mean, std = (dtypes.floating(v) for v in promote(mean, std))
+    common = jnp.broadcast_shapes(mean.shape, std.shape)
+    if shape is not None and common != ():
+        raise ShapeError(
+            f"log_normal: shape={list(shape)} with a mean and std of shape {list(common)}; leave shape out"
+        )
+    return jnp.exp(mean + std * _normal(key, common if shape is None else shape, mean.dtype, "log_normal"))
+
+
+@op(method=False)
+def randint(low: int = 0, high: int | None = None, shape: Any = (1,), dtype: Any = None, key: Key = None) -> Array:
+    """Integers from low up to but not including high, all equally likely; from 0 to low if high is None.
+
+    int64 unless a dtype is given. Raises ShapeError (a ValueError) for an empty range.
+    """
+    low, high = _range(low, high, "randint")
+    to = dtypes.int64 if dtype is None else dtypes.as_dtype(dtype)
+    return _integers(key, as_shape(shape, "randint"), low, high, to)
+
+
+@op
+def randint_like(x: Array, low: int = 0, high: int | None = None, dtype: Any = None, key: Key = None) -> Array:
+    """Integers from low up to but not including high, in x's shape and, unless one is given, x's dtype."""
+    low, high = _range(low, high, "randint_like")
+    return _integers(key, x.shape, low, high, x.dtype if dtype is None else dtypes.as_dtype(dtype))
+
+
+def _range(low: int, high: int | None, what: str) -> tuple[int, int]:
+    if high is None:
+        low, high = 0, low
+    if low >= high:
+        raise ShapeError(f"{what}: no integer is at least {low} and below {high}; give low < high")
+    return low, high
+
+
+def _integers(key: Array, shape: tuple, low: int, high: int, to: Any) -> Array:
+    return jax.random.randint(key, shape, low, high, dtypes.int64).astype(to)
+
+
+@creator
+def randperm(n: int, dtype: Any = "int64", key: Key = None) -> Array:
+    """The integers 0 .. n - 1 in random order -> [n]."""
+    if n < 1:
+        raise ShapeError(f"randperm: n={n}; ask for at least 1")
+    return jax.random.permutation(key, n).astype(dtypes.as_dtype(dtype))
+
+
+@op
+def bernoulli(x: Array, p: float | None = None, key: Key = None) -> Array:
+    """1 with probability x (or p, for every element), else 0, in x's shape and dtype."""
+    chance = x if p is None else jnp.full(x.shape, p, dtypes.float32)
+    return jax.random.bernoulli(key, chance).astype(x.dtype)
+
+
+@op
+def multinomial(x: Array, num_samples: int = 1, replacement: bool = False, key: Key = None) -> Array:
+    """Indices of the last dim drawn with probability proportional to x: [*b, n] -> [*b, num_samples], int64.
+
+    Without replacement no index is drawn twice, and one of probability 0 only when no other is left.
+    Raises ShapeError if more are asked for than there are.
+    """
+    if x.ndim not in (1, 2):
+        raise ShapeError(f"multinomial takes [n] or [batch, n], got shape {list(x.shape)}")
+    if num_samples < 1 or (not replacement and num_samples > x.shape[-1]):
+        raise ShapeError(
+            f"multinomial: num_samples={num_samples} from {x.shape[-1]} categories without replacement; "
+            "ask for fewer (at least 1), or pass replacement=True"
+        )
+    logits = jnp.log(dtypes.floating(x))
+    if replacement:
+        drawn = jax.random.categorical(key, logits, shape=(num_samples, *x.shape[:-1]))
+        return jnp.moveaxis(drawn, 0, -1).astype(dtypes.int64)
+    # the largest of logits + Gumbel noise are a draw without replacement (arXiv:1903.06059)
+    noise = jax.random.gumbel(key, x.shape, logits.dtype)
+    return jax.lax.top_k(logits + noise, num_samples)[1].astype(dtypes.int64)
+
+
+@op(method=False)
+def poisson(x: Array, key: Key = None) -> Array:
+    """Poisson counts with rates x, in x's shape and dtype."""
+    return jax.random.poisson(key, x, x.shape, dtypes.int64).astype(x.dtype)
+
+
+@op(method=False)
+def binomial(count: Array, prob: Array, key: Key = None) -> Array:
+    """Number of successes in count trials of probability prob, elementwise, int64; count and prob broadcast."""
+    shape = jnp.broadcast_shapes(count.shape, prob.shape)
+    drawn = jax.random.binomial(key, count.astype(dtypes.float64), prob.astype(dtypes.float64), shape, dtypes.float64)
+    return drawn.astype(dtypes.int64)
+
+
+def _filling(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare an op whose public function writes the numbers it draws into its first argument, which it returns."""
+    declared = op(fn)
+
+    def public(x: Any, *args: Any, **kwargs: Any) -> Any:
+        return declared(x, *args, **kwargs, out=x)
+
+    return republish(declared, public)
+
+
+@_filling
+def uniform_(x: Array, min: Array = 0, max: Array = 1.0, seed: int = 0, key: Key = None) -> Array:
+    """Fill x with uniform numbers in [min, max)."""
+    to = _floating(x.dtype, "uniform_")
+    return jax.random.uniform(_key(key, seed), x.shape, to, min.astype(to), max.astype(to))
+
+
+@_filling
+def normal_(x: Array, mean: Array = 0.0, std: Array = 1.0, key: Key = None) -> Array:
+    """Fill x with normal numbers of a mean and a standard deviation."""
+    return mean.astype(x.dtype) + std.astype(x.dtype) * _normal(key, x.shape, x.dtype, "normal_")
+
+
+@_filling
+def log_normal_(x: Array, mean: Array = 1.0, std: Array = 2.0, key: Key = None) -> Array:
+    """Fill x with exp of normal numbers of a mean and a standard deviation."""
+    return jnp.exp(mean.astype(x.dtype) + std.astype(x.dtype) * _normal(key, x.shape, x.dtype, "log_normal_"))
+
+
+@_filling
+def exponential_(x: Array, lam: Array = 1.0, key: Key = None) -> Array:
+    """Fill x with exponential numbers of rate lam (mean 1 / lam)."""
+    return jax.random.exponential(key, x.shape, _floating(x.dtype, "exponential_")) / lam.astype(x.dtype)
+
+
+@_filling
+def bernoulli_(x: Array, p: Array = 0.5, key: Key = None) -> Array:
+    """Fill x with 1 (probability p, a number or a Tensor) and 0."""
+    return jax.random.bernoulli(key, jnp.broadcast_to(dtypes.floating(p), x.shape)).astype(x.dtype)
+
+
+@_filling
+def cauchy_(x: Array, loc: Array = 0, scale: Array = 1, key: Key = None) -> Array:
+    """Fill x with Cauchy numbers: loc + scale * tan(pi * (u - 1/2)), u uniform."""
+    drawn = jax.random.cauchy(key, x.shape, _floating(x.dtype, "cauchy_"))
+    return loc.astype(x.dtype) + scale.astype(x.dtype) * drawn
+
+
+@_filling
+def geometric_(x: Array, probs: Array, key: Key = None) -> Array:
+    """Fill x with the number of trials up to and including the first success of probability probs."""
+    to = _floating(x.dtype, "geometric_")
+    u = jax.random.uniform(key, x.shape, dtypes.float64, jnp.finfo(dtypes.float64).tiny)
+    return jnp.ceil(jnp.log(u) / jnp.log1p(-probs.astype(dtypes.float64))).astype(to)

@@ -1,0 +1,97 @@
+"""Contract rows of ops/random.py: no oracle gives the same numbers, so ranges, moments and dtypes are checked.
+
+A mean of n draws with standard deviation s is within 6 s / sqrt(n) of its expectation but for one run in 5e8.
+"""
+
+import numpy as np
+
+from polyreme.errors import DTypeError, ShapeError
+from tests.ops.contract import Case
+
+RANDOM = "random numbers do not depend on the input continuously, or differ from call to call"
+N = 4000
+
+
+def given(*args):
+    return lambda rng: args
+
+
+def filled(value, *args, dtype="float32", n=N):
+    return lambda rng: (np.full(n, value, dtype), *args)
+
+
+def moments(mean, std, dtype="float32", low=-np.inf, high=np.inf, shape=(N,)):
+    """Check dtype, shape, range, and that the mean (and the variance, if the fourth moment is small) is as stated."""
+
+    def check(got):
+        assert got.dtype == dtype
+        assert got.shape == shape
+        assert np.all((got >= low) & (got <= high))
+        assert len(np.unique(got)) > 1
+        bound = 6 * std / np.sqrt(got.size)
+        assert np.isclose(got.astype("float64").mean(), mean, rtol=0, atol=bound)
+        # variance of the sample variance: (kurtosis - 1) std^4 / n, kurtosis <= 9 for all laws used here
+        assert np.isclose(got.astype("float64").var(), std**2, rtol=6 * np.sqrt(8 / got.size))
+
+    return check
+
+
+def check_permutation(got):
+    np.testing.assert_array_equal(np.sort(got), np.arange(50))
+    assert np.any(got != np.arange(50))
+
+
+def check_without_replacement(got):
+    assert got.dtype == "int64"
+    assert got.shape == (200, 3)
+    assert all(len(set(row)) == 3 for row in got.tolist())
+    assert not np.any(got == 1)  # probability 0
+
+
+def check_frequencies(got):
+    share = np.bincount(got, minlength=3) / N
+    np.testing.assert_allclose(share, [0.5, 0.0, 0.5], atol=6 * 0.5 / np.sqrt(N))
+
+
+def check_cauchy(got):
+    # quartiles of loc + scale * Cauchy are loc -+ scale; density there is 1 / (2 pi scale)
+    bound = 6 * np.sqrt(0.25 * 0.75 / N) * 2 * np.pi * 2.0
+    np.testing.assert_allclose(np.quantile(got, [0.25, 0.5, 0.75]), [-1.0, 1.0, 3.0], atol=bound)
+
+
+BAD_SHAPE = (([-2],), ShapeError, r"\[-2\]")
+BAD_RANGE = ((3, 3, [2]), ShapeError, "low < high")
+INTEGERS = ((np.ones(3, "int64"),), DTypeError, "int64")
+LOG_NORMAL = (np.exp(0.02), np.exp(0.02) * np.sqrt(np.expm1(0.04)))
+
+CASES = [
+    Case("rand", given([N]), check=moments(0.5, 12**-0.5, low=0, high=1), no_grad=RANDOM, bad=BAD_SHAPE),
+    Case("rand", given([40, N // 40], "float64"), check=moments(0.5, 12**-0.5, "float64", shape=(40, N // 40)), no_grad=RANDOM, tag="float64", bad=(([2], "int32"), DTypeError, "int32")),
+    Case("randn", given([N]), check=moments(0, 1), no_grad=RANDOM, bad=BAD_SHAPE),
+    Case("standard_normal", given([N], "float64"), check=moments(0, 1, "float64"), no_grad=RANDOM, bad=BAD_SHAPE),
+    Case("uniform", given([N], None, -2, 4), check=moments(1, 6 * 12**-0.5, low=-2, high=4), no_grad=RANDOM, bad=BAD_SHAPE),
+    Case("gaussian", given([N], 3.0, 0.5), check=moments(3, 0.5), no_grad=RANDOM, bad=BAD_SHAPE),
+    Case("normal", given(3.0, 0.5, [N]), check=moments(3, 0.5), no_grad=RANDOM),
+    Case("normal", filled(3.0, 0.5), check=moments(3, 0.5), no_grad=RANDOM, tag="tensor", bad=((np.ones(3), 1.0, [2]), ShapeError, "leave shape out")),
+    Case("log_normal", given(0.0, 0.2, [N]), check=moments(*LOG_NORMAL, low=0), no_grad=RANDOM, bad=((np.ones(3), 1.0, [2]), ShapeError, "leave shape out")),
+    Case("randint", given(-2, 3, [N]), check=moments(0, 2**0.5, "int64", -2, 2), no_grad=RANDOM, bad=BAD_RANGE),
+    Case("randint", given(5, None, [N], "int32"), check=moments(2, 2**0.5, "int32", 0, 4), no_grad=RANDOM, tag="below"),
+    Case("randint_like", filled(0, -2, 3), check=moments(0, 2**0.5, "float32", -2, 2), no_grad=RANDOM, bad=((np.ones(2), 3, 1), ShapeError, "low < high")),
+    Case("randperm", given(50), check=check_permutation, no_grad=RANDOM, bad=((0,), ShapeError, "n=0")),
+    Case("bernoulli", filled(0.3), check=moments(0.3, 0.21**0.5, low=0, high=1), no_grad=RANDOM),
+    Case("bernoulli", filled(0.3, 0.8), check=moments(0.8, 0.16**0.5, low=0, high=1), no_grad=RANDOM, tag="p"),
+    Case("multinomial", lambda rng: (np.tile(np.float32([1, 0, 2, 3]), (200, 1)), 3), check=check_without_replacement, no_grad=RANDOM,
+         bad=((np.ones(3, "float32"), 4), ShapeError, "num_samples=4 from 3 categories")),
+    Case("multinomial", given(np.float32([2, 0, 2]), N, True), check=check_frequencies, no_grad=RANDOM, tag="replacement",
+         bad=((np.ones((2, 2, 2), "float32"),), ShapeError, r"\[2, 2, 2\]")),
+    Case("poisson", filled(2.5), check=moments(2.5, 2.5**0.5, low=0), no_grad=RANDOM),
+    Case("binomial", lambda rng: (np.full(N, 10), np.full(N, 0.3, "float32")), check=moments(3, 2.1**0.5, "int64", 0, 10), no_grad=RANDOM,
+         bad=((np.ones(2, "int64"), np.ones(3)), ShapeError, "binomial")),
+    Case("uniform_", filled(9.0, 1, 3), check=moments(2, 2 * 12**-0.5, low=1, high=3), no_grad=RANDOM, bad=INTEGERS),
+    Case("normal_", filled(9.0, 1.0, 2.0, dtype="float64"), check=moments(1, 2, "float64"), no_grad=RANDOM, bad=INTEGERS),
+    Case("log_normal_", filled(9.0, 0.0, 0.2), check=moments(*LOG_NORMAL, low=0), no_grad=RANDOM, bad=INTEGERS),
+    Case("exponential_", filled(9.0, 2.0), check=moments(0.5, 0.5, low=0), no_grad=RANDOM, bad=INTEGERS),
+    Case("bernoulli_", filled(9.0, 0.3), check=moments(0.3, 0.21**0.5, low=0, high=1), no_grad=RANDOM),
+    Case("cauchy_", filled(9.0, 1, 2), check=check_cauchy, no_grad=RANDOM, bad=INTEGERS),
+    Case("geometric_", filled(9.0, 0.4), check=moments(2.5, 0.6**0.5 / 0.4, low=1), no_grad=RANDOM, bad=((np.ones(3, "int64"), 0.5), DTypeError, "int64")),
+]  # fmt: skip
