@@ -229,7 +229,9 @@ class Tensor(TensorState, OpMethods):
 
     @property
     def grad(self) -> Tensor | None:
-        """What backward() has added up here, or None."""
+        """What backward() has added up here, or None; zeros after clear_grad(set_to_zero=True)."""
+        if self._grad is None and self.__dict__.get("_reads_zero"):
+            return Tensor(jnp.zeros(self._array.shape, self._array.dtype))
         return self._grad
 
     @grad.setter
@@ -239,6 +241,7 @@ class Tensor(TensorState, OpMethods):
         if state.watch.active is not None:
             state.watch.active.touch(self)
         self._grad = value
+        self._reads_zero = False
 
     def backward(self, grad_tensor: Tensor | None = None, retain_graph: bool = False) -> None:
         """Add d self / d leaf to leaf.grad for every leaf that wants a gradient.
@@ -252,11 +255,10 @@ class Tensor(TensorState, OpMethods):
         return None if self._grad is None else self._grad.numpy()
 
     def clear_grad(self, set_to_zero: bool = False) -> None:
-        """Forget the gradient, or set it to zeros."""
-        if set_to_zero and self._grad is not None:
-            state.write(self._grad, jnp.zeros(self._array.shape, self._array.dtype))
-        else:
-            self.grad = None
+        """Forget the gradient; with set_to_zero, `.grad` then reads as zeros (none are kept in memory)."""
+        had = self._grad is not None or self.__dict__.get("_reads_zero", False)
+        self.grad = None
+        self._reads_zero = set_to_zero and had
 
     def clear_gradient(self, set_to_zero: bool = True) -> None:
         """clear_grad with the other default."""

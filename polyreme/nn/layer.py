@@ -42,6 +42,7 @@ class Layer:
         self.__dict__["_sub_layers"] = OrderedDict()
         self.__dict__["_pre_hooks"] = OrderedDict()
         self.__dict__["_post_hooks"] = OrderedDict()
+        self.__dict__["_made"] = {}
         self.training = True
         scope = name_scope or type(self).__name__.lower()
         _scope_counts[scope] = _scope_counts.get(scope, -1) + 1
@@ -149,7 +150,12 @@ class Layer:
         if wanted is None:
             return None
         chosen = default_initializer or _global_initializer(is_bias) or (Constant(0.0) if is_bias else XavierUniform())
-        return make_parameter(shape, dtype if dtype is not None else self._dtype, wanted, chosen, dims)
+        made = make_parameter(shape, dtype if dtype is not None else self._dtype, wanted, chosen, dims)
+        if wanted.name is None:
+            kind = "b" if is_bias else "w"
+            count = self._made[kind] = self._made.get(kind, -1) + 1
+            made.name = f"{self._full_name}.{kind}_{count}"
+        return made
 
     def create_tensor(self, name: str | None = None, persistable: bool | None = None, dtype: Any = None) -> Tensor:
         """An empty Tensor to be filled by the layer."""

@@ -44,6 +44,11 @@ class Parameter(Tensor):
         self.regularizer: Any = None
         self.need_clip = True
         self.is_distributed = False
+        self.layouts: dict[str, Any] = {}
+
+    def sharding_of(self, kind: str) -> Any:
+        """Sharding over a mesh of the parameter ("param"), its gradient ("grad") or its optimizer state ("state"); None off a mesh."""
+        return self.layouts.get(kind)
 
     @property
     def trainable(self) -> bool:

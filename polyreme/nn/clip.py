@@ -1,0 +1,93 @@
+"""Gradient clipping: by value, by each gradient's norm, by the norm of all of them.
+
+Floor: 4.  `arrays` is the pure form that optimizers compile into their update; calling a clip works on (parameter, gradient) pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from polyreme.core import state
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import ConfigError
+
+
+class GradientClip:
+    """Base of the clips."""
+
+    def arrays(self, grads: Sequence[jax.Array]) -> list[jax.Array]:
+        """The gradients, clipped together."""
+        raise NotImplementedError
+
+    def __call__(self, params_grads: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """(parameter, clipped gradient) pairs; pairs without gradient or with need_clip=False are passed on."""
+        chosen = [i for i, (p, g) in enumerate(params_grads) if g is not None and getattr(p, "need_clip", True)]
+        clipped = self.arrays([state.read(params_grads[i][1]) for i in chosen])
+        done = list(params_grads)
+        for i, array in zip(chosen, clipped, strict=True):
+            done[i] = (params_grads[i][0], Tensor(array))
+        return done
+
+
+class ClipGradByValue(GradientClip):
+    """Every element into [min, max]; min is -max unless given."""
+
+    def __init__(self, max: float, min: float | None = None) -> None:
+        self.max = float(max)
+        self.min = float(-max if min is None else min)
+        if self.min > self.max:
+            raise ConfigError(f"ClipGradByValue: min {self.min} is above max {self.max}")
+
+    def arrays(self, grads: Sequence[jax.Array]) -> list[jax.Array]:
+        return [jnp.clip(g, self.min, self.max) for g in grads]
+
+
+class ClipGradByNorm(GradientClip):
+    """Each gradient scaled down to an L2 norm of at most clip_norm."""
+
+    def __init__(self, clip_norm: float) -> None:
+        self.clip_norm = _positive(clip_norm)
+
+    def arrays(self, grads: Sequence[jax.Array]) -> list[jax.Array]:
+        return [_scaled(g, self.clip_norm, jnp.sqrt(squared_norm([g]))) for g in grads]
+
+
+class ClipGradByGlobalNorm(GradientClip):
+    """All gradients scaled by one factor, so that the L2 norm of all of them together is at most clip_norm.
+
+    group_name and auto_skip_clip are accepted for scripts that give them; groups of parameters are the optimizer's.
+    """
+
+    def __init__(self, clip_norm: float, group_name: str = "default_group", auto_skip_clip: bool = False) -> None:
+        self.clip_norm = _positive(clip_norm)
+        self.group_name = group_name
+        self.auto_skip_clip = auto_skip_clip
+
+    def arrays(self, grads: Sequence[jax.Array]) -> list[jax.Array]:
+        norm = jnp.sqrt(squared_norm(grads))
+        return [_scaled(g, self.clip_norm, norm) for g in grads]
+
+
+def squared_norm(grads: Sequence[jax.Array]) -> jax.Array:
+    """Sum of squares of all elements, in at least float32."""
+    total = jnp.zeros((), jnp.float32)
+    for g in grads:
+        wide = g.astype(jnp.promote_types(g.dtype, jnp.float32))
+        total = total + jnp.sum(jnp.real(wide * jnp.conj(wide)))
+    return total
+
+
+def _scaled(g: jax.Array, limit: float, norm: jax.Array) -> jax.Array:
+    # limit / max(norm, limit) is 1 below the limit and never divides by zero
+    factor = jnp.asarray(limit, norm.dtype) / jnp.maximum(norm, jnp.asarray(limit, norm.dtype))
+    return g * factor.astype(g.dtype)
+
+
+def _positive(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ConfigError(f"clip_norm is a number above 0, got {value!r}")
+    return float(value)
