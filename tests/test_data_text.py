@@ -15,7 +15,7 @@ import pytest
 
 from polyreme.errors import ConfigError, DataError
 from polyreme.recipes import text_data
-from polyreme.recipes.config import DataConfig, PretrainConfig
+from polyreme.recipes.config import DataConfig, LogConfig, PretrainConfig
 
 KJV = Path(__file__).parents[1] / "data" / "kjv.txt.gz"
 VERSES = "".join(f"Ge{i}:{i % 7} And he said, Let there be light \u2014 \u8239 {i * i}\n\n" for i in range(3000))
@@ -200,12 +200,22 @@ def test_synthetic_tokens_can_be_learnt():
 
 
 def test_synthetic_run(tmp_path):
-    config = PretrainConfig(output=str(tmp_path), data=DataConfig(synthetic_tokens=10_000))
-    corpus = text_data.load_corpus(config)
+    data = DataConfig(synthetic_tokens=10_000)
+    corpus = text_data.load_corpus(
+        PretrainConfig(output=str(tmp_path), data=data, log=LogConfig(validation_interval=0))
+    )
     assert corpus.tokenizer is None
     assert corpus.num_tokens == 10_000
     assert corpus.folder.parent == tmp_path / "data"
     assert len(corpus.train) == (9_800 - 1) // 128
+
+
+def test_splits_that_do_not_fill_a_batch(tmp_path):
+    with pytest.raises(DataError, match=r"1 validation samples are fewer than train\.global_batch=16; raise data"):
+        text_data.load_corpus(PretrainConfig(output=str(tmp_path), data=DataConfig(synthetic_tokens=10_000)))
+    data = DataConfig(synthetic_tokens=2000, validation_fraction=0.5)
+    with pytest.raises(DataError, match=r"7 training samples are fewer than train\.global_batch=16"):
+        text_data.load_corpus(PretrainConfig(output=str(tmp_path), data=data))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Floor: 7.  Never imports: jax.
 
 import difflib
 import traceback
+from typing import Any
 
 import typer
 
@@ -60,7 +61,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and "RESOURCE_EXHAUSTED" in str(error)
 
 
-def _describe_usage(error: BaseException) -> str:
+def _describe_usage(error: Any) -> str:
     option = getattr(error, "option_name", None)
     if option is None:
         text = " ".join(error.format_message().split())

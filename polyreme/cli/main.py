@@ -4,6 +4,7 @@ Floor: 7.
 """
 
 import importlib.metadata
+import io
 import json
 import math
 import os
@@ -151,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in options
     words = [word for word in options if word != "--debug"] + words[len(options) :]
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character gets its escape, not a crash
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         debug = debug or flags.debug()

@@ -90,10 +90,9 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
 def known_keys() -> list[str]:
     """Every dotted key a configuration may hold."""
     keys: list[str] = []
-    for name, info in PretrainConfig.model_fields.items():
-        section = info.annotation
-        is_section = isinstance(section, type) and issubclass(section, Section)
-        keys += [f"{name}.{key}" for key in section.model_fields] if is_section else [name]
+    for name in PretrainConfig.model_fields:
+        section = _section(name)
+        keys += [f"{name}.{key}" for key in section.model_fields] if section else [name]
     return keys
 
 
@@ -199,8 +198,11 @@ def _explain(error: ValidationError, values: _Values, path: str) -> str:
 def _key_of(location: tuple[int | str, ...]) -> str:
     """Dotted key of a pydantic location, without the indices and union branches at its end."""
     parts = [str(part) for part in location[:2]]
-    section = PretrainConfig.model_fields.get(parts[0]) if parts else None
-    is_section = (
-        section is not None and isinstance(section.annotation, type) and issubclass(section.annotation, Section)
-    )
-    return ".".join(parts if is_section else parts[:1])
+    return ".".join(parts if parts and _section(parts[0]) else parts[:1])
+
+
+def _section(name: str) -> type[Section] | None:
+    """The class of a section, or None if the key is a plain value or unknown."""
+    info = PretrainConfig.model_fields.get(name)
+    kind = info.annotation if info else None
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None

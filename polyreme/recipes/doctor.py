@@ -196,7 +196,8 @@ def _optional_packages() -> list[Check]:
 def _environment() -> list[Check]:
     shown = {name: mask(name, value) for name, value in sorted(os.environ.items()) if _SHOWN.fullmatch(name)}
     try:
-        flags.cpu_num(), flags.x64(), flags.debug()
+        for read in (flags.cpu_num, flags.x64, flags.debug):
+            read()
     except ConfigError as error:
         return [Check("environment", False, str(error), "unset it or give it a value it takes")]
     return [Check("environment", True, " ".join(f"{name}={value}" for name, value in shown.items()) or "nothing set")]

@@ -4,7 +4,9 @@ Floor: 7.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +33,7 @@ class Peak:
     label: str
 
 
-def find_peak(devices: list[jax.Device], dtype: str) -> Peak:
+def find_peak(devices: Sequence[Any], dtype: str) -> Peak:
     """Peak of the devices for matmuls of this dtype.
 
     "MFU" is used against a data sheet. Where none applies (a CPU, float32, an unlisted device) one matmul is timed, for
@@ -47,7 +49,12 @@ def find_peak(devices: list[jax.Device], dtype: str) -> Peak:
     return Peak(_measure(device, dtype) * count, "utilisation")
 
 
-def _measure(device: jax.Device, dtype: str) -> float:
+def bytes_in_use(devices: Sequence[Any]) -> int:
+    """Most memory held on any one of the devices, bytes; 0 where a device does not say, as a CPU does not."""
+    return max((device.memory_stats() or {}).get("bytes_in_use", 0) for device in devices)
+
+
+def _measure(device: Any, dtype: str) -> float:
     """FLOP/s of a square matmul: the best of several runs, as others may be using the machine."""
     size = 1024 if device.platform == "cpu" else 8192
     x = jax.device_put(jnp.ones((size, size), dtype), device)

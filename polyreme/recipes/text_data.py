@@ -82,10 +82,24 @@ class Corpus:
 
 
 def load_corpus(config: PretrainConfig, base: Path | None = None) -> Corpus:
-    """Prepare the data of a run, kept under data.cache or else in OUTPUT/data; see prepare."""
+    """Prepare the data of a run, kept under data.cache or else in OUTPUT/data; see prepare.
+
+    Raises DataError also if a split does not fill one batch, so that no run ends well having trained on nothing.
+    """
     cache = Path(config.data.cache or Path(config.output) / "data")
-    size, seq_len = config.tokenizer_vocab_size, config.model.seq_len
-    return prepare(config.data, vocab_size=size, seq_len=seq_len, cache=cache, base=base)
+    size, seq_len, batch = config.tokenizer_vocab_size, config.model.seq_len, config.train.global_batch
+    corpus = prepare(config.data, vocab_size=size, seq_len=seq_len, cache=cache, base=base)
+    if len(corpus.train) < batch:
+        raise DataError(
+            f"data.text: {len(corpus.train)} training samples are fewer than train.global_batch={batch}; "
+            "give more text, a smaller batch or a shorter model.seq_len"
+        )
+    if config.log.validation_interval and len(corpus.validation) < batch:
+        raise DataError(
+            f"data.text: {len(corpus.validation)} validation samples are fewer than train.global_batch={batch}; "
+            "raise data.validation_fraction, or set log.validation_interval=0"
+        )
+    return corpus
 
 
 def prepare(data: DataConfig, *, vocab_size: int, seq_len: int, cache: Path, base: Path | None = None) -> Corpus:

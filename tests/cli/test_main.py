@@ -231,9 +231,9 @@ def test_data_preview(tmp_path):
 
 
 def test_data_preview_of_synthetic_tokens(tmp_path, capsys):
-    (tmp_path / "run.yaml").write_text(f"data: {{synthetic_tokens: 9000}}\noutput: {tmp_path}\n")
+    (tmp_path / "run.yaml").write_text(f"data: {{synthetic_tokens: 200000}}\noutput: {tmp_path}\n")
     assert main(["data", "preview", str(tmp_path / "run.yaml"), "-n", "1"]) == 0
-    assert "9,000 tokens of a vocabulary of 4,096" in capsys.readouterr().out
+    assert "200,000 tokens of a vocabulary of 4,096" in capsys.readouterr().out
 
 
 def test_missing_data_exits_3(capsys):

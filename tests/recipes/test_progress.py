@@ -8,7 +8,7 @@ import sys
 import jax
 import pytest
 
-from polyreme.recipes.peak import find_peak
+from polyreme.recipes.peak import bytes_in_use, find_peak
 from polyreme.recipes.progress import Meter, Progress, Reading, duration_text, resident_bytes
 
 
@@ -144,6 +144,15 @@ def test_peak_from_the_data_sheet():
 
     peak = find_peak([Device(), Device()], "bfloat16")
     assert (peak.label, peak.flops_per_second) == ("MFU", 2 * 989e12)
+
+
+def test_memory_of_devices():
+    class Device:
+        def __init__(self, stats):
+            self.memory_stats = lambda: stats
+
+    assert bytes_in_use([Device({"bytes_in_use": 3}), Device({"bytes_in_use": 7})]) == 7
+    assert bytes_in_use(jax.devices("cpu")) == 0
 
 
 def test_output_stays_in_the_process(tmp_path):
