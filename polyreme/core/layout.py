@@ -1,0 +1,62 @@
+"""The plan in force and the device mesh it runs on: what turns logical dims into layouts over devices.
+
+Floor: 1.  One plan is in force at a time; without one everything lives on one device and dims are names only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from polyreme.core import backend as _backend  # noqa: F401  (configures jax before devices are listed)
+from polyreme.mesh import Plan
+
+
+class Layout:
+    """A plan bound to devices.
+
+    Raises PlacementError if the plan's mesh needs another number of devices than given (all of them by default).
+    """
+
+    def __init__(self, plan: Plan, devices: Sequence[jax.Device] | None = None) -> None:
+        found = list(devices) if devices is not None else jax.devices()
+        plan.mesh.check_devices(len(found))
+        names = plan.mesh.order
+        sizes = [plan.mesh.degree(a) for a in names]
+        self.plan = plan
+        self.mesh = Mesh(np.asarray(found).reshape(sizes), names)
+
+    def sharding(self, kind: str, dims: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
+        """Where a tensor of this kind ("param", "grad", "state", "act") and these logical dims goes."""
+        spec = getattr(self.plan.strategy, f"{kind}_spec")(tuple(dims), tuple(shape), self.plan.mesh)
+        return NamedSharding(self.mesh, PartitionSpec(*spec))
+
+    def replicated(self) -> NamedSharding:
+        """A whole copy on every device."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+
+class _Active:
+    """The layout in force, None on one device."""
+
+    __slots__ = ("layout",)
+
+    def __init__(self) -> None:
+        self.layout: Layout | None = None
+
+
+active = _Active()
+
+
+@contextmanager
+def using(layout: Layout | None) -> Iterator[None]:
+    """Put a layout in force inside the block."""
+    outer, active.layout = active.layout, layout
+    try:
+        yield
+    finally:
+        active.layout = outer

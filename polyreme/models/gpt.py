@@ -1,0 +1,162 @@
+"""GPT: a decoder of pre-norm blocks with learned positions and a GELU feed-forward.
+
+Floor: 7.  Source: Radford et al., 2019 (GPT-2); same function as transformers' GPT2LMHeadModel, whose values are the
+fixture of tests/models/test_gpt.py. Logical dims: embed, heads (heads * head_dim, split by whole heads), ffn, vocab.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from polyreme.errors import ConfigError, ShapeError
+from polyreme.nn import Dropout, Embedding, Layer, LayerList, LayerNorm, Linear
+from polyreme.nn import functional as F
+from polyreme.nn.initializer import Normal
+from polyreme.nn.parameter import ParamAttr
+from polyreme.ops.creation import arange
+from polyreme.ops.layout import constrain
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Dimensions of a GPT.
+
+    seq_len: longest sequence, tokens. ffn_size: width of the feed-forward, 4 * hidden_size if 0. dropout: probability,
+    used on embeddings, attention weights and block outputs while training.
+    """
+
+    vocab_size: int = 50304
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    seq_len: int = 1024
+    ffn_size: int = 0
+    dropout: float = 0.0
+    tie_embeddings: bool = True
+    layer_norm_epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_heads:
+            raise ConfigError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
+        if not self.ffn_size:
+            object.__setattr__(self, "ffn_size", 4 * self.hidden_size)
+
+    @classmethod
+    def nano(cls, **changes: Any) -> GPTConfig:
+        """A GPT that trains in seconds on a CPU."""
+        return cls(**{"vocab_size": 128, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "seq_len": 16, **changes})
+
+
+class Attention(Layer):
+    """Causal self-attention; the columns of qkv are ordered [head, q k v, head_dim], so that whole heads split over mp."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        width, std = config.hidden_size, _output_std(config)
+        self.num_heads = config.num_heads
+        self.head_dim = width // config.num_heads
+        self.dropout = config.dropout
+        self.qkv = Linear(width, 3 * width, _normal(0.02), dims=("embed", "heads"))
+        self.out = Linear(width, width, _normal(std), dims=("heads", "embed"))
+
+    def forward(self, x_bse: Any) -> Any:
+        batch, seq, width = x_bse.shape
+        qkv = self.qkv(x_bse).reshape([batch, seq, self.num_heads, 3, self.head_dim])
+        qkv = constrain(qkv, "batch", None, "heads", None, None)
+        q_bshd, k_bshd, v_bshd = qkv.unbind(3)
+        mixed = F.scaled_dot_product_attention(
+            q_bshd, k_bshd, v_bshd, dropout_p=self.dropout, is_causal=True, training=self.training
+        )
+        return self.out(mixed.reshape([batch, seq, width]))
+
+
+class FeedForward(Layer):
+    """GELU (tanh form) between two Linears."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.up = Linear(config.hidden_size, config.ffn_size, _normal(0.02), dims=("embed", "ffn"))
+        self.down = Linear(config.ffn_size, config.hidden_size, _normal(_output_std(config)), dims=("ffn", "embed"))
+
+    def forward(self, x_bse: Any) -> Any:
+        return self.down(F.gelu(constrain(self.up(x_bse), "batch", None, "ffn"), approximate=True))
+
+
+class Block(Layer):
+    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.attention_norm = _norm(config)
+        self.attention = Attention(config)
+        self.ffn_norm = _norm(config)
+        self.ffn = FeedForward(config)
+        self.drop = Dropout(config.dropout)
+
+    def forward(self, x_bse: Any) -> Any:
+        x_bse = x_bse + self.drop(self.attention(self.attention_norm(x_bse)))
+        x_bse = x_bse + self.drop(self.ffn(self.ffn_norm(x_bse)))
+        return constrain(x_bse, "batch", "seq", "embed")
+
+
+class GPT(Layer):
+    """Token ids [batch, seq] -> logits [batch, seq, vocab], or, with labels, the mean cross-entropy (0-D, nats a token).
+
+    >>> from polyreme.eager.tensor import to_tensor
+    >>> GPT(GPTConfig.nano())(to_tensor([[1, 2, 3]])).shape
+    [1, 3, 128]
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.hidden_size
+        self.tokens = Embedding(config.vocab_size, width, weight_attr=_normal(0.02), dims=("vocab", "embed"))
+        self.positions = Embedding(config.seq_len, width, weight_attr=_normal(0.02), dims=(None, "embed"))
+        self.drop = Dropout(config.dropout)
+        self.blocks = LayerList([Block(config) for _ in range(config.num_layers)])
+        self.norm = _norm(config)
+        if not config.tie_embeddings:
+            self.head = Linear(width, config.vocab_size, _normal(0.02), bias_attr=False, dims=("embed", "vocab"))
+
+    def forward(self, tokens: Any, labels: Any = None) -> Any:
+        hidden = self.hidden(tokens)
+        weight = self.tokens.weight if self.config.tie_embeddings else self.head.weight
+        if labels is not None:
+            return F.fused_linear_cross_entropy(hidden, weight, labels, vocab_first=self.config.tie_embeddings)
+        return hidden.matmul(weight, transpose_y=self.config.tie_embeddings)
+
+    def hidden(self, tokens: Any) -> Any:
+        """The last block's normed output, [batch, seq, embed]."""
+        seq = tokens.shape[1]
+        if seq > self.config.seq_len:
+            raise ShapeError(f"GPT: {seq} tokens a row, but there are positions for {self.config.seq_len}; shorten the rows")
+        x_bse = self.tokens(tokens) + self.positions(arange(seq))
+        x_bse = constrain(self.drop(x_bse), "batch", "seq", "embed")
+        for block in self.blocks:
+            x_bse = block(x_bse)
+        return self.norm(x_bse)
+
+    def flops_per_token(self) -> float:
+        """FLOP of one token's forward and backward: 6 per matmul weight, 12 * layers * width * seq for attention scores.
+
+        Source: arXiv:2204.02311, appendix B (positions and norms left out).
+        """
+        c = self.config
+        matmul = c.num_layers * (4 * c.hidden_size**2 + 2 * c.hidden_size * c.ffn_size) + c.vocab_size * c.hidden_size
+        return 6.0 * matmul + 12.0 * c.num_layers * c.hidden_size * c.seq_len
+
+
+def _normal(std: float) -> ParamAttr:
+    return ParamAttr(initializer=Normal(0.0, std))
+
+
+def _output_std(config: GPTConfig) -> float:
+    # residual branches add up: their output weights start smaller by the square root of how many there are
+    return 0.02 / math.sqrt(2 * config.num_layers)
+
+
+def _norm(config: GPTConfig) -> LayerNorm:
+    return LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon)

@@ -1,0 +1,183 @@
+"""LLaMA: a decoder with RMSNorm, rotary positions, grouped key-value heads and a SwiGLU feed-forward.
+
+Floor: 7.  Source: arXiv:2302.13971; grouped heads arXiv:2305.13245; rotary positions arXiv:2104.09864 (the two halves of
+a head are rotated against each other, as in transformers' LlamaForCausalLM, the fixture of tests/models/test_llama.py).
+Logical dims: embed, heads, kv_heads (times head_dim, split by whole heads), ffn, vocab.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from polyreme.eager.tensor import to_tensor
+from polyreme.errors import ConfigError, ShapeError
+from polyreme.nn import Embedding, Layer, LayerList, Linear, RMSNorm
+from polyreme.nn import functional as F
+from polyreme.nn.initializer import Normal
+from polyreme.nn.parameter import ParamAttr
+from polyreme.ops.layout import constrain
+from polyreme.ops.manipulation import concat
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Dimensions of a LLaMA.
+
+    num_kv_heads: key-value heads, each shared by num_heads / num_kv_heads query heads; num_heads if 0. ffn_size: 8/3 of
+    the width rounded up to 64 if 0. seq_len: longest sequence, tokens.
+    """
+
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    num_layers: int = 32
+    num_heads: int = 32
+    num_kv_heads: int = 0
+    ffn_size: int = 0
+    seq_len: int = 4096
+    rope_theta: float = 10000.0
+    rms_norm_epsilon: float = 1e-6
+    tie_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.num_kv_heads:
+            object.__setattr__(self, "num_kv_heads", self.num_heads)
+        if not self.ffn_size:
+            object.__setattr__(self, "ffn_size", -(-self.hidden_size * 8 // (3 * 64)) * 64)
+        if self.hidden_size % (2 * self.num_heads):
+            raise ConfigError(f"hidden_size {self.hidden_size} is not a multiple of 2 * num_heads {2 * self.num_heads}")
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
+
+    @classmethod
+    def nano(cls, **changes: Any) -> LlamaConfig:
+        """A LLaMA that trains in seconds on a CPU."""
+        base = {"vocab_size": 128, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "seq_len": 16}
+        return cls(**{**base, **changes})
+
+
+class Attention(Layer):
+    """Causal self-attention with rotary positions and grouped key-value heads."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
+        self.head_dim = width // config.num_heads
+        kv_width = config.num_kv_heads * self.head_dim
+        self.q = _linear(width, width, ("embed", "heads"))
+        self.k = _linear(width, kv_width, ("embed", "kv_heads"))
+        self.v = _linear(width, kv_width, ("embed", "kv_heads"))
+        self.out = _linear(width, width, ("heads", "embed"))
+
+    def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any) -> Any:
+        batch, seq, width = x_bse.shape
+        q = self.q(x_bse).reshape([batch, seq, self.num_heads, self.head_dim])
+        k = self.k(x_bse).reshape([batch, seq, self.num_kv_heads, self.head_dim])
+        v = self.v(x_bse).reshape([batch, seq, self.num_kv_heads, self.head_dim])
+        q = constrain(rotate(q, cos_sd, sin_sd), "batch", None, "heads", None)
+        k = constrain(rotate(k, cos_sd, sin_sd), "batch", None, "kv_heads", None)
+        v = constrain(v, "batch", None, "kv_heads", None)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, training=self.training)
+        return self.out(mixed.reshape([batch, seq, width]))
+
+
+class FeedForward(Layer):
+    """down(silu(gate(x)) * up(x)). Source: arXiv:2002.05202."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.gate = _linear(config.hidden_size, config.ffn_size, ("embed", "ffn"))
+        self.up = _linear(config.hidden_size, config.ffn_size, ("embed", "ffn"))
+        self.down = _linear(config.ffn_size, config.hidden_size, ("ffn", "embed"))
+
+    def forward(self, x_bse: Any) -> Any:
+        hidden = F.silu(self.gate(x_bse)) * self.up(x_bse)
+        return self.down(constrain(hidden, "batch", None, "ffn"))
+
+
+class Block(Layer):
+    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.hidden_size, epsilon=config.rms_norm_epsilon)
+        self.attention = Attention(config)
+        self.ffn_norm = RMSNorm(config.hidden_size, epsilon=config.rms_norm_epsilon)
+        self.ffn = FeedForward(config)
+
+    def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any) -> Any:
+        x_bse = x_bse + self.attention(self.attention_norm(x_bse), cos_sd, sin_sd)
+        x_bse = x_bse + self.ffn(self.ffn_norm(x_bse))
+        return constrain(x_bse, "batch", "seq", "embed")
+
+
+class Llama(Layer):
+    """Token ids [batch, seq] -> logits [batch, seq, vocab], or, with labels, the mean cross-entropy (0-D, nats a token)."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.hidden_size
+        self.tokens = Embedding(config.vocab_size, width, weight_attr=_normal(), dims=("vocab", "embed"))
+        self.blocks = LayerList([Block(config) for _ in range(config.num_layers)])
+        self.norm = RMSNorm(width, epsilon=config.rms_norm_epsilon)
+        if not config.tie_embeddings:
+            self.head = _linear(width, config.vocab_size, ("embed", "vocab"))
+        cos, sin = rotary_table(config.seq_len, width // config.num_heads, config.rope_theta)
+        self.register_buffer("cos", to_tensor(cos), persistable=False)
+        self.register_buffer("sin", to_tensor(sin), persistable=False)
+
+    def forward(self, tokens: Any, labels: Any = None) -> Any:
+        hidden = self.hidden(tokens)
+        weight = self.tokens.weight if self.config.tie_embeddings else self.head.weight
+        if labels is not None:
+            return F.fused_linear_cross_entropy(hidden, weight, labels, vocab_first=self.config.tie_embeddings)
+        return hidden.matmul(weight, transpose_y=self.config.tie_embeddings)
+
+    def hidden(self, tokens: Any) -> Any:
+        """The last block's normed output, [batch, seq, embed]."""
+        seq = tokens.shape[1]
+        if seq > self.config.seq_len:
+            raise ShapeError(f"Llama: {seq} tokens a row, but there are positions for {self.config.seq_len}; shorten the rows")
+        cos_sd, sin_sd = self.cos[:seq], self.sin[:seq]
+        x_bse = constrain(self.tokens(tokens), "batch", "seq", "embed")
+        for block in self.blocks:
+            x_bse = block(x_bse, cos_sd, sin_sd)
+        return self.norm(x_bse)
+
+    def flops_per_token(self) -> float:
+        """FLOP of one token's forward and backward: 6 per matmul weight, 12 * layers * width * seq for attention scores.
+
+        Source: arXiv:2204.02311, appendix B.
+        """
+        c = self.config
+        kv_width = c.hidden_size * c.num_kv_heads // c.num_heads
+        layer = 2 * c.hidden_size**2 + 2 * c.hidden_size * kv_width + 3 * c.hidden_size * c.ffn_size
+        matmul = c.num_layers * layer + c.vocab_size * c.hidden_size
+        return 6.0 * matmul + 12.0 * c.num_layers * c.hidden_size * c.seq_len
+
+
+def rotary_table(seq_len: int, head_dim: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
+    """(cos, sin) of position * theta^(-2 i / head_dim), float32 [seq, head_dim], the half repeated."""
+    frequency = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    angle = np.arange(seq_len)[:, None] * np.concatenate([frequency, frequency])[None]
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+def rotate(x_bshd: Any, cos_sd: Any, sin_sd: Any) -> Any:
+    """x with each pair (i, i + head_dim / 2) rotated by its position's angle."""
+    half = x_bshd.shape[-1] // 2
+    turned = concat([-x_bshd[..., half:], x_bshd[..., :half]], axis=-1)
+    cos, sin = cos_sd[:, None].astype(x_bshd.dtype), sin_sd[:, None].astype(x_bshd.dtype)
+    return x_bshd * cos + turned * sin
+
+
+def _normal() -> ParamAttr:
+    return ParamAttr(initializer=Normal(0.0, 0.02))
+
+
+def _linear(ins: int, outs: int, dims: tuple[str, str]) -> Linear:
+    return Linear(ins, outs, _normal(), bias_attr=False, dims=dims)

@@ -1,0 +1,31 @@
+"""Layouts over devices as ops: saying where an activation lives.
+
+Floor: 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax import Array
+
+from polyreme.core import layout
+from polyreme.core.op import composite, op
+
+
+@op(method=False)
+def sharding_constraint(x: Array, sharding: Any) -> Array:
+    """x, laid out over devices as a jax Sharding says; its gradient is laid out the same way."""
+    return jax.lax.with_sharding_constraint(x, sharding)
+
+
+@composite(method=False)
+def constrain(x: Any, *dims: str | None) -> Any:
+    """x with its logical dims named, so that the plan in force places it: constrain(x, "batch", "seq", "embed").
+
+    Returns x itself when no plan is in force.
+    """
+    if layout.active.layout is None:
+        return x
+    return sharding_constraint(x, layout.active.layout.sharding("act", dims, x.shape))

@@ -1,0 +1,18 @@
+"""Contract rows of ops/layout.py; placement itself is tested in tests/distributed."""
+
+import jax
+import numpy as np
+
+from tests.ops.contract import Case
+
+CASES = [
+    Case(
+        "sharding_constraint",
+        lambda rng: (
+            rng.standard_normal((4, 3)).astype("float32"),
+            jax.sharding.SingleDeviceSharding(jax.devices()[0]),
+        ),
+        lambda x, s: x,
+    ),
+    Case("constrain", lambda rng: (np.ones((2, 3), "float32"), "batch", None), lambda x, *dims: x),
+]
