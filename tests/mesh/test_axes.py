@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyreme import errors
+import polyreme.errors
 from polyreme.errors import ConfigError, PlacementError
 from polyreme.mesh import AXES, MeshShape, axes, nearest_divisor, nearest_multiples
 
@@ -121,4 +121,4 @@ def test_nearest_divisor_is_the_closest(number, target):
 
 def test_doctests():
     assert doctest.testmod(axes).failed == 0
-    assert doctest.testmod(errors).failed == 0
+    assert doctest.testmod(polyreme.errors).failed == 0
