@@ -35,6 +35,16 @@ def faults() -> str:
     return os.environ.get("FAULTS", "")
 
 
+def trainers_num() -> int:
+    """PADDLE_TRAINERS_NUM: how many processes train together; 1 unless a launcher says otherwise."""
+    return _int("PADDLE_TRAINERS_NUM", low=1) or 1
+
+
+def trainer_id() -> int:
+    """PADDLE_TRAINER_ID: the rank of this process among them, from 0."""
+    return _int("PADDLE_TRAINER_ID", low=0) or 0
+
+
 def debug() -> bool:
     """POLYREME_DEBUG: show tracebacks where the command line would print one line."""
     return _bool("POLYREME_DEBUG", default=False)

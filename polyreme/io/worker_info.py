@@ -1,0 +1,35 @@
+"""What a dataset may ask about the worker process it is running in.
+
+Floor: 4.  Never imports: jax.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """One worker: its number among num_workers, its copy of the dataset, and the seed of its random numbers."""
+
+    id: int
+    num_workers: int
+    dataset: Any
+    seed: int
+
+
+class _Here:
+    info: WorkerInfo | None = None
+
+
+def get_worker_info() -> WorkerInfo | None:
+    """In a DataLoader worker: which one this is; elsewhere None.
+
+    An IterableDataset uses it to give each worker its own part of the stream:
+    `islice(stream, info.id, None, info.num_workers)`.
+    """
+    return _Here.info
+
+
+def set_worker_info(info: WorkerInfo | None) -> None:
+    """Declare which worker this process is."""
+    _Here.info = info
