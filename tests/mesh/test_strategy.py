@@ -8,6 +8,7 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from polyreme.errors import ConfigError, PlacementError, ShapeError
 from polyreme.mesh import (
@@ -122,6 +123,7 @@ def test_grad_and_state_follow_param_unless_given():
 def test_movable_axis_falls_to_the_next_dim_that_divides():
     mesh, z = MeshShape(sharding=4, mp=2), zero(3)
     assert z.param_spec(("embed", "ffn"), (8, 8), mesh) == ("sharding", None)
+    assert z.param_spec(("vocab", "embed"), (8, 8), mesh) == (None, "sharding")
     assert z.param_spec(("embed", "ffn"), (6, 8), mesh) == (None, "sharding")
     assert z.param_spec(("embed", "ffn"), (6, 10), mesh) == (None, None)
     assert z.param_spec(("ffn",), (8,), mesh) == ("sharding",)
@@ -130,6 +132,16 @@ def test_movable_axis_falls_to_the_next_dim_that_divides():
     assert both.param_spec(("ffn",), (8,), mesh) == (("mp", "sharding"),)
     assert both.param_spec(("ffn",), (4,), mesh) == ("mp",)
     assert both.param_spec(("embed", "embed"), (8, 8), mesh) == ("sharding", None)
+
+
+def test_a_spec_means_what_partition_spec_means():
+    mesh = MeshShape(dp=2, sharding=2, mp=2)
+    on = AbstractMesh(tuple(mesh.degrees.values()), tuple(mesh.degrees))
+    s = data_parallel() | zero(3) | tensor_parallel()
+    sharded = NamedSharding(on, PartitionSpec(*s.param_spec(("ffn", "embed", None), (8, 6, 3), mesh)))
+    assert sharded.shard_shape((8, 6, 3)) == (4, 3, 3)
+    sharded = NamedSharding(on, PartitionSpec(*s.act_spec(("batch", "seq", "heads"), (8, 5, 4), mesh)))
+    assert sharded.shard_shape((8, 5, 4)) == (2, 5, 2)
 
 
 def test_axes_of_degree_one_are_left_out_when_the_mesh_is_known():
