@@ -17,8 +17,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from polyreme import flags
 from polyreme.errors import ConfigError
+from polyreme.flags import faults as faults_text
 
 ACTIONS = ("kill", "raise", "hang", "delay")
 _FAULT = re.compile(r"(?P<point>[\w.-]+):(?P<action>\w+)(=(?P<argument>[\w.]+))?(@(?P<at>\d+))?")
@@ -33,7 +33,7 @@ def point(name: str, index: int | None = None) -> None:
 
     index is what @N is compared with (a step, a sample id); without it the passings are counted.
     """
-    text = flags.faults()
+    text = faults_text()
     if text:
         _plan(text).passing(name, index)
 
@@ -54,7 +54,7 @@ class Fault:
             number = getattr(errno, self.argument)
             raise OSError(number, f"{os.strerror(number)} (injected at {where})")
         elif self.action == "raise":
-            raise FaultInjected(f"fault injected at {where} by FAULTS={flags.faults()!r}")
+            raise FaultInjected(f"fault injected at {where} by FAULTS={faults_text()!r}")
         elif self.action == "delay":
             time.sleep(float(self.argument or 0))
         else:

@@ -9,50 +9,50 @@ import time
 
 import pytest
 
-from polyreme import faults
 from polyreme.errors import ConfigError
+from polyreme.faults import FaultInjected, point
 
 
 def test_unset_does_nothing(monkeypatch):
     monkeypatch.delenv("FAULTS", raising=False)
-    assert faults.point("ckpt.rename") is None
+    assert point("ckpt.rename") is None
 
 
 def test_other_points_pass(monkeypatch):
     monkeypatch.setenv("FAULTS", "ckpt.rename:raise")
-    faults.point("ckpt.rename.before")
-    with pytest.raises(faults.FaultInjected, match=r"ckpt\.rename@1"):
-        faults.point("ckpt.rename")
+    point("ckpt.rename.before")
+    with pytest.raises(FaultInjected, match=r"ckpt\.rename@1"):
+        point("ckpt.rename")
 
 
 def test_counts_passings_from_one(monkeypatch):
     monkeypatch.setenv("FAULTS", "a.counted:raise@3")
-    faults.point("a.counted")
-    faults.point("a.counted")
-    with pytest.raises(faults.FaultInjected, match=r"a\.counted@3"):
-        faults.point("a.counted")
-    faults.point("a.counted")
+    point("a.counted")
+    point("a.counted")
+    with pytest.raises(FaultInjected, match=r"a\.counted@3"):
+        point("a.counted")
+    point("a.counted")
 
 
 def test_index_is_what_n_means_when_given(monkeypatch):
     monkeypatch.setenv("FAULTS", "data.worker:raise@17")
-    faults.point("data.worker", index=3)
+    point("data.worker", index=3)
     for _ in range(2):  # the same sample fails each time it is met
-        with pytest.raises(faults.FaultInjected, match=r"data\.worker@17"):
-            faults.point("data.worker", index=17)
+        with pytest.raises(FaultInjected, match=r"data\.worker@17"):
+            point("data.worker", index=17)
 
 
 def test_raise_names_an_errno(monkeypatch):
     monkeypatch.setenv("FAULTS", "x:raise=ENOSPC")
     with pytest.raises(OSError, match="injected at x@1") as caught:
-        faults.point("x")
+        point("x")
     assert caught.value.errno == errno.ENOSPC
 
 
 def test_delay_is_in_seconds(monkeypatch):
     monkeypatch.setenv("FAULTS", "x:delay=0.05@1")
     start = time.monotonic()
-    faults.point("x")
+    point("x")
     assert time.monotonic() - start >= 0.05
 
 
@@ -62,11 +62,11 @@ def test_delay_is_in_seconds(monkeypatch):
 def test_a_bad_entry_is_refused(monkeypatch, text):
     monkeypatch.setenv("FAULTS", text)
     with pytest.raises(ConfigError, match="POINT:ACTION"):
-        faults.point("anything")
+        point("anything")
 
 
 def _start(spec):
-    code = "from polyreme import faults; print('before', flush=True); faults.point('x'); print('after', flush=True)"
+    code = "from polyreme.faults import point; print('before', flush=True); point('x'); print('after', flush=True)"
     env = {**os.environ, "FAULTS": spec}
     return subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
 

@@ -11,8 +11,9 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import ml_dtypes
 import numpy as np
@@ -97,7 +98,7 @@ def foreign(head: bytes) -> str | None:
     return None
 
 
-def write(file: BinaryIO, arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+def write(file: IO[bytes], arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
     """Write native-order arrays of the dtypes in CODES; adds the metadata DIGEST, see digest()."""
     header: dict[str, Any] = {}
     offset = 0
@@ -105,7 +106,7 @@ def write(file: BinaryIO, arrays: dict[str, np.ndarray], metadata: dict[str, str
         end = offset + array.nbytes
         header[name] = {"dtype": _CODE_OF[array.dtype], "shape": list(array.shape), "data_offsets": [offset, end]}
         offset = end
-    data = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
+    data = [_bytes_of(np.ascontiguousarray(array)) for array in arrays.values()]
     header["__metadata__"] = {**metadata, DIGEST: digest({**header, "__metadata__": metadata}, data)}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data begins aligned
@@ -116,10 +117,10 @@ def write(file: BinaryIO, arrays: dict[str, np.ndarray], metadata: dict[str, str
     file.write(len(text).to_bytes(8, "little"))
     file.write(text)
     for block in data:
-        file.write(memoryview(block))
+        file.write(block)
 
 
-def read(file: BinaryIO, where: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def read(file: BufferedIOBase, where: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Arrays and metadata of a file; where names it in messages.
 
     Raises CheckpointError for anything the format does not allow, before memory is taken for it, and for data whose
@@ -134,7 +135,7 @@ def read(file: BinaryIO, where: str) -> tuple[dict[str, np.ndarray], dict[str, s
         raise CheckpointError(f"{where}: {text}") from error
 
 
-def digest(header: dict[str, Any], data: Iterable[np.ndarray]) -> str:
+def digest(header: dict[str, Any], data: Iterable[memoryview | bytes]) -> str:
     """xxh3_128 of the header without the digest itself, keys sorted, then of the data."""
     state = xxhash.xxh3_128(json.dumps(header, sort_keys=True).encode())
     for block in data:
@@ -142,7 +143,11 @@ def digest(header: dict[str, Any], data: Iterable[np.ndarray]) -> str:
     return state.hexdigest()
 
 
-def _read(file: BinaryIO) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _read(file: BufferedIOBase) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     start = file.tell()
     total = file.seek(0, os.SEEK_END) - start
     file.seek(start)
@@ -162,7 +167,7 @@ def _read(file: BinaryIO) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     return arrays, metadata
 
 
-def _header(file: BinaryIO, total: int) -> tuple[dict[str, Any], int]:
+def _header(file: BufferedIOBase, total: int) -> tuple[dict[str, Any], int]:
     if total < 8:
         raise CheckpointError(f"has {total} bytes; a safetensors file begins with 8 bytes of header length")
     length = int.from_bytes(file.read(8), "little")
@@ -245,10 +250,10 @@ def _wholes(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
 
 
-def _data(file: BinaryIO, base: int, name: str, entry: Entry) -> np.ndarray:
+def _data(file: BufferedIOBase, base: int, name: str, entry: Entry) -> np.ndarray:
     array = np.empty(entry.end - entry.begin, np.uint8)
     file.seek(base + entry.begin)
-    if file.readinto(memoryview(array)) != len(array):
+    if file.readinto(array.data) != len(array):
         raise CheckpointError(f"tensor {name!r}: the file ended while it was read")
     return array.view(entry.dtype).reshape(entry.shape)
 
@@ -258,7 +263,7 @@ def _check_digest(header: dict[str, Any], metadata: dict[str, str], arrays: dict
     if expected is None:
         return
     rest = {key: value for key, value in metadata.items() if key != DIGEST}
-    blocks = [array.reshape(-1).view(np.uint8) for array in arrays.values()]
+    blocks = [_bytes_of(array) for array in arrays.values()]
     found = digest({**header, "__metadata__": rest}, blocks)
     if found != expected:
         raise CheckpointError(f"is corrupt: digest {found}, expected {expected[:40]}")

@@ -285,7 +285,7 @@ def ours(structure, **tensors):
     text = structure if isinstance(structure, str) else json.dumps(structure)
     header = {**tensors, "__metadata__": {"polyreme.structure": text}}
     data = bytes(max([e["data_offsets"][1] for e in tensors.values()], default=0))
-    digest = safetensors_file.digest(header, [np.frombuffer(data, np.uint8)])
+    digest = safetensors_file.digest(header, [data])
     header["__metadata__"]["polyreme.xxh3_128"] = digest
     return file_of(header, data)
 

@@ -11,9 +11,9 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from polyreme import faults
 from polyreme.distributed.checkpoint.manifest import Manifest
 from polyreme.errors import CheckpointError
+from polyreme.faults import point as fault_point
 
 MANIFEST = "MANIFEST.json"
 LATEST = "LATEST"
@@ -89,19 +89,19 @@ def commit(root: Path, manifest: Manifest) -> None:
     Killed at any point, recover() leaves either all of the old steps or the new one in their place.
     """
     folder = root / f"{step_name(manifest.step)}.tmp"
-    faults.point("ckpt.manifest")
+    fault_point("ckpt.manifest")
     write_synced(folder / MANIFEST, manifest.to_json())
     sync_folder(folder)
-    faults.point("ckpt.rename")
+    fault_point("ckpt.rename")
     for name in manifest.replaces:
         _rename(root / name, root / f"{name}.replaced")
-        faults.point("ckpt.replace")
+        fault_point("ckpt.replace")
     os.rename(folder, root / step_name(manifest.step))
     sync_folder(root)
-    faults.point("ckpt.renamed")
+    fault_point("ckpt.renamed")
     write_synced(root / f"{LATEST}.tmp", f"{step_name(manifest.step)}\n".encode())
     os.replace(root / f"{LATEST}.tmp", root / LATEST)
-    faults.point("ckpt.latest")
+    fault_point("ckpt.latest")
     for name in manifest.replaces:
         delete(root, f"{name}.replaced")
 
@@ -109,17 +109,17 @@ def commit(root: Path, manifest: Manifest) -> None:
 def delete(root: Path, name: str) -> None:
     """Delete a step's folder: renamed first, so that a half-deleted one is never listed."""
     trash = root / f"{name.removesuffix('.replaced')}.trash"
-    faults.point("ckpt.delete")
+    fault_point("ckpt.delete")
     _rename(root / name, trash)
     sync_folder(root)
-    faults.point("ckpt.trash")
+    fault_point("ckpt.trash")
     for entry in sorted(os.listdir(trash), reverse=True):
         path = trash / entry
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()
-        faults.point("ckpt.deleting")
+        fault_point("ckpt.deleting")
     trash.rmdir()
 
 

@@ -17,10 +17,10 @@ import jax
 import numpy as np
 import xxhash
 
-from polyreme import faults
 from polyreme.core import dtype as dtypes
 from polyreme.distributed.checkpoint.manifest import Chunk, FileEntry, Manifest, TensorEntry
 from polyreme.errors import CheckpointError
+from polyreme.faults import point as fault_point
 
 FILE_BYTES = 256 << 20  # a file is closed once this full: several are written and digested at a time
 WORKERS = min(8, os.cpu_count() or 1)
@@ -136,7 +136,7 @@ def _write_file(folder: Path, name: str, shards: list[HostShard]) -> tuple[FileE
             nbytes = shard.data.nbytes
             chunks.append((shard.tensor, Chunk(name, offset, nbytes, shard.start, shard.data.shape, digest)))
             offset += nbytes
-            faults.point("ckpt.write")
+            fault_point("ckpt.write")
         os.fsync(file.fileno())
     return FileEntry(name, offset, whole.hexdigest()), chunks
 
@@ -244,7 +244,7 @@ class ShardReader:
         return outs
 
     def _read_chunk(self, name: str, chunk: Chunk, out: np.ndarray) -> None:
-        left, offset = memoryview(_bytes_of(out)), chunk.offset
+        left, offset = _bytes_of(out), chunk.offset
         try:
             while left:
                 count = os.preadv(self._fds[chunk.file], [left], offset)
@@ -270,8 +270,8 @@ def _within(a: Box, b: Box, frame: Box) -> tuple[slice, ...]:
     return tuple(slice(max(x[0], y[0]) - f[0], min(x[1], y[1]) - f[0]) for x, y, f in zip(a, b, frame, strict=True))
 
 
-def _bytes_of(array: np.ndarray) -> np.ndarray:
-    return array.reshape(-1).view(np.uint8)
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

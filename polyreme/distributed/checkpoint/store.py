@@ -14,13 +14,13 @@ from typing import Any
 
 import jax
 
-from polyreme import faults
 from polyreme.distributed.checkpoint import folder
 from polyreme.distributed.checkpoint.lock import FolderLock
 from polyreme.distributed.checkpoint.manifest import CheckpointVersionError, Manifest, TensorEntry, plain_json
 from polyreme.distributed.checkpoint.match import mismatches, report
 from polyreme.distributed.checkpoint.shards import HostShard, ShardReader, snapshot, write_files
 from polyreme.errors import CheckpointError, ConfigError, NoSpaceError
+from polyreme.faults import point as fault_point
 from polyreme.io.safetensors_file import refuse_foreign
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -242,7 +242,7 @@ class CheckpointStore:
         done = False
         try:
             temporary.mkdir()
-            faults.point("ckpt.data")
+            fault_point("ckpt.data")
             placed, files = write_files(temporary, tensors, shards)
             unusable = {found for found in folder.scan(self.path)[0] if found == step and found not in self.steps()}
             folder.set_aside(self.path, self._bad | unusable)
