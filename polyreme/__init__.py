@@ -6,6 +6,7 @@ Importing this package is nearly free; the first name used loads jax and the ops
 """
 
 import importlib
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,18 +14,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_PACKAGES = frozenset(
-    {
-        "amp", "autograd", "callbacks", "device", "distributed", "framework", "hapi", "io", "jit", "linalg", "metric",
-        "models", "nn", "optimizer", "random", "regularizer", "static", "tensor", "utils", "version", "vision",
-    }
-)  # fmt: skip
+_SUBMODULES = frozenset(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    if name in _PACKAGES:
+    if name in _SUBMODULES:
         return importlib.import_module(f"polyreme.{name}")
     api = importlib.import_module("polyreme.api")
     if not hasattr(api, name):
@@ -35,4 +31,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PACKAGES, *importlib.import_module("polyreme.api").__all__})
+    return sorted({*globals(), *_SUBMODULES, *importlib.import_module("polyreme.api").__all__})

@@ -132,21 +132,14 @@ class GPT(Layer):
         """The last block's normed output, [batch, seq, embed]."""
         seq = tokens.shape[1]
         if seq > self.config.seq_len:
-            raise ShapeError(f"GPT: {seq} tokens a row, but there are positions for {self.config.seq_len}; shorten the rows")
+            raise ShapeError(
+                f"GPT: {seq} tokens a row, but there are positions for {self.config.seq_len}; shorten the rows"
+            )
         x_bse = self.tokens(tokens) + self.positions(arange(seq))
         x_bse = constrain(self.drop(x_bse), "batch", "seq", "embed")
         for block in self.blocks:
             x_bse = block(x_bse)
         return self.norm(x_bse)
-
-    def flops_per_token(self) -> float:
-        """FLOP of one token's forward and backward: 6 per matmul weight, 12 * layers * width * seq for attention scores.
-
-        Source: arXiv:2204.02311, appendix B (positions and norms left out).
-        """
-        c = self.config
-        matmul = c.num_layers * (4 * c.hidden_size**2 + 2 * c.hidden_size * c.ffn_size) + c.vocab_size * c.hidden_size
-        return 6.0 * matmul + 12.0 * c.num_layers * c.hidden_size * c.seq_len
 
 
 def _normal(std: float) -> ParamAttr:

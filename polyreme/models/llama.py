@@ -141,23 +141,14 @@ class Llama(Layer):
         """The last block's normed output, [batch, seq, embed]."""
         seq = tokens.shape[1]
         if seq > self.config.seq_len:
-            raise ShapeError(f"Llama: {seq} tokens a row, but there are positions for {self.config.seq_len}; shorten the rows")
+            raise ShapeError(
+                f"Llama: {seq} tokens a row, but there are positions for {self.config.seq_len}; shorten the rows"
+            )
         cos_sd, sin_sd = self.cos[:seq], self.sin[:seq]
         x_bse = constrain(self.tokens(tokens), "batch", "seq", "embed")
         for block in self.blocks:
             x_bse = block(x_bse, cos_sd, sin_sd)
         return self.norm(x_bse)
-
-    def flops_per_token(self) -> float:
-        """FLOP of one token's forward and backward: 6 per matmul weight, 12 * layers * width * seq for attention scores.
-
-        Source: arXiv:2204.02311, appendix B.
-        """
-        c = self.config
-        kv_width = c.hidden_size * c.num_kv_heads // c.num_heads
-        layer = 2 * c.hidden_size**2 + 2 * c.hidden_size * kv_width + 3 * c.hidden_size * c.ffn_size
-        matmul = c.num_layers * layer + c.vocab_size * c.hidden_size
-        return 6.0 * matmul + 12.0 * c.num_layers * c.hidden_size * c.seq_len
 
 
 def rotary_table(seq_len: int, head_dim: int, theta: float) -> tuple[np.ndarray, np.ndarray]:

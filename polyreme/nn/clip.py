@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from polyreme.core import state
+from polyreme.core.op import op
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 
@@ -70,6 +71,12 @@ class ClipGradByGlobalNorm(GradientClip):
     def arrays(self, grads: Sequence[jax.Array]) -> list[jax.Array]:
         norm = jnp.sqrt(squared_norm(grads))
         return [_scaled(g, self.clip_norm, norm) for g in grads]
+
+
+@op(amp="fp32", method=False)
+def global_norm(tensors: list[jax.Array]) -> jax.Array:
+    """The L2 norm of all elements of all tensors together, 0-D float32 (float64 if a tensor is)."""
+    return jnp.sqrt(squared_norm(tensors))
 
 
 def squared_norm(grads: Sequence[jax.Array]) -> jax.Array:

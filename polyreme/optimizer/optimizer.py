@@ -81,7 +81,6 @@ class Optimizer:
         self._scalars: dict[str, Tensor] = {}
         self._pending: dict[str, Any] = {}
         self._updates: dict[Any, Callable] = {}
-        self._found_inf: Tensor | None = None
         self._scheduler = learning_rate if isinstance(learning_rate, LRScheduler) else None
         with state.outside_capture():
             self._lr = Tensor(jnp.asarray(self._initial_rate(learning_rate), jnp.float32))
@@ -138,15 +137,19 @@ class Optimizer:
 
     # the step
 
-    def step(self) -> None:
-        """Update every parameter that has a gradient, in one compiled call."""
+    def step(self, *, skip: Tensor | None = None) -> None:
+        """Update every parameter that has a gradient, in one compiled call.
+
+        skip: a 0-D bool Tensor; where it is True nothing changes, which is how a step with overflowed gradients is left
+        out without asking the host.
+        """
         live = [p for p in self._parameters if p._grad is not None and not p.stop_gradient]
         if not live:
             return
         self._ensure_state(live)
         key = tuple(self._options(p) for p in live)
         masters = tuple(id(p) in self._masters for p in live)
-        found_key = (key, masters, self._found_inf is not None)
+        found_key = (key, masters)
         update = self._updates.get(found_key)
         if update is None:
             update = self._updates[found_key] = self._compile(live, key, masters)
@@ -156,7 +159,7 @@ class Optimizer:
             "grads": [state.read(p._grad) for p in live],
             "slots": [{n: state.read(self._slots[n][id(p)]) for n in self.slots} for p in live],
             "scalars": {n: state.read(t) for n, t in self._scalars.items()},
-            "found_inf": None if self._found_inf is None else state.read(self._found_inf),
+            "skip": None if skip is None else state.read(skip),
         }
         new = update(inputs)
         for i, p in enumerate(live):
@@ -195,8 +198,8 @@ class Optimizer:
                 new_p, new_slots, new_mine = self.rule(
                     _constrain(p, layouts[i][1]), g, inputs["lr"] * o.lr_factor, slots[i], mine, o
                 )
-                if inputs["found_inf"] is not None:
-                    skip = inputs["found_inf"]
+                skip = inputs["skip"]
+                if skip is not None:
                     new_p = jnp.where(skip, p, new_p)
                     new_slots = {n: jnp.where(skip, slots[i][n], s) for n, s in new_slots.items()}
                     new_mine = {n: jnp.where(skip, mine[n], s) for n, s in new_mine.items()}
@@ -266,6 +269,23 @@ class Optimizer:
                 for name in missing:
                     fresh = self._place(p, jnp.full(p.shape, self.slot_start(name, p), wide))
                     self._slots[name][id(p)] = self._restored(p, name, Tensor(fresh))
+
+    def create_state(self) -> None:
+        """Make the state of every parameter now instead of at its first step, as a checkpoint to be restored needs."""
+        self._ensure_state([p for p in self._parameters if not p.stop_gradient])
+
+    def state_tensors(self, names: Mapping[int, str]) -> dict[str, Tensor]:
+        """Every persistent Tensor of the optimizer under a name: `<slot>/<parameter>`, `master/<parameter>`, and one array
+        over all parameters for each number kept per parameter. names: id(parameter) -> its name in the model.
+        """
+        found = {
+            f"{slot}/{names[id(p)]}": held[id(p)]
+            for slot, held in self._slots.items()
+            for p in self._parameters
+            if id(p) in held
+        }
+        found.update({f"master/{names[key]}": t for key, t in self._masters.items()})
+        return found | self._scalars
 
     def slot_start(self, name: str, param: Any) -> float:
         """Initial value of a slot."""

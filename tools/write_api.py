@@ -1,0 +1,66 @@
+"""Writes polyreme/api.py: the root names, one explicit import list for each op table.
+
+Run it after adding an op: `python tools/write_api.py`. tests/test_api.py fails when the file is out of date.
+"""
+
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
+
+import polyreme.ops
+from polyreme.core.op import OPS
+from polyreme.eager.methods import INPLACE
+
+ROOT_TABLES = (
+    "arithmetic", "creation", "gather_scatter", "linalg", "manipulation", "math", "random", "reduce", "search",
+)  # fmt: skip
+NOT_ROOT = {"one_hot", "pad", "add_alpha", "uniform_", "normal_"} | {"vector_norm", "matrix_norm"}
+
+HEAD = '''"""Every name of the root namespace. Written by tools/write_api.py; what is not an op is listed in polyreme/root.py.
+
+Floor: 7.
+"""
+
+import difflib
+
+from polyreme.eager.methods import INPLACE
+'''
+
+TAIL = '''
+
+def nearest(name: str) -> str:
+    """"; did you mean ...?" for a name that is close to a public one, else nothing."""
+    close = difflib.get_close_matches(name, __all__, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+'''
+
+
+def main() -> str:
+    """The text of api.py."""
+    lines, names = [HEAD], []
+    for table in ROOT_TABLES:
+        module = importlib.import_module(f"polyreme.ops.{table}")
+        own = sorted(n for n, f in OPS.items() if f.__module__ == module.__name__ and n not in NOT_ROOT)
+        lines.append(f"from polyreme.ops.{table} import (\n" + "".join(f"    {n},\n" for n in own) + ")\n")
+        names += own
+    lines.append("from polyreme.root import *\nfrom polyreme.root import __all__ as _root_names\n\n")
+    for table in ROOT_TABLES:
+        module = importlib.import_module(f"polyreme.ops.{table}")
+        for alias, name in sorted(getattr(module, "ALIASES", {}).items()):
+            if alias not in names and name in names:
+                lines.append(f"{alias} = {name}\n")
+                names.append(alias)
+    inplace = sorted(n for n in INPLACE if n[:-1] in names)
+    lines.append("\n")
+    lines += [f'{n} = INPLACE["{n}"]\n' for n in inplace]
+    names += inplace
+    listed = "".join(f'    "{n}",\n' for n in sorted(set(names)))
+    lines.append(f"\n__all__ = [\n    *_root_names,\n{listed}]\n")
+    lines.append(TAIL)
+    return "".join(lines)
+
+
+if __name__ == "__main__":
+    assert pkgutil.iter_modules(polyreme.ops.__path__)
+    Path(sys.argv[1] if len(sys.argv) > 1 else "polyreme/api.py").write_text(main())
