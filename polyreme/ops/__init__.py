@@ -1,4 +1,4 @@
 """The op tables. Importing this package declares every op."""
 
 from polyreme.core.op import OPS
-from polyreme.ops import arithmetic, creation, gather_scatter, indexing, manipulation, math, random, reduce, search
+from polyreme.ops import arithmetic, creation, gather_scatter, indexing, layout, manipulation, math, random, reduce, search

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from polyreme.core import amp_policy
+from polyreme.core import amp_policy, rng
 from polyreme.core import dtype as dtypes
 from polyreme.core.op import OPS
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor, to_tensor
+from polyreme.jit import to_static
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,21 @@ def check_eager(case: Case) -> None:
         want = case.ref(*args, **case.kwargs)
         assert_close(got, list(want) if isinstance(want, (tuple, list)) else [want], case.terms)
     assert case.ref is not None or case.check is not None, "a row needs an oracle or a check"
+
+
+def check_captured(case: Case) -> None:
+    """The call inside a captured function gives what it gives eagerly; random ops start from the same seed."""
+    args = case.arguments()
+
+    def call(given: Any) -> Any:
+        return case.fn(*given, **tensors_in(case.kwargs))
+
+    results = []
+    for run in (call, to_static(call)):
+        rng.seed(7)
+        results.append(arrays(run(tensors(args))))
+    # the captured program may fuse what eager runs op by op, and round between other terms
+    assert_close(results[1], results[0], case.terms)
 
 
 def tensors_in(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,16 @@ import pytest
 
 import tests.ops as tables
 from polyreme.core.op import OPS
-from tests.ops.contract import Case, arrays, check_autocast, check_eager, check_gradient, tensors, tensors_in
+from tests.ops.contract import (
+    Case,
+    arrays,
+    check_autocast,
+    check_captured,
+    check_eager,
+    check_gradient,
+    tensors,
+    tensors_in,
+)
 
 CASES: list[Case] = [
     case
@@ -26,6 +35,11 @@ def test_every_op_has_a_row_and_every_row_an_id_of_its_own():
 @every_case
 def test_eager_equals_numpy(case):
     check_eager(case)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if not c.host], ids=lambda c: c.id)
+def test_captured_equals_eager(case):
+    check_captured(case)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if not c.no_grad], ids=lambda c: c.id)

@@ -1,0 +1,62 @@
+"""House rules CI can check: what imports what. The floors live here and nowhere else."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "polyreme"
+FLOORS = [
+    "errors flags faults mesh kernels",
+    "core",
+    "ops",
+    "eager",
+    "jit static",
+    "nn optimizer amp autograd io metric regularizer",
+    "vision text audio distribution",
+    "distributed hapi callbacks",
+    "planner",
+    "models",
+    "recipes serve",
+    "root api",
+    "cli compat",
+]
+"""Lowest first. jit stands above eager because a captured function is a node of the tape."""
+RANK = {module: floor for floor, modules in enumerate(FLOORS) for module in modules.split()}
+FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
+# the one place that reads optional things late, so that --help needs no jax
+LATE_IMPORTS = {"cli"}
+
+
+def package(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def modules(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.ImportFrom) and node.module:
+        if node.module == "polyreme":
+            return [f"polyreme.{a.name}" for a in node.names]
+        return [node.module]
+    return [a.name for a in node.names] if isinstance(node, ast.Import) else []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_down(path):
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), "a file says on its first line what it holds"
+    for node in ast.walk(tree):
+        for module in modules(node):
+            assert not module.startswith("jax._src"), f"line {node.lineno}: {module} is private to jax"
+            if not module.startswith("polyreme."):
+                continue
+            assert module.split(".")[1] in RANK, f"line {node.lineno}: {module} has no floor; add it to FLOORS"
+            assert RANK[module.split(".")[1]] <= RANK[package(path)], f"line {node.lineno}: {module} is a higher floor"
+            late = node.col_offset > 0 and package(path) not in LATE_IMPORTS
+            assert not late, f"line {node.lineno}: hidden import of {module}; move the code down a floor instead"
+
+
+def test_no_file_speaks_of_the_machine_it_was_written_on():
+    for path in FILES:
+        text = path.read_text()
+        assert "/work/" not in text, path
+        assert "/root/" not in text, path
