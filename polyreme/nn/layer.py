@@ -16,8 +16,8 @@ from polyreme.core import place as places
 from polyreme.core import state
 from polyreme.core.state import TensorState
 from polyreme.eager.tensor import HookHandle, Tensor, to_tensor
-from polyreme.errors import ConfigError, ShapeError
-from polyreme.nn.initializer import Constant, XavierUniform
+from polyreme.errors import ShapeError
+from polyreme.nn.initializer import Constant, XavierUniform, chosen_initializer
 from polyreme.nn.parameter import ParamAttr, Parameter, make_parameter
 
 _watch = state.watch
@@ -149,7 +149,7 @@ class Layer:
         wanted = ParamAttr.of(attr)
         if wanted is None:
             return None
-        chosen = default_initializer or _global_initializer(is_bias) or (Constant(0.0) if is_bias else XavierUniform())
+        chosen = chosen_initializer(is_bias) or default_initializer or (Constant(0.0) if is_bias else XavierUniform())
         made = make_parameter(shape, dtype if dtype is not None else self._dtype, wanted, chosen, dims)
         if wanted.name is None:
             kind = "b" if is_bias else "w"
@@ -390,31 +390,6 @@ class Layer:
             return f"{type(self).__name__}({head})"
         body = "\n  ".join([*([head] if head else []), *inner])
         return f"{type(self).__name__}(\n  {body}\n)"
-
-
-class _Global:
-    """Initializers that set_global_initializer chose."""
-
-    __slots__ = ("bias", "weight")
-
-    def __init__(self) -> None:
-        self.weight: Any = None
-        self.bias: Any = None
-
-
-_global = _Global()
-
-
-def _global_initializer(is_bias: bool) -> Any:
-    return _global.bias if is_bias else _global.weight
-
-
-def set_global_initializer(weight_init: Any, bias_init: Any = None) -> None:
-    """Default initial values of weights and biases made from now on; None goes back to each layer's own default."""
-    for given in (weight_init, bias_init):
-        if given is not None and not hasattr(given, "values"):
-            raise ConfigError(f"set_global_initializer takes initializers, got {given!r}")
-    _global.weight, _global.bias = weight_init, bias_init
 
 
 def _register(hooks: OrderedDict, hook: Callable) -> HookHandle:

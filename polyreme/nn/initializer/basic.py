@@ -1,4 +1,4 @@
-"""Constant, normal, uniform and Xavier initial values.
+"""Constant, normal, truncated normal, uniform and Xavier initial values.
 
 Floor: 4.
 """
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from polyreme.errors import ConfigError
 from polyreme.nn.initializer.base import Initializer, fans
 
 
@@ -28,7 +29,8 @@ class Constant(Initializer):
 class Normal(Initializer):
     """Gaussian with this mean and standard deviation."""
 
-    def __init__(self, mean: float = 0.0, std: float = 1.0) -> None:
+    def __init__(self, mean: float = 0.0, std: float = 1.0, name: str | None = None) -> None:
+        _check_std(self, std)
         self.mean = mean
         self.std = std
 
@@ -37,10 +39,29 @@ class Normal(Initializer):
         return (draw * self.std + self.mean).astype(dtype)
 
 
+class TruncatedNormal(Initializer):
+    """Gaussian with this mean and standard deviation, drawn again until it lies in [a, b]."""
+
+    def __init__(
+        self, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, name: str | None = None
+    ) -> None:
+        if not std > 0:
+            raise ConfigError(f"TruncatedNormal: std is a number above 0, got {std!r}")
+        _check_range(self, a, b)
+        self.mean, self.std, self.a, self.b = mean, std, a, b
+
+    def values(self, shape: Sequence[int], dtype: np.dtype) -> jax.Array:
+        low, high = (self.a - self.mean) / self.std, (self.b - self.mean) / self.std
+        draw = jax.random.truncated_normal(self.key(), low, high, tuple(shape), jnp.float32)
+        # the bounds in units of std round: clip keeps the promise
+        return jnp.clip(draw * self.std + self.mean, self.a, self.b).astype(dtype)
+
+
 class Uniform(Initializer):
     """Uniform in [low, high)."""
 
-    def __init__(self, low: float = -1.0, high: float = 1.0) -> None:
+    def __init__(self, low: float = -1.0, high: float = 1.0, name: str | None = None) -> None:
+        _check_range(self, low, high)
         self.low = low
         self.high = high
 
@@ -51,7 +72,9 @@ class Uniform(Initializer):
 class XavierUniform(Initializer):
     """Uniform in +-gain * sqrt(6 / (fan_in + fan_out)). Source: Glorot and Bengio, 2010, equation 16."""
 
-    def __init__(self, fan_in: int | None = None, fan_out: int | None = None, gain: float = 1.0) -> None:
+    def __init__(
+        self, fan_in: float | None = None, fan_out: float | None = None, gain: float = 1.0, name: str | None = None
+    ) -> None:
         self.fan_in, self.fan_out, self.gain = fan_in, fan_out, gain
 
     def values(self, shape: Sequence[int], dtype: np.dtype) -> jax.Array:
@@ -68,3 +91,13 @@ class XavierNormal(XavierUniform):
         ins, outs = fans(shape)
         ins, outs = self.fan_in or ins, self.fan_out or outs
         return Normal(0.0, self.gain * math.sqrt(2.0 / (ins + outs))).values(shape, dtype)
+
+
+def _check_std(owner: Initializer, std: float) -> None:
+    if not std >= 0:
+        raise ConfigError(f"{type(owner).__name__}: std is a number of at least 0, got {std!r}")
+
+
+def _check_range(owner: Initializer, low: float, high: float) -> None:
+    if not low <= high:
+        raise ConfigError(f"{type(owner).__name__}: the lower bound {low!r} is above the upper bound {high!r}")

@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyreme.errors import ConfigError
-from polyreme.nn.initializer import Normal
+from polyreme.nn import functional as F
 from polyreme.nn.layer import Layer
-from polyreme.nn.parameter import ParamAttr
-from polyreme.ops import neural
 
 
 class Linear(Layer):
@@ -41,7 +39,7 @@ class Linear(Layer):
         self.bias = self.create_parameter([out_features], bias_attr, is_bias=True, dims=dims[1:])
 
     def forward(self, input: Any) -> Any:
-        return neural.linear(input, self.weight, self.bias)
+        return F.linear(input, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, dtype={self._dtype.name}"
@@ -50,7 +48,8 @@ class Linear(Layer):
 class Embedding(Layer):
     """Row x[i] of a [num_embeddings, embedding_dim] table for every integer i: [...] -> [..., embedding_dim].
 
-    padding_idx: a row that is zero and gets no gradient. dims: logical dims of the table. Initial values: Gaussian(0, 1).
+    padding_idx: a row that is zero and gets no gradient. _weight: the table to start from. _freeze: do not train it.
+    dims: logical dims of the table. Initial values: XavierUniform.
     """
 
     def __init__(
@@ -60,33 +59,68 @@ class Embedding(Layer):
         padding_idx: int | None = None,
         max_norm: float | None = None,
         norm_type: float = 2.0,
-        sparse: bool = False,
         scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        _weight: Any = None,
+        _freeze: bool = False,
+        device: Any = None,
+        dtype: Any = None,
         weight_attr: Any = None,
         name: str | None = None,
         dims: Sequence[str | None] = (None, None),
     ) -> None:
-        super().__init__(name)
-        if max_norm is not None or scale_grad_by_freq or sparse:
+        super().__init__(name, dtype)
+        if max_norm is not None or norm_type != 2.0 or scale_grad_by_freq or sparse:
             raise ConfigError(
-                "Embedding: max_norm, scale_grad_by_freq and sparse gradients are not supported; leave them out"
+                "Embedding: max_norm, norm_type, scale_grad_by_freq and sparse gradients are not supported; leave them out"
             )
+        if num_embeddings < 1 or embedding_dim < 1:
+            raise ConfigError(f"Embedding({num_embeddings}, {embedding_dim}): both sizes must be at least 1")
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
             raise ConfigError(f"Embedding: padding_idx {padding_idx} is outside the table of {num_embeddings} rows")
+        if weight_attr is False:
+            raise ConfigError("Embedding: weight_attr=False leaves no table to look up in; leave it out")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
-        default = Normal(0.0, 1.0) if ParamAttr.of(weight_attr) is not None else None
-        self.weight = self.create_parameter(
-            [num_embeddings, embedding_dim], weight_attr, default_initializer=default, dims=dims
-        )
-        if self.padding_idx is not None:
-            with_zero = self.weight.numpy()
+        self.weight = self.create_parameter([num_embeddings, embedding_dim], weight_attr, dims=dims)
+        if _weight is not None:
+            self.weight.set_value(_weight)
+        elif self.padding_idx is not None:
+            with_zero = self.weight.numpy().copy()
             with_zero[self.padding_idx] = 0
             self.weight.set_value(with_zero)
+        if _freeze:
+            self.weight.trainable = False
+        if device is not None:
+            self.to(device=device)
 
     def forward(self, x: Any) -> Any:
-        return neural.embedding(x, self.weight, padding_idx=self.padding_idx)
+        return F.embedding(x, self.weight, padding_idx=self.padding_idx)
 
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
+
+
+class Bilinear(Layer):
+    """y_o = x1 W_o x2^T + b_o: [..., in1] and [..., in2] -> [..., out]. W is [out, in1, in2], b [1, out]."""
+
+    def __init__(
+        self,
+        in1_features: int,
+        in2_features: int,
+        out_features: int,
+        weight_attr: Any = None,
+        bias_attr: Any = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.in1_features, self.in2_features, self.out_features = in1_features, in2_features, out_features
+        self.weight = self.create_parameter([out_features, in1_features, in2_features], weight_attr)
+        self.bias = self.create_parameter([1, out_features], bias_attr, is_bias=True)
+
+    def forward(self, x1: Any, x2: Any) -> Any:
+        return F.bilinear(x1, x2, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"in1_features={self.in1_features}, in2_features={self.in2_features}, out_features={self.out_features}"

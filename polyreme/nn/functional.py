@@ -1,0 +1,90 @@
+"""polyreme.nn.functional: the functions behind the layers.
+
+Floor: 4.  Everything is declared in the op tables; this file only gathers the names.
+"""
+
+from polyreme.ops.activation import (
+    celu,
+    elu,
+    gelu,
+    glu,
+    gumbel_softmax,
+    hardshrink,
+    hardsigmoid,
+    hardswish,
+    hardtanh,
+    leaky_relu,
+    log_sigmoid,
+    log_softmax,
+    maxout,
+    mish,
+    prelu,
+    relu,
+    relu6,
+    rrelu,
+    selu,
+    silu,
+    softmax,
+    softplus,
+    softshrink,
+    softsign,
+    swiglu,
+    tanhshrink,
+    thresholded_relu,
+)
+from polyreme.ops.creation import diag_embed
+from polyreme.ops.math import sigmoid, tanh
+from polyreme.ops.normalization import (
+    batch_norm,
+    group_norm,
+    instance_norm,
+    layer_norm,
+    local_response_norm,
+    normalize,
+    rms_norm,
+)
+
+logsigmoid = log_sigmoid
+swish = silu
+
+__all__ = [
+    "batch_norm",
+    "celu",
+    "diag_embed",
+    "elu",
+    "gelu",
+    "glu",
+    "group_norm",
+    "gumbel_softmax",
+    "hardshrink",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "instance_norm",
+    "layer_norm",
+    "leaky_relu",
+    "local_response_norm",
+    "log_sigmoid",
+    "log_softmax",
+    "logsigmoid",
+    "maxout",
+    "mish",
+    "normalize",
+    "prelu",
+    "relu",
+    "relu6",
+    "rms_norm",
+    "rrelu",
+    "selu",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "softplus",
+    "softshrink",
+    "softsign",
+    "swiglu",
+    "swish",
+    "tanh",
+    "tanhshrink",
+    "thresholded_relu",
+]

@@ -1,0 +1,282 @@
+"""Activation layers.
+
+Floor: 4.  Each is one function of polyreme.nn.functional with its settings; formulas are there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyreme.errors import ConfigError, ShapeError
+from polyreme.nn import functional as F
+from polyreme.nn.initializer import Constant
+from polyreme.nn.layer import Layer
+from polyreme.nn.layers.functional_layer import FunctionalLayer
+
+
+class _Plain(FunctionalLayer):
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+
+
+class ReLU(_Plain):
+    """max(x, 0)."""
+
+    function = staticmethod(F.relu)
+
+
+class ReLU6(_Plain):
+    """min(max(x, 0), 6)."""
+
+    function = staticmethod(F.relu6)
+
+
+class Sigmoid(_Plain):
+    """1 / (1 + exp(-x))."""
+
+    function = staticmethod(F.sigmoid)
+
+
+class LogSigmoid(_Plain):
+    """log(sigmoid(x))."""
+
+    function = staticmethod(F.log_sigmoid)
+
+
+class Tanh(_Plain):
+    """Hyperbolic tangent."""
+
+    function = staticmethod(F.tanh)
+
+
+class Tanhshrink(_Plain):
+    """x - tanh(x)."""
+
+    function = staticmethod(F.tanhshrink)
+
+
+class Softsign(_Plain):
+    """x / (1 + |x|)."""
+
+    function = staticmethod(F.softsign)
+
+
+class Swish(_Plain):
+    """x * sigmoid(x)."""
+
+    function = staticmethod(F.swish)
+
+
+class Mish(_Plain):
+    """x * tanh(softplus(x)). Source: arXiv:1908.08681."""
+
+    function = staticmethod(F.mish)
+
+
+class Hardswish(_Plain):
+    """x * min(max(x + 3, 0), 6) / 6. Source: arXiv:1905.02244, section 5.2."""
+
+    function = staticmethod(F.hardswish)
+
+
+class Hardsigmoid(_Plain):
+    """min(max(x / 6 + 1/2, 0), 1)."""
+
+    function = staticmethod(F.hardsigmoid)
+
+
+class Silu(FunctionalLayer):
+    """x * sigmoid(x). inplace: write the result into x."""
+
+    def __init__(self, inplace: bool = False, name: str | None = None) -> None:
+        super().__init__(name)
+        self.inplace = inplace
+
+    def forward(self, x: Any) -> Any:
+        return F.silu(x, out=x) if self.inplace else F.silu(x)
+
+
+class GELU(FunctionalLayer):
+    """x * Phi(x), Phi the normal distribution function; its tanh form if approximate. Source: arXiv:1606.08415."""
+
+    function = staticmethod(F.gelu)
+
+    def __init__(self, approximate: bool = False, name: str | None = None) -> None:
+        super().__init__(name, approximate=approximate)
+
+
+class ELU(FunctionalLayer):
+    """x above 0, alpha * (exp(x) - 1) below. Source: arXiv:1511.07289."""
+
+    function = staticmethod(F.elu)
+
+    def __init__(self, alpha: float = 1.0, name: str | None = None) -> None:
+        super().__init__(name, alpha=alpha)
+
+
+class CELU(FunctionalLayer):
+    """max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0). Source: arXiv:1704.07483."""
+
+    function = staticmethod(F.celu)
+
+    def __init__(self, alpha: float = 1.0, name: str | None = None) -> None:
+        super().__init__(name, alpha=alpha)
+
+
+class SELU(FunctionalLayer):
+    """scale * x above 0, scale * alpha * (exp(x) - 1) below. Source: arXiv:1706.02515."""
+
+    function = staticmethod(F.selu)
+
+    def __init__(
+        self, scale: float = 1.0507009873554805, alpha: float = 1.6732632423543772, name: str | None = None
+    ) -> None:
+        super().__init__(name, scale=scale, alpha=alpha)
+
+
+class LeakyReLU(FunctionalLayer):
+    """x above 0, negative_slope * x below."""
+
+    function = staticmethod(F.leaky_relu)
+
+    def __init__(self, negative_slope: float = 0.01, name: str | None = None) -> None:
+        super().__init__(name, negative_slope=negative_slope)
+
+
+class Hardtanh(FunctionalLayer):
+    """x clipped into [min, max]."""
+
+    function = staticmethod(F.hardtanh)
+
+    def __init__(self, min: float = -1.0, max: float = 1.0, name: str | None = None) -> None:
+        super().__init__(name, min=min, max=max)
+
+
+class Hardshrink(FunctionalLayer):
+    """x where |x| > threshold, else 0."""
+
+    function = staticmethod(F.hardshrink)
+
+    def __init__(self, threshold: float = 0.5, name: str | None = None) -> None:
+        super().__init__(name, threshold=threshold)
+
+
+class Softshrink(FunctionalLayer):
+    """x moved towards 0 by threshold, 0 within it."""
+
+    function = staticmethod(F.softshrink)
+
+    def __init__(self, threshold: float = 0.5, name: str | None = None) -> None:
+        super().__init__(name, threshold=threshold)
+
+
+class Softplus(FunctionalLayer):
+    """log(1 + exp(beta * x)) / beta, and x itself where beta * x > threshold."""
+
+    function = staticmethod(F.softplus)
+
+    def __init__(self, beta: float = 1, threshold: float = 20, name: str | None = None) -> None:
+        super().__init__(name, beta=beta, threshold=threshold)
+
+
+class ThresholdedReLU(FunctionalLayer):
+    """x above threshold, else value."""
+
+    function = staticmethod(F.thresholded_relu)
+
+    def __init__(self, threshold: float = 1.0, value: float = 0.0, name: str | None = None) -> None:
+        super().__init__(name, threshold=threshold, value=value)
+
+
+class Softmax(FunctionalLayer):
+    """exp(x) over its sum along axis."""
+
+    function = staticmethod(F.softmax)
+
+    def __init__(self, axis: int = -1, name: str | None = None) -> None:
+        super().__init__(name, axis=axis)
+
+
+class LogSoftmax(FunctionalLayer):
+    """log of the softmax along axis."""
+
+    function = staticmethod(F.log_softmax)
+
+    def __init__(self, axis: int = -1, name: str | None = None) -> None:
+        super().__init__(name, axis=axis)
+
+
+class Softmax2D(Layer):
+    """Softmax over the channels of [batch, channel, height, width] or [channel, height, width]."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+
+    def forward(self, x: Any) -> Any:
+        if x.ndim not in (3, 4):
+            raise ShapeError(
+                f"Softmax2D takes [batch, channel, height, width] or [channel, height, width], got {x.shape}"
+            )
+        return F.softmax(x, axis=-3)
+
+
+class Maxout(FunctionalLayer):
+    """Largest of each `groups` neighbouring channels along axis. Source: arXiv:1302.4389."""
+
+    function = staticmethod(F.maxout)
+
+    def __init__(self, groups: int, axis: int = 1, name: str | None = None) -> None:
+        super().__init__(name, groups=groups, axis=axis)
+
+
+class GLU(FunctionalLayer):
+    """a * sigmoid(b), a and b the halves of x along axis. Source: arXiv:1612.08083."""
+
+    function = staticmethod(F.glu)
+
+    def __init__(self, axis: int = -1, name: str | None = None) -> None:
+        super().__init__(name, axis=axis)
+
+
+class PReLU(Layer):
+    """x above 0, a learned slope times x below: one slope, or one a channel. Source: arXiv:1502.01852.
+
+    num_parameters: 1 or the number of channels. init: initial slope.
+    """
+
+    def __init__(
+        self,
+        num_parameters: int = 1,
+        init: float = 0.25,
+        weight_attr: Any = None,
+        data_format: str = "NCHW",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name)
+        if weight_attr is False:
+            raise ConfigError("PReLU: weight_attr=False leaves no slope to learn; use LeakyReLU")
+        self.data_format = data_format
+        self._weight = self.create_parameter([num_parameters], weight_attr, default_initializer=Constant(init))
+
+    def forward(self, x: Any) -> Any:
+        return F.prelu(x, self._weight, data_format=self.data_format)
+
+    def extra_repr(self) -> str:
+        return f"num_parameters={self._weight.shape[0]}, data_format={self.data_format!r}"
+
+
+class RReLU(Layer):
+    """x above 0, a slope times x below: drawn from [lower, upper] an element while training, their mean after.
+
+    Source: arXiv:1505.00853.
+    """
+
+    def __init__(self, lower: float = 1.0 / 8.0, upper: float = 1.0 / 3.0, name: str | None = None) -> None:
+        super().__init__(name)
+        self.lower, self.upper = lower, upper
+
+    def forward(self, x: Any) -> Any:
+        return F.rrelu(x, self.lower, self.upper, training=self.training)
+
+    def extra_repr(self) -> str:
+        return f"lower={self.lower}, upper={self.upper}"

@@ -1,0 +1,27 @@
+"""FunctionalLayer: a layer without parameters whose forward is one function and its settings.
+
+Floor: 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from polyreme.nn.layer import Layer
+
+
+class FunctionalLayer(Layer):
+    """forward(*inputs) = function(*inputs, **settings); a subclass names the function and writes the signature."""
+
+    function: ClassVar[Callable[..., Any]]
+
+    def __init__(self, name: str | None = None, **settings: Any) -> None:
+        super().__init__(name)
+        self.settings = settings
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*inputs, **self.settings)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{key}={value!r}" for key, value in self.settings.items() if value is not None)
