@@ -1,1 +1,35 @@
-"""polyreme.kernels"""
+"""Fused kernels on jax arrays, each with its plain twin.
+
+Floor: 0.  Never imports: polyreme.core.
+"""
+
+from polyreme.kernels.adamw import adamw, adamw_plain
+from polyreme.kernels.attention import attention, attention_plain
+from polyreme.kernels.linear import linear, linear_plain
+from polyreme.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_plain
+from polyreme.kernels.norm import layer_norm, layer_norm_plain, rms_norm, rms_norm_plain
+from polyreme.kernels.residual_norm import (
+    residual_layer_norm,
+    residual_layer_norm_plain,
+    residual_rms_norm,
+    residual_rms_norm_plain,
+)
+
+__all__ = [
+    "adamw",
+    "adamw_plain",
+    "attention",
+    "attention_plain",
+    "layer_norm",
+    "layer_norm_plain",
+    "linear",
+    "linear_cross_entropy",
+    "linear_cross_entropy_plain",
+    "linear_plain",
+    "residual_layer_norm",
+    "residual_layer_norm_plain",
+    "residual_rms_norm",
+    "residual_rms_norm_plain",
+    "rms_norm",
+    "rms_norm_plain",
+]

@@ -1,0 +1,121 @@
+"""Scaled dot-product attention: blocked with its own backward on CPU, cuDNN on GPU, and the plain twin.
+
+Floor: 0.  Never imports: polyreme.core.
+
+Shape legend: b batch, h query heads, n key heads, g = h / n query heads that share a key head, s query length,
+t key length, d head dim.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from polyreme.errors import ConfigError, DTypeError, ShapeError
+from polyreme.kernels import attention_blocked, select
+from polyreme.kernels.attention_blocked import Spec
+
+CUDNN_DTYPES = (jnp.float16, jnp.bfloat16)
+CUDNN_MAX_HEAD_DIM = 128  # larger heads are supported on some chips only
+
+
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    causal: bool,
+    scale: float | None = None,
+    mask: jax.Array | None = None,
+    dropout_key: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+) -> jax.Array:
+    """softmax(scale * q k^T + mask) v with q [b, s, h, d], k and v [b, t, n, d], n dividing h -> [b, s, h, d].
+
+    causal lets query i see the keys up to i + t - s, so the last query sees every key. mask broadcasts to [b, h, s, t]:
+    bool keeps where True and has no gradient, a float mask is added to the scores and has one. A query with no key left
+    gives 0, and its gradient is 0. scale is d ** -0.5 unless given. Scores are computed in at least float32.
+
+    CPU: query blocks, each against the keys it needs; the backward pass recomputes the probabilities from the saved
+    logsumexp, so memory grows with s * t / blocks (source: arXiv:2205.14135, section 3; arXiv:2307.08691, algorithm 2).
+    GPU: cuDNN for float16 and bfloat16 where there is no mask and no dropout, s = t if causal, and d is a multiple of
+    8 up to 128; elsewhere the plain form. Reverse mode of any order; for forward mode use attention_plain.
+
+    Raises ShapeError for dims that do not fit, DTypeError for a mask neither bool nor float, ConfigError for a dropout
+    rate outside [0, 1) or without a key.
+
+    >>> q = k = v = jnp.ones((1, 3, 2, 4))
+    >>> attention(q, k, v, causal=True).shape
+    (1, 3, 2, 4)
+    """
+    _check(q, k, v, mask, dropout_key, dropout_rate)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    backend = select.backend()
+    if backend == "cpu":
+        spec = Spec(causal=causal, scale=scale, dropout_rate=dropout_rate)
+        return attention_blocked.attention(spec, q, k, v, mask, dropout_key)
+    if backend == "gpu" and mask is None and dropout_rate == 0 and _cudnn_takes(q, k, v, causal):
+        return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=causal, implementation="cudnn")
+    return attention_plain(
+        q, k, v, causal=causal, scale=scale, mask=mask, dropout_key=dropout_key, dropout_rate=dropout_rate
+    )
+
+
+def attention_plain(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    causal: bool,
+    scale: float | None = None,
+    mask: jax.Array | None = None,
+    dropout_key: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+) -> jax.Array:
+    """The plain twin of attention: every score at once, derivatives by JAX, forward mode included."""
+    _check(q, k, v, mask, dropout_key, dropout_rate)
+    spec = Spec(causal=causal, scale=q.shape[-1] ** -0.5 if scale is None else scale, dropout_rate=dropout_rate)
+    b, s, h, d = q.shape
+    t, n = k.shape[1:3]
+    acc = jnp.promote_types(q.dtype, jnp.float32)
+    q_grouped = q.reshape(b, s, n, h // n, d).astype(acc)
+    scores = jnp.einsum("bsngd,btnd->bngst", q_grouped, k.astype(acc)) * spec.scale
+    scores = attention_blocked.masked(spec, scores, attention_blocked.grouped_mask(mask, n), t - s)
+    top = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
+    weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0)))
+    total = weights.sum(-1, keepdims=True)
+    probs = weights / jnp.where(total == 0, 1, total)
+    if dropout_rate > 0:
+        probs = probs * attention_blocked.dropout_scale(spec, dropout_key, probs.shape).astype(acc)
+    out = jnp.einsum("bngst,btnd->bsngd", probs, v.astype(acc))
+    return out.reshape(b, s, h, d).astype(q.dtype)
+
+
+def _cudnn_takes(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> bool:
+    d, s, t = q.shape[-1], q.shape[1], k.shape[1]
+    same = q.dtype == k.dtype == v.dtype and q.dtype in CUDNN_DTYPES
+    return same and d % 8 == 0 and d <= CUDNN_MAX_HEAD_DIM and s > 1 and t > 1 and (s == t or not causal)
+
+
+def _check(q, k, v, mask, dropout_key, dropout_rate) -> None:
+    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    if not q.ndim == k.ndim == v.ndim == 4:
+        raise ShapeError(f"attention: {shapes}; each needs 4 dims [batch, seq, heads, head_dim]")
+    if k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ShapeError(f"attention: {shapes}; batch and head_dim must be equal, and k and v of one shape")
+    if q.shape[2] % k.shape[2]:
+        raise ShapeError(f"attention: {q.shape[2]} query heads over {k.shape[2]} key heads; the latter must divide")
+    if not (0 <= dropout_rate < 1) or math.isnan(dropout_rate):
+        raise ConfigError(f"attention: dropout_rate is {dropout_rate}; it must lie in [0, 1)")
+    if dropout_rate > 0 and dropout_key is None:
+        raise ConfigError(f"attention: dropout_rate {dropout_rate} needs a dropout_key; pass one, or a rate of 0")
+    if mask is not None:
+        _check_mask(mask, (q.shape[0], q.shape[2], q.shape[1], k.shape[1]))
+
+
+def _check_mask(mask: jax.Array, full: tuple[int, ...]) -> None:
+    if mask.dtype != jnp.bool_ and not jnp.issubdtype(mask.dtype, jnp.floating):
+        raise DTypeError(f"attention: mask has dtype {mask.dtype}; it must be bool (keep) or floating (added)")
+    dims = (1,) * (4 - mask.ndim) + mask.shape
+    if mask.ndim > 4 or any(m not in (1, f) for m, f in zip(dims, full, strict=False)):
+        raise ShapeError(f"attention: mask {list(mask.shape)} does not broadcast to [batch, heads, q, k] {list(full)}")

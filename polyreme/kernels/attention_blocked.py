@@ -1,0 +1,286 @@
+"""Attention by query blocks with its own backward pass: the CPU path of kernels.attention.
+
+Floor: 0.  Never imports: polyreme.core.
+
+Shape legend: b batch, n key heads, g query heads that share a key head, s queries (r in one block), t keys (e of them
+needed by a block), d head dim. Inside, arrays are [b, n, g, s, d] (queries) and [b, n, t, d] (keys, values); the
+arithmetic is in float32 or wider whatever the input dtype.
+"""
+
+import math
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+BLOCK_QUERIES = 64  # measured best of 32, 64, 128 and 256 at seq 256, head dim 32, two cores
+MAX_SPANS = 8  # spans are unrolled, the blocks within one run in a loop: program size stays bounded
+
+
+class Spec(NamedTuple):
+    """What is fixed while tracing."""
+
+    causal: bool
+    scale: float
+    dropout_rate: float
+
+
+class Span(NamedTuple):
+    """Queries [start, stop) walked in equal blocks of `rows`, against the first `keys` keys."""
+
+    start: int
+    stop: int
+    rows: int
+    keys: int
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the span holds."""
+        return (self.stop - self.start) // self.rows
+
+
+def spans(spec: Spec, s: int, t: int) -> list[Span]:
+    """The queries cut in at most MAX_SPANS + 1 spans, each with the keys that its last query needs.
+
+    About as many spans as blocks in a span: fewer waste work on keys that are not seen, more keep more blocks alive at
+    once (measured best at 256 and 1024 queries: 2 of 1, 2 and 4 spans; 4 of 1, 2, 4 and 8).
+
+    >>> spans(Spec(True, 1.0, 0.0), 100, 100)
+    [Span(start=0, stop=64, rows=64, keys=64), Span(start=64, stop=100, rows=36, keys=100)]
+    """
+    whole, tail = divmod(s, BLOCK_QUERIES)
+    step = BLOCK_QUERIES * -(-whole // min(MAX_SPANS, max(1, math.isqrt(whole)))) or BLOCK_QUERIES
+    edges = [*range(0, whole * BLOCK_QUERIES, step), whole * BLOCK_QUERIES]
+    cuts = [(a, b, BLOCK_QUERIES) for a, b in pairwise(edges) if b > a]
+    if tail:
+        cuts.append((s - tail, s, tail))
+    return [Span(a, b, rows, max(0, min(t, b + t - s)) if spec.causal else t) for a, b, rows in cuts]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attention(spec: Spec, q, k, v, mask, dropout_key) -> jax.Array:
+    """q [b, s, n * g, d], k and v [b, t, n, d] -> [b, s, n * g, d]; mask and dropout_key may be None."""
+    return _forward(spec, q, k, v, mask, dropout_key)[0]
+
+
+def masked(spec: Spec, scores, mask, offset) -> jax.Array:
+    """Scores [b, n, g, r, e] with -inf where a key may not be seen; query row i sees keys up to i + offset."""
+    if mask is not None and mask.dtype == jnp.bool_:
+        scores = jnp.where(mask, scores, -jnp.inf)
+    elif mask is not None:
+        scores = scores + mask.astype(scores.dtype)
+    if spec.causal:
+        shape = scores.shape[-2:]
+        row, col = (lax.broadcasted_iota(jnp.int32, shape, dim) for dim in (0, 1))
+        scores = jnp.where(col <= row + jnp.int32(offset), scores, -jnp.inf)
+    return scores
+
+
+def grouped_mask(mask, n: int):
+    """A mask that broadcasts to [b, h, s, t] as one that broadcasts to [b, n, g, s, t]."""
+    if mask is None:
+        return None
+    b, h, s, t = (1,) * (4 - mask.ndim) + mask.shape
+    return mask.reshape(b, 1, 1, s, t) if h == 1 else mask.reshape(b, n, h // n, s, t)
+
+
+def dropout_scale(spec: Spec, key, shape) -> jax.Array:
+    """0 or 1 / (1 - rate) for every probability [b, n, g, s, t]: the blocks' draws put together, for the twin."""
+    s, t = shape[-2:]
+    parts = []
+    for span in spans(spec, s, t):
+        for i in range(span.blocks):
+            start = span.start + i * span.rows
+            part = _keep(spec, key, start, (*shape[:3], span.rows, span.keys))
+            parts.append(jnp.pad(part, [(0, 0)] * 4 + [(0, t - span.keys)]))
+    return jnp.concatenate(parts, axis=3)
+
+
+def _keep(spec: Spec, key, start, shape) -> jax.Array:
+    # One key a block, so that the backward pass and a loop draw the same bits again.
+    kept = jax.random.bernoulli(jax.random.fold_in(key, start), 1 - spec.dropout_rate, shape)
+    return jnp.where(kept, jnp.float32(1 / (1 - spec.dropout_rate)), jnp.float32(0))
+
+
+def _grouped(q, n: int) -> jax.Array:
+    b, s, h, d = q.shape
+    acc = jnp.promote_types(q.dtype, jnp.float32)
+    return q.reshape(b, s, n, h // n, d).transpose(0, 2, 3, 1, 4).astype(acc)
+
+
+def _ungrouped(x, like) -> jax.Array:
+    return x.transpose(0, 3, 1, 2, 4).reshape(like.shape).astype(like.dtype)
+
+
+def _keys(x) -> jax.Array:
+    return x.transpose(0, 2, 1, 3).astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _rows(x) -> jax.Array:
+    # [b, n, g, r, d] -> [b, n, g * r, d]: the heads that share a key head become rows of one product.
+    b, n, g, r, d = x.shape
+    return x.reshape(b, n, g * r, d)
+
+
+def _swap(x) -> jax.Array:
+    return jnp.swapaxes(x, -1, -2)
+
+
+class _Block:
+    """One block's view of the inputs: its scores, its mask, its dropout."""
+
+    def __init__(self, spec: Spec, span: Span, start, offset: int, mask, key):
+        self.spec, self.span, self.start, self.offset = spec, span, start, offset
+        self.mask, self.key = mask, key
+
+    def cut(self, x, dim: int = 3) -> jax.Array:
+        """The block's rows of x."""
+        return lax.dynamic_slice_in_dim(x, self.start, self.span.rows, dim)
+
+    def scores(self, qi, ke) -> jax.Array:
+        """qi [b, n, g, r, d], scaled; ke [b, n, e, d] -> [b, n, g, r, e]."""
+        raw = (_rows(qi) @ _swap(ke)).reshape(*qi.shape[:-1], ke.shape[2])
+        mask = self.mask
+        if mask is not None:
+            mask = mask if mask.shape[3] == 1 else self.cut(mask)
+            mask = mask if mask.shape[4] == 1 else mask[..., : self.span.keys]
+        return masked(self.spec, raw, mask, self.start + self.offset)
+
+    def keep(self, shape):
+        """Dropout's factor for the block, or None."""
+        return None if self.spec.dropout_rate == 0 else _keep(self.spec, self.key, self.start, shape)
+
+
+def _walk(span: Span, body, carry):
+    # body(start, carry) -> (carry, y): unrolled for one block, a loop for more; y of the blocks are stacked.
+    if span.blocks == 1:
+        carry, y = body(span.start, carry)
+        return carry, jax.tree.map(lambda a: a[None], y)
+    starts = jnp.arange(span.start, span.stop, span.rows, dtype=jnp.int32)
+    return lax.scan(lambda c, start: body(start, c), carry, starts)
+
+
+def _joined(stacked) -> jax.Array:
+    # [blocks, b, n, g, r, x] -> [b, n, g, blocks * r, x]
+    blocks, b, n, g, r, x = stacked.shape
+    return jnp.moveaxis(stacked, 0, 3).reshape(b, n, g, blocks * r, x)
+
+
+def _forward(spec: Spec, q, k, v, mask, key):
+    s, t, n = q.shape[1], k.shape[1], k.shape[2]
+    qs, ks, vs, mask = _grouped(q, n) * spec.scale, _keys(k), _keys(v), grouped_mask(mask, n)
+    outs, lses = [], []
+    for span in spans(spec, s, t):
+        ke, ve = ks[:, :, : span.keys], vs[:, :, : span.keys]
+
+        def body(start, carry, span=span, ke=ke, ve=ve):
+            block = _Block(spec, span, start, t - s, mask, key)
+            return carry, _forward_block(block, block.cut(qs), ke, ve)
+
+        _, (out, lse) = _walk(span, body, ())
+        outs.append(_joined(out))
+        lses.append(_joined(lse))
+    return _ungrouped(jnp.concatenate(outs, 3), q), jnp.concatenate(lses, 3)
+
+
+def _forward_block(block: _Block, qi, ke, ve):
+    """-> out [b, n, g, r, d], logsumexp [b, n, g, r, 1]: +inf for a row that sees no key, whose probabilities are 0."""
+    scores = block.scores(qi, ke)
+    top = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
+    top = lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
+    weights = jnp.exp(scores - top)
+    total = weights.sum(-1, keepdims=True)
+    empty = total == 0
+    safe = jnp.where(empty, 1, total)
+    keep = block.keep(scores.shape)
+    dropped = weights if keep is None else weights * keep.astype(weights.dtype)
+    out = (_rows(dropped) @ ve).reshape(qi.shape) / safe
+    return out, jnp.where(empty, jnp.inf, top + jnp.log(safe))
+
+
+def _attention_fwd(spec: Spec, q, k, v, mask, key):
+    out, lse = _forward(spec, q, k, v, mask, key)
+    return out, (q, k, v, mask, key, out, lse)
+
+
+def _attention_bwd(spec: Spec, residuals, dout):
+    q, k, v, mask, key, out, lse = residuals
+    s, t, n = q.shape[1], k.shape[1], k.shape[2]
+    qs, ks, vs, bias = _grouped(q, n) * spec.scale, _keys(k), _keys(v), grouped_mask(mask, n)
+    do = _grouped(dout, n)
+    delta = (do * _grouped(out, n)).sum(-1, keepdims=True)  # sum over keys of p dp (arXiv:2205.14135, eq. 4)
+    dqs, dbiases, dk, dv = [], [], None, None
+    for span in spans(spec, s, t):
+        ke, ve = ks[:, :, : span.keys], vs[:, :, : span.keys]
+
+        def body(start, carry, span=span, ke=ke, ve=ve):
+            block = _Block(spec, span, start, t - s, bias, key)
+            dq, dki, dvi, dbias = _backward_block(block, *(block.cut(x) for x in (qs, do, lse, delta)), ke, ve)
+            return jax.tree.map(jnp.add, carry, (dki, dvi)) if carry else (dki, dvi), (dq, dbias)
+
+        empty = jnp.zeros((*ke.shape[:2], ke.shape[3], ke.shape[2]), ke.dtype)
+        (dki, dvi), (dq, dbias) = _walk(span, body, (empty, empty) if span.blocks > 1 else ())
+        dk, dv = _grown(dk, dki), _grown(dv, dvi)
+        dqs.append(_joined(dq))
+        dbiases.append(dbias)
+    dq = _ungrouped(jnp.concatenate(dqs, 3) * spec.scale, q)
+    return dq, _keys_grad(dk, k), _keys_grad(dv, v), _mask_grad(dbiases, mask, bias, t), None
+
+
+def _backward_block(block: _Block, qi, do, lse, delta, ke, ve):
+    """-> dq [b, n, g, r, d], dk and dv [b, n, d, e], dbias or None.
+
+    dk and dv are made transposed: the long operand of the product then needs no transpose, which doubles its speed.
+    """
+    probs = jnp.exp(block.scores(qi, ke) - lse)
+    dprobs = (_rows(do) @ _swap(ve)).reshape(probs.shape)
+    keep = block.keep(probs.shape)
+    dropped = probs
+    if keep is not None:
+        dropped, dprobs = probs * keep.astype(probs.dtype), dprobs * keep.astype(probs.dtype)
+    dscores = probs * (dprobs - delta)
+    dq = (_rows(dscores) @ ke).reshape(qi.shape)
+    dk, dv = _swap(_rows(qi)) @ _rows(dscores), _swap(_rows(do)) @ _rows(dropped)
+    return dq, dk, dv, _bias_block(block, dscores)
+
+
+def _bias_block(block: _Block, dscores):
+    mask = block.mask
+    if mask is None or mask.dtype == jnp.bool_:
+        return None
+    dims = tuple(dim for dim in range(5) if mask.shape[dim] == 1)
+    return dscores.sum(dims, keepdims=True)
+
+
+def _mask_grad(parts: list, mask, bias, t: int):
+    if mask is None or mask.dtype == jnp.bool_:
+        return None
+    wide = [_pad_last(part, t) if bias.shape[4] > 1 else part for part in parts]
+    if bias.shape[3] == 1:
+        total = sum(part.sum(0) for part in wide)
+    else:
+        total = jnp.concatenate([_joined(part) for part in wide], 3)
+    return total.reshape(mask.shape).astype(mask.dtype)
+
+
+def _pad_last(x, size: int) -> jax.Array:
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])
+
+
+def _grown(total, part) -> jax.Array:
+    # Sum of arrays whose last dim grows from span to span: one fused add and join for each.
+    if total is None:
+        return part
+    have = total.shape[-1]
+    return jnp.concatenate([total + part[..., :have], part[..., have:]], -1)
+
+
+def _keys_grad(x, like) -> jax.Array:
+    # [b, n, d, t] (only the keys that were seen) -> [b, t, n, d]
+    return _pad_last(x, like.shape[1]).transpose(0, 3, 1, 2).astype(like.dtype)
+
+
+attention.defvjp(_attention_fwd, _attention_bwd)

@@ -1,0 +1,45 @@
+"""The affine map of the last dim.
+
+Floor: 0.  Never imports: polyreme.core.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from polyreme.errors import ShapeError
+from polyreme.kernels import select
+
+
+def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """x @ weight + bias over the last dim: [..., in], [in, out], [out] -> [..., out].
+
+    On CPU the leading dims are flattened first: the weight gradient is then one 2-D product, which XLA gives to its
+    fast matmul; contracting over two leading dims takes about twice as long. A leading dim that is sharded stays
+    sharded (it is the major one of the flattened dim); a sharded second dim is gathered there, on CPU only.
+
+    Raises ShapeError when the dims do not fit.
+
+    >>> linear(jnp.ones((2, 5, 3)), jnp.ones((3, 4)), jnp.ones(4)).shape
+    (2, 5, 4)
+    """
+    _check(x, weight, bias)
+    if select.backend() != "cpu" or x.ndim <= 2:
+        return linear_plain(x, weight, bias)
+    flat = linear_plain(x.reshape(-1, x.shape[-1]), weight, bias)
+    return flat.reshape(*x.shape[:-1], weight.shape[1])
+
+
+def linear_plain(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """The plain twin of linear: the product on the dims as they come."""
+    y = jnp.matmul(x, weight)
+    return y if bias is None else y + bias
+
+
+def _check(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> None:
+    if x.ndim < 1 or weight.ndim != 2 or x.shape[-1] != weight.shape[0]:
+        raise ShapeError(
+            f"linear: x {list(x.shape)} and weight {list(weight.shape)} do not fit; "
+            "the last dim of x must equal the first of a 2-D weight [in, out]"
+        )
+    if bias is not None and bias.shape != weight.shape[1:]:
+        raise ShapeError(f"linear: bias {list(bias.shape)} must be [{weight.shape[1]}], the out dim of weight")

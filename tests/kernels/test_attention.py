@@ -1,0 +1,235 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import polyreme.core  # noqa: F401  (configures jax: eight CPU devices, x64)
+from polyreme.errors import ConfigError, DTypeError, ShapeError
+from polyreme.kernels import attention, attention_plain, select
+from polyreme.kernels.attention_blocked import Spec, spans
+
+from .tolerance import assert_near
+
+
+def normal(seed, *shape, dtype=jnp.float32):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def qkv(s, t, h=4, n=4, d=8, b=2, dtype=jnp.float32):
+    return normal(0, b, s, h, d, dtype=dtype), normal(1, b, t, n, d, dtype=dtype), normal(2, b, t, n, d, dtype=dtype)
+
+
+def value_and_pull(f, args, ct):
+    out, pull = jax.vjp(f, *args)
+    return out, pull(ct)
+
+
+def compare(args, terms, dtype=jnp.float32, steps=4, **options):
+    ct = normal(9, *args[0].shape, dtype=dtype)
+    results = []
+    for f in (attention, attention_plain):
+        call = jax.jit(lambda *a, f=f: value_and_pull(lambda *b: f(*b, **options), a[:-1], a[-1]))
+        results.append(call(*args, ct))
+    assert all(x.dtype == dtype for x in jax.tree.leaves(results[0]))
+    assert_near(*results, dtype, terms, steps)
+
+
+def reference(q, k, v, causal, mask=None):
+    """float64 NumPy, one query at a time."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    (b, s, h, d), (t, n) = q.shape, k.shape[1:3]
+    out = np.zeros(q.shape)
+    for bi, i, hi in np.ndindex(b, s, h):
+        scores = k[bi, :, hi // (h // n)] @ q[bi, i, hi] / np.sqrt(d)
+        seen = np.arange(t) <= i + t - s if causal else np.ones(t, bool)
+        if mask is not None:
+            seen &= np.broadcast_to(mask, (b, h, s, t))[bi, hi, i]
+        if seen.any():
+            weights = np.where(seen, np.exp(scores - scores[seen].max()), 0)
+            out[bi, i, hi] = weights @ v[bi, :, hi // (h // n)] / weights.sum()
+    return out
+
+
+LENGTHS = [(1, 1), (1, 7), (64, 64), (130, 130), (37, 101), (101, 37), (600, 600)]
+
+
+@pytest.mark.parametrize(("s", "t"), LENGTHS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_equals_twin(s, t, causal):
+    compare(qkv(s, t), terms=max(s, t), causal=causal)
+
+
+@pytest.mark.parametrize(("s", "t"), [(5, 5), (70, 70), (3, 70), (70, 3)])
+@pytest.mark.parametrize("f", [attention, attention_plain])
+def test_equals_numpy(f, s, t):
+    args = qkv(s, t, h=4, n=2)
+    for causal in (True, False):
+        assert_near(f(*args, causal=causal), reference(*args, causal), jnp.float32, terms=t)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_grouped_heads(n):
+    compare(qkv(70, 70, h=4, n=n), terms=70 * 4 // n, causal=True)
+
+
+def test_scale():
+    compare(qkv(70, 70), terms=70, causal=False, scale=0.5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float64])
+def test_other_dtypes(dtype):
+    compare(qkv(70, 70, dtype=dtype), terms=70, dtype=dtype, causal=True)
+
+
+@pytest.mark.parametrize("shape", [(70, 70), (2, 1, 1, 70), (2, 4, 70, 70), (1, 4, 70, 1)])
+@pytest.mark.parametrize(("kind", "causal"), [("bool", True), ("added", False)])
+def test_masks(shape, kind, causal):
+    values = normal(5, *shape)
+    mask = values > -0.5 if kind == "bool" else values
+    compare(qkv(70, 70, n=2), terms=140, causal=causal, mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("shape", "causal"), [((1, 1, 1, 70), True), ((2, 4, 600, 70), True), ((4, 600, 70), False), ((1,), False)]
+)
+def test_gradient_of_added_mask(shape, causal):
+    args, bias, ct = qkv(600, 70, n=2), normal(5, *shape), normal(9, 2, 600, 4, 8)
+    got, want = (
+        value_and_pull(lambda m, f=f: f(*args, causal=causal, mask=m), (bias,), ct)
+        for f in (attention, attention_plain)
+    )
+    assert_near(got, want, jnp.float32, terms=2 * 4 * 600)
+
+
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("f", [attention, attention_plain])
+def test_rows_that_see_nothing_give_zero_and_no_gradient(f, added):
+    q, k, v = qkv(70, 70)
+    seen = jnp.ones((70, 70), bool).at[3].set(False).at[69].set(False)
+    mask = jnp.where(seen, 0.0, -jnp.inf).astype(jnp.float32) if added else seen
+    out, grads = value_and_pull(lambda *a: f(*a, causal=True, mask=mask), (q, k, v), jnp.ones_like(q))
+    assert np.all(np.asarray(out)[:, [3, 69]] == 0)
+    assert np.all(np.asarray(grads[0])[:, [3, 69]] == 0)
+    assert all(np.isfinite(np.asarray(g)).all() for g in grads)
+    assert_near(out, reference(q, k, v, True, np.asarray(seen)), jnp.float32, terms=70)
+
+
+def test_more_queries_than_keys_leaves_the_first_without_keys():
+    args = qkv(200, 10)
+    out, (dq, _, _) = value_and_pull(lambda *a: attention(*a, causal=True), args, jnp.ones_like(args[0]))
+    assert np.all(np.asarray(out)[:, :190] == 0)
+    assert np.all(np.asarray(dq)[:, :190] == 0)
+
+
+@pytest.mark.parametrize(("s", "causal"), [(70, True), (70, False), (600, True)])
+def test_dropout_equals_twin(s, causal):
+    compare(qkv(s, s), terms=s, causal=causal, dropout_key=jax.random.key(3), dropout_rate=0.25)
+
+
+def test_dropout_takes_raw_keys_and_keeps_the_mean():
+    q, k, _ = qkv(64, 256)
+    out = attention(q, k, jnp.ones_like(k), causal=False, dropout_key=jax.random.PRNGKey(0), dropout_rate=0.5)
+    # each of 64 * 8 outputs is a mean of 256 factors of deviation 1 with unequal weights; five deviations of it all
+    assert abs(float(out.mean()) - 1) < 5 / np.sqrt(64 * 8)
+
+
+@pytest.mark.parametrize("options", [{}, {"mask": "bool"}, {"dropout_rate": 0.25}, {"mask": "empty row"}])
+def test_second_derivative(options):
+    args = qkv(70, 70, h=2, n=1, d=4, b=1, dtype=jnp.float64)
+    options = dict(options)
+    if options.get("mask") == "bool":
+        options["mask"] = normal(5, 70, 70) > -0.5
+    if options.get("mask") == "empty row":
+        options["mask"] = jnp.ones((70, 70), bool).at[3].set(False)
+    if "dropout_rate" in options:
+        options["dropout_key"] = jax.random.key(1)
+
+    def curvature(f):
+        def norm2(*a):
+            grads = jax.grad(lambda *b: jnp.sin(f(*b, causal=True, **options)).sum(), (0, 1, 2))(*a)
+            return sum((g**2).sum() for g in grads)
+
+        return jax.jit(jax.grad(norm2, (0, 1, 2)))(*args)
+
+    got = curvature(attention)
+    assert all(np.isfinite(np.asarray(g)).all() for g in got)
+    assert_near(got, curvature(attention_plain), jnp.float64, terms=70 * 70)
+
+
+def test_first_derivative_equals_finite_differences():
+    args = qkv(66, 66, h=2, n=1, d=4, b=1, dtype=jnp.float64)
+    f = jax.jit(lambda *a: jnp.sin(attention(*a, causal=True)).sum())
+    grads = jax.grad(f, (0, 1, 2))(*args)
+    step = 1e-5  # central differences: step^2 for truncation, eps / step for rounding
+    for i, grad in enumerate(grads):
+        direction = normal(20 + i, *grad.shape, dtype=jnp.float64)
+        moved = [[a + sign * step * direction if j == i else a for j, a in enumerate(args)] for sign in (1, -1)]
+        numeric = (f(*moved[0]) - f(*moved[1])) / (2 * step)
+        assert abs(float(numeric - (grad * direction).sum())) < 1e-6
+
+
+@pytest.mark.parametrize("s", [128, 1024])
+def test_sharded_over_batch_and_heads_without_gathering(s):
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("dp", "mp"))
+    args = [*qkv(s, s, h=4, n=2, b=4, d=4), normal(9, 4, s, 4, 4)]
+    place = NamedSharding(mesh, P("dp", None, "mp", None))
+    call = jax.jit(lambda q, k, v, ct: value_and_pull(lambda *a: attention(*a, causal=True), (q, k, v), ct))
+    placed = [jax.device_put(x, place) for x in args]
+    text = call.lower(*placed).compile().as_text()
+    assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all", "collective-permute"))
+    got = call(*placed)
+    assert all(x.sharding.is_equivalent_to(place, 4) for x in jax.tree.leaves(got))
+    assert_near(got, call(*args), jnp.float32, terms=s)
+
+
+def test_memory_grows_with_blocks_not_with_all_scores():
+    args = [*qkv(2048, 2048, h=2, n=2, b=1, d=8), normal(9, 1, 2048, 2, 8)]
+    call = jax.jit(lambda q, k, v, ct: value_and_pull(lambda *a: attention(*a, causal=True), (q, k, v), ct))
+    temporary = call.lower(*args).compile().memory_analysis().temp_size_in_bytes
+    assert temporary < 2 * 2048 * 2048 * 4  # one float32 array of all scores of both heads
+
+
+@pytest.mark.parametrize("s", [1, 63, 64, 65, 511, 512, 513, 2000])
+@pytest.mark.parametrize("t", [1, 64, 700])
+def test_spans_cover_the_queries_once_and_hold_the_keys_each_needs(s, t):
+    cut = spans(Spec(True, 1.0, 0.0), s, t)
+    assert [q for span in cut for q in range(span.start, span.stop)] == list(range(s))
+    for span in cut:
+        assert span.start + span.blocks * span.rows == span.stop
+        assert span.keys == max(0, min(t, span.stop + t - s))
+
+
+def test_gpu_takes_cudnn_where_it_can(monkeypatch):
+    calls = []
+    monkeypatch.setattr(select, "backend", lambda: "gpu")
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, k, v, **kw: calls.append(kw) or q)
+    half = qkv(16, 16, dtype=jnp.bfloat16)
+    attention(*half, causal=True)
+    assert calls == [{"scale": 8**-0.5, "is_causal": True, "implementation": "cudnn"}]
+    attention(*half, causal=True, mask=jnp.ones((16, 16), bool))
+    attention(*qkv(16, 16), causal=True)
+    attention(*qkv(16, 20, dtype=jnp.bfloat16), causal=True)
+    attention(*half, causal=True, dropout_rate=0.5, dropout_key=jax.random.key(0))
+    attention(*qkv(16, 16, d=12, dtype=jnp.bfloat16), causal=True)
+    assert len(calls) == 1
+
+
+def test_refuses_what_does_not_fit():
+    q, k, v = qkv(4, 4)
+    key = jax.random.key(0)
+    cases = [
+        ((q[0], k, v), {}, ShapeError, "needs 4 dims"),
+        ((q, k, v[:, :2]), {}, ShapeError, "k and v of one shape"),
+        ((q, k[..., :4], v[..., :4]), {}, ShapeError, "batch and head_dim must be equal"),
+        ((q, k[:, :, :3], v[:, :, :3]), {}, ShapeError, "4 query heads over 3 key heads"),
+        ((q, k, v), {"dropout_rate": 1.0, "dropout_key": key}, ConfigError, r"it must lie in \[0, 1\)"),
+        ((q, k, v), {"dropout_rate": 0.5}, ConfigError, "needs a dropout_key"),
+        ((q, k, v), {"mask": jnp.ones((4, 4), jnp.int32)}, DTypeError, "mask has dtype int32"),
+        ((q, k, v), {"mask": jnp.ones((4, 3), bool)}, ShapeError, "does not broadcast"),
+    ]
+    for f in (attention, attention_plain):
+        for args, options, error, match in cases:
+            with pytest.raises(error, match=match):
+                f(*args, causal=True, **options)

@@ -1,0 +1,54 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import polyreme.core  # noqa: F401  (configures jax: eight CPU devices, x64)
+from polyreme.errors import ShapeError
+from polyreme.kernels import linear, linear_plain
+
+from .tolerance import assert_near
+
+
+def normal(seed, *shape, dtype=jnp.float32):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def value_and_grads(f, *args):
+    out, pull = jax.vjp(f, *args)
+    return out, pull(jnp.cos(out))
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 5), (2, 3, 4), (0, 4)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])
+@pytest.mark.parametrize("bias", [True, False])
+def test_equals_twin_and_numpy(leading, dtype, bias):
+    args = [normal(0, *leading, 6, dtype=dtype), normal(1, 6, 4, dtype=dtype)]
+    args += [normal(2, 4, dtype=dtype)] if bias else []
+    got = value_and_grads(linear, *args)
+    assert all(x.dtype == dtype for x in jax.tree.leaves(got))
+    assert_near(got, value_and_grads(linear_plain, *args), dtype, terms=24)
+    x, w, *b = (np.asarray(a, np.float64) for a in args)
+    assert_near(got[0], x @ w + (b[0] if b else 0), dtype, terms=6)
+
+
+def test_batch_stays_sharded():
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("dp", "mp"))
+    x = jax.device_put(normal(0, 8, 5, 6), NamedSharding(mesh, P("dp", None, None)))
+    w = jax.device_put(normal(1, 6, 4), NamedSharding(mesh, P(None, "mp")))
+    call = jax.jit(lambda x, w: value_and_grads(linear, x, w))
+    out, (dx, _) = call(x, w)
+    assert out.sharding.is_equivalent_to(NamedSharding(mesh, P("dp", None, "mp")), 3)
+    assert dx.sharding.is_equivalent_to(NamedSharding(mesh, P("dp", None, None)), 3)
+    assert "all-gather" not in call.lower(x, w).compile().as_text()
+    assert_near(call(x, w), value_and_grads(linear_plain, normal(0, 8, 5, 6), normal(1, 6, 4)), jnp.float32, terms=40)
+
+
+def test_refuses_what_does_not_fit():
+    x, w = normal(0, 2, 6), normal(1, 6, 4)
+    with pytest.raises(ShapeError, match=r"x \[2, 6\] and weight \[4, 6\] do not fit"):
+        linear(x, w.T)
+    with pytest.raises(ShapeError, match=r"bias \[6\] must be \[4\]"):
+        linear(x, w, normal(2, 6))

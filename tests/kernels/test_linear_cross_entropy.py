@@ -1,0 +1,154 @@
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import polyreme.core  # noqa: F401  (configures jax: eight CPU devices, x64)
+from polyreme.errors import ConfigError, DTypeError, ShapeError
+from polyreme.kernels import linear_cross_entropy, linear_cross_entropy_plain
+
+from .tolerance import assert_near
+
+CHUNKED = "polyreme.kernels.linear_cross_entropy"
+
+
+@pytest.fixture(params=["one chunk", "chunks"])
+def chunks(request, monkeypatch):
+    """Makes small problems run in one chunk, or in a loop over several."""
+    if request.param == "chunks":
+        monkeypatch.setattr(sys.modules[CHUNKED], "CHUNK_BYTES", 1)
+
+
+def problem(tokens=256, size=16, vocab=50, dtype=jnp.float32, vocab_first=True):
+    rng = np.random.default_rng(0)
+    hidden, weight = rng.standard_normal((tokens, size)), rng.standard_normal((vocab, size))
+    labels = rng.integers(0, vocab, tokens).astype(np.int32)
+    labels[::7] = -100
+    weight = weight if vocab_first else weight.T
+    return jnp.asarray(hidden, dtype), jnp.asarray(weight, dtype), jnp.asarray(labels)
+
+
+def value_and_grads(f, hidden, weight, labels, **options):
+    shape = jax.eval_shape(lambda h: f(h, weight, labels, **options), hidden).shape
+    ct = jnp.asarray(1 + np.arange(np.prod(shape, dtype=int)).reshape(shape) % 3, jnp.promote_types(hidden.dtype, "f4"))
+    out, pull = jax.vjp(lambda h, w: f(h, w, labels, **options), hidden, weight)
+    return out, pull(ct)
+
+
+def compare(args, dtype=jnp.float32, **options):
+    run = lambda f: jax.jit(lambda *a: value_and_grads(f, *a, **options))(*args)
+    got, want = run(linear_cross_entropy), run(linear_cross_entropy_plain)
+    assert got[0].dtype == jnp.promote_types(dtype, jnp.float32)
+    assert got[1][0].dtype == got[1][1].dtype == dtype
+    assert_near(got, want, dtype, terms=args[0].shape[0])
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize(("smoothing", "vocab_first"), [(0.0, True), (0.1, False)])
+def test_equals_twin(reduction, smoothing, vocab_first):
+    compare(problem(vocab_first=vocab_first), reduction=reduction, label_smoothing=smoothing, vocab_first=vocab_first)
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float64])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_other_dtypes(dtype, reduction):
+    compare(problem(dtype=dtype), dtype=dtype, reduction=reduction)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 251])
+def test_odd_numbers_of_tokens(tokens):
+    compare(problem(tokens=tokens))
+
+
+@pytest.mark.parametrize("f", [linear_cross_entropy, linear_cross_entropy_plain])
+def test_equals_numpy(f):
+    hidden, weight, labels = problem(dtype=jnp.float64)
+    logits = np.asarray(hidden) @ np.asarray(weight).T
+    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    kept = np.asarray(labels) != -100
+    picked = log_probs[np.arange(256), np.where(kept, labels, 0)]
+    want = np.where(kept, -0.8 * picked - 0.2 * log_probs.mean(-1), 0)
+    got = {r: f(hidden, weight, labels, label_smoothing=0.2, reduction=r) for r in ("none", "mean", "sum")}
+    assert_near(got["none"], want, jnp.float64, terms=50)
+    assert_near(got["sum"], want.sum(), jnp.float64, terms=256)
+    assert_near(got["mean"], want.sum() / kept.sum(), jnp.float64, terms=256)
+
+
+def test_large_logits_stay_finite():
+    hidden, weight, labels = problem()
+    loss, grads = value_and_grads(linear_cross_entropy, hidden * 100, weight * 100, labels)
+    assert all(np.isfinite(np.asarray(x)).all() for x in (loss, *grads))
+
+
+@pytest.mark.parametrize("f", [linear_cross_entropy, linear_cross_entropy_plain])
+def test_all_ignored_gives_zero(f):
+    hidden, weight, labels = problem()
+    loss, grads = value_and_grads(f, hidden, weight, jnp.full_like(labels, 3), ignore_index=3, reduction="mean")
+    assert float(loss) == 0
+    assert all(np.all(np.asarray(g) == 0) for g in grads)
+
+
+@pytest.mark.parametrize("f", [linear_cross_entropy, linear_cross_entropy_plain])
+def test_label_out_of_range_gives_nan(f):
+    hidden, weight, labels = problem()
+    loss = np.asarray(f(hidden, weight, labels.at[1].set(50).at[2].set(-1)))
+    assert np.isnan(loss[[1, 2]]).all()
+    assert np.isfinite(loss[3:]).all()
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_second_derivative(reduction):
+    hidden, weight, labels = problem(tokens=128, dtype=jnp.float64)
+
+    def curvature(f):
+        loss = lambda h, w: jnp.sin(f(h, w, labels, reduction=reduction, label_smoothing=0.1)).sum()
+        norm2 = lambda h, w: sum((g**2).sum() for g in jax.grad(loss, (0, 1))(h, w))
+        return jax.jit(jax.grad(norm2, (0, 1)))(hidden, weight)
+
+    assert_near(
+        curvature(linear_cross_entropy), curvature(linear_cross_entropy_plain), jnp.float64, terms=128 * 50, steps=8
+    )
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_sharded_vocabulary_and_tokens(reduction, monkeypatch):
+    monkeypatch.setattr(sys.modules[CHUNKED], "CHUNK_BYTES", 64 * 64 * 4)
+    hidden, weight, labels = problem(tokens=256, size=16, vocab=64)
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("dp", "mp"))
+    place = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
+    placed = place(hidden, "dp", None), place(weight, "mp", None), place(labels, "dp")
+    call = jax.jit(lambda *a: value_and_grads(linear_cross_entropy, *a, reduction=reduction))
+    text = call.lower(*placed).compile().as_text()
+    assert not any(word in text for word in ("all-gather", "all-to-all", "collective-permute"))
+    assert_near(call(*placed), call(hidden, weight, labels), jnp.float32, terms=256)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_logits_are_never_whole(reduction):
+    hidden, weight, labels = problem(tokens=4096, size=8, vocab=8192)
+    call = jax.jit(lambda *a: value_and_grads(linear_cross_entropy, *a, reduction=reduction))
+    whole = 4096 * 8192 * 4
+    assert call.lower(hidden, weight, labels).compile().memory_analysis().temp_size_in_bytes < whole / 4
+
+
+def test_refuses_what_does_not_fit():
+    hidden, weight, labels = problem()
+    cases = [
+        ((hidden, weight.T, labels), {}, ShapeError, r"needs \[tokens, hidden\], \[vocab, hidden\]"),
+        ((hidden, weight, labels), {"vocab_first": False}, ShapeError, r"\[hidden, vocab\]"),
+        ((hidden, weight, labels[:3]), {}, ShapeError, r"labels \[3\]"),
+        ((hidden, weight, labels.astype(jnp.float32)), {}, DTypeError, "labels have dtype float32"),
+        ((hidden, weight, labels), {"label_smoothing": 1.5}, ConfigError, "label_smoothing is 1.5"),
+        ((hidden, weight, labels), {"reduction": "max"}, ConfigError, "use 'none', 'mean' or 'sum'"),
+    ]
+    for f in (linear_cross_entropy, linear_cross_entropy_plain):
+        for args, options, error, match in cases:
+            with pytest.raises(error, match=match):
+                f(*args, **options)

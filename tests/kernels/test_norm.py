@@ -1,0 +1,90 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import polyreme.core  # noqa: F401  (configures jax: eight CPU devices, x64)
+from polyreme import kernels
+from polyreme.errors import ConfigError, ShapeError
+
+from .tolerance import assert_near
+
+PAIRS = {
+    "layer": (kernels.layer_norm, kernels.layer_norm_plain, 2),
+    "rms": (kernels.rms_norm, kernels.rms_norm_plain, 1),
+}
+every_norm = pytest.mark.parametrize("name", PAIRS)
+
+
+def arrays(vectors, shape=(3, 5, 32), dtype=jnp.float32):
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.standard_normal(s), dtype) for s in (shape, *[shape[-1:]] * vectors)]
+
+
+def value_and_grads(f, *args):
+    out, pull = jax.vjp(f, *args)
+    return out, pull(jax.tree.map(jnp.cos, out))
+
+
+@every_norm
+@pytest.mark.parametrize("shape", [(32,), (7, 1), (3, 5, 32)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])
+def test_equals_twin(name, shape, dtype):
+    f, plain, vectors = PAIRS[name]
+    args = arrays(vectors, shape, dtype)
+    got = value_and_grads(f, *args)
+    assert all(x.dtype == dtype for x in jax.tree.leaves(got))
+    assert_near(got, value_and_grads(plain, *args), dtype, terms=32)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_equals_numpy(plain):
+    x, w, b = arrays(2, dtype=jnp.float64)
+    n = np.asarray(x)
+    layer = (n - n.mean(-1, keepdims=True)) / np.sqrt(n.var(-1, keepdims=True) + 1e-5) * w + b
+    assert_near(PAIRS["layer"][plain](x, w, b), layer, jnp.float64, terms=32)
+    rms = n / np.sqrt((n**2).mean(-1, keepdims=True) + 1e-6) * w
+    assert_near(PAIRS["rms"][plain](x, w), rms, jnp.float64, terms=32)
+
+
+@every_norm
+def test_second_derivative(name):
+    f, plain, vectors = PAIRS[name]
+    args = arrays(vectors, dtype=jnp.float64)
+    every = tuple(range(len(args)))
+
+    def curvature(g):
+        norm2 = lambda *a: sum((d**2).sum() for d in jax.grad(lambda *b: jnp.sin(g(*b)).sum(), every)(*a))
+        return jax.jit(jax.grad(norm2, every))(*args)
+
+    assert_near(curvature(f), curvature(plain), jnp.float64, terms=15 * 32, steps=8)
+
+
+@every_norm
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_residual_form_equals_twin(name, rate):
+    forms = {"layer": "residual_layer_norm", "rms": "residual_rms_norm"}
+    x, *vectors = arrays(PAIRS[name][2])
+    residual = jnp.cos(x)
+    options = {"dropout_key": jax.random.key(0), "dropout_rate": rate} if rate else {}
+    got, want = (
+        value_and_grads(lambda *a, f=f: getattr(kernels, f)(*a, **options), x, residual, *vectors)
+        for f in (forms[name], forms[name] + "_plain")
+    )
+    assert_near(got, want, jnp.float32, terms=32)
+    total = np.asarray(got[0][1] - residual)
+    assert np.all(np.isclose(total, 0, atol=1e-6) | np.isclose(total, np.asarray(x) / (1 - rate), atol=1e-5))
+    assert (np.abs(total) < 1e-6).any() == (rate > 0)
+    assert_near(got[0][0], PAIRS[name][1](got[0][1], *vectors), jnp.float32, terms=32)
+
+
+def test_refuses_what_does_not_fit():
+    x, w, b = arrays(2)
+    with pytest.raises(ShapeError, match="layer_norm: bias"):
+        kernels.layer_norm(x, w, b[:3])
+    with pytest.raises(ShapeError, match="rms_norm: weight"):
+        kernels.rms_norm(x, w[:3])
+    with pytest.raises(ConfigError, match=r"must lie in \[0, 1\)"):
+        kernels.residual_rms_norm(x, x, w, dropout_rate=1.0)
+    with pytest.raises(ConfigError, match="needs a dropout_key"):
+        kernels.residual_layer_norm(x, x, w, b, dropout_rate=0.5)
