@@ -32,7 +32,7 @@ _ALIASES = {"float": float32, "double": float64, "half": float16, "int": int32, 
 _ALLOWED = frozenset(NAMES.values())
 _COMPLEX = frozenset({complex64, complex128})
 _FLOATING = frozenset(d for d in _ALLOWED if jnp.issubdtype(d, jnp.floating))
-_INEXACT = _FLOATING | _COMPLEX
+INEXACT = _FLOATING | _COMPLEX
 
 
 def as_dtype(dtype: Any) -> np.dtype:
@@ -70,7 +70,7 @@ def is_floating(dtype: np.dtype) -> bool:
 
 def is_inexact(dtype: np.dtype) -> bool:
     """True for floating and complex dtypes: those that carry gradients."""
-    return dtype in _INEXACT
+    return dtype in INEXACT
 
 
 def is_complex(dtype: np.dtype) -> bool:

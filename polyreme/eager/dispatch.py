@@ -21,6 +21,7 @@ from polyreme.errors import DeviceError, DTypeError, GradError
 
 _watch = state.watch
 _autocast = amp_policy.active
+edge_of = tape.edge_of
 
 
 class Eager:
@@ -40,9 +41,7 @@ class Eager:
             if kind is TENSOR:
                 if isinstance(value, TensorState):
                     arrays.append(value._array if _watch.active is None else _watch.active.read(value))
-                    edges.append(
-                        None if value.stop_gradient else value if value._node is None else (value._node, value._index)
-                    )
+                    edges.append(None if value.stop_gradient else edge_of(value))
                     key.append(-1)
                 elif value is None:
                     key.append((None,))
@@ -65,7 +64,7 @@ class Eager:
                 for t in tensors:
                     if isinstance(t, TensorState):
                         arrays.append(state.read(t))
-                        edges.append(tape.edge_of(t))
+                        edges.append(edge_of(t))
                     else:
                         arrays.append(constant(t))
                         edges.append(None)

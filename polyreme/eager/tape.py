@@ -90,7 +90,12 @@ class KernelNode(Node):
         pullback: Any = None,
         metas: Any = None,
     ) -> None:
-        super().__init__(kernel.name, edges, metas)
+        # every slot set here, without super().__init__: this runs for each op call
+        self.name = kernel.name
+        self.edges = edges
+        self.metas = metas
+        self.seq = next(_sequence)
+        self.hooks = None
         self.kernel = kernel
         self.primals: tuple | None = primals
         self.mask = mask
@@ -135,32 +140,42 @@ class KernelNode(Node):
 
 
 def edge_of(tensor: TensorState) -> Edge:
-    """Where gradients for this tensor go: its node and output, itself if it is a leaf, None if it wants none."""
+    """Where gradients for this tensor go: its node and output, itself if it is a leaf, None if it wants or has none."""
     if tensor.stop_gradient:
         return None
-    return tensor if tensor._node is None else (tensor._node, tensor._index)
+    if tensor._node is not None:
+        return (tensor._node, tensor._index)
+    return tensor if tensor._array.dtype in dtypes.INEXACT else None
 
 
 def apply(kernel: Kernel, arrays: tuple, edges: tuple[Edge, ...]) -> Any:
     """Run a kernel; tape it if some edge wants a gradient. Returns Tensors in the structure the kernel returns."""
-    mask = None
+    wanted = False
     if grad_mode.enabled:
         for edge in edges:
             if edge is not None:
-                mask = tuple(e is not None and dtypes.is_inexact(a.dtype) for e, a in zip(edges, arrays, strict=True))
+                wanted = True
                 break
-    if mask is None or True not in mask:
+    if not wanted:
         outs = kernel.forward(*arrays)
         kind = type(outs)
         if kind is tuple or kind is list:
             return kind([factory.tensor(o) for o in outs])
         return factory.tensor(outs)
-    pullback = None
+    mask = tuple([e is not None for e in edges])
     if kernel.saves:
         outs, pullback = kernel.forward_saving(mask)(*arrays)
-    else:
-        outs = kernel.forward(*arrays)
-    return _taped(kernel, arrays, mask, edges, outs, pullback)
+        return _taped(kernel, arrays, mask, edges, outs, pullback)
+    outs = kernel.forward(*arrays)
+    kind = type(outs)
+    if kind is tuple or kind is list:
+        return _taped(kernel, arrays, mask, edges, outs, None)
+    # one output, the common case, without the lists that _taped makes
+    tensor = factory.tensor(outs)
+    if outs.dtype in dtypes.INEXACT:
+        tensor.stop_gradient = False
+        tensor._node = KernelNode(kernel, arrays, mask, edges, 1)
+    return tensor
 
 
 def _taped(kernel: Kernel, arrays: tuple, mask: Mask, edges: tuple, outs: Any, pullback: Any) -> Any:
