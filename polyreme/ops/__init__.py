@@ -1,4 +1,20 @@
 """The op tables. Importing this package declares every op."""
 
 from polyreme.core.op import OPS
-from polyreme.ops import arithmetic, creation, gather_scatter, indexing, layout, manipulation, math, random, reduce, search
+from polyreme.ops import (
+    arithmetic,
+    complex,
+    creation,
+    gather_scatter,
+    indexing,
+    layout,
+    manipulation,
+    math,
+    products,
+    quantile,
+    random,
+    reduce,
+    scan,
+    search,
+    special,
+)

@@ -1,22 +1,29 @@
 """Elementwise functions of one or more Tensors.
 
-Floor: 2.  Integers given to a function with real values become the default dtype.
+Floor: 2.  Operands broadcast and promote (core.dtype.promote). Integers given to a function with real values become the
+default dtype. Where two operands tie, the gradient goes where Paddle sends it.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
-from polyreme.core.dtype import floating
+from polyreme.core import dtype as dtypes
+from polyreme.core.dtype import floating, promote
 from polyreme.core.op import op
+from polyreme.errors import DTypeError, ShapeError
+from polyreme.ops.creation import republish
 
 
 @op(inplace=True)
 def abs(x: Array) -> Array:
     """|x|; of a complex x its magnitude, real. The gradient at 0 is 0."""
-    return jnp.abs(x)
+    # jnp.abs has gradient 1 at 0
+    return x * jnp.sign(x) if dtypes.is_floating(x.dtype) else jnp.abs(x)
 
 
 @op(amp="fp32", inplace=True)
@@ -26,9 +33,33 @@ def exp(x: Array) -> Array:
 
 
 @op(amp="fp32", inplace=True)
+def expm1(x: Array) -> Array:
+    """e^x - 1, accurate near 0."""
+    return jnp.expm1(floating(x))
+
+
+@op(amp="fp32", inplace=True)
 def log(x: Array) -> Array:
     """Natural logarithm; -inf at 0, NaN below."""
     return jnp.log(floating(x))
+
+
+@op(amp="fp32", inplace=True)
+def log2(x: Array) -> Array:
+    """Logarithm to base 2."""
+    return jnp.log2(floating(x))
+
+
+@op(amp="fp32", inplace=True)
+def log10(x: Array) -> Array:
+    """Logarithm to base 10."""
+    return jnp.log10(floating(x))
+
+
+@op(amp="fp32", inplace=True)
+def log1p(x: Array) -> Array:
+    """log(1 + x), accurate near 0."""
+    return jnp.log1p(floating(x))
 
 
 @op(inplace=True)
@@ -37,10 +68,70 @@ def sqrt(x: Array) -> Array:
     return jnp.sqrt(floating(x))
 
 
-@op(inplace=True)
+@op(amp="fp32", inplace=True)
+def rsqrt(x: Array) -> Array:
+    """1 / sqrt(x)."""
+    return lax.rsqrt(floating(x))
+
+
+@op(amp="fp32", inplace=True)
 def square(x: Array) -> Array:
     """x * x."""
     return jnp.square(x)
+
+
+@op(inplace=True)
+def reciprocal(x: Array) -> Array:
+    """1 / x."""
+    return jnp.reciprocal(floating(x))
+
+
+@op(inplace=True)
+def sin(x: Array) -> Array:
+    """Sine of x radians."""
+    return jnp.sin(floating(x))
+
+
+@op(inplace=True)
+def cos(x: Array) -> Array:
+    """Cosine of x radians."""
+    return jnp.cos(floating(x))
+
+
+@op(inplace=True)
+def tan(x: Array) -> Array:
+    """Tangent of x radians."""
+    return jnp.tan(floating(x))
+
+
+@op(inplace=True)
+def asin(x: Array) -> Array:
+    """Inverse sine, radians in [-pi/2, pi/2]; NaN outside [-1, 1]."""
+    return jnp.arcsin(floating(x))
+
+
+@op(inplace=True)
+def acos(x: Array) -> Array:
+    """Inverse cosine, radians in [0, pi]; NaN outside [-1, 1]."""
+    return jnp.arccos(floating(x))
+
+
+@op(inplace=True)
+def atan(x: Array) -> Array:
+    """Inverse tangent, radians in (-pi/2, pi/2)."""
+    return jnp.arctan(floating(x))
+
+
+@op(amp="fp32", inplace=True)
+def sinh(x: Array) -> Array:
+    """Hyperbolic sine."""
+    return jnp.sinh(floating(x))
+
+
+@op(amp="fp32", inplace=True)
+def cosh(x: Array) -> Array:
+    """Hyperbolic cosine."""
+    return jnp.cosh(floating(x))
 
 
 @op(inplace=True)
@@ -50,9 +141,118 @@ def tanh(x: Array) -> Array:
 
 
 @op(inplace=True)
+def asinh(x: Array) -> Array:
+    """Inverse hyperbolic sine."""
+    return jnp.arcsinh(floating(x))
+
+
+@op(inplace=True)
+def acosh(x: Array) -> Array:
+    """Inverse hyperbolic cosine; NaN below 1."""
+    return jnp.arccosh(floating(x))
+
+
+@op(inplace=True)
+def atanh(x: Array) -> Array:
+    """Inverse hyperbolic tangent; NaN outside [-1, 1]."""
+    return jnp.arctanh(floating(x))
+
+
+@op(inplace=True)
 def sigmoid(x: Array) -> Array:
     """1 / (1 + e^-x)."""
     return jax.nn.sigmoid(floating(x))
+
+
+@op
+def deg2rad(x: Array) -> Array:
+    """Degrees to radians: x * pi / 180."""
+    return jnp.deg2rad(floating(x))
+
+
+@op
+def rad2deg(x: Array) -> Array:
+    """Radians to degrees: x * 180 / pi."""
+    return jnp.rad2deg(floating(x))
+
+
+@op(inplace=True)
+def sinc(x: Array) -> Array:
+    """sin(pi x) / (pi x), 1 at 0."""
+    return jnp.sinc(floating(x))
+
+
+@op(inplace=True)
+def ceil(x: Array) -> Array:
+    """Smallest integer >= x, in x's dtype; its gradient is 0."""
+    return _rounded(jnp.ceil, x)
+
+
+@op(inplace=True)
+def floor(x: Array) -> Array:
+    """Largest integer <= x, in x's dtype; its gradient is 0."""
+    return _rounded(jnp.floor, x)
+
+
+def _rounded(fn: Any, x: Array) -> Array:
+    return fn(x) if dtypes.is_inexact(x.dtype) else x
+
+
+@op(inplace=True)
+def trunc(input: Array) -> Array:
+    """The integer part, toward zero, in x's dtype; its gradient is 0."""
+    return _rounded(jnp.trunc, input)
+
+
+@op(inplace=True)
+def frac(x: Array) -> Array:
+    """x - trunc(x); has the sign of x."""
+    return x - _rounded(jnp.trunc, x)
+
+
+@op(inplace=True)
+def round(x: Array, decimals: int = 0) -> Array:
+    """Nearest value with so many decimals, halves to even; its gradient is 0. decimals < 0 rounds to tens, hundreds."""
+    return jnp.round(x, decimals)
+
+
+@op
+def sign(x: Array) -> Array:
+    """-1, 0 or 1 as x is negative, zero or positive; its gradient is 0. sgn takes complex numbers."""
+    if dtypes.is_complex(x.dtype):
+        raise DTypeError(f"sign takes real numbers, got {x.dtype.name}; sgn gives x / |x|")
+    return jnp.sign(x)
+
+
+@op
+def signbit(x: Array) -> Array:
+    """True where the sign is minus, -0.0 included -> bool."""
+    return jnp.signbit(x) if dtypes.is_floating(x.dtype) else x < 0
+
+
+@op(method=False)
+def positive(x: Array) -> Array:
+    """x itself."""
+    return jnp.copy(x)
+
+
+@op(inplace=True)
+def scale(x: Array, scale: Array = 1.0, bias: Array = 0.0, bias_after_scale: bool = True, act: Any = None) -> Array:
+    """scale * x + bias, or scale * (x + bias) with bias_after_scale=False; scale and bias are numbers or one element.
+
+    act: None, "relu", "sigmoid" or "tanh", applied to the result.
+    """
+    activations = {None: lambda v: v, "relu": jax.nn.relu, "sigmoid": jax.nn.sigmoid, "tanh": jnp.tanh}
+    if act not in activations:
+        raise ValueError(f"act={act!r}; choose None, 'relu', 'sigmoid' or 'tanh'")
+    x, factor, shift = promote(x, jnp.reshape(scale, ()), jnp.reshape(bias, ()))
+    return activations[act](x * factor + shift if bias_after_scale else (x + shift) * factor)
+
+
+@op
+def stanh(x: Array, scale_a: float = 0.67, scale_b: float = 1.7159) -> Array:
+    """scale_b * tanh(scale_a * x)."""
+    return scale_b * jnp.tanh(scale_a * floating(x))
 
 
 @op(inplace=True)
@@ -68,3 +268,230 @@ def clip(x: Array, min: Array | None = None, max: Array | None = None) -> Array:
         high = max.astype(x.dtype)
         x = jnp.where(x > high, high, x)
     return x
+
+
+@op(inplace=True)
+def nan_to_num(x: Array, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Array:
+    """NaN, inf and -inf replaced; by default with 0 and the largest and smallest finite numbers of the dtype."""
+    return jnp.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf)
+
+
+@op
+def isfinite(x: Array) -> Array:
+    """True where x is neither NaN nor infinite -> bool."""
+    return jnp.isfinite(x)
+
+
+@op
+def isinf(x: Array) -> Array:
+    """True where x is inf or -inf -> bool."""
+    return jnp.isinf(x)
+
+
+@op
+def isnan(x: Array) -> Array:
+    """True where x is NaN -> bool."""
+    return jnp.isnan(x)
+
+
+@op
+def isposinf(x: Array) -> Array:
+    """True where x is inf -> bool; x is real."""
+    return _is(x, jnp.inf, "isposinf")
+
+
+@op
+def isneginf(x: Array) -> Array:
+    """True where x is -inf -> bool; x is real."""
+    return _is(x, -jnp.inf, "isneginf")
+
+
+def _is(x: Array, value: float, what: str) -> Array:
+    if dtypes.is_complex(x.dtype):
+        raise DTypeError(f"{what} takes real numbers, got {x.dtype.name}; ask for x.real() and x.imag()")
+    return x == value if dtypes.is_floating(x.dtype) else jnp.zeros(x.shape, bool)
+
+
+@op
+def maximum(x: Array, y: Array) -> Array:
+    """The larger of x and y, NaN if either is; at a tie the gradient goes to y."""
+    x, y = promote(x, y)
+    return jnp.where((x > y) | jnp.isnan(x), x, y)
+
+
+@op
+def minimum(x: Array, y: Array) -> Array:
+    """The smaller of x and y, NaN if either is; at a tie the gradient goes to y."""
+    x, y = promote(x, y)
+    return jnp.where((x < y) | jnp.isnan(x), x, y)
+
+
+@op
+def fmax(x: Array, y: Array) -> Array:
+    """The larger of x and y, the other one if one is NaN; at a tie the gradient goes to x."""
+    x, y = promote(x, y)
+    return jnp.where((x >= y) | jnp.isnan(y), x, y)
+
+
+@op
+def fmin(x: Array, y: Array) -> Array:
+    """The smaller of x and y, the other one if one is NaN; at a tie the gradient goes to x."""
+    x, y = promote(x, y)
+    return jnp.where((x <= y) | jnp.isnan(y), x, y)
+
+
+@op
+def atan2(x: Array, y: Array) -> Array:
+    """Angle of the point (y, x) from the positive y axis, that is of x / y with both signs told apart, in radians."""
+    x, y = promote(x, y)
+    return jnp.arctan2(floating(x), floating(y))
+
+
+@op(inplace=True)
+def hypot(x: Array, y: Array) -> Array:
+    """sqrt(x^2 + y^2) without overflow; the gradient at (0, 0) is 0."""
+    x, y = (floating(v) for v in promote(x, y))
+    size = lax.stop_gradient(jnp.maximum(jnp.abs(x), jnp.abs(y)))
+    zero = size == 0
+    # divided by a constant and multiplied by it again, which changes neither value nor gradient
+    unit = jnp.where(zero | jnp.isinf(size), 1, size)
+    squares = jnp.where(zero, 1, (x / unit) ** 2 + (y / unit) ** 2)
+    return jnp.where(zero, 0, unit * jnp.sqrt(squares)).astype(x.dtype)
+
+
+@op(inplace=True)
+def lerp(x: Array, y: Array, weight: Array) -> Array:
+    """x + weight * (y - x): x at weight 0, y at 1."""
+    x, y, weight = (floating(v) for v in promote(x, y, weight))
+    return x + weight * (y - x)
+
+
+@op(amp="fp32")
+def logaddexp(x: Array, y: Array) -> Array:
+    """log(e^x + e^y) without overflow."""
+    x, y = promote(x, y)
+    return jnp.logaddexp(floating(x), floating(y))
+
+
+@op(inplace=True)
+def copysign(x: Array, y: Array) -> Array:
+    """|x| with the sign of y."""
+    x, y = promote(x, y)
+    return jnp.copysign(floating(x), floating(y))
+
+
+@op
+def nextafter(x: Array, y: Array) -> Array:
+    """The number that follows x on the way to y; its gradient is 0."""
+    x, y = promote(x, y)
+    return jnp.nextafter(*(lax.stop_gradient(floating(v)) for v in (x, y)))
+
+
+@op(inplace=True)
+def ldexp(x: Array, y: Array) -> Array:
+    """x * 2^y; exact for an integer y."""
+    if dtypes.is_inexact(y.dtype):
+        x, y = promote(x, y)
+        return floating(x) * jnp.exp2(floating(y))
+    return _times_power_of_two(floating(x), y)
+
+
+def _times_power_of_two(x: Array, y: Array) -> Array:
+    # two factors, since 2^y alone may overflow where x * 2^y does not
+    half = y // 2
+    ones = jnp.ones((), x.dtype)
+    return x * jnp.ldexp(ones, half) * jnp.ldexp(ones, y - half)
+
+
+@op
+def heaviside(x: Array, y: Array) -> Array:
+    """0 where x < 0, y where x == 0, 1 where x > 0."""
+    x, y = promote(x, y)
+    return jnp.where(x == 0, y, jnp.where(jnp.isnan(x), x, (x > 0).astype(x.dtype)))
+
+
+@op(inplace=True)
+def gcd(x: Array, y: Array) -> Array:
+    """Greatest common divisor of integers, >= 0."""
+    return jnp.gcd(*_integers("gcd", x, y))
+
+
+@op(inplace=True)
+def lcm(x: Array, y: Array) -> Array:
+    """Least common multiple of integers, >= 0."""
+    return jnp.lcm(*_integers("lcm", x, y))
+
+
+def _integers(what: str, x: Array, y: Array) -> tuple:
+    for v in (x, y):
+        if not dtypes.is_integer(v.dtype):
+            raise DTypeError(f"{what} takes integers, got {v.dtype.name}; use astype")
+    return promote(x, y)
+
+
+@op(inplace=True)
+def bitwise_left_shift(x: Array, y: Array, is_arithmetic: bool = True) -> Array:
+    """x with its bits moved left y places, zeros coming in; both kinds of shift are the same."""
+    return jnp.left_shift(*_integers("bitwise_left_shift", x, y))
+
+
+@op(inplace=True)
+def bitwise_right_shift(x: Array, y: Array, is_arithmetic: bool = True) -> Array:
+    """x with its bits moved right y places; copies of the sign bit come in, or zeros with is_arithmetic=False."""
+    x, y = _integers("bitwise_right_shift", x, y)
+    return jnp.right_shift(x, y) if is_arithmetic else lax.shift_right_logical(*jnp.broadcast_arrays(x, y))
+
+
+@op
+def add_n(inputs: list[Array]) -> Array:
+    """Sum of Tensors of one shape; one Tensor alone is copied."""
+    if not inputs:
+        raise ShapeError("add_n needs at least one Tensor, got none")
+    total = jnp.copy(inputs[0])
+    for x in inputs[1:]:
+        if x.shape != total.shape:
+            raise ShapeError(f"add_n: shapes {list(total.shape)} and {list(x.shape)}; all must be the same")
+        total = jnp.add(*promote(total, x))
+    return total
+
+
+_add_n = add_n
+
+
+def _add_some(inputs: Any, name: str | None = None) -> Any:
+    return _add_n(list(inputs) if isinstance(inputs, (list, tuple)) else [inputs])
+
+
+add_n = republish(_add_n, _add_some)
+
+
+@op
+def increment(x: Array, value: Array = 1.0) -> Array:
+    """Add value to the one element of x, in place; returns x."""
+    if x.size != 1:
+        raise ShapeError(f"increment takes a Tensor with one element, got shape {list(x.shape)}; use x.add_(value)")
+    return x + value.astype(x.dtype)
+
+
+_increment = increment
+
+
+def _increment_in_place(x: Any, value: Any = 1.0, name: str | None = None) -> Any:
+    return _increment(x, value, out=x)
+
+
+increment = republish(_increment, _increment_in_place)
+
+
+@op
+def multiplex(inputs: list[Array], index: Array) -> Array:
+    """Row i of the result is row i of inputs[index[i]]: n Tensors [rows, ...], index [rows, 1] or [rows] integers."""
+    stacked = jnp.stack(promote(*inputs))
+    rows = index.reshape(-1)
+    if rows.shape[0] != stacked.shape[1]:
+        raise ShapeError(f"multiplex: index of shape {list(index.shape)} for Tensors of {stacked.shape[1]} rows")
+    return stacked[rows, jnp.arange(rows.shape[0])]
+
+
+ALIASES = {"clamp": "clip", "clamp_": "clip_"}
+"""Other public names of the same functions."""

@@ -1,12 +1,16 @@
 """Reductions over dims.
 
 Floor: 2.  axis is None (all dims), an int or a list of ints, negative from the end; keepdim leaves size-1 dims.
+A dim that is not there raises ShapeError.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -44,26 +48,131 @@ def dims_of(x: Array, axis: Any, what: str) -> tuple[int, ...]:
     return found
 
 
-@op
+@op(amp="fp32")
 def sum(x: Array, axis: Any = None, dtype: Any = None, keepdim: bool = False) -> Array:
     """Sum over axis; bool and narrow integers are summed in int64, half precision in float32 inside."""
     return jnp.sum(_wide(x, dtype), dims_of(x, axis, "sum"), keepdims=keepdim)
 
 
-@op
+@op(amp="fp32")
 def mean(x: Array, axis: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
     """Mean over axis; integers give the default dtype, half precision is summed in float32 inside."""
-    x = dtypes.floating(x) if dtype is None else x.astype(dtypes.as_dtype(dtype))
-    return jnp.mean(x, dims_of(x, axis, "mean"), keepdims=keepdim)
+    return jnp.mean(_real(x, dtype), dims_of(x, axis, "mean"), keepdims=keepdim)
+
+
+def _real(x: Array, dtype: Any = None) -> Array:
+    return dtypes.floating(x) if dtype is None else x.astype(dtypes.as_dtype(dtype))
+
+
+@op(amp="fp32")
+def nansum(x: Array, axis: Any = None, dtype: Any = None, keepdim: bool = False) -> Array:
+    """Sum over axis of the elements that are not NaN."""
+    return jnp.nansum(_wide(x, dtype), dims_of(x, axis, "nansum"), keepdims=keepdim)
+
+
+@op(amp="fp32")
+def nanmean(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
+    """Mean over axis of the elements that are not NaN; NaN where all are."""
+    x = _real(x)
+    dims = dims_of(x, axis, "nanmean")
+    there = ~jnp.isnan(x)
+    total = jnp.sum(jnp.where(there, x, 0), dims, keepdims=keepdim)
+    return total / jnp.sum(there, dims, keepdims=keepdim).astype(x.real.dtype)
+
+
+@op(amp="fp32")
+def prod(x: Array, axis: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+    """Product over axis; bool and narrow integers are multiplied in int64. Gradients are right at zeros too."""
+    return jnp.prod(_wide(x, dtype), dims_of(x, axis, "prod"), keepdims=keepdim)
 
 
 @op
 def max(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
-    """Largest element over axis; ties share the gradient evenly."""
-    return jnp.max(x, dims_of(x, axis, "max"), keepdims=keepdim)
+    """Largest element over axis, NaN if there is one; every one of equal elements gets the whole gradient.
+
+    amax shares the gradient among them.
+    """
+    return _extreme(jnp.max, dims_of(x, axis, "max"), keepdim, x)
 
 
 @op
 def min(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
-    """Smallest element over axis; ties share the gradient evenly."""
-    return jnp.min(x, dims_of(x, axis, "min"), keepdims=keepdim)
+    """Smallest element over axis, NaN if there is one; every one of equal elements gets the whole gradient.
+
+    amin shares the gradient among them.
+    """
+    return _extreme(jnp.min, dims_of(x, axis, "min"), keepdim, x)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _extreme(reduce: Callable, dims: tuple[int, ...], keepdim: bool, x: Array) -> Array:
+    return reduce(x, dims, keepdims=keepdim)
+
+
+@_extreme.defjvp
+def _extreme_jvp(reduce: Callable, dims: tuple[int, ...], keepdim: bool, xs: tuple, ts: tuple) -> tuple:
+    (x,), (t,) = xs, ts
+    chosen = x == reduce(x, dims, keepdims=True)
+    return reduce(x, dims, keepdims=keepdim), jnp.sum(jnp.where(chosen, t, 0), dims, keepdims=keepdim)
+
+
+@op
+def amax(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
+    """Largest element over axis, NaN if there is one; equal elements share the gradient evenly."""
+    return jnp.max(x, dims_of(x, axis, "amax"), keepdims=keepdim)
+
+
+@op
+def amin(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
+    """Smallest element over axis, NaN if there is one; equal elements share the gradient evenly."""
+    return jnp.min(x, dims_of(x, axis, "amin"), keepdims=keepdim)
+
+
+@op
+def all(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
+    """True where every element over axis is nonzero -> bool."""
+    return jnp.all(x, dims_of(x, axis, "all"), keepdims=keepdim)
+
+
+@op
+def any(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
+    """True where some element over axis is nonzero -> bool."""
+    return jnp.any(x, dims_of(x, axis, "any"), keepdims=keepdim)
+
+
+@op
+def count_nonzero(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
+    """Number of nonzero elements over axis, int64."""
+    return jnp.count_nonzero(x, dims_of(x, axis, "count_nonzero"), keepdims=keepdim).astype(dtypes.int64)
+
+
+@op(amp="fp32")
+def var(
+    x: Array, axis: Any = None, unbiased: bool | None = None, keepdim: bool = False, correction: float = 1
+) -> Array:
+    """Variance over axis: sum |x - mean|^2 / (n - correction); NaN or inf where n <= correction.
+
+    unbiased, if given, stands for correction 1 (True) or 0 (False).
+    """
+    if unbiased is not None:
+        correction = 1 if unbiased else 0
+    return _variance(_real(x), dims_of(x, axis, "var"), keepdim, correction)
+
+
+@op(amp="fp32")
+def std(x: Array, axis: Any = None, unbiased: bool = True, keepdim: bool = False) -> Array:
+    """Square root of the variance over axis; the gradient is 0 where all elements are equal."""
+    variance = _variance(_real(x), dims_of(x, axis, "std"), keepdim, 1 if unbiased else 0)
+    zero = variance == 0
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, variance)))
+
+
+def _variance(x: Array, dims: tuple[int, ...], keepdim: bool, correction: float) -> Array:
+    return jnp.var(x, dims, ddof=correction, keepdims=keepdim)
+
+
+@op(amp="fp32")
+def logsumexp(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
+    """log of the sum of e^x over axis, without overflow."""
+    x = _real(x)
+    return jax.nn.logsumexp(x, dims_of(x, axis, "logsumexp"), keepdims=keepdim)

@@ -1,0 +1,101 @@
+"""Medians and quantiles over dims.
+
+Floor: 2.  axis and keepdim as in ops.reduce. The plain forms give NaN where there is a NaN, the nan forms leave
+NaNs out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from polyreme.core import dtype as dtypes
+from polyreme.core.op import op
+from polyreme.errors import ShapeError
+from polyreme.ops.reduce import dims_of
+
+_METHODS = ("linear", "lower", "higher", "nearest", "midpoint")
+
+
+@op
+def median(x: Array, axis: Any = None, keepdim: bool = False, mode: str = "avg") -> Any:
+    """Middle element over axis; of an even number, the mean of the middle two (mode "avg") or the lower (mode "min").
+
+    "avg" gives floating numbers. "min" keeps x's dtype and, when axis is an int, returns (values, indices in that dim).
+    """
+    return _median(x, axis, keepdim, mode, "median", skip=False)
+
+
+@op
+def nanmedian(x: Array, axis: Any = None, keepdim: bool = False, mode: str = "avg") -> Any:
+    """median of the elements that are not NaN; NaN where all are."""
+    return _median(x, axis, keepdim, mode, "nanmedian", skip=True)
+
+
+def _median(x: Array, axis: Any, keepdim: bool, mode: str, what: str, skip: bool) -> Any:
+    if mode not in ("avg", "min"):
+        raise ValueError(f"mode={mode!r}; choose 'avg' or 'min'")
+    x = dtypes.floating(x) if mode == "avg" else x
+    dims = dims_of(x, axis, what)
+    rows = _rows(x, dims)
+    if rows.shape[-1] == 0:
+        raise ShapeError(f"{what}: no elements over axis {axis} of shape {list(x.shape)}")
+    nan = jnp.isnan(rows)
+    count = jnp.sum(~nan, -1, keepdims=True) if skip else jnp.full((*rows.shape[:-1], 1), rows.shape[-1])
+    # NaNs sort last
+    order = jnp.argsort(rows, axis=-1, stable=True)
+    low = jnp.take_along_axis(order, jnp.maximum(count - 1, 0) // 2, -1)
+    if not skip:
+        low = jnp.where(jnp.any(nan, -1, keepdims=True), jnp.argmax(nan, -1, keepdims=True), low)
+    value = jnp.take_along_axis(rows, low, -1)
+    if mode == "avg":
+        high = jnp.take_along_axis(order, jnp.minimum(count // 2, rows.shape[-1] - 1), -1)
+        # half of each, so that large numbers do not overflow; a lone middle element is counted once
+        middle = value / 2 + jnp.take_along_axis(rows, high, -1) / 2
+        value = jnp.where((count % 2 == 1) | (count == 0) | jnp.isnan(value), value, middle)
+    shape = _kept(x, dims) if keepdim else tuple(s for d, s in enumerate(x.shape) if d not in dims)
+    if mode == "min" and isinstance(axis, int):
+        return value.reshape(shape), low.reshape(shape).astype(dtypes.int64)
+    return value.reshape(shape)
+
+
+def _rows(x: Array, dims: tuple[int, ...]) -> Array:
+    """x with dims moved to the end and made one."""
+    last = tuple(range(x.ndim - len(dims), x.ndim))
+    moved = jnp.moveaxis(x, dims, last)
+    kept = moved.shape[: x.ndim - len(dims)]
+    return moved.reshape(*kept, math.prod(moved.shape[len(kept) :]))
+
+
+def _kept(x: Array, dims: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(1 if d in dims else s for d, s in enumerate(x.shape))
+
+
+@op
+def quantile(x: Array, q: Any, axis: Any = None, keepdim: bool = False, interpolation: str = "linear") -> Array:
+    """The value that a share q of the elements over axis does not exceed; q in [0, 1], one number or several.
+
+    With several, the first dim of the result runs over q. interpolation between two elements: "linear", "lower",
+    "higher", "nearest" or "midpoint".
+    """
+    return _quantile(x, q, axis, keepdim, interpolation, "quantile", jnp.quantile)
+
+
+@op
+def nanquantile(x: Array, q: Any, axis: Any = None, keepdim: bool = False, interpolation: str = "linear") -> Array:
+    """quantile of the elements that are not NaN; NaN where all are."""
+    return _quantile(x, q, axis, keepdim, interpolation, "nanquantile", jnp.nanquantile)
+
+
+def _quantile(x: Array, q: Any, axis: Any, keepdim: bool, interpolation: str, what: str, fn: Any) -> Array:
+    if interpolation not in _METHODS:
+        raise ValueError(f"interpolation={interpolation!r}; choose one of {', '.join(_METHODS)}")
+    for share in q if isinstance(q, tuple) else (q,):
+        if not 0 <= share <= 1:
+            raise ShapeError(f"{what}: q={share} is no share; give numbers from 0 to 1")
+    x = dtypes.floating(x)
+    dims = dims_of(x, axis, what)
+    return fn(x, jnp.asarray(q, x.dtype), axis=dims, method=interpolation, keepdims=keepdim)

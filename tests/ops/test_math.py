@@ -1,0 +1,47 @@
+"""What the contract rows of ops/math.py cannot say: gradients at ties, zeros and jumps, and changes in place."""
+
+import numpy as np
+import pytest
+
+from polyreme.core.op import OPS
+from polyreme.eager.tensor import to_tensor
+
+
+def gradients(name, *arrays, **kwargs):
+    inputs = [to_tensor(np.asarray(a, "float32"), stop_gradient=False) for a in arrays]
+    OPS["sum"](OPS[name](*inputs, **kwargs)).backward()
+    return [x.grad.tolist() for x in inputs]
+
+
+@pytest.mark.parametrize(("name", "to_x"), [("maximum", 0), ("minimum", 0), ("fmax", 1), ("fmin", 1)])
+def test_a_tie_gives_its_whole_gradient_to_one_side(name, to_x):
+    assert gradients(name, 2.0, 2.0) == [to_x, 1 - to_x]
+
+
+@pytest.mark.parametrize("name", ["abs", "sign", "floor", "ceil", "round", "trunc", "sinc"])
+def test_gradient_at_zero_is_zero(name):
+    assert gradients(name, [0.0]) == [[0.0]]
+
+
+def test_gradient_of_hypot_at_the_origin_is_zero():
+    assert gradients("hypot", [0.0, 3.0], [0.0, 4.0]) == [[0.0, pytest.approx(0.6)], [0.0, pytest.approx(0.8)]]
+
+
+def test_clip_gives_gradient_inside_the_bounds_only():
+    assert gradients("clip", [-2.0, 0.5, 3.0], min=-1.0, max=1.0) == [[0.0, 1.0, 0.0]]
+
+
+def test_nextafter_gives_no_gradient():
+    assert gradients("nextafter", [1.0], [2.0]) == [[0.0], [0.0]]
+
+
+def test_increment_changes_its_argument():
+    x = to_tensor(np.array([3]))
+    assert OPS["increment"](x, 2) is x
+    assert x.tolist() == [5]
+
+
+def test_in_place_form_keeps_the_object():
+    x = to_tensor([1.0, 4.0])
+    assert x.sqrt_() is x
+    assert x.tolist() == [1.0, 2.0]
