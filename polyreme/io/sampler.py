@@ -101,6 +101,7 @@ class RandomSampler(EpochSampler):
 
     def __iter__(self) -> Iterator[int]:
         if self._given is not None:
+            self.epoch += 1
             return (int(index) for index, _ in zip(self._given, range(self.num_samples), strict=False))
         return super().__iter__()
 

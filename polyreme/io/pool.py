@@ -1,0 +1,274 @@
+"""The parent's side of the worker processes: hands out tasks, takes batches in order, notices the dead and the hung.
+
+Floor: 4.  Never imports: jax.
+"""
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing import connection, shared_memory
+from typing import Any
+
+from polyreme.errors import DataError
+from polyreme.io import worker as worker_process
+from polyreme.io.failure import doing
+from polyreme.io.shared import InSlot, View, slot_names
+from polyreme.io.shipment import pack
+from polyreme.io.worker import IDLE, STARTING, Begin, Reply, Setup, Task
+
+_GRACE = 1.0  # seconds a worker has to leave when asked, and again when terminated
+_COUNT = itertools.count()  # pools of this process, for unique names of segments
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    """How a pool works; timeout in seconds, 0 for none."""
+
+    num_workers: int
+    prefetch_factor: int
+    use_shared_memory: bool
+    timeout: float
+    seed: int
+    stream: bool
+    drop_last: bool
+
+
+@dataclass
+class _Worker:
+    number: int
+    process: Any
+    tasks: connection.Connection
+    results: connection.Connection
+    progress: Any
+    views: list[View]
+    answered: int = 0
+    ended: bool = False
+    waiting: deque[Task] = field(default_factory=deque)
+
+    def view(self, message: Any) -> Any:
+        """The batch of a reply; its arrays may look into shared memory."""
+        return self.views[self.answered % len(self.views)].read(message) if isinstance(message, InSlot) else message
+
+
+class WorkerPool:
+    """Worker processes for one dataset; `begin` an epoch, then `take` its batches in the order of its tasks."""
+
+    def __init__(
+        self, dataset: Any, collate_fn: Callable[[Any], Any], worker_init_fn: Any, options: PoolOptions
+    ) -> None:
+        self._options = options
+        self._order: deque[_Worker] = deque()
+        self._tasks: Iterator[Task] = iter(())
+        self._workers, memory = _start((dataset, collate_fn, worker_init_fn), options)
+        self._finalizer = weakref.finalize(self, _shut, self._workers, memory, os.getpid())
+
+    @property
+    def closed(self) -> bool:
+        """Whether the workers are gone."""
+        return not self._finalizer.alive
+
+    def begin(self, epoch: int, tasks: Iterator[Task]) -> None:
+        """Start an epoch: drop what is left of the one before, and give every worker prefetch_factor tasks."""
+        while self._order:
+            worker = self._order.popleft()
+            self._reply(worker)
+            self._done(worker)
+        self._tasks = tasks
+        for worker in self._workers:
+            worker.ended = False
+            self._send(worker, Begin(epoch))
+        for _ in range(self._options.prefetch_factor):
+            for worker in self._workers:
+                self._hand_out(worker)
+
+    def take(self, convert: Callable[[Any], Any]) -> Any:
+        """convert(the next batch), which must copy what it keeps; StopIteration after the last one.
+
+        Raises DataError, and closes the pool, when a worker fails, dies or does not answer within the timeout.
+        """
+        try:
+            found, batch = self._take(convert)
+        except BaseException:  # Ctrl-C too: a message may have been read in part
+            self.close()
+            raise
+        if not found:
+            raise StopIteration
+        return batch
+
+    def _take(self, convert: Callable[[Any], Any]) -> tuple[bool, Any]:
+        while self._order:
+            worker = self._order.popleft()
+            reply = self._reply(worker)
+            if reply.kind == "failed":
+                raise reply.content.raised_by(worker.number, worker.process.pid)
+            worker.ended = worker.ended or reply.kind == "end"
+            batch = convert(worker.view(reply.content)) if reply.kind == "batch" else None
+            self._done(worker)
+            if not worker.ended:
+                self._hand_out(worker)
+            if reply.kind == "batch":
+                return True, batch
+        return False, None
+
+    def ready(self) -> bool:
+        """Whether the next batch has already arrived."""
+        return bool(self._order) and self._order[0].results.poll()
+
+    def close(self) -> None:
+        """Stop the workers and give their shared memory back."""
+        self._finalizer()
+
+    def _hand_out(self, worker: _Worker) -> None:
+        task = next(self._tasks, None)
+        if task is not None:
+            self._send(worker, task)
+            worker.waiting.append(task)
+            self._order.append(worker)
+
+    def _send(self, worker: _Worker, message: Any) -> None:
+        with contextlib.suppress(OSError):  # it is dead: the next wait says so, and how
+            worker.tasks.send(message)
+
+    def _done(self, worker: _Worker) -> None:
+        worker.waiting.popleft()
+        worker.answered += 1
+
+    def _reply(self, worker: _Worker) -> Reply:
+        deadline = time.monotonic() + self._options.timeout if self._options.timeout else None
+        watched = {each.process.sentinel: each for each in self._workers}
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready = connection.wait([worker.results, *watched], left)
+            dead = [watched[one] for one in ready if one in watched]
+            if dead:
+                self._fail(dead[0], _death(dead[0].process))
+            if ready:
+                try:
+                    return worker.results.recv()
+                except (EOFError, OSError):  # it died in the middle of a message
+                    worker.process.join(_GRACE)
+                    self._fail(worker, _death(worker.process))
+            if deadline is not None and time.monotonic() >= deadline:
+                self._fail(worker, f"gave no batch within the timeout of {self._options.timeout} s", hung=True)
+
+    def _fail(self, worker: _Worker, what: str, hung: bool = False) -> None:
+        position = worker.progress.value
+        if position == STARTING:
+            where = "starting"
+        elif position == IDLE or not worker.waiting:
+            where = "between batches"
+        else:
+            where = doing(worker.waiting[0].content, position)
+        advice = (
+            "raise timeout if the samples are only slow"
+            if hung
+            else "guard the script with `if __name__ == '__main__':`, since workers import it"
+            if position == STARTING
+            else "set num_workers=0 to see the failure in this process; signal 9 is often the system out of memory"
+        )
+        message = f"DataLoader worker {worker.number} (pid {worker.process.pid}) {what} while {where}; {advice}"
+        self.close()
+        raise DataError(message)
+
+
+def _start(content: tuple, options: PoolOptions) -> tuple[list[_Worker], shared_memory.SharedMemory | None]:
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(method)
+    if method == "forkserver":
+        # in place of the default, which imports the user's script into the server
+        context.set_forkserver_preload([worker_process.__name__])
+    prefix = f"polyreme{os.getpid()}p{next(_COUNT)}"
+    shipment, memory = pack(content, f"{prefix}data", options.use_shared_memory)
+    slots = options.prefetch_factor if options.use_shared_memory else 0
+    setup = Setup(
+        shipment=shipment,
+        num_workers=options.num_workers,
+        seed=options.seed,
+        stream=options.stream,
+        drop_last=options.drop_last,
+        slots=slots,
+        prefix=prefix,
+        environ=dict(os.environ),
+    )
+    workers: list[_Worker] = []
+    try:
+        for number in range(options.num_workers):
+            workers.append(_start_one(context, number, setup))
+    except BaseException:
+        _shut(workers, memory, os.getpid())
+        raise
+    return workers, memory
+
+
+def _start_one(context: Any, number: int, setup: Setup) -> _Worker:
+    task_reader, tasks = context.Pipe(duplex=False)
+    results, result_writer = context.Pipe(duplex=False)
+    progress = context.RawValue("q", STARTING)
+    process = context.Process(
+        target=worker_process.main,
+        args=(number, setup, task_reader, result_writer, progress),
+        name=f"polyreme-data-{number}",
+        daemon=True,
+    )
+    with _script_kept_out(setup.shipment.pickled):
+        process.start()
+    # only the worker may hold these: the end of a pipe is how each side learns that the other is gone
+    task_reader.close()
+    result_writer.close()
+    views = [View(name) for name in slot_names(setup.prefix, number, setup.slots)]
+    return _Worker(number, process, tasks, results, progress, views)
+
+
+@contextlib.contextmanager
+def _script_kept_out(pickled: bytes) -> Iterator[None]:
+    # A child first runs the user's script again, for the classes defined in it: seconds of importing jax per worker,
+    # and trouble without a __main__ guard. If nothing that is sent comes from the script, the child need not know it.
+    if b"__main__" in pickled:
+        yield
+        return
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
+
+
+def _death(process: Any) -> str:
+    code = process.exitcode
+    if code is not None and code < 0:
+        return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+    return f"exited with code {code}"
+
+
+def _shut(workers: list[_Worker], memory: shared_memory.SharedMemory | None, owner: int) -> None:
+    if os.getpid() != owner:  # a fork of the parent: the workers are not its own
+        return
+    for worker in workers:
+        with contextlib.suppress(OSError):
+            worker.tasks.send(None)
+        worker.tasks.close()
+    for stop in (None, "terminate", "kill"):
+        deadline = time.monotonic() + _GRACE
+        for worker in workers:
+            if stop is not None and worker.process.is_alive():
+                getattr(worker.process, stop)()
+        for worker in workers:
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+    for worker in workers:
+        worker.results.close()
+        for view in worker.views:
+            view.remove()
+    if memory is not None:
+        memory.close()
+        with contextlib.suppress(FileNotFoundError):
+            memory.unlink()

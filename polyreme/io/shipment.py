@@ -1,0 +1,76 @@
+"""How a dataset reaches the workers: pickled once, its arrays in one shared segment, memory-mapped files by name.
+
+Floor: 4.  Never imports: jax.  These bytes go from a process to the children it started, never to or from a file.
+"""
+
+import io
+import mmap
+from dataclasses import dataclass
+from multiprocessing import shared_memory
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+
+from polyreme.io.shared import create
+
+
+class _Pickler(ForkingPickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, np.ndarray):
+            return _by_name(obj) or NotImplemented
+        return NotImplemented
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """An object on its way: its pickle, and where its arrays lie in the segment `name`, as (offset, bytes)."""
+
+    pickled: bytes
+    name: str | None
+    parts: tuple[tuple[int, int], ...]
+
+    def open(self) -> tuple[Any, shared_memory.SharedMemory | None]:
+        """The object, whose arrays look into the segment, and the segment, which must be kept as long."""
+        if self.name is None:
+            return ForkingPickler.loads(self.pickled), None
+        memory = shared_memory.SharedMemory(self.name)
+        view = memory.buf.toreadonly()
+        buffers = [view[offset : offset + nbytes] for offset, nbytes in self.parts]
+        return ForkingPickler.loads(self.pickled, buffers=buffers), memory
+
+
+def pack(content: Any, name: str, use_shared_memory: bool) -> tuple[Shipment, shared_memory.SharedMemory | None]:
+    """The shipment of content and the segment that it owns, called name, if there are arrays to share.
+
+    Workers see the arrays read-only, since they all look at the same memory; with use_shared_memory=False each gets a
+    copy. Read-only numpy.memmap arrays are opened again from their file.
+    """
+    buffers: list[Any] = []
+    out = io.BytesIO()
+    # protocol 5 hands contiguous arrays to the callback instead of copying them into the pickle
+    arguments = (5, True, buffers.append) if use_shared_memory else (5,)
+    _Pickler(out, *arguments).dump(content)
+    raws = [buffer.raw() for buffer in buffers]
+    if not raws:
+        return Shipment(out.getvalue(), None, ()), None
+    parts, nbytes = [], 0
+    for raw in raws:
+        parts.append((nbytes, raw.nbytes))
+        nbytes += -(-raw.nbytes // 64) * 64
+    memory = create(name, nbytes)
+    for (offset, size), raw in zip(parts, raws, strict=True):
+        memory.buf[offset : offset + size] = raw
+    return Shipment(out.getvalue(), memory.name, tuple(parts)), memory
+
+
+def _by_name(array: np.ndarray) -> tuple | None:
+    root = array
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    if not isinstance(root, np.memmap) or not isinstance(root.base, mmap.mmap) or root.mode != "r":
+        return None
+    if root.filename is None or not array.flags.c_contiguous:
+        return None
+    offset = root.offset + array.ctypes.data - root.ctypes.data
+    return np.memmap, (root.filename, array.dtype, "r", offset, array.shape)
