@@ -4,18 +4,30 @@ Run it after adding an op: `python tools/write_api.py`. tests/test_api.py fails 
 """
 
 import importlib
-import pkgutil
 import sys
 from pathlib import Path
 
-import polyreme.ops
 from polyreme.core.op import OPS
 from polyreme.eager.methods import INPLACE
 
-ROOT_TABLES = (
-    "arithmetic", "creation", "gather_scatter", "linalg", "manipulation", "math", "random", "reduce", "search",
-)  # fmt: skip
-NOT_ROOT = {"one_hot", "pad", "add_alpha", "uniform_", "normal_"} | {"vector_norm", "matrix_norm"}
+# tables whose names live in nn.functional, or nowhere public
+NOT_ROOT_TABLES = {
+    "activation",
+    "normalization",
+    "convolution",
+    "pooling",
+    "loss",
+    "neural",
+    "attention",
+    "indexing",
+    "layout",
+}
+# names of root tables that belong to linalg or nn.functional only
+NOT_ROOT = {"one_hot", "pad", "vector_norm", "matrix_norm", "matrix_rank", "svd", "qr", "eigh", "pinv", "solve"}
+ROOT_TABLES = sorted(
+    {f.__module__.rsplit(".", 1)[-1] for f in OPS.values() if f.__module__.startswith("polyreme.ops.")}
+    - NOT_ROOT_TABLES
+)
 
 HEAD = '''"""Every name of the root namespace. Written by tools/write_api.py; what is not an op is listed in polyreme/root.py.
 
@@ -34,6 +46,15 @@ def nearest(name: str) -> str:
     close = difflib.get_close_matches(name, __all__, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 '''
+
+
+def root_names() -> set[str]:
+    """Every op and alias that belongs in the root namespace."""
+    names = {n for n, f in OPS.items() if f.__module__.rsplit(".", 1)[-1] in ROOT_TABLES and n not in NOT_ROOT}
+    for table in ROOT_TABLES:
+        aliases = getattr(importlib.import_module(f"polyreme.ops.{table}"), "ALIASES", {})
+        names |= {alias for alias, name in aliases.items() if name in names}
+    return names | {n for n in INPLACE if n[:-1] in names}
 
 
 def main() -> str:
@@ -62,5 +83,4 @@ def main() -> str:
 
 
 if __name__ == "__main__":
-    assert pkgutil.iter_modules(polyreme.ops.__path__)
     Path(sys.argv[1] if len(sys.argv) > 1 else "polyreme/api.py").write_text(main())

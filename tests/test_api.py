@@ -1,0 +1,48 @@
+"""The root namespace: the generated file is current, every op can be reached, importing stays cheap."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import polyreme as paddle
+from polyreme.core.op import OPS
+
+ROOT = Path(__file__).parent.parent
+
+
+def _tool():
+    spec = importlib.util.spec_from_file_location("write_api", ROOT / "tools" / "write_api.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_root_names_are_those_of_the_op_tables():
+    expected = {n for n in _tool().root_names() if not n.startswith("_")}
+    assert expected - set(dir(paddle)) == set(), "run: python tools/write_api.py"
+
+
+def test_every_listed_name_exists():
+    for name in dir(paddle):
+        assert getattr(paddle, name) is not None
+
+
+def test_a_wrong_name_is_answered_with_the_nearest():
+    try:
+        paddle.reshap  # noqa: B018
+    except AttributeError as error:
+        assert "did you mean 'reshape'" in str(error)
+    else:
+        raise AssertionError("no error")
+
+
+def test_importing_the_package_does_not_load_jax():
+    code = "import sys, polyreme; assert 'jax' not in sys.modules; polyreme.Tensor; assert 'jax' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_every_op_has_a_docstring_with_a_sentence():
+    for name, fn in OPS.items():
+        first = fn.__doc__.strip().splitlines()[0]
+        assert first.rstrip().endswith((".", ":", ";")) or len(fn.__doc__.splitlines()) > 1, f"{name}: {first!r}"
