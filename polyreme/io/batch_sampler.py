@@ -39,7 +39,9 @@ class BatchSampler(Sampler):
             raise DTypeError("BatchSampler: an IterableDataset has no indices to sample; give batch_size to DataLoader")
         if sampler is not None and not isinstance(sampler, Iterable):
             raise DTypeError(f"BatchSampler: sampler must give indices, got a {type(sampler).__name__}")
-        self.sampler = sampler if dataset is None else RandomSampler(dataset) if shuffle else SequenceSampler(dataset)
+        self.sampler: Any = sampler
+        if dataset is not None:
+            self.sampler = RandomSampler(dataset) if shuffle else SequenceSampler(dataset)
         self.shuffle = shuffle
         self.batch_size = check_batch_size("BatchSampler", batch_size)
         self.drop_last = drop_last

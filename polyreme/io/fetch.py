@@ -25,6 +25,10 @@ class Fetcher:
         self.position = position
         self._on_sample(position, sample_id)
 
+    def fetch(self, task: Any, skip: bool) -> Any:
+        """The planned batch of a task, or END."""
+        raise NotImplementedError(f"{type(self).__name__} does not define fetch")
+
     def collate(self, samples: list[Any], ids: Sequence[Any]) -> Any:
         """The planned batch: arrays of the default collation are not stacked yet."""
         self.at(-1, -1)

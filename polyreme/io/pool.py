@@ -161,13 +161,14 @@ class WorkerPool:
                 self._fail(worker, f"gave no batch within the timeout of {self._options.timeout} s", hung=True)
 
     def _fail(self, worker: _Worker, what: str, hung: bool = False) -> None:
-        position = worker.progress.value
+        number, position = worker.progress
+        task = next((task for task in worker.waiting if task.number == number), None)
         if position == STARTING:
             where = "starting"
-        elif position == IDLE or not worker.waiting:
+        elif position == IDLE or task is None:
             where = "between batches"
         else:
-            where = doing(worker.waiting[0].content, position)
+            where = doing(task.content, position)
         advice = (
             "raise timeout if the samples are only slow"
             if hung
@@ -212,7 +213,7 @@ def _start(content: tuple, options: PoolOptions) -> tuple[list[_Worker], shared_
 def _start_one(context: Any, number: int, setup: Setup) -> _Worker:
     task_reader, tasks = context.Pipe(duplex=False)
     results, result_writer = context.Pipe(duplex=False)
-    progress = context.RawValue("q", STARTING)
+    progress = context.RawArray("q", [-1, STARTING])
     process = context.Process(
         target=worker_process.main,
         args=(number, setup, task_reader, result_writer, progress),

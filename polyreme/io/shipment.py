@@ -32,12 +32,14 @@ class Shipment:
 
     def open(self) -> tuple[Any, shared_memory.SharedMemory | None]:
         """The object, whose arrays look into the segment, and the segment, which must be kept as long."""
-        if self.name is None:
-            return ForkingPickler.loads(self.pickled), None
-        memory = shared_memory.SharedMemory(self.name)
-        view = memory.buf.toreadonly()
-        buffers = [view[offset : offset + nbytes] for offset, nbytes in self.parts]
-        return ForkingPickler.loads(self.pickled, buffers=buffers), memory
+        memory, buffers = None, []
+        if self.name is not None:
+            memory = shared_memory.SharedMemory(self.name)
+            view = np.ndarray(memory.size, np.uint8, memory.buf)
+            view.flags.writeable = False
+            buffers = [view[offset : offset + nbytes] for offset, nbytes in self.parts]
+        # the stubs take loads for a method; it is pickle's function
+        return ForkingPickler.loads(self.pickled, buffers=buffers), memory  # pyright: ignore
 
 
 def pack(content: Any, name: str, use_shared_memory: bool) -> tuple[Shipment, shared_memory.SharedMemory | None]:
@@ -49,8 +51,7 @@ def pack(content: Any, name: str, use_shared_memory: bool) -> tuple[Shipment, sh
     buffers: list[Any] = []
     out = io.BytesIO()
     # protocol 5 hands contiguous arrays to the callback instead of copying them into the pickle
-    arguments = (5, True, buffers.append) if use_shared_memory else (5,)
-    _Pickler(out, *arguments).dump(content)
+    _Pickler(out, 5, True, buffers.append if use_shared_memory else None).dump(content)
     raws = [buffer.raw() for buffer in buffers]
     if not raws:
         return Shipment(out.getvalue(), None, ()), None
@@ -59,8 +60,9 @@ def pack(content: Any, name: str, use_shared_memory: bool) -> tuple[Shipment, sh
         parts.append((nbytes, raw.nbytes))
         nbytes += -(-raw.nbytes // 64) * 64
     memory = create(name, nbytes)
+    view = np.ndarray(memory.size, np.uint8, memory.buf)
     for (offset, size), raw in zip(parts, raws, strict=True):
-        memory.buf[offset : offset + size] = raw
+        view[offset : offset + size] = raw
     return Shipment(out.getvalue(), memory.name, tuple(parts)), memory
 
 

@@ -25,7 +25,7 @@ from polyreme.io.shared import Slot, slot_names
 from polyreme.io.shipment import Shipment
 from polyreme.io.worker_info import WorkerInfo, set_worker_info
 
-# what progress holds while no sample is being read: -1 is collation
+# progress holds the number of the task and the place in its batch of the sample being read, -1 for collation, or these
 IDLE = -2
 STARTING = -3
 
@@ -164,12 +164,13 @@ class _Worker:
             return None, Failure.of(error, "starting to iterate over the dataset")
 
     def _note(self, position: int, sample_id: Any = None) -> None:
-        self._progress.value = position
+        self._progress[1] = position
         if position >= 0:
             faults.point("data.worker", sample_id)
 
     def _reply(self, fetcher: Any, task: Task) -> Reply:
         place = ""
+        self._progress[0] = task.number
         try:
             batch = fetcher.fetch(task.content, task.skip)
             if batch is END:
