@@ -8,8 +8,10 @@ from polyreme.ops import (
     gather_scatter,
     indexing,
     layout,
+    linalg,
     manipulation,
     math,
+    norms,
     products,
     quantile,
     random,
@@ -17,4 +19,5 @@ from polyreme.ops import (
     scan,
     search,
     special,
+    statistics,
 )

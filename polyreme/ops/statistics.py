@@ -1,0 +1,134 @@
+"""Counts over values and covariances.
+
+Floor: 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from polyreme.core import dtype as dtypes
+from polyreme.core import state
+from polyreme.core.dtype import floating
+from polyreme.core.op import op
+from polyreme.errors import DTypeError, ShapeError
+from polyreme.ops.creation import republish
+
+
+def _edges(x: Array, bins: int, min: float, max: float, what: str) -> tuple[Array, Array]:
+    """The first and the last edge: those given, or those of the data if both are 0, one apart if they are equal."""
+    if bins < 1 or min > max:
+        raise ShapeError(f"{what}: bins={bins}, min={min}, max={max}; give bins >= 1 and min <= max")
+    if min == max == 0 and x.size:
+        low, high = jnp.min(x), jnp.max(x)
+    else:
+        low, high = jnp.asarray(min), jnp.asarray(max)
+    low, high = low.astype(dtypes.float64), high.astype(dtypes.float64)
+    same = low == high
+    return jnp.where(same, low - 1, low), jnp.where(same, high + 1, high)
+
+
+@op
+def histogram(
+    input: Array,
+    bins: int = 100,
+    min: float = 0.0,
+    max: float = 0.0,
+    weight: Array | None = None,
+    density: bool = False,
+) -> Array:
+    """Number of elements in each of `bins` equal intervals from min to max -> [bins]; int64, or floating if weighted.
+
+    Both 0 mean the smallest and largest element. An interval holds its lower edge, the last one its upper edge too;
+    what is outside is not counted. weight, of input's shape, is summed instead of ones; density divides by the total
+    and by the width of an interval.
+    """
+    if weight is not None and weight.shape != input.shape:
+        raise ShapeError(f"histogram: weight has shape {list(weight.shape)}, input {list(input.shape)}")
+    low, high = _edges(input, bins, min, max, "histogram")
+    x = input.reshape(-1).astype(dtypes.float64)
+    place = jnp.floor((x - low) * bins / (high - low))
+    place = jnp.where(x == high, bins - 1, place)
+    inside = (x >= low) & (x <= high)
+    at = jnp.where(inside, place, bins).astype(dtypes.int64)
+    amount = jnp.ones(x.shape, dtypes.int64) if weight is None else weight.reshape(-1)
+    counts = jnp.zeros((bins,), amount.dtype).at[at].add(amount, mode="drop")
+    if not density:
+        return counts
+    counts = floating(counts)
+    return counts / (jnp.sum(counts) * ((high - low) / bins).astype(counts.dtype))
+
+
+@op(method=False)
+def histogram_bin_edges(input: Array, bins: int = 100, min: float = 0.0, max: float = 0.0) -> Array:
+    """The edges of histogram's intervals -> [bins + 1], in the default dtype for integers."""
+    low, high = _edges(input, bins, min, max, "histogram_bin_edges")
+    return jnp.linspace(low, high, bins + 1).astype(floating(input).dtype)
+
+
+@op
+def bincount(x: Array, weights: Array | None = None, minlength: int = 0, length: int | None = None) -> Array:
+    """How often each of 0, 1, 2, ... occurs in a vector x of integers >= 0 -> [max(largest + 1, minlength)].
+
+    int64; with weights, of x's shape, their sums instead. length, if given, is the size of the result, and spares
+    looking at the values, so that it can be captured; larger values are then not counted.
+    """
+    if x.ndim != 1 or not (dtypes.is_integer(x.dtype) or x.size == 0):
+        raise ShapeError(f"bincount takes a vector of integers, got {x.dtype.name} of shape {list(x.shape)}")
+    if weights is not None and weights.shape != x.shape:
+        raise ShapeError(f"bincount: weights has shape {list(weights.shape)}, x {list(x.shape)}")
+    amount = jnp.ones(x.shape, dtypes.int64) if weights is None else weights
+    size = max(minlength, length or 0)
+    # a negative index would count from the end
+    at = jnp.where(x < 0, size, x).astype(dtypes.int64)
+    return jnp.zeros((size,), amount.dtype).at[at].add(amount, mode="drop")
+
+
+_bincount = bincount
+
+
+def _counted(
+    x: Any, weights: Any = None, minlength: int = 0, name: str | None = None, *, length: int | None = None
+) -> Any:
+    if minlength < 0:
+        raise ShapeError(f"bincount: minlength={minlength}; give a length >= 0")
+    if length is None:
+        value = state.host(x, "bincount(x), whose result is as long as the largest value says; give length=")
+        if value.size and value.min() < 0:
+            raise ShapeError(f"bincount counts integers >= 0, got {value.min()}")
+        length = int(value.max()) + 1 if value.size else 0
+    return _bincount(x, weights, minlength, length)
+
+
+bincount = republish(_bincount, _counted)
+
+
+@op(amp="fp32")
+def cov(
+    x: Array,
+    rowvar: bool = True,
+    ddof: bool = True,
+    fweights: Array | None = None,
+    aweights: Array | None = None,
+) -> Array:
+    """Covariances of variables: x [variables, observations], or the other way round with rowvar=False -> [v, v].
+
+    ddof divides by n - 1 rather than n. fweights: how often each observation counts, integers; aweights: its weight.
+    A vector is one variable and gives [].
+    """
+    if x.ndim > 2:
+        raise ShapeError(f"cov takes [variables, observations], got shape {list(x.shape)}")
+    if fweights is not None and not dtypes.is_integer(fweights.dtype):
+        raise DTypeError(f"cov: fweights are counts, got {fweights.dtype.name}; use aweights for others")
+    return jnp.cov(floating(x), rowvar=rowvar, ddof=int(ddof), fweights=fweights, aweights=aweights)
+
+
+@op(amp="fp32")
+def corrcoef(x: Array, rowvar: bool = True) -> Array:
+    """Correlation coefficients of variables, covariances divided by both standard deviations; x as in cov."""
+    if x.ndim > 2:
+        raise ShapeError(f"corrcoef takes [variables, observations], got shape {list(x.shape)}")
+    return jnp.corrcoef(floating(x), rowvar=rowvar)

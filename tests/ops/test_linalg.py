@@ -1,0 +1,64 @@
+"""What the contract rows of linear algebra and reductions cannot say: Hermitian gradients, norms at 0, ties."""
+
+import numpy as np
+import pytest
+
+from polyreme.core.op import OPS
+from polyreme.eager.tensor import to_tensor
+
+RNG = np.random.default_rng(5)
+HALF = RNG.standard_normal((3, 3))
+EVEN = HALF @ HALF.T + np.eye(3)
+
+
+def loss(name, x):
+    """A number that depends on every output; |vectors| is used, since their signs are free."""
+    outs = OPS[name](x)
+    outs = outs if isinstance(outs, (tuple, list)) else [outs]
+    total = 0.0
+    for out in outs:
+        weight = np.random.default_rng(1).uniform(0.5, 1.5, out.shape)
+        total = total + OPS["sum"](out * out * to_tensor(weight))
+    return total
+
+
+@pytest.mark.parametrize("name", ["cholesky", "eigh", "eigvalsh"])
+def test_gradient_of_a_hermitian_matrix_is_symmetric_and_equals_finite_differences(name):
+    x = to_tensor(EVEN, stop_gradient=False)
+    loss(name, x).backward()
+    gradient = x.grad.numpy()
+    np.testing.assert_allclose(gradient, gradient.T, rtol=1e-12)
+    direction = HALF + HALF.T
+    step = 1e-5
+    ends = [float(loss(name, to_tensor(EVEN + sign * step * direction))) for sign in (1, -1)]
+    numeric = (ends[0] - ends[1]) / (2 * step)
+    # central differences: error step^2 * third derivative
+    assert np.sum(gradient * direction) == pytest.approx(numeric, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["norm", "vector_norm"])
+@pytest.mark.parametrize("p", [1, 2])
+def test_gradient_of_a_norm_at_zero_is_finite(name, p):
+    x = to_tensor(np.zeros((2, 2), "float32"), stop_gradient=False)
+    OPS[name](x, p=p).backward()
+    assert x.grad.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("p", [1.5, 2, 3])
+def test_gradient_of_distances_between_equal_points_is_zero(p):
+    x = to_tensor(np.ones((2, 3), "float32"), stop_gradient=False)
+    OPS["sum"](OPS["cdist"](x, to_tensor(np.ones((2, 3), "float32")), p=p)).backward()
+    assert x.grad.tolist() == [[0.0] * 3] * 2
+
+
+def test_max_gives_every_tie_the_whole_gradient_and_amax_shares_it():
+    for name, each in (("max", 1.0), ("amax", 0.5), ("min", 1.0), ("amin", 0.5)):
+        x = to_tensor([2.0, 2.0], stop_gradient=False)
+        OPS[name](x).backward()
+        assert x.grad.tolist() == [each, each]
+
+
+def test_gradient_of_std_of_equal_elements_is_zero():
+    x = to_tensor([3.0, 3.0], stop_gradient=False)
+    OPS["std"](x).backward()
+    assert x.grad.tolist() == [0.0, 0.0]
