@@ -10,10 +10,9 @@ import ml_dtypes
 import numpy as np
 
 from polyreme.core import place as places
-from polyreme.eager.tensor import Tensor
+from polyreme.eager.tensor import Tensor, aligned_copy
 from polyreme.io.structure import map_leaves
 
-_ALIGN = 64  # bytes: memory that starts on such an address is used by jax on CPU as it is; other memory it copies again
 _NARROW = (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
 
 
@@ -22,19 +21,11 @@ def to_tensors(batch: Any, place: Any) -> Any:
     device = None if place is None else places.as_place(place).device()
 
     def convert(leaf: Any) -> Any:
-        return Tensor(jax.device_put(_copied(leaf), device), stop_gradient=True) if _numeric(leaf) else leaf
+        # a private copy, since the array may look into shared memory that the next batch will overwrite
+        return Tensor(jax.device_put(aligned_copy(leaf), device), stop_gradient=True) if _numeric(leaf) else leaf
 
     return map_leaves(convert, batch)
 
 
 def _numeric(leaf: Any) -> bool:
     return isinstance(leaf, np.ndarray) and (leaf.dtype.kind in "biufc" or leaf.dtype.type in _NARROW)
-
-
-def _copied(array: np.ndarray) -> np.ndarray:
-    # a private copy, since the array may look into shared memory that the next batch will overwrite
-    raw = np.empty(array.nbytes + _ALIGN, np.uint8)
-    start = -raw.ctypes.data % _ALIGN
-    copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    np.copyto(copy, array)
-    return copy
