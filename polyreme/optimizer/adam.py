@@ -1,6 +1,6 @@
-"""Adam and AdamW.
+"""Adam, AdamW and Adamax.
 
-Floor: 4.  Source: arXiv:1412.6980, algorithm 1; arXiv:1711.05101, algorithm 2.
+Floor: 4.  Source: arXiv:1412.6980, algorithms 1 and 2; arXiv:1711.05101, algorithm 2; amsgrad: arXiv:1904.09237.
 """
 
 from __future__ import annotations
@@ -9,21 +9,27 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from polyreme.errors import ConfigError
 from polyreme.kernels.adamw import adamw
+from polyreme.optimizer.groups import fraction, nonnegative
 from polyreme.optimizer.lr import LRScheduler
-from polyreme.optimizer.optimizer import Optimizer, ParameterOptions, Slots
+from polyreme.optimizer.optimizer import Optimizer
+from polyreme.optimizer.update import ParameterOptions, Slots, bias_correction
 
 
 class Adam(Optimizer):
     """Steps scaled by running means of the gradient and of its square; weight_decay is an L2 penalty on the gradient.
 
-    lazy_mode is for sparse gradients, which do not exist here; use_multi_tensor is always so.
+    amsgrad: divide by the largest mean square so far. use_multi_tensor: one compiled call is always so.
+    Raises ConfigError for lazy_mode, which is for sparse gradients.
     """
 
-    slots: ClassVar = {"moment1": 0.0, "moment2": 0.0}
+    slots = {"moment1": 0.0, "moment2": 0.0}  # noqa: RUF012  (amsgrad adds one in an instance)
     scalars: ClassVar = {"step": 0.0}
+    checks: ClassVar = {"beta1": fraction, "beta2": fraction, "epsilon": nonnegative}
 
     def __init__(
         self,
@@ -44,47 +50,47 @@ class Adam(Optimizer):
             raise ConfigError(
                 f"{type(self).__name__}: lazy_mode is for sparse gradients, which are dense here; leave it out"
             )
-        self._betas = (_fraction("beta1", beta1), _fraction("beta2", beta2))
-        self._epsilon = float(epsilon)
+        self._settings = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
         if amsgrad:
             self.slots = {**self.slots, "moment2_max": 0.0}
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, multi_precision)
 
-    def _group_settings(self) -> tuple[str, ...]:
-        return ("beta1", "beta2", "epsilon")
+    def rule(
+        self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions
+    ) -> tuple[jax.Array, Slots, Slots]:
+        step = scalars["step"] + 1
+        if "moment2_max" in slots:
+            return *self._amsgrad(p, g, lr, slots, step, options), {"step": step}
+        new_p, m, v = adamw(
+            [p], [g], [slots["moment1"]], [slots["moment2"]],
+            step=step, learning_rate=lr, beta1=options["beta1"], beta2=options["beta2"],
+            epsilon=options["epsilon"], weight_decay=self.decay_of(options),
+        )  # fmt: skip
+        return new_p[0], {"moment1": m[0], "moment2": v[0]}, {"step": step}
 
-    def options_of(self, param: Any) -> tuple[tuple[str, Any], ...]:
-        return (
-            ("beta1", self.setting(param, "beta1", self._betas[0])),
-            ("beta2", self.setting(param, "beta2", self._betas[1])),
-            ("epsilon", self.setting(param, "epsilon", self._epsilon)),
-        )
+    def _amsgrad(
+        self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, step: jax.Array, options: ParameterOptions
+    ) -> tuple[jax.Array, Slots]:
+        """The maximum is of the second moment before its bias is corrected; the correction is of that maximum."""
+        beta1, beta2 = options["beta1"], options["beta2"]
+        m = beta1 * slots["moment1"] + (1 - beta1) * g
+        v = beta2 * slots["moment2"] + (1 - beta2) * g * g
+        top = jnp.maximum(slots["moment2_max"], v)
+        m_hat = m / bias_correction(beta1, step, p.dtype)
+        v_hat = top / bias_correction(beta2, step, p.dtype)
+        new_p = p * (1 - lr * self.decay_of(options)) - lr * m_hat / (jnp.sqrt(v_hat) + options["epsilon"])
+        return new_p, {"moment1": m, "moment2": v, "moment2_max": top}
 
     def decay_of(self, options: ParameterOptions) -> float:
         """The decoupled weight decay of one parameter."""
         return 0.0
-
-    def rule(
-        self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions
-    ) -> tuple[jax.Array, Slots, Slots]:
-        settings = dict(options.extra)
-        step = scalars["step"] + 1
-        new_p, m, v, *top = adamw(
-            [p], [g], [slots["moment1"]], [slots["moment2"]],
-            step=step, learning_rate=lr, beta1=settings["beta1"], beta2=settings["beta2"],
-            epsilon=settings["epsilon"], weight_decay=self.decay_of(options),
-            **({"v_maxes": [slots["moment2_max"]]} if "moment2_max" in slots else {}),
-        )  # fmt: skip
-        new_slots = {"moment1": m[0], "moment2": v[0]}
-        if top:
-            new_slots["moment2_max"] = top[0][0]
-        return new_p[0], new_slots, {"step": step}
 
 
 class AdamW(Adam):
     """Adam with weight decay applied to the parameter itself, not to the gradient.
 
     apply_decay_param_fun: parameter name -> whether it is decayed. lr_ratio: parameter -> factor of the learning rate.
+    use_lowprecision_moment: moments in the parameter's dtype also where multi_precision keeps a float32 master weight.
     """
 
     decoupled: ClassVar = True
@@ -97,6 +103,7 @@ class AdamW(Adam):
         epsilon: float = 1e-8,
         parameters: Sequence[Any] | None = None,
         weight_decay: float = 0.01,
+        use_lowprecision_moment: bool = False,
         lr_ratio: Callable[[Any], float] | None = None,
         apply_decay_param_fun: Callable[[str], bool] | None = None,
         grad_clip: Any = None,
@@ -105,8 +112,10 @@ class AdamW(Adam):
         amsgrad: bool = False,
         name: str | None = None,
     ) -> None:
-        if isinstance(weight_decay, bool) or not isinstance(weight_decay, (int, float)):
-            raise ConfigError(f"AdamW: weight_decay is a number, got {weight_decay!r}; regularizers go with Adam")
+        for what, given in (("lr_ratio", lr_ratio), ("apply_decay_param_fun", apply_decay_param_fun)):
+            if given is not None and not callable(given):
+                raise ConfigError(f"AdamW: {what} is a function or None, got {given!r}")
+        self._low_moments = use_lowprecision_moment
         self._lr_ratio = lr_ratio
         self._decays = apply_decay_param_fun
         super().__init__(
@@ -114,22 +123,54 @@ class AdamW(Adam):
             amsgrad=amsgrad, name=name,
         )  # fmt: skip
 
+    def slot_dtype(self, param: Any) -> np.dtype:
+        return param.dtype if self._low_moments else super().slot_dtype(param)
+
     def options_of(self, param: Any) -> tuple[tuple[str, Any], ...]:
         decays = self._decays is None or bool(self._decays(param.name))
         ratio = 1.0 if self._lr_ratio is None else float(self._lr_ratio(param))
-        return (*super().options_of(param), ("decays", decays), ("lr_ratio", ratio))
+        return (("decays", decays), ("lr_ratio", ratio))
 
     def decay_of(self, options: ParameterOptions) -> float:
-        return options.weight_decay if dict(options.extra)["decays"] else 0.0
+        return options.weight_decay if options["decays"] else 0.0
 
     def rule(
         self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions
     ) -> tuple[jax.Array, Slots, Slots]:
-        ratio = dict(options.extra)["lr_ratio"]
+        ratio = options["lr_ratio"]
         return super().rule(p, g, lr if ratio == 1.0 else lr * ratio, slots, scalars, options)
 
 
-def _fraction(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise ConfigError(f"{name} is a number in [0, 1), got {value!r}")
-    return float(value)
+class Adamax(Optimizer):
+    """Adam with a running maximum of |gradient| in place of the root of the second moment.
+
+    u = max(|g|, beta2 u + epsilon); p - lr / (1 - beta1^t) m / u. The paper has no epsilon there; it keeps u above 0.
+    """
+
+    slots: ClassVar = {"moment": 0.0, "inf_norm": 0.0}
+    scalars: ClassVar = {"step": 0.0}
+    checks: ClassVar = {"beta1": fraction, "beta2": fraction, "epsilon": nonnegative}
+
+    def __init__(
+        self,
+        learning_rate: float | LRScheduler = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        parameters: Sequence[Any] | None = None,
+        weight_decay: Any = None,
+        grad_clip: Any = None,
+        name: str | None = None,
+    ) -> None:
+        self._settings = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
+        super().__init__(learning_rate, parameters, weight_decay, grad_clip, name)
+
+    def rule(
+        self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions
+    ) -> tuple[jax.Array, Slots, Slots]:
+        beta1, beta2 = options["beta1"], options["beta2"]
+        step = scalars["step"] + 1
+        m = beta1 * slots["moment"] + (1 - beta1) * g
+        u = jnp.maximum(jnp.abs(g), beta2 * slots["inf_norm"] + options["epsilon"])
+        new_p = p - lr / bias_correction(beta1, step, p.dtype) * m / u
+        return new_p, {"moment": m, "inf_norm": u}, {"step": step}

@@ -1,60 +1,51 @@
 """Optimizer: which parameters, what state they have, and one compiled update over all of them.
 
-Floor: 4.  A subclass declares its state and a pure rule for one parameter; everything else (groups, clipping, regularizers,
-master weights, learning rate, skipping a step on overflow, placement, state_dict) is here, once.
+Floor: 4.  A subclass declares its state and a pure rule for one parameter; everything else (groups, clipping,
+regularizers, master weights, learning rate, skipping a step on overflow, placement, state_dict) is here, once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager.tensor import Tensor, to_tensor
-from polyreme.errors import CheckpointError, ConfigError, ShapeError
+from polyreme.errors import CaptureError, CheckpointError, ConfigError, DTypeError, ShapeError
+from polyreme.optimizer.groups import Group, check_common, check_known, check_unique, nonnegative, split_groups
 from polyreme.optimizer.lr import LRScheduler
+from polyreme.optimizer.update import Leaf, ParameterOptions, Slots, compile_update
 
-Slots = dict[str, jax.Array]
-
-
-@dataclass(frozen=True)
-class ParameterOptions:
-    """What the update of one parameter depends on besides arrays; part of the compiled update's identity."""
-
-    name: str
-    lr_factor: float = 1.0
-    weight_decay: float = 0.0
-    regularizer: Any = None
-    need_clip: bool = True
-    extra: tuple[tuple[str, Any], ...] = ()
-
-
-@dataclass
-class Group:
-    """Parameters that share settings; settings missing here are the optimizer's own."""
-
-    params: list[Any]
-    settings: dict[str, Any] = field(default_factory=dict)
+_LOW = (dtypes.float16, dtypes.bfloat16)
+_COMMON = ("learning_rate", "weight_decay", "grad_clip")
+Check = Callable[[str, str, Any], Any]
 
 
 class Optimizer:
     """Base of all optimizers.
 
     learning_rate: a number or an LRScheduler. parameters: a list of Parameters, or of dicts {"params": [...],
-    "learning_rate": factor, "weight_decay": ..., "grad_clip": ...}. weight_decay: a coefficient (L2) or a regularizer.
-    Subclasses set `slots` (arrays like the parameter: name -> initial value), `scalars` (numbers per parameter) and `rule`.
+    "learning_rate": factor, "weight_decay": ..., "grad_clip": ..., or a setting of the optimizer}. weight_decay: a
+    coefficient (L2) or a regularizer. grad_clip: a clip; parameters that share one are clipped together.
+    multi_precision: float16 and bfloat16 parameters have a float32 master weight, which is what the update changes.
+
+    Subclasses set `slots` (arrays like the parameter: name -> initial value), `scalars` (numbers per parameter),
+    `checks` (settings a group may set too: name -> check), `self._settings` (their values) and `rule`.
     """
 
-    slots: ClassVar[Mapping[str, float]] = {}
+    slots: Mapping[str, float] = {}
     scalars: ClassVar[Mapping[str, float]] = {}
+    checks: ClassVar[Mapping[str, Check]] = {}
     decoupled: ClassVar[bool] = False  # weight decay is applied by rule, not added to the gradient
+    takes_complex: ClassVar[bool] = False
+    _settings: Mapping[str, Any] = {}
 
     def __init__(
         self,
@@ -65,40 +56,57 @@ class Optimizer:
         name: str | None = None,
         multi_precision: bool = False,
     ) -> None:
-        if parameters is None:
-            raise ConfigError(f"{type(self).__name__} needs parameters=, a list such as model.parameters()")
-        if isinstance(parameters, TensorState):
-            raise ConfigError("parameters= is one Tensor; give a list of them")
+        owner = type(self).__name__
         self._name = name
-        self._grad_clip = grad_clip
         self._multi_precision = multi_precision
         self._weight_decay = weight_decay
-        self._groups = [self._as_group(g) for g in _split_groups(list(parameters))]
+        check_common(owner, "weight_decay", weight_decay)
+        check_common(owner, "grad_clip", grad_clip)
+        self._settings = {n: self.checks[n](owner, n, v) for n, v in self._settings.items()}
+        self._groups = [self._checked(g) for g in split_groups(owner, parameters)]
         self._parameters = [p for g in self._groups for p in g.params]
-        self._check_unique()
-        self._slots: dict[str, dict[int, Tensor]] = {name: {} for name in self.slots}
+        check_unique(owner, self._parameters)
+        self._position = {id(p): i for i, p in enumerate(self._parameters)}
+        self._group_of = {id(p): g for g in self._groups for p in g.params}
+        self._clip_of = {id(p): g.settings.get("grad_clip", grad_clip) for g in self._groups for p in g.params}
+        self._slots: dict[str, dict[int, Tensor]] = {n: {} for n in self.slots}
         self._masters: dict[int, Tensor] = {}
         self._scalars: dict[str, Tensor] = {}
         self._pending: dict[str, Any] = {}
         self._updates: dict[Any, Callable] = {}
         self._scheduler = learning_rate if isinstance(learning_rate, LRScheduler) else None
+        # float64 parameters get a float64 rate; any other arithmetic is in float32
+        self._rate_dtype = (
+            dtypes.float64 if any(p.dtype == dtypes.float64 for p in self._parameters) else dtypes.float32
+        )
         with state.outside_capture():
-            self._lr = Tensor(jnp.asarray(self._initial_rate(learning_rate), jnp.float32))
+            self._lr = Tensor(jnp.asarray(self._initial_rate(learning_rate), self._rate_dtype))
         if self._scheduler is not None:
-            self._observer = self._set_rate
-            self._scheduler.subscribe(self._observer)
+            self.set_lr_scheduler(self._scheduler)
 
     # what a subclass writes
 
     def rule(
         self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions
     ) -> tuple[jax.Array, Slots, Slots]:
-        """One parameter's update on arrays: -> new p, slots, scalars. Pure; p and g are in the dtype of the arithmetic."""
+        """One parameter's update on arrays: -> new p, slots, scalars. Pure; all arrays are at least float32."""
         raise NotImplementedError
 
+    def prepare(self, g: jax.Array, options: ParameterOptions) -> jax.Array:
+        """The gradient after clipping, before penalties are added."""
+        return g
+
     def options_of(self, param: Any) -> tuple[tuple[str, Any], ...]:
-        """Per-parameter settings of a subclass, hashable."""
+        """Settings of one parameter that are not a group's, hashable."""
         return ()
+
+    def slot_start(self, name: str, param: Any) -> float:
+        """Initial value of a slot."""
+        return self.slots[name]
+
+    def slot_dtype(self, param: Any) -> np.dtype:
+        """dtype of a parameter's slots: its own, or float32 beside a master weight."""
+        return dtypes.float32 if self._has_master(param) else param.dtype
 
     # learning rate
 
@@ -107,33 +115,39 @@ class Optimizer:
         return float(self._scheduler()) if self._scheduler is not None else float(np.asarray(self._lr._array))
 
     def set_lr(self, value: float) -> None:
-        """Change the learning rate; ConfigError if a scheduler sets it."""
+        """Change the learning rate; ConfigError if a scheduler sets it or it is no number of at least 0."""
         if self._scheduler is not None:
             raise ConfigError("set_lr: this optimizer's rate comes from a scheduler; change that, or set_lr_scheduler")
-        self._set_rate(value)
+        self._set_rate(self._initial_rate(value))
 
     def set_lr_scheduler(self, scheduler: LRScheduler) -> None:
         """Take the rate from this scheduler from now on."""
+        if not isinstance(scheduler, LRScheduler):
+            raise ConfigError(f"set_lr_scheduler takes an LRScheduler, got {type(scheduler).__name__}")
+        if self._scheduler is not None and hasattr(self, "_observer"):
+            self._scheduler.unsubscribe(self._observer)
         self._scheduler = scheduler
         self._observer = self._set_rate
         scheduler.subscribe(self._observer)
         self._set_rate(scheduler())
 
     def _set_rate(self, value: float) -> None:
+        if state.watch.active is not None and id(self._lr) not in state.watch.active.made:
+            raise CaptureError(
+                f"{type(self).__name__}: the learning rate was set to {value} inside a captured function, where it "
+                "would be the same at every call; step the scheduler, or call set_lr, after the captured call"
+            )
         current = self._lr._array
-        state.write(
-            self._lr, jnp.asarray(value, jnp.float32) if isinstance(current, Tracer) else _rate_like(value, current)
-        )
+        new = np.asarray(value, self._rate_dtype)
+        state.write(self._lr, jax.device_put(new, current.sharding) if current.committed else jnp.asarray(new))
 
     @staticmethod
     def _initial_rate(learning_rate: Any) -> float:
         if isinstance(learning_rate, LRScheduler):
             return learning_rate()
         if isinstance(learning_rate, TensorState):
-            return float(np.asarray(learning_rate._array))
-        if isinstance(learning_rate, bool) or not isinstance(learning_rate, (int, float)) or not learning_rate >= 0:
-            raise ConfigError(f"learning_rate is a number of at least 0 or an LRScheduler, got {learning_rate!r}")
-        return float(learning_rate)
+            learning_rate = state.host(learning_rate, "learning_rate").item()
+        return nonnegative("learning_rate", "a learning rate that is not an LRScheduler", learning_rate)
 
     # the step
 
@@ -143,101 +157,98 @@ class Optimizer:
         skip: a 0-D bool Tensor; where it is True nothing changes, which is how a step with overflowed gradients is left
         out without asking the host.
         """
-        live = [p for p in self._parameters if p._grad is not None and not p.stop_gradient]
+        self._step(self._parameters, skip)
+
+    def _step(self, parameters: Sequence[Any], skip: Tensor | None) -> None:
+        if state.watch.active is not None:
+            # which parameters have a gradient decides what is captured, so the capture must know of all of them
+            for p in parameters:
+                state.watch.active.touch(p)
+        live = [p for p in parameters if p._grad is not None and not p.stop_gradient]
         if not live:
             return
         self._ensure_state(live)
-        key = tuple(self._options(p) for p in live)
-        masters = tuple(id(p) in self._masters for p in live)
-        found_key = (key, masters)
-        update = self._updates.get(found_key)
+        key = tuple((self._options(p), p.dtype, id(p) in self._masters) for p in live)
+        update = self._updates.get(key)
         if update is None:
-            update = self._updates[found_key] = self._compile(live, key, masters)
-        inputs = {
+            leaves = [self._leaf(p, options) for p, (options, _, _) in zip(live, key, strict=True)]
+            update = self._updates[key] = compile_update(
+                self.rule, self.prepare, leaves, f"{type(self).__name__.lower()}_update"
+            )
+        self._store(live, update(self._inputs(live, skip)))
+
+    def _leaf(self, p: Any, options: ParameterOptions) -> Leaf:
+        layout = getattr(p, "sharding_of", lambda kind: None)
+        low = p.dtype if id(p) in self._masters else None
+        return Leaf(options, self._position[id(p)], self._clip_of[id(p)], layout("param"), layout("state"), low)
+
+    def _inputs(self, live: list[Any], skip: Tensor | None) -> dict[str, Any]:
+        return {
             "lr": state.read(self._lr),
             "params": [state.read(self._masters.get(id(p), p)) for p in live],
+            "low": [state.read(p) if skip is not None and id(p) in self._masters else None for p in live],
             "grads": [state.read(p._grad) for p in live],
             "slots": [{n: state.read(self._slots[n][id(p)]) for n in self.slots} for p in live],
             "scalars": {n: state.read(t) for n, t in self._scalars.items()},
             "skip": None if skip is None else state.read(skip),
         }
-        new = update(inputs)
-        for i, p in enumerate(live):
+
+    def _store(self, live: list[Any], new: dict[str, Any]) -> None:
+        for p, array, low, slots in zip(live, new["params"], new["low"], new["slots"], strict=True):
             master = self._masters.get(id(p))
             if master is not None:
-                state.write(master, new["params"][i])
-                state.write(p, new["low"][i])
-            else:
-                state.write(p, new["params"][i])
+                state.write(master, array)
+            state.write(p, array if master is None else low)
             for name in self.slots:
-                state.write(self._slots[name][id(p)], new["slots"][i][name])
+                state.write(self._slots[name][id(p)], slots[name])
         for name, tensor in self._scalars.items():
             state.write(tensor, new["scalars"][name])
-
-    def _compile(self, live: list[Any], options: tuple[ParameterOptions, ...], masters: tuple[bool, ...]) -> Callable:
-        positions = [self._position[id(p)] for p in live]
-        clips = [self._clip_of[id(p)] for p in live]
-        low = [p.dtype for p in live]
-        layouts = [
-            (p.sharding_of("param"), p.sharding_of("state")) if hasattr(p, "sharding_of") else (None, None)
-            for p in live
-        ]
-
-        def update(inputs: dict[str, Any]) -> dict[str, Any]:
-            params, slots, scalars = inputs["params"], inputs["slots"], dict(inputs["scalars"])
-            grads = [
-                _constrain(g.astype(p.dtype), layout[1])
-                for g, p, layout in zip(inputs["grads"], params, layouts, strict=True)
-            ]
-            grads = _clip(grads, clips, options)
-            grads = [_regularize(g, p, o) for g, p, o in zip(grads, params, options, strict=True)]
-            out: dict[str, Any] = {"params": [], "low": [], "slots": []}
-            for i, (p, g, o) in enumerate(zip(params, grads, options, strict=True)):
-                at = positions[i]
-                mine = {n: s[at] for n, s in scalars.items()}
-                new_p, new_slots, new_mine = self.rule(
-                    _constrain(p, layouts[i][1]), g, inputs["lr"] * o.lr_factor, slots[i], mine, o
-                )
-                skip = inputs["skip"]
-                if skip is not None:
-                    new_p = jnp.where(skip, p, new_p)
-                    new_slots = {n: jnp.where(skip, slots[i][n], s) for n, s in new_slots.items()}
-                    new_mine = {n: jnp.where(skip, mine[n], s) for n, s in new_mine.items()}
-                new_p = new_p.astype(p.dtype)
-                out["params"].append(_constrain(new_p, layouts[i][1 if masters[i] else 0]))
-                out["low"].append(_constrain(new_p.astype(low[i]), layouts[i][0]) if masters[i] else None)
-                out["slots"].append(
-                    {n: _constrain(s.astype(slots[i][n].dtype), layouts[i][1]) for n, s in new_slots.items()}
-                )
-                scalars = {n: s.at[at].set(new_mine[n]) for n, s in scalars.items()}
-            out["scalars"] = scalars
-            return out
-
-        update.__name__ = f"{type(self).__name__.lower()}_update"
-        return jax.jit(update)
 
     def minimize(
         self, loss: Tensor, startup_program: Any = None, parameters: Any = None, no_grad_set: Any = None
     ) -> tuple[None, list[tuple[Any, Any]]]:
-        """loss.backward() and step(); returns (None, [(parameter, gradient), ...])."""
-        if startup_program is not None or parameters is not None or no_grad_set is not None:
-            raise ConfigError(
-                "minimize: startup_program, parameters and no_grad_set belong to static programs; leave them out here"
-            )
-        loss.backward()
-        self.step()
-        return None, [(p, p.grad) for p in self._parameters if p.grad is not None]
+        """step() from the gradients that loss.backward() left, which is called first if no parameter has one.
 
-    def backward(self, loss: Tensor, *_: Any, **__: Any) -> list[tuple[Any, Any]]:
+        parameters: update only these. no_grad_set: leave these out. Returns (None, [(parameter, gradient), ...]).
+        """
+        chosen = self._chosen("minimize", startup_program, parameters, no_grad_set)
+        if all(p._grad is None for p in self._parameters):
+            loss.backward()
+        self._step(chosen, None)
+        return None, [(p, p.grad) for p in chosen if p._grad is not None]
+
+    def backward(
+        self,
+        loss: Tensor,
+        startup_program: Any = None,
+        parameters: Any = None,
+        no_grad_set: Any = None,
+        callbacks: Any = None,
+    ) -> list[tuple[Any, Any]]:
         """loss.backward(); returns [(parameter, gradient), ...]."""
+        if callbacks is not None:
+            raise ConfigError("backward: callbacks belong to static programs; use Tensor.register_hook")
+        chosen = self._chosen("backward", startup_program, parameters, no_grad_set)
         loss.backward()
-        return [(p, p.grad) for p in self._parameters if p.grad is not None]
+        return [(p, p.grad) for p in chosen if p._grad is not None]
+
+    def _chosen(self, what: str, startup_program: Any, parameters: Any, no_grad_set: Any) -> list[Any]:
+        if startup_program is not None:
+            raise ConfigError(f"{what}: startup_program belongs to static programs; leave it out here")
+        without = {id(p) for p in no_grad_set or ()}
+        given = self._parameters if parameters is None else list(parameters)
+        for p in given:
+            if id(p) not in self._position:
+                raise ConfigError(f"{what}: {getattr(p, 'name', p)!r} is not a parameter of this {type(self).__name__}")
+        return [p for p in given if id(p) not in without]
 
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> None:
-        """Update from the (parameter, gradient) pairs given."""
-        for p, g in params_grads:
+        """Update from the (parameter, gradient) pairs given, and those parameters only."""
+        pairs = list(params_grads)
+        chosen = self._chosen("apply_gradients", None, [p for p, _ in pairs], None)
+        for p, g in pairs:
             p.grad = g
-        self.step()
+        self._step(chosen, None)
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
         """Forget every parameter's gradient; with set_to_zero, `.grad` then reads as zeros."""
@@ -248,6 +259,20 @@ class Optimizer:
 
     # state
 
+    def create_state(self) -> None:
+        """Make the state of every parameter now instead of at its first step, as a checkpoint to be restored needs."""
+        self._ensure_state([p for p in self._parameters if not p.stop_gradient])
+
+    def keep_masters(self, values: Mapping[int, jax.Array]) -> None:
+        """Keep float32 master weights from now on, starting from these values: id(parameter) -> array.
+
+        What amp.decorate calls before it rounds the parameters.
+        """
+        self._multi_precision = True
+        for p in self._parameters:
+            if id(p) in values and id(p) not in self._masters:
+                self._masters[id(p)] = Tensor(self._place(p, jnp.array(values[id(p)], jnp.float32), _concrete(p)))
+
     def _ensure_state(self, live: list[Any]) -> None:
         if self.scalars and not self._scalars:
             with state.outside_capture():
@@ -255,27 +280,48 @@ class Optimizer:
                     n: Tensor(jnp.full((len(self._parameters),), v, jnp.float32)) for n, v in self.scalars.items()
                 }
             self._restore_scalars()
+            self._replicate(live)
         for p in live:
-            needs_master = self._multi_precision and p.dtype in (dtypes.float16, dtypes.bfloat16)
             missing = [n for n in self.slots if id(p) not in self._slots[n]]
-            if not missing and (not needs_master or id(p) in self._masters):
-                continue
-            with state.outside_capture():
-                if needs_master and id(p) not in self._masters:
-                    self._masters[id(p)] = self._restored(
-                        p, "master", Tensor(self._place(p, jnp.asarray(_concrete(p), jnp.float32)))
-                    )
-                wide = dtypes.float32 if needs_master else p.dtype
-                for name in missing:
-                    fresh = self._place(p, jnp.full(p.shape, self.slot_start(name, p), wide))
-                    self._slots[name][id(p)] = self._restored(p, name, Tensor(fresh))
+            if missing or (self._has_master(p) and id(p) not in self._masters):
+                self._make_state(p, missing)
 
-    def create_state(self) -> None:
-        """Make the state of every parameter now instead of at its first step, as a checkpoint to be restored needs."""
-        self._ensure_state([p for p in self._parameters if not p.stop_gradient])
+    def _make_state(self, p: Any, missing: list[str]) -> None:
+        value = _concrete(p)
+        with state.outside_capture():
+            if self._has_master(p) and id(p) not in self._masters:
+                master = Tensor(self._place(p, value.astype(jnp.float32), value))
+                self._masters[id(p)] = self._restored(p, "master", master)
+            for name in missing:
+                fresh = jnp.full(p.shape, self.slot_start(name, p), self.slot_dtype(p))
+                self._slots[name][id(p)] = self._restored(p, name, Tensor(self._place(p, fresh, value)))
+
+    def _replicate(self, live: list[Any]) -> None:
+        """Copy the rate and the per-parameter numbers to every device of the parameters' mesh, as the update's results
+        will be: a change of layout after the first step would compile the step again.
+        """
+        meshes = [s.mesh for s in (_concrete(p).sharding for p in live) if isinstance(s, NamedSharding)]
+        if not meshes or meshes[0].size == 1:
+            return
+        everywhere = NamedSharding(meshes[0], PartitionSpec())
+        with state.outside_capture():
+            for tensor in (self._lr, *self._scalars.values()):
+                if not isinstance(tensor._array, Tracer) and not tensor._array.committed:
+                    state.write(tensor, jax.device_put(np.asarray(tensor._array), everywhere))
+
+    def _has_master(self, p: Any) -> bool:
+        return self._multi_precision and p.dtype in _LOW
+
+    @staticmethod
+    def _place(param: Any, array: jax.Array, value: jax.Array) -> jax.Array:
+        """array laid out as the strategy wants the state of param, else as param's value is if that spans devices."""
+        layout = param.sharding_of("state") if hasattr(param, "sharding_of") else None
+        if layout is None and len(value.sharding.device_set) > 1:
+            layout = value.sharding
+        return array if layout is None else jax.device_put(array, layout)
 
     def state_tensors(self, names: Mapping[int, str]) -> dict[str, Tensor]:
-        """Every persistent Tensor of the optimizer under a name: `<slot>/<parameter>`, `master/<parameter>`, and one array
+        """Every persistent Tensor of the optimizer by name: `<slot>/<parameter>`, `master/<parameter>`, and one array
         over all parameters for each number kept per parameter. names: id(parameter) -> its name in the model.
         """
         found = {
@@ -286,18 +332,6 @@ class Optimizer:
         }
         found.update({f"master/{names[key]}": t for key, t in self._masters.items()})
         return found | self._scalars
-
-    def slot_start(self, name: str, param: Any) -> float:
-        """Initial value of a slot."""
-        return self.slots[name]
-
-    @staticmethod
-    def _place(param: Any, array: jax.Array) -> jax.Array:
-        layout = param.sharding_of("state") if hasattr(param, "sharding_of") else None
-        if layout is None:
-            sharding = _concrete(param).sharding
-            layout = sharding if len(sharding.device_set) > 1 else None
-        return array if layout is None else jax.device_put(array, layout)
 
     def _restored(self, p: Any, name: str, tensor: Tensor) -> Tensor:
         """tensor with the value that set_state_dict left for it, if any."""
@@ -316,14 +350,17 @@ class Optimizer:
             tensor.set_value(values)
 
     def state_dict(self) -> dict[str, Any]:
-        """Name -> Tensor: `<parameter>_<slot>_0` for every slot, `<parameter>_master_0`, and "LR_Scheduler"."""
+        """Name -> Tensor: `<parameter>_<slot>_0` for every slot, `<parameter>_master_0`, and "LR_Scheduler".
+
+        Slots and master weights are the Tensors themselves: later steps change them. State not made yet is left out.
+        """
         found: dict[str, Any] = dict(self._pending)
         for at, p in enumerate(self._parameters):
             for name in self.slots:
                 if id(p) in self._slots[name]:
                     found[f"{p.name}_{name}_0"] = self._slots[name][id(p)]
             for name, tensor in self._scalars.items():
-                found[f"{p.name}_{name}_0"] = to_tensor(np.asarray(tensor._array)[at])
+                found[f"{p.name}_{name}_0"] = to_tensor(state.host(tensor, "Optimizer.state_dict()")[at])
             if id(p) in self._masters:
                 found[f"{p.name}_master_0"] = self._masters[id(p)]
         if self._scheduler is not None:
@@ -331,141 +368,111 @@ class Optimizer:
         return found
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state_dict. Raises CheckpointError, changing nothing, for a name or shape that does not fit."""
-        state_dict = dict(state_dict)
-        scheduler = state_dict.pop("LR_Scheduler", None)
-        known = {f"{p.name}_{n}_0": p for p in self._parameters for n in (*self.slots, *self.scalars, "master")}
-        unknown = [k for k in state_dict if k not in known]
-        if unknown:
-            raise CheckpointError(
-                f"{type(self).__name__}.set_state_dict: unknown entries {unknown[:10]}; this optimizer has slots "
-                f"{[*self.slots, *self.scalars]} and parameters {[p.name for p in self._parameters][:10]}"
-            )
-        for key, value in state_dict.items():
-            have, want = tuple(np.shape(value) if not hasattr(value, "shape") else value.shape), tuple(known[key].shape)
-            if have not in (want, (), (1,)):
-                raise CheckpointError(f"set_state_dict: {key} has shape {list(have)}, its parameter {list(want)}")
-        self._pending = {k: np.array(v.numpy()) if isinstance(v, Tensor) else v for k, v in state_dict.items()}
+        """Continue from a state_dict; a parameter that has no entries in it starts again.
+
+        Raises CheckpointError, changing nothing, for a name or shape that does not fit.
+        """
+        given = {k: v for k, v in state_dict.items() if k != "LR_Scheduler"}
+        scheduler = state_dict.get("LR_Scheduler")
+        self._check_state(given, scheduler)
+        if scheduler is not None:
+            self._scheduler.set_state_dict(scheduler)  # type: ignore[union-attr]
+        self._pending = {k: np.array(v.numpy()) if isinstance(v, Tensor) else np.array(v) for k, v in given.items()}
         for p in self._parameters:
             for name in self.slots:
                 if id(p) in self._slots[name]:
-                    self._restored(p, name, self._slots[name][id(p)])
+                    tensor = self._slots[name][id(p)]
+                    tensor.set_value(np.full(p.shape, self.slot_start(name, p), tensor.dtype))
+                    self._restored(p, name, tensor)
             if id(p) in self._masters:
+                self._masters[id(p)].set_value(np.asarray(p._array, np.float32))
                 self._restored(p, "master", self._masters[id(p)])
-        if self._scalars:
-            self._restore_scalars()
-        if scheduler is not None:
-            if self._scheduler is None:
-                raise CheckpointError("set_state_dict: the state has an LR_Scheduler, this optimizer has a fixed rate")
-            self._scheduler.set_state_dict(scheduler)
+        for name, tensor in self._scalars.items():
+            tensor.set_value(np.full(tensor.shape, self.scalars[name], tensor.dtype))
+        self._restore_scalars()
 
     set_dict = set_state_dict
 
+    def _check_state(self, given: Mapping[str, Any], scheduler: Any) -> None:
+        owner = type(self).__name__
+        known = {f"{p.name}_{n}_0": (p, n) for p in self._parameters for n in (*self.slots, *self.scalars, "master")}
+        unknown = [k for k in given if k not in known]
+        if unknown:
+            raise CheckpointError(
+                f"{owner}.set_state_dict: unknown entries {unknown[:10]}; this optimizer has slots "
+                f"{[*self.slots, *self.scalars]} and parameters {[p.name for p in self._parameters][:10]}"
+            )
+        for key, value in given.items():
+            p, name = known[key]
+            shape = tuple(value.shape if hasattr(value, "shape") else np.shape(value))
+            fits = shape in ((), (1,)) if name in self.scalars else shape == tuple(p.shape)
+            if not fits:
+                raise CheckpointError(f"{owner}.set_state_dict: {key} has shape {list(shape)}, its parameter {p.shape}")
+            if name == "master" and not self._has_master(p):
+                raise CheckpointError(
+                    f"{owner}.set_state_dict: {key} is a master weight, but {p.name} ({p.dtype.name}) has none here; "
+                    "make the optimizer with multi_precision=True and the parameter float16 or bfloat16"
+                )
+        for p in self._parameters:
+            lacking = [n for n in self.slots if f"{p.name}_{n}_0" not in given]
+            if lacking and len(lacking) < len(self.slots):
+                raise CheckpointError(
+                    f"{owner}.set_state_dict: {p.name} lacks {lacking}; give the state_dict of a {owner} made with the "
+                    "same arguments"
+                )
+        if scheduler is not None and self._scheduler is None:
+            raise CheckpointError(
+                f"{owner}.set_state_dict: the state has an LR_Scheduler, this optimizer a fixed rate; give it a "
+                "scheduler"
+            )
+
     # settings
 
-    def _as_group(self, group: Group) -> Group:
-        known = {"learning_rate", "weight_decay", "grad_clip", *self._group_settings()}
-        for name in group.settings:
-            if name not in known:
-                raise ConfigError(
-                    f"parameter group setting {name!r} is not known; a group may set {', '.join(sorted(known))}"
-                )
+    def _checked(self, group: Group) -> Group:
+        owner = type(self).__name__
+        check_known(owner, group, (*_COMMON, *self.checks))
+        for name, value in group.settings.items():
+            if name in _COMMON:
+                check_common(owner, name, value)
+            else:
+                group.settings[name] = self.checks[name](owner, name, value)
+        decay = group.settings.get("weight_decay", self._weight_decay)
+        if self.decoupled and not isinstance(decay, (int, float)):
+            raise ConfigError(f"{owner}: weight_decay is a number, got {decay!r}; regularizers go with Adam")
         for p in group.params:
-            if not isinstance(p, TensorState):
-                raise ConfigError(f"parameters= must hold Parameters, got {type(p).__name__}")
+            if dtypes.is_complex(p.dtype) and not self.takes_complex:
+                raise DTypeError(
+                    f"{owner}: parameter {p.name} is {p.dtype.name}; only SGD and Momentum take complex ones"
+                )
         return group
 
-    def _group_settings(self) -> tuple[str, ...]:
-        return ()
-
-    def _check_unique(self) -> None:
-        names: dict[str, Any] = {}
-        self._position = {id(p): i for i, p in enumerate(self._parameters)}
-        if len(self._position) != len(self._parameters):
-            raise ConfigError("a parameter appears twice in parameters=")
-        for p in self._parameters:
-            if names.setdefault(p.name, p) is not p:
-                raise ConfigError(
-                    f"two parameters are named {p.name!r} (shapes {names[p.name].shape} and {p.shape}); rename one"
-                )
-        self._group_of = {id(p): g for g in self._groups for p in g.params}
-        self._clip_of = {id(p): g.settings.get("grad_clip", self._grad_clip) for g in self._groups for p in g.params}
-
-    def setting(self, param: Any, name: str, default: Any) -> Any:
+    def setting(self, param: Any, name: str) -> Any:
         """A group's own value of a setting, or the optimizer's."""
-        return self._group_of[id(param)].settings.get(name, default)
+        own = self._group_of[id(param)].settings
+        return own[name] if name in own else self._settings[name]
 
     def _options(self, p: Any) -> ParameterOptions:
         settings = self._group_of[id(p)].settings
         decay = settings.get("weight_decay", self._weight_decay)
         factor = getattr(p, "optimize_attr", {}).get("learning_rate", 1.0) * settings.get("learning_rate", 1.0)
         own = getattr(p, "regularizer", None)
-        coefficient, regularizer = 0.0, own
-        if isinstance(decay, (int, float)) and not isinstance(decay, bool):
-            coefficient = float(decay)
-        elif own is None:
-            regularizer = decay
+        coefficient = float(decay) if isinstance(decay, (int, float)) else 0.0
+        regularizer = own if own is not None or isinstance(decay, (int, float)) else decay
+        named = tuple((n, self.setting(p, n)) for n in self._settings)
+        need_clip = getattr(p, "need_clip", True)
         return ParameterOptions(
-            p.name, factor, coefficient if own is None or self.decoupled else 0.0,
-            regularizer, getattr(p, "need_clip", True), (("decoupled", self.decoupled), *self.options_of(p)),
-        )  # fmt: skip
-
-
-def _split_groups(parameters: list[Any]) -> list[Group]:
-    if parameters and isinstance(parameters[0], dict):
-        groups = []
-        for entry in parameters:
-            if not isinstance(entry, dict) or "params" not in entry:
-                raise ConfigError(
-                    "parameter groups are dicts with 'params'; groups and plain Parameters cannot be mixed"
-                )
-            params = entry["params"]
-            listed = [params] if isinstance(params, TensorState) else list(params)
-            groups.append(Group(listed, {k: v for k, v in entry.items() if k != "params"}))
-        return groups
-    return [Group(parameters)]
-
-
-def _clip(grads: list[jax.Array], clips: list[Any], options: tuple[ParameterOptions, ...]) -> list[jax.Array]:
-    """Each gradient clipped by its group's clip, parameters with need_clip=False left alone."""
-    done = list(grads)
-    for clip in {id(c): c for c in clips if c is not None}.values():
-        chosen = [i for i, c in enumerate(clips) if c is clip and options[i].need_clip]
-        if chosen:
-            for i, g in zip(chosen, clip.arrays([grads[i] for i in chosen]), strict=True):
-                done[i] = g.astype(grads[i].dtype)
-    return done
-
-
-def _regularize(g: jax.Array, p: jax.Array, options: ParameterOptions) -> jax.Array:
-    """The gradient with the penalty's gradient added: L2 of a plain coefficient, or a regularizer's own."""
-    if options.regularizer is not None:
-        return g + options.regularizer.gradient(p).astype(g.dtype)
-    decoupled = dict(options.extra).get("decoupled")
-    return (
-        g
-        if decoupled or not options.weight_decay
-        else g + jnp.asarray(options.weight_decay, g.dtype) * p.astype(g.dtype)
-    )
-
-
-def _constrain(x: jax.Array, sharding: Any) -> jax.Array:
-    return x if sharding is None or x.ndim == 0 else jax.lax.with_sharding_constraint(x, sharding)
+            p.name, factor, coefficient, regularizer, need_clip, self.decoupled, (*named, *self.options_of(p))
+        )
 
 
 def _concrete(tensor: TensorState) -> jax.Array:
     """The tensor's array as it stood before the capture in progress, if there is one."""
     array = tensor._array
-    if isinstance(array, Tracer) and state.watch.active is not None:
+    if isinstance(array, Tracer) and state.watch.active is not None and id(tensor) in state.watch.active.before:
         array = state.watch.active.before[id(tensor)].array
     if isinstance(array, Tracer):
         raise ShapeError("optimizer state must be made for a parameter that exists outside the captured function")
     return array
-
-
-def _rate_like(value: float, current: jax.Array) -> jax.Array:
-    new = np.asarray(value, np.float32)
-    return jax.device_put(new, current.sharding) if current.committed else jnp.asarray(new)
 
 
 __all__ = ["Group", "Optimizer", "ParameterOptions"]

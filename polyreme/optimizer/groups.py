@@ -1,0 +1,106 @@
+"""Parameter groups: parameters that share settings, and the checks on what is given.
+
+Floor: 4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from polyreme.core.state import TensorState
+from polyreme.errors import ConfigError, did_you_mean
+from polyreme.nn.clip import GradientClip
+
+
+@dataclass
+class Group:
+    """Parameters that share settings; settings missing here are the optimizer's own."""
+
+    params: list[Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def split_groups(owner: str, parameters: Any) -> list[Group]:
+    """The groups in `parameters=`: one of all of them, or one for each dict. Raises ConfigError for anything else."""
+    if parameters is None:
+        raise ConfigError(f"{owner} needs parameters=, a list such as model.parameters()")
+    if isinstance(parameters, (TensorState, str, dict)) or not isinstance(parameters, Iterable):
+        raise ConfigError(
+            f"{owner}: parameters= is a list of Parameters or of dicts with 'params', got one "
+            f"{type(parameters).__name__}"
+        )
+    listed = list(parameters)
+    if not any(isinstance(entry, dict) for entry in listed):
+        groups = [Group(listed)]
+    else:
+        groups = [_group(owner, entry) for entry in listed]
+    for p in (p for g in groups for p in g.params):
+        if not isinstance(p, TensorState):
+            raise ConfigError(f"{owner}: parameters= must hold Parameters, got {type(p).__name__}")
+    return groups
+
+
+def _group(owner: str, entry: Any) -> Group:
+    if not isinstance(entry, dict) or "params" not in entry:
+        raise ConfigError(
+            f"{owner}: parameter groups are dicts with 'params', and cannot be mixed with plain Parameters; got "
+            f"{sorted(entry) if isinstance(entry, dict) else type(entry).__name__}"
+        )
+    params = entry["params"]
+    listed = [params] if isinstance(params, TensorState) else list(params)
+    return Group(listed, {k: v for k, v in entry.items() if k != "params"})
+
+
+def check_common(owner: str, name: str, value: Any) -> None:
+    """Raises ConfigError for a weight_decay, grad_clip or learning-rate factor that cannot be one."""
+    if name == "learning_rate":
+        nonnegative(owner, "learning_rate (a factor, in a group)", value)
+    elif name == "weight_decay" and value is not None and not hasattr(value, "gradient"):
+        nonnegative(owner, "weight_decay (if not a regularizer)", value)
+    elif name == "grad_clip" and value is not None and not isinstance(value, GradientClip):
+        raise ConfigError(f"{owner}: grad_clip is a ClipGradBy... or None, got {value!r}")
+
+
+def check_known(owner: str, group: Group, known: Iterable[str]) -> None:
+    """Raises ConfigError for a group setting that is not among the known ones."""
+    for name in group.settings:
+        if name not in known:
+            raise ConfigError(f"{owner}: parameter group setting {name!r} is not known{did_you_mean(name, known)}")
+
+
+def check_unique(owner: str, parameters: list[Any]) -> None:
+    """Raises ConfigError for a parameter given twice, or two of one name."""
+    names: dict[str, Any] = {}
+    for p in parameters:
+        other = names.get(p.name)
+        if other is p:
+            raise ConfigError(f"{owner}: parameter {p.name!r} appears twice in parameters=; give it once")
+        if other is not None:
+            raise ConfigError(
+                f"{owner}: two parameters are named {p.name!r} (shapes {other.shape} and {p.shape}); rename one"
+            )
+        names[p.name] = p
+
+
+def nonnegative(owner: str, name: str, value: Any) -> float:
+    """value as a float; ConfigError unless it is a finite number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ConfigError(f"{owner}: {name} is a number of at least 0, got {value!r}")
+    return float(value)
+
+
+def fraction(owner: str, name: str, value: Any) -> float:
+    """value as a float; ConfigError unless it is a number in [0, 1)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise ConfigError(f"{owner}: {name} is a number in [0, 1), got {value!r}")
+    return float(value)
+
+
+def flag(owner: str, name: str, value: Any) -> bool:
+    """value as it is; ConfigError unless it is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{owner}: {name} is True or False, got {value!r}")
+    return value
