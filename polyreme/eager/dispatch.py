@@ -1,6 +1,7 @@
 """The eager mode: run an op now, through a kernel found by the op's attributes.
 
-Floor: 3.  This is the hot path of imperative code: a call that was seen before costs a tuple, a dict lookup and the jitted call.
+Floor: 3.  This is the hot path of imperative code: a call that was seen before costs a tuple, a dict lookup and the
+jitted call.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ def constant(value: Any) -> Any:
 
 
 def rebind(target: TensorState, result: TensorState, what: str) -> TensorState:
-    """Write result into target in place, tape entry included; target keeps its dtype.
+    """Write result into target in place, tape entry included; target keeps its dtype. Under no_grad only the value
+    changes: a Parameter written there still wants its gradient.
 
     Raises GradError for a leaf that wants a gradient, DTypeError if the result has another dtype.
     """
@@ -139,13 +141,14 @@ def rebind(target: TensorState, result: TensorState, what: str) -> TensorState:
         )
     if result._array.dtype != target._array.dtype:
         raise DTypeError(
-            f"{what}: the result is {result._array.dtype.name}, the Tensor changed in place is {target._array.dtype.name}; "
-            "cast an input, or use the form that returns a new Tensor"
+            f"{what}: the result is {result._array.dtype.name}, the Tensor changed in place is "
+            f"{target._array.dtype.name}; cast an input, or use the form that returns a new Tensor"
         )
     state.write(target, result._array)
-    target._node = result._node
-    target._index = result._index
-    target.stop_gradient = result.stop_gradient
+    if tape.grad_mode.enabled:
+        target._node = result._node
+        target._index = result._index
+        target.stop_gradient = result.stop_gradient
     return target
 
 

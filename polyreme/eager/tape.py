@@ -1,14 +1,14 @@
 """The tape: what was computed from what, and the walk back over it. Derivatives of any order.
 
-Floor: 3.  A node keeps its kernel, its input arrays and where each input came from. With create_graph the node's gradient
-runs as a kernel like any other, so it is taped again; nothing else is needed for third order and up.
+Floor: 3.  A node keeps its kernel, its input arrays and where each input came from. With create_graph the node's
+gradient runs as a kernel like any other, so it is taped again; nothing else is needed for third order and up.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -289,12 +289,24 @@ class _Walk:
                 slots[index] = _run_hooks(hooks, slots[index])
 
 
-def _run_hooks(hooks: list, gradient: TensorState) -> TensorState:
+def _run_hooks(hooks: Iterable, gradient: TensorState) -> TensorState:
     for hook in list(hooks):
         changed = hook(gradient)
-        if changed is not None:
-            gradient = changed
+        if changed is None:
+            continue
+        if not isinstance(changed, TensorState) or changed._array.shape != gradient._array.shape:
+            got = list(changed._array.shape) if isinstance(changed, TensorState) else type(changed).__name__
+            raise GradError(
+                f"a gradient hook must return None or a Tensor of the gradient's shape {list(gradient._array.shape)}, "
+                f"got {got}"
+            )
+        gradient = changed
     return gradient
+
+
+def _hooked(leaf: TensorState, gradient: TensorState) -> TensorState:
+    hooks = getattr(leaf, "_hooks", None)
+    return _run_hooks(hooks.values(), gradient) if hooks else gradient
 
 
 def edge_key(edge: Edge) -> Any:
@@ -318,8 +330,8 @@ def _start(walk: _Walk, roots: Sequence[TensorState], cotangents: Sequence[Tenso
     for root, given in zip(roots, cotangents, strict=True):
         if root.stop_gradient:
             raise GradError(
-                f"{what}: this Tensor (shape {list(root._array.shape)}) has stop_gradient=True, nothing it was computed from "
-                "wants a gradient; set stop_gradient=False on an input before computing it"
+                f"{what}: this Tensor (shape {list(root._array.shape)}) has stop_gradient=True, nothing it was "
+                "computed from wants a gradient; set stop_gradient=False on an input before computing it"
             )
         walk.give(edge_of(root), _seed_cotangent(root, given, what))
 
@@ -349,16 +361,23 @@ def backward(
 
 
 def _store(leaf: TensorState, gradient: TensorState) -> None:
-    hooks = getattr(leaf, "_hooks", None)
-    if hooks:
-        gradient = _run_hooks(list(hooks.values()), gradient)
+    array = _laid_out(leaf, _hooked(leaf, gradient)._array)
     have = leaf._grad
     if have is None:
         if state.watch.active is not None:
             state.watch.active.touch(leaf)
-        leaf._grad = gradient
+        # a Tensor of its own: later backward passes add into it, and the gradient may be another leaf's or the user's
+        leaf._grad = factory.tensor(array)
         return
-    state.write(have, _ADD.forward(state.read(have), gradient._array))
+    state.write(have, _ADD.forward(state.read(have), array))
+
+
+def _laid_out(leaf: TensorState, array: Any) -> Any:
+    """The gradient where the strategy wants it: parameter sharding from stage 2 on splits gradients too."""
+    layout = leaf.sharding_of("grad") if hasattr(leaf, "sharding_of") else None
+    if layout is None or (not isinstance(array, state.Tracer) and array.sharding == layout):
+        return array
+    return jax.lax.with_sharding_constraint(array, layout)
 
 
 def grad(
@@ -375,7 +394,8 @@ def grad(
     for x in inputs:
         if x.stop_gradient:
             raise GradError(
-                f"grad(): an input (shape {list(x._array.shape)}) has stop_gradient=True; set it to False before computing with it"
+                f"grad(): an input (shape {list(x._array.shape)}) has stop_gradient=True; set it to False before "
+                "computing with it"
             )
     wanted = {edge_key(edge_of(x)): None for x in inputs}
     blocked = {edge_key(edge_of(v)) for v in no_grad_vars if not v.stop_gradient}
@@ -383,18 +403,17 @@ def grad(
     with _GradEnabled(create_graph):
         _start(walk, outputs, cotangents, "grad()")
         walk.run()
+        hooked = {key: _hooked(leaf, gradient) for key, (leaf, gradient) in walk.leaves.items() if key in wanted}
     results: list[TensorState | None] = []
     for i, x in enumerate(inputs):
         edge = edge_of(x)
-        found = walk.found.get(edge) if isinstance(edge, tuple) else walk.leaves.get(id(edge), (None, None))[1]
+        found = walk.found.get(edge) if isinstance(edge, tuple) else hooked.get(id(edge))
         if found is None and not allow_unused:
             raise GradError(
                 f"grad(): input {i} (shape {list(x._array.shape)}) was not used to compute the outputs; "
                 "pass allow_unused=True to get None for it"
             )
-        if found is not None and not create_graph and found._node is None:
-            found.stop_gradient = True
-        results.append(found)
+        results.append(found if found is None or create_graph else factory.tensor(found._array))
     return results
 
 
