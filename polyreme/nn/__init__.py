@@ -1,6 +1,6 @@
 """Layers, containers, parameters and gradient clipping."""
 
-from polyreme.nn import functional, initializer
+from polyreme.nn import functional, initializer, utils
 from polyreme.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.activation import (
@@ -34,9 +34,42 @@ from polyreme.nn.layers.activation import (
     Tanhshrink,
     ThresholdedReLU,
 )
+from polyreme.nn.layers.attention import MultiHeadAttention
+from polyreme.nn.layers.batch_norm import BatchNorm, BatchNorm1D, BatchNorm2D, BatchNorm3D, SyncBatchNorm
 from polyreme.nn.layers.container import LayerDict, LayerList, ParameterDict, ParameterList, Sequential
+from polyreme.nn.layers.conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose, Conv3D, Conv3DTranspose
+from polyreme.nn.layers.distance import CosineSimilarity, PairwiseDistance
 from polyreme.nn.layers.dropout import AlphaDropout, Dropout, Dropout2D, Dropout3D, FeatureAlphaDropout
+from polyreme.nn.layers.image import (
+    ChannelShuffle,
+    Fold,
+    PixelShuffle,
+    PixelUnshuffle,
+    Unfold,
+    Upsample,
+    UpsamplingBilinear2D,
+    UpsamplingNearest2D,
+)
 from polyreme.nn.layers.linear import Bilinear, Embedding, Linear
+from polyreme.nn.layers.loss import (
+    BCELoss,
+    BCEWithLogitsLoss,
+    CosineEmbeddingLoss,
+    CrossEntropyLoss,
+    GaussianNLLLoss,
+    HingeEmbeddingLoss,
+    KLDivLoss,
+    L1Loss,
+    MarginRankingLoss,
+    MSELoss,
+    MultiLabelSoftMarginLoss,
+    NLLLoss,
+    PoissonNLLLoss,
+    SmoothL1Loss,
+    SoftMarginLoss,
+    TripletMarginLoss,
+    TripletMarginWithDistanceLoss,
+)
 from polyreme.nn.layers.norm import (
     GroupNorm,
     InstanceNorm1D,
@@ -46,7 +79,81 @@ from polyreme.nn.layers.norm import (
     LocalResponseNorm,
     RMSNorm,
 )
+from polyreme.nn.layers.padding import (
+    CircularPad1D,
+    CircularPad2D,
+    CircularPad3D,
+    ConstantPad1D,
+    ConstantPad2D,
+    ConstantPad3D,
+    Pad1D,
+    Pad2D,
+    Pad3D,
+    ReflectionPad1D,
+    ReflectionPad2D,
+    ReflectionPad3D,
+    ReplicationPad1D,
+    ReplicationPad2D,
+    ReplicationPad3D,
+    ZeroPad1D,
+    ZeroPad2D,
+    ZeroPad3D,
+)
+from polyreme.nn.layers.pooling import (
+    AdaptiveAvgPool1D,
+    AdaptiveAvgPool2D,
+    AdaptiveAvgPool3D,
+    AdaptiveMaxPool1D,
+    AdaptiveMaxPool2D,
+    AdaptiveMaxPool3D,
+    AvgPool1D,
+    AvgPool2D,
+    AvgPool3D,
+    LPPool1D,
+    LPPool2D,
+    MaxPool1D,
+    MaxPool2D,
+    MaxPool3D,
+    MaxUnPool1D,
+    MaxUnPool2D,
+    MaxUnPool3D,
+)
+from polyreme.nn.layers.shape import Flatten, Identity, Unflatten
+from polyreme.nn.layers.spectral_norm import SpectralNorm
+from polyreme.nn.layers.transformer import (
+    Transformer,
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
 from polyreme.nn.parameter import ParamAttr, Parameter
+
+# the second spellings of the public API
+AdaptiveMaxPool1d = AdaptiveMaxPool1D
+AdaptiveMaxPool2d = AdaptiveMaxPool2D
+AdaptiveMaxPool3d = AdaptiveMaxPool3D
+CircularPad1d = CircularPad1D
+CircularPad2d = CircularPad2D
+CircularPad3d = CircularPad3D
+ConstantPad1d = ConstantPad1D
+ConstantPad2d = ConstantPad2D
+ConstantPad3d = ConstantPad3D
+Conv1d = Conv1D
+Conv2d = Conv2D
+Conv3d = Conv3D
+LPPool1d = LPPool1D
+LPPool2d = LPPool2D
+Module = Layer
+ModuleDict = LayerDict
+ModuleList = LayerList
+ReflectionPad1d = ReflectionPad1D
+ReflectionPad2d = ReflectionPad2D
+ReflectionPad3d = ReflectionPad3D
+ReplicationPad1d = ReplicationPad1D
+ReplicationPad2d = ReplicationPad2D
+ReplicationPad3d = ReplicationPad3D
+SiLU = Silu
 
 __all__ = [
     "CELU",
@@ -54,24 +161,78 @@ __all__ = [
     "GELU",
     "GLU",
     "SELU",
+    "AdaptiveAvgPool1D",
+    "AdaptiveAvgPool2D",
+    "AdaptiveAvgPool3D",
+    "AdaptiveMaxPool1D",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2D",
+    "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3D",
+    "AdaptiveMaxPool3d",
     "AlphaDropout",
+    "AvgPool1D",
+    "AvgPool2D",
+    "AvgPool3D",
+    "BCELoss",
+    "BCEWithLogitsLoss",
+    "BatchNorm",
+    "BatchNorm1D",
+    "BatchNorm2D",
+    "BatchNorm3D",
     "Bilinear",
+    "ChannelShuffle",
+    "CircularPad1D",
+    "CircularPad1d",
+    "CircularPad2D",
+    "CircularPad2d",
+    "CircularPad3D",
+    "CircularPad3d",
     "ClipGradByGlobalNorm",
     "ClipGradByNorm",
     "ClipGradByValue",
+    "ConstantPad1D",
+    "ConstantPad1d",
+    "ConstantPad2D",
+    "ConstantPad2d",
+    "ConstantPad3D",
+    "ConstantPad3d",
+    "Conv1D",
+    "Conv1DTranspose",
+    "Conv1d",
+    "Conv2D",
+    "Conv2DTranspose",
+    "Conv2d",
+    "Conv3D",
+    "Conv3DTranspose",
+    "Conv3d",
+    "CosineEmbeddingLoss",
+    "CosineSimilarity",
+    "CrossEntropyLoss",
     "Dropout",
     "Dropout2D",
     "Dropout3D",
     "Embedding",
     "FeatureAlphaDropout",
+    "Flatten",
+    "Fold",
+    "GaussianNLLLoss",
     "GroupNorm",
     "Hardshrink",
     "Hardsigmoid",
     "Hardswish",
     "Hardtanh",
+    "HingeEmbeddingLoss",
+    "Identity",
     "InstanceNorm1D",
     "InstanceNorm2D",
     "InstanceNorm3D",
+    "KLDivLoss",
+    "L1Loss",
+    "LPPool1D",
+    "LPPool1d",
+    "LPPool2D",
+    "LPPool2d",
     "Layer",
     "LayerDict",
     "LayerList",
@@ -81,29 +242,83 @@ __all__ = [
     "LocalResponseNorm",
     "LogSigmoid",
     "LogSoftmax",
+    "MSELoss",
+    "MarginRankingLoss",
+    "MaxPool1D",
+    "MaxPool2D",
+    "MaxPool3D",
+    "MaxUnPool1D",
+    "MaxUnPool2D",
+    "MaxUnPool3D",
     "Maxout",
     "Mish",
+    "Module",
+    "ModuleDict",
+    "ModuleList",
+    "MultiHeadAttention",
+    "MultiLabelSoftMarginLoss",
+    "NLLLoss",
     "PReLU",
+    "Pad1D",
+    "Pad2D",
+    "Pad3D",
+    "PairwiseDistance",
     "ParamAttr",
     "Parameter",
     "ParameterDict",
     "ParameterList",
+    "PixelShuffle",
+    "PixelUnshuffle",
+    "PoissonNLLLoss",
     "RMSNorm",
     "RReLU",
     "ReLU",
     "ReLU6",
+    "ReflectionPad1D",
+    "ReflectionPad1d",
+    "ReflectionPad2D",
+    "ReflectionPad2d",
+    "ReflectionPad3D",
+    "ReflectionPad3d",
+    "ReplicationPad1D",
+    "ReplicationPad1d",
+    "ReplicationPad2D",
+    "ReplicationPad2d",
+    "ReplicationPad3D",
+    "ReplicationPad3d",
     "Sequential",
+    "SiLU",
     "Sigmoid",
     "Silu",
+    "SmoothL1Loss",
+    "SoftMarginLoss",
     "Softmax",
     "Softmax2D",
     "Softplus",
     "Softshrink",
     "Softsign",
+    "SpectralNorm",
     "Swish",
+    "SyncBatchNorm",
     "Tanh",
     "Tanhshrink",
     "ThresholdedReLU",
+    "Transformer",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
+    "TripletMarginLoss",
+    "TripletMarginWithDistanceLoss",
+    "Unflatten",
+    "Unfold",
+    "Upsample",
+    "UpsamplingBilinear2D",
+    "UpsamplingNearest2D",
+    "ZeroPad1D",
+    "ZeroPad2D",
+    "ZeroPad3D",
     "functional",
     "initializer",
+    "utils",
 ]

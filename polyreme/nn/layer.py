@@ -56,13 +56,12 @@ class Layer:
         raise NotImplementedError(f"{type(self).__name__} has no forward(); write one")
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
-        if _watch.active is not None:
-            _watch.active.entered(self)
+        forward = self.forward if _watch.active is None else _watch.active.entered(self)
         for hook in self._pre_hooks.values():
             changed = hook(self, inputs)
             if changed is not None:
                 inputs = changed if isinstance(changed, tuple) else (changed,)
-        outputs = self.forward(*inputs, **kwargs)
+        outputs = forward(*inputs, **kwargs)
         for hook in self._post_hooks.values():
             changed = hook(self, inputs, outputs)
             if changed is not None:

@@ -1,0 +1,193 @@
+"""Batch normalization.
+
+Floor: 4.  Running statistics are the buffers `_mean` and `_variance`. A Tensor laid out over a mesh is one Tensor, so the
+statistics of a batch split over devices are those of the whole batch: every BatchNorm here is a synchronized one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import ConfigError
+from polyreme.nn import functional as F
+from polyreme.nn.initializer import Constant
+from polyreme.nn.layer import Layer
+from polyreme.nn.layers.norm import check_ndim
+
+
+class _BatchNorm(Layer):
+    """(x - mean) / sqrt(variance + epsilon) * weight + bias for each channel. Source: arXiv:1502.03167.
+
+    mean and variance are the batch's while training, which moves the running ones: momentum * running + (1 - momentum) *
+    batch; in eval mode, or with use_global_stats, the running ones are used.
+    """
+
+    ndims: tuple[int, ...] = (2, 3, 4, 5)
+
+    def __init__(
+        self,
+        num_features: int,
+        momentum: float = 0.9,
+        epsilon: float = 1e-5,
+        weight_attr: Any = None,
+        bias_attr: Any = None,
+        data_format: str = "NCHW",
+        use_global_stats: bool | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.num_features, self.momentum, self.epsilon = num_features, momentum, epsilon
+        self.data_format, self.use_global_stats = data_format, use_global_stats
+        self.weight = self.create_parameter([num_features], weight_attr, default_initializer=Constant(1.0))
+        self.bias = self.create_parameter([num_features], bias_attr, is_bias=True)
+        # statistics of half-precision activations would not add up in half precision
+        self.register_buffer("_mean", Tensor(Constant(0.0).values([num_features], "float32")))
+        self.register_buffer("_variance", Tensor(Constant(1.0).values([num_features], "float32")))
+
+    def forward(self, input: Any) -> Any:
+        check_ndim(self, input, self.ndims)
+        return F.batch_norm(
+            input,
+            self._mean,
+            self._variance,
+            self.weight,
+            self.bias,
+            training=self.training,
+            momentum=self.momentum,
+            epsilon=self.epsilon,
+            data_format=self.data_format,
+            use_global_stats=self.use_global_stats,
+        )
+
+    def extra_repr(self) -> str:
+        return f"num_features={self.num_features}, momentum={self.momentum}, epsilon={self.epsilon}"
+
+
+class BatchNorm1D(_BatchNorm):
+    """BatchNorm of [batch, channel] or [batch, channel, length]."""
+
+    ndims = (2, 3)
+
+    def __init__(
+        self,
+        num_features: int,
+        momentum: float = 0.9,
+        epsilon: float = 1e-5,
+        weight_attr: Any = None,
+        bias_attr: Any = None,
+        data_format: str = "NCL",
+        use_global_stats: bool | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(num_features, momentum, epsilon, weight_attr, bias_attr, data_format, use_global_stats, name)
+
+
+class BatchNorm2D(_BatchNorm):
+    """BatchNorm of [batch, channel, height, width].
+
+    >>> sorted(BatchNorm2D(3).state_dict())
+    ['_mean', '_variance', 'bias', 'weight']
+    """
+
+    ndims = (4,)
+
+
+class BatchNorm3D(_BatchNorm):
+    """BatchNorm of [batch, channel, depth, height, width]."""
+
+    ndims = (5,)
+
+    def __init__(
+        self,
+        num_features: int,
+        momentum: float = 0.9,
+        epsilon: float = 1e-5,
+        weight_attr: Any = None,
+        bias_attr: Any = None,
+        data_format: str = "NCDHW",
+        use_global_stats: bool | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(num_features, momentum, epsilon, weight_attr, bias_attr, data_format, use_global_stats, name)
+
+
+class SyncBatchNorm(_BatchNorm):
+    """BatchNorm over the whole batch of all devices: here the same as BatchNorm, because a Tensor is global."""
+
+    def __init__(
+        self,
+        num_features: int,
+        momentum: float = 0.9,
+        epsilon: float = 1e-5,
+        weight_attr: Any = None,
+        bias_attr: Any = None,
+        data_format: str = "NCHW",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(num_features, momentum, epsilon, weight_attr, bias_attr, data_format, None, name)
+
+    @classmethod
+    def convert_sync_batchnorm(cls, layer: Layer) -> Layer:
+        """layer with every BatchNorm in it replaced by a SyncBatchNorm that shares its parameters and statistics."""
+        if isinstance(layer, _BatchNorm) and not isinstance(layer, cls):
+            return cls._of(layer)
+        for name, inner in layer.named_children():
+            converted = cls.convert_sync_batchnorm(inner)
+            if converted is not inner:
+                layer.add_sublayer(name, converted)
+        return layer
+
+    @classmethod
+    def _of(cls, layer: _BatchNorm) -> Layer:
+        made = cls(layer.num_features, layer.momentum, layer.epsilon, False, False, layer.data_format)
+        made.weight, made.bias = layer.weight, layer.bias
+        made._mean, made._variance = layer._mean, layer._variance
+        made.use_global_stats, made.training = layer.use_global_stats, layer.training
+        return made
+
+
+class BatchNorm(_BatchNorm):
+    """BatchNorm of any number of dims, in the older spelling of its settings; act: name of an activation applied after."""
+
+    def __init__(
+        self,
+        num_channels: int,
+        act: str | None = None,
+        is_test: bool = False,
+        momentum: float = 0.9,
+        epsilon: float = 1e-5,
+        param_attr: Any = None,
+        bias_attr: Any = None,
+        dtype: Any = "float32",
+        data_layout: str = "NCHW",
+        in_place: bool = False,
+        moving_mean_name: str | None = None,
+        moving_variance_name: str | None = None,
+        do_model_average_for_mean_and_var: bool = True,
+        use_global_stats: bool = False,
+        trainable_statistics: bool = False,
+    ) -> None:
+        if in_place or trainable_statistics or not do_model_average_for_mean_and_var:
+            raise ConfigError(
+                "BatchNorm: in_place, trainable_statistics and do_model_average_for_mean_and_var=False are not supported; "
+                "leave them out"
+            )
+        if act is not None and not callable(getattr(F, act, None)):
+            raise ConfigError(f"BatchNorm: act {act!r} is not a function of polyreme.nn.functional")
+        super().__init__(
+            num_channels, momentum, epsilon, param_attr, bias_attr, data_layout, use_global_stats or None, None
+        )
+        self.act = act
+        if moving_mean_name is not None:
+            self._mean.name = moving_mean_name
+        if moving_variance_name is not None:
+            self._variance.name = moving_variance_name
+        if str(dtype) != "float32":
+            self.astype(dtype)
+        if is_test:
+            self.training = False
+
+    def forward(self, input: Any) -> Any:
+        out = super().forward(input)
+        return out if self.act is None else getattr(F, self.act)(out)

@@ -1,0 +1,291 @@
+"""Convolution layers and their transposes, of 1 to 3 spatial dims.
+
+Floor: 4.  The weight of a convolution is [out, in / groups, *kernel], of a transposed one [in, out / groups, *kernel].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from polyreme.errors import ConfigError, did_you_mean
+from polyreme.nn import functional as F
+from polyreme.nn.initializer import Normal
+from polyreme.nn.layer import Layer
+
+_PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
+
+
+def sizes_of(value: int | Sequence[int], count: int, what: str) -> list[int]:
+    """One size for each of count dims, from an int or a sequence of count ints; raises ConfigError otherwise."""
+    sizes = [value] * count if isinstance(value, int) else list(value)
+    if len(sizes) != count or not all(isinstance(s, int) and s > 0 for s in sizes):
+        raise ConfigError(f"{what} is a positive integer or {count} of them, got {value!r}")
+    return sizes
+
+
+class _Conv(Layer):
+    spatial: ClassVar[int]
+    function: ClassVar[Callable[..., Any]]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int],
+        padding: Any,
+        dilation: int | Sequence[int],
+        groups: int,
+        data_format: str,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(dtype=dtype)
+        what = type(self).__name__
+        if in_channels < 1 or out_channels < 1 or groups < 1:
+            raise ConfigError(
+                f"{what}: channels and groups are at least 1, got {in_channels}, {out_channels}, {groups}"
+            )
+        for label, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
+            if channels % groups:
+                raise ConfigError(f"{what}: {label} {channels} is not a multiple of groups {groups}")
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.kernel_size = sizes_of(kernel_size, self.spatial, f"{what}: kernel_size")
+        self.stride, self.padding, self.dilation, self.data_format = stride, padding, dilation, data_format
+
+    def extra_repr(self) -> str:
+        shown = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
+        for name, default in (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1)):
+            if getattr(self, name) != default:
+                shown += f", {name}={getattr(self, name)}"
+        return f"{shown}, data_format={self.data_format}"
+
+
+class _ConvForward(_Conv):
+    """Cross-correlation with a learned kernel. Initial weights: Gaussian(0, sqrt(2 / (in_channels * kernel elements)))."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: Any = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        weight_attr: Any = None,
+        bias_attr: Any = None,
+        data_format: str = "NCHW",
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, data_format, dtype)
+        what = type(self).__name__
+        if not isinstance(bias, bool):
+            raise ConfigError(
+                f"{what}: bias is True or False, got {bias!r}; name padding_mode=, weight_attr= and bias_attr="
+            )
+        if padding_mode not in _PADDING_MODES:
+            raise ConfigError(f"{what}: padding_mode {padding_mode!r}{did_you_mean(padding_mode, _PADDING_MODES)}")
+        if weight_attr is False:
+            raise ConfigError(f"{what}: weight_attr=False leaves no kernel; leave it out")
+        self.padding_mode = padding_mode
+        std = math.sqrt(2.0 / (in_channels * math.prod(self.kernel_size)))
+        self.weight = self.create_parameter(
+            [out_channels, in_channels // groups, *self.kernel_size], weight_attr, default_initializer=Normal(0.0, std)
+        )
+        self.bias = self.create_parameter([out_channels], bias_attr if bias else False, is_bias=True)
+        if device is not None:
+            self.to(device=device)
+
+    def forward(self, x: Any) -> Any:
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            x = F.pad(x, self._borders(), mode=self.padding_mode, data_format=self.data_format)
+            padding = 0
+        return self.function(
+            x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups, self.data_format
+        )
+
+    def _borders(self) -> list[int]:
+        """Padding before and after each spatial dim, the last dim first."""
+        if not isinstance(self.padding, (int, list, tuple)):
+            raise ConfigError(
+                f"{type(self).__name__}: padding {self.padding!r} goes with padding_mode='zeros'; give sizes"
+            )
+        each = [self.padding] * self.spatial if isinstance(self.padding, int) else list(self.padding)
+        if len(each) != self.spatial:
+            raise ConfigError(
+                f"{type(self).__name__}: padding_mode={self.padding_mode!r} takes {self.spatial} sizes, got {each}"
+            )
+        return [size for amount in reversed(each) for size in (amount, amount)]
+
+
+class Conv1D(_ConvForward):
+    """Convolution of [batch, channel, length]."""
+
+    spatial = 1
+    function = staticmethod(F.conv1d)
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: Any = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        weight_attr: Any = None,
+        bias_attr: Any = None,
+        data_format: str = "NCL",
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype,
+            weight_attr, bias_attr, data_format,
+        )  # fmt: skip
+
+
+class Conv2D(_ConvForward):
+    """Convolution of [batch, channel, height, width].
+
+    >>> Conv2D(4, 6, 3, groups=2).weight.shape
+    [6, 2, 3, 3]
+    """
+
+    spatial = 2
+    function = staticmethod(F.conv2d)
+
+
+class Conv3D(_ConvForward):
+    """Convolution of [batch, channel, depth, height, width]."""
+
+    spatial = 3
+    function = staticmethod(F.conv3d)
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: Any = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        weight_attr: Any = None,
+        bias_attr: Any = None,
+        data_format: str = "NCDHW",
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype,
+            weight_attr, bias_attr, data_format,
+        )  # fmt: skip
+
+
+class _ConvTranspose(_Conv):
+    """The gradient of a convolution with respect to its input, as a layer. Initial weights: XavierUniform."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: Any = 0,
+        output_padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        weight_attr: Any = None,
+        bias_attr: Any = None,
+        data_format: str = "NCHW",
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, data_format)
+        if weight_attr is False:
+            raise ConfigError(f"{type(self).__name__}: weight_attr=False leaves no kernel; leave it out")
+        self.output_padding = output_padding
+        self.weight = self.create_parameter([in_channels, out_channels // groups, *self.kernel_size], weight_attr)
+        self.bias = self.create_parameter([out_channels], bias_attr, is_bias=True)
+
+    def forward(self, x: Any, output_size: Any = None) -> Any:
+        return self.function(
+            x,
+            self.weight,
+            self.bias,
+            stride=self.stride,
+            padding=self.padding,
+            output_padding=0 if output_size is not None else self.output_padding,
+            dilation=self.dilation,
+            groups=self.groups,
+            output_size=output_size,
+            data_format=self.data_format,
+        )
+
+
+class Conv1DTranspose(_ConvTranspose):
+    """Transposed convolution of [batch, channel, length]."""
+
+    spatial = 1
+    function = staticmethod(F.conv1d_transpose)
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: Any = 0,
+        output_padding: int | Sequence[int] = 0,
+        groups: int = 1,
+        dilation: int | Sequence[int] = 1,
+        weight_attr: Any = None,
+        bias_attr: Any = None,
+        data_format: str = "NCL",
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, output_padding, dilation, groups, weight_attr,
+            bias_attr, data_format,
+        )  # fmt: skip
+
+
+class Conv2DTranspose(_ConvTranspose):
+    """Transposed convolution of [batch, channel, height, width]."""
+
+    spatial = 2
+    function = staticmethod(F.conv2d_transpose)
+
+
+class Conv3DTranspose(_ConvTranspose):
+    """Transposed convolution of [batch, channel, depth, height, width]."""
+
+    spatial = 3
+    function = staticmethod(F.conv3d_transpose)
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: Any = 0,
+        output_padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        weight_attr: Any = None,
+        bias_attr: Any = None,
+        data_format: str = "NCDHW",
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, output_padding, dilation, groups, weight_attr,
+            bias_attr, data_format,
+        )  # fmt: skip

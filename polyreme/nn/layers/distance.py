@@ -1,0 +1,27 @@
+"""Distances between two Tensors.
+
+Floor: 4.
+"""
+
+from __future__ import annotations
+
+from polyreme.nn import functional as F
+from polyreme.nn.layers.functional_layer import FunctionalLayer
+
+
+class CosineSimilarity(FunctionalLayer):
+    """x1 . x2 / max(|x1| |x2|, eps) along axis."""
+
+    function = staticmethod(F.cosine_similarity)
+
+    def __init__(self, axis: int = 1, eps: float = 1e-8) -> None:
+        super().__init__(None, axis=axis, eps=eps)
+
+
+class PairwiseDistance(FunctionalLayer):
+    """p-norm of x - y + epsilon over the last dim; keepdim leaves that dim with size 1."""
+
+    function = staticmethod(F.pairwise_distance)
+
+    def __init__(self, p: float = 2.0, epsilon: float = 1e-6, keepdim: bool = False, name: str | None = None) -> None:
+        super().__init__(name, p=p, epsilon=epsilon, keepdim=keepdim)

@@ -1,0 +1,270 @@
+"""Loss layers.
+
+Floor: 4.  Each is one function of polyreme.nn.functional with its settings; formulas and errors are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from polyreme.nn import functional as F
+from polyreme.nn.layers.functional_layer import FunctionalLayer
+
+
+class CrossEntropyLoss(FunctionalLayer):
+    """-log softmax(input)[label] along axis; label holds classes, or probabilities with soft_label."""
+
+    function = staticmethod(F.cross_entropy)
+
+    def __init__(
+        self,
+        weight: Any = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        soft_label: bool = False,
+        axis: int = -1,
+        use_softmax: bool = True,
+        label_smoothing: float = 0.0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            name,
+            weight=weight,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            soft_label=soft_label,
+            axis=axis,
+            use_softmax=use_softmax,
+            label_smoothing=label_smoothing,
+        )
+
+
+class NLLLoss(FunctionalLayer):
+    """-input[label], input holding log-probabilities along dim 1."""
+
+    function = staticmethod(F.nll_loss)
+
+    def __init__(
+        self,
+        weight: Any = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, weight=weight, ignore_index=ignore_index, reduction=reduction)
+
+
+class MSELoss(FunctionalLayer):
+    """(input - label)^2."""
+
+    function = staticmethod(F.mse_loss)
+
+    def __init__(
+        self,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(None, reduction=reduction)
+
+
+class L1Loss(FunctionalLayer):
+    """|input - label|."""
+
+    function = staticmethod(F.l1_loss)
+
+    def __init__(
+        self,
+        reduction: str = "mean",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, reduction=reduction)
+
+
+class SmoothL1Loss(FunctionalLayer):
+    """Squared within delta of the label, linear beyond. Source: arXiv:1504.08083."""
+
+    function = staticmethod(F.smooth_l1_loss)
+
+    def __init__(
+        self,
+        reduction: str = "mean",
+        delta: float = 1.0,
+        is_huber: bool = True,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, reduction=reduction, delta=delta, is_huber=is_huber)
+
+
+class BCELoss(FunctionalLayer):
+    """Cross-entropy of probabilities and labels in [0, 1]."""
+
+    function = staticmethod(F.binary_cross_entropy)
+
+    def __init__(
+        self,
+        weight: Any = None,
+        reduction: str = "mean",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, weight=weight, reduction=reduction)
+
+
+class BCEWithLogitsLoss(FunctionalLayer):
+    """Cross-entropy of sigmoid(logit) and labels in [0, 1]."""
+
+    function = staticmethod(F.binary_cross_entropy_with_logits)
+
+    def __init__(
+        self,
+        weight: Any = None,
+        reduction: str = "mean",
+        pos_weight: Any = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, weight=weight, reduction=reduction, pos_weight=pos_weight)
+
+
+class KLDivLoss(FunctionalLayer):
+    """label * (log label - input), input holding log-probabilities; label too with log_target."""
+
+    function = staticmethod(F.kl_div)
+
+    def __init__(
+        self,
+        reduction: str = "mean",
+        log_target: bool = False,
+    ) -> None:
+        super().__init__(None, reduction=reduction, log_target=log_target)
+
+
+class MarginRankingLoss(FunctionalLayer):
+    """max(0, -label * (input - other) + margin), label 1 or -1."""
+
+    function = staticmethod(F.margin_ranking_loss)
+
+    def __init__(
+        self,
+        margin: float = 0.0,
+        reduction: str = "mean",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, margin=margin, reduction=reduction)
+
+
+class HingeEmbeddingLoss(FunctionalLayer):
+    """input where label is 1, max(0, margin - input) where it is -1."""
+
+    function = staticmethod(F.hinge_embedding_loss)
+
+    def __init__(
+        self,
+        margin: float = 1.0,
+        reduction: str = "mean",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, margin=margin, reduction=reduction)
+
+
+class CosineEmbeddingLoss(FunctionalLayer):
+    """1 - cos(input1, input2) where label is 1, max(0, cos - margin) where it is -1."""
+
+    function = staticmethod(F.cosine_embedding_loss)
+
+    def __init__(
+        self,
+        margin: float = 0,
+        reduction: str = "mean",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, margin=margin, reduction=reduction)
+
+
+class SoftMarginLoss(FunctionalLayer):
+    """log(1 + exp(-label * input)), label 1 or -1."""
+
+    function = staticmethod(F.soft_margin_loss)
+
+    def __init__(
+        self,
+        reduction: str = "mean",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, reduction=reduction)
+
+
+class MultiLabelSoftMarginLoss(FunctionalLayer):
+    """Mean over classes of the cross-entropy of sigmoid(input) and 0/1 labels."""
+
+    function = staticmethod(F.multi_label_soft_margin_loss)
+
+    def __init__(
+        self,
+        weight: Any = None,
+        reduction: str = "mean",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, weight=weight, reduction=reduction)
+
+
+class TripletMarginLoss(FunctionalLayer):
+    """max(0, d(input, positive) - d(input, negative) + margin), d the p-norm of the difference."""
+
+    function = staticmethod(F.triplet_margin_loss)
+
+    def __init__(
+        self,
+        margin: float = 1.0,
+        p: float = 2.0,
+        epsilon: float = 1e-6,
+        swap: bool = False,
+        reduction: str = "mean",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, margin=margin, p=p, epsilon=epsilon, swap=swap, reduction=reduction)
+
+
+class TripletMarginWithDistanceLoss(FunctionalLayer):
+    """TripletMarginLoss with a distance of one's own."""
+
+    function = staticmethod(F.triplet_margin_with_distance_loss)
+
+    def __init__(
+        self,
+        distance_function: Callable[[Any, Any], Any] | None = None,
+        margin: float = 1.0,
+        swap: bool = False,
+        reduction: str = "mean",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, distance_function=distance_function, margin=margin, swap=swap, reduction=reduction)
+
+
+class PoissonNLLLoss(FunctionalLayer):
+    """exp(input) - label * input: Poisson negative log-likelihood, of rates themselves without log_input."""
+
+    function = staticmethod(F.poisson_nll_loss)
+
+    def __init__(
+        self,
+        log_input: bool = True,
+        full: bool = False,
+        epsilon: float = 1e-8,
+        reduction: str = "mean",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, log_input=log_input, full=full, epsilon=epsilon, reduction=reduction)
+
+
+class GaussianNLLLoss(FunctionalLayer):
+    """Negative log-likelihood of label under Gaussian(input, variance)."""
+
+    function = staticmethod(F.gaussian_nll_loss)
+
+    def __init__(
+        self,
+        full: bool = False,
+        epsilon: float = 1e-6,
+        reduction: str = "mean",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, full=full, epsilon=epsilon, reduction=reduction)

@@ -1,0 +1,171 @@
+"""Every layer against its row: PaddlePaddle's recorded values, the functional, capture, gradients, state dict, modes."""
+
+import inspect
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import polyreme.nn as nn
+from polyreme.core import dtype as dtypes
+from polyreme.core import rng
+from polyreme.core.op import OPS
+from polyreme.eager.tensor import Tensor, to_tensor
+from polyreme.jit import to_static
+from polyreme.nn import functional
+from tests.nn.table import ROWS, build, state_value, wave
+
+RECORDED = json.loads((Path(__file__).parent / "fixtures" / "layers.json").read_text())
+EPS = float(np.finfo(np.float32).eps)
+# float32 gradients and outputs pass through as many roundings as a row's terms say, with a factor 4 for functions inside
+every_row = pytest.mark.parametrize("row", ROWS, ids=lambda r: r.id)
+recorded_row = pytest.mark.parametrize("row", [r for r in ROWS if not r.paddle], ids=lambda r: r.id)
+
+
+def prepared(row):
+    """The row's layer with the state that the recording had, and its inputs."""
+    layer = build(row, nn)
+    for at, (name, tensor) in enumerate(layer.state_dict().items()):
+        tensor.set_value(state_value(name, tuple(tensor.shape), at))
+    layer.eval() if row.random else layer.train()
+    return layer, [to_tensor(a) for a in row.arrays()]
+
+
+def outputs(value):
+    return [value] if isinstance(value, Tensor) else [t for v in value for t in outputs(v)]
+
+
+def weighted(made):
+    total = None
+    for t in made:
+        if dtypes.is_floating(t.dtype):
+            term = (t * to_tensor(wave(tuple(t.shape), 9))).sum()
+            total = term if total is None else total + term
+    return total
+
+
+def close(got, want, row, scale=0.0):
+    """Equal but for rounding; scale: size of the terms summed, where they may cancel."""
+    want = np.asarray(want, np.float64).reshape(got.shape)
+    bound = 4 * row.terms * EPS
+    np.testing.assert_allclose(got, want, rtol=bound, atol=bound * max(1e-3, scale, float(np.abs(want).max(initial=0))))
+
+
+def test_rows_have_ids_of_their_own_and_every_layer_has_one():
+    ids = [r.id for r in ROWS]
+    assert sorted({i for i in ids if ids.count(i) > 1}) == []
+    layers = {n for n in nn.__all__ if inspect.isclass(getattr(nn, n)) and issubclass(getattr(nn, n), nn.Layer)}
+    elsewhere = {"Layer", "LayerDict", "LayerList", "ParameterDict", "ParameterList"}  # no forward: test_container.py
+    named = {getattr(nn, r.name) for r in ROWS}
+    assert (
+        sorted(n for n in layers - elsewhere if getattr(nn, n) not in {*named, nn.Layer, nn.LayerDict, nn.LayerList})
+        == []
+    )
+
+
+@recorded_row
+def test_state_names_and_shapes_are_paddles(row):
+    layer, _ = prepared(row)
+    assert {n: list(t.shape) for n, t in layer.state_dict().items()} == RECORDED[row.id]["state"]
+
+
+@recorded_row
+def test_outputs_statistics_and_gradients_are_paddles(row):
+    layer, inputs = prepared(row)
+    made = outputs(layer(*inputs))
+    want = RECORDED[row.id]
+    assert [list(t.shape) for t in made] == [w["shape"] for w in want["outputs"]]
+    for t, w in zip(made, want["outputs"], strict=True):
+        close(t.numpy(), w["values"], row)
+    if layer.parameters():
+        weighted(made).backward()
+    # the gradient of a key's bias is 0: what softmax does not see cancels, terms of the other gradients' size
+    scale = max((abs(v) for values in want["grads"].values() for v in values), default=0.0)
+    for name, p in layer.named_parameters():
+        close(p.grad.numpy(), want["grads"][name], row, scale)
+    state = layer.state_dict()
+    for name, value in want["after"].items():
+        close(state[name].numpy(), value, row)
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.function], ids=lambda r: r.id)
+def test_equals_the_functional(row):
+    layer, inputs = prepared(row)
+    want = getattr(functional, row.function)(*inputs, **row.settings)
+    np.testing.assert_array_equal(layer(*inputs).numpy(), want.numpy())
+
+
+@every_row
+def test_captured_equals_eager(row):
+    layer, inputs = prepared(row)
+    before = {n: t.numpy().copy() for n, t in layer.state_dict().items()}
+    want = [t.numpy() for t in outputs(layer(*inputs))]
+    moved = {n: t.numpy() for n, t in layer.state_dict().items()}
+    layer.set_state_dict(before)
+    got = [t.numpy() for t in outputs(to_static(layer)(*inputs))]
+    for g, w in zip(got, want, strict=True):
+        close(g, w, row)
+    for name, tensor in layer.state_dict().items():
+        close(tensor.numpy(), moved[name], row)
+
+
+@every_row
+def test_gradient_reaches_every_parameter_and_every_floating_input(row):
+    layer, inputs = prepared(row)
+    for t in inputs:
+        t.stop_gradient = not dtypes.is_floating(t.dtype)
+    total = weighted(outputs(layer(*inputs)))
+    total.backward()
+    missing = [n for n, p in layer.named_parameters() if p.grad is None]
+    assert missing == []
+    assert inputs[0].grad is not None or inputs[0].stop_gradient
+    for tensor in [*layer.parameters(), inputs[0]]:
+        if tensor.grad is not None:
+            assert np.isfinite(tensor.grad.numpy()).all()
+            assert list(tensor.grad.shape) == list(tensor.shape)
+
+
+@every_row
+def test_state_dict_round_trip(row):
+    layer, inputs = prepared(row)
+    saved = {n: t.numpy().copy() for n, t in layer.state_dict().items()}
+    want = [t.numpy() for t in outputs(layer(*inputs))]
+    other = build(row, nn)
+    other.eval() if row.random else other.train()
+    assert other.set_state_dict(saved) == ([], [])
+    for g, w in zip([t.numpy() for t in outputs(other(*inputs))], want, strict=True):
+        np.testing.assert_array_equal(g, w)
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.random], ids=lambda r: r.id)
+def test_what_draws_differs_in_training_and_repeats_by_seed(row):
+    layer, inputs = prepared(row)
+    calm = layer(*inputs).numpy()
+    np.testing.assert_array_equal(layer(*inputs).numpy(), calm)
+    layer.train()
+    rng.seed(3)
+    first, second = layer(*inputs).numpy(), layer(*inputs).numpy()
+    rng.seed(3)
+    np.testing.assert_array_equal(layer(*inputs).numpy(), first)
+    assert not np.array_equal(first, second) or not np.array_equal(first, calm)
+
+
+@every_row
+def test_repr_names_the_class(row):
+    assert repr(build(row, nn)).startswith(f"{row.name}(")
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.id in ("Linear", "BatchNorm2D", "GroupNorm")], ids=lambda r: r.id)
+def test_layers_are_cast_by_to(row):
+    layer, inputs = prepared(row)
+    layer.to(dtype="float64")
+    wide = [t.astype("float64") if dtypes.is_floating(t.dtype) else t for t in inputs]
+    for t in outputs(layer(*wide)):
+        assert not dtypes.is_floating(t.dtype) or t.dtype == "float64"
+
+
+def test_every_activation_loss_and_norm_row_names_functions_that_exist():
+    assert [r.id for r in ROWS if r.function and not hasattr(functional, r.function)] == []
+    assert all(callable(getattr(functional, n)) for n in functional.__all__)
+    assert OPS
