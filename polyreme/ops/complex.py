@@ -79,3 +79,7 @@ def polar(abs: Array, angle: Array) -> Array:
     """abs * (cos(angle) + i sin(angle)), angle in radians; float32 gives complex64, float64 complex128."""
     abs, angle = (floating(v) for v in promote(abs, angle))
     return lax.complex(abs * jnp.cos(angle), abs * jnp.sin(angle))
+
+
+ALIASES = {"view_as_complex": "as_complex", "view_as_real": "as_real"}
+"""Other public names of the same functions."""

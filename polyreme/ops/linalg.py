@@ -99,7 +99,7 @@ def _triangular(a: Array, b: Array, lower: bool, turn: bool, unit: bool = False,
     )
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32")
 def cholesky_inverse(x: Array, upper: bool = False) -> Array:
     """The inverse of A from its Cholesky factor x: [n, n] -> [n, n]."""
     x = _square(x, "cholesky_inverse")
@@ -287,7 +287,7 @@ def cond(x: Array, p: Any = None) -> Array:
     return jnp.linalg.cond(_matrices(x, "cond") if p in (None, 2, -2) else _square(x, f"cond with p={p!r}"), p)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32")
 def eig(x: Array) -> tuple[Array, Array]:
     """(eigenvalues, eigenvectors as columns) of any square matrix, complex; on the host's processor only."""
     return tuple(jnp.linalg.eig(_square(x, "eig")))

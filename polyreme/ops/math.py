@@ -404,6 +404,14 @@ def _times_power_of_two(x: Array, y: Array) -> Array:
 
 
 @op
+def frexp(x: Array) -> tuple[Array, Array]:
+    """(m, e) with x = m * 2^e and 0.5 <= |m| < 1, both in x's dtype; (0, 0) of 0. The gradient of m is 2^-e."""
+    x = floating(x)
+    power = lax.stop_gradient(jnp.frexp(x)[1])
+    return _times_power_of_two(x, -power), power.astype(x.dtype)
+
+
+@op
 def heaviside(x: Array, y: Array) -> Array:
     """0 where x < 0, y where x == 0, 1 where x > 0."""
     x, y = promote(x, y)

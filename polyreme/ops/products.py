@@ -122,6 +122,14 @@ def _add_product(added: Array, x: Array, y: Array, beta: float, alpha: float) ->
 
 
 @op
+def matrix_transpose(x: Array) -> Array:
+    """The last two dims swapped: [*b, m, n] -> [*b, n, m]."""
+    if x.ndim < 2:
+        raise ShapeError(f"matrix_transpose takes matrices [*b, m, n], got shape {list(x.shape)}")
+    return jnp.swapaxes(x, -1, -2)
+
+
+@op
 def trace(x: Array, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
     """Sum of a diagonal of the matrices that axis1 and axis2 span; narrow integers are summed in int64."""
     wide = dtypes.int64 if dtypes.is_integer(x.dtype) or x.dtype == dtypes.bool_ else x.dtype
@@ -207,3 +215,7 @@ def vander(x: Array, n: int | None = None, increasing: bool = False) -> Array:
     powers = jnp.cumprod(jnp.broadcast_to(x[:, None], (x.shape[0], max(columns - 1, 0))), 1, dtype=x.dtype)
     table = jnp.concatenate([jnp.ones((x.shape[0], 1), x.dtype), powers], 1)[:, :columns]
     return table if increasing else table[:, ::-1]
+
+
+ALIASES = {"ger": "outer"}
+"""Other public names of the same functions."""

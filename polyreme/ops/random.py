@@ -54,6 +54,18 @@ def standard_normal(shape: Any, dtype: Any = None, key: Key = None) -> Array:
 
 
 @creator
+def rand_like(input: Array, dtype: Any = None, key: Key = None) -> Array:
+    """Uniform in [0, 1), in input's shape and, unless one is given, input's dtype."""
+    return jax.random.uniform(key, input.shape, _floating(input.dtype if dtype is None else dtype, "rand_like"))
+
+
+@creator
+def randn_like(x: Array, dtype: Any = None, key: Key = None) -> Array:
+    """Normal with mean 0 and variance 1, in x's shape and, unless one is given, x's dtype."""
+    return _normal(key, x.shape, x.dtype if dtype is None else dtype, "randn_like")
+
+
+@creator
 def uniform(shape: Any, dtype: Any = None, min: Array = 0, max: Array = 1.0, seed: int = 0, key: Key = None) -> Array:
     """Uniform in [min, max)."""
     to = _floating(dtype, "uniform")
@@ -105,7 +117,7 @@ def randint(low: int = 0, high: int | None = None, shape: Any = (1,), dtype: Any
     return _integers(key, as_shape(shape, "randint"), low, high, to)
 
 
-@op
+@op(method=False)
 def randint_like(x: Array, low: int = 0, high: int | None = None, dtype: Any = None, key: Key = None) -> Array:
     """Integers from low up to but not including high, in x's shape and, unless one is given, x's dtype."""
     low, high = _range(low, high, "randint_like")
@@ -132,7 +144,7 @@ def randperm(n: int, dtype: Any = "int64", key: Key = None) -> Array:
     return jax.random.permutation(key, n).astype(dtypes.as_dtype(dtype))
 
 
-@op
+@op(method=False)
 def bernoulli(x: Array, p: float | None = None, key: Key = None) -> Array:
     """1 with probability x (or p, for every element), else 0, in x's shape and dtype."""
     chance = x if p is None else jnp.full(x.shape, p, dtypes.float32)
@@ -166,6 +178,13 @@ def multinomial(x: Array, num_samples: int = 1, replacement: bool = False, key: 
 def poisson(x: Array, key: Key = None) -> Array:
     """Poisson counts with rates x, in x's shape and dtype."""
     return jax.random.poisson(key, x, x.shape, dtypes.int64).astype(x.dtype)
+
+
+@op(method=False)
+def standard_gamma(x: Array, key: Key = None) -> Array:
+    """Gamma numbers with shape parameters x and scale 1, in x's shape; gradients flow to x (arXiv:1805.08498)."""
+    x = dtypes.floating(x)
+    return jax.random.gamma(key, x, dtype=x.dtype)
 
 
 @op(method=False)

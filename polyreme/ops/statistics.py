@@ -62,7 +62,7 @@ def histogram(
     return counts / (jnp.sum(counts) * ((high - low) / bins).astype(counts.dtype))
 
 
-@op(method=False)
+@op
 def histogram_bin_edges(input: Array, bins: int = 100, min: float = 0.0, max: float = 0.0) -> Array:
     """The edges of histogram's intervals -> [bins + 1], in the default dtype for integers."""
     low, high = _edges(input, bins, min, max, "histogram_bin_edges")

@@ -119,6 +119,8 @@ CASES = [
     Case("ldexp", lambda rng: (*within(-2, 2)(rng), np.array([-3, 0, 2, 5])), lambda x, y: np.ldexp(x, y), bad=MISMATCH),
     Case("ldexp", pair(), lambda x, y: x * np.exp2(y), tag="float"),
     Case("ldexp", given(np.float32([2.0**-100, 1.5]), np.array([200, -100])), np.ldexp, no_grad="extreme values", tag="extreme"),
+    Case("frexp", given(np.float32([3.0, -0.3, 0.0, 1e-30, 2.0**100])), np.frexp, no_grad="the exponent's gradient is 0, see test_math.py"),
+    Case("frexp", given(np.array([8, 3])), lambda x: tuple(np.float32(v) for v in np.frexp(x)), no_grad=INT, tag="int"),
     Case("heaviside", lambda rng: (*within(-2, 2)(rng), np.float32(0.5).reshape(())), np.heaviside, bad=MISMATCH),
     Case("heaviside", given(np.float32([-1, 0, 2]), np.float32(0.5).reshape(())), np.heaviside, no_grad="at the jump", tag="zero"),
     *(Case(n, integers(), getattr(np, n), no_grad=INT, bad=FLOATS) for n in ("gcd", "lcm")),

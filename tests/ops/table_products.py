@@ -37,6 +37,7 @@ CASES = [
     Case("addmm", floats((4,), (2, 3), (3, 4), args=(0.5, 2.0)), lambda i, x, y, b, a: b * i + a * (x @ y), bad=(ones((4,), (2, 3), (4, 4)), ShapeError, "addmm: dim 'k' is 3 in x")),
     Case("baddbmm", floats((2, 2, 4), (2, 2, 3), (2, 3, 4), args=(0.5, 2.0)), lambda i, x, y, b, a: b * i + a * (x @ y),
          bad=(ones((4,), (2, 2, 3), (3, 3, 4)), ShapeError, "baddbmm: dim 'b' is 2 in x")),
+    Case("matrix_transpose", floats((2, 3, 4)), np.matrix_transpose, bad=(ones((3,)), ShapeError, r"got shape \[3\]")),
     Case("trace", floats((3, 4)), np.trace, bad=(ones((3,)), ShapeError, "trace")),
     Case("trace", floats((2, 3, 4), args=(1, 1, 2)), np.trace, tag="axes"),
     Case("trace", given(np.eye(3, dtype="int32")), np.trace, no_grad="integers", tag="int"),

@@ -35,6 +35,12 @@ def test_nextafter_gives_no_gradient():
     assert gradients("nextafter", [1.0], [2.0]) == [[0.0], [0.0]]
 
 
+def test_gradient_of_frexp_flows_through_the_mantissa():
+    x = to_tensor([3.0, 0.25], stop_gradient=False)
+    OPS["sum"](OPS["frexp"](x)[0]).backward()
+    assert x.grad.tolist() == [0.25, 2.0]
+
+
 def test_increment_changes_its_argument():
     x = to_tensor(np.array([3]))
     assert OPS["increment"](x, 2) is x
