@@ -3,6 +3,7 @@
 from polyreme.core.op import OPS
 from polyreme.ops import (
     arithmetic,
+    attributes,
     complex,
     creation,
     gather_scatter,
@@ -16,8 +17,12 @@ from polyreme.ops import (
     quantile,
     random,
     reduce,
+    repetition,
     scan,
+    scatter,
     search,
+    slicing,
     special,
     statistics,
+    unique,
 )

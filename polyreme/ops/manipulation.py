@@ -1,48 +1,27 @@
-"""Shape, order and joining of Tensors: reshape, transpose, concat, split and their relatives.
+"""Shape and order of Tensors, joining and splitting: reshape, transpose, flip, concat, split and their relatives.
 
-Floor: 2.  Results are copies as far as a user can see (a view does not share later writes); XLA removes those it can.
+Floor: 2.
 """
 
 from __future__ import annotations
 
-import builtins
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from polyreme.core.dtype import promote
-from polyreme.core.op import op
+from polyreme.core.op import composite, op
 from polyreme.errors import ShapeError
-
-
-def dim_of(axis: int, ndim: int, what: str) -> int:
-    """axis counted from the start; raises ShapeError, beginning with `what`, if there is no such dim."""
-    if isinstance(axis, tuple) and len(axis) == 1:
-        axis = axis[0]
-    if not -ndim <= axis < ndim:
-        raise ShapeError(f"{what}: axis={axis} of a Tensor with {ndim} dims; give one from {-ndim} to {ndim - 1}")
-    return axis % ndim
-
-
-def dims_of(axes: Any, ndim: int, what: str) -> tuple[int, ...]:
-    """Each of axes (an int or several) counted from the start; ShapeError if out of range or named twice."""
-    dims = tuple(dim_of(a, ndim, what) for a in (axes if isinstance(axes, tuple) else (axes,)))
-    if len(set(dims)) < len(dims):
-        raise ShapeError(f"{what}: axis={axes} names a dim twice; name each once")
-    return dims
-
-
-def _ints(value: Any) -> tuple[int, ...]:
-    return value if isinstance(value, tuple) else (value,)
-
+from polyreme.ops.bounds import dim_of, dims_of, ints
 
 # shape
 
 
-def _resolve_shape(given: tuple[int, ...], have: tuple[int, ...], what: str) -> tuple[int, ...]:
+def resolve_shape(given: tuple[int, ...], have: tuple[int, ...], what: str) -> tuple[int, ...]:
     """given with 0 replaced by the dim of have at its place and -1 by what is left over."""
     if given.count(-1) > 1 or any(s < -1 for s in given):
         raise ShapeError(f"{what}: shape {list(given)} has more than one -1 or a size below it; give one -1 at most")
@@ -63,39 +42,13 @@ def reshape(x: Array, shape: Sequence[int]) -> Array:
 
     Raises ShapeError if the numbers of elements differ.
     """
-    return jnp.reshape(x, _resolve_shape(_ints(shape), x.shape, "reshape"))
+    return jnp.reshape(x, resolve_shape(ints(shape), x.shape, "reshape"))
 
 
-@op(inplace=True)
-def transpose(x: Array, perm: Sequence[int]) -> Array:
-    """x with its dims in the order perm: dim i of the result is dim perm[i] of x."""
-    dims = dims_of(_ints(perm), x.ndim, "transpose")
-    if len(dims) != x.ndim:
-        raise ShapeError(f"transpose: perm {list(dims)} must name all {x.ndim} dims of {list(x.shape)}")
-    return jnp.transpose(x, dims)
-
-
-@op(inplace=True)
-def t(input: Array) -> Array:
-    """A matrix transposed; 0-D and 1-D pass unchanged, more dims raise ShapeError."""
-    if input.ndim > 2:
-        raise ShapeError(f"t: takes at most 2 dims, got {list(input.shape)}; use transpose with a perm")
-    return input.T
-
-
-@op(inplace=True)
-def squeeze(x: Array, axis: Any = None) -> Array:
-    """x without its dims of size 1: all of them, or those in axis; a dim in axis of another size stays."""
-    dims = range(x.ndim) if axis in (None, ()) else dims_of(axis, x.ndim, "squeeze") if x.ndim else ()
-    return jnp.squeeze(x, tuple(d for d in dims if x.shape[d] == 1))
-
-
-@op(inplace=True)
-def unsqueeze(x: Array, axis: Any) -> Array:
-    """x with a dim of size 1 put in at axis; several are put in one after the other."""
-    for at in _ints(axis):
-        x = jnp.expand_dims(x, dim_of(at, x.ndim + 1, "unsqueeze"))
-    return x
+@op(method=True)
+def ravel(input: Array) -> Array:
+    """All elements in row-major order as one dim."""
+    return jnp.reshape(input, -1)
 
 
 @op(inplace=True)
@@ -109,7 +62,130 @@ def flatten(x: Array, start_axis: int = 0, stop_axis: int = -1) -> Array:
     return jnp.reshape(x, (*x.shape[:start], math.prod(x.shape[start : stop + 1]), *x.shape[stop + 1 :]))
 
 
-# joining and splitting
+@op
+def unflatten(x: Array, axis: int, shape: Sequence[int]) -> Array:
+    """x with dim axis made several of the sizes in shape, one of which may be -1."""
+    dim = dim_of(axis, x.ndim, "unflatten")
+    sizes = resolve_shape(ints(shape), (x.shape[dim],), "unflatten")
+    return jnp.reshape(x, (*x.shape[:dim], *sizes, *x.shape[dim + 1 :]))
+
+
+@op(inplace=True)
+def squeeze(x: Array, axis: Any = None) -> Array:
+    """x without its dims of size 1: all of them, or those in axis; a dim in axis of another size stays."""
+    dims = range(x.ndim) if axis in (None, ()) else dims_of(axis, x.ndim, "squeeze") if x.ndim else ()
+    return jnp.squeeze(x, tuple(d for d in dims if x.shape[d] == 1))
+
+
+@op(inplace=True)
+def unsqueeze(x: Array, axis: Any) -> Array:
+    """x with a dim of size 1 put in at axis; several are put in one after the other."""
+    for at in ints(axis):
+        x = jnp.expand_dims(x, dim_of(at, x.ndim + 1, "unsqueeze"))
+    return x
+
+
+def _at_least(inputs: tuple, what: str, grow: Any) -> Any:
+    if len(inputs) == 1 and isinstance(inputs[0], (list, tuple)):
+        inputs = tuple(inputs[0])
+    grown = [reshape(x, grow(tuple(x.shape))) for x in inputs]
+    if not grown:
+        raise ShapeError(f"{what}: needs at least one Tensor")
+    return grown[0] if len(grown) == 1 else grown
+
+
+@composite
+def atleast_1d(*inputs: Any, name: str | None = None) -> Any:
+    """Each Tensor with 1 dim or more: [] -> [1]. A list of several, one Tensor for one."""
+    return _at_least(inputs, "atleast_1d", lambda s: s or (1,))
+
+
+@composite
+def atleast_2d(*inputs: Any, name: str | None = None) -> Any:
+    """Each Tensor with 2 dims or more: [] -> [1, 1], [n] -> [1, n]. A list of several, one Tensor for one."""
+    return _at_least(inputs, "atleast_2d", lambda s: (1,) * (2 - len(s)) + s)
+
+
+def _three_dims(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) < 2:
+        return (1, *shape, 1) if shape else (1, 1, 1)
+    return shape if len(shape) > 2 else (*shape, 1)
+
+
+@composite
+def atleast_3d(*inputs: Any, name: str | None = None) -> Any:
+    """Each Tensor with 3 dims or more: [] -> [1, 1, 1], [n] -> [1, n, 1], [m, n] -> [m, n, 1]. Lists as atleast_2d."""
+    return _at_least(inputs, "atleast_3d", _three_dims)
+
+
+# order of dims and elements
+
+
+@op(inplace=True)
+def transpose(x: Array, perm: Sequence[int]) -> Array:
+    """x with its dims in the order perm: dim i of the result is dim perm[i] of x."""
+    dims = dims_of(ints(perm), x.ndim, "transpose")
+    if len(dims) != x.ndim:
+        raise ShapeError(f"transpose: perm {list(dims)} must name all {x.ndim} dims of {list(x.shape)}")
+    return jnp.transpose(x, dims)
+
+
+@op
+def permute(input: Array, dims: Sequence[int]) -> Array:
+    """transpose by another name."""
+    return transpose.op.fn(input, dims)
+
+
+@op(inplace=True)
+def t(input: Array) -> Array:
+    """A matrix transposed; 0-D and 1-D pass unchanged, more dims raise ShapeError."""
+    if input.ndim > 2:
+        raise ShapeError(f"t: takes at most 2 dims, got {list(input.shape)}; use transpose with a perm")
+    return input.T
+
+
+@op
+def moveaxis(x: Array, source: Any, destination: Any) -> Array:
+    """x with the dims of source put at destination; the other dims keep their order."""
+    a, b = dims_of(source, x.ndim, "moveaxis source"), dims_of(destination, x.ndim, "moveaxis destination")
+    if len(a) != len(b):
+        raise ShapeError(f"moveaxis: source {list(a)} and destination {list(b)} name different numbers of dims")
+    return jnp.moveaxis(x, a, b)
+
+
+@op
+def swapaxes(x: Array, axis0: int, axis1: int) -> Array:
+    """x with two dims exchanged."""
+    return jnp.swapaxes(x, dim_of(axis0, x.ndim, "swapaxes"), dim_of(axis1, x.ndim, "swapaxes"))
+
+
+@op
+def flip(x: Array, axis: Any) -> Array:
+    """x with the elements along each dim of axis in reverse order."""
+    return jnp.flip(x, dims_of(axis, x.ndim, "flip"))
+
+
+@op
+def rot90(x: Array, k: int = 1, axes: Sequence[int] = (0, 1)) -> Array:
+    """x turned k quarter turns in the plane of two dims, from the first toward the second."""
+    plane = dims_of(axes, x.ndim, "rot90")
+    if len(plane) != 2:
+        raise ShapeError(f"rot90: axes={axes} must name two dims")
+    return jnp.rot90(x, k, plane)
+
+
+@op
+def roll(x: Array, shifts: Any, axis: Any = None) -> Array:
+    """x with elements moved by shifts along axis, those pushed out coming in at the start; without axis, flattened."""
+    if axis in (None, ()):
+        return jnp.roll(x, shifts)
+    dims = tuple(dim_of(a, x.ndim, "roll") for a in ints(axis))
+    if len(ints(shifts)) != len(dims):
+        raise ShapeError(f"roll: {len(ints(shifts))} shifts for {len(dims)} dims; give one each")
+    return jnp.roll(x, ints(shifts), dims)
+
+
+# joining
 
 
 @op
@@ -130,12 +206,53 @@ def stack(x: list[Array], axis: int = 0) -> Array:
     return jnp.stack(promote(*x), dim_of(axis, x[0].ndim + 1, "stack"))
 
 
+def _joined(join: Any, x: list[Array], what: str) -> Array:
+    if not x:
+        raise ShapeError(f"{what}: needs at least one Tensor, got an empty list")
+    return join(promote(*x))
+
+
+@op(method=False)
+def hstack(x: list[Array]) -> Array:
+    """Tensors joined along dim 1, those of at most 1 dim along dim 0; dtypes promote."""
+    return _joined(jnp.hstack, x, "hstack")
+
+
+@op(method=False)
+def vstack(x: list[Array]) -> Array:
+    """Tensors joined along dim 0, each made 2-D or more by a leading dim; dtypes promote."""
+    return _joined(jnp.vstack, x, "vstack")
+
+
+@op(method=False)
+def dstack(x: list[Array]) -> Array:
+    """Tensors joined along dim 2, each made 3-D or more as atleast_3d does; dtypes promote."""
+    return _joined(jnp.dstack, x, "dstack")
+
+
+@op(method=False)
+def column_stack(x: list[Array]) -> Array:
+    """Tensors joined along dim 1, those of at most 1 dim as columns; dtypes promote."""
+    return _joined(jnp.column_stack, x, "column_stack")
+
+
+@op
+def block_diag(inputs: list[Array]) -> Array:
+    """A matrix with the given ones along its diagonal and zeros elsewhere; 0-D and 1-D Tensors are rows."""
+    if not inputs or any(a.ndim > 2 for a in inputs):
+        raise ShapeError(f"block_diag: takes Tensors of at most 2 dims, got {[list(a.shape) for a in inputs]}")
+    return jax.scipy.linalg.block_diag(*promote(*inputs))
+
+
+# splitting
+
+
 def _cut(x: Array, dim: int, ends: Sequence[int]) -> list[Array]:
     """x cut along dim: part i ends at ends[i], the last part takes the rest."""
     starts = (0, *ends)
     stops = (*ends, x.shape[dim])
-    index = [builtins.slice(None)] * dim
-    return [x[(*index, builtins.slice(a, b))] for a, b in zip(starts, stops, strict=True)]
+    index = [slice(None)] * dim
+    return [x[(*index, slice(a, b))] for a, b in zip(starts, stops, strict=True)]
 
 
 @op
@@ -156,8 +273,75 @@ def split(x: Array, num_or_sections: Any, axis: int = 0) -> list[Array]:
     else:
         sizes = list(num_or_sections)
         if sizes.count(-1) == 1:
-            sizes[sizes.index(-1)] = size - builtins.sum(s for s in sizes if s != -1)
-        if builtins.sum(sizes) != size or builtins.min(sizes, default=-1) < 0:
+            sizes[sizes.index(-1)] = size - sum(s for s in sizes if s != -1)
+        if sum(sizes) != size or min(sizes, default=-1) < 0:
             raise ShapeError(f"split: sizes {list(num_or_sections)} do not fill dim {dim} of {list(x.shape)}")
-    ends = [builtins.sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
     return _cut(x, dim, ends)
+
+
+@op
+def chunk(x: Array, chunks: int, axis: int = 0) -> list[Array]:
+    """split into that many equal parts; raises ShapeError if they do not fill the dim."""
+    return split.op.fn(x, chunks, axis)
+
+
+def _tensor_split(x: Array, num_or_indices: Any, dim: int, what: str) -> list[Array]:
+    size = x.shape[dim]
+    if not isinstance(num_or_indices, int):
+        return _cut(x, dim, num_or_indices)
+    if num_or_indices < 1:
+        raise ShapeError(f"{what}: {num_or_indices} parts; give 1 or more")
+    part, longer = divmod(size, num_or_indices)
+    return _cut(x, dim, [(i + 1) * part + min(i + 1, longer) for i in range(num_or_indices - 1)])
+
+
+@op
+def tensor_split(x: Array, num_or_indices: Any, axis: int = 0) -> list[Array]:
+    """A list of parts along axis: that many, the first ones longer by one if need be, or cut before each index."""
+    return _tensor_split(x, num_or_indices, dim_of(axis, x.ndim, "tensor_split"), "tensor_split")
+
+
+def _need_dims(x: Array, ndim: int, what: str) -> None:
+    if x.ndim < ndim:
+        raise ShapeError(f"{what}: needs {ndim} dims or more, got {list(x.shape)}")
+
+
+@op
+def hsplit(x: Array, num_or_indices: Any) -> list[Array]:
+    """tensor_split along dim 1, or dim 0 of a 1-D Tensor."""
+    _need_dims(x, 1, "hsplit")
+    return _tensor_split(x, num_or_indices, min(x.ndim - 1, 1), "hsplit")
+
+
+@op
+def vsplit(x: Array, num_or_indices: Any) -> list[Array]:
+    """tensor_split along dim 0 of a Tensor of 2 dims or more."""
+    _need_dims(x, 2, "vsplit")
+    return _tensor_split(x, num_or_indices, 0, "vsplit")
+
+
+@op
+def dsplit(x: Array, num_or_indices: Any) -> list[Array]:
+    """tensor_split along dim 2 of a Tensor of 3 dims or more."""
+    _need_dims(x, 3, "dsplit")
+    return _tensor_split(x, num_or_indices, 2, "dsplit")
+
+
+@op
+def unbind(input: Array, axis: int = 0) -> list[Array]:
+    """The slices along axis, as a list of Tensors without that dim."""
+    dim = dim_of(axis, input.ndim, "unbind")
+    return [jax.lax.index_in_dim(input, i, dim, keepdims=False) for i in range(input.shape[dim])]
+
+
+@op
+def unstack(x: Array, axis: int = 0, num: int | None = None) -> list[Array]:
+    """The slices along axis, as a list of Tensors without that dim; num, if given, must be how many there are."""
+    dim = dim_of(axis, x.ndim, "unstack")
+    if num not in (None, x.shape[dim]):
+        raise ShapeError(f"unstack: num={num}, but dim {dim} of {list(x.shape)} has size {x.shape[dim]}")
+    return unbind.op.fn(x, axis)
+
+
+ALIASES = {"cat": "concat", "reverse": "flip", "row_stack": "vstack", "swapdims": "swapaxes"}

@@ -1,0 +1,102 @@
+"""Checks of dims and indices that ops share, and the host-side step that stands before an op.
+
+Floor: 2.  A dim out of range is a ShapeError, found from shapes alone. An index out of range is an IndexError where its
+value is at hand: on the host's processor, outside a capture. That costs 2-3 us; elsewhere it would stall the device, so
+there a read gives NaN (the lowest value for integers) and a write is dropped. It never wraps or clamps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from polyreme.core import state
+from polyreme.core.op import OPS
+from polyreme.core.state import TensorState
+from polyreme.errors import ShapeError
+
+
+def dim_of(axis: Any, ndim: int, what: str) -> int:
+    """axis counted from the start; raises ShapeError, beginning with `what`, if there is no such dim."""
+    if isinstance(axis, tuple) and len(axis) == 1:
+        axis = axis[0]
+    if not isinstance(axis, int) or not -ndim <= axis < ndim:
+        raise ShapeError(f"{what}: axis={axis} of a Tensor with {ndim} dims; give one from {-ndim} to {ndim - 1}")
+    return axis % ndim
+
+
+def dims_of(axes: Any, ndim: int, what: str) -> tuple[int, ...]:
+    """Each of axes (an int or several) counted from the start; ShapeError if out of range or named twice."""
+    dims = tuple(dim_of(a, ndim, what) for a in ints(axes))
+    if len(set(dims)) < len(dims):
+        raise ShapeError(f"{what}: axis={axes} names a dim twice; name each once")
+    return dims
+
+
+def ints(value: Any) -> tuple[int, ...]:
+    """An attribute that is one number or several, as several."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+def preceded(first: Callable[..., Any]) -> Callable[..., Any]:
+    """Put a host-side step before an op: first(its arguments) checks them and gives None, or the result itself."""
+
+    def wrap(public: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            result = first(*args, **kwargs)
+            return public(*args, **kwargs) if result is None else result
+
+        functools.update_wrapper(run, public)
+        OPS[run.__name__] = run
+        return run
+
+    return wrap
+
+
+def at_hand(value: Any) -> np.ndarray | None:
+    """The value as an ndarray if reading it stalls nothing: it lies on one processor of the host, outside a capture."""
+    if state.watch.active is not None:
+        return None
+    array = value._array if isinstance(value, TensorState) else value
+    if isinstance(array, jax.Array):
+        if isinstance(array, state.Tracer):
+            return None
+        devices = array.devices()
+        if len(devices) > 1 or next(iter(devices)).platform != "cpu":
+            return None
+        return np.asarray(array)
+    return np.asarray(array) if isinstance(array, (np.ndarray, np.generic, int, list, tuple)) else None
+
+
+def check_index(what: str, index: Any, size: int, dim: int, *, negative: bool = True) -> None:
+    """Raise IndexError if an index that is at hand is outside [-size, size), or [0, size) without negative."""
+    found = at_hand(index)
+    if found is None or not found.size or found.dtype.kind not in "iu":
+        return
+    low, high = found.min(), found.max()
+    least = -size if negative else 0
+    if low < least or high >= size:
+        wrong = low if low < least else high
+        raise IndexError(
+            f"{what}: index {wrong} is out of range for dim {dim} of size {size}; give {least} to {size - 1}"
+        )
+
+
+def check_along(what: str, index: Any, x: Any, axis: Any) -> None:
+    """check_index for an index along axis of x; a bad axis is left to the op."""
+    shape = np.shape(x) if isinstance(x, (list, tuple)) else x.shape
+    if isinstance(axis, int) and -len(shape) <= axis < len(shape):
+        check_index(what, index, shape[axis], axis % len(shape))
+
+
+def check_coordinates(what: str, index: Any, shape: Any) -> None:
+    """check_index for an index [..., k] whose last dim holds coordinates into the first k dims of shape."""
+    found = at_hand(index)
+    if found is None or not found.size or found.ndim == 0 or found.shape[-1] > len(shape):
+        return
+    for dim in range(found.shape[-1]):
+        check_index(what, found[..., dim], shape[dim], dim)
