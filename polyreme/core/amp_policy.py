@@ -18,15 +18,18 @@ AmpClass = Literal["low", "fp32", "widest"]
 
 @dataclass(frozen=True)
 class Policy:
-    """Autocast in force: low is the dtype of "low" ops; level O2 runs every op low except those of class "fp32".
+    """Autocast in force: "low" ops run in dtype low, "fp32" ops in float32, and the level says what the others do.
 
-    white and black name ops moved to "low" and to "fp32" by the user.
+    O1: the widest dtype among their floating inputs. OD: float32. O2: as O1 with promote, else low (parameters are low
+    at O2, so promote matters only where a float32 value meets them). white and black name ops moved to "low" and to
+    "fp32" by the user.
     """
 
     low: np.dtype
-    level: Literal["O1", "O2"] = "O1"
+    level: Literal["OD", "O1", "O2"] = "O1"
     white: frozenset[str] = frozenset()
     black: frozenset[str] = frozenset()
+    promote: bool = True
 
     def target(self, op_name: str, amp: AmpClass, arrays: tuple[jax.Array, ...]) -> np.dtype | None:
         """The dtype floating inputs are cast to, or None to leave them alone."""
@@ -35,8 +38,10 @@ class Policy:
             return None
         if op_name in self.black or (amp == "fp32" and op_name not in self.white):
             return dtypes.float32
-        if op_name in self.white or amp == "low" or self.level == "O2":
+        if op_name in self.white or amp == "low" or (self.level == "O2" and not self.promote):
             return self.low
+        if self.level == "OD":
+            return dtypes.float32
         return jax.numpy.result_type(*floats)
 
 

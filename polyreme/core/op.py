@@ -15,7 +15,7 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NewType
 
 import jax
@@ -24,11 +24,11 @@ import numpy as np
 from polyreme.core import amp_policy, dims, mode, state
 from polyreme.core.amp_policy import AmpClass
 from polyreme.core.kernel import Kernel
-from polyreme.errors import DTypeError, ShapeError
+from polyreme.errors import ConfigError, DTypeError, ShapeError
 
 Key = NewType("Key", jax.Array)
 TENSOR, TENSORS, ATTR, KEY = "tensor", "tensors", "attr", "key"
-_OURS = (ShapeError, DTypeError, IndexError, NotImplementedError)
+_OURS = (ShapeError, DTypeError, ConfigError, IndexError, NotImplementedError)
 
 
 class Op:
@@ -94,16 +94,15 @@ class Op:
         return full
 
     def kernel(self, template: tuple, policy: amp_policy.Policy | None) -> Kernel:
-        """fn with its attributes filled in: arrays -> result. template: per parameter, an int n >= 0 for a list of n tensors,
-        -1 for one tensor, or (value,) for an attribute.
+        """fn with its attributes filled in: arrays -> result.
+
+        template: per parameter, an int n >= 0 for a list of n tensors, -1 for one tensor, a Sharding for one tensor that
+        is laid out so before it is used, or (value,) for an attribute.
         """
 
         def fn(*arrays: jax.Array) -> Any:
             given = iter(amp_policy.cast(policy, self.name, self.amp, arrays))
-            filled = [
-                slot[0] if isinstance(slot, tuple) else next(given) if slot < 0 else [next(given) for _ in range(slot)]
-                for slot in template
-            ]
+            filled = [_fill(slot, given) for slot in template]
             self._check(filled)
             try:
                 return self.fn(*filled)
@@ -139,6 +138,14 @@ class Op:
                 shown.append(f"{name}={value!r}")
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         return ShapeError(f"{self.name}({', '.join(shown)}): {text}")
+
+
+def _fill(slot: Any, given: Iterator[jax.Array]) -> Any:
+    if isinstance(slot, tuple):
+        return slot[0]
+    if isinstance(slot, int):
+        return next(given) if slot < 0 else [next(given) for _ in range(slot)]
+    return jax.lax.with_sharding_constraint(next(given), slot)
 
 
 OPS: dict[str, Callable[..., Any]] = {}

@@ -19,6 +19,9 @@ from polyreme.mesh import Plan
 from polyreme.nn.layer import Layer
 
 
+KINDS = ("param", "use", "grad", "state")
+
+
 def apply_plan(plan: Plan, model: Layer, devices: Sequence[jax.Device] | None = None) -> Layout:
     """Put plan in force: move model's parameters and buffers onto the mesh and tell them where gradients and optimizer
     state go. Call it before the optimizer's first step. -> the layout, which `shard_batch` takes.
@@ -29,10 +32,12 @@ def apply_plan(plan: Plan, model: Layer, devices: Sequence[jax.Device] | None = 
     placed = []
     for name, p in model.named_parameters():
         try:
-            placed.append((p, {kind: layout.sharding(kind, p.dims, p.shape) for kind in ("param", "grad", "state")}))
+            placed.append((p, {kind: layout.sharding(kind, p.dims, p.shape) for kind in KINDS}))
         except ValueError as error:
             raise type(error)(f"parameter {name}: {error}") from None
     for p, shardings in placed:
+        if shardings["use"] == shardings["param"]:
+            del shardings["use"]  # nothing to gather
         p.layouts = shardings
         state.write(p, jax.device_put(p._array, shardings["param"]))
     for buffer in model.buffers():

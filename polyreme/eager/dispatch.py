@@ -14,14 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polyreme.core import amp_policy, mode, rng, state
+from polyreme.core import amp_policy, layout, mode, rng, state
 from polyreme.core.op import ATTR, KEY, TENSOR, Op, freeze
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
-from polyreme.errors import DeviceError, DTypeError, GradError
+from polyreme.errors import CaptureError, DeviceError, DTypeError, GradError
 
 _watch = state.watch
 _autocast = amp_policy.active
+_placed = layout.active
 edge_of = tape.edge_of
 
 
@@ -43,7 +44,7 @@ class Eager:
                 if isinstance(value, TensorState):
                     arrays.append(value._array if _watch.active is None else _watch.active.read(value))
                     edges.append(None if value.stop_gradient else edge_of(value))
-                    key.append(-1)
+                    key.append(-1 if _placed.layout is None else _gathered(value))
                 elif value is None:
                     key.append((None,))
                 else:
@@ -78,16 +79,27 @@ class Eager:
                 f"{op.name}: an attribute cannot be hashed ({error}); attributes are plain Python values"
             ) from None
         if kernel is None:
-            template = tuple(slot if isinstance(slot, int) else (slot[0],) for slot in key[1:])
+            template = tuple((slot[0],) if isinstance(slot, tuple) else slot for slot in key[1:])
             kernel = op.kernels[found] = op.kernel(template, _autocast.policy)
         try:
             result = tape.apply(kernel, tuple(arrays), tuple(edges))
         except ValueError as error:
             raise _device_error(op, error) from error
+        except jax.errors.UnexpectedTracerError as error:
+            raise CaptureError(
+                f"{op.name}: an input belongs to a captured function that has ended and has no value; return it from that "
+                "function instead of keeping it in a list or attribute outside"
+            ) from error
         return result if out is None else rebind(out, result, op.name)
 
 
 _EMPTY = inspect.Parameter.empty
+
+
+def _gathered(tensor: TensorState) -> Any:
+    """The kernel's slot for a Tensor under a plan: how a parameter that is kept in pieces is laid out while it is read."""
+    layouts = getattr(tensor, "layouts", None)
+    return layouts.get("use", -1) if layouts else -1
 
 
 def _types(value: Any) -> Any:

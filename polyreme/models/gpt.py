@@ -125,7 +125,7 @@ class GPT(Layer):
         hidden = self.hidden(tokens)
         weight = self.tokens.weight if self.config.tie_embeddings else self.head.weight
         if labels is not None:
-            return F.fused_linear_cross_entropy(hidden, weight, labels, vocab_first=self.config.tie_embeddings)
+            return F.fused_linear_cross_entropy(hidden, weight, labels, transpose_weight=self.config.tie_embeddings)
         return hidden.matmul(weight, transpose_y=self.config.tie_embeddings)
 
     def hidden(self, tokens: Any) -> Any:

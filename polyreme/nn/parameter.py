@@ -47,7 +47,9 @@ class Parameter(Tensor):
         self.layouts: dict[str, Any] = {}
 
     def sharding_of(self, kind: str) -> Any:
-        """Sharding over a mesh of the parameter ("param"), its gradient ("grad") or its optimizer state ("state"); None off a mesh."""
+        """Sharding over a mesh of the parameter ("param"), of it while an op reads it ("use"), of its gradient ("grad")
+        or of its optimizer state ("state"); None off a mesh.
+        """
         return self.layouts.get(kind)
 
     @property
