@@ -1,0 +1,259 @@
+"""Attention and rotary positions, on the fused kernels.
+
+Floor: 2.  Layout [batch, seq, heads, head_dim]; s is the number of queries, t of keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from polyreme import kernels
+from polyreme.core import dtype as dtypes
+from polyreme.core.dtype import floating, promote
+from polyreme.core.op import Key, composite, op
+from polyreme.errors import ConfigError, ShapeError
+from polyreme.ops.activation import wide
+
+
+def _attend(
+    q: Array, k: Array, v: Array, mask: Array | None, causal: bool, scale: float | None, rate: float, key: Array | None
+) -> Array:
+    q, k, v = promote(floating(q), floating(k), floating(v))
+    batched = q.ndim == 4
+    if not batched:
+        q, k, v = q[None], k[None], v[None]
+        mask = mask if mask is None or mask.ndim < 3 else mask[None]
+    if mask is not None and dtypes.is_integer(mask.dtype):
+        mask = mask.astype(q.dtype)
+    if causal and q.ndim == k.ndim == 4 and q.shape[1] != k.shape[1]:
+        # the kernel lets the last query see every key, this API the first query see the first key only
+        seen = lax.broadcasted_iota(jnp.int32, (q.shape[1], k.shape[1]), 1) <= jnp.arange(q.shape[1])[:, None]
+        mask, causal = _both(mask, seen), False
+    out = kernels.attention(q, k, v, causal=causal, scale=scale, mask=mask, dropout_key=key, dropout_rate=rate)
+    return out if batched else out[0]
+
+
+def _both(mask: Array | None, seen: Array) -> Array:
+    if mask is None:
+        return seen
+    return mask & seen if mask.dtype == jnp.bool_ else jnp.where(seen, mask, -jnp.inf)
+
+
+@op(amp="low", method=False, saves=True)
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    attn_mask: Array | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Array:
+    """scaled_dot_product_attention without dropout."""
+    return _attend(query, key, value, attn_mask, is_causal, scale, 0.0, None)
+
+
+@op(amp="low", method=False, saves=True)
+def attention_with_dropout(
+    query: Array,
+    key: Array,
+    value: Array,
+    attn_mask: Array | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    dropout_key: Key = None,
+) -> Array:
+    """scaled_dot_product_attention with dropout of the probabilities."""
+    return _attend(query, key, value, attn_mask, is_causal, scale, dropout_p, dropout_key)
+
+
+@composite(method=False)
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    training: bool = True,
+    backend: Any = None,
+    scale: float | None = None,
+    enable_gqa: bool = True,
+    name: str | None = None,
+) -> Any:
+    """softmax(scale * query key^T + mask) value: [batch, s, heads, d], [batch, t, kv_heads, d] twice -> query's shape.
+
+    attn_mask broadcasts to [batch, heads, s, t]: bool keeps where True, a number is added. is_causal: query i sees the
+    keys up to i; with a mask as well both hold. scale is d ** -0.5 unless given. kv_heads may divide heads
+    (enable_gqa). A query that sees no key gives 0. Dropout acts on the probabilities, in training only. [seq,
+    heads, d] is one batch entry. Source: arXiv:1706.03762, arXiv:2307.08691. Raises ShapeError for dims that do not
+    fit; ConfigError for a backend, which is chosen by the device here.
+    """
+    if backend is not None:
+        raise ConfigError(
+            f"scaled_dot_product_attention: backend={backend!r}; the device chooses the kernel, leave it out"
+        )
+    if not enable_gqa and query.shape[-2] != key.shape[-2]:
+        raise ShapeError(
+            f"scaled_dot_product_attention: {query.shape[-2]} query heads, {key.shape[-2]} key heads; "
+            "they differ, which needs enable_gqa=True"
+        )
+    if training and dropout_p != 0:
+        return attention_with_dropout(query, key, value, attn_mask, is_causal, scale, dropout_p)
+    return attention(query, key, value, attn_mask, is_causal, scale)
+
+
+@op(amp="fp32", method=False)
+def attention_probs(query: Array, key: Array, is_causal: bool = False, scale: float | None = None) -> Array:
+    """softmax(scale * query key^T): [batch, s, heads, d], [batch, t, kv_heads, d] -> [batch, heads, s, t]."""
+    q, k = promote(floating(query), floating(key))
+    k = jnp.repeat(k, q.shape[2] // k.shape[2], 2)
+    scores = jnp.einsum("bshd,bthd->bhst", wide(q), wide(k)) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -jnp.inf)
+    return _softmax(scores).astype(q.dtype)
+
+
+def _softmax(scores: Array) -> Array:
+    weights = jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+@composite(method=False)
+def flash_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    dropout: float = 0.0,
+    causal: bool = False,
+    return_softmax: bool = False,
+    *,
+    fixed_seed_offset: Any = None,
+    rng_name: str = "",
+    training: bool = True,
+    name: str | None = None,
+    softmax_scale: float | None = None,
+) -> tuple[Any, Any]:
+    """scaled_dot_product_attention -> (out, probabilities [batch, heads, s, t] with return_softmax, else None).
+
+    Raises ConfigError for fixed_seed_offset and rng_name (random numbers come from the default generator), and for
+    return_softmax with dropout, whose probabilities are never stored.
+    """
+    if fixed_seed_offset is not None or rng_name:
+        raise ConfigError(
+            f"flash_attention: {fixed_seed_offset=}, {rng_name=}; random numbers come from the default generator, "
+            "use seed() and leave these out"
+        )
+    out = scaled_dot_product_attention(query, key, value, None, dropout, causal, training, scale=softmax_scale)
+    if not return_softmax:
+        return out, None
+    if dropout and training:
+        raise ConfigError(f"flash_attention: return_softmax=True with {dropout=}; leave one of them out")
+    return out, attention_probs(query, key, causal, softmax_scale)
+
+
+# ---- rotary positions ----
+
+
+@op(amp="widest", method=False)
+def rotated(
+    tensors: list[Array],
+    sin: Array | None = None,
+    cos: Array | None = None,
+    position_ids: Array | None = None,
+    use_neox_rotary_style: bool = True,
+    time_major: bool = False,
+    rotary_emb_base: float = 10000.0,
+) -> list[Array]:
+    """Each tensor turned by its positions' angles; parameters as in fused_rotary_position_embedding."""
+    first = tensors[0]
+    if any(t.ndim != 4 or t.shape[-1] % 2 for t in tensors):
+        raise ShapeError(
+            f"fused_rotary_position_embedding: {[list(t.shape) for t in tensors]}; each needs 4 dims, head_dim even"
+        )
+    seq, dim = first.shape[0 if time_major else 1], first.shape[-1]
+    if (sin is None) != (cos is None):
+        raise ConfigError("fused_rotary_position_embedding: one of sin and cos is given; give both or none")
+    if sin is None:
+        sin, cos = _angles(
+            seq if position_ids is None else None, position_ids, dim, rotary_emb_base, use_neox_rotary_style
+        )
+    else:
+        sin, cos = (_table(t, position_ids, seq, dim) for t in (sin, cos))
+    # [seq, dim] or [batch, seq, dim] -> broadcasts over heads
+    if sin.ndim == 2:
+        sin, cos = sin[None], cos[None]
+    if time_major:
+        sin, cos = jnp.swapaxes(sin, 0, 1), jnp.swapaxes(cos, 0, 1)
+    sin, cos = sin[:, :, None], cos[:, :, None]
+    turn = _pairs_turned if use_neox_rotary_style else _halves_turned
+    return [(wide(t) * cos + turn(wide(t)) * sin).astype(t.dtype) for t in tensors]
+
+
+def _angles(seq: Any, position_ids: Array | None, dim: int, base: float, adjacent: bool) -> tuple[Array, Array]:
+    at = (jnp.arange(seq) if position_ids is None else position_ids).astype(dtypes.float32)
+    rate = jnp.asarray(base, dtypes.float32) ** (-jnp.arange(0, dim, 2, dtype=dtypes.float32) / dim)
+    angle = at[..., None] * rate
+    angle = jnp.repeat(angle, 2, -1) if adjacent else jnp.concatenate([angle, angle], -1)
+    return jnp.sin(angle), jnp.cos(angle)
+
+
+def _table(table: Array, position_ids: Array | None, seq: int, dim: int) -> Array:
+    """sin or cos as [positions, dim], then those asked for."""
+    single = table.ndim == 4 and table.shape[0] == table.shape[2] == 1
+    if table.shape[-1] != dim or not (table.ndim == 2 or single):
+        raise ShapeError(
+            f"fused_rotary_position_embedding: sin or cos {list(table.shape)}; needs [positions, {dim}] or "
+            f"[1, positions, 1, {dim}]"
+        )
+    rows = wide(table.reshape(-1, dim))
+    if position_ids is not None:
+        return rows.at[position_ids].get(mode="fill", fill_value=jnp.nan)
+    if rows.shape[0] < seq:
+        raise ShapeError(
+            f"fused_rotary_position_embedding: sin and cos hold {rows.shape[0]} positions, the sequence has {seq}"
+        )
+    return rows[:seq]
+
+
+def _pairs_turned(x: Array) -> Array:
+    pairs = x.reshape(*x.shape[:-1], -1, 2)
+    return jnp.stack([-pairs[..., 1], pairs[..., 0]], -1).reshape(x.shape)
+
+
+def _halves_turned(x: Array) -> Array:
+    a, b = jnp.split(x, 2, -1)
+    return jnp.concatenate([-b, a], -1)
+
+
+@composite(method=False)
+def fused_rotary_position_embedding(
+    q: Any,
+    k: Any = None,
+    v: Any = None,
+    sin: Any = None,
+    cos: Any = None,
+    position_ids: Any = None,
+    use_neox_rotary_style: bool = True,
+    time_major: bool = False,
+    rotary_emb_base: float = 10000.0,
+) -> tuple[Any, Any, Any]:
+    """q, k and v turned by angles that grow with position: x * cos + turned(x) * sin -> (q, k, v).
+
+    None stays None. q, k, v: [batch, seq, heads, head_dim] ([seq, batch, ...] with time_major); k and v may have
+    fewer heads. sin, cos: [positions, head_dim] or [1, positions, 1, head_dim]; without them angle i of position m
+    is m / base^(2i / head_dim). position_ids: [batch, seq], else 0, 1, ... use_neox_rotary_style=True turns
+    neighbours (x0, x1), (x2, x3), ...; False turns (x_i, x_{i + head_dim / 2}), as LLaMA does. Source:
+    arXiv:2104.09864. Raises ShapeError for dims that do not fit, ConfigError for one of sin and cos without the
+    other.
+    """
+    given = [t for t in (q, k, v) if t is not None]
+    turned = iter(rotated(given, sin, cos, position_ids, use_neox_rotary_style, time_major, float(rotary_emb_base)))
+    first, second, third = (None if t is None else next(turned) for t in (q, k, v))
+    return first, second, third
+
+
+ALIASES: dict[str, str] = {}

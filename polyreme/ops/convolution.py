@@ -1,0 +1,334 @@
+"""Convolutions, transposed convolutions, and windows laid out as columns.
+
+Floor: 2.  Weights are [out, in / groups, *kernel] ([in, out / groups, *kernel] transposed) in every data format.
+padding: an int, one int or one (before, after) pair a spatial dim, "SAME" or "VALID".
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from polyreme.core.dtype import floating, promote
+from polyreme.core.op import op
+from polyreme.errors import ShapeError
+from polyreme.ops.windows import Pads, is_channels_last, per_dim, resolve_pads, spatial
+
+_LETTERS = {1: "W", 2: "HW", 3: "DHW"}
+
+
+def _numbers(n: int, last: bool) -> Any:
+    s = _LETTERS[n]
+    layout = f"N{s}C" if last else f"NC{s}"
+    return (layout, f"OI{s}", layout)
+
+
+def _with_bias(y: Array, bias: Array | None, last: bool, what: str) -> Array:
+    if bias is None:
+        return y
+    channels = y.shape[-1 if last else 1]
+    if bias.size != channels:
+        raise ShapeError(f"{what}: bias {list(bias.shape)}; needs [{channels}], one an output channel")
+    return y + bias.astype(y.dtype).reshape([-1] + [1] * (0 if last else y.ndim - 2))
+
+
+def _check_weight(x: Array, weight: Array, n: int, last: bool, what: str) -> int:
+    """Number of channels of x."""
+    spatial(x.shape, n, last, what)
+    if weight.ndim != n + 2:
+        raise ShapeError(f"{what}: weight {list(weight.shape)} has {weight.ndim} dims, needs {n + 2}")
+    return x.shape[-1 if last else 1]
+
+
+def _conv(
+    n: int, x: Array, weight: Array, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, data_format: str
+) -> Array:
+    what = f"conv{n}d"
+    last = is_channels_last(data_format, n, what)
+    x, weight = promote(floating(x), floating(weight))
+    channels = _check_weight(x, weight, n, last, what)
+    if groups < 1 or channels != weight.shape[1] * groups or weight.shape[0] % groups:
+        raise ShapeError(
+            f"{what}: x {list(x.shape)} has {channels} channels, weight {list(weight.shape)} with groups={groups} "
+            f"needs {weight.shape[1] * groups}, and groups must divide the {weight.shape[0]} output channels"
+        )
+    stride, dilation = per_dim(stride, n, f"{what}: stride"), per_dim(dilation, n, f"{what}: dilation")
+    kernel, sizes = weight.shape[2:], spatial(x.shape, n, last, what)
+    pads = resolve_pads(padding, sizes, kernel, stride, dilation, last, what)
+    _check_window(sizes, kernel, dilation, pads, what)
+    y = lax.conv_general_dilated(
+        x, weight, stride, pads, rhs_dilation=dilation, dimension_numbers=_numbers(n, last), feature_group_count=groups
+    )
+    return _with_bias(y, bias, last, what)
+
+
+def _check_window(sizes: tuple, kernel: tuple, dilation: tuple, pads: Pads, what: str) -> None:
+    for size, k, d, pair in zip(sizes, kernel, dilation, pads, strict=True):
+        if size + sum(pair) < d * (k - 1) + 1:
+            raise ShapeError(
+                f"{what}: a window of {d * (k - 1) + 1} does not fit in size {size} padded by {pair}; pad more"
+            )
+
+
+@op(amp="low", method=False)
+def conv1d(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    data_format: str = "NCL",
+) -> Array:
+    """Cross-correlation over one dim: [N, C, L], [O, C / groups, k] -> [N, O, L'].
+
+    L' = (L + pads - dilation * (k - 1) - 1) // stride + 1. Raises ShapeError when channels, groups or sizes do not fit.
+    """
+    return _conv(1, x, weight, bias, stride, padding, dilation, groups, data_format)
+
+
+@op(amp="low", method=False)
+def conv2d(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    data_format: str = "NCHW",
+) -> Array:
+    """Cross-correlation over two dims: [N, C, H, W], [O, C / groups, kh, kw] -> [N, O, H', W'].
+
+    "SAME" keeps ceil(size / stride), dilation included. Raises ShapeError when channels, groups or sizes do not fit.
+    """
+    return _conv(2, x, weight, bias, stride, padding, dilation, groups, data_format)
+
+
+@op(amp="low", method=False)
+def conv3d(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    data_format: str = "NCDHW",
+) -> Array:
+    """Cross-correlation over three dims: [N, C, D, H, W], [O, C / groups, kd, kh, kw] -> [N, O, D', H', W'].
+
+    Raises ShapeError when channels, groups or sizes do not fit.
+    """
+    return _conv(3, x, weight, bias, stride, padding, dilation, groups, data_format)
+
+
+def _extra(output_padding: Any, output_size: Any, natural: tuple, stride: tuple, dilation: tuple, what: str) -> tuple:
+    """Rows added after each dim of a transposed convolution's result."""
+    n = len(natural)
+    extra = per_dim(output_padding, n, f"{what}: output_padding", low=0)
+    if output_size is not None:
+        if any(extra):
+            raise ShapeError(
+                f"{what}: output_padding={output_padding!r} and output_size={output_size!r}; give one of them"
+            )
+        wanted = per_dim(output_size, n, f"{what}: output_size")
+        extra = tuple(w - have for w, have in zip(wanted, natural, strict=True))
+    for e, s, d in zip(extra, stride, dilation, strict=True):
+        if not 0 <= e < max(s, d):
+            raise ShapeError(
+                f"{what}: output_padding={output_padding!r}, output_size={output_size!r} adds {list(extra)} to the "
+                f"sizes {list(natural)}; needs at least 0 and less than the larger of stride {stride} and "
+                f"dilation {dilation}"
+            )
+    return extra
+
+
+def _grouped_kernel(weight: Array, groups: int) -> Array:
+    """[in, out / groups, *k] -> [out, in / groups, *k], flipped."""
+    ins, outs, *kernel = weight.shape
+    split = jnp.swapaxes(weight.reshape(groups, ins // groups, outs, *kernel), 1, 2)
+    return jnp.flip(split.reshape(groups * outs, ins // groups, *kernel), range(2, 2 + len(kernel)))
+
+
+def _conv_transpose(
+    n: int,
+    x: Array,
+    weight: Array,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    groups: int,
+    dilation: Any,
+    output_size: Any,
+    data_format: str,
+) -> Array:
+    what = f"conv{n}d_transpose"
+    last = is_channels_last(data_format, n, what)
+    x, weight = promote(floating(x), floating(weight))
+    channels = _check_weight(x, weight, n, last, what)
+    if groups < 1 or channels != weight.shape[0] or channels % groups:
+        raise ShapeError(
+            f"{what}: x {list(x.shape)} has {channels} channels, weight {list(weight.shape)} takes {weight.shape[0]}, "
+            f"and groups={groups} must divide them"
+        )
+    stride, dilation = per_dim(stride, n, f"{what}: stride"), per_dim(dilation, n, f"{what}: dilation")
+    kernel, sizes = weight.shape[2:], spatial(x.shape, n, last, what)
+    pads = resolve_pads(padding, sizes, kernel, stride, dilation, last, what)
+    reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    natural = tuple((z - 1) * s + r + 1 - sum(p) for z, s, r, p in zip(sizes, stride, reach, pads, strict=True))
+    if min(natural) < 1:
+        raise ShapeError(f"{what}: padding={padding!r} leaves sizes {list(natural)}; pad less")
+    extra = _extra(output_padding, output_size, natural, stride, dilation, what)
+    y = lax.conv_general_dilated(
+        x,
+        _grouped_kernel(weight, groups),
+        (1,) * n,
+        [(r - p[0], r - p[1] + e) for r, p, e in zip(reach, pads, extra, strict=True)],
+        lhs_dilation=stride,
+        rhs_dilation=dilation,
+        dimension_numbers=_numbers(n, last),
+        feature_group_count=groups,
+    )
+    return _with_bias(y, bias, last, what)
+
+
+@op(amp="low", method=False)
+def conv1d_transpose(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+    output_size: Any = None,
+    data_format: str = "NCL",
+) -> Array:
+    """The transpose of conv1d's map: [N, C, L], [C, O / groups, k] -> [N, O, L'].
+
+    L' = (L - 1) * stride - pads + dilation * (k - 1) + 1. output_padding adds that many entries at the end;
+    output_size states the size instead. Raises ShapeError when they are out of reach (0 to stride - 1 more), or
+    when channels and groups do not fit.
+    """
+    return _conv_transpose(
+        1, x, weight, bias, stride, padding, output_padding, groups, dilation, output_size, data_format
+    )
+
+
+@op(amp="low", method=False)
+def conv2d_transpose(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    output_size: Any = None,
+    data_format: str = "NCHW",
+) -> Array:
+    """The transpose of conv2d's map, [N, C, H, W], [C, O / groups, kh, kw] -> [N, O, H', W'].
+
+    Sizes and errors as for conv1d_transpose.
+    """
+    return _conv_transpose(
+        2, x, weight, bias, stride, padding, output_padding, groups, dilation, output_size, data_format
+    )
+
+
+@op(amp="low", method=False)
+def conv3d_transpose(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+    output_size: Any = None,
+    data_format: str = "NCDHW",
+) -> Array:
+    """The transpose of conv3d's map, [N, C, D, H, W], [C, O / groups, kd, kh, kw] -> [N, O, D', H', W'].
+
+    Sizes and errors as for conv1d_transpose.
+    """
+    return _conv_transpose(
+        3, x, weight, bias, stride, padding, output_padding, groups, dilation, output_size, data_format
+    )
+
+
+def _corner_pads(paddings: Any, what: str) -> Pads:
+    """An int, (vertical, horizontal) or (top, left, bottom, right)."""
+    if not isinstance(paddings, int) and len(paddings) == 4:
+        top, left, bottom, right = per_dim(paddings, 4, f"{what}: paddings", low=0)
+        return [(top, bottom), (left, right)]
+    return [(p, p) for p in per_dim(paddings, 2, f"{what}: paddings", low=0)]
+
+
+def _columns(x: Array, kernel: tuple, stride: tuple, pads: Pads, dilation: tuple, what: str) -> Array:
+    _check_window(x.shape[2:], kernel, dilation, pads, what)
+    x = jnp.pad(x, [(0, 0), (0, 0), *pads])
+    counts = [(z - d * (k - 1) - 1) // s + 1 for z, k, s, d in zip(x.shape[2:], kernel, stride, dilation, strict=True)]
+    parts = []
+    for at in itertools.product(*map(range, kernel)):
+        start = [a * d for a, d in zip(at, dilation, strict=True)]
+        stop = [b + (c - 1) * s + 1 for b, c, s in zip(start, counts, stride, strict=True)]
+        parts.append(x[(..., *map(slice, start, stop, stride))])
+    return jnp.stack(parts, 2).reshape(x.shape[0], x.shape[1] * len(parts), -1)
+
+
+@op(method=False)
+def image_to_columns(x: Array, kernel_sizes: Any, strides: Any = 1, paddings: Any = 0, dilations: Any = 1) -> Array:
+    """Every window of an image as a column: [N, C, H, W] -> [N, C * kh * kw, windows]; public as nn.functional.unfold.
+
+    paddings: an int, [vertical, horizontal] or [top, left, bottom, right]. Raises ShapeError when no window fits.
+    """
+    spatial(x.shape, 2, False, "unfold")
+    kernel, stride, dilation = _window_of(kernel_sizes, strides, dilations, "unfold")
+    return _columns(x, kernel, stride, _corner_pads(paddings, "unfold"), dilation, "unfold")
+
+
+@op(method=False)
+def fold(
+    x: Array, output_sizes: Any, kernel_sizes: Any, strides: Any = 1, paddings: Any = 0, dilations: Any = 1
+) -> Array:
+    """Columns summed back into an image, [N, C * kh * kw, windows] -> [N, C, H, W]: the transpose of unfold.
+
+    Raises ShapeError when x does not hold the windows of an image of output_sizes.
+    """
+    kernel, stride, dilation = _window_of(kernel_sizes, strides, dilations, "fold")
+    sizes, pads = per_dim(output_sizes, 2, "fold: output_sizes"), _corner_pads(paddings, "fold")
+    area = kernel[0] * kernel[1]
+    if x.ndim != 3 or x.shape[1] % area:
+        raise ShapeError(
+            f"fold: x {list(x.shape)} needs 3 dims, the second a multiple of the {area} entries of a window"
+        )
+    image = jax.ShapeDtypeStruct((x.shape[0], x.shape[1] // area, *sizes), x.dtype)
+    spread = lambda v: _columns(v, kernel, stride, pads, dilation, "fold")
+    windows = jax.eval_shape(spread, image).shape
+    if windows != x.shape:
+        raise ShapeError(f"fold: x {list(x.shape)} for an image of {list(sizes)}; needs {list(windows)}")
+    return jax.linear_transpose(spread, image)(x)[0]
+
+
+def _window_of(kernel_sizes: Any, strides: Any, dilations: Any, what: str) -> tuple[tuple, tuple, tuple]:
+    return (
+        per_dim(kernel_sizes, 2, f"{what}: kernel_sizes"),
+        per_dim(strides, 2, f"{what}: strides"),
+        per_dim(dilations, 2, f"{what}: dilations"),
+    )
+
+
+ALIASES: dict[str, str] = {}
+# names in nn.functional only: Tensor.unfold is another function
+FUNCTIONAL_ALIASES = {"unfold": "image_to_columns"}

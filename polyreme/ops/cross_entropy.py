@@ -1,0 +1,287 @@
+"""Cross-entropy against class labels and class probabilities.
+
+Floor: 2.  Computed in at least float32; the result has the input's dtype. Where the values of labels can be seen (not
+inside a captured function) a label out of range raises IndexError; in a captured function it gives NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from polyreme import kernels
+from polyreme.core import dtype as dtypes
+from polyreme.core.dtype import floating, promote
+from polyreme.core.op import composite, op
+from polyreme.errors import ConfigError, DTypeError, ShapeError
+from polyreme.ops.activation import positive_dim, wide
+from polyreme.ops.ids import check_range
+from polyreme.ops.loss import reduced
+
+
+def _log_probs(input: Array, dim: int, use_softmax: bool) -> Array:
+    return jax.nn.log_softmax(wide(input), dim) if use_softmax else jnp.log(wide(input))
+
+
+def _class_weight(weight: Array | None, classes: int, what: str) -> Array | None:
+    if weight is not None and weight.shape != (classes,):
+        raise ShapeError(f"{what}: weight {list(weight.shape)}; needs [{classes}], one a class")
+    return None if weight is None else wide(weight)
+
+
+def _squeezed_label(label: Array, shape: tuple, dim: int, what: str) -> tuple[Array, bool]:
+    """label without the class dim, and whether it had one of size 1. Raises for what is neither."""
+    rest = shape[:dim] + shape[dim + 1 :]
+    if not dtypes.is_integer(label.dtype):
+        raise DTypeError(f"{what}: label is {label.dtype.name}; class labels are integers")
+    if label.shape == (*shape[:dim], 1, *shape[dim + 1 :]):
+        return jnp.squeeze(label, dim), True
+    if label.shape == rest:
+        return label, False
+    raise ShapeError(
+        f"{what}: label {list(label.shape)} does not fit input {list(shape)} with classes along dim {dim}; "
+        f"needs {list(rest)} or a size 1 there"
+    )
+
+
+def _picked(values: Array, label: Array, dim: int) -> Array:
+    """values at label along dim; NaN for a label out of range, whose gradient goes nowhere."""
+    classes = values.shape[dim]
+    at = jnp.expand_dims(jnp.clip(label, 0, classes - 1), dim)
+    found = jnp.squeeze(jnp.take_along_axis(values, at, dim), dim)
+    return jnp.where((label >= 0) & (label < classes), found, jnp.nan)
+
+
+def _mean_by(loss: Array, weight: Array, reduction: str, what: str) -> Array:
+    """reduced, where the mean divides by the sum of weight; 0 when that is 0."""
+    if reduction != "mean":
+        return reduced(loss, reduction, what)
+    total = jnp.sum(weight)
+    return jnp.sum(loss) / jnp.where(total == 0, 1, total)
+
+
+def _hard_losses(
+    log_probs: Array, label: Array, weight: Array | None, ignore_index: int, smoothing: float, dim: int
+) -> tuple[Array, Array]:
+    """(loss of each element, its weight in the mean)."""
+    live = label != ignore_index
+    label = jnp.where(live, label, 0)
+    loss = -_picked(log_probs, label, dim)
+    if smoothing:
+        loss = (1 - smoothing) * loss - smoothing * jnp.mean(log_probs, dim)
+    by = jnp.ones_like(loss)
+    if weight is not None:
+        by = weight[jnp.clip(label, 0, weight.size - 1)]
+        by = (1 - smoothing) * by + smoothing * jnp.mean(weight) if smoothing else by
+    by = jnp.where(live, by, 0)
+    return jnp.where(live, loss * by, 0), by
+
+
+def _soft_losses(log_probs: Array, label: Array, weight: Array | None, smoothing: float, dim: int) -> tuple:
+    if label.shape != log_probs.shape:
+        raise ShapeError(
+            f"cross_entropy: soft label {list(label.shape)} and input {list(log_probs.shape)} need the same shape"
+        )
+    label = wide(label)
+    if smoothing:
+        label = (1 - smoothing) * label + smoothing / label.shape[dim]
+    # a class of probability 0 with no share of the label adds 0, not 0 * -inf
+    loss = -jnp.sum(jnp.where(label == 0, 0, label * log_probs), dim)
+    if weight is None:
+        return loss, jnp.ones_like(loss)
+    by = jnp.tensordot(label, weight, ((dim,), (0,)))
+    return loss * by, by
+
+
+@op(amp="fp32", method=False)
+def cross_entropy_of_classes(
+    input: Array,
+    label: Array,
+    weight: Array | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    soft_label: bool = False,
+    axis: int = -1,
+    use_softmax: bool = True,
+    label_smoothing: float = 0.0,
+) -> Array:
+    """cross_entropy without the check of the labels' values; a label out of range gives NaN."""
+    dim = positive_dim(axis, input.ndim, "cross_entropy")
+    if not 0 <= label_smoothing <= 1:
+        raise ConfigError(f"cross_entropy: label_smoothing={label_smoothing}; it must lie in [0, 1]")
+    own = floating(input).dtype
+    weight = _class_weight(weight, input.shape[dim], "cross_entropy")
+    log_probs = _log_probs(input, dim, use_softmax)
+    if soft_label:
+        loss, by = _soft_losses(log_probs, label, weight, label_smoothing, dim)
+        keep = True
+    else:
+        label, keep = _squeezed_label(label, input.shape, dim, "cross_entropy")
+        loss, by = _hard_losses(log_probs, label, weight, ignore_index, label_smoothing, dim)
+    if reduction == "none" and keep:
+        loss = jnp.expand_dims(loss, dim)
+    return _mean_by(loss, by, reduction, "cross_entropy").astype(own)
+
+
+def _check_labels(label: Any, classes: int, ignore_index: int, what: str) -> None:
+    check_range(label, classes, f"{what}: label", ignore_index)
+
+
+def _classes(input: Any, axis: int) -> int:
+    return input.shape[axis] if -len(input.shape) <= axis < len(input.shape) else 1 << 62
+
+
+@composite(method=False)
+def cross_entropy(
+    input: Any,
+    label: Any,
+    weight: Any = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    soft_label: bool = False,
+    axis: int = -1,
+    use_softmax: bool = True,
+    label_smoothing: float = 0.0,
+    name: str | None = None,
+) -> Any:
+    """-log softmax(input)[label] along axis (-log input[label] with use_softmax=False); probabilities as labels with
+    soft_label=True: -sum of label * log softmax(input).
+
+    input [*b, C] (C at axis), label [*b] or [*b, 1], or [*b, C] when soft; unreduced the result is [*b], or [*b, 1] for
+    a label with a class dim. Labels equal to ignore_index give 0 and do not count in the mean. weight [C]: each loss is
+    multiplied by its label's weight, and the mean divides by their sum. label_smoothing e takes (1 - e) * label + e
+    / C. Raises ShapeError, DTypeError for labels that do not fit and IndexError for a label out of range.
+    """
+    if not soft_label:
+        _check_labels(label, _classes(input, axis), ignore_index, "cross_entropy")
+    return cross_entropy_of_classes(
+        input, label, weight, ignore_index, reduction, soft_label, axis, use_softmax, label_smoothing
+    )
+
+
+@op(amp="fp32", method=False)
+def softmax_and_cross_entropy(
+    logits: Array, label: Array, soft_label: bool = False, ignore_index: int = -100, axis: int = -1
+) -> tuple[Array, Array]:
+    """softmax_with_cross_entropy -> (loss, softmax), without the check of the labels' values."""
+    dim = positive_dim(axis, logits.ndim, "softmax_with_cross_entropy")
+    log_probs = _log_probs(logits, dim, True)
+    if soft_label:
+        loss, _ = _soft_losses(log_probs, label, None, 0.0, dim)
+    else:
+        label, _ = _squeezed_label(label, logits.shape, dim, "softmax_with_cross_entropy")
+        loss, _ = _hard_losses(log_probs, label, None, ignore_index, 0.0, dim)
+    own = floating(logits).dtype
+    return jnp.expand_dims(loss, dim).astype(own), jnp.exp(log_probs).astype(own)
+
+
+@composite(method=False)
+def softmax_with_cross_entropy(
+    logits: Any,
+    label: Any,
+    soft_label: bool = False,
+    ignore_index: int = -100,
+    numeric_stable_mode: bool = True,
+    return_softmax: bool = False,
+    axis: int = -1,
+) -> Any:
+    """cross_entropy of each element, unreduced, [*b, C] -> [*b, 1]; with return_softmax also softmax(logits).
+
+    It is always computed in the stable form: numeric_stable_mode=False raises ConfigError.
+    """
+    if not numeric_stable_mode:
+        raise ConfigError("softmax_with_cross_entropy: numeric_stable_mode=False; only the stable form exists here")
+    if not soft_label:
+        _check_labels(label, _classes(logits, axis), ignore_index, "softmax_with_cross_entropy")
+    loss, softmax = softmax_and_cross_entropy(logits, label, soft_label, ignore_index, axis)
+    return (loss, softmax) if return_softmax else loss
+
+
+@op(amp="fp32", method=False)
+def nll_of_classes(
+    input: Array, label: Array, weight: Array | None = None, ignore_index: int = -100, reduction: str = "mean"
+) -> Array:
+    """nll_loss without the check of the labels' values; a label out of range gives NaN."""
+    if input.ndim < 2:
+        raise ShapeError(f"nll_loss: input {list(input.shape)} needs at least 2 dims, [N, C, ...]")
+    if label.shape != input.shape[:1] + input.shape[2:]:
+        raise ShapeError(
+            f"nll_loss: label {list(label.shape)} does not fit input {list(input.shape)}; needs its shape without dim 1"
+        )
+    label, _ = _squeezed_label(label, input.shape, 1, "nll_loss")
+    weight = _class_weight(weight, input.shape[1], "nll_loss")
+    loss, by = _hard_losses(wide(input), label, weight, ignore_index, 0.0, 1)
+    return _mean_by(loss, by, reduction, "nll_loss").astype(floating(input).dtype)
+
+
+@composite(method=False)
+def nll_loss(
+    input: Any,
+    label: Any,
+    weight: Any = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    name: str | None = None,
+) -> Any:
+    """-input[label] * weight[label], input being log-probabilities: [N, C, ...], [N, ...] -> [N, ...] unreduced.
+
+    Labels equal to ignore_index give 0; the mean divides by the sum of the weights. Raises ShapeError for shapes that
+    do not fit, IndexError for a label out of range.
+    """
+    _check_labels(label, _classes(input, 1), ignore_index, "nll_loss")
+    return nll_of_classes(input, label, weight, ignore_index, reduction)
+
+
+@op(amp="low", method=False, saves=True)
+def linear_cross_entropy_of_classes(
+    hidden: Array,
+    weight: Array,
+    label: Array,
+    transpose_weight: bool = False,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> Array:
+    """fused_linear_cross_entropy without the check of the labels' values; a label out of range gives NaN."""
+    hidden, weight = promote(floating(hidden), floating(weight))
+    label, _ = _squeezed_label(label, (*hidden.shape[:-1], 1), hidden.ndim - 1, "fused_linear_cross_entropy")
+    loss = kernels.linear_cross_entropy(
+        hidden.reshape(-1, hidden.shape[-1]),
+        weight,
+        label.reshape(-1).astype(dtypes.int32),
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        vocab_first=transpose_weight,
+        reduction=reduction,  # type: ignore[arg-type]
+    )
+    return loss.reshape(label.shape) if reduction == "none" else loss
+
+
+@composite(method=False)
+def fused_linear_cross_entropy(
+    hidden: Any,
+    weight: Any,
+    label: Any,
+    transpose_weight: bool = False,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> Any:
+    """cross_entropy(hidden @ weight, label) without the logits ever being whole in memory.
+
+    hidden [*b, m], weight [m, classes] (transpose_weight: [classes, m], as an embedding has it), label [*b] -> [], or
+    [*b] unreduced. The loss is float32 or wider under autocast too. Raises ShapeError, DTypeError and IndexError as
+    cross_entropy does.
+    """
+    if len(weight.shape) == 2:
+        classes = weight.shape[0 if transpose_weight else 1]
+        _check_labels(label, classes, ignore_index, "fused_linear_cross_entropy")
+    return linear_cross_entropy_of_classes(
+        hidden, weight, label, transpose_weight, ignore_index, label_smoothing, reduction
+    )
+
+
+ALIASES: dict[str, str] = {}

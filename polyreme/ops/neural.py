@@ -1,0 +1,277 @@
+"""Layers' functions: linear and bilinear maps, embedding, dropout, similarities, masks of lengths.
+
+Floor: 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from polyreme import kernels
+from polyreme.core import dtype as dtypes
+from polyreme.core import state
+from polyreme.core.dtype import floating, promote
+from polyreme.core.op import Key, composite, op
+from polyreme.errors import ConfigError, DTypeError, ShapeError
+from polyreme.ops.activation import positive_dim, wide
+from polyreme.ops.ids import check_range
+from polyreme.ops.loss import cosine
+from polyreme.ops.normalization import p_norm
+from polyreme.ops.windows import is_channels_last
+
+
+@op(amp="low", method=False)
+def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """x @ weight + bias over the last dim: [*b, in], [in, out], [out] -> [*b, out].
+
+    Raises ShapeError when the dims do not fit.
+    """
+    x, weight = promote(floating(x), floating(weight))
+    return kernels.linear(x, weight, None if bias is None else bias.astype(x.dtype).reshape(-1))
+
+
+@op(amp="low", method=False)
+def bilinear(x1: Array, x2: Array, weight: Array, bias: Array | None = None) -> Array:
+    """y[o] = x1 weight[o] x2^T + bias[o]: [N, in1], [N, in2], [out, in1, in2], [1, out] -> [N, out].
+
+    Raises ShapeError when the dims do not fit.
+    """
+    x1, x2, weight = promote(floating(x1), floating(x2), floating(weight))
+    y = jnp.einsum("ni,oij,nj->no", x1, weight, x2)
+    if bias is None:
+        return y
+    if bias.size != y.shape[1]:
+        raise ShapeError(f"bilinear: bias {list(bias.shape)}; needs [1, {y.shape[1]}]")
+    return y + bias.astype(y.dtype).reshape(-1)
+
+
+# ---- embedding ----
+
+
+@op(method=False)
+def embedding_rows(x: Array, weight: Array, padding_idx: int | None = None, scale_grad_by_freq: bool = False) -> Array:
+    """Rows of weight at ids x, without a check of the ids; an id out of range gives NaN."""
+    if not dtypes.is_integer(x.dtype):
+        raise DTypeError(f"embedding: x is {x.dtype.name}; ids are integers, use astype")
+    if weight.ndim != 2:
+        raise ShapeError(f"embedding: weight {list(weight.shape)} needs 2 dims, [rows, size]")
+    size = weight.shape[0]
+    # below 0 counts from the end in an index; a row that is not there is what makes NaN
+    rows = weight.at[jnp.where(x < 0, size, x)].get(mode="fill", fill_value=jnp.nan)
+    if scale_grad_by_freq:
+        counts = jnp.zeros((size,), rows.dtype).at[x].add(1)
+        fixed = jax.lax.stop_gradient(rows)
+        rows = fixed + (rows - fixed) / jnp.maximum(counts[x], 1)[..., None]
+    return rows if padding_idx is None else jnp.where((x == padding_idx)[..., None], 0, rows)
+
+
+@op(method=False)
+def embedding_within(weight: Array, x: Array, max_norm: float, norm_type: float) -> Array:
+    """weight with the rows at ids x scaled down to a norm of at most max_norm."""
+    norm = p_norm(wide(weight), norm_type, 1, keepdims=True)
+    used = jnp.zeros(weight.shape[:1], bool).at[x.reshape(-1)].set(True)[:, None]
+    # 1e-7 keeps a row that was scaled once from being scaled again for its rounding
+    scaled = (weight * (max_norm / (norm + 1e-7))).astype(weight.dtype)
+    return jnp.where(used & (norm > max_norm), scaled, weight)
+
+
+@composite(method=False)
+def embedding(
+    x: Any,
+    weight: Any,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    sparse: bool = False,
+    scale_grad_by_freq: bool = False,
+    name: str | None = None,
+) -> Any:
+    """Rows of weight: ids [*b], [rows, size] -> [*b, size].
+
+    padding_idx (negative from the end): that id gives zeros and no gradient. max_norm: rows used are first scaled, in
+    weight itself, to an L-norm_type norm of at most that. scale_grad_by_freq divides the gradient of a row by how often
+    its id occurs. sparse says how a gradient is stored; it is the same gradient, and always dense here.
+    Raises IndexError for an id out of range (a captured function gives NaN), ShapeError for a padding_idx out of range.
+    """
+    rows = weight.shape[0]
+    if padding_idx is not None:
+        if not -rows <= padding_idx < rows:
+            raise ShapeError(f"embedding: padding_idx={padding_idx}; needs {-rows} <= padding_idx < {rows}")
+        padding_idx %= rows
+    check_range(x, rows, "embedding: id")
+    if max_norm is not None:
+        state.write(weight, state.read(embedding_within(weight.detach(), x, float(max_norm), float(norm_type))))
+    return embedding_rows(x, weight, padding_idx, scale_grad_by_freq)
+
+
+# ---- dropout ----
+
+
+def _check_p(p: float, what: str) -> None:
+    if not 0 <= p <= 1:
+        raise ConfigError(f"{what}: p={p}; a probability lies in [0, 1]")
+
+
+@op(method=False)
+def dropout_train(x: Array, p: float, axis: Any = None, mode: str = "upscale_in_train", key: Key = None) -> Array:
+    """x with each element (or slice along axis) set to 0 with probability p, the rest divided by 1 - p if upscaled."""
+    x = floating(x)
+    shape = x.shape
+    if axis is not None:
+        kept = {positive_dim(a, x.ndim, "dropout") for a in ((axis,) if isinstance(axis, int) else axis)}
+        shape = tuple(z if d in kept else 1 for d, z in enumerate(x.shape))
+    keep = jax.random.bernoulli(key, 1 - p, shape)
+    if mode == "upscale_in_train" and p < 1:
+        x = x / jnp.asarray(1 - p, x.dtype)
+    return jnp.where(keep, x, jnp.zeros((), x.dtype))
+
+
+@op(method=False)
+def scaled_by_keep(x: Array, p: float) -> Array:
+    """x * (1 - p): what downscale_in_infer does outside training."""
+    x = floating(x)
+    return x * jnp.asarray(1 - p, x.dtype)
+
+
+@composite(method=False)
+def dropout(
+    x: Any,
+    p: float = 0.5,
+    axis: Any = None,
+    training: bool = True,
+    inplace: bool = False,
+    mode: str = "upscale_in_train",
+    name: str | None = None,
+) -> Any:
+    """x with each element set to 0 with probability p in training. Source: arXiv:1207.0580.
+
+    mode "upscale_in_train" divides the rest by 1 - p in training; "downscale_in_infer" multiplies x by 1 - p
+    outside it. axis: draw once for each index along these dims, and for all elements of the others together.
+    inplace writes into x. Draws no random numbers unless training and p > 0. Raises ConfigError for a p outside [0,
+    1] or another mode.
+    """
+    _check_p(p, "dropout")
+    if mode not in ("upscale_in_train", "downscale_in_infer"):
+        raise ConfigError(f"dropout: mode={mode!r}; choose 'upscale_in_train' or 'downscale_in_infer'")
+    out = {"out": x} if inplace else {}
+    if training and p > 0:
+        return dropout_train(x, p, axis, mode, **out)
+    if not training and mode == "downscale_in_infer":
+        return scaled_by_keep(x, p, **out)
+    return x
+
+
+def _channel_dropout(x: Any, p: float, training: bool, data_format: str, n: int) -> Any:
+    what = f"dropout{n}d"
+    if len(x.shape) != n + 2:
+        raise ShapeError(f"{what}: x {list(x.shape)} has {len(x.shape)} dims, needs {n + 2}")
+    return dropout(x, p, [0, n + 1 if is_channels_last(data_format, n, what) else 1], training)
+
+
+@composite(method=False)
+def dropout1d(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """dropout of whole channels, [N, C, L]; also [C, L], one batch entry."""
+    if len(input.shape) not in (2, 3):
+        raise ShapeError(f"dropout1d: input {list(input.shape)}; needs [N, C, L] or [C, L]")
+    return dropout(input, p, list(range(len(input.shape) - 1)), training, inplace)
+
+
+@composite(method=False)
+def dropout2d(x: Any, p: float = 0.5, training: bool = True, data_format: str = "NCHW", name: str | None = None) -> Any:
+    """dropout of whole channels, [N, C, H, W]. Source: arXiv:1411.4280."""
+    return _channel_dropout(x, p, training, data_format, 2)
+
+
+@composite(method=False)
+def dropout3d(
+    x: Any, p: float = 0.5, training: bool = True, data_format: str = "NCDHW", name: str | None = None
+) -> Any:
+    """dropout of whole channels, [N, C, D, H, W]."""
+    return _channel_dropout(x, p, training, data_format, 3)
+
+
+# selu's limit at -inf, -scale * alpha (arXiv:1706.02515)
+_SELU_FLOOR = -1.0507009873554805 * 1.6732632423543772
+
+
+@op(method=False)
+def alpha_dropout_train(x: Array, p: float, num_dims: int | None = None, key: Key = None) -> Array:
+    """a * (x where kept, else selu's floor) + b, a and b keeping mean and variance; one draw over dims >= num_dims."""
+    x = floating(x)
+    shape = x.shape if num_dims is None else x.shape[:num_dims] + (1,) * (x.ndim - num_dims)
+    keep = jax.random.bernoulli(key, 1 - p, shape)
+    a = ((1 - p) * (1 + p * _SELU_FLOOR**2)) ** -0.5
+    b = -a * p * _SELU_FLOOR
+    return a * jnp.where(keep, x, jnp.asarray(_SELU_FLOOR, x.dtype)) + jnp.asarray(b, x.dtype)
+
+
+def _alpha_dropout(x: Any, p: float, training: bool, num_dims: int | None, what: str) -> Any:
+    _check_p(p, what)
+    if not training or p == 0:
+        return x
+    return scaled_by_keep(x, 1.0) if p == 1 else alpha_dropout_train(x, p, num_dims)
+
+
+@composite(method=False)
+def alpha_dropout(x: Any, p: float = 0.5, training: bool = True, name: str | None = None) -> Any:
+    """dropout that keeps zero mean and unit variance after selu. Source: arXiv:1706.02515, section "Alpha dropout".
+
+    Draws no random numbers unless training and 0 < p < 1. Raises ConfigError for a p outside [0, 1].
+    """
+    return _alpha_dropout(x, p, training, None, "alpha_dropout")
+
+
+@composite(method=False)
+def feature_alpha_dropout(x: Any, p: float = 0.5, training: bool = True, name: str | None = None) -> Any:
+    """alpha_dropout of whole channels, [N, C, ...]."""
+    if len(x.shape) < 2:
+        raise ShapeError(f"feature_alpha_dropout: x {list(x.shape)}; needs at least 2 dims, [N, C, ...]")
+    return _alpha_dropout(x, p, training, 2, "feature_alpha_dropout")
+
+
+# ---- similarities and masks ----
+
+
+@op(amp="fp32", method=False)
+def cosine_similarity(x1: Array, x2: Array, axis: int = 1, eps: float = 1e-08) -> Array:
+    """x1 . x2 / (max(|x1|, eps) * max(|x2|, eps)) along axis; x1 and x2 broadcast."""
+    x1, x2 = promote(floating(x1), floating(x2))
+    ndim = max(x1.ndim, x2.ndim)
+    dim = positive_dim(axis, ndim, "cosine_similarity") - ndim
+    return cosine(wide(x1), wide(x2), dim, eps).astype(x1.dtype)
+
+
+@op(amp="fp32", method=False)
+def pairwise_distance(x: Array, y: Array, p: float = 2.0, epsilon: float = 1e-06, keepdim: bool = False) -> Array:
+    """||x - y + epsilon||_p over the last dim: [*b, M] -> [*b]; p may be inf."""
+    x, y = promote(floating(x), floating(y))
+    return p_norm(wide(x) - wide(y) + epsilon, float(p), -1, keepdim).astype(x.dtype)
+
+
+@op(method=False)
+def mask_of_lengths(x: Array, maxlen: int, dtype: Any = "int64") -> Array:
+    """1 where the index is below the length, [*b] -> [*b, maxlen]."""
+    return (jnp.arange(maxlen, dtype=dtypes.int64) < x[..., None]).astype(dtypes.as_dtype(dtype))
+
+
+@composite(method=False)
+def sequence_mask(x: Any, maxlen: Any = None, dtype: Any = "int64", name: str | None = None) -> Any:
+    """1 where the index is below the length x, else 0: lengths [*b] -> [*b, maxlen].
+
+    maxlen is the longest length unless given, for which the lengths are read on the host (CaptureError inside a
+    captured function). Raises ShapeError for a negative maxlen.
+    """
+    if maxlen is None:
+        lengths = state.host(x, "sequence_mask without maxlen")
+        maxlen = int(lengths.max()) if lengths.size else 0
+    maxlen = int(maxlen)
+    if maxlen < 0:
+        raise ShapeError(f"sequence_mask: maxlen={maxlen}; it must not be negative")
+    return mask_of_lengths(x, maxlen, dtype)
+
+
+ALIASES: dict[str, str] = {}

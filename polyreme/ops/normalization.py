@@ -1,0 +1,299 @@
+"""Normalization: over the last dims, over batches, instances, groups and neighbouring channels.
+
+Floor: 2.  Statistics are computed in at least float32; results have x's dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from polyreme import kernels
+from polyreme.core import dtype as dtypes
+from polyreme.core import state
+from polyreme.core.dtype import floating
+from polyreme.core.op import composite, op
+from polyreme.errors import ConfigError, ShapeError
+from polyreme.ops.activation import channel_dim, positive_dim, wide
+
+
+def _last_dims(x: Array, normalized_shape: Any, what: str) -> tuple[int, ...]:
+    sizes = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if not sizes or tuple(x.shape[x.ndim - len(sizes) :]) != sizes:
+        raise ShapeError(f"{what}: normalized_shape {list(sizes)} is not the last dims of x {list(x.shape)}")
+    return sizes
+
+
+def _vector(value: Array | None, fill: float, sizes: tuple[int, ...], what: str) -> Array:
+    count = math.prod(sizes)
+    if value is None:
+        return jnp.full((count,), fill, dtypes.float32)
+    if value.size != count:
+        raise ShapeError(f"{what} {list(value.shape)} does not fit; needs {list(sizes)}")
+    return value.reshape(count)
+
+
+@op(amp="fp32", method=False)
+def layer_norm(
+    x: Array, normalized_shape: Any, weight: Array | None = None, bias: Array | None = None, epsilon: float = 1e-05
+) -> Array:
+    """(x - mean) / sqrt(variance + epsilon) * weight + bias over the last dims, whose sizes are normalized_shape.
+
+    weight and bias: normalized_shape, or flat. Source: arXiv:1607.06450. Raises ShapeError for sizes that do not fit.
+    """
+    x = floating(x)
+    sizes = _last_dims(x, normalized_shape, "layer_norm")
+    flat = x.reshape(*x.shape[: x.ndim - len(sizes)], math.prod(sizes))
+    w, b = _vector(weight, 1, sizes, "layer_norm: weight"), _vector(bias, 0, sizes, "layer_norm: bias")
+    return kernels.layer_norm(flat, w, b, epsilon).reshape(x.shape)
+
+
+@op(amp="fp32", method=False)
+def rms_norm(input: Array, normalized_shape: Any, weight: Array | None = None, eps: float = 1e-05) -> Array:
+    """input / sqrt(mean(input^2) + eps) * weight over the last dims, whose sizes are normalized_shape.
+
+    Source: arXiv:1910.07467. Raises ShapeError for sizes that do not fit.
+    """
+    x = floating(input)
+    sizes = _last_dims(x, normalized_shape, "rms_norm")
+    flat = x.reshape(*x.shape[: x.ndim - len(sizes)], math.prod(sizes))
+    return kernels.rms_norm(flat, _vector(weight, 1, sizes, "rms_norm: weight"), eps).reshape(x.shape)
+
+
+def _per_channel(value: Array | None, x: Array, dim: int, what: str) -> Array | None:
+    """value [C] shaped to broadcast along the channels of x."""
+    if value is None:
+        return None
+    if value.size != x.shape[dim]:
+        raise ShapeError(f"{what} {list(value.shape)} for x {list(x.shape)}; needs [{x.shape[dim]}], one a channel")
+    return wide(value).reshape([-1 if d == dim else 1 for d in range(x.ndim)])
+
+
+def _scaled(unit: Array, weight: Array | None, bias: Array | None, dim: int, what: str) -> Array:
+    w, b = _per_channel(weight, unit, dim, f"{what}: weight"), _per_channel(bias, unit, dim, f"{what}: bias")
+    unit = unit if w is None else unit * w
+    return unit if b is None else unit + b
+
+
+def _moments(x: Array, dims: tuple[int, ...]) -> tuple[Array, Array]:
+    """Mean and biased variance over dims, kept."""
+    mean = jnp.mean(x, dims, keepdims=True)
+    return mean, jnp.mean(jnp.square(x - mean), dims, keepdims=True)
+
+
+def _moved(running: Array, batch: Array, momentum: float) -> Array:
+    """momentum * running + (1 - momentum) * batch, outside the gradient."""
+    batch = lax.stop_gradient(batch).reshape(running.shape)
+    return (momentum * wide(running) + (1 - momentum) * batch).astype(running.dtype)
+
+
+@op(amp="fp32", method=False)
+def batch_norm_train(
+    x: Array,
+    running_mean: Array,
+    running_var: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    momentum: float = 0.9,
+    epsilon: float = 1e-05,
+    data_format: str = "NCHW",
+) -> tuple[Array, Array, Array]:
+    """batch_norm by the batch's own statistics -> (y, running_mean moved, running_var moved).
+
+    moved = momentum * running + (1 - momentum) * batch statistic; the variance is the biased one in both uses.
+    """
+    x = floating(x)
+    dim = channel_dim(data_format, x.ndim, "batch_norm")
+    for name, value in (("running_mean", running_mean), ("running_var", running_var)):
+        _per_channel(value, x, dim, f"batch_norm: {name}")
+    mean, var = _moments(wide(x), tuple(d for d in range(x.ndim) if d != dim))
+    unit = (wide(x) - mean) * lax.rsqrt(var + epsilon)
+    y = _scaled(unit, weight, bias, dim, "batch_norm").astype(x.dtype)
+    return y, _moved(running_mean, mean, momentum), _moved(running_var, var, momentum)
+
+
+@op(amp="fp32", method=False)
+def batch_norm_eval(
+    x: Array,
+    running_mean: Array,
+    running_var: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    epsilon: float = 1e-05,
+    data_format: str = "NCHW",
+) -> Array:
+    """batch_norm by the running statistics."""
+    x = floating(x)
+    dim = channel_dim(data_format, x.ndim, "batch_norm")
+    mean = _per_channel(running_mean, x, dim, "batch_norm: running_mean")
+    var = _per_channel(running_var, x, dim, "batch_norm: running_var")
+    unit = (wide(x) - mean) * lax.rsqrt(var + epsilon)
+    return _scaled(unit, weight, bias, dim, "batch_norm").astype(x.dtype)
+
+
+@composite(method=False)
+def batch_norm(
+    x: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.9,
+    epsilon: float = 1e-05,
+    data_format: str = "NCHW",
+    use_global_stats: bool | None = None,
+    name: str | None = None,
+) -> Any:
+    """(x - mean) / sqrt(var + epsilon) * weight + bias for each channel. Source: arXiv:1502.03167.
+
+    With use_global_stats (default: not training) mean and var are the running statistics. Else they are the batch's,
+    var the biased one, and the running statistics are moved in place: momentum * running + (1 - momentum) * batch.
+    x: [N, C, ...] or [N, ..., C] as data_format says; the rest [C]. Raises ShapeError for sizes that do not fit.
+    """
+    if use_global_stats if use_global_stats is not None else not training:
+        return batch_norm_eval(x, running_mean, running_var, weight, bias, epsilon, data_format)
+    y, mean, var = batch_norm_train(x, running_mean, running_var, weight, bias, momentum, epsilon, data_format)
+    state.write(running_mean, state.read(mean))
+    state.write(running_var, state.read(var))
+    return y
+
+
+@op(amp="fp32", method=False)
+def instance_norm_train(
+    x: Array,
+    running_mean: Array | None = None,
+    running_var: Array | None = None,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    momentum: float = 0.9,
+    eps: float = 1e-05,
+    data_format: str = "NCHW",
+) -> list[Array]:
+    """instance_norm by each instance's own statistics -> [y], and the running statistics moved if they are given."""
+    x = floating(x)
+    dim = channel_dim(data_format, x.ndim, "instance_norm")
+    if x.ndim < 3:
+        raise ShapeError(f"instance_norm: x {list(x.shape)} needs at least 3 dims: batch, channels and more")
+    mean, var = _moments(wide(x), tuple(d for d in range(1, x.ndim) if d != dim))
+    unit = (wide(x) - mean) * lax.rsqrt(var + eps)
+    y = _scaled(unit, weight, bias, dim, "instance_norm").astype(x.dtype)
+    moved = [
+        _moved(running, jnp.mean(batch, 0), momentum)
+        for running, batch in ((running_mean, mean), (running_var, var))
+        if running is not None and _per_channel(running, x, dim, "instance_norm: running statistic") is not None
+    ]
+    return [y, *moved]
+
+
+@composite(method=False)
+def instance_norm(
+    x: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.9,
+    eps: float = 1e-05,
+    data_format: str = "NCHW",
+    name: str | None = None,
+) -> Any:
+    """batch_norm with a mean and a variance for each instance: over all dims but batch and channels.
+
+    Running statistics, if given, are moved toward the batch's mean of them; use_input_stats=False normalizes by them.
+    Source: arXiv:1607.08022. Raises ConfigError when only one is given, or none with use_input_stats=False.
+    """
+    if (running_mean is None) != (running_var is None) or (running_mean is None and not use_input_stats):
+        raise ConfigError(
+            f"instance_norm: use_input_stats={use_input_stats} with running_mean "
+            f"{'missing' if running_mean is None else 'given'} and running_var "
+            f"{'missing' if running_var is None else 'given'}; give both, or none with use_input_stats=True"
+        )
+    if not use_input_stats:
+        return batch_norm_eval(x, running_mean, running_var, weight, bias, eps, data_format)
+    results = instance_norm_train(x, running_mean, running_var, weight, bias, momentum, eps, data_format)
+    for running, moved in zip((running_mean, running_var), results[1:], strict=False):
+        state.write(running, state.read(moved))
+    return results[0]
+
+
+@op(amp="fp32", method=False)
+def group_norm(
+    x: Array,
+    num_groups: int,
+    epsilon: float = 1e-05,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    data_format: str = "NCHW",
+) -> Array:
+    """Normalize each group of neighbouring channels of each instance by its own mean and variance.
+
+    weight and bias: [C]. Source: arXiv:1803.08494. Raises ShapeError unless num_groups divides the channels.
+    """
+    x = floating(x)
+    dim = channel_dim(data_format, x.ndim, "group_norm")
+    if x.ndim < 2 or num_groups < 1 or x.shape[dim] % num_groups:
+        raise ShapeError(f"group_norm: num_groups={num_groups} does not divide the channels of x {list(x.shape)}")
+    split = x.reshape(*x.shape[:dim], num_groups, x.shape[dim] // num_groups, *x.shape[dim + 1 :])
+    v = wide(split)
+    mean, var = _moments(v, tuple(d for d in range(1, split.ndim) if d != dim))
+    unit = ((v - mean) * lax.rsqrt(var + epsilon)).reshape(x.shape)
+    return _scaled(unit, weight, bias, dim, "group_norm").astype(x.dtype)
+
+
+@op(amp="fp32", method=False)
+def local_response_norm(
+    x: Array, size: int, alpha: float = 0.0001, beta: float = 0.75, k: float = 1.0, data_format: str = "NCHW"
+) -> Array:
+    """x / (k + alpha * mean of x^2 over `size` neighbouring channels)^beta; missing neighbours count as 0.
+
+    Channel c looks at c - size // 2 ... c + (size - 1) // 2. Source: Krizhevsky et al. 2012, section 3.3.
+    """
+    x = floating(x)
+    dim = channel_dim(data_format, x.ndim, "local_response_norm")
+    if x.ndim < 3 or size < 1:
+        raise ShapeError(f"local_response_norm: x {list(x.shape)} with size={size}; needs 3 dims or more and size >= 1")
+    v = wide(x)
+    window = [size if d == dim else 1 for d in range(x.ndim)]
+    pads = [(size // 2, (size - 1) // 2) if d == dim else (0, 0) for d in range(x.ndim)]
+    total = lax.reduce_window(jnp.square(v), np.zeros((), v.dtype), lax.add, window, [1] * x.ndim, pads)
+    return (v / jnp.power(k + alpha / size * total, beta)).astype(x.dtype)
+
+
+def p_norm(x: Array, p: float, dim: Any, keepdims: bool = False) -> Array:
+    """(sum of |x|^p)^(1 / p) over dim; the largest |x| for p = inf, the number of nonzeros for p = 0.
+
+    The gradient where the norm is 0 is 0, and never NaN.
+    """
+    size = jnp.abs(x)
+    if math.isinf(p):
+        pick = jnp.max if p > 0 else jnp.min
+        return pick(size, dim, keepdims=keepdims)
+    if p == 0:
+        return jnp.sum((size != 0).astype(x.dtype), dim, keepdims=keepdims)
+    if p == 1:
+        return jnp.sum(size, dim, keepdims=keepdims)
+    if p == 2:
+        total = jnp.sum(jnp.square(size), dim, keepdims=keepdims)
+    else:
+        live = size != 0
+        total = jnp.sum(jnp.where(live, jnp.power(jnp.where(live, size, 1), p), 0), dim, keepdims=keepdims)
+    some = total != 0
+    return jnp.where(some, jnp.power(jnp.where(some, total, 1), 1 / p), 0)
+
+
+@op(amp="fp32", method=False)
+def normalize(x: Array, p: float = 2, axis: int = 1, epsilon: float = 1e-12) -> Array:
+    """x / max(||x||_p, epsilon) along axis; p is a number or inf."""
+    x = floating(x)
+    v = wide(x)
+    norm = p_norm(v, float(p), positive_dim(axis, x.ndim, "normalize"), keepdims=True)
+    return (v / jnp.maximum(norm, epsilon)).astype(x.dtype)
+
+
+ALIASES: dict[str, str] = {}

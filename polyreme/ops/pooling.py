@@ -1,0 +1,450 @@
+"""Pooling: max, average and power means over windows, adaptive forms, and the inverse of max pooling.
+
+Floor: 2.  padding: an int, one int or one (before, after) pair a spatial dim, "SAME" or "VALID". Indices of maxima
+are int32 and count through the spatial dims of their own image and channel. In shapes, o is an output size and k the
+size of a window.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from polyreme.core import dtype as dtypes
+from polyreme.core.dtype import floating
+from polyreme.core.op import composite, op
+from polyreme.errors import ConfigError, ShapeError
+from polyreme.ops.activation import wide
+from polyreme.ops.ids import check_range
+from polyreme.ops.windows import is_channels_last, per_dim, resolve_pads, spatial
+
+
+class _Grid:
+    """Where the windows of one call lie. ends: how many entries past the end a ceil_mode window may reach, per dim."""
+
+    def __init__(
+        self, n: int, x: Array, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool, fmt: str, what: str
+    ) -> None:
+        self.n, self.what = n, what
+        self.last = is_channels_last(fmt, n, what)
+        self.sizes = spatial(x.shape, n, self.last, what)
+        self.kernel = per_dim(kernel_size, n, f"{what}: kernel_size")
+        self.stride = self.kernel if stride is None else per_dim(stride, n, f"{what}: stride")
+        if ceil_mode and isinstance(padding, str):
+            raise ConfigError(f"{what}: ceil_mode=True with padding={padding!r}; give the padding in numbers")
+        self.pads = resolve_pads(padding, self.sizes, self.kernel, self.stride, (1,) * n, self.last, what)
+        room = [z + sum(p) - k for z, p, k in zip(self.sizes, self.pads, self.kernel, strict=True)]
+        if min(room) < 0:
+            raise ShapeError(f"{what}: kernel_size={kernel_size!r} does not fit in {list(self.sizes)} with {padding=}")
+        self.counts = [(-(-r // s) if ceil_mode else r // s) + 1 for r, s in zip(room, self.stride, strict=True)]
+        self.ends = [max((c - 1) * s - r, 0) for c, s, r in zip(self.counts, self.stride, room, strict=True)]
+
+    def reduce(self, x: Array, zero: Any, fn: Any) -> Array:
+        """fn over each window, padding and ends counting as zero."""
+        pads = [(a, b + e) for (a, b), e in zip(self.pads, self.ends, strict=True)]
+        return lax.reduce_window(
+            x,
+            np.asarray(zero, x.dtype),
+            fn,
+            self._full(self.kernel, 1),
+            self._full(self.stride, 1),
+            self._full(pads, (0, 0)),
+        )
+
+    def entries(self, padded: bool) -> np.ndarray:
+        """How many entries each window holds, [*o]; padding counts if padded, ends never do."""
+        total = np.ones((), np.int64)
+        for dim in range(self.n):
+            low, high = (-self.pads[dim][0], self.pads[dim][1]) if padded else (0, 0)
+            starts = np.arange(self.counts[dim]) * self.stride[dim] - self.pads[dim][0]
+            stops = np.minimum(starts + self.kernel[dim], self.sizes[dim] + high)
+            total = total[..., None] * np.maximum(stops - np.maximum(starts, low), 0)
+        return total
+
+    def _full(self, values: Any, fill: Any) -> list:
+        return [fill, *values, fill] if self.last else [fill, fill, *values]
+
+    def positions(self) -> list[np.ndarray]:
+        """Index of each entry of each window by dim, [o, k]; outside [0, size) for padding."""
+        return [
+            np.arange(c)[:, None] * s - p[0] + np.arange(k)
+            for c, s, p, k in zip(self.counts, self.stride, self.pads, self.kernel, strict=True)
+        ]
+
+
+def _windows(x: Array, positions: list[np.ndarray], fill: Any) -> tuple[Array, np.ndarray]:
+    """[N, C, *sizes] -> (windows [N, C, *o, K], the flat index of each entry [*o, K]); fill where outside."""
+    sizes, n = x.shape[2:], len(positions)
+    flat, inside = np.zeros((), np.int64), np.ones((), bool)
+    for dim, at in enumerate(positions):
+        shape = [at.shape[0] if d == dim else at.shape[1] if d == n + dim else 1 for d in range(2 * n)]
+        at = at.reshape(shape)
+        inside = inside & (at >= 0) & (at < sizes[dim])
+        flat = flat * sizes[dim] + np.clip(at, 0, sizes[dim] - 1)
+    flat = np.broadcast_to(flat, inside.shape).reshape(*inside.shape[:n], -1)
+    inside = inside.reshape(flat.shape)
+    found = x.reshape(*x.shape[:2], -1)[:, :, jnp.asarray(flat)]
+    return jnp.where(inside, found, jnp.asarray(fill, x.dtype)), flat
+
+
+def _lowest(dtype: Any) -> Any:
+    if dtypes.is_floating(dtype):
+        return -np.inf
+    return np.iinfo(dtype).min
+
+
+def _largest(x: Array, positions: list[np.ndarray], last: bool) -> tuple[Array, Array]:
+    """(the maximum of each window, its flat index as int32); of equal ones the first."""
+    x = jnp.moveaxis(x, -1, 1) if last else x
+    windows, flat = _windows(x, positions, _lowest(x.dtype))
+    pick = jnp.argmax(windows, -1)[..., None]
+    value = jnp.take_along_axis(windows, pick, -1)[..., 0]
+    index = jnp.take_along_axis(jnp.broadcast_to(jnp.asarray(flat), windows.shape), pick, -1)[..., 0].astype(jnp.int32)
+    return (jnp.moveaxis(value, 1, -1), jnp.moveaxis(index, 1, -1)) if last else (value, index)
+
+
+def _max_pool(
+    n: int, x: Array, kernel_size: Any, stride: Any, padding: Any, return_mask: bool, ceil_mode: bool, fmt: str
+) -> Any:
+    grid = _Grid(n, x, kernel_size, stride, padding, ceil_mode, fmt, f"max_pool{n}d")
+    if return_mask:
+        return _largest(x, grid.positions(), grid.last)
+    return grid.reduce(x, _lowest(x.dtype), lax.max)
+
+
+@op(method=False)
+def max_pool1d(
+    x: Array,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    return_mask: bool = False,
+    ceil_mode: bool = False,
+) -> Any:
+    """Largest entry of each window, [N, C, L] -> [N, C, L']; with return_mask also its index.
+
+    stride is kernel_size unless given; ceil_mode keeps a last window that reaches past the end. One of equal maxima
+    gets the gradient. Raises ShapeError when no window fits.
+    """
+    return _max_pool(1, x, kernel_size, stride, padding, return_mask, ceil_mode, "NCL")
+
+
+@op(method=False)
+def max_pool2d(
+    x: Array,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    return_mask: bool = False,
+    ceil_mode: bool = False,
+    data_format: str = "NCHW",
+) -> Any:
+    """Largest entry of each window, [N, C, H, W] -> [N, C, H', W']; the rest as for max_pool1d."""
+    return _max_pool(2, x, kernel_size, stride, padding, return_mask, ceil_mode, data_format)
+
+
+@op(method=False)
+def max_pool3d(
+    x: Array,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    return_mask: bool = False,
+    ceil_mode: bool = False,
+    data_format: str = "NCDHW",
+) -> Any:
+    """Largest entry of each window, [N, C, D, H, W] -> [N, C, D', H', W']; the rest as for max_pool1d."""
+    return _max_pool(3, x, kernel_size, stride, padding, return_mask, ceil_mode, data_format)
+
+
+def _avg_pool(
+    n: int,
+    x: Array,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    ceil_mode: bool,
+    exclusive: bool,
+    divisor: Any,
+    fmt: str,
+) -> Array:
+    x = floating(x)
+    grid = _Grid(n, x, kernel_size, stride, padding, ceil_mode, fmt, f"avg_pool{n}d")
+    total = grid.reduce(wide(x), 0, lax.add)
+    if divisor is not None:
+        if divisor <= 0:
+            raise ConfigError(f"avg_pool{n}d: divisor_override={divisor}; it must be positive")
+        return (total / divisor).astype(x.dtype)
+    # a window with no entry at all sums to 0; dividing by 1 keeps it 0
+    counts = np.maximum(grid.entries(padded=not exclusive), 1)
+    counts = counts[..., None] if grid.last else counts
+    return (total / jnp.asarray(counts, total.dtype)).astype(x.dtype)
+
+
+@op(method=False)
+def avg_pool1d(
+    x: Array,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    exclusive: bool = True,
+    ceil_mode: bool = False,
+) -> Array:
+    """Mean of each window, [N, C, L] -> [N, C, L'].
+
+    exclusive: padding does not count as entries. stride is kernel_size unless given; ceil_mode keeps a last window that
+    reaches past the end, where there are no entries. Raises ShapeError when no window fits.
+    """
+    return _avg_pool(1, x, kernel_size, stride, padding, ceil_mode, exclusive, None, "NCL")
+
+
+@op(method=False)
+def avg_pool2d(
+    x: Array,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    exclusive: bool = True,
+    divisor_override: Any = None,
+    data_format: str = "NCHW",
+) -> Array:
+    """Mean of each window, [N, C, H, W] -> [N, C, H', W'], or its sum / divisor_override; else as avg_pool1d."""
+    return _avg_pool(2, x, kernel_size, stride, padding, ceil_mode, exclusive, divisor_override, data_format)
+
+
+@op(method=False)
+def avg_pool3d(
+    x: Array,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    exclusive: bool = True,
+    divisor_override: Any = None,
+    data_format: str = "NCDHW",
+) -> Array:
+    """Mean of each window, [N, C, D, H, W] -> [N, C, D', H', W'], or its sum / divisor_override; else as avg_pool1d."""
+    return _avg_pool(3, x, kernel_size, stride, padding, ceil_mode, exclusive, divisor_override, data_format)
+
+
+def _adaptive(n: int, shape: tuple, output_size: Any, last: bool, what: str) -> list[np.ndarray]:
+    """Positions by dim, [o, k]: window i of o covers floor(i size / o) up to ceil((i + 1) size / o); -1 beyond it."""
+    sizes = spatial(shape, n, last, what)
+    given = (output_size,) * n if output_size is None or isinstance(output_size, int) else tuple(output_size)
+    if len(given) == 1:
+        given = given * n
+    wanted = tuple(z if o is None else o for z, o in zip(sizes, given, strict=False))
+    if len(given) != n or any(not isinstance(o, int) or o < 1 for o in wanted):
+        raise ShapeError(f"{what}: output_size={output_size!r}; needs an int or {n} of them, each at least 1 or None")
+    return [even_bins(z, o) for z, o in zip(sizes, wanted, strict=True)]
+
+
+def even_bins(size: int, count: int) -> np.ndarray:
+    """Positions of the `count` windows that cover a dim evenly, [o, k]; -1 beyond a window's end."""
+    at = np.arange(count)
+    starts, stops = at * size // count, -(-(at + 1) * size // count)
+    inside = starts[:, None] + np.arange(int((stops - starts).max()))
+    return np.where(inside < stops[:, None], inside, -1)
+
+
+def adaptive_average(x: Array, positions: list[np.ndarray]) -> Array:
+    """Means over windows, [N, C, *sizes] -> [N, C, *o], dim by dim: a mean over a box is a mean of means."""
+    v = wide(x)
+    for dim, at in enumerate(positions):
+        inside = (at >= 0).reshape([*at.shape] + [1] * (v.ndim - 3 - dim))
+        taken = jnp.take(v, jnp.asarray(np.maximum(at, 0)), 2 + dim)
+        total = jnp.sum(jnp.where(inside, taken, 0), 3 + dim)
+        v = total / jnp.asarray(inside.sum(1), v.dtype)
+    return v.astype(x.dtype)
+
+
+def _adaptive_avg(n: int, x: Array, output_size: Any, fmt: str) -> Array:
+    what = f"adaptive_avg_pool{n}d"
+    x, last = floating(x), is_channels_last(fmt, n, what)
+    positions = _adaptive(n, x.shape, output_size, last, what)
+    if not last:
+        return adaptive_average(x, positions)
+    return jnp.moveaxis(adaptive_average(jnp.moveaxis(x, -1, 1), positions), 1, -1)
+
+
+@op(method=False)
+def adaptive_avg_pool1d(x: Array, output_size: Any) -> Array:
+    """Means over output_size windows that cover the dim evenly, [N, C, L] -> [N, C, output_size].
+
+    Window i is floor(i L / n) up to ceil((i + 1) L / n). Raises ShapeError for an output_size below 1.
+    """
+    return _adaptive_avg(1, x, output_size, "NCL")
+
+
+@op(method=False)
+def adaptive_avg_pool2d(x: Array, output_size: Any, data_format: str = "NCHW") -> Array:
+    """Means over an even grid of windows, [N, C, H, W] -> [N, C, *output_size]; None keeps a size."""
+    return _adaptive_avg(2, x, output_size, data_format)
+
+
+@op(method=False)
+def adaptive_avg_pool3d(x: Array, output_size: Any, data_format: str = "NCDHW") -> Array:
+    """Means over an even grid of windows, [N, C, D, H, W] -> [N, C, *output_size]; None keeps a size."""
+    return _adaptive_avg(3, x, output_size, data_format)
+
+
+def _adaptive_max(n: int, x: Array, output_size: Any, return_mask: bool) -> Any:
+    value, index = _largest(x, _adaptive(n, x.shape, output_size, False, f"adaptive_max_pool{n}d"), False)
+    return (value, index) if return_mask else value
+
+
+@op(method=False)
+def adaptive_max_pool1d(x: Array, output_size: Any, return_mask: bool = False) -> Any:
+    """Maxima over the windows of adaptive_avg_pool1d; with return_mask also their indices."""
+    return _adaptive_max(1, x, output_size, return_mask)
+
+
+@op(method=False)
+def adaptive_max_pool2d(x: Array, output_size: Any, return_mask: bool = False) -> Any:
+    """Maxima over the windows of adaptive_avg_pool2d; with return_mask also their indices."""
+    return _adaptive_max(2, x, output_size, return_mask)
+
+
+@op(method=False)
+def adaptive_max_pool3d(x: Array, output_size: Any, return_mask: bool = False) -> Any:
+    """Maxima over the windows of adaptive_avg_pool3d; with return_mask also their indices."""
+    return _adaptive_max(3, x, output_size, return_mask)
+
+
+def _lp_pool(n: int, x: Array, norm_type: float, grid: _Grid) -> Array:
+    p = float(norm_type)
+    if math.isinf(p):
+        return grid.reduce(x, -np.inf, lax.max)
+    if p <= 0:
+        raise ConfigError(f"lp_pool{n}d: norm_type={norm_type}; it must be positive")
+    v = wide(x)
+    total = grid.reduce(v ** int(p) if p.is_integer() else jnp.power(v, p), 0, lax.add)
+    some = total != 0
+    root = jnp.power(jnp.where(some, jnp.abs(total), 1), 1 / p)
+    return jnp.where(some, jnp.sign(total) * root, 0).astype(x.dtype)
+
+
+@op(method=False)
+def lp_pool1d(
+    x: Array,
+    norm_type: float,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    data_format: str = "NCL",
+) -> Array:
+    """(sum of x^p over each window)^(1 / p), p = norm_type: [N, C, L] -> [N, C, L'].
+
+    A negative sum (odd p) keeps its sign; p = inf is max pooling. Raises ShapeError when no window fits,
+    ConfigError unless norm_type > 0.
+    """
+    x = floating(x)
+    return _lp_pool(1, x, norm_type, _Grid(1, x, kernel_size, stride, padding, ceil_mode, data_format, "lp_pool1d"))
+
+
+@op(method=False)
+def lp_pool2d(
+    x: Array,
+    norm_type: float,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    data_format: str = "NCHW",
+) -> Array:
+    """lp_pool1d over two dims, [N, C, H, W] -> [N, C, H', W']."""
+    x = floating(x)
+    return _lp_pool(2, x, norm_type, _Grid(2, x, kernel_size, stride, padding, ceil_mode, data_format, "lp_pool2d"))
+
+
+@op(method=False)
+def scatter_to_image(x: Array, indices: Array, sizes: tuple, data_format: str) -> Array:
+    """Zeros of spatial sizes with x's entries at flat indices, [N, C, ...] -> [N, C, *sizes]: max_unpool's op."""
+    last = data_format.endswith("C")
+    if x.shape != indices.shape:
+        raise ShapeError(f"max_unpool: x {list(x.shape)} and indices {list(indices.shape)} need the same shape")
+    x, indices = (jnp.moveaxis(v, -1, 1) if last else v for v in (x, indices))
+    flat = jnp.zeros((*x.shape[:2], math.prod(sizes)), x.dtype)
+    batch, channel = np.ogrid[: x.shape[0], : x.shape[1]]
+    at = (batch[..., None], channel[..., None], indices.reshape(*x.shape[:2], -1))
+    y = flat.at[at].set(x.reshape(*x.shape[:2], -1)).reshape(*x.shape[:2], *sizes)
+    return jnp.moveaxis(y, 1, -1) if last else y
+
+
+def _max_unpool(
+    n: int, x: Any, indices: Any, kernel_size: Any, stride: Any, padding: Any, fmt: str, output_size: Any
+) -> Any:
+    what = f"max_unpool{n}d"
+    last = is_channels_last(fmt, n, what)
+    sizes = spatial(tuple(x.shape), n, last, what)
+    kernel = per_dim(kernel_size, n, f"{what}: kernel_size")
+    step = kernel if stride is None else per_dim(stride, n, f"{what}: stride")
+    pads = per_dim(padding, n, f"{what}: padding", low=0)
+    natural = tuple((z - 1) * s + k - 2 * p for z, s, k, p in zip(sizes, step, kernel, pads, strict=True))
+    wanted = natural
+    if output_size is not None:
+        given = tuple(output_size)
+        # the size of the whole Tensor is taken too
+        given = (given[1:-1] if last else given[2:]) if len(given) == n + 2 else given
+        wanted = per_dim(given, n, f"{what}: output_size")
+        if any(abs(w - have) >= s for w, have, s in zip(wanted, natural, step, strict=True)):
+            raise ShapeError(f"{what}: output_size={list(given)}; needs {list(natural)}, each less than {step} away")
+    check_range(indices, math.prod(wanted), f"{what}: index")
+    return scatter_to_image(x, indices, wanted, fmt)
+
+
+@composite(method=False)
+def max_unpool1d(
+    x: Any,
+    indices: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    data_format: str = "NCL",
+    output_size: Any = None,
+    name: str | None = None,
+) -> Any:
+    """Put maxima back where max_pool1d(return_mask=True) found them, zeros elsewhere: [N, C, L] -> [N, C, L'].
+
+    Raises IndexError for an index outside the result, ShapeError for an output_size out of reach.
+    """
+    return _max_unpool(1, x, indices, kernel_size, stride, padding, data_format, output_size)
+
+
+@composite(method=False)
+def max_unpool2d(
+    x: Any,
+    indices: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    data_format: str = "NCHW",
+    output_size: Any = None,
+    name: str | None = None,
+) -> Any:
+    """max_unpool1d over two dims: [N, C, H, W] -> [N, C, H', W']."""
+    return _max_unpool(2, x, indices, kernel_size, stride, padding, data_format, output_size)
+
+
+@composite(method=False)
+def max_unpool3d(
+    x: Any,
+    indices: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    data_format: str = "NCDHW",
+    output_size: Any = None,
+    name: str | None = None,
+) -> Any:
+    """max_unpool1d over three dims: [N, C, D, H, W] -> [N, C, D', H', W']."""
+    return _max_unpool(3, x, indices, kernel_size, stride, padding, data_format, output_size)
+
+
+ALIASES: dict[str, str] = {}

@@ -1,0 +1,295 @@
+"""Images at other sizes and places: interpolation, sampling along a grid, pixels and channels rearranged.
+
+Floor: 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from polyreme.core.dtype import floating, promote
+from polyreme.core.op import op
+from polyreme.errors import ConfigError, ShapeError
+from polyreme.ops.activation import wide
+from polyreme.ops.pooling import adaptive_average, even_bins
+from polyreme.ops.windows import per_dim
+
+_DIMS = {"linear": (1,), "bilinear": (2,), "bicubic": (2,), "trilinear": (3,), "nearest": (1, 2, 3), "area": (1, 2, 3)}
+_FORMATS = {1: ("NCL", "NCW", "NLC", "NWC"), 2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}
+# an output entry is sum over taps of weight * input[index]: (index [out, taps], weight [out, taps])
+Taps = tuple[np.ndarray, np.ndarray]
+
+
+def _cubic(t: np.ndarray, a: float) -> np.ndarray:
+    """Keys' cubic convolution kernel, 1981, equation 4, with its free parameter a."""
+    t = np.abs(t)
+    near = ((a + 2) * t - (a + 3)) * t * t + 1
+    far = a * (((t - 5) * t + 8) * t - 4)
+    return np.where(t <= 1, near, np.where(t < 2, far, 0))
+
+
+def _taps_around(source: np.ndarray, size: int, reach: int, kernel: Callable[[np.ndarray], np.ndarray]) -> Taps:
+    """2 * reach taps around each real source position; those outside repeat the edge."""
+    index = np.floor(source).astype(np.int64)[:, None] + np.arange(1 - reach, reach + 1)
+    return np.clip(index, 0, size - 1), kernel(source[:, None] - index)
+
+
+def _smooth_taps(size: int, out: int, ratio: float, kernel: Callable, support: float) -> Taps:
+    """Taps of the kernel stretched by the shrinking ratio, so that nothing in between is skipped."""
+    stretch = max(ratio, 1.0)
+    centre = (np.arange(out) + 0.5) * ratio
+    first = np.floor(centre - support * stretch).astype(np.int64)
+    index = first[:, None] + np.arange(2 * math.ceil(support * stretch) + 1)
+    weight = kernel((index + 0.5 - centre[:, None]) / stretch) * ((index >= 0) & (index < size))
+    return np.clip(index, 0, size - 1), weight / weight.sum(1, keepdims=True)
+
+
+def _triangle(t: np.ndarray) -> np.ndarray:
+    return np.maximum(1 - np.abs(t), 0)
+
+
+def _dim_taps(
+    size: int, out: int, mode: str, ratio: float, align_corners: bool, align_mode: int, antialias: bool
+) -> Taps:
+    """Taps of one dim; ratio is input entries per output entry."""
+    at = np.arange(out)
+    if mode == "nearest":
+        return np.minimum(np.floor(at * ratio).astype(np.int64), size - 1)[:, None], np.ones((out, 1))
+    cubic = mode == "bicubic"
+    if antialias:
+        # the smooth form of the cubic kernel has another parameter by custom
+        return _smooth_taps(size, out, ratio, (lambda t: _cubic(t, -0.5)) if cubic else _triangle, 2 if cubic else 1)
+    if align_corners:
+        source = at * ((size - 1) / (out - 1) if out > 1 else 0.0)
+    elif align_mode == 1 and not cubic:
+        source = at * ratio
+    else:
+        source = (at + 0.5) * ratio - 0.5
+    if cubic:
+        return _taps_around(source, size, 2, lambda t: _cubic(t, -0.75))
+    return _taps_around(np.clip(source, 0, size - 1), size, 1, _triangle)
+
+
+def _new_sizes(x: Array, n: int, sizes: tuple, size: Any, scale_factor: Any, recompute: Any) -> tuple[tuple, list]:
+    """(output sizes, input entries per output entry of each dim)."""
+    if (size is None) == (scale_factor is None):
+        raise ConfigError(f"interpolate: size={size!r} and scale_factor={scale_factor!r}; give exactly one of them")
+    if size is not None:
+        out = per_dim(size, n, "interpolate: size")
+        return out, [z / o for z, o in zip(sizes, out, strict=True)]
+    factors = (scale_factor,) * n if isinstance(scale_factor, (int, float)) else tuple(scale_factor)
+    factors = factors * n if len(factors) == 1 else factors
+    if len(factors) != n or min(factors) <= 0:
+        raise ShapeError(f"interpolate: scale_factor={scale_factor!r}; needs a positive number or {n} of them")
+    out = tuple(int(z * f) for z, f in zip(sizes, factors, strict=True))
+    if min(out) < 1:
+        raise ShapeError(
+            f"interpolate: scale_factor={scale_factor!r} makes {list(sizes)} into {list(out)}; scale by more"
+        )
+    return out, [z / o for z, o in zip(sizes, out, strict=True)] if recompute else [1 / f for f in factors]
+
+
+@op(method=False)
+def interpolate(
+    x: Array,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool = False,
+    align_mode: int = 0,
+    data_format: str | None = None,
+    recompute_scale_factor: Any = None,
+    antialias: bool = False,
+) -> Array:
+    """x at other spatial sizes: [N, C, *sizes] -> [N, C, *size], or int(sizes * scale_factor).
+
+    mode: nearest, linear (1 dim), bilinear and bicubic (2), trilinear (3), area (means over even windows). Output i is
+    taken at (i + 1/2) * ratio - 1/2; at i * (in - 1) / (out - 1) with align_corners; at i * ratio with align_mode=1
+    (linear modes) and for nearest. ratio is 1 / scale_factor, or in / out when size is given or
+    recompute_scale_factor is true. antialias (bilinear, bicubic) stretches the kernel when shrinking. Bicubic uses
+    Keys' kernel with a = -0.75. Raises ConfigError and ShapeError for settings that do not go together.
+    """
+    n = x.ndim - 2
+    mode = mode.lower()
+    if mode not in _DIMS or n not in _DIMS[mode]:
+        raise ConfigError(
+            f"interpolate: mode={mode!r} for x {list(x.shape)}; the modes are {', '.join(_DIMS)}, for 3, 4 (bi-) or "
+            "5 (tri-) dims"
+        )
+    data_format = data_format or _FORMATS[n][0]
+    if data_format not in _FORMATS[n]:
+        raise ConfigError(f"interpolate: data_format={data_format!r} of x {list(x.shape)}; choose {_FORMATS[n]}")
+    if align_corners and mode in ("nearest", "area"):
+        raise ConfigError(f"interpolate: align_corners=True has no meaning for mode={mode!r}; leave it out")
+    if antialias and (mode not in ("bilinear", "bicubic") or align_corners):
+        raise ConfigError(f"interpolate: antialias=True with {mode=}, {align_corners=}; for bilinear and bicubic only")
+    if align_mode not in (0, 1):
+        raise ConfigError(f"interpolate: align_mode={align_mode!r}; choose 0 or 1")
+    last = data_format.endswith("C")
+    x = floating(x)
+    y = jnp.moveaxis(x, -1, 1) if last else x
+    sizes = y.shape[2:]
+    out, ratios = _new_sizes(y, n, sizes, size, scale_factor, recompute_scale_factor)
+    if mode == "area":
+        y = adaptive_average(y, [even_bins(z, o) for z, o in zip(sizes, out, strict=True)])
+    else:
+        for dim, (z, o, ratio) in enumerate(zip(sizes, out, ratios, strict=True)):
+            y = _apply(y, 2 + dim, _dim_taps(z, o, mode, ratio, align_corners, align_mode, antialias))
+    y = y.astype(x.dtype)
+    return jnp.moveaxis(y, 1, -1) if last else y
+
+
+def _apply(x: Array, dim: int, taps: Taps) -> Array:
+    index, weight = taps
+    taken = jnp.take(x, jnp.asarray(index), dim)
+    if index.shape[1] == 1:
+        return jnp.squeeze(taken, dim + 1)
+    v = wide(taken)
+    weight = jnp.asarray(weight, v.dtype).reshape(*weight.shape, *[1] * (v.ndim - dim - 2))
+    return jnp.sum(v * weight, dim + 1)
+
+
+@op(method=False)
+def affine_grid(theta: Array, out_shape: Any, align_corners: bool = True) -> Array:
+    """Where each output entry of an affine map looks, in [-1, 1] coordinates with x first, for grid_sample.
+
+    theta [N, 2, 3], out_shape [N, C, H, W] -> [N, H, W, 2]; theta [N, 3, 4], out_shape [N, C, D, H, W] -> [N, D, H,
+    W, 3]. Raises ShapeError when the two do not fit.
+    """
+    n = len(out_shape) - 2
+    if n not in (2, 3) or theta.shape != (out_shape[0], n, n + 1):
+        raise ShapeError(
+            f"affine_grid: theta {list(theta.shape)} for out_shape {list(out_shape)}; needs [N, 2, 3] with 4 sizes or "
+            "[N, 3, 4] with 5"
+        )
+    theta = floating(theta)
+    lines = []
+    for size in out_shape[2:]:
+        shrink = 1.0 if align_corners else (size - 1) / size
+        lines.append(np.linspace(-shrink, shrink, size) if size > 1 else np.zeros(1))
+    places = np.stack([*np.meshgrid(*lines, indexing="ij")[::-1], np.ones(out_shape[2:])], -1)
+    v = wide(theta)
+    # a sum of n + 1 products, spelled out: an accelerator's matmul may round its operands
+    grid = jnp.sum(jnp.asarray(places, v.dtype)[None, ..., None, :] * v.reshape(-1, *[1] * n, n, n + 1), -1)
+    return grid.astype(theta.dtype)
+
+
+def _unnormalized(at: Array, size: int, align_corners: bool) -> Array:
+    return (at + 1) / 2 * (size - 1) if align_corners else ((at + 1) * size - 1) / 2
+
+
+def _reflected(at: Array, size: int, align_corners: bool) -> Array:
+    low, span = (0.0, size - 1) if align_corners else (-0.5, size)
+    if span == 0:
+        return jnp.zeros_like(at)
+    away = jnp.abs(at - low)
+    fold = jnp.mod(away, 2 * span)
+    return jnp.minimum(fold, 2 * span - fold) + low
+
+
+@op(method=False)
+def grid_sample(
+    x: Array, grid: Array, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool = True
+) -> Array:
+    """x read at real positions: [N, C, H, W], [N, *o, 2] -> [N, C, *o] (5 dims: [N, C, D, H, W], [N, *o, 3]).
+
+    grid holds (x, y) or (x, y, z) in [-1, 1], the centres of the corner entries with align_corners, else their outer
+    edges. mode: bilinear or nearest (ties to even). padding_mode outside: zeros, border (nearest edge) or reflection.
+    Source: arXiv:1506.02025. Raises ShapeError and ConfigError for what does not fit.
+    """
+    if mode not in ("bilinear", "nearest") or padding_mode not in ("zeros", "border", "reflection"):
+        raise ConfigError(
+            f"grid_sample: {mode=}, {padding_mode=}; choose 'bilinear' or 'nearest', and 'zeros', 'border' or "
+            "'reflection'"
+        )
+    n = x.ndim - 2
+    if n not in (2, 3) or grid.ndim != x.ndim or grid.shape[-1] != n or grid.shape[0] != x.shape[0]:
+        raise ShapeError(
+            f"grid_sample: grid {list(grid.shape)} for x {list(x.shape)}; needs [N, H, W, 2] for 4 dims, "
+            "[N, D, H, W, 3] for 5"
+        )
+    x, grid = promote(floating(x), floating(grid))
+    sizes = x.shape[2:]
+    v, places = wide(x), []
+    for dim, size in enumerate(sizes):
+        at = _unnormalized(wide(grid)[..., n - 1 - dim], size, align_corners)
+        if padding_mode == "reflection":
+            at = _reflected(at, size, align_corners)
+        places.append(at if padding_mode == "zeros" else jnp.clip(at, 0, size - 1))
+    flat = v.reshape(*v.shape[:2], -1)
+    if mode == "nearest":
+        return _read(flat, [jnp.round(at) for at in places], sizes).astype(x.dtype)
+    total = jnp.zeros((), v.dtype)
+    for corner in np.ndindex(*(2,) * n):
+        near = [jnp.floor(at) + c for at, c in zip(places, corner, strict=True)]
+        weight = math.prod(1 - jnp.abs(at - lower) for at, lower in zip(places, near, strict=True))
+        total = total + weight[:, None] * _read(flat, near, sizes)
+    return total.astype(x.dtype)
+
+
+def _read(flat: Array, places: list[Array], sizes: tuple) -> Array:
+    """[N, C, entries] at whole positions, 0 outside -> [N, C, *o]."""
+    index, inside = jnp.zeros((), jnp.int32), jnp.ones((), bool)
+    for at, size in zip(places, sizes, strict=True):
+        inside = inside & (at >= 0) & (at < size)
+        index = index * size + jnp.clip(at, 0, size - 1).astype(jnp.int32)
+    found = jnp.take_along_axis(flat, index.reshape(index.shape[0], 1, -1), 2)
+    return jnp.where(inside[:, None], found.reshape(*flat.shape[:2], *index.shape[1:]), 0)
+
+
+def _image(x: Array, data_format: str, what: str) -> bool:
+    """Whether channels stand last."""
+    if x.ndim != 4 or data_format not in ("NCHW", "NHWC"):
+        raise ShapeError(f"{what}: x {list(x.shape)} as {data_format!r}; needs 4 dims, NCHW or NHWC")
+    return data_format == "NHWC"
+
+
+@op(method=False)
+def pixel_shuffle(x: Array, upscale_factor: int, data_format: str = "NCHW") -> Array:
+    """Channels spread over r x r blocks of pixels: [N, C r^2, H, W] -> [N, C, H r, W r]. Source: arXiv:1609.05158.
+
+    Raises ShapeError unless r^2 divides the channels.
+    """
+    last, r = _image(x, data_format, "pixel_shuffle"), upscale_factor
+    y = jnp.moveaxis(x, -1, 1) if last else x
+    b, c, h, w = y.shape
+    if r < 1 or c % (r * r):
+        raise ShapeError(
+            f"pixel_shuffle: {c} channels of x {list(x.shape)} are no multiple of upscale_factor {r} squared"
+        )
+    y = y.reshape(b, c // (r * r), r, r, h, w).transpose(0, 1, 4, 2, 5, 3).reshape(b, c // (r * r), h * r, w * r)
+    return jnp.moveaxis(y, 1, -1) if last else y
+
+
+@op(method=False)
+def pixel_unshuffle(x: Array, downscale_factor: int, data_format: str = "NCHW") -> Array:
+    """The inverse of pixel_shuffle: [N, C, H r, W r] -> [N, C r^2, H, W]; ShapeError unless r divides H and W."""
+    last, r = _image(x, data_format, "pixel_unshuffle"), downscale_factor
+    y = jnp.moveaxis(x, -1, 1) if last else x
+    b, c, h, w = y.shape
+    if r < 1 or h % r or w % r:
+        raise ShapeError(f"pixel_unshuffle: downscale_factor={r} does not divide the image of x {list(x.shape)}")
+    y = y.reshape(b, c, h // r, r, w // r, r).transpose(0, 1, 3, 5, 2, 4).reshape(b, c * r * r, h // r, w // r)
+    return jnp.moveaxis(y, 1, -1) if last else y
+
+
+@op(method=False)
+def channel_shuffle(x: Array, groups: int, data_format: str = "NCHW") -> Array:
+    """Channels of `groups` groups dealt out in turn. Source: arXiv:1707.01083, section 3.1.
+
+    Raises ShapeError unless groups divides the channels.
+    """
+    dim = 3 if _image(x, data_format, "channel_shuffle") else 1
+    if groups < 1 or x.shape[dim] % groups:
+        raise ShapeError(f"channel_shuffle: groups={groups} does not divide the channels of x {list(x.shape)}")
+    split = x.reshape(*x.shape[:dim], groups, -1, *x.shape[dim + 1 :])
+    return jnp.swapaxes(split, dim, dim + 1).reshape(x.shape)
+
+
+ALIASES = {"upsample": "interpolate"}

@@ -1,0 +1,84 @@
+"""Sliding windows: how stride, dilation and padding are given, and what sizes they make.
+
+Floor: 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyreme.errors import ConfigError, ShapeError
+
+Pads = list[tuple[int, int]]
+
+
+def per_dim(value: Any, n: int, what: str, low: int = 1) -> tuple[int, ...]:
+    """An int, or n of them, as n ints of at least low. Raises ShapeError for anything else."""
+    values = (value,) * n if isinstance(value, int) else tuple(value)
+    if len(values) == 1:
+        values = values * n
+    if len(values) != n or any(not isinstance(v, int) or v < low for v in values):
+        raise ShapeError(f"{what}={value!r}; needs an int or {n} of them, each at least {low}")
+    return values
+
+
+def is_channels_last(data_format: str, n: int, what: str) -> bool:
+    """Whether channels stand last. Raises ConfigError for a format that is not one of n spatial dims."""
+    first = {1: "NCL", 2: "NCHW", 3: "NCDHW"}[n]
+    last = "N" + first[2:] + "C"
+    if data_format not in (first, last):
+        raise ConfigError(f"{what}: data_format={data_format!r}; choose {first} or {last}")
+    return data_format == last
+
+
+def spatial(shape: tuple[int, ...], n: int, last: bool, what: str) -> tuple[int, ...]:
+    """The n spatial sizes of a batch. Raises ShapeError for another number of dims."""
+    if len(shape) != n + 2:
+        raise ShapeError(f"{what}: x {list(shape)} has {len(shape)} dims, needs {n + 2}: batch, channels and {n} more")
+    return tuple(shape[1:-1] if last else shape[2:])
+
+
+def explicit_pads(padding: Any, n: int, last: bool, what: str) -> Pads:
+    """(before, after) of each spatial dim from an int, n or 2n ints, n pairs, or n + 2 with batch and channels.
+
+    Raises ShapeError for another form, a negative number, or padding of the batch or the channels.
+    """
+    if isinstance(padding, int):
+        pads = [(padding, padding)] * n
+    elif all(isinstance(p, int) for p in padding) and len(padding) in (1, n):
+        pads = [(p, p) for p in (padding * n if len(padding) == 1 else padding)]
+    elif all(isinstance(p, int) for p in padding) and len(padding) == 2 * n:
+        pads = list(zip(padding[::2], padding[1::2], strict=True))
+    elif all(isinstance(p, tuple) and len(p) == 2 for p in padding) and len(padding) in (n, n + 2):
+        pads = [tuple(p) for p in padding]
+        if len(pads) == n + 2:
+            outer = (pads[0], pads[-1 if last else 1])
+            pads = pads[1:-1] if last else pads[2:]
+            if outer != ((0, 0), (0, 0)):
+                raise ShapeError(
+                    f"{what}: padding={padding!r} pads the batch or the channels; only spatial dims can be"
+                )
+    else:
+        raise ShapeError(
+            f"{what}: padding={padding!r}; needs 'SAME', 'VALID', an int, {n} or {2 * n} ints, or {n} pairs"
+        )
+    if any(p < 0 for pair in pads for p in pair):
+        raise ShapeError(f"{what}: padding={padding!r}; it must not be negative")
+    return pads
+
+
+def resolve_pads(
+    padding: Any, sizes: tuple[int, ...], kernel: tuple, stride: tuple, dilation: tuple, last: bool, what: str
+) -> Pads:
+    """Padding as (before, after) pairs; "SAME" makes ceil(size / stride) windows, the odd one out goes after."""
+    if not isinstance(padding, str):
+        return explicit_pads(padding, len(sizes), last, what)
+    if padding.upper() == "VALID":
+        return [(0, 0)] * len(sizes)
+    if padding.upper() != "SAME":
+        raise ShapeError(f"{what}: padding={padding!r}; the words are 'SAME' and 'VALID'")
+    pads = []
+    for size, k, s, d in zip(sizes, kernel, stride, dilation, strict=True):
+        total = max((-(-size // s) - 1) * s + d * (k - 1) + 1 - size, 0)
+        pads.append((total // 2, total - total // 2))
+    return pads
