@@ -204,8 +204,7 @@ def where(condition: Array, x: Array | None = None, y: Array | None = None) -> A
     """
     if x is None or y is None:
         raise ShapeError("where: takes both x and y, or neither; only one was given")
-    x, y = promote(x, y)
-    return jnp.where(condition.astype(bool), x, y)
+    return jnp.where(condition.astype(bool), *promote(x, y))
 
 
 @composite
