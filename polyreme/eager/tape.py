@@ -325,6 +325,9 @@ def _seed_cotangent(root: TensorState, given: TensorState | None, what: str) -> 
 
 
 def _start(walk: _Walk, roots: Sequence[TensorState], cotangents: Sequence[TensorState | None], what: str) -> None:
+    if state.watch.active is not None:
+        for root in roots:
+            state.watch.active.touch(root)
     if walk.wanted is not None:
         walk.prepare([edge_of(r) for r in roots])
     for root, given in zip(roots, cotangents, strict=True):

@@ -598,13 +598,18 @@ def _move(x: Tensor, place: places.Place) -> Tensor:
     return tape.apply(_move_kernel(device), (state.read(x),), (tape.edge_of(x),))
 
 
+def _put(array: jax.Array, where: Any) -> jax.Array:
+    """array on a device or over a mesh, in a buffer of its own: a captured program may donate the one it came from."""
+    return jax.device_put(array, where, may_alias=False)
+
+
 _movers: dict[Any, tape.Kernel] = {}
 
 
 def _move_kernel(device: Any) -> tape.Kernel:
     if device not in _movers:
         kernel = tape.Kernel(lambda x: jax.device_put(x, device), "to")
-        kernel.forward = lambda x: jax.device_put(x, device)  # a copy between devices is no compiled program
+        kernel.forward = lambda x: _put(x, device)  # a copy between devices is no compiled program
         _movers[device] = kernel
     return _movers[device]
 
@@ -615,7 +620,7 @@ def _like(array: Any, reference: Any) -> Any:
         return jnp.asarray(array, reference.dtype)
     if isinstance(array, jax.Array):
         array = array.astype(reference.dtype)
-        return array if array.sharding == reference.sharding else jax.device_put(array, reference.sharding)
+        return array if array.sharding == reference.sharding else _put(array, reference.sharding)
     host = np.array(array, dtype=reference.dtype, copy=True)
     if not getattr(reference, "committed", True):
         return jnp.asarray(host)

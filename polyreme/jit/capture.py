@@ -1,23 +1,59 @@
 """Watches a function run once, and learns which persistent Tensors it reads and writes.
 
-Floor: 3.  While a capture is active every Tensor read and write reports here (core.state). Tensors made inside belong to
-the captured function; any other Tensor met is state: an input of the program, and an output if it was written.
+Floor: 3.  While a capture is active every Tensor read and write reports here (core.state). Tensors made inside belong
+to the captured code; any other Tensor met is state: an input of the program, and an output if it was written. A branch
+or loop body is watched by a capture of its own, inside the capture of the function.
 """
 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
+import malt
+
+from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.state import TensorState, Tracer
+from polyreme.eager import tape
 from polyreme.errors import CaptureError
 
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
+# frames of these packages are never the user's
+_PACKAGES = (str(Path(__file__).resolve().parent.parent), *(str(Path(m.__file__).parent) for m in (jax, malt)))
+# code objects whose control flow was left as written -> why; jit.convert fills it, messages read it
+unconverted: Any = weakref.WeakKeyDictionary()
+
+
+class Border(tape.Node):
+    """Stands for what was computed before the captured code began: a backward inside may not go past it."""
+
+    __slots__ = ("shape",)
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__("border", ())
+        self.shape = shape
+
+    def gradients(self, cotangents: list, create_graph: bool) -> list:
+        raise CaptureError(
+            f"{user_line()}: backward() inside captured code (a to_static function, or a branch or loop that "
+            "depends on a "
+            f"Tensor) reached a Tensor of shape {list(self.shape)} computed before that code began; compute it "
+            "inside too, "
+            "or call backward() outside"
+        )
+
+    def release(self) -> None:
+        """Nothing is saved."""
+
+    @property
+    def freed(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True)
@@ -49,14 +85,39 @@ class Before:
     def regraded(self) -> bool:
         return self.tensor._grad is not self.grad
 
+    @property
+    def edge(self) -> tape.Edge:
+        """Where a gradient for the Tensor goes, outside."""
+        if self.stop_gradient:
+            return None
+        return self.tensor if self.node is None else (self.node, self.index)
+
+
+def _as_written(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return fn
+
 
 class Capture:
-    """Everything one run of a function touched, in the order it was first met."""
+    """Everything one run of a function touched, in the order it was first met.
 
-    def __init__(self) -> None:
+    outer: the capture this one is inside. detach: gradients of the captured code will be taken by jax, which knows
+    nothing of stop_gradient, so reads of such Tensors are cut off for it. converted: fn -> fn with its control flow
+    converted.
+    """
+
+    def __init__(
+        self,
+        outer: Capture | None = None,
+        *,
+        detach: bool = False,
+        converted: Callable[[Callable[..., Any]], Callable[..., Any]] = _as_written,
+    ) -> None:
+        self.outer = outer
+        self.detach = detach
+        self.converted = converted if outer is None else outer.converted
         self.before: dict[int, Before] = {}
         self.made: dict[int, TensorState] = {}
-        self.layers: dict[int, tuple[Any, bool]] = {}
+        self.layers: dict[int, tuple[Any, bool]] = {} if outer is None else outer.layers
 
     def created(self, tensor: TensorState) -> None:
         """A Tensor made inside."""
@@ -65,28 +126,55 @@ class Capture:
     def touch(self, tensor: TensorState) -> None:
         """A Tensor that is about to be read or changed."""
         key = id(tensor)
-        if key not in self.made and key not in self.before:
-            self.before[key] = Before(
-                tensor, tensor._array, tensor._grad, tensor._node, tensor._index, tensor.stop_gradient
+        if key in self.made or key in self.before:
+            return
+        if self.outer is not None:
+            self.outer.touch(tensor)
+        elif isinstance(tensor._array, Tracer):
+            raise CaptureError(
+                f"{user_line()}: this Tensor (shape {list(tensor._array.shape)}) belongs to captured code that "
+                "has ended "
+                "(another function, or a branch or loop that depends on a Tensor); return it from there, or "
+                "assign it to a "
+                "variable there, instead of keeping it in a list or attribute outside"
             )
+        self.before[key] = Before(
+            tensor, tensor._array, tensor._grad, tensor._node, tensor._index, tensor.stop_gradient
+        )
+        if tensor._node is not None:
+            tensor._node = Border(tensor._array.shape)
 
     def read(self, tensor: TensorState) -> Any:
         """The tensor's array, noting state."""
         self.touch(tensor)
-        return tensor._array
+        array = tensor._array
+        if self.detach and tensor.stop_gradient and isinstance(array, Tracer) and dtypes.is_inexact(array.dtype):
+            return jax.lax.stop_gradient(array)
+        return array
 
-    def entered(self, layer: Any) -> None:
-        """A Layer was called; its training flag becomes a guard."""
+    def entered(self, layer: Any) -> Callable[..., Any]:
+        """A Layer was called: its training flag becomes a guard. Returns the forward to run."""
         self.layers.setdefault(id(layer), (layer, layer.training))
+        return self.converted(layer.forward)
+
+    def has_value(self, tensor: TensorState) -> bool:
+        """True for a constant made inside, which can be read on the host."""
+        at: Capture | None = self
+        while at is not None:
+            if id(tensor) in at.made:
+                return not isinstance(tensor._array, Tracer)
+            at = at.outer
+        return False
 
     def host_read(self, tensor: TensorState, what: str) -> None:
         """Refuse a host read of anything but a constant made inside."""
-        if id(tensor) in self.made and not isinstance(tensor._array, Tracer):
+        if self.has_value(tensor):
             return
         raise CaptureError(
-            f"{user_line()}: {what} needs the value on the host, but this function is being captured into one program and "
+            f"{user_line()}: {what} needs the value on the host, but this function is being captured into one "
+            "program and "
             "has no values yet; return the Tensor and read it outside, use ops (where, cond, while_loop) instead of "
-            "Python control flow, or take @to_static away"
+            f"Python control flow, or take @to_static away{_why_unconverted()}"
         )
 
     def restore(self) -> None:
@@ -107,12 +195,30 @@ def watching(capture: Capture) -> Iterator[Capture]:
         capture.restore()
 
 
-def user_line() -> str:
-    """file:line (and its text's place) of the innermost frame that is not polyreme's own."""
+def staged(value: Any) -> bool:
+    """True for a Tensor whose value is not known while capturing."""
+    active = state.watch.active
+    return active is not None and isinstance(value, TensorState) and not active.has_value(value)
+
+
+def user_frame() -> Any:
+    """The innermost frame that belongs to no package of ours, or None."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGES):
         frame = frame.f_back
+    return frame
+
+
+def user_line() -> str:
+    """file:line of the innermost frame that is the user's."""
+    frame = user_frame()
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown line"
+
+
+def _why_unconverted() -> str:
+    frame = user_frame()
+    reason = unconverted.get(frame.f_code) if frame is not None else None
+    return f" (control flow on Tensors was not converted here: {reason})" if reason else ""
 
 
 def where_defined(fn: Callable[..., Any]) -> str:

@@ -1,28 +1,32 @@
 """One captured program: a function's Python, run twice on tracers, becomes one compiled call over its state.
 
-Floor: 3.  The first run (abstract) finds the state; the second, under jax.jit, makes the program. State that the function
-writes is donated. A function whose result wants gradients is one tape node instead, so it trains like any op.
+Floor: 3.  The first run (abstract) finds the state; the second, under jax.jit, makes the program. State that the
+function writes is donated. A function whose result wants gradients is one tape node instead, so it trains like any op.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
+from polyreme.core import amp_policy
+from polyreme.core import dtype as dtypes
 from polyreme.core.kernel import Kernel
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError
-from polyreme.jit.capture import Capture, watching, where_defined
-
-# getrefcount of an array held by its Tensor's slot only, by a local name and by the call itself
-_SOLE_OWNER = 3
+from polyreme.jit.capture import Border, Capture, watching, where_defined
+from polyreme.jit.convert import converted
+from polyreme.jit.region import name_of
+from polyreme.jit.structure import flatten, rebuild, tensors_in
 
 
 def is_tensor(x: Any) -> bool:
@@ -32,15 +36,44 @@ def is_tensor(x: Any) -> bool:
 
 @dataclass(frozen=True)
 class Found:
-    """What the discovery run found: state in order, which of it is written, and which leaves get or lose a gradient."""
+    """What the discovery run found.
+
+    tensors: the state in order; leaf_of: for each, the Tensor whose gradient it is, or None; written: which of it is
+    written, live: which of it ends with a history that gradients flow through. args_written, args_graded: positions of
+    arguments changed in place, and of those given a gradient.
+    """
 
     tensors: tuple[TensorState, ...]
+    leaf_of: tuple[TensorState | None, ...]
     written: tuple[bool, ...]
+    live: tuple[bool, ...]
     new_grads: tuple[TensorState, ...]
     lost_grads: tuple[TensorState, ...]
     guards: tuple[tuple[TensorState, bool, bool], ...]
     layers: tuple[tuple[Any, bool], ...]
+    args_written: tuple[int, ...]
+    args_graded: tuple[int, ...]
+    args_met: tuple[int, ...]
     differentiable: bool
+
+
+class _Probe:
+    """Measures what getrefcount says of an array that only one Tensor holds, on this interpreter."""
+
+    @staticmethod
+    def sole_owner() -> int:
+        return _counts([TensorState(object())])[0]
+
+
+def _counts(tensors: list[TensorState]) -> list[int]:
+    found = []
+    for tensor in tensors:
+        array = tensor._array
+        found.append(sys.getrefcount(array))
+    return found
+
+
+_SOLE_OWNER = _Probe.sole_owner()
 
 
 class Program:
@@ -55,172 +88,358 @@ class Program:
     ) -> None:
         self.fn = fn
         self.call = call
-        self.flags = [a.stop_gradient for a in arguments]
+        self.flags = [(a.stop_gradient, a._node is not None) for a in arguments]
+        # arguments that are also met as state are not copied: the program is for these very Tensors
+        self.pinned: dict[int, TensorState] = {}
+        self._modes = (amp_policy.active.policy, tape.grad_mode.enabled, dtypes.default_dtype())
         self.found = self._discover(arguments)
+        if self.found.args_met:
+            self.pinned = {i: arguments[i] for i in self.found.args_met}
+            self.found = self._discover(arguments)
         self._outs: Any = None
-        written = self.found.written
-        self._kept = [t for t, w in zip(self.found.tensors, written, strict=True) if not w]
-        self._written = [t for t, w in zip(self.found.tensors, written, strict=True) if w]
+        self._free = [i for i in range(len(arguments)) if i not in self.pinned]
+        order = sorted(range(len(self.found.tensors)), key=lambda i: not self.found.written[i])
+        self._slots = [(self.found.tensors[i], self.found.leaf_of[i]) for i in order]
+        self._through_leaf = [(at, leaf) for at, (_, leaf) in enumerate(self._slots) if leaf is not None]
+        self._num_written = sum(self.found.written)
+        self._live = [self.found.live[i] for i in order[: self._num_written]]
+        self._fixed = [t for t, _ in self._slots]
+        self._state_ids = frozenset(id(t) for t in self._fixed)
         if self.found.differentiable:
             self._kernel = Kernel(lambda *arrays: self._flat(*arrays), getattr(fn, "__name__", "captured"), saves=True)
         else:
+            self._settle_placement()
             self._jitted = jax.jit(self._pure, donate_argnums=0, out_shardings=self._out_shardings())
 
-    def serves(self) -> bool:
-        """True if the state looks as it did when this was captured."""
+    # choosing
+
+    def serves(self, arguments: list[TensorState]) -> bool:
+        """True if arguments and state look as they did when this was captured."""
         for tensor, stop_gradient, has_grad in self.found.guards:
             if tensor.stop_gradient is not stop_gradient or (tensor._grad is not None) is not has_grad:
                 return False
-        return all(layer.training is training for layer, training in self.found.layers)
+        for layer, training in self.found.layers:
+            if layer.training is not training:
+                return False
+        for i, argument in enumerate(arguments):
+            if id(argument) in self._state_ids and self.pinned.get(i) is not argument:
+                return False
+        return all(arguments[i] is t for i, t in self.pinned.items())
+
+    def mismatch(self, arguments: list[TensorState]) -> str:
+        """Why serves said no."""
+        for layer, training in self.found.layers:
+            if layer.training is not training:
+                return f"training of {type(layer).__name__}: {training} -> {layer.training}"
+        for tensor, stop_gradient, has_grad in self.found.guards:
+            if tensor.stop_gradient is not stop_gradient:
+                return f"stop_gradient of {name_of(tensor)}: {stop_gradient} -> {tensor.stop_gradient}"
+            if (tensor._grad is not None) is not has_grad:
+                return f"the gradient of {name_of(tensor)} was {'present' if has_grad else 'absent'}, now it is not"
+        return "a Tensor is both an argument and state of the function, or no longer is"
+
+    # running
 
     def run(self, arguments: list[TensorState]) -> Any:
         """Execute on these arguments: update the state, return what the function returns."""
         if self.found.differentiable:
             return self._run_taped(arguments)
+        tensors = self._current()
+        count = self._num_written
         donated = []
-        for tensor in self._written:
+        for tensor in tensors[:count] if count < len(tensors) else tensors:
             array = tensor._array
             # something else looks at this buffer (a detach(), a tape, a state_dict): give the program a copy
-            donated.append(jnp.copy(array) if sys.getrefcount(array) > _SOLE_OWNER else array)
+            donated.append(array if sys.getrefcount(array) <= _SOLE_OWNER else jnp.copy(array))
         array = None
-        kept = [t._array for t in self._kept]
-        outs, written, grads = self._jitted(donated, kept, [a._array for a in arguments])
+        kept = [t._array for t in tensors[count:]]
+        outs, written, extra = self._jitted(donated, kept, [arguments[i]._array for i in self._free])
         del donated
-        self._store(written, grads)
-        return self._result(outs)
+        for tensor, array in zip(tensors, written, strict=False):
+            tensor._array = array
+        if extra or self.found.lost_grads:
+            self._store_extra(extra, arguments)
+        return self._result(outs, arguments)
+
+    def _current(self) -> list[TensorState]:
+        """The state Tensors now: a gradient is found through its leaf, which may hold another one by now."""
+        if not self._through_leaf:
+            return self._fixed
+        tensors = list(self._fixed)
+        for at, leaf in self._through_leaf:
+            tensors[at] = leaf._grad
+        return tensors
 
     def _run_taped(self, arguments: list[TensorState]) -> Any:
-        every = [*self._written, *self._kept, *arguments]
+        tensors = self._current()
+        every = [*tensors, *(arguments[i] for i in self._free)]
         results = tape.apply(self._kernel, tuple(t._array for t in every), tuple(tape.edge_of(t) for t in every))
-        count = len(self._written)
-        split = len(results) - count - len(self.found.new_grads)
-        outs, written, grads = results[:split], results[split : split + count], results[split + count :]
-        self._store([w._array for w in written], [g._array for g in grads])
-        return self._result(outs)
+        extra = len(self.found.new_grads) + len(self.found.args_graded) + len(self.found.args_written)
+        split = len(results) - self._num_written - extra
+        outs, written, rest = (
+            results[:split],
+            results[split : split + self._num_written],
+            results[len(results) - extra :],
+        )
+        for tensor, result, live in zip(tensors, written, self._live, strict=False):
+            tensor._array = result._array
+            if live:
+                tensor._node, tensor._index, tensor.stop_gradient = result._node, result._index, result.stop_gradient
+        self._store_extra(rest, arguments)
+        return self._result(outs, arguments)
 
-    def _store(self, written: list, grads: list) -> None:
-        for tensor, array in zip(self._written, written, strict=True):
-            tensor._array = array
-        for leaf, array in zip(self.found.new_grads, grads, strict=True):
-            leaf._grad = Tensor(array)
+    def _store_extra(self, extra: Any, arguments: list[TensorState]) -> None:
+        given = iter(extra)
+        for leaf in self.found.new_grads:
+            leaf._grad = _plain(next(given))
         for leaf in self.found.lost_grads:
             leaf._grad = None
+        for i in self.found.args_graded:
+            fresh, argument = _plain(next(given)), arguments[i]
+            have = argument._grad
+            argument._grad = fresh if have is None else Tensor(have._array + fresh._array)
+        for i in self.found.args_written:
+            result, argument = next(given), arguments[i]
+            argument._array = result._array if is_tensor(result) else result
+            if is_tensor(result) and not result.stop_gradient:
+                argument._node, argument._index, argument.stop_gradient = result._node, result._index, False
 
-    def _result(self, outs: Any) -> Any:
-        tree, leaves = self._outs
+    def _result(self, outs: Any, arguments: list[TensorState]) -> Any:
+        spec, kinds = self._outs
         given = iter(outs)
         built: list[Any] = []
-        for leaf in leaves:
-            if leaf[0] == "value":
-                built.append(leaf[1])
-            elif leaf[0] == "state":
-                built.append(leaf[1])
-            else:
+        for kind, value in kinds:
+            if kind == "array":
                 out = next(given)
-                out = out if isinstance(out, TensorState) else Tensor(out)
-                if leaf[1] and not out.stop_gradient:
+                if not is_tensor(out):
+                    out = Tensor(out)
+                elif value and not out.stop_gradient:
                     out.stop_gradient, out._node = True, None
                 built.append(out)
-        return jax.tree.unflatten(tree, built)
+            else:
+                built.append(arguments[value] if kind == "argument" else value)
+        return rebuild(spec, iter(built))
 
     # tracing
 
     def _discover(self, arguments: list[TensorState]) -> Found:
-        capture = Capture()
-        result: dict[str, Any] = {}
+        capture = Capture(converted=converted)
+        result: list[Found] = []
 
         def abstract(arrays: list) -> None:
             with watching(capture):
-                outs = self.call(self._wrap(arrays))
-                result["differentiable"] = any(
-                    not t.stop_gradient and not _history_freed(t)
-                    for t in jax.tree.leaves(outs, is_leaf=is_tensor)
-                    if is_tensor(t) and id(t) not in capture.before
-                )
-                result["found"] = self._summary(capture)
+                self._enter(capture)
+                wrapped = self._wrap(iter(arrays))
+                outs = self.call(wrapped)
+                result.append(self._summary(capture, arguments, wrapped, tensors_in(outs)))
 
-        jax.eval_shape(abstract, [jax.ShapeDtypeStruct(a._array.shape, a._array.dtype) for a in arguments])
-        tensors, written, new, lost, guards = result["found"]
-        layers = tuple(capture.layers.values())
-        return Found(tensors, written, new, lost, guards, layers, result["differentiable"])
+        free = [a._array for i, a in enumerate(arguments) if i not in self.pinned]
+        try:
+            jax.eval_shape(abstract, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in free])
+        except jax.errors.UnexpectedTracerError as error:
+            raise self._leak() from error
+        self._given = {}
+        return result[0]
 
-    def _summary(self, capture: Capture) -> tuple:
+    def _enter(self, capture: Capture) -> None:
+        owner = getattr(self.fn, "__self__", None)
+        if hasattr(owner, "training"):
+            capture.layers[id(owner)] = (owner, owner.training)
+
+    def _leak(self) -> CaptureError:
+        return CaptureError(
+            f"{where_defined(self.fn)} uses a Tensor that belongs to another captured function, which has ended; "
+            "return it "
+            "from that function instead of keeping it in a variable outside"
+        )
+
+    def _summary(
+        self, capture: Capture, arguments: list[TensorState], wrapped: list[TensorState], outs: list[TensorState]
+    ) -> Found:
         met = list(capture.before.values())
-        stale = next((b.tensor for b in met if isinstance(b.array, Tracer)), None)
-        if stale is not None:
-            raise CaptureError(
-                f"{where_defined(self.fn)} uses a Tensor that belongs to another captured function (shape {list(stale._array.shape)}); "
-                "return it from that function instead of keeping it in a variable outside"
-            )
-        return (
+        own = {i: w for i, w in enumerate(wrapped) if i not in self.pinned}
+        changed = tuple(i for i, w in own.items() if w._array is not self._given[i])
+        graded = tuple(i for i, w in own.items() if w._grad is not None)
+        ends = [*(t for t in outs if id(t) in capture.made), *(wrapped[i] for i in changed)]
+        ends += [b.tensor for b in met if b.written and _live(b.tensor)]
+        differentiable = any(not t.stop_gradient and not _history_freed(t) for t in ends)
+        if differentiable:
+            self._check_history([t for t in ends if not t.stop_gradient], met)
+        leaf_of = {id(b.grad): b.tensor for b in met if b.grad is not None}
+        ids = {id(a): i for i, a in enumerate(arguments)}
+        return Found(
             tuple(b.tensor for b in met),
+            tuple(leaf_of.get(id(b.tensor)) for b in met),
             tuple(b.written for b in met),
+            tuple(_live(b.tensor) for b in met),
             tuple(b.tensor for b in met if b.regraded and b.tensor._grad is not None),
             tuple(b.tensor for b in met if b.regraded and b.tensor._grad is None),
             tuple((b.tensor, b.stop_gradient, b.grad is not None) for b in met),
+            tuple(capture.layers.values()),
+            changed,
+            graded,
+            tuple(ids[id(b.tensor)] for b in met if id(b.tensor) in ids),
+            differentiable,
         )
 
-    def _wrap(self, arrays: list) -> list[TensorState]:
-        return [Tensor(a, stop_gradient=flag) for a, flag in zip(arrays, self.flags, strict=True)]
+    def _check_history(self, ends: list[TensorState], met: list) -> None:
+        """Refuse what the derivative of one compiled function cannot express."""
+        changed = {id(b.tensor): b.tensor for b in met if b.written and b.tensor._node is None and not b.stop_gradient}
+        for node in _nodes([t._node for t in ends if t._node is not None]):
+            if node.hooks:
+                raise CaptureError(
+                    f"{where_defined(self.fn)}: register_hook on a Tensor computed inside a captured function "
+                    "whose result "
+                    "wants gradients would never be called; register it outside, or capture the whole step with "
+                    "backward()"
+                )
+            if not isinstance(node, (tape.KernelNode, Border)):
+                raise CaptureError(
+                    f"{where_defined(self.fn)}: {node.name} defines its own backward, which a captured function "
+                    "whose result "
+                    "wants gradients cannot use; capture the whole step with backward() inside, or leave this "
+                    "part uncaptured"
+                )
+            for edge in node.edges:
+                if edge is not None and not isinstance(edge, tuple) and id(edge) in changed:
+                    raise CaptureError(
+                        f"{where_defined(self.fn)} returns a Tensor that wants gradients of {name_of(edge)}, "
+                        "which it also "
+                        "changes; detach() the result, or change the parameter in another function"
+                    )
+
+    def _wrap(self, arrays: Iterator[Any]) -> list[TensorState]:
+        wrapped, self._given = [], {}
+        for i, (stop_gradient, has_history) in enumerate(self.flags):
+            if i in self.pinned:
+                wrapped.append(self.pinned[i])
+                continue
+            array = next(arrays)
+            tensor = Tensor(array, stop_gradient=stop_gradient)
+            if has_history and not stop_gradient:
+                tensor._node = Border(array.shape)
+            self._given[i] = array
+            wrapped.append(tensor)
+        return wrapped
 
     def _pure(self, written: list, kept: list, arguments: list) -> tuple[list, list, list]:
-        capture = Capture()
-        known = [*self._written, *self._kept]
+        capture = Capture(detach=self.found.differentiable, converted=converted)
+        known = self._current()
         for tensor in known:
             capture.touch(tensor)
-        with watching(capture):
+        with self._as_captured(), watching(capture):
             for tensor, array in zip(known, [*written, *kept], strict=True):
                 tensor._array = array
-                # the tape before the capture is not part of the program
-                tensor._node = None
-            outs = self.call(self._wrap(arguments))
-            unknown = [b for k, b in capture.before.items() if not any(k == id(t) for t in known) and b.written]
-            if unknown:
+            wrapped = self._wrap(iter(arguments))
+            outs = self.call(wrapped)
+            ours = {id(t) for t in known}
+            if any(b.written or b.regraded for k, b in capture.before.items() if k not in ours):
                 raise CaptureError(
-                    f"{where_defined(self.fn)} wrote a Tensor on its second run that it had not met on its first; "
+                    f"{where_defined(self.fn)} changed a Tensor on its second run that it had not met on its first; "
                     "a captured function must do the same each time it runs"
                 )
-            arrays = self._outputs(outs, known)
-            grads = [leaf._grad._array for leaf in self.found.new_grads]
-            return arrays, [t._array for t in self._written], grads
+            arrays = self._outputs(outs, capture, wrapped)
+            extra = [self._grad_of(leaf) for leaf in self.found.new_grads]
+            extra += [self._grad_of(wrapped[i]) for i in self.found.args_graded]
+            extra += [wrapped[i]._array for i in self.found.args_written]
+            self._given = {}
+            return arrays, [t._array for t in known[: self._num_written]], extra
 
-    def _outputs(self, outs: Any, known: list[TensorState]) -> list:
-        leaves, tree = jax.tree.flatten(outs, is_leaf=is_tensor)
-        ours = {id(t) for t in known}
+    def _grad_of(self, leaf: TensorState) -> Any:
+        if leaf._grad is None:
+            raise CaptureError(
+                f"{where_defined(self.fn)} left a gradient on {name_of(leaf)} on its first run and none on its "
+                "second; a "
+                "captured function must do the same each time it runs"
+            )
+        return leaf._grad._array
+
+    @contextmanager
+    def _as_captured(self) -> Iterator[None]:
+        """The modes of the capture: jax may trace again later, say during a backward, when others are in force."""
+        now = (amp_policy.active.policy, tape.grad_mode.enabled, dtypes.default_dtype())
+        amp_policy.active.policy, tape.grad_mode.enabled = self._modes[:2]
+        dtypes.set_default_dtype(self._modes[2])
+        try:
+            yield
+        finally:
+            amp_policy.active.policy, tape.grad_mode.enabled = now[:2]
+            dtypes.set_default_dtype(now[2])
+
+    def _outputs(self, outs: Any, capture: Capture, wrapped: list[TensorState]) -> list:
+        leaves: list[Any] = []
+        spec = flatten(outs, leaves)
+        given = {id(w): i for i, w in enumerate(wrapped)}
         kinds: list[tuple] = []
         arrays = []
         for leaf in leaves:
             if not is_tensor(leaf):
                 kinds.append(("value", leaf))
-            elif id(leaf) in ours:
-                kinds.append(("state", leaf))
+            elif id(leaf) in given:
+                kinds.append(("argument", given[id(leaf)]))
+            elif id(leaf) not in capture.made:
+                kinds.append(("value", leaf))
             else:
                 kinds.append(("array", leaf.stop_gradient or _history_freed(leaf)))
                 arrays.append(leaf._array)
-        self._outs = (tree, kinds)
+        self._outs = (spec, kinds)
         return arrays
 
     def _flat(self, *arrays: Any) -> tuple:
-        a, b = len(self._written), len(self._written) + len(self._kept)
-        outs, written, grads = self._pure(list(arrays[:a]), list(arrays[a:b]), list(arrays[b:]))
-        return (*outs, *written, *grads)
+        a, b = self._num_written, len(self._slots)
+        outs, written, extra = self._pure(list(arrays[:a]), list(arrays[a:b]), list(arrays[b:]))
+        return (*outs, *written, *extra)
+
+    # placement
+
+    def _settle_placement(self) -> None:
+        """Over a mesh, place written state that has no place yet (keys, rates), so that call two is like call one."""
+        written = self._current()[: self._num_written]
+        mesh = next((t._array.sharding.mesh for t in written if _over_mesh(t._array)), None)
+        if mesh is None:
+            return
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        for tensor in written:
+            if not tensor._array.committed:
+                tensor._array = jax.device_put(tensor._array, everywhere, may_alias=False)
 
     def _out_shardings(self) -> Any:
         """State keeps its layout over devices; the compiler chooses for the rest."""
-        if not any(len(t._array.sharding.device_set) > 1 for t in self._written):
+        written = self._current()[: self._num_written]
+        if not any(len(t._array.sharding.device_set) > 1 for t in written):
             return None
-        return (None, [t._array.sharding if t._array.committed else None for t in self._written], None)
+        return (None, [t._array.sharding if t._array.committed else None for t in written], None)
+
+
+def _over_mesh(array: Any) -> bool:
+    return isinstance(array.sharding, NamedSharding) and len(array.sharding.device_set) > 1
+
+
+def _plain(gradient: Any) -> Tensor:
+    """A gradient as a Tensor without history."""
+    return Tensor(gradient._array if is_tensor(gradient) else gradient)
+
+
+def _live(tensor: TensorState) -> bool:
+    """True if the captured code left a history on this Tensor."""
+    return tensor._node is not None and not isinstance(tensor._node, Border)
+
+
+def _nodes(start: list[Any]) -> Iterator[Any]:
+    """Every node reached from these."""
+    stack, seen = list(start), set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        stack.extend(e[0] for e in node.edges if isinstance(e, tuple))
 
 
 def _history_freed(tensor: TensorState) -> bool:
     """True if some backward has already freed what this Tensor was computed from."""
-    stack, seen = [tensor._node] if tensor._node is not None else [], set()
-    while stack:
-        node = stack.pop()
-        if node.freed:
-            return True
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        stack.extend(e[0] for e in node.edges if isinstance(e, tuple))
-    return False
+    return tensor._node is not None and any(node.freed for node in _nodes([tensor._node]))
+
+
+__all__ = ["Found", "Program", "Tracer", "is_tensor"]

@@ -5,6 +5,7 @@ Floor: 3.
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 from collections.abc import Callable
@@ -13,14 +14,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from polyreme.core import amp_policy, state
+from polyreme.core import amp_policy, layout, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import CaptureError, ConfigError
 from polyreme.jit.capture import where_defined
+from polyreme.jit.convert import converted
 from polyreme.jit.program import Program, is_tensor
+from polyreme.jit.structure import flatten, rebuild
 
 _log = logging.getLogger("polyreme.jit")
 # more programs than this for one function nearly always means a Python number that changes each call
@@ -46,67 +49,99 @@ class StaticFunction:
     `retraces` says why, one line each.
     """
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
+    def __init__(self, fn: Callable[..., Any], input_spec: Any = None) -> None:
         functools.update_wrapper(self, fn)
         self.fn = fn
+        self.input_spec = input_spec
         self.programs: dict[Any, list[Program]] = {}
         self.retraces: list[str] = []
         self._last: Any = None
+        self._specs = None if input_spec is None else jax.tree.leaves(input_spec, is_leaf=lambda s: hasattr(s, "shape"))
 
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
             return self
-        bound = StaticFunction(self.fn.__get__(instance, owner))
+        bound = StaticFunction(self.fn.__get__(instance, owner), self.input_spec)
         # found on the instance from now on, so that its programs are kept
         instance.__dict__[self.fn.__name__] = bound
         return bound
 
+    def __deepcopy__(self, memo: dict) -> StaticFunction:
+        """One for the copied instance; it captures anew."""
+        return StaticFunction(copy.deepcopy(self.fn, memo), self.input_spec)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if state.watch.active is not None or not _switch.on:
+        if state.watch.active is not None:
+            return state.watch.active.converted(self.fn)(*args, **kwargs)
+        if not _switch.on:
             return self.fn(*args, **kwargs)
-        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
-        leaves = [to_tensor(leaf) if isinstance(leaf, (np.ndarray, jax.Array)) else leaf for leaf in leaves]
-        tensors = [leaf for leaf in leaves if is_tensor(leaf)]
+        leaves: list[Any] = []
+        spec = flatten((args, kwargs), leaves)
+        tensors: list[Any] = []
+        signature: list[Any] = []
+        for at, leaf in enumerate(leaves):
+            if isinstance(leaf, (np.ndarray, jax.Array)):
+                leaf = leaves[at] = to_tensor(leaf)
+            if isinstance(leaf, TensorState):
+                array = leaf._array
+                signature.append((_TENSOR, array.shape, array.dtype, leaf.stop_gradient, leaf._node is None))
+                tensors.append(leaf)
+            else:
+                signature.append((leaf.__class__, leaf))
+        if self._specs is not None:
+            for want, tensor in zip(self._specs, tensors, strict=False):
+                _check_spec(want, tensor)
         key = (
-            tree,
-            tuple(_signature(leaf) for leaf in leaves),
+            spec,
+            tuple(signature),
+            _repeats(tensors),
             amp_policy.active.policy,
             tape.grad_mode.enabled,
             dtypes.default_dtype(),
+            layout.active.layout,
         )
         try:
             candidates = self.programs.get(key)
         except TypeError as error:
             raise CaptureError(
-                f"{where_defined(self.fn)}: an argument is neither a Tensor nor hashable ({error}), so it cannot be told apart "
+                f"{where_defined(self.fn)}: an argument is neither a Tensor nor hashable ({error}), so it cannot "
+                "be told apart "
                 "from other calls; pass Tensors, numbers, strings, or lists and dicts of these"
             ) from None
         for program in candidates or ():
-            if program.serves():
+            if program.serves(tensors):
                 return program.run(tensors)
-        return self._capture(key, leaves, tree, tensors).run(tensors)
+        return self._capture(key, leaves, spec, tensors).run(tensors)
 
-    def _capture(self, key: Any, leaves: list[Any], tree: Any, tensors: list[TensorState]) -> Program:
+    def _capture(self, key: Any, leaves: list[Any], spec: Any, tensors: list[TensorState]) -> Program:
         static = [None if is_tensor(leaf) else (leaf,) for leaf in leaves]
+        # a Tensor given twice is one Tensor inside too
+        first = _repeats(tensors)
+        fn = self.fn
 
         def call(given: list[TensorState]) -> Any:
-            stream = iter(given)
-            args, kwargs = jax.tree.unflatten(tree, [next(stream) if s is None else s[0] for s in static])
-            return self.fn(*args, **kwargs)
+            stream = iter(given if first is None else [given[i] for i in first])
+            args, kwargs = rebuild(spec, iter([next(stream) if s is None else s[0] for s in static]))
+            return converted(fn)(*args, **kwargs)
 
-        self._explain(key)
-        program = Program(self.fn, call, tensors)
+        program = Program(fn, call, tensors)
+        self._explain(key, tensors)
         self.programs.setdefault(key, []).append(program)
         return program
 
-    def _explain(self, key: Any) -> None:
-        reason = "first call" if self._last is None else _difference(self._last, key)
+    def _explain(self, key: Any, tensors: list[TensorState]) -> None:
+        known = self.programs.get(key)
+        if known:
+            reason = known[-1].mismatch(tensors)
+        else:
+            reason = "first call" if self._last is None else _difference(self._last, key)
         self._last = key
         self.retraces.append(reason)
         _log.info("capturing %s: %s", where_defined(self.fn), reason)
         if len(self.retraces) == _MANY_PROGRAMS:
             _log.warning(
-                "%s was captured %d times, each a compilation; the last reason: %s. Pass numbers that change as Tensors and "
+                "%s was captured %d times, each a compilation; the last reason: %s. Pass numbers that change as "
+                "Tensors and "
                 "pad shapes to a few sizes",
                 where_defined(self.fn),
                 _MANY_PROGRAMS,
@@ -123,11 +158,16 @@ class StaticFunction:
         return self.fn
 
 
-def _signature(leaf: Any) -> Any:
-    if is_tensor(leaf):
-        array = leaf._array
-        return ("tensor", array.shape, array.dtype, leaf.stop_gradient)
-    return (leaf.__class__, leaf)
+_TENSOR = "tensor"
+
+
+def _repeats(tensors: list[Any]) -> tuple[int, ...] | None:
+    """For each Tensor the position of its first appearance; None when all are distinct."""
+    if len(tensors) < 2:
+        return None
+    first: dict[int, int] = {}
+    at = tuple(first.setdefault(id(t), i) for i, t in enumerate(tensors))
+    return at if len(first) < len(tensors) else None
 
 
 def _difference(old: Any, new: Any) -> str:
@@ -136,15 +176,17 @@ def _difference(old: Any, new: Any) -> str:
     for at, (a, b) in enumerate(zip(old[1], new[1], strict=True)):
         if a == b:
             continue
-        if a[0] == b[0] == "tensor":
-            names = ("shape", "dtype", "stop_gradient")
+        if a[0] == b[0] == _TENSOR:
+            names = ("shape", "dtype", "stop_gradient", "is_leaf")
             parts = [f"{n} {x} -> {y}" for n, x, y in zip(names, a[1:], b[1:], strict=True) if x != y]
             return f"tensor argument {at}: {', '.join(parts)}"
         return f"static argument {at}: {a[-1]!r} -> {b[-1]!r}"
-    for what, a, b in zip(("autocast", "gradient mode", "default dtype"), old[2:], new[2:], strict=True):
+    if old[2] != new[2]:
+        return "which arguments are one and the same Tensor"
+    for what, a, b in zip(("autocast", "gradient mode", "default dtype", "plan"), old[3:], new[3:], strict=True):
         if a != b:
             return f"{what}: {a} -> {b}"
-    return "a Layer's training flag, a parameter's stop_gradient or the presence of a gradient changed"
+    return "a call like an earlier one"
 
 
 def to_static(
@@ -162,7 +204,8 @@ def to_static(
     """
     if backend not in (None, "CINN") or build_strategy is not None:
         raise ConfigError(
-            f"to_static: backend={backend!r}, build_strategy={build_strategy!r} choose other compilers; XLA is the only one "
+            f"to_static: backend={backend!r}, build_strategy={build_strategy!r} choose other compilers; XLA is "
+            "the only one "
             "here, leave them out"
         )
     if not full_graph:
@@ -171,26 +214,9 @@ def to_static(
         return lambda fn: to_static(fn, input_spec)
     if hasattr(function, "forward") and not isinstance(function, type):
         if not isinstance(function.forward, StaticFunction):
-            function.forward = _with_spec(StaticFunction(function.forward), input_spec)
+            function.forward = StaticFunction(function.forward, input_spec)
         return function
-    return _with_spec(StaticFunction(function), input_spec)
-
-
-def _with_spec(static: StaticFunction, input_spec: Any) -> Any:
-    if input_spec is None:
-        return static
-    inner = static.fn
-    specs = jax.tree.leaves(input_spec, is_leaf=lambda s: hasattr(s, "shape"))
-
-    @functools.wraps(inner)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        given = [x for x in jax.tree.leaves((args, kwargs), is_leaf=is_tensor) if is_tensor(x)]
-        for spec, tensor in zip(specs, given, strict=False):
-            _check_spec(spec, tensor)
-        return inner(*args, **kwargs)
-
-    static.fn = checked
-    return static
+    return function if isinstance(function, StaticFunction) else StaticFunction(function, input_spec)
 
 
 def _check_spec(spec: Any, tensor: Tensor) -> None:

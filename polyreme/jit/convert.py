@@ -1,0 +1,279 @@
+"""Python to Python: if, while, for, and, or, not become calls of jit.control_flow, by AutoGraph's transpiler.
+
+Floor: 3.  Conversion follows calls into the user's functions, never into this package, its engine or the standard
+library. Converted code keeps the file and line numbers of the source it came from.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import functools
+import inspect
+import logging
+import sys
+import sysconfig
+import types
+import weakref
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+from malt.core import converter
+from malt.impl import api
+from malt.operators import FunctionScope, Undefined, UndefinedReturnValue, ldu, py_builtins
+from malt.pyct import anno, errors, inspect_utils, transpiler
+
+from polyreme.core.state import TensorState
+from polyreme.errors import CaptureError
+from polyreme.jit import control_flow
+from polyreme.jit.capture import unconverted, where_defined
+from polyreme.jit.structure import tensors_in
+
+_log = logging.getLogger("polyreme.jit")
+_SKIPPED = frozenset(
+    {"polyreme", "jax", "jaxlib", "numpy", "scipy", "malt", "optax", "safetensors", "orbax", "pytest", "_pytest"}
+)
+_STDLIB = sysconfig.get_paths()["stdlib"]
+_SITE = tuple({sysconfig.get_paths()[k] for k in ("purelib", "platlib")})
+_FUTURE = __future__.annotations.compiler_flag
+_MARK = "polyreme_converted"
+# what the transpiler raises for source it cannot have or cannot take
+_REFUSALS = (
+    errors.PyCTError, OSError, SyntaxError, TypeError, ValueError, AttributeError, KeyError, IndexError,
+    NotImplementedError, AssertionError,
+)  # fmt: skip
+
+
+class _Switch:
+    """Off inside a not_to_static function."""
+
+    __slots__ = ("on",)
+
+    def __init__(self) -> None:
+        self.on = True
+
+
+_switch = _Switch()
+_OPTIONS = converter.STANDARD_OPTIONS
+# code object -> maker of its converted form
+_factories: Any = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def _off() -> Any:
+    outer, _switch.on = _switch.on, False
+    try:
+        yield
+    finally:
+        _switch.on = outer
+
+
+class _Scope(FunctionScope):
+    """One call of a converted function."""
+
+    def ret(self, value: Any, did_return: Any) -> Any:
+        """The function's result; CaptureError if some paths return one and others end without."""
+        if isinstance(value, UndefinedReturnValue):
+            return None
+        if isinstance(did_return, TensorState) and tensors_in(value):
+            raise CaptureError(
+                f"{self.function_name}: whether it returns a value or ends without one depends on a Tensor; "
+                "return a value "
+                "of the same shape and dtype on every path"
+            )
+        return value
+
+    def __init__(self, function_name: str, scope_name: str, options: Any) -> None:
+        super().__init__(function_name, scope_name, options)
+        self.function_name = function_name
+
+
+def _with_scope(thunk: Callable, scope_name: str, options: Any) -> Any:
+    with _Scope("lambda", scope_name, options) as scope:
+        return thunk(scope)
+
+
+def _artifact(fn: Any) -> Any:
+    setattr(fn, _MARK, True)
+    return fn
+
+
+class _Transpiler(api.PyToPy):
+    """malt's passes; its code is loaded here, so that lines stay those of the source."""
+
+    def get_transformed_name(self, node: Any) -> str:
+        return transpiler.GenericTranspiler.get_transformed_name(self, node)
+
+    def get_extra_locals(self) -> dict[str, Any]:
+        return {"ag__": _OPERATORS}
+
+    def factory(self, fn: types.FunctionType) -> Callable[..., Any]:
+        """A maker of the converted fn: (ag__) -> function; its closure cells are dummies."""
+        context = converter.ProgramContext(options=_OPTIONS)
+        node, info = transpiler.GenericTranspiler.transform_function(self, fn, context)
+        name = info.info.name
+        if isinstance(node, ast.Lambda):
+            node = ast.Assign(targets=[ast.Name(name, ast.Store())], value=node)
+        else:
+            node.name = name
+        _restore_lines(node, fn.__code__.co_firstlineno)
+        make = _module(node, name, fn.__code__.co_freevars)
+        flags = fn.__code__.co_flags & _FUTURE
+        space: dict[str, Any] = {}
+        # compiled under the user's file name: tracebacks and our messages show the user's lines
+        exec(compile(make, fn.__code__.co_filename, "exec", flags=flags, dont_inherit=True), space)
+        return space["ag__outer"]()
+
+
+def _restore_lines(node: ast.AST, first: int) -> None:
+    """Give every node the line of the source it came from, or that of the node around it."""
+    origin = anno.getanno(node, anno.Basic.ORIGIN, default=None)
+    line = origin.loc.lineno if origin is not None else first
+    if hasattr(node, "lineno") or isinstance(
+        node, (ast.stmt, ast.expr, ast.arg, ast.keyword, ast.excepthandler, ast.alias)
+    ):
+        node.lineno = node.end_lineno = line  # type: ignore[attr-defined]
+        node.col_offset = node.end_col_offset = 0  # type: ignore[attr-defined]
+    inside = line
+    for child in ast.iter_child_nodes(node):
+        _restore_lines(child, inside)
+        if isinstance(child, ast.stmt):
+            # generated statements after this one belong to it
+            inside = child.lineno
+
+
+def _module(node: ast.stmt, name: str, free: tuple[str, ...]) -> ast.Module:
+    inner = ast.parse(f"def ag__inner(ag__):\n  return {name}").body[0]
+    inner.body.insert(0, node)  # type: ignore[attr-defined]
+    outer = ast.parse("def ag__outer():\n  return ag__inner").body[0]
+    cells = [ast.Assign(targets=[ast.Name(v, ast.Store())], value=ast.Constant(None)) for v in free]
+    outer.body[:0] = [*cells, inner]  # type: ignore[attr-defined]
+    return ast.fix_missing_locations(ast.Module(body=[outer], type_ignores=[]))
+
+
+_transpiler = _Transpiler()
+
+
+def converted(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """fn with its control flow converted; fn itself where that is not wanted or cannot be done.
+
+    The first time a function cannot be converted, a warning names it and the reason.
+    """
+    if not _switch.on:
+        return fn
+    if isinstance(fn, types.MethodType):
+        inner = _function(fn.__func__)
+        return fn if inner is fn.__func__ else types.MethodType(inner, fn.__self__)
+    return _function(fn)
+
+
+def _function(fn: Any) -> Any:
+    if not isinstance(fn, types.FunctionType) or not _wanted(fn):
+        return fn
+    code = fn.__code__
+    factory = _factories.get(code)
+    if factory is None:
+        if code in unconverted:
+            return fn
+        try:
+            factory = _factories[code] = _transpiler.factory(fn)
+        except _REFUSALS as error:
+            unconverted[code] = _refused(fn, error)
+            return fn
+    return _bound(factory, fn)
+
+
+def _refused(fn: Callable, error: Exception) -> str:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if isinstance(error, (errors.InaccessibleSourceCodeError, OSError)):
+        reason = f"its source cannot be had ({reason})"
+    _log.warning("%s runs without conversion of control flow on Tensors: %s", where_defined(fn), reason)
+    return reason
+
+
+def _bound(factory: Callable, fn: types.FunctionType) -> Callable:
+    """The converted function in fn's own closure, globals and defaults."""
+    cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
+    closure = tuple(cells[name] for name in factory.__code__.co_freevars)
+    make = types.FunctionType(factory.__code__, fn.__globals__, "ag__inner", (), closure)
+    made = make(_OPERATORS)
+    made.__defaults__, made.__kwdefaults__ = fn.__defaults__, fn.__kwdefaults__
+    made.__name__, made.__qualname__, made.__doc__ = fn.__name__, fn.__qualname__, fn.__doc__
+    return _artifact(made)
+
+
+def _wanted(fn: types.FunctionType) -> bool:
+    code = fn.__code__
+    if hasattr(fn, _MARK) or getattr(fn, "not_converted", False):
+        return False
+    if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        return False
+    wrapped = getattr(fn, "__wrapped__", None)
+    if isinstance(wrapped, types.FunctionType) and wrapped.__code__ is not code and _is_users(wrapped):
+        # a decorator of ours, such as no_grad, around a function of theirs
+        return True
+    return _is_users(fn)
+
+
+def _is_users(fn: types.FunctionType) -> bool:
+    root = (fn.__module__ or "").partition(".")[0]
+    file = fn.__code__.co_filename
+    if root in _SKIPPED or (file.startswith(_STDLIB) and not file.startswith(_SITE)):
+        return False
+    return root not in sys.stdlib_module_names or not file.startswith("<")
+
+
+def converted_call(fn: Any, args: tuple, kwargs: dict[str, Any] | None, scope: Any = None, options: Any = None) -> Any:
+    """fn(*args, **kwargs), fn converted if it is the user's; generated code makes every call through this."""
+    kwargs = kwargs or {}
+    if isinstance(fn, functools.partial):
+        return converted_call(fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}, scope)
+    if fn is range:
+        return control_flow.make_range(*args)
+    if inspect_utils.isbuiltin(fn):
+        return _builtin(fn, args, kwargs, scope)
+    if getattr(fn, "not_converted", False):
+        with _off():
+            return fn(*args, **kwargs)
+    if isinstance(fn, (types.FunctionType, types.MethodType)):
+        return converted(fn)(*args, **kwargs)
+    if not inspect.isclass(fn):
+        call = getattr(type(fn), "__call__", None)  # noqa: B004  (dunder methods are looked up on the class)
+        if isinstance(call, types.FunctionType) and _is_users(call):
+            return converted(call)(fn, *args, **kwargs)
+    return fn(*args, **kwargs)
+
+
+def _builtin(fn: Any, args: tuple, kwargs: dict[str, Any], scope: Any) -> Any:
+    if fn is super:
+        return py_builtins.super_in_original_context(fn, args, scope)
+    if fn is eval:
+        return py_builtins.eval_in_original_context(fn, args, scope)
+    if fn is globals:
+        return py_builtins.globals_in_original_context(scope)
+    if fn is locals:
+        return py_builtins.locals_in_original_context(scope)
+    return fn(*args, **kwargs)
+
+
+_OPERATORS = types.SimpleNamespace(
+    FunctionScope=_Scope,
+    with_function_scope=_with_scope,
+    ConversionOptions=converter.ConversionOptions,
+    STD=_OPTIONS,
+    autograph_artifact=_artifact,
+    converted_call=converted_call,
+    Undefined=Undefined,
+    UndefinedReturnValue=UndefinedReturnValue,
+    ld=control_flow.ld,
+    ldu=ldu,
+    if_stmt=control_flow.if_stmt,
+    if_exp=control_flow.if_exp,
+    while_stmt=control_flow.while_stmt,
+    for_stmt=control_flow.for_stmt,
+    and_=control_flow.and_,
+    or_=control_flow.or_,
+    not_=control_flow.not_,
+)
+"""The `ag__` of generated code."""

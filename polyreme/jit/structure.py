@@ -1,0 +1,63 @@
+"""Nested arguments and results taken apart into leaves and put together again, dict order and types kept.
+
+Floor: 3.  Containers: list, tuple, namedtuple, dict, OrderedDict, and dataclasses that hold a Tensor. All else is a
+leaf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+from polyreme.core.state import TensorState
+
+LEAF = None
+Spec = Any
+"""LEAF, or (class, keys or None, specs of the children); hashable."""
+
+
+def flatten(value: Any, leaves: list[Any]) -> Spec:
+    """Append value's leaves to leaves; returns what rebuild needs besides them."""
+    cls = value.__class__
+    if cls is tuple or cls is list:
+        return (cls, None, tuple(flatten(v, leaves) for v in value))
+    if cls is dict or cls is OrderedDict:
+        return (cls, tuple(value), tuple(flatten(v, leaves) for v in value.values()))
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return (cls, value._fields, tuple(flatten(v, leaves) for v in value))
+    if dataclasses.is_dataclass(cls):
+        names = tuple(f.name for f in dataclasses.fields(value) if hasattr(value, f.name))
+        inner: list[Any] = []
+        specs = tuple(flatten(getattr(value, n), inner) for n in names)
+        if any(isinstance(leaf, TensorState) for leaf in inner):
+            leaves.extend(inner)
+            return (cls, names, specs)
+    leaves.append(value)
+    return LEAF
+
+
+def rebuild(spec: Spec, leaves: Iterator[Any]) -> Any:
+    """The value that flatten took apart, around other leaves."""
+    if spec is LEAF:
+        return next(leaves)
+    cls, keys, specs = spec
+    children = [rebuild(s, leaves) for s in specs]
+    if cls is tuple or cls is list:
+        return cls(children)
+    if cls is dict or cls is OrderedDict:
+        return cls(zip(keys, children, strict=True))
+    if issubclass(cls, tuple):
+        return cls(*children)
+    made = object.__new__(cls)
+    for name, child in zip(keys, children, strict=True):
+        object.__setattr__(made, name, child)
+    return made
+
+
+def tensors_in(value: Any) -> list[TensorState]:
+    """The Tensors among value's leaves."""
+    leaves: list[Any] = []
+    flatten(value, leaves)
+    return [leaf for leaf in leaves if isinstance(leaf, TensorState)]
