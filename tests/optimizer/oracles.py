@@ -1,4 +1,4 @@
-"""What each optimizer should compute: optax where it agrees with the paper's and Paddle's form, else NumPy after the paper.
+"""What each optimizer should compute: optax where it agrees with the paper, else NumPy written after the paper.
 
 A run takes initial parameters (a list of float64 arrays) and one list of gradients per step -> parameters at the end.
 """
