@@ -79,7 +79,9 @@ def with_gradients():
     return [*params, Parameter(np.ones(2, np.float32))]
 
 
-@pytest.mark.parametrize(("p", "norm"), [(2.0, 13.0), (1.0, 19.0), (math.inf, 12.0), (3.0, (27 + 64 + 1728) ** (1 / 3))])
+@pytest.mark.parametrize(
+    ("p", "norm"), [(2.0, 13.0), (1.0, 19.0), (math.inf, 12.0), (3.0, (27 + 64 + 1728) ** (1 / 3))]
+)
 def test_clip_grad_norm_in_place(p, norm):
     params = with_gradients()
     total = clip_grad_norm_(params, 2.0, norm_type=p)

@@ -105,7 +105,9 @@ def drawn_again(seed):
     return np.asarray(initializer.Orthogonal().values([3, 3], np.dtype("float32")))
 
 
-@pytest.mark.parametrize(("groups", "shape"), [(1, [4, 2, 3, 3]), (2, [4, 2, 3, 3]), (1, [6, 6, 3]), (1, [2, 2, 3, 3, 3])])
+@pytest.mark.parametrize(
+    ("groups", "shape"), [(1, [4, 2, 3, 3]), (2, [4, 2, 3, 3]), (1, [6, 6, 3]), (1, [2, 2, 3, 3, 3])]
+)
 def test_dirac_passes_on_its_inputs(groups, shape):
     # ones where PaddlePaddle 3.3.1 has them: output i of a group at input i, centre of the kernel
     weight = drawn(initializer.Dirac(groups), shape)
@@ -153,7 +155,11 @@ def test_calculate_gain(name, param, gain):
         (lambda: initializer.KaimingUniform(fan_in=0), ConfigError, "fan_in is a number above 0, got 0"),
         (lambda: initializer.Normal(std=-1.0), ConfigError, "Normal: std is a number of at least 0, got -1.0"),
         (lambda: initializer.TruncatedNormal(std=0.0), ConfigError, "std is a number above 0"),
-        (lambda: initializer.TruncatedNormal(a=1.0, b=0.0), ConfigError, "lower bound 1.0 is above the upper bound 0.0"),
+        (
+            lambda: initializer.TruncatedNormal(a=1.0, b=0.0),
+            ConfigError,
+            "lower bound 1.0 is above the upper bound 0.0",
+        ),
         (lambda: initializer.Uniform(2.0, 1.0), ConfigError, "Uniform: the lower bound 2.0 is above"),
         (lambda: initializer.Dirac(0), ConfigError, "groups is at least 1"),
         (lambda: drawn(initializer.Dirac(), [3, 3]), ShapeError, "3 to 5 dims"),

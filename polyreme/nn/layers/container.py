@@ -31,6 +31,8 @@ class Sequential(Layer):
             layers = tuple(layers[0].items())
         for at, layer in enumerate(layers):
             name, layer = layer if _is_named(layer) else (str(at), layer)
+            if name in self._sub_layers:
+                raise ConfigError(f"Sequential: two layers are named {name!r}; give each a name of its own")
             self.add_sublayer(name, layer)
 
     def forward(self, input: Any) -> Any:
@@ -57,7 +59,7 @@ class Sequential(Layer):
 
     def append(self, layer: Layer) -> Self:
         """Add a layer at the end; returns self."""
-        self.add_sublayer(str(len(self)), layer)
+        self.add_sublayer(_next_name(self._sub_layers), layer)
         return self
 
     def extend(self, layers: Iterable[Layer]) -> Self:
@@ -95,7 +97,7 @@ class LayerList(Layer):
 
     def append(self, sublayer: Layer) -> Self:
         """Add a layer at the end; returns self."""
-        self.add_sublayer(str(len(self)), sublayer)
+        self.add_sublayer(_next_name(self._sub_layers), sublayer)
         return self
 
     def insert(self, index: int, sublayer: Layer) -> None:
@@ -191,7 +193,7 @@ class ParameterList(Layer):
 
     def append(self, parameter: Any) -> Self:
         """Add a parameter at the end; returns self."""
-        self.add_parameter(str(len(self)), parameter)
+        self.add_parameter(_next_name(self._parameters), parameter)
         return self
 
 
@@ -251,6 +253,11 @@ def _pairs(given: Any, what: str) -> Iterable[tuple[str, Any]]:
         if not _is_named(pair):
             raise ConfigError(f"{what} takes a mapping or (name, value) pairs, got {pair!r} among them")
     return pairs
+
+
+def _next_name(table: Mapping[str, Any]) -> str:
+    """A number that is no name yet: after a deletion the count would name a layer that is there."""
+    return str(max([len(table), *(int(name) + 1 for name in table if name.isdecimal())]))
 
 
 def _name_at(owner: Layer, table: Mapping[str, Any], index: int) -> str:
