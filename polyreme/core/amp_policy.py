@@ -34,7 +34,8 @@ class Policy:
 
     def target(self, op_name: str, amp: AmpClass, arrays: tuple[jax.Array, ...]) -> np.dtype | None:
         """The dtype floating inputs are cast to, or None to leave them alone."""
-        floats = [a.dtype for a in arrays if dtypes.is_floating(a.dtype)]
+        # a Python number is weakly typed and follows the tensors
+        floats = [a.dtype for a in arrays if dtypes.is_floating(a.dtype) and not a.weak_type]
         if not floats or any(d == dtypes.float64 for d in floats):
             return None
         if op_name in self.black or (amp == "fp32" and op_name not in self.white):

@@ -92,12 +92,12 @@ class _Default:
         self.dtype = float32
 
 
-_default = _Default()
+default = _Default()
 
 
 def get_default_dtype() -> str:
     """Name of the dtype given to Python floats and to integers an op turns into floats."""
-    return _default.dtype.name
+    return default.dtype.name
 
 
 def set_default_dtype(d: Any) -> None:
@@ -105,18 +105,18 @@ def set_default_dtype(d: Any) -> None:
     dtype = as_dtype(d)
     if not is_floating(dtype):
         raise DTypeError(f"set_default_dtype takes a floating dtype, got {dtype.name}")
-    _default.dtype = dtype
+    default.dtype = dtype
 
 
 def default_dtype() -> np.dtype:
     """The default floating dtype, as a dtype."""
-    return _default.dtype
+    return default.dtype
 
 
 def floating(x: Any) -> Any:
     """x itself if it is floating or complex, else x in the default dtype: what exp(int tensor) computes in."""
     x = jnp.asarray(x)
-    return x if is_inexact(x.dtype) else x.astype(_default.dtype)
+    return x if is_inexact(x.dtype) else x.astype(default.dtype)
 
 
 def promote(*arrays: Any) -> tuple:
@@ -130,7 +130,7 @@ def promote(*arrays: Any) -> tuple:
     common = jnp.result_type(*arrays)
     if strong:
         if is_inexact(common) and not any(is_inexact(a.dtype) for a in strong):
-            common = complex64 if is_complex(common) else _default.dtype
+            common = complex64 if is_complex(common) else default.dtype
     elif is_floating(common):
-        common = _default.dtype
+        common = default.dtype
     return tuple(a if a.dtype == common and not a.weak_type else a.astype(common) for a in arrays)

@@ -5,6 +5,7 @@ Floor: 1.  One plan is in force at a time; without one everything lives on one d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -36,6 +37,16 @@ class Layout:
         """
         spec = getattr(self.plan.strategy, f"{kind}_spec")(tuple(dims), tuple(shape), self.plan.mesh)
         return NamedSharding(self.mesh, PartitionSpec(*spec))
+
+    def activation(self, dims: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
+        """Where an activation goes; a dim that its axes do not divide (a batch of one, say) is left whole."""
+        rule = self.plan.strategy.rule("act")
+
+        def divides(dim: str | None, size: int) -> bool:
+            return size % math.prod(self.plan.mesh.degree(a) for a in rule.get(dim or "", ())) == 0
+
+        fitting = [d if divides(d, size) else None for d, size in zip(dims, shape, strict=True)]
+        return self.sharding("act", fitting, shape)
 
     def replicated(self) -> NamedSharding:
         """A whole copy on every device."""

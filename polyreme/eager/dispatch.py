@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyreme.core import amp_policy, layout, mode, rng, state
+from polyreme.core import dtype as dtypes
 from polyreme.core.op import ATTR, KEY, TENSOR, Op, freeze
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
@@ -23,6 +24,7 @@ from polyreme.errors import CaptureError, DeviceError, DTypeError, GradError
 _watch = state.watch
 _autocast = amp_policy.active
 _placed = layout.active
+_default = dtypes.default
 edge_of = tape.edge_of
 
 
@@ -38,7 +40,7 @@ class Eager:
         full = op.bind(args, kwargs) if kwargs or len(args) < len(op.names) else args
         arrays: list[Any] = []
         edges: list[Any] = []
-        key: list[Any] = [_autocast.policy]
+        key: list[Any] = [(_autocast.policy, _default.dtype)]
         for value, kind in zip(full, op.kinds, strict=True):
             if kind is TENSOR:
                 if isinstance(value, TensorState):
@@ -87,8 +89,8 @@ class Eager:
             raise _device_error(op, error) from error
         except jax.errors.UnexpectedTracerError as error:
             raise CaptureError(
-                f"{op.name}: an input belongs to a captured function that has ended and has no value; return it from that "
-                "function instead of keeping it in a list or attribute outside"
+                f"{op.name}: an input belongs to a captured function that has ended and has no value; return it from "
+                "that function instead of keeping it in a list or attribute outside"
             ) from error
         return result if out is None else rebind(out, result, op.name)
 

@@ -163,7 +163,9 @@ def apply(kernel: Kernel, arrays: tuple, edges: tuple[Edge, ...]) -> Any:
             return kind([factory.tensor(o) for o in outs])
         return factory.tensor(outs)
     mask = tuple([e is not None for e in edges])
-    if kernel.saves:
+    active = state.watch.active
+    # where jax differentiates the captured code as a whole, a pullback taken here would hide a kernel's own backward
+    if kernel.saves and not (active is not None and active.detach):
         outs, pullback = kernel.forward_saving(mask)(*arrays)
         return _taped(kernel, arrays, mask, edges, outs, pullback)
     outs = kernel.forward(*arrays)

@@ -24,8 +24,8 @@ def sharding_constraint(x: Array, sharding: Any) -> Array:
 def constrain(x: Any, *dims: str | None) -> Any:
     """x with its logical dims named, so that the plan in force places it: constrain(x, "batch", "seq", "embed").
 
-    Returns x itself when no plan is in force.
+    Returns x itself when no plan is in force. A dim that does not divide over its axes is left whole.
     """
     if layout.active.layout is None:
         return x
-    return sharding_constraint(x, layout.active.layout.sharding("act", dims, x.shape))
+    return sharding_constraint(x, layout.active.layout.activation(dims, x.shape))
