@@ -1,6 +1,7 @@
 """Gradient clipping: by value, by each gradient's norm, by the norm of all of them.
 
-Floor: 4.  `arrays` is the pure form that optimizers compile into their update; calling a clip works on (parameter, gradient) pairs.
+Floor: 4.  `arrays` is the pure form that optimizers compile into their update; calling a clip works on
+(parameter, gradient) pairs.
 """
 
 from __future__ import annotations

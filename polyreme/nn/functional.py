@@ -3,6 +3,7 @@
 Floor: 4.  Everything is declared in the op tables; this file only gathers the names.
 """
 
+from polyreme.eager.methods import INPLACE
 from polyreme.ops.activation import (
     celu,
     elu,
@@ -143,6 +144,14 @@ logsigmoid = log_sigmoid
 swish = silu
 upsample = interpolate
 
+elu_ = INPLACE["elu_"]
+hardtanh_ = INPLACE["hardtanh_"]
+leaky_relu_ = INPLACE["leaky_relu_"]
+relu_ = INPLACE["relu_"]
+softmax_ = INPLACE["softmax_"]
+tanh_ = INPLACE["tanh_"]
+thresholded_relu_ = INPLACE["thresholded_relu_"]
+
 __all__ = [
     "adaptive_avg_pool1d",
     "adaptive_avg_pool2d",
@@ -176,6 +185,7 @@ __all__ = [
     "dropout2d",
     "dropout3d",
     "elu",
+    "elu_",
     "embedding",
     "feature_alpha_dropout",
     "flash_attention",
@@ -192,6 +202,7 @@ __all__ = [
     "hardsigmoid",
     "hardswish",
     "hardtanh",
+    "hardtanh_",
     "hinge_embedding_loss",
     "instance_norm",
     "interpolate",
@@ -200,6 +211,7 @@ __all__ = [
     "label_smooth",
     "layer_norm",
     "leaky_relu",
+    "leaky_relu_",
     "linear",
     "local_response_norm",
     "log_loss",
@@ -230,6 +242,7 @@ __all__ = [
     "prelu",
     "relu",
     "relu6",
+    "relu_",
     "rms_norm",
     "rrelu",
     "scaled_dot_product_attention",
@@ -241,6 +254,7 @@ __all__ = [
     "smooth_l1_loss",
     "soft_margin_loss",
     "softmax",
+    "softmax_",
     "softmax_with_cross_entropy",
     "softplus",
     "softshrink",
@@ -249,8 +263,10 @@ __all__ = [
     "swiglu",
     "swish",
     "tanh",
+    "tanh_",
     "tanhshrink",
     "thresholded_relu",
+    "thresholded_relu_",
     "triplet_margin_loss",
     "triplet_margin_with_distance_loss",
     "unfold",

@@ -25,8 +25,8 @@ _scope_counts: dict[str, int] = {}
 
 
 class Layer:
-    """Base class of everything with parameters: assign parameters, buffers (register_buffer) and sublayers as attributes,
-    and write forward.
+    """Base class of everything with parameters: assign parameters and sublayers as attributes, buffers by
+    register_buffer, and write forward.
 
     >>> class Half(Layer):
     ...     def forward(self, x):
@@ -97,13 +97,15 @@ class Layer:
         elif name in parameters:
             if value is not None:
                 raise TypeError(
-                    f"{name!r} is a parameter of {type(self).__name__}; assign a Parameter or None, not {type(value).__name__}"
+                    f"{name!r} is a parameter of {type(self).__name__}; assign a Parameter or None, "
+                    f"not {type(value).__name__}"
                 )
             parameters[name] = None
         elif name in buffers:
             if value is not None and not isinstance(value, TensorState):
                 raise TypeError(
-                    f"{name!r} is a buffer of {type(self).__name__}; assign a Tensor or None, not {type(value).__name__}"
+                    f"{name!r} is a buffer of {type(self).__name__}; assign a Tensor or None, "
+                    f"not {type(value).__name__}"
                 )
             buffers[name] = value
         elif name in layers and value is None:

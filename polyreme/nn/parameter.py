@@ -82,7 +82,7 @@ class ParamAttr:
 
     @classmethod
     def of(cls, attr: Any) -> ParamAttr | None:
-        """The ParamAttr that a layer's weight_attr or bias_attr stands for: None, True, a name, an initializer or a ParamAttr.
+        """The ParamAttr that a weight_attr or bias_attr stands for: None, True, a name, an initializer or a ParamAttr.
 
         None for False: no parameter. Raises ConfigError for anything else.
         """

@@ -1,4 +1,4 @@
-"""The layers under contract: how each is made, what goes in. Data only: fixtures/record_layers.py reads it without polyreme.
+"""The layers under contract: how each is made, what goes in. Data only: fixtures/record_layers.py reads it.
 
 Values of inputs and parameters follow from formulas, so that another framework can be given the same ones.
 """
@@ -24,8 +24,8 @@ class Make:
 class Row:
     """One layer. name(*args, **kwargs) is called with inputs, each a shape (numbers between -1 and 1) or an ndarray.
 
-    function: the nn.functional name it must equal, with settings; "" if forward is more than one function. random: what it
-    draws while training, so that only eval mode is compared. paddle: why PaddlePaddle's values are not the oracle here.
+    function: the nn.functional name it must equal, with settings; "" if forward is more than one function. random: it
+    draws numbers while training, so that only eval mode is compared. paddle: why PaddlePaddle is not the oracle here.
     no_grad: parameters or inputs without gradient, and why. terms: rounded terms summed in one output element.
     """
 

@@ -103,7 +103,7 @@ def test_clip_grad_norm_refuses_nan_when_asked():
     params[0].grad = to_tensor(np.array([[np.nan, 1.0]], np.float32))
     with pytest.raises(NumericsError, match="norm of the gradients is nan"):
         clip_grad_norm_(params, 1.0, error_if_nonfinite=True)
-    with pytest.raises(ConfigError, match="norm_type is a number above 0 or inf, got 0.0"):
+    with pytest.raises(ConfigError, match=r"norm_type is a number above 0 or inf, got 0\.0"):
         clip_grad_norm_(params, 1.0, norm_type=0)
 
 

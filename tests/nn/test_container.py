@@ -66,7 +66,7 @@ def test_layer_list():
     assert [type(x) for x in held] == [nn.Linear, nn.ReLU, nn.Linear, nn.Linear]
     assert list(held.state_dict())[2] == "2.weight"
     del held[0]
-    assert list(held.state_dict())[0] == "1.weight"
+    assert next(iter(held.state_dict())) == "1.weight"
     held[0] = layers[0]
     assert held[0] is layers[0]
     with pytest.raises(IndexError, match="index 7 is outside a list of 3"):

@@ -1,4 +1,4 @@
-"""Initial values: distributions against SciPy's by Kolmogorov-Smirnov and moments, structured ones by their property."""
+"""Initial values: distributions against SciPy's by Kolmogorov-Smirnov and moments, structured ones by property."""
 
 import math
 
@@ -26,7 +26,7 @@ def uniform(limit):
     return stats.uniform(-limit, 2 * limit)
 
 
-def kaiming(fan, gain=math.sqrt(2.0)):
+def kaiming(fan, gain=2**0.5):
     return gain / math.sqrt(fan)
 
 

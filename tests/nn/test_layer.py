@@ -220,7 +220,6 @@ REFUSED = [
     (lambda: nn.Linear(0, 3), r"Linear\(0, 3\): both sizes must be at least 1"),
     (lambda: nn.Embedding(3, 0), r"both sizes must be at least 1"),
     (lambda: nn.Embedding(3, 2, padding_idx=3), "padding_idx 3 is outside the table of 3 rows"),
-    (lambda: nn.Embedding(3, 2, sparse=True), "sparse gradients are not supported"),
     (lambda: nn.Embedding(3, 2, weight_attr=False), "leaves no table"),
     (lambda: nn.GroupNorm(3, 4), "4 channels do not split into 3 equal groups"),
     (lambda: nn.GroupNorm(2, 4, affine="x"), "affine is True or False"),
@@ -288,6 +287,16 @@ def test_embedding_padding_weight_and_freeze():
     assert not given.weight.trainable
 
 
+def test_embedding_scales_rows_and_gradients_when_asked():
+    table = nn.Embedding(2, 2, max_norm=1.0, scale_grad_by_freq=True, sparse=True, _weight=[[3.0, 4.0], [0.1, 0.0]])
+    out = table(to_tensor([0, 0, 1]))
+    rtol = 8 * float(np.finfo(np.float32).eps)
+    np.testing.assert_allclose(out.numpy(), [[0.6, 0.8], [0.6, 0.8], [0.1, 0.0]], rtol=rtol)
+    np.testing.assert_allclose(table.weight.numpy()[0], [0.6, 0.8], rtol=rtol)
+    out.sum().backward()
+    np.testing.assert_array_equal(table.weight.grad.numpy(), np.ones((2, 2)))
+
+
 def test_batch_norm_uses_running_statistics_in_eval_and_sync_shares_them():
     x = np.random.default_rng(0).normal(3.0, 2.0, (16, 4, 3, 3)).astype(np.float32)
     net = nn.Sequential(nn.BatchNorm2D(4, momentum=0.5))
@@ -318,3 +327,9 @@ def test_inplace_layers_write_into_their_input():
     x = to_tensor(X)
     assert nn.Silu(inplace=True)(x) is x
     np.testing.assert_allclose(x.numpy(), X / (1 + np.exp(-X)), rtol=8 * np.finfo(np.float32).eps)
+
+
+def test_dropout_inplace_writes_into_its_input():
+    x = to_tensor(np.ones(64, np.float32))
+    assert nn.Dropout(0.5, inplace=True)(x) is x
+    assert set(x.numpy()) == {0.0, 2.0}

@@ -1,4 +1,4 @@
-"""Every layer against its row: PaddlePaddle's recorded values, the functional, capture, gradients, state dict, modes."""
+"""Every layer against its row: PaddlePaddle's recorded values, the functional, capture, gradients, state, modes."""
 
 import inspect
 import json
@@ -18,7 +18,7 @@ from tests.nn.table import ROWS, build, state_value, wave
 
 RECORDED = json.loads((Path(__file__).parent / "fixtures" / "layers.json").read_text())
 EPS = float(np.finfo(np.float32).eps)
-# float32 gradients and outputs pass through as many roundings as a row's terms say, with a factor 4 for functions inside
+# outputs and gradients pass through as many roundings as a row's terms say; a factor 4 for the functions inside
 every_row = pytest.mark.parametrize("row", ROWS, ids=lambda r: r.id)
 recorded_row = pytest.mark.parametrize("row", [r for r in ROWS if not r.paddle], ids=lambda r: r.id)
 

@@ -33,7 +33,7 @@ class Initializer:
 
 
 def fans(shape: Sequence[int]) -> tuple[int, int]:
-    """(inputs, outputs) of one unit: [in, out] of a matrix, [out, in, *kernel] of a convolution (times the kernel's size)."""
+    """(inputs, outputs) of one unit: [in, out] of a matrix, [out, in, *kernel] of a convolution (times its size)."""
     if len(shape) < 2:
         return (shape[0], shape[0]) if shape else (1, 1)
     if len(shape) == 2:

@@ -85,7 +85,10 @@ class XavierUniform(Initializer):
 
 
 class XavierNormal(XavierUniform):
-    """Gaussian of standard deviation gain * sqrt(2 / (fan_in + fan_out)). Source: Glorot and Bengio, 2010, equation 12."""
+    """Gaussian of standard deviation gain * sqrt(2 / (fan_in + fan_out)).
+
+    Source: Glorot and Bengio, 2010, equation 12.
+    """
 
     def values(self, shape: Sequence[int], dtype: np.dtype) -> jax.Array:
         ins, outs = fans(shape)

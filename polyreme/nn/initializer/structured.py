@@ -54,7 +54,7 @@ class Orthogonal(Initializer):
 
 
 class Dirac(Initializer):
-    """A convolution's weight [out, in, *kernel] that passes on its inputs: 1 at the kernel's centre, output i from input i.
+    """A convolution's weight [out, in, *kernel] that passes on its inputs: 1 at the centre from input i to output i.
 
     With groups each group of outputs passes on its own inputs.
     """

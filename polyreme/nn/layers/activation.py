@@ -93,7 +93,7 @@ class Silu(FunctionalLayer):
         self.inplace = inplace
 
     def forward(self, x: Any) -> Any:
-        return F.silu(x, out=x) if self.inplace else F.silu(x)
+        return F.silu(x, inplace=self.inplace)
 
 
 class GELU(FunctionalLayer):

@@ -16,7 +16,7 @@ from polyreme.nn.layers.linear import Linear
 from polyreme.ops.creation import zeros
 from polyreme.ops.manipulation import concat, reshape, transpose, unsqueeze
 
-# what an additive mask puts on a position that is left out: large, but finite, so that a row of them is uniform, not NaN
+# what an additive mask puts on a position left out: large, but finite, so that a row of them is uniform, not NaN
 _MASKED = 1e9
 
 
@@ -37,8 +37,8 @@ class StaticCache(NamedTuple):
 class MultiHeadAttention(Layer):
     """softmax(Q K^T / sqrt(head_dim) + mask) V in num_heads heads: [batch, seq, embed_dim] -> the same.
 
-    kdim, vdim: widths of keys and values, embed_dim if None. attn_mask: broadcasts to [batch, heads, query, key]; True or 1
-    keeps a position, a floating mask is added. need_weights: the attention weights are returned too.
+    kdim, vdim: widths of keys and values, embed_dim if None. attn_mask: broadcasts to [batch, heads, query, key];
+    True or 1 keeps a position, a floating mask is added. need_weights: the attention weights are returned too.
 
     >>> list(MultiHeadAttention(8, 2, bias_attr=False).state_dict())
     ['q_proj.weight', 'k_proj.weight', 'v_proj.weight', 'out_proj.weight']
@@ -73,7 +73,7 @@ class MultiHeadAttention(Layer):
         return "embed" if size == self.embed_dim else None
 
     def forward(self, query: Any, key: Any = None, value: Any = None, attn_mask: Any = None, cache: Any = None) -> Any:
-        """The output; with need_weights or a cache a tuple (output, weights [b, h, q, k], cache moved on) of those asked for."""
+        """The output; with need_weights or a cache the tuple (output, weights [b, h, q, k], cache moved on)."""
         key = query if key is None else key
         value = query if value is None else value
         q_bshd = self._heads(self.q_proj(query))

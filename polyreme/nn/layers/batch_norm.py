@@ -1,7 +1,7 @@
 """Batch normalization.
 
-Floor: 4.  Running statistics are the buffers `_mean` and `_variance`. A Tensor laid out over a mesh is one Tensor, so the
-statistics of a batch split over devices are those of the whole batch: every BatchNorm here is a synchronized one.
+Floor: 4.  Running statistics are the buffers `_mean` and `_variance`. A Tensor laid out over a mesh is one Tensor, so
+the statistics of a batch split over devices are those of the whole batch: every BatchNorm here is a synchronized one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from polyreme.nn.layers.norm import check_ndim
 class _BatchNorm(Layer):
     """(x - mean) / sqrt(variance + epsilon) * weight + bias for each channel. Source: arXiv:1502.03167.
 
-    mean and variance are the batch's while training, which moves the running ones: momentum * running + (1 - momentum) *
-    batch; in eval mode, or with use_global_stats, the running ones are used.
+    mean and variance are the batch's while training, which moves the running ones: momentum * running +
+    (1 - momentum) * batch; in eval mode, or with use_global_stats, the running ones are used.
     """
 
     ndims: tuple[int, ...] = (2, 3, 4, 5)
@@ -148,7 +148,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 class BatchNorm(_BatchNorm):
-    """BatchNorm of any number of dims, in the older spelling of its settings; act: name of an activation applied after."""
+    """BatchNorm of any number of dims, in the older spelling of its settings; act: an activation applied after."""
 
     def __init__(
         self,
@@ -170,8 +170,8 @@ class BatchNorm(_BatchNorm):
     ) -> None:
         if in_place or trainable_statistics or not do_model_average_for_mean_and_var:
             raise ConfigError(
-                "BatchNorm: in_place, trainable_statistics and do_model_average_for_mean_and_var=False are not supported; "
-                "leave them out"
+                "BatchNorm: in_place, trainable_statistics and do_model_average_for_mean_and_var=False are not "
+                "supported; leave them out"
             )
         if act is not None and not callable(getattr(F, act, None)):
             raise ConfigError(f"BatchNorm: act {act!r} is not a function of polyreme.nn.functional")

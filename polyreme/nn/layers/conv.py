@@ -63,7 +63,7 @@ class _Conv(Layer):
 
 
 class _ConvForward(_Conv):
-    """Cross-correlation with a learned kernel. Initial weights: Gaussian(0, sqrt(2 / (in_channels * kernel elements)))."""
+    """Cross-correlation with a learned kernel, at first Gaussian(0, sqrt(2 / (in_channels * kernel elements)))."""
 
     def __init__(
         self,
@@ -148,8 +148,8 @@ class Conv1D(_ConvForward):
         data_format: str = "NCL",
     ) -> None:
         super().__init__(
-            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype,
-            weight_attr, bias_attr, data_format,
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device,
+            dtype, weight_attr, bias_attr, data_format,
         )  # fmt: skip
 
 
@@ -188,8 +188,8 @@ class Conv3D(_ConvForward):
         data_format: str = "NCDHW",
     ) -> None:
         super().__init__(
-            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype,
-            weight_attr, bias_attr, data_format,
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device,
+            dtype, weight_attr, bias_attr, data_format,
         )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ class _Dropping(Layer):
 
 
 class Dropout(_Dropping):
-    """Each element 0 with probability p, the others over 1 - p; unchanged in eval mode. Source: Srivastava et al., 2014.
+    """Each element 0 with probability p, the others over 1 - p; unchanged in eval mode. Source: arXiv:1207.0580.
 
     axis: dims along which elements are dropped independently, all if None. mode "downscale_in_infer" leaves the kept
     ones as they are and multiplies by 1 - p in eval mode. inplace: write the result into the input.
@@ -46,8 +46,7 @@ class Dropout(_Dropping):
         self.inplace, self.axis, self.mode = inplace, axis, mode
 
     def forward(self, input: Any) -> Any:
-        out = {"out": input} if self.inplace else {}
-        return F.dropout(input, p=self.p, axis=self.axis, training=self.training, mode=self.mode, **out)
+        return F.dropout(input, p=self.p, axis=self.axis, training=self.training, inplace=self.inplace, mode=self.mode)
 
     def extra_repr(self) -> str:
         return f"p={self.p}, axis={self.axis}, mode={self.mode}"

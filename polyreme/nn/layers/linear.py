@@ -48,7 +48,9 @@ class Linear(Layer):
 class Embedding(Layer):
     """Row x[i] of a [num_embeddings, embedding_dim] table for every integer i: [...] -> [..., embedding_dim].
 
-    padding_idx: a row that is zero and gets no gradient. _weight: the table to start from. _freeze: do not train it.
+    padding_idx: a row that is zero and gets no gradient. max_norm: rows looked up are first scaled, in the table, to an
+    L-norm_type norm of at most that. scale_grad_by_freq: a row's gradient over how often it is looked up.
+    _weight: the table to start from. _freeze: do not train it.
     dims: logical dims of the table. Initial values: XavierUniform.
     """
 
@@ -70,10 +72,6 @@ class Embedding(Layer):
         dims: Sequence[str | None] = (None, None),
     ) -> None:
         super().__init__(name, dtype)
-        if max_norm is not None or norm_type != 2.0 or scale_grad_by_freq or sparse:
-            raise ConfigError(
-                "Embedding: max_norm, norm_type, scale_grad_by_freq and sparse gradients are not supported; leave them out"
-            )
         if num_embeddings < 1 or embedding_dim < 1:
             raise ConfigError(f"Embedding({num_embeddings}, {embedding_dim}): both sizes must be at least 1")
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
@@ -81,6 +79,8 @@ class Embedding(Layer):
         if weight_attr is False:
             raise ConfigError("Embedding: weight_attr=False leaves no table to look up in; leave it out")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.max_norm, self.norm_type = max_norm, norm_type
+        self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
         self.weight = self.create_parameter([num_embeddings, embedding_dim], weight_attr, dims=dims)
         if _weight is not None:
@@ -95,7 +95,15 @@ class Embedding(Layer):
             self.to(device=device)
 
     def forward(self, x: Any) -> Any:
-        return F.embedding(x, self.weight, padding_idx=self.padding_idx)
+        return F.embedding(
+            x,
+            self.weight,
+            padding_idx=self.padding_idx,
+            max_norm=self.max_norm,
+            norm_type=self.norm_type,
+            sparse=self.sparse,
+            scale_grad_by_freq=self.scale_grad_by_freq,
+        )
 
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"

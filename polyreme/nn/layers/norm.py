@@ -18,8 +18,8 @@ from polyreme.nn.layer import Layer
 class LayerNorm(Layer):
     """(x - mean) / sqrt(variance + epsilon) over the last dims, times weight plus bias. Source: arXiv:1607.06450.
 
-    normalized_shape: sizes of those dims. Parameters are vectors of their product, with the logical dim "embed" if there
-    is one such dim. elementwise_affine=False leaves both out, bias=False the bias.
+    normalized_shape: sizes of those dims. Parameters are vectors of their product, with the logical dim "embed" if
+    there is one such dim. elementwise_affine=False leaves both out, bias=False the bias.
 
     >>> LayerNorm([3, 4]).weight.shape
     [12]
@@ -92,7 +92,7 @@ class RMSNorm(Layer):
 
 
 class GroupNorm(Layer):
-    """Normalization over each of num_groups groups of channels, a weight and a bias a channel. Source: arXiv:1803.08494."""
+    """Normalization over each of num_groups groups of channels, weight and bias a channel: arXiv:1803.08494."""
 
     def __init__(
         self,
@@ -210,7 +210,10 @@ class InstanceNorm3D(_InstanceNorm):
 
 
 class LocalResponseNorm(Layer):
-    """x / (k + alpha * mean of squares over `size` neighbouring channels)^beta. Source: Krizhevsky et al., 2012, section 3.3."""
+    """x / (k + alpha * mean of squares over `size` neighbouring channels)^beta.
+
+    Source: Krizhevsky et al., 2012, section 3.3.
+    """
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ class MaxPool2D(FunctionalLayer):
 
 
 class MaxPool3D(FunctionalLayer):
-    """Largest element of each window of [batch, channel, depth, height, width]; with return_mask also its flat index."""
+    """Largest element of each window of [batch, channel, depth, height, width]; return_mask: and its flat index."""
 
     function = staticmethod(F.max_pool3d)
 

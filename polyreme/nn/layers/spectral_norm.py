@@ -21,8 +21,8 @@ from polyreme.ops.manipulation import reshape, transpose
 class SpectralNorm(Layer):
     """weight / sigma, sigma the largest singular value of weight as a matrix whose rows are its dim `dim`.
 
-    sigma = u^T W v by power_iters steps of power iteration from the buffers weight_u and weight_v, which every call moves
-    on; no gradient flows to u and v. Source: arXiv:1802.05957, algorithm 1.
+    sigma = u^T W v by power_iters steps of power iteration from the buffers weight_u and weight_v, which every call
+    moves on; no gradient flows to u and v. Source: arXiv:1802.05957, algorithm 1.
     """
 
     def __init__(

@@ -218,9 +218,10 @@ class TransformerDecoder(Layer):
 
 
 class Transformer(Layer):
-    """An encoder and a decoder with a LayerNorm after each: src, tgt [batch, seq, d_model] -> [batch, tgt seq, d_model].
+    """An encoder and a decoder with a LayerNorm after each: src, tgt [batch, seq, d_model] -> like tgt.
 
-    weight_attr, bias_attr: one for all, [attention, feed-forward], or [self-attention, attention to memory, feed-forward].
+    weight_attr, bias_attr: one for all, [attention, feed-forward], or [self-attention, attention to memory,
+    feed-forward].
     """
 
     def __init__(
@@ -277,7 +278,8 @@ def _stack(first: Layer, num_layers: int) -> LayerList:
     config = getattr(first, "_config", None)
     if config is None and num_layers > 1:
         raise ConfigError(
-            f"{type(first).__name__} does not say how it was made, so more of it cannot be; keep its arguments in _config"
+            f"{type(first).__name__} does not say how it was made, so more of it cannot be; keep its arguments in "
+            "_config"
         )
     others: Sequence[Layer] = [type(first)(**config) for _ in range(num_layers - 1)] if config is not None else []
     return LayerList([first, *others])
