@@ -80,16 +80,6 @@ from polyreme.ops.creation import (
     zeros,
     zeros_like,
 )
-from polyreme.ops.cross_entropy import (
-    cross_entropy,
-    cross_entropy_of_classes,
-    fused_linear_cross_entropy,
-    linear_cross_entropy_of_classes,
-    nll_loss,
-    nll_of_classes,
-    softmax_and_cross_entropy,
-    softmax_with_cross_entropy,
-)
 from polyreme.ops.gather_scatter import (
     argwhere,
     gather,
@@ -108,20 +98,6 @@ from polyreme.ops.gather_scatter import (
 )
 from polyreme.ops.linalg import (
     cholesky,
-    cholesky_inverse,
-    cholesky_solve,
-    cond,
-    det,
-    eig,
-    eigvals,
-    eigvalsh,
-    inverse,
-    lstsq,
-    matrix_exp,
-    matrix_power,
-    slogdet,
-    svdvals,
-    triangular_solve,
 )
 from polyreme.ops.manipulation import (
     atleast_1d,
@@ -241,7 +217,6 @@ from polyreme.ops.products import (
     kron,
     matrix_transpose,
     mm,
-    multi_dot,
     mv,
     outer,
     tensordot,
@@ -279,7 +254,6 @@ from polyreme.ops.random import (
     standard_gamma,
     standard_normal,
     uniform,
-    uniform_,
 )
 from polyreme.ops.reduce import (
     all,
@@ -307,18 +281,8 @@ from polyreme.ops.repetition import (
     combinations,
     expand,
     expand_as,
-    repeat_by,
-    repeat_each,
     repeat_interleave,
     tile,
-)
-from polyreme.ops.resample import (
-    affine_grid,
-    channel_shuffle,
-    grid_sample,
-    interpolate,
-    pixel_shuffle,
-    pixel_unshuffle,
 )
 from polyreme.ops.scan import (
     cummax,
@@ -332,8 +296,6 @@ from polyreme.ops.scan import (
 )
 from polyreme.ops.scatter import (
     diagonal_scatter,
-    fill_diagonal,
-    fill_diagonal_tensor,
     index_add,
     index_fill,
     index_put,
@@ -372,7 +334,6 @@ from polyreme.ops.slicing import (
     unfold,
     view,
     view_as,
-    zeropad2d,
 )
 from polyreme.ops.special import (
     digamma,
@@ -392,8 +353,6 @@ from polyreme.ops.special import (
 )
 from polyreme.ops.statistics import (
     bincount,
-    corrcoef,
-    cov,
     histogram,
     histogram_bin_edges,
 )
@@ -404,17 +363,31 @@ from polyreme.ops.unique import (
 from polyreme.root import *
 from polyreme.root import __all__ as _root_names
 
+bitwise_invert = bitwise_not
+div = divide
+eq = equal
+floor_mod = remainder
+ge = greater_equal
+greater = greater_than
+gt = greater_than
+le = less_equal
+less = less_than
+lt = less_than
+mod = remainder
+mul = multiply
+ne = not_equal
+negative = neg
+sub = subtract
+true_divide = divide
 view_as_complex = as_complex
 view_as_real = as_real
 take_along_dim = take_along_axis
-inv = inverse
 cat = concat
 reverse = flip
 row_stack = vstack
 swapdims = swapaxes
 clamp = clip
 ger = outer
-upsample = interpolate
 
 abs_ = INPLACE["abs_"]
 acos_ = INPLACE["acos_"]
@@ -446,8 +419,6 @@ erf_ = INPLACE["erf_"]
 erfinv_ = INPLACE["erfinv_"]
 exp_ = INPLACE["exp_"]
 expm1_ = INPLACE["expm1_"]
-fill_diagonal_ = INPLACE["fill_diagonal_"]
-fill_diagonal_tensor_ = INPLACE["fill_diagonal_tensor_"]
 flatten_ = INPLACE["flatten_"]
 floor_ = INPLACE["floor_"]
 floor_divide_ = INPLACE["floor_divide_"]
@@ -483,6 +454,7 @@ masked_scatter_ = INPLACE["masked_scatter_"]
 multigammaln_ = INPLACE["multigammaln_"]
 multiply_ = INPLACE["multiply_"]
 nan_to_num_ = INPLACE["nan_to_num_"]
+neg_ = INPLACE["neg_"]
 not_equal_ = INPLACE["not_equal_"]
 polygamma_ = INPLACE["polygamma_"]
 pow_ = INPLACE["pow_"]
@@ -525,7 +497,6 @@ __all__ = [
     "add_n",
     "addmm",
     "addmm_",
-    "affine_grid",
     "all",
     "allclose",
     "amax",
@@ -561,6 +532,7 @@ __all__ = [
     "binomial",
     "bitwise_and",
     "bitwise_and_",
+    "bitwise_invert",
     "bitwise_left_shift",
     "bitwise_left_shift_",
     "bitwise_not",
@@ -585,10 +557,7 @@ __all__ = [
     "cdist",
     "ceil",
     "ceil_",
-    "channel_shuffle",
     "cholesky",
-    "cholesky_inverse",
-    "cholesky_solve",
     "chunk",
     "clamp",
     "clip",
@@ -598,21 +567,16 @@ __all__ = [
     "combinations",
     "complex",
     "concat",
-    "cond",
     "conj",
     "copysign",
     "copysign_",
-    "corrcoef",
     "cos",
     "cos_",
     "cosh",
     "cosh_",
     "count_nonzero",
-    "cov",
     "crop",
     "cross",
-    "cross_entropy",
-    "cross_entropy_of_classes",
     "cummax",
     "cummin",
     "cumprod",
@@ -621,7 +585,6 @@ __all__ = [
     "cumsum_",
     "cumulative_trapezoid",
     "deg2rad",
-    "det",
     "diag",
     "diag_embed",
     "diagflat",
@@ -631,17 +594,16 @@ __all__ = [
     "digamma",
     "digamma_",
     "dist",
+    "div",
     "divide",
     "divide_",
     "dot",
     "dsplit",
     "dstack",
-    "eig",
-    "eigvals",
-    "eigvalsh",
     "einsum",
     "empty",
     "empty_like",
+    "eq",
     "equal",
     "equal_",
     "equal_all",
@@ -657,10 +619,6 @@ __all__ = [
     "expm1_",
     "exponential_",
     "eye",
-    "fill_diagonal",
-    "fill_diagonal_",
-    "fill_diagonal_tensor",
-    "fill_diagonal_tensor_",
     "flatten",
     "flatten_",
     "flip",
@@ -668,6 +626,7 @@ __all__ = [
     "floor_",
     "floor_divide",
     "floor_divide_",
+    "floor_mod",
     "fmax",
     "fmin",
     "frac",
@@ -675,7 +634,6 @@ __all__ = [
     "frexp",
     "full",
     "full_like",
-    "fused_linear_cross_entropy",
     "gammainc",
     "gammainc_",
     "gammaincc",
@@ -687,13 +645,15 @@ __all__ = [
     "gaussian",
     "gcd",
     "gcd_",
+    "ge",
     "geometric_",
     "ger",
+    "greater",
     "greater_equal",
     "greater_equal_",
     "greater_than",
     "greater_than_",
-    "grid_sample",
+    "gt",
     "heaviside",
     "histogram",
     "histogram_bin_edges",
@@ -717,9 +677,6 @@ __all__ = [
     "index_sample",
     "index_select",
     "inner",
-    "interpolate",
-    "inv",
-    "inverse",
     "is_complex",
     "is_empty",
     "is_floating_point",
@@ -739,15 +696,16 @@ __all__ = [
     "lcm_",
     "ldexp",
     "ldexp_",
+    "le",
     "lerp",
     "lerp_",
+    "less",
     "less_equal",
     "less_equal_",
     "less_than",
     "less_than_",
     "lgamma",
     "lgamma_",
-    "linear_cross_entropy_of_classes",
     "linspace",
     "log",
     "log10",
@@ -773,15 +731,13 @@ __all__ = [
     "logit_",
     "logspace",
     "logsumexp",
-    "lstsq",
+    "lt",
     "masked_fill",
     "masked_fill_",
     "masked_scatter",
     "masked_scatter_",
     "masked_select",
     "matmul",
-    "matrix_exp",
-    "matrix_power",
     "matrix_transpose",
     "max",
     "maximum",
@@ -791,10 +747,11 @@ __all__ = [
     "min",
     "minimum",
     "mm",
+    "mod",
     "mode",
     "moveaxis",
     "msort",
-    "multi_dot",
+    "mul",
     "multigammaln",
     "multigammaln_",
     "multinomial",
@@ -809,10 +766,11 @@ __all__ = [
     "nanquantile",
     "nansum",
     "narrow",
+    "ne",
     "neg",
+    "neg_",
+    "negative",
     "nextafter",
-    "nll_loss",
-    "nll_of_classes",
     "nonzero",
     "norm",
     "normal",
@@ -825,8 +783,6 @@ __all__ = [
     "outer",
     "pdist",
     "permute",
-    "pixel_shuffle",
-    "pixel_unshuffle",
     "poisson",
     "polar",
     "polygamma",
@@ -855,8 +811,6 @@ __all__ = [
     "remainder_",
     "renorm",
     "renorm_",
-    "repeat_by",
-    "repeat_each",
     "repeat_interleave",
     "reshape",
     "reshape_",
@@ -894,9 +848,6 @@ __all__ = [
     "sinh_",
     "slice",
     "slice_scatter",
-    "slogdet",
-    "softmax_and_cross_entropy",
-    "softmax_with_cross_entropy",
     "sort",
     "split",
     "sqrt",
@@ -911,10 +862,10 @@ __all__ = [
     "stanh",
     "std",
     "strided_slice",
+    "sub",
     "subtract",
     "subtract_",
     "sum",
-    "svdvals",
     "swapaxes",
     "swapdims",
     "t",
@@ -935,26 +886,24 @@ __all__ = [
     "transpose",
     "transpose_",
     "trapezoid",
-    "triangular_solve",
     "tril",
     "tril_",
     "tril_indices",
     "triu",
     "triu_",
     "triu_indices",
+    "true_divide",
     "trunc",
     "trunc_",
     "unbind",
     "unflatten",
     "unfold",
     "uniform",
-    "uniform_",
     "unique",
     "unique_consecutive",
     "unsqueeze",
     "unsqueeze_",
     "unstack",
-    "upsample",
     "vander",
     "var",
     "vecdot",
@@ -966,7 +915,6 @@ __all__ = [
     "vstack",
     "where",
     "where_",
-    "zeropad2d",
     "zeros",
     "zeros_like",
 ]

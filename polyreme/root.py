@@ -3,16 +3,24 @@
 Floor: 7.
 """
 
+import builtins
+from typing import Any
+
+import numpy as np
+
 from polyreme.core.dtype import (
+    as_dtype,
     bfloat16,
     complex64,
     complex128,
+    finfo,
     float8_e4m3fn,
     float8_e5m2,
     float16,
     float32,
     float64,
     get_default_dtype,
+    iinfo,
     int8,
     int16,
     int32,
@@ -24,9 +32,69 @@ from polyreme.core.dtype import bool_ as bool  # the public name
 from polyreme.core.place import CPUPlace, CUDAPlace, CustomPlace, get_device, is_compiled_with_cuda, set_device
 from polyreme.core.rng import Generator, get_rng_state, seed, set_rng_state
 from polyreme.eager.mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
-from polyreme.eager.tensor import Tensor, to_tensor
+from polyreme.eager.tensor import Tensor, print_options, to_tensor
 from polyreme.io.serialization import load, save
-from polyreme.nn.parameter import ParamAttr
+from polyreme.nn.functional import conv1d, conv2d, conv3d, group_norm, layer_norm, softmax
+from polyreme.nn.layer import Layer
+from polyreme.nn.parameter import ParamAttr, Parameter
+from polyreme.nn.summary import summary
+
+dtype = np.dtype
+"""The class of every dtype: `x.dtype == paddle.float32`, `isinstance(x.dtype, paddle.dtype)`."""
+
+
+def as_tensor(data: Any, dtype: Any = None, place: Any = None, stop_gradient: builtins.bool = True) -> Tensor:
+    """to_tensor, but a Tensor that already fits is returned as it is."""
+    fits = isinstance(data, Tensor) and place is None and (dtype is None or as_dtype(dtype) == data.dtype)
+    return data if fits else to_tensor(data, dtype, place, stop_gradient)
+
+
+def from_numpy(ndarray: np.ndarray) -> Tensor:
+    """A Tensor with a copy of an ndarray."""
+    if not isinstance(ndarray, np.ndarray):
+        raise TypeError(f"from_numpy takes an ndarray, got {type(ndarray).__name__}; to_tensor takes anything")
+    return to_tensor(ndarray)
+
+
+def create_parameter(
+    shape: list[int],
+    dtype: Any,
+    name: str | None = None,
+    attr: Any = None,
+    is_bias: builtins.bool = False,
+    default_initializer: Any = None,
+) -> Parameter:
+    """A Parameter that belongs to no Layer: Xavier-uniform values by default, zeros for a bias."""
+    made = Layer(dtype=dtype).create_parameter(shape, attr, dtype, is_bias, default_initializer)
+    if name is not None:
+        made.name = name
+    return made
+
+
+def in_dynamic_mode() -> builtins.bool:
+    """True: code runs as it is called, unless it is captured."""
+    return True
+
+
+def disable_static(place: Any = None) -> None:
+    """Leave static mode; imperative code is the only mode, so this only sets the device when one is given."""
+    if place is not None:
+        set_device(place)
+
+
+def set_printoptions(
+    precision: int | None = None,
+    threshold: int | None = None,
+    edgeitems: int | None = None,
+    sci_mode: builtins.bool | None = None,
+    linewidth: int | None = None,
+) -> None:
+    """How Tensors print: digits, elements before `...`, elements at each end, scientific or not, line width."""
+    given = {"precision": precision, "threshold": threshold, "edgeitems": edgeitems, "linewidth": linewidth}
+    print_options.update({k: v for k, v in given.items() if v is not None})
+    if sci_mode is not None:
+        print_options["suppress"] = not sci_mode
+
 
 __all__ = [
     "CPUPlace",
@@ -35,25 +103,38 @@ __all__ = [
     "Generator",
     "ParamAttr",
     "Tensor",
+    "as_tensor",
     "bfloat16",
     "bool",
     "complex64",
     "complex128",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "create_parameter",
+    "disable_static",
+    "dtype",
     "enable_grad",
+    "finfo",
     "float8_e4m3fn",
     "float8_e5m2",
     "float16",
     "float32",
     "float64",
+    "from_numpy",
     "get_default_dtype",
     "get_device",
     "get_rng_state",
+    "group_norm",
+    "iinfo",
+    "in_dynamic_mode",
     "int8",
     "int16",
     "int32",
     "int64",
     "is_compiled_with_cuda",
     "is_grad_enabled",
+    "layer_norm",
     "load",
     "no_grad",
     "save",
@@ -61,7 +142,10 @@ __all__ = [
     "set_default_dtype",
     "set_device",
     "set_grad_enabled",
+    "set_printoptions",
     "set_rng_state",
+    "softmax",
+    "summary",
     "to_tensor",
     "uint8",
 ]

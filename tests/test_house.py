@@ -7,18 +7,18 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "polyreme"
 FLOORS = [
-    "errors flags faults mesh kernels",
+    "errors flags faults version mesh kernels",
     "core",
     "ops",
     "eager",
-    "jit static",
-    "nn optimizer amp autograd io metric regularizer",
+    "jit",
+    "nn optimizer amp autograd io metric regularizer device linalg",
     "vision text audio distribution",
     "distributed hapi callbacks",
     "planner",
     "models",
     "recipes serve",
-    "root api",
+    "utils static root api",
     "cli compat",
 ]
 """Lowest first. jit stands above eager because a captured function is a node of the tape."""

@@ -11,21 +11,63 @@ from polyreme.core.op import OPS
 from polyreme.eager.methods import INPLACE
 
 # tables whose names live in nn.functional, or nowhere public
-NOT_ROOT_TABLES = {
-    "activation",
-    "normalization",
-    "convolution",
-    "pooling",
-    "loss",
-    "neural",
-    "attention",
-    "indexing",
-    "layout",
-}
-# names of root tables that belong to linalg or nn.functional only
-NOT_ROOT = {"one_hot", "pad", "vector_norm", "matrix_norm", "matrix_rank", "svd", "qr", "eigh", "pinv", "solve"}
+NOT_ROOT_TABLES = set(
+    [
+        "activation",
+        "attention",
+        "convolution",
+        "cross_entropy",
+        "indexing",
+        "layout",
+        "loss",
+        "neural",
+        "normalization",
+        "pooling",
+        "resample",
+    ]
+)
+# names of root tables that are public elsewhere only (linalg, nn.functional, Tensor), and parts of public functions
+NOT_ROOT = set(
+    [
+        "cholesky_inverse",
+        "cholesky_solve",
+        "cond",
+        "corrcoef",
+        "cov",
+        "det",
+        "eig",
+        "eigh",
+        "eigvals",
+        "eigvalsh",
+        "fill_diagonal",
+        "fill_diagonal_",
+        "fill_diagonal_tensor",
+        "fill_diagonal_tensor_",
+        "inverse",
+        "lstsq",
+        "matrix_exp",
+        "matrix_norm",
+        "matrix_power",
+        "matrix_rank",
+        "multi_dot",
+        "one_hot",
+        "pad",
+        "pinv",
+        "qr",
+        "repeat_by",
+        "repeat_each",
+        "slogdet",
+        "solve",
+        "svd",
+        "svdvals",
+        "triangular_solve",
+        "uniform_",
+        "vector_norm",
+        "zeropad2d",
+    ]
+)
 ROOT_TABLES = sorted(
-    {f.__module__.rsplit(".", 1)[-1] for f in OPS.values() if f.__module__.startswith("polyreme.ops.")}
+    {f.__module__.removeprefix("polyreme.ops.") for f in OPS.values() if f.__module__.startswith("polyreme.ops.")}
     - NOT_ROOT_TABLES
 )
 

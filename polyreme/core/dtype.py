@@ -113,6 +113,16 @@ def default_dtype() -> np.dtype:
     return default.dtype
 
 
+def finfo(dtype: Any) -> Any:
+    """Limits of a floating dtype: eps, min, max, tiny, smallest_normal, resolution, bits, dtype."""
+    return ml_dtypes.finfo(as_dtype(dtype))
+
+
+def iinfo(dtype: Any) -> Any:
+    """Limits of an integer dtype: min, max, bits, dtype."""
+    return ml_dtypes.iinfo(as_dtype(dtype))
+
+
 def floating(x: Any) -> Any:
     """x itself if it is floating or complex, else x in the default dtype: what exp(int tensor) computes in."""
     x = jnp.asarray(x)

@@ -99,7 +99,7 @@ _EMPTY = inspect.Parameter.empty
 
 
 def _gathered(tensor: TensorState) -> Any:
-    """The kernel's slot for a Tensor under a plan: how a parameter that is kept in pieces is laid out while it is read."""
+    """The kernel's slot for a Tensor under a plan: how a parameter kept in pieces is laid out while it is read."""
     layouts = getattr(tensor, "layouts", None)
     return layouts.get("use", -1) if layouts else -1
 

@@ -6,6 +6,7 @@ Floor: 3.
 from collections.abc import Callable
 from typing import Any
 
+from polyreme import ops
 from polyreme.core.op import Op
 from polyreme.eager.dispatch import inplace
 from polyreme.ops import OPS
@@ -21,13 +22,22 @@ INPLACE: dict[str, Callable[..., Any]] = {
 }
 """Public in-place functions by name, such as add_."""
 
+ALIASES: dict[str, str] = {
+    alias: name for module in vars(ops).values() for alias, name in getattr(module, "ALIASES", {}).items()
+}
+"""Second names of ops, from every table."""
+
+_METHODS = {name: fn for name, fn in OPS.items() if _is_method(fn)}
+_METHODS |= {name: fn for name, fn in INPLACE.items() if name[:-1] in _METHODS}
+
 OpMethods = type(
     "OpMethods",
     (),
     {
         "__doc__": "Every op that is also a Tensor method.",
         "__slots__": (),
-        **{name: fn for name, fn in OPS.items() if _is_method(fn)},
-        **{name: fn for name, fn in INPLACE.items() if _is_method(OPS[name[:-1]])},
+        **{alias: _METHODS[name] for alias, name in ALIASES.items() if name in _METHODS},
+        **{f"{alias}_": _METHODS[f"{name}_"] for alias, name in ALIASES.items() if f"{name}_" in _METHODS},
+        **_METHODS,
     },
 )

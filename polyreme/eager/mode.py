@@ -52,7 +52,7 @@ def enable_grad(func: Callable[..., Any] | None = None) -> Any:
     return switch if func is None else switch(func)
 
 
-class set_grad_enabled(_GradSwitch):  # noqa: N801  (the public name)
+class set_grad_enabled(_GradSwitch):
     """Turn the tape on or off, at once and until the end of the block if used as a context manager."""
 
     def __init__(self, mode: bool) -> None:

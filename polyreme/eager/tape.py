@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -47,6 +48,66 @@ class Factory:
 factory = Factory()
 
 
+class SavedHooks:
+    """The pair (pack, unpack) that saved values go through, or None."""
+
+    __slots__ = ("pair",)
+
+    def __init__(self) -> None:
+        self.pair: tuple[Callable[[Any], Any], Callable[[Any], Any]] | None = None
+
+
+saved_hooks = SavedHooks()
+
+
+class Packed:
+    """Saved arrays as the pack hook in force turned them into something else."""
+
+    __slots__ = ("items", "unpack")
+
+    def __init__(self, arrays: Sequence[Any]) -> None:
+        assert saved_hooks.pair is not None
+        pack, self.unpack = saved_hooks.pair
+        # what the hooks compute is neither taped nor packed
+        with _plainly():
+            self.items = [pack(factory.tensor(a)) for a in arrays]
+
+    def arrays(self) -> tuple:
+        """The arrays again; GradError if the unpack hook gives no Tensor."""
+        with _plainly():
+            found = [self.unpack(item) for item in self.items]
+        for tensor in found:
+            if not isinstance(tensor, TensorState):
+                raise GradError(f"saved_tensors_hooks: unpack_hook must return a Tensor, got {type(tensor).__name__}")
+        return tuple(t._array for t in found)
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    outer, saved_hooks.pair = saved_hooks.pair, None
+    try:
+        with GradEnabled(False):
+            yield
+    finally:
+        saved_hooks.pair = outer
+
+
+class GradEnabled:
+    """Turns the tape on or off inside the block."""
+
+    __slots__ = ("enabled", "outer")
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+
+    def __enter__(self) -> None:
+        self.outer = grad_mode.enabled
+        grad_mode.enabled = self.enabled
+
+    def __exit__(self, *_: object) -> None:
+        grad_mode.enabled = self.outer
+
+
 class Node:
     """One taped call. Subclasses differ in how they turn cotangents into gradients.
 
@@ -76,7 +137,7 @@ class Node:
 
 
 class KernelNode(Node):
-    """A kernel's call: mask says which inputs carry gradients, index maps output number to inexact-output number."""
+    """A kernel's call: mask says which inputs carry gradients; primals are the input arrays, None once freed."""
 
     __slots__ = ("kernel", "mask", "num_outputs", "primals", "pullback")
 
@@ -97,7 +158,7 @@ class KernelNode(Node):
         self.seq = next(_sequence)
         self.hooks = None
         self.kernel = kernel
-        self.primals: tuple | None = primals
+        self.primals: Any = primals if saved_hooks.pair is None else Packed(primals)
         self.mask = mask
         self.num_outputs = num_outputs
         self.pullback = pullback
@@ -109,6 +170,8 @@ class KernelNode(Node):
                 f"backward through {self.name!r} a second time: its saved values were freed by the first backward; "
                 "call the first one with retain_graph=True"
             )
+        if primals.__class__ is Packed:
+            primals = primals.arrays()
         if create_graph:
             present = tuple(c is not None for c in cotangents)
             given = [c for c in cotangents if c is not None]
@@ -165,7 +228,7 @@ def apply(kernel: Kernel, arrays: tuple, edges: tuple[Edge, ...]) -> Any:
     mask = tuple([e is not None for e in edges])
     active = state.watch.active
     # where jax differentiates the captured code as a whole, a pullback taken here would hide a kernel's own backward
-    if kernel.saves and not (active is not None and active.detach):
+    if kernel.saves and saved_hooks.pair is None and not (active is not None and active.detach):
         outs, pullback = kernel.forward_saving(mask)(*arrays)
         return _taped(kernel, arrays, mask, edges, outs, pullback)
     outs = kernel.forward(*arrays)
@@ -341,24 +404,12 @@ def _start(walk: _Walk, roots: Sequence[TensorState], cotangents: Sequence[Tenso
         walk.give(edge_of(root), _seed_cotangent(root, given, what))
 
 
-class _GradEnabled:
-    def __init__(self, enabled: bool) -> None:
-        self.enabled = enabled
-
-    def __enter__(self) -> None:
-        self.outer = grad_mode.enabled
-        grad_mode.enabled = self.enabled
-
-    def __exit__(self, *_: object) -> None:
-        grad_mode.enabled = self.outer
-
-
 def backward(
     roots: Sequence[TensorState], cotangents: Sequence[TensorState | None], retain_graph: bool = False
 ) -> None:
     """Add the gradient of roots to `.grad` of every leaf that wants one."""
     walk = _Walk(create_graph=False, retain_graph=retain_graph, blocked=set(), wanted=None)
-    with _GradEnabled(False):
+    with GradEnabled(False):
         _start(walk, roots, cotangents, "backward()")
         walk.run()
         for leaf, gradient in walk.leaves.values():
@@ -405,7 +456,7 @@ def grad(
     wanted = {edge_key(edge_of(x)): None for x in inputs}
     blocked = {edge_key(edge_of(v)) for v in no_grad_vars if not v.stop_gradient}
     walk = _Walk(create_graph, retain_graph, blocked, wanted)
-    with _GradEnabled(create_graph):
+    with GradEnabled(create_graph):
         _start(walk, outputs, cotangents, "grad()")
         walk.run()
         hooked = {key: _hooked(leaf, gradient) for key, (leaf, gradient) in walk.leaves.items() if key in wanted}

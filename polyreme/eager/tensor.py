@@ -26,6 +26,8 @@ from polyreme.ops import indexing
 
 _names = itertools.count()
 _ALIGN = 64  # bytes
+print_options: dict[str, Any] = {"threshold": 1000, "precision": 8}
+"""What set_printoptions changes, as NumPy's printoptions."""
 
 
 class Tensor(TensorState, OpMethods):
@@ -208,9 +210,10 @@ class Tensor(TensorState, OpMethods):
     def __repr__(self) -> str:
         if isinstance(self._array, state.Tracer):
             return f"Tensor(shape={self.shape}, dtype={self.dtype.name}, captured)"
-        value = np.array2string(np.asarray(self._array), separator=", ", threshold=1000, precision=8)
-        head = f"Tensor(shape={self.shape}, dtype={self.dtype.name}, place={self.place}, stop_gradient={self.stop_gradient},"
-        return f"{head}\n       {value.replace(chr(10), chr(10) + ' ' * 7)})"
+        with np.printoptions(**print_options):
+            value = np.array2string(np.asarray(self._array), separator=", ")
+        facts = f"shape={self.shape}, dtype={self.dtype.name}, place={self.place}, stop_gradient={self.stop_gradient}"
+        return f"Tensor({facts},\n       {value.replace(chr(10), chr(10) + ' ' * 7)})"
 
     def __format__(self, spec: str) -> str:
         return (
@@ -566,7 +569,7 @@ def _from_host(data: np.ndarray, to: np.dtype | None) -> jax.Array:
 
 
 def aligned_copy(array: np.ndarray) -> np.ndarray:
-    """A private copy that starts on a 64-byte address: jax on CPU uses such memory as it is, other memory it copies again."""
+    """A private copy on a 64-byte address: jax on CPU uses such memory as it is, other memory it copies again."""
     raw = np.empty(array.nbytes + _ALIGN, np.uint8)
     start = -raw.ctypes.data % _ALIGN
     copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)

@@ -73,7 +73,7 @@ def pow(x: Array, y: Array) -> Array:  # the public name
     return jnp.power(*promote(x, y))
 
 
-@op
+@op(inplace=True)
 def neg(x: Array) -> Array:
     """-x, elementwise."""
     return jnp.negative(x)
@@ -190,3 +190,24 @@ def cast(x: Array, dtype: Any) -> Array:
     if dtypes.is_complex(x.dtype) and not dtypes.is_complex(to):
         x = jnp.real(x)
     return x.astype(to)
+
+
+ALIASES = {
+    "bitwise_invert": "bitwise_not",
+    "div": "divide",
+    "eq": "equal",
+    "floor_mod": "remainder",
+    "ge": "greater_equal",
+    "greater": "greater_than",
+    "gt": "greater_than",
+    "le": "less_equal",
+    "less": "less_than",
+    "lt": "less_than",
+    "mod": "remainder",
+    "mul": "multiply",
+    "ne": "not_equal",
+    "negative": "neg",
+    "sub": "subtract",
+    "true_divide": "divide",
+}
+"""Public second names -> the op they name."""

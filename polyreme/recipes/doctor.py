@@ -21,7 +21,7 @@ from polyreme import flags
 from polyreme.errors import ConfigError
 from polyreme.recipes.estimate import bytes_text
 
-_REQUIRED = ("jax", "jaxlib", "numpy", "orbax-checkpoint", "safetensors", "xxhash", "pydantic", "tokenizers")
+_REQUIRED = ("jax", "jaxlib", "numpy", "safetensors", "xxhash", "pydantic", "tokenizers")
 _OPTIONAL = {"tensorboardX": "logs", "matplotlib": "logs", "pillow": "vision"}
 _SHOWN = re.compile(r"(POLYREME|JAX|XLA|TF_CPP|CUDA|NVIDIA|NCCL|ROCR?|HIP|TPU|LIBTPU|SLURM|HF|OMP)_?\w*|CPU_NUM|FAULTS")
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)

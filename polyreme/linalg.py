@@ -1,0 +1,71 @@
+"""polyreme.linalg: linear algebra under its public path.
+
+Floor: 4.
+"""
+
+from polyreme.ops.arithmetic import matmul
+from polyreme.ops.creation import diagonal
+from polyreme.ops.linalg import (
+    cholesky,
+    cholesky_inverse,
+    cholesky_solve,
+    cond,
+    det,
+    eig,
+    eigh,
+    eigvals,
+    eigvalsh,
+    inverse,
+    lstsq,
+    matrix_exp,
+    matrix_power,
+    matrix_rank,
+    pinv,
+    qr,
+    slogdet,
+    solve,
+    svd,
+    svdvals,
+    triangular_solve,
+)
+from polyreme.ops.norms import matrix_norm, norm, vector_norm
+from polyreme.ops.products import cross, matrix_transpose, multi_dot, vecdot
+from polyreme.ops.statistics import corrcoef, cov
+
+inv = inverse
+
+__all__ = [
+    "cholesky",
+    "cholesky_inverse",
+    "cholesky_solve",
+    "cond",
+    "corrcoef",
+    "cov",
+    "cross",
+    "det",
+    "diagonal",
+    "eig",
+    "eigh",
+    "eigvals",
+    "eigvalsh",
+    "inv",
+    "inverse",
+    "lstsq",
+    "matmul",
+    "matrix_exp",
+    "matrix_norm",
+    "matrix_power",
+    "matrix_rank",
+    "matrix_transpose",
+    "multi_dot",
+    "norm",
+    "pinv",
+    "qr",
+    "slogdet",
+    "solve",
+    "svd",
+    "svdvals",
+    "triangular_solve",
+    "vecdot",
+    "vector_norm",
+]
