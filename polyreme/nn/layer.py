@@ -141,7 +141,7 @@ class Layer:
         dtype: Any = None,
         is_bias: bool = False,
         default_initializer: Any = None,
-        dims: Sequence[str] | None = None,
+        dims: Sequence[str | None] | None = None,
     ) -> Any:
         """A new Parameter (None if attr is False): Xavier-uniform values by default, zeros for a bias.
 
@@ -183,7 +183,7 @@ class Layer:
 
     def register_buffer(self, name: str, tensor: Any, persistable: bool = True) -> None:
         """Register a Tensor that is state but not trained; it is saved unless persistable is False."""
-        if tensor is not None and not isinstance(tensor, TensorState):
+        if tensor is not None and not isinstance(tensor, Tensor):
             raise TypeError(f"register_buffer({name!r}) needs a Tensor, got {type(tensor).__name__}")
         _check_name(self, name, self._buffers)
         self._buffers[name] = tensor

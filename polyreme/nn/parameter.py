@@ -30,7 +30,7 @@ class Parameter(Tensor):
         *,
         trainable: bool = True,
         name: str | None = None,
-        dims: Sequence[str] | None = None,
+        dims: Sequence[str | None] | None = None,
     ) -> None:
         super().__init__(data, dtype, stop_gradient=not trainable)
         if dims is not None and len(dims) != self.ndim:
@@ -104,7 +104,7 @@ def make_parameter(
     dtype: Any,
     attr: ParamAttr,
     default_initializer: Any,
-    dims: Sequence[str] | None = None,
+    dims: Sequence[str | None] | None = None,
 ) -> Parameter:
     """A Parameter with initial values from attr's initializer, else from the default one."""
     initializer = attr.initializer if attr.initializer is not None else default_initializer

@@ -58,7 +58,7 @@ class _Record:
 def summary(net: Layer, input_size: Any = None, dtypes: Any = None, input: Any = None) -> dict[str, int]:
     """Print a line for every layer without sublayers (and the parameters' totals), from one forward in eval mode.
 
-    input_size: a shape, or a list of shapes for several inputs; None or -1 sizes count as 1. dtypes: of the inputs,
+    input_size: a shape or InputSpec, or a list of them for several inputs; None or -1 sizes count as 1. dtypes: of the inputs,
     float32 if None. input: the inputs themselves instead. Returns {"total_params": ..., "trainable_params": ...}, in
     elements. Raises ConfigError if neither or both are given.
 
@@ -82,22 +82,21 @@ def _inputs(size: Any, kinds: Any, given: Any) -> Any:
         raise ConfigError("summary: give the inputs' shapes as input_size=, or the inputs themselves as input=")
     if given is not None:
         return given if isinstance(given, dict) else list(given) if isinstance(given, (list, tuple)) else [given]
-    shapes = _listed_shapes(size)
-    names = [kinds] * len(shapes) if kinds is None or isinstance(kinds, str) else list(kinds)
-    if len(names) != len(shapes):
-        raise ConfigError(f"summary: {len(shapes)} input shapes but {len(names)} dtypes; give one each")
-    return [
-        to_tensor(np.ones(shape, np.float32)).astype(name or "float32")
-        for shape, name in zip(shapes, names, strict=True)
-    ]
+    listed = [size] if isinstance(size, int) or hasattr(size, "shape") or _is_shape(size) else list(size)
+    names = [kinds] * len(listed) if kinds is None or isinstance(kinds, str) else list(kinds)
+    if len(names) != len(listed):
+        raise ConfigError(f"summary: {len(listed)} input shapes but {len(names)} dtypes; give one each")
+    return [_ones(one, name) for one, name in zip(listed, names, strict=True)]
 
 
-def _listed_shapes(size: Any) -> list[tuple[int, ...]]:
-    if isinstance(size, int):
-        return [_sizes((size,))]
-    if all(n is None or isinstance(n, int) for n in size):
-        return [_sizes(size)]
-    return [_sizes(getattr(one, "shape", one)) for one in size]
+def _is_shape(size: Any) -> bool:
+    return all(n is None or isinstance(n, int) for n in size)
+
+
+def _ones(spec: Any, name: Any) -> Tensor:
+    """An input for a shape, or for what has a shape and a dtype, such as an InputSpec."""
+    shape = getattr(spec, "shape", (spec,) if isinstance(spec, int) else spec)
+    return to_tensor(np.ones(_sizes(shape), np.float32)).astype(name or getattr(spec, "dtype", None) or "float32")
 
 
 def _sizes(shape: Sequence[Any]) -> tuple[int, ...]:

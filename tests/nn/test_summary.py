@@ -1,5 +1,7 @@
 """summary: counts, the printed table, ways to say the inputs."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,14 @@ import polyreme.nn as nn
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn.summary import summary
+
+
+@dataclass
+class Spec:
+    """What has a shape and a dtype, as an InputSpec has."""
+
+    shape: list
+    dtype: str
 
 
 def convnet():
@@ -37,6 +47,8 @@ def test_leaves_modes_hooks_and_statistics_alone(capsys):
 def test_several_inputs_their_dtypes_and_given_tensors(capsys):
     assert summary(nn.Bilinear(2, 3, 4), [(1, 2), (1, 3)])["total_params"] == 28
     assert summary(nn.Embedding(5, 2), (1, 3), dtypes="int64")["total_params"] == 10
+    assert summary(nn.Embedding(5, 2), Spec([None, 3], "int64"))["total_params"] == 10
+    assert summary(nn.Embedding(5, 2), [Spec([None, 3], "int64")])["total_params"] == 10
     assert summary(nn.Linear(2, 2), input=to_tensor(np.ones((1, 2), np.float32)))["total_params"] == 6
     assert summary(nn.Linear(2, 2), input={"input": to_tensor(np.ones((1, 2), np.float32))})["total_params"] == 6
 

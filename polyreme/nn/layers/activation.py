@@ -85,7 +85,7 @@ class Hardsigmoid(_Plain):
     function = staticmethod(F.hardsigmoid)
 
 
-class Silu(FunctionalLayer):
+class Silu(Layer):
     """x * sigmoid(x). inplace: write the result into x."""
 
     def __init__(self, inplace: bool = False, name: str | None = None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from polyreme.core import dtype as dtypes
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
@@ -42,8 +43,8 @@ class _BatchNorm(Layer):
         self.weight = self.create_parameter([num_features], weight_attr, default_initializer=Constant(1.0))
         self.bias = self.create_parameter([num_features], bias_attr, is_bias=True)
         # statistics of half-precision activations would not add up in half precision
-        self.register_buffer("_mean", Tensor(Constant(0.0).values([num_features], "float32")))
-        self.register_buffer("_variance", Tensor(Constant(1.0).values([num_features], "float32")))
+        self.register_buffer("_mean", Tensor(Constant(0.0).values([num_features], dtypes.float32)))
+        self.register_buffer("_variance", Tensor(Constant(1.0).values([num_features], dtypes.float32)))
 
     def forward(self, input: Any) -> Any:
         check_ndim(self, input, self.ndims)
