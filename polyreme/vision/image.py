@@ -1,0 +1,109 @@
+"""Images: which class stands for one, and loading them. The only file that imports Pillow, which is optional.
+
+Floor: 4.  Never imports: jax.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from polyreme.errors import ConfigError, DataError, DTypeError, ShapeError
+
+try:
+    from PIL import Image
+except ImportError:
+    Image = None  # type: ignore[assignment]
+
+# Pillow warns at 89 million pixels and refuses at twice that; a picture to learn from is far below either
+MAX_PIXELS = 89_478_485
+_BACKENDS = ("pil", "cv2")
+
+
+class _Backend:
+    """The image class in force."""
+
+    __slots__ = ("name",)
+
+    def __init__(self) -> None:
+        self.name = "pil"
+
+
+_backend = _Backend()
+
+
+def set_image_backend(backend: str) -> None:
+    """What datasets give images as: "pil" (Pillow images) or "cv2" (ndarrays; OpenCV itself is not needed)."""
+    _backend.name = checked_backend(backend)
+
+
+def get_image_backend() -> str:
+    """The image class in force, "pil" at the start."""
+    return _backend.name
+
+
+def checked_backend(backend: str | None) -> str:
+    """The backend asked for, the one in force for None. Raises ConfigError for a name that is not known."""
+    if backend is None:
+        return _backend.name
+    if backend not in _BACKENDS:
+        raise ConfigError(f"image backend {backend!r}; give 'pil' or 'cv2'")
+    return backend
+
+
+def image_load(path: str | os.PathLike[str], backend: str | None = None) -> Any:
+    """An image file as a Pillow image, or with backend "cv2" as an ndarray uint8 [height, width, (blue, green, red)].
+
+    Raises DataError for a file that is no image or has more than MAX_PIXELS pixels.
+    """
+    chosen = checked_backend(backend)
+    library = pillow()
+    try:
+        with library.open(path) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise DataError(
+                    f"{path}: {image.width} x {image.height} pixels; at most {MAX_PIXELS} are read, scale it down"
+                )
+            image.load()
+    except (OSError, SyntaxError) as error:
+        raise DataError(f"{path}: cannot be read as an image: {error}") from error
+    if chosen == "pil":
+        return image
+    return np.asarray(image.convert("RGB"))[:, :, ::-1]
+
+
+def pillow() -> Any:
+    """Pillow's Image module. Raises ConfigError where Pillow is missing."""
+    if Image is None:
+        raise ConfigError("this needs Pillow, which is not installed; pip install 'polyreme[vision]'")
+    return Image
+
+
+def is_pillow(image: Any) -> bool:
+    """Whether this is a Pillow image."""
+    return Image is not None and isinstance(image, Image.Image)
+
+
+def as_pixels(image: Any, who: str) -> np.ndarray:
+    """A Pillow image or ndarray as an ndarray, [height, width, channels], uint8 if it was a Pillow image of bytes.
+
+    Raises DTypeError for another class, ShapeError for an ndarray that is not [height, width] or three-dimensional.
+    """
+    if not is_pillow(image) and not isinstance(image, np.ndarray):
+        raise DTypeError(f"{who}: the image is a {type(image).__name__}; give a Pillow image or an ndarray")
+    array = np.asarray(image)
+    if array.ndim == 2:
+        return array[:, :, None]
+    if array.ndim != 3:
+        raise ShapeError(f"{who}: the image has shape {list(array.shape)}; give [height, width(, channels)]")
+    return array
+
+
+def like(pixels: np.ndarray, image: Any) -> Any:
+    """Pixels [height, width, channels] as the class (and, for an ndarray, the number of dims) that image has."""
+    if is_pillow(image):
+        flat = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
+        return pillow().fromarray(np.ascontiguousarray(flat))
+    return pixels[:, :, 0] if image.ndim == 2 else pixels
