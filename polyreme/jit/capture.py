@@ -90,7 +90,9 @@ class Before:
         """Where a gradient for the Tensor goes, outside."""
         if self.stop_gradient:
             return None
-        return self.tensor if self.node is None else (self.node, self.index)
+        if self.node is not None:
+            return (self.node, self.index)
+        return self.tensor if dtypes.is_inexact(self.array.dtype) else None
 
 
 def _as_written(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,13 +133,7 @@ class Capture:
         if self.outer is not None:
             self.outer.touch(tensor)
         elif isinstance(tensor._array, Tracer):
-            raise CaptureError(
-                f"{user_line()}: this Tensor (shape {list(tensor._array.shape)}) belongs to captured code that "
-                "has ended "
-                "(another function, or a branch or loop that depends on a Tensor); return it from there, or "
-                "assign it to a "
-                "variable there, instead of keeping it in a list or attribute outside"
-            )
+            raise stale(tensor)
         self.before[key] = Before(
             tensor, tensor._array, tensor._grad, tensor._node, tensor._index, tensor.stop_gradient
         )
@@ -201,6 +197,28 @@ def staged(value: Any) -> bool:
     return active is not None and isinstance(value, TensorState) and not active.has_value(value)
 
 
+def nodes_behind(start: list[Any]) -> Iterator[Any]:
+    """Every node reached from these."""
+    stack, seen = list(start), set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        stack.extend(e[0] for e in node.edges if isinstance(e, tuple))
+
+
+def history_freed(tensor: TensorState) -> bool:
+    """True if some backward has already freed what this Tensor was computed from."""
+    return tensor._node is not None and any(node.freed for node in nodes_behind([tensor._node]))
+
+
+def is_live(tensor: TensorState) -> bool:
+    """True if the captured code left a history on this Tensor that gradients flow through."""
+    return tensor._node is not None and not isinstance(tensor._node, Border) and not history_freed(tensor)
+
+
 def user_frame() -> Any:
     """The innermost frame that belongs to no package of ours, or None."""
     frame = sys._getframe(1)
@@ -213,6 +231,15 @@ def user_line() -> str:
     """file:line of the innermost frame that is the user's."""
     frame = user_frame()
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown line"
+
+
+def stale(tensor: TensorState) -> CaptureError:
+    """The error for a Tensor that outlived the captured code it was made in."""
+    return CaptureError(
+        f"{user_line()}: this Tensor (shape {list(tensor._array.shape)}) belongs to captured code that has ended "
+        "(another function, or a branch or loop that depends on a Tensor); return it from there, or assign it to a "
+        "variable there, instead of keeping it in a list or attribute outside"
+    )
 
 
 def _why_unconverted() -> str:

@@ -27,7 +27,7 @@ from malt.pyct import anno, errors, inspect_utils, transpiler
 from polyreme.core.state import TensorState
 from polyreme.errors import CaptureError
 from polyreme.jit import control_flow
-from polyreme.jit.capture import unconverted, where_defined
+from polyreme.jit.capture import unconverted, user_line, where_defined
 from polyreme.jit.structure import tensors_in
 
 _log = logging.getLogger("polyreme.jit")
@@ -78,9 +78,8 @@ class _Scope(FunctionScope):
             return None
         if isinstance(did_return, TensorState) and tensors_in(value):
             raise CaptureError(
-                f"{self.function_name}: whether it returns a value or ends without one depends on a Tensor; "
-                "return a value "
-                "of the same shape and dtype on every path"
+                f"{user_line()}: {self.function_name}: whether it returns a value or ends without one depends on a "
+                "Tensor; return a value of the same shape and dtype on every path"
             )
         return value
 
@@ -187,7 +186,7 @@ def _function(fn: Any) -> Any:
 def _refused(fn: Callable, error: Exception) -> str:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     if isinstance(error, (errors.InaccessibleSourceCodeError, OSError)):
-        reason = f"its source cannot be had ({reason})"
+        reason = "its source cannot be had"
     _log.warning("%s runs without conversion of control flow on Tensors: %s", where_defined(fn), reason)
     return reason
 

@@ -23,7 +23,16 @@ from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError
-from polyreme.jit.capture import Border, Capture, watching, where_defined
+from polyreme.jit.capture import (
+    Border,
+    Capture,
+    history_freed,
+    is_live,
+    nodes_behind,
+    stale,
+    watching,
+    where_defined,
+)
 from polyreme.jit.convert import converted
 from polyreme.jit.region import name_of
 from polyreme.jit.structure import flatten, rebuild, tensors_in
@@ -261,8 +270,8 @@ class Program:
         changed = tuple(i for i, w in own.items() if w._array is not self._given[i])
         graded = tuple(i for i, w in own.items() if w._grad is not None)
         ends = [*(t for t in outs if id(t) in capture.made), *(wrapped[i] for i in changed)]
-        ends += [b.tensor for b in met if b.written and _live(b.tensor)]
-        differentiable = any(not t.stop_gradient and not _history_freed(t) for t in ends)
+        ends += [b.tensor for b in met if b.written and is_live(b.tensor)]
+        differentiable = any(not t.stop_gradient and not history_freed(t) for t in ends)
         if differentiable:
             self._check_history([t for t in ends if not t.stop_gradient], met)
         leaf_of = {id(b.grad): b.tensor for b in met if b.grad is not None}
@@ -271,7 +280,7 @@ class Program:
             tuple(b.tensor for b in met),
             tuple(leaf_of.get(id(b.tensor)) for b in met),
             tuple(b.written for b in met),
-            tuple(_live(b.tensor) for b in met),
+            tuple(is_live(b.tensor) for b in met),
             tuple(b.tensor for b in met if b.regraded and b.tensor._grad is not None),
             tuple(b.tensor for b in met if b.regraded and b.tensor._grad is None),
             tuple((b.tensor, b.stop_gradient, b.grad is not None) for b in met),
@@ -285,7 +294,7 @@ class Program:
     def _check_history(self, ends: list[TensorState], met: list) -> None:
         """Refuse what the derivative of one compiled function cannot express."""
         changed = {id(b.tensor): b.tensor for b in met if b.written and b.tensor._node is None and not b.stop_gradient}
-        for node in _nodes([t._node for t in ends if t._node is not None]):
+        for node in nodes_behind([t._node for t in ends if t._node is not None]):
             if node.hooks:
                 raise CaptureError(
                     f"{where_defined(self.fn)}: register_hook on a Tensor computed inside a captured function "
@@ -378,9 +387,11 @@ class Program:
             elif id(leaf) in given:
                 kinds.append(("argument", given[id(leaf)]))
             elif id(leaf) not in capture.made:
+                if isinstance(leaf._array, Tracer) and id(leaf) not in capture.before:
+                    raise stale(leaf)
                 kinds.append(("value", leaf))
             else:
-                kinds.append(("array", leaf.stop_gradient or _history_freed(leaf)))
+                kinds.append(("array", leaf.stop_gradient or history_freed(leaf)))
                 arrays.append(leaf._array)
         self._outs = (spec, kinds)
         return arrays
@@ -418,28 +429,6 @@ def _over_mesh(array: Any) -> bool:
 def _plain(gradient: Any) -> Tensor:
     """A gradient as a Tensor without history."""
     return Tensor(gradient._array if is_tensor(gradient) else gradient)
-
-
-def _live(tensor: TensorState) -> bool:
-    """True if the captured code left a history on this Tensor."""
-    return tensor._node is not None and not isinstance(tensor._node, Border)
-
-
-def _nodes(start: list[Any]) -> Iterator[Any]:
-    """Every node reached from these."""
-    stack, seen = list(start), set()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        yield node
-        stack.extend(e[0] for e in node.edges if isinstance(e, tuple))
-
-
-def _history_freed(tensor: TensorState) -> bool:
-    """True if some backward has already freed what this Tensor was computed from."""
-    return tensor._node is not None and any(node.freed for node in _nodes([tensor._node]))
 
 
 __all__ = ["Found", "Program", "Tracer", "is_tensor"]

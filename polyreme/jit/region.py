@@ -19,7 +19,7 @@ from polyreme.core import state
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.errors import CaptureError
-from polyreme.jit.capture import Border, Capture, watching
+from polyreme.jit.capture import Capture, history_freed, is_live, watching
 from polyreme.jit.structure import Spec, flatten
 
 NUMBERS = (bool, int, float, complex, np.generic)
@@ -87,13 +87,13 @@ def _collect(region: Region) -> list[Any]:
         for at, leaf in enumerate(leaves):
             if isinstance(leaf, TensorState):
                 array = capture.read(leaf)
-                leaves[at] = Out(out(array), leaf, array.shape, array.dtype, leaf.stop_gradient)
+                stop = leaf.stop_gradient or history_freed(leaf)
+                leaves[at] = Out(out(array), leaf, array.shape, array.dtype, stop)
         region.values.append((spec, leaves))
     for key, before in list(capture.before.items()):
         tensor = before.tensor
         if before.written:
-            live = tensor._node is not None and not isinstance(tensor._node, Border)
-            region.written[key] = Ended(tensor, out(tensor._array), live)
+            region.written[key] = Ended(tensor, out(tensor._array), is_live(tensor))
         if before.regraded:
             grad = tensor._grad
             region.grads[key] = (tensor, None if grad is None else out(capture.read(grad)))

@@ -56,6 +56,7 @@ class StaticFunction:
         self.programs: dict[Any, list[Program]] = {}
         self.retraces: list[str] = []
         self._last: Any = None
+        self._served: Program | None = None
         self._specs = None if input_spec is None else jax.tree.leaves(input_spec, is_leaf=lambda s: hasattr(s, "shape"))
 
     def __get__(self, instance: Any, owner: type) -> Any:
@@ -80,7 +81,7 @@ class StaticFunction:
         tensors: list[Any] = []
         signature: list[Any] = []
         for at, leaf in enumerate(leaves):
-            if isinstance(leaf, (np.ndarray, jax.Array)):
+            if not isinstance(leaf, TensorState) and isinstance(leaf, (np.ndarray, jax.Array)):
                 leaf = leaves[at] = to_tensor(leaf)
             if isinstance(leaf, TensorState):
                 array = leaf._array
@@ -110,6 +111,7 @@ class StaticFunction:
             ) from None
         for program in candidates or ():
             if program.serves(tensors):
+                self._served = program
                 return program.run(tensors)
         return self._capture(key, leaves, spec, tensors).run(tensors)
 
@@ -127,12 +129,13 @@ class StaticFunction:
         program = Program(fn, call, tensors)
         self._explain(key, tensors)
         self.programs.setdefault(key, []).append(program)
+        self._served = program
         return program
 
     def _explain(self, key: Any, tensors: list[TensorState]) -> None:
         known = self.programs.get(key)
         if known:
-            reason = known[-1].mismatch(tensors)
+            reason = (self._served if self._served in known else known[-1]).mismatch(tensors)
         else:
             reason = "first call" if self._last is None else _difference(self._last, key)
         self._last = key

@@ -1,0 +1,477 @@
+"""Captured functions are true to eager ones: arguments, state, gradients, guards, donation, errors, memory."""
+
+import collections
+import copy
+import dataclasses
+import gc
+import logging
+import weakref
+
+import numpy as np
+import pytest
+
+import polyreme as paddle
+from polyreme.autograd.functional import grad
+from polyreme.eager.mode import no_grad
+from polyreme.eager.tensor import Tensor, to_tensor
+from polyreme.errors import CaptureError, ConfigError
+from polyreme.jit import StaticFunction, enable_to_static, to_static
+from polyreme.nn import Linear
+from polyreme.nn.layer import Layer
+from polyreme.optimizer import AdamW
+
+
+def vector(*values, stop_gradient=True):
+    return to_tensor(list(values), stop_gradient=stop_gradient)
+
+
+# arguments and results
+
+
+def test_detach_and_no_grad_cut_gradients_as_in_eager():
+    x = vector(2.0, 3.0, stop_gradient=False)
+    to_static(lambda x: (x.detach() * x).sum())(x).backward()
+    assert x.grad.tolist() == [2.0, 3.0]
+
+    @to_static
+    def fn(x):
+        with no_grad():
+            y = x * x
+        return (y * x).sum()
+
+    x.clear_grad()
+    fn(x).backward()
+    assert x.grad.tolist() == [4.0, 9.0]
+
+
+def test_arguments_changed_in_place_and_given_gradients():
+    @to_static
+    def add(x):
+        x.add_(1.0)
+        return x
+
+    x = vector(1.0)
+    assert add(x) is x
+    add(x)
+    assert x.tolist() == [3.0]
+
+    @to_static
+    def back(x):
+        (x * x).sum().backward()
+
+    x = vector(3.0, stop_gradient=False)
+    back(x)
+    back(x)
+    assert x.grad.tolist() == [12.0]
+
+
+def test_in_place_change_of_an_argument_carries_its_history():
+    @to_static
+    def fn(y, x):
+        y.add_(x * 2)
+
+    x = vector(3.0, stop_gradient=False)
+    y = x * 5
+    fn(y, x)
+    y.sum().backward()
+    assert (y.tolist(), x.grad.tolist()) == ([21.0], [7.0])
+
+
+def test_backward_past_the_captured_function_is_refused():
+    x = vector(3.0, stop_gradient=False)
+    loss = (x * x).sum()
+    with pytest.raises(CaptureError, match=r"test_to_static.py:\d+: backward\(\) inside captured code"):
+        to_static(lambda loss: loss.backward())(loss)
+    with pytest.raises(CaptureError, match=r"reached a Tensor of shape \[\] computed before"):
+        to_static(lambda: loss.backward())()
+    loss.backward()
+    assert x.grad.tolist() == [6.0]
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    loss: Tensor
+    note: str
+
+
+def test_structures_keep_their_types_order_and_identity():
+    unread, read = vector(5.0), vector(6.0)
+
+    @to_static
+    def fn(x, y, d):
+        return {
+            "z": x, "a": None, "unread": unread, "read": read, "sum": read + x, "pair": Pair(y * 2, [y, 3, "s"]),
+            "keys": list(d), "out": Output(x * 3, "n"), "ordered": collections.OrderedDict(q=x, b=y),
+        }  # fmt: skip
+
+    x = vector(1.0)
+    for _ in range(2):
+        got = fn(x, x, {"b": 1, "a": x})
+        assert list(got) == ["z", "a", "unread", "read", "sum", "pair", "keys", "out", "ordered"]
+        assert got["z"] is x
+        assert got["unread"] is unread
+        assert got["read"] is read
+        assert got["a"] is None
+        assert got["pair"].b[0] is x
+        assert got["keys"] == ["b", "a"]
+        assert got["out"].loss.tolist() == [3.0]
+        assert list(got["ordered"]) == ["q", "b"]
+
+
+def test_the_same_tensor_twice_is_one_tensor_inside():
+    @to_static
+    def fn(x, y):
+        x.add_(1.0)
+        return x + y
+
+    x = vector(1.0)
+    assert fn(x, x).tolist() == [4.0]
+    assert fn(x, vector(0.0)).tolist() == [3.0]
+    assert fn.retraces[1] == "which arguments are one and the same Tensor"
+
+
+def test_an_argument_that_is_also_state():
+    w = vector(1.0, 2.0)
+
+    @to_static
+    def fn(a):
+        w.add_(1.0)
+        return a + w
+
+    assert fn(w).tolist() == [4.0, 6.0]
+    assert fn(w).tolist() == [6.0, 8.0]
+    assert fn(vector(0.0, 0.0)).tolist() == [4.0, 5.0]
+    assert fn(w).tolist() == [10.0, 12.0]
+    assert fn.retraces[1] == "a Tensor is both an argument and state of the function, or no longer is"
+
+
+# state
+
+
+def test_gradients_that_come_and_go_reach_the_gradient_of_now():
+    w = vector(1.0, 2.0, stop_gradient=False)
+
+    @to_static
+    def accumulate(x):
+        (w * x).sum().backward()
+
+    for _ in range(3):
+        accumulate(vector(1.0, 1.0))
+        accumulate(vector(1.0, 1.0))
+        assert w.grad.tolist() == [2.0, 2.0]
+        w.clear_grad()
+    assert len(accumulate.concrete_programs()) == 2
+    assert "gradient of" in accumulate.retraces[1]
+
+
+def test_an_exception_leaves_all_state_as_before():
+    w = vector(1.0, stop_gradient=False)
+    layer = Linear(1, 1)
+    optimizer = AdamW(0.1, parameters=layer.parameters())
+
+    @to_static
+    def fn(x):
+        (layer(x) * w).sum().backward()
+        optimizer.step()
+        raise ValueError("mine")
+
+    before = layer.weight.numpy()
+    key = paddle.get_rng_state()[0]
+    with pytest.raises(ValueError, match="mine"):
+        fn(to_tensor([[1.0]]))
+    assert w.grad is None
+    assert layer.weight.grad is None
+    np.testing.assert_array_equal(layer.weight.numpy(), before)
+    np.testing.assert_array_equal(paddle.get_rng_state()[0], key)
+
+
+def test_state_made_lazily_in_the_function():
+    layer = Linear(2, 1)
+    optimizer = AdamW(0.1, parameters=layer.parameters())
+
+    @to_static
+    def step(x):
+        loss = layer(x).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.clear_grad(set_to_zero=False)
+        return loss
+
+    for _ in range(3):
+        step(to_tensor([[1.0, 2.0]]))
+    moments = [v for k, v in optimizer.state_dict().items() if "moment1" in k]
+    assert len(moments) == 2
+    assert all(np.isfinite(m.numpy()).all() for m in moments)
+    assert len(step.concrete_programs()) == 1
+
+
+def test_captured_inside_no_grad_and_inside_another_capture():
+    inner = to_static(lambda x: x * x)
+    outer = to_static(lambda x: inner(x) + inner(x))
+    x = vector(3.0, stop_gradient=False)
+    with no_grad():
+        assert outer(x).stop_gradient
+    outer(x).sum().backward()
+    assert x.grad.tolist() == [12.0]
+    assert inner.programs == {}
+    assert outer.retraces == ["first call", "gradient mode: False -> True"]
+
+
+def test_python_side_effects_happen_while_capturing_only():
+    calls = []
+    fn = to_static(lambda x: calls.append(1) or x * 2)
+    for _ in range(4):
+        fn(vector(1.0))
+    assert len(calls) == 2
+
+
+# second order
+
+
+def test_create_graph_through_a_captured_function():
+    fn = to_static(lambda x: (x**3).sum())
+    x = vector(2.0, stop_gradient=False)
+    (first,) = grad([fn(x)], [x], create_graph=True)
+    first.sum().backward()
+    assert (first.tolist(), x.grad.tolist()) == ([12.0], [12.0])
+
+
+def test_what_a_derivative_of_the_whole_cannot_express_is_refused():
+    w = vector(1.0, stop_gradient=False)
+
+    @to_static
+    def hooked(x):
+        y = x * w
+        y.register_hook(lambda g: g * 2)
+        return y * 2
+
+    with pytest.raises(CaptureError, match="register_hook on a Tensor computed inside"):
+        hooked(vector(1.0))
+
+    @to_static
+    def changed(x):
+        with no_grad():
+            w.set_value(w * 2)
+        return x * w
+
+    with pytest.raises(CaptureError, match="which it also changes"):
+        changed(vector(1.0))
+
+
+# retraces
+
+
+def test_retraces_say_why():
+    fn = to_static(lambda x, k: x * k)
+    fn(vector(1.0), 2)
+    fn(vector(1.0, 2.0), 2)
+    fn(vector(1.0), 3)
+    fn(to_tensor([1]), 3)
+    fn(vector(1.0), 2)
+    assert fn.retraces[0] == "first call"
+    assert fn.retraces[1] == "tensor argument 0: shape (1,) -> (2,)"
+    assert "static argument 1: 2 -> 3" in fn.retraces[2] or "shape" in fn.retraces[2]
+    assert "dtype float32 -> int64" in fn.retraces[3]
+    assert len(fn.retraces) == 4
+
+
+def test_true_one_and_one_point_zero_are_different_arguments():
+    fn = to_static(lambda x, k: [x, k])
+    assert [type(fn(vector(1.0), k)[1]) for k in (1, True, 1.0)] == [int, bool, float]
+
+
+class Switching(Layer):
+    def __init__(self):
+        super().__init__()
+        self.fc = Linear(2, 2)
+
+    def forward(self, x):
+        return self.fc(x) * 2 if self.training else self.fc(x)
+
+
+def test_train_eval_and_stop_gradient_are_guards():
+    layer = to_static(Switching())
+    x = to_tensor([[1.0, 2.0]])
+    a = layer(x)
+    layer.eval()
+    np.testing.assert_allclose(layer(x).numpy() * 2, a.numpy(), rtol=1e-6)
+    layer.train()
+    layer(x)
+    layer.fc.weight.stop_gradient = True
+    layer(x)
+    assert layer.forward.retraces[1] == "training of Switching: True -> False"
+    assert "stop_gradient of" in layer.forward.retraces[2]
+    assert len(layer.forward.retraces) == 3
+
+
+def test_many_programs_are_warned_about(caplog):
+    fn = to_static(lambda x, k: x * k)
+    with caplog.at_level(logging.WARNING, "polyreme.jit"):
+        for k in range(16):
+            fn(vector(1.0), k)
+    assert "was captured 16 times" in caplog.text
+
+
+# Layers
+
+
+def test_layer_hooks_run_and_methods_take_an_input_spec():
+    layer = to_static(Switching())
+    seen = []
+    layer.register_forward_pre_hook(lambda _, inputs: seen.append("pre"))
+    layer.register_forward_post_hook(lambda _, inputs, out: out * 0)
+    assert layer(to_tensor([[1.0, 2.0]])).tolist() == [[0.0, 0.0]]
+    layer(to_tensor([[1.0, 2.0]]))
+    assert seen == ["pre", "pre"]
+
+    @dataclasses.dataclass(frozen=True)
+    class Spec:
+        shape: tuple
+        dtype: str
+
+    class Own(Layer):
+        @to_static(input_spec=[Spec((None, 2), "float32")])
+        def forward(self, x):
+            return x * 2
+
+    own = Own()
+    assert own(to_tensor([[1.0, 2.0]])).tolist() == [[2.0, 4.0]]
+    assert isinstance(own.__dict__["forward"], StaticFunction)
+    with pytest.raises(CaptureError, match=r"input_spec asks for shape \[None, 2\] dtype float32"):
+        own(to_tensor([1.0]))
+
+
+def test_deepcopy_of_a_captured_layer_has_its_own_programs():
+    layer = to_static(Switching())
+    x = to_tensor([[1.0, 2.0]])
+    first = layer(x).numpy()
+    other = copy.deepcopy(layer)
+    other.fc.weight.set_value(np.zeros((2, 2), np.float32))
+    assert np.abs(other(x).numpy()).sum() == np.abs(other.fc.bias.numpy()).sum() * 2
+    np.testing.assert_array_equal(layer(x).numpy(), first)
+
+
+def test_programs_of_a_dead_layer_are_freed():
+    layer = to_static(Switching())
+    layer(to_tensor([[1.0, 2.0]]))
+    weak, weight = weakref.ref(layer), weakref.ref(layer.fc.weight)
+    del layer
+    gc.collect()
+    assert weak() is None
+    assert weight() is None
+
+
+# donation
+
+
+def test_everything_that_looks_at_donated_state_keeps_its_value():
+    w = vector(1.0, 2.0)
+    detached, ema, moved, view, dlpack = w.detach(), vector(0.0, 0.0), w.to("cpu"), np.asarray(w), np.from_dlpack(w)
+    ema.set_value(w)
+    taped = vector(1.0, 1.0, stop_gradient=False)
+    product = (taped * w).sum()
+    saved = {"w": w.detach()}
+
+    @to_static
+    def fn():
+        w.add_(1.0)
+
+    for _ in range(3):
+        fn()
+    assert w.tolist() == [4.0, 5.0]
+    for other in (detached, ema, moved, saved["w"]):
+        assert other.tolist() == [1.0, 2.0]
+    assert view.tolist() == dlpack.tolist() == [1.0, 2.0]
+    product.backward()
+    assert taped.grad.tolist() == [1.0, 2.0]
+
+
+def test_two_state_tensors_may_share_one_array():
+    a = vector(1.0, 2.0)
+    b = a.detach()
+
+    @to_static
+    def fn():
+        a.add_(1.0)
+        b.add_(2.0)
+
+    fn()
+    fn()
+    assert (a.tolist(), b.tolist()) == ([3.0, 4.0], [5.0, 6.0])
+
+
+def test_an_argument_sharing_the_donated_array():
+    w = vector(1.0, 2.0)
+
+    @to_static
+    def fn(x):
+        w.add_(x)
+
+    fn(w.detach())
+    fn(w.detach())
+    assert w.tolist() == [4.0, 8.0]
+
+
+def test_state_is_donated():
+    w = vector(1.0, 2.0)
+
+    @to_static
+    def fn():
+        w.add_(1.0)
+
+    fn()
+    old = w._array
+    reference = weakref.ref(old)
+    del old
+    fn()
+    assert reference() is None or reference().is_deleted()
+
+
+# leaks and misuse
+
+
+def test_a_tensor_that_outlives_its_capture_says_so():
+    kept = []
+
+    @to_static
+    def fn(x):
+        kept.append(x * 2)
+        return x
+
+    fn(vector(1.0))
+    for use in (lambda: kept[0].tolist(), lambda: kept[0] + 1, lambda: to_static(lambda x: x + kept[0])(vector(1.0))):
+        with pytest.raises(CaptureError, match=r"belongs to (a )?captured"):
+            use()
+
+
+def test_misuse_is_refused():
+    with pytest.raises(CaptureError, match="neither a Tensor nor hashable"):
+        to_static(lambda x, s: x)(vector(1.0), {1, 2})
+    with pytest.raises(ConfigError, match="XLA is the only one"):
+        to_static(lambda x: x, backend="other")
+    with pytest.raises(ConfigError, match="full_graph=False"):
+        to_static(lambda x: x, full_graph=False)
+    runs = iter(range(10))
+    state = [vector(1.0), vector(2.0)]
+
+    def fickle():
+        state[next(runs)].add_(1.0)
+
+    with pytest.raises(CaptureError, match="must do the same each time"):
+        to_static(fickle)()
+
+
+def test_switching_capture_off():
+    calls = []
+    fn = to_static(lambda x: calls.append(1) or x * 2)
+    enable_to_static(False)
+    try:
+        for _ in range(3):
+            fn(vector(1.0))
+    finally:
+        enable_to_static(True)
+    assert len(calls) == 3
+    assert fn.programs == {}
