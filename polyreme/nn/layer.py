@@ -19,12 +19,13 @@ from polyreme.eager.tensor import HookHandle, Tensor, to_tensor
 from polyreme.errors import ShapeError
 from polyreme.nn.initializer import Constant, XavierUniform, chosen_initializer
 from polyreme.nn.parameter import ParamAttr, Parameter, make_parameter
+from polyreme.nn.second_names import SecondNames
 
 _watch = state.watch
 _scope_counts: dict[str, int] = {}
 
 
-class Layer:
+class Layer(SecondNames):
     """Base class of everything with parameters: assign parameters and sublayers as attributes, buffers by
     register_buffer, and write forward.
 
@@ -270,10 +271,10 @@ class Layer:
 
     # modes
 
-    def train(self) -> Self:
-        """Training behaviour from now on (dropout drops, batch statistics are used)."""
+    def train(self, mode: bool = True) -> Self:
+        """Training behaviour from now on (dropout drops, batch statistics are used); eval() if mode is False."""
         for layer in self.sublayers(include_self=True):
-            layer.training = True
+            layer.training = mode
         return self
 
     def eval(self) -> Self:

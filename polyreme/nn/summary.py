@@ -58,7 +58,7 @@ class _Record:
 def summary(net: Layer, input_size: Any = None, dtypes: Any = None, input: Any = None) -> dict[str, int]:
     """Print a line for every layer without sublayers (and the parameters' totals), from one forward in eval mode.
 
-    input_size: a shape or InputSpec, or a list of them for several inputs; None or -1 sizes count as 1. dtypes: of the inputs,
+    input_size: a shape or InputSpec, or a list of them for several inputs; None or -1 count as 1. dtypes: of them,
     float32 if None. input: the inputs themselves instead. Returns {"total_params": ..., "trainable_params": ...}, in
     elements. Raises ConfigError if neither or both are given.
 

@@ -137,6 +137,32 @@ def test_to_casts_floating_state_only():
     assert net.up.weight is net.up.parameters()[0]
 
 
+def test_second_names_of_methods():
+    net = Net()
+    assert list(net.modules()) == net.sublayers(include_self=True)
+    assert [n for n, _ in net.named_modules()] == ["", "up", "down"]
+    net.add_module("act", nn.ReLU())
+    net.register_parameter("free", Parameter(np.zeros(1, np.float32)))
+    assert net.get_submodule("act") is net.act
+    assert net.get_sublayer("") is net
+    assert net.get_parameter("up.weight") is net.up.weight
+    assert net.get_buffer("seen") is net.seen
+    with pytest.raises(AttributeError, match=r"Net has no sublayer 'up\.x': Linear has none"):
+        net.get_submodule("up.x")
+    with pytest.raises(AttributeError, match="Linear has no parameter 'w'; it has weight, bias"):
+        net.get_parameter("up.w")
+    assert not any(p.trainable for p in net.requires_grad_(False).parameters())
+    net.requires_grad_()(to_tensor(X)).sum().backward()
+    net.zero_grad(set_to_none=False)
+    assert (net.up.weight.grad.numpy() == 0).all()
+    net.zero_grad()
+    assert net.up.weight.grad is None
+    assert net.half().up.weight.dtype == "float16"
+    assert net.double().up.weight.dtype == "float64"
+    assert net.type("bfloat16").up.weight.dtype == "bfloat16"
+    assert not net.train(False).up.training
+
+
 def test_clear_gradients():
     net = Net()
     net(to_tensor(X)).sum().backward()

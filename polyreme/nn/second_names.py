@@ -1,0 +1,85 @@
+"""The second spellings of Layer's methods in the public API, and looking parts up by dotted names.
+
+Floor: 4.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class SecondNames:
+    """Mixed into Layer; everything here is another name for, or a short way to, a method of Layer."""
+
+    def modules(self: Any) -> Any:
+        """This layer and all its sublayers, depth first."""
+        return iter(self.sublayers(include_self=True))
+
+    def named_modules(self: Any, memo: set | None = None, prefix: str = "", remove_duplicate: bool = True) -> Any:
+        """(dotted name, layer) of this layer and all its sublayers."""
+        return self.named_sublayers(prefix, True, memo, remove_duplicate)
+
+    def add_module(self: Any, name: str, module: Any) -> None:
+        """Register a Layer under a name."""
+        self.add_sublayer(name, module)
+
+    register_module = add_module
+
+    def register_parameter(self: Any, name: str, param: Any) -> None:
+        """Register a Parameter (or None) under a name."""
+        self.add_parameter(name, param)
+
+    def get_submodule(self: Any, target: str) -> Any:
+        """The sublayer of a dotted name, this layer for ""; raises AttributeError if there is none."""
+        found = self
+        for name in target.split(".") if target else ():
+            table = found._sub_layers
+            if table.get(name) is None:
+                raise AttributeError(
+                    f"{self.__class__.__name__} has no sublayer {target!r}: {found.__class__.__name__} has "
+                    f"{', '.join(table) or 'none'}"
+                )
+            found = table[name]
+        return found
+
+    get_sublayer = get_submodule
+
+    def get_parameter(self, target: str) -> Any:
+        """The parameter of a dotted name; raises AttributeError if there is none."""
+        return self._part("_parameters", "parameter", target)
+
+    def get_buffer(self, target: str) -> Any:
+        """The buffer of a dotted name; raises AttributeError if there is none."""
+        return self._part("_buffers", "buffer", target)
+
+    def _part(self, table: str, what: str, target: str) -> Any:
+        where, _, name = target.rpartition(".")
+        owner = self.get_submodule(where)
+        found = getattr(owner, table)
+        if found.get(name) is None:
+            raise AttributeError(
+                f"{owner.__class__.__name__} has no {what} {name!r}; it has {', '.join(found) or 'none'}"
+            )
+        return found[name]
+
+    def zero_grad(self: Any, set_to_none: bool = True) -> None:
+        """Forget every parameter's gradient, or set it to zeros."""
+        self.clear_gradients(set_to_zero=not set_to_none)
+
+    def requires_grad_(self: Any, requires_grad: bool = True) -> Any:
+        """Train every parameter from now on, or none."""
+        for p in self.parameters():
+            p.trainable = requires_grad
+        return self
+
+    def half(self: Any) -> Any:
+        """float16 parameters and buffers."""
+        return self.to(dtype="float16")
+
+    def double(self: Any) -> Any:
+        """float64 parameters and buffers."""
+        return self.to(dtype="float64")
+
+    def type(self: Any, dst_type: Any) -> Any:
+        """Cast floating parameters and buffers, in place."""
+        return self.to(dtype=dst_type)
