@@ -1,7 +1,8 @@
 """GPT: a decoder of pre-norm blocks with learned positions and a GELU feed-forward.
 
 Floor: 7.  Source: Radford et al., 2019 (GPT-2); same function as transformers' GPT2LMHeadModel, whose values are the
-fixture of tests/models/test_gpt.py. Logical dims: embed, heads (heads * head_dim, split by whole heads), ffn, vocab.
+fixtures of tests/models/test_gpt.py. Logical dims of parameters: embed, heads (num_heads * head_dim, times 3 in qkv:
+split by whole heads where mp divides num_heads), ffn, vocab; the positions' first dim has no name and is never split.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyreme.errors import ConfigError, ShapeError
+from polyreme.mesh.axes import nearest_multiples
 from polyreme.nn import Dropout, Embedding, Layer, LayerList, LayerNorm, Linear
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
@@ -38,10 +40,16 @@ class GPTConfig:
     layer_norm_epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
-        if self.hidden_size % self.num_heads:
-            raise ConfigError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
         if not self.ffn_size:
             object.__setattr__(self, "ffn_size", 4 * self.hidden_size)
+        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "seq_len", "ffn_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"GPTConfig: {name} is {getattr(self, name)}; give at least 1")
+        if self.hidden_size % self.num_heads:
+            raise ConfigError(
+                f"GPTConfig: hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; "
+                f"make it {nearest_multiples(self.hidden_size, self.num_heads)}"
+            )
 
     @classmethod
     def nano(cls, **changes: Any) -> GPTConfig:
@@ -50,7 +58,7 @@ class GPTConfig:
 
 
 class Attention(Layer):
-    """Causal self-attention; the columns of qkv are ordered [head, q k v, head_dim], so that whole heads split over mp."""
+    """Causal self-attention; the columns of qkv are ordered [head, q k v, head_dim], so that mp splits whole heads."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -102,7 +110,9 @@ class Block(Layer):
 
 
 class GPT(Layer):
-    """Token ids [batch, seq] -> logits [batch, seq, vocab], or, with labels, the mean cross-entropy (0-D, nats a token).
+    """Token ids [batch, seq] -> logits [batch, seq, vocab]; with labels, the mean cross-entropy (0-D, nats a token).
+
+    labels [batch, seq]: the id that follows each token (already shifted by one); -100 leaves a token out of the mean.
 
     >>> from polyreme.eager.tensor import to_tensor
     >>> GPT(GPTConfig.nano())(to_tensor([[1, 2, 3]])).shape
@@ -130,6 +140,8 @@ class GPT(Layer):
 
     def hidden(self, tokens: Any) -> Any:
         """The last block's normed output, [batch, seq, embed]."""
+        if len(tokens.shape) != 2:
+            raise ShapeError(f"GPT: tokens have shape {list(tokens.shape)}; give ids as [batch, seq]")
         seq = tokens.shape[1]
         if seq > self.config.seq_len:
             raise ShapeError(

@@ -1,8 +1,9 @@
 """LLaMA: a decoder with RMSNorm, rotary positions, grouped key-value heads and a SwiGLU feed-forward.
 
-Floor: 7.  Source: arXiv:2302.13971; grouped heads arXiv:2305.13245; rotary positions arXiv:2104.09864 (the two halves of
-a head are rotated against each other, as in transformers' LlamaForCausalLM, the fixture of tests/models/test_llama.py).
-Logical dims: embed, heads, kv_heads (times head_dim, split by whole heads), ffn, vocab.
+Floor: 7.  Source: arXiv:2302.13971; grouped heads arXiv:2305.13245; rotary positions arXiv:2104.09864 (the two halves
+of a head are rotated against each other). Same function as transformers' LlamaForCausalLM, whose values are the
+fixtures of tests/models/test_llama.py. Logical dims of parameters: embed, heads and kv_heads (each times head_dim:
+split by whole heads where mp divides their number), ffn, vocab.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
+from polyreme.mesh.axes import nearest_divisor, nearest_multiples
 from polyreme.nn import Embedding, Layer, LayerList, Linear, RMSNorm
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
@@ -27,7 +29,8 @@ class LlamaConfig:
     """Dimensions of a LLaMA.
 
     num_kv_heads: key-value heads, each shared by num_heads / num_kv_heads query heads; num_heads if 0. ffn_size: 8/3 of
-    the width rounded up to 64 if 0. seq_len: longest sequence, tokens.
+    the width rounded up to 64 if 0 (published weights may round otherwise: the 7B's is 11008). seq_len: longest
+    sequence, tokens.
     """
 
     vocab_size: int = 32000
@@ -46,10 +49,20 @@ class LlamaConfig:
             object.__setattr__(self, "num_kv_heads", self.num_heads)
         if not self.ffn_size:
             object.__setattr__(self, "ffn_size", -(-self.hidden_size * 8 // (3 * 64)) * 64)
+        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "ffn_size", "seq_len"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"LlamaConfig: {name} is {getattr(self, name)}; give at least 1")
         if self.hidden_size % (2 * self.num_heads):
-            raise ConfigError(f"hidden_size {self.hidden_size} is not a multiple of 2 * num_heads {2 * self.num_heads}")
+            raise ConfigError(
+                f"LlamaConfig: hidden_size {self.hidden_size} is not a multiple of 2 * num_heads = "
+                f"{2 * self.num_heads} (rotary positions need an even head_dim); "
+                f"make it {nearest_multiples(self.hidden_size, 2 * self.num_heads)}"
+            )
         if self.num_heads % self.num_kv_heads:
-            raise ConfigError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
+            raise ConfigError(
+                f"LlamaConfig: num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}; "
+                f"make num_kv_heads {nearest_divisor(self.num_heads, self.num_kv_heads)}"
+            )
 
     @classmethod
     def nano(cls, **changes: Any) -> LlamaConfig:
@@ -115,7 +128,10 @@ class Block(Layer):
 
 
 class Llama(Layer):
-    """Token ids [batch, seq] -> logits [batch, seq, vocab], or, with labels, the mean cross-entropy (0-D, nats a token)."""
+    """Token ids [batch, seq] -> logits [batch, seq, vocab]; with labels, the mean cross-entropy (0-D, nats a token).
+
+    labels [batch, seq]: the id that follows each token (already shifted by one); -100 leaves a token out of the mean.
+    """
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -139,6 +155,8 @@ class Llama(Layer):
 
     def hidden(self, tokens: Any) -> Any:
         """The last block's normed output, [batch, seq, embed]."""
+        if len(tokens.shape) != 2:
+            raise ShapeError(f"Llama: tokens have shape {list(tokens.shape)}; give ids as [batch, seq]")
         seq = tokens.shape[1]
         if seq > self.config.seq_len:
             raise ShapeError(

@@ -1,0 +1,39 @@
+"""The parameter count of an estimate is that of the model that is built, for every family."""
+
+import pytest
+
+from polyreme.recipes.build import build_model
+from polyreme.recipes.config import ModelConfig
+from polyreme.recipes.estimate import flops_per_token, num_parameters
+
+# no two sizes alike, so that no two dims can be taken for each other
+SIZES = {"vocab_size": 52, "hidden_size": 24, "num_layers": 3, "num_heads": 4, "seq_len": 17}
+MODELS = {
+    "gpt": {"family": "gpt"},
+    "gpt_ffn": {"family": "gpt", "ffn_size": 80},
+    "llama": {"family": "llama"},
+    "llama_grouped": {"family": "llama", "num_kv_heads": 2, "ffn_size": 80},
+}
+every_model = pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(ModelConfig(**SIZES, **given, tie_embeddings=tied), id=f"{name}_{'tied' if tied else 'untied'}")
+        for name, given in MODELS.items()
+        for tied in (True, False)
+    ],
+)
+
+
+@every_model
+def test_num_parameters_is_that_of_the_model(config):
+    assert num_parameters(config) == sum(p.size for p in build_model(config).parameters())
+
+
+@every_model
+def test_flops_per_token_leaves_out_look_up_tables_only(config):
+    # 6 FLOP for each number but those of look-up tables (biases and gains count too: they are few); a tied table is
+    # also the output projection
+    tables = {"positions.weight"} if config.tie_embeddings else {"positions.weight", "tokens.weight"}
+    counted = sum(p.size for name, p in build_model(config).named_parameters() if name not in tables)
+    attention = 12 * config.num_layers * config.hidden_size * config.seq_len
+    assert flops_per_token(config) == 6 * counted + attention
