@@ -10,7 +10,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -111,10 +111,12 @@ class GradEnabled:
 class Node:
     """One taped call. Subclasses differ in how they turn cotangents into gradients.
 
-    edges: per input, where it came from. metas: (shape, dtype) of each output that carries a gradient.
+    edges: per input, where it came from. metas: (shape, dtype) of each output that carries a gradient. known_to_jax:
+    differentiating the arrays with jax gives the same gradients, so a captured function may hold it.
     """
 
     __slots__ = ("__weakref__", "edges", "hooks", "metas", "name", "seq")
+    known_to_jax: ClassVar[bool] = False
 
     def __init__(self, name: str, edges: tuple[Edge, ...], metas: tuple[tuple, ...] | None = None) -> None:
         self.name = name

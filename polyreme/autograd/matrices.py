@@ -1,0 +1,170 @@
+"""Jacobian and Hessian matrices whose rows are computed when they are asked for.
+
+Floor: 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from polyreme.autograd.functional import as_list, zeros
+from polyreme.core.state import TensorState
+from polyreme.eager import tape
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import ConfigError, GradError, ShapeError
+from polyreme.ops.manipulation import stack
+
+
+class Jacobian:
+    """d ys / d xs. Indexing computes the rows it needs, once each; `J[:]` is all of it, a Tensor.
+
+    Not batched: ys 0-D or [M], xs 0-D or [N] -> shape [M, N] without the dims that are missing. Batched: ys [B] or
+    [B, M], xs [B] or [B, N], each sample's ys depending on its own xs -> [B, M, N]. Differentiable again.
+    """
+
+    def __init__(self, ys: Tensor, xs: Tensor, is_batched: bool = False) -> None:
+        self._ys, self._xs, self._batched = ys, xs, is_batched
+        low, high = (1, 2) if is_batched else (0, 1)
+        for name, t in (("ys", ys), ("xs", xs)):
+            if not low <= t.ndim <= high:
+                raise ShapeError(
+                    f"jacobian: {name} has shape {t.shape}, needs {low} or {high} dims with batch_axis="
+                    f"{0 if is_batched else None}; reshape it"
+                )
+        if is_batched and ys.shape[0] != xs.shape[0]:
+            raise ShapeError(f"jacobian: ys has {ys.shape[0]} samples, xs {xs.shape[0]}")
+        if xs.stop_gradient:
+            raise GradError("jacobian: xs has stop_gradient=True; set it to False before computing ys from it")
+        self._row_dim = low
+        self._has_rows = ys.ndim == high
+        self._rows: dict[int, Tensor] = {}
+
+    @property
+    def shape(self) -> list[int]:
+        """Size of each dim."""
+        return [*self._ys.shape, *self._xs.shape[self._row_dim :]]
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self.shape)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        items = self._expanded(index)
+        if not self._has_rows:
+            return self._rest(self._row(0), items)
+        at = self._row_dim
+        rows = items[at] if at < len(items) else slice(None)
+        if isinstance(rows, (int, np.integer)) and not isinstance(rows, bool):
+            count = self._ys.shape[at]
+            if not -count <= rows < count:
+                raise IndexError(f"row {rows} is out of range for a Jacobian of shape {self.shape}")
+            return self._rest(self._row(int(rows) % count), [*items[:at], *items[at + 1 :]])
+        chosen = range(self._ys.shape[at])
+        if isinstance(rows, slice):
+            chosen = chosen[rows]
+            items = [*items[:at], slice(None), *items[at + 1 :]] if at < len(items) else items
+        if not len(chosen):
+            raise IndexError(f"{rows} selects no row of a Jacobian of shape {self.shape}")
+        with tape.GradEnabled(True):
+            return self._rest(stack([self._row(i) for i in chosen], axis=at), items)
+
+    def numpy(self) -> np.ndarray:
+        """All of it as an ndarray."""
+        return self[:].numpy() if self.ndim else self[()].numpy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        value = self.numpy()
+        return value if dtype is None else value.astype(dtype)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(shape={self.shape}, {len(self._rows)} rows computed)"
+
+    def _expanded(self, index: Any) -> list[Any]:
+        items = list(index) if isinstance(index, tuple) else [index]
+        if any(item is None for item in items):
+            raise IndexError("a Jacobian takes no new dims in an index; index with [:] first")
+        dots = [i for i, item in enumerate(items) if item is Ellipsis]
+        if dots:
+            fill = [slice(None)] * (self.ndim - len(items) + 1)
+            items = [*items[: dots[0]], *fill, *items[dots[0] + 1 :]]
+        if len(items) > max(self.ndim, 1):
+            raise IndexError(f"{len(items)} indices for a Jacobian of shape {self.shape}")
+        return items if self.ndim else []
+
+    @staticmethod
+    def _rest(value: Tensor, items: list[Any]) -> Tensor:
+        plain = all(isinstance(i, slice) and i == slice(None) for i in items)
+        with tape.GradEnabled(True):
+            return value if plain else value[tuple(items)]
+
+    def _row(self, i: int) -> Tensor:
+        if i not in self._rows:
+            self._rows[i] = self._computed(i)
+        return self._rows[i]
+
+    def _computed(self, i: int) -> Tensor:
+        if self._ys.stop_gradient:
+            return zeros(self._xs)
+        with tape.GradEnabled(True):
+            y = self._ys if not self._has_rows else self._ys[:, i] if self._batched else self._ys[i]
+        (found,) = tape.grad(
+            [y], [self._xs], [None], retain_graph=True, create_graph=True, allow_unused=True, no_grad_vars=[]
+        )
+        return zeros(self._xs) if found is None else found  # type: ignore[return-value]
+
+
+class Hessian(Jacobian):
+    """The second derivatives of a scalar (per sample, if batched): the Jacobian of its gradient."""
+
+
+def jacobian(ys: Any, xs: Any, batch_axis: int | None = None) -> Any:
+    """Jacobian of ys with respect to xs; a tuple of them for several xs, a tuple of such for several ys.
+
+    batch_axis: None, or 0 if dim 0 is the batch. Raises ShapeError for other numbers of dims than Jacobian takes.
+
+    >>> x = Tensor([1.0, 2.0], stop_gradient=False)
+    >>> jacobian(x * x, x)[:].tolist()
+    [[2.0, 0.0], [0.0, 4.0]]
+    """
+    batched = _batched("jacobian", batch_axis)
+    outputs, inputs = as_list("jacobian", "ys", ys), as_list("jacobian", "xs", xs)
+    rows = [[Jacobian(y, x, batched) for x in inputs] for y in outputs]
+    found = [_only(row, xs) for row in rows]
+    return _only(found, ys)
+
+
+def hessian(ys: Tensor, xs: Any, batch_axis: int | None = None) -> Any:
+    """Hessian of a scalar ys (one element, or one per sample with batch_axis=0) with respect to xs.
+
+    A tuple of tuples for several xs: entry [i][j] differentiates by xs[i], then by xs[j].
+
+    >>> x = Tensor([1.0, 2.0], stop_gradient=False)
+    >>> hessian((x * x * x).sum(), x)[:].tolist()
+    [[6.0, 0.0], [0.0, 12.0]]
+    """
+    batched = _batched("hessian", batch_axis)
+    (root,), inputs = as_list("hessian", "ys", [ys]), as_list("hessian", "xs", xs)
+    per_sample = root.size // root.shape[0] if batched and root.ndim and root.shape[0] else root.size
+    if per_sample != 1:
+        raise ShapeError(f"hessian: ys has shape {root.shape}, needs one element{' per sample' if batched else ''}")
+    for x in inputs:
+        if x.stop_gradient:
+            raise GradError("hessian: xs has stop_gradient=True; set it to False before computing ys from it")
+    firsts = tape.grad([root], inputs, [None], retain_graph=True, create_graph=True, allow_unused=True, no_grad_vars=[])
+    firsts = [zeros(x) if g is None else g for g, x in zip(firsts, inputs, strict=True)]
+    found = [_only([Hessian(g, x, batched) for x in inputs], xs) for g in firsts]  # type: ignore[arg-type]
+    return _only(found, xs)
+
+
+def _batched(what: str, batch_axis: Any) -> bool:
+    if batch_axis not in (None, 0) or isinstance(batch_axis, bool):
+        raise ConfigError(f"{what}: batch_axis is None or 0, got {batch_axis!r}")
+    return batch_axis == 0
+
+
+def _only(found: Sequence[Any], given: Any) -> Any:
+    return found[0] if isinstance(given, TensorState) else tuple(found)
