@@ -29,9 +29,9 @@ class TensorState:
     def __init__(self, array: Any, stop_gradient: bool = True) -> None:
         self._array = array
         self.stop_gradient = stop_gradient
-        self._node = None
+        self._node: Any = None
         self._index = 0
-        self._grad = None
+        self._grad: Any = None
         if watch.active is not None:
             watch.active.created(self)
 

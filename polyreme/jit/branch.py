@@ -180,7 +180,7 @@ class _Branch:
         filled = []
         for leaf in leaves:
             if isinstance(leaf, Out):
-                sides = [("zeros",), ("zeros",)]
+                sides: list[tuple] = [("zeros",), ("zeros",)]
                 sides[which] = ("out", leaf.index)
                 filled.append(("slot", self._slot(tuple(sides), leaf.shape, leaf.dtype, leaf.stop_gradient)))
             else:

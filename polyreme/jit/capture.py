@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from polyreme.eager import tape
 from polyreme.errors import CaptureError
 
 # frames of these packages are never the user's
-_PACKAGES = (str(Path(__file__).resolve().parent.parent), *(str(Path(m.__file__).parent) for m in (jax, malt)))
+_PACKAGES = (str(Path(__file__).resolve().parent.parent), *(str(Path(str(m.__file__)).parent) for m in (jax, malt)))
 # code objects whose control flow was left as written -> why; jit.convert fills it, messages read it
 unconverted: Any = weakref.WeakKeyDictionary()
 
@@ -207,6 +207,24 @@ def nodes_behind(start: list[Any]) -> Iterator[Any]:
         seen.add(id(node))
         yield node
         stack.extend(e[0] for e in node.edges if isinstance(e, tuple))
+
+
+def check_known_to_jax(ends: Sequence[TensorState], where: str) -> None:
+    """Refuse a history that jax, differentiating the code as a whole, would not take as the tape does.
+
+    ends: Tensors whose gradients will be asked for. where: the code, for the message.
+    """
+    for node in nodes_behind([t._node for t in ends if t._node is not None]):
+        if node.hooks:
+            raise CaptureError(
+                f"{where}: register_hook on a Tensor computed inside captured code whose result wants gradients would "
+                "never be called; register it outside, or capture the whole step with backward()"
+            )
+        if not (node.known_to_jax or isinstance(node, (tape.KernelNode, Border))):
+            raise CaptureError(
+                f"{where}: {node.name} defines its own backward, which captured code whose result wants gradients "
+                "cannot use; capture the whole step with backward() inside, or leave this part uncaptured"
+            )
 
 
 def history_freed(tensor: TensorState) -> bool:

@@ -220,7 +220,7 @@ def for_stmt(
             user_line(),
             len(items),  # type: ignore[arg-type]
         )
-    for count, item in enumerate(items):
+    for count, item in enumerate(items):  # type: ignore[arg-type]
         go = True if more is None else more()
         if not staged(go):
             if not go:

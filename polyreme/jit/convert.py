@@ -110,6 +110,7 @@ class _Transpiler(api.PyToPy):
     def factory(self, fn: types.FunctionType) -> Callable[..., Any]:
         """A maker of the converted fn: (ag__) -> function; its closure cells are dummies."""
         context = converter.ProgramContext(options=_OPTIONS)
+        node: Any
         node, info = transpiler.GenericTranspiler.transform_function(self, fn, context)
         name = info.info.name
         if isinstance(node, ast.Lambda):
@@ -127,7 +128,7 @@ class _Transpiler(api.PyToPy):
 
 def _restore_lines(node: ast.AST, first: int) -> None:
     """Give every node the line of the source it came from, or that of the node around it."""
-    origin = anno.getanno(node, anno.Basic.ORIGIN, default=None)
+    origin: Any = anno.getanno(node, anno.Basic.ORIGIN, default=None)
     line = origin.loc.lineno if origin is not None else first
     if hasattr(node, "lineno") or isinstance(
         node, (ast.stmt, ast.expr, ast.arg, ast.keyword, ast.excepthandler, ast.alias)

@@ -26,6 +26,7 @@ from polyreme.errors import CaptureError
 from polyreme.jit.capture import (
     Border,
     Capture,
+    check_known_to_jax,
     history_freed,
     is_live,
     nodes_behind,
@@ -174,7 +175,7 @@ class Program:
         """The state Tensors now: a gradient is found through its leaf, which may hold another one by now."""
         if not self._through_leaf:
             return self._fixed
-        tensors = list(self._fixed)
+        tensors: list[Any] = list(self._fixed)
         for at, leaf in self._through_leaf:
             tensors[at] = leaf._grad
         return tensors
@@ -251,7 +252,7 @@ class Program:
         return result[0]
 
     def _enter(self, capture: Capture) -> None:
-        owner = getattr(self.fn, "__self__", None)
+        owner: Any = getattr(self.fn, "__self__", None)
         if hasattr(owner, "training"):
             capture.layers[id(owner)] = (owner, owner.training)
 
@@ -294,21 +295,8 @@ class Program:
     def _check_history(self, ends: list[TensorState], met: list) -> None:
         """Refuse what the derivative of one compiled function cannot express."""
         changed = {id(b.tensor): b.tensor for b in met if b.written and b.tensor._node is None and not b.stop_gradient}
+        check_known_to_jax(ends, where_defined(self.fn))
         for node in nodes_behind([t._node for t in ends if t._node is not None]):
-            if node.hooks:
-                raise CaptureError(
-                    f"{where_defined(self.fn)}: register_hook on a Tensor computed inside a captured function "
-                    "whose result "
-                    "wants gradients would never be called; register it outside, or capture the whole step with "
-                    "backward()"
-                )
-            if not isinstance(node, (tape.KernelNode, Border)):
-                raise CaptureError(
-                    f"{where_defined(self.fn)}: {node.name} defines its own backward, which a captured function "
-                    "whose result "
-                    "wants gradients cannot use; capture the whole step with backward() inside, or leave this "
-                    "part uncaptured"
-                )
             for edge in node.edges:
                 if edge is not None and not isinstance(edge, tuple) and id(edge) in changed:
                     raise CaptureError(

@@ -13,13 +13,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core as jex
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.errors import CaptureError
-from polyreme.jit.capture import Capture, history_freed, is_live, watching
+from polyreme.jit.capture import Capture, check_known_to_jax, history_freed, is_live, user_line, watching
 from polyreme.jit.structure import Spec, flatten
 
 NUMBERS = (bool, int, float, complex, np.generic)
@@ -97,6 +98,8 @@ def _collect(region: Region) -> list[Any]:
         if before.regraded:
             grad = tensor._grad
             region.grads[key] = (tensor, None if grad is None else out(capture.read(grad)))
+    ends = [x.tensor for _, leaves in region.values for x in leaves if isinstance(x, Out) and not x.stop_gradient]
+    check_known_to_jax([*ends, *(e.tensor for e in region.written.values() if e.live)], user_line())
     return outs
 
 
@@ -149,7 +152,7 @@ def separating(build: Callable[[], Any]) -> Any:
 
 def evaluate(region: Region, consts: Sequence[Any], *args: Any) -> list[Any]:
     """The region's outputs."""
-    return jax.core.eval_jaxpr(region.closed.jaxpr, list(consts), *args)
+    return jex.jaxpr_as_fun(jex.ClosedJaxpr(region.closed.jaxpr, list(consts)))(*args)
 
 
 def number_dtype(value: Any, beside: np.dtype | None = None) -> np.dtype:

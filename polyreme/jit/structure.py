@@ -20,13 +20,14 @@ Spec = Any
 
 def flatten(value: Any, leaves: list[Any]) -> Spec:
     """Append value's leaves to leaves; returns what rebuild needs besides them."""
-    cls = value.__class__
+    cls: Any = value.__class__
     if cls is tuple or cls is list:
         return (cls, None, tuple(flatten(v, leaves) for v in value))
     if cls is dict or cls is OrderedDict:
         return (cls, tuple(value), tuple(flatten(v, leaves) for v in value.values()))
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return (cls, value._fields, tuple(flatten(v, leaves) for v in value))
+    names = getattr(cls, "_fields", None)
+    if names is not None and issubclass(cls, tuple):
+        return (cls, names, tuple(flatten(v, leaves) for v in value))
     if dataclasses.is_dataclass(cls):
         names = tuple(f.name for f in dataclasses.fields(value) if hasattr(value, f.name))
         inner: list[Any] = []

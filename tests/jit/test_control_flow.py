@@ -553,3 +553,16 @@ def test_user_errors_show_the_users_line():
     last = caught.traceback[-1]
     assert str(last.path) == __file__
     assert "raise KeyError" in str(last.statement)
+
+
+def test_hooks_inside_a_branch_are_refused():
+    @to_static
+    def fn(x):
+        if x > 0:
+            y = x * 2
+            y.register_hook(lambda g: g * 5)
+            return y * 3
+        return x
+
+    with pytest.raises(CaptureError, match=r"test_control_flow.py:\d+: register_hook on a Tensor computed inside"):
+        fn(scalar(1.0, False))
