@@ -38,6 +38,7 @@ class Case:
     no_grad: str = ""
     bad: tuple[tuple, type[Exception], str] | None = None
     check: Callable[..., None] | None = None
+    amp_out: str = ""  # dtype of the result under autocast where it is not that of the op's class
     host: str = ""  # why the function needs the value on the host and so cannot be captured
     tag: str = ""
 
@@ -226,6 +227,8 @@ def check_autocast(case: Case) -> None:
     for before, after in zip(plain, cast, strict=True):
         if before != dtypes.float32:
             assert after == before
+        elif case.amp_out:
+            assert after == case.amp_out
         elif op.amp == "low":
             assert after == dtypes.bfloat16, f"amp='low' but the output is {after}"
         else:
