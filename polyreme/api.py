@@ -1,4 +1,4 @@
-"""Every name of the root namespace. Written by tools/write_api.py; what is not an op is listed in polyreme/root.py.
+"""Every name of the root namespace. Written by tools/write_api.py; root.py lists what is not an op.
 
 Floor: 7.
 """

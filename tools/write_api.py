@@ -1,14 +1,14 @@
-"""Writes polyreme/api.py: the root names, one explicit import list for each op table.
+"""Writes polyreme/api.py (the root names, one import list for each op table) and polyreme/eager/methods.pyi.
 
-Run it after adding an op: `python tools/write_api.py`. tests/test_api.py fails when the file is out of date.
+Run it after adding an op: `python tools/write_api.py`. tests/test_api.py fails when they are out of date.
 """
 
 import importlib
-import sys
+import inspect
 from pathlib import Path
 
 from polyreme.core.op import OPS
-from polyreme.eager.methods import INPLACE
+from polyreme.eager.methods import INPLACE, OpMethods
 
 # tables whose names live in nn.functional, or nowhere public
 NOT_ROOT_TABLES = set(
@@ -71,7 +71,7 @@ ROOT_TABLES = sorted(
     - NOT_ROOT_TABLES
 )
 
-HEAD = '''"""Every name of the root namespace. Written by tools/write_api.py; what is not an op is listed in polyreme/root.py.
+HEAD = '''"""Every name of the root namespace. Written by tools/write_api.py; root.py lists what is not an op.
 
 Floor: 7.
 """
@@ -124,5 +124,27 @@ def main() -> str:
     return "".join(lines)
 
 
+def stubs() -> str:
+    """The text of eager/methods.pyi: every Tensor method with its signature, for editors and type checkers."""
+    lines = [
+        '"""Signatures of the methods that the op tables give Tensor. Written by tools/write_api.py."""\n\n',
+        "from typing import Any\n\nfrom polyreme.eager.tensor import Tensor\n\n",
+        "INPLACE: dict[str, Any]\nALIASES: dict[str, str]\n\nclass OpMethods:\n",
+    ]
+    for name, fn in sorted(vars(OpMethods).items()):
+        if name.startswith("__") or not callable(fn):
+            continue
+        parameters = list(inspect.signature(fn).parameters.values())[1:]
+        shown = ["self", *(_parameter(p) for p in parameters)]
+        lines.append(f"    def {name}({', '.join(shown)}) -> Any: ...\n")
+    return "".join(lines)
+
+
+def _parameter(p: inspect.Parameter) -> str:
+    star = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(p.kind, "")
+    return f"{star}{p.name}: Any" + ("" if star or p.default is inspect.Parameter.empty else " = ...")
+
+
 if __name__ == "__main__":
-    Path(sys.argv[1] if len(sys.argv) > 1 else "polyreme/api.py").write_text(main())
+    Path("polyreme/api.py").write_text(main())
+    Path("polyreme/eager/methods.pyi").write_text(stubs())

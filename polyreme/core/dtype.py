@@ -58,7 +58,7 @@ def as_dtype(dtype: Any) -> np.dtype:
             found = np.dtype(dtype)
         except TypeError:
             found = None
-        if found in _ALLOWED:
+        if found is not None and found in _ALLOWED:
             return found
     raise DTypeError(f"{dtype!r} is not a dtype here; choose one of {', '.join(NAMES)}")
 
@@ -133,7 +133,8 @@ def promote(*arrays: Any) -> tuple:
     """Arrays in their common dtype by Paddle's rules.
 
     Integer with floating gives the floating dtype; a Python float with an integer tensor gives the default dtype, where
-    NumPy would give float64; a Python scalar never widens a tensor of its own kind. bfloat16 with float16 gives float32.
+    NumPy would give float64; a Python scalar never widens a tensor of its own kind. bfloat16 with float16 gives
+    float32.
     """
     arrays = tuple(jnp.asarray(a) for a in arrays)
     strong = [a for a in arrays if not a.weak_type]

@@ -28,11 +28,11 @@ class Kernel:
         self.fn = fn
         self.name = name
         self.saves = saves
-        self.forward = jax.jit(fn)
+        self.forward: Callable[..., Any] = jax.jit(fn)
         self._derived: dict[Any, Any] = {}
 
     def backward(self, mask: Mask) -> Callable[[tuple, tuple], tuple]:
-        """(primals, cotangents of the inexact outputs, None where absent) -> gradients of the inputs in mask; jitted."""
+        """(primals, cotangents of the inexact outputs, None where absent) -> gradients of the inputs in mask."""
         found = self._derived.get(mask)
         if found is None:
             found = self._derived[mask] = jax.jit(_named(self._vjp(mask), f"{self.name}_grad"))
@@ -53,7 +53,7 @@ class Kernel:
         return found
 
     def grad_kernel(self, mask: Mask, present: Mask) -> Kernel:
-        """(primals..., the cotangents that are present...) -> gradients, as a kernel that can be differentiated again."""
+        """(primals..., the cotangents that are present...) -> gradients, as a kernel that has gradients itself."""
         key = ("grad", mask, present)
         found = self._derived.get(key)
         if found is None:

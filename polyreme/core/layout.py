@@ -32,8 +32,9 @@ class Layout:
         self.mesh = Mesh(np.asarray(found).reshape(sizes), names)
 
     def sharding(self, kind: str, dims: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
-        """Where a tensor of this kind and these logical dims goes: "param", "grad", "state", "act", or "use", which is a
-        parameter while an op reads it.
+        """Where a tensor of this kind and these logical dims goes.
+
+        kind: "param", "grad", "state", "act", or "use", which is a parameter while an op reads it.
         """
         spec = getattr(self.plan.strategy, f"{kind}_spec")(tuple(dims), tuple(shape), self.plan.mesh)
         return NamedSharding(self.mesh, PartitionSpec(*spec))

@@ -6,7 +6,8 @@ Floor: 1.  Never imports: ops, eager, static, nn.
     def matmul(x: Inexact[Array, "*b m k"], y: ..., transpose_x: bool = False) -> ...:
 
 A parameter annotated with an array type is a tensor, `list[Array]` a list of tensors, `Array | None` an optional one,
-`Key` a random key that the default generator fills in; every other parameter is an attribute, part of the kernel's identity.
+`Key` a random key that the default generator fills in; every other parameter is an attribute, part of the kernel's
+identity.
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ class Op:
     def kernel(self, template: tuple, policy: amp_policy.Policy | None) -> Kernel:
         """fn with its attributes filled in: arrays -> result.
 
-        template: per parameter, an int n >= 0 for a list of n tensors, -1 for one tensor, a Sharding for one tensor that
-        is laid out so before it is used, or (value,) for an attribute.
+        template: per parameter, an int n >= 0 for a list of n tensors, -1 for one tensor, a Sharding for one tensor
+        that is laid out so before it is used, or (value,) for an attribute.
         """
 
         def fn(*arrays: jax.Array) -> Any:

@@ -65,7 +65,8 @@ def write(tensor: TensorState, array: Any) -> None:
 def host(tensor: TensorState, what: str) -> np.ndarray:
     """The tensor's value as a NumPy array on the host.
 
-    what: the expression that needs it, for the message. Raises CaptureError inside a capture, where there is no value yet.
+    what: the expression that needs it, for the message. Raises CaptureError inside a capture, where there is no value
+    yet.
     """
     if watch.active is not None:
         watch.active.host_read(tensor, what)

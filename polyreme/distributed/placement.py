@@ -18,7 +18,6 @@ from polyreme.eager.tensor import Tensor
 from polyreme.mesh import Plan
 from polyreme.nn.layer import Layer
 
-
 KINDS = ("param", "use", "grad", "state")
 
 

@@ -42,7 +42,7 @@ def train(family, plan):
     place = to_tensor
     if plan is not None:
         bound = apply_plan(plan, model)
-        place = lambda batch: shard_batch(bound, batch, "batch", None)  # noqa: E731
+        place = lambda batch: shard_batch(bound, batch, "batch", None)
     optimizer = AdamW(1e-2, parameters=model.parameters(), grad_clip=ClipGradByGlobalNorm(1.0))
 
     @to_static
@@ -71,7 +71,7 @@ def alone():
 def test_every_plan_trains_as_one_device_does(alone, family, name):
     losses, parameters, _, _ = train(family, PLANS[name])
     want_losses, want = alone[family]
-    # float32 sums of up to 2048 terms in another order; Adam divides by a root, so early steps amplify: 3 steps of lr 1e-2
+    # float32 sums of up to 2048 terms in another order, amplified by Adam's division by a root
     tolerance = 2.0**-23 * np.sqrt(2048) * 64
     np.testing.assert_allclose(losses, want_losses, rtol=tolerance)
     for key, value in want.items():
