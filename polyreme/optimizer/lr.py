@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from polyreme.errors import CheckpointError, ConfigError, NumericsError
+from polyreme.core import state
+from polyreme.errors import CaptureError, CheckpointError, ConfigError, NumericsError
 
 __all__ = [
     "CosineAnnealingDecay",
@@ -140,6 +141,11 @@ class LRScheduler:
         return {key: value for key, value in self.__dict__.items() if key != "_observers"}
 
     def _next_epoch(self, epoch: float | None) -> Any:
+        if state.watch.active is not None:
+            raise CaptureError(
+                f"{type(self).__name__}.step() inside a captured function would run while capturing only, and the rate "
+                "would never change again; call it outside"
+            )
         if epoch is None:
             return self.last_epoch + 1
         return _number(self, "epoch", epoch, low=0)

@@ -19,6 +19,7 @@ from polyreme.jit import StaticFunction, enable_to_static, to_static
 from polyreme.nn import Linear
 from polyreme.nn.layer import Layer
 from polyreme.optimizer import AdamW
+from polyreme.optimizer.lr import StepDecay
 
 
 def vector(*values, stop_gradient=True):
@@ -462,6 +463,14 @@ def test_misuse_is_refused():
 
     with pytest.raises(CaptureError, match="must do the same each time"):
         to_static(fickle)()
+
+
+def test_a_scheduler_is_stepped_outside():
+    scheduler = StepDecay(0.1, step_size=1)
+    optimizer = AdamW(scheduler, parameters=Linear(1, 1).parameters())
+    with pytest.raises(CaptureError, match=r"StepDecay.step\(\) inside a captured function"):
+        to_static(lambda x: scheduler.step() or x)(vector(1.0))
+    assert (scheduler.last_epoch, optimizer.get_lr()) == (0, 0.1)
 
 
 def test_switching_capture_off():
