@@ -186,8 +186,8 @@ def _check_sizes(who: str, *sizes: Any) -> None:
 
 
 def _four(padding: Any) -> tuple[int, int, int, int]:
-    sides = (padding,) if isinstance(padding, numbers.Number) else tuple(padding)
-    if len(sides) not in (1, 2, 4) or not all(isinstance(s, numbers.Integral) and s >= 0 for s in sides):
+    sides: tuple[Any, ...] = (padding,) if isinstance(padding, numbers.Number) else tuple(padding)
+    if len(sides) not in (1, 2, 4) or not all(isinstance(s, (int, np.integer)) and s >= 0 for s in sides):
         raise ConfigError(f"pad: padding={padding!r}; give 1, 2 or 4 whole numbers of at least 0")
     full = sides * (4 // len(sides))
     return full[0], full[1], full[2], full[3]

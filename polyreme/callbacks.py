@@ -1,0 +1,21 @@
+"""Callbacks of Model.
+
+Floor: 5.
+"""
+
+from polyreme.hapi.board import TensorBoard, VisualDL
+from polyreme.hapi.callback import Callback, CallbackList
+from polyreme.hapi.progress_bar import ProgBarLogger
+from polyreme.hapi.schedule_callbacks import EarlyStopping, LRScheduler, ModelCheckpoint, ReduceLROnPlateau
+
+__all__ = [
+    "Callback",
+    "CallbackList",
+    "EarlyStopping",
+    "LRScheduler",
+    "ModelCheckpoint",
+    "ProgBarLogger",
+    "ReduceLROnPlateau",
+    "TensorBoard",
+    "VisualDL",
+]
