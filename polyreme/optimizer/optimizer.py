@@ -279,7 +279,8 @@ class Optimizer:
                 self._scalars = {
                     n: Tensor(jnp.full((len(self._parameters),), v, jnp.float32)) for n, v in self.scalars.items()
                 }
-            self._restore_scalars()
+                # in here: a capture's second run would find the values that were given already taken
+                self._restore_scalars()
             self._replicate(live)
         for p in live:
             missing = [n for n in self.slots if id(p) not in self._slots[n]]
