@@ -183,7 +183,7 @@ class KernelNode(Node):
         else:
             if self.pullback is not None:
                 filled = tuple(
-                    jnp.zeros(*meta) if c is None else c._array.astype(meta[1])
+                    jnp.zeros(meta[0], meta[1]) if c is None else c._array.astype(meta[1])
                     for c, meta in zip(cotangents, self.metas or (), strict=True)
                 )
                 arrays = pull_saved(self.pullback, filled)
@@ -284,7 +284,7 @@ class _Walk:
         self.retain_graph = retain_graph
         self.blocked = blocked
         self.wanted = wanted
-        self.waiting: dict[Node, list] = {}
+        self.waiting: dict[Node, dict[int, TensorState]] = {}
         self.heap: list[tuple[int, Node]] = []
         self.leaves: dict[int, list] = {}
         self.found: dict[Any, TensorState] = {}
@@ -430,9 +430,13 @@ def _store(leaf: TensorState, gradient: TensorState) -> None:
     state.write(have, _ADD.forward(state.read(have), array))
 
 
+def _nowhere(kind: str) -> None:
+    return None
+
+
 def _laid_out(leaf: TensorState, array: Any) -> Any:
     """The gradient where the strategy wants it: parameter sharding from stage 2 on splits gradients too."""
-    layout = leaf.sharding_of("grad") if hasattr(leaf, "sharding_of") else None
+    layout = getattr(leaf, "sharding_of", _nowhere)("grad")
     if layout is None or (not isinstance(array, state.Tracer) and array.sharding == layout):
         return array
     return jax.lax.with_sharding_constraint(array, layout)
@@ -473,8 +477,3 @@ def grad(
             )
         results.append(found if found is None or create_graph else factory.tensor(found._array))
     return results
-
-
-def is_tracer(x: Any) -> bool:
-    """True inside a captured function."""
-    return isinstance(x, jax.core.Tracer)

@@ -6,7 +6,7 @@ Floor: 3.  Methods that are ops come from the op tables (eager.methods); here st
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -19,13 +19,14 @@ from polyreme.core import state
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.eager.dispatch import constant, rebind
+from polyreme.eager.host import as_array, like, put
+from polyreme.eager.index import check_mask, split_index, value_of
 from polyreme.eager.methods import OpMethods
 from polyreme.errors import DTypeError, GradError, ShapeError
 from polyreme.ops import arithmetic as ar
 from polyreme.ops import indexing
 
 _names = itertools.count()
-_ALIGN = 64  # bytes
 print_options: dict[str, Any] = {"threshold": 1000, "precision": 8}
 """What set_printoptions changes, as NumPy's printoptions."""
 
@@ -46,7 +47,7 @@ class Tensor(TensorState, OpMethods):
 
     def __init__(self, data: Any, dtype: Any = None, place: Any = None, stop_gradient: bool = True) -> None:
         array = (
-            data if isinstance(data, jax.Array) and dtype is None and place is None else _as_array(data, dtype, place)
+            data if isinstance(data, jax.Array) and dtype is None and place is None else as_array(data, dtype, place)
         )
         super().__init__(array, stop_gradient)
 
@@ -347,7 +348,7 @@ class Tensor(TensorState, OpMethods):
         array = state.read(value) if isinstance(value, TensorState) else np.asarray(value)
         if tuple(array.shape) != tuple(self._array.shape):
             raise ShapeError(f"set_value: the Tensor has shape {self.shape}, the value {list(array.shape)}")
-        state.write(self, _like(array, self._array))
+        state.write(self, like(array, self._array))
 
     def copy_(self, other: Any, blocking: bool = True) -> Tensor:
         """set_value, returning the Tensor."""
@@ -385,17 +386,17 @@ class Tensor(TensorState, OpMethods):
     # indexing
 
     def __getitem__(self, index: Any) -> Tensor:
-        arrays, spec = _split_index(index, self.shape)
+        arrays, spec = split_index(index, self.shape)
         return indexing.getitem(self, arrays, spec)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if not isinstance(value, TensorState):
             value = np.asarray(value) if not isinstance(value, (bool, int, float, complex)) else value
-        if isinstance(index, Tensor) and index.dtype == dtypes.bool_ and np.ndim(constant_shape(value)) == 0:
-            _check_mask(index, self.shape)
+        if isinstance(index, Tensor) and index.dtype == dtypes.bool_ and np.ndim(value_of(value)) == 0:
+            check_mask(index, self.shape)
             rebind(self, indexing.setitem_where(self, value, index), "x[mask] = value")
             return
-        arrays, spec = _split_index(index, self.shape)
+        arrays, spec = split_index(index, self.shape)
         rebind(self, indexing.setitem(self, value, arrays, spec), "x[index] = value")
 
     # operators
@@ -544,52 +545,7 @@ def to_tensor(data: Any, dtype: Any = None, place: Any = None, stop_gradient: bo
     >>> to_tensor([[1, 2], [3, 4]]).dtype.name
     'int64'
     """
-    return Tensor(_as_array(data, dtype, place), stop_gradient=stop_gradient)
-
-
-def _as_array(data: Any, dtype: Any, place: Any) -> Any:
-    to = None if dtype is None else dtypes.as_dtype(dtype)
-    if isinstance(data, TensorState):
-        array = state.read(data)
-        array = jnp.array(array, dtype=to, copy=True)
-    else:
-        if not isinstance(data, (np.ndarray, np.generic, jax.Array)):
-            data = _from_python(data)
-            if to is None:
-                to = _python_dtype(data.dtype)
-        if data.dtype.kind in "OUSmM":
-            raise DTypeError(f"cannot make a Tensor of {type(data).__name__} with dtype {data.dtype}; give numbers")
-        array = jnp.array(data, dtype=to, copy=True) if isinstance(data, jax.Array) else _from_host(data, to)
-    return array if place is None else jax.device_put(array, places.as_place(place).device())
-
-
-def _from_host(data: np.ndarray, to: np.dtype | None) -> jax.Array:
-    # copied: jax may otherwise keep looking at the caller's memory, which the caller may change
-    return jnp.asarray(aligned_copy(data if to is None else np.asarray(data).astype(to, copy=False)))
-
-
-def aligned_copy(array: np.ndarray) -> np.ndarray:
-    """A private copy on a 64-byte address: jax on CPU uses such memory as it is, other memory it copies again."""
-    raw = np.empty(array.nbytes + _ALIGN, np.uint8)
-    start = -raw.ctypes.data % _ALIGN
-    copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    np.copyto(copy, array)
-    return copy
-
-
-def _from_python(data: Any) -> np.ndarray:
-    if isinstance(data, (list, tuple)) and any(isinstance(d, TensorState) for d in data):
-        data = [np.asarray(d) for d in data]
-    try:
-        return np.asarray(data)
-    except ValueError as error:
-        raise ShapeError(f"cannot make a Tensor of nested lists of unequal lengths: {error}") from None
-
-
-def _python_dtype(dtype: np.dtype) -> np.dtype:
-    if dtype == dtypes.float64:
-        return dtypes.default_dtype()
-    return dtypes.complex64 if dtype == dtypes.complex128 else dtype
+    return Tensor(as_array(data, dtype, place), stop_gradient=stop_gradient)
 
 
 def _names_device(text: str) -> bool:
@@ -601,123 +557,12 @@ def _move(x: Tensor, place: places.Place) -> Tensor:
     return tape.apply(_move_kernel(device), (state.read(x),), (tape.edge_of(x),))
 
 
-def _put(array: jax.Array, where: Any) -> jax.Array:
-    """array on a device or over a mesh, in a buffer of its own: a captured program may donate the one it came from."""
-    return jax.device_put(array, where, may_alias=False)
-
-
 _movers: dict[Any, tape.Kernel] = {}
 
 
 def _move_kernel(device: Any) -> tape.Kernel:
     if device not in _movers:
-        kernel = tape.Kernel(lambda x: jax.device_put(x, device), "to")
-        kernel.forward = lambda x: _put(x, device)  # a copy between devices is no compiled program
+        kernel = tape.Kernel(lambda x: jax.deviceput(x, device), "to")
+        kernel.forward = lambda x: put(x, device)  # a copy between devices is no compiled program
         _movers[device] = kernel
     return _movers[device]
-
-
-def _like(array: Any, reference: Any) -> Any:
-    """array in reference's dtype, laid out over devices as reference is."""
-    if isinstance(reference, state.Tracer) or isinstance(array, state.Tracer):
-        return jnp.asarray(array, reference.dtype)
-    if isinstance(array, jax.Array):
-        array = array.astype(reference.dtype)
-        return array if array.sharding == reference.sharding else _put(array, reference.sharding)
-    host = np.array(array, dtype=reference.dtype, copy=True)
-    if not getattr(reference, "committed", True):
-        return jnp.asarray(host)
-    return jax.device_put(host, reference.sharding)
-
-
-def constant_shape(value: Any) -> Any:
-    """A value's own shape stand-in: the array of a Tensor, else the value."""
-    return value._array if isinstance(value, TensorState) else value
-
-
-def _check_mask(mask: Tensor, shape: Sequence[int]) -> None:
-    if mask.shape != list(shape[: mask.ndim]):
-        raise ShapeError(f"a bool index of shape {mask.shape} does not fit the leading dims of {list(shape)}")
-
-
-def _split_index(index: Any, shape: list[int]) -> tuple[list[Any], tuple]:
-    """(arrays, spec) as ops.indexing takes them. Raises IndexError for what is out of range or too many."""
-    items = list(index) if isinstance(index, tuple) else [index]
-    taken = sum(_dims_taken(i) for i in items)
-    if taken > len(shape):
-        raise IndexError(f"{taken} indices for a Tensor of {len(shape)} dims {shape}")
-    arrays: list[Any] = []
-    spec: list[tuple] = []
-    dim = 0
-    for item in items:
-        if item is Ellipsis:
-            spec.append(("all",))
-            dim += len(shape) - taken
-        elif item is None:
-            spec.append(("new",))
-        elif isinstance(item, slice):
-            spec.append(("slice", *(_bound(b) for b in (item.start, item.stop, item.step))))
-            dim += 1
-        elif isinstance(item, (int, np.integer)) and not isinstance(item, (bool, np.bool_)):
-            arrays.append(_position(int(item), dim, shape))
-            spec.append(("int",))
-            dim += 1
-        else:
-            found = _index_arrays(item, shape, dim)
-            arrays.extend(found)
-            spec.extend([("array",)] * len(found))
-            dim += _dims_taken(item)
-    return arrays, tuple(spec)
-
-
-def _dims_taken(item: Any) -> int:
-    if item is None or item is Ellipsis:
-        return 0
-    if isinstance(item, (bool, np.bool_)):
-        return 0
-    dtype = getattr(item, "dtype", None)
-    if dtype is None and isinstance(item, (list, tuple)):
-        item = np.asarray([np.asarray(i) if isinstance(i, TensorState) else i for i in item])
-        dtype = item.dtype
-    return item.ndim if dtype == dtypes.bool_ else 1
-
-
-def _bound(value: Any) -> int | None:
-    if value is None:
-        return None
-    return value.__index__()
-
-
-def _position(i: int, dim: int, shape: list[int]) -> np.ndarray:
-    if not -shape[dim] <= i < shape[dim]:
-        raise IndexError(f"index {i} is out of range for dim {dim} of size {shape[dim]} of a Tensor of shape {shape}")
-    return np.asarray(i % shape[dim], np.int32)
-
-
-def _index_arrays(item: Any, shape: list[int], dim: int) -> list[Any]:
-    if isinstance(item, (list, tuple)):
-        item = np.asarray(
-            [np.asarray(i) if isinstance(i, TensorState) else i for i in item], dtype=None if len(item) else np.int64
-        )
-    if isinstance(item, (bool, np.bool_)):
-        raise IndexError(
-            "a Python bool is not an index here; use a bool Tensor of the dim's size, or None for a new dim"
-        )
-    if not isinstance(item, TensorState):
-        item = np.asarray(item)
-    if item.dtype == dtypes.bool_:
-        mask = (
-            state.host(item, "indexing with a bool Tensor, whose result has a shape only known on the host")
-            if isinstance(item, TensorState)
-            else item
-        )
-        if list(mask.shape) != shape[dim : dim + mask.ndim]:
-            raise ShapeError(
-                f"a bool index of shape {list(mask.shape)} does not fit dims {shape[dim : dim + mask.ndim]} of {shape}"
-            )
-        return list(np.nonzero(mask))
-    if not dtypes.is_integer(item.dtype):
-        raise DTypeError(f"an index must be integer or bool, got {item.dtype.name}")
-    if isinstance(item, np.ndarray) and item.size and not (-shape[dim] <= item.min() and item.max() < shape[dim]):
-        raise IndexError(f"index {item.min()}..{item.max()} is out of range for dim {dim} of size {shape[dim]}")
-    return [item]

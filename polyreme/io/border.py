@@ -10,7 +10,8 @@ import ml_dtypes
 import numpy as np
 
 from polyreme.core import place as places
-from polyreme.eager.tensor import Tensor, aligned_copy
+from polyreme.eager.host import aligned_copy
+from polyreme.eager.tensor import Tensor
 from polyreme.io.structure import map_leaves
 
 _NARROW = (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)

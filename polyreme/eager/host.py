@@ -1,0 +1,84 @@
+"""Values on the host turned into arrays: numbers, nested lists, ndarrays and Tensors.
+
+Floor: 3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from polyreme.core import dtype as dtypes
+from polyreme.core import place as places
+from polyreme.core import state
+from polyreme.core.state import TensorState
+from polyreme.errors import DTypeError, ShapeError
+
+_ALIGN = 64  # bytes
+
+
+def as_array(data: Any, dtype: Any, place: Any) -> Any:
+    """An array with a copy of data, in a dtype and on a place if given; DTypeError or ShapeError for what is none."""
+    to = None if dtype is None else dtypes.as_dtype(dtype)
+    if isinstance(data, TensorState):
+        array = state.read(data)
+        array = jnp.array(array, dtype=to, copy=True)
+    else:
+        if not isinstance(data, (np.ndarray, np.generic, jax.Array)):
+            data = _from_python(data)
+            if to is None:
+                to = _python_dtype(data.dtype)
+        if data.dtype.kind in "OUSmM":
+            raise DTypeError(f"cannot make a Tensor of {type(data).__name__} with dtype {data.dtype}; give numbers")
+        array = jnp.array(data, dtype=to, copy=True) if isinstance(data, jax.Array) else _from_host(data, to)
+    return array if place is None else jax.device_put(array, places.as_place(place).device())
+
+
+def _from_host(data: np.ndarray, to: np.dtype | None) -> jax.Array:
+    # copied: jax may otherwise keep looking at the caller's memory, which the caller may change
+    return jnp.asarray(aligned_copy(data if to is None else np.asarray(data).astype(to, copy=False)))
+
+
+def aligned_copy(array: np.ndarray) -> np.ndarray:
+    """A private copy on a 64-byte address: jax on CPU uses such memory as it is, other memory it copies again."""
+    raw = np.empty(array.nbytes + _ALIGN, np.uint8)
+    start = -raw.ctypes.data % _ALIGN
+    copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    np.copyto(copy, array)
+    return copy
+
+
+def _from_python(data: Any) -> np.ndarray:
+    if isinstance(data, (list, tuple)) and any(isinstance(d, TensorState) for d in data):
+        data = [np.asarray(d) for d in data]
+    try:
+        return np.asarray(data)
+    except ValueError as error:
+        raise ShapeError(f"cannot make a Tensor of nested lists of unequal lengths: {error}") from None
+
+
+def _python_dtype(dtype: np.dtype) -> np.dtype:
+    if dtype == dtypes.float64:
+        return dtypes.default_dtype()
+    return dtypes.complex64 if dtype == dtypes.complex128 else dtype
+
+
+def like(array: Any, reference: Any) -> Any:
+    """array in reference's dtype, laid out over devices as reference is."""
+    if isinstance(reference, state.Tracer) or isinstance(array, state.Tracer):
+        return jnp.asarray(array, reference.dtype)
+    if isinstance(array, jax.Array):
+        array = array.astype(reference.dtype)
+        return array if array.sharding == reference.sharding else put(array, reference.sharding)
+    host = np.array(array, dtype=reference.dtype, copy=True)
+    if not getattr(reference, "committed", True):
+        return jnp.asarray(host)
+    return jax.deviceput(host, reference.sharding)
+
+
+def put(array: jax.Array, where: Any) -> jax.Array:
+    """array on a device or over a mesh, in a buffer of its own: a captured program may donate the one it came from."""
+    return jax.device_put(array, where, may_alias=False)

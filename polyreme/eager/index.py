@@ -1,0 +1,110 @@
+"""Python index expressions taken apart: what is static, what is an array, what is out of range.
+
+Floor: 3.  The result is what ops.indexing takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from polyreme.core import dtype as dtypes
+from polyreme.core import state
+from polyreme.core.state import TensorState
+from polyreme.errors import DTypeError, ShapeError
+
+
+def value_of(value: Any) -> Any:
+    """The array of a Tensor, else the value itself."""
+    return value._array if isinstance(value, TensorState) else value
+
+
+def check_mask(mask: TensorState, shape: Sequence[int]) -> None:
+    """Raise ShapeError unless a bool index fits the leading dims."""
+    if mask.shape != list(shape[: mask.ndim]):
+        raise ShapeError(f"a bool index of shape {mask.shape} does not fit the leading dims of {list(shape)}")
+
+
+def split_index(index: Any, shape: list[int]) -> tuple[list[Any], tuple]:
+    """(arrays, spec) as ops.indexing takes them. Raises IndexError for what is out of range or too many."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    taken = sum(_dims_taken(i) for i in items)
+    if taken > len(shape):
+        raise IndexError(f"{taken} indices for a Tensor of {len(shape)} dims {shape}")
+    arrays: list[Any] = []
+    spec: list[tuple] = []
+    dim = 0
+    for item in items:
+        if item is Ellipsis:
+            spec.append(("all",))
+            dim += len(shape) - taken
+        elif item is None:
+            spec.append(("new",))
+        elif isinstance(item, slice):
+            spec.append(("slice", *(_bound(b) for b in (item.start, item.stop, item.step))))
+            dim += 1
+        elif isinstance(item, (int, np.integer)) and not isinstance(item, (bool, np.bool_)):
+            arrays.append(_position(int(item), dim, shape))
+            spec.append(("int",))
+            dim += 1
+        else:
+            found = _index_arrays(item, shape, dim)
+            arrays.extend(found)
+            spec.extend([("array",)] * len(found))
+            dim += _dims_taken(item)
+    return arrays, tuple(spec)
+
+
+def _dims_taken(item: Any) -> int:
+    if item is None or item is Ellipsis:
+        return 0
+    if isinstance(item, (bool, np.bool_)):
+        return 0
+    dtype = getattr(item, "dtype", None)
+    if dtype is None and isinstance(item, (list, tuple)):
+        item = np.asarray([np.asarray(i) if isinstance(i, TensorState) else i for i in item])
+        dtype = item.dtype
+    return item.ndim if dtype == dtypes.bool_ else 1
+
+
+def _bound(value: Any) -> int | None:
+    if value is None:
+        return None
+    return value.__index__()
+
+
+def _position(i: int, dim: int, shape: list[int]) -> np.ndarray:
+    if not -shape[dim] <= i < shape[dim]:
+        raise IndexError(f"index {i} is out of range for dim {dim} of size {shape[dim]} of a Tensor of shape {shape}")
+    return np.asarray(i % shape[dim], np.int32)
+
+
+def _index_arrays(item: Any, shape: list[int], dim: int) -> list[Any]:
+    if isinstance(item, (list, tuple)):
+        item = np.asarray(
+            [np.asarray(i) if isinstance(i, TensorState) else i for i in item], dtype=None if len(item) else np.int64
+        )
+    if isinstance(item, (bool, np.bool_)):
+        raise IndexError(
+            "a Python bool is not an index here; use a bool Tensor of the dim's size, or None for a new dim"
+        )
+    if not isinstance(item, TensorState):
+        item = np.asarray(item)
+    if item.dtype == dtypes.bool_:
+        mask = (
+            state.host(item, "indexing with a bool Tensor, whose result has a shape only known on the host")
+            if isinstance(item, TensorState)
+            else item
+        )
+        if list(mask.shape) != shape[dim : dim + mask.ndim]:
+            raise ShapeError(
+                f"a bool index of shape {list(mask.shape)} does not fit dims {shape[dim : dim + mask.ndim]} of {shape}"
+            )
+        return list(np.nonzero(mask))
+    if not dtypes.is_integer(item.dtype):
+        raise DTypeError(f"an index must be integer or bool, got {item.dtype.name}")
+    if isinstance(item, np.ndarray) and item.size and not (-shape[dim] <= item.min() and item.max() < shape[dim]):
+        raise IndexError(f"index {item.min()}..{item.max()} is out of range for dim {dim} of size {shape[dim]}")
+    return [item]
