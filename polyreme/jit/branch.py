@@ -156,11 +156,14 @@ class _Branch:
         if a is b:
             return _FIXED, a
         if isinstance(a, UndefinedReturnValue) or isinstance(b, UndefinedReturnValue):
-            return self._merge_return(i)
+            return self._fill_side(i, 0 if isinstance(b, UndefinedReturnValue) else 1)
         if isinstance(a, Undefined) or isinstance(b, Undefined):
             if isinstance(a, Undefined) and isinstance(b, Undefined):
                 return _FIXED, a
-            return _FIXED, self._one_sided(self.names[i], "true" if isinstance(b, Undefined) else "false")
+            which = 0 if isinstance(b, Undefined) else 1
+            if self._left(1 - which):
+                return self._fill_side(i, which)
+            return _FIXED, self._one_sided(self.names[i], ("true", "false")[which])
         (spec_a, leaves_a), (spec_b, leaves_b) = (side.values[i] for side in self.sides)
         if spec_a != spec_b:
             if i >= self.used:
@@ -173,9 +176,13 @@ class _Branch:
                 return _FIXED, self._unmerged(self.names[i])
             raise
 
-    def _merge_return(self, i: int) -> tuple[Any, Any]:
-        """One side has not returned yet: its place is held by zeros, which a flag keeps from being used."""
-        which = 0 if isinstance(self.sides[1].raw[i], UndefinedReturnValue) else 1
+    def _left(self, which: int) -> bool:
+        """True if this side ends in return, break or continue: what follows is then skipped by the flag that it set."""
+        raw = zip(self.names, self.sides[which].raw, strict=True)
+        return any(value is True and name.startswith(_FLAGS) for name, value in raw)
+
+    def _fill_side(self, i: int, which: int) -> tuple[Any, Any]:
+        """Only this side has a value: zeros hold the place on the other, which a flag keeps from being used."""
         spec, leaves = self.sides[which].values[i]
         filled = []
         for leaf in leaves:
@@ -282,6 +289,8 @@ class _Branch:
 
 
 _FIXED = object()
+# names the transpiler gives to the flags that stand for return, break and continue
+_FLAGS = ("do_return", "break_", "continue_")
 
 
 def _kind(kind: tuple) -> str:

@@ -165,7 +165,14 @@ def converted(fn: Callable[..., Any]) -> Callable[..., Any]:
     if isinstance(fn, types.MethodType):
         inner = _function(fn.__func__)
         return fn if inner is fn.__func__ else types.MethodType(inner, fn.__self__)
-    return _function(fn)
+    if isinstance(fn, functools.partial):
+        return functools.partial(converted(fn.func), *fn.args, **fn.keywords)
+    if isinstance(fn, types.FunctionType) or inspect.isclass(fn):
+        return _function(fn)
+    call = getattr(type(fn), "__call__", None)  # noqa: B004  (dunder methods are looked up on the class)
+    if isinstance(call, types.FunctionType) and _is_users(call):
+        return types.MethodType(_function(call), fn)
+    return fn
 
 
 def _function(fn: Any) -> Any:
@@ -236,13 +243,7 @@ def converted_call(fn: Any, args: tuple, kwargs: dict[str, Any] | None, scope: A
     if getattr(fn, "not_converted", False):
         with _off():
             return fn(*args, **kwargs)
-    if isinstance(fn, (types.FunctionType, types.MethodType)):
-        return converted(fn)(*args, **kwargs)
-    if not inspect.isclass(fn):
-        call = getattr(type(fn), "__call__", None)  # noqa: B004  (dunder methods are looked up on the class)
-        if isinstance(call, types.FunctionType) and _is_users(call):
-            return converted(call)(fn, *args, **kwargs)
-    return fn(*args, **kwargs)
+    return converted(fn)(*args, **kwargs)
 
 
 def _builtin(fn: Any, args: tuple, kwargs: dict[str, Any], scope: Any) -> Any:

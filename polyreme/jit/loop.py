@@ -100,6 +100,7 @@ class _Loop:
         # (variable, leaf) -> type of what is carried
         self.carried: dict[tuple[int, int], _Kind] = {}
         self.state: dict[int, TensorState] = {}
+        self.placed: Sequence[Any] = ()
 
     def run(self) -> None:
         try:
@@ -137,8 +138,8 @@ class _Loop:
             step = trace(lambda *arrays: self._start(arrays) or self._stepped(), self._avals())
             self.put(self.init)
             self._learn(step)
-            if check.written:
-                raise CaptureError(f"{self.line}: the test of {self.what} changes a Tensor; do that in its body")
+            if any(key not in self.state for key in check.written):
+                raise self._test_changes()
             if before == (self.carried, list(self.state)):
                 return check, step
         raise CaptureError(f"{self.line}: {self.what} keeps changing the types of its variables from step to step")
@@ -159,10 +160,16 @@ class _Loop:
         for tensor, array in zip(self.state.values(), arrays[len(given) :], strict=True):
             state.watch.active.touch(tensor)
             tensor._array = array
+        self.placed = arrays[len(given) :]
 
     def _tested(self) -> Any:
         value = self.test()
+        if any(t._array is not a for t, a in zip(self.state.values(), self.placed, strict=True)):
+            raise self._test_changes()
         return condition(value) if isinstance(value, TensorState) else bool(value)
+
+    def _test_changes(self) -> CaptureError:
+        return CaptureError(f"{self.line}: the test of {self.what} changes a Tensor; do that in its body")
 
     def _stepped(self) -> Sequence[Any]:
         self.body()
@@ -192,7 +199,7 @@ class _Loop:
         if step.raw[i] is self.now[i]:
             return
         spec, finals = step.values[i]
-        if isinstance(self.init[i], UndefinedReturnValue) and self.leaves[i] == [self.init[i]]:
+        if isinstance(self.init[i], UndefinedReturnValue) and self.leaves[i][0] is self.init[i]:
             # not returned yet: zeros hold the place, which a flag keeps from being used
             self.specs[i] = spec
             self.leaves[i] = [

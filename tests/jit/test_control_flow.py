@@ -1,5 +1,6 @@
 """Control flow on Tensors: a captured function does what the same Python does eagerly, or says why it cannot."""
 
+import functools
 import logging
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 import polyreme as paddle
 from polyreme.autograd.functional import grad
-from polyreme.eager.mode import no_grad
+from polyreme.eager.mode import enable_grad, no_grad
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CaptureError, ConfigError, ShapeError
 from polyreme.jit import case, cond, not_to_static, switch_case, to_static, while_loop
@@ -116,7 +117,48 @@ def to_like(x):
     return paddle.stack([x, x + 1, x - 1])
 
 
+def while_true(x):
+    for _ in range(3):
+        while True:
+            x = x + 2
+            break
+        if x > 4:
+            break
+    return x * x
+
+
+def return_inside_with_and_try(x):
+    try:
+        with enable_grad():
+            if x > 0:
+                return x * 2
+            y = x * 3
+    finally:
+        pass
+    return y
+
+
+def attributes_and_items(x):
+    holder, table = Holder(), {"a": x}
+    if x > 1:
+        holder.scale = 2.0
+        table["a"] = x * 3
+    else:
+        holder.scale = 3.0
+    return table["a"] * holder.scale
+
+
+class Holder:
+    scale = 1.0
+
+
+def comprehensions(x):
+    made = [y if y > 1 else -y for y in (x, x * 2)]
+    return made[0] + made[1] + {k: (x if x > k else x * 0) for k in (0, 1)}[1]
+
+
 DIFFERENTIABLE = [
+    while_true, return_inside_with_and_try, attributes_and_items, comprehensions,
     if_elif_else, early_return, return_in_loop, break_and_continue, conditional_expression, logic, nested,
     through_functions, in_place, rows,
 ]  # fmt: skip
@@ -174,12 +216,71 @@ def backwards(n):
     return last
 
 
-@pytest.mark.parametrize("fn", [counts, collatz, finds, backwards], ids=lambda f: f.__name__)
+def nested_with_return(n):
+    total = n * 0
+    for i in range(n):
+        for j in range(i):
+            total = total + j
+            if total > 20:
+                return total
+    return -total
+
+
+@pytest.mark.parametrize("fn", [counts, collatz, finds, backwards, nested_with_return], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("value", [1, 3, 9, 27])
 def test_tensor_loops_equal_eager(fn, value):
     got, want = to_static(fn)(scalar(value)), fn(scalar(value))
     for g, w in zip(*([x] if not isinstance(x, tuple) else x for x in (got, want)), strict=True):
         assert int(g) == int(w)
+
+
+def test_loops_carry_state_random_numbers_and_gradients():
+    count, w = to_tensor(0), scalar(4.0, False)
+
+    def fn(n):
+        drawn = paddle.zeros([2])
+        for _ in range(n):
+            drawn = drawn + paddle.rand([2])
+            (w * w).backward()
+            w.set_value(w - 0.1 * w.grad)
+            w.clear_grad()
+            count.add_(1)
+        return drawn
+
+    results = []
+    for run in (fn, to_static(fn)):
+        paddle.seed(1)
+        w.set_value(np.float32(4.0))
+        results.append([run(scalar(n)).tolist() for n in (3, 0, 2)] + [w.item()])
+    for got, want in zip(results[1], results[0], strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)  # a few float32 roundings
+    assert count.item() == 10
+    assert w.item() == pytest.approx(4.0 * 0.8**5, rel=1e-6)
+
+
+def test_the_test_of_a_loop_changes_nothing():
+    count = to_tensor(0)
+
+    @to_static
+    def fn(n):
+        while count.add_(1) < n:
+            pass
+        return n
+
+    with pytest.raises(CaptureError, match="the test of a while loop changes a Tensor"):
+        fn(scalar(3))
+
+
+def test_partials_and_callable_objects_are_converted():
+    class Absolute:
+        def __call__(self, x, scale=1):
+            if x > 0:
+                return x * scale
+            return -x
+
+    for fn in (Absolute(), functools.partial(Absolute(), scale=3), lambda x: functools.partial(Absolute(), scale=3)(x)):
+        captured = to_static(fn)
+        assert [captured(scalar(v)).item() for v in (-2.0, 2.0)] == [fn(scalar(v)).item() for v in (-2.0, 2.0)]
 
 
 def test_and_or_not_have_pythons_values():
