@@ -1,16 +1,14 @@
-"""The output folder of a run: made, tried for writing and held by one run at a time.
+"""The output folder of a run: held by one run at a time, and what an earlier run left there kept out of the way.
 
-Floor: 7.  Never imports: jax.
+Floor: 7.
 """
 
-import fcntl
 import os
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from polyreme.errors import ConfigError
+from polyreme.distributed.checkpoint.lock import hold
 
 
 @contextmanager
@@ -18,32 +16,29 @@ def claim(folder: Path) -> Iterator[Path]:
     """Hold the folder while the context lasts; made if missing.
 
     Raises ConfigError, before any work is done, if it cannot be written or another run holds it (naming its pid). The
-    lock is the kernel's and ends with the process however that ends, so no stale one is ever in the way.
+    lock of a process that died is taken over.
 
+    >>> import tempfile
     >>> with claim(Path(tempfile.mkdtemp()) / "run") as folder:
     ...     folder.is_dir()
     True
     """
-    _check_writable(folder)
-    with (folder / ".lock").open("a+", encoding="ascii") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise ConfigError(
-                f"{folder}: process {file.read().strip() or 'unknown'} is writing its run here; "
-                "wait for it, or give this run another output"
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield folder
-
-
-def _check_writable(folder: Path) -> None:
+    lock = hold(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".try-"):
-            pass
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be written ({error.strerror}); set output= to a folder that can") from None
+        yield folder
+    finally:
+        lock.release()
+
+
+def set_aside(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Rename what a run starting anew must not mix with, as checkpoints -> checkpoints.1; returns {old: new}."""
+    renamed = {}
+    for name in names:
+        path, number = folder / name, 1
+        if not path.is_dir() or not any(path.iterdir()):
+            continue
+        while (folder / f"{name}.{number}").exists():
+            number += 1
+        os.rename(path, folder / f"{name}.{number}")
+        renamed[name] = f"{name}.{number}"
+    return renamed

@@ -6,9 +6,10 @@ Floor: 7.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,157 +17,227 @@ import numpy as np
 from polyreme import faults
 from polyreme.core import place
 from polyreme.distributed.checkpoint import CheckpointStore
-from polyreme.errors import CheckpointError, NumericsError
+from polyreme.errors import ConfigError, NumericsError
 from polyreme.io import BatchSampler, DataLoader, RandomSampler
 from polyreme.recipes import estimate, resume
+from polyreme.recipes.batches import Batch, Numbered, check_tokens, gather, ids_text
 from polyreme.recipes.config import PretrainConfig, flatten
 from polyreme.recipes.logs import RunLog
-from polyreme.recipes.output_folder import claim
+from polyreme.recipes.output_folder import claim, set_aside
 from polyreme.recipes.peak import bytes_in_use, find_peak
 from polyreme.recipes.progress import Meter, Progress
-from polyreme.recipes.sampling import sample_text
+from polyreme.recipes.sampling import TOKENIZER, sample_text
 from polyreme.recipes.signals import StopRequest
 from polyreme.recipes.text_data import Corpus, load_corpus
-from polyreme.recipes.training import Trainer
+from polyreme.recipes.training import StepResult, Trainer, learning_rate_schedule
 
 
 def run(config: PretrainConfig, *, resume: str, overrides_source: dict[str, Any]) -> None:
     """Train by config; resume is "auto", "never" or a step number as text.
 
-    Raises ConfigError, DataError, CheckpointError or NumericsError (a gradient that is not finite; no parameter was
-    changed by it). SIGTERM and SIGINT finish the step, save and exit 75.
+    Raises ConfigError, DataError, CheckpointError or NumericsError (a loss or gradient that is not finite; no parameter
+    was changed by it and nothing was saved after it). SIGTERM and SIGINT finish the step, save and exit 75. "never"
+    keeps the checkpoints of an earlier run as checkpoints.1; a step number discards the checkpoints after it.
     """
     if config.device is not None and config.device != "cpu":
         place.set_device(config.device)
     with claim(Path(config.output)) as folder, StopRequest() as stop:
         corpus = load_corpus(config, overrides_source["folder"])
-        trainer = Trainer(config)
+        renamed = set_aside(folder, ("checkpoints", "tensorboard")) if resume == "never" else {}
         with CheckpointStore(folder / "checkpoints", max_to_keep=config.checkpoint.keep) as store:
-            job = _Run(config, folder, corpus, trainer, store)
+            job = _Run(config, folder, corpus, store)
+            job.notes += [f"{old}/ of an earlier run is kept as {new}/" for old, new in renamed.items()]
             first = job.restore(resume)
             job.train(first, stop, overrides_source["resume_command"])
 
 
+class _Waiting(NamedTuple):
+    """A step that was started and not looked at yet."""
+
+    step: int
+    batch: Batch
+    result: StepResult
+
+
 class _Run:
-    def __init__(
-        self, config: PretrainConfig, folder: Path, corpus: Corpus, trainer: Trainer, store: CheckpointStore
-    ) -> None:
-        self.config, self.folder, self.corpus, self.trainer, self.store = config, folder, corpus, trainer, store
-        sampler = RandomSampler(corpus.train, generator=config.data.seed)
+    def __init__(self, config: PretrainConfig, folder: Path, corpus: Corpus, store: CheckpointStore) -> None:
+        self.config, self.folder, self.corpus, self.store = config, folder, corpus, store
+        self.notes: list[str] = []
+        if store.latest_step() is not None:  # told before minutes go into a model that does not fit
+            self._check_saved(store.manifest(store.latest_step()).meta)
+        self.trainer = Trainer(config)
+        self.data, self.validation = Numbered(corpus.train), Numbered(corpus.validation)
+        sampler = RandomSampler(self.data, generator=config.data.seed)
         batches = BatchSampler(sampler=sampler, batch_size=config.train.global_batch, drop_last=True)
         workers = config.data.num_workers
-        self.loader = DataLoader(corpus.train, batch_sampler=batches, num_workers=workers, persistent_workers=workers > 0)
+        self.loader = DataLoader(self.data, batch_sampler=batches, num_workers=workers, persistent_workers=workers > 0)
+
+    # going on
 
     def restore(self, wanted: str) -> int:
         """Continue from a checkpoint if there is one to continue from; returns the number of steps done."""
         if wanted == "never" or (wanted == "auto" and self.store.latest_step() is None):
             return 0
-        step = None if wanted == "auto" else int(wanted)
-        arrays, meta = self.store.restore(self.trainer.target(), step)
-        resume.check_config(meta["config"], self.config)
-        resume.check_data(meta["host"]["data_digest"], self.corpus.digest)
-        self.trainer.load(arrays, meta["host"]["schedule"])
+        arrays, meta = self.store.restore(self.trainer.target(), None if wanted == "auto" else int(wanted))
+        step, total = int(meta["step"]), self.config.train.steps
+        changed = self._check_saved(meta)
+        if step > total:
+            raise ConfigError(
+                f"train.steps={total}, but the checkpoint in {self.folder} is of step {step}; raise train.steps, or go "
+                "back with --resume and the number of a step"
+            )
+        self.trainer.load(arrays, step)
         self.loader.set_state_dict(meta["data"])
-        return int(meta["step"])
+        saved_steps = meta["config"]["train.steps"]
+        before = learning_rate_schedule(self.config.train.model_copy(update={"steps": saved_steps}))
+        before.step(step)
+        self.notes += resume.describe(changed, step + 1, before.last_lr, self.trainer.schedule.last_lr)
+        self._discard_after(step)
+        return step
+
+    def _check_saved(self, meta: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+        changed = resume.check_config(meta["config"], self.config)
+        resume.check_data(meta["host"]["data_digest"], self.corpus.digest)
+        return changed
+
+    def _discard_after(self, step: int) -> None:
+        """Saving the step again replaces every later one at once, so that a kill cannot bring one back."""
+        later = [found for found in self.store.steps() if found > step]
+        if later:
+            self._save(step, blocking=True)
+            self.notes.append(
+                f"went back to step {step}; checkpoints of steps {', '.join(map(str, later))} are discarded"
+            )
+
+    # training
 
     def train(self, first: int, stop: StopRequest, resume_command: list[str]) -> None:
+        """From the step after first to the last one, then a sample."""
         config, total = self.config, self.config.train.steps
         peak = find_peak(jax.devices(), "float32" if config.train.amp_level == "O0" else config.train.amp_dtype)
-        meter = Meter(total, config.tokens_per_step, estimate.flops_per_token(config.model), peak.flops_per_second)
         title = f"{config.model.family}, {estimate.num_parameters(config.model) / 1e6:.1f} M parameters"
-        with (
-            RunLog(
-                self.folder, config.log, title=title, tokens_per_step=config.tokens_per_step, resume_step=first or None
-            ) as log,
-            Progress(total, label=peak.label) as progress,
-        ):
+        with Progress(total, label=peak.label) as progress:
             progress.note(f"{title}; {config.parallel_plan.mesh}; {self.corpus.num_tokens:,} tokens of text")
+            for note in self.notes:
+                progress.note(note)
+            if first == total:
+                progress.note(
+                    f"this run is complete: {total} of {total} steps are done. Raise train.steps to go on, or train "
+                    "anew with --resume never"
+                )
+                self._finish(None, progress)
+                return
             if first:
                 progress.note(f"resumed after step {first}")
-            self._loop(first, stop, resume_command, meter, log, progress)
-            with meter.paused():
+            self._keep_tokenizer()
+            meter = Meter(total, config.tokens_per_step, estimate.flops_per_token(config.model), peak.flops_per_second)
+            tokens = config.tokens_per_step
+            with RunLog(self.folder, config.log, title=title, tokens_per_step=tokens, resume_step=first or None) as log:
+                self._loop(first, stop, resume_command, meter, log, progress)
                 self._finish(log, progress)
 
     def _loop(
         self, first: int, stop: StopRequest, resume_command: list[str], meter: Meter, log: RunLog, progress: Progress
     ) -> None:
-        config, trainer = self.config, self.trainer
-        waiting: tuple[int, Any, Any] | None = None
-        saved = first
+        config, total = self.config, self.config.train.steps
+        waiting: _Waiting | None = None
         batches = self._batches()
-        for step in range(first + 1, config.train.steps + 1):
+        for step in range(first + 1, total + 1):
             faults.point("train.step", step)
-            learning_rate = trainer.schedule.last_lr
-            tokens, labels = next(batches)
-            loss, norm = trainer.step(tokens, labels)
+            _inject_nan(step, self.trainer)
+            self.store.check()
+            learning_rate = self.trainer.schedule.last_lr
+            batch = next(batches)
+            check_tokens(batch, config.model.vocab_size, f"step {step}")
+            result = self.trainer.step(batch.tokens, batch.labels)
             # one step behind, so that the host reads a result while the devices work on the next
-            if waiting is not None:
-                _check_finite(*waiting)
-            waiting = (step, loss, norm)
-            if step % config.log.interval == 0 or step in (first + 1, config.train.steps):
-                _check_finite(*waiting)
+            self._check_finite(waiting)
+            waiting = _Waiting(step, batch, result)
+            is_stopping = stop.requested  # read once: a signal may come between any two lines
+            is_logged = step % config.log.interval == 0 or step in (1, total)
+            is_validated = config.log.validation_interval and step % config.log.validation_interval == 0
+            is_saved = step == total or (config.checkpoint.interval and step % config.checkpoint.interval == 0)
+            if is_logged or is_validated or is_saved or is_stopping or step == first + 1:
+                self._check_finite(waiting)
+                waiting = None
+            if is_logged or step == first + 1:
                 reading = meter.read(
                     step,
-                    loss=float(loss),
+                    loss=float(result.loss),
                     learning_rate=learning_rate,
-                    grad_norm=float(norm),
+                    grad_norm=float(result.grad_norm),
                     memory_bytes=bytes_in_use(jax.devices()),
                 )
-                log.train(step, reading.as_dict())
                 progress.show(reading)
-            if config.log.validation_interval and step % config.log.validation_interval == 0:
+                if is_logged:  # the log of a resumed run has the same steps as that of one that never stopped
+                    log.train(step, reading.as_dict())
+            if is_validated:
                 with meter.paused():
                     value = self._validate()
                 log.validation(step, {"loss": value})
                 progress.note(f"step {step}: validation loss {value:.4f}")
-            if config.checkpoint.interval and step % config.checkpoint.interval == 0:
-                _check_finite(*waiting)
+            if is_saved or is_stopping:
                 with meter.paused():
                     self._save(step)
-                saved = step
-            if stop.requested:
-                _check_finite(*waiting)
-                if saved != step:
-                    self._save(step)
+            if is_stopping:
                 self.store.wait()
                 stop.leave(step, resume_command)
-        if waiting is not None:
-            _check_finite(*waiting)
-            if saved != config.train.steps:
-                self._save(config.train.steps)
         self.store.wait()
 
-    def _batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _batches(self) -> Iterator[Batch]:
         while True:
-            for tokens, labels in self.loader:
-                yield np.asarray(tokens), np.asarray(labels)
+            for columns in self.loader:
+                yield Batch(*(np.asarray(column) for column in columns))
+
+    def _check_finite(self, waiting: _Waiting | None) -> None:
+        if waiting is None:
+            return
+        step, batch, result = waiting
+        loss, norm = float(result.loss), float(result.grad_norm)
+        if math.isfinite(loss) and math.isfinite(norm):
+            return
+        found = self.trainer.first_bad_tensor(batch.tokens, batch.labels, result.key)
+        first = f"the first tensor that is not finite is the {found}" if found else "computed again it is finite"
+        saved = self.store.latest_step()
+        kept = "nothing was saved yet" if saved is None else f"the checkpoint of step {saved} is the last one"
+        raise NumericsError(
+            f"step {step}: loss {loss}, gradient norm {norm}; {first}; samples {ids_text(batch.ids)}. The update was "
+            f"left out; {kept}. Lower train.learning_rate, set train.clip_norm, or look at those samples"
+        )
 
     def _validate(self) -> float:
-        size, data = self.config.train.global_batch, self.corpus.validation
-        count = min(self.config.log.validation_batches, len(data) // size)
+        size = self.config.train.global_batch
+        count = min(self.config.log.validation_batches, len(self.validation) // size)
         losses = []
         for i in range(count):
-            rows = [data[j] for j in range(i * size, (i + 1) * size)]
-            tokens, labels = (np.stack(column) for column in zip(*rows, strict=True))
-            losses.append(self.trainer.evaluate(tokens, labels))
+            batch = gather(self.validation, range(i * size, (i + 1) * size))
+            check_tokens(batch, self.config.model.vocab_size, f"validation batch {i}")
+            losses.append(self.trainer.evaluate(batch.tokens, batch.labels))
         return float(np.mean(losses))
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, *, blocking: bool = False) -> None:
         meta = {
             "config": flatten(self.config),
             "data": self.loader.state_dict(),
-            "host": {"schedule": self.trainer.schedule.state_dict(), "data_digest": self.corpus.digest},
+            "host": {"data_digest": self.corpus.digest},
         }
         known = self.store.latest_step()
         self.store.save(
             step,
             self.trainer.arrays(),
             meta,
-            blocking=not self.config.checkpoint.async_save,
+            blocking=blocking or not self.config.checkpoint.async_save,
             overwrite=known is not None and known >= step,
         )
 
-    def _finish(self, log: RunLog, progress: Progress) -> None:
+    def _keep_tokenizer(self) -> None:
+        """Beside the checkpoints, so that the folder is all that generate needs."""
+        if self.corpus.tokenizer is not None:
+            temporary = self.folder / f".{TOKENIZER}.tmp"
+            self.corpus.tokenizer.save(str(temporary), pretty=False)
+            os.replace(temporary, self.folder / TOKENIZER)
+
+    def _finish(self, log: RunLog | None, progress: Progress) -> None:
         config = self.config
         if config.log.sample_tokens and self.corpus.tokenizer is not None:
             text = sample_text(
@@ -178,24 +249,21 @@ class _Run:
                 top_k=50,
                 seed=config.train.seed,
             )
-            log.event("sample", config.train.steps, {"text": text})
+            if log is not None:
+                log.event("sample", config.train.steps, {"text": text})
             progress.note(f"sample: {text}")
-        progress.note(f"run saved in {self.folder}: metrics.jsonl, tensorboard/, loss.png, checkpoints/")
+        written = {
+            "metrics.jsonl": config.log.jsonl,
+            "tensorboard/": config.log.tensorboard,
+            "loss.png": config.log.plot,
+        }
+        names = [*(name for name, is_on in written.items() if is_on), "checkpoints/"]
+        progress.note(f"run saved in {self.folder}: {', '.join(names)}")
 
 
-def _check_finite(step: int, loss: Any, norm: Any) -> None:
-    if not math.isfinite(float(norm)):
-        raise NumericsError(
-            f"step {step}: the gradient norm is {float(norm)} (loss {float(loss)}); the update was left out and the last "
-            "checkpoint is finite. Lower train.learning_rate, set train.clip_norm, or look at that batch"
-        )
-
-
-def check_checkpoint_folder(folder: Path) -> Path:
-    """The checkpoints of a run's output folder. Raises CheckpointError if there are none."""
-    found = folder / "checkpoints"
-    if not found.is_dir():
-        raise CheckpointError(f"{folder}: no checkpoints/ in it; give the output folder of a run, such as runs/gpt_kjv")
-    return found
-
-
+def _inject_nan(step: int, trainer: Trainer) -> None:
+    """FAULTS="train.nan:raise@7" makes a parameter NaN before step 7."""
+    try:
+        faults.point("train.nan", step)
+    except faults.FaultInjected:
+        trainer.poison()

@@ -38,6 +38,21 @@ def check_config(saved: Mapping[str, Any], config: PretrainConfig) -> dict[str, 
     return changed
 
 
+def describe(changed: Mapping[str, tuple[Any, Any]], step: int, saved_lr: float, lr: float) -> list[str]:
+    """One line for each change, as a person reads it; saved_lr and lr are the step's rates before and after it.
+
+    >>> describe({"plan.dp": (2, 1)}, 11, 0.1, 0.1)
+    ['plan.dp: 2 -> 1']
+    """
+    lines = [f"{key}: {before!r} -> {after!r}" for key, (before, after) in changed.items()]
+    if "train.steps" in changed:
+        lines.append(
+            f"the learning rate follows the schedule of {changed['train.steps'][1]} steps from here on: {lr:.3g} at "
+            f"step {step}, where that of {changed['train.steps'][0]} steps has {saved_lr:.3g}"
+        )
+    return lines
+
+
 def check_data(saved_digest: str, digest: str) -> None:
     """Raises DataError if the data prepared now (Corpus.digest) is not what the saved run was reading."""
     if saved_digest != digest:

@@ -5,6 +5,7 @@ Floor: 7.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,12 @@ from tokenizers import Tokenizer
 
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor, to_tensor
-from polyreme.errors import ConfigError
+from polyreme.errors import ConfigError, NumericsError
 from polyreme.jit import to_static
 from polyreme.ops.indexing import getitem
+
+TOKENIZER = "tokenizer.json"  # in the output folder of a run
+_END_OF_TEXT = "<|endoftext|>"
 
 
 def sample_text(
@@ -27,29 +31,59 @@ def sample_text(
     top_k: int,
     seed: int,
 ) -> str:
-    """prompt and what the model writes after it.
+    """prompt and what the model writes after it, up to max_new_tokens or the end of the text.
 
-    temperature 0 takes the likeliest token; top_k 0 chooses among all. The model sees its last seq_len tokens.
+    temperature 0 takes the likeliest token; top_k 0 chooses among all. The model sees its last seq_len tokens, and only
+    tokens that the tokenizer knows are chosen.
     """
-    ids = tokenizer.encode(prompt).ids or [tokenizer.token_to_id("<|endoftext|>") or 0]
-    for token in generate_ids(model, ids, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed):
-        ids.append(token)
-    return tokenizer.decode(ids)
+    end = tokenizer.token_to_id(_END_OF_TEXT)
+    ids = tokenizer.encode(prompt).ids or [end or 0]
+    chooser = Chooser(temperature, top_k, seed, tokenizer.get_vocab_size())
+    return tokenizer.decode([*ids, *generate_ids(model, ids, chooser, max_new_tokens=max_new_tokens, end=end)])
+
+
+class Chooser:
+    """Picks the next token from logits, float `[vocab]`, on the host; the same seed picks the same tokens.
+
+    Only the first num_known ids are picked: a model's vocabulary may be larger than its tokenizer's. Raises ConfigError
+    for a temperature that is no finite number of at least 0 or a negative top_k.
+
+    >>> Chooser(temperature=0).choose(np.array([0.1, 0.7, 0.2]))
+    1
+    """
+
+    def __init__(self, temperature: float = 1.0, top_k: int = 0, seed: int = 0, num_known: int | None = None) -> None:
+        if not (math.isfinite(temperature) and temperature >= 0) or top_k < 0:
+            raise ConfigError(f"temperature={temperature}, top_k={top_k}: need finite numbers of at least 0")
+        self.temperature, self.top_k, self.num_known = temperature, top_k, num_known
+        self._rng = np.random.default_rng(seed)
+
+    def choose(self, logits: np.ndarray) -> int:
+        """One token id. Raises NumericsError for logits that are not finite."""
+        logits = logits[: self.num_known].astype(np.float64)
+        if not np.isfinite(logits).all():
+            raise NumericsError(
+                f"{np.count_nonzero(~np.isfinite(logits))} of {logits.size} logits are not finite; the parameters have "
+                "overflowed, use an earlier checkpoint"
+            )
+        if self.temperature == 0:
+            return int(logits.argmax())
+        if self.top_k and self.top_k < logits.size:
+            logits = np.where(logits >= np.partition(logits, -self.top_k)[-self.top_k], logits, -np.inf)
+        weights = np.exp((logits - logits.max()) / self.temperature)
+        return int(self._rng.choice(logits.size, p=weights / weights.sum()))
 
 
 def generate_ids(
-    model: Any, ids: list[int], *, max_new_tokens: int, temperature: float, top_k: int, seed: int
+    model: Any, ids: list[int], chooser: Chooser, *, max_new_tokens: int, end: int | None = None
 ) -> list[int]:
-    """New token ids after ids, drawn on the host from the model's logits.
+    """New token ids after ids, the end token (if it is met, the last) left out.
 
-    The window is padded to seq_len on the right, where a causal model does not look, so one program serves every length.
+    The window is padded to seq_len on the right, where a causal model does not look: one program serves every length.
     """
-    if temperature < 0 or max_new_tokens < 0 or top_k < 0:
-        raise ConfigError(
-            f"temperature={temperature}, max_new_tokens={max_new_tokens}, top_k={top_k}: none may be negative"
-        )
+    if not ids or max_new_tokens < 0:
+        raise ConfigError(f"{len(ids)} prompt tokens, max_new_tokens={max_new_tokens}: need at least 1 and at least 0")
     window = model.config.seq_len
-    rng = np.random.default_rng(seed)
 
     def last_logits(tokens: Tensor, at: Tensor) -> Tensor:
         return getitem(model(tokens), [0, at], (("int",), ("int",)))
@@ -57,28 +91,19 @@ def generate_ids(
     forward = to_static(last_logits)
     was_training = model.training
     model.eval()
-    known, new = list(ids), []
+    known = list(ids)
     try:
         with no_grad():
             for _ in range(max_new_tokens):
                 seen = known[-window:]
                 padded = np.zeros((1, window), np.int64)
                 padded[0, : len(seen)] = seen
-                logits = forward(to_tensor(padded), to_tensor(np.int32(len(seen) - 1))).numpy().astype(np.float64)
-                token = _choose(logits, temperature, top_k, rng)
+                logits = forward(to_tensor(padded), to_tensor(np.int32(len(seen) - 1))).numpy()
+                token = chooser.choose(logits)
+                if token == end:
+                    break
                 known.append(token)
-                new.append(token)
     finally:
         if was_training:
             model.train()
-    return new
-
-
-def _choose(logits: np.ndarray, temperature: float, top_k: int, rng: np.random.Generator) -> int:
-    if temperature == 0:
-        return int(logits.argmax())
-    if top_k and top_k < logits.size:
-        logits = np.where(logits >= np.partition(logits, -top_k)[-top_k], logits, -np.inf)
-    scaled = (logits - logits.max()) / temperature
-    weights = np.exp(scaled)
-    return int(rng.choice(logits.size, p=weights / weights.sum()))
+    return known[len(ids) :]

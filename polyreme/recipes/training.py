@@ -6,10 +6,13 @@ Floor: 7.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
+from polyreme.amp import auto_cast, decorate
 from polyreme.core import rng, state
 from polyreme.distributed.placement import apply_plan, shard_batch
 from polyreme.eager.mode import no_grad
@@ -17,26 +20,35 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.jit import to_static
 from polyreme.nn.clip import ClipGradByGlobalNorm, global_norm
+from polyreme.ops.manipulation import stack
 from polyreme.optimizer import AdamW
 from polyreme.optimizer.lr import CosineAnnealingDecay, LinearWarmup, LRScheduler
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import PretrainConfig, TrainConfig
 
 
+class StepResult(NamedTuple):
+    """What a step gives without waiting for it, 0-D Tensors but for key: the random key the step began with."""
+
+    loss: Tensor
+    grad_norm: Tensor
+    key: Tensor
+
+
 class Trainer:
     """Everything that training changes, and the step that changes it.
 
-    step(tokens, labels) takes a global batch on the host, int [batch, seq], and returns (loss, gradient norm) as 0-D Tensors
-    without waiting for them. A step whose gradients are not finite changes no parameter.
+    step(tokens, labels) takes a global batch on the host, int `[batch, seq]`. From the first step whose loss or
+    gradients are not finite on, no step changes a parameter or the optimizer, so that what went wrong can be looked at.
+    devices: those of the plan's mesh, all by default.
     """
 
-    def __init__(self, config: PretrainConfig) -> None:
-        if config.plan.recompute != "none":
-            raise ConfigError(f"plan.recompute={config.plan.recompute!r} is not available yet; set it to none")
+    def __init__(self, config: PretrainConfig, devices: Sequence[jax.Device] | None = None) -> None:
+        _check_supported(config)
         self.config = config
         rng.seed(config.train.seed)
         self.model = build_model(config.model)
-        self.layout = apply_plan(config.parallel_plan, self.model)
+        self.layout = apply_plan(config.parallel_plan, self.model, devices)
         self.schedule = learning_rate_schedule(config.train)
         train = config.train
         self.optimizer = AdamW(
@@ -48,15 +60,19 @@ class Trainer:
             apply_decay_param_fun=_matrices_only(self.model),
             grad_clip=None if train.clip_norm is None else ClipGradByGlobalNorm(train.clip_norm),
         )
+        if train.amp_level == "O2":
+            decorate(self.model, self.optimizer, level="O2", dtype=train.amp_dtype, master_grad=True)
         self.optimizer.create_state()
+        # laid out as the step returns it: another layout would compile the step a second time
+        self._halted = Tensor(jax.device_put(np.zeros((), np.bool_), self.layout.replicated()))
         self._step = to_static(self._train)
         self._loss = to_static(self._evaluate)
 
-    def step(self, tokens: Any, labels: Any) -> tuple[Tensor, Tensor]:
+    def step(self, tokens: Any, labels: Any) -> StepResult:
         """One optimizer step on a global batch."""
         results = self._step(self._place(tokens), self._place(labels))
         self.schedule.step()
-        return results
+        return StepResult(*results)
 
     def evaluate(self, tokens: Any, labels: Any) -> float:
         """Mean loss of a batch, nats a token, with dropout off."""
@@ -70,7 +86,18 @@ class Trainer:
     def _place(self, batch: Any) -> Tensor:
         return shard_batch(self.layout, batch, "batch", None)
 
-    def _train(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _train(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        key = Tensor(state.read(rng.default_generator.key_state()))
+        loss = self._accumulate(tokens, labels)
+        norm = global_norm([p.grad.detach() for p in self.model.parameters()])
+        is_bad = (loss + norm).isfinite().logical_not().logical_or(self._halted)
+        self.optimizer.step(skip=is_bad)
+        self.optimizer.clear_grad()
+        state.write(self._halted, state.read(is_bad))
+        return loss, norm, key
+
+    def _accumulate(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """Loss of the batch, its gradients left on the parameters, a microbatch at a time."""
         parts = self.config.train.accumulation
         size = tokens.shape[0] // parts
         total = None
@@ -80,10 +107,7 @@ class Trainer:
                 loss = self.model(tokens[rows], labels[rows]) / parts
             loss.backward()
             total = loss.detach() if total is None else total + loss.detach()
-        norm = global_norm([p.grad.detach() for p in self.model.parameters()])
-        self.optimizer.step(skip=norm.isfinite().logical_not())
-        self.optimizer.clear_grad()
-        return total, norm
+        return total
 
     def _evaluate(self, tokens: Tensor, labels: Tensor) -> Tensor:
         with self._autocast():
@@ -94,6 +118,55 @@ class Trainer:
         if level == "O0":
             return contextlib.nullcontext()
         return auto_cast(level=level, dtype=self.config.train.amp_dtype)
+
+    # what went wrong
+
+    def first_bad_tensor(self, tokens: Any, labels: Any, key: Tensor) -> str | None:
+        """Name of the first tensor that is not finite when this batch is computed again from the same random key.
+
+        Parameters come first, then the layers' outputs in the order of the forward, the loss, and gradients in the
+        order of the backward; None if all are finite. For use after a failure: it compiles a program of its own.
+        """
+        state.write(rng.default_generator.key_state(), key._array)
+        names: list[str] = []
+        flags: list[Tensor] = []
+
+        def see(name: str, tensor: Any) -> None:
+            if isinstance(tensor, Tensor):
+                names.append(name)
+                flags.append(tensor.detach().astype("float32").isfinite().all())
+
+        def probe(tokens: Tensor, labels: Tensor) -> Tensor:
+            names.clear()
+            flags.clear()
+            for name, p in self.model.named_parameters():
+                see(f"parameter {name}", p)
+            self._accumulate(tokens, labels)
+            for name, p in reversed(list(self.model.named_parameters())):
+                see(f"gradient of {name}", p.grad)
+            self.optimizer.clear_grad()
+            return stack(flags)
+
+        hooks = [
+            layer.register_forward_post_hook(lambda _layer, _inputs, out, name=name: see(name, out))
+            for name, layer in (
+                (f"output of {name}" if name else "loss", layer)
+                for name, layer in self.model.named_sublayers(include_self=True)
+            )
+        ]
+        try:
+            is_finite = to_static(probe)(self._place(tokens), self._place(labels)).numpy()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return next((name for name, good in zip(names, is_finite, strict=True) if not good), None)
+
+    def poison(self) -> None:
+        """Make one element of the last parameter NaN, as a flipped bit might; for tests of what then happens."""
+        *_, last = self.model.parameters()
+        value = np.array(last._array)
+        value.reshape(-1)[0] = np.nan
+        state.write(last, jax.device_put(value, last._array.sharding))
 
     # checkpoints
 
@@ -114,20 +187,34 @@ class Trainer:
         """Shape, dtype and layout each restored array must have."""
         return {n: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding) for n, a in self.arrays().items()}
 
-    def load(self, arrays: dict[str, jax.Array], schedule: dict[str, Any]) -> None:
-        """Continue from restored arrays and the schedule's state."""
+    def load(self, arrays: dict[str, jax.Array], step: int) -> None:
+        """Continue from restored arrays after this many steps.
+
+        The rate is a function of the step and the configuration alone, so the schedule has nothing to restore.
+        """
         for name, tensor in self.tensors().items():
             state.write(tensor, arrays[name])
-        self.schedule.set_state_dict(schedule)
+        self.schedule.step(step)
+
+
+def _check_supported(config: PretrainConfig) -> None:
+    if config.plan.recompute != "none":
+        raise ConfigError(f"plan.recompute={config.plan.recompute!r} is not available yet; set it to none")
+    if config.train.amp_level != "O0" and config.train.amp_dtype == "float16":
+        raise ConfigError(
+            f"train.amp_level={config.train.amp_level} with train.amp_dtype=float16 needs loss scaling, which pretrain "
+            "does not have yet; set train.amp_dtype=bfloat16"
+        )
 
 
 def learning_rate_schedule(train: TrainConfig) -> LRScheduler:
     """Linear warm-up from 0, then a cosine down to min_lr at the last step."""
     steps = max(1, train.steps - train.warmup_steps)
     cosine = CosineAnnealingDecay(train.learning_rate, T_max=steps, eta_min=train.min_lr)
-    if not train.warmup_steps:
+    if train.warmup_steps <= 1:  # one step of warm-up is at the full rate
         return cosine
-    return LinearWarmup(cosine, train.warmup_steps, start_lr=train.learning_rate / train.warmup_steps, end_lr=train.learning_rate)
+    top = train.learning_rate
+    return LinearWarmup(cosine, train.warmup_steps, start_lr=top / train.warmup_steps, end_lr=top)
 
 
 def _matrices_only(model: Any) -> Any:

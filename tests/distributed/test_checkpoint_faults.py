@@ -328,7 +328,7 @@ for path in (sys.argv[1], sys.argv[1] + "/new/one"):
 
 def test_a_file_in_place_of_the_folder_is_refused_at_open(tmp_path):
     (tmp_path / "ckpt").write_text("")
-    with pytest.raises(ConfigError, match="is a file; checkpoints need a folder"):
+    with pytest.raises(ConfigError, match="is a file; a folder is needed there"):
         CheckpointStore(tmp_path / "ckpt")
     with pytest.raises(ConfigError, match="cannot be written"):
         CheckpointStore(tmp_path / "ckpt" / "below")

@@ -24,7 +24,7 @@ def hold(folder):
 def test_second_run_names_the_first(tmp_path):
     first = hold(tmp_path / "run")
     try:
-        with pytest.raises(ConfigError, match=f"process {first.pid} is writing its run here"), claim(tmp_path / "run"):
+        with pytest.raises(ConfigError, match=f"is being written by process {first.pid}"), claim(tmp_path / "run"):
             pass
     finally:
         first.communicate(timeout=10)
@@ -43,7 +43,7 @@ def test_killed_run_leaves_no_lock(tmp_path):
 def test_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "run").write_text("a file in the way")
     with (
-        pytest.raises(ConfigError, match=r"run: cannot be written \(File exists\); set output="),
+        pytest.raises(ConfigError, match=r"run is a file; a folder is needed there"),
         claim(tmp_path / "run"),
     ):
         pass

@@ -1,8 +1,9 @@
-"""One writer per checkpoint folder: a lock file that says who, and is taken over from a dead process.
+"""One writer per folder: a lock file that says who, and is taken over from a dead process.
 
 Floor: 5.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -13,6 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from polyreme.errors import ConfigError
+
+
+def hold(folder: Path, name: str = ".lock") -> "FolderLock":
+    """Make the folder if it is missing and lock it; writing the lock is also the trial that it can be written.
+
+    Raises ConfigError, before any work is done, if it cannot be written or a living process holds it.
+    """
+    if folder.is_file():
+        raise ConfigError(f"{folder} is a file; a folder is needed there: move it, or choose another output")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return FolderLock(folder / name)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"{folder} cannot be written ({reason}); choose an output directory that can") from error
 
 
 class FolderLock:
@@ -38,7 +54,7 @@ class FolderLock:
 
     def release(self) -> None:
         """Give the folder free; a lock that another process has taken over since is left alone."""
-        with _guard(self.path.parent):
+        with contextlib.suppress(FileNotFoundError), _guard(self.path.parent):  # the folder may be deleted by now
             if self._holder() == self.owner:
                 self.path.unlink()
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from polyreme.distributed.checkpoint import folder
-from polyreme.distributed.checkpoint.lock import FolderLock
+from polyreme.distributed.checkpoint.lock import FolderLock, hold
 from polyreme.distributed.checkpoint.manifest import CheckpointVersionError, Manifest, TensorEntry, plain_json
 from polyreme.distributed.checkpoint.match import mismatches, report
 from polyreme.distributed.checkpoint.shards import HostShard, ShardReader, snapshot, write_files
@@ -77,15 +77,7 @@ class CheckpointStore:
         self._warn_of_strays()
 
     def _open_to_write(self) -> FolderLock:
-        if self.path.is_file():
-            raise ConfigError(f"{self.path} is a file; checkpoints need a folder")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = FolderLock(self.path / folder.LOCK)
-        except OSError as error:
-            raise ConfigError(
-                f"{self.path} cannot be written ({error.strerror}); choose an output directory that can"
-            ) from error
+        lock = hold(self.path, folder.LOCK)
         folder.recover(self.path)
         return lock
 

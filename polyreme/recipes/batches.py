@@ -1,0 +1,65 @@
+"""Batches whose samples can be named: ids travel with the rows, and token ids are checked before a step sees them.
+
+Floor: 7.  Never imports: jax, so that loader workers start fast.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyreme.errors import DataError
+
+_SHOWN = 16  # sample ids in a message before it says how many more
+
+
+class Batch(NamedTuple):
+    """Rows of a data set: ids int `[batch]`, tokens and labels int `[batch, seq]`."""
+
+    ids: np.ndarray
+    tokens: np.ndarray
+    labels: np.ndarray
+
+
+class Numbered:
+    """A data set of (tokens, labels) that gives (index, tokens, labels)."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[int, np.ndarray, np.ndarray]:
+        tokens, labels = self.dataset[index]
+        return index, tokens, labels
+
+
+def gather(dataset: Numbered, indices: Sequence[int]) -> Batch:
+    """The samples of these indices as one batch."""
+    ids, tokens, labels = zip(*(dataset[i] for i in indices), strict=True)
+    return Batch(np.asarray(ids), np.stack(tokens), np.stack(labels))
+
+
+def check_tokens(batch: Batch, vocab_size: int, what: str) -> None:
+    """Raises DataError naming sample and position for a token or label outside 0..vocab_size - 1.
+
+    A device would not complain: XLA clamps an index that is out of range. what says which batch, as "step 7".
+    """
+    for name, values in (("token", batch.tokens), ("label", batch.labels)):
+        if values.size and not (values.min() >= 0 and values.max() < vocab_size):
+            row, at = np.argwhere((values < 0) | (values >= vocab_size))[0]
+            raise DataError(
+                f"{what}: sample {batch.ids[row]} has {name} {values[row, at]} at position {at}, but model.vocab_size="
+                f"{vocab_size} allows 0 to {vocab_size - 1}; mend that sample, or raise model.vocab_size"
+            )
+
+
+def ids_text(ids: np.ndarray) -> str:
+    """Sample ids as a message shows them.
+
+    >>> ids_text(np.arange(18))
+    '0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 and 2 more'
+    """
+    shown = ", ".join(str(int(i)) for i in ids[:_SHOWN])
+    return shown if len(ids) <= _SHOWN else f"{shown} and {len(ids) - _SHOWN} more"
