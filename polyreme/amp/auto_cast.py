@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import jax
 import numpy as np
 
 from polyreme.core import amp_policy
@@ -131,5 +130,5 @@ def _supports(device: Any, capability: float) -> bool:
     return have is None or float(have) >= capability
 
 
-def _device(device: Any) -> jax.Device:
+def _device(device: Any) -> Any:
     return (places.default_place() if device is None else places.as_place(device)).device()

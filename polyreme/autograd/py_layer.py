@@ -74,7 +74,7 @@ class PyLayerContext:
     def _arrays(self) -> Sequence[Any]:
         return self._packed.arrays() if self._packed is not None else [e[0] for e in self._saved if e is not None]
 
-    def _tensor_attributes(self) -> dict[str, Tensor]:
+    def _tensor_attributes(self) -> dict[str, TensorState]:
         return {n: v for n, v in self.__dict__.items() if isinstance(v, TensorState)}
 
 

@@ -5,7 +5,7 @@ Floor: 4.  Source: arXiv:1412.6980, algorithms 1 and 2; arXiv:1711.05101, algori
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -27,7 +27,7 @@ class Adam(Optimizer):
     Raises ConfigError for lazy_mode, which is for sparse gradients.
     """
 
-    slots = {"moment1": 0.0, "moment2": 0.0}  # noqa: RUF012  (amsgrad adds one in an instance)
+    slots: Mapping[str, float] = {"moment1": 0.0, "moment2": 0.0}  # amsgrad adds one in an instance
     scalars: ClassVar = {"step": 0.0}
     checks: ClassVar = {"beta1": fraction, "beta2": fraction, "epsilon": nonnegative}
 
@@ -147,7 +147,7 @@ class Adamax(Optimizer):
     u = max(|g|, beta2 u + epsilon); p - lr / (1 - beta1^t) m / u. The paper has no epsilon there; it keeps u above 0.
     """
 
-    slots: ClassVar = {"moment": 0.0, "inf_norm": 0.0}
+    slots: Mapping[str, float] = {"moment": 0.0, "inf_norm": 0.0}
     scalars: ClassVar = {"step": 0.0}
     checks: ClassVar = {"beta1": fraction, "beta2": fraction, "epsilon": nonnegative}
 

@@ -6,7 +6,7 @@ lecture 6.5 (2012), with centering from arXiv:1308.0850, equations 38 to 45.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -21,7 +21,7 @@ from polyreme.optimizer.update import ParameterOptions, Slots
 class Adagrad(Optimizer):
     """s = s + g^2 from s = initial_accumulator_value; p - lr g / (sqrt(s) + epsilon)."""
 
-    slots: ClassVar = {"moment": 0.0}
+    slots: Mapping[str, float] = {"moment": 0.0}
     checks: ClassVar = {"epsilon": nonnegative, "initial_accumulator_value": nonnegative}
 
     def __init__(
@@ -50,7 +50,7 @@ class Adagrad(Optimizer):
 class Adadelta(Optimizer):
     """Steps of size lr RMS(past steps) / RMS(past gradients); both means decay by rho, epsilon is inside both roots."""
 
-    slots: ClassVar = {"avg_squared_grad": 0.0, "avg_squared_update": 0.0}
+    slots: Mapping[str, float] = {"avg_squared_grad": 0.0, "avg_squared_update": 0.0}
     checks: ClassVar = {"epsilon": nonnegative, "rho": fraction}
 
     def __init__(
@@ -79,7 +79,7 @@ class Adadelta(Optimizer):
 class RMSProp(Optimizer):
     """v = momentum v + lr g / sqrt(E[g^2] + epsilon); p - v. Means decay by rho. centered: minus E[g]^2 in the root."""
 
-    slots = {"mean_square": 0.0, "momentum": 0.0}  # noqa: RUF012  (centered adds one in an instance)
+    slots: Mapping[str, float] = {"mean_square": 0.0, "momentum": 0.0}  # centered adds one in an instance
     checks: ClassVar = {"rho": fraction, "epsilon": nonnegative, "momentum": nonnegative}
 
     def __init__(

@@ -5,7 +5,7 @@ Floor: 4.  Source: arXiv:1904.00962, algorithm 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -25,7 +25,7 @@ class Lamb(Optimizer):
     always_adapt.
     """
 
-    slots: ClassVar = {"moment1": 0.0, "moment2": 0.0}
+    slots: Mapping[str, float] = {"moment1": 0.0, "moment2": 0.0}
     scalars: ClassVar = {"step": 0.0}
     checks: ClassVar = {
         "lamb_weight_decay": nonnegative, "beta1": fraction, "beta2": fraction, "epsilon": nonnegative,

@@ -183,10 +183,11 @@ class Optimizer:
         return Leaf(options, self._position[id(p)], self._clip_of[id(p)], layout("param"), layout("state"), low)
 
     def _inputs(self, live: list[Any], skip: Tensor | None) -> dict[str, Any]:
+        masters: dict[int, Any] = self._masters
         return {
             "lr": state.read(self._lr),
-            "params": [state.read(self._masters.get(id(p), p)) for p in live],
-            "low": [state.read(p) if skip is not None and id(p) in self._masters else None for p in live],
+            "params": [state.read(masters.get(id(p), p)) for p in live],
+            "low": [state.read(p) if skip is not None and id(p) in masters else None for p in live],
             "grads": [state.read(p._grad) for p in live],
             "slots": [{n: state.read(self._slots[n][id(p)]) for n in self.slots} for p in live],
             "scalars": {n: state.read(t) for n, t in self._scalars.items()},

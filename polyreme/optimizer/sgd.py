@@ -5,7 +5,7 @@ Floor: 4.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -45,7 +45,7 @@ class Momentum(Optimizer):
     rescale_grad: factor of every gradient, applied before weight decay. use_multi_tensor: it always is one call.
     """
 
-    slots: ClassVar = {"velocity": 0.0}
+    slots: Mapping[str, float] = {"velocity": 0.0}
     checks: ClassVar = {"momentum": nonnegative, "use_nesterov": flag, "rescale_grad": nonnegative}
     takes_complex: ClassVar = True
 

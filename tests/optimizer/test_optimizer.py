@@ -207,16 +207,18 @@ def test_float64_parameters_get_a_float64_rate():
 def test_the_rate_cannot_change_inside_a_capture():
     p = parameter()
     schedule = StepDecay(1.0, step_size=1)
-    optimizer = opt.SGD(schedule, [p])
+    scheduled, fixed = opt.SGD(schedule, [p]), opt.SGD(0.5, [p])
 
     @to_static
-    def step():
+    def step(change):
         p.sum().backward()
-        optimizer.step()
-        schedule.step()
+        change()
 
     with pytest.raises(CaptureError, match="step the scheduler, or call set_lr, after the captured call"):
-        step()
+        step(lambda: fixed.set_lr(0.1))
+    with pytest.raises(CaptureError, match="inside a captured function"):
+        step(schedule.step)
+    assert (fixed.get_lr(), scheduled.get_lr()) == (0.5, 1.0)
 
 
 # the step
