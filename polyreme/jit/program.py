@@ -115,10 +115,10 @@ class Program:
         self._live = [self.found.live[i] for i in order[: self._num_written]]
         self._fixed = [t for t, _ in self._slots]
         self._state_ids = frozenset(id(t) for t in self._fixed)
+        self._settle_placement()
         if self.found.differentiable:
             self._kernel = Kernel(lambda *arrays: self._flat(*arrays), getattr(fn, "__name__", "captured"), saves=True)
         else:
-            self._settle_placement()
             self._jitted = jax.jit(self._pure, donate_argnums=0, out_shardings=self._out_shardings())
 
     # choosing
@@ -393,12 +393,12 @@ class Program:
 
     def _settle_placement(self) -> None:
         """Over a mesh, place written state that has no place yet (keys, rates), so that call two is like call one."""
-        written = self._current()[: self._num_written]
-        mesh = next((t._array.sharding.mesh for t in written if _over_mesh(t._array)), None)
+        tensors = self._current()
+        mesh = next((t._array.sharding.mesh for t in tensors if _over_mesh(t._array)), None)
         if mesh is None:
             return
         everywhere = NamedSharding(mesh, PartitionSpec())
-        for tensor in written:
+        for tensor in tensors[: self._num_written]:
             if not tensor._array.committed:
                 tensor._array = jax.device_put(tensor._array, everywhere, may_alias=False)
 
