@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from polyreme.amp import get_autocast_dtype, is_autocast_enabled
+from polyreme.autograd import grad
 from polyreme.core.dtype import (
     as_dtype,
     bfloat16,
@@ -124,9 +126,11 @@ __all__ = [
     "float32",
     "float64",
     "from_numpy",
+    "get_autocast_dtype",
     "get_default_dtype",
     "get_device",
     "get_rng_state",
+    "grad",
     "group_norm",
     "iinfo",
     "in_dynamic_mode",
@@ -134,6 +138,7 @@ __all__ = [
     "int16",
     "int32",
     "int64",
+    "is_autocast_enabled",
     "is_compiled_with_cuda",
     "is_grad_enabled",
     "layer_norm",
