@@ -76,7 +76,7 @@ def like(array: Any, reference: Any) -> Any:
     host = np.array(array, dtype=reference.dtype, copy=True)
     if not getattr(reference, "committed", True):
         return jnp.asarray(host)
-    return jax.deviceput(host, reference.sharding)
+    return jax.device_put(host, reference.sharding)
 
 
 def put(array: jax.Array, where: Any) -> jax.Array:

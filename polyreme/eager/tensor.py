@@ -562,7 +562,7 @@ _movers: dict[Any, tape.Kernel] = {}
 
 def _move_kernel(device: Any) -> tape.Kernel:
     if device not in _movers:
-        kernel = tape.Kernel(lambda x: jax.deviceput(x, device), "to")
+        kernel = tape.Kernel(lambda x: jax.device_put(x, device), "to")
         kernel.forward = lambda x: put(x, device)  # a copy between devices is no compiled program
         _movers[device] = kernel
     return _movers[device]
