@@ -105,9 +105,7 @@ class _Run:
         later = [found for found in self.store.steps() if found > step]
         if later:
             self._save(step, blocking=True)
-            self.notes.append(
-                f"went back to step {step}; checkpoints of steps {', '.join(map(str, later))} are discarded"
-            )
+            self.notes.append(f"went back to step {step}; checkpoints after it are discarded: {later}")
 
     # training
 

@@ -1,0 +1,127 @@
+"""The trainer: one loss whatever the plan, accumulation and validation; mixed precision; what it refuses."""
+
+import jax
+import numpy as np
+import pytest
+
+from polyreme.core import rng
+from polyreme.distributed.placement import clear_plan
+from polyreme.errors import ConfigError
+from polyreme.recipes.training import Trainer
+from tests.recipes.tiny_run import ONE_DEVICE, load
+
+# float32 sums of up to 512 terms taken in another order, over three steps
+CLOSE = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def _one_device_after():
+    yield
+    clear_plan()
+
+
+@pytest.fixture
+def make(tmp_path):
+    def make_trainer(*overrides, devices=8):
+        return Trainer(load(tmp_path / "run", *overrides).config, jax.devices()[:devices])
+
+    return make_trainer
+
+
+def batches(count, size=8):
+    tokens = np.random.default_rng(0).integers(0, 512, (count, size, 17)).astype(np.int32)
+    return [(rows[:, :-1], rows[:, 1:]) for rows in tokens]
+
+
+def losses(trainer, count=3):
+    return [float(trainer.step(*batch).loss) for batch in batches(count)]
+
+
+def test_one_loss_under_every_plan(make):
+    plans = [
+        ("plan.dp=2", "plan.sharding=2", "plan.mp=2"),
+        ("plan.dp=8", "plan.sharding=1", "plan.mp=1", "plan.sharding_stage=0"),
+    ]
+    trainers = [make(*ONE_DEVICE, devices=1)]
+    expected, validation = losses(trainers[0]), trainers[0].evaluate(*batches(1)[0])
+    for plan in plans:
+        trainer = make(*plan)
+        assert losses(trainer) == pytest.approx(expected, rel=CLOSE)
+        assert trainer.evaluate(*batches(1)[0]) == pytest.approx(validation, rel=CLOSE)
+
+
+def test_accumulation_gives_the_same_steps(make):
+    # without dropout, which draws other numbers for other shapes
+    whole, parts = make("model.dropout=0"), make("model.dropout=0", "train.accumulation=2")
+    results = []
+    for trainer in (whole, parts):
+        steps = [trainer.step(*batch) for batch in batches(3)]
+        results.append([(float(s.loss), float(s.grad_norm)) for s in steps])
+    np.testing.assert_allclose(results[0], results[1], rtol=CLOSE)
+
+
+def test_evaluation_is_without_dropout_and_draws_nothing(make):
+    trainer = make("model.dropout=0.5")
+    tokens, labels = batches(1)[0]
+    key = rng.default_generator.get_state()
+    first = trainer.evaluate(tokens, labels)
+    assert trainer.evaluate(tokens, labels) == first
+    np.testing.assert_array_equal(rng.default_generator.get_state(), key)
+    assert trainer.model.training
+    plain = make("model.dropout=0")
+    assert plain.evaluate(tokens, labels) == pytest.approx(first, rel=CLOSE)
+    assert float(trainer.step(tokens, labels).loss) != first
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_bfloat16(make, level):
+    expected = losses(make("model.dropout=0"), 4)
+    trainer = make("model.dropout=0", f"train.amp_level={level}")
+    got = losses(trainer, 4)
+    # bfloat16 keeps 8 bits: each logit is off by up to 2^-8 of its size, and their mean far less
+    assert got == pytest.approx(expected, rel=2**-8)
+    assert got != expected
+    dtypes = {p.dtype.name for p in trainer.model.parameters()}
+    masters = [a for name, a in trainer.arrays().items() if name.startswith("optimizer/master/")]
+    if level == "O1":
+        assert dtypes == {"float32"}
+        assert not masters
+    else:
+        assert dtypes == {"bfloat16"}
+        assert len(masters) == len(list(trainer.model.parameters()))
+        assert all(a.dtype == np.float32 for a in masters)
+
+
+def test_first_bad_tensor_is_named(make):
+    trainer = make()
+    tokens, labels = batches(1)[0]
+    key = trainer.step(tokens, labels).key
+    assert trainer.first_bad_tensor(tokens, labels, key) is None
+    weight = trainer.model.blocks[1].ffn_norm.weight
+    weight.set_value(np.full(32, 3e38, np.float32))
+    result = trainer.step(tokens, labels)
+    assert not np.isfinite(float(result.grad_norm))
+    assert trainer.first_bad_tensor(tokens, labels, result.key) == "output of blocks.1.ffn_norm"
+
+
+def test_nothing_changes_after_a_step_that_is_not_finite(make):
+    trainer = make()
+    (tokens, labels), other = batches(2)
+    trainer.step(tokens, labels)
+    weight = trainer.model.blocks[1].ffn_norm.weight
+    good = weight.numpy()
+    weight.set_value(np.full(32, np.nan, np.float32))
+    trainer.step(tokens, labels)
+    weight.set_value(good)
+    before = {name: np.array(array) for name, array in trainer.arrays().items() if name != "rng"}
+    assert np.isfinite(float(trainer.step(*other).loss))
+    for name, array in trainer.arrays().items():
+        if name != "rng":
+            np.testing.assert_array_equal(array, before[name], err_msg=name)
+
+
+def test_what_is_not_available_is_refused(make):
+    with pytest.raises(ConfigError, match="recompute='full' is not available yet; set it to none"):
+        make("plan.recompute=full")
+    with pytest.raises(ConfigError, match="float16 needs loss scaling"):
+        make("train.amp_level=O1", "train.amp_dtype=float16")
