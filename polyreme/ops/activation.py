@@ -26,6 +26,11 @@ def wide(x: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, dtypes.float32))
 
 
+def promote_floating(*arrays: Array) -> tuple[Array, ...]:
+    """Arrays in their common dtype, which is the default one when all are integers."""
+    return tuple(floating(a) for a in dtypes.promote(*arrays))
+
+
 def _wide_inside(fn: Callable[[Array], Array], x: Array) -> Array:
     return fn(wide(x)).astype(floating(x).dtype)
 
@@ -202,7 +207,7 @@ def prelu(x: Array, weight: Array, data_format: str = "NCHW") -> Array:
 
     Raises ShapeError for another shape of weight.
     """
-    x, weight = dtypes.promote(floating(x), weight)
+    x, weight = promote_floating(x, weight)
     if weight.size == 1 and weight.ndim <= 1:
         slope = weight.reshape(())
     else:
@@ -279,7 +284,7 @@ def swiglu(x: Array, y: Array | None = None) -> Array:
 
     Raises ShapeError for an odd last dim, or for x and y of different shapes.
     """
-    a, b = _halves(floating(x), -1, "swiglu") if y is None else dtypes.promote(floating(x), floating(y))
+    a, b = _halves(floating(x), -1, "swiglu") if y is None else promote_floating(x, y)
     if a.shape != b.shape:
         raise ShapeError(f"swiglu: x {list(a.shape)} and y {list(b.shape)} need the same shape")
     return (jax.nn.silu(wide(a)) * wide(b)).astype(a.dtype)

@@ -12,16 +12,15 @@ from jax import Array, lax
 
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
-from polyreme.core.dtype import floating, promote
 from polyreme.core.op import Key, composite, op
 from polyreme.errors import ConfigError, ShapeError
-from polyreme.ops.activation import wide
+from polyreme.ops.activation import promote_floating, wide
 
 
 def _attend(
     q: Array, k: Array, v: Array, mask: Array | None, causal: bool, scale: float | None, rate: float, key: Array | None
 ) -> Array:
-    q, k, v = promote(floating(q), floating(k), floating(v))
+    q, k, v = promote_floating(q, k, v)
     batched = q.ndim == 4
     if not batched:
         q, k, v = q[None], k[None], v[None]
@@ -109,7 +108,7 @@ def scaled_dot_product_attention(
 @op(amp="fp32", method=False)
 def attention_probs(query: Array, key: Array, is_causal: bool = False, scale: float | None = None) -> Array:
     """softmax(scale * query key^T): [batch, s, heads, d], [batch, t, kv_heads, d] -> [batch, heads, s, t]."""
-    q, k = promote(floating(query), floating(key))
+    q, k = promote_floating(query, key)
     k = jnp.repeat(k, q.shape[2] // k.shape[2], 2)
     scores = jnp.einsum("bshd,bthd->bhst", wide(q), wide(k)) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
@@ -177,12 +176,11 @@ def rotated(
     seq, dim = first.shape[0 if time_major else 1], first.shape[-1]
     if (sin is None) != (cos is None):
         raise ConfigError("fused_rotary_position_embedding: one of sin and cos is given; give both or none")
-    if sin is None:
-        sin, cos = _angles(
-            seq if position_ids is None else None, position_ids, dim, rotary_emb_base, use_neox_rotary_style
-        )
+    if sin is None or cos is None:
+        at = jnp.arange(seq) if position_ids is None else position_ids
+        sin, cos = _angles(at, dim, rotary_emb_base, use_neox_rotary_style)
     else:
-        sin, cos = (_table(t, position_ids, seq, dim) for t in (sin, cos))
+        sin, cos = _table(sin, position_ids, seq, dim), _table(cos, position_ids, seq, dim)
     # [seq, dim] or [batch, seq, dim] -> broadcasts over heads
     if sin.ndim == 2:
         sin, cos = sin[None], cos[None]
@@ -193,10 +191,10 @@ def rotated(
     return [(wide(t) * cos + turn(wide(t)) * sin).astype(t.dtype) for t in tensors]
 
 
-def _angles(seq: Any, position_ids: Array | None, dim: int, base: float, adjacent: bool) -> tuple[Array, Array]:
-    at = (jnp.arange(seq) if position_ids is None else position_ids).astype(dtypes.float32)
+def _angles(at: Array, dim: int, base: float, adjacent: bool) -> tuple[Array, Array]:
+    """sin and cos of the angles at positions [*b] -> [*b, dim] each."""
     rate = jnp.asarray(base, dtypes.float32) ** (-jnp.arange(0, dim, 2, dtype=dtypes.float32) / dim)
-    angle = at[..., None] * rate
+    angle = at.astype(dtypes.float32)[..., None] * rate
     angle = jnp.repeat(angle, 2, -1) if adjacent else jnp.concatenate([angle, angle], -1)
     return jnp.sin(angle), jnp.cos(angle)
 

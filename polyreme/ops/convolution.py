@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from polyreme.core.dtype import floating, promote
 from polyreme.core.op import op
 from polyreme.errors import ShapeError
+from polyreme.ops.activation import promote_floating
 from polyreme.ops.windows import Pads, is_channels_last, per_dim, resolve_pads, spatial
 
 _LETTERS = {1: "W", 2: "HW", 3: "DHW"}
@@ -49,7 +49,7 @@ def _conv(
 ) -> Array:
     what = f"conv{n}d"
     last = is_channels_last(data_format, n, what)
-    x, weight = promote(floating(x), floating(weight))
+    x, weight = promote_floating(x, weight)
     channels = _check_weight(x, weight, n, last, what)
     if groups < 1 or channels != weight.shape[1] * groups or weight.shape[0] % groups:
         raise ShapeError(
@@ -171,7 +171,7 @@ def _conv_transpose(
 ) -> Array:
     what = f"conv{n}d_transpose"
     last = is_channels_last(data_format, n, what)
-    x, weight = promote(floating(x), floating(weight))
+    x, weight = promote_floating(x, weight)
     channels = _check_weight(x, weight, n, last, what)
     if groups < 1 or channels != weight.shape[0] or channels % groups:
         raise ShapeError(

@@ -14,10 +14,10 @@ from jax import Array
 
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
-from polyreme.core.dtype import floating, promote
+from polyreme.core.dtype import floating
 from polyreme.core.op import composite, op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
-from polyreme.ops.activation import positive_dim, wide
+from polyreme.ops.activation import positive_dim, promote_floating, wide
 from polyreme.ops.ids import check_range
 from polyreme.ops.loss import reduced
 
@@ -246,7 +246,7 @@ def linear_cross_entropy_of_classes(
     reduction: str = "mean",
 ) -> Array:
     """fused_linear_cross_entropy without the check of the labels' values; a label out of range gives NaN."""
-    hidden, weight = promote(floating(hidden), floating(weight))
+    hidden, weight = promote_floating(hidden, weight)
     label, _ = _squeezed_label(label, (*hidden.shape[:-1], 1), hidden.ndim - 1, "fused_linear_cross_entropy")
     loss = kernels.linear_cross_entropy(
         hidden.reshape(-1, hidden.shape[-1]),

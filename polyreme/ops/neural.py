@@ -14,10 +14,10 @@ from jax import Array
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
-from polyreme.core.dtype import floating, promote
+from polyreme.core.dtype import floating
 from polyreme.core.op import Key, composite, op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
-from polyreme.ops.activation import positive_dim, wide
+from polyreme.ops.activation import positive_dim, promote_floating, wide
 from polyreme.ops.ids import check_range
 from polyreme.ops.loss import cosine
 from polyreme.ops.normalization import p_norm
@@ -30,7 +30,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
     Raises ShapeError when the dims do not fit.
     """
-    x, weight = promote(floating(x), floating(weight))
+    x, weight = promote_floating(x, weight)
     return kernels.linear(x, weight, None if bias is None else bias.astype(x.dtype).reshape(-1))
 
 
@@ -40,7 +40,7 @@ def bilinear(x1: Array, x2: Array, weight: Array, bias: Array | None = None) -> 
 
     Raises ShapeError when the dims do not fit.
     """
-    x1, x2, weight = promote(floating(x1), floating(x2), floating(weight))
+    x1, x2, weight = promote_floating(x1, x2, weight)
     y = jnp.einsum("ni,oij,nj->no", x1, weight, x2)
     if bias is None:
         return y
@@ -239,7 +239,7 @@ def feature_alpha_dropout(x: Any, p: float = 0.5, training: bool = True, name: s
 @op(amp="fp32", method=False)
 def cosine_similarity(x1: Array, x2: Array, axis: int = 1, eps: float = 1e-08) -> Array:
     """x1 . x2 / (max(|x1|, eps) * max(|x2|, eps)) along axis; x1 and x2 broadcast."""
-    x1, x2 = promote(floating(x1), floating(x2))
+    x1, x2 = promote_floating(x1, x2)
     ndim = max(x1.ndim, x2.ndim)
     dim = positive_dim(axis, ndim, "cosine_similarity") - ndim
     return cosine(wide(x1), wide(x2), dim, eps).astype(x1.dtype)
@@ -248,7 +248,7 @@ def cosine_similarity(x1: Array, x2: Array, axis: int = 1, eps: float = 1e-08) -
 @op(amp="fp32", method=False)
 def pairwise_distance(x: Array, y: Array, p: float = 2.0, epsilon: float = 1e-06, keepdim: bool = False) -> Array:
     """||x - y + epsilon||_p over the last dim: [*b, M] -> [*b]; p may be inf."""
-    x, y = promote(floating(x), floating(y))
+    x, y = promote_floating(x, y)
     return p_norm(wide(x) - wide(y) + epsilon, float(p), -1, keepdim).astype(x.dtype)
 
 

@@ -64,13 +64,15 @@ def rms_norm(input: Array, normalized_shape: Any, weight: Array | None = None, e
     return kernels.rms_norm(flat, _vector(weight, 1, sizes, "rms_norm: weight"), eps).reshape(x.shape)
 
 
-def _per_channel(value: Array | None, x: Array, dim: int, what: str) -> Array | None:
+def _along_channels(value: Array, x: Array, dim: int, what: str) -> Array:
     """value [C] shaped to broadcast along the channels of x."""
-    if value is None:
-        return None
     if value.size != x.shape[dim]:
         raise ShapeError(f"{what} {list(value.shape)} for x {list(x.shape)}; needs [{x.shape[dim]}], one a channel")
     return wide(value).reshape([-1 if d == dim else 1 for d in range(x.ndim)])
+
+
+def _per_channel(value: Array | None, x: Array, dim: int, what: str) -> Array | None:
+    return None if value is None else _along_channels(value, x, dim, what)
 
 
 def _scaled(unit: Array, weight: Array | None, bias: Array | None, dim: int, what: str) -> Array:
@@ -109,7 +111,7 @@ def batch_norm_train(
     x = floating(x)
     dim = channel_dim(data_format, x.ndim, "batch_norm")
     for name, value in (("running_mean", running_mean), ("running_var", running_var)):
-        _per_channel(value, x, dim, f"batch_norm: {name}")
+        _along_channels(value, x, dim, f"batch_norm: {name}")
     mean, var = _moments(wide(x), tuple(d for d in range(x.ndim) if d != dim))
     unit = (wide(x) - mean) * lax.rsqrt(var + epsilon)
     y = _scaled(unit, weight, bias, dim, "batch_norm").astype(x.dtype)
@@ -129,8 +131,8 @@ def batch_norm_eval(
     """batch_norm by the running statistics."""
     x = floating(x)
     dim = channel_dim(data_format, x.ndim, "batch_norm")
-    mean = _per_channel(running_mean, x, dim, "batch_norm: running_mean")
-    var = _per_channel(running_var, x, dim, "batch_norm: running_var")
+    mean = _along_channels(running_mean, x, dim, "batch_norm: running_mean")
+    var = _along_channels(running_var, x, dim, "batch_norm: running_var")
     unit = (wide(x) - mean) * lax.rsqrt(var + epsilon)
     return _scaled(unit, weight, bias, dim, "batch_norm").astype(x.dtype)
 

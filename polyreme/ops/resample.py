@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from polyreme.core.dtype import floating, promote
+from polyreme.core.dtype import floating
 from polyreme.core.op import op
 from polyreme.errors import ConfigError, ShapeError
-from polyreme.ops.activation import wide
+from polyreme.ops.activation import promote_floating, wide
 from polyreme.ops.pooling import adaptive_average, even_bins
 from polyreme.ops.windows import per_dim
 
@@ -214,7 +214,7 @@ def grid_sample(
             f"grid_sample: grid {list(grid.shape)} for x {list(x.shape)}; needs [N, H, W, 2] for 4 dims, "
             "[N, D, H, W, 3] for 5"
         )
-    x, grid = promote(floating(x), floating(grid))
+    x, grid = promote_floating(x, grid)
     sizes = x.shape[2:]
     v, places = wide(x), []
     for dim, size in enumerate(sizes):
@@ -228,7 +228,9 @@ def grid_sample(
     total = jnp.zeros((), v.dtype)
     for corner in np.ndindex(*(2,) * n):
         near = [jnp.floor(at) + c for at, c in zip(places, corner, strict=True)]
-        weight = math.prod(1 - jnp.abs(at - lower) for at, lower in zip(places, near, strict=True))
+        weight = jnp.ones((), v.dtype)
+        for at, lower in zip(places, near, strict=True):
+            weight = weight * (1 - jnp.abs(at - lower))
         total = total + weight[:, None] * _read(flat, near, sizes)
     return total.astype(x.dtype)
 

@@ -1,0 +1,293 @@
+"""What the contract rows of the neural network ops cannot say: state, in-place forms, edges, order two, refusals."""
+
+import numpy as np
+import pytest
+
+from polyreme.core import rng
+from polyreme.core.op import OPS
+from polyreme.eager import tape
+from polyreme.eager.methods import INPLACE
+from polyreme.eager.tensor import to_tensor
+from polyreme.errors import ConfigError, DTypeError, ShapeError
+from polyreme.jit import to_static
+
+F = type("F", (), {name: staticmethod(fn) for name, fn in OPS.items()})
+EPS = np.finfo("float32").eps
+
+
+def tensor(value, dtype="float32", wants_grad=False):
+    return to_tensor(np.asarray(value, dtype), stop_gradient=not wants_grad)
+
+
+def gradient(fn, *values):
+    """Gradients of the sum of fn at values, as arrays."""
+    inputs = [tensor(v, wants_grad=True) for v in values]
+    F.sum(fn(*inputs)).backward()
+    return [None if x.grad is None else x.grad.numpy() for x in inputs]
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+
+
+@pytest.mark.parametrize("name", ["relu", "relu6", "hardtanh", "hardswish", "leaky_relu", "softshrink"])
+def test_nan_goes_through_an_activation(name):
+    assert np.isnan(OPS[name](tensor([np.nan])).numpy()).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "want"), [("relu", 0, 0), ("relu6", 6, 0), ("leaky_relu", 0, 0.01), ("hardtanh", 1, 0)]
+)
+def test_subgradient_at_the_kink(name, at, want):
+    np.testing.assert_allclose(gradient(OPS[name], [at])[0], [want], rtol=EPS)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: F.normalize(x, axis=0),
+        lambda x: F.normalize(x, p=3, axis=0),
+        lambda x: F.cosine_similarity(x, x, axis=0),
+        lambda x: F.pairwise_distance(x, x, epsilon=0.0),
+        lambda x: F.l1_loss(x, x),
+        lambda x: F.lp_pool1d(F.reshape(x, [1, 1, 3]), 2, 3),
+        lambda x: F.kl_div(x, x),
+        lambda x: F.binary_cross_entropy(x, x),
+        lambda x: F.softmax(x),
+    ],
+)
+def test_gradient_at_zero_is_finite(fn):
+    assert np.isfinite(gradient(fn, np.zeros(3))[0]).all()
+
+
+def test_dropout_draws_a_key_only_when_it_drops():
+    x = tensor(random(3, 4, 2, 2))
+    before = rng.default_generator.get_state()
+    for fn in (F.dropout, F.dropout2d, F.alpha_dropout, F.feature_alpha_dropout):
+        np.testing.assert_array_equal(fn(x, 0.5, training=False).numpy(), x.numpy())
+        np.testing.assert_array_equal(fn(x, 0.0).numpy(), x.numpy())
+    F.rrelu(x, training=False)
+    F.scaled_dot_product_attention(x, x, x, dropout_p=0.5, training=False)
+    np.testing.assert_array_equal(rng.default_generator.get_state(), before)
+    F.dropout(x)
+    assert (rng.default_generator.get_state() != before).any()
+
+
+def test_alpha_dropout_of_everything_gives_zeros_as_dropout_does():
+    x = tensor(random(3, 4))
+    np.testing.assert_array_equal(F.alpha_dropout(x, 1.0).numpy(), np.zeros((3, 4)))
+    np.testing.assert_array_equal(F.dropout(x, 1.0).numpy(), np.zeros((3, 4)))
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_batch_norm_moves_its_statistics(captured):
+    x, mean, var = random(4, 3, 2), tensor([1, 2, 3]), tensor([4, 5, 6])
+
+    def step(v):
+        return F.batch_norm(v, mean, var, training=True, momentum=0.75)
+
+    run = to_static(step) if captured else step
+    for _ in range(2):
+        run(tensor(x))
+    want_mean, want_var = np.float32([1, 2, 3]), np.float32([4, 5, 6])
+    for _ in range(2):
+        want_mean = 0.75 * want_mean + 0.25 * x.mean((0, 2))
+        want_var = 0.75 * want_var + 0.25 * x.var((0, 2))
+    np.testing.assert_allclose(mean.numpy(), want_mean, rtol=16 * EPS)
+    np.testing.assert_allclose(var.numpy(), want_var, rtol=32 * EPS)  # 8 squares a channel
+    assert mean.stop_gradient
+
+
+def test_batch_norm_leaves_its_statistics_alone_in_evaluation():
+    mean, var = tensor([1, 2, 3]), tensor([4, 5, 6])
+    F.batch_norm(tensor(random(4, 3)), mean, var)
+    F.batch_norm(tensor(random(4, 3)), mean, var, training=True, use_global_stats=True)
+    np.testing.assert_array_equal([mean.numpy(), var.numpy()], [[1, 2, 3], [4, 5, 6]])
+
+
+def test_instance_norm_moves_statistics_that_are_given():
+    x, mean, var = random(4, 3, 5), tensor([0, 0, 0]), tensor([1, 1, 1])
+    F.instance_norm(tensor(x), mean, var)
+    np.testing.assert_allclose(mean.numpy(), 0.1 * x.mean((0, 2)), atol=32 * EPS)
+    np.testing.assert_allclose(var.numpy(), 0.9 + 0.1 * x.var(2).mean(0), rtol=32 * EPS)
+
+
+def test_embedding_padding_row_gets_no_gradient():
+    weight = tensor(random(4, 3), wants_grad=True)
+    F.sum(F.embedding(tensor([0, 2, 2], "int64"), weight, padding_idx=2)).backward()
+    np.testing.assert_array_equal(weight.grad.numpy(), np.outer([1, 0, 0, 0], [1, 1, 1]))
+
+
+def test_embedding_gradient_divided_by_frequency():
+    weight = tensor(random(4, 3), wants_grad=True)
+    F.sum(F.embedding(tensor([0, 2, 2, 2], "int64"), weight, scale_grad_by_freq=True)).backward()
+    np.testing.assert_allclose(weight.grad.numpy(), np.outer([1, 0, 1, 0], [1, 1, 1]), rtol=4 * EPS)
+
+
+def test_embedding_max_norm_changes_the_weight_rows_used():
+    start = 4 * random(4, 3)
+    weight = tensor(start, wants_grad=True)
+    F.embedding(tensor([0, 2], "int64"), weight, max_norm=1.0)
+    norms = np.linalg.norm(weight.numpy(), axis=1)
+    assert np.all(norms[[0, 2]] <= 1)
+    np.testing.assert_array_equal(weight.numpy()[[1, 3]], start[[1, 3]])
+
+
+@pytest.mark.parametrize("name", ["relu_", "elu_", "leaky_relu_", "hardtanh_", "thresholded_relu_", "softmax_"])
+def test_inplace_form_writes_into_its_argument(name):
+    x = tensor([-2.0, 0.5, 3.0])
+    want = OPS[name[:-1]](x).numpy()
+    assert INPLACE[name](x) is x
+    np.testing.assert_array_equal(x.numpy(), want)
+
+
+def test_inplace_flag_of_silu_and_dropout():
+    x = tensor(random(20))
+    want = F.silu(x).numpy()
+    assert F.silu(x, inplace=True) is x
+    np.testing.assert_array_equal(x.numpy(), want)
+    assert F.dropout(x, 0.5, inplace=True) is x
+    assert (x.numpy() == 0).any()
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, label: F.cross_entropy(x, label, reduction="none"),
+        lambda x, label: F.nll_loss(x, label, reduction="none"),
+        lambda x, label: F.softmax_with_cross_entropy(x, F.unsqueeze(label, 1)),
+        lambda x, label: F.fused_linear_cross_entropy(x, F.ones([4, 4]), label, reduction="none"),
+        lambda x, label: F.embedding(label, x)[:, 0],
+    ],
+)
+def test_captured_code_gives_nan_for_an_id_out_of_range(fn):
+    x, label = tensor(random(4, 4)), tensor([0, 4, -1, 1], "int64")
+    with pytest.raises(IndexError, match=r"4 at \[1.*\] is out of range"):
+        fn(x, label)
+    got = to_static(fn)(x, label).numpy().reshape(-1)
+    np.testing.assert_array_equal(np.isnan(got), [False, True, True, False])
+
+
+def test_captured_negative_variance_gives_nan():
+    x, variance = tensor([1.0, 2.0]), tensor([1.0, -1.0])
+    got = to_static(lambda a, v: F.gaussian_nll_loss(a, a, v, reduction="none"))(x, variance).numpy()
+    np.testing.assert_array_equal(np.isnan(got), [False, True])
+
+
+HALF = {
+    "gelu": lambda x: F.gelu(x),
+    "silu": lambda x: F.silu(x),
+    "softmax": lambda x: F.softmax(x),
+    "layer_norm": lambda x: F.layer_norm(x, 8),
+    "rms_norm": lambda x: F.rms_norm(x, 8),
+    "group_norm": lambda x: F.group_norm(x, 2),
+    "avg_pool1d": lambda x: F.avg_pool1d(F.unsqueeze(x, 0), 4),
+    "max_pool1d": lambda x: F.max_pool1d(F.unsqueeze(x, 0), 4),
+    "mse_loss": lambda x: F.mse_loss(x, x * 0.5),
+    "linear": lambda x: F.linear(x, F.transpose(x, [1, 0])),
+    "attention": lambda x: F.scaled_dot_product_attention(*[F.reshape(x, [1, 4, 2, 4])] * 3),
+}
+
+
+@pytest.mark.parametrize("name", HALF)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_keeps_its_dtype_and_the_value(name, dtype):
+    x = F.cast(tensor(random(4, 8)), dtype)
+    got = HALF[name](x)
+    want = HALF[name](F.cast(x, "float32")).numpy()
+    assert got.dtype == dtype
+    # the result is rounded once, and a product inside (linear, mse) once more; 8 terms of size <= max
+    bound = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]
+    np.testing.assert_allclose(
+        F.cast(got, "float32").numpy(), want, rtol=4 * bound, atol=4 * bound * np.abs(want).max()
+    )
+
+
+CLASSES = tensor([0, 1, 2], "int64")
+
+
+def corner(x, shape):
+    return F.reshape(x[:, :, :2, :2], shape)
+
+
+def grad_of(out, leaf, again):
+    (got,) = tape.grad(
+        [out], [leaf], [None], retain_graph=again, create_graph=again, allow_unused=False, no_grad_vars=[]
+    )
+    return got
+
+
+TWICE = {
+    "gelu": ((3, 4), lambda x: F.gelu(x)),
+    "softmax": ((3, 4), lambda x: F.softmax(x)),
+    "layer_norm": ((3, 4), lambda x: F.layer_norm(x, 4)),
+    "batch_norm": ((3, 4), lambda x: F.batch_norm(x, F.zeros([4]), F.ones([4]), training=True)),
+    "conv2d": ((1, 2, 4, 4), lambda x: F.conv2d(x, corner(x, [1, 2, 2, 2]))),
+    "conv2d_transpose": ((1, 2, 3, 3), lambda x: F.conv2d_transpose(x, corner(x, [2, 1, 2, 2]), stride=2)),
+    "max_pool2d": ((1, 2, 4, 4), lambda x: F.max_pool2d(x, 2) * F.max_pool2d(x, 2)),
+    "avg_pool2d": ((1, 2, 4, 4), lambda x: F.avg_pool2d(x * x, 2)),
+    "cross_entropy": ((3, 4), lambda x: F.cross_entropy(x, CLASSES)),
+    "attention": ((1, 3, 2, 4), lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True)),
+    "interpolate": ((1, 1, 3, 4), lambda x: F.interpolate(x * x, [5, 5], mode="bilinear")),
+    "embedding": ((3, 4), lambda x: F.embedding(tensor([0, 2, 0], "int64"), x * x)),
+    "fused_linear_cross_entropy": ((3, 4), lambda x: F.fused_linear_cross_entropy(x, F.transpose(x, [1, 0]), CLASSES)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_second_derivative(name):
+    """d/dx of (gradient . v) against central differences of the gradient, in float64."""
+    shape, fn = TWICE[name]
+    x = np.random.default_rng(3).standard_normal(shape)
+    v = np.random.default_rng(4).uniform(0.5, 1.5, shape)
+
+    def first(at, graph):
+        leaf = to_tensor(at, stop_gradient=False)
+        out = fn(leaf)
+        out = F.sum(out * F.cast(out, "float64")) if out.ndim else out
+        return leaf, grad_of(out, leaf, graph)
+
+    leaf, got = first(x, True)
+    second = grad_of(F.sum(got * to_tensor(v)), leaf, False)
+    step = 1e-5
+    numeric = (first(x + step * v, False)[1].numpy() - first(x - step * v, False)[1].numpy()) / (2 * step)
+    # error step^2 times the fourth derivative, and eps / step of rounding
+    np.testing.assert_allclose(second.numpy(), numeric, rtol=1e-6, atol=1e-8 * max(1.0, np.abs(numeric).max()))
+
+
+ONE, TWO = np.ones((1, 2, 7), "float32"), np.ones((1, 2, 5, 5), "float32")
+W1, W2 = np.ones((3, 2, 2), "float32"), np.ones((3, 2, 2, 2), "float32")
+T1 = np.ones((2, 3, 2), "float32")
+REFUSED = [
+    ("conv2d", (TWO, W2), {"padding": [[1, 0], [0, 0], [0, 0], [0, 0]]}, ShapeError, "pads the batch"),
+    ("conv2d", (TWO, W2), {"padding": [1, 2, 3]}, ShapeError, r"padding=\(1, 2, 3\)"),
+    ("conv2d", (TWO, W2), {"padding": -1}, ShapeError, "not be negative"),
+    ("conv2d", (TWO, W2), {"padding": "FULL"}, ShapeError, "'SAME' and 'VALID'"),
+    ("conv2d", (TWO, W2), {"stride": 0}, ShapeError, "stride=0"),
+    ("conv2d", (TWO, W2), {"dilation": [1, 2, 3]}, ShapeError, "dilation="),
+    ("conv2d", (TWO, W2), {"data_format": "NCL"}, ConfigError, "choose NCHW or NHWC"),
+    ("conv2d", (ONE, W2), {}, ShapeError, "has 3 dims, needs 4"),
+    ("conv1d_transpose", (ONE, T1), {"output_padding": 1, "output_size": [9]}, ShapeError, "give one of them"),
+    ("conv1d_transpose", (ONE, T1), {"output_padding": 2, "stride": 2}, ShapeError, "less than the larger of stride"),
+    ("conv1d_transpose", (ONE, T1), {"output_size": [20], "stride": 2}, ShapeError, "adds"),
+    ("conv1d_transpose", (ONE, T1), {"padding": 9}, ShapeError, "pad less"),
+    ("conv1d_transpose", (ONE, T1), {"groups": 3}, ShapeError, "groups=3 must divide"),
+    ("flash_attention", (TWO, TWO, TWO), {"rng_name": "local"}, ConfigError, "rng_name='local'"),
+    ("flash_attention", (TWO, TWO, TWO), {"fixed_seed_offset": 1}, ConfigError, "fixed_seed_offset=1"),
+    ("dropout2d", (TWO, 2.0), {}, ConfigError, "p=2.0"),
+    ("prelu", (ONE, np.ones((1, 2), "float32")), {}, ShapeError, r"weight \[1, 2\]"),
+    ("grid_sample", (TWO, np.ones((1, 2, 2, 2), "float32")), {"padding_mode": "wrap"}, ConfigError, "wrap"),
+    ("pixel_shuffle", (TWO, 2, "HWC"), {}, ShapeError, "'HWC'"),
+    ("interpolate", (TWO,), {"scale_factor": [1.0, -1.0]}, ShapeError, "scale_factor="),
+    ("lp_pool2d", (TWO, -1, 2), {}, ConfigError, "norm_type=-1"),
+    ("selu", (ONE,), {"alpha": -1.0}, ConfigError, "alpha=-1.0"),
+    ("cross_entropy", (ONE[0], np.ones((2, 1, 1), "int64")), {}, ShapeError, r"label \[2, 1, 1\]"),
+    ("nll_loss", (ONE[0], np.ones(2, "float32")), {}, DTypeError, "class labels are integers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "args", "kwargs", "error", "match"), REFUSED)
+def test_refusals(name, args, kwargs, error, match):
+    given = [to_tensor(a) if isinstance(a, np.ndarray) else a for a in args]
+    with pytest.raises(error, match=match):
+        OPS[name](*given, **kwargs)
