@@ -37,6 +37,7 @@ def losses(trainer, count=3):
     return [float(trainer.step(*batch).loss) for batch in batches(count)]
 
 
+@pytest.mark.slow
 def test_one_loss_under_every_plan(make):
     plans = [
         ("plan.dp=2", "plan.sharding=2", "plan.mp=2"),
@@ -73,7 +74,7 @@ def test_evaluation_is_without_dropout_and_draws_nothing(make):
     assert float(trainer.step(tokens, labels).loss) != first
 
 
-@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("level", [pytest.param("O1", marks=pytest.mark.slow), "O2"])
 def test_bfloat16(make, level):
     expected = losses(make("model.dropout=0"), 4)
     trainer = make("model.dropout=0", f"train.amp_level={level}")
