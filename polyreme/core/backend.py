@@ -5,6 +5,7 @@ Floor: 1.  Imported first by polyreme.core.  Never imports: anything above.
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from polyreme import flags
 
@@ -14,6 +15,14 @@ if _cpu_num is not None:
     os.environ["XLA_FLAGS"] = " ".join([*_kept, f"--xla_force_host_platform_device_count={_cpu_num}"])
 
 import jax  # noqa: E402  (XLA reads XLA_FLAGS when its first client starts)
+
+if TYPE_CHECKING:
+    Device = Any  # jaxlib ships no types: to a checker jax.Device is a variable, not a class
+else:
+    Device = jax.Device
+
+config: Any = jax.config
+"""jax's options. jax makes their attributes at run time, where a type checker does not see them."""
 
 
 def _configure() -> None:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from polyreme.core import backend as _backend  # noqa: F401  (configures jax before devices are listed)
+from polyreme.core.backend import Device  # backend configures jax before devices are listed
 from polyreme.mesh import Plan
 
 
@@ -23,7 +23,7 @@ class Layout:
     Raises PlacementError if the plan's mesh needs another number of devices than given (all of them by default).
     """
 
-    def __init__(self, plan: Plan, devices: Sequence[jax.Device] | None = None) -> None:
+    def __init__(self, plan: Plan, devices: Sequence[Device] | None = None) -> None:
         found = list(devices) if devices is not None else jax.devices()
         plan.mesh.check_devices(len(found))
         names = plan.mesh.order

@@ -28,6 +28,8 @@ from polyreme.core.kernel import Kernel
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 
 Key = NewType("Key", jax.Array)
+DRAWN = typing.cast(Key, None)
+"""The default of a Key parameter: left out by the caller, drawn from the default generator for the array function."""
 TENSOR, TENSORS, ATTR, KEY = "tensor", "tensors", "attr", "key"
 _OURS = (ShapeError, DTypeError, ConfigError, IndexError, NotImplementedError)
 
@@ -133,7 +135,7 @@ class Op:
         for name, kind, value in zip(self.names, self.kinds, filled, strict=True):
             if kind is TENSOR and value is not None:
                 shown.append(f"{name} {value.dtype.name}{list(value.shape)}")
-            elif kind is TENSORS:
+            elif kind is TENSORS and value is not None:
                 shown.append(f"{name} {[list(v.shape) for v in value]}")
             elif kind is ATTR:
                 shown.append(f"{name}={value!r}")

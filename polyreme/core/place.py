@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from polyreme.core import backend as _backend  # noqa: F401  (configures jax before devices are listed)
+from polyreme.core import backend  # configures jax before devices are listed
 from polyreme.errors import DeviceError
 
 _PLATFORMS = {"gpu": ("cuda", "rocm", "gpu"), "cpu": ("cpu",)}
@@ -33,7 +33,7 @@ class Place:
     def is_gpu_place(self) -> bool:
         return self.platform == "gpu"
 
-    def device(self) -> jax.Device:
+    def device(self) -> backend.Device:
         """The jax device. Raises DeviceError, listing what there is, if it is missing."""
         for platform in _PLATFORMS.get(self.platform, (self.platform,)):
             try:
@@ -97,7 +97,7 @@ def set_device(device: Any) -> Place:
 
 def default_place() -> Place:
     """Where new Tensors go."""
-    chosen = jax.config.jax_default_device
+    chosen = backend.config.jax_default_device
     return as_place(chosen if isinstance(chosen, jax.Device) else jax.local_devices()[0])
 
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from polyreme.errors import CaptureError
-
-Tracer = jax.core.Tracer
 
 
 class TensorState:
