@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polyreme.core import amp_policy, layout, mode, rng, state
+from polyreme.core import amp_policy, backend, layout, mode, rng, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.op import ATTR, KEY, TENSOR, Op, freeze
 from polyreme.core.state import TensorState
@@ -25,7 +25,9 @@ _watch = state.watch
 _autocast = amp_policy.active
 _placed = layout.active
 _default = dtypes.default
+_config = backend.config
 edge_of = tape.edge_of
+T = TypeVar("T", bound=TensorState)
 
 
 class Eager:
@@ -134,7 +136,7 @@ def _scalar(cls: type, value: Any, text: str, device: Any) -> jax.Array:
 def constant(value: Any) -> Any:
     """An array for something that is not a Tensor: a weakly typed scalar, or an ndarray or nested list as it stands."""
     if isinstance(value, (bool, int, float, complex)):
-        return _scalar(value.__class__, value, "" if value else repr(value), jax.config.jax_default_device)
+        return _scalar(value.__class__, value, "" if value else repr(value), _config.jax_default_device)
     if isinstance(value, jax.Array):
         return value
     if isinstance(value, (np.ndarray, np.generic, list, tuple)):
@@ -142,7 +144,7 @@ def constant(value: Any) -> Any:
     raise TypeError(f"cannot make a Tensor of {type(value).__name__}; give a Tensor, a number or an ndarray")
 
 
-def rebind(target: TensorState, result: TensorState, what: str) -> TensorState:
+def rebind(target: T, result: TensorState, what: str) -> T:
     """Write result into target in place, tape entry included; target keeps its dtype. Under no_grad only the value
     changes: a Parameter written there still wants its gradient.
 

@@ -37,12 +37,12 @@ def as_array(data: Any, dtype: Any, place: Any) -> Any:
     return array if place is None else jax.device_put(array, places.as_place(place).device())
 
 
-def _from_host(data: np.ndarray, to: np.dtype | None) -> jax.Array:
+def _from_host(data: np.ndarray | np.generic, to: np.dtype | None) -> jax.Array:
     # copied: jax may otherwise keep looking at the caller's memory, which the caller may change
     return jnp.asarray(aligned_copy(data if to is None else np.asarray(data).astype(to, copy=False)))
 
 
-def aligned_copy(array: np.ndarray) -> np.ndarray:
+def aligned_copy(array: np.ndarray | np.generic) -> np.ndarray:
     """A private copy on a 64-byte address: jax on CPU uses such memory as it is, other memory it copies again."""
     raw = np.empty(array.nbytes + _ALIGN, np.uint8)
     start = -raw.ctypes.data % _ALIGN

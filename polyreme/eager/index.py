@@ -23,8 +23,9 @@ def value_of(value: Any) -> Any:
 
 def check_mask(mask: TensorState, shape: Sequence[int]) -> None:
     """Raise ShapeError unless a bool index fits the leading dims."""
-    if mask.shape != list(shape[: mask.ndim]):
-        raise ShapeError(f"a bool index of shape {mask.shape} does not fit the leading dims of {list(shape)}")
+    own = list(mask._array.shape)
+    if own != list(shape[: len(own)]):
+        raise ShapeError(f"a bool index of shape {own} does not fit the leading dims of {list(shape)}")
 
 
 def split_index(index: Any, shape: list[int]) -> tuple[list[Any], tuple]:
@@ -92,7 +93,8 @@ def _index_arrays(item: Any, shape: list[int], dim: int) -> list[Any]:
         )
     if not isinstance(item, TensorState):
         item = np.asarray(item)
-    if item.dtype == dtypes.bool_:
+    dtype = value_of(item).dtype
+    if dtype == dtypes.bool_:
         mask = (
             state.host(item, "indexing with a bool Tensor, whose result has a shape only known on the host")
             if isinstance(item, TensorState)
@@ -103,8 +105,8 @@ def _index_arrays(item: Any, shape: list[int], dim: int) -> list[Any]:
                 f"a bool index of shape {list(mask.shape)} does not fit dims {shape[dim : dim + mask.ndim]} of {shape}"
             )
         return list(np.nonzero(mask))
-    if not dtypes.is_integer(item.dtype):
-        raise DTypeError(f"an index must be integer or bool, got {item.dtype.name}")
+    if not dtypes.is_integer(dtype):
+        raise DTypeError(f"an index must be integer or bool, got {dtype.name}")
     if isinstance(item, np.ndarray) and item.size and not (-shape[dim] <= item.min() and item.max() < shape[dim]):
         raise IndexError(f"index {item.min()}..{item.max()} is out of range for dim {dim} of size {shape[dim]}")
     return [item]

@@ -12,13 +12,18 @@ from polyreme.eager.dispatch import inplace
 from polyreme.ops import OPS
 
 
-def _is_method(fn: Callable[..., Any]) -> bool:
+def _op(fn: Callable[..., Any]) -> Op | None:
     declared = getattr(fn, "op", None)
-    return declared.method if isinstance(declared, Op) else getattr(fn, "method", False)
+    return declared if isinstance(declared, Op) else None
+
+
+def _is_method(fn: Callable[..., Any]) -> bool:
+    declared = _op(fn)
+    return getattr(fn, "method", False) if declared is None else declared.method
 
 
 INPLACE: dict[str, Callable[..., Any]] = {
-    f"{name}_": inplace(fn) for name, fn in OPS.items() if isinstance(getattr(fn, "op", None), Op) and fn.op.inplace
+    f"{name}_": inplace(fn) for name, fn in OPS.items() if (declared := _op(fn)) is not None and declared.inplace
 }
 """Public in-place functions by name, such as add_."""
 
