@@ -49,7 +49,7 @@ def attention(
     (1, 3, 2, 4)
     """
     _check(q, k, v, mask, dropout_key, dropout_rate)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = float(q.shape[-1] ** -0.5) if scale is None else scale
     backend = select.backend()
     if backend == "cpu":
         spec = Spec(causal=causal, scale=scale, dropout_rate=dropout_rate)

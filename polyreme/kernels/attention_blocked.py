@@ -8,9 +8,9 @@ arithmetic is in float32 or wider whatever the input dtype.
 """
 
 import math
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -154,7 +154,7 @@ class _Block:
         return None if self.spec.dropout_rate == 0 else _keep(self.spec, self.key, self.start, shape)
 
 
-def _walk(span: Span, body, carry):
+def _walk(span: Span, body, carry) -> tuple[Any, Any]:
     # body(start, carry) -> (carry, y): unrolled for one block, a loop for more; y of the blocks are stacked.
     if span.blocks == 1:
         carry, y = body(span.start, carry)
@@ -218,7 +218,9 @@ def _attention_bwd(spec: Spec, residuals, dout):
 
         def body(start, carry, span=span, ke=ke, ve=ve):
             block = _Block(spec, span, start, t - s, bias, key)
-            dq, dki, dvi, dbias = _backward_block(block, *(block.cut(x) for x in (qs, do, lse, delta)), ke, ve)
+            dq, dki, dvi, dbias = _backward_block(
+                block, block.cut(qs), block.cut(do), block.cut(lse), block.cut(delta), ke, ve
+            )
             return jax.tree.map(jnp.add, carry, (dki, dvi)) if carry else (dki, dvi), (dq, dbias)
 
         empty = jnp.zeros((*ke.shape[:2], ke.shape[3], ke.shape[2]), ke.dtype)
@@ -260,7 +262,7 @@ def _mask_grad(parts: list, mask, bias, t: int):
         return None
     wide = [_pad_last(part, t) if bias.shape[4] > 1 else part for part in parts]
     if bias.shape[3] == 1:
-        total = sum(part.sum(0) for part in wide)
+        total = reduce(jnp.add, [part.sum(0) for part in wide])
     else:
         total = jnp.concatenate([_joined(part) for part in wide], 3)
     return total.reshape(mask.shape).astype(mask.dtype)
