@@ -5,6 +5,7 @@ Floor: 7.
 
 import difflib
 
+from polyreme import root as _root
 from polyreme.eager.methods import INPLACE
 from polyreme.ops.arithmetic import (
     add,
@@ -361,7 +362,6 @@ from polyreme.ops.unique import (
     unique_consecutive,
 )
 from polyreme.root import *
-from polyreme.root import __all__ as _root_names
 
 bitwise_invert = bitwise_not
 div = divide
@@ -485,7 +485,6 @@ trunc_ = INPLACE["trunc_"]
 unsqueeze_ = INPLACE["unsqueeze_"]
 
 __all__ = [
-    *_root_names,
     "abs",
     "abs_",
     "acos",
@@ -708,12 +707,12 @@ __all__ = [
     "lgamma_",
     "linspace",
     "log",
-    "log10",
-    "log10_",
     "log1p",
     "log1p_",
     "log2",
     "log2_",
+    "log10",
+    "log10_",
     "log_",
     "log_normal",
     "log_normal_",
@@ -918,6 +917,7 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+__all__ += _root.__all__
 
 
 def nearest(name: str) -> str:

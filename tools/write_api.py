@@ -107,7 +107,7 @@ def main() -> str:
         own = sorted(n for n, f in OPS.items() if f.__module__ == module.__name__ and n not in NOT_ROOT)
         lines.append(f"from polyreme.ops.{table} import (\n" + "".join(f"    {n},\n" for n in own) + ")\n")
         names += own
-    lines.append("from polyreme.root import *\nfrom polyreme.root import __all__ as _root_names\n\n")
+    lines.append("from polyreme import root as _root\nfrom polyreme.root import *\n\n")
     for table in ROOT_TABLES:
         module = importlib.import_module(f"polyreme.ops.{table}")
         for alias, name in sorted(getattr(module, "ALIASES", {}).items()):
@@ -119,7 +119,7 @@ def main() -> str:
     lines += [f'{n} = INPLACE["{n}"]\n' for n in inplace]
     names += inplace
     listed = "".join(f'    "{n}",\n' for n in sorted(set(names)))
-    lines.append(f"\n__all__ = [\n    *_root_names,\n{listed}]\n")
+    lines.append(f"\n__all__ = [\n{listed}]\n__all__ += _root.__all__\n")
     lines.append(TAIL)
     return "".join(lines)
 
