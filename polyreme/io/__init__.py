@@ -25,7 +25,7 @@ _HOME = {
     "DataLoader": "dataloader",
 }
 
-__all__ = list(_HOME)
+__all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]  (names load late)
 
 
 def __getattr__(name: str) -> Any:

@@ -24,7 +24,7 @@ _HOME = {
     "image_load": "image",
 }
 _PACKAGES = ("datasets", "models", "transforms")
-__all__ = [*_HOME, *_PACKAGES]
+__all__ = [*_HOME, *_PACKAGES]  # pyright: ignore[reportUnsupportedDunderAll]  (names load late)
 
 
 def __getattr__(name: str) -> Any:

@@ -49,7 +49,7 @@ __all__ = [
     "pad",
     "resize",
     "to_grayscale",
-    "to_tensor",
+    "to_tensor",  # pyright: ignore[reportUnsupportedDunderAll]  (loads late)
     "vflip",
 ]
 
