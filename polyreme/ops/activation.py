@@ -15,7 +15,7 @@ from jax import Array
 
 from polyreme.core import dtype as dtypes
 from polyreme.core.dtype import floating
-from polyreme.core.op import Key, composite, op
+from polyreme.core.op import DRAWN, Key, composite, op
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.creation import republish
 
@@ -219,7 +219,7 @@ def prelu(x: Array, weight: Array, data_format: str = "NCHW") -> Array:
 
 
 @op(method=False)
-def rrelu_train(x: Array, lower: float, upper: float, key: Key = None) -> Array:
+def rrelu_train(x: Array, lower: float, upper: float, key: Key = DRAWN) -> Array:
     """x where x > 0, else x times a slope drawn uniformly from [lower, upper), one for each element."""
     x = floating(x)
     slope = jax.random.uniform(key, x.shape, jnp.promote_types(x.dtype, dtypes.float32), lower, upper)
@@ -311,7 +311,7 @@ def log_softmax(x: Array, axis: int = -1, dtype: Any = None) -> Array:
 
 
 @op(amp="fp32", method=False)
-def gumbel_softmax(x: Array, temperature: float = 1.0, hard: bool = False, axis: int = -1, key: Key = None) -> Array:
+def gumbel_softmax(x: Array, temperature: float = 1.0, hard: bool = False, axis: int = -1, key: Key = DRAWN) -> Array:
     """softmax((x + g) / temperature) along axis, g Gumbel noise. Source: arXiv:1611.01144.
 
     hard: a one-hot of its largest entry, with the gradient of the soft form. Raises ConfigError unless temperature > 0.

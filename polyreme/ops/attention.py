@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
-from polyreme.core.op import Key, composite, op
+from polyreme.core.op import DRAWN, Key, composite, op
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import promote_floating, wide
 
@@ -63,7 +63,7 @@ def attention_with_dropout(
     is_causal: bool = False,
     scale: float | None = None,
     dropout_p: float = 0.0,
-    dropout_key: Key = None,
+    dropout_key: Key = DRAWN,
 ) -> Array:
     """scaled_dot_product_attention with dropout of the probabilities."""
     return _attend(query, key, value, attn_mask, is_causal, scale, dropout_p, dropout_key)

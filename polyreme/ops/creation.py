@@ -166,7 +166,7 @@ def _spaced(start: Array, stop: Array, num: int, what: str) -> Array:
 
 
 @op(method=False)
-def logspace(start: Array, stop: Array, num: int, base: Array = 10.0, dtype: Any = None) -> Array:
+def logspace(start: Array, stop: Array, num: int, base: Array | float = 10.0, dtype: Any = None) -> Array:
     """base to the powers linspace(start, stop, num) -> [num]; default dtype if None."""
     powers = _spaced(start, stop, num, "logspace")
     return jnp.power(jnp.reshape(base, ()).astype(dtypes.float64), powers).astype(as_float(dtype))
@@ -180,7 +180,7 @@ def eye(num_rows: int, num_columns: int | None = None, dtype: Any = None) -> Arr
 
 
 @op
-def diag(x: Array, offset: int = 0, padding_value: Array = 0) -> Array:
+def diag(x: Array, offset: int = 0, padding_value: Array | float = 0) -> Array:
     """[n] -> the square matrix with x on a diagonal and padding_value elsewhere; [m, n] -> its diagonal.
 
     offset: the diagonal, above the main one if positive. Raises ShapeError for other numbers of dims.

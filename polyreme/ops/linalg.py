@@ -205,13 +205,13 @@ def eigvalsh(x: Array, UPLO: str = "L") -> Array:
 
 
 @op(amp="fp32")
-def pinv(x: Array, rcond: Array = 1e-15, hermitian: bool = False) -> Array:
+def pinv(x: Array, rcond: Array | float = 1e-15, hermitian: bool = False) -> Array:
     """Moore-Penrose inverse [*b, m, n] -> [*b, n, m]; singular values up to rcond times the largest count as 0.
 
     hermitian: x equals its conjugate transpose, which makes it cheaper.
     """
     x = _square(x, "pinv with hermitian=True") if hermitian else _matrices(x, "pinv")
-    return jnp.linalg.pinv(x, rtol=rcond.astype(jnp.real(x).dtype), hermitian=hermitian)
+    return jnp.linalg.pinv(x, rtol=jnp.astype(rcond, jnp.real(x).dtype), hermitian=hermitian)
 
 
 @op(amp="fp32")
@@ -290,7 +290,8 @@ def cond(x: Array, p: Any = None) -> Array:
 @op(amp="fp32")
 def eig(x: Array) -> tuple[Array, Array]:
     """(eigenvalues, eigenvectors as columns) of any square matrix, complex; on the host's processor only."""
-    return tuple(jnp.linalg.eig(_square(x, "eig")))
+    values, vectors = jnp.linalg.eig(_square(x, "eig"))
+    return values, vectors
 
 
 @op(amp="fp32")

@@ -237,7 +237,9 @@ def positive(x: Array) -> Array:
 
 
 @op(inplace=True)
-def scale(x: Array, scale: Array = 1.0, bias: Array = 0.0, bias_after_scale: bool = True, act: Any = None) -> Array:
+def scale(
+    x: Array, scale: Array | float = 1.0, bias: Array | float = 0.0, bias_after_scale: bool = True, act: Any = None
+) -> Array:
     """scale * x + bias, or scale * (x + bias) with bias_after_scale=False; scale and bias are numbers or one element.
 
     act: None, "relu", "sigmoid" or "tanh", applied to the result.
@@ -474,11 +476,11 @@ add_n = republish(_add_n, _add_some)
 
 
 @op
-def increment(x: Array, value: Array = 1.0) -> Array:
+def increment(x: Array, value: Array | float = 1.0) -> Array:
     """Add value to the one element of x, in place; returns x."""
     if x.size != 1:
         raise ShapeError(f"increment takes a Tensor with one element, got shape {list(x.shape)}; use x.add_(value)")
-    return x + value.astype(x.dtype)
+    return x + jnp.astype(value, x.dtype)
 
 
 _increment = increment

@@ -15,7 +15,7 @@ from polyreme import kernels
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.dtype import floating
-from polyreme.core.op import Key, composite, op
+from polyreme.core.op import DRAWN, Key, composite, op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.ops.activation import positive_dim, promote_floating, wide
 from polyreme.ops.ids import check_range
@@ -117,7 +117,7 @@ def _check_p(p: float, what: str) -> None:
 
 
 @op(method=False)
-def dropout_train(x: Array, p: float, axis: Any = None, mode: str = "upscale_in_train", key: Key = None) -> Array:
+def dropout_train(x: Array, p: float, axis: Any = None, mode: str = "upscale_in_train", key: Key = DRAWN) -> Array:
     """x with each element (or slice along axis) set to 0 with probability p, the rest divided by 1 - p if upscaled."""
     x = floating(x)
     shape = x.shape
@@ -199,7 +199,7 @@ _SELU_FLOOR = -1.0507009873554805 * 1.6732632423543772
 
 
 @op(method=False)
-def alpha_dropout_train(x: Array, p: float, num_dims: int | None = None, key: Key = None) -> Array:
+def alpha_dropout_train(x: Array, p: float, num_dims: int | None = None, key: Key = DRAWN) -> Array:
     """a * (x where kept, else selu's floor) + b, a and b keeping mean and variance; one draw over dims >= num_dims."""
     x = floating(x)
     shape = x.shape if num_dims is None else x.shape[:num_dims] + (1,) * (x.ndim - num_dims)

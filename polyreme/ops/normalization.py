@@ -219,8 +219,9 @@ def instance_norm(
     if not use_input_stats:
         return batch_norm_eval(x, running_mean, running_var, weight, bias, eps, data_format)
     results = instance_norm_train(x, running_mean, running_var, weight, bias, momentum, eps, data_format)
-    for running, moved in zip((running_mean, running_var), results[1:], strict=False):
-        state.write(running, state.read(moved))
+    if running_mean is not None and running_var is not None:
+        for running, moved in zip((running_mean, running_var), results[1:], strict=True):
+            state.write(running, state.read(moved))
     return results[0]
 
 

@@ -15,7 +15,7 @@ from jax import Array
 
 from polyreme.core import dtype as dtypes
 from polyreme.core.dtype import promote
-from polyreme.core.op import Key, op
+from polyreme.core.op import DRAWN, Key, op
 from polyreme.errors import DTypeError, ShapeError
 from polyreme.ops.creation import as_float, as_shape, creator, republish
 
@@ -36,78 +36,80 @@ def _normal(key: Array, shape: Any, dtype: Any, what: str) -> Array:
 
 
 @creator
-def rand(shape: Any, dtype: Any = None, key: Key = None) -> Array:
+def rand(shape: Any, dtype: Any = None, key: Key = DRAWN) -> Array:
     """Uniform in [0, 1)."""
     return jax.random.uniform(key, as_shape(shape, "rand"), _floating(dtype, "rand"))
 
 
 @creator
-def randn(shape: Any, dtype: Any = None, key: Key = None) -> Array:
+def randn(shape: Any, dtype: Any = None, key: Key = DRAWN) -> Array:
     """Normal with mean 0 and variance 1."""
     return _normal(key, shape, dtype, "randn")
 
 
 @creator
-def standard_normal(shape: Any, dtype: Any = None, key: Key = None) -> Array:
+def standard_normal(shape: Any, dtype: Any = None, key: Key = DRAWN) -> Array:
     """Normal with mean 0 and variance 1."""
     return _normal(key, shape, dtype, "standard_normal")
 
 
 @creator
-def rand_like(input: Array, dtype: Any = None, key: Key = None) -> Array:
+def rand_like(input: Array, dtype: Any = None, key: Key = DRAWN) -> Array:
     """Uniform in [0, 1), in input's shape and, unless one is given, input's dtype."""
     return jax.random.uniform(key, input.shape, _floating(input.dtype if dtype is None else dtype, "rand_like"))
 
 
 @creator
-def randn_like(x: Array, dtype: Any = None, key: Key = None) -> Array:
+def randn_like(x: Array, dtype: Any = None, key: Key = DRAWN) -> Array:
     """Normal with mean 0 and variance 1, in x's shape and, unless one is given, x's dtype."""
     return _normal(key, x.shape, x.dtype if dtype is None else dtype, "randn_like")
 
 
 @creator
-def uniform(shape: Any, dtype: Any = None, min: Array = 0, max: Array = 1.0, seed: int = 0, key: Key = None) -> Array:
+def uniform(
+    shape: Any, dtype: Any = None, min: Array | float = 0, max: Array | float = 1.0, seed: int = 0, key: Key = DRAWN
+) -> Array:
     """Uniform in [min, max)."""
     to = _floating(dtype, "uniform")
-    return jax.random.uniform(_key(key, seed), as_shape(shape, "uniform"), to, min.astype(to), max.astype(to))
+    return jax.random.uniform(_key(key, seed), as_shape(shape, "uniform"), to, jnp.astype(min, to), jnp.astype(max, to))
 
 
 @op(method=False)
 def gaussian(
-    shape: Any, mean: Array = 0.0, std: Array = 1.0, seed: int = 0, dtype: Any = None, key: Key = None
+    shape: Any, mean: Array | float = 0.0, std: Array | float = 1.0, seed: int = 0, dtype: Any = None, key: Key = DRAWN
 ) -> Array:
     """Normal with a mean and a standard deviation."""
     drawn = _normal(_key(key, seed), shape, dtype, "gaussian")
-    return drawn * std.astype(drawn.dtype) + mean.astype(drawn.dtype)
+    return drawn * jnp.astype(std, drawn.dtype) + jnp.astype(mean, drawn.dtype)
 
 
 @op(method=False)
-def normal(mean: Array = 0.0, std: Array = 1.0, shape: Any = None, key: Key = None) -> Array:
+def normal(mean: Array | float = 0.0, std: Array | float = 1.0, shape: Any = None, key: Key = DRAWN) -> Array:
     """Normal with a mean and a standard deviation, each a number or a Tensor; gradients flow to both.
 
     The result has the shape the two broadcast to, or `shape` where both are numbers.
     """
-    mean, std = (dtypes.floating(v) for v in promote(mean, std))
-    common = jnp.broadcast_shapes(mean.shape, std.shape)
+    center, spread = (dtypes.floating(v) for v in promote(mean, std))
+    common = jnp.broadcast_shapes(center.shape, spread.shape)
     if shape is not None and common != ():
         raise ShapeError(f"normal: shape={list(shape)} with a mean and std of shape {list(common)}; leave shape out")
-    return mean + std * _normal(key, common if shape is None else shape, mean.dtype, "normal")
+    return center + spread * _normal(key, common if shape is None else shape, center.dtype, "normal")
 
 
 @op(method=False)
-def log_normal(mean: Array = 1.0, std: Array = 2.0, shape: Any = None, key: Key = None) -> Array:
+def log_normal(mean: Array | float = 1.0, std: Array | float = 2.0, shape: Any = None, key: Key = DRAWN) -> Array:
     """exp of a normal with a mean and a standard deviation, arguments as for normal."""
-    mean, std = (dtypes.floating(v) for v in promote(mean, std))
-    common = jnp.broadcast_shapes(mean.shape, std.shape)
+    center, spread = (dtypes.floating(v) for v in promote(mean, std))
+    common = jnp.broadcast_shapes(center.shape, spread.shape)
     if shape is not None and common != ():
         raise ShapeError(
             f"log_normal: shape={list(shape)} with a mean and std of shape {list(common)}; leave shape out"
         )
-    return jnp.exp(mean + std * _normal(key, common if shape is None else shape, mean.dtype, "log_normal"))
+    return jnp.exp(center + spread * _normal(key, common if shape is None else shape, center.dtype, "log_normal"))
 
 
 @op(method=False)
-def randint(low: int = 0, high: int | None = None, shape: Any = (1,), dtype: Any = None, key: Key = None) -> Array:
+def randint(low: int = 0, high: int | None = None, shape: Any = (1,), dtype: Any = None, key: Key = DRAWN) -> Array:
     """Integers from low up to but not including high, all equally likely; from 0 to low if high is None.
 
     int64 unless a dtype is given. Raises ShapeError (a ValueError) for an empty range.
@@ -118,7 +120,7 @@ def randint(low: int = 0, high: int | None = None, shape: Any = (1,), dtype: Any
 
 
 @op(method=False)
-def randint_like(x: Array, low: int = 0, high: int | None = None, dtype: Any = None, key: Key = None) -> Array:
+def randint_like(x: Array, low: int = 0, high: int | None = None, dtype: Any = None, key: Key = DRAWN) -> Array:
     """Integers from low up to but not including high, in x's shape and, unless one is given, x's dtype."""
     low, high = _range(low, high, "randint_like")
     return _integers(key, x.shape, low, high, x.dtype if dtype is None else dtypes.as_dtype(dtype))
@@ -137,7 +139,7 @@ def _integers(key: Array, shape: tuple, low: int, high: int, to: Any) -> Array:
 
 
 @creator
-def randperm(n: int, dtype: Any = "int64", key: Key = None) -> Array:
+def randperm(n: int, dtype: Any = "int64", key: Key = DRAWN) -> Array:
     """The integers 0 .. n - 1 in random order -> [n]."""
     if n < 1:
         raise ShapeError(f"randperm: n={n}; ask for at least 1")
@@ -145,14 +147,14 @@ def randperm(n: int, dtype: Any = "int64", key: Key = None) -> Array:
 
 
 @op(method=False)
-def bernoulli(x: Array, p: float | None = None, key: Key = None) -> Array:
+def bernoulli(x: Array, p: float | None = None, key: Key = DRAWN) -> Array:
     """1 with probability x (or p, for every element), else 0, in x's shape and dtype."""
     chance = x if p is None else jnp.full(x.shape, p, dtypes.float32)
     return jax.random.bernoulli(key, chance).astype(x.dtype)
 
 
 @op
-def multinomial(x: Array, num_samples: int = 1, replacement: bool = False, key: Key = None) -> Array:
+def multinomial(x: Array, num_samples: int = 1, replacement: bool = False, key: Key = DRAWN) -> Array:
     """Indices of the last dim drawn with probability proportional to x: [*b, n] -> [*b, num_samples], int64.
 
     Without replacement no index is drawn twice, and one of probability 0 only when no other is left.
@@ -175,20 +177,20 @@ def multinomial(x: Array, num_samples: int = 1, replacement: bool = False, key: 
 
 
 @op(method=False)
-def poisson(x: Array, key: Key = None) -> Array:
+def poisson(x: Array, key: Key = DRAWN) -> Array:
     """Poisson counts with rates x, in x's shape and dtype."""
     return jax.random.poisson(key, x, x.shape, dtypes.int64).astype(x.dtype)
 
 
 @op(method=False)
-def standard_gamma(x: Array, key: Key = None) -> Array:
+def standard_gamma(x: Array, key: Key = DRAWN) -> Array:
     """Gamma numbers with shape parameters x and scale 1, in x's shape; gradients flow to x (arXiv:1805.08498)."""
     x = dtypes.floating(x)
     return jax.random.gamma(key, x, dtype=x.dtype)
 
 
 @op(method=False)
-def binomial(count: Array, prob: Array, key: Key = None) -> Array:
+def binomial(count: Array, prob: Array, key: Key = DRAWN) -> Array:
     """Number of successes in count trials of probability prob, elementwise, int64; count and prob broadcast."""
     shape = jnp.broadcast_shapes(count.shape, prob.shape)
     drawn = jax.random.binomial(key, count.astype(dtypes.float64), prob.astype(dtypes.float64), shape, dtypes.float64)
@@ -206,45 +208,45 @@ def _filling(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_filling
-def uniform_(x: Array, min: Array = 0, max: Array = 1.0, seed: int = 0, key: Key = None) -> Array:
+def uniform_(x: Array, min: Array | float = 0, max: Array | float = 1.0, seed: int = 0, key: Key = DRAWN) -> Array:
     """Fill x with uniform numbers in [min, max)."""
     to = _floating(x.dtype, "uniform_")
-    return jax.random.uniform(_key(key, seed), x.shape, to, min.astype(to), max.astype(to))
+    return jax.random.uniform(_key(key, seed), x.shape, to, jnp.astype(min, to), jnp.astype(max, to))
 
 
 @_filling
-def normal_(x: Array, mean: Array = 0.0, std: Array = 1.0, key: Key = None) -> Array:
+def normal_(x: Array, mean: Array | float = 0.0, std: Array | float = 1.0, key: Key = DRAWN) -> Array:
     """Fill x with normal numbers of a mean and a standard deviation."""
-    return mean.astype(x.dtype) + std.astype(x.dtype) * _normal(key, x.shape, x.dtype, "normal_")
+    return jnp.astype(mean, x.dtype) + jnp.astype(std, x.dtype) * _normal(key, x.shape, x.dtype, "normal_")
 
 
 @_filling
-def log_normal_(x: Array, mean: Array = 1.0, std: Array = 2.0, key: Key = None) -> Array:
+def log_normal_(x: Array, mean: Array | float = 1.0, std: Array | float = 2.0, key: Key = DRAWN) -> Array:
     """Fill x with exp of normal numbers of a mean and a standard deviation."""
-    return jnp.exp(mean.astype(x.dtype) + std.astype(x.dtype) * _normal(key, x.shape, x.dtype, "log_normal_"))
+    return jnp.exp(jnp.astype(mean, x.dtype) + jnp.astype(std, x.dtype) * _normal(key, x.shape, x.dtype, "log_normal_"))
 
 
 @_filling
-def exponential_(x: Array, lam: Array = 1.0, key: Key = None) -> Array:
+def exponential_(x: Array, lam: Array | float = 1.0, key: Key = DRAWN) -> Array:
     """Fill x with exponential numbers of rate lam (mean 1 / lam)."""
-    return jax.random.exponential(key, x.shape, _floating(x.dtype, "exponential_")) / lam.astype(x.dtype)
+    return jax.random.exponential(key, x.shape, _floating(x.dtype, "exponential_")) / jnp.astype(lam, x.dtype)
 
 
 @_filling
-def bernoulli_(x: Array, p: Array = 0.5, key: Key = None) -> Array:
+def bernoulli_(x: Array, p: Array | float = 0.5, key: Key = DRAWN) -> Array:
     """Fill x with 1 (probability p, a number or a Tensor) and 0."""
     return jax.random.bernoulli(key, jnp.broadcast_to(dtypes.floating(p), x.shape)).astype(x.dtype)
 
 
 @_filling
-def cauchy_(x: Array, loc: Array = 0, scale: Array = 1, key: Key = None) -> Array:
+def cauchy_(x: Array, loc: Array | float = 0, scale: Array | float = 1, key: Key = DRAWN) -> Array:
     """Fill x with Cauchy numbers: loc + scale * tan(pi * (u - 1/2)), u uniform."""
     drawn = jax.random.cauchy(key, x.shape, _floating(x.dtype, "cauchy_"))
-    return loc.astype(x.dtype) + scale.astype(x.dtype) * drawn
+    return jnp.astype(loc, x.dtype) + jnp.astype(scale, x.dtype) * drawn
 
 
 @_filling
-def geometric_(x: Array, probs: Array, key: Key = None) -> Array:
+def geometric_(x: Array, probs: Array, key: Key = DRAWN) -> Array:
     """Fill x with the number of trials up to and including the first success of probability probs."""
     to = _floating(x.dtype, "geometric_")
     u = jax.random.uniform(key, x.shape, dtypes.float64, jnp.finfo(dtypes.float64).tiny)

@@ -168,7 +168,7 @@ def std(x: Array, axis: Any = None, unbiased: bool = True, keepdim: bool = False
 
 
 def _variance(x: Array, dims: tuple[int, ...], keepdim: bool, correction: float) -> Array:
-    return jnp.var(x, dims, ddof=correction, keepdims=keepdim)
+    return jnp.var(x, dims, ddof=correction, keepdims=keepdim)  # pyright: ignore[reportArgumentType]  (ddof may be a fraction)
 
 
 @op(amp="fp32")

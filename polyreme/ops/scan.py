@@ -127,11 +127,13 @@ def _trapezoids(y: Array, x: Array | None, dx: float | None, axis: int, what: st
     n = y.shape[dim]
     width = jnp.asarray(1.0 if dx is None else dx, y.dtype)
     if x is not None:
-        y, x = promote(y, x)
-        if x.ndim == 1:
-            x = x.reshape([-1 if d == dim else 1 for d in range(y.ndim)])
-        if x.shape[dim] != n:
-            raise ShapeError(f"{what}: x has {x.shape[dim]} samples, y of shape {list(y.shape)} has {n} in axis {axis}")
-        width = jnp.diff(x, axis=dim)
+        y, at = promote(y, x)
+        if at.ndim == 1:
+            at = at.reshape([-1 if d == dim else 1 for d in range(y.ndim)])
+        if at.shape[dim] != n:
+            raise ShapeError(
+                f"{what}: x has {at.shape[dim]} samples, y of shape {list(y.shape)} has {n} in axis {axis}"
+            )
+        width = jnp.diff(at, axis=dim)
     sides = lax.slice_in_dim(y, 1, n, axis=dim) + lax.slice_in_dim(y, 0, max(n - 1, 0), axis=dim)
     return sides * width / 2, dim
