@@ -215,7 +215,7 @@ def _shifted(args: Any, at: int, delta: np.ndarray) -> Any:
 
 
 def check_autocast(case: Case) -> None:
-    """Under bfloat16 autocast an op of class "low" gives bfloat16, of class "fp32" float32; "widest" keeps the widest."""
+    """Under bfloat16 autocast class "low" gives bfloat16, class "fp32" float32; "widest" keeps the widest."""
     op = case.fn.op
     args = case.arguments()
     plain = [a.dtype for a in arrays(case.fn(*tensors(args), **tensors_in(case.kwargs)))]
