@@ -6,6 +6,7 @@ regularizers, master weights, learning rate, skipping a step on overflow, placem
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -83,6 +84,18 @@ class Optimizer:
             self._lr = Tensor(jnp.asarray(self._initial_rate(learning_rate), self._rate_dtype))
         if self._scheduler is not None:
             self.set_lr_scheduler(self._scheduler)
+
+    def __deepcopy__(self, memo: dict) -> Optimizer:
+        """One over copies of the parameters: those of the model, if deepcopy is given (model, optimizer)."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update({n: copy.deepcopy(v, memo) for n, v in self.__dict__.items() if n != "_updates"})
+        copied._updates = {}
+        key = {id(p): id(q) for p, q in zip(self._parameters, copied._parameters, strict=True)}
+        for name in ("_position", "_group_of", "_clip_of", "_masters"):
+            setattr(copied, name, {key[k]: v for k, v in getattr(copied, name).items()})
+        copied._slots = {n: {key[k]: v for k, v in held.items()} for n, held in copied._slots.items()}
+        return copied
 
     # what a subclass writes
 

@@ -1,5 +1,6 @@
 """What all optimizers share: settings, groups, learning rate, clipping, state."""
 
+import copy
 import inspect
 
 import numpy as np
@@ -9,6 +10,7 @@ from polyreme import optimizer as opt
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CaptureError, CheckpointError, ConfigError, DTypeError
 from polyreme.jit import to_static
+from polyreme.nn import Linear
 from polyreme.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 from polyreme.nn.parameter import Parameter
 from polyreme.optimizer.lr import StepDecay
@@ -380,3 +382,22 @@ def test_amsgrad_state_does_not_fit_plain_adam_and_the_other_way():
         opt.Adam(parameters=[p]).set_state_dict(state_of(p, amsgrad=True))
     with pytest.raises(CheckpointError, match=r"lacks \['moment2_max'\]"):
         opt.Adam(parameters=[p], amsgrad=True).set_state_dict(state_of(p))
+
+
+def test_a_deep_copy_goes_with_the_copied_model():
+    model = Linear(3, 2)
+    optimizer = opt.AdamW(0.1, parameters=model.parameters())
+
+    def step(model, optimizer):
+        model(to_tensor(np.ones((1, 3), np.float32))).sum().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+
+    step(model, optimizer)
+    twin, twin_optimizer = copy.deepcopy((model, optimizer))
+    before = model.weight.numpy()
+    step(twin, twin_optimizer)
+    np.testing.assert_array_equal(model.weight.numpy(), before)
+    assert (twin.weight.numpy() != before).all()
+    step(model, optimizer)
+    np.testing.assert_array_equal(model.weight.numpy(), twin.weight.numpy())
