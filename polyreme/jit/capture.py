@@ -7,6 +7,7 @@ or loop body is watched by a capture of its own, inside the capture of the funct
 
 from __future__ import annotations
 
+import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -119,7 +120,7 @@ class Capture:
         self.converted = converted if outer is None else outer.converted
         self.before: dict[int, Before] = {}
         self.made: dict[int, TensorState] = {}
-        self.layers: dict[int, tuple[Any, bool]] = {} if outer is None else outer.layers
+        self.layers: dict[int, tuple[Any, bool, tuple]] = {} if outer is None else outer.layers
 
     def created(self, tensor: TensorState) -> None:
         """A Tensor made inside."""
@@ -150,7 +151,7 @@ class Capture:
 
     def entered(self, layer: Any) -> Callable[..., Any]:
         """A Layer was called: its training flag becomes a guard. Returns the forward to run."""
-        self.layers.setdefault(id(layer), (layer, layer.training))
+        self.layers.setdefault(id(layer), (layer, layer.training, parts_of(layer)))
         return self.converted(layer.forward)
 
     def has_value(self, tensor: TensorState) -> bool:
@@ -189,6 +190,21 @@ def watching(capture: Capture) -> Iterator[Capture]:
     finally:
         state.watch.active = outer
         capture.restore()
+
+
+def parts_of(layer: Any) -> tuple:
+    """What a Layer is put together from, hooks included: a program captured with other parts is another program."""
+    tables = layer.__dict__
+    found: list[Any] = []
+    for name in ("_parameters", "_buffers", "_sub_layers", "_pre_hooks", "_post_hooks"):
+        found += tables.get(name, {}).values()
+    return tuple(found)
+
+
+def same_parts(layer: Any, parts: tuple) -> bool:
+    """True if the Layer is still put together from these very objects."""
+    now = parts_of(layer)
+    return len(now) == len(parts) and all(map(operator.is_, now, parts))
 
 
 def staged(value: Any) -> bool:

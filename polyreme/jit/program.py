@@ -30,6 +30,8 @@ from polyreme.jit.capture import (
     history_freed,
     is_live,
     nodes_behind,
+    parts_of,
+    same_parts,
     stale,
     watching,
     where_defined,
@@ -60,7 +62,7 @@ class Found:
     new_grads: tuple[TensorState, ...]
     lost_grads: tuple[TensorState, ...]
     guards: tuple[tuple[TensorState, bool, bool], ...]
-    layers: tuple[tuple[Any, bool], ...]
+    layers: tuple[tuple[Any, bool, tuple], ...]
     args_written: tuple[int, ...]
     args_graded: tuple[int, ...]
     args_met: tuple[int, ...]
@@ -128,8 +130,8 @@ class Program:
         for tensor, stop_gradient, has_grad in self.found.guards:
             if tensor.stop_gradient is not stop_gradient or (tensor._grad is not None) is not has_grad:
                 return False
-        for layer, training in self.found.layers:
-            if layer.training is not training:
+        for layer, training, parts in self.found.layers:
+            if layer.training is not training or not same_parts(layer, parts):
                 return False
         for i, argument in enumerate(arguments):
             if id(argument) in self._state_ids and self.pinned.get(i) is not argument:
@@ -138,9 +140,11 @@ class Program:
 
     def mismatch(self, arguments: list[TensorState]) -> str:
         """Why serves said no."""
-        for layer, training in self.found.layers:
+        for layer, training, parts in self.found.layers:
             if layer.training is not training:
                 return f"training of {type(layer).__name__}: {training} -> {layer.training}"
+            if not same_parts(layer, parts):
+                return f"a parameter, buffer, sublayer or hook of {type(layer).__name__} was replaced, added or removed"
         for tensor, stop_gradient, has_grad in self.found.guards:
             if tensor.stop_gradient is not stop_gradient:
                 return f"stop_gradient of {name_of(tensor)}: {stop_gradient} -> {tensor.stop_gradient}"
@@ -254,7 +258,7 @@ class Program:
     def _enter(self, capture: Capture) -> None:
         owner: Any = getattr(self.fn, "__self__", None)
         if hasattr(owner, "training"):
-            capture.layers[id(owner)] = (owner, owner.training)
+            capture.layers[id(owner)] = (owner, owner.training, parts_of(owner))
 
     def _leak(self) -> CaptureError:
         return CaptureError(
