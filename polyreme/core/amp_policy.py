@@ -6,6 +6,7 @@ fuses.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,10 +48,8 @@ class Policy:
         return jax.numpy.result_type(*floats)
 
 
-class _Active:
-    """The policy in force, None when autocast is off."""
-
-    __slots__ = ("policy",)
+class _Active(threading.local):
+    """The policy in force in this thread, None when autocast is off."""
 
     def __init__(self) -> None:
         self.policy: Policy | None = None

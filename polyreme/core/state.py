@@ -5,6 +5,7 @@ Floor: 1.  Eager Tensors and random generators are made of this; capture sees al
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,10 +36,8 @@ class TensorState:
             watch.active.created(self)
 
 
-class _Watch:
-    """The capture in progress, or None."""
-
-    __slots__ = ("active",)
+class _Watch(threading.local):
+    """The capture in progress in this thread, or None: what other threads do meanwhile is none of its business."""
 
     def __init__(self) -> None:
         self.active: Any = None

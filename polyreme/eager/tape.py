@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -26,10 +27,8 @@ _sequence = itertools.count()
 Edge = Any
 
 
-class GradMode:
-    """Whether ops are taped."""
-
-    __slots__ = ("enabled",)
+class GradMode(threading.local):
+    """Whether ops are taped, in each thread by itself."""
 
     def __init__(self) -> None:
         self.enabled = True

@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import gc
 import logging
+import threading
 import weakref
 
 import numpy as np
@@ -484,3 +485,63 @@ def test_switching_capture_off():
         enable_to_static(True)
     assert len(calls) == 3
     assert fn.programs == {}
+
+
+# what a layer is put together from
+
+
+class Shifted(Layer):
+    def __init__(self):
+        super().__init__()
+        self.inner = Linear(1, 1)
+        self.register_buffer("shift", to_tensor([0.0]))
+
+    def forward(self, x):
+        return self.inner(x) + self.shift
+
+
+def replace_inner(layer):
+    layer.inner = Linear(1, 1)
+
+
+def replace_weight(layer):
+    layer.inner.weight = layer.inner.create_parameter([1, 1])
+
+
+def replace_buffer(layer):
+    layer.shift = to_tensor([5.0])
+
+
+def add_hook(layer):
+    layer.inner.register_forward_post_hook(lambda layer, inputs, output: output * 3.0)
+
+
+@pytest.mark.parametrize("change", [replace_inner, replace_weight, replace_buffer, add_hook])
+def test_a_layer_changed_after_its_capture_is_captured_again(change):
+    layer = Shifted()
+    fn = to_static(lambda x: layer(x))
+    x = to_tensor([[2.0]])
+    assert fn(x).tolist() == layer(x).tolist()
+    change(layer)
+    np.testing.assert_allclose(fn(x).numpy(), layer(x).numpy(), rtol=2.0**-22)  # two float32 roundings
+    assert "replaced, added or removed" in fn.retraces[-1]
+    count = sum(len(p) for p in fn.programs.values())
+    fn(x)
+    assert sum(len(p) for p in fn.programs.values()) == count
+
+
+def test_a_capture_sees_only_its_own_thread():
+    outside, results = vector(1.0), []
+
+    @to_static
+    def fn(x):
+        other = threading.Thread(target=lambda: results.append((outside + 1.0).tolist()))
+        other.start()
+        other.join()
+        return x * 2.0
+
+    assert fn(vector(3.0)).tolist() == [6.0]
+    assert results[0] == [2.0]
+    outside.stop_gradient = False  # would be a changed guard, were it state of fn
+    fn(vector(3.0))
+    assert sum(len(p) for p in fn.programs.values()) == 1
