@@ -19,7 +19,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.op import ATTR, KEY, TENSOR, Op, freeze
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
-from polyreme.errors import CaptureError, DeviceError, DTypeError, GradError
+from polyreme.errors import CaptureError, DeviceError, DTypeError, GradError, ShapeError
 
 _watch = state.watch
 _autocast = amp_policy.active
@@ -173,7 +173,14 @@ def inplace(fn: Any) -> Any:
 
     @functools.wraps(fn)
     def run(x: TensorState, *args: Any, **kwargs: Any) -> TensorState:
-        return rebind(x, fn(x, *args, **kwargs), run.__name__)
+        result = fn(x, *args, **kwargs)
+        # reshape_ and its like change the shape, but none changes how many elements there are
+        if result._array.size != x._array.size:
+            raise ShapeError(
+                f"{run.__name__}: the result has shape {list(result._array.shape)}, the Tensor changed in place "
+                f"{list(x._array.shape)}, which does not grow; use the form that returns a new Tensor"
+            )
+        return rebind(x, result, run.__name__)
 
     run.__name__ = run.__qualname__ = f"{fn.__name__}_"
     run.__doc__ = f"In-place form of `{fn.__name__}`: the result is written into the first argument, which is returned."

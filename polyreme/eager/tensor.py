@@ -285,6 +285,8 @@ class Tensor(TensorState, OpMethods):
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> HookHandle:
         """Call hook(gradient) when this Tensor's gradient is computed; what it returns, if anything, replaces it."""
+        if not callable(hook):
+            raise TypeError(f"register_hook takes a function of the gradient, got {type(hook).__name__}")
         if self.stop_gradient:
             raise GradError("register_hook: this Tensor has stop_gradient=True, so no gradient reaches it")
         if self._node is None:

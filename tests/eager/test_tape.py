@@ -1,6 +1,7 @@
 """The tape: accumulation, hooks, retained graphs, in-place writes, complex numbers, depth and memory."""
 
 import gc
+import threading
 import weakref
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from polyreme.autograd import grad
 from polyreme.eager.mode import enable_grad, no_grad, set_grad_enabled
 from polyreme.eager.tensor import to_tensor
-from polyreme.errors import GradError
+from polyreme.errors import GradError, ShapeError
 from polyreme.jit import to_static
 from polyreme.nn.parameter import Parameter
 
@@ -315,3 +316,34 @@ def test_complex_gradients_against_finite_differences(name, captured):
             want[i] += unit * (high - low) / (2 * step)
     # third derivatives of these functions stay below 60 here
     np.testing.assert_allclose(z.grad.numpy(), want, rtol=0, atol=60 * step**2)
+
+
+def test_no_grad_is_of_its_thread():
+    x, inside, done = leaf([1.0]), threading.Event(), threading.Event()
+
+    def other():
+        with no_grad():
+            inside.set()
+            done.wait(10)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        assert inside.wait(10)
+        assert not (x * 2.0).stop_gradient
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_in_place_never_grows():
+    x = const([1.0, 2.0])
+    with pytest.raises(ShapeError, match=r"add_: the result has shape \[3, 2\], the Tensor changed in place \[2\]"):
+        x.add_(const(np.ones((3, 2))))
+    assert x.tolist() == [1.0, 2.0]
+    assert x.reshape_([2, 1]).shape == [2, 1]
+
+
+def test_a_hook_is_a_function():
+    with pytest.raises(TypeError, match="register_hook takes a function of the gradient, got int"):
+        leaf([1.0]).register_hook(3)
