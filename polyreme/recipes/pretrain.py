@@ -63,8 +63,9 @@ class _Run:
     def __init__(self, config: PretrainConfig, folder: Path, corpus: Corpus, store: CheckpointStore) -> None:
         self.config, self.folder, self.corpus, self.store = config, folder, corpus, store
         self.notes: list[str] = []
-        if store.latest_step() is not None:  # told before minutes go into a model that does not fit
-            self._check_saved(store.manifest(store.latest_step()).meta)
+        latest = store.latest_step()
+        if latest is not None:  # told before minutes go into a model that does not fit
+            self._check_saved(store.manifest(latest).meta)
         self.trainer = Trainer(config)
         self.data, self.validation = Numbered(corpus.train), Numbered(corpus.validation)
         sampler = RandomSampler(self.data, generator=config.data.seed)

@@ -6,6 +6,8 @@ Floor: 7.
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +16,7 @@ import numpy as np
 
 from polyreme.amp import auto_cast, decorate
 from polyreme.core import rng, state
+from polyreme.core.backend import Device
 from polyreme.distributed.placement import apply_plan, shard_batch
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor
@@ -43,7 +46,7 @@ class Trainer:
     devices: those of the plan's mesh, all by default.
     """
 
-    def __init__(self, config: PretrainConfig, devices: Sequence[jax.Device] | None = None) -> None:
+    def __init__(self, config: PretrainConfig, devices: Sequence[Device] | None = None) -> None:
         _check_supported(config)
         self.config = config
         rng.seed(config.train.seed)
@@ -89,7 +92,7 @@ class Trainer:
     def _train(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         key = Tensor(state.read(rng.default_generator.key_state()))
         loss = self._accumulate(tokens, labels)
-        norm = global_norm([p.grad.detach() for p in self.model.parameters()])
+        norm = global_norm([p.grad.detach() for p in self.model.parameters() if p.grad is not None])
         is_bad = (loss + norm).isfinite().logical_not().logical_or(self._halted)
         self.optimizer.step(skip=is_bad)
         self.optimizer.clear_grad()
@@ -100,14 +103,14 @@ class Trainer:
         """Loss of the batch, its gradients left on the parameters, a microbatch at a time."""
         parts = self.config.train.accumulation
         size = tokens.shape[0] // parts
-        total = None
+        losses: list[Tensor] = []
         for i in range(parts):
             rows = slice(i * size, (i + 1) * size)
             with self._autocast():
                 loss = self.model(tokens[rows], labels[rows]) / parts
             loss.backward()
-            total = loss.detach() if total is None else total + loss.detach()
-        return total
+            losses.append(loss.detach())
+        return functools.reduce(operator.add, losses)
 
     def _evaluate(self, tokens: Tensor, labels: Tensor) -> Tensor:
         with self._autocast():
