@@ -13,6 +13,7 @@ import numpy as np
 
 from polyreme.core import layout as layouts
 from polyreme.core import rng, state
+from polyreme.core.backend import Device
 from polyreme.core.layout import Layout
 from polyreme.eager.tensor import Tensor
 from polyreme.mesh import Plan
@@ -21,7 +22,7 @@ from polyreme.nn.layer import Layer
 KINDS = ("param", "use", "grad", "state")
 
 
-def apply_plan(plan: Plan, model: Layer, devices: Sequence[jax.Device] | None = None) -> Layout:
+def apply_plan(plan: Plan, model: Layer, devices: Sequence[Device] | None = None) -> Layout:
     """Put plan in force: move model's parameters and buffers onto the mesh and tell them where gradients and optimizer
     state go. Call it before the optimizer's first step. -> the layout, which `shard_batch` takes.
 
