@@ -140,7 +140,10 @@ def constant(value: Any) -> Any:
     if isinstance(value, jax.Array):
         return value
     if isinstance(value, (np.ndarray, np.generic, list, tuple)):
-        return jnp.asarray(np.asarray(value))
+        array = np.asarray(value)
+        if array.dtype.kind in "OUSM":
+            raise TypeError(f"cannot make a Tensor of {type(value).__name__} with dtype {array.dtype}; give numbers")
+        return jnp.asarray(array)
     raise TypeError(f"cannot make a Tensor of {type(value).__name__}; give a Tensor, a number or an ndarray")
 
 

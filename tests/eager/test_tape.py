@@ -347,3 +347,11 @@ def test_in_place_never_grows():
 def test_a_hook_is_a_function():
     with pytest.raises(TypeError, match="register_hook takes a function of the gradient, got int"):
         leaf([1.0]).register_hook(3)
+
+
+@pytest.mark.parametrize("value", ["a", None, [1, object()]])
+def test_only_numbers_are_assigned(value):
+    x = const([1.0, 2.0])
+    with pytest.raises(TypeError, match=r"cannot make a Tensor of .* with dtype .*; give numbers"):
+        x[0] = value
+    assert x.tolist() == [1.0, 2.0]

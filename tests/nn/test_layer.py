@@ -243,7 +243,8 @@ def test_super_init_must_come_first():
 
 
 REFUSED = [
-    (lambda: nn.Linear(0, 3), r"Linear\(0, 3\): both sizes must be at least 1"),
+    (lambda: nn.Linear(0, 3), r"Linear\(0, 3\): both sizes must be integers of at least 1"),
+    (lambda: nn.Linear(2.5, 3), r"Linear\(2.5, 3\): both sizes must be integers of at least 1"),
     (lambda: nn.Embedding(3, 0), r"both sizes must be at least 1"),
     (lambda: nn.Embedding(3, 2, padding_idx=3), "padding_idx 3 is outside the table of 3 rows"),
     (lambda: nn.Embedding(3, 2, weight_attr=False), "leaves no table"),

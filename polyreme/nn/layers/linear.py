@@ -6,6 +6,7 @@ Floor: 4.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from polyreme.errors import ConfigError
@@ -32,8 +33,8 @@ class Linear(Layer):
         dims: Sequence[str | None] = (None, None),
     ) -> None:
         super().__init__(name)
-        if in_features < 1 or out_features < 1:
-            raise ConfigError(f"Linear({in_features}, {out_features}): both sizes must be at least 1")
+        if not all(isinstance(n, Integral) and n >= 1 for n in (in_features, out_features)):
+            raise ConfigError(f"Linear({in_features!r}, {out_features!r}): both sizes must be integers of at least 1")
         self.in_features, self.out_features = in_features, out_features
         self.weight = self.create_parameter([in_features, out_features], weight_attr, dims=dims)
         self.bias = self.create_parameter([out_features], bias_attr, is_bias=True, dims=dims[1:])
