@@ -15,6 +15,7 @@ from polyreme.core import layout as layouts
 from polyreme.core import rng, state
 from polyreme.core.backend import Device
 from polyreme.core.layout import Layout
+from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.mesh import Plan
 from polyreme.nn.layer import Layer
@@ -39,11 +40,11 @@ def apply_plan(plan: Plan, model: Layer, devices: Sequence[Device] | None = None
         if shardings["use"] == shardings["param"]:
             del shardings["use"]  # nothing to gather
         p.layouts = shardings
-        state.write(p, jax.device_put(p._array, shardings["param"]))
+        state.write(p, put(p._array, shardings["param"]))
     for buffer in model.buffers():
-        state.write(buffer, jax.device_put(buffer._array, layout.replicated()))
+        state.write(buffer, put(buffer._array, layout.replicated()))
     holder = rng.default_generator.key_state()
-    state.write(holder, jax.device_put(np.asarray(holder._array), layout.replicated()))
+    state.write(holder, put(holder._array, layout.replicated()))
     layouts.active.layout = layout
     return layout
 
