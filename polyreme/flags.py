@@ -30,6 +30,11 @@ def compile_cache() -> Path | None:
     return (Path(home) if home else Path.home() / ".cache") / "polyreme" / "xla"
 
 
+def keep_freed() -> bool:
+    """POLYREME_KEEP_FREED: let glibc keep freed memory for the next program instead of handing it back; on unless 0."""
+    return _bool("POLYREME_KEEP_FREED", default=True)
+
+
 def faults() -> str:
     """FAULTS: named points at which to fail, for tests: "ckpt.rename:kill@2,data.worker:hang@17"."""
     return os.environ.get("FAULTS", "")

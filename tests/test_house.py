@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "polyreme"
 FLOORS = [
-    "errors flags faults version mesh kernels",
+    "errors flags faults host_random version mesh kernels",
     "core",
     "ops",
     "eager",

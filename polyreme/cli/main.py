@@ -34,6 +34,11 @@ Overrides = Annotated[
 ]
 
 
+def _command() -> str:
+    """How this program was called, for the line that says how to resume."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "polyreme" else "polyreme"
+
+
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
         typer.echo(f"polyreme {_version()}")
@@ -83,7 +88,7 @@ def pretrain(
         "folder": loaded.folder,
         "overrides": loaded.overrides,
         "origin": loaded.origin,
-        "resume_command": ["polyreme", "pretrain", str(loaded.path), *loaded.overrides, "--resume", "auto"],
+        "resume_command": [_command(), "pretrain", str(loaded.path), *loaded.overrides, "--resume", "auto"],
     }
     recipe.run(loaded.config, resume=resume, overrides_source=source)
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from polyreme import host_random
 from polyreme.core import state
 from polyreme.errors import ConfigError
 
@@ -88,7 +89,8 @@ default_generator = Generator()
 
 
 def seed(seed: int) -> Generator:
-    """Seed the default generator; returns it."""
+    """Seed random ops, samplers and splits; returns the default generator."""
+    host_random.start(seed)
     return default_generator.manual_seed(seed)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from polyreme import host_random
 from polyreme.errors import ConfigError, DTypeError
 
 
@@ -14,10 +15,10 @@ def seed_of(generator: Any, asked_by: str) -> int:
     """The seed that a generator argument stands for.
 
     An int is the seed itself; an object with initial_seed() is asked for it; a numpy Generator gives its next number.
-    None takes a number from numpy's global generator, so that np.random.seed(n) fixes the order of a whole program.
+    None draws one: polyreme.seed(n) fixes the order of a whole program, and before that np.random.seed(n) does.
     """
     if generator is None:
-        return int(np.random.randint(0, 2**31 - 1))
+        return host_random.draw()
     if isinstance(generator, np.random.Generator):
         return int(generator.integers(0, 2**63 - 1))
     seed = generator.initial_seed() if hasattr(generator, "initial_seed") else generator

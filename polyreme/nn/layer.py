@@ -17,12 +17,12 @@ from polyreme.core import state
 from polyreme.core.state import TensorState
 from polyreme.eager.tensor import HookHandle, Tensor, to_tensor
 from polyreme.errors import ShapeError
+from polyreme.nn import unique_name
 from polyreme.nn.initializer import Constant, XavierUniform, chosen_initializer
 from polyreme.nn.parameter import ParamAttr, Parameter, make_parameter
 from polyreme.nn.second_names import SecondNames
 
 _watch = state.watch
-_scope_counts: dict[str, int] = {}
 
 
 class Layer(SecondNames):
@@ -46,8 +46,7 @@ class Layer(SecondNames):
         self.__dict__["_made"] = {}
         self.training = True
         scope = name_scope or type(self).__name__.lower()
-        _scope_counts[scope] = _scope_counts.get(scope, -1) + 1
-        self._full_name = f"{scope}_{_scope_counts[scope]}"
+        self._full_name = unique_name.generate(scope)
         self._dtype = dtypes.as_dtype(dtype) if dtype is not None else dtypes.default_dtype()
 
     # calling

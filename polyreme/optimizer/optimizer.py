@@ -415,7 +415,8 @@ class Optimizer:
         if unknown:
             raise CheckpointError(
                 f"{owner}.set_state_dict: unknown entries {unknown[:10]}; this optimizer has slots "
-                f"{[*self.slots, *self.scalars]} and parameters {[p.name for p in self._parameters][:10]}"
+                f"{[*self.slots, *self.scalars]} and parameters {[p.name for p in self._parameters][:10]}. A second "
+                "copy of a model gets the first one's names when it is built under utils.unique_name.guard()"
             )
         for key, value in given.items():
             p, name = known[key]

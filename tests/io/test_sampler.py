@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import polyreme as paddle
 from polyreme import io
 from polyreme.errors import ConfigError, DTypeError
 
@@ -148,3 +149,14 @@ def test_distributed_sampler_epochs_and_environment(monkeypatch):
     assert (mine.nranks, mine.local_rank, list(mine)) == (4, 2, [[2], [6]])
     with pytest.raises(ConfigError, match="rank 4 of 4"):
         io.DistributedBatchSampler(range(8), 1, rank=4)
+
+
+def test_the_root_seed_fixes_shuffles_and_splits():
+    def draws():
+        paddle.seed(5)
+        first, second = io.random_split(list(range(20)), [12, 8])
+        return list(first), list(second), list(io.RandomSampler(list(range(10))))
+
+    assert draws() == draws()
+    paddle.seed(6)
+    assert list(io.RandomSampler(list(range(10)))) != draws()[2]

@@ -1,6 +1,6 @@
-"""polyreme.utils: checking an installation.
+"""Checking an installation from Python.
 
-Floor: 7.  The public path asks for this name.
+Floor: 7.
 """
 
 from polyreme.recipes.doctor import as_text, examine

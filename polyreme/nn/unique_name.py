@@ -1,0 +1,43 @@
+"""Names for layers: a counter for each prefix, "linear_0", "linear_1", and guards that start over.
+
+Floor: 4.  Parameters are named after their layer, and an optimizer's state after its parameters: a second copy of a
+model built under `guard()` has the same names, so that state saved from the first fits it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class _Counters:
+    """The counters in force."""
+
+    __slots__ = ("counts", "prefix")
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.prefix = ""
+
+
+_current = _Counters()
+
+
+def generate(key: str) -> str:
+    """The next name for a prefix.
+
+    >>> with guard("doc/"):
+    ...     generate("linear"), generate("linear")
+    ('doc/linear_0', 'doc/linear_1')
+    """
+    count = _current.counts[key] = _current.counts.get(key, -1) + 1
+    return f"{_current.prefix}{key}_{count}"
+
+
+@contextmanager
+def guard(new_generator: str | None = None) -> Iterator[None]:
+    """Count from zero inside the block, with new_generator in front of every name."""
+    outer = _current.counts, _current.prefix
+    _current.counts, _current.prefix = {}, new_generator or ""
+    try:
+        yield
+    finally:
+        _current.counts, _current.prefix = outer
