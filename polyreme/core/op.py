@@ -64,6 +64,15 @@ class Op:
         return tuple(_kind(self.annotations.get(n)) for n in self.names)
 
     @functools.cached_property
+    def required(self) -> frozenset[str]:
+        """Tensor parameters that may not be None."""
+        return frozenset(
+            n
+            for n, default in zip(self.names, self.defaults, strict=True)
+            if default is not None and type(None) not in typing.get_args(self.annotations.get(n))
+        )
+
+    @functools.cached_property
     def dims(self) -> dict[str, str]:
         """Tensor parameter -> its dims, for those declared with some: "x" -> "*b m k"."""
         found = {n: _array_type(self.annotations.get(n)) for n in self.names}
@@ -119,7 +128,11 @@ class Op:
     def _check(self, filled: list[Any]) -> None:
         shapes = {}
         for name, kind, value in zip(self.names, self.kinds, filled, strict=True):
-            if kind is not TENSOR or value is None:
+            if kind is not TENSOR:
+                continue
+            if value is None:
+                if name in self.required:
+                    raise TypeError(f"{self.name}: {name} is None; it needs a Tensor")
                 continue
             shapes[name] = value.shape
             allowed = self.dtypes.get(name)

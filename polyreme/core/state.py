@@ -46,6 +46,18 @@ class _Watch(threading.local):
 watch = _Watch()
 
 
+class _LeafHooks:
+    """How often a leaf's gradient hooks changed, anywhere: a captured program looks again when this moves."""
+
+    __slots__ = ("version",)
+
+    def __init__(self) -> None:
+        self.version = 0
+
+
+leaf_hooks = _LeafHooks()
+
+
 def read(tensor: TensorState) -> Any:
     """The tensor's array, telling the capture in progress that it is read."""
     if watch.active is not None:

@@ -39,7 +39,7 @@ class Eager:
         if kwargs:
             kwargs.pop("name", None)
             out = kwargs.pop("out", None)
-        full = op.bind(args, kwargs) if kwargs or len(args) < len(op.names) else args
+        full = op.bind(args, kwargs) if kwargs or len(args) != len(op.names) else args
         arrays: list[Any] = []
         edges: list[Any] = []
         key: list[Any] = [(_autocast.policy, _default.dtype)]

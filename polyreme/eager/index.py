@@ -14,6 +14,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.state import TensorState
 from polyreme.errors import DTypeError, ShapeError
+from polyreme.ops.bounds import check_index
 
 
 def value_of(value: Any) -> Any:
@@ -107,6 +108,8 @@ def _index_arrays(item: Any, shape: list[int], dim: int) -> list[Any]:
         return list(np.nonzero(mask))
     if not dtypes.is_integer(dtype):
         raise DTypeError(f"an index must be integer or bool, got {dtype.name}")
+    if isinstance(item, TensorState):
+        check_index("x[index]", item, shape[dim], dim)
     if isinstance(item, np.ndarray) and item.size and not (-shape[dim] <= item.min() and item.max() < shape[dim]):
         raise IndexError(f"index {item.min()}..{item.max()} is out of range for dim {dim} of size {shape[dim]}")
     return [item]

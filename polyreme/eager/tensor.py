@@ -293,7 +293,13 @@ class Tensor(TensorState, OpMethods):
             hooks = self.__dict__.setdefault("_hooks", {})
             key = object()
             hooks[key] = hook
-            return HookHandle(lambda: hooks.pop(key, None) is not None)
+            state.leaf_hooks.version += 1
+
+            def remove() -> bool:
+                state.leaf_hooks.version += 1
+                return hooks.pop(key, None) is not None
+
+            return HookHandle(remove)
         if self._node.hooks is None:
             self._node.hooks = {}
         listed = self._node.hooks.setdefault(self._index, [])

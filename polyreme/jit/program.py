@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from polyreme.core import amp_policy
+from polyreme.core import amp_policy, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.kernel import Kernel
 from polyreme.core.state import TensorState, Tracer
@@ -77,6 +77,11 @@ class _Probe:
         return _counts([TensorState(object())])[0]
 
 
+def _hooks_of(tensors: list[TensorState]) -> list[tuple]:
+    """The gradient hooks of each Tensor, which the captured backward calls."""
+    return [tuple(getattr(t, "_hooks", {}).values()) for t in tensors]
+
+
 def _counts(tensors: list[TensorState]) -> list[int]:
     found = []
     for tensor in tensors:
@@ -117,6 +122,7 @@ class Program:
         self._live = [self.found.live[i] for i in order[: self._num_written]]
         self._fixed = [t for t, _ in self._slots]
         self._state_ids = frozenset(id(t) for t in self._fixed)
+        self._hooks, self._hooks_seen = _hooks_of(self._fixed), state.leaf_hooks.version
         self._settle_placement()
         if self.found.differentiable:
             self._kernel = Kernel(lambda *arrays: self._flat(*arrays), getattr(fn, "__name__", "captured"), saves=True)
@@ -133,10 +139,19 @@ class Program:
         for layer, training, parts in self.found.layers:
             if layer.training is not training or not same_parts(layer, parts):
                 return False
+        if state.leaf_hooks.version != self._hooks_seen and not self._same_hooks():
+            return False
         for i, argument in enumerate(arguments):
             if id(argument) in self._state_ids and self.pinned.get(i) is not argument:
                 return False
         return all(arguments[i] is t for i, t in self.pinned.items())
+
+    def _same_hooks(self) -> bool:
+        """True if the leaves have the gradient hooks they were captured with."""
+        if _hooks_of(self._fixed) != self._hooks:
+            return False
+        self._hooks_seen = state.leaf_hooks.version
+        return True
 
     def mismatch(self, arguments: list[TensorState]) -> str:
         """Why serves said no."""
@@ -150,6 +165,8 @@ class Program:
                 return f"stop_gradient of {name_of(tensor)}: {stop_gradient} -> {tensor.stop_gradient}"
             if (tensor._grad is not None) is not has_grad:
                 return f"the gradient of {name_of(tensor)} was {'present' if has_grad else 'absent'}, now it is not"
+        if not self._same_hooks():
+            return "the gradient hooks of a leaf changed"
         return "a Tensor is both an argument and state of the function, or no longer is"
 
     # running

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,9 @@ from polyreme.jit.structure import flatten, rebuild
 _log = logging.getLogger("polyreme.jit")
 # more programs than this for one function nearly always means a Python number that changes each call
 _MANY_PROGRAMS = 16
+
+
+_one_at_a_time = threading.RLock()
 
 
 class _Switch:
@@ -76,6 +80,11 @@ class StaticFunction:
             return state.watch.active.converted(self.fn)(*args, **kwargs)
         if not _switch.on:
             return self.fn(*args, **kwargs)
+        # one at a time: while a function is traced its state Tensors hold tracers, and a program reads and writes them
+        with _one_at_a_time:
+            return self._call(args, kwargs)
+
+    def _call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         leaves: list[Any] = []
         spec = flatten((args, kwargs), leaves)
         tensors: list[Any] = []

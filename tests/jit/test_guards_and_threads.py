@@ -1,0 +1,61 @@
+"""Captured functions: leaf hooks are a guard, and threads take turns."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import polyreme as paddle
+
+
+def test_a_hook_added_or_removed_after_the_capture_is_seen():
+    w = paddle.to_tensor([1.0, 2.0], stop_gradient=False)
+
+    @paddle.jit.to_static
+    def step(x):
+        (w * x).sum().backward()
+
+    def gradient():
+        w.clear_grad()
+        step(paddle.ones([2]))
+        return w.grad.tolist()
+
+    assert gradient() == [1.0, 1.0]
+    handle = w.register_hook(lambda g: g * 3)
+    assert gradient() == [3.0, 3.0]
+    handle.remove()
+    assert gradient() == [1.0, 1.0]
+    assert len(step.concrete_programs()) == 2
+
+
+def test_threads_may_call_one_captured_function():
+    net = paddle.nn.Linear(4, 3)
+    run = paddle.jit.to_static(lambda x: net(x))
+    inputs = [np.full((n, 4), n, "float32") for n in (1, 2, 3, 4)]
+    want = [net(paddle.to_tensor(x)).numpy() for x in inputs]
+    got: dict[int, np.ndarray] = {}
+
+    def work(at):
+        for _ in range(3):
+            got[at] = run(paddle.to_tensor(inputs[at])).numpy()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    for at, value in enumerate(want):
+        # one sum of 4 terms and a bias, maybe in another order
+        np.testing.assert_allclose(got[at], value, rtol=6 * 2.0**-23)
+
+
+def test_bad_calls_name_the_argument():
+    x = paddle.ones([3])
+    with pytest.raises(TypeError, match="takes 4 arguments"):
+        x.sum(1, 2, 3, 4, 5)
+    with pytest.raises(TypeError, match="matmul: y is None; it needs a Tensor"):
+        paddle.matmul(x, None)
+    with pytest.raises(IndexError, match="index 7 is out of range for dim 0 of size 3"):
+        x[paddle.to_tensor([7])]
+    with pytest.raises(IndexError, match="index 7 is out of range"):
+        x[paddle.to_tensor([7])] = 1.0
