@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyreme.api import *
+    from polyreme.hapi import Model
 
 __version__ = "0.1.0"
 
 _SUBMODULES = frozenset(module.name for module in pkgutil.iter_modules(__path__))
+
+
+# names whose modules would make the first use of any other name slower
+_LATE = {"Model": "polyreme.hapi"}
 
 
 def __getattr__(name: str) -> Any:
@@ -22,7 +27,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     if name in _SUBMODULES:
         return importlib.import_module(f"polyreme.{name}")
-    api = importlib.import_module("polyreme.api")
+    api = importlib.import_module(_LATE.get(name, "polyreme.api"))
     if not hasattr(api, name):
         raise AttributeError(f"polyreme has no name {name!r}{api.nearest(name)}")
     value = getattr(api, name)
@@ -31,4 +36,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_SUBMODULES, *importlib.import_module("polyreme.api").__all__})
+    return sorted({*globals(), *_SUBMODULES, *_LATE, *importlib.import_module("polyreme.api").__all__})

@@ -35,7 +35,6 @@ from polyreme.core.place import CPUPlace, CUDAPlace, CustomPlace, get_device, is
 from polyreme.core.rng import Generator, get_rng_state, seed, set_rng_state
 from polyreme.eager.mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from polyreme.eager.tensor import Tensor, print_options, to_tensor
-from polyreme.hapi.model import Model
 from polyreme.io.serialization import load, save
 from polyreme.nn.functional import conv1d, conv2d, conv3d, group_norm, layer_norm, softmax
 from polyreme.nn.layer import Layer
@@ -104,7 +103,6 @@ __all__ = [
     "CUDAPlace",
     "CustomPlace",
     "Generator",
-    "Model",
     "ParamAttr",
     "Tensor",
     "as_tensor",

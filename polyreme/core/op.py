@@ -50,10 +50,13 @@ class Op:
         self.method = method
         self.inplace = inplace
         self.kernels: dict[Any, Kernel] = {}
-        parameters = inspect.signature(fn).parameters.values()
-        self.names = tuple(p.name for p in parameters)
+        # read off the code object: inspect.signature of every op would take a tenth of the import
+        code, given = fn.__code__, fn.__defaults__ or ()
+        if code.co_kwonlyargcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+            raise TypeError(f"op {self.name!r} has keyword-only or starred parameters; an op has plain ones")
+        self.names = code.co_varnames[: code.co_argcount]
         self.index = {n: i for i, n in enumerate(self.names)}
-        self.defaults = tuple(p.default for p in parameters)
+        self.defaults = (inspect.Parameter.empty,) * (len(self.names) - len(given)) + given
 
     @functools.cached_property
     def annotations(self) -> dict[str, Any]:
