@@ -106,7 +106,8 @@ def generate(
     if not math.isfinite(temperature):
         raise ConfigError(f"--temperature {temperature}: needs a number of at least 0")
     if not checkpoint.is_dir():
-        raise ConfigError(f"{checkpoint}: no such folder; give the output folder of a run, such as runs/gpt_kjv")
+        found = "a file, not a folder" if checkpoint.exists() else "no such folder"
+        raise ConfigError(f"{checkpoint}: {found}; give the output folder of a run, such as runs/gpt_kjv")
     from polyreme.recipes import generate as recipe
 
     recipe.run(
@@ -187,7 +188,8 @@ def _code_of(ending: SystemExit) -> int:
 def _check_resume(resume: str) -> None:
     if resume not in ("auto", "never") and not resume.isdecimal():
         near = did_you_mean(resume, ["auto", "never"])
-        raise ConfigError(f"--resume {resume}: needs auto, never or the number of a step{near}")
+        hint = near if "mean" in near else ""
+        raise ConfigError(f"--resume {resume}: needs auto, never or the number of a step{hint}")
 
 
 def _prepare_devices(device: str | None, count: int) -> None:

@@ -152,7 +152,7 @@ def _read_text(path: Path) -> str:
 
 def _entries(node: yaml.Node, path: Path, prefix: str, loader: _Loader) -> Iterable[tuple[str, yaml.Node]]:
     if not isinstance(node, yaml.MappingNode):
-        raise ConfigError(f"{_origin(path, node)}: expected key: value lines, got {reprlib.repr(node.value)}")
+        raise ConfigError(f"{_origin(path, node)}: expected key: value lines, got {_kind(node)}")
     seen: set[str] = set()
     for key_node, value_node in node.value:
         key = prefix + str(loader.construct_object(key_node, deep=True))
@@ -160,6 +160,12 @@ def _entries(node: yaml.Node, path: Path, prefix: str, loader: _Loader) -> Itera
             raise ConfigError(f"{_origin(path, key_node)}: {key} is given twice; keep one")
         seen.add(key)
         yield key, value_node
+
+
+def _kind(node: yaml.Node) -> str:
+    if isinstance(node, yaml.SequenceNode):
+        return f"a list of {len(node.value)}"
+    return reprlib.repr(node.value)
 
 
 def _origin(path: Path, node: yaml.Node) -> str:
