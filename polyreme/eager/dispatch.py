@@ -43,12 +43,14 @@ class Eager:
         arrays: list[Any] = []
         edges: list[Any] = []
         key: list[Any] = [(_autocast.policy, _default.dtype)]
+        # read once: they are per thread, which makes reading them dear
+        watching, placed = _watch.active, _placed.layout
         for value, kind in zip(full, op.kinds, strict=True):
             if kind is TENSOR:
                 if isinstance(value, TensorState):
-                    arrays.append(value._array if _watch.active is None else _watch.active.read(value))
+                    arrays.append(value._array if watching is None else watching.read(value))
                     edges.append(None if value.stop_gradient else edge_of(value))
-                    key.append(-1 if _placed.layout is None else _gathered(value))
+                    key.append(-1 if placed is None else _gathered(value))
                 elif value is None:
                     key.append((None,))
                 else:

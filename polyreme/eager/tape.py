@@ -227,11 +227,12 @@ def apply(kernel: Kernel, arrays: tuple, edges: tuple[Edge, ...]) -> Any:
             return kind([factory.tensor(o) for o in outs])
         return factory.tensor(outs)
     mask = tuple([e is not None for e in edges])
-    active = state.watch.active
-    # where jax differentiates the captured code as a whole, a pullback taken here would hide a kernel's own backward
-    if kernel.saves and saved_hooks.pair is None and not (active is not None and active.detach):
-        outs, pullback = kernel.forward_saving(mask)(*arrays)
-        return _taped(kernel, arrays, mask, edges, outs, pullback)
+    if kernel.saves and saved_hooks.pair is None:
+        active = state.watch.active
+        # where jax differentiates the captured code as a whole, a pullback here would hide a kernel's own backward
+        if active is None or not active.detach:
+            outs, pullback = kernel.forward_saving(mask)(*arrays)
+            return _taped(kernel, arrays, mask, edges, outs, pullback)
     outs = kernel.forward(*arrays)
     kind = type(outs)
     if kind is tuple or kind is list:
