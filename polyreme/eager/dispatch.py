@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -192,4 +193,46 @@ def inplace(fn: Any) -> Any:
     return run
 
 
-mode.current.mode = Eager()
+_eager = Eager()
+mode.current.mode = _eager
+
+
+class Operator:
+    """A binary op as Python's operators call it: two Tensors and fixed attributes, the shortest way to the kernel.
+
+    Anything else (a number, a plan or capture in force, another mode, an error) goes through the mode, as all calls do.
+    """
+
+    __slots__ = ("kernels", "op", "rest")
+
+    def __init__(self, fn: Callable[..., Any], *rest: Any) -> None:
+        self.op: Op = fn.op  # type: ignore[attr-defined]  (what @op puts on the public function)
+        self.rest = rest
+        self.kernels: dict[Any, Any] = {}
+
+    def __call__(self, x: Any, y: Any) -> Any:
+        current = mode.current.mode
+        if (
+            current is _eager
+            and isinstance(x, TensorState)
+            and isinstance(y, TensorState)
+            and _watch.active is None
+            and _placed.layout is None
+        ):
+            kernel = self.kernels.get((_autocast.policy, _default.dtype))
+            if kernel is not None:
+                edges = (None if x.stop_gradient else edge_of(x), None if y.stop_gradient else edge_of(y))
+                try:
+                    return tape.apply(kernel, (x._array, y._array), edges)
+                except (ValueError, jax.errors.UnexpectedTracerError):
+                    pass  # the long way says what is wrong
+            else:
+                self._find_kernel()
+        return current.run(self.op, (x, y, *self.rest), {})
+
+    def _find_kernel(self) -> None:
+        modes = (_autocast.policy, _default.dtype)
+        key = (modes, -1, -1, *((value, value.__class__) for value in self.rest))
+        kernel = self.op.kernels.get(key)
+        if kernel is not None:
+            self.kernels[modes] = kernel

@@ -18,7 +18,7 @@ from polyreme.core import place as places
 from polyreme.core import state
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
-from polyreme.eager.dispatch import constant, rebind
+from polyreme.eager.dispatch import Operator, constant, rebind
 from polyreme.eager.host import as_array, like, put
 from polyreme.eager.index import check_mask, split_index, value_of
 from polyreme.eager.methods import OpMethods
@@ -29,6 +29,12 @@ from polyreme.ops import indexing
 _names = itertools.count()
 print_options: dict[str, Any] = {"threshold": 1000, "precision": 8}
 """What set_printoptions changes, as NumPy's printoptions."""
+
+
+# the operators that training code calls most
+_add, _subtract = Operator(ar.add, 1), Operator(ar.subtract, 1)
+_multiply, _divide = Operator(ar.multiply), Operator(ar.divide, None)
+_matmul = Operator(ar.matmul, False, False)
 
 
 class Tensor(TensorState, OpMethods):
@@ -410,28 +416,28 @@ class Tensor(TensorState, OpMethods):
     # operators
 
     def __add__(self, y: Any) -> Tensor:
-        return ar.add(self, y, 1)
+        return _add(self, y)
 
     def __radd__(self, y: Any) -> Tensor:
-        return ar.add(y, self, 1)
+        return _add(y, self)
 
     def __sub__(self, y: Any) -> Tensor:
-        return ar.subtract(self, y, 1)
+        return _subtract(self, y)
 
     def __rsub__(self, y: Any) -> Tensor:
-        return ar.subtract(y, self, 1)
+        return _subtract(y, self)
 
     def __mul__(self, y: Any) -> Tensor:
-        return ar.multiply(self, y)
+        return _multiply(self, y)
 
     def __rmul__(self, y: Any) -> Tensor:
-        return ar.multiply(y, self)
+        return _multiply(y, self)
 
     def __truediv__(self, y: Any) -> Tensor:
-        return ar.divide(self, y, None)
+        return _divide(self, y)
 
     def __rtruediv__(self, y: Any) -> Tensor:
-        return ar.divide(y, self, None)
+        return _divide(y, self)
 
     def __floordiv__(self, y: Any) -> Tensor:
         return ar.floor_divide(self, y)
@@ -452,10 +458,10 @@ class Tensor(TensorState, OpMethods):
         return ar.pow(y, self)
 
     def __matmul__(self, y: Any) -> Tensor:
-        return ar.matmul(self, y, False, False)
+        return _matmul(self, y)
 
     def __rmatmul__(self, y: Any) -> Tensor:
-        return ar.matmul(y, self, False, False)
+        return _matmul(y, self)
 
     def __neg__(self) -> Tensor:
         return ar.neg(self)
