@@ -55,8 +55,6 @@ def test_imports_go_down(path):
             assert not late, f"line {node.lineno}: hidden import of {module}; move the code down a floor instead"
 
 
-def test_no_file_speaks_of_the_machine_it_was_written_on():
+def test_no_file_names_the_folder_it_was_written_in():
     for path in FILES:
-        text = path.read_text()
-        assert "/work/" not in text, path
-        assert "/root/" not in text, path
+        assert str(ROOT.parent) + "/" not in path.read_text(), path
