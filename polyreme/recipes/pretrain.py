@@ -220,6 +220,7 @@ class _Run:
             "data": self.loader.state_dict(),
             "host": {"data_digest": self.corpus.digest},
         }
+        self.store.wait()  # a save under way renames and deletes steps; look when it is done
         known = self.store.latest_step()
         self.store.save(
             step,
