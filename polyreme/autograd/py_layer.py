@@ -159,6 +159,22 @@ class PyNode(tape.Node):
         """Let go of the context."""
         self.context = None
 
+    def saved(self) -> list:
+        """What save_for_backward was given, and the Tensors among the context's attributes."""
+        assert self.context is not None  # a node that was freed is not saved again
+        return [*self.context._arrays(), *(t._array for t in self.context._tensor_attributes().values())]
+
+    def reload(self, arrays: Sequence[Any]) -> None:
+        """The same context with other values."""
+        assert self.context is not None
+        kept = sum(entry is not None for entry in self.context._saved)
+        attributes = dict(zip(self.context._tensor_attributes(), arrays[kept:], strict=True))
+        again = _with_values(self.context, (arrays[:kept], attributes))
+        for old, new in zip(self.context._saved, again._saved, strict=True):
+            if old is not None and new is not None:
+                new[1] = old[1]
+        self.context = again
+
     @property
     def freed(self) -> bool:
         return self.context is None
@@ -304,6 +320,12 @@ class _Alias(tape.Node):
         return cotangents
 
     def release(self) -> None:
+        pass
+
+    def saved(self) -> list:
+        return []
+
+    def reload(self, arrays: Sequence[Any]) -> None:
         pass
 
     @property

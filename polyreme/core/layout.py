@@ -5,6 +5,7 @@ Floor: 1.  One plan is in force at a time; without one everything lives on one d
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ class Layout:
     """A plan bound to devices.
 
     Raises PlacementError if the plan's mesh needs another number of devices than given (all of them by default).
+    stages: under a pipeline, the Layout of each stage, over its own devices and without a `pp` axis; else itself alone.
     """
 
     def __init__(self, plan: Plan, devices: Sequence[Device] | None = None) -> None:
@@ -30,6 +32,15 @@ class Layout:
         sizes = [plan.mesh.degree(a) for a in names]
         self.plan = plan
         self.mesh = Mesh(np.asarray(found).reshape(sizes), names)
+        self.stages = [self] if plan.mesh.pp == 1 else [self._stage(s) for s in range(plan.mesh.pp)]
+
+    def _stage(self, stage: int) -> Layout:
+        inner = copy.copy(self)
+        at = self.mesh.axis_names.index("pp")
+        names = tuple(axis for axis in self.mesh.axis_names if axis != "pp")
+        inner.mesh = Mesh(np.take(self.mesh.devices, stage, at), names)
+        inner.stages = [inner]
+        return inner
 
     def sharding(self, kind: str, dims: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
         """Where a tensor of this kind and these logical dims goes.

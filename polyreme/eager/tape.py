@@ -132,6 +132,14 @@ class Node:
         """Let go of saved values."""
         raise NotImplementedError
 
+    def saved(self) -> list[Any]:
+        """The arrays kept for backward, in a fixed order: what a backward in a program of its own must be given."""
+        raise NotImplementedError
+
+    def reload(self, arrays: Sequence[Any]) -> None:
+        """Take these arrays in the place of those that saved() listed."""
+        raise NotImplementedError
+
     @property
     def freed(self) -> bool:
         raise NotImplementedError
@@ -197,6 +205,19 @@ class KernelNode(Node):
     def release(self) -> None:
         self.primals = None
         self.pullback = None
+
+    def saved(self) -> list[Any]:
+        """The residuals of a kernel that saves, else its inputs."""
+        if self.pullback is not None:
+            return jax.tree.leaves(self.pullback)
+        return list(self.primals.arrays() if self.primals.__class__ is Packed else self.primals)
+
+    def reload(self, arrays: Sequence[Any]) -> None:
+        """Other values for the same call."""
+        if self.pullback is not None:
+            self.pullback = jax.tree.unflatten(jax.tree.structure(self.pullback), arrays)
+        else:
+            self.primals = tuple(arrays)
 
     @property
     def freed(self) -> bool:

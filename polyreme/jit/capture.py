@@ -52,6 +52,13 @@ class Border(tape.Node):
     def release(self) -> None:
         """Nothing is saved."""
 
+    def saved(self) -> list[Any]:
+        """Nothing."""
+        return []
+
+    def reload(self, arrays: Sequence[Any]) -> None:
+        """Nothing is taken."""
+
     @property
     def freed(self) -> bool:
         return False

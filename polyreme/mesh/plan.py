@@ -30,6 +30,10 @@ SCHEDULES = ("FThenB", "1F1B", "VPP", "ZBH1", "ZBVPP")
 RECOMPUTE = ("none", "core_attn", "full_attn", "full")
 """What is computed again in the backward pass: nothing, softmax(q k) v, the attention block, or whole layers."""
 
+SEP_ATTENTION = ("auto", "ulysses", "ring")
+"""How attention sees the whole sequence when `sep` splits it: an all-to-all that splits heads instead, or keys and
+values passed round a ring; auto takes the first where the heads divide."""
+
 OFFLOAD = ("param", "grad", "state", "act")
 """What may be kept in host memory between uses."""
 
@@ -40,8 +44,9 @@ class Plan:
 
     mesh and strategy: a value, or what their `parse` and `from_dict` take.
     schedule: one of SCHEDULES when mesh.pp > 1, else None.
+    virtual_stages: chunks of the model a stage holds; VPP takes 2 or more, ZBVPP takes 2, the others 1.
     num_microbatches: parts a batch is cut into, run one after another (through the stages, or to accumulate gradients).
-    recompute: one of RECOMPUTE. offload: any of OFFLOAD.
+    recompute: one of RECOMPUTE. offload: any of OFFLOAD. sep_attention: one of SEP_ATTENTION.
 
     Raises ConfigError for a value out of range and for an axis of degree > 1 that the strategy never uses: its devices
     would all do the same work.
@@ -50,9 +55,11 @@ class Plan:
     mesh: MeshShape = field(default_factory=MeshShape)
     strategy: Strategy = field(default_factory=data_parallel)
     schedule: str | None = None
+    virtual_stages: int = 1
     num_microbatches: int = 1
     recompute: str = "none"
     offload: tuple[str, ...] = ()
+    sep_attention: str = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh", MeshShape.parse(self.mesh))
@@ -60,8 +67,10 @@ class Plan:
             object.__setattr__(self, "strategy", Strategy.from_dict(self.strategy))
         object.__setattr__(self, "offload", _checked_offload(self.offload))
         _check_choice("recompute", self.recompute, RECOMPUTE)
+        _check_choice("sep_attention", self.sep_attention, SEP_ATTENTION)
         _check_microbatches(self.num_microbatches)
         _check_schedule(self.schedule, self.mesh.pp)
+        _check_virtual_stages(self.schedule, self.virtual_stages)
         self._check_axes_used()
 
     def __str__(self) -> str:
@@ -72,7 +81,8 @@ class Plan:
                 f"  mesh       {self.mesh}  ({self.mesh.size} device{'s' if self.mesh.size > 1 else ''})",
                 f"  strategy   {rules}",
                 f"  schedule   {self.schedule or 'none'}, {self.num_microbatches} microbatch"
-                f"{'es' if self.num_microbatches > 1 else ''}",
+                f"{'es' if self.num_microbatches > 1 else ''}"
+                f"{f', {self.virtual_stages} chunks a stage' if self.virtual_stages > 1 else ''}",
                 f"  recompute  {self.recompute}",
                 f"  offload    {', '.join(self.offload) or 'none'}",
             ]
@@ -85,15 +95,18 @@ class Plan:
         sharding_stage: int = 1,
         sequence_parallel: bool = False,
         schedule: str | None = None,
+        virtual_stages: int | None = None,
         num_microbatches: int = 1,
         recompute: str = "none",
         offload: Sequence[str] = (),
+        sep_attention: str = "auto",
         order: Sequence[str] = AXES,
         **degrees: int,
     ) -> Plan:
         """A Plan from the degree of each mesh axis (dp, pp, sharding, sep, mp, ep; 1 if not given).
 
-        An axis of degree 1 adds nothing to the strategy. With pp > 1 the schedule is 1F1B unless given.
+        An axis of degree 1 adds nothing to the strategy. With pp > 1 the schedule is 1F1B unless given, and
+        virtual_stages the fewest that the schedule takes.
         sequence_parallel splits the residual stream's seq over mp.
 
         Raises ConfigError for an unknown name, with the closest valid one, and for any value Plan refuses.
@@ -105,13 +118,16 @@ class Plan:
             if name not in AXES:
                 raise ConfigError(f"unknown setting {name!r} of a plan{did_you_mean(name, (*AXES, *_FROM_DEGREES))}")
         mesh = MeshShape(**degrees, order=tuple(order))  # type: ignore[arg-type]
+        schedule = "1F1B" if schedule is None and mesh.pp > 1 else schedule
         return cls(
             mesh=mesh,
             strategy=_strategy_for(mesh, zero(sharding_stage), sequence_parallel),
-            schedule="1F1B" if schedule is None and mesh.pp > 1 else schedule,
+            schedule=schedule,
+            virtual_stages=_CHUNKS.get(schedule, (1, 1))[0] if virtual_stages is None else virtual_stages,
             num_microbatches=num_microbatches,
             recompute=recompute,
             offload=tuple(offload),
+            sep_attention=sep_attention,
         )
 
     @property
@@ -141,9 +157,11 @@ class Plan:
             "mesh": self.mesh.to_dict(),
             "strategy": self.strategy.to_dict(),
             "schedule": self.schedule,
+            "virtual_stages": self.virtual_stages,
             "num_microbatches": self.num_microbatches,
             "recompute": self.recompute,
             "offload": list(self.offload),
+            "sep_attention": self.sep_attention,
         }
 
     @classmethod
@@ -187,9 +205,11 @@ _FROM_DEGREES = (
     "sharding_stage",
     "sequence_parallel",
     "schedule",
+    "virtual_stages",
     "num_microbatches",
     "recompute",
     "offload",
+    "sep_attention",
     "order",
 )
 
@@ -221,6 +241,19 @@ def _check_schedule(schedule: object, stages: int) -> None:
         )
     if stages > 1:
         _check_choice("schedule", schedule, SCHEDULES)
+
+
+# schedule -> fewest and most chunks a stage can hold
+_CHUNKS: dict[str | None, tuple[int, int | None]] = {"VPP": (2, None), "ZBVPP": (2, 2)}
+
+
+def _check_virtual_stages(schedule: str | None, number: object) -> None:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ConfigError(f"virtual_stages={number!r} in plan; give a whole number of at least 1")
+    low, high = _CHUNKS.get(schedule, (1, 1))
+    if number < low or (high is not None and number > high):
+        wanted = str(low) if low == high else f"{low} or more"
+        raise ConfigError(f"virtual_stages={number} in plan: schedule {schedule or 'none'} takes {wanted}")
 
 
 def _check_microbatches(number: object) -> None:
