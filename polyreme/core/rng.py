@@ -7,6 +7,8 @@ Floor: 1.  Numbers depend on the seed and on the order of calls only, never on h
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -70,6 +72,15 @@ class Generator:
                 f"Generator.set_state needs the uint32 [2] array of get_state, got shape {list(key.shape)}"
             )
         state.write(self.key_state(), jax.numpy.asarray(key))
+
+    @contextmanager
+    def drawing_from(self, other: Generator) -> Iterator[None]:
+        """Inside the block keys come from other's stream, which advances; this one's stays where it is."""
+        own, self._state = self.key_state(), other.key_state()
+        try:
+            yield
+        finally:
+            self._state = own
 
     def next_key(self) -> Any:
         """One key of its own, advancing the stream."""

@@ -4,9 +4,11 @@ Floor: 0.  Layers name the logical dims of their tensors, a Strategy maps them t
 
 The vocabulary of logical dims:
 
-    parameters   embed (the model's width)  heads  kv_heads  head_dim  ffn  vocab  expert
+    parameters   embed (the model's width)  heads  kv_heads  head_dim  ffn  inner  vocab  expert
     activations  batch  seq (of the residual stream)  block_seq (inside attention and MLP,
-                 where `mp` splits heads and ffn)  embed  heads  kv_heads  head_dim  ffn  vocab  expert
+                 where `mp` splits heads and ffn)  embed  heads  kv_heads  head_dim  ffn  inner  vocab  expert
+
+inner is what lies between a column-parallel and a row-parallel layer whose use is not known: heads or ffn.
 
 Other names are allowed: a dim that a strategy does not map is replicated. A spec is a plain tuple, one entry per dim:
 None (not split), an axis, or a tuple of axes, outermost first; it has the meaning of jax.sharding.PartitionSpec(*spec).
@@ -184,7 +186,7 @@ def zero(stage: int) -> Strategy:
 
 def tensor_parallel() -> Strategy:
     """Attention heads, the MLP's hidden width and the vocabulary are split over `mp`. Source: arXiv:1909.08053."""
-    split = {dim: ("mp",) for dim in ("heads", "kv_heads", "ffn", "vocab")}
+    split = {dim: ("mp",) for dim in ("heads", "kv_heads", "ffn", "inner", "vocab")}
     return Strategy(param=split, act=split)
 
 

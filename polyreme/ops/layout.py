@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 from jax import Array
+from jax.custom_derivatives import linear_call
 
 from polyreme.core import layout
 from polyreme.core.op import composite, op
@@ -18,6 +19,19 @@ from polyreme.core.op import composite, op
 def sharding_constraint(x: Array, sharding: Any) -> Array:
     """x, laid out over devices as a jax Sharding says; its gradient is laid out the same way."""
     return jax.lax.with_sharding_constraint(x, sharding)
+
+
+@op(method=False)
+def relayout(x: Array, forward: Any, backward: Any) -> Array:
+    """x, laid out over devices as the Sharding forward says; its gradient is laid out as backward says."""
+
+    def there(_: tuple, x: Array) -> Array:
+        return jax.lax.with_sharding_constraint(x, forward)
+
+    def back(_: tuple, cotangent: Array) -> Array:
+        return jax.lax.with_sharding_constraint(cotangent, backward)
+
+    return linear_call(there, back, (), x)
 
 
 @composite(method=False)

@@ -14,5 +14,14 @@ CASES = [
         ),
         lambda x, s: x,
     ),
+    Case(
+        "relayout",
+        lambda rng: (
+            rng.standard_normal((4, 3)).astype("float32"),
+            jax.sharding.SingleDeviceSharding(jax.devices()[0]),
+            jax.sharding.SingleDeviceSharding(jax.devices()[0]),
+        ),
+        lambda x, there, back: x,
+    ),
     Case("constrain", lambda rng: (np.ones((2, 3), "float32"), "batch", None), lambda x, *dims: x),
 ]
