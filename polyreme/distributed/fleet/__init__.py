@@ -1,0 +1,1 @@
+"""fleet: hybrid parallelism as the public API spells it."""
