@@ -11,7 +11,7 @@ import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from polyreme.core import state
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
 from polyreme.errors import CaptureError
+from polyreme.jit.scopes import Scopes
+
+scopes = Scopes(lambda: next(tape._sequence))
 
 # frames of these packages are never the user's
 _PACKAGES = (str(Path(__file__).resolve().parent.parent), *(str(Path(str(m.__file__)).parent) for m in (jax, malt)))
@@ -159,7 +162,17 @@ class Capture:
     def entered(self, layer: Any) -> Callable[..., Any]:
         """A Layer was called: its training flag becomes a guard. Returns the forward to run."""
         self.layers.setdefault(id(layer), (layer, layer.training, parts_of(layer)))
-        return self.converted(layer.forward)
+        forward = self.converted(layer.forward)
+        scopes.enter(layer)
+        return forward
+
+    def left(self) -> None:
+        """The Layer entered last is done."""
+        scopes.leave()
+
+    def scope_of(self, node: Any) -> AbstractContextManager:
+        """A context that names what is computed after the Layer in which the node was made."""
+        return scopes.of(node)
 
     def has_value(self, tensor: TensorState) -> bool:
         """True for a constant made inside, which can be read on the host."""

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from polyreme.core import amp_policy, state
 from polyreme.core import dtype as dtypes
+from polyreme.core.backend import config
 from polyreme.core.kernel import Kernel
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
@@ -191,6 +192,15 @@ class Program:
         if extra or self.found.lost_grads:
             self._store_extra(extra, arguments)
         return self._result(outs, arguments)
+
+    def compiled(self, arguments: list[TensorState]) -> Any:
+        """The jax.stages.Compiled of this program for these arguments."""
+        tensors, given = self._current(), [arguments[i]._array for i in self._free]
+        arrays = [t._array for t in tensors]
+        with _names_in_cache_key():
+            if self.found.differentiable:
+                return self._kernel.forward.lower(*arrays, *given).compile()
+            return self._jitted.lower(arrays[: self._num_written], arrays[self._num_written :], given).compile()
 
     def _current(self) -> list[TensorState]:
         """The state Tensors now: a gradient is found through its leaf, which may hold another one by now."""
@@ -429,6 +439,20 @@ class Program:
         if not any(len(t._array.sharding.device_set) > 1 for t in written):
             return None
         return (None, [t._array.sharding if t._array.committed else None for t in written], None)
+
+
+@contextmanager
+def _names_in_cache_key() -> Iterator[None]:
+    """Inside the block the compile cache tells programs apart by the names in them too, not by what they compute only:
+    it would hand out an equal program with the names of another function's layers.
+    """
+    key = "jax_compilation_cache_include_metadata_in_key"
+    before = getattr(config, key)
+    config.update(key, True)
+    try:
+        yield
+    finally:
+        config.update(key, before)
 
 
 def _over_mesh(array: Any) -> bool:

@@ -56,17 +56,22 @@ class Layer(SecondNames):
         raise NotImplementedError(f"{type(self).__name__} has no forward(); write one")
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
-        forward = self.forward if _watch.active is None else _watch.active.entered(self)
-        for hook in self._pre_hooks.values():
-            changed = hook(self, inputs)
-            if changed is not None:
-                inputs = changed if isinstance(changed, tuple) else (changed,)
-        outputs = forward(*inputs, **kwargs)
-        for hook in self._post_hooks.values():
-            changed = hook(self, inputs, outputs)
-            if changed is not None:
-                outputs = changed
-        return outputs
+        capture = _watch.active
+        forward = self.forward if capture is None else capture.entered(self)
+        try:
+            for hook in self._pre_hooks.values():
+                changed = hook(self, inputs)
+                if changed is not None:
+                    inputs = changed if isinstance(changed, tuple) else (changed,)
+            outputs = forward(*inputs, **kwargs)
+            for hook in self._post_hooks.values():
+                changed = hook(self, inputs, outputs)
+                if changed is not None:
+                    outputs = changed
+            return outputs
+        finally:
+            if capture is not None:
+                capture.left()
 
     def register_forward_pre_hook(self, hook: Callable) -> HookHandle:
         """Call hook(layer, inputs) before forward; what it returns, if anything, replaces the inputs."""
