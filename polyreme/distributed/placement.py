@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from polyreme.core import layout as layouts
 from polyreme.core import rng, state
@@ -17,36 +18,73 @@ from polyreme.core.backend import Device
 from polyreme.core.layout import Layout
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
+from polyreme.errors import PlacementError
 from polyreme.mesh import Plan
 from polyreme.nn.layer import Layer
+from polyreme.nn.parameter import Parameter
 
 KINDS = ("param", "use", "grad", "state")
 
 
-def apply_plan(plan: Plan, model: Layer, devices: Sequence[Device] | None = None) -> Layout:
+def apply_plan(
+    plan: Plan, model: Layer, devices: Sequence[Device] | None = None, chunks: Sequence[Layer] | None = None
+) -> Layout:
     """Put plan in force: move model's parameters and buffers onto the mesh and tell them where gradients and optimizer
     state go. Call it before the optimizer's first step. -> the layout, which `shard_batch` takes.
 
-    Raises PlacementError for a mesh that does not fit the devices or a dim that does not divide.
+    chunks: under a pipeline (plan.mesh.pp > 1), the parts of the model in the order that data flows through them; what
+    several parts share is at home on the stage of the first.
+    Raises PlacementError for a mesh that does not fit the devices, a dim that does not divide, or a model that a
+    pipeline is asked of and that has no such parts.
     """
     layout = Layout(plan, devices)
+    home = _homes(layout, model, chunks)
     placed = []
     for name, p in model.named_parameters():
         try:
-            placed.append((p, {kind: layout.sharding(kind, p.dims, p.shape) for kind in KINDS}))
+            placed.append((p, parameter_layouts(home[id(p)], p)))
         except ValueError as error:
             raise type(error)(f"parameter {name}: {error}") from None
     for p, shardings in placed:
-        if shardings["use"] == shardings["param"]:
-            del shardings["use"]  # nothing to gather
         p.layouts = shardings
         state.write(p, put(p._array, shardings["param"]))
     for buffer in model.buffers():
-        state.write(buffer, put(buffer._array, layout.replicated()))
+        state.write(buffer, put(buffer._array, home[id(buffer)].replicated()))
     holder = rng.default_generator.key_state()
     state.write(holder, put(holder._array, layout.replicated()))
     layouts.active.layout = layout
     return layout
+
+
+def parameter_layouts(layout: Layout, p: Parameter) -> dict[str, NamedSharding]:
+    """Where a parameter, its gradient and its optimizer state go on a layout's mesh, and how an op reads it ("use"; not
+    there when it is read as it is kept)."""
+    found = {kind: layout.sharding(kind, p.dims, p.shape) for kind in KINDS}
+    if found["use"] == found["param"]:
+        del found["use"]  # nothing to gather
+    return found
+
+
+def _homes(layout: Layout, model: Layer, chunks: Sequence[Layer] | None) -> dict[int, Layout]:
+    """id of every parameter and buffer -> the layout of the stage it lives on."""
+    plan, everything = layout.plan, [*model.parameters(), *model.buffers()]
+    if plan.mesh.pp == 1:
+        return {id(t): layout for t in everything}
+    stages = plan.stage_of_chunk
+    if chunks is None or len(chunks) != len(stages):
+        raise PlacementError(
+            f"mesh {plan.mesh} with {plan.virtual_stages} chunks a stage needs a model in {len(stages)} chunks, "
+            f"{type(model).__name__} has {0 if chunks is None else len(chunks)}; give a PipelineLayer with as many "
+            "stages, or set pp to 1"
+        )
+    home: dict[int, Layout] = {}
+    for stage, chunk in zip(stages, chunks, strict=True):
+        for tensor in (*chunk.parameters(), *chunk.buffers()):
+            home.setdefault(id(tensor), layout.stages[stage])
+    lost = [name for name, p in model.named_parameters() if id(p) not in home]
+    if lost:
+        raise PlacementError(f"no chunk of the pipeline holds {lost[:10]}; every parameter must be in a chunk's layer")
+    return {id(t): home.get(id(t), layout.stages[0]) for t in everything}
 
 
 def clear_plan() -> None:

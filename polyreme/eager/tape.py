@@ -328,20 +328,23 @@ class _Walk:
         while self.heap:
             _, node = heapq.heappop(self.heap)
             slots = self.waiting.pop(node)
-            self._hook(node, slots)
-            if self.wanted is not None:
-                for index in slots:
-                    if (node, index) in self.wanted:
-                        self.found[(node, index)] = slots[index]
-                if not self._leads_to_wanted(node):
-                    continue
-            count = getattr(node, "num_outputs", 1)
-            gradients = node.gradients([slots.get(i) for i in range(count)], self.create_graph)
-            edges = node.edges
-            if not self.retain_graph:
-                node.release()
-            for edge, gradient in zip(edges, gradients, strict=True):
-                self.give(edge, gradient)
+            self.visit(node, slots)
+
+    def visit(self, node: Node, slots: dict[int, TensorState]) -> None:
+        """Turn the cotangents waiting at a node into gradients for its inputs."""
+        self._hook(node, slots)
+        if self.wanted is not None:
+            for index in slots:
+                if (node, index) in self.wanted:
+                    self.found[(node, index)] = slots[index]
+            if not self._leads_to_wanted(node):
+                return
+        gradients = _gradients(node, slots, self.create_graph)
+        edges = node.edges
+        if not self.retain_graph:
+            node.release()
+        for edge, gradient in zip(edges, gradients, strict=True):
+            self.give(edge, gradient)
 
     def _leads_to_wanted(self, node: Node) -> bool:
         return node in self._reaching
@@ -375,6 +378,57 @@ class _Walk:
         for index, hooks in node.hooks.items():
             if index in slots:
                 slots[index] = _run_hooks(hooks, slots[index])
+
+
+def _gradients(node: Node, slots: dict[int, TensorState], create_graph: bool) -> Sequence[TensorState | None]:
+    cotangents = [slots.get(i) for i in range(getattr(node, "num_outputs", 1))]
+    active = state.watch.active
+    if active is None:
+        return node.gradients(cotangents, create_graph)
+    with active.scope_of(node):
+        return node.gradients(cotangents, create_graph)
+
+
+class CutWalk(_Walk):
+    """A backward pass in two parts: along some edges now, along the others later.
+
+    along: which edges the first part follows. put_off: after the first part, the nodes that have other edges too, each
+    with its cotangents. Computing a node's gradients once in each part costs nothing when each part is compiled: what
+    a part does not use is dropped.
+    """
+
+    def __init__(self, along: Callable[[Edge], bool]) -> None:
+        super().__init__(create_graph=False, retain_graph=True, blocked=set(), wanted=None)
+        self.along = along
+        self.put_off: list[tuple[Node, dict[int, TensorState]]] = []
+        self._later = False
+
+    def seed(self, edge: Edge, cotangent: TensorState) -> None:
+        """The cotangent of an end, whichever part it belongs to."""
+        super().give(edge, cotangent)
+
+    def give(self, edge: Edge, gradient: TensorState | None) -> None:
+        if self._later or edge is None or self.along(edge):
+            super().give(edge, gradient)
+
+    def visit(self, node: Node, slots: dict[int, TensorState]) -> None:
+        super().visit(node, slots)
+        if not self._later and any(e is not None and not self.along(e) for e in node.edges):
+            self.put_off.append((node, slots))
+
+    def resume(self, put_off: Iterable[tuple[Node, dict[int, TensorState]]]) -> None:
+        """The second part, from what the first put off."""
+        self._later = True
+        for node, slots in put_off:
+            for edge, gradient in zip(node.edges, _gradients(node, slots, False), strict=True):
+                if edge is not None and not self.along(edge):
+                    self.give(edge, gradient)
+        self.run()
+
+
+def leaf_gradients(walk: _Walk) -> list[tuple[TensorState, Any]]:
+    """(leaf, gradient array) of every leaf a walk reached: hooks run, laid out as the leaf wants its gradient."""
+    return [(leaf, _laid_out(leaf, _hooked(leaf, gradient)._array)) for leaf, gradient in walk.leaves.values()]
 
 
 def _run_hooks(hooks: Iterable, gradient: TensorState) -> TensorState:
@@ -435,12 +489,11 @@ def backward(
     with GradEnabled(False):
         _start(walk, roots, cotangents, "backward()")
         walk.run()
-        for leaf, gradient in walk.leaves.values():
-            _store(leaf, gradient)
+        for leaf, array in leaf_gradients(walk):
+            _store(leaf, array)
 
 
-def _store(leaf: TensorState, gradient: TensorState) -> None:
-    array = _laid_out(leaf, _hooked(leaf, gradient)._array)
+def _store(leaf: TensorState, array: Any) -> None:
     have = leaf._grad
     if have is None:
         if state.watch.active is not None:

@@ -131,6 +131,15 @@ class Plan:
         )
 
     @property
+    def stage_of_chunk(self) -> tuple[int, ...]:
+        """The pipeline stage of each chunk of the model, in the order that data flows through them.
+
+        Round after round, except under ZBVPP, where the second round goes back up (a V).
+        """
+        down = tuple(range(self.mesh.pp))
+        return down + down[::-1] if self.schedule == "ZBVPP" else down * self.virtual_stages
+
+    @property
     def batch_ways(self) -> int:
         """Number of equal parts that one microbatch is split into across devices."""
         return math.prod(self.mesh.degree(axis) for axis in self.strategy.rule("act").get("batch", ()))

@@ -1,0 +1,114 @@
+"""One chunk of a model on its pipeline stage: its programs, the values they read, the gradients they add up.
+
+Floor: 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from polyreme.core.layout import Layout
+from polyreme.core.state import TensorState
+from polyreme.distributed.placement import parameter_layouts
+from polyreme.jit.split import Flow, Kept, SplitProgram
+
+
+class Done(NamedTuple):
+    """A forward that waits for its backward."""
+
+    program: SplitProgram
+    kept: Kept
+
+
+class Chunk:
+    """A function of one Flow on the devices of a stage.
+
+    cut: its backward gives gradients of inputs and of weights in two calls. Parameters whose home is another stage are
+    copied here once a step.
+    """
+
+    def __init__(self, run: Callable[[Any], Any], stage: Layout, *, cut: bool) -> None:
+        self.run = run
+        self.stage = stage
+        self.cut = cut
+        self._programs: dict[Any, SplitProgram] = {}
+        self._devices = frozenset(stage.mesh.devices.flat)
+        self._copies: dict[int, tuple[Any, Any]] = {}
+        self._values: dict[SplitProgram, list[Any]] = {}
+        self._sums: dict[int, tuple[TensorState, jax.Array]] = {}
+
+    def begin(self) -> None:
+        """Start a step: parameters may have changed since the last one, and Layers their mode."""
+        self._values.clear()
+        self._sums.clear()
+        self._programs = {key: program for key, program in self._programs.items() if program.serves()}
+
+    def forward(self, flow: Flow, key: Any, *, backward: bool) -> tuple[Flow, Any, Done]:
+        """-> outputs, the random key that follows, what backward needs."""
+        program = self._program(flow, backward)
+        outs, key, kept = program.forward(self._read(program), key, flow.arrays)
+        return outs, key, Done(program, kept)
+
+    def backward(self, done: Done, cotangents: list[Any]) -> tuple[list[Any], Done]:
+        """-> gradients of the input arrays, None where there are none; what weights needs."""
+        program, kept = done
+        read = self._read(program)
+        sums = [] if self.cut else self._sums_of(program, kept, cotangents)
+        gradients, sums, kept = program.backward(read, kept, cotangents, sums)
+        if not self.cut:
+            self._keep_sums(program, sums)
+        return gradients, Done(program, kept)
+
+    def weights(self, done: Done) -> None:
+        """The second part of a backward that was cut."""
+        program, kept = done
+        self._keep_sums(program, program.weights(self._read(program), kept, self._sums_of(program, kept, None)))
+
+    def gradients(self) -> list[tuple[TensorState, jax.Array]]:
+        """(parameter, the sum of its gradients over the step's microbatches), on this stage's devices."""
+        return list(self._sums.values())
+
+    def _program(self, flow: Flow, backward: bool) -> SplitProgram:
+        key = (flow.key, backward)
+        program = self._programs.get(key)
+        if program is None:
+            program = SplitProgram(self.run, flow, self.stage, backward=backward, cut=self.cut)
+            program.moved = [(t, parameter_layouts(self.stage, t)) for t in program.read if self._is_foreign(t)]
+            self._programs[key] = program
+        return program
+
+    def _is_foreign(self, tensor: Any) -> bool:
+        layouts = getattr(tensor, "layouts", None)
+        return bool(layouts) and layouts["param"].mesh != self.stage.mesh
+
+    def _read(self, program: SplitProgram) -> list[Any]:
+        values = self._values.get(program)
+        if values is None:
+            values = self._values[program] = [self._here(t) for t in program.read]
+        return values
+
+    def _here(self, tensor: Any) -> Any:
+        """The value on this stage's devices; a copy is made again only when the value has changed."""
+        array = tensor._array
+        if array.sharding.device_set == self._devices:
+            return array
+        known = self._copies.get(id(tensor))
+        if known is None or known[0] is not array:
+            dims = getattr(tensor, "dims", None)
+            place = self.stage.replicated() if dims is None else self.stage.sharding("param", dims, array.shape)
+            known = self._copies[id(tensor)] = (array, jax.device_put(array, place))
+        return known[1]
+
+    def _sums_of(self, program: SplitProgram, kept: Kept, cotangents: Sequence[Any] | None) -> list[jax.Array]:
+        if any(id(p) not in self._sums for p in program.leaves):
+            zeros = program.zeros(self._read(program), kept, cotangents)
+            for p, zero in zip(program.leaves, zeros, strict=True):
+                self._sums.setdefault(id(p), (p, zero))
+        return [self._sums[id(p)][1] for p in program.leaves]
+
+    def _keep_sums(self, program: SplitProgram, sums: Sequence[jax.Array]) -> None:
+        for p, array in zip(program.leaves, sums, strict=True):
+            self._sums[id(p)] = (p, array)

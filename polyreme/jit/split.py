@@ -1,0 +1,396 @@
+"""A captured function whose forward and backward are programs of their own, the backward cut in two if wanted.
+
+Floor: 3.  What a pipeline needs: the forward of a part of a model runs now, its backward later, the gradients of its
+weights later still. The forward is traced with the tape on; the arrays that the tape's nodes keep are further outputs.
+The backward is the tape's walk over the same nodes, traced with those arrays given back (tape.Node.saved, reload). The
+cut between input gradients and weight gradients is a cut of the tape: edges from which an input is reached are followed
+first, all others later. Source of the cut: arXiv:2401.10241, section 2.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from polyreme.core import amp_policy, layout, rng
+from polyreme.core import dtype as dtypes
+from polyreme.core.state import TensorState, Tracer
+from polyreme.eager import tape
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import CaptureError
+from polyreme.jit.capture import Capture, nodes_behind, stale, watching, where_defined
+from polyreme.jit.convert import converted
+from polyreme.jit.structure import Spec, flatten, rebuild
+
+
+class Flow(NamedTuple):
+    """A structure of values between programs: arrays, and plain Python values as they are.
+
+    wants: per leaf, None for a plain value, else whether gradients flow through the array.
+    """
+
+    spec: Spec
+    leaves: list[Any]
+    wants: tuple[bool | None, ...]
+
+    @classmethod
+    def of(cls, value: Any) -> Flow:
+        """A structure of Tensors, None and plain values taken apart."""
+        leaves: list[Any] = []
+        spec = flatten(value, leaves)
+        wants = tuple(None if not isinstance(v, TensorState) else not v.stop_gradient for v in leaves)
+        return cls(spec, [v._array if isinstance(v, TensorState) else v for v in leaves], wants)
+
+    def tensors(self) -> Any:
+        """The structure again, its arrays as Tensors without history."""
+        return rebuild(
+            self.spec, iter([v if w is None else Tensor(v) for v, w in zip(self.leaves, self.wants, strict=True)])
+        )
+
+    @property
+    def arrays(self) -> list[Any]:
+        """The arrays among the leaves."""
+        return [v for v, w in zip(self.leaves, self.wants, strict=True) if w is not None]
+
+    def with_arrays(self, arrays: Sequence[Any]) -> Flow:
+        """The same structure around other arrays."""
+        given = iter(arrays)
+        return self._replace(
+            leaves=[v if w is None else next(given) for v, w in zip(self.leaves, self.wants, strict=True)]
+        )
+
+    @property
+    def key(self) -> tuple:
+        """What tells programs apart: structure, shapes, dtypes, plain values."""
+        told = tuple(
+            (v.__class__, v) if w is None else (v.shape, v.dtype, w)
+            for v, w in zip(self.leaves, self.wants, strict=True)
+        )
+        return (self.spec, told)
+
+
+class Kept(NamedTuple):
+    """What a forward leaves for its backward: its inputs and what the tape saved; stash: cotangents that the first
+    part of a backward cut in two leaves for the second."""
+
+    inputs: list[Any]
+    residuals: list[Any]
+    stash: list[Any]
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """The tape of a traced forward, its saved arrays named by where they come from.
+
+    ends: (position among the outputs, edge). refs: per node, per saved array, ("input" | "state" | "kept", position) or
+    ("constant", value).
+    """
+
+    ends: tuple[tuple[int, Any], ...]
+    nodes: tuple[tape.Node, ...]
+    refs: tuple[tuple[tuple[str, Any], ...], ...]
+    inputs: tuple[TensorState, ...]
+    leaves: tuple[TensorState, ...]
+    reaching: frozenset[int]
+
+    def along(self, edge: Any) -> bool:
+        """True for an edge from which an input that wants a gradient is reached."""
+        return id(edge[0] if isinstance(edge, tuple) else edge) in self.reaching
+
+
+class SplitProgram:
+    """fn for inputs of one structure: forward, backward and, with cut, weights, each one compiled call.
+
+    State that fn reads (parameters) is given to each call, so that it may live on other devices in between; state it
+    writes (running statistics) is read and written by `forward` itself. Random numbers come from the key given to
+    `forward`, which returns the key that follows. backward=False: forward alone, nothing is kept.
+    """
+
+    def __init__(
+        self, fn: Callable[[Any], Any], example: Flow, place: layout.Layout | None, *, backward: bool, cut: bool
+    ) -> None:
+        self.fn = fn
+        self.example = example
+        self.place = place
+        self.wants_backward, self.cut = backward, cut
+        self._modes = (amp_policy.active.policy, dtypes.default_dtype())
+        # parameters that belong to another stage: how they are laid out on this one
+        self.moved: list[tuple[Any, dict[str, Any]]] = []
+        self.layers: tuple[tuple[Any, bool], ...] = ()
+        self.read, self.written = self._discover()
+        self._outs: Flow | None = None
+        self._graph: _Graph | None = None
+        self._put_off: list[tuple[tape.Node, tuple[int, ...]]] = []
+        self._input_layouts: list[Any] = []
+        self._forward = _compiled(self._trace_forward, fn, "forward")
+        self._backward = _compiled(self._trace_backward, fn, "backward", donate_argnums=4)
+        self._inputs = _compiled(self._trace_inputs, fn, "backward")
+        self._weights = _compiled(self._trace_weights, fn, "weights", donate_argnums=4)
+
+    def serves(self) -> bool:
+        """True while the Layers called are in the mode they were captured in, and the same state wants gradients."""
+        return (
+            self._modes == (amp_policy.active.policy, dtypes.default_dtype())
+            and all(layer.training is training for layer, training in self.layers)
+            and all(t.stop_gradient is s for t, s in self._stopped)
+        )
+
+    # running
+
+    def forward(self, read: list[Any], key: Any, inputs: list[Any]) -> tuple[Flow, Any, Kept]:
+        """read: the arrays of self.read, in order. -> outputs, the key that follows, what backward needs."""
+        if self._outs is None:
+            self._input_layouts = [a.sharding for a in inputs]
+        outs, written, key, residuals = self._forward([t._array for t in self.written], read, key, inputs)
+        for tensor, array in zip(self.written, written, strict=True):
+            tensor._array = array
+        assert self._outs is not None
+        return self._outs.with_arrays(outs), key, Kept(inputs if self.wants_backward else [], residuals, [])
+
+    @property
+    def leaves(self) -> tuple[TensorState, ...]:
+        """The parameters that get gradients; known after the first forward."""
+        assert self._graph is not None
+        return self._graph.leaves
+
+    def zeros(self, read: list[Any], kept: Kept, cotangents: list[Any]) -> list[jax.Array]:
+        """Zeros to add the gradients of `leaves` to, each laid out as its gradient."""
+        if self.cut:
+            shapes = jax.eval_shape(lambda: self._trace_whole(read, kept, cotangents))
+        else:
+            shapes = jax.eval_shape(
+                lambda: self._trace_backward(read, kept.inputs, kept.residuals, cotangents, None)[1]
+            )
+        with self._as_captured():
+            made = [(s.shape, s.dtype, _gradient_layout(leaf)) for s, leaf in zip(shapes, self.leaves, strict=True)]
+        return _zeros(tuple(made))()
+
+    def backward(
+        self, read: list[Any], kept: Kept, cotangents: list[Any], grads: list[Any]
+    ) -> tuple[list[Any], list[Any], Kept]:
+        """cotangents: one per output array, None where absent. grads: what `leaves` have so far, donated.
+
+        -> gradients of the input arrays (None where absent), the sums, what `weights` needs (with cut, when the sums
+        are grads unchanged).
+        """
+        if self.cut:
+            found, stash = self._inputs(read, kept.inputs, kept.residuals, cotangents)
+            return found, grads, kept._replace(stash=stash)
+        found, grads = self._backward(read, kept.inputs, kept.residuals, cotangents, grads)
+        return found, grads, Kept([], [], [])
+
+    def weights(self, read: list[Any], kept: Kept, grads: list[Any]) -> list[Any]:
+        """The second part of a backward cut in two: grads, donated, plus the gradients of `leaves`."""
+        return self._weights(read, kept.inputs, kept.residuals, kept.stash, grads)
+
+    # tracing
+
+    def _discover(self) -> tuple[list[TensorState], list[TensorState]]:
+        capture = Capture(converted=converted)
+
+        def abstract(arrays: list) -> None:
+            with self._as_captured(), watching(capture):
+                self._run(capture, rng.default_generator.key_state(), jnp.zeros((2,), jnp.uint32), arrays)
+                met.extend((b.tensor, b.written) for b in capture.before.values())
+
+        met: list[tuple[TensorState, bool]] = []
+        jax.eval_shape(abstract, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.example.arrays])
+        key = rng.default_generator.key_state()
+        self.layers = tuple((layer, training) for layer, training, _ in capture.layers.values())
+        self._stopped = tuple((t, t.stop_gradient) for t, _ in met)
+        return [t for t, w in met if not w and t is not key], [t for t, w in met if w and t is not key]
+
+    def _run(self, capture: Capture, holder: TensorState, key: Any, arrays: Sequence[Any]) -> tuple[Any, list, Any]:
+        """-> fn's outputs, the Tensors made of the input arrays, the key that follows."""
+        capture.touch(holder)
+        holder._array = key
+        flow = self.example.with_arrays(list(arrays))
+        inputs = [
+            v if w is None else Tensor(v, stop_gradient=not w) for v, w in zip(flow.leaves, flow.wants, strict=True)
+        ]
+        outs = self.fn(rebuild(flow.spec, iter(inputs)))
+        return outs, [t for t, w in zip(inputs, flow.wants, strict=True) if w is not None], holder._array
+
+    def _trace_forward(self, written: list, read: list, key: Any, arrays: list) -> tuple[list, list, Any, list]:
+        capture = Capture(converted=converted)
+        known = [*self.written, *self.read]
+        holder = rng.default_generator.key_state()
+        for tensor in (*known, holder):
+            capture.touch(tensor)
+        ours = {id(t) for t in (*known, holder)}
+        with self._as_captured(), watching(capture):
+            for tensor, array in zip(known, [*written, *read], strict=True):
+                tensor._array = array
+            outs, inputs, key = self._run(capture, holder, key, arrays)
+            if any(b.written for k, b in capture.before.items() if k not in ours):
+                raise CaptureError(
+                    f"{where_defined(self.fn)} changed a Tensor on its second run that it had not met on its first; a "
+                    "captured function must do the same each time it runs"
+                )
+            flow = Flow.of(outs)
+            self._check_made(outs, capture)
+            residuals: list[Any] = []
+            if self.wants_backward:
+                self._graph = self._harvest(outs, inputs, arrays, read, residuals)
+            self._outs = flow.with_arrays([None] * len(flow.arrays))
+            return flow.arrays, [t._array for t in self.written], key, residuals
+
+    def _check_made(self, outs: Any, capture: Capture) -> None:
+        leaves: list[Any] = []
+        flatten(outs, leaves)
+        for leaf in leaves:
+            known = id(leaf) in capture.made or id(leaf) in capture.before
+            if isinstance(leaf, TensorState) and isinstance(leaf._array, Tracer) and not known:
+                raise stale(leaf)
+
+    def _harvest(self, outs: Any, inputs: list, arrays: list, read: list, residuals: list) -> _Graph:
+        """The tape behind outs; arrays it keeps that are neither inputs nor state are appended to residuals."""
+        leaves: list[Any] = []
+        flatten(outs, leaves)
+        tensors = [t for t in leaves if isinstance(t, TensorState)]
+        ends = tuple((i, tape.edge_of(t)) for i, t in enumerate(tensors) if tape.edge_of(t) is not None)
+        nodes = sorted(nodes_behind([e[0] for _, e in ends if isinstance(e, tuple)]), key=lambda n: n.seq)
+        where: dict[int, tuple[str, Any]] = {id(a): ("state", i) for i, a in enumerate(read)}
+        where.update({id(a): ("input", i) for i, a in enumerate(arrays)})
+
+        def ref(array: Any) -> tuple[str, Any]:
+            if not isinstance(array, Tracer):
+                return ("constant", array)
+            if id(array) not in where:
+                where[id(array)] = ("kept", len(residuals))
+                residuals.append(array)
+            return where[id(array)]
+
+        refs = tuple(tuple(ref(a) for a in node.saved()) for node in nodes)
+        edges = [e for node in nodes for e in node.edges] + [e for _, e in ends]
+        ours = {id(t) for t in inputs}
+        known = {id(t) for t in (*self.read, *self.written)}
+        targets = {id(e): e for e in edges if e is not None and not isinstance(e, tuple)}
+        reaching = {id(t) for t in inputs if id(t) in targets}
+        for node in nodes:
+            if any(id(e[0] if isinstance(e, tuple) else e) in reaching for e in node.edges if e is not None):
+                reaching.add(id(node))
+        params = tuple(t for key, t in targets.items() if key not in ours and key in known)
+        return _Graph(ends, tuple(nodes), refs, tuple(inputs), params, frozenset(reaching))
+
+    @contextmanager
+    def _replayed(self, read: list, inputs: list, residuals: list) -> Iterator[_Graph]:
+        """The tape of the forward, holding these arrays."""
+        graph = self._graph
+        assert graph is not None  # a backward follows a forward
+        tables = {"state": read, "input": inputs, "kept": residuals}
+        capture = Capture(converted=converted)
+        for tensor in self.read:
+            capture.touch(tensor)
+        with self._as_captured(), watching(capture), tape.GradEnabled(False):
+            for tensor, array in zip(self.read, read, strict=True):
+                tensor._array = array
+            for node, refs in zip(graph.nodes, graph.refs, strict=True):
+                node.reload([at if kind == "constant" else tables[kind][at] for kind, at in refs])
+            try:
+                yield graph
+            finally:
+                for node, refs in zip(graph.nodes, graph.refs, strict=True):
+                    node.reload([at if kind == "constant" else None for kind, at in refs])
+
+    def _trace_backward(
+        self, read: list, inputs: list, residuals: list, cotangents: list, grads: list | None
+    ) -> tuple[list, list]:
+        with self._replayed(read, inputs, residuals) as graph:
+            walk = tape.CutWalk(_every)
+            self._seed(walk, graph, cotangents)
+            walk.run()
+            return self._split(graph, walk, grads)
+
+    def _trace_inputs(self, read: list, inputs: list, residuals: list, cotangents: list) -> tuple[list, list]:
+        with self._replayed(read, inputs, residuals) as graph:
+            walk = tape.CutWalk(graph.along)
+            self._seed(walk, graph, cotangents)
+            walk.run()
+            self._put_off = [(node, tuple(slots)) for node, slots in walk.put_off]
+            stash = [slot._array for _, slots in walk.put_off for slot in slots.values()]
+            return self._split(graph, walk, None)[0], stash
+
+    def _trace_weights(self, read: list, inputs: list, residuals: list, stash: list, grads: list | None) -> list:
+        with self._replayed(read, inputs, residuals) as graph:
+            given = iter(stash)
+            walk = tape.CutWalk(graph.along)
+            walk.resume([(node, {i: Tensor(next(given)) for i in at}) for node, at in self._put_off])
+            return self._split(graph, walk, grads)[1]
+
+    def _trace_whole(self, read: list, kept: Kept, cotangents: list) -> list:
+        _, stash = self._trace_inputs(read, kept.inputs, kept.residuals, cotangents)
+        return self._trace_weights(read, kept.inputs, kept.residuals, stash, None)
+
+    @staticmethod
+    def _seed(walk: tape.CutWalk, graph: _Graph, cotangents: list) -> None:
+        for at, edge in graph.ends:
+            if cotangents[at] is not None:
+                walk.seed(edge, Tensor(cotangents[at]))
+
+    def _split(self, graph: _Graph, walk: tape.CutWalk, grads: list | None) -> tuple[list, list]:
+        """(gradients of the inputs, None where there is none; grads plus those of the leaves)."""
+        found = {id(leaf): array for leaf, array in tape.leaf_gradients(walk)}
+        ours = [_laid_out(found.get(id(t)), place) for t, place in zip(graph.inputs, self._input_layouts, strict=True)]
+        fresh = [found.get(id(p)) for p in graph.leaves]
+        if grads is None:
+            return ours, [
+                jnp.zeros_like(p._array) if g is None else g for p, g in zip(graph.leaves, fresh, strict=True)
+            ]
+        sums = [old if g is None else old + g for old, g in zip(grads, fresh, strict=True)]
+        return ours, [_laid_out(g, _gradient_layout(p)) for p, g in zip(graph.leaves, sums, strict=True)]
+
+    @contextmanager
+    def _as_captured(self) -> Iterator[None]:
+        """The modes and the layout this was made for."""
+        now = (amp_policy.active.policy, dtypes.default_dtype())
+        layouts = [tensor.layouts for tensor, _ in self.moved]
+        amp_policy.active.policy = self._modes[0]
+        dtypes.set_default_dtype(self._modes[1])
+        for tensor, here in self.moved:
+            tensor.layouts = here
+        try:
+            with layout.using(self.place), tape.GradEnabled(self.wants_backward):
+                yield
+        finally:
+            for (tensor, _), home in zip(self.moved, layouts, strict=True):
+                tensor.layouts = home
+            amp_policy.active.policy = now[0]
+            dtypes.set_default_dtype(now[1])
+
+
+def _every(edge: Any) -> bool:
+    return True
+
+
+def _compiled(fn: Callable[..., Any], of: Callable[..., Any], what: str, **options: Any) -> Any:
+    @functools.wraps(fn)
+    def run(*args: Any) -> Any:
+        return fn(*args)
+
+    run.__name__ = run.__qualname__ = f"{getattr(of, '__name__', 'part')}_{what}"
+    return jax.jit(run, **options)
+
+
+def _gradient_layout(leaf: Any) -> Any:
+    return leaf.sharding_of("grad") if hasattr(leaf, "sharding_of") else None
+
+
+def _laid_out(array: Any, place: Any) -> Any:
+    if array is None or not isinstance(place, NamedSharding):
+        return array
+    return jax.lax.with_sharding_constraint(array, place)
+
+
+@functools.lru_cache(maxsize=256)
+def _zeros(made: tuple) -> Any:
+    """A program that makes zeros of these (shape, dtype, layout)."""
+    places = [place for _, _, place in made]
+    return jax.jit(lambda: [jnp.zeros(shape, dtype) for shape, dtype, _ in made], out_shardings=places)
