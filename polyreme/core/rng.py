@@ -6,6 +6,7 @@ Floor: 1.  Numbers depend on the seed and on the order of calls only, never on h
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,6 +83,24 @@ class Generator:
         finally:
             self._state = own
 
+    @contextmanager
+    def starting_at(self, key: Any) -> Iterator[None]:
+        """Inside the block keys follow from this one; afterwards the stream goes on as if nothing had been drawn."""
+        holder = self.key_state()
+        outer = state.read(holder)
+        state.write(holder, key)
+        try:
+            yield
+        finally:
+            state.write(holder, outer)
+
+    def branches(self, count: int) -> list[Any]:
+        """Keys to start `count` streams at, one for each microbatch of a step; this stream advances by one key.
+
+        A microbatch then draws the same numbers whichever order, and wherever, the microbatches run in.
+        """
+        return _branches(self.next_key(), count)
+
     def next_key(self) -> Any:
         """One key of its own, advancing the stream."""
         holder = self.key_state()
@@ -94,6 +113,11 @@ class Generator:
 def _split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     pair = jax.random.split(key)
     return pair[0], pair[1]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _branches(key: jax.Array, count: int) -> list[jax.Array]:
+    return [jax.random.fold_in(key, i) for i in range(count)]
 
 
 default_generator = Generator()

@@ -160,14 +160,16 @@ class SplitProgram:
         assert self._graph is not None
         return self._graph.leaves
 
-    def zeros(self, read: list[Any], kept: Kept, cotangents: list[Any]) -> list[jax.Array]:
-        """Zeros to add the gradients of `leaves` to, each laid out as its gradient."""
+    def zeros(self, read: list[Any], kept: Kept, cotangents: list[Any] | None) -> list[jax.Array]:
+        """Zeros to add the gradients of `leaves` to, each laid out as its gradient.
+
+        Takes what the call that first adds to them takes: weights, with cut, else backward.
+        """
+        inputs, residuals = kept.inputs, kept.residuals
         if self.cut:
-            shapes = jax.eval_shape(lambda: self._trace_whole(read, kept, cotangents))
+            shapes = jax.eval_shape(lambda: self._trace_weights(read, inputs, residuals, kept.stash, None))
         else:
-            shapes = jax.eval_shape(
-                lambda: self._trace_backward(read, kept.inputs, kept.residuals, cotangents, None)[1]
-            )
+            shapes = jax.eval_shape(lambda: self._trace_backward(read, inputs, residuals, cotangents, None)[1])
         with self._as_captured():
             made = [(s.shape, s.dtype, _gradient_layout(leaf)) for s, leaf in zip(shapes, self.leaves, strict=True)]
         return _zeros(tuple(made))()
@@ -298,7 +300,7 @@ class SplitProgram:
                 yield graph
             finally:
                 for node, refs in zip(graph.nodes, graph.refs, strict=True):
-                    node.reload([at if kind == "constant" else None for kind, at in refs])
+                    node.reload([at if kind == "constant" else _GONE for kind, at in refs])
 
     def _trace_backward(
         self, read: list, inputs: list, residuals: list, cotangents: list, grads: list | None
@@ -324,10 +326,6 @@ class SplitProgram:
             walk = tape.CutWalk(graph.along)
             walk.resume([(node, {i: Tensor(next(given)) for i in at}) for node, at in self._put_off])
             return self._split(graph, walk, grads)[1]
-
-    def _trace_whole(self, read: list, kept: Kept, cotangents: list) -> list:
-        _, stash = self._trace_inputs(read, kept.inputs, kept.residuals, cotangents)
-        return self._trace_weights(read, kept.inputs, kept.residuals, stash, None)
 
     @staticmethod
     def _seed(walk: tape.CutWalk, graph: _Graph, cotangents: list) -> None:
@@ -364,6 +362,10 @@ class SplitProgram:
                 tensor.layouts = home
             amp_policy.active.policy = now[0]
             dtypes.set_default_dtype(now[1])
+
+
+# stands where the tracers of a trace that has ended stood
+_GONE = object()
 
 
 def _every(edge: Any) -> bool:

@@ -14,7 +14,6 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from polyreme.core.layout import Layout
-from polyreme.eager.tensor import Tensor
 from polyreme.jit.split import Flow
 from polyreme.jit.structure import flatten
 
@@ -46,16 +45,3 @@ def join(flow: Flow, other: Flow) -> Flow:
     """The pair of both."""
     spec = (tuple, None, (flow.spec, other.spec))
     return Flow(spec, [*flow.leaves, *other.leaves], (*flow.wants, *other.wants))
-
-
-def host_rows(value: Any, first: int, last: int) -> Any:
-    """Rows first .. last of every array in a structure of Tensors and arrays, as NumPy where they are on the host."""
-    if isinstance(value, Tensor):
-        value = value._array
-    if isinstance(value, (np.ndarray, jax.Array)):
-        return value if value.ndim == 0 else value[first:last]
-    if isinstance(value, dict):
-        return {k: host_rows(v, first, last) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(host_rows(v, first, last) for v in value)
-    return value

@@ -1,0 +1,213 @@
+"""The pipeline runtime: walks a schedule table over the chunks of a model, each on its stage's devices.
+
+Floor: 5.  One process dispatches the tasks of all stages in the table's order of time; dispatch does not wait, so the
+stages work at the same time. A value that the next stage needs is sent as soon as the task that makes it is dispatched.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from polyreme.mesh.schedule import Schedule, Task, make_schedule
+
+from polyreme.core.layout import Layout
+from polyreme.core.state import TensorState
+from polyreme.distributed.pipeline.chunk import Chunk, Done
+from polyreme.distributed.pipeline.transfer import join, place, send
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import GradError
+from polyreme.jit.split import Flow
+
+
+class Microbatch(NamedTuple):
+    """What the first chunk takes, what the loss takes besides the last chunk's output, and the rows it has."""
+
+    inputs: Any
+    labels: Any
+    rows: int
+
+
+class Pipeline:
+    """Runs the chunks of a model over the stages of a layout.
+
+    chunks: functions of a structure of Tensors, in the order that data flows. loss: (output of the last, labels) -> a
+    loss with one element, a mean over its microbatch. The plan's schedule and number of microbatches say what runs
+    when; a batch may have another number of microbatches.
+    """
+
+    def __init__(self, chunks: Sequence[Callable[[Any], Any]], loss: Callable[[Any, Any], Any], layout: Layout) -> None:
+        self.layout = layout
+        self.plan = layout.plan
+        stages = [layout.stages[s] for s in self.plan.stage_of_chunk]
+        last = len(stages) - 1
+        cut = self.schedule(self.plan.num_microbatches).split_backward
+        self._chunks = [
+            Chunk(_with_loss(fn, loss) if k == last else fn, stage, cut=cut)
+            for k, (fn, stage) in enumerate(zip(chunks, stages, strict=True))
+        ]
+        self._last_alone = Chunk(chunks[-1], stages[-1], cut=False)
+
+    def schedule(self, num_microbatches: int) -> Schedule:
+        """The table for this many microbatches."""
+        plan = self.plan
+        return make_schedule(plan.schedule or "FThenB", plan.mesh.pp, num_microbatches, plan.virtual_stages)
+
+    def train(self, batch: Sequence[Microbatch], keys: Sequence[Any], scale: Any = None) -> list[jax.Array]:
+        """Losses of the microbatches, on the last stage; the gradient of their mean, weighted by rows, is added to
+        `.grad` of every parameter, on the parameter's own stage.
+
+        keys: a random key for each microbatch. scale: a 0-D array to multiply the gradient by, for loss scaling.
+        """
+        run = _Run(self._chunks, batch, keys, backward=True)
+        run.weights = self._weights(batch, scale)
+        for stage, task in _ordered(self.schedule(len(batch))):
+            try:
+                run.do(task)
+            except Exception as error:
+                error.add_note(f"in {task.kind} of microbatch {task.microbatch}, chunk {task.chunk} on stage {stage}")
+                raise
+        _store(self._chunks)
+        return [run.losses[i] for i in range(len(batch))]
+
+    def evaluate(self, batch: Sequence[Microbatch], keys: Sequence[Any], *, loss: bool) -> list[Any]:
+        """The loss array of each microbatch, or the structure of Tensors that the last chunk gives."""
+        run = _Run(self._chunks if loss else [*self._chunks[:-1], self._last_alone], batch, keys, backward=False)
+        run.has_loss = loss
+        for i in range(len(batch)):
+            for k in range(len(self._chunks)):
+                run.do(Task("F", i, k))
+        return [run.losses[i] for i in range(len(batch))]
+
+    def _weights(self, batch: Sequence[Microbatch], scale: Any) -> list[jax.Array]:
+        """The cotangent of each microbatch's loss, on the last stage."""
+        rows = tuple(part.rows / sum(p.rows for p in batch) for part in batch)
+        everywhere = self._chunks[-1].stage.replicated()
+        if scale is None:
+            made = {share: jax.device_put(np.asarray(share, np.float32), everywhere) for share in set(rows)}
+            return [made[share] for share in rows]
+        return _scaled(rows)(jax.device_put(scale, everywhere))
+
+
+class _Run:
+    """One batch on its way through the chunks."""
+
+    def __init__(
+        self, chunks: Sequence[Chunk], batch: Sequence[Microbatch], keys: Sequence[Any], *, backward: bool
+    ) -> None:
+        self.chunks, self.batch, self.backward = chunks, batch, backward
+        self.has_loss = True
+        self.weights: list[jax.Array] = []
+        self.losses: dict[int, Any] = {}
+        self._keys: dict[int, Any] = dict(enumerate(keys))
+        # by (chunk, microbatch): what waits to be run forward, backward, and for the gradients of weights
+        self._arrived: dict[tuple[int, int], Flow] = {}
+        self._done: dict[tuple[int, int], Done] = {}
+        self._cotangents: dict[tuple[int, int], list[Any]] = {}
+        self._num_given: dict[tuple[int, int], int] = {}
+        for chunk in chunks:
+            chunk.begin()
+
+    def do(self, task: Task) -> None:
+        """Dispatch one task and send on what it gives."""
+        {"F": self._run_forward, "B": self._run_backward, "W": self._run_weights}[task.kind](
+            task.chunk, task.microbatch
+        )
+
+    def _run_forward(self, k: int, i: int) -> None:
+        chunk, last = self.chunks[k], len(self.chunks) - 1
+        flow = place(self.batch[i].inputs, chunk.stage) if k == 0 else self._arrived.pop((k, i))
+        if k == last and self.has_loss:
+            self._num_given[k, i] = len(flow.arrays)
+            flow = join(flow, place(self.batch[i].labels, chunk.stage))
+        (key,) = send([self._keys[i]], chunk.stage)
+        outs, self._keys[i], done = chunk.forward(flow, key, backward=self.backward)
+        if self.backward:
+            self._done[k, i] = done
+        if k < last:
+            stage = self.chunks[k + 1].stage
+            self._arrived[k + 1, i] = outs if stage is chunk.stage else outs.with_arrays(send(outs.arrays, stage))
+        elif self.has_loss:
+            self.losses[i] = self._loss(outs, i)
+        else:
+            self.losses[i] = outs.tensors()
+
+    def _loss(self, outs: Flow, i: int) -> jax.Array:
+        if len(outs.arrays) != 1 or outs.arrays[0].size != 1:
+            shapes = [list(a.shape) for a in outs.arrays]
+            raise GradError(f"the pipeline's loss must be one Tensor with one element, got shapes {shapes}; reduce it")
+        loss = outs.arrays[0]
+        if self.backward:
+            if not outs.wants[0]:
+                raise GradError(
+                    "the pipeline's loss has stop_gradient=True: nothing it was computed from wants a gradient; set "
+                    "stop_gradient=False on a parameter, or use eval_batch"
+                )
+            self._cotangents[len(self.chunks) - 1, i] = [_shaped(self.weights[i], loss)]
+        return loss
+
+    def _run_backward(self, k: int, i: int) -> None:
+        chunk = self.chunks[k]
+        cotangents = self._cotangents.pop((k, i))
+        gradients, done = chunk.backward(self._done.pop((k, i)), cotangents)
+        if chunk.cut:
+            self._done[k, i] = done
+        if k > 0:
+            before = self.chunks[k - 1]
+            # the last chunk's inputs end with the labels, which no chunk gave
+            ours = gradients[: self._num_given.pop((k, i), None)]
+            self._cotangents[k - 1, i] = ours if before.stage is chunk.stage else send(ours, before.stage)
+
+    def _run_weights(self, k: int, i: int) -> None:
+        self.chunks[k].weights(self._done.pop((k, i)))
+
+
+def _with_loss(fn: Callable[[Any], Any], loss: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+    def last(pair: tuple[Any, Any]) -> Any:
+        return loss(fn(pair[0]), pair[1])
+
+    return last
+
+
+@functools.lru_cache(maxsize=64)
+def _ordered(schedule: Schedule) -> tuple[tuple[int, Task], ...]:
+    """All stages' tasks in one order in time, each after those it needs."""
+    return tuple((step.stage, step.task) for step in schedule.order())
+
+
+@functools.lru_cache(maxsize=64)
+def _scaled(shares: tuple[float, ...]) -> Any:
+    return jax.jit(lambda scale: [scale.astype(jnp.float32) * share for share in shares])
+
+
+@jax.jit
+def _sum(a: jax.Array, b: jax.Array) -> jax.Array:
+    return a + b
+
+
+def _shaped(weight: jax.Array, loss: jax.Array) -> jax.Array:
+    if weight.shape == loss.shape and weight.dtype == loss.dtype:
+        return weight
+    return weight.reshape(loss.shape).astype(loss.dtype)
+
+
+def _store(chunks: Sequence[Chunk]) -> None:
+    """Add each chunk's gradients to `.grad`, on the stage where the parameter is at home."""
+    totals: dict[int, tuple[Any, jax.Array]] = {}
+    for chunk in chunks:
+        for p, array in chunk.gradients():
+            home = p.sharding_of("grad") if hasattr(p, "sharding_of") else None
+            if home is not None and array.sharding != home:
+                array = jax.device_put(array, home)
+            known = totals.get(id(p))
+            totals[id(p)] = (p, array if known is None else _sum(known[1], array))
+    for p, array in totals.values():
+        _accumulate(p, array)
+
+
+def _accumulate(p: TensorState, array: jax.Array) -> None:
+    p._grad = Tensor(array if p._grad is None else _sum(p._grad._array, array))
