@@ -23,6 +23,13 @@ from polyreme.core.state import TensorState
 from polyreme.errors import GradError
 
 _sequence = itertools.count()
+
+
+def next_number() -> int:
+    """A number above those of all nodes made so far and below those of all made later."""
+    return next(_sequence)
+
+
 # where an input came from: (node, output index), a leaf, or None when no gradient flows there
 Edge = Any
 
@@ -510,9 +517,15 @@ def _nowhere(kind: str) -> None:
 
 def _laid_out(leaf: TensorState, array: Any) -> Any:
     """The gradient where the strategy wants it: parameter sharding from stage 2 on splits gradients too."""
-    layout = getattr(leaf, "sharding_of", _nowhere)("grad")
+    sharding_of = getattr(leaf, "sharding_of", _nowhere)
+    layout = sharding_of("grad")
     if layout is None or (not isinstance(array, state.Tracer) and array.sharding == layout):
         return array
+    used = sharding_of("use") or sharding_of("param")
+    if isinstance(array, state.Tracer) and used is not None:
+        # summed where the parameter was used, then cut: told of the cut alone, the partitioner carries it into the op
+        # and moves that op's other inputs instead (an embedding's: all-to-alls of activations)
+        array = jax.lax.with_sharding_constraint(array, used)
     return jax.lax.with_sharding_constraint(array, layout)
 
 

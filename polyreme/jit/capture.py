@@ -26,7 +26,7 @@ from polyreme.eager import tape
 from polyreme.errors import CaptureError
 from polyreme.jit.scopes import Scopes
 
-scopes = Scopes(lambda: next(tape._sequence))
+scopes = Scopes(tape.next_number)
 
 # frames of these packages are never the user's
 _PACKAGES = (str(Path(__file__).resolve().parent.parent), *(str(Path(str(m.__file__)).parent) for m in (jax, malt)))

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from polyreme.core import amp_policy, state
+from polyreme.core import amp_policy, backend, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.backend import config
 from polyreme.core.kernel import Kernel
@@ -128,7 +128,12 @@ class Program:
         if self.found.differentiable:
             self._kernel = Kernel(lambda *arrays: self._flat(*arrays), getattr(fn, "__name__", "captured"), saves=True)
         else:
-            self._jitted = jax.jit(self._pure, donate_argnums=0, out_shardings=self._out_shardings())
+            self._jitted = jax.jit(
+                self._pure,
+                donate_argnums=0,
+                out_shardings=self._out_shardings(),
+                compiler_options=backend.step_options(),
+            )
 
     # choosing
 
@@ -199,7 +204,8 @@ class Program:
         arrays = [t._array for t in tensors]
         with _names_in_cache_key():
             if self.found.differentiable:
-                return self._kernel.forward.lower(*arrays, *given).compile()
+                forward: Any = self._kernel.forward
+                return forward.lower(*arrays, *given).compile()
             return self._jitted.lower(arrays[: self._num_written], arrays[self._num_written :], given).compile()
 
     def _current(self) -> list[TensorState]:

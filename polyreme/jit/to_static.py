@@ -88,8 +88,8 @@ class StaticFunction:
     def compiled(self, *args: Any, **kwargs: Any) -> Any:
         """The program that a call with these arguments would run, compiled and not run: a jax.stages.Compiled.
 
-        as_text() is its optimized HLO, memory_analysis() bytes per device, cost_analysis() FLOP. State that the function
-        makes on its first call (optimizer state, say) is made.
+        as_text() is its optimized HLO, memory_analysis() bytes per device, cost_analysis() FLOP. State that the
+        function makes on its first call (optimizer state, say) is made.
 
         >>> double = to_static(lambda x: x + x)
         >>> "add" in double.compiled(to_tensor([1.0])).as_text()
