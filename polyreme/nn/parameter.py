@@ -44,6 +44,7 @@ class Parameter(Tensor):
         self.regularizer: Any = None
         self.need_clip = True
         self.is_distributed = False
+        self.split_axis: int | None = None
         self.layouts: dict[str, Any] = {}
 
     def sharding_of(self, kind: str) -> Any:

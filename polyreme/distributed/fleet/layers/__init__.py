@@ -1,0 +1,1 @@
+"""polyreme.distributed.fleet.layers: the tensor-parallel layers live in mpu."""
