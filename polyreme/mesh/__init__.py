@@ -2,6 +2,7 @@
 
 from polyreme.mesh.axes import AXES, MeshShape, check_axis, nearest_divisor, nearest_multiples
 from polyreme.mesh.plan import OFFLOAD, RECOMPUTE, SCHEDULES, Plan
+from polyreme.mesh.schedule import Schedule, make_schedule
 from polyreme.mesh.strategy import (
     ANY,
     Rule,
@@ -15,6 +16,7 @@ from polyreme.mesh.strategy import (
     tensor_parallel,
     zero,
 )
+from polyreme.mesh.timeline import Durations, Span, Task
 
 __all__ = [
     "ANY",
@@ -22,15 +24,20 @@ __all__ = [
     "OFFLOAD",
     "RECOMPUTE",
     "SCHEDULES",
+    "Durations",
     "MeshShape",
     "Plan",
     "Rule",
+    "Schedule",
+    "Span",
     "Spec",
     "Strategy",
+    "Task",
     "check_axis",
     "data_parallel",
     "expert_parallel",
     "join",
+    "make_schedule",
     "nearest_divisor",
     "nearest_multiples",
     "segment_parallel",
