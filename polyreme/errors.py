@@ -35,6 +35,10 @@ class ConfigError(ValueError):
     """A setting that is unknown, of the wrong type or out of range. Exit code 2."""
 
 
+class StrategyError(ConfigError, TypeError):
+    """A setting of a DistributedStrategy that is unknown or of the wrong type. Exit code 2."""
+
+
 class DataError(RuntimeError):
     """Input data that is missing, corrupt or hung. Exit code 3."""
 
@@ -50,6 +54,10 @@ class NoSpaceError(CheckpointError):
         super().__init__(message)
         self.need = need
         self.free = free
+
+
+class RankError(RuntimeError):
+    """Another rank of a parallel job failed, is gone, or asked for something else in the same collective."""
 
 
 class NumericsError(ArithmeticError):

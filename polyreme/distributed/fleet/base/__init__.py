@@ -1,0 +1,1 @@
+"""Strategy, topology and roles."""

@@ -1,0 +1,201 @@
+"""Job: what a DistributedStrategy says, resolved for a number of devices: one Plan, and how the loop around it runs.
+
+Floor: 5.  Every HONOURED field of strategy_fields.py is read here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from polyreme.distributed.fleet.base.distributed_strategy import DistributedStrategy
+from polyreme.distributed.fleet.base.strategy_fields import REFUSED, walk
+from polyreme.errors import ConfigError, did_you_mean
+from polyreme.mesh import SCHEDULES, MeshShape, Plan
+
+_SCALER = (
+    "init_loss_scaling",
+    "incr_every_n_steps",
+    "decr_every_n_nan_or_inf",
+    "incr_ratio",
+    "decr_ratio",
+    "use_dynamic_loss_scaling",
+)
+_SPELLINGS = {"F-then-B": "FThenB"}
+
+
+@dataclass(frozen=True)
+class Amp:
+    """Mixed precision of a job: the arguments of auto_cast and decorate, and of GradScaler (None: no scaling)."""
+
+    level: str
+    dtype: str
+    white_list: tuple[str, ...]
+    black_list: tuple[str, ...]
+    master_weight: bool
+    scaler: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """How a job trains: its Plan, rows of a microbatch on one part of the batch, mixed precision, gradient merge.
+
+    merge_steps: calls of the optimizer's step() that make one update; merge_average: of their gradients' mean, not sum.
+    recompute_layers: names of the sublayers that are run again in backward; without any, the plan says what is.
+    """
+
+    plan: Plan = field(default_factory=Plan)
+    micro_batch_size: int = 1
+    amp: Amp | None = None
+    merge_steps: int = 1
+    merge_average: bool = True
+    recompute_layers: tuple[str, ...] = ()
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the global batch: micro_batch_size x microbatches x the parts that the batch is split into."""
+        return self.micro_batch_size * self.plan.num_microbatches * self.plan.batch_ways
+
+
+def resolve(strategy: DistributedStrategy, num_devices: int) -> Job:
+    """The Job of a strategy on this many devices.
+
+    Raises ConfigError for a setting that cannot be honoured, or two that contradict each other; PlacementError, with
+    the nearest degrees that fit, for a mesh of another number of devices.
+
+    >>> strategy = DistributedStrategy()
+    >>> strategy.hybrid_configs = {"mp_degree": 2, "sharding_degree": 2}
+    >>> print(resolve(strategy, 8).plan.mesh)
+    dp2 sharding2 mp2
+    """
+    _check_refused(strategy)
+    hybrid = strategy.hybrid_configs
+    mesh = _mesh(strategy, num_devices)
+    layers = tuple(strategy.recompute_configs["checkpoints"]) if strategy.recompute else ()
+    plan = Plan.from_degrees(
+        **mesh.degrees,
+        order=mesh.order,
+        sharding_stage=_sharding(strategy, "stage", "stage"),
+        sequence_parallel=hybrid["mp_configs"]["sequence_parallel"],
+        schedule=_schedule(strategy, mesh.pp),
+        num_microbatches=_at_least_one(strategy, "pipeline_configs", "accumulate_steps"),
+        recompute="full" if strategy.recompute and not layers else "none",
+        offload=_offload(strategy),
+        sep_attention=hybrid["sep_configs"]["attention"],
+    )
+    return Job(
+        plan=plan,
+        micro_batch_size=_at_least_one(strategy, "pipeline_configs", "micro_batch_size"),
+        amp=_amp(strategy),
+        merge_steps=_merge_steps(strategy),
+        merge_average=strategy.gradient_merge_configs["avg"],
+        recompute_layers=layers,
+    )
+
+
+def _check_refused(strategy: DistributedStrategy) -> None:
+    fields = dict(walk())
+    refused = [f"{n}={v!r}: {fields[n].note}" for n, v in strategy.changed().items() if fields[n].kind == REFUSED]
+    if refused:
+        raise ConfigError("DistributedStrategy asks for what is not done here: " + "; ".join(refused))
+
+
+def _mesh(strategy: DistributedStrategy, num_devices: int) -> MeshShape:
+    hybrid = strategy.hybrid_configs
+    given = hybrid.given()
+    degrees = {axis: hybrid[f"{axis}_degree"] for axis in ("dp", "pp", "sharding", "sep", "mp", "ep")}
+    for group, names in _other_degrees(strategy).items():
+        for axis, name in names.items():
+            value, own = getattr(strategy, group)[name], getattr(strategy, group).given()
+            if f"{axis}_degree" not in given:
+                # sharding alone has a degree by default; the others leave an axis as it is
+                degrees[axis] = value if name in own or axis == "sharding" else degrees[axis]
+            elif name in own and value != degrees[axis]:
+                raise _two(f"{group}.{name}", value, f"hybrid_configs.{axis}_degree", degrees[axis])
+    if strategy.pipeline and degrees["pp"] == 1:
+        raise ConfigError("DistributedStrategy.pipeline is on but pp_degree is 1; set hybrid_configs pp_degree above 1")
+    order = tuple(axis for axis in hybrid["order"] if axis != "cp")
+    is_free = degrees["dp"] < 0
+    mesh = MeshShape(**{**degrees, "dp": 1 if is_free else degrees["dp"]}, order=order)
+    if is_free:
+        return mesh.grow("dp", num_devices)
+    mesh.check_devices(num_devices)
+    return mesh
+
+
+def _other_degrees(strategy: DistributedStrategy) -> dict[str, dict[str, str]]:
+    """Groups in force that give degrees too: group -> axis -> setting."""
+    found = {}
+    if strategy.sharding:
+        found["sharding_configs"] = {axis: f"{axis}_degree" for axis in ("sharding", "mp", "dp", "pp")}
+    if strategy.tensor_parallel:
+        found["tensor_parallel_configs"] = {"mp": "tensor_parallel_degree"}
+    return found
+
+
+def _sharding(strategy: DistributedStrategy, own: str, other: str) -> Any:
+    """A setting that hybrid_configs["sharding_configs"] calls `own`, and sharding_configs `other`."""
+    group = strategy.hybrid_configs["sharding_configs"]
+    value = group[own]
+    if not strategy.sharding or other not in strategy.sharding_configs.given():
+        return value
+    theirs = strategy.sharding_configs[other]
+    if own in group.given() and theirs != value:
+        raise _two(f"sharding_configs.{other}", theirs, f"hybrid_configs.sharding_configs.{own}", value)
+    return theirs
+
+
+def _schedule(strategy: DistributedStrategy, stages: int) -> str | None:
+    name = strategy.pipeline_configs["schedule_mode"]
+    name = _SPELLINGS.get(name, name)
+    if name not in SCHEDULES:
+        raise ConfigError(f"pipeline_configs.schedule_mode={name!r}{did_you_mean(name, SCHEDULES)}")
+    if strategy.hybrid_configs["pp_configs"]["use_dualpipev"]:
+        if "schedule_mode" in strategy.pipeline_configs.given() and name != "ZBVPP":
+            raise _two("pp_configs.use_dualpipev", True, "pipeline_configs.schedule_mode", name)
+        name = "ZBVPP"
+    return name if stages > 1 else None
+
+
+def _offload(strategy: DistributedStrategy) -> tuple[str, ...]:
+    state = ("state",) if _sharding(strategy, "offload", "optimize_offload") else ()
+    return (*state, "act") if strategy.recompute and strategy.recompute_configs["enable_offload"] else state
+
+
+def _merge_steps(strategy: DistributedStrategy) -> int:
+    steps = _at_least_one(strategy, "gradient_merge_configs", "k_steps") if strategy.gradient_merge else 1
+    if not strategy.sharding:
+        return steps
+    other = _at_least_one(strategy, "sharding_configs", "gradient_merge_acc_step")
+    if steps > 1 and other > 1 and steps != other:
+        raise _two("sharding_configs.gradient_merge_acc_step", other, "gradient_merge_configs.k_steps", steps)
+    return max(steps, other)
+
+
+def _amp(strategy: DistributedStrategy) -> Amp | None:
+    if not strategy.amp:
+        return None
+    configs = strategy.amp_configs
+    if configs["use_pure_fp16"] and configs["use_pure_bf16"]:
+        raise _two("amp_configs.use_pure_fp16", True, "amp_configs.use_pure_bf16", True)
+    is_pure = configs["use_pure_fp16"] or configs["use_pure_bf16"]
+    return Amp(
+        level="O2" if is_pure else "O1",
+        dtype="bfloat16" if configs["use_pure_bf16"] else "float16",
+        white_list=tuple(configs["custom_white_list"]),
+        black_list=tuple(configs["custom_black_list"]),
+        master_weight=not configs["use_optimizer_fp16"],
+        # bfloat16 has the range of float32: nothing vanishes
+        scaler=None if configs["use_pure_bf16"] else {name: configs[name] for name in _SCALER},
+    )
+
+
+def _at_least_one(strategy: DistributedStrategy, group: str, name: str) -> int:
+    value = getattr(strategy, group)[name]
+    if value < 1:
+        raise ConfigError(f"{group}.{name}={value}; give a whole number of at least 1")
+    return value
+
+
+def _two(first: str, value: Any, second: str, other: Any) -> ConfigError:
+    return ConfigError(f"DistributedStrategy: {first}={value!r} contradicts {second}={other!r}; give one of them")

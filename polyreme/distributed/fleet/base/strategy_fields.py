@@ -1,0 +1,363 @@
+"""Every field of a DistributedStrategy as data: its default, and what setting it does here.
+
+Floor: 5.  A field is HONOURED (it changes the Plan or how the job is run), HARMLESS (the result is the same either way,
+for the reason noted) or REFUSED (any value but the default is an error, which says what to do instead). Names, nesting
+and defaults are those of the public API; the fields in OWN are additions. docs/fleet.md prints this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+HONOURED, HARMLESS, REFUSED = "honoured", "harmless", "refused"
+
+
+class Field(NamedTuple):
+    """One setting. default also gives the type: a bool, a whole number, a number, a text, or a list (then `item` says
+    of what). note: what it maps to, why it changes nothing, or what to do instead.
+    """
+
+    default: Any
+    kind: str
+    note: str
+    item: type | None = None
+
+
+Table = Mapping[str, "Field | Table"]
+
+
+def _on(default: Any, note: str, item: type | None = None) -> Field:
+    return Field(default, HONOURED, note, item)
+
+
+def _same(default: Any, note: str, item: type | None = None) -> Field:
+    return Field(default, HARMLESS, note, item)
+
+
+def _no(default: Any, note: str, item: type | None = None) -> Field:
+    return Field(default, REFUSED, note, item)
+
+
+_TUNES_COMM = "tunes how collectives are sent; XLA's partitioner chooses them, with the same values"
+_XLA_FUSES = "names a fusion or a memory reuse; XLA does its own, with the same values"
+_IN_STEP = "tensors are global and collectives are part of the compiled step, so there is no copy that could drift"
+_OVERLAP = "asks for overlap of communication and compute; XLA schedules that, with the same values"
+_MEMORY = "says when a buffer is freed; XLA and the pipeline runtime free it after its last use"
+_CUDNN = "chooses among cuDNN algorithms; XLA chooses its own"
+_NO_PS = "there is no parameter server; train collectively with hybrid_configs"
+_NO_LOCAL = "replicas never drift apart here; use gradient_merge to communicate less often"
+_NO_DGC = "gradients are exchanged whole; reduce traffic with amp, gradient_merge or another mesh"
+_NO_QAT = "there is no quantisation-aware training"
+_AS_LAMB = "give fleet.distributed_optimizer an optimizer.Lamb with these arguments"
+_AS_LARS = "there is no Lars; give fleet.distributed_optimizer another optimizer, such as optimizer.Lamb"
+_STATIC = "belongs to static programs, which name variables; leave it out"
+_TIMING = "prints nothing here; measure with polyreme.profiler or the command line"
+_TO_SCALER = "GradScaler of train_batch and distributed_scaler()"
+_TO_MESH = "Plan.mesh"
+
+
+def _nccl(*names: str) -> dict[str, Table]:
+    """Settings of NCCL itself, a block for each communicator."""
+    numbers = ("ll_buffsize", "ll128_buffsize", "simple_buffsize", "buffsize_align", "nchannels")
+    block = {
+        "commName": _same("", _TUNES_COMM),
+        **{name: _same(0, _TUNES_COMM) for name in numbers},
+        "algoStr": _same("", _TUNES_COMM),
+        "protoStr": _same("", _TUNES_COMM),
+    }
+    return dict.fromkeys(names, block)
+
+
+_SWITCHES: Table = {
+    "mode": _no("COLLECTIVE", _NO_PS),
+    "amp": _on(False, "layers run under amp.auto_cast"),
+    "recompute": _on(False, "Plan.recompute = full, or the sublayers that recompute_configs names"),
+    "localsgd": _no(False, _NO_LOCAL),
+    "dgc": _no(False, _NO_DGC),
+    "gradient_merge": _on(False, "the optimizer steps every k_steps calls"),
+    "lars": _no(False, _AS_LARS),
+    "lamb": _no(False, _AS_LAMB),
+    "pipeline": _on(False, "checked: needs pp_degree above 1"),
+    "elastic": _no(False, "restart a failed job with the launcher's own options"),
+    "auto": _no(False, "the mesh is what hybrid_configs says; set its degrees"),
+    "a_sync": _same(True, "chooses between parameter-server modes; collective training never reads it"),
+    "sync_nccl_allreduce": _same(True, _TUNES_COMM),
+    "nccl_comm_num": _same(1, _TUNES_COMM),
+    "use_hierarchical_allreduce": _same(False, _TUNES_COMM),
+    "hierarchical_allreduce_inter_nranks": _same(1, _TUNES_COMM),
+    "sync_batch_norm": _same(False, "statistics are those of the global batch in any case"),
+    "fuse_all_reduce_ops": _same(True, _TUNES_COMM),
+    "fuse_grad_size_in_MB": _same(32, _TUNES_COMM),
+    "fuse_grad_size_in_TFLOPS": _same(50.0, _TUNES_COMM),
+    "cudnn_exhaustive_search": _same(False, _CUDNN),
+    "conv_workspace_size_limit": _same(512, _CUDNN),
+    "cudnn_batchnorm_spatial_persistent": _same(False, _CUDNN),
+    "adaptive_localsgd": _no(False, _NO_LOCAL),
+    "fp16_allreduce": _no(False, "gradients are reduced in their own dtype; use amp to make that narrow"),
+    "sharding": _on(False, "Plan.strategy by the degrees and the stage of sharding_configs"),
+    "last_comm_group_size_MB": _same(1.0, _TUNES_COMM),
+    "find_unused_parameters": _same(False, "a parameter that the loss does not reach has no gradient, in any case"),
+    "tensor_parallel": _on(False, "Plan.mesh.mp from tensor_parallel_configs"),
+    "without_graph_optimization": _same(True, _XLA_FUSES),
+    "fuse_grad_size_in_num": _same(8, _TUNES_COMM),
+    "calc_comm_same_stream": _same(False, _OVERLAP),
+    "asp": _no(False, "there is no automatic sparsity"),
+    "fuse_grad_merge": _same(False, _XLA_FUSES),
+    "semi_auto": _no(False, "the mesh is what hybrid_configs says; set its degrees"),
+    "adam_d2sum": _no(False, "there is no such variant of Adam"),
+    "auto_search": _no(False, "the mesh is what hybrid_configs says; set its degrees"),
+    "heter_ccl_mode": _no(False, "all devices of a job are of one kind"),
+    "is_fl_ps_mode": _no(False, _NO_PS),
+    "with_coordinator": _no(False, _NO_PS),
+    "qat": _no(False, _NO_QAT),
+    "split_data": _no(True, "a global batch is always split over the mesh"),
+}
+
+_MODES: dict[str, Table] = {
+    "recompute_configs": {
+        "checkpoints": _on([], "names of the sublayers to recompute, instead of what the model does by its plan", str),
+        "enable_offload": _on(False, "Plan.offload = act"),
+        "checkpoint_shape": _no([], _STATIC, int),
+        "enable_tuning": _no(False, _STATIC),
+        "refined_ops_patterns": _no([], _STATIC, dict),
+    },
+    "amp_configs": {
+        "init_loss_scaling": _on(32768.0, _TO_SCALER),
+        "incr_every_n_steps": _on(1000, _TO_SCALER),
+        "decr_every_n_nan_or_inf": _on(2, _TO_SCALER),
+        "incr_ratio": _on(2.0, _TO_SCALER),
+        "decr_ratio": _on(0.8, _TO_SCALER),
+        "use_dynamic_loss_scaling": _on(True, _TO_SCALER),
+        "custom_white_list": _on([], "amp.auto_cast(custom_white_list)", str),
+        "custom_black_list": _on([], "amp.auto_cast(custom_black_list)", str),
+        "custom_black_varnames": _no([], _STATIC, str),
+        "use_pure_fp16": _on(False, "level O2 in float16"),
+        "use_fp16_guard": _same(True, "there is no fp16_guard region: a level covers the whole model"),
+        "use_optimizer_fp16": _on(False, "no float32 master weights at level O2"),
+        "use_pure_bf16": _on(False, "level O2 in bfloat16"),
+    },
+    "localsgd_configs": {"k_steps": _no(1, _NO_LOCAL), "begin_step": _no(1, _NO_LOCAL)},
+    "gradient_merge_configs": {
+        "k_steps": _on(1, "calls of step() for one update"),
+        "avg": _on(True, "divide the summed gradients by k_steps"),
+    },
+    "dgc_configs": {
+        "rampup_begin_step": _no(0, _NO_DGC),
+        "rampup_step": _no(1, _NO_DGC),
+        "sparsity": _no([], _NO_DGC, float),
+    },
+    "pipeline_configs": {
+        "micro_batch_size": _on(1, "rows of a microbatch on each part of the batch; train_batch checks it"),
+        "accumulate_steps": _on(1, "Plan.num_microbatches"),
+        "schedule_mode": _on("1F1B", "Plan.schedule"),
+        "p2p_cache_shape": _same(True, "every program knows its shapes; none are sent"),
+        "enable_partial_send_recv": _same(True, _TUNES_COMM),
+    },
+    "a_sync_configs": {
+        "k_steps": _no(-1, _NO_PS),
+        "max_merge_var_num": _no(1, _NO_PS),
+        "send_queue_size": _no(16, _NO_PS),
+        "independent_recv_thread": _no(False, _NO_PS),
+        "min_send_grad_num_before_recv": _no(1, _NO_PS),
+        "thread_pool_size": _no(1, _NO_PS),
+        "send_wait_times": _no(1, _NO_PS),
+        "runtime_split_send_recv": _no(False, _NO_PS),
+        "launch_barrier": _no(True, _NO_PS),
+        "heter_worker_device_guard": _no("cpu", _NO_PS),
+        "lr_decay_steps": _no(10, _NO_PS),
+        "use_ps_gpu": _no(0, _NO_PS),
+        "use_gpu_graph": _no(0, _NO_PS),
+    },
+    "lars_configs": {
+        "lars_coeff": _no(0.001, _AS_LARS),
+        "lars_weight_decay": _no(0.0005, _AS_LARS),
+        "epsilon": _no(0.0, _AS_LARS),
+        "exclude_from_weight_decay": _no([], _AS_LARS, str),
+    },
+    "lamb_configs": {
+        "lamb_weight_decay": _no(0.01, _AS_LAMB),
+        "exclude_from_weight_decay": _no([], _AS_LAMB, str),
+    },
+    "adaptive_localsgd_configs": {"init_k_steps": _no(1, _NO_LOCAL), "begin_step": _no(1, _NO_LOCAL)},
+    "sharding_configs": {
+        "sharding_segment_strategy": _same("segment_broadcast_MB", _TUNES_COMM),
+        "segment_broadcast_MB": _same(32.0, _TUNES_COMM),
+        "segment_anchors": _same([], _TUNES_COMM, str),
+        "sharding_degree": _on(8, _TO_MESH),
+        "mp_degree": _on(1, _TO_MESH),
+        "dp_degree": _on(1, _TO_MESH),
+        "hybrid_dp": _same(False, "dp takes the devices that the other axes leave in any case"),
+        "gradient_merge_acc_step": _on(1, "calls of step() for one update"),
+        "optimize_offload": _on(False, "Plan.offload = state"),
+        "pp_allreduce_in_optimize": _same(False, _IN_STEP),
+        "pp_degree": _on(1, _TO_MESH),
+        "optimize_cast": _same(False, "says where a parameter is cast for its use; the values are the same"),
+        "_dp_as_optimizer_sharding": _no(False, "set sharding_degree instead of dp_degree"),
+        "stage": _on(1, "Plan.strategy = zero(stage)"),
+        "enable_tuning": _no(False, "set stage and sharding_degree"),
+        "use_calc_stream": _same(False, _OVERLAP),
+    },
+}
+
+_HYBRID: dict[str, Field | Table] = {
+    "dp_degree": _on(-1, f"{_TO_MESH}.dp; -1 takes what the other axes leave"),
+    "mp_degree": _on(1, f"{_TO_MESH}.mp"),
+    "pp_degree": _on(1, f"{_TO_MESH}.pp"),
+    "sharding_degree": _on(1, f"{_TO_MESH}.sharding"),
+    "sep_degree": _on(1, f"{_TO_MESH}.sep"),
+    "mp_configs": {
+        "sync_param": _same(True, _IN_STEP),
+        "sync_grad": _same(False, _IN_STEP),
+        "sync_moment": _same(False, _IN_STEP),
+        "sync_mode": _same("broadcast", _IN_STEP),
+        "mp_async_allreduce": _same(False, _OVERLAP),
+        "mp_skip_c_identity": _same(False, _XLA_FUSES),
+        "mp_fused_linear_param_grad_add": _same(False, _XLA_FUSES),
+        "need_broadcast_data": _same(True, "a batch is one global Tensor"),
+        "recompute_allgather": _same(False, "XLA decides what it gathers again in the backward"),
+        "sp_async_reduce_scatter": _same(False, _OVERLAP),
+        "sync_param_name": _same(["embedding", "layer_norm", ".b_"], _IN_STEP, str),
+        "sequence_parallel": _on(False, "Plan.strategy: mp splits seq between blocks"),
+        **_nccl("nccl_config"),
+    },
+    "pp_configs": {
+        "dp_comm_overlap": _same(False, _OVERLAP),
+        "delay_scale_loss": _same(False, "says when losses are divided by accumulate_steps; the mean is the same"),
+        "enable_timer": _no(False, _TIMING),
+        "sharding_comm_overlap": _same(False, _OVERLAP),
+        "profiling": _no(False, _TIMING),
+        "release_gradients": _same(False, _MEMORY),
+        "overlap_p2p_comm": _same(False, _OVERLAP),
+        "clear_every_step_cache": _same(False, _MEMORY),
+        "use_batch_p2p_comm": _same(True, _TUNES_COMM),
+        "best_unbalanced_scheduler": _same(False, "every schedule takes any number of microbatches"),
+        "enable_offload_queue": _no(False, "offload activations with recompute_configs enable_offload"),
+        "enable_dynamic_shape": _same(False, "a new shape compiles a new program"),
+        "use_dualpipev": _on(False, "Plan.schedule = ZBVPP: the same V of two chunks a stage, backward split in two"),
+        "forward_backward_overlap_scheduler": _same(False, _OVERLAP),
+        **_nccl("coll_nccl_config", "p2p_nccl_config", "shared_nccl_config"),
+        "sync_param": _same(False, _IN_STEP),
+        "sync_moment": _same(False, _IN_STEP),
+        "sync_mode": _same("broadcast", _IN_STEP),
+    },
+    "sharding_configs": {
+        "tensor_fusion": _same(False, _TUNES_COMM),
+        "accumulate_steps": _same(1, _OVERLAP),
+        "comm_overlap": _same(False, _OVERLAP),
+        "split_param": _same(False, "optimizer state is split inside each parameter in any case"),
+        "fuse_optimizer": _same(True, _XLA_FUSES),
+        "use_reduce_avg": _same(True, _TUNES_COMM),
+        "comm_buffer_size_MB": _same(256, _TUNES_COMM),
+        "release_gradients": _same(False, _MEMORY),
+        "free_grads_in_comm": _same(False, _MEMORY),
+        "enable_fuse_optimizer_states": _same(False, _XLA_FUSES),
+        **_nccl("nccl_config", "check_nccl_config"),
+        "offload_opt_buffer_size": _no(-1, "offload the whole state with offload=True beside it"),
+        "stage": _on(1, "Plan.strategy = zero(stage)"),
+        "offload": _on(False, "Plan.offload = state"),
+    },
+    "enable_optimizer_timer": _no(False, _TIMING),
+    "split_norm_comm": _same(False, _TUNES_COMM),
+    "ep_degree": _on(1, f"{_TO_MESH}.ep, an axis beside the others"),
+    "moe_sharding_degree": _no(1, "experts are split over ep; set ep_degree"),
+    "dp_configs": _nccl("nccl_config", "check_nccl_config"),
+    "sep_configs": {
+        **_nccl("nccl_config"),
+        "attention": _on("auto", "Plan.sep_attention: auto, ulysses or ring"),
+    },
+    "dp_sep_configs": _nccl("nccl_config"),
+    "pp_tp_configs": _nccl("nccl_config"),
+    "ep_configs": _nccl("nccl_config", "grad_nccl_config"),
+    "moe_sharding_configs": _nccl("nccl_config", "check_nccl_config"),
+    "default_comm_group_configs": _nccl("nccl_config"),
+    "cp_degree": _no(1, "split the sequence with sep_degree; sep_configs attention='ring' is context parallelism"),
+    "cp_sharding_degree": _no(1, "split the sequence with sep_degree and state with sharding_degree"),
+    "cp_configs": _nccl("nccl_config"),
+    "cp_sharding_configs": _nccl("nccl_config"),
+    "dp_cp_configs": _nccl("nccl_config"),
+    "cp_mp_configs": _nccl("nccl_config"),
+    "order": _on(["dp", "pp", "sharding", "sep", "cp", "mp"], "Plan.mesh.order, outermost axis first", str),
+}
+
+_REST: dict[str, Field | Table] = {
+    "tensor_parallel_configs": {
+        "tensor_parallel_degree": _on(1, f"{_TO_MESH}.mp"),
+        "tensor_init_seed": _no(-1, "initial weights are global and follow polyreme.seed"),
+    },
+    "trainer_desc_configs": {
+        "dump_fields_path": _no("", _NO_PS),
+        "dump_fields": _no([], _NO_PS, str),
+        "dump_param": _no([], _NO_PS, str),
+        "stat_var_names": _no([], _NO_PS, str),
+        "trainer": _no("", _NO_PS),
+        "device_worker": _no("", _NO_PS),
+        "local_sparse": _no([], _NO_PS, str),
+        "remote_sparse": _no([], _NO_PS, str),
+    },
+    "downpour_table_param": _no([], _NO_PS, dict),
+    "fs_client_param": {name: _no("", _NO_PS) for name in ("uri", "user", "passwd", "hadoop_bin")},
+    "qat_configs": {
+        "channel_wise_abs_max": _no(True, _NO_QAT),
+        "weight_bits": _no(8, _NO_QAT),
+        "activation_bits": _no(8, _NO_QAT),
+        "not_quant_pattern": _no([], _NO_QAT, str),
+        "algo": _no("", _NO_QAT),
+    },
+    "build_strategy": {
+        "fuse_elewise_add_act_ops": _same(False, _XLA_FUSES),
+        "fuse_bn_act_ops": _same(False, _XLA_FUSES),
+        "fuse_relu_depthwise_conv": _same(False, _XLA_FUSES),
+        "fuse_broadcast_ops": _same(False, _XLA_FUSES),
+        "fuse_all_optimizer_ops": _same(False, _XLA_FUSES),
+        "enable_inplace": _same(False, _XLA_FUSES),
+        "enable_backward_optimizer_op_deps": _same(True, _XLA_FUSES),
+        "cache_runtime_context": _same(False, _XLA_FUSES),
+        "fuse_bn_add_act_ops": _same(True, _XLA_FUSES),
+        "enable_auto_fusion": _same(False, _XLA_FUSES),
+        "enable_addto": _same(False, _XLA_FUSES),
+        "allow_cuda_graph_capture": _same(False, _XLA_FUSES),
+        "reduce_strategy": _same(0, _TUNES_COMM),
+        "fuse_gemm_epilogue": _same(False, _XLA_FUSES),
+        "debug_graphviz_path": _no("", "no graph is drawn"),
+        "fused_attention": _same(False, _XLA_FUSES),
+        "fused_feedforward": _same(False, _XLA_FUSES),
+        "fuse_dot_product_attention": _same(False, _XLA_FUSES),
+        "fuse_resunit": _same(False, _XLA_FUSES),
+    },
+    "gradient_scale_configs": {
+        "scale_strategy": _no(
+            "avg", "a gradient is that of the loss you compute over the global batch; scale the loss"
+        ),
+        "scale_gradient": _no(False, "a gradient is that of the loss you compute over the global batch"),
+    },
+}
+
+FIELDS: Table = {**_SWITCHES, **_MODES, "hybrid_configs": _HYBRID, **_REST}
+"""name -> Field, or -> the same again for a group of settings."""
+
+GATES = {
+    "amp_configs": "amp",
+    "recompute_configs": "recompute",
+    "gradient_merge_configs": "gradient_merge",
+    "sharding_configs": "sharding",
+    "tensor_parallel_configs": "tensor_parallel",
+}
+"""Groups of settings that count only while a switch is on."""
+
+OWN = (
+    "hybrid_configs.mp_configs.sequence_parallel",
+    "hybrid_configs.sharding_configs.stage",
+    "hybrid_configs.sharding_configs.offload",
+    "hybrid_configs.sep_configs.attention",
+)
+"""Fields that the public API does not have."""
+
+
+def walk(table: Table = FIELDS, prefix: str = "") -> Iterator[tuple[str, Field]]:
+    """(dotted name, Field) of every setting."""
+    for name, entry in table.items():
+        if isinstance(entry, Field):
+            yield prefix + name, entry
+        else:
+            yield from walk(entry, f"{prefix}{name}.")

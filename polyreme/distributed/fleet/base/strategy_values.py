@@ -1,0 +1,157 @@
+"""Settings: values for a table of fields, checked as they are set, read by key or by attribute.
+
+Floor: 5.  Remembers which fields were set, as the saved form of a strategy holds those alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import numbers
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+
+from polyreme.distributed.fleet.base.strategy_fields import Field, Table
+from polyreme.errors import StrategyError, did_you_mean
+
+
+class Settings(MutableMapping[str, Any]):
+    """A group of settings. Setting a group from a dict changes the keys given and leaves the others as they are.
+
+    Raises StrategyError for a name that is not in the table, with the closest that is, and for a value of another type.
+    Reading an unknown name is a KeyError as a key and an AttributeError as an attribute.
+    """
+
+    __slots__ = ("_name", "_table", "_values")
+
+    def __init__(self, name: str, table: Table) -> None:
+        object.__setattr__(self, "_name", name)
+        object.__setattr__(self, "_table", table)
+        object.__setattr__(self, "_values", {})
+        for key, entry in table.items():
+            if not isinstance(entry, Field):
+                self._values[key] = Settings(f"{name}.{key}" if name else key, entry)
+
+    # reading
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._values and isinstance(self._table[key], Field):
+            default = self._table[key].default
+            if not isinstance(default, list):
+                return default
+            self._values[key] = list(default)  # the caller may append to it
+        return self._values[key]
+
+    def __getattr__(self, key: str) -> Any:
+        if key.startswith("__") or key not in self._table:
+            raise AttributeError(f"{self._where()} has no setting {key!r}{did_you_mean(key, self._table)}")
+        return self[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __repr__(self) -> str:
+        return repr({key: self[key] for key in self})
+
+    # changing
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key not in self._table:
+            raise StrategyError(f"{self._where()} has no setting {key!r}{did_you_mean(key, self._table)}")
+        entry = self._table[key]
+        if isinstance(entry, Field):
+            self._values[key] = _checked(f"{self._name}.{key}" if self._name else key, entry, value)
+        else:
+            self._values[key].assign(value)
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        self[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        raise StrategyError(
+            f"{self._where()}: a setting cannot be removed; set {key!r} to {self[key]!r} or another value"
+        )
+
+    def assign(self, values: Any) -> None:
+        """Set the keys given."""
+        if not isinstance(values, Mapping):
+            raise StrategyError(
+                f"{self._where()} is a group of settings, got {values!r}; give a dict with any of {', '.join(self)}"
+            )
+        for key, value in values.items():
+            self[key] = value
+
+    # what was set
+
+    def given(self) -> dict[str, Any]:
+        """The settings that were set, groups as dicts; a list still at its default is not one."""
+        found: dict[str, Any] = {}
+        for key in self._table:
+            if key not in self._values:
+                continue
+            value = self._values[key]
+            entry = self._table[key]
+            if isinstance(entry, Field):
+                if not isinstance(value, list) or value != entry.default:
+                    found[key] = value
+            elif inner := value.given():
+                found[key] = inner
+        return found
+
+    def changed(self) -> dict[str, Any]:
+        """Dotted name -> value of the settings that differ from their defaults."""
+        found: dict[str, Any] = {}
+        for key, entry in self._table.items():
+            name = f"{self._name}.{key}" if self._name else key
+            if not isinstance(entry, Field):
+                found.update(self[key].changed())
+            elif self[key] != entry.default:
+                found[name] = self[key]
+        return found
+
+    def __deepcopy__(self, memo: dict) -> Settings:
+        copied = Settings(self._name, self._table)
+        copied._values.update(copy.deepcopy(self._values, memo))
+        return copied
+
+    def _where(self) -> str:
+        return f"DistributedStrategy.{self._name}" if self._name else "DistributedStrategy"
+
+
+def _checked(name: str, field: Field, value: Any) -> Any:
+    """value as the field's type, a plain Python value."""
+    default = field.default
+    if isinstance(default, list):
+        if isinstance(value, str) or not isinstance(value, (list, tuple)):
+            raise _wrong(name, f"a list of {_WORDS[field.item]}", value)
+        if default and not value:  # the saved form cannot tell an empty list from one that was not set
+            raise _wrong(name, "a list of at least one name", value)
+        return [_as(name, field.item, each) for each in value]
+    return _as(name, type(default), value)
+
+
+_WORDS: dict[Any, str] = {
+    bool: "True or False", int: "a whole number", float: "a number", str: "a text", dict: "a dict",
+}  # fmt: skip
+
+
+def _as(name: str, kind: Any, value: Any) -> Any:
+    is_flag = isinstance(value, (bool, np.bool_))
+    accepted = {
+        bool: is_flag,
+        int: isinstance(value, numbers.Integral) and not is_flag,
+        float: isinstance(value, numbers.Real) and not is_flag,
+        str: isinstance(value, str),
+        dict: isinstance(value, Mapping),
+    }
+    if not accepted[kind]:
+        raise _wrong(name, _WORDS[kind], value)
+    return kind(value)
+
+
+def _wrong(name: str, want: str, value: Any) -> StrategyError:
+    return StrategyError(f"DistributedStrategy.{name} is {want}, got {value!r} of type {type(value).__name__}")
