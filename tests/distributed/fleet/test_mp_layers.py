@@ -3,6 +3,7 @@
 import doctest
 import re
 
+import jax
 import numpy as np
 import pytest
 
@@ -360,12 +361,21 @@ def test_streams_give_the_same_numbers_on_every_mesh_eager_or_captured():
 
 
 def test_a_stream_outlives_the_plan_it_was_used_under():
+    def step(x):
+        return mpu.dropout(x, 0.5, rng_name="model_parallel_rng")
+
     model_parallel_random_seed(5)
-    step = to_static(lambda x: mpu.dropout(x, 0.5, rng_name="model_parallel_rng"))
-    apply_plan(PLANS["mp8"], Layer())
-    step(to_tensor(X))
+    want = [step(to_tensor(X)).numpy() for _ in range(3)]
+    model_parallel_random_seed(5)
+    on_eight = apply_plan(PLANS["mp8"], Layer())
+    found = [to_static(step)(shard_batch(on_eight, X, None, None))]
+    on_four = apply_plan(Plan.from_degrees(mp=4), Layer(), jax.devices()[:4])
+    found.append(step(shard_batch(on_four, X, None, None)))
     clear_plan()
-    assert mpu.dropout(to_tensor(X), 0.5, rng_name="model_parallel_rng").shape == list(X.shape)
+    found.append(step(to_tensor(X)))
+    assert len(found[2]._array.addressable_shards) == 1
+    for a, b in zip(want, found, strict=True):
+        np.testing.assert_array_equal(a, b.numpy())
 
 
 def test_a_stream_leaves_the_default_generator_where_it_was():
