@@ -1,0 +1,488 @@
+"""Recompute: a call of which only the inputs are kept, and which is run again when its gradients are asked for.
+
+Floor: 4.  Source: arXiv:1604.06174. Two ways, by where the call is made (docs/decisions/0005-recompute.md):
+
+- in eager code the function runs as it stands, and once more in backward, with every Tensor it reads, random keys and
+  buffers included, put back for that run to what it was: _Again is the tape node;
+- in captured code it is traced once and becomes one kernel, whose backward starts from the inputs behind a barrier that
+  keeps the compiler from merging the second computation with the first.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from polyreme.core import amp_policy, layout, state
+from polyreme.core import dtype as dtypes
+from polyreme.core.kernel import Kernel
+from polyreme.core.state import TensorState
+from polyreme.eager import tape
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import ConfigError, GradError, did_you_mean
+from polyreme.jit.capture import Capture
+from polyreme.jit.region import Inputs, Out, Region, adopt, adopt_grad, evaluate, separating, trace
+from polyreme.jit.structure import flatten, rebuild, tensors_in
+from polyreme.mesh import RECOMPUTE
+
+
+@dataclass(frozen=True)
+class Keep:
+    """How the inputs are kept between forward and backward.
+
+    offload: in host memory. split_over: a mesh axis whose devices keep a part each, of the last dim that it divides.
+    """
+
+    offload: bool = False
+    split_over: str | None = None
+
+    @property
+    def moves(self) -> bool:
+        """Whether anything is done to an input at all."""
+        return self.offload or self.split_over is not None
+
+    def pack(self, array: Any) -> Any:
+        """An input as it is kept."""
+        array = self._laid_out(array, self.split_over)
+        if not self.offload:
+            return array
+        if isinstance(array, state.Tracer):
+            return jax.device_put(array, jax.memory.Space.Host)
+        return jax.device_put(array, array.sharding.with_memory_kind("pinned_host"))
+
+    def unpack(self, array: Any) -> Any:
+        """The input again, where it was."""
+        if self.offload and isinstance(array, state.Tracer):
+            array = jax.device_put(array, jax.memory.Space.Device)
+        elif self.offload:
+            array = jax.device_put(array, array.sharding.with_memory_kind("device"))
+        return self._laid_out(array, None)
+
+    def _laid_out(self, array: Any, axis: str | None) -> Any:
+        placed = layout.active.layout
+        if self.split_over is None or placed is None:
+            return array
+        ways = placed.mesh.shape.get(self.split_over, 1)
+        fitting = [dim for dim, size in enumerate(array.shape) if size and size % ways == 0]
+        if ways == 1 or not fitting:
+            return array
+        spec: list[Any] = [PartitionSpec.UNCONSTRAINED] * array.ndim
+        spec[fitting[-1]] = axis
+        if isinstance(array, state.Tracer):
+            return jax.lax.with_sharding_constraint(array, NamedSharding(placed.mesh, PartitionSpec(*spec)))
+        have = array.sharding.spec if isinstance(array.sharding, NamedSharding) else ()
+        whole = [*have, *[None] * (array.ndim - len(have))]
+        whole[fitting[-1]] = axis
+        return jax.device_put(array, NamedSharding(placed.mesh, PartitionSpec(*whole)))
+
+
+AS_IT_IS = Keep()
+
+
+def run_again(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], keep: Keep = AS_IT_IS) -> Any:
+    """function(*args, **kwargs), of which the tape keeps the inputs only.
+
+    Results and gradients are those of the plain call, random numbers included; what function writes (statistics of
+    normalization, random keys) is written once. Raises GradError in backward if function does something else when it
+    runs again; CaptureError as any captured code does.
+    """
+    if not tape.grad_mode.enabled:
+        return function(*args, **kwargs)
+    active = state.watch.active
+    if active is None or isinstance(active, _Notes):
+        return _call_eagerly(function, args, kwargs, keep)
+    return separating(lambda: _call_captured(function, args, kwargs, keep))
+
+
+def chosen(own: str) -> tuple[str, Keep]:
+    """(one of RECOMPUTE, how to keep inputs): what a model recomputes, by its own setting or the plan in force.
+
+    own: "" leaves it to the plan; without a plan that is "none". Raises ConfigError for an unknown choice, and for a
+    plan that moves activations to the host while nothing is recomputed.
+    """
+    plan = layout.active.layout.plan if layout.active.layout is not None else None
+    what = own or (plan.recompute if plan is not None else "none")
+    if what not in RECOMPUTE:
+        raise ConfigError(f"unknown recompute {what!r}{did_you_mean(what, RECOMPUTE)}")
+    offload = plan is not None and "act" in plan.offload
+    if offload and what == "none":
+        raise ConfigError(
+            "plan: offload 'act' with recompute 'none': what goes to host memory is the inputs of recomputed parts; "
+            "set recompute to full, full_attn or core_attn, or drop 'act'"
+        )
+    return what, Keep(offload=offload)
+
+
+def run_part(part: str, own: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """function(*args, **kwargs), run again in backward if part is what `chosen(own)` says.
+
+    part: "full" for a whole block, "full_attn" for its attention, "core_attn" for softmax(q k) v.
+    """
+    what, keep = chosen(own)
+    return run_again(function, args, kwargs, keep) if what == part else function(*args, **kwargs)
+
+
+# ---- in eager code ----
+
+
+class _Notes(Capture):
+    """Watches eager code: what it reads and writes is noted, and nothing else is different."""
+
+    def created(self, tensor: TensorState) -> None:
+        super().created(tensor)
+        if self.outer is not None:
+            self.outer.created(tensor)
+
+    def touch(self, tensor: TensorState) -> None:
+        if id(tensor) in self.made or id(tensor) in self.before:
+            return
+        node = tensor._node
+        super().touch(tensor)
+        tensor._node = node  # history goes on through eager code
+
+    def entered(self, layer: Any) -> Callable[..., Any]:
+        return layer.forward
+
+    def left(self) -> None:
+        """Nothing was noted of the layer."""
+
+    def has_value(self, tensor: TensorState) -> bool:
+        return True
+
+    def host_read(self, tensor: TensorState, what: str) -> None:
+        self.touch(tensor)
+
+
+@contextmanager
+def _noting() -> Iterator[_Notes]:
+    """Notes on what the block reads and writes; what it tapes is packed by no hook, for it is not kept."""
+    outer, pair = state.watch.active, tape.saved_hooks.pair
+    state.watch.active = notes = _Notes(outer)
+    tape.saved_hooks.pair = None
+    try:
+        yield notes
+    finally:
+        state.watch.active, tape.saved_hooks.pair = outer, pair
+
+
+class _Entrance(tape.Node):
+    """Passes gradients on unchanged: where the second run's history meets what came before it."""
+
+    __slots__ = ()
+
+    def __init__(self, edge: tape.Edge) -> None:
+        super().__init__("recompute", (edge,))
+
+    def gradients(self, cotangents: list, create_graph: bool) -> list:
+        return cotangents
+
+    def release(self) -> None:
+        """Nothing is saved."""
+
+    def saved(self) -> list[Any]:
+        return []
+
+    def reload(self, arrays: Sequence[Any]) -> None:
+        """Nothing is taken."""
+
+    @property
+    def freed(self) -> bool:
+        return False
+
+
+class _Held(NamedTuple):
+    """An input: where it came from, and its array (for an argument, as it is packed).
+
+    tensor: the Tensor itself, or None for an argument that is kept by value; found: gives that argument's Tensor as
+    long as somebody holds it.
+    """
+
+    tensor: TensorState | None
+    found: Callable[[], TensorState | None]
+    array: Any
+    edge: tape.Edge
+
+    def open(self, array: Any) -> TensorState:
+        """A Tensor with this value, whose history begins here: the very Tensor unless nobody holds it any more."""
+        tensor = self.tensor if self.tensor is not None else self.found()
+        if tensor is None:
+            tensor = Tensor(array)
+        tensor._array, tensor._index, tensor.stop_gradient = array, 0, self.edge is None
+        tensor._node = None if self.edge is None else _Entrance(self.edge)
+        return tensor
+
+
+class _Present:
+    """Some Tensors as they are now, to be put back."""
+
+    def __init__(self, tensors: Sequence[TensorState]) -> None:
+        self.slots = [(t, t._array, t._node, t._index, t.stop_gradient) for t in tensors]
+
+    def restore(self) -> None:
+        for t, array, node, index, stop_gradient in self.slots:
+            t._array, t._node, t._index, t.stop_gradient = array, node, index, stop_gradient
+
+
+class _Call:
+    """A function and its arguments with the Tensors taken out, and the modes it ran in."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> None:
+        self.function = function
+        self.leaves: list[Any] = []
+        self.spec = flatten((args, kwargs), self.leaves)
+        self.places: dict[int, int] = {}
+        self.modes = (amp_policy.active.policy, dtypes.default_dtype(), layout.active.layout)
+
+    def take_tensors(self) -> list[TensorState]:
+        """The Tensors among the arguments, each once; this holds them no longer."""
+        found: dict[int, TensorState] = {}
+        for i, leaf in enumerate(self.leaves):
+            if isinstance(leaf, TensorState):
+                self.places[i] = list(found).index(id(leaf)) if id(leaf) in found else len(found)
+                found[id(leaf)] = leaf
+                self.leaves[i] = None
+        return list(found.values())
+
+    def __call__(self, tensors: Sequence[TensorState]) -> Any:
+        leaves = list(self.leaves)
+        for i, which in self.places.items():
+            leaves[i] = tensors[which]
+        args, kwargs = rebuild(self.spec, iter(leaves))
+        return self.function(*args, **kwargs)
+
+    @contextmanager
+    def modes_in_force(self) -> Iterator[None]:
+        now = (amp_policy.active.policy, dtypes.default_dtype(), layout.active.layout)
+        self._set(self.modes)
+        try:
+            with tape.GradEnabled(True):
+                yield
+        finally:
+            self._set(now)
+
+    @staticmethod
+    def _set(modes: tuple) -> None:
+        amp_policy.active.policy, layout.active.layout = modes[0], modes[2]
+        dtypes.set_default_dtype(modes[1])
+
+
+def _ends(since: int, result: Any, args: Sequence[TensorState], state_tensors: Sequence[TensorState]) -> list:
+    """The Tensors a run left with a history of its own: among its results, its arguments, and the state it wrote."""
+    found: dict[int, TensorState] = {}
+    for tensor in (*tensors_in(result), *args, *state_tensors):
+        if not tensor.stop_gradient and tensor._node is not None and tensor._node.seq >= since:
+            found.setdefault(id(tensor), tensor)
+    return list(found.values())
+
+
+def _call_eagerly(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], keep: Keep) -> Any:
+    call = _Call(function, args, kwargs)
+    given = call.take_tensors()
+    for tensor in given:
+        state.read(tensor)
+    held = [_held(t) for t in given]
+    since = tape.Node("start", ()).seq
+    with _noting() as notes:
+        result = call(given)
+    ours = {id(t) for t in given}
+    met = [_Held(b.tensor, _nobody, b.array, b.edge) for key, b in notes.before.items() if key not in ours]
+    ends = _ends(since, result, given, [b.tensor for b in notes.before.values()])
+    if ends:
+        node = _Again(call, [*held, *met], len(given), [(t._array.shape, t._array.dtype) for t in ends], keep)
+        for index, tensor in enumerate(ends):
+            tensor._node, tensor._index = node, index
+    return result
+
+
+def _held(tensor: TensorState) -> _Held:
+    """An argument. One that was computed, or wants no gradient, is kept by value: the Tensor itself may go."""
+    edge = tape.edge_of(tensor)
+    by_value = type(tensor) is Tensor and not isinstance(edge, TensorState)
+    return _Held(None if by_value else tensor, weakref.ref(tensor) if by_value else _nobody, tensor._array, edge)
+
+
+def _nobody() -> None:
+    return None
+
+
+class _Again(tape.Node):
+    """A call that is run again, with the tape on, when its gradients are asked for."""
+
+    __slots__ = ("call", "held", "keep", "num_args", "num_outputs", "packed")
+
+    def __init__(self, call: _Call, held: list[_Held], num_args: int, metas: list[tuple], keep: Keep) -> None:
+        name = f"recompute({getattr(call.function, '__name__', type(call.function).__name__)})"
+        super().__init__(name, tuple(h.edge for h in held), tuple(metas))
+        self.call = call
+        self.keep = keep
+        self.num_args = num_args
+        self.num_outputs = len(metas)
+        self.held: list[_Held] | None = held
+        self.packed: tape.Packed | None = None
+        self._pack()
+
+    def _pack(self) -> None:
+        """Arguments kept by value go where `keep` says and through the saved-tensor hooks in force."""
+        assert self.held is not None
+        at = self._by_value()
+        arrays = [self.keep.pack(self.held[i].array) if self.keep.moves else self.held[i].array for i in at]
+        if tape.saved_hooks.pair is not None:
+            self.packed, arrays = tape.Packed(arrays), [None] * len(at)
+        for i, array in zip(at, arrays, strict=True):
+            self.held[i] = self.held[i]._replace(array=array)
+
+    def _by_value(self) -> list[int]:
+        return [i for i, h in enumerate(self.held or ()) if h.tensor is None]
+
+    def _arrays(self) -> list[Any]:
+        """Every input's array, in order, as it was."""
+        assert self.held is not None
+        arrays, at = [h.array for h in self.held], self._by_value()
+        kept = [arrays[i] for i in at] if self.packed is None else self.packed.arrays()
+        for i, array in zip(at, kept, strict=True):
+            arrays[i] = self.keep.unpack(array) if self.keep.moves else array
+        return arrays
+
+    def gradients(self, cotangents: list, create_graph: bool) -> list:
+        """Run the call again and pull the cotangents back through it."""
+        if self.held is None:
+            raise GradError(
+                f"backward through {self.name!r} a second time: its saved values were freed by the first backward; "
+                "call the first one with retain_graph=True"
+            )
+        entrances, ends = self._run()
+        wanted = [t for t in entrances if not t.stop_gradient]
+        roots = [(end, c) for end, c in zip(ends, cotangents, strict=True) if c is not None]
+        found = iter(
+            tape.grad(
+                [end for end, _ in roots], wanted, [c for _, c in roots], retain_graph=create_graph,
+                create_graph=create_graph, allow_unused=True, no_grad_vars=(),
+            )
+        )  # fmt: skip
+        return [None if t.stop_gradient else next(found) for t in entrances]
+
+    def _run(self) -> tuple[list[TensorState], list[TensorState]]:
+        """The second run: (a Tensor at each input's entrance, one at each end)."""
+        assert self.held is not None
+        now = [h.tensor if h.tensor is not None else h.found() for h in self.held]
+        present = _Present([t for t in now if t is not None])
+        opened = [h.open(array) for h, array in zip(self.held, self._arrays(), strict=True)]
+        entrances = [_at_node(t) for t in opened]
+        since = tape.Node("start", ()).seq
+        try:
+            with self.call.modes_in_force(), _noting() as notes:
+                result = self.call(opened[: self.num_args])
+            written = [b.tensor for b in notes.before.values()]
+            ends = [_at_node(t) for t in _ends(since, result, opened[: self.num_args], written)]
+            notes.restore()
+        finally:
+            present.restore()
+        again = tuple((t._array.shape, t._array.dtype) for t in ends)
+        if again != self.metas:
+            raise GradError(
+                f"{self.name}: run again for its backward it gave other results than the first time: "
+                f"{_shown(again)} instead of {_shown(self.metas or ())}; a recomputed function must do the same each "
+                "time (no counters, no caches, no random numbers of Python or NumPy)"
+            )
+        return entrances, ends
+
+    def release(self) -> None:
+        """Let go of the inputs."""
+        self.held = self.packed = None
+
+    def saved(self) -> list[Any]:
+        """Every input's array."""
+        return self._arrays()
+
+    def reload(self, arrays: Sequence[Any]) -> None:
+        """Other values for the same inputs."""
+        assert self.held is not None
+        self.held = [h._replace(array=a) for h, a in zip(self.held, arrays, strict=True)]
+        self.packed = None
+        self._pack()
+
+    @property
+    def freed(self) -> bool:
+        return self.held is None
+
+
+def _at_node(tensor: TensorState) -> TensorState:
+    """A Tensor of its own at the same place of the tape."""
+    made = Tensor(tensor._array)
+    made._node, made._index, made.stop_gradient = tensor._node, tensor._index, tensor.stop_gradient
+    return made
+
+
+def _shown(metas: Sequence[tuple]) -> str:
+    return ", ".join(f"{list(shape)} {dtype.name}" for shape, dtype in metas) or "nothing that wants a gradient"
+
+
+# ---- in captured code ----
+
+
+def _call_captured(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], keep: Keep) -> Any:
+    convert = state.watch.active.converted
+    region = trace(lambda: [convert(function)(*args, **kwargs)])
+    inputs = Inputs([region])
+    consts = inputs.consts(region)
+    moved = _arguments(args, kwargs) if keep.moves else set()
+    mask = tuple(id(a) in moved for a in inputs.arrays)
+
+    def fn(*arrays: Any) -> tuple:
+        return tuple(evaluate(region, [arrays[c] for c in consts]))
+
+    again = jax.checkpoint(fn) if not any(mask) else _moving(fn, keep, mask)
+    kernel = Kernel(lambda *arrays: again(*arrays), "recompute", saves=any(mask))
+    results = tape.apply(kernel, tuple(inputs.arrays), tuple(inputs.edges))
+    for ended in region.written.values():
+        adopt([ended], results[ended.out])
+    for tensor, out in region.grads.values():
+        adopt_grad(tensor, None if out is None else results[out])
+    return _result(region, results)
+
+
+def _arguments(args: tuple, kwargs: dict[str, Any]) -> set[int]:
+    """Ids of the arrays of arguments that were computed: what is worth moving."""
+    return {id(state.read(t)) for t in tensors_in((args, kwargs)) if isinstance(tape.edge_of(t), tuple)}
+
+
+def _result(region: Region, results: Sequence[TensorState]) -> Any:
+    spec, leaves = region.values[0]
+    built = []
+    for leaf in leaves:
+        if not isinstance(leaf, Out):
+            built.append(leaf)
+        elif id(leaf.tensor) not in region.capture.made:
+            built.append(leaf.tensor)  # an input, handed through
+        else:
+            tensor = results[leaf.index]
+            if leaf.stop_gradient and not tensor.stop_gradient:
+                tensor.stop_gradient, tensor._node = True, None
+            built.append(tensor)
+    return rebuild(spec, iter(built))
+
+
+def _moving(fn: Callable[..., tuple], keep: Keep, mask: tuple[bool, ...]) -> Callable[..., tuple]:
+    """fn, whose inputs under mask are kept elsewhere between forward and backward."""
+
+    def plain(*arrays: Any) -> tuple:
+        return fn(*arrays)
+
+    def forward(*arrays: Any) -> tuple:
+        return fn(*arrays), tuple(keep.pack(a) if m else a for a, m in zip(arrays, mask, strict=True))
+
+    def backward(kept: tuple, cotangents: tuple) -> tuple:
+        # the barrier ties the way back to the arrival of the cotangents: nothing comes back before it is needed
+        kept, cotangents = jax.lax.optimization_barrier((kept, cotangents))
+        arrays = tuple(keep.unpack(a) if m else a for a, m in zip(kept, mask, strict=True))
+        return jax.vjp(fn, *arrays)[1](cotangents)
+
+    call = jax.custom_vjp(plain)
+    call.defvjp(forward, backward)
+    return call
