@@ -11,8 +11,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from polyreme.errors import ConfigError, ShapeError
+from polyreme.autograd.recompute import run_part
+from polyreme.errors import ConfigError, ShapeError, did_you_mean
+from polyreme.mesh import RECOMPUTE
 from polyreme.mesh.axes import nearest_multiples
+from polyreme.models.part import Part
 from polyreme.nn import Dropout, Embedding, Layer, LayerList, LayerNorm, Linear
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
@@ -26,7 +29,8 @@ class GPTConfig:
     """Dimensions of a GPT.
 
     seq_len: longest sequence, tokens. ffn_size: width of the feed-forward, 4 * hidden_size if 0. dropout: probability,
-    used on embeddings, attention weights and block outputs while training.
+    used on embeddings, attention weights and block outputs while training. recompute: one of mesh.RECOMPUTE, or "" for
+    what the plan in force says.
     """
 
     vocab_size: int = 50304
@@ -38,6 +42,7 @@ class GPTConfig:
     dropout: float = 0.0
     tie_embeddings: bool = True
     layer_norm_epsilon: float = 1e-5
+    recompute: str = ""
 
     def __post_init__(self) -> None:
         if not self.ffn_size:
@@ -45,6 +50,10 @@ class GPTConfig:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "seq_len", "ffn_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"GPTConfig: {name} is {getattr(self, name)}; give at least 1")
+        if self.recompute and self.recompute not in RECOMPUTE:
+            raise ConfigError(
+                f"GPTConfig: unknown recompute {self.recompute!r}{did_you_mean(self.recompute, RECOMPUTE)}"
+            )
         if self.hidden_size % self.num_heads:
             raise ConfigError(
                 f"GPTConfig: hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; "
@@ -66,17 +75,18 @@ class Attention(Layer):
         self.num_heads = config.num_heads
         self.head_dim = width // config.num_heads
         self.dropout = config.dropout
+        self.recompute = config.recompute
         self.qkv = Linear(width, 3 * width, _normal(0.02), dims=("embed", "heads"))
         self.out = Linear(width, width, _normal(std), dims=("heads", "embed"))
 
     def forward(self, x_bse: Any) -> Any:
         batch, seq, width = x_bse.shape
         qkv = self.qkv(x_bse).reshape([batch, seq, self.num_heads, 3, self.head_dim])
-        qkv = constrain(qkv, "batch", None, "heads", None, None)
+        qkv = constrain(qkv, "batch", "block_seq", "heads", None, None)
         q_bshd, k_bshd, v_bshd = qkv.unbind(3)
-        mixed = F.scaled_dot_product_attention(
-            q_bshd, k_bshd, v_bshd, dropout_p=self.dropout, is_causal=True, training=self.training
-        )
+        options = {"dropout_p": self.dropout, "is_causal": True, "training": self.training}
+        attend = F.scaled_dot_product_attention
+        mixed = run_part("core_attn", self.recompute, attend, q_bshd, k_bshd, v_bshd, **options)
         return self.out(mixed.reshape([batch, seq, width]))
 
 
@@ -89,7 +99,7 @@ class FeedForward(Layer):
         self.down = Linear(config.ffn_size, config.hidden_size, _normal(_output_std(config)), dims=("ffn", "embed"))
 
     def forward(self, x_bse: Any) -> Any:
-        return self.down(F.gelu(constrain(self.up(x_bse), "batch", None, "ffn"), approximate=True))
+        return self.down(F.gelu(constrain(self.up(x_bse), "batch", "block_seq", "ffn"), approximate=True))
 
 
 class Block(Layer):
@@ -102,9 +112,14 @@ class Block(Layer):
         self.ffn_norm = _norm(config)
         self.ffn = FeedForward(config)
         self.drop = Dropout(config.dropout)
+        self.recompute = config.recompute
 
     def forward(self, x_bse: Any) -> Any:
-        x_bse = x_bse + self.drop(self.attention(self.attention_norm(x_bse)))
+        return run_part("full", self.recompute, self._compute, x_bse)
+
+    def _compute(self, x_bse: Any) -> Any:
+        mixed = run_part("full_attn", self.recompute, self.attention, self.attention_norm(x_bse))
+        x_bse = x_bse + self.drop(mixed)
         x_bse = x_bse + self.drop(self.ffn(self.ffn_norm(x_bse)))
         return constrain(x_bse, "batch", "seq", "embed")
 
@@ -133,13 +148,38 @@ class GPT(Layer):
 
     def forward(self, tokens: Any, labels: Any = None) -> Any:
         hidden = self.hidden(tokens)
-        weight = self.tokens.weight if self.config.tie_embeddings else self.head.weight
         if labels is not None:
-            return F.fused_linear_cross_entropy(hidden, weight, labels, transpose_weight=self.config.tie_embeddings)
-        return hidden.matmul(weight, transpose_y=self.config.tie_embeddings)
+            return self.pipeline_loss(hidden, labels)
+        return hidden.matmul(self.output_weight, transpose_y=self.config.tie_embeddings)
+
+    @property
+    def output_weight(self) -> Any:
+        """The weight of the output projection: the token embedding's when tied."""
+        return self.tokens.weight if self.config.tie_embeddings else self.head.weight
 
     def hidden(self, tokens: Any) -> Any:
         """The last block's normed output, [batch, seq, embed]."""
+        x_bse = self.embed(tokens)
+        for block in self.blocks:
+            x_bse = block(x_bse)
+        return self.norm(x_bse)
+
+    def pipeline_items(self) -> list[Layer]:
+        """The model as a sequence of layers that gives hidden(tokens); pipeline_loss then takes that and the labels."""
+        last = {} if self.config.tie_embeddings else {"head": self.head}
+        return [
+            Part(self.embed, tokens=self.tokens, positions=self.positions, drop=self.drop),
+            *self.blocks,
+            Part(self.norm, norm=self.norm, **last),
+        ]
+
+    def pipeline_loss(self, hidden: Any, labels: Any) -> Any:
+        """Mean cross-entropy of the labels given hidden(tokens), nats a token."""
+        tied = self.config.tie_embeddings
+        return F.fused_linear_cross_entropy(hidden, self.output_weight, labels, transpose_weight=tied)
+
+    def embed(self, tokens: Any) -> Any:
+        """Token and position embeddings, [batch, seq, embed]."""
         if len(tokens.shape) != 2:
             raise ShapeError(f"GPT: tokens have shape {list(tokens.shape)}; give ids as [batch, seq]")
         seq = tokens.shape[1]
@@ -148,10 +188,7 @@ class GPT(Layer):
                 f"GPT: {seq} tokens a row, but there are positions for {self.config.seq_len}; shorten the rows"
             )
         x_bse = self.tokens(tokens) + self.positions(arange(seq))
-        x_bse = constrain(self.drop(x_bse), "batch", "seq", "embed")
-        for block in self.blocks:
-            x_bse = block(x_bse)
-        return self.norm(x_bse)
+        return constrain(self.drop(x_bse), "batch", "seq", "embed")
 
 
 def _normal(std: float) -> ParamAttr:

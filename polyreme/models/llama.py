@@ -8,14 +8,18 @@ split by whole heads where mp divides their number), ffn, vocab.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from polyreme.autograd.recompute import run_part
 from polyreme.eager.tensor import to_tensor
-from polyreme.errors import ConfigError, ShapeError
+from polyreme.errors import ConfigError, ShapeError, did_you_mean
+from polyreme.mesh import RECOMPUTE
 from polyreme.mesh.axes import nearest_divisor, nearest_multiples
+from polyreme.models.part import Part
 from polyreme.nn import Embedding, Layer, LayerList, Linear, RMSNorm
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
@@ -30,7 +34,7 @@ class LlamaConfig:
 
     num_kv_heads: key-value heads, each shared by num_heads / num_kv_heads query heads; num_heads if 0. ffn_size: 8/3 of
     the width rounded up to 64 if 0 (published weights may round otherwise: the 7B's is 11008). seq_len: longest
-    sequence, tokens.
+    sequence, tokens. recompute: one of mesh.RECOMPUTE, or "" for what the plan in force says.
     """
 
     vocab_size: int = 32000
@@ -43,6 +47,7 @@ class LlamaConfig:
     rope_theta: float = 10000.0
     rms_norm_epsilon: float = 1e-6
     tie_embeddings: bool = False
+    recompute: str = ""
 
     def __post_init__(self) -> None:
         if not self.num_kv_heads:
@@ -52,6 +57,10 @@ class LlamaConfig:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "ffn_size", "seq_len"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"LlamaConfig: {name} is {getattr(self, name)}; give at least 1")
+        if self.recompute and self.recompute not in RECOMPUTE:
+            raise ConfigError(
+                f"LlamaConfig: unknown recompute {self.recompute!r}{did_you_mean(self.recompute, RECOMPUTE)}"
+            )
         if self.hidden_size % (2 * self.num_heads):
             raise ConfigError(
                 f"LlamaConfig: hidden_size {self.hidden_size} is not a multiple of 2 * num_heads = "
@@ -79,6 +88,7 @@ class Attention(Layer):
         width = config.hidden_size
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         self.head_dim = width // config.num_heads
+        self.recompute = config.recompute
         kv_width = config.num_kv_heads * self.head_dim
         self.q = _linear(width, width, ("embed", "heads"))
         self.k = _linear(width, kv_width, ("embed", "kv_heads"))
@@ -90,10 +100,11 @@ class Attention(Layer):
         q = self.q(x_bse).reshape([batch, seq, self.num_heads, self.head_dim])
         k = self.k(x_bse).reshape([batch, seq, self.num_kv_heads, self.head_dim])
         v = self.v(x_bse).reshape([batch, seq, self.num_kv_heads, self.head_dim])
-        q = constrain(rotate(q, cos_sd, sin_sd), "batch", None, "heads", None)
-        k = constrain(rotate(k, cos_sd, sin_sd), "batch", None, "kv_heads", None)
-        v = constrain(v, "batch", None, "kv_heads", None)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, training=self.training)
+        q = constrain(rotate(q, cos_sd, sin_sd), "batch", "block_seq", "heads", None)
+        k = constrain(rotate(k, cos_sd, sin_sd), "batch", "block_seq", "kv_heads", None)
+        v = constrain(v, "batch", "block_seq", "kv_heads", None)
+        options = {"is_causal": True, "training": self.training}
+        mixed = run_part("core_attn", self.recompute, F.scaled_dot_product_attention, q, k, v, **options)
         return self.out(mixed.reshape([batch, seq, width]))
 
 
@@ -108,7 +119,7 @@ class FeedForward(Layer):
 
     def forward(self, x_bse: Any) -> Any:
         hidden = F.silu(self.gate(x_bse)) * self.up(x_bse)
-        return self.down(constrain(hidden, "batch", None, "ffn"))
+        return self.down(constrain(hidden, "batch", "block_seq", "ffn"))
 
 
 class Block(Layer):
@@ -120,9 +131,14 @@ class Block(Layer):
         self.attention = Attention(config)
         self.ffn_norm = RMSNorm(config.hidden_size, epsilon=config.rms_norm_epsilon)
         self.ffn = FeedForward(config)
+        self.recompute = config.recompute
 
     def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any) -> Any:
-        x_bse = x_bse + self.attention(self.attention_norm(x_bse), cos_sd, sin_sd)
+        return run_part("full", self.recompute, self._compute, x_bse, cos_sd, sin_sd)
+
+    def _compute(self, x_bse: Any, cos_sd: Any, sin_sd: Any) -> Any:
+        normed = self.attention_norm(x_bse)
+        x_bse = x_bse + run_part("full_attn", self.recompute, self.attention, normed, cos_sd, sin_sd)
         x_bse = x_bse + self.ffn(self.ffn_norm(x_bse))
         return constrain(x_bse, "batch", "seq", "embed")
 
@@ -148,13 +164,40 @@ class Llama(Layer):
 
     def forward(self, tokens: Any, labels: Any = None) -> Any:
         hidden = self.hidden(tokens)
-        weight = self.tokens.weight if self.config.tie_embeddings else self.head.weight
         if labels is not None:
-            return F.fused_linear_cross_entropy(hidden, weight, labels, transpose_weight=self.config.tie_embeddings)
-        return hidden.matmul(weight, transpose_y=self.config.tie_embeddings)
+            return self.pipeline_loss(hidden, labels)
+        return hidden.matmul(self.output_weight, transpose_y=self.config.tie_embeddings)
+
+    @property
+    def output_weight(self) -> Any:
+        """The weight of the output projection: the token embedding's when tied."""
+        return self.tokens.weight if self.config.tie_embeddings else self.head.weight
 
     def hidden(self, tokens: Any) -> Any:
         """The last block's normed output, [batch, seq, embed]."""
+        x_bse = self.embed(tokens)
+        for block in self.blocks:
+            x_bse = self._turned(block, x_bse)
+        return self.norm(x_bse)
+
+    def pipeline_items(self) -> list[Layer]:
+        """The model as a sequence of layers that gives hidden(tokens); pipeline_loss then takes that and the labels."""
+        last = {} if self.config.tie_embeddings else {"head": self.head}
+        blocks = [Part(functools.partial(self._turned, block), block=block) for block in self.blocks]
+        return [Part(self.embed, tokens=self.tokens), *blocks, Part(self.norm, norm=self.norm, **last)]
+
+    def pipeline_loss(self, hidden: Any, labels: Any) -> Any:
+        """Mean cross-entropy of the labels given hidden(tokens), nats a token."""
+        tied = self.config.tie_embeddings
+        return F.fused_linear_cross_entropy(hidden, self.output_weight, labels, transpose_weight=tied)
+
+    def _turned(self, block: Layer, x_bse: Any) -> Any:
+        """A block's output, its positions being those of x."""
+        seq = x_bse.shape[1]
+        return block(x_bse, self.cos[:seq], self.sin[:seq])
+
+    def embed(self, tokens: Any) -> Any:
+        """Token embeddings, [batch, seq, embed]."""
         if len(tokens.shape) != 2:
             raise ShapeError(f"Llama: tokens have shape {list(tokens.shape)}; give ids as [batch, seq]")
         seq = tokens.shape[1]
@@ -162,11 +205,7 @@ class Llama(Layer):
             raise ShapeError(
                 f"Llama: {seq} tokens a row, but there are positions for {self.config.seq_len}; shorten the rows"
             )
-        cos_sd, sin_sd = self.cos[:seq], self.sin[:seq]
-        x_bse = constrain(self.tokens(tokens), "batch", "seq", "embed")
-        for block in self.blocks:
-            x_bse = block(x_bse, cos_sd, sin_sd)
-        return self.norm(x_bse)
+        return constrain(self.tokens(tokens), "batch", "seq", "embed")
 
 
 def rotary_table(seq_len: int, head_dim: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
