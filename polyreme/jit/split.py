@@ -296,11 +296,7 @@ class SplitProgram:
                 tensor._array = array
             for node, refs in zip(graph.nodes, graph.refs, strict=True):
                 node.reload([at if kind == "constant" else tables[kind][at] for kind, at in refs])
-            try:
-                yield graph
-            finally:
-                for node, refs in zip(graph.nodes, graph.refs, strict=True):
-                    node.reload([at if kind == "constant" else _GONE for kind, at in refs])
+            yield graph
 
     def _trace_backward(
         self, read: list, inputs: list, residuals: list, cotangents: list, grads: list | None
@@ -362,10 +358,6 @@ class SplitProgram:
                 tensor.layouts = home
             amp_policy.active.policy = now[0]
             dtypes.set_default_dtype(now[1])
-
-
-# stands where the tracers of a trace that has ended stood
-_GONE = object()
 
 
 def _every(edge: Any) -> bool:

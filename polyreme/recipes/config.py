@@ -146,21 +146,37 @@ class TrainConfig(Section):
 
 
 class PlanConfig(Section):
-    """How many devices along each mesh axis, and what the sharding axis splits (ZeRO stage 1, 2 or 3)."""
+    """How many devices along each mesh axis, what the sharding axis splits (ZeRO stage 1, 2 or 3), and how the pipeline
+    runs. schedule: with pp > 1, 1F1B if left out. train.accumulation is the number of microbatches.
+    """
 
     dp: Count = 1
+    pp: Count = 1
     sharding: Count = 1
+    sep: Count = 1
     mp: Count = 1
     sharding_stage: Annotated[Whole, Field(le=3)] = 0
+    sequence_parallel: bool = False
+    schedule: Literal["FThenB", "1F1B", "VPP", "ZBH1", "ZBVPP"] | None = None
+    virtual_stages: Count | None = None
+    sep_attention: Literal["auto", "ulysses", "ring"] = "auto"
     recompute: Literal["none", "core_attn", "full_attn", "full"] = "none"
+    offload: Annotated[list[Literal["state", "act"]], BeforeValidator(_as_list)] = []
 
     @property
     def num_devices(self) -> int:
         """Devices the mesh needs: the product of its axes."""
-        return self.dp * self.sharding * self.mp
+        return self.dp * self.pp * self.sharding * self.sep * self.mp
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.pp == 1 and (self.schedule is not None or self.virtual_stages is not None):
+            raise ValueError(
+                f"schedule={self.schedule}, virtual_stages={self.virtual_stages} with pp=1: there is no pipeline; set "
+                "pp of at least 2, or leave them out"
+            )
+        if self.sep == 1 and self.sep_attention != "auto":
+            raise ValueError(f"sep_attention={self.sep_attention} with sep=1: the sequence is not split; set sep too")
         if (self.sharding > 1) != (self.sharding_stage > 0):
             raise ValueError(
                 f"sharding={self.sharding} with sharding_stage={self.sharding_stage}: "
@@ -218,11 +234,18 @@ class PretrainConfig(Section):
         plan = self.plan
         return Plan.from_degrees(
             dp=plan.dp,
+            pp=plan.pp,
             sharding=plan.sharding,
+            sep=plan.sep,
             mp=plan.mp,
             sharding_stage=plan.sharding_stage or 1,  # without a sharding axis the stage has nothing to split
+            sequence_parallel=plan.sequence_parallel,
+            schedule=plan.schedule,
+            virtual_stages=plan.virtual_stages,
             num_microbatches=self.train.accumulation,
             recompute=plan.recompute,
+            offload=plan.offload,
+            sep_attention=plan.sep_attention,
         )
 
     @property
@@ -237,6 +260,14 @@ class PretrainConfig(Section):
             _divides(f"model.{name}", getattr(model, name), "plan.mp", plan.mp)
         if plan.sharding_stage == 3:
             _divides("model.hidden_size", model.hidden_size, "plan.sharding", plan.sharding)
+        ways = plan.sep * (plan.mp if plan.sequence_parallel else 1)
+        _divides("model.seq_len", model.seq_len, "plan.sep (x plan.mp with sequence_parallel)", ways)
+        chunks = len(self.parallel_plan.stage_of_chunk)
+        if plan.pp > 1 and chunks > model.num_layers + 2:
+            raise ValueError(
+                f"plan.pp={plan.pp} with {chunks // plan.pp} chunks a stage cuts the model in {chunks}, but it has "
+                f"{model.num_layers} layers, embedding and norm; lower plan.pp or plan.virtual_stages"
+            )
         replicas = plan.dp * plan.sharding * train.accumulation
         _divides("train.global_batch", train.global_batch, "plan.dp x plan.sharding x train.accumulation", replicas)
         if self.tokenizer_vocab_size > model.vocab_size:

@@ -7,6 +7,7 @@ stages work at the same time. A value that the next stage needs is sent as soon 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -35,35 +36,37 @@ class Microbatch(NamedTuple):
 class Pipeline:
     """Runs the chunks of a model over the stages of a layout.
 
-    chunks: functions of a structure of Tensors, in the order that data flows. loss: (output of the last, labels) -> a
-    loss with one element, a mean over its microbatch. The plan's schedule and number of microbatches say what runs
-    when; a batch may have another number of microbatches.
+    chunks: functions of a structure of Tensors, in the order that data flows. losses: functions (output of the last,
+    labels) -> a loss with one element, a mean over its microbatch; `loss` chooses one by its place. The plan's schedule
+    says what runs when; a batch may have any number of microbatches.
     """
 
-    def __init__(self, chunks: Sequence[Callable[[Any], Any]], loss: Callable[[Any, Any], Any], layout: Layout) -> None:
+    def __init__(
+        self, chunks: Sequence[Callable[[Any], Any]], losses: Sequence[Callable[[Any, Any], Any]], layout: Layout
+    ) -> None:
         self.layout = layout
         self.plan = layout.plan
         stages = [layout.stages[s] for s in self.plan.stage_of_chunk]
-        last = len(stages) - 1
         cut = self.schedule(self.plan.num_microbatches).split_backward
-        self._chunks = [
-            Chunk(_with_loss(fn, loss) if k == last else fn, stage, cut=cut)
-            for k, (fn, stage) in enumerate(zip(chunks, stages, strict=True))
-        ]
-        self._last_alone = Chunk(chunks[-1], stages[-1], cut=False)
+        self._first = [Chunk(fn, at, cut=cut) for fn, at in zip(chunks[:-1], stages[:-1], strict=True)]
+        self._last = Chunk(chunks[-1], stages[-1], cut=False)
+        self._with_loss = [Chunk(_with_loss(chunks[-1], loss), stages[-1], cut=cut) for loss in losses]
 
     def schedule(self, num_microbatches: int) -> Schedule:
         """The table for this many microbatches."""
         plan = self.plan
         return make_schedule(plan.schedule or "FThenB", plan.mesh.pp, num_microbatches, plan.virtual_stages)
 
-    def train(self, batch: Sequence[Microbatch], keys: Sequence[Any], scale: Any = None) -> list[jax.Array]:
+    def train(
+        self, batch: Sequence[Microbatch], keys: Sequence[Any], *, scale: Any = None, loss: int = 0
+    ) -> list[jax.Array]:
         """Losses of the microbatches, on the last stage; the gradient of their mean, weighted by rows, is added to
         `.grad` of every parameter, on the parameter's own stage.
 
         keys: a random key for each microbatch. scale: a 0-D array to multiply the gradient by, for loss scaling.
         """
-        run = _Run(self._chunks, batch, keys, backward=True)
+        chunks = [*self._first, self._with_loss[loss]]
+        run = _Run(chunks, batch, keys, backward=True)
         run.weights = self._weights(batch, scale)
         for stage, task in _ordered(self.schedule(len(batch))):
             try:
@@ -71,26 +74,32 @@ class Pipeline:
             except Exception as error:
                 error.add_note(f"in {task.kind} of microbatch {task.microbatch}, chunk {task.chunk} on stage {stage}")
                 raise
-        _store(self._chunks)
+        _store(chunks)
         return [run.losses[i] for i in range(len(batch))]
 
-    def evaluate(self, batch: Sequence[Microbatch], keys: Sequence[Any], *, loss: bool) -> list[Any]:
-        """The loss array of each microbatch, or the structure of Tensors that the last chunk gives."""
-        run = _Run(self._chunks if loss else [*self._chunks[:-1], self._last_alone], batch, keys, backward=False)
-        run.has_loss = loss
+    def evaluate(self, batch: Sequence[Microbatch], keys: Sequence[Any], *, loss: int | None = 0) -> list[Any]:
+        """The loss array of each microbatch; with loss=None, the structure of Tensors that the last chunk gives."""
+        chunks = [*self._first, self._last if loss is None else self._with_loss[loss]]
+        run = _Run(chunks, batch, keys, backward=False)
+        run.has_loss = loss is not None
         for i in range(len(batch)):
-            for k in range(len(self._chunks)):
+            for k in range(len(chunks)):
                 run.do(Task("F", i, k))
         return [run.losses[i] for i in range(len(batch))]
 
+    @staticmethod
+    def mean(losses: Sequence[jax.Array], batch: Sequence[Microbatch]) -> jax.Array:
+        """The mean loss over the rows of a batch."""
+        return _mean(_shares(batch), list(losses))
+
     def _weights(self, batch: Sequence[Microbatch], scale: Any) -> list[jax.Array]:
         """The cotangent of each microbatch's loss, on the last stage."""
-        rows = tuple(part.rows / sum(p.rows for p in batch) for part in batch)
-        everywhere = self._chunks[-1].stage.replicated()
+        shares = _shares(batch)
+        everywhere = self._last.stage.replicated()
         if scale is None:
-            made = {share: jax.device_put(np.asarray(share, np.float32), everywhere) for share in set(rows)}
-            return [made[share] for share in rows]
-        return _scaled(rows)(jax.device_put(scale, everywhere))
+            made = {share: jax.device_put(np.asarray(share, np.float32), everywhere) for share in set(shares)}
+            return [made[share] for share in shares]
+        return _scaled(shares, jax.device_put(scale, everywhere))
 
 
 class _Run:
@@ -179,9 +188,20 @@ def _ordered(schedule: Schedule) -> tuple[tuple[int, Task], ...]:
     return tuple((step.stage, step.task) for step in schedule.order())
 
 
-@functools.lru_cache(maxsize=64)
-def _scaled(shares: tuple[float, ...]) -> Any:
-    return jax.jit(lambda scale: [scale.astype(jnp.float32) * share for share in shares])
+def _shares(batch: Sequence[Microbatch]) -> tuple[float, ...]:
+    """What part of the batch's rows each microbatch has."""
+    total = sum(part.rows for part in batch)
+    return tuple(part.rows / total for part in batch)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _scaled(shares: tuple[float, ...], scale: jax.Array) -> list[jax.Array]:
+    return [scale.astype(jnp.float32) * share for share in shares]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _mean(shares: tuple[float, ...], losses: list[jax.Array]) -> jax.Array:
+    return functools.reduce(operator.add, [loss * share for share, loss in zip(shares, losses, strict=True)])
 
 
 @jax.jit

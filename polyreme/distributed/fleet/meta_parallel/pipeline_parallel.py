@@ -1,0 +1,179 @@
+"""PipelineParallel: a PipelineLayer that trains and evaluates whole batches over pipeline stages.
+
+Floor: 5.  Which schedule runs is the plan's affair; there is one runtime for all of them (distributed.pipeline).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from polyreme.amp import GradScaler, auto_cast
+from polyreme.core import rng
+from polyreme.distributed.fleet.base.job import Job, resolve
+from polyreme.distributed.fleet.meta_parallel.pp_layers import PipelineLayer
+from polyreme.distributed.pipeline.batch import cut
+from polyreme.distributed.pipeline.runtime import Microbatch, Pipeline
+from polyreme.distributed.placement import apply_plan
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import ConfigError
+from polyreme.mesh import Plan
+from polyreme.mesh.schedule import make_schedule
+from polyreme.nn.layer import Layer
+
+
+class PipelineParallel(Layer):
+    """A PipelineLayer over the stages of a hybrid-parallel job.
+
+    layers: the model; its parameters are moved to their stages. hcg, strategy: as fleet.init made and took them.
+    train_batch takes the global batch, of micro_batch_size x accumulate_steps x the degrees of dp and sharding rows,
+    and returns its mean loss, the same on every plan.
+    """
+
+    def __init__(self, layers: PipelineLayer, hcg: Any = None, strategy: Any = None) -> None:
+        super().__init__()
+        if not isinstance(layers, PipelineLayer):
+            raise TypeError(
+                f"a pipeline needs a PipelineLayer, got {type(layers).__name__}; describe the model as a sequence of "
+                "layers, or set pp_degree to 1"
+            )
+        job = resolve(strategy, jax.device_count())
+        self._job: Job = replace(job, plan=plan_of(layers, job.plan))
+        self._layers = layers
+        self.layout = apply_plan(self._job.plan, layers, chunks=layers.get_model_chunks())
+        given = layers.loss_fn
+        self._losses = list(given) if isinstance(given, (list, tuple)) else [given] if given is not None else []
+        self._pipeline = Pipeline(layers.get_model_chunks(), self._losses, self.layout)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        raise TypeError("a pipeline runs whole batches: call train_batch or eval_batch")
+
+    def train_batch(
+        self,
+        data: Any,
+        optimizer: Any,
+        lr_scheduler: Any = None,
+        scaler: GradScaler | None = None,
+        loss_fn_idx: int = 0,
+        return_micro_batch_loss: bool = False,
+    ) -> Tensor:
+        """Forward, backward and an optimizer step on a global batch; -> the mean loss over it.
+
+        data: [inputs, labels], each a Tensor or array, or a tuple or dict of them, None and numbers; in their place a
+        list with one entry a microbatch, whose last may have fewer rows; or an iterator that yields [inputs, labels]
+        for each microbatch. return_micro_batch_loss: -> the loss of every microbatch instead, [accumulate_steps].
+        """
+        self._layers.train()
+        losses, batch = self._forward_backward(data, scaler, loss_fn_idx)
+        if scaler is not None:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        optimizer.clear_grad()
+        if lr_scheduler is not None:
+            lr_scheduler.step()
+        if return_micro_batch_loss:
+            return Tensor(jax.numpy.stack([loss.reshape(()) for loss in losses]))
+        return Tensor(self._pipeline.mean(losses, batch))
+
+    def forward_backward_pipeline(
+        self, data: Any, scaler: GradScaler | None = None, static_scheduler: bool = False
+    ) -> Any:
+        """Forward and backward of a global batch without the optimizer; -> the mean loss over it.
+
+        Gradients are added to `.grad`. static_scheduler: -> the schedule of the first stage as text instead; data is
+        not looked at.
+        """
+        if static_scheduler:
+            plan = self._job.plan
+            return make_schedule(
+                plan.schedule or "FThenB", plan.mesh.pp, plan.num_microbatches, plan.virtual_stages
+            ).stage_text(0)
+        self._layers.train()
+        losses, batch = self._forward_backward(data, scaler, 0)
+        return Tensor(self._pipeline.mean(losses, batch))
+
+    def eval_batch(self, data: Any, compute_loss: bool = False, loss_fn_idx: int = 0) -> Any:
+        """Forward alone, with dropout off; -> the mean loss, or the list of each microbatch's outputs."""
+        self._layers.eval()
+        batch = self._cut(data)
+        loss = self._checked_loss(loss_fn_idx) if compute_loss else None
+        try:
+            with self._autocast():
+                found = self._pipeline.evaluate(batch, rng.default_generator.branches(len(batch)), loss=loss)
+        finally:
+            self._layers.train()
+        return Tensor(self._pipeline.mean(found, batch)) if compute_loss else found
+
+    def _forward_backward(
+        self, data: Any, scaler: GradScaler | None, loss_fn_idx: int
+    ) -> tuple[list[jax.Array], list[Microbatch]]:
+        batch = self._cut(data)
+        loss = self._checked_loss(loss_fn_idx)
+        scale = None
+        if scaler is not None and scaler.is_enable():
+            scale = scaler.get_loss_scaling()._array
+        with self._autocast():
+            keys = rng.default_generator.branches(len(batch))
+            return self._pipeline.train(batch, keys, scale=scale, loss=loss), batch
+
+    def _cut(self, data: Any) -> list[Microbatch]:
+        job = self._job
+        return cut(data, job.plan.num_microbatches, job.micro_batch_size * job.plan.batch_ways)
+
+    def _checked_loss(self, index: int) -> int:
+        if not self._losses:
+            raise ConfigError("this PipelineLayer has no loss_fn; give it one, or use eval_batch without compute_loss")
+        if not 0 <= index < len(self._losses):
+            raise ConfigError(f"loss_fn_idx={index}, the PipelineLayer has {len(self._losses)} loss functions")
+        return index
+
+    def _autocast(self) -> contextlib.AbstractContextManager:
+        amp = self._job.amp
+        if amp is None:
+            return contextlib.nullcontext()
+        return auto_cast(
+            level=amp.level,
+            dtype=amp.dtype,
+            custom_white_list=set(amp.white_list),
+            custom_black_list=set(amp.black_list),
+        )
+
+    # the model itself
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The PipelineLayer's."""
+        return self._layers.state_dict(*args, **kwargs)
+
+    def set_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """The PipelineLayer's."""
+        return self._layers.set_state_dict(state_dict, *args, **kwargs)
+
+
+def plan_of(layers: PipelineLayer, plan: Plan) -> Plan:
+    """The plan with as many chunks a stage as the model has: 1F1B becomes VPP where there are several, and a model laid
+    out as a V runs ZBVPP.
+
+    Raises ConfigError where model and plan contradict each other.
+    """
+    if layers.num_stages != plan.mesh.pp:
+        raise ConfigError(
+            f"the PipelineLayer has {layers.num_stages} stages, pp_degree is {plan.mesh.pp}; make them equal"
+        )
+    virtual = layers.get_num_virtual_stages()
+    is_v = layers.stage_of_chunk != tuple(range(layers.num_stages)) * virtual
+    schedule = plan.schedule
+    if is_v or schedule == "ZBVPP":
+        if not is_v and layers.num_stages > 1:
+            raise ConfigError("schedule ZBVPP needs a model laid out as a V; give PipelineLayer use_dualpipev=True")
+        schedule = "ZBVPP" if plan.mesh.pp > 1 else None
+    elif virtual > 1 and schedule in ("1F1B", "VPP"):
+        schedule = "VPP"
+    return replace(plan, schedule=schedule, virtual_stages=virtual)
+
+
+__all__ = ["PipelineParallel", "plan_of"]
