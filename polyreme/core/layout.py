@@ -52,13 +52,13 @@ class Layout:
 
     def activation(self, dims: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
         """Where an activation goes; a dim that its axes do not divide (a batch of one, say) is left whole."""
-        rule = self.plan.strategy.rule("act")
-
-        def divides(dim: str | None, size: int) -> bool:
-            return size % math.prod(self.plan.mesh.degree(a) for a in rule.get(dim or "", ())) == 0
-
-        fitting = [d if divides(d, size) else None for d, size in zip(dims, shape, strict=True)]
+        fitting = [d if d and self.ways(d, size) > 1 else None for d, size in zip(dims, shape, strict=True)]
         return self.sharding("act", fitting, shape)
+
+    def ways(self, dim: str, size: int) -> int:
+        """Equal parts that an activation's dim of this size is split in; 1 if its axes do not divide it."""
+        ways = math.prod(self.plan.mesh.degree(a) for a in self.plan.strategy.rule("act").get(dim, ()))
+        return ways if size % ways == 0 else 1
 
     def replicated(self) -> NamedSharding:
         """A whole copy on every device."""

@@ -14,6 +14,7 @@ from jax import Array
 
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
+from polyreme.core import layout
 from polyreme.core.dtype import floating
 from polyreme.core.op import composite, op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
@@ -244,8 +245,12 @@ def linear_cross_entropy_of_classes(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
+    ways: int = 1,
 ) -> Array:
-    """fused_linear_cross_entropy without the check of the labels' values; a label out of range gives NaN."""
+    """fused_linear_cross_entropy without the check of the labels' values; a label out of range gives NaN.
+
+    ways: parts of the batch that lie on devices of their own.
+    """
     hidden, weight = promote_floating(hidden, weight)
     label, _ = _squeezed_label(label, (*hidden.shape[:-1], 1), hidden.ndim - 1, "fused_linear_cross_entropy")
     loss = kernels.linear_cross_entropy(
@@ -256,6 +261,7 @@ def linear_cross_entropy_of_classes(
         label_smoothing=label_smoothing,
         vocab_first=transpose_weight,
         reduction=reduction,  # type: ignore[arg-type]
+        ways=ways,
     )
     return loss.reshape(label.shape) if reduction == "none" else loss
 
@@ -279,8 +285,10 @@ def fused_linear_cross_entropy(
     if len(weight.shape) == 2:
         classes = weight.shape[0 if transpose_weight else 1]
         _check_labels(label, classes, ignore_index, "fused_linear_cross_entropy")
+    bound = layout.active.layout
+    ways = 1 if bound is None or not label.shape else bound.ways("batch", label.shape[0])
     return linear_cross_entropy_of_classes(
-        hidden, weight, label, transpose_weight, ignore_index, label_smoothing, reduction
+        hidden, weight, label, transpose_weight, ignore_index, label_smoothing, reduction, ways
     )
 
 

@@ -152,3 +152,20 @@ def test_refuses_what_does_not_fit():
         for args, options, error, match in cases:
             with pytest.raises(error, match=match):
                 f(*args, **options)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_parts_of_the_tokens_add_up_to_the_whole(reduction):
+    rng = np.random.default_rng(5)
+    hidden, weight = rng.normal(size=(128, 6)).astype("float32"), rng.normal(size=(9, 6)).astype("float32")
+    labels = rng.integers(0, 9, 128)
+
+    def gradients(ways):
+        def loss(h, w):
+            return linear_cross_entropy(h, w, labels, reduction=reduction, ways=ways).sum()
+
+        return jax.grad(loss, (0, 1))(hidden, weight)
+
+    # sums of 128 terms below 4 in another order
+    for got, want in zip(gradients(4), gradients(1), strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=128 * 4 * 2.0**-24)
