@@ -93,7 +93,7 @@ class Schedule:
         return _idle_fraction(longest, total)
 
     def peak_live(self, stage: int, until: str | None = None) -> int:
-        """Most activations that a stage holds at once, in microbatches of one chunk; num_virtual of them make one stage.
+        """Most activations that a stage holds at once, in microbatches of a chunk: num_virtual of them are a stage's.
 
         One is held from its F until the task that reads it last: W where the backward is split, else B. until="B"
         counts to the B of a split schedule, for layers whose W needs little of what the forward saved.
@@ -130,7 +130,7 @@ class Schedule:
         if len(self.tables) != self.num_stages or owners != dict.fromkeys(range(self.num_stages), self.num_virtual):
             raise ConfigError(
                 f"schedule {self.name}: {self.num_stages} stages of {self.num_virtual} chunks got {len(self.tables)} "
-                f"tables and stage_of_chunk {self.stage_of_chunk}; give each stage a table and {self.num_virtual} chunks"
+                f"tables and stage_of_chunk {self.stage_of_chunk}; give each a table and {self.num_virtual} chunks"
             )
 
     def _check_tasks(self, stage: int, table: tuple[Task, ...]) -> None:

@@ -2,13 +2,13 @@
 
 Floor: 0.  Names: p stages, m microbatches, v chunks per stage, s one stage.
 A table is written as its list of (kind, chunk): the n-th F of a chunk is of microbatch n, and so for B and W.
-Leaving the last microbatches out of a valid table leaves a valid table, for no task reads another microbatch's result.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 from polyreme.mesh.timeline import Durations, Task, run_in_order
 
@@ -32,22 +32,25 @@ def one_forward_one_backward(p: int, m: int) -> list[Table]:
 
 
 def interleaved(p: int, m: int, v: int) -> list[Table]:
-    """Chunk c p + s is on stage s; p microbatches run one chunk before the next. Source: arXiv:2104.04473, 2.2.
+    """Chunk c p + s is on stage s; microbatches run a chunk in groups. Source: arXiv:2104.04473, 2.2.2, interleaved.
 
-    The paper needs m to be a multiple of p. Otherwise this is the table of the next multiple without the microbatches
-    that are not there.
+    The paper has groups of p and needs m to be a multiple of p. Here any m is cut into m // p groups of p or a few more
+    (one group if m < p), with room in the warm-up for the largest: the bubble stays the paper's for every m >= p, and a
+    stage holds at most (v - 1)(group - p) more chunk activations than with groups of p.
     """
-    groups = [range(start, start + p) for start in range(0, m, p)]
-    total = len(groups) * p * v
+    num_groups = max(1, m // p)
+    bounds = [m * group // num_groups for group in range(num_groups + 1)]
+    groups = [range(start, end) for start, end in pairwise(bounds)]
+    largest = max(map(len, groups))
 
     def stage(s: int) -> Table:
         chunks = [c * p + s for c in range(v)]
         forwards = [Task("F", i, chunk) for group in groups for chunk in chunks for i in group]
         backwards = [Task("B", i, chunk) for group in groups for chunk in reversed(chunks) for i in group]
-        warm = min(2 * (p - s - 1) + (v - 1) * p, total)
+        warm = min(2 * (p - s - 1) + (v - 1) * largest, m * v)
         pairs = zip(forwards[warm:], backwards, strict=False)  # the last `warm` backwards have no partner
         steady = [task for pair in pairs for task in pair]
-        return _first(m, forwards[:warm] + steady + backwards[total - warm :])
+        return forwards[:warm] + steady + backwards[m * v - warm :]
 
     return [stage(s) for s in range(p)]
 
@@ -64,11 +67,12 @@ def zero_bubble_h1(p: int, m: int) -> list[Table]:
 
 
 def zero_bubble_v(p: int, m: int) -> list[Table]:
-    """Stage s holds chunks s and 2p - 1 - s: the model goes down the stages and back up. Source: arXiv:2401.10241, 6.
+    """Stage s holds chunks s and 2p - 1 - s: data goes down the stages and back up. Source: arXiv:2401.10241, ZB-V.
 
-    The pattern needs 2p - 1 microbatches to fill; with fewer, the shorter of it cut off and a list schedule is taken.
+    The pattern needs 2p - 1 microbatches to fill. With fewer, the shorter is taken of a list schedule and the pattern
+    without the microbatches that are not there: still a valid table, for no task reads another microbatch's result.
     """
-    full = _first_of_tables(m, [_v_stage(p, max(m, 2 * p - 1), s) for s in range(p)])
+    full = [_first(m, _v_stage(p, max(m, 2 * p - 1), s)) for s in range(p)]
     if m >= 2 * p - 1:
         return full
     return min(_v_list_schedule(p, m), full, key=lambda tables: _unit_makespan(tables, p))
@@ -140,7 +144,3 @@ def _count(steps: Sequence[Step]) -> Table:
 
 def _first(m: int, table: Table) -> Table:
     return [task for task in table if task.microbatch < m]
-
-
-def _first_of_tables(m: int, tables: list[Table]) -> list[Table]:
-    return [_first(m, table) for table in tables]
