@@ -5,6 +5,7 @@ Floor: 0.  The runtime walks any Schedule and knows none by name.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -159,21 +160,27 @@ def _idle_fraction(spans: Sequence[Span], total: float) -> float:
 
 class _Builder(NamedTuple):
     tables: Callable[..., list[list[Task]]]
-    is_virtual_allowed: Callable[[int], bool]
-    virtual_choices: str
+    least_virtual: int = 1
+    most_virtual: float = 1
     split_backward: bool = False
     is_v: bool = False
+    instead: str = ""
 
 
 _BUILDERS: Mapping[str, _Builder] = MappingProxyType(
     {
-        "FThenB": _Builder(tables_of.gpipe, lambda v: v == 1, "1"),
-        "1F1B": _Builder(tables_of.one_forward_one_backward, lambda v: v == 1, "1, or schedule VPP"),
-        "VPP": _Builder(tables_of.interleaved, lambda v: v >= 2, "2 or more, or schedule 1F1B"),
-        "ZBH1": _Builder(tables_of.zero_bubble_h1, lambda v: v == 1, "1, or schedule ZBVPP", split_backward=True),
-        "ZBVPP": _Builder(tables_of.zero_bubble_v, lambda v: v == 2, "2", split_backward=True, is_v=True),
+        "FThenB": _Builder(tables_of.gpipe),
+        "1F1B": _Builder(tables_of.one_forward_one_backward, instead="VPP"),
+        "VPP": _Builder(tables_of.interleaved, least_virtual=2, most_virtual=math.inf, instead="1F1B"),
+        "ZBH1": _Builder(tables_of.zero_bubble_h1, split_backward=True, instead="ZBVPP"),
+        "ZBVPP": _Builder(
+            tables_of.zero_bubble_v, least_virtual=2, most_virtual=2, split_backward=True, is_v=True, instead="ZBH1"
+        ),
     }
 )
+
+LEAST_VIRTUAL: Mapping[str, int] = MappingProxyType({name: each.least_virtual for name, each in _BUILDERS.items()})
+"""Fewest chunks per stage of each schedule, by name."""
 
 
 def make_schedule(name: str, num_stages: int, num_microbatches: int, num_virtual: int = 1) -> Schedule:
@@ -188,8 +195,10 @@ def make_schedule(name: str, num_stages: int, num_microbatches: int, num_virtual
         raise ConfigError(f"unknown schedule {name!r}{did_you_mean(name, _BUILDERS)}")
     _check_counts(name, num_stages, num_microbatches, num_virtual)
     builder = _BUILDERS[name]
-    if not builder.is_virtual_allowed(num_virtual):
-        raise ConfigError(f"schedule {name} with num_virtual={num_virtual}; give {builder.virtual_choices}")
+    if not builder.least_virtual <= num_virtual <= builder.most_virtual:
+        least = f"{builder.least_virtual}{' or more' if builder.most_virtual > builder.least_virtual else ''}"
+        instead = f", or schedule {builder.instead}" if builder.instead else ""
+        raise ConfigError(f"schedule {name} with num_virtual={num_virtual}; give {least}{instead}")
     sizes = (num_stages, num_microbatches, num_virtual) if name == "VPP" else (num_stages, num_microbatches)
     chunks = tuple(range(num_stages)) * num_virtual
     return Schedule(

@@ -104,19 +104,16 @@ def _v_list_schedule(p: int, m: int) -> list[Table]:
     started: Counter[Step] = Counter()
     ended: set[Task] = set()
 
-    def has_room(down: int, up: int, chunk: int) -> bool:
-        live = sum(started["F", c] - started["W", c] for c in (down, up))
-        if chunk == down and live == limit - 1:
-            # The last place is for a microbatch on its way up, unless the oldest one here has passed: else a deadlock.
-            return started["F", up] > min(started["W", down], started["W", up])
-        return live < limit
+    def has_room(down: int, up: int) -> bool:
+        # m < limit - 1, so the way down alone cannot fill a stage and shut out what must come back up.
+        return sum(started["F", chunk] - started["W", chunk] for chunk in (down, up)) < limit
 
     def pick(s: int) -> Task | None:
         down, up = s, 2 * p - 1 - s
         for kind, chunk in (("B", down), ("B", up), ("F", up), ("F", down), ("W", up), ("W", down)):
             task = Task(kind, started[kind, chunk], chunk)
             is_ready = task.microbatch < m and ended.issuperset(task.inputs(len(stage_of_chunk)))
-            if is_ready and (kind != "F" or has_room(down, up, chunk)):
+            if is_ready and (kind != "F" or has_room(down, up)):
                 return task
         return None
 

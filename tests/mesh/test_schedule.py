@@ -21,6 +21,7 @@ from polyreme.mesh import (
     timeline,
 )
 from polyreme.mesh import schedule as schedule_module
+from polyreme.mesh.schedule import LEAST_VIRTUAL
 from polyreme.mesh.schedule_formulas import FORMULAS, measured_bubble, published_bubble
 
 ALL = (("FThenB", 1), ("1F1B", 1), ("VPP", 2), ("VPP", 3), ("ZBH1", 1), ("ZBVPP", 2))
@@ -212,7 +213,7 @@ def test_text_of_a_stage():
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_names_are_those_a_plan_takes(name):
-    assert make_schedule(name, 2, 4, {"VPP": 2, "ZBVPP": 2}.get(name, 1)).name == name
+    assert make_schedule(name, 2, 4, LEAST_VIRTUAL[name]).name == name
 
 
 @pytest.mark.parametrize(
@@ -227,7 +228,7 @@ def test_names_are_those_a_plan_takes(name):
         (("1F1B", 2, 2, 2), "1F1B with num_virtual=2; give 1, or schedule VPP"),
         (("FThenB", 2, 2, 3), "FThenB with num_virtual=3; give 1"),
         (("ZBH1", 2, 2, 2), "ZBH1 with num_virtual=2; give 1, or schedule ZBVPP"),
-        (("ZBVPP", 2, 2, 3), "ZBVPP with num_virtual=3; give 2"),
+        (("ZBVPP", 2, 2, 3), "ZBVPP with num_virtual=3; give 2, or schedule ZBH1"),
     ],
 )
 def test_what_cannot_be_built(arguments, message):
