@@ -4,7 +4,8 @@ Floor: 0.  FAULTS="ckpt.rename:kill@2,data.worker:hang@17" lists faults as POINT
 
 Actions: kill (SIGKILL to this process), raise (FaultInjected), raise=ENOSPC (OSError with that errno), hang (for ever),
 delay=0.5 (seconds). @N picks the point's index where the caller gives one (a step, a sample id), else its N-th passing
-in this process, from 1; without @N every passing fires.
+in this process, from 1; without @N every passing fires. Before POINT, "rank1:" keeps a fault to one rank of a job:
+FAULTS="rank1:train.step:kill@7" (the rank is PADDLE_TRAINER_ID).
 """
 
 import errno
@@ -19,9 +20,10 @@ from dataclasses import dataclass, field
 
 from polyreme.errors import ConfigError
 from polyreme.flags import faults as faults_text
+from polyreme.flags import trainer_id
 
 ACTIONS = ("kill", "raise", "hang", "delay")
-_FAULT = re.compile(r"(?P<point>[\w.-]+):(?P<action>\w+)(=(?P<argument>[\w.]+))?(@(?P<at>\d+))?")
+_FAULT = re.compile(r"(rank(?P<rank>\d+):)?(?P<point>[\w.-]+):(?P<action>\w+)(=(?P<argument>[\w.]+))?(@(?P<at>\d+))?")
 
 
 class FaultInjected(RuntimeError):
@@ -86,9 +88,11 @@ def _plan(text: str) -> _Plan:
         match = _FAULT.fullmatch(entry.strip())
         if match is None or match["action"] not in ACTIONS or not _argument_fits(match["action"], match["argument"]):
             raise ConfigError(
-                f"FAULTS entry {entry!r} in the environment: needs POINT:ACTION[=ARGUMENT][@N] with an action of "
-                f"{', '.join(ACTIONS)}; raise may name an errno (raise=ENOSPC), delay needs seconds (delay=0.5)"
+                f"FAULTS entry {entry!r} in the environment: needs [rankR:]POINT:ACTION[=ARGUMENT][@N] with an action "
+                f"of {', '.join(ACTIONS)}; raise may name an errno (raise=ENOSPC), delay needs seconds (delay=0.5)"
             )
+        if match["rank"] and int(match["rank"]) != trainer_id():
+            continue
         at = int(match["at"]) if match["at"] else None
         faults.setdefault(match["point"], []).append(Fault(match["action"], match["argument"], at))
     return _Plan(faults)

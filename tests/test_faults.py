@@ -87,3 +87,13 @@ def test_hang_never_returns():
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_fault_may_be_kept_to_one_rank(monkeypatch):
+    monkeypatch.setenv("FAULTS", "rank1:train.step:raise@7")
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "0")
+    point("train.step", 7)
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
+    monkeypatch.setenv("FAULTS", "rank1:train.step:raise@7,other:raise")
+    with pytest.raises(FaultInjected, match=r"train\.step@7"):
+        point("train.step", 7)
