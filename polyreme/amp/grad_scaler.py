@@ -7,7 +7,7 @@ on the host, so a captured step may hold scale, backward, step and update.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyreme.core import state
+from polyreme.core.meshes import beside
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, CheckpointError, ConfigError, GradError
+from polyreme.optimizer.shared import MeshGroup, by_devices
 
 # name in the state -> dtype; update() changes the first three, the others are settings
 _STATE = {
@@ -76,7 +78,9 @@ class GradScaler:
         """var times the loss scale."""
         if not isinstance(var, Tensor):
             raise ConfigError(f"GradScaler.scale takes the loss, a Tensor; got {type(var).__name__}")
-        return var * self._state["scale"].astype(var.dtype) if self._enable else var
+        if not self._enable:
+            return var
+        return var * self._on(self._state["scale"], state.read(var)).astype(var.dtype)
 
     def unscale_(self, optimizer: Any) -> None:
         """Divide the gradients of the optimizer's parameters by the scale and note whether one is not finite.
@@ -86,13 +90,50 @@ class GradScaler:
         """
         if not self._enable:
             return
-        if self._flight(optimizer) is not None:
-            raise GradError("GradScaler.unscale_: the gradients are unscaled already; call it once before update()")
+        self._check_not_unscaled(optimizer)
         held = [p for p in optimizer._parameters if p._grad is not None and not p.stop_gradient]
-        arrays, found = _unscale([state.read(p._grad) for p in held], state.read(self._state["scale"]))
+        groups = by_devices(held, lambda p: p._grad._array) if state.watch.active is None else [MeshGroup((), (*held,))]
+        self.note(optimizer, [self.unscale_group(group.parameters) for group in groups])
+
+    def unscale_group(self, parameters: Sequence[Any], scale: Tensor | None = None) -> Tensor:
+        """Divide the gradients that parameters of one mesh have by the scale -> True if one is not finite, 0-D bool.
+
+        A piece of unscale_, for a caller that compiles it for each mesh by itself: `note` takes all results. scale: the
+        scale in force, copied to that mesh; by default that is done here.
+        """
+        held = [p for p in parameters if p._grad is not None and not p.stop_gradient]
+        if not held:
+            return Tensor(jnp.zeros((), jnp.bool_))
+        grads = [state.read(p._grad) for p in held]
+        scale = self._on(self._state["scale"], grads[0]) if scale is None else scale
+        arrays, found = _unscale(grads, state.read(scale))
         for p, array in zip(held, arrays, strict=True):
             state.write(p._grad, array)
-        self._flights[optimizer] = _Flight(Tensor(found), state.watch.active)
+        return Tensor(found)
+
+    def note(self, optimizer: Any, found: Sequence[Tensor]) -> Tensor:
+        """Take down that the optimizer's gradients are unscaled; found: what unscale_group gave for each mesh.
+
+        -> True if any of them is, on the first one's mesh: what step() skips by. Raises GradError if it was done
+        already since the last update().
+        """
+        self._check_not_unscaled(optimizer)
+        first = state.read(found[0]) if found else jnp.zeros((), jnp.bool_)
+        if len(found) > 1:
+            first = _any([first, *(beside(state.read(f), first) for f in found[1:])])
+        flight = self._flights[optimizer] = _Flight(Tensor(first), state.watch.active)
+        return flight.found
+
+    def _check_not_unscaled(self, optimizer: Any) -> None:
+        if self._flight(optimizer) is not None:
+            raise GradError("GradScaler.unscale_: the gradients are unscaled already; call it once before update()")
+
+    @staticmethod
+    def _on(tensor: Tensor, other: Any) -> Tensor:
+        """tensor, or a copy of it on the other array's devices."""
+        have = state.read(tensor)
+        array = beside(have, other)
+        return tensor if array is have else Tensor(array)
 
     def step(self, optimizer: Any) -> None:
         """optimizer.step() with unscaled gradients; where one of them is not finite nothing changes.
@@ -122,7 +163,8 @@ class GradScaler:
         if not flights:
             raise GradError("GradScaler.update: no gradients were unscaled since the last update(); call step() first")
         self._flights.clear()
-        new = _adapted([state.read(f.found) for f in flights], {n: state.read(t) for n, t in self._state.items()})
+        now = {n: state.read(t) for n, t in self._state.items()}
+        new = _adapted([beside(state.read(f.found), now["scale"]) for f in flights], now)
         for name, array in new.items():
             state.write(self._state[name], array)
 
@@ -267,6 +309,11 @@ def _unscale(grads: list[jax.Array], scale: jax.Array) -> tuple[list[jax.Array],
         bad = bad | ~jnp.all(jnp.isfinite(wide))
         out.append(wide)
     return out, bad
+
+
+@jax.jit
+def _any(found: list[jax.Array]) -> jax.Array:
+    return jnp.any(jnp.stack(found))
 
 
 @jax.jit

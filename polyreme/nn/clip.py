@@ -7,19 +7,25 @@ Floor: 4.  `arrays` is the pure form that optimizers compile into their update; 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from polyreme.core import state
+from polyreme.core.meshes import beside
 from polyreme.core.op import op
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 
 
 class GradientClip:
-    """Base of the clips."""
+    """Base of the clips.
+
+    one_by_one: each gradient is clipped by itself, so that it makes no difference which others there are.
+    """
+
+    one_by_one: ClassVar[bool] = False
 
     def arrays(self, grads: Sequence[jax.Array]) -> list[jax.Array]:
         """The gradients, clipped together."""
@@ -38,6 +44,8 @@ class GradientClip:
 class ClipGradByValue(GradientClip):
     """Every element into [min, max]; min is -max unless given."""
 
+    one_by_one: ClassVar = True
+
     def __init__(self, max: float, min: float | None = None) -> None:
         self.max = float(max)
         self.min = float(-max if min is None else min)
@@ -50,6 +58,8 @@ class ClipGradByValue(GradientClip):
 
 class ClipGradByNorm(GradientClip):
     """Each gradient scaled down to an L2 norm of at most clip_norm."""
+
+    one_by_one: ClassVar = True
 
     def __init__(self, clip_norm: float) -> None:
         self.clip_norm = _positive(clip_norm)
@@ -70,8 +80,11 @@ class ClipGradByGlobalNorm(GradientClip):
         self.auto_skip_clip = auto_skip_clip
 
     def arrays(self, grads: Sequence[jax.Array]) -> list[jax.Array]:
-        norm = jnp.sqrt(squared_norm(grads))
-        return [_scaled(g, self.clip_norm, norm) for g in grads]
+        return self.scaled(grads, jnp.sqrt(squared_norm(grads)))
+
+    def scaled(self, grads: Sequence[jax.Array], norm: jax.Array) -> list[jax.Array]:
+        """The gradients clipped, when the norm of all of them, others that are not here included, is `norm`."""
+        return [_scaled(g, self.clip_norm, beside(norm, g)) for g in grads]
 
 
 @op(amp="fp32", method=False)
@@ -80,12 +93,20 @@ def global_norm(tensors: list[jax.Array]) -> jax.Array:
     return jnp.sqrt(squared_norm(tensors))
 
 
+def global_norm_over_meshes(tensors: Sequence[Tensor]) -> Tensor:
+    """global_norm of tensors that may lie on several meshes, such as the gradients of a pipeline's stages.
+
+    On the first one's devices; no gradient flows through it.
+    """
+    return Tensor(jnp.sqrt(squared_norm([state.read(t) for t in tensors])))
+
+
 def squared_norm(grads: Sequence[jax.Array]) -> jax.Array:
-    """Sum of squares of all elements, in at least float32."""
+    """Sum of squares of all elements, in at least float32, on the first one's devices."""
     total = jnp.zeros((), jnp.float32)
     for g in grads:
         wide = g.astype(jnp.promote_types(g.dtype, jnp.float32))
-        total = total + jnp.sum(jnp.real(wide * jnp.conj(wide)))
+        total = total + beside(jnp.sum(jnp.real(wide * jnp.conj(wide))), total)
     return total
 
 

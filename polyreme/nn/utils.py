@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from polyreme.core import state
+from polyreme.core.meshes import beside
 from polyreme.core.state import TensorState
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, NumericsError, ShapeError
@@ -58,7 +59,8 @@ def clip_grad_norm_(
     # the 1e-6 keeps a norm of 0 from dividing
     factor = jnp.minimum(max_norm / (norm + 1e-6), 1.0)
     for g in grads:
-        state.write(g, state.read(g) * factor.astype(g.dtype))
+        array = state.read(g)
+        state.write(g, array * beside(factor, array).astype(array.dtype))
     return total
 
 
@@ -76,9 +78,10 @@ def _norm(arrays: list[Any], p: float) -> Any:
     if not p > 0:
         raise ConfigError(f"clip_grad_norm_: norm_type is a number above 0 or inf, got {p}")
     wide = [jnp.abs(a.astype(jnp.promote_types(a.dtype, jnp.float32))) for a in arrays]
+    # brought together on the first one's devices, if they lie on several meshes
     if math.isinf(p):
-        return jnp.max(jnp.stack([jnp.max(a) for a in wide]))
-    return jnp.sum(jnp.stack([jnp.sum(a**p) for a in wide])) ** (1.0 / p)
+        return jnp.max(jnp.stack([beside(jnp.max(a), wide[0]) for a in wide]))
+    return jnp.sum(jnp.stack([beside(jnp.sum(a**p), wide[0]) for a in wide])) ** (1.0 / p)
 
 
 def _listed(parameters: Any) -> list[Any]:

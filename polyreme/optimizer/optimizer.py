@@ -1,4 +1,4 @@
-"""Optimizer: which parameters, what state they have, and one compiled update over all of them.
+"""Optimizer: which parameters, what state they have, and one compiled update over all that lie on the same devices.
 
 Floor: 4.  A subclass declares its state and a pure rule for one parameter; everything else (groups, clipping,
 regularizers, master weights, learning rate, skipping a step on overflow, placement, state_dict) is here, once.
@@ -13,16 +13,18 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
+from polyreme.core.meshes import Devices
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import CaptureError, CheckpointError, ConfigError, DTypeError, ShapeError
+from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer.groups import Group, check_common, check_known, check_unique, nonnegative, split_groups
 from polyreme.optimizer.lr import LRScheduler
-from polyreme.optimizer.update import Leaf, ParameterOptions, Slots, compile_update
+from polyreme.optimizer.shared import MeshGroup, Shared, SharedState, by_devices
+from polyreme.optimizer.update import Leaf, ParameterOptions, Slots, compile_squares, compile_update
 
 _LOW = (dtypes.float16, dtypes.bfloat16)
 _COMMON = ("learning_rate", "weight_decay", "grad_clip")
@@ -72,7 +74,6 @@ class Optimizer:
         self._clip_of = {id(p): g.settings.get("grad_clip", grad_clip) for g in self._groups for p in g.params}
         self._slots: dict[str, dict[int, Tensor]] = {n: {} for n in self.slots}
         self._masters: dict[int, Tensor] = {}
-        self._scalars: dict[str, Tensor] = {}
         self._pending: dict[str, Any] = {}
         self._updates: dict[Any, Callable] = {}
         self._scheduler = learning_rate if isinstance(learning_rate, LRScheduler) else None
@@ -81,7 +82,8 @@ class Optimizer:
             dtypes.float64 if any(p.dtype == dtypes.float64 for p in self._parameters) else dtypes.float32
         )
         with state.outside_capture():
-            self._lr = Tensor(jnp.asarray(self._initial_rate(learning_rate), self._rate_dtype))
+            rate = Tensor(jnp.asarray(self._initial_rate(learning_rate), self._rate_dtype))
+        self._shared = SharedState(rate, len(self._parameters))
         if self._scheduler is not None:
             self.set_lr_scheduler(self._scheduler)
 
@@ -125,7 +127,11 @@ class Optimizer:
 
     def get_lr(self) -> float:
         """The learning rate in force."""
-        return float(self._scheduler()) if self._scheduler is not None else float(np.asarray(self._lr._array))
+        return (
+            float(self._scheduler())
+            if self._scheduler is not None
+            else float(np.asarray(self._shared.first.rate._array))
+        )
 
     def set_lr(self, value: float) -> None:
         """Change the learning rate; ConfigError if a scheduler sets it or it is no number of at least 0."""
@@ -145,14 +151,16 @@ class Optimizer:
         self._set_rate(scheduler())
 
     def _set_rate(self, value: float) -> None:
-        if state.watch.active is not None and id(self._lr) not in state.watch.active.made:
+        rates = self._shared.rates()
+        if state.watch.active is not None and any(id(rate) not in state.watch.active.made for rate in rates):
             raise CaptureError(
                 f"{type(self).__name__}: the learning rate was set to {value} inside a captured function, where it "
                 "would be the same at every call; step the scheduler, or call set_lr, after the captured call"
             )
-        current = self._lr._array
         new = np.asarray(value, self._rate_dtype)
-        state.write(self._lr, jax.device_put(new, current.sharding) if current.committed else jnp.asarray(new))
+        for rate in rates:
+            now = rate._array
+            state.write(rate, jax.device_put(new, now.sharding) if now.committed else jnp.asarray(new))
 
     @staticmethod
     def _initial_rate(learning_rate: Any) -> float:
@@ -165,7 +173,7 @@ class Optimizer:
     # the step
 
     def step(self, *, skip: Tensor | None = None) -> None:
-        """Update every parameter that has a gradient, in one compiled call.
+        """Update every parameter that has a gradient, in one compiled call for each set of devices that holds some.
 
         skip: a 0-D bool Tensor; where it is True nothing changes, which is how a step with overflowed gradients is left
         out without asking the host.
@@ -173,41 +181,133 @@ class Optimizer:
         self._step(self._parameters, skip)
 
     def _step(self, parameters: Sequence[Any], skip: Tensor | None) -> None:
+        live = self._live(parameters)
+        if not live:
+            return
+        groups = self._ensure_state(live)
+        if len(groups) == 1:
+            self._update(groups[0].devices, live, skip, ())
+            return
+        if state.watch.active is not None:
+            raise CaptureError(
+                f"{type(self).__name__}.step() in a captured function: its parameters lie on {len(groups)} meshes, as "
+                "under a pipeline, and one program runs on one mesh; call step() outside, or train_batch"
+            )
+        squares = [self.squared_norms(group) for group in groups] if self.clips_together else []
+        for group in groups:
+            self.update_group(group, None if skip is None else group.here(skip), [group.here(v) for v in squares])
+
+    @staticmethod
+    def _live(parameters: Sequence[Any]) -> list[Any]:
         if state.watch.active is not None:
             # which parameters have a gradient decides what is captured, so the capture must know of all of them
             for p in parameters:
                 state.watch.active.touch(p)
-        live = [p for p in parameters if p._grad is not None and not p.stop_gradient]
-        if not live:
-            return
-        self._ensure_state(live)
-        key = tuple((self._options(p), p.dtype, id(p) in self._masters) for p in live)
+        return [p for p in parameters if p._grad is not None and not p.stop_gradient]
+
+    def _update(self, devices: Devices, live: list[Any], skip: Tensor | None, squares: Sequence[Tensor]) -> None:
+        """One compiled update; squares as in update_group."""
+        key = (tuple((self._options(p), p.dtype, id(p) in self._masters) for p in live), len(squares))
         update = self._updates.get(key)
         if update is None:
-            leaves = [self._leaf(p, options) for p, (options, _, _) in zip(live, key, strict=True)]
+            name = f"{type(self).__name__.lower()}_update"
+            together = self._clipped_together() if squares else {}
             update = self._updates[key] = compile_update(
-                self.rule, self.prepare, leaves, f"{type(self).__name__.lower()}_update"
+                self.rule, self.prepare, self._leaves(live, key[0]), name, together
             )
-        self._store(live, update(self._inputs(live, skip)))
+        shared = self._shared.copies[devices]
+        inputs = self._inputs(live, shared, skip)
+        self._store(live, shared, update(inputs | {"squares": [state.read(v) for v in squares]}))
+
+    # one mesh at a time
+
+    def groups_by_mesh(self) -> list[MeshGroup]:
+        """The parameters that are trained, by the devices that hold them; makes their state if there is none yet.
+
+        What step() does, piece by piece, for a caller that compiles each piece for itself: squared_norms of every group
+        if clips_together, then update_group of each with all of those, every Tensor moved by `group.here`.
+        """
+        return self._ensure_state([p for p in self._parameters if not p.stop_gradient])
+
+    @property
+    def clips_together(self) -> bool:
+        """True if some gradients are scaled by the norm of gradients that may lie on other devices."""
+        return any(isinstance(clip, ClipGradByGlobalNorm) for clip in self._clip_of.values())
+
+    def squared_norms(self, group: MeshGroup) -> Tensor:
+        """Sum of squares of each gradient of the group, on its devices: a number for each parameter of the optimizer,
+        0 for those of other groups and those without a gradient. Before clipping.
+        """
+        live, count = self._live(group.parameters), len(self._parameters)
+        if not live:
+            return Tensor(jnp.zeros((count,), self._rate_dtype))
+        key = ("squares", tuple((p.name, p.dtype) for p in live))
+        compiled = self._updates.get(key)
+        if compiled is None:
+            leaves = self._leaves(live, [(self._options(p), None, None) for p in live])
+            compiled = self._updates[key] = compile_squares(leaves, count, self._rate_dtype)
+        return Tensor(compiled([state.read(p._grad) for p in live]))
+
+    def update_group(self, group: MeshGroup, skip: Tensor | None = None, squares: Sequence[Tensor] = ()) -> None:
+        """Update the parameters of one group that have a gradient.
+
+        squares: squared_norms of all groups, copied to this group's devices; needed if clips_together. skip: as in
+        step, on this group's devices. Raises ConfigError for a clip that looks at gradients of several groups in its
+        own way.
+        """
+        live = self._live(group.parameters)
+        if not live:
+            return
+        if len(group.parameters) < sum(not p.stop_gradient for p in self._parameters):
+            self._check_clips(live, squares)
+        self._update(group.devices, live, skip, squares)
+
+    def _check_clips(self, live: list[Any], squares: Sequence[Tensor]) -> None:
+        for clip in {id(c): c for c in map(self._clip_of.get, map(id, live)) if c is not None}.values():
+            if isinstance(clip, ClipGradByGlobalNorm):
+                if not squares:
+                    raise ConfigError(
+                        f"{type(self).__name__}.update_group: {type(clip).__name__} needs the norm of the gradients of "
+                        "all groups; give squares=[squared_norms(g) of every group g]"
+                    )
+            elif not clip.one_by_one:
+                raise ConfigError(
+                    f"{type(self).__name__}: the parameters lie on several meshes, as under a pipeline, and "
+                    f"{type(clip).__name__} clips all gradients together in its own way; use ClipGradByGlobalNorm, or "
+                    "set one_by_one = True in its class if it looks at each gradient by itself"
+                )
+
+    def _clipped_together(self) -> dict[int, list[int]]:
+        """id of each clip by global norm -> places of the parameters whose gradients it looks at."""
+        found: dict[int, list[int]] = {}
+        for at, p in enumerate(self._parameters):
+            clip = self._clip_of[id(p)]
+            if isinstance(clip, ClipGradByGlobalNorm) and getattr(p, "need_clip", True):
+                found.setdefault(id(clip), []).append(at)
+        return found
+
+    def _leaves(self, live: list[Any], key: Sequence[tuple]) -> list[Leaf]:
+        return [self._leaf(p, options) for p, (options, _, _) in zip(live, key, strict=True)]
 
     def _leaf(self, p: Any, options: ParameterOptions) -> Leaf:
         layout = getattr(p, "sharding_of", lambda kind: None)
         low = p.dtype if id(p) in self._masters else None
-        return Leaf(options, self._position[id(p)], self._clip_of[id(p)], layout("param"), layout("state"), low)
+        wide = jnp.promote_types(p.dtype, jnp.float32)
+        return Leaf(options, self._position[id(p)], self._clip_of[id(p)], layout("param"), layout("state"), low, wide)
 
-    def _inputs(self, live: list[Any], skip: Tensor | None) -> dict[str, Any]:
+    def _inputs(self, live: list[Any], shared: Shared, skip: Tensor | None) -> dict[str, Any]:
         masters: dict[int, Any] = self._masters
         return {
-            "lr": state.read(self._lr),
+            "lr": state.read(shared.rate),
             "params": [state.read(masters.get(id(p), p)) for p in live],
             "low": [state.read(p) if skip is not None and id(p) in masters else None for p in live],
             "grads": [state.read(p._grad) for p in live],
             "slots": [{n: state.read(self._slots[n][id(p)]) for n in self.slots} for p in live],
-            "scalars": {n: state.read(t) for n, t in self._scalars.items()},
+            "scalars": {n: state.read(t) for n, t in shared.scalars.items()},
             "skip": None if skip is None else state.read(skip),
         }
 
-    def _store(self, live: list[Any], new: dict[str, Any]) -> None:
+    def _store(self, live: list[Any], shared: Shared, new: dict[str, Any]) -> None:
         for p, array, low, slots in zip(live, new["params"], new["low"], new["slots"], strict=True):
             master = self._masters.get(id(p))
             if master is not None:
@@ -215,7 +315,7 @@ class Optimizer:
             state.write(p, array if master is None else low)
             for name in self.slots:
                 state.write(self._slots[name][id(p)], slots[name])
-        for name, tensor in self._scalars.items():
+        for name, tensor in shared.scalars.items():
             state.write(tensor, new["scalars"][name])
 
     def minimize(
@@ -287,19 +387,19 @@ class Optimizer:
             if id(p) in values and id(p) not in self._masters:
                 self._masters[id(p)] = Tensor(self._place(p, jnp.array(values[id(p)], jnp.float32), _concrete(p)))
 
-    def _ensure_state(self, live: list[Any]) -> None:
-        if self.scalars and not self._scalars:
+    def _ensure_state(self, live: list[Any]) -> list[MeshGroup]:
+        """Make what is missing of these parameters' state; -> them by the devices that hold them."""
+        if self.scalars and not self._shared.first.scalars:
             with state.outside_capture():
-                self._scalars = {
-                    n: Tensor(jnp.full((len(self._parameters),), v, jnp.float32)) for n, v in self.scalars.items()
-                }
                 # in here: a capture's second run would find the values that were given already taken
-                self._restore_scalars()
-            self._replicate(live)
+                self._shared.start({n: self._given(n, v) for n, v in self.scalars.items()})
+        groups = by_devices(live, _concrete)
+        self._shared.settle(groups, self._position, _concrete)
         for p in live:
             missing = [n for n in self.slots if id(p) not in self._slots[n]]
             if missing or (self._has_master(p) and id(p) not in self._masters):
                 self._make_state(p, missing)
+        return groups
 
     def _make_state(self, p: Any, missing: list[str]) -> None:
         value = _concrete(p)
@@ -311,42 +411,47 @@ class Optimizer:
                 fresh = jnp.full(p.shape, self.slot_start(name, p), self.slot_dtype(p))
                 self._slots[name][id(p)] = self._restored(p, name, Tensor(self._place(p, fresh, value)))
 
-    def _replicate(self, live: list[Any]) -> None:
-        """Copy the rate and the per-parameter numbers to every device of the parameters' mesh, as the update's results
-        will be: a change of layout after the first step would compile the step again.
-        """
-        meshes = [s.mesh for s in (_concrete(p).sharding for p in live) if isinstance(s, NamedSharding)]
-        if not meshes or meshes[0].size == 1:
-            return
-        everywhere = NamedSharding(meshes[0], PartitionSpec())
-        with state.outside_capture():
-            for tensor in (self._lr, *self._scalars.values()):
-                if not isinstance(tensor._array, Tracer) and not tensor._array.committed:
-                    state.write(tensor, jax.device_put(np.asarray(tensor._array), everywhere))
-
     def _has_master(self, p: Any) -> bool:
         return self._multi_precision and p.dtype in _LOW
 
     @staticmethod
     def _place(param: Any, array: jax.Array, value: jax.Array) -> jax.Array:
-        """array laid out as the strategy wants the state of param, else as param's value is if that spans devices."""
+        """array laid out as the strategy wants the state of param, else as param's value if that was put somewhere."""
         layout = param.sharding_of("state") if hasattr(param, "sharding_of") else None
-        if layout is None and len(value.sharding.device_set) > 1:
+        if layout is None and value.committed:
             layout = value.sharding
         return array if layout is None else jax.device_put(array, layout)
 
-    def state_tensors(self, names: Mapping[int, str]) -> dict[str, Tensor]:
-        """Every persistent Tensor of the optimizer by name: `<slot>/<parameter>`, `master/<parameter>`, and one array
-        over all parameters for each number kept per parameter. names: id(parameter) -> its name in the model.
+    def state_arrays(self, names: Mapping[int, str]) -> dict[str, jax.Array]:
+        """The optimizer's whole state by name: `<slot>/<parameter>`, `master/<parameter>`, and one array over all
+        parameters for each number kept per parameter. names: id(parameter) -> its name in the model.
+
+        The same whatever devices hold the parameters.
         """
+        found = {name: tensor._array for name, tensor in self._per_parameter(names).items()}
+        for name, tensor in self._shared.first.scalars.items():
+            one = len(self._shared.copies) == 1
+            found[name] = tensor._array if one else jax.device_put(self._shared.values(name), tensor._array.sharding)
+        return found
+
+    def load_state_arrays(self, arrays: Mapping[str, jax.Array], names: Mapping[int, str]) -> None:
+        """Continue from what state_arrays gave, laid out as its arrays are now; call create_state before it."""
+        for name, tensor in self._per_parameter(names).items():
+            state.write(tensor, arrays[name])
+        for name, tensor in self._shared.first.scalars.items():
+            if len(self._shared.copies) == 1:
+                state.write(tensor, arrays[name])
+            else:
+                self._shared.set_values(name, np.asarray(arrays[name]))
+
+    def _per_parameter(self, names: Mapping[int, str]) -> dict[str, Tensor]:
         found = {
             f"{slot}/{names[id(p)]}": held[id(p)]
             for slot, held in self._slots.items()
             for p in self._parameters
             if id(p) in held
         }
-        found.update({f"master/{names[key]}": t for key, t in self._masters.items()})
-        return found | self._scalars
+        return found | {f"master/{names[key]}": t for key, t in self._masters.items()}
 
     def _restored(self, p: Any, name: str, tensor: Tensor) -> Tensor:
         """tensor with the value that set_state_dict left for it, if any."""
@@ -355,14 +460,14 @@ class Optimizer:
             tensor.set_value(value)
         return tensor
 
-    def _restore_scalars(self) -> None:
-        for name, tensor in self._scalars.items():
-            values = np.array(tensor._array)
-            for at, p in enumerate(self._parameters):
-                given = self._pending.pop(f"{p.name}_{name}_0", None)
-                if given is not None:
-                    values[at] = float(np.asarray(given).reshape(()))
-            tensor.set_value(values)
+    def _given(self, name: str, start: float) -> np.ndarray:
+        """A number per parameter as set_state_dict left it, else where it starts."""
+        values = np.full((len(self._parameters),), start, np.float32)
+        for at, p in enumerate(self._parameters):
+            given = self._pending.pop(f"{p.name}_{name}_0", None)
+            if given is not None:
+                values[at] = float(np.asarray(given).reshape(()))
+        return values
 
     def state_dict(self) -> dict[str, Any]:
         """Name -> Tensor: `<parameter>_<slot>_0` for every slot, `<parameter>_master_0`, and "LR_Scheduler".
@@ -370,12 +475,13 @@ class Optimizer:
         Slots and master weights are the Tensors themselves: later steps change them. State not made yet is left out.
         """
         found: dict[str, Any] = dict(self._pending)
+        scalars = {n: self._shared.values(n, "Optimizer.state_dict()") for n in self._shared.first.scalars}
         for at, p in enumerate(self._parameters):
             for name in self.slots:
                 if id(p) in self._slots[name]:
                     found[f"{p.name}_{name}_0"] = self._slots[name][id(p)]
-            for name, tensor in self._scalars.items():
-                found[f"{p.name}_{name}_0"] = to_tensor(state.host(tensor, "Optimizer.state_dict()")[at])
+            for name, values in scalars.items():
+                found[f"{p.name}_{name}_0"] = to_tensor(values[at])
             if id(p) in self._masters:
                 found[f"{p.name}_master_0"] = self._masters[id(p)]
         if self._scheduler is not None:
@@ -402,9 +508,8 @@ class Optimizer:
             if id(p) in self._masters:
                 self._masters[id(p)].set_value(np.asarray(p._array, np.float32))
                 self._restored(p, "master", self._masters[id(p)])
-        for name, tensor in self._scalars.items():
-            tensor.set_value(np.full(tensor.shape, self.scalars[name], tensor.dtype))
-        self._restore_scalars()
+        for name in self._shared.first.scalars:
+            self._shared.set_values(name, self._given(name, self.scalars[name]))
 
     set_dict = set_state_dict
 
@@ -491,4 +596,4 @@ def _concrete(tensor: TensorState) -> jax.Array:
     return array
 
 
-__all__ = ["Group", "Optimizer", "ParameterOptions"]
+__all__ = ["Group", "MeshGroup", "Optimizer", "ParameterOptions"]

@@ -5,13 +5,17 @@ Floor: 4.  Pure functions of arrays; what else they depend on is in the frozen v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from polyreme.nn.clip import squared_norm
 
 Slots = dict[str, jax.Array]
 Rule = Callable[..., tuple[jax.Array, Slots, Slots]]
@@ -43,7 +47,8 @@ class ParameterOptions:
 class Leaf:
     """One parameter of an update: its options, its place among all parameters, its clip and its layouts over devices.
 
-    low: dtype of the parameter itself when the update is of its float32 master weight, else None.
+    low: dtype of the parameter itself when the update is of its float32 master weight, else None. wide: dtype of the
+    arithmetic.
     """
 
     options: ParameterOptions
@@ -52,17 +57,28 @@ class Leaf:
     param_layout: Any
     state_layout: Any
     low: np.dtype | None
+    wide: np.dtype
 
 
-def compile_update(rule: Rule, prepare: Callable[..., jax.Array], leaves: Sequence[Leaf], name: str) -> Callable:
-    """inputs (lr, params, low, grads, slots, scalars, skip) -> new params, low, slots, scalars; one jitted call.
+def compile_update(
+    rule: Rule,
+    prepare: Callable[..., jax.Array],
+    leaves: Sequence[Leaf],
+    name: str,
+    together: Mapping[int, Sequence[int]],
+) -> Callable:
+    """inputs (lr, params, low, grads, slots, scalars, skip, squares) -> new params, low, slots, scalars; one jitted
+    call.
 
     prepare(g, options): the gradient as the rule's optimizer takes it, applied after clipping and before penalties.
+    squares: empty if the leaves are all that is clipped; else what compile_squares gives for each part of the
+    parameters, and together says which of those numbers count for a clip: its id -> places.
     """
 
     def update(inputs: dict[str, Any]) -> dict[str, Any]:
         params = [_constrain(wide(p), leaf.state_layout) for p, leaf in zip(inputs["params"], leaves, strict=True)]
-        grads = _gradients(inputs["grads"], params, leaves, prepare)
+        norms = _norms(inputs["squares"], together)
+        grads = _gradients(inputs["grads"], params, leaves, prepare, norms)
         done = [
             _one(rule, leaf, p, g, inputs, i) for i, (leaf, p, g) in enumerate(zip(leaves, params, grads, strict=True))
         ]
@@ -79,6 +95,34 @@ def compile_update(rule: Rule, prepare: Callable[..., jax.Array], leaves: Sequen
 
     update.__name__ = name
     return jax.jit(update)
+
+
+def compile_squares(leaves: Sequence[Leaf], count: int, dtype: np.dtype) -> Callable:
+    """gradients -> the sum of squares of each at its place among `count` zeros; one jitted call."""
+    positions = np.asarray([leaf.position for leaf in leaves])
+
+    def squares(grads: list[jax.Array]) -> jax.Array:
+        each = [squared_norm([_as_state(g, leaf)]) for g, leaf in zip(grads, leaves, strict=True)]
+        return jnp.zeros((count,), dtype).at[positions].set(jnp.stack([e.astype(dtype) for e in each]))
+
+    return jax.jit(squares)
+
+
+def _norms(squares: Sequence[jax.Array], together: Mapping[int, Sequence[int]]) -> dict[int, jax.Array]:
+    """id of a clip -> norm of all gradients it looks at, added up in the order that one update over all would."""
+    if not squares:
+        return {}
+    # where one part has a number the others have 0, so that no rounding depends on the parts
+    every = functools.reduce(operator.add, squares)
+    zero = jnp.zeros((), every.dtype)
+    return {
+        clip: jnp.sqrt(functools.reduce(operator.add, [every[at] for at in places], zero))
+        for clip, places in together.items()
+    }
+
+
+def _as_state(g: jax.Array, leaf: Leaf) -> jax.Array:
+    return _constrain(g.astype(leaf.wide), leaf.state_layout)
 
 
 def _one(rule: Rule, leaf: Leaf, p: jax.Array, g: jax.Array, inputs: dict[str, Any], i: int) -> dict[str, Any]:
@@ -104,22 +148,30 @@ def _one(rule: Rule, leaf: Leaf, p: jax.Array, g: jax.Array, inputs: dict[str, A
 
 
 def _gradients(
-    grads: Sequence[jax.Array], params: Sequence[jax.Array], leaves: Sequence[Leaf], prepare: Callable[..., jax.Array]
+    grads: Sequence[jax.Array],
+    params: Sequence[jax.Array],
+    leaves: Sequence[Leaf],
+    prepare: Callable[..., jax.Array],
+    norms: Mapping[int, jax.Array],
 ) -> list[jax.Array]:
     """The gradients as the rule takes them: in its dtype, laid out as the state, clipped, with penalties."""
-    done = [_constrain(g.astype(p.dtype), leaf.state_layout) for g, p, leaf in zip(grads, params, leaves, strict=True)]
-    done = _clipped(done, leaves)
+    done = _clipped([_as_state(g, leaf) for g, leaf in zip(grads, leaves, strict=True)], leaves, norms)
     done = [prepare(g, leaf.options) for g, leaf in zip(done, leaves, strict=True)]
     return [_regularized(g, p, leaf.options) for g, p, leaf in zip(done, params, leaves, strict=True)]
 
 
-def _clipped(grads: list[jax.Array], leaves: Sequence[Leaf]) -> list[jax.Array]:
-    """Each gradient clipped by its clip, together with all others of that clip; need_clip=False leaves one alone."""
+def _clipped(grads: list[jax.Array], leaves: Sequence[Leaf], norms: Mapping[int, jax.Array]) -> list[jax.Array]:
+    """Each gradient clipped by its clip, together with all others of that clip; need_clip=False leaves one alone.
+
+    norms: of all gradients of a clip, for clips some of whose gradients are not here.
+    """
     done = list(grads)
     for clip in {id(leaf.clip): leaf.clip for leaf in leaves if leaf.clip is not None}.values():
         chosen = [i for i, leaf in enumerate(leaves) if leaf.clip is clip and leaf.options.need_clip]
         if chosen:
-            for i, g in zip(chosen, clip.arrays([grads[i] for i in chosen]), strict=True):
+            mine = [grads[i] for i in chosen]
+            norm = norms.get(id(clip))
+            for i, g in zip(chosen, clip.arrays(mine) if norm is None else clip.scaled(mine, norm), strict=True):
                 done[i] = g.astype(grads[i].dtype)
     return done
 

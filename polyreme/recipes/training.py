@@ -173,18 +173,11 @@ class Trainer:
 
     # checkpoints
 
-    def tensors(self) -> dict[str, state.TensorState]:
-        """Every Tensor a checkpoint holds, by name."""
-        names = {id(p): n for n, p in self.model.named_parameters()}
-        found: dict[str, state.TensorState] = {f"model/{n}": t for n, t in self.model.state_dict().items()}
-        # a tied parameter appears under each of its names but is saved once
-        found = {n: t for i, (n, t) in enumerate(found.items()) if all(t is not o for o in list(found.values())[:i])}
-        found.update({f"optimizer/{n}": t for n, t in self.optimizer.state_tensors(names).items()})
-        return found | {"rng": rng.default_generator.key_state()}
-
     def arrays(self) -> dict[str, jax.Array]:
-        """Values of tensors()."""
-        return {n: t._array for n, t in self.tensors().items()}
+        """Everything a checkpoint holds, by name."""
+        found = {name: tensor._array for name, tensor in self._tensors().items()}
+        optimizer = self.optimizer.state_arrays(self._names())
+        return found | {f"{_OPTIMIZER}{name}": array for name, array in optimizer.items()}
 
     def target(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape, dtype and layout each restored array must have."""
@@ -195,9 +188,24 @@ class Trainer:
 
         The rate is a function of the step and the configuration alone, so the schedule has nothing to restore.
         """
-        for name, tensor in self.tensors().items():
+        for name, tensor in self._tensors().items():
             state.write(tensor, arrays[name])
+        optimizer = {n.removeprefix(_OPTIMIZER): a for n, a in arrays.items() if n.startswith(_OPTIMIZER)}
+        self.optimizer.load_state_arrays(optimizer, self._names())
         self.schedule.step(step)
+
+    def _tensors(self) -> dict[str, state.TensorState]:
+        """The model's Tensors and the random key, by name."""
+        found: dict[str, state.TensorState] = {f"model/{n}": t for n, t in self.model.state_dict().items()}
+        # a tied parameter appears under each of its names but is saved once
+        found = {n: t for i, (n, t) in enumerate(found.items()) if all(t is not o for o in list(found.values())[:i])}
+        return found | {"rng": rng.default_generator.key_state()}
+
+    def _names(self) -> dict[int, str]:
+        return {id(p): n for n, p in self.model.named_parameters()}
+
+
+_OPTIMIZER = "optimizer/"
 
 
 def _check_supported(config: PretrainConfig) -> None:

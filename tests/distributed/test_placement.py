@@ -82,8 +82,8 @@ def test_every_plan_trains_as_one_device_does(alone, family, name):
 def test_stages_split_what_they_say(stage, split):
     _, _, model, optimizer = train("gpt", Plan.from_degrees(dp=2, sharding=2, mp=2, sharding_stage=stage))
     weight = model.blocks[0].ffn.up.weight
-    moment = optimizer.state_tensors({id(p): n for n, p in model.named_parameters()})["moment1/blocks.0.ffn.up.weight"]
-    ways = [tensor._array.addressable_shards[0].data.size for tensor in (weight, moment)]
+    moment = optimizer.state_arrays({id(p): n for n, p in model.named_parameters()})["moment1/blocks.0.ffn.up.weight"]
+    ways = [array.addressable_shards[0].data.size for array in (weight._array, moment)]
     # mp always halves the ffn dim; the sharding axis halves what its stage covers
     assert ways == [weight.size // 2 // (1 + s) for s in split]
 
