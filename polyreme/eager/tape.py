@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -86,6 +87,28 @@ class Packed:
             if not isinstance(tensor, TensorState):
                 raise GradError(f"saved_tensors_hooks: unpack_hook must return a Tensor, got {type(tensor).__name__}")
         return tuple(t._array for t in found)
+
+
+class Listeners:
+    """Objects told of the leaves of each backward() once their gradients are stored, in the order they were added."""
+
+    __slots__ = ("refs",)
+
+    def __init__(self) -> None:
+        self.refs: list[weakref.ref[Any]] = []
+
+    def add(self, listener: Any) -> None:
+        """Call listener.backward_ended(leaves) from now on, for as long as it lives."""
+        self.refs.append(weakref.ref(listener, self.refs.remove))
+
+    def tell(self, leaves: Sequence[TensorState]) -> None:
+        for ref in list(self.refs):
+            listener = ref()
+            if listener is not None:
+                listener.backward_ended(leaves)
+
+
+after_backward = Listeners()
 
 
 @contextmanager
@@ -498,6 +521,8 @@ def backward(
         walk.run()
         for leaf, array in leaf_gradients(walk):
             _store(leaf, array)
+        if after_backward.refs:
+            after_backward.tell([leaf for leaf, _ in walk.leaves.values()])
 
 
 def _store(leaf: TensorState, array: Any) -> None:
