@@ -187,7 +187,8 @@ class GPT(Layer):
             raise ShapeError(
                 f"GPT: {seq} tokens a row, but there are positions for {self.config.seq_len}; shorten the rows"
             )
-        x_bse = self.tokens(tokens) + self.positions(arange(seq))
+        # whole in seq first, where mp sums it: asked for a part of it at once, the partitioner gathers the table instead
+        x_bse = constrain(self.tokens(tokens), "batch", "block_seq", "embed") + self.positions(arange(seq))
         return constrain(self.drop(x_bse), "batch", "seq", "embed")
 
 
