@@ -1,4 +1,4 @@
-"""Sequence-parallel pieces: values never change, the sequence lies where it should, the program has Megatron's pattern."""
+"""Sequence-parallel pieces: values stay, the sequence lies where it should, programs have Megatron's pattern."""
 
 import re
 
@@ -212,12 +212,13 @@ def test_marks_and_hooks():
     ):
         layer.weight.register_hook(hook)
     layer(to_tensor(np.ones((2, 1, 8), "float32"))).sum().backward()
+    assert layer.weight.grad is not None
     sp.fused_allreduce_gradients_with_group(layer.parameters(), None)
     np.testing.assert_array_equal(layer.weight.grad.numpy(), np.full((8, 4), 2, "float32"))
     assert not sp.is_fused_matmul_bias_supported()
     assert not sp.is_fused_linear_param_grad_add_supported()
     with pytest.raises(ConfigError, match="takes a Layer, got int"):
-        sp.register_sequence_parallel_allreduce_hooks(3, 1, True)
+        sp.register_sequence_parallel_allreduce_hooks(3, 1, True)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match=r"scale=2\.0"):
         sp.fused_allreduce_gradients_with_group(layer.parameters(), None, scale=2.0)
 

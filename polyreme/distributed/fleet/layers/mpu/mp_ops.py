@@ -54,14 +54,15 @@ def settle(layer: Layer) -> None:
 def constrain_dim(x: Any, at: int, dim: str | None) -> Any:
     """x with its dim `at` split as the plan in force splits the logical dim `dim` of activations; whole for None.
 
-    x itself without a plan, under one whose `mp` is 1, and for a size that does not divide.
+    x itself without a plan, where the plan splits no such dim, and for a size that does not divide.
     """
     found = layouts.active.layout
-    if found is None or found.plan.mesh.degree(MP) == 1:
+    if found is None:
         return x
-    axes = () if dim is None else found.plan.strategy.rule("act").get(dim, ())
-    if dim is not None and (not axes or x.shape[at] % _ways(found, axes)):
+    axes = _live(found, (MP,) if dim is None else found.plan.strategy.rule("act").get(dim, ()))
+    if not axes or (dim is not None and x.shape[at] % _ways(found, axes)):
         return x
+    axes = () if dim is None else axes
     return sharding_constraint(x, _one_dim(found, len(x.shape), at, axes))
 
 
@@ -74,8 +75,7 @@ def move_sequence(x: Any, what: str, before: bool, after: bool) -> Any:
     found = layouts.active.layout
     if found is None or found.plan.mesh.degree(MP) == 1:
         return x
-    inside = found.plan.strategy.rule("act").get("block_seq", ())
-    inside = tuple(axis for axis in inside if found.plan.mesh.degree(axis) > 1)
+    inside = _live(found, found.plan.strategy.rule("act").get("block_seq", ()))
     split = (*inside, MP)
     if not x.shape or x.shape[0] % _ways(found, split):
         raise PlacementError(
@@ -88,6 +88,10 @@ def move_sequence(x: Any, what: str, before: bool, after: bool) -> Any:
 
 def _has_gradient(x: Any) -> bool:
     return x.dtype.kind not in "iub"
+
+
+def _live(layout: Layout, axes: Sequence[str]) -> tuple[str, ...]:
+    return tuple(axis for axis in axes if layout.plan.mesh.degree(axis) > 1)
 
 
 def _ways(layout: Layout, axes: Sequence[str]) -> int:
