@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyreme.core import rng, state
+from polyreme.autograd.recompute import AS_IT_IS, Keep, run_again
+from polyreme.core import rng
 from polyreme.distributed.fleet.meta_parallel.layer_desc import (
     LayerDesc,
     SharedLayerDesc,
@@ -23,7 +23,7 @@ from polyreme.distributed.fleet.meta_parallel.layer_desc import (
     tie,
 )
 from polyreme.distributed.fleet.meta_parallel.segments import segment
-from polyreme.errors import CheckpointError, ConfigError
+from polyreme.errors import CheckpointError, ConfigError, did_you_mean
 from polyreme.io.serialization import load, save
 from polyreme.nn.layer import Layer
 
@@ -42,18 +42,26 @@ class Item:
 class PipelineChunk(Layer):
     """Items run one after another; a stage holds one of these for each of its virtual stages.
 
-    Its parameters, shared ones included, are those that its stage needs.
+    Its parameters, shared ones included, are those that its stage needs. recompute_interval: items that are run again
+    together in backward, 0 for none; keep: how their inputs are kept until then.
     """
 
-    def __init__(self, items: Mapping[int, Item]) -> None:
+    def __init__(self, items: Mapping[int, Item], recompute_interval: int = 0, keep: Keep = AS_IT_IS) -> None:
         super().__init__()
         self.items = list(items.values())
+        self._interval = recompute_interval
+        self._keep = keep
         for index, item in items.items():
             if item.layer is not None:
                 self.add_sublayer(str(index), item.layer)
 
     def forward(self, x: Any) -> Any:
-        return _run(self.items, x)
+        if not self._interval:
+            return _run(self.items, x)
+        for start in range(0, len(self.items), self._interval):
+            run = functools.partial(_run, self.items[start : start + self._interval])
+            x = run_again(run, (x,), {}, self._keep)
+        return x
 
 
 class PipelineLayer(Layer):
@@ -63,9 +71,10 @@ class PipelineLayer(Layer):
     num_stages: stages of the pipeline, or a topology whose "pipe" axis says it. loss_fn: (outputs, labels) -> loss, or
     a list of those to choose from. seg_method: 'uniform', 'layer:<regular expression>' for as many layers of these
     classes in each chunk, 'parameters' for the most even numbers of parameters (a shared one counts wherever it is
-    used), or a list of boundaries. recompute_interval: keep activations only every so many layers. recompute_ctx:
-    {"offload": True} keeps those on the host. use_dualpipev: two chunks a stage, laid out as a V. use_cudagraph makes
-    no difference: a chunk is one compiled program in any case.
+    used), or a list of boundaries. recompute_interval: keep activations only every so many layers of a chunk and run
+    those between again in backward, 0 to keep all. recompute_ctx: {"offload": True} keeps them in host memory,
+    {"partition": True} splits them over the plan's mp axis, whose group mp_group is in any case. use_dualpipev: two
+    chunks a stage, laid out as a V. use_cudagraph makes no difference: a chunk is one compiled program in any case.
 
     `segment_parts` are the boundaries of the chunks in the order that data flows through them, and `stage_of_chunk` the
     stage of each. Called as a Layer, it runs all of them in that order. Names in the state_dict are the layers' places
@@ -98,7 +107,8 @@ class PipelineLayer(Layer):
         self.stage_of_chunk = _placed(self._num_stages, self._num_virtual, use_dualpipev)
         self.shared_layers: dict[str, Layer] = {}
         described = _checked_items(layers)
-        _check_recompute(recompute_interval, recompute_ctx)
+        _at_least("recompute_interval", recompute_interval, 0)
+        keep = _keep(recompute_ctx)
         names = [_name_of(item) for item in described]
         parts = len(self.stage_of_chunk)
         # before anything is built if it can be, so that a wrong cut is refused at once
@@ -106,7 +116,8 @@ class PipelineLayer(Layer):
         items = self._build(described)
         self.segment_parts = bounds or segment(seg_method, parts, names, [_count(item) for item in items])
         self._chunks = [
-            PipelineChunk({i: items[i] for i in range(a, b)}) for a, b in itertools.pairwise(self.segment_parts)
+            PipelineChunk({i: items[i] for i in range(a, b)}, recompute_interval, keep)
+            for a, b in itertools.pairwise(self.segment_parts)
         ]
 
     # building
@@ -115,7 +126,7 @@ class PipelineLayer(Layer):
         items = []
         first_of: dict[str, SharedLayerDesc] = {}
         for i, desc in enumerate(described):
-            with _seeded(FIRST_SEED + i):
+            with rng.default_generator.drawing_from(rng.Generator().manual_seed(FIRST_SEED + i)):
                 if isinstance(desc, SharedLayerDesc):
                     layer = self._shared(desc, first_of.setdefault(desc.layer_name, desc))
                 else:
@@ -257,20 +268,6 @@ def _run(items: Sequence[Item], x: Any) -> Any:
     return x
 
 
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Random numbers from this seed inside the block; afterwards the stream goes on as if nothing had been drawn."""
-    generator = rng.default_generator
-    holder, before = generator.key_state(), generator.initial_seed()
-    key = state.read(holder)
-    generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        generator.manual_seed(before)
-        state.write(holder, key)
-
-
 def _count(item: Item) -> int:
     return sum(p.size for p in item.layer.parameters()) if item.layer is not None else 0
 
@@ -346,10 +343,15 @@ def _name_of(item: Any) -> str:
     return getattr(item, "__name__", type(item).__name__) if not isinstance(item, Layer) else type(item).__name__
 
 
-def _check_recompute(interval: Any, ctx: Any) -> None:
-    _at_least("recompute_interval", interval, 0)
-    if interval:
-        raise ConfigError("PipelineLayer: recompute_interval is not available yet; leave it at 0")
+def _keep(ctx: Any) -> Keep:
+    known = ("mp_group", "offload", "partition")
+    if ctx is not None and not isinstance(ctx, Mapping):
+        raise TypeError(f"PipelineLayer: recompute_ctx is a dict with any of {', '.join(known)}, got {ctx!r}")
+    for key in ctx or {}:
+        if key not in known:
+            raise ConfigError(f"PipelineLayer: unknown key {key!r} in recompute_ctx{did_you_mean(key, known)}")
+    given = ctx or {}
+    return Keep(bool(given.get("offload", False)), "mp" if given.get("partition", False) else None)
 
 
 __all__ = ["FIRST_SEED", "LayerDesc", "PipelineChunk", "PipelineLayer", "SharedLayerDesc"]
