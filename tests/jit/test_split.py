@@ -26,7 +26,7 @@ class Doubled(PyLayer):
 
     @staticmethod
     def backward(ctx, g):
-        x, w = ctx.saved_tensor()
+        _, w = ctx.saved_tensor()
         return g * w * 2, (g * ctx.kept * 2).sum(0)
 
 

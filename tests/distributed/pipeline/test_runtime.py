@@ -1,0 +1,221 @@
+"""The pipeline runtime: every schedule gives the losses and gradients of one device, whatever passes between stages."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+import polyreme as paddle
+from polyreme import nn
+from polyreme.core import layout, rng
+from polyreme.distributed.fleet.meta_parallel import PipelineLayer
+from polyreme.distributed.pipeline import runtime
+from polyreme.distributed.pipeline.batch import cut
+from polyreme.distributed.pipeline.runtime import Pipeline
+from polyreme.distributed.placement import apply_plan, clear_plan
+from polyreme.errors import GradError, PlacementError, ShapeError
+from polyreme.mesh import Plan
+from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.models.llama import Llama, LlamaConfig
+
+DATA = np.random.default_rng(0).integers(0, 128, (8, 17))
+
+
+@pytest.fixture(autouse=True)
+def _one_device_afterwards():
+    yield
+    clear_plan()
+
+
+def pipeline(model_items, losses, plan, **options):
+    """(PipelineLayer, Pipeline) of items under a plan, on as many devices as its mesh has."""
+    virtual = None if plan.schedule == "ZBVPP" else plan.virtual_stages
+    layers = PipelineLayer(
+        model_items,
+        num_stages=plan.mesh.pp,
+        num_virtual_pipeline_stages=virtual,
+        use_dualpipev=plan.schedule == "ZBVPP",
+        **options,
+    )
+    bound = apply_plan(plan, layers, jax.devices()[: plan.mesh.size], chunks=layers.get_model_chunks())
+    return layers, Pipeline(layers.get_model_chunks(), losses, bound)
+
+
+def train(model, plan, microbatches, rows=None):
+    """Losses and gradients of one batch."""
+    _, pipe = pipeline(model.pipeline_items(), [model.pipeline_loss], plan)
+    rng.seed(9)
+    batch = cut([DATA[:rows, :-1], DATA[:rows, 1:]], microbatches, None)
+    losses = pipe.train(batch, rng.default_generator.branches(microbatches))
+    return [float(v) for v in losses], {n: p.grad.numpy() for n, p in model.named_parameters()}
+
+
+def gpt():
+    paddle.seed(5)
+    return GPT(GPTConfig.nano(num_layers=4, dropout=0.1))
+
+
+@pytest.fixture(scope="module")
+def alone():
+    found = {m: train(gpt(), Plan(num_microbatches=m), m) for m in (1, 3, 4)}
+    clear_plan()
+    return found
+
+
+def check(found, want, terms):
+    # float32 sums of so many terms in another order, in numbers of at most 8
+    tolerance = 8 * 2.0**-23 * np.sqrt(terms)
+    np.testing.assert_allclose(found[0], want[0], rtol=tolerance)
+    assert found[1].keys() == want[1].keys()
+    for name, value in want[1].items():
+        np.testing.assert_allclose(found[1][name], value, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "degrees"),
+    [
+        (4, {"pp": 2, "schedule": "FThenB", "dp": 2, "mp": 2}),
+        (4, {"pp": 4, "schedule": "1F1B", "sharding": 2, "sharding_stage": 2}),
+        (3, {"pp": 2, "schedule": "VPP", "virtual_stages": 3}),
+        (4, {"pp": 2, "schedule": "ZBH1", "sharding": 2, "mp": 2, "sharding_stage": 3, "sequence_parallel": True}),
+        (4, {"pp": 3, "schedule": "ZBVPP"}),
+        (1, {"pp": 2, "schedule": "ZBVPP", "recompute": "full"}),
+    ],
+    ids=lambda value: "-".join(f"{k}{v}" for k, v in value.items()) if isinstance(value, dict) else str(value),
+)
+def test_every_schedule_equals_one_device(alone, microbatches, degrees):
+    plan = Plan.from_degrees(num_microbatches=microbatches, **degrees)
+    rows = 8 if 8 % microbatches == 0 else None
+    check(train(gpt(), plan, microbatches, rows), alone[microbatches], terms=8 * 16 * 128)
+
+
+def test_llama_over_stages_equals_llama_whole():
+    def build():
+        paddle.seed(2)
+        return Llama(LlamaConfig.nano())
+
+    want = train(build(), Plan(num_microbatches=2), 2)
+    found = train(build(), Plan.from_degrees(pp=2, mp=2, num_microbatches=2), 2)
+    check(found, want, terms=8 * 16 * 128)
+
+
+class Split(nn.Layer):
+    """x -> two Tensors that want gradients, one of integers and None."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        values, ids, missing, factor = x
+        assert missing is None
+        return self.a(values) * factor, {"b": self.b(values), "ids": ids}, None
+
+
+class Join(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1D(4)
+
+    def forward(self, x):
+        a, rest, missing = x
+        assert missing is None
+        return self.norm(a) + rest["b"] * rest["ids"].astype("float32").unsqueeze(-1)
+
+
+def several(value):
+    return value[0], value[1], None, 2.0
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
+def test_several_values_none_and_an_uneven_last_microbatch(schedule):
+    def run(plan):
+        paddle.seed(1)
+        items = [Split(), Join(), nn.Linear(4, 3)]
+        layers, pipe = pipeline(items, [lambda out, y: nn.functional.mse_loss(out, y)], plan)
+        g = np.random.default_rng(3)
+        x, y = g.standard_normal((7, 4)).astype("float32"), g.standard_normal((7, 3)).astype("float32")
+        parts = [slice(0, 3), slice(3, 6), slice(6, 7)]
+        ids = np.arange(7)
+        batch = cut([[several((x[p], ids[p])) for p in parts], [y[p] for p in parts]], 3, None)
+        losses = pipe.train(batch, rng.default_generator.branches(3))
+        mean = float(pipe.mean(losses, batch))
+        values = {n: p.grad.numpy() for n, p in layers.named_parameters()}
+        return mean, [float(v) for v in losses], values, layers.state_dict()["1.norm._mean"].numpy()
+
+    mean, losses, grads, running = run(Plan.from_degrees(pp=2, schedule=schedule, num_microbatches=3))
+    clear_plan()
+    want = run(Plan(num_microbatches=3))
+    tolerance = 2.0**-23 * 64  # sums of at most 12 terms, of values below 8
+    assert mean == pytest.approx(np.average(losses, weights=[3, 3, 1]), rel=tolerance)
+    np.testing.assert_allclose(losses, want[1], rtol=tolerance)
+    np.testing.assert_allclose(running, want[3], rtol=tolerance, atol=tolerance)
+    for name, value in want[2].items():
+        np.testing.assert_allclose(grads[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def test_gradients_are_of_the_mean_over_all_rows():
+    paddle.seed(1)
+    layer = nn.Linear(4, 1)
+    _, pipe = pipeline([layer, nn.Identity()], [lambda out, y: (out * y).mean()], Plan.from_degrees(pp=2))
+    x, y = np.random.default_rng(3).standard_normal((2, 7, 4)).astype("float32")
+    batch = cut([[x[:5], x[5:]], [y[:5, :1], y[5:, :1]]], 2, None)
+    pipe.train(batch, rng.default_generator.branches(2), scale=paddle.to_tensor(4.0)._array)
+    close = {"rtol": 2.0**-20, "atol": 2.0**-20}  # float32 sums of 7 terms
+    np.testing.assert_allclose(layer.weight.grad.numpy(), 4 * (x * y[:, :1]).mean(0)[:, None], **close)
+    pipe.train(batch, rng.default_generator.branches(2))
+    np.testing.assert_allclose(layer.bias.grad.numpy(), 5 * y[:, :1].mean(0), **close)
+
+
+def test_as_many_activations_are_held_as_the_schedule_says(monkeypatch):
+    held, most = [0, 0], [0, 0]
+    plan = Plan.from_degrees(pp=2, schedule="1F1B", num_microbatches=6)
+    _, pipe = pipeline([nn.Linear(4, 4), nn.Linear(4, 4)], [lambda out, y: out.mean()], plan)
+    do = runtime._Run.do
+
+    def counted(self, task):
+        do(self, task)
+        for stage, k in itertools.product(range(2), range(2)):
+            if stage == k:
+                held[stage] = sum(chunk == k for chunk, _ in self._done)
+                most[stage] = max(most[stage], held[stage])
+
+    monkeypatch.setattr(runtime._Run, "do", counted)
+    x = np.ones((6, 4), np.float32)
+    pipe.train(cut([x, x], 6, None), rng.default_generator.branches(6))
+    schedule = pipe.schedule(6)
+    assert most == [schedule.peak_live(0), schedule.peak_live(1)] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (np.ones(4), "a batch is .inputs, labels., got a ndarray"),
+        ([np.ones((6, 2)), np.ones((4, 2))], "rows"),
+        ([np.ones((6, 2)), np.ones((6, 2))], "6 rows, a batch has 8: 2 microbatches of 4"),
+        ([[np.ones((4, 2))], np.ones((8, 2))], "a list of 1 microbatches, there must be 2"),
+        ([(np.ones((8, 2)), np.ones((7, 2))), np.ones((8, 2))], r"\[7, 8\] rows"),
+        (iter([[np.ones((4, 2)), np.ones((4, 2))]]), "ended after 1"),
+    ],
+)
+def test_a_batch_that_is_none_is_refused(data, message):
+    with pytest.raises(ShapeError, match=message):
+        cut(data, 2, 4)
+
+
+def test_a_loss_that_is_none_is_refused():
+    plan = Plan.from_degrees(pp=2)
+    x = np.ones((2, 4), np.float32)
+    _, pipe = pipeline([nn.Linear(4, 4), nn.Linear(4, 4)], [lambda out, y: out, lambda out, y: y.mean()], plan)
+    with pytest.raises(GradError, match=r"one element, got shapes \[\[2, 4\]\]") as caught:
+        pipe.train(cut([x, x], 1, None), rng.default_generator.branches(1))
+    assert "F of microbatch 0, chunk 1 on stage 1" in caught.value.__notes__[-1]
+    with pytest.raises(GradError, match="stop_gradient=True"):
+        pipe.train(cut([x, x], 1, None), rng.default_generator.branches(1), loss=1)
+
+
+def test_a_model_that_is_not_in_chunks_is_refused():
+    with pytest.raises(PlacementError, match="needs a model in 2 chunks, Linear has 0"):
+        apply_plan(Plan.from_degrees(pp=2), nn.Linear(2, 2), jax.devices()[:2])
+    assert layout.active.layout is None
