@@ -58,9 +58,9 @@ def group_sharded_parallel(
     scaler meets is everyone's, and XLA sizes and orders transfers, so sync_buffers, buffer_max_size and sync_comm
     change nothing. group and dp_group: None, or the groups of the `sharding` and `dp` axes.
 
-    Raises ConfigError for an unknown level, a segment_size below 0, an exclude_layer that is nowhere in model or without
-    "p_g_os", a pipeline, and an optimizer of other parameters; PlacementError for another group, or a plan in force
-    without a sharding axis.
+    Raises ConfigError for an unknown level, a segment_size below 0, an exclude_layer that is nowhere in model or that
+    comes without "p_g_os", a pipeline, and an optimizer of other parameters; PlacementError for another group, or a
+    plan in force without a sharding axis.
     """
     stage = _stage(level, exclude_layer)
     if isinstance(segment_size, bool) or not isinstance(segment_size, int) or segment_size < 0:

@@ -160,6 +160,7 @@ def test_where_a_value_and_its_gradient_lie(captured):
     for fn, (there, back) in wanted.items():
         y, grad = (to_static(both_ways) if captured else both_ways)(fn, x)
         np.testing.assert_array_equal(y.numpy(), X)
+        assert grad is not None
         np.testing.assert_array_equal(grad.numpy(), 2 * X)
         assert pieces(y) == {there}
         assert pieces(grad) == {back}
