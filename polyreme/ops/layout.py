@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax import Array
 from jax.custom_derivatives import linear_call
+from jax.sharding import PartitionSpec
 
 from polyreme.core import layout
 from polyreme.core.op import composite, op
@@ -32,6 +33,19 @@ def relayout(x: Array, forward: Any, backward: Any) -> Array:
         return jax.lax.with_sharding_constraint(cotangent, backward)
 
     return linear_call(there, back, (), x)
+
+
+@op(method=False)
+def whole_over(x: Array, mesh: Any, axis: str) -> Array:
+    """x, the same on all devices along one axis of a mesh; where it lies over the other axes is left open.
+
+    More than a sharding constraint with open dims, which lets the partitioner split any of them over that axis.
+    """
+    return jax.shard_map(_same, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), axis_names={axis})(x)
+
+
+def _same(x: Array) -> Array:
+    return x
 
 
 @composite(method=False)

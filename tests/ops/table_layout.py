@@ -23,5 +23,10 @@ CASES = [
         ),
         lambda x, there, back: x,
     ),
+    Case(
+        "whole_over",
+        lambda rng: (rng.standard_normal((4, 3)).astype("float32"), jax.make_mesh((1,), ("mp",)), "mp"),
+        lambda x, mesh, axis: x,
+    ),
     Case("constrain", lambda rng: (np.ones((2, 3), "float32"), "batch", None), lambda x, *dims: x),
 ]

@@ -7,6 +7,7 @@ import pytest
 
 from polyreme.amp import auto_cast
 from polyreme.core import rng
+from polyreme.distributed.fleet.layers.mpu import VocabParallelEmbedding
 from polyreme.distributed.fleet.utils import sequence_parallel_utils as sp
 from polyreme.distributed.fleet.utils.sequence_parallel_utils import (
     ColumnSequenceParallelLinear,
@@ -129,6 +130,30 @@ def test_the_program_gathers_before_column_and_scatters_after_row():
     # what is left: gradients of parameters, over dp, and of the norms and the bias over mp too
     left = [f for f in found if f[0] != "all-gather" and f not in sums]
     assert {kind for kind, _, _ in left} == {"all-reduce"}
+
+
+def test_a_table_is_not_gathered_for_a_split_sequence():
+    table = VocabParallelEmbedding(16, WIDTH)
+    placed = apply_plan(Plan.from_degrees(dp=2, mp=4), table)
+
+    @to_static
+    def gradient(ids, scale):
+        x = sp.scatter(table(ids).transpose([1, 0, 2]))
+        (x * x * scale).sum().backward()
+        return table.weight.grad
+
+    ids = np.random.default_rng(1).integers(0, 16, (BATCH, SEQ))
+    given = shard_batch(placed, ids, "batch", None), shard_batch(placed, X, None, "batch", None)
+    # forward: the rows found, summed over mp; backward: their gradient, gathered, and the table's summed over dp
+    assert [f[:2] for f in collectives(gradient, *given)] == [
+        ("all-reduce", f"f32[{BATCH // 2},{SEQ},{WIDTH}]"),
+        ("all-gather", f"f32[{SEQ},{BATCH // 2},{WIDTH}]"),
+        ("all-reduce", f"f32[{16 // 4},{WIDTH}]"),
+    ]
+    want = np.zeros((16, WIDTH))
+    np.add.at(want, ids.T, 2 * table.weight.numpy()[ids.T] * X)
+    # a row is used by at most 32 ids
+    np.testing.assert_allclose(gradient(*given).numpy(), want, atol=32 * 8 * EPS)
 
 
 def pieces(tensor):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyreme.distributed.fleet.layers.mpu.mp_ops import check_group, constrain_dim, settle
+from polyreme.distributed.fleet.layers.mpu.mp_ops import check_group, constrain_dim, settle, whole_over_mp
 from polyreme.nn import functional as F
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.linear import Embedding, Linear
@@ -115,7 +115,8 @@ class VocabParallelEmbedding(Embedding):
         settle(self)
 
     def forward(self, x: Any) -> Any:
-        return constrain_dim(super().forward(x), -1, None)
+        # asked for a part of the sum at once (a sequence split next), the partitioner would gather the table instead
+        return whole_over_mp(super().forward(x))
 
 
 class ParallelCrossEntropy(Layer):

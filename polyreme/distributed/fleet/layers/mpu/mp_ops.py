@@ -20,7 +20,7 @@ from polyreme.eager.host import put
 from polyreme.errors import PlacementError
 from polyreme.mesh.axes import nearest_multiples
 from polyreme.nn.layer import Layer
-from polyreme.ops.layout import relayout, sharding_constraint
+from polyreme.ops.layout import relayout, sharding_constraint, whole_over
 
 MP = "mp"
 
@@ -64,6 +64,14 @@ def constrain_dim(x: Any, at: int, dim: str | None) -> Any:
         return x
     axes = () if dim is None else axes
     return sharding_constraint(x, _one_dim(found, len(x.shape), at, axes))
+
+
+def whole_over_mp(x: Any) -> Any:
+    """x, the same on all devices of each `mp` group, and as the partitioner likes over the other axes."""
+    found = layouts.active.layout
+    if found is None or found.plan.mesh.degree(MP) == 1:
+        return x
+    return whole_over(x, found.mesh, MP)
 
 
 def move_sequence(x: Any, what: str, before: bool, after: bool) -> Any:
