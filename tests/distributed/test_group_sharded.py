@@ -17,6 +17,7 @@ from polyreme.mesh import Plan
 from polyreme.nn import Layer, LayerNorm, Linear
 from polyreme.nn import functional as F
 from polyreme.nn.clip import ClipGradByGlobalNorm
+from polyreme.nn.initializer import Constant
 from polyreme.optimizer import AdamW
 
 WIDTH, INNER, STEPS = 16, 32, 4
@@ -121,12 +122,12 @@ def scaler_for(dtype):
     return GradScaler(init_loss_scaling=2.0**24, decr_ratio=2.0**-10) if dtype == "float16" else None
 
 
-def check(found, want, dtype):
+def check(found, want, dtype, start=None):
     eps = {None: 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]
     # sums of up to 512 terms in another order; Adam's steps, of length 1e-2 at most, divide that error by a gradient
     # that may be a thousand times smaller than the largest, or in low precision rounds to another sign now and then
     rounding = np.sqrt(512) * eps
-    start = dict(made()[0].named_parameters())
+    start = start or dict(made()[0].named_parameters())
     np.testing.assert_allclose(found[0], want[0], rtol=4 * rounding)
     for name, value in want[1].items():
         np.testing.assert_allclose(found[1][name], value, atol=STEPS * 1e-2 * min(0.1, 1000 * rounding), err_msg=name)
@@ -191,6 +192,55 @@ def test_state_that_is_there_already_moves(alone):
     group_sharded_parallel(model, optimizer, "os")
     assert on_each(state_of(model, optimizer).values()) == {sum(2 * p.size * 4 for p in model.parameters()) // 8}
     check(train(model, optimizer), alone[None], None)
+
+
+class Odd(Layer):
+    """Sizes that 4 does not divide, a scalar, and one that only mp and sharding together could cut."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = ColumnParallelLinear(WIDTH, 14, has_bias=True, gather_output=False)
+        self.down = RowParallelLinear(14, 7, input_is_parallel=True)
+        self.wide = RowParallelLinear(8, 7, has_bias=False)
+        self.scale = self.create_parameter([], default_initializer=Constant(0.5))
+        self.last = Linear(7, 3)
+
+    def forward(self, x):
+        return self.last(self.down(F.gelu(self.up(x))) + self.wide(x[:, :8])) * self.scale
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_odd_shapes_fall_back(stage):
+    def fresh():
+        rng.seed(3)
+        return Odd()
+
+    def trained(plan):
+        model = fresh()
+        if plan is not None:
+            apply_plan(plan, model)
+        optimizer = AdamW(1e-2, parameters=model.parameters(), grad_clip=ClipGradByGlobalNorm(0.1))
+        return train(model, optimizer), model, optimizer
+
+    want, _, _ = trained(None)
+    found, model, optimizer = trained(Plan.from_degrees(sharding=4, mp=2, sharding_stage=stage))
+    check(found, want, None, dict(fresh().named_parameters()))
+    # by hand, mp 2 and sharding 4: the first dim that sharding divides, beside mp where no other does, else none
+    cut = {
+        "up.weight": (4, 7),
+        "up.bias": (7,),
+        "down.weight": (7, 7),
+        "down.bias": (7,),
+        "wide.weight": (1, 7),
+        "scale": (),
+        "last.weight": (7, 3),
+        "last.bias": (3,),
+    }
+    states = state_of(model, optimizer)
+    for name, p in model.named_parameters():
+        assert {s.data.shape for s in states[name, "moment1"].addressable_shards} == {cut[name]}
+        if stage == 3:
+            assert {s.data.shape for s in p._array.addressable_shards} == {cut[name]}
 
 
 def test_the_batch_is_split():
