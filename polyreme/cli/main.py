@@ -17,6 +17,7 @@ import typer
 
 from polyreme import flags
 from polyreme.cli.failure import report
+from polyreme.cli.schedule import schedule
 from polyreme.errors import ConfigError, did_you_mean
 
 app = typer.Typer(
@@ -127,6 +128,9 @@ def doctor(
     typer.echo(recipe.as_json(checks) if as_json else recipe.as_text(checks))
     if any(check.is_failure for check in checks):
         raise typer.Exit(1)
+
+
+app.command()(schedule)
 
 
 @data_app.command()
