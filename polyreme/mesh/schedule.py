@@ -5,6 +5,7 @@ Floor: 0.  The runtime walks any Schedule and knows none by name.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -199,6 +200,12 @@ def make_schedule(name: str, num_stages: int, num_microbatches: int, num_virtual
         least = f"{builder.least_virtual}{' or more' if builder.most_virtual > builder.least_virtual else ''}"
         instead = f", or schedule {builder.instead}" if builder.instead else ""
         raise ConfigError(f"schedule {name} with num_virtual={num_virtual}; give {least}{instead}")
+    return _build(name, num_stages, num_microbatches, num_virtual)
+
+
+@functools.lru_cache(maxsize=64)  # a training step asks for its schedule again and again
+def _build(name: str, num_stages: int, num_microbatches: int, num_virtual: int) -> Schedule:
+    builder = _BUILDERS[name]
     sizes = (num_stages, num_microbatches, num_virtual) if name == "VPP" else (num_stages, num_microbatches)
     chunks = tuple(range(num_stages)) * num_virtual
     return Schedule(

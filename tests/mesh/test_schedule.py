@@ -267,6 +267,11 @@ def test_a_table_written_by_hand_is_checked():
         by_hand("", "", m=0)
 
 
+def test_the_same_question_gets_the_same_value():
+    assert make_schedule("1F1B", 2, 1) is make_schedule("1F1B", 2, 1)
+    assert make_schedule("1F1B", 2, 1) != make_schedule("FThenB", 2, 1)
+
+
 def test_refused_questions():
     schedule = make_schedule("1F1B", 2, 2)
     with pytest.raises(ConfigError, match=r"until='W'\) of schedule 1F1B; give B"):
