@@ -150,6 +150,10 @@ class GPT(Layer):
         hidden = self.hidden(tokens)
         if labels is not None:
             return self.pipeline_loss(hidden, labels)
+        return self.logits(hidden)
+
+    def logits(self, hidden: Any) -> Any:
+        """[batch, seq, vocab] given hidden(tokens)."""
         return hidden.matmul(self.output_weight, transpose_y=self.config.tie_embeddings)
 
     @property

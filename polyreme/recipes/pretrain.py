@@ -197,6 +197,7 @@ class _Run:
             return
         found = self.trainer.first_bad_tensor(batch.tokens, batch.labels, result.key)
         first = f"the first tensor that is not finite is the {found}" if found else "computed again it is finite"
+        self.store.wait()  # a save under way renames and deletes steps; look when it is done
         saved = self.store.latest_step()
         kept = "nothing was saved yet" if saved is None else f"the checkpoint of step {saved} is the last one"
         raise NumericsError(
@@ -248,6 +249,7 @@ class _Run:
                 temperature=0.8,
                 top_k=50,
                 seed=config.train.seed,
+                logits=self.trainer.logits,
             )
             if log is not None:
                 log.event("sample", config.train.steps, {"text": text})

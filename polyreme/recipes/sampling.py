@@ -6,6 +6,7 @@ Floor: 7.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from polyreme.errors import ConfigError, NumericsError
 from polyreme.jit import to_static
 from polyreme.ops.indexing import getitem
 
+Logits = Callable[[np.ndarray], np.ndarray]
 TOKENIZER = "tokenizer.json"  # in the output folder of a run
 _END_OF_TEXT = "<|endoftext|>"
 
@@ -30,16 +32,19 @@ def sample_text(
     temperature: float,
     top_k: int,
     seed: int,
+    logits: Logits | None = None,
 ) -> str:
     """prompt and what the model writes after it, up to max_new_tokens or the end of the text.
 
     temperature 0 takes the likeliest token; top_k 0 chooses among all. The model sees its last seq_len tokens, and only
-    tokens that the tokenizer knows are chosen.
+    tokens that the tokenizer knows are chosen. logits: as in generate_ids.
     """
     end = tokenizer.token_to_id(_END_OF_TEXT)
     ids = tokenizer.encode(prompt).ids or [end or 0]
     chooser = Chooser(temperature, top_k, seed, tokenizer.get_vocab_size())
-    return tokenizer.decode([*ids, *generate_ids(model, ids, chooser, max_new_tokens=max_new_tokens, end=end)])
+    return tokenizer.decode(
+        [*ids, *generate_ids(model, ids, chooser, max_new_tokens=max_new_tokens, end=end, logits=logits)]
+    )
 
 
 class Chooser:
@@ -75,11 +80,19 @@ class Chooser:
 
 
 def generate_ids(
-    model: Any, ids: list[int], chooser: Chooser, *, max_new_tokens: int, end: int | None = None
+    model: Any,
+    ids: list[int],
+    chooser: Chooser,
+    *,
+    max_new_tokens: int,
+    end: int | None = None,
+    logits: Logits | None = None,
 ) -> list[int]:
     """New token ids after ids, the end token (if it is met, the last) left out.
 
-    The window is padded to seq_len on the right, where a causal model does not look: one program serves every length.
+    logits: tokens `[1, seq]` -> `[1, seq, vocab]` on the host, for a model that is not on one mesh; else the model is
+    called in a captured function. The window is padded to seq_len on the right, where a causal model does not look: one
+    program serves every length.
     """
     if not ids or max_new_tokens < 0:
         raise ConfigError(f"{len(ids)} prompt tokens, max_new_tokens={max_new_tokens}: need at least 1 and at least 0")
@@ -98,8 +111,12 @@ def generate_ids(
                 seen = known[-window:]
                 padded = np.zeros((1, window), np.int64)
                 padded[0, : len(seen)] = seen
-                logits = forward(to_tensor(padded), to_tensor(np.int32(len(seen) - 1))).numpy()
-                token = chooser.choose(logits)
+                last = len(seen) - 1
+                if logits is None:
+                    scores = forward(to_tensor(padded), to_tensor(np.int32(last))).numpy()
+                else:
+                    scores = logits(padded)[0, last]
+                token = chooser.choose(scores)
                 if token == end:
                     break
                 known.append(token)

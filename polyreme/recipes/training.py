@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +28,7 @@ from polyreme.optimizer import AdamW
 from polyreme.optimizer.lr import CosineAnnealingDecay, LinearWarmup, LRScheduler
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import PretrainConfig, TrainConfig
+from polyreme.recipes.staged import StagedStep, in_chunks
 
 
 class StepResult(NamedTuple):
@@ -51,7 +52,9 @@ class Trainer:
         self.config = config
         rng.seed(config.train.seed)
         self.model = build_model(config.model)
-        self.layout = apply_plan(config.parallel_plan, self.model, devices)
+        plan = config.parallel_plan
+        layers = in_chunks(self.model, plan) if plan.mesh.pp > 1 else None
+        self.layout = apply_plan(plan, self.model, devices, layers and layers.get_model_chunks())
         self.schedule = learning_rate_schedule(config.train)
         train = config.train
         self.optimizer = AdamW(
@@ -66,6 +69,7 @@ class Trainer:
         if train.amp_level == "O2":
             decorate(self.model, self.optimizer, level="O2", dtype=train.amp_dtype, master_grad=True)
         self.optimizer.create_state()
+        self._staged = layers and StagedStep(self.model, layers, self.layout, self.optimizer, self._autocast)
         # laid out as the step returns it: another layout would compile the step a second time
         self._halted = Tensor(jax.device_put(np.zeros((), np.bool_), self.layout.replicated()))
         self._step = to_static(self._train)
@@ -73,7 +77,10 @@ class Trainer:
 
     def step(self, tokens: Any, labels: Any) -> StepResult:
         """One optimizer step on a global batch."""
-        results = self._step(self._place(tokens), self._place(labels))
+        if self._staged:
+            results = self._staged.step(tokens, labels)
+        else:
+            results = self._step(self._place(tokens), self._place(labels))
         self.schedule.step()
         return StepResult(*results)
 
@@ -82,9 +89,16 @@ class Trainer:
         self.model.eval()
         try:
             with no_grad():
+                if self._staged:
+                    return self._staged.evaluate(tokens, labels)
                 return float(self._loss(self._place(tokens), self._place(labels)))
         finally:
             self.model.train()
+
+    @property
+    def logits(self) -> Callable[[Any], np.ndarray] | None:
+        """tokens -> logits on the host, for a model over pipeline stages; None where the model can be called itself."""
+        return self._staged.logits if self._staged else None
 
     def _place(self, batch: Any) -> Tensor:
         return shard_batch(self.layout, batch, "batch", None)
@@ -104,9 +118,10 @@ class Trainer:
         parts = self.config.train.accumulation
         size = tokens.shape[0] // parts
         losses: list[Tensor] = []
-        for i in range(parts):
+        generator = rng.default_generator
+        for i, start in enumerate(generator.branches(parts)):
             rows = slice(i * size, (i + 1) * size)
-            with self._autocast():
+            with self._autocast(), generator.starting_at(start):
                 loss = self.model(tokens[rows], labels[rows]) / parts
             loss.backward()
             losses.append(loss.detach())
@@ -131,6 +146,8 @@ class Trainer:
         order of the backward; None if all are finite. For use after a failure: it compiles a program of its own.
         """
         state.write(rng.default_generator.key_state(), key._array)
+        if self._staged:
+            return self._staged.first_bad_tensor(tokens, labels, list(self.model.named_parameters()))
         names: list[str] = []
         flags: list[Tensor] = []
 
@@ -209,8 +226,6 @@ _OPTIMIZER = "optimizer/"
 
 
 def _check_supported(config: PretrainConfig) -> None:
-    if config.plan.recompute != "none":
-        raise ConfigError(f"plan.recompute={config.plan.recompute!r} is not available yet; set it to none")
     if config.train.amp_level != "O0" and config.train.amp_dtype == "float16":
         raise ConfigError(
             f"train.amp_level={config.train.amp_level} with train.amp_dtype=float16 needs loss scaling, which pretrain "

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from polyreme.mesh.schedule import Schedule, Task, make_schedule
 
 from polyreme.core.layout import Layout
 from polyreme.core.state import TensorState
@@ -23,6 +22,7 @@ from polyreme.distributed.pipeline.transfer import join, place, send
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import GradError
 from polyreme.jit.split import Flow
+from polyreme.mesh.schedule import Schedule, Task, make_schedule
 
 
 class Microbatch(NamedTuple):
@@ -37,20 +37,30 @@ class Pipeline:
     """Runs the chunks of a model over the stages of a layout.
 
     chunks: functions of a structure of Tensors, in the order that data flows. losses: functions (output of the last,
-    labels) -> a loss with one element, a mean over its microbatch; `loss` chooses one by its place. The plan's schedule
-    says what runs when; a batch may have any number of microbatches.
+    labels) -> a loss with one element, a mean over its microbatch; `loss` chooses one by its place. output: what to
+    make of the last chunk's output where no loss is asked for. The plan's schedule says what runs when; a batch may
+    have any number of microbatches.
     """
 
     def __init__(
-        self, chunks: Sequence[Callable[[Any], Any]], losses: Sequence[Callable[[Any, Any], Any]], layout: Layout
+        self,
+        chunks: Sequence[Callable[[Any], Any]],
+        losses: Sequence[Callable[[Any, Any], Any]],
+        layout: Layout,
+        output: Callable[[Any], Any] | None = None,
     ) -> None:
         self.layout = layout
         self.plan = layout.plan
         stages = [layout.stages[s] for s in self.plan.stage_of_chunk]
         cut = self.schedule(self.plan.num_microbatches).split_backward
         self._first = [Chunk(fn, at, cut=cut) for fn, at in zip(chunks[:-1], stages[:-1], strict=True)]
-        self._last = Chunk(chunks[-1], stages[-1], cut=False)
+        self._last = Chunk(chunks[-1] if output is None else _then(chunks[-1], output), stages[-1], cut=False)
         self._with_loss = [Chunk(_with_loss(chunks[-1], loss), stages[-1], cut=cut) for loss in losses]
+
+    @property
+    def last_stage(self) -> Layout:
+        """The layout of the stage that computes the loss."""
+        return self._last.stage
 
     def schedule(self, num_microbatches: int) -> Schedule:
         """The table for this many microbatches."""
@@ -173,6 +183,13 @@ class _Run:
 
     def _run_weights(self, k: int, i: int) -> None:
         self.chunks[k].weights(self._done.pop((k, i)))
+
+
+def _then(fn: Callable[[Any], Any], output: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def last(x: Any) -> Any:
+        return output(fn(x))
+
+    return last
 
 
 def _with_loss(fn: Callable[[Any], Any], loss: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:

@@ -1,0 +1,59 @@
+"""An optimizer's step over the stages of a pipeline: one captured program a stage, so that the state it writes is
+donated.
+
+Floor: 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from polyreme.eager.tensor import Tensor
+from polyreme.jit import to_static
+from polyreme.optimizer import Optimizer
+from polyreme.optimizer.shared import MeshGroup
+
+
+class StagedUpdate:
+    """Updates all parameters from their gradients, which are then cleared.
+
+    The gradients' norms come from every stage before any stage updates: `squares` first, then `step` with what it gave.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self._groups = optimizer.groups_by_mesh()
+        self._squares = [to_static(_squares_of(optimizer, group)) for group in self._groups]
+        self._updates = [to_static(_update_of(optimizer, group)) for group in self._groups]
+
+    def squares(self) -> list[Tensor]:
+        """From each stage, the sum of squares of the gradient of every parameter of the optimizer; 0 for other
+        stages'."""
+        return [run() for run in self._squares]
+
+    def step(self, squares: Sequence[Tensor] | None = None, skip: Tensor | None = None) -> None:
+        """Clip, update, clear. squares: what squares() gave, computed here if left out and needed. skip: a 0-d bool
+        Tensor; where it is True nothing changes but the gradients are cleared."""
+        needed = self.optimizer.clips_together
+        if squares is None:
+            squares = self.squares() if needed else ()
+        for group, update in zip(self._groups, self._updates, strict=True):
+            ours = [group.here(s) for s in squares] if needed else []
+            update(None if skip is None else group.here(skip), ours)
+
+
+def _squares_of(optimizer: Optimizer, group: MeshGroup) -> Callable[[], Tensor]:
+    def squared_norms() -> Tensor:
+        return optimizer.squared_norms(group)
+
+    return squared_norms
+
+
+def _update_of(optimizer: Optimizer, group: MeshGroup) -> Callable[[Tensor | None, list[Tensor]], None]:
+    def update(skip: Any, squares: list[Tensor]) -> None:
+        optimizer.update_group(group, skip, squares)
+        for p in group.parameters:
+            p.clear_grad()
+
+    return update

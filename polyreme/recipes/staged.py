@@ -1,0 +1,124 @@
+"""The training step of a model over pipeline stages: what recipes.training does in one program, in one a stage.
+
+Floor: 7.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from polyreme.core import rng, state
+from polyreme.core.layout import Layout
+from polyreme.distributed.fleet.meta_parallel import PipelineLayer
+from polyreme.distributed.pipeline.batch import cut
+from polyreme.distributed.pipeline.runtime import Pipeline
+from polyreme.distributed.pipeline.update import StagedUpdate
+from polyreme.eager.tensor import Tensor
+from polyreme.mesh import Plan
+from polyreme.optimizer import Optimizer
+
+
+def in_chunks(model: Any, plan: Plan) -> PipelineLayer:
+    """A model family's model as the chunks that the plan's stages run."""
+    is_v = plan.schedule == "ZBVPP"
+    return PipelineLayer(
+        model.pipeline_items(),
+        num_stages=plan.mesh.pp,
+        num_virtual_pipeline_stages=None if is_v else plan.virtual_stages,
+        use_dualpipev=is_v,
+    )
+
+
+class StagedStep:
+    """One optimizer step, evaluation and the search for a bad tensor, over pipeline stages.
+
+    step(tokens, labels) takes a global batch on the host, int `[batch, seq]`; -> mean loss, gradient norm, and the
+    random key it began with. From the first step whose loss or gradients are not finite on, no step changes anything.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        layers: PipelineLayer,
+        layout: Layout,
+        optimizer: Optimizer,
+        autocast: Callable[[], contextlib.AbstractContextManager],
+    ) -> None:
+        self.layers = layers
+        self.optimizer = optimizer
+        self._parts = layout.plan.num_microbatches
+        self._autocast = autocast
+        self._pipeline = Pipeline(layers.get_model_chunks(), [model.pipeline_loss], layout, model.logits)
+        self._update = StagedUpdate(optimizer)
+        self._halted = jax.device_put(np.zeros((), np.bool_), self._pipeline.last_stage.replicated())
+
+    def step(self, tokens: Any, labels: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """One optimizer step on a global batch."""
+        key = Tensor(state.read(rng.default_generator.key_state()))
+        loss, _ = self._gradients(tokens, labels)
+        squares = self._update.squares()
+        everywhere = self._pipeline.last_stage.replicated()
+        here = jax.device_put([s._array for s in squares], [everywhere] * len(squares))
+        norm, self._halted = _judged(loss, here, self._halted)
+        # a copy: the flag is donated nowhere, but a Tensor may be asked for its value after the next step
+        self._update.step(squares, Tensor(self._halted))
+        return Tensor(loss), Tensor(norm), key
+
+    def evaluate(self, tokens: Any, labels: Any) -> float:
+        """Mean loss of a batch, nats a token."""
+        batch = cut([tokens, labels], self._parts, None)
+        with self._autocast():
+            losses = self._pipeline.evaluate(batch, _no_keys(self._parts))
+        return float(self._pipeline.mean(losses, batch))
+
+    def logits(self, tokens: Any) -> np.ndarray:
+        """[batch, seq, vocab] of tokens, on the host."""
+        batch = cut([tokens, None], 1, None)
+        with self._autocast():
+            (out,) = self._pipeline.evaluate(batch, _no_keys(1), loss=None)
+        return np.asarray(out._array)
+
+    def first_bad_tensor(self, tokens: Any, labels: Any, parameters: list[tuple[str, Any]]) -> str | None:
+        """Name of the first tensor that is not finite when the batch is computed again: parameters, the loss of each
+        microbatch, then gradients from the last to the first; None if all are finite."""
+        for name, p in parameters:
+            if not _is_finite(p._array):
+                return f"parameter {name}"
+        self.optimizer.clear_grad()
+        _, losses = self._gradients(tokens, labels)
+        bad = next((i for i, loss in enumerate(losses) if not _is_finite(loss)), None)
+        found = None if bad is None else f"loss of microbatch {bad}"
+        for name, p in reversed(parameters):
+            if found is None and p._grad is not None and not _is_finite(p._grad._array):
+                found = f"gradient of {name}"
+        self.optimizer.clear_grad()
+        return found
+
+    def _gradients(self, tokens: Any, labels: Any) -> tuple[jax.Array, list[jax.Array]]:
+        """Mean loss and the microbatches' losses; the gradients are left on the parameters."""
+        batch = cut([tokens, labels], self._parts, None)
+        with self._autocast():
+            losses = self._pipeline.train(batch, rng.default_generator.branches(self._parts))
+        return self._pipeline.mean(losses, batch), losses
+
+
+def _no_keys(count: int) -> list[jax.Array]:
+    """Keys for code that draws nothing; the generator stays where it is."""
+    return [jax.device_put(np.zeros(2, np.uint32))] * count
+
+
+@jax.jit
+def _judged(loss: jax.Array, squares: list[jax.Array], halted: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """-> (gradient norm, whether this step and those after it are left out)."""
+    norm = jnp.sqrt(sum(jnp.sum(s) for s in squares)).astype(jnp.float32)
+    return norm, halted | ~jnp.isfinite(loss + norm)
+
+
+def _is_finite(array: jax.Array) -> bool:
+    return bool(jnp.isfinite(array.astype(jnp.promote_types(array.dtype, jnp.float32))).all())
