@@ -14,6 +14,7 @@ from polyreme.kernels.residual_norm import (
     residual_rms_norm,
     residual_rms_norm_plain,
 )
+from polyreme.kernels.ring_attention import ring_attention, ulysses_attention
 
 __all__ = [
     "adamw",
@@ -30,6 +31,8 @@ __all__ = [
     "residual_layer_norm_plain",
     "residual_rms_norm",
     "residual_rms_norm_plain",
+    "ring_attention",
     "rms_norm",
     "rms_norm_plain",
+    "ulysses_attention",
 ]

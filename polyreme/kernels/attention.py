@@ -29,12 +29,15 @@ def attention(
     mask: jax.Array | None = None,
     dropout_key: jax.Array | None = None,
     dropout_rate: float = 0.0,
+    origin: jax.Array | None = None,
 ) -> jax.Array:
     """softmax(scale * q k^T + mask) v with q [b, s, h, d], k and v [b, t, n, d], n dividing h -> [b, s, h, d].
 
     causal lets query i see the keys up to i + t - s, so the last query sees every key. mask broadcasts to [b, h, s, t]:
     bool keeps where True and has no gradient, a float mask is added to the scores and has one. A query with no key left
-    gives 0, and its gradient is 0. scale is d ** -0.5 unless given. Scores are computed in at least float32.
+    gives 0, and its gradient is 0. scale is d ** -0.5 unless given. Scores are computed in at least float32. Dropout
+    depends on the key and on the place (batch entry, head, query, key) alone; origin says where these arrays begin in a
+    whole that is split over devices (attention_blocked.Draw).
 
     CPU: query blocks, each against the keys it needs; the backward pass recomputes the probabilities from the saved
     logsumexp, so memory grows with s * t / blocks (source: arXiv:2205.14135, section 3; arXiv:2307.08691, algorithm 2).
@@ -48,17 +51,16 @@ def attention(
     >>> attention(q, k, v, causal=True).shape
     (1, 3, 2, 4)
     """
-    _check(q, k, v, mask, dropout_key, dropout_rate)
+    check(q, k, v, mask, dropout_key, dropout_rate)
     scale = float(q.shape[-1] ** -0.5) if scale is None else scale
     backend = select.backend()
     if backend == "cpu":
         spec = Spec(causal=causal, scale=scale, dropout_rate=dropout_rate)
-        return attention_blocked.attention(spec, q, k, v, mask, dropout_key)
+        return attention_blocked.attention(spec, q, k, v, mask, attention_blocked.draw_of(dropout_key, origin))
     if backend == "gpu" and mask is None and dropout_rate == 0 and _cudnn_takes(q, k, v, causal):
         return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=causal, implementation="cudnn")
-    return attention_plain(
-        q, k, v, causal=causal, scale=scale, mask=mask, dropout_key=dropout_key, dropout_rate=dropout_rate
-    )
+    options = {"mask": mask, "dropout_key": dropout_key, "dropout_rate": dropout_rate, "origin": origin}
+    return attention_plain(q, k, v, causal=causal, scale=scale, **options)
 
 
 def attention_plain(
@@ -71,9 +73,10 @@ def attention_plain(
     mask: jax.Array | None = None,
     dropout_key: jax.Array | None = None,
     dropout_rate: float = 0.0,
+    origin: jax.Array | None = None,
 ) -> jax.Array:
     """The plain twin of attention: every score at once, derivatives by JAX, forward mode included."""
-    _check(q, k, v, mask, dropout_key, dropout_rate)
+    check(q, k, v, mask, dropout_key, dropout_rate)
     spec = Spec(causal=causal, scale=q.shape[-1] ** -0.5 if scale is None else scale, dropout_rate=dropout_rate)
     b, s, h, d = q.shape
     t, n = k.shape[1:3]
@@ -85,8 +88,9 @@ def attention_plain(
     weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0)))
     total = weights.sum(-1, keepdims=True)
     probs = weights / jnp.where(total == 0, 1, total)
-    if dropout_rate > 0:
-        probs = probs * attention_blocked.dropout_scale(spec, dropout_key, probs.shape).astype(acc)
+    draw = attention_blocked.draw_of(dropout_key, origin)
+    if draw is not None and dropout_rate > 0:
+        probs = probs * attention_blocked.dropout_scale(spec, draw, probs.shape).astype(acc)
     out = jnp.einsum("bngst,btnd->bsngd", probs, v.astype(acc))
     return out.reshape(b, s, h, d).astype(q.dtype)
 
@@ -97,7 +101,8 @@ def _cudnn_takes(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> bool
     return same and d % 8 == 0 and d <= CUDNN_MAX_HEAD_DIM and s > 1 and t > 1 and (s == t or not causal)
 
 
-def _check(q, k, v, mask, dropout_key, dropout_rate) -> None:
+def check(q, k, v, mask, dropout_key, dropout_rate) -> None:
+    """Raises what `attention` says it does."""
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if not q.ndim == k.ndim == v.ndim == 4:
         raise ShapeError(f"attention: {shapes}; each needs 4 dims [batch, seq, heads, head_dim]")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.random import threefry2x32_p
 
 BLOCK_QUERIES = 64  # measured best of 32, 64, 128 and 256 at seq 256, head dim 32, two cores
 MAX_SPANS = 8  # spans are unrolled, the blocks within one run in a loop: program size stays bounded
@@ -26,6 +27,27 @@ class Spec(NamedTuple):
     causal: bool
     scale: float
     dropout_rate: float
+
+
+class Draw(NamedTuple):
+    """Where dropout's random numbers come from: one for each (batch entry, head, query, key), by its place.
+
+    key: a jax random key, as uint32 [2]. origin: uint32 [batch, head, query, key, heads]: where these arrays begin in
+    the whole, and how many heads that has (0: as many as here), so that a device that holds a part draws what one
+    device would draw there.
+    """
+
+    key: jax.Array
+    origin: jax.Array
+
+
+def draw_of(key, origin=None) -> Draw | None:
+    """The Draw for a key of either kind, None for None; without origin the arrays are the whole."""
+    if key is None:
+        return None
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.key_data(key)
+    return Draw(key, jnp.zeros(5, jnp.uint32) if origin is None else origin)
 
 
 class Span(NamedTuple):
@@ -61,9 +83,9 @@ def spans(spec: Spec, s: int, t: int) -> list[Span]:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def attention(spec: Spec, q, k, v, mask, dropout_key) -> jax.Array:
-    """q [b, s, n * g, d], k and v [b, t, n, d] -> [b, s, n * g, d]; mask and dropout_key may be None."""
-    return _forward(spec, q, k, v, mask, dropout_key)[0]
+def attention(spec: Spec, q, k, v, mask, draw: Draw | None) -> jax.Array:
+    """q [b, s, n * g, d], k and v [b, t, n, d] -> [b, s, n * g, d]; mask and draw may be None."""
+    return forward(spec, q, k, v, mask, draw)[0]
 
 
 def masked(spec: Spec, scores, mask, offset) -> jax.Array:
@@ -87,21 +109,19 @@ def grouped_mask(mask, n: int):
     return mask.reshape(b, 1, 1, s, t) if h == 1 else mask.reshape(b, n, h // n, s, t)
 
 
-def dropout_scale(spec: Spec, key, shape) -> jax.Array:
-    """0 or 1 / (1 - rate) for every probability [b, n, g, s, t]: the blocks' draws put together, for the twin."""
-    s, t = shape[-2:]
-    parts = []
-    for span in spans(spec, s, t):
-        for i in range(span.blocks):
-            start = span.start + i * span.rows
-            part = _keep(spec, key, start, (*shape[:3], span.rows, span.keys))
-            parts.append(jnp.pad(part, [(0, 0)] * 4 + [(0, t - span.keys)]))
-    return jnp.concatenate(parts, axis=3)
-
-
-def _keep(spec: Spec, key, start, shape) -> jax.Array:
-    # One key a block, so that the backward pass and a loop draw the same bits again.
-    kept = jax.random.bernoulli(jax.random.fold_in(key, start), 1 - spec.dropout_rate, shape)
+def dropout_scale(spec: Spec, draw: Draw, shape, start=0) -> jax.Array:
+    """0 or 1 / (1 - rate) for every probability [b, n, g, s, t]; start: the first query, counted from the origin."""
+    b, n, g, s, t = shape
+    batch, head, row, col, heads = draw.origin
+    # a key for each query, then a counter over the two words: no two probabilities share a number, whatever the lengths
+    rows = row + jnp.asarray(start).astype(jnp.uint32) + jnp.arange(s, dtype=jnp.uint32)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(draw.key, rows)
+    entry = (batch + jnp.arange(b, dtype=jnp.uint32)) * jnp.where(heads == 0, n * g, heads)
+    pair = (entry[:, None] + head + jnp.arange(n * g, dtype=jnp.uint32)).reshape(b, n, g, 1, 1)
+    place = col + jnp.arange(t, dtype=jnp.uint32)
+    words = (keys[:, :1], keys[:, 1:], pair, place)
+    high, low = threefry2x32_p.bind(*(jnp.broadcast_to(x, shape) for x in words))
+    kept = (high ^ low) >= jnp.uint32(round(spec.dropout_rate * 2**32))
     return jnp.where(kept, jnp.float32(1 / (1 - spec.dropout_rate)), jnp.float32(0))
 
 
@@ -132,9 +152,9 @@ def _swap(x) -> jax.Array:
 class _Block:
     """One block's view of the inputs: its scores, its mask, its dropout."""
 
-    def __init__(self, spec: Spec, span: Span, start, offset: int, mask, key):
+    def __init__(self, spec: Spec, span: Span, start, offset: int, mask, draw: Draw | None):
         self.spec, self.span, self.start, self.offset = spec, span, start, offset
-        self.mask, self.key = mask, key
+        self.mask, self.draw = mask, draw
 
     def cut(self, x, dim: int = 3) -> jax.Array:
         """The block's rows of x."""
@@ -151,7 +171,9 @@ class _Block:
 
     def keep(self, shape):
         """Dropout's factor for the block, or None."""
-        return None if self.spec.dropout_rate == 0 else _keep(self.spec, self.key, self.start, shape)
+        if self.draw is None or self.spec.dropout_rate == 0:
+            return None
+        return dropout_scale(self.spec, self.draw, shape, self.start)
 
 
 def _walk(span: Span, body, carry) -> tuple[Any, Any]:
@@ -169,7 +191,8 @@ def _joined(stacked) -> jax.Array:
     return jnp.moveaxis(stacked, 0, 3).reshape(b, n, g, blocks * r, x)
 
 
-def _forward(spec: Spec, q, k, v, mask, key):
+def forward(spec: Spec, q, k, v, mask, draw: Draw | None):
+    """-> out as q, logsumexp [b, n, g, s, 1]: +inf for a query that sees no key."""
     s, t, n = q.shape[1], k.shape[1], k.shape[2]
     qs, ks, vs, mask = _grouped(q, n) * spec.scale, _keys(k), _keys(v), grouped_mask(mask, n)
     outs, lses = [], []
@@ -177,7 +200,7 @@ def _forward(spec: Spec, q, k, v, mask, key):
         ke, ve = ks[:, :, : span.keys], vs[:, :, : span.keys]
 
         def body(start, carry, span=span, ke=ke, ve=ve):
-            block = _Block(spec, span, start, t - s, mask, key)
+            block = _Block(spec, span, start, t - s, mask, draw)
             return carry, _forward_block(block, block.cut(qs), ke, ve)
 
         _, (out, lse) = _walk(span, body, ())
@@ -201,13 +224,18 @@ def _forward_block(block: _Block, qi, ke, ve):
     return out, jnp.where(empty, jnp.inf, top + jnp.log(safe))
 
 
-def _attention_fwd(spec: Spec, q, k, v, mask, key):
-    out, lse = _forward(spec, q, k, v, mask, key)
-    return out, (q, k, v, mask, key, out, lse)
+def _attention_fwd(spec: Spec, q, k, v, mask, draw):
+    out, lse = forward(spec, q, k, v, mask, draw)
+    return out, (q, k, v, mask, draw, out, lse)
 
 
-def _attention_bwd(spec: Spec, residuals, dout):
-    q, k, v, mask, key, out, lse = residuals
+def backward(spec: Spec, residuals, dout):
+    """(q, k, v, mask, draw, out, lse), dout -> dq, dk, dv, dmask, None.
+
+    With out and lse of all keys and k and v a part of them, the gradients are that part's: dk and dv are whole, dq is
+    to be added up.
+    """
+    q, k, v, mask, draw, out, lse = residuals
     s, t, n = q.shape[1], k.shape[1], k.shape[2]
     qs, ks, vs, bias = _grouped(q, n) * spec.scale, _keys(k), _keys(v), grouped_mask(mask, n)
     do = _grouped(dout, n)
@@ -217,7 +245,7 @@ def _attention_bwd(spec: Spec, residuals, dout):
         ke, ve = ks[:, :, : span.keys], vs[:, :, : span.keys]
 
         def body(start, carry, span=span, ke=ke, ve=ve):
-            block = _Block(spec, span, start, t - s, bias, key)
+            block = _Block(spec, span, start, t - s, bias, draw)
             dq, dki, dvi, dbias = _backward_block(
                 block, block.cut(qs), block.cut(do), block.cut(lse), block.cut(delta), ke, ve
             )
@@ -285,4 +313,4 @@ def _keys_grad(x, like) -> jax.Array:
     return _pad_last(x, like.shape[1]).transpose(0, 3, 1, 2).astype(like.dtype)
 
 
-attention.defvjp(_attention_fwd, _attention_bwd)
+attention.defvjp(_attention_fwd, backward)

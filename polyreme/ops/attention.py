@@ -15,10 +15,19 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.op import DRAWN, Key, composite, op
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import promote_floating, wide
+from polyreme.ops.segment import Exchange, exchange
 
 
 def _attend(
-    q: Array, k: Array, v: Array, mask: Array | None, causal: bool, scale: float | None, rate: float, key: Array | None
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    causal: bool,
+    scale: float | None,
+    rate: float,
+    key: Array | None,
+    over: Exchange | None,
 ) -> Array:
     q, k, v = promote_floating(q, k, v)
     batched = q.ndim == 4
@@ -31,7 +40,8 @@ def _attend(
         # the kernel lets the last query see every key, this API the first query see the first key only
         seen = lax.broadcasted_iota(jnp.int32, (q.shape[1], k.shape[1]), 1) <= jnp.arange(q.shape[1])[:, None]
         mask, causal = _both(mask, seen), False
-    out = kernels.attention(q, k, v, causal=causal, scale=scale, mask=mask, dropout_key=key, dropout_rate=rate)
+    attend = kernels.attention if over is None else over.attend
+    out = attend(q, k, v, causal=causal, scale=scale, mask=mask, dropout_key=key, dropout_rate=rate)
     return out if batched else out[0]
 
 
@@ -49,9 +59,10 @@ def attention(
     attn_mask: Array | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    over: Any = None,
 ) -> Array:
-    """scaled_dot_product_attention without dropout."""
-    return _attend(query, key, value, attn_mask, is_causal, scale, 0.0, None)
+    """scaled_dot_product_attention without dropout; over: the Exchange of a sequence split over devices."""
+    return _attend(query, key, value, attn_mask, is_causal, scale, 0.0, None, over)
 
 
 @op(amp="low", method=False, saves=True)
@@ -64,9 +75,10 @@ def attention_with_dropout(
     scale: float | None = None,
     dropout_p: float = 0.0,
     dropout_key: Key = DRAWN,
+    over: Any = None,
 ) -> Array:
-    """scaled_dot_product_attention with dropout of the probabilities."""
-    return _attend(query, key, value, attn_mask, is_causal, scale, dropout_p, dropout_key)
+    """scaled_dot_product_attention with dropout of the probabilities; over as in attention."""
+    return _attend(query, key, value, attn_mask, is_causal, scale, dropout_p, dropout_key, over)
 
 
 @composite(method=False)
@@ -88,8 +100,9 @@ def scaled_dot_product_attention(
     attn_mask broadcasts to [batch, heads, s, t]: bool keeps where True, a number is added. is_causal: query i sees the
     keys up to i; with a mask as well both hold. scale is d ** -0.5 unless given. kv_heads may divide heads
     (enable_gqa). A query that sees no key gives 0. Dropout acts on the probabilities, in training only. [seq,
-    heads, d] is one batch entry. Source: arXiv:1706.03762, arXiv:2307.08691. Raises ShapeError for dims that do not
-    fit; ConfigError for a backend, which is chosen by the device here.
+    heads, d] is one batch entry. Under a plan with sep > 1 the sequence is split over devices (ops.segment). Raises
+    ShapeError for dims that do not fit; ConfigError for a backend, which is chosen by the device here. Source:
+    arXiv:1706.03762, arXiv:2307.08691.
     """
     if backend is not None:
         raise ConfigError(
@@ -100,9 +113,10 @@ def scaled_dot_product_attention(
             f"scaled_dot_product_attention: {query.shape[-2]} query heads, {key.shape[-2]} key heads; "
             "they differ, which needs enable_gqa=True"
         )
+    over = exchange(query.shape, key.shape)
     if training and dropout_p != 0:
-        return attention_with_dropout(query, key, value, attn_mask, is_causal, scale, dropout_p)
-    return attention(query, key, value, attn_mask, is_causal, scale)
+        return attention_with_dropout(query, key, value, attn_mask, is_causal, scale, dropout_p, over=over)
+    return attention(query, key, value, attn_mask, is_causal, scale, over)
 
 
 @op(amp="fp32", method=False)

@@ -1,0 +1,327 @@
+"""Attention over a sequence that is split over devices: keys and values passed round a ring, or heads split instead.
+
+Floor: 0.  Never imports: polyreme.core.
+
+ring_attention (source: arXiv:2310.01889): each device keeps its queries; the keys and values travel from device to
+device, and what each block of them adds is merged by its logsumexp. The backward pass sends them round once more, with
+their gradients. Memory a device: (sequence / ways)^2 scores at most, in blocks.
+
+ulysses_attention (source: arXiv:2309.14509): an all-to-all turns a split of the sequence into a split of the heads,
+each device attends with its heads over the whole sequence, an all-to-all turns the result back.
+
+The plain twin of both is attention_plain. Shape legend: b batch, h query heads, n key heads, s query length, t key
+length, d head dim; _l marks a device's part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from polyreme.errors import ConfigError, ShapeError
+from polyreme.kernels import attention_blocked
+from polyreme.kernels.attention import attention, check
+from polyreme.kernels.attention_blocked import Spec
+from polyreme.mesh.axes import nearest_multiples
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Split:
+    """How attention's arrays lie over a mesh: the axes that split batch, sequence and heads, outermost first."""
+
+    mesh: Mesh
+    batch: Axes
+    seq: Axes
+    heads: Axes
+
+    def ways(self, axes: Axes) -> int:
+        """Number of parts along these axes."""
+        return math.prod(self.mesh.shape[a] for a in axes)
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """Layout of [b, s, h, d]."""
+        return PartitionSpec(self.batch + self.idle or None, self.seq or None, self.heads or None, None)
+
+    @property
+    def idle(self) -> Axes:
+        """Axes of one device. Named in a spec they keep a backward pass from summing over them, which does nothing."""
+        return tuple(a for a, n in self.mesh.shape.items() if n == 1 and a not in self.batch + self.seq + self.heads)
+
+    def mask_spec(self, mask: jax.Array, heads: Axes, queries: Axes) -> PartitionSpec:
+        """Layout of a mask [b, h, s, t]; a dim of size 1 is whole everywhere."""
+        axes = (self.batch, heads, queries, ())
+        return PartitionSpec(*(a or None if size > 1 else None for a, size in zip(axes, mask.shape, strict=True)))
+
+    def shared_axes(self, mask: jax.Array) -> Axes:
+        """The axes whose devices hold the same part of a mask and use it each for its own part of the scores."""
+        dims = zip((self.batch, self.heads, self.seq), mask.shape, strict=False)
+        return tuple(axis for axes, size in dims if size == 1 for axis in axes)
+
+
+def ring_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    split: Split,
+    causal: bool,
+    scale: float | None = None,
+    mask: jax.Array | None = None,
+    dropout_key: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+) -> jax.Array:
+    """kernels.attention of q [b, s, h, d], k and v [b, t, n, d] split by `split` -> [b, s, h, d], split as q.
+
+    mask: broadcasts to [b, h, s, t]; each device holds its queries' rows of it, whole in t. With causal, a device does
+    nothing for keys that come after its queries, so the last device of the ring works longest. Dropout's numbers are
+    those of one device. Each step sends b_l * t_l * n_l * d numbers of k and of v: ways - 1 steps forward, and as many
+    backward beside ways steps of float32 dk and dv.
+
+    Raises ShapeError for a length that the ring does not divide, and for causal with s != t; else as attention does.
+    """
+    _check_split(q, k, split)
+    check(q, k, v, mask, dropout_key, dropout_rate)
+    if causal and q.shape[1] != k.shape[1]:
+        raise ShapeError(
+            f"ring_attention: causal with {q.shape[1]} queries and {k.shape[1]} keys; they must be equally many, or "
+            "give a mask"
+        )
+    spec = Spec(causal, float(q.shape[-1] ** -0.5) if scale is None else scale, dropout_rate)
+    key = attention_blocked.draw_of(dropout_key)
+    mask = None if mask is None else mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    return _ring(spec, split, q, k, v, mask, None if key is None or dropout_rate == 0 else key.key)
+
+
+def ulysses_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    split: Split,
+    causal: bool,
+    scale: float | None = None,
+    mask: jax.Array | None = None,
+    dropout_key: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+) -> jax.Array:
+    """kernels.attention of q [b, s, h, d], k and v [b, t, n, d] split by `split` -> [b, s, h, d], split as q.
+
+    mask: broadcasts to [b, h, s, t]; whole in s and t on each device. Each device sends (1 - 1 / ways) of its parts of
+    q, k, v and of the result, and of their gradients backward.
+
+    Raises ShapeError for a length that the split does not divide, ConfigError for heads that it does not.
+    """
+    _check_split(q, k, split)
+    check(q, k, v, mask, dropout_key, dropout_rate)
+    ways = split.ways(split.seq) * split.ways(split.heads)
+    if q.shape[2] % ways or k.shape[2] % ways:
+        raise ConfigError(
+            f"ulysses_attention: {q.shape[2]} query heads and {k.shape[2]} key heads over {ways} devices "
+            f"({'+'.join(split.heads + split.seq)}); make them multiples of {ways}, or use the ring"
+        )
+    arrays, specs = [q, k, v], [split.spec] * 3
+    if mask is not None:
+        arrays.append(mask.reshape((1,) * (4 - mask.ndim) + mask.shape))
+        specs.append(split.mask_spec(arrays[-1], split.heads + split.seq, ()))
+    draw = attention_blocked.draw_of(dropout_key)
+    if draw is not None and dropout_rate > 0:
+        arrays.append(draw.key)
+        specs.append(PartitionSpec())
+
+    def local(q: jax.Array, k: jax.Array, v: jax.Array, *rest: jax.Array) -> jax.Array:
+        rest_of = iter(rest)
+        options: dict[str, Any] = {"causal": causal, "scale": scale, "dropout_rate": dropout_rate}
+        options["mask"] = None if mask is None else next(rest_of)
+        key = next(rest_of, None)
+        gather = partial(lax.all_to_all, axis_name=split.seq, split_axis=2, concat_axis=1, tiled=True)
+        q, k, v = gather(q), gather(k), gather(v)
+        if key is not None:
+            options |= {"dropout_key": key, "origin": _origin(split, q, split.heads + split.seq)}
+        out = attention(q, k, v, **options)
+        return lax.all_to_all(out, split.seq, split_axis=1, concat_axis=2, tiled=True)
+
+    return _over(split, local, specs, split.spec)(*arrays)
+
+
+def _check_split(q: jax.Array, k: jax.Array, split: Split) -> None:
+    ways = split.ways(split.seq)
+    for what, size in (("queries", q.shape[1]), ("keys", k.shape[1])):
+        if size % ways:
+            raise ShapeError(
+                f"attention over a split sequence: {size} {what} do not divide into {ways} equal parts over mesh axis "
+                f"{'+'.join(split.seq)}; make it {nearest_multiples(size, ways)}"
+            )
+
+
+def _over(split: Split, fn: Callable, in_specs: Any, out_specs: Any) -> Callable:
+    # check_vma off: the blocked kernel starts its loops from zeros that do not vary over devices
+    return jax.shard_map(fn, mesh=split.mesh, in_specs=tuple(in_specs), out_specs=out_specs, check_vma=False)
+
+
+def _at(axes: Axes) -> jax.Array:
+    return lax.axis_index(axes).astype(jnp.uint32) if axes else jnp.uint32(0)
+
+
+def _origin(split: Split, q: jax.Array, heads: Axes, row: Any = 0, col: Any = 0) -> jax.Array:
+    """attention_blocked.Draw.origin of a device's q [b_l, s_l, h_l, d]."""
+    total = q.shape[2] * split.ways(heads)
+    places = (_at(split.batch) * q.shape[0], _at(heads) * q.shape[2], row, col, total)
+    return jnp.stack([jnp.asarray(p).astype(jnp.uint32) for p in places])
+
+
+# ---- the ring ----
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _ring(spec: Spec, split: Split, q, k, v, mask, key) -> jax.Array:
+    return _ring_forward(spec, split, q, k, v, mask, key)[0]
+
+
+def _ring_forward(spec: Spec, split: Split, q, k, v, mask, key):
+    specs = _specs(split, mask, key)
+
+    def local(q, k, v, mask, key):
+        return _Ring(spec, split, q, k, mask, key).forward(q, k, v)
+
+    lse_spec = PartitionSpec(split.batch or None, split.heads or None, None, split.seq or None, None)
+    out, lse = _over(split, local, specs, (split.spec, lse_spec))(q, k, v, mask, key)
+    return out, (q, k, v, mask, key, out, lse)
+
+
+def _ring_backward(spec: Spec, split: Split, residuals, dout):
+    q, k, v, mask, key, out, lse = residuals
+    specs = _specs(split, mask, key)
+    lse_spec = PartitionSpec(split.batch or None, split.heads or None, None, split.seq or None, None)
+
+    def local(q, k, v, mask, key, out, lse, dout):
+        dq, dk, dv, dmask = _Ring(spec, split, q, k, mask, key).backward(q, k, v, out, lse, dout)
+        if dmask is not None:
+            dmask = (lax.psum(dmask, shared) if shared else dmask).astype(mask.dtype)
+        return dq, dk, dv, dmask
+
+    has_grad = mask is not None and mask.dtype != jnp.bool_
+    shared = split.shared_axes(mask) if has_grad else ()
+    outs = (split.spec, split.spec, split.spec, specs[3] if has_grad else None)
+    ins = (*specs, split.spec, lse_spec, split.spec)
+    dq, dk, dv, dmask = _over(split, local, ins, outs)(q, k, v, mask, key, out, lse, dout)
+    return dq, dk, dv, dmask, None
+
+
+_ring.defvjp(_ring_forward, _ring_backward)
+
+
+def _specs(split: Split, mask, key) -> tuple:
+    mask_spec = None if mask is None else split.mask_spec(mask, split.heads, split.seq)
+    return (split.spec, split.spec, split.spec, mask_spec, None if key is None else PartitionSpec())
+
+
+class _Ring:
+    """One device's part: q [b_l, s_l, h_l, d], k [b_l, t_l, n_l, d], mask with all of t."""
+
+    def __init__(self, spec: Spec, split: Split, q, k, mask, key):
+        self.spec, self.split, self.mask, self.key = spec, split, mask, key
+        self.ways = split.ways(split.seq)
+        self.rank = lax.axis_index(split.seq)
+        self.wide = jnp.promote_types(q.dtype, jnp.float32)
+        self.q, self.keys = q, k.shape[1]
+
+    def forward(self, q, k, v):
+        """-> out as q, logsumexp [b, n, g, s_l, 1], +inf for a query that sees no key."""
+        q_wide, dtype = q.astype(self.wide), q.dtype
+        out, lse = self._part(0, q_wide, k, v)
+        nothing = jnp.zeros_like(out), jnp.full_like(lse, -jnp.inf)
+        for step in range(1, self.ways):
+            k, v = self._pass_on((k, v))
+            part = self._seen(step, partial(self._part, step, q_wide, k, v), nothing)
+            out, lse = _merge((out, lse), part)
+        return out.astype(dtype), jnp.where(lse == -jnp.inf, jnp.inf, lse)
+
+    def backward(self, q, k, v, out, lse, dout):
+        """-> dq, dk, dv as their inputs, and the device's part of dmask (None for a bool mask)."""
+        q_wide, out, dout = (x.astype(self.wide) for x in (q, out, dout))
+        dq, dk, dv, columns = self._pull(0, q_wide, k, v, out, lse, dout)
+        nothing = jax.tree.map(jnp.zeros_like, (dq, dk, dv, columns))
+        dmask = self._add_columns(0, None, columns)
+        for step in range(1, self.ways):
+            k, v, dk, dv = self._pass_on((k, v, dk, dv))
+            parts = self._seen(step, partial(self._pull, step, q_wide, k, v, out, lse, dout), nothing)
+            dq, dk, dv = (have + part for have, part in zip((dq, dk, dv), parts, strict=False))
+            dmask = self._add_columns(step, dmask, parts[3])
+        # one more step brings the gradients of a block to the device that owns it
+        dk, dv = self._pass_on((dk, dv))
+        return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), dmask
+
+    def _seen(self, step: int, compute: Callable[[], Any], nothing: Any) -> Any:
+        """compute(), or nothing where no query of this device sees a key of the block at this step."""
+        return lax.cond(self.rank >= step, compute, lambda: nothing) if self.spec.causal else compute()
+
+    def _part(self, step: int, q, k, v):
+        k, v = k.astype(self.wide), v.astype(self.wide)
+        mask = self._columns(step, self.mask)
+        out, lse = attention_blocked.forward(self._spec(step), q, k, v, mask, self._draw(step))
+        return out, jnp.where(lse == jnp.inf, -jnp.inf, lse)
+
+    def _pull(self, step: int, q, k, v, out, lse, dout):
+        k, v = k.astype(self.wide), v.astype(self.wide)
+        residuals = (q, k, v, self._columns(step, self.mask), self._draw(step), out, lse)
+        dq, dk, dv, dmask, _ = attention_blocked.backward(self._spec(step), residuals, dout)
+        return dq, dk, dv, None if dmask is None else dmask.astype(self.wide)
+
+    def _spec(self, step: int) -> Spec:
+        # the device's own block is causal within itself; earlier ones are seen whole, later ones not at all
+        return self.spec._replace(causal=self.spec.causal and step == 0)
+
+    def _block(self, step: int) -> jax.Array:
+        """Which device's keys are here at this step."""
+        return (self.rank - step) % self.ways
+
+    def _draw(self, step: int):
+        if self.key is None:
+            return None
+        row, col = self.rank * self.q.shape[1], self._block(step) * self.keys
+        return attention_blocked.Draw(self.key, _origin(self.split, self.q, self.split.heads, row, col))
+
+    def _columns(self, step: int, mask):
+        if mask is None or mask.shape[3] == 1:
+            return mask
+        return lax.dynamic_slice_in_dim(mask, self._block(step) * self.keys, self.keys, 3)
+
+    def _add_columns(self, step: int, dmask, part):
+        """dmask with the part of this step's keys added."""
+        if part is None or self.mask.shape[3] == 1:
+            return part if dmask is None or part is None else dmask + part
+        dmask = jnp.zeros(self.mask.shape, part.dtype) if dmask is None else dmask
+        return lax.dynamic_update_slice_in_dim(dmask, part, self._block(step) * self.keys, 3)
+
+    def _pass_on(self, arrays):
+        ring = [(p, (p + 1) % self.ways) for p in range(self.ways)]
+        return jax.tree.map(lambda a: lax.ppermute(a, self.split.seq, ring), arrays)
+
+
+def _merge(a: tuple, b: tuple) -> tuple:
+    """(out, logsumexp) over the keys of both; -inf where there is none."""
+    (out_a, lse_a), (out_b, lse_b) = a, b
+    top = jnp.maximum(lse_a, lse_b)
+    safe = jnp.where(top == -jnp.inf, 0, top)
+    weight_a, weight_b = jnp.exp(lse_a - safe), jnp.exp(lse_b - safe)
+    total = weight_a + weight_b
+    norm = jnp.where(total == 0, 1, total)
+    out = out_a * _as_out(weight_a / norm, out_a) + out_b * _as_out(weight_b / norm, out_b)
+    return out, jnp.where(total == 0, -jnp.inf, safe + jnp.log(norm))
+
+
+def _as_out(x: jax.Array, out: jax.Array) -> jax.Array:
+    """[b, n, g, s, 1] -> [b, s, n * g, 1]."""
+    b, s, h, _ = out.shape
+    return x.transpose(0, 3, 1, 2, 4).reshape(b, s, h, 1)

@@ -1,0 +1,88 @@
+"""How attention exchanges what it needs when the plan in force splits the sequence over devices.
+
+Floor: 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jax import Array
+from jax import numpy as jnp
+
+from polyreme import kernels
+from polyreme.core import layout
+from polyreme.core.layout import Layout
+from polyreme.errors import ConfigError, ShapeError
+from polyreme.kernels.ring_attention import Axes, Split
+from polyreme.mesh import nearest_multiples
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Attention over a split sequence: by "ulysses" or "ring". repeat: copies of each key head that are made first."""
+
+    how: str
+    split: Split
+    repeat: int
+
+    def attend(self, q: Array, k: Array, v: Array, **options: object) -> Array:
+        """kernels.attention of arrays [b, s, h, d] that the split lays out."""
+        if self.repeat > 1:
+            k, v = (jnp.repeat(x, self.repeat, 2) for x in (k, v))
+        kernel = kernels.ulysses_attention if self.how == "ulysses" else kernels.ring_attention
+        return kernel(q, k, v, split=self.split, **options)
+
+
+def exchange(query: Sequence[int], key: Sequence[int]) -> Exchange | None:
+    """What attention of these shapes ([batch, s, heads, d] or [s, heads, d]) does, None if its sequence is whole.
+
+    The plan's sep_attention chooses; "auto" takes Ulysses where query and key heads divide over the devices that split
+    heads and sequence. Raises ShapeError for a length that does not divide, ConfigError where Ulysses is asked for and
+    the heads do not.
+    """
+    placed = layout.active.layout
+    if placed is None or len(query) not in (3, 4) or len(key) != len(query):
+        return None
+    seq = _live(placed, placed.plan.strategy.rule("act").get("block_seq", ()))
+    if not seq:
+        return None
+    batch = (query[0] if len(query) == 4 else 1, key[0] if len(key) == 4 else 1)
+    ways = math.prod(placed.mesh.shape[a] for a in seq)
+    for what, size in (("queries", query[-3]), ("keys", key[-3])):
+        if size % ways:
+            raise ShapeError(
+                f"attention: {size} {what} (dim 'block_seq') do not divide into {ways} equal parts over mesh axis "
+                f"{'+'.join(seq)}; make it {nearest_multiples(size, ways)}"
+            )
+    by_batch, _, by_heads = _axes(placed, ("batch", "block_seq", "heads"), (batch[0], query[-3], query[-2]))
+    by_kv_heads = _axes(placed, ("batch", "block_seq", "kv_heads"), (batch[1], key[-3], key[-2]))[2]
+    # where the key heads are not split as the query heads are, each query head gets a key head of its own
+    repeat = 1 if by_kv_heads == by_heads else query[-2] // key[-2]
+    split = Split(placed.mesh, by_batch, seq, by_heads)
+    return Exchange(_how(placed, split, query[-2], key[-2] * repeat), split, repeat)
+
+
+def _how(placed: Layout, split: Split, heads: int, kv_heads: int) -> str:
+    asked = placed.plan.sep_attention
+    ways = split.ways(split.heads) * split.ways(split.seq)
+    fits = heads % ways == 0 and kv_heads % ways == 0
+    if asked == "ulysses" and not fits:
+        raise ConfigError(
+            f"plan: sep_attention 'ulysses' splits {heads} query heads and {kv_heads} key heads over {ways} devices "
+            f"({'+'.join(split.heads + split.seq)}); make them {nearest_multiples(kv_heads, ways)}, or choose 'ring'"
+        )
+    return "ulysses" if asked == "ulysses" or (asked == "auto" and fits) else "ring"
+
+
+def _live(placed: Layout, axes: Sequence[str]) -> Axes:
+    return tuple(a for a in axes if placed.mesh.shape.get(a, 1) > 1)
+
+
+def _axes(placed: Layout, dims: Sequence[str], shape: Sequence[int]) -> list[Axes]:
+    """The mesh axes that split each dim of an activation."""
+    spec = placed.activation(dims, shape).spec
+    entries = [*spec, *[None] * (len(dims) - len(spec))]
+    return [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries]
