@@ -129,9 +129,12 @@ class _Head:
         return jnp.zeros((self.size, self.vocab) if self.ways == 1 else (self.ways, self.size, self.vocab), self.acc)
 
     def finish(self, dweight) -> jax.Array:
-        """[m, v] or [ways, m, v] -> the weight's own layout and dtype."""
-        dweight = dweight if self.ways == 1 else dweight.sum(0)
-        return (dweight.T if self.vocab_first else dweight).astype(self.weight.dtype)
+        """[m, v] or [ways, m, v] -> the weight's own layout and dtype.
+
+        Summed over the parts last: a compiler may then add a tied table's other gradient before it sums over devices.
+        """
+        dweight = dweight.swapaxes(-1, -2) if self.vocab_first else dweight
+        return (dweight if self.ways == 1 else dweight.sum(0)).astype(self.weight.dtype)
 
 
 def _chunk_count(tokens: int, vocab: int) -> int:
@@ -211,12 +214,14 @@ def _loss_fwd(spec: Spec, hidden, weight, labels):
 
     chunks = _chunk_count(hidden.shape[0] // spec.ways, head.vocab)
     dweight, (losses, dhidden) = _walk(body, head.no_weight_grad(), (hidden, labels), chunks)
-    return losses.sum() * share, (dhidden, head.finish(dweight))
+    return losses.sum() * share, (dhidden, dweight, jnp.zeros((0, 0), weight.dtype))
 
 
 def _loss_bwd(spec: Spec, residuals, cotangent):
     if spec.reduction != "none":
-        return *(grad * cotangent.astype(grad.dtype) for grad in residuals), None
+        dhidden, dweight, like = residuals
+        dweight = _Head(spec, like, dweight.dtype).finish(dweight * cotangent.astype(dweight.dtype))
+        return dhidden * cotangent.astype(dhidden.dtype), dweight, None
     hidden, weight, labels, lse = residuals
     head = _Head(spec, weight, _wide(hidden))
 

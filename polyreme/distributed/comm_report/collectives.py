@@ -1,0 +1,321 @@
+"""Every collective of a compiled program: kind, mesh axes, bytes, the layer it comes from, and whether it can hide.
+
+Floor: 5.
+
+Bytes. payload is the value the collective is about, on one device, whole: what is summed, what is gathered when it is
+complete, what is scattered before it is. wire is what one device sends in the ring form of the collective among n
+devices (Patarasuk and Yuan, 2009, doi:10.1016/j.jpdc.2008.09.002): all-reduce 2 (n - 1) / n payload; all-gather,
+reduce-scatter and all-to-all (n - 1) / n payload; broadcast payload; a permute its payload, averaged over the devices.
+
+Overlap. A collective is
+    overlapped  if it is a start and a done with enough work scheduled between them to hide it;
+    free        if it is not, but enough work neither feeds it nor waits for it: a scheduler could hide it;
+    critical    otherwise: the devices wait.
+Enough is `balance` FLOP for each wire byte: what a device computes while a byte is on its way. Several collectives may
+count the same work, so free is a claim about each alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from polyreme.distributed.comm_report.groups import Groups, axes_of, axes_of_pairs, parse_groups, parse_pairs
+from polyreme.distributed.comm_report.hlo import Computation, Instruction, Module
+from polyreme.mesh import MeshShape
+
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+    "ragged-all-to-all",
+)
+PHASES = ("forward", "backward", "update")
+
+BALANCE = {"gpu": 2200.0, "tpu": 1000.0, "cpu": 20.0}
+"""FLOP a device does while one byte is on the wire. gpu: 989e12 dense bf16 FLOP/s over 450e9 bytes/s of NVLink one way
+(NVIDIA H100 SXM data sheet); tpu: 197e12 over 200e9 (v5e system documentation); cpu: 1e11 over 5e9, a core's memory."""
+
+_WRAPPED = re.compile(r"^[\w\-]+\((.*)\)$")
+# path elements that jax writes for its own constructs
+_CONTROL = frozenset({"while", "body", "cond", "closed_call", "checkpoint", "remat", "shard_map", "custom_jvp_call"})
+_CONTROL_START = ("branch_", "custom_vjp", "rematted_computation")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an instruction was written: phase, dotted layer ("" outside all), kernel ("linear_grad") and primitive."""
+
+    phase: str
+    layer: str
+    kernel: str
+    primitive: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """One array of a collective: a combined one has several."""
+
+    nbytes: int
+    dtype: str
+    dims: tuple[int, ...]
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective instruction.
+
+    axes: mesh axes, outermost first; None if its groups run along none. times: how often it runs in one call of the
+    program, loops multiplied; counted is False where a loop's length is not known (then once). independent_flop: work
+    that could hide one run of it.
+    """
+
+    name: str
+    kind: str
+    axes: tuple[str, ...] | None
+    group_size: int
+    parts: tuple[Part, ...]
+    times: int
+    counted: bool
+    is_async: bool
+    overlap: str
+    independent_flop: int
+    moved_share: float
+
+    @property
+    def payload(self) -> int:
+        """Bytes of the whole value on one device, one run."""
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def wire(self) -> float:
+        """Bytes one device sends, one run."""
+        return self.payload * wire_share(self.kind, self.group_size) * self.moved_share
+
+    @property
+    def total_wire(self) -> float:
+        """Bytes one device sends in a call of the program."""
+        return self.wire * self.times
+
+
+def wire_share(kind: str, devices: int) -> float:
+    """Bytes one device sends for each byte of payload, in the ring form of the collective.
+
+    >>> wire_share("all-reduce", 4), wire_share("all-gather", 4)
+    (1.5, 0.75)
+    """
+    if devices <= 1:
+        return 0.0
+    if kind == "all-reduce":
+        return 2 * (devices - 1) / devices
+    if kind in ("collective-permute", "collective-broadcast"):
+        return 1.0
+    return (devices - 1) / devices
+
+
+def find_collectives(text: str, mesh: MeshShape, balance: float = BALANCE["gpu"]) -> list[Collective]:
+    """Every collective in a program's optimized HLO text that moves bytes between devices, in the order of the text.
+
+    mesh: the shape whose device indexes the program's partitions are. balance: see BALANCE.
+    """
+    module = Module(text)
+    found = []
+    for computation, times, counted in _running(module, module.entry, 1, True):
+        work = _Work(module, computation)
+        for instruction in computation:
+            kind = _kind(module, instruction)
+            if kind is not None:
+                made = _collective(module, work, instruction, kind, mesh, (times, counted), balance)
+                if made.wire:
+                    found.append(made)
+    return found
+
+
+def origin_of(op_name: str) -> Origin:
+    """Phase, layer, kernel and primitive from an HLO op_name.
+
+    >>> origin_of("jit(f)/GPT/blocks.0/ffn/up/jit(linear_grad)/transpose(jvp())/dot_general").layer
+    'GPT.blocks.0.ffn.up'
+    """
+    text = re.sub(r"/\((.*?)(:.*)?\)$", r"/\1", op_name)  # a combined one names several: take the first
+    layers, kernels, is_backward = [], [], False
+    for element in _elements(text):
+        name = element
+        while wrapped := _WRAPPED.match(name):
+            if name.startswith("transpose("):
+                is_backward = True
+            if name.startswith(("jit(", "pjit(")):
+                kernels.append(wrapped[1])
+                name = ""
+                break
+            name = wrapped[1]
+        if name and name not in _CONTROL and not name.startswith(_CONTROL_START):
+            layers += name.split("/")
+    primitive = layers.pop() if layers and not text.endswith(")") else ""
+    kernel = kernels[-1] if len(kernels) > 1 else ""
+    is_update = any(k.endswith("_update") or k == "global_norm" for k in kernels)
+    is_backward = is_backward or any(k.endswith("_grad") or k in ("accumulate", "pull_saved") for k in kernels)
+    phase = "update" if is_update else "backward" if is_backward else "forward"
+    return Origin(phase, ".".join(layers), kernel, primitive)
+
+
+def _elements(path: str) -> list[str]:
+    """The path cut at slashes outside parentheses."""
+    cut, depth, last = [], 0, 0
+    for at, letter in enumerate(path):
+        depth += (letter == "(") - (letter == ")")
+        if letter == "/" and depth == 0:
+            cut.append(path[last:at])
+            last = at + 1
+    return [element for element in [*cut, path[last:]] if element]
+
+
+def _running(
+    module: Module, computation: Computation, times: int, counted: bool
+) -> Iterator[tuple[Computation, int, bool]]:
+    """The computations that run as programs of their own, not inside a kernel, with how often each runs."""
+    yield computation, times, counted
+    for instruction in computation:
+        if instruction.opcode not in ("while", "call", "conditional"):
+            continue
+        trips = module.trips(instruction) if instruction.opcode == "while" else 1
+        for name in instruction.called:
+            if name in module.computations:
+                yield from _running(
+                    module, module.computations[name], times * (trips or 1), counted and trips is not None
+                )
+
+
+def _core(module: Module, instruction: Instruction) -> Instruction | None:
+    """The collective that an instruction is, or wraps in a computation of its own (an async start, a TPU fusion)."""
+    if instruction.opcode.removesuffix("-start") in KINDS:
+        return instruction
+    if instruction.opcode not in ("async-start", "fusion"):
+        return None
+    inside = (i for name in instruction.called for i in module.computations.get(name, ()))
+    return next((i for i in inside if i.opcode in KINDS), None)
+
+
+def _kind(module: Module, instruction: Instruction) -> str | None:
+    core = _core(module, instruction)
+    if core is None:
+        return None
+    # the TPU compiler writes a reduce-scatter as a fusion of an all-reduce and the slice that is kept of it
+    is_scattered = any(name.startswith("all-reduce-scatter") for name in instruction.called)
+    return "reduce-scatter" if is_scattered else core.opcode.removesuffix("-start")
+
+
+def _collective(
+    module: Module,
+    work: _Work,
+    instruction: Instruction,
+    kind: str,
+    mesh: MeshShape,
+    runs: tuple[int, bool],
+    balance: float,
+) -> Collective:
+    core = _core(module, instruction) or instruction
+    axes, size, moved = _reach(module, core, kind, mesh)
+    parts = _parts(work.computation, instruction, kind, size)
+    is_async = instruction.opcode.endswith("-start")
+    wire = sum(p.nbytes for p in parts) * wire_share(kind, size) * moved
+    between = work.between(instruction) if is_async else 0
+    independent = work.independent(instruction)
+    overlap = "overlapped" if is_async and between >= balance * wire else "critical"
+    if overlap == "critical" and independent >= balance * wire:
+        overlap = "free"
+    return Collective(
+        instruction.name, kind, axes, size, parts, *runs, is_async, overlap, max(between, independent), moved
+    )
+
+
+def _reach(module: Module, core: Instruction, kind: str, mesh: MeshShape) -> tuple[tuple[str, ...] | None, int, float]:
+    """Axes, devices in a group, and the share of the devices that send."""
+    if kind == "collective-permute":
+        pairs = parse_pairs(core.rest)
+        axes, moved = axes_of_pairs(pairs, mesh), sum(a != b for a, b in pairs)
+        return axes, 2 if moved else 1, moved / max(1, module.num_partitions)
+    groups: Groups = parse_groups(core.rest, module.num_partitions)
+    if "use_global_device_ids" not in core.rest and module.num_replicas == 1 and kind not in _PARTITION_KINDS:
+        # ids are replicas': with a channel each stands for all its partitions, without one nothing leaves the device
+        groups = (tuple(range(module.num_partitions)),) if "channel_id=" in core.rest else ((0,),)
+    return axes_of(groups, mesh), max(len(group) for group in groups), 1.0
+
+
+# with a channel these count partitions, whatever use_global_device_ids says
+_PARTITION_KINDS = ("all-to-all", "ragged-all-to-all", "collective-broadcast")
+
+
+def _parts(computation: Computation, instruction: Instruction, kind: str, size: int) -> tuple[Part, ...]:
+    """One part an operand; a combined collective's parts are told apart by what computed them."""
+    operands = computation.operands_of(instruction)
+    own = origin_of(instruction.op_name)
+    scale = size if kind == "all-gather" else 1
+    made = []
+    for operand in operands:
+        shape = operand.shapes[0]
+        origin = own if len(operands) == 1 or kind == "all-to-all" else _producer(computation, operand, own)
+        made.append(Part(shape.nbytes * scale, shape.dtype, shape.dims, origin))
+    return tuple(made)
+
+
+def _producer(computation: Computation, operand: Instruction, own: Origin) -> Origin:
+    """Where an operand was computed, looked for through instructions that only rename."""
+    at: Instruction | None = operand
+    while at is not None and at.opcode in ("get-tuple-element", "bitcast", "copy", "tuple") and at.operands:
+        at = computation.instructions.get(at.operands[0])
+    if at is None or not at.op_name:
+        return own
+    return origin_of(at.op_name)
+
+
+class _Work:
+    """The arithmetic of a computation, and what depends on what in it."""
+
+    def __init__(self, module: Module, computation: Computation) -> None:
+        self.computation = computation
+        self.order = {name: at for at, name in enumerate(computation.instructions)}
+        self.flop = [module.flop(i, computation) if _kind(module, i) is None else 0 for i in computation]
+        self.done = {
+            i.operands[0]: self.order[i.name] for i in computation if i.opcode.endswith("-done") and i.operands
+        }
+
+    @functools.cached_property
+    def before(self) -> list[int]:
+        """For each instruction a bit set of those it depends on."""
+        found: list[int] = []
+        for instruction in self.computation:
+            bits = 0
+            for name in instruction.operands:
+                at = self.order.get(name)
+                if at is not None and at < len(found):
+                    bits |= found[at] | 1 << at
+            found.append(bits)
+        return found
+
+    @functools.cached_property
+    def after(self) -> list[int]:
+        """For each instruction a bit set of those that depend on it."""
+        found = [0] * len(self.order)
+        for at, instruction in reversed(list(enumerate(self.computation))):
+            for name in instruction.operands:
+                if name in self.order:
+                    found[self.order[name]] |= found[at] | 1 << at
+        return found
+
+    def independent(self, instruction: Instruction) -> int:
+        """FLOP that neither feed the instruction nor wait for it."""
+        at = self.order[instruction.name]
+        tied = self.before[at] | self.after[at] | 1 << at
+        return sum(flop for other, flop in enumerate(self.flop) if flop and not tied >> other & 1)
+
+    def between(self, start: Instruction) -> int:
+        """FLOP scheduled between a start and its done."""
+        first = self.order[start.name]
+        return sum(self.flop[first + 1 : self.done.get(start.name, first + 1)])

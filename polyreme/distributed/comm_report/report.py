@@ -1,0 +1,215 @@
+"""The communication of a compiled step as a table: every collective, totals by axes and kind, beside the formula's.
+
+Floor: 5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from polyreme.distributed.comm_report.collectives import BALANCE, Collective, find_collectives
+from polyreme.distributed.comm_report.volume import BEST, COMPILERS, Term, Workload, terms
+from polyreme.mesh import Plan
+
+Key = tuple[str, tuple[str, ...] | None]
+
+
+@dataclass(frozen=True)
+class Total:
+    """Wire bytes a device sends in a step by one kind of collective along some axes: in the program, by the formula for
+    its backend, and by the formula with every pass at work, the lower bound.
+    """
+
+    kind: str
+    axes: tuple[str, ...] | None
+    measured: float
+    expected: float
+    bound: float
+
+    @property
+    def ratio(self) -> float:
+        """measured / expected; infinite for what the formula does not name."""
+        if self.expected == 0:
+            return math.inf if self.measured else 1.0
+        return self.measured / self.expected
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a step communicates.
+
+    expected: the formula for the backend; bound: with every pass at work. Both may hold sends between pipeline stages,
+    which no program holds and no total counts.
+    """
+
+    plan: Plan
+    backend: str
+    collectives: tuple[Collective, ...]
+    expected: tuple[Term, ...]
+    bound: tuple[Term, ...]
+
+    @property
+    def totals(self) -> list[Total]:
+        """By kind and axes, the largest first."""
+        measured = _sums((c.kind, c.axes, c.total_wire) for c in self.collectives)
+        expected, bound = (
+            _sums((t.kind, t.axes, t.total_wire) for t in found if t.kind != "send")
+            for found in (self.expected, self.bound)
+        )
+        keys = {*measured, *expected, *bound}
+        made = [Total(*key, measured.get(key, 0), expected.get(key, 0), bound.get(key, 0)) for key in keys]
+        return sorted(made, key=lambda t: (-max(t.measured, t.expected, t.bound), t.kind, str(t.axes)))
+
+    @property
+    def whole(self) -> Total:
+        """All kinds and axes together."""
+        parts = self.totals
+        return Total("all", (), *(sum(getattr(t, n) for t in parts) for n in ("measured", "expected", "bound")))
+
+    @property
+    def unnamed(self) -> list[Total]:
+        """What the program does and the formula does not name."""
+        return [t for t in self.totals if t.expected == 0 and t.measured]
+
+    @property
+    def exposed(self) -> dict[str, float]:
+        """Wire bytes a step by "overlapped", "free" and "critical"; see collectives."""
+        found = {"overlapped": 0.0, "free": 0.0, "critical": 0.0}
+        for c in self.collectives:
+            found[c.overlap] += c.total_wire
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain values fit for JSON."""
+        return {
+            "plan": self.plan.to_dict(),
+            "backend": self.backend,
+            "collectives": [_plain(c) for c in self.collectives],
+            "totals": [_total_dict(t) for t in [*self.totals, self.whole]],
+            "formula": [{**asdict(t), "wire_bytes": t.total_wire} for t in self.expected],
+            "lower_bound": [{**asdict(t), "wire_bytes": t.total_wire} for t in self.bound],
+            "overlap": self.exposed,
+        }
+
+    def as_text(self) -> str:
+        """The tables, as text."""
+        return "\n\n".join([_list_text(self.collectives), _totals_text(self), _terms_text(self)])
+
+
+def examine(
+    programs: Iterable[tuple[str, int]], plan: Plan, work: Workload, backend: str, balance: float | None = None
+) -> Report:
+    """The Report of a step made of compiled programs: (optimized HLO text, how often it runs in the step).
+
+    backend: cpu, gpu or tpu. balance: FLOP for a wire byte that hide it; see collectives.BALANCE.
+    """
+    enough = BALANCE.get(backend, BALANCE["gpu"]) if balance is None else balance
+    found = [
+        c if runs == 1 else _repeated(c, runs)
+        for text, runs in programs
+        for c in find_collectives(text, plan.mesh, enough)
+    ]
+    expected = terms(plan, work, COMPILERS.get(backend, BEST))
+    return Report(plan, backend, tuple(found), tuple(expected), tuple(terms(plan, work)))
+
+
+def _repeated(collective: Collective, runs: int) -> Collective:
+    fields = {name: getattr(collective, name) for name in collective.__dataclass_fields__}
+    return Collective(**{**fields, "times": collective.times * runs})
+
+
+def _sums(items: Iterable[tuple[str, tuple[str, ...] | None, float]]) -> dict[Key, float]:
+    found: dict[Key, float] = defaultdict(float)
+    for kind, axes, nbytes in items:
+        found[kind, axes] += nbytes
+    return found
+
+
+def _plain(c: Collective) -> dict[str, Any]:
+    return {**asdict(c), "payload_bytes": c.payload, "wire_bytes": c.total_wire}
+
+
+def _total_dict(t: Total) -> dict[str, Any]:
+    return {**asdict(t), "ratio": t.ratio if math.isfinite(t.ratio) else None}
+
+
+def _list_text(collectives: Sequence[Collective]) -> str:
+    rows = [("collective", "axes", "phase", "layer", "dtype", "runs", "payload", "wire a step", "overlap")]
+    for c in collectives:
+        main = max(c.parts, key=lambda p: p.nbytes)
+        layers = list(dict.fromkeys(p.origin.layer or p.origin.kernel or p.origin.primitive for p in c.parts))
+        first = main.origin.layer or main.origin.kernel or main.origin.primitive
+        layer = first if len(layers) == 1 else f"{first} and {len(layers) - 1} more"
+        dtypes = "+".join(dict.fromkeys(p.dtype for p in c.parts if p.nbytes > 4)) or main.dtype
+        runs = f"{c.times}" if c.counted else f"{c.times}+"
+        sizes = (runs, bytes_text(c.payload), bytes_text(c.total_wire))
+        rows.append((c.kind, axes_text(c.axes), main.origin.phase, layer, dtypes, *sizes, c.overlap))
+    return table(rows, right=(5, 6, 7))
+
+
+def _totals_text(report: Report) -> str:
+    rows = [("total a device and step", "axes", "in the program", "by formula", "ratio", "lower bound")]
+    for t in [*report.totals, report.whole]:
+        ratio = f"{t.ratio:.3f}" if math.isfinite(t.ratio) else "not named"
+        rows.append(
+            (t.kind, axes_text(t.axes), bytes_text(t.measured), bytes_text(t.expected), ratio, bytes_text(t.bound))
+        )
+    overlap = ", ".join(f"{name} {bytes_text(nbytes)}" for name, nbytes in report.exposed.items())
+    return f"{table(rows, right=(2, 3, 4, 5))}\n\noverlap: {overlap}"
+
+
+def _terms_text(report: Report) -> str:
+    """The formula's lines, equal ones of many parameters together."""
+    rows = [("formula", "collective", "axes", "phase", "of", "bytes", "wire a step")]
+    grouped: dict[tuple, list[Term]] = defaultdict(list)
+    for t in report.expected:
+        grouped[t.name, t.kind, t.axes, t.phase].append(t)
+    for (name, kind, axes, phase), found in grouped.items():
+        count = sum(t.times for t in found)
+        nbytes = sum(t.payload * t.times for t in found)
+        wire = sum(t.total_wire for t in found)
+        rows.append((name, kind, axes_text(axes), phase, f"{count}", bytes_text(nbytes), bytes_text(wire)))
+    return table(rows, right=(4, 5, 6))
+
+
+def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Rows as text in columns, the first row ruled off; columns in `right` are set to the right.
+
+    >>> print(table([("a", "n"), ("x", "10")], right=(1,)))
+    a   n
+    -  --
+    x  10
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            text.rjust(width) if column in right else text.ljust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def axes_text(axes: tuple[str, ...] | None) -> str:
+    """Axes for a table: dp+sharding; "-" for none, "?" where the groups run along no axes of the mesh."""
+    return "?" if axes is None else "+".join(axes) or "-"
+
+
+def bytes_text(nbytes: float) -> str:
+    """Bytes as a person reads them.
+
+    >>> bytes_text(96), bytes_text(1536)
+    ('96 B', '1.5 KiB')
+    """
+    if nbytes < 1024:
+        return f"{nbytes:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        nbytes /= 1024
+        if nbytes < 1024:
+            return f"{nbytes:.1f} {unit}"
+    return f"{nbytes / 1024:.1f} TiB"

@@ -1,0 +1,273 @@
+"""What a training step of a transformer must communicate under a plan, by formula, before anything is compiled.
+
+Floor: 5.
+
+Symbols: b rows of a microbatch on one device, s positions on one device, h hidden size, w bytes of an activation's
+element, l layers, v vocabulary, m microbatches, P_i bytes of parameter i on one device where an op reads it (split by
+mp only), G_i its gradient's. act = b s h w: the residual stream on one device, of a sequence not split by mp.
+
+    data parallel         all-reduce of G_i over dp, sharding and sep, once a step. arXiv:1910.02054, section 7.1
+    ZeRO 1 and 2          reduce-scatter of G_i over sharding (then all-reduce of the piece over dp and sep), and
+                          all-gather of the updated P_i. arXiv:1910.02054, section 7.2.1
+    ZeRO 3                all-gather of P_i for the forward and again for the backward of each microbatch, and
+                          reduce-scatter of G_i. arXiv:1910.02054, section 7.2.2
+    tensor parallel       all-reduce of act over mp: 2 l forward, 2 l backward, 1 forward after the vocabulary-split
+                          embedding, 1 backward before it as output head; of 3 b s fp32 numbers for the cross-entropy
+                          (largest logit, sum of exponentials, the label's logit). arXiv:1909.08053, section 3
+    sequence parallel     instead of each of those all-reduces of act, an all-gather before a block half and a
+                          reduce-scatter after it, in the forward and in the backward; the gradients of parameters
+                          that mp does not split are sums over mp too. arXiv:2205.05198, section 4.2
+    segment, Ulysses      all-to-all over sep of q, k, v and of the result, forward and backward: 2 (2 q + 2 k) l with q
+                          and k the bytes of all query and all key heads on one device. arXiv:2309.14509, section 3
+    segment, ring         collective-permutes of k and v, sep - 1 forward; of k and v, sep - 1, and of their gradients,
+                          sep, backward. arXiv:2310.01889, section 3
+    pipeline              act to the next stage forward and back, for each microbatch; not part of any program.
+                          arXiv:2104.04473, section 2.2
+    scalars               4 bytes each: the loss and the number of its tokens over the batch's axes; for the global
+                          norm, one sum for each parameter whose gradient is split, over the axes that split it.
+
+The partitioner reduces a sum over two dims that different axes split in two steps, one for each axis's dim; the scalars
+and the parameters that sequence parallelism sums over mp are counted so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from polyreme.distributed.comm_report.collectives import wire_share
+from polyreme.mesh import MeshShape, Plan
+
+SCALAR_BYTES = 4
+
+
+@dataclass(frozen=True)
+class ParameterShape:
+    """One trained parameter: logical dims, whole shape, bytes of an element of it and of its gradient.
+
+    uses: in how many places of the model it is read. is_bias: it is added to the product with a weight.
+    """
+
+    name: str
+    dims: tuple[str | None, ...]
+    shape: tuple[int, ...]
+    itemsize: int = 4
+    grad_itemsize: int = 4
+    uses: int = 1
+    is_bias: bool = False
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A transformer and the batch one step trains it on.
+
+    batch: rows of the whole step. key_width: width of all key heads together; hidden for plain attention. columns:
+    linear maps in a block that read the same input, by that input: (1, 1) for one product for q, k and v and one for
+    the feed-forward, (3, 2) for q, k, v and gate, up. itemsize: bytes of an activation's element. norms: how often
+    the global norm of the gradients is taken.
+    """
+
+    parameters: tuple[ParameterShape, ...]
+    batch: int
+    seq: int
+    hidden: int
+    num_layers: int
+    key_width: int
+    columns: tuple[int, ...] = (1, 1)
+    itemsize: int = 4
+    norms: int = 1
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """What a backend's XLA does to collectives that the formulas leave open.
+
+    reduce_scatter: an all-reduce of which each device keeps a piece becomes a reduce-scatter (ReduceScatterCreator).
+    reassociates: a sum of all-reduces becomes an all-reduce of the sum (AllReduceReassociate), so that a gradient made
+    of several parts, by microbatches, by two uses of a tied table or by several maps of one input, is reduced once.
+    XLA's CPU pipeline has neither pass, nor a flag to add one: there a reduce-scatter is an all-reduce, over all axes
+    at once, and each part is reduced by itself.
+    """
+
+    reduce_scatter: bool = True
+    reassociates: bool = True
+
+
+COMPILERS = {"cpu": Compiler(False, False), "gpu": Compiler(), "tpu": Compiler()}
+BEST = Compiler()
+"""Every pass at work: the lower bound."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """One line of the formula: `times` collectives of `payload` bytes over `axes` in a step.
+
+    kind: as in collectives.KINDS, or "send", which no program holds.
+    """
+
+    name: str
+    kind: str
+    axes: tuple[str, ...]
+    payload: float
+    times: int
+    phase: str
+    group_size: int
+
+    @property
+    def total_wire(self) -> float:
+        """Bytes one device sends in a step."""
+        share = 1.0 if self.kind == "send" else wire_share(self.kind, self.group_size)
+        return self.payload * self.times * share
+
+
+def terms(plan: Plan, work: Workload, compiler: Compiler = BEST, gathers: int = 2) -> list[Term]:
+    """The step's collectives by formula, those that move nothing left out.
+
+    gathers: how often a parameter that ZeRO 3 splits is gathered in a microbatch: 2, or 1 where the whole parameter is
+    kept from the forward to the backward.
+
+    >>> work = Workload((ParameterShape("w", ("embed", "ffn"), (8, 32)),), 8, 4, 8, 0, 8, norms=0)
+    >>> [(t.name, t.kind, t.total_wire) for t in terms(Plan.from_degrees(dp=2), work) if t.payload > 8]
+    [('gradients', 'all-reduce', 1024.0)]
+    """
+    made = _Terms(plan, work, compiler, gathers)
+    found = [*made.gradients(), *made.parameters(), *made.tensor(), *made.segment(), *made.pipeline(), *made.scalars()]
+    return [t for t in found if t.total_wire > 0]
+
+
+class _Terms:
+    def __init__(self, plan: Plan, work: Workload, compiler: Compiler, gathers: int) -> None:
+        self.plan, self.work, self.compiler, self.gathers = plan, work, compiler, gathers
+        self.mesh: MeshShape = plan.mesh
+        act = plan.strategy.rule("act")
+        self.batch_axes = self._live(act.get("batch", ()))
+        self.is_sequence_parallel = "mp" in act.get("seq", ()) and self.mesh.mp > 1
+        self.is_tensor_parallel = self.mesh.mp > 1 and bool(act.get("heads", ()))
+        self.sep = self.mesh.sep if "sep" in act.get("seq", ()) else 1
+        self.token_axes = self._live((*self.batch_axes, *(("sep",) if self.sep > 1 else ())))
+        rows = work.batch / (plan.num_microbatches * math.prod(self.mesh.degree(a) for a in self.batch_axes))
+        self.tokens = rows * work.seq / self.sep
+        self.act = self.tokens * work.hidden * work.itemsize
+        self.microbatches = plan.num_microbatches
+
+    def gradients(self) -> Iterator[Term]:
+        for p in self.work.parameters:
+            nbytes = self._used_bytes(p) / p.itemsize * p.grad_itemsize
+            axes = self.token_axes
+            # a bias takes its gradient from the whole one that was gathered for its weight's
+            if self.is_sequence_parallel and not self._is_split(p, "mp", "param") and not p.is_bias:
+                yield self._term("gradients outside mp", "all-reduce", ("mp",), nbytes, self.microbatches, "backward")
+                if len(p.dims) == 2:  # a table of positions: each device has the rows of its own part of the sequence
+                    nbytes /= self.mesh.mp
+            parts = 1 if self.compiler.reassociates else self.microbatches * p.uses
+            scattered = self._is_split(p, "sharding", "state") and "sharding" in axes
+            if scattered and self.compiler.reduce_scatter:
+                rest = tuple(a for a in axes if a != "sharding")
+                yield self._term("gradients", "reduce-scatter", ("sharding",), nbytes, parts, "backward")
+                yield self._term("gradients", "all-reduce", rest, nbytes / self.mesh.sharding, parts, "backward")
+            else:
+                yield self._term("gradients", "all-reduce", axes, nbytes, parts, "backward")
+
+    def parameters(self) -> Iterator[Term]:
+        for p in self.work.parameters:
+            if not self._is_split(p, "sharding", "state"):
+                continue
+            nbytes = self._used_bytes(p)
+            if self._is_split(p, "sharding", "param"):
+                times = self.gathers * self.microbatches if self.gathers > 1 else 1
+                yield self._term("parameters", "all-gather", ("sharding",), nbytes, times, "forward")
+            else:
+                yield self._term("updated parameters", "all-gather", ("sharding",), nbytes, 1, "update")
+
+    def tensor(self) -> Iterator[Term]:
+        if not self.is_tensor_parallel:
+            return
+        m, layers, mp = self.microbatches, self.work.num_layers, ("mp",)
+        looks_up = any(p.dims and p.dims[0] == "vocab" for p in self.work.parameters)
+        # a map's input gets a part of its gradient from each map that reads it
+        columns = len(self.work.columns) if self.compiler.reassociates else sum(self.work.columns)
+        halves = {"forward": 2 * layers + looks_up, "backward": columns * layers + 1}
+        for phase, count in halves.items():
+            if not self.is_sequence_parallel:
+                yield self._term("block halves", "all-reduce", mp, self.act, count * m, phase)
+                continue
+            scatter = "reduce-scatter" if self.compiler.reduce_scatter else "all-reduce"
+            gathered = 2 * layers + (1 if phase == "forward" else looks_up)
+            yield self._term("into block halves", "all-gather", mp, self.act, gathered * m, phase)
+            yield self._term("out of block halves", scatter, mp, self.act, count * m, phase)
+        if any("vocab" in p.dims for p in self.work.parameters):
+            yield self._term("cross-entropy", "all-reduce", mp, self.tokens * 4, 3 * m, "forward")
+
+    def segment(self) -> Iterator[Term]:
+        if self.sep == 1:
+            return
+        times, axes = self.work.num_layers * self.microbatches, ("sep",)
+        query = self.act / (self.mesh.mp if self.is_tensor_parallel else 1)
+        keys = query * self.work.key_width / self.work.hidden
+        if self.plan.sep_attention == "ring":
+            for phase, count in (("forward", self.sep - 1), ("backward", 2 * self.sep - 1)):
+                yield self._term("ring attention", "collective-permute", axes, 2 * keys, times * count, phase)
+            return
+        for phase in ("forward", "backward"):
+            yield self._term("attention heads", "all-to-all", axes, 2 * query + 2 * keys, times, phase)
+
+    def pipeline(self) -> Iterator[Term]:
+        if self.mesh.pp == 1:
+            return
+        # each stage sends to the next and back; with virtual stages the ring is walked as often as there are chunks
+        crossings = self.microbatches * self.plan.virtual_stages
+        piece = self.act / (self.mesh.mp if self.is_sequence_parallel else 1)
+        for phase in ("forward", "backward"):
+            yield self._term("to the next stage", "send", ("pp",), piece, crossings, phase)
+
+    def scalars(self) -> Iterator[Term]:
+        yield self._term("loss", "all-reduce", self.token_axes, 2 * SCALAR_BYTES, self.microbatches, "forward")
+        for p in self.work.parameters if self.work.norms else ():
+            for axes in self._splits(p, "state"):
+                yield self._term("global norm", "all-reduce", axes, SCALAR_BYTES, self.work.norms, "update")
+
+    def _term(self, name: str, kind: str, axes: Sequence[str], payload: float, times: int, phase: str) -> Term:
+        live = self._live(axes)
+        size = math.prod(self.mesh.degree(a) for a in live)
+        return Term(name, kind, live, payload if size > 1 else 0, times, phase, size)
+
+    def _live(self, axes: Sequence[str]) -> tuple[str, ...]:
+        return tuple(a for a in self.mesh.order if a in axes and self.mesh.degree(a) > 1)
+
+    def _used_bytes(self, p: ParameterShape) -> float:
+        return math.prod(p.shape) * p.itemsize / math.prod(self.mesh.degree(a) for a in self._axes(p, "use"))
+
+    def _splits(self, p: ParameterShape, kind: str) -> list[tuple[str, ...]]:
+        """The axes of each dim that is split."""
+        entries = getattr(self.plan.strategy, f"{kind}_spec")(p.dims, p.shape, self.mesh)
+        return [(entry,) if isinstance(entry, str) else tuple(entry) for entry in entries if entry]
+
+    def _axes(self, p: ParameterShape, kind: str) -> tuple[str, ...]:
+        return tuple(axis for axes in self._splits(p, kind) for axis in axes)
+
+    def _is_split(self, p: ParameterShape, axis: str, kind: str) -> bool:
+        return axis in self._axes(p, kind)
+
+
+def workload_of(model: object, batch: int, seq: int, *, itemsize: int = 4, norms: int = 1) -> Workload:
+    """The Workload of one of the transformer families (models/gpt.py, models/llama.py) with its parameters as they are.
+
+    norms: how often a step takes the global norm of the gradients.
+    """
+    config = model.config  # type: ignore[attr-defined]
+    heads = config.num_heads
+    key_width = getattr(config, "num_kv_heads", heads) * (config.hidden_size // heads)
+    named = dict(model.named_parameters())  # type: ignore[attr-defined]
+    shapes = []
+    for name, p in named.items():
+        if p.stop_gradient:
+            continue
+        width = p._array.dtype.itemsize
+        uses = 2 if config.tie_embeddings and p.dims[:1] == ("vocab",) else 1
+        weight = named.get(name.removesuffix("bias") + "weight") if name.endswith(".bias") else None
+        is_bias = weight is not None and len(weight.shape) == 2
+        shapes.append(ParameterShape(name, tuple(p.dims), tuple(p.shape), width, width, uses, is_bias))
+    columns = (3, 2) if hasattr(config, "num_kv_heads") else (1, 1)
+    layers = config.num_layers
+    return Workload(tuple(shapes), batch, seq, config.hidden_size, layers, key_width, columns, itemsize, norms)
