@@ -38,27 +38,28 @@ class Amp:
 
 @dataclass(frozen=True)
 class Job:
-    """How a job trains: its Plan, rows of a microbatch on one part of the batch, mixed precision, gradient merge.
+    """How a job trains: its Plan, rows of a microbatch on one part of the batch (None: as many as there are), mixed
+    precision, gradient merge.
 
     merge_steps: calls of the optimizer's step() that make one update; merge_average: of their gradients' mean, not sum.
     recompute_layers: names of the sublayers that are run again in backward; without any, the plan says what is.
     """
 
     plan: Plan = field(default_factory=Plan)
-    micro_batch_size: int = 1
+    micro_batch_size: int | None = None
     amp: Amp | None = None
     merge_steps: int = 1
     merge_average: bool = True
     recompute_layers: tuple[str, ...] = ()
 
     @property
-    def batch_size(self) -> int:
-        """Rows of the global batch: micro_batch_size x microbatches x the parts that the batch is split into."""
-        return self.micro_batch_size * self.plan.num_microbatches * self.plan.batch_ways
+    def microbatch_rows(self) -> int | None:
+        """Rows of a microbatch over all devices: micro_batch_size x the parts that the batch is split into."""
+        return None if self.micro_batch_size is None else self.micro_batch_size * self.plan.batch_ways
 
 
-def resolve(strategy: DistributedStrategy, num_devices: int) -> Job:
-    """The Job of a strategy on this many devices.
+def resolve(strategy: DistributedStrategy | Plan, num_devices: int) -> Job:
+    """The Job of a strategy, or of a Plan, on this many devices.
 
     Raises ConfigError for a setting that cannot be honoured, or two that contradict each other; PlacementError, with
     the nearest degrees that fit, for a mesh of another number of devices.
@@ -68,6 +69,9 @@ def resolve(strategy: DistributedStrategy, num_devices: int) -> Job:
     >>> print(resolve(strategy, 8).plan.mesh)
     dp2 sharding2 mp2
     """
+    if isinstance(strategy, Plan):
+        strategy.mesh.check_devices(num_devices)
+        return Job(strategy)
     _check_refused(strategy)
     hybrid = strategy.hybrid_configs
     mesh = _mesh(strategy, num_devices)

@@ -122,8 +122,7 @@ class PipelineParallel(Layer):
             return self._pipeline.train(batch, keys, scale=scale, loss=loss), batch
 
     def _cut(self, data: Any) -> list[Microbatch]:
-        job = self._job
-        return cut(data, job.plan.num_microbatches, job.micro_batch_size * job.plan.batch_ways)
+        return cut(data, self._job.plan.num_microbatches, self._job.microbatch_rows)
 
     def _checked_loss(self, index: int) -> int:
         if not self._losses:

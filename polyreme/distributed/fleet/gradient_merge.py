@@ -1,0 +1,157 @@
+"""Gradient merge: one update from the gradients of several steps.
+
+Floor: 5.  Everything that changes is a persistent Tensor and nothing is read on the host, so a captured step may hold
+it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from polyreme.core import state
+from polyreme.core.meshes import beside
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import CheckpointError
+from polyreme.optimizer.shared import MeshGroup, by_devices
+
+COUNT = "gradient_merge_count"
+"""The entry of a state_dict that says how many steps the sums hold; `<parameter>_gradient_merge_0` is a sum."""
+
+
+class GradientMerge:
+    """Adds up what `step` finds on the parameters; every `steps` calls the optimizer updates from the sum, or the mean.
+
+    Sums are in at least float32 and lie where the gradients do. A step that overflowed (skip) adds nothing and does not
+    count. The optimizer computes its update at every call and keeps that of the last: all calls are one program.
+    """
+
+    def __init__(self, optimizer: Any, steps: int, average: bool) -> None:
+        self.optimizer, self.steps, self.average = optimizer, steps, average
+        with state.outside_capture():
+            self._count = Tensor(jnp.zeros((), jnp.int32))
+        self._sums: dict[int, Tensor] = {}
+
+    def step(self, skip: Tensor | None = None) -> None:
+        """Add the gradients; update if that was the last of `steps`."""
+        live = self._live()
+        for p in live:
+            self._ensure(p)
+        if not live:
+            return
+        overflowed = None if skip is None else state.read(skip)
+        now = state.read(self._count)
+        count, waits = _counted(now if overflowed is None else beside(now, overflowed), overflowed, self.steps)
+        own = [p._grad for p in live]
+        for group in self._groups(live):
+            self._add(group, overflowed)
+        self.optimizer.step(skip=Tensor(waits))
+        for p, grad in zip(live, own, strict=True):
+            p._grad = grad
+        for group in self._groups(live):
+            self._empty(group, waits)
+        state.write(self._count, count)
+
+    def _live(self) -> list[Any]:
+        if state.watch.active is not None:
+            for p in self.optimizer._parameters:
+                state.watch.active.touch(p)
+        return [p for p in self.optimizer._parameters if not p.stop_gradient and (p._grad is not None or self._has(p))]
+
+    @staticmethod
+    def _groups(live: Sequence[Any]) -> list[MeshGroup]:
+        # one captured program runs on one mesh, where arrays are not yet anywhere
+        return [MeshGroup((), tuple(live))] if state.watch.active else by_devices(live, lambda p: p._array)
+
+    def _add(self, group: MeshGroup, overflowed: Any) -> None:
+        """Gradients into sums, and onto the parameters what the optimizer is to take."""
+        sums = [self._sums[id(p)] for p in group.parameters]
+        totals, used = _added(
+            [state.read(s) for s in sums],
+            [None if p._grad is None else state.read(p._grad) for p in group.parameters],
+            None if overflowed is None else beside(overflowed, group.parameters[0]._array),
+            self.steps if self.average else 1,
+        )
+        for p, held, total, array in zip(group.parameters, sums, totals, used, strict=True):
+            state.write(held, total)
+            p._grad = Tensor(array)
+
+    def _empty(self, group: MeshGroup, waits: Any) -> None:
+        """Begin again where there was an update."""
+        sums = [self._sums[id(p)] for p in group.parameters]
+        kept = _kept([state.read(s) for s in sums], beside(waits, group.parameters[0]._array))
+        for held, array in zip(sums, kept, strict=True):
+            state.write(held, array)
+
+    def _has(self, p: Any) -> bool:
+        return id(p) in self._sums
+
+    def _ensure(self, p: Any) -> None:
+        if self._has(p):
+            return
+        layout = p.sharding_of("grad") if hasattr(p, "sharding_of") else None
+        with state.outside_capture():
+            zeros = jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32))
+            self._sums[id(p)] = Tensor(zeros if layout is None else jax.device_put(zeros, layout))
+
+    # saved
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums so far and how many steps they hold: name -> Tensor."""
+        sums = {_name(p): self._sums[id(p)] for p in self.optimizer._parameters if self._has(p)}
+        return {**sums, COUNT: self._count}
+
+    def set_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Go on from entries of a state_dict; a parameter without one begins at zero.
+
+        Raises CheckpointError, changing nothing, for a sum of another shape than its parameter's.
+        """
+        held = {_name(p): p for p in self.optimizer._parameters}
+        for name, value in values.items():
+            if name != COUNT and tuple(np.shape(value)) != tuple(held[name].shape):
+                raise CheckpointError(
+                    f"gradient merge: {name} has shape {list(np.shape(value))}, its parameter {held[name].shape}"
+                )
+        self._count.set_value(np.asarray(values.get(COUNT, 0), np.int32).reshape(()) % self.steps)
+        for name, p in held.items():
+            if name in values or self._has(p):
+                self._ensure(p)
+                value = np.asarray(values[name]) if name in values else np.zeros(p.shape)
+                self._sums[id(p)].set_value(value.astype(self._sums[id(p)].dtype))
+
+
+def split(optimizer: Any, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the entries of a state_dict that gradient merge made, the others)."""
+    names = {COUNT, *(_name(p) for p in optimizer._parameters)}
+    return {k: v for k, v in values.items() if k in names}, {k: v for k, v in values.items() if k not in names}
+
+
+def _name(p: Any) -> str:
+    return f"{p.name}_gradient_merge_0"
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _counted(count: Any, overflowed: Any, steps: int) -> tuple[Any, Any]:
+    """-> (steps counted, True unless it is time to update)."""
+    bad = jnp.zeros((), bool) if overflowed is None else overflowed
+    count = (count + jnp.where(bad, 0, 1)) % steps
+    return count, (count != 0) | bad
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _added(sums: list[Any], grads: list[Any], overflowed: Any, divisor: int) -> tuple[list[Any], list[Any]]:
+    """-> (the sums with the gradients added, the sums over the divisor)."""
+    bad = jnp.zeros((), bool) if overflowed is None else overflowed
+    totals = [s if g is None else jnp.where(bad, s, s + g.astype(s.dtype)) for s, g in zip(sums, grads, strict=True)]
+    return totals, [t / divisor for t in totals]
+
+
+@jax.jit
+def _kept(totals: list[Any], waits: Any) -> list[Any]:
+    """The sums, zero where there was an update."""
+    return [jnp.where(waits, t, jnp.zeros_like(t)) for t in totals]

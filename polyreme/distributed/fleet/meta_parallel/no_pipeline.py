@@ -1,0 +1,26 @@
+"""NoPipelineParallel: a PipelineLayer of one stage, which trains whole batches as one of several stages does.
+
+Floor: 5.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyreme.distributed.fleet.meta_parallel.pipeline_parallel import PipelineParallel
+from polyreme.distributed.fleet.meta_parallel.pp_layers import PipelineLayer
+from polyreme.distributed.fleet.meta_parallel.wrappers import autocast, split_batch
+
+
+class NoPipelineParallel(PipelineParallel):
+    """A PipelineLayer of one stage: train_batch and eval_batch cut a batch into microbatches, run one after another on
+    all devices of the mesh; called like a Layer it runs the model.
+    """
+
+    def __init__(self, layers: PipelineLayer, strategy: Any = None, hcg: Any = None) -> None:
+        super().__init__(layers, hcg, strategy)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        inputs, kwargs = split_batch((inputs, kwargs), self.layout)
+        with autocast(self._job.amp):
+            return self._layers(*inputs, **kwargs)

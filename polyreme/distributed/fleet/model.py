@@ -1,0 +1,141 @@
+"""distributed_model and distributed_optimizer: a model and its optimizer made part of the job.
+
+Floor: 5.  They may be called in either order.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+
+from polyreme.amp import decorate
+from polyreme.autograd.recompute import Keep, run_again
+from polyreme.core import state
+from polyreme.distributed.fleet.base.distributed_strategy import DistributedStrategy
+from polyreme.distributed.fleet.base.job import Amp, Job, resolve
+from polyreme.distributed.fleet.base.topology import ParallelMode
+from polyreme.distributed.fleet.fleet import fleet
+from polyreme.distributed.fleet.meta_parallel.no_pipeline import NoPipelineParallel
+from polyreme.distributed.fleet.meta_parallel.pipeline_parallel import PipelineParallel
+from polyreme.distributed.fleet.meta_parallel.pp_layers import PipelineLayer
+from polyreme.distributed.fleet.meta_parallel.wrappers import (
+    DataParallelModel,
+    MetaParallelBase,
+    SegmentParallel,
+    ShardingParallel,
+    TensorParallel,
+)
+from polyreme.distributed.fleet.optimizer import HybridParallelOptimizer
+from polyreme.errors import ConfigError, did_you_mean
+from polyreme.nn.layer import Layer
+from polyreme.optimizer import Optimizer
+
+_WRAPPERS: dict[int, type[MetaParallelBase]] = {
+    ParallelMode.TENSOR_PARALLEL: TensorParallel,
+    ParallelMode.SEGMENT_PARALLEL: SegmentParallel,
+    ParallelMode.SHARDING_PARALLEL: ShardingParallel,
+    ParallelMode.DATA_PARALLEL: DataParallelModel,
+}
+
+
+def distributed_model(model: Layer) -> Layer:
+    """The model on the mesh of the job: its parameters are moved as the plan says, and it is returned in a wrapper.
+
+    A PipelineLayer becomes a PipelineParallel (NoPipelineParallel with one stage), to be trained with train_batch; any
+    other Layer keeps its way of being called, with global batches. amp and recompute of the strategy are applied.
+
+    Raises ConfigError before fleet.init, for a pipeline of another model than a PipelineLayer, and for recompute of a
+    model that does not follow the plan and no names of sublayers; PlacementError, naming the parameter, for a dim that
+    does not divide.
+    """
+    job, hcg = fleet.job, fleet.get_hybrid_communicate_group()
+    if not isinstance(model, Layer):
+        raise TypeError(f"distributed_model takes a Layer, got {type(model).__name__}")
+    if job.plan.mesh.pp > 1 and not isinstance(model, PipelineLayer):
+        raise ConfigError(
+            f"distributed_model: pp_degree is {job.plan.mesh.pp} and {type(model).__name__} is no PipelineLayer; "
+            "describe the model as a PipelineLayer, or set pp_degree to 1"
+        )
+    _recompute(model, job)
+    masters = _cast(model, job.amp)
+    wrapped: Any
+    if isinstance(model, PipelineLayer):
+        kind = PipelineParallel if job.plan.mesh.pp > 1 else NoPipelineParallel
+        wrapped = kind(model, hcg=hcg, strategy=fleet.init_strategy)
+    else:
+        wrapped = _WRAPPERS[hcg.get_parallel_mode()](model, hcg, job=job)
+    wrapped.__dict__["_masters"] = masters
+    fleet.models.add(wrapped)
+    for optimizer in fleet.optimizers:
+        _hand_over(wrapped, optimizer.inner_opt)
+    return wrapped
+
+
+def distributed_optimizer(optimizer: Optimizer, strategy: DistributedStrategy | None = None) -> HybridParallelOptimizer:
+    """The optimizer under the job's strategy: state laid out by the plan, gradients merged if the strategy says so.
+
+    strategy: another one than fleet.init took, of the same mesh and plan; its gradient_merge then counts. Raises
+    ConfigError for one of another plan, and before fleet.init.
+    """
+    job = fleet.job
+    if strategy is not None:
+        other = resolve(strategy, jax.device_count())
+        if (other.plan, other.amp) != (job.plan, job.amp):
+            raise ConfigError(
+                "distributed_optimizer: its strategy makes another plan than fleet.init's; give fleet.init the one "
+                f"that is meant.\nfleet.init: {job.plan}, {job.amp}\nhere: {other.plan}, {other.amp}"
+            )
+        job = other
+    made = HybridParallelOptimizer(optimizer, fleet.get_hybrid_communicate_group(), job=job)
+    fleet.optimizers.add(made)
+    for model in fleet.models:
+        _hand_over(model, optimizer)
+    return made
+
+
+def _cast(model: Layer, amp: Amp | None) -> dict[int, Any]:
+    """Level O2: parameters become float16 or bfloat16. -> id of each -> its value before, for its master weight."""
+    if amp is None or amp.level != "O2":
+        return {}
+    before = {id(p): (p.dtype, state.read(p)) for p in model.parameters()}
+    decorate(model, level="O2", dtype=amp.dtype, master_grad=amp.master_weight)
+    if not amp.master_weight:
+        return {}
+    return {id(p): before[id(p)][1] for p in model.parameters() if p.dtype != before[id(p)][0]}
+
+
+def _hand_over(model: Any, optimizer: Optimizer) -> None:
+    """Give the optimizer the master weights of its parameters; the model keeps none of those."""
+    masters = model.__dict__["_masters"]
+    chosen = {id(p): masters.pop(id(p)) for p in optimizer._parameters if id(p) in masters}
+    if chosen:
+        optimizer.keep_masters(chosen)
+
+
+def _recompute(model: Layer, job: Job) -> None:
+    if job.recompute_layers:
+        layers = dict(model.named_sublayers())
+        for name in job.recompute_layers:
+            if name not in layers:
+                raise ConfigError(
+                    f"recompute_configs.checkpoints names {name!r}, which is no sublayer of "
+                    f"{type(model).__name__}{did_you_mean(name, layers)}"
+                )
+        for name in job.recompute_layers:
+            keep = Keep(offload="act" in job.plan.offload)
+            layers[name].forward = _again(layers[name].forward, keep)
+    elif job.plan.recompute != "none" and not any(hasattr(s, "recompute") for s in model.sublayers(include_self=True)):
+        raise ConfigError(
+            f"strategy.recompute: {type(model).__name__} does not say what of it is run again in backward; name the "
+            'sublayers, recompute_configs = {"checkpoints": ["blocks.0", ...]}, or call recompute in its forward'
+        )
+
+
+def _again(forward: Any, keep: Keep) -> Any:
+    @functools.wraps(forward)
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        return run_again(forward, args, kwargs, keep)
+
+    return recomputed

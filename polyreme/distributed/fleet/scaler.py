@@ -1,0 +1,28 @@
+"""distributed_scaler: the loss scaler of a hybrid-parallel job.
+
+Floor: 5.
+"""
+
+from __future__ import annotations
+
+from polyreme.amp import GradScaler
+from polyreme.distributed.fleet.base.job import Amp
+from polyreme.distributed.fleet.fleet import fleet
+
+
+def distributed_scaler(scaler: GradScaler | None = None) -> GradScaler:
+    """The scaler itself: gradients are global, so an overflow on any device is seen by all.
+
+    None: one with the settings of the strategy's amp_configs, disabled where nothing is scaled. Raises TypeError for
+    what is no GradScaler.
+    """
+    if scaler is None:
+        return scaler_of(fleet.job.amp)
+    if not isinstance(scaler, GradScaler):
+        raise TypeError(f"distributed_scaler takes an amp.GradScaler, got {type(scaler).__name__}")
+    return scaler
+
+
+def scaler_of(amp: Amp | None) -> GradScaler:
+    """A GradScaler as a job says, disabled if it says none."""
+    return GradScaler(enable=False) if amp is None or amp.scaler is None else GradScaler(**amp.scaler)
