@@ -4,6 +4,7 @@ Floor: 1.  Imported first by polyreme.core.  Never imports: anything above.
 """
 
 import ctypes
+import functools
 import os
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ if _cpu_num is not None:
     os.environ["XLA_FLAGS"] = " ".join([*_kept, f"--xla_force_host_platform_device_count={_cpu_num}"])
 
 import jax  # noqa: E402  (XLA reads XLA_FLAGS when its first client starts)
+
+from polyreme.core import xla_flags  # noqa: E402
 
 if TYPE_CHECKING:
     Device = Any  # jaxlib ships no types: to a checker jax.Device is a variable, not a class
@@ -56,13 +59,11 @@ def _keep_freed_memory() -> None:
         mallopt(_M_TOP_PAD, 1 << 28)
 
 
+@functools.cache
 def step_options() -> dict[str, Any] | None:
-    """What jax.jit is told of a program that holds a forward and its backward, for the default backend.
-
-    XLA's CPU compiler takes optimization barriers out early and then merges what is computed twice, so recomputing saves
-    nothing there: 6 transformer blocks took 208 MiB of scratch memory recomputed or not, 83 MiB with this pass left out.
-    """
-    return {"xla_disable_hlo_passes": "cse_barrier_expander"} if jax.default_backend() == "cpu" else None
+    """What jax.jit is told of a program that holds a forward and its backward, for the default backend: xla_flags."""
+    options = xla_flags.chosen(jax.default_backend(), os.environ)
+    return {name: value for name, value in options.items() if xla_flags.is_known(name, value)} or None
 
 
 def _writable(folder: Path) -> bool:

@@ -1,0 +1,133 @@
+"""Every XLA option polyreme sets, by backend, each with its reason.
+
+Floor: 1.  They are given to jax.jit with each captured program, not put into XLA_FLAGS: there an unknown name ends the
+process, and names come and go with jaxlib. An option that this jaxlib does not know is left out and logged. What the
+user names in XLA_FLAGS or LIBTPU_INIT_ARGS is left to the user.
+
+Source of the GPU and TPU choices: the public XLA flag guidance (openxla.org/xla/flags_guidance), as MaxText and
+JAX-Toolbox use them. Whether a program's collectives then hide is what `polyreme comm` shows.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+_log = logging.getLogger("polyreme.core")
+
+
+class Option(NamedTuple):
+    """One XLA option: its name, its value and why it is set."""
+
+    name: str
+    value: bool | int | str
+    reason: str
+
+
+# Bytes of a gradient bucket. A ring among 8 devices at 450e9 bytes/s moves it in 0.2 ms, far above a collective's
+# start-up of 20 us; and a 7B model's gradients still make 200 buckets, so the first leave early in the backward pass.
+BUCKET_BYTES = 64 << 20
+
+_GPU = (
+    Option(
+        "xla_gpu_enable_latency_hiding_scheduler",
+        True,
+        "starts a collective as soon as its input is there and waits for it as late as its first use, so that the "
+        "backward of other layers runs meanwhile",
+    ),
+    Option("xla_gpu_enable_highest_priority_async_stream", True, "a collective's kernel is not queued behind products"),
+    Option(
+        "xla_gpu_all_reduce_combine_threshold_bytes",
+        BUCKET_BYTES,
+        "gradient buckets: many small all-reduces become one of this size",
+    ),
+    Option(
+        "xla_gpu_reduce_scatter_combine_threshold_bytes",
+        BUCKET_BYTES,
+        "gradient buckets under sharding stages 1, 2 and 3",
+    ),
+    Option(
+        "xla_gpu_all_gather_combine_threshold_bytes",
+        BUCKET_BYTES,
+        "parameters are gathered a bucket at a time; a larger one would hold more of them whole under stage 3",
+    ),
+    Option(
+        "xla_gpu_enable_all_gather_combine_by_dim",
+        False,
+        "parameters are split along different dims; by dim, most gathers would stay alone",
+    ),
+    Option("xla_gpu_enable_reduce_scatter_combine_by_dim", False, "as for gathers: one bucket, whatever the dim"),
+    Option(
+        "xla_gpu_enable_pipelined_all_gather",
+        True,
+        "in a loop over layers or microbatches the next round's gather runs during this one",
+    ),
+    Option("xla_gpu_enable_pipelined_reduce_scatter", True, "in a loop, this round's reduction runs during the next"),
+    Option("xla_gpu_enable_pipelined_all_reduce", True, "in a loop, this round's reduction runs during the next"),
+    Option(
+        "xla_gpu_enable_while_loop_double_buffering",
+        True,
+        "unrolls such loops by two, without which pipelined collectives copy their results",
+    ),
+    Option(
+        "xla_gpu_multi_streamed_windowed_einsum",
+        True,
+        "collective matmul: a product whose input is gathered (sequence parallel) is cut in pieces, each computed "
+        "while the next is on its way",
+    ),
+)
+
+_TPU = (
+    Option("xla_tpu_enable_latency_hiding_scheduler", True, "as on GPU: collectives start early and are awaited late"),
+    Option("xla_enable_async_all_gather", True, "a parameter's gather runs beside products"),
+    Option("xla_enable_async_collective_permute", True, "ring attention and pipelined sends run beside products"),
+    Option("xla_tpu_enable_async_collective_fusion", True, "a collective is fused with the product that hides it"),
+    Option("xla_tpu_enable_async_collective_fusion_fuse_all_gather", True, "the same for gathers of parameters"),
+    Option("xla_tpu_enable_async_collective_fusion_multiple_steps", True, "one collective spans several products"),
+    Option("xla_tpu_overlap_compute_collective_tc", True, "products go on while the tensor core drives a collective"),
+    Option("xla_tpu_enable_data_parallel_all_reduce_opt", True, "gradient reductions are put beside the backward"),
+    Option("xla_tpu_data_parallel_opt_different_sized_ops", True, "the same where gradients differ in size"),
+)
+
+_CPU = (
+    Option(
+        "xla_disable_hlo_passes",
+        "cse_barrier_expander",
+        "the CPU compiler takes optimization barriers out early and then merges what is computed twice, so recomputing "
+        "saves nothing: 6 transformer blocks took 208 MiB of scratch memory recomputed or not, 83 MiB without this "
+        "pass. Nothing else helps: its collectives are synchronous, and it fuses gradient buckets unasked",
+    ),
+)
+
+OPTIONS: Mapping[str, tuple[Option, ...]] = {"cpu": _CPU, "gpu": _GPU, "cuda": _GPU, "tpu": _TPU}
+"""By the name of the backend, as jax.default_backend() spells it; another one gets none."""
+
+
+def chosen(backend: str, environment: Mapping[str, str]) -> dict[str, bool | int | str]:
+    """The options for a backend, less those named in XLA_FLAGS or LIBTPU_INIT_ARGS.
+
+    >>> chosen("cpu", {"XLA_FLAGS": "--xla_disable_hlo_passes=cse"})
+    {}
+    """
+    text = f"{environment.get('XLA_FLAGS', '')} {environment.get('LIBTPU_INIT_ARGS', '')}"
+    named = set(re.findall(r"--(xla_\w+)", text))
+    return {option.name: option.value for option in OPTIONS.get(backend, ()) if option.name not in named}
+
+
+@functools.cache
+def is_known(name: str, value: bool | int | str) -> bool:
+    """Whether this jaxlib's compiler for the default backend takes an option."""
+    try:
+        jax.jit(jnp.negative, compiler_options={name: value}).lower(jax.ShapeDtypeStruct((), jnp.float32)).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" not in str(error):
+            raise
+        _log.warning("this jaxlib knows no option %s; programs are compiled without it", name)
+        return False
+    return True
