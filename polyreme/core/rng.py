@@ -33,6 +33,7 @@ class Generator:
             raise ConfigError("Generator: numbers do not depend on the device here; leave device out")
         self._seed = 0
         self._state: state.TensorState | None = None
+        self.is_bound = False
 
     def key_state(self) -> state.TensorState:
         """The persistent key, uint32 [2]; made on first use, so that importing starts no backend."""
@@ -76,12 +77,28 @@ class Generator:
 
     @contextmanager
     def drawing_from(self, other: Generator) -> Iterator[None]:
-        """Inside the block keys come from other's stream, which advances; this one's stays where it is."""
-        own, self._state = self.key_state(), other.key_state()
+        """Inside the block keys come from other's stream, which advances; this one's stays where it is.
+
+        Where is_bound, other's stays and a branch of this one is drawn from.
+        """
+        own = self.key_state()
+        stream = state.TensorState(self.next_key()) if self.is_bound else other.key_state()
+        self._state = stream
         try:
             yield
         finally:
             self._state = own
+
+    @contextmanager
+    def bound(self) -> Iterator[None]:
+        """Inside the block all random numbers follow from this stream's key, those of other streams too: what a program
+        needs that is given a key at each call, so that its numbers depend on that key alone.
+        """
+        outer, self.is_bound = self.is_bound, True
+        try:
+            yield
+        finally:
+            self.is_bound = outer
 
     @contextmanager
     def starting_at(self, key: Any) -> Iterator[None]:

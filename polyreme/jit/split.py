@@ -217,7 +217,8 @@ class SplitProgram:
         inputs = [
             v if w is None else Tensor(v, stop_gradient=not w) for v, w in zip(flow.leaves, flow.wants, strict=True)
         ]
-        outs = self.fn(rebuild(flow.spec, iter(inputs)))
+        with rng.default_generator.bound():
+            outs = self.fn(rebuild(flow.spec, iter(inputs)))
         return outs, [t for t, w in zip(inputs, flow.wants, strict=True) if w is not None], holder._array
 
     def _trace_forward(self, written: list, read: list, key: Any, arrays: list) -> tuple[list, list, Any, list]:

@@ -26,6 +26,9 @@ MODEL_PARALLEL_RNG = "model_parallel_rng"
 class RNGStatesTracker:
     """Streams by name. Inside `rng_state(name)` every random op draws from that stream, eager or captured.
 
+    Under train_batch the numbers of a microbatch follow from a key of its own, whatever stage and schedule runs it: a
+    stream is then a branch of that key, another one each time, and its own state stays where it is.
+
     >>> tracker = RNGStatesTracker()
     >>> tracker.add("dropout", 7)
     >>> with tracker.rng_state("dropout"):
@@ -73,7 +76,8 @@ class RNGStatesTracker:
         if name not in self._streams:
             raise ConfigError(f"rng_state({name!r}): no such stream{did_you_mean(name, self._streams)}; add() it first")
         stream = self._streams[name]
-        _settle(stream.key_state())
+        if not rng.default_generator.is_bound:
+            _settle(stream.key_state())
         with rng.default_generator.drawing_from(stream):
             yield
 
