@@ -1,0 +1,11 @@
+"""python -m polyreme.distributed.launch [flags] script.py [arguments of the script].
+
+Floor: 7.
+"""
+
+import sys
+
+from polyreme.distributed.launch.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""`polyreme launch` and `python -m polyreme.distributed.launch`: from the words of a command line to an exit code.
+
+Floor: 7.
+"""
+
+import asyncio
+import errno
+import logging
+import sys
+from collections.abc import Sequence
+
+from polyreme import flags
+from polyreme.distributed.launch.coordinator import Coordinator
+from polyreme.distributed.launch.node import Node
+from polyreme.distributed.launch.options import Options, help_text, parse
+from polyreme.distributed.rendezvous import Address, serve
+from polyreme.errors import ConfigError
+
+_log = logging.getLogger("polyreme.launch")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Launch what a command line says; returns the exit code: the job's, or 2 for what cannot be launched."""
+    words = sys.argv[1:] if words is None else list(words)
+    if words[:1] in (["--help"], ["-h"]):
+        sys.stdout.write(help_text() + "\n")
+        return 0
+    try:
+        return launch(parse(words))
+    except ConfigError as error:
+        if flags.debug():
+            raise
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+
+
+def launch(options: Options) -> int:
+    """Start the job's processes on this node and see them to their end; returns the exit code. Raises ConfigError."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("polyreme launch: %(message)s"))
+    _log.handlers, _log.propagate = [handler], False
+    _log.setLevel(options.log_level)
+    return asyncio.run(_launch(options))
+
+
+async def _launch(options: Options) -> int:
+    coordinator = Coordinator(options)
+    server = None if options.node > 0 else await _serve(coordinator, options)
+    if server is None:
+        if options.master is None:
+            raise ConfigError(f"launch: --rank {options.node} without --master: give node 0's host:port")
+        return await Node(options, options.master, is_first=False).run()
+    name, port = server.sockets[0].getsockname()[:2]
+    address = Address(options.master.host if options.master else name, port)
+    try:
+        return await _run_both(coordinator, Node(options, address, is_first=True), address)
+    finally:
+        server.close()
+
+
+async def _run_both(coordinator: Coordinator, node: Node, address: Address) -> int:
+    """This node's part, and the whole."""
+    whole = asyncio.create_task(coordinator.run(address))
+    part = asyncio.create_task(node.run())
+    done, _ = await asyncio.wait([whole, part], return_when=asyncio.FIRST_COMPLETED)
+    if part in done and part.exception() is not None:
+        whole.cancel()
+        await asyncio.wait([whole])
+        part.result()
+    code = await whole
+    await part
+    return code
+
+
+async def _serve(coordinator: Coordinator, options: Options) -> asyncio.Server | None:
+    """Listen as node 0; None if --rank is not given and another launcher does so already."""
+    wanted = options.master or Address(options.host or "127.0.0.1", 0)
+    try:
+        return await serve(coordinator, wanted.host, wanted.port)
+    except OSError as error:
+        if options.node < 0 and not options.is_single_node:
+            return None
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"launch: {wanted} is taken by another program; choose another port in --master"
+            ) from None
+        raise ConfigError(
+            f"launch: node 0 cannot listen on {wanted} ({error.strerror or error}); --master must be its own address"
+        ) from None

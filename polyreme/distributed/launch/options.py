@@ -1,0 +1,232 @@
+"""The launcher's flags: one table, from which parsing, environment twins, help and errors follow.
+
+Floor: 7.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from polyreme.distributed.rendezvous import Address
+from polyreme.errors import ConfigError, did_you_mean
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+class Flag(NamedTuple):
+    """One flag: the environment variable that stands for it, its default as text, what it means."""
+
+    name: str
+    env: str
+    default: str
+    meaning: str
+    is_switch: bool = False
+
+
+FLAGS = (
+    Flag("master", "PADDLE_MASTER", "", "host:port where the launchers of several nodes meet; node 0 listens there"),
+    Flag("rank", "PADDLE_RANK", "-1", "this node's number, from 0; -1 takes the next free one"),
+    Flag("nnodes", "PADDLE_NNODES", "1", 'nodes of the job; "2:4" for 2 to 4, as many as come in time'),
+    Flag("nproc_per_node", "PADDLE_NPROC_PER_NODE", "", "processes on this node; one for each of --devices, else 1"),
+    Flag("devices", "PADDLE_DEVICES", "", "indexes of the accelerators to use, 0,1,..., shared out over the processes"),
+    Flag("log_dir", "PADDLE_LOG_DIR", "log", "folder of workerlog.N, one file a rank"),
+    Flag("log_level", "PADDLE_LOG_LEVEL", "INFO", f"what the launcher itself says: {', '.join(LOG_LEVELS)}"),
+    Flag("log_overwrite", "PADDLE_LOG_OVERWRITE", "", "begin logs anew instead of appending", is_switch=True),
+    Flag("run_mode", "PADDLE_RUN_MODE", "collective", "collective is the only one"),
+    Flag("job_id", "PADDLE_JOB_ID", "default", "name of the job; launchers of different jobs refuse each other"),
+    Flag("host", "POD_IP", "", "this node's address for the others"),
+    Flag("ips", "PADDLE_IPS", "", "addresses of all nodes, by comma: gives --nnodes, --rank and --master"),
+    Flag("start_port", "PADDLE_START_PORT", "", "take ports from here on; any free ones by default"),
+    Flag("max_restart", "PADDLE_MAX_RESTART", "3", "how often to start the job again after a failure"),
+    Flag("elastic_level", "PADDLE_ELASTIC_LEVEL", "-1", "0: never restart; -1 and 1: restart"),
+    Flag("elastic_timeout", "PADDLE_ELASTIC_TIMEOUT", "30", "seconds to wait for more nodes once the least are there"),
+)
+_ALIASES = {"gpus": "devices", "npus": "devices", "xpus": "devices"}
+_SERVERS = ("servers", "trainers", "server_num", "trainer_num", "gloo_port", "with_gloo", "heter_workers")
+_REFUSED = {
+    **dict.fromkeys(_SERVERS, "is of parameter-server mode, which polyreme does not have: use collective mode"),
+    "legacy": "chooses an old launcher that polyreme never had; leave it out",
+    "sort_ip": "orders nodes by address; give each its --rank instead",
+    "enable_gpu_log": "is not there; `nvidia-smi -l` logs what it did",
+    "auto_parallel_config": "is not there; a plan is given in the script or its configuration",
+    "auto_cluster_config": "is not there; a plan is given in the script or its configuration",
+    "auto_tuner_json": "is not there; a plan is given in the script or its configuration",
+}
+_BY_NAME = {flag.name: flag for flag in FLAGS}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to launch, and how; min_nodes < max_nodes if the job is elastic. num_processes 0: as devices say."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    master: Address | None = None
+    node: int = -1
+    min_nodes: int = 1
+    max_nodes: int = 1
+    num_processes: int = 0
+    devices: tuple[int, ...] = ()
+    log_dir: Path = field(default_factory=lambda: Path("log"))
+    log_level: str = "INFO"
+    log_overwrite: bool = False
+    job_id: str = "default"
+    host: str | None = None
+    start_port: int | None = None
+    max_restart: int = 3
+    elastic_timeout: float = 30.0
+
+    @property
+    def is_single_node(self) -> bool:
+        """Whether no other launcher is expected."""
+        return self.max_nodes == 1
+
+
+def parse(words: Sequence[str], environment: Mapping[str, str] | None = None) -> Options:
+    """Options of a command line: flags, then the script, then the script's own arguments.
+
+    A flag that is not given is read from its environment variable. Raises ConfigError.
+
+    >>> parse(["--nnodes", "2:4", "--master", "10.0.0.1:6070", "train.py", "--lr", "1e-4"], {}).max_nodes
+    4
+    """
+    environment = os.environ if environment is None else environment
+    texts = {flag.name: (environment.get(flag.env) or flag.default, flag.env) for flag in FLAGS}
+    given, rest = _split(list(words))
+    texts |= {name: (text, f"--{name}") for name, text in given.items()}
+    if not rest:
+        raise ConfigError("launch: no script given; polyreme launch [flags] script.py [arguments of the script]")
+    return _Reader(texts).options(rest[0], tuple(rest[1:]))
+
+
+def help_text() -> str:
+    """What --help prints."""
+    width = max(len(flag.name) for flag in FLAGS)
+    lines = []
+    for flag in FLAGS:
+        default = f"; default {flag.default}" if flag.default else ""
+        lines.append(f"  --{flag.name:{width}}  {flag.meaning} (or {flag.env}{default})")
+    usage = "Usage: polyreme launch [flags] SCRIPT [arguments of the script]"
+    return "\n".join([usage, "", "Start a script in several processes and watch over them.", "", *lines])
+
+
+def _split(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Flags given, and what comes from the script on."""
+    given: dict[str, str] = {}
+    while words and words[0].startswith("-") and words[0] != "-":
+        word = words.pop(0)
+        if word == "--":
+            break
+        name, has_value, text = word.removeprefix("--").partition("=")
+        flag = _flag(word, name.replace("-", "_"))
+        if flag.is_switch:
+            text = text if has_value else "1"
+        elif not has_value:
+            if not words:
+                raise ConfigError(f"launch: --{name} needs a value: {flag.meaning}")
+            text = words.pop(0)
+        given[flag.name] = text
+    return given, words
+
+
+def _flag(word: str, name: str) -> Flag:
+    name = _ALIASES.get(name, name)
+    if name in _REFUSED:
+        raise ConfigError(f"launch: {word.partition('=')[0]} {_REFUSED[name]}")
+    if name not in _BY_NAME or not word.startswith("--"):
+        raise ConfigError(f"launch: unknown flag {word.partition('=')[0]}{did_you_mean(name, _BY_NAME)}")
+    return _BY_NAME[name]
+
+
+class _Reader:
+    """Turns texts, each with where it comes from, into values."""
+
+    def __init__(self, texts: Mapping[str, tuple[str, str]]) -> None:
+        self._texts = texts
+
+    def options(self, script: str, arguments: tuple[str, ...]) -> Options:
+        if not Path(script).is_file():
+            raise ConfigError(f"launch: {script}: no such file; give the script to run after the launcher's flags")
+        self._one_of("run_mode", ("collective",), "polyreme has no parameter servers and no rpc mode")
+        log_level = self._one_of("log_level", LOG_LEVELS, "give one of these", fold=True)
+        overwrite = self._one_of("log_overwrite", ("", "0", "1", "false", "true"), "give 1 or 0", fold=True)
+        restarts = self._whole("max_restart", 0)
+        if self._one_of("elastic_level", ("-1", "0", "1"), "see --help") == "0":
+            restarts = 0
+        return Options(
+            script,
+            arguments,
+            **self._nodes(),
+            num_processes=self._whole("nproc_per_node", 1) if self._text("nproc_per_node") else 0,
+            devices=self._devices(),
+            log_dir=Path(self._text("log_dir")),
+            log_level=log_level,
+            log_overwrite=overwrite in ("1", "TRUE"),
+            job_id=self._text("job_id"),
+            host=self._text("host") or None,
+            start_port=self._whole("start_port", 1) if self._text("start_port") else None,
+            max_restart=restarts,
+            elastic_timeout=float(self._whole("elastic_timeout", 0)),
+        )
+
+    def _text(self, name: str) -> str:
+        return self._texts[name][0]
+
+    def _refuse(self, name: str, needs: str) -> ConfigError:
+        text, source = self._texts[name]
+        return ConfigError(f"launch: {source} {text!r}: {needs}")
+
+    def _whole(self, name: str, low: int) -> int:
+        text = self._text(name)
+        if not re.fullmatch(r"-?\d+", text) or int(text) < low:
+            raise self._refuse(name, f"needs a whole number of at least {low}")
+        return int(text)
+
+    def _one_of(self, name: str, choices: Sequence[str], why: str, fold: bool = False) -> str:
+        text = self._text(name).upper() if fold else self._text(name)
+        if text not in [choice.upper() if fold else choice for choice in choices]:
+            raise self._refuse(name, f"needs {' or '.join(repr(choice) for choice in choices if choice)}; {why}")
+        return text
+
+    def _devices(self) -> tuple[int, ...]:
+        parts = [part.strip() for part in self._text("devices").split(",") if part.strip()]
+        if not all(part.isdigit() for part in parts) or len(set(parts)) < len(parts):
+            raise self._refuse("devices", "needs indexes of accelerators, each once, such as 0,1,2,3")
+        return tuple(int(part) for part in parts)
+
+    def _nodes(self) -> dict[str, Any]:
+        low, _, high = self._text("nnodes").partition(":")
+        if not low.isdigit() or not (high or low).isdigit() or not 1 <= int(low) <= int(high or low):
+            raise self._refuse("nnodes", 'needs a number of nodes, such as 2, or a range, such as "2:4"')
+        least, most = int(low), int(high or low)
+        node = self._whole("rank", -1)
+        address = Address.parse(self._text("master"), self._texts["master"][1]) if self._text("master") else None
+        if self._text("ips"):
+            return self._listed_nodes(node, address)
+        if node >= most:
+            raise self._refuse("rank", f"this job has {most} nodes, so ranks are 0 to {most - 1}; see --nnodes")
+        if most > 1 and address is None:
+            raise ConfigError(
+                f"launch: {most} nodes, but no --master: give every node the same host:port, of the node with --rank 0"
+            )
+        return {"min_nodes": least, "max_nodes": most, "node": node, "master": address}
+
+    def _listed_nodes(self, node: int, address: Address | None) -> dict[str, Any]:
+        """From --ips: the nodes in order; this one is where --host, else --rank, says."""
+        hosts = [host.strip() for host in self._text("ips").split(",") if host.strip()]
+        here = self._text("host")
+        if len(hosts) > 1 and node < 0:
+            if here not in hosts:
+                raise self._refuse(
+                    "ips", f"none of them is this node's --host ({here or 'not given'}); give it, or --rank"
+                )
+            node = hosts.index(here)
+        if node >= len(hosts):
+            raise self._refuse("rank", f"--ips lists {len(hosts)} nodes, so ranks are 0 to {len(hosts) - 1}")
+        if len(hosts) > 1 and address is None:
+            port = self._whole("start_port", 1) if self._text("start_port") else 6070
+            address = Address(hosts[0], port)
+        return {"min_nodes": len(hosts), "max_nodes": len(hosts), "node": max(node, 0), "master": address}

@@ -1,0 +1,237 @@
+"""Where processes of a job meet: lines of JSON over TCP, one server, many clients.
+
+Floor: 7.  The launcher of node 0 (or rank 0, without a launcher) serves; launchers and watchdogs connect. There is no
+authentication, as in jax's own coordinator: keep the port inside the cluster. Nothing but JSON is ever decoded.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from polyreme.errors import ConfigError
+
+Message = dict[str, Any]
+PROTOCOL = "polyreme-store-1"
+_MAX_LINE = 1 << 20  # bytes; a traceback and the last lines of a log fit many times
+_RETRY_SECONDS = 0.2
+
+
+class Address(NamedTuple):
+    """host:port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str, what: str) -> "Address":
+        """From "host:port"; what is the setting's name, for the ConfigError of anything else.
+
+        >>> Address.parse("10.0.0.1:6070", "--master")
+        Address(host='10.0.0.1', port=6070)
+        """
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ConfigError(f"{what} {text!r}: needs host:port with a port of 1 to 65535, such as 10.0.0.1:6070")
+        return cls(host.strip("[]"), int(port))
+
+
+def free_port(host: str, start: int | None = None) -> int:
+    """A TCP port nobody listens on: any one, or the first from start on."""
+    for port in [0] if start is None else range(start, min(start + 1000, 65536)):
+        with socket.socket(_family(host), socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return probe.getsockname()[1]
+    raise ConfigError(f"no free port on {host}" + (f" from {start} on; choose another --start_port" if start else ""))
+
+
+def own_host(reaching: str) -> str:
+    """The address by which this machine is seen from the host reaching."""
+    try:
+        with socket.socket(_family(reaching), socket.SOCK_DGRAM) as probe:
+            probe.connect((reaching, 9))  # sends nothing: asks the kernel for the route
+            return probe.getsockname()[0]
+    except OSError:
+        return "127.0.0.1"
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+class Connection:
+    """The server's end of one client; who is what the client said of itself in its first message."""
+
+    def __init__(self, writer: asyncio.StreamWriter, who: Message) -> None:
+        self._writer = writer
+        self.who = who
+
+    def send(self, message: Message) -> None:
+        """Queue a message; nothing happens if the client is gone, as its end is told apart."""
+        if not self._writer.is_closing():
+            self._writer.write(_encode(message))
+
+    def close(self) -> None:
+        """End the connection after what is queued."""
+        self._writer.close()
+
+
+class Handler(Protocol):
+    """What a server does with its clients; runs in the server's event loop, one call at a time."""
+
+    def refusal(self, who: Message) -> str | None:
+        """Why a client that says this of itself cannot come in; None if it can."""
+        ...
+
+    def opened(self, connection: Connection) -> None:
+        """A client came in."""
+        ...
+
+    def received(self, connection: Connection, message: Message) -> None:
+        """A message of a client."""
+        ...
+
+    def closed(self, connection: Connection) -> None:
+        """A client is gone."""
+        ...
+
+
+async def serve(handler: Handler, host: str, port: int) -> asyncio.Server:
+    """Listen; raises OSError if the address cannot be had. Port 0 takes any."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = await _welcome(handler, reader, writer)
+        if connection is None:
+            return
+        try:
+            while line := await reader.readline():
+                message = _decode(line)
+                if message is not None:
+                    handler.received(connection, message)
+        except (OSError, ValueError):  # reset by the peer; a line beyond the limit
+            pass
+        except asyncio.CancelledError:  # the loop ends, and nobody asks about this task
+            return
+        handler.closed(connection)
+        writer.close()
+
+    return await asyncio.start_server(talk, host, port, limit=_MAX_LINE)
+
+
+async def _welcome(handler: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Connection | None:
+    """The connection of a client that speaks our protocol and is not refused."""
+    with contextlib.suppress(OSError, ValueError, TimeoutError):
+        who = _decode(await asyncio.wait_for(reader.readline(), 10))
+        if who is not None and who.get("protocol") == PROTOCOL:
+            refusal = handler.refusal(who)
+            writer.write(_encode({"t": "welcome", "protocol": PROTOCOL, "refusal": refusal}))
+            if refusal is None:
+                connection = Connection(writer, who)
+                handler.opened(connection)
+                return connection
+    writer.close()
+    return None
+
+
+class Client:
+    """A connection to a server, with a thread that hands over what comes in.
+
+    on_message and on_end run in that thread. Raises ConfigError if nobody answers at the address within timeout
+    seconds, or something that is no polyreme store, or if it refuses this process.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        who: Message,
+        on_message: Callable[[Message], None],
+        on_end: Callable[[], None],
+        timeout: float,
+    ) -> None:
+        self.address = address
+        self._on_message, self._on_end = on_message, on_end
+        self._lock = threading.Lock()
+        self._socket = _connect(address, timeout)
+        self._lines = self._socket.makefile("rb")
+        self.send({**who, "protocol": PROTOCOL})
+        self._expect_welcome(timeout)
+        os.register_at_fork(after_in_child=self._socket.close)  # or a child would hide the end of this process
+        threading.Thread(target=self._read, name="polyreme-store", daemon=True).start()
+
+    def send(self, message: Message) -> bool:
+        """Send at once; False if the server is gone."""
+        try:
+            with self._lock:
+                self._socket.sendall(_encode(message))
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """End the connection; on_end is called."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _expect_welcome(self, timeout: float) -> None:
+        self._socket.settimeout(min(timeout, 10.0))
+        try:
+            first = _decode(self._lines.readline(_MAX_LINE))
+        except OSError:
+            first = None
+        if first is None or first.get("protocol") != PROTOCOL:
+            self._socket.close()
+            raise ConfigError(
+                f"{self.address} is not a polyreme store: the port is taken by another program; choose another --master"
+            )
+        if first.get("refusal"):
+            self._socket.close()
+            raise ConfigError(f"the job's store at {self.address} refuses this process: {first['refusal']}")
+        self._socket.settimeout(None)
+
+    def _read(self) -> None:
+        try:
+            while line := self._lines.readline(_MAX_LINE):
+                message = _decode(line)
+                if message is not None:
+                    self._on_message(message)
+        except (OSError, ValueError):  # reset by the server; closed by a fork
+            pass
+        self._on_end()
+
+
+def _connect(address: Address, timeout: float) -> socket.socket:
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            found = socket.create_connection(address, timeout=max(0.1, min(5.0, end - time.monotonic())))
+        except OSError as error:
+            if time.monotonic() + _RETRY_SECONDS > end:
+                raise ConfigError(
+                    f"nobody answers at {address} within {timeout:g} s ({error}): is the process of rank 0 running, is "
+                    "the address right, and does the firewall let the port through? POLYREME_INIT_TIMEOUT sets the wait"
+                ) from error
+            time.sleep(_RETRY_SECONDS)
+            continue
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return found
+
+
+def _encode(message: Message) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def _decode(line: bytes) -> Message | None:
+    """The message of a line; None for anything but an object."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
