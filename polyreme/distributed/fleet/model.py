@@ -14,7 +14,8 @@ from polyreme.amp import decorate
 from polyreme.autograd.recompute import Keep, run_again
 from polyreme.core import state
 from polyreme.distributed.fleet.base.distributed_strategy import DistributedStrategy
-from polyreme.distributed.fleet.base.job import Amp, Job, resolve
+from polyreme.distributed.fleet.base.job import Job, resolve
+from polyreme.distributed.fleet.base.mixed_precision import Amp
 from polyreme.distributed.fleet.base.topology import ParallelMode
 from polyreme.distributed.fleet.fleet import fleet
 from polyreme.distributed.fleet.meta_parallel.no_pipeline import NoPipelineParallel

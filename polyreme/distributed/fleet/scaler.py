@@ -6,7 +6,7 @@ Floor: 5.
 from __future__ import annotations
 
 from polyreme.amp import GradScaler
-from polyreme.distributed.fleet.base.job import Amp
+from polyreme.distributed.fleet.base.mixed_precision import make_scaler
 from polyreme.distributed.fleet.fleet import fleet
 
 
@@ -17,12 +17,7 @@ def distributed_scaler(scaler: GradScaler | None = None) -> GradScaler:
     what is no GradScaler.
     """
     if scaler is None:
-        return scaler_of(fleet.job.amp)
+        return make_scaler(fleet.job.amp)
     if not isinstance(scaler, GradScaler):
         raise TypeError(f"distributed_scaler takes an amp.GradScaler, got {type(scaler).__name__}")
     return scaler
-
-
-def scaler_of(amp: Amp | None) -> GradScaler:
-    """A GradScaler as a job says, disabled if it says none."""
-    return GradScaler(enable=False) if amp is None or amp.scaler is None else GradScaler(**amp.scaler)

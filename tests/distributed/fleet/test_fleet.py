@@ -14,6 +14,7 @@ from polyreme.distributed.fleet.meta_parallel import (
     SegmentParallel,
     ShardingParallel,
     TensorParallel,
+    get_rng_state_tracker,
 )
 from polyreme.distributed.fleet.meta_parallel.wrappers import DataParallelModel
 from polyreme.eager.tensor import to_tensor
@@ -393,6 +394,45 @@ def test_without_amp_nothing_is_scaled():
     assert not fleet.distributed_scaler().is_enable()
     scaler = GradScaler()
     assert fleet.distributed_scaler(scaler) is scaler
+
+
+def test_train_batch_scales_with_the_strategys_scaler():
+    configs = {"amp": True, "amp_configs": {"init_loss_scaling": 2.0**30, "decr_every_n_nan_or_inf": 1}}
+    fleet.init(is_collective=True, strategy=strategy_of(configs=configs))
+    model = fleet.distributed_model(pipeline_of_one())
+    optimizer = fleet.distributed_optimizer(SGD(0.1, parameters=model.parameters()))
+    before = {n: p.numpy() for n, p in model.named_parameters()}
+    x = to_tensor(np.ones((8, 4), np.float32))
+    model.train_batch([x, to_tensor(np.full((8, 2), 9.0, np.float32))], optimizer)
+    # gradients times 2^30 are beyond float16: the step is left out
+    for name, p in model.named_parameters():
+        np.testing.assert_array_equal(p.numpy(), before[name], err_msg=name)
+
+
+# random numbers
+
+
+def test_init_starts_the_stream_of_dropout_and_leaves_the_others():
+    numbers = []
+    for degree in (1, 2):
+        rng.seed(21)
+        fleet.init(is_collective=True, strategy=strategy_of(mp_degree=degree))
+        with get_rng_state_tracker().rng_state():
+            numbers.append(rng.default_generator.random())
+        numbers.append(rng.default_generator.random())
+        fleet.reset()
+    rng.seed(21)
+    assert numbers == numbers[:2] * 2
+    assert numbers[1] == rng.default_generator.random()
+    assert numbers[0] != numbers[1]
+
+
+def test_tensor_init_seed_seeds_everything():
+    strategy = strategy_of(configs={"tensor_parallel_configs": {"tensor_init_seed": 5}})
+    fleet.init(is_collective=True, strategy=strategy)
+    found = rng.default_generator.random()
+    rng.seed(5)
+    assert rng.default_generator.random() == found
 
 
 # workers

@@ -94,7 +94,6 @@ SAMPLES = {
 AROUND = {
     # what else must be set for a field to have something to act on
     "sharding": {"sharding_configs": {"sharding_degree": 2}},
-    "tensor_parallel": {"tensor_parallel_configs": {"tensor_parallel_degree": 2}},
     "gradient_merge": {"gradient_merge_configs": {"k_steps": 2}},
     "pipeline_configs.schedule_mode": {"hybrid_configs": {"pp_degree": 2}},
     "hybrid_configs.pp_configs.use_dualpipev": {"hybrid_configs": {"pp_degree": 2}},
@@ -105,7 +104,7 @@ AROUND = {
         for name in ("stage", "mp_degree", "pp_degree")
     },
 }
-CHECKS = ("pipeline", "hybrid_configs.dp_degree", "sharding_configs.dp_degree")
+CHECKS = ("pipeline", "tensor_parallel", "hybrid_configs.dp_degree", "sharding_configs.dp_degree")
 """Honoured, but they can only agree with the rest or be refused: the tests below show that they are read."""
 
 
@@ -167,11 +166,14 @@ def test_an_honoured_field_changes_the_job(name):
     assert resolve(changed, 8) != resolve(plain, 8)
 
 
-def test_the_switch_pipeline_wants_one():
+@pytest.mark.parametrize(("switch", "degree"), [("pipeline", "pp_degree"), ("tensor_parallel", "mp_degree")])
+def test_a_switch_wants_its_degree(switch, degree):
     strategy = DistributedStrategy()
-    strategy.pipeline = True
-    with pytest.raises(ConfigError, match="pipeline is on but pp_degree is 1"):
+    setattr(strategy, switch, True)
+    with pytest.raises(ConfigError, match=f"{switch} is on but {degree} is 1"):
         resolve(strategy, 8)
+    strategy.hybrid_configs = {degree: 2}
+    resolve(strategy, 8)
 
 
 def hybrid(**values):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyreme.distributed.fleet.base.distributed_strategy import DistributedStrategy
+from polyreme.distributed.fleet.base.mixed_precision import Amp
 from polyreme.distributed.fleet.base.strategy_fields import REFUSED, walk
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import SCHEDULES, MeshShape, Plan
@@ -25,24 +26,13 @@ _SPELLINGS = {"F-then-B": "FThenB"}
 
 
 @dataclass(frozen=True)
-class Amp:
-    """Mixed precision of a job: the arguments of auto_cast and decorate, and of GradScaler (None: no scaling)."""
-
-    level: str
-    dtype: str
-    white_list: tuple[str, ...]
-    black_list: tuple[str, ...]
-    master_weight: bool
-    scaler: dict[str, Any] | None
-
-
-@dataclass(frozen=True)
 class Job:
     """How a job trains: its Plan, rows of a microbatch on one part of the batch (None: as many as there are), mixed
     precision, gradient merge.
 
     merge_steps: calls of the optimizer's step() that make one update; merge_average: of their gradients' mean, not sum.
-    recompute_layers: names of the sublayers that are run again in backward; without any, the plan says what is.
+    recompute_layers: names of the sublayers that are run again in backward; without any, the plan says what is. seed:
+    of all random numbers, None to leave them as they are.
     """
 
     plan: Plan = field(default_factory=Plan)
@@ -51,6 +41,7 @@ class Job:
     merge_steps: int = 1
     merge_average: bool = True
     recompute_layers: tuple[str, ...] = ()
+    seed: int | None = None
 
     @property
     def microbatch_rows(self) -> int | None:
@@ -94,6 +85,7 @@ def resolve(strategy: DistributedStrategy | Plan, num_devices: int) -> Job:
         merge_steps=_merge_steps(strategy),
         merge_average=strategy.gradient_merge_configs["avg"],
         recompute_layers=layers,
+        seed=None if (seed := strategy.tensor_parallel_configs["tensor_init_seed"]) == -1 else seed,
     )
 
 
@@ -116,8 +108,11 @@ def _mesh(strategy: DistributedStrategy, num_devices: int) -> MeshShape:
                 degrees[axis] = value if name in own or axis == "sharding" else degrees[axis]
             elif name in own and value != degrees[axis]:
                 raise _two(f"{group}.{name}", value, f"hybrid_configs.{axis}_degree", degrees[axis])
-    if strategy.pipeline and degrees["pp"] == 1:
-        raise ConfigError("DistributedStrategy.pipeline is on but pp_degree is 1; set hybrid_configs pp_degree above 1")
+    for switch, axis in (("pipeline", "pp"), ("tensor_parallel", "mp")):
+        if getattr(strategy, switch) and degrees[axis] == 1:
+            raise ConfigError(
+                f"DistributedStrategy.{switch} is on but {axis}_degree is 1; set hybrid_configs {axis}_degree above 1"
+            )
     order = tuple(axis for axis in hybrid["order"] if axis != "cp")
     is_free = degrees["dp"] < 0
     mesh = MeshShape(**{**degrees, "dp": 1 if is_free else degrees["dp"]}, order=order)
@@ -129,12 +124,10 @@ def _mesh(strategy: DistributedStrategy, num_devices: int) -> MeshShape:
 
 def _other_degrees(strategy: DistributedStrategy) -> dict[str, dict[str, str]]:
     """Groups in force that give degrees too: group -> axis -> setting."""
-    found = {}
+    found: dict[str, dict[str, str]] = {}
     if strategy.sharding:
         found["sharding_configs"] = {axis: f"{axis}_degree" for axis in ("sharding", "mp", "dp", "pp")}
-    if strategy.tensor_parallel:
-        found["tensor_parallel_configs"] = {"mp": "tensor_parallel_degree"}
-    return found
+    return {**found, "tensor_parallel_configs": {"mp": "tensor_parallel_degree"}}
 
 
 def _sharding(strategy: DistributedStrategy, own: str, other: str) -> Any:

@@ -98,7 +98,7 @@ _SWITCHES: Table = {
     "sharding": _on(False, "Plan.strategy by the degrees and the stage of sharding_configs"),
     "last_comm_group_size_MB": _same(1.0, _TUNES_COMM),
     "find_unused_parameters": _same(False, "a parameter that the loss does not reach has no gradient, in any case"),
-    "tensor_parallel": _on(False, "Plan.mesh.mp from tensor_parallel_configs"),
+    "tensor_parallel": _on(False, "checked: needs mp_degree above 1"),
     "without_graph_optimization": _same(True, _XLA_FUSES),
     "fuse_grad_size_in_num": _same(8, _TUNES_COMM),
     "calc_comm_same_stream": _same(False, _OVERLAP),
@@ -283,7 +283,7 @@ _HYBRID: dict[str, Field | Table] = {
 _REST: dict[str, Field | Table] = {
     "tensor_parallel_configs": {
         "tensor_parallel_degree": _on(1, f"{_TO_MESH}.mp"),
-        "tensor_init_seed": _no(-1, "initial weights are global and follow polyreme.seed"),
+        "tensor_init_seed": _on(-1, "model_parallel_random_seed at fleet.init"),
     },
     "trainer_desc_configs": {
         "dump_fields_path": _no("", _NO_PS),
@@ -341,7 +341,6 @@ GATES = {
     "recompute_configs": "recompute",
     "gradient_merge_configs": "gradient_merge",
     "sharding_configs": "sharding",
-    "tensor_parallel_configs": "tensor_parallel",
 }
 """Groups of settings that count only while a switch is on."""
 

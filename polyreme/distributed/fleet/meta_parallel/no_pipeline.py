@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from polyreme.distributed.fleet.base.mixed_precision import autocast
 from polyreme.distributed.fleet.meta_parallel.pipeline_parallel import PipelineParallel
 from polyreme.distributed.fleet.meta_parallel.pp_layers import PipelineLayer
-from polyreme.distributed.fleet.meta_parallel.wrappers import autocast, split_batch
+from polyreme.distributed.fleet.meta_parallel.wrappers import split_batch
 
 
 class NoPipelineParallel(PipelineParallel):

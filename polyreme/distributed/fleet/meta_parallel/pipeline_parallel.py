@@ -5,15 +5,15 @@ Floor: 5.  Which schedule runs is the plan's affair; there is one runtime for al
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from typing import Any
 
 import jax
 
-from polyreme.amp import GradScaler, auto_cast
+from polyreme.amp import GradScaler
 from polyreme.core import rng
 from polyreme.distributed.fleet.base.job import Job, resolve
+from polyreme.distributed.fleet.base.mixed_precision import autocast, make_scaler
 from polyreme.distributed.fleet.meta_parallel.pp_layers import PipelineLayer
 from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.pipeline.runtime import Microbatch, Pipeline
@@ -46,6 +46,7 @@ class PipelineParallel(Layer):
         self.layout = apply_plan(self._job.plan, layers, chunks=layers.get_model_chunks())
         given = layers.loss_fn
         self._losses = list(given) if isinstance(given, (list, tuple)) else [given] if given is not None else []
+        self._scaler = make_scaler(self._job.amp) if self._job.amp is not None else None
         self._pipeline = Pipeline(layers.get_model_chunks(), self._losses, self.layout)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -64,9 +65,11 @@ class PipelineParallel(Layer):
 
         data: [inputs, labels], each a Tensor or array, or a tuple or dict of them, None and numbers; in their place a
         list with one entry a microbatch, whose last may have fewer rows; or an iterator that yields [inputs, labels]
-        for each microbatch. return_micro_batch_loss: -> the loss of every microbatch instead, [accumulate_steps].
+        for each microbatch. scaler: one with the strategy's amp_configs unless given. return_micro_batch_loss: -> the
+        loss of every microbatch instead, [accumulate_steps].
         """
         self._layers.train()
+        scaler = self._scaler if scaler is None else scaler
         losses, batch = self._forward_backward(data, scaler, loss_fn_idx)
         if scaler is not None:
             scaler.step(optimizer)
@@ -103,7 +106,7 @@ class PipelineParallel(Layer):
         batch = self._cut(data)
         loss = self._checked_loss(loss_fn_idx) if compute_loss else None
         try:
-            with self._autocast():
+            with autocast(self._job.amp):
                 found = self._pipeline.evaluate(batch, rng.default_generator.branches(len(batch)), loss=loss)
         finally:
             self._layers.train()
@@ -117,7 +120,7 @@ class PipelineParallel(Layer):
         scale = None
         if scaler is not None and scaler.is_enable():
             scale = scaler.get_loss_scaling()._array
-        with self._autocast():
+        with autocast(self._job.amp):
             keys = rng.default_generator.branches(len(batch))
             return self._pipeline.train(batch, keys, scale=scale, loss=loss), batch
 
@@ -130,17 +133,6 @@ class PipelineParallel(Layer):
         if not 0 <= index < len(self._losses):
             raise ConfigError(f"loss_fn_idx={index}, the PipelineLayer has {len(self._losses)} loss functions")
         return index
-
-    def _autocast(self) -> contextlib.AbstractContextManager:
-        amp = self._job.amp
-        if amp is None:
-            return contextlib.nullcontext()
-        return auto_cast(
-            level=amp.level,
-            dtype=amp.dtype,
-            custom_white_list=set(amp.white_list),
-            custom_black_list=set(amp.black_list),
-        )
 
     # the model itself
 

@@ -6,16 +6,15 @@ what a job mainly is. Tensors are global, so there is nothing to broadcast.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import jax
 
-from polyreme.amp import auto_cast
 from polyreme.core.layout import Layout
 from polyreme.distributed.data_parallel import spread_batch
 from polyreme.distributed.fleet.base.distributed_strategy import DistributedStrategy
-from polyreme.distributed.fleet.base.job import Amp, Job, resolve
+from polyreme.distributed.fleet.base.job import Job, resolve
+from polyreme.distributed.fleet.base.mixed_precision import autocast
 from polyreme.distributed.placement import apply_plan
 from polyreme.eager.tensor import Tensor
 from polyreme.jit.structure import flatten, rebuild
@@ -78,12 +77,3 @@ def split_batch(values: Any, layout: Layout) -> Any:
     spec = flatten(values, leaves)
     placed = [spread_batch(v, layout) if isinstance(v, Tensor) and v.ndim else v for v in leaves]
     return rebuild(spec, iter(placed))
-
-
-def autocast(amp: Amp | None) -> contextlib.AbstractContextManager:
-    """auto_cast as a job says; nothing for None."""
-    if amp is None:
-        return contextlib.nullcontext()
-    return auto_cast(
-        level=amp.level, dtype=amp.dtype, custom_white_list=amp.white_list, custom_black_list=amp.black_list
-    )
