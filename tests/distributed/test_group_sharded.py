@@ -6,6 +6,7 @@ import pytest
 
 from polyreme.amp import GradScaler, auto_cast, decorate
 from polyreme.core import layout, rng
+from polyreme.distributed import fleet
 from polyreme.distributed.fleet.layers.mpu import ColumnParallelLinear, RowParallelLinear
 from polyreme.distributed.placement import apply_plan, clear_plan
 from polyreme.distributed.sharding import group_sharded_parallel, save_group_sharded_model
@@ -314,6 +315,37 @@ def test_settings_that_cannot_be_honoured(settings, error, message):
 def test_a_pipeline_is_sharded_by_its_own_settings():
     with layout.using(layout.Layout(Plan.from_degrees(pp=2, dp=4))), pytest.raises(ConfigError, match="hybrid_configs"):
         group_sharded_parallel(*made(), "os")
+
+
+def test_the_mesh_of_fleet_is_taken(alone):
+    strategy = fleet.DistributedStrategy()
+    strategy.hybrid_configs = {"dp_degree": 2, "sharding_degree": 2, "mp_degree": 2}
+    fleet.init(is_collective=True, strategy=strategy)
+    try:
+        groups = fleet.get_hybrid_communicate_group()
+        model, optimizer, scaler = group_sharded_parallel(
+            *made(split=True),
+            "os_g",
+            scaler=fleet.distributed_scaler(GradScaler()),
+            group=groups.get_sharding_parallel_group(),
+            dp_group=groups.get_data_parallel_group(),
+        )
+        check(train(model, optimizer, scaler), alone[None], None)
+        moment = state_of(model, optimizer)["up.weight", "moment1"]
+        assert moment.sharding.shard_shape((WIDTH, INNER)) == (WIDTH // 2, INNER // 2)
+    finally:
+        fleet.reset()
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_offloaded_state_is_in_host_memory(alone, dtype):
+    model, optimizer, _ = group_sharded_parallel(*made(dtype=dtype), "os_g", offload=True)
+    found = train(model, optimizer, dtype=dtype)
+    arrays = state_of(model, optimizer)
+    assert len(arrays) == 6 * (2 if dtype is None else 3)
+    assert {a.sharding.memory_kind for a in arrays.values()} == {"pinned_host"}
+    assert {p._array.sharding.memory_kind for p in model.parameters()} == {"device"}
+    check(found, alone[dtype], dtype)
 
 
 def test_an_optimizer_of_another_model_is_refused():

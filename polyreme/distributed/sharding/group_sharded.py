@@ -19,9 +19,11 @@ from polyreme.core import layout as layouts
 from polyreme.core import state
 from polyreme.core.layout import Layout
 from polyreme.core.state import TensorState
-from polyreme.distributed.fleet.layers.mpu.mp_ops import constrain_dim
+from polyreme.distributed.data_parallel import spread_batch
+from polyreme.distributed.fleet.fleet import fleet
 from polyreme.distributed.placement import apply_plan, parameter_layouts
 from polyreme.eager.host import put
+from polyreme.eager.tensor import Tensor
 from polyreme.errors import CheckpointError, ConfigError, PlacementError, did_you_mean
 from polyreme.io.serialization import save
 from polyreme.mesh import ANY, Plan, zero
@@ -49,14 +51,15 @@ def group_sharded_parallel(
     """Split what training keeps over devices, and the batch that model is called with: -> model, optimizer, scaler.
 
     level: "os" splits the optimizer's state, "os_g" also the gradients, "p_g_os" also the parameters. All devices share
-    in it; under a plan in force (fleet.init, apply_plan) those of its `sharding` axis do, beside its other axes.
+    in it; under a plan (of fleet.init, or in force) those of its `sharding` axis do, beside its other axes.
     offload: the optimizer's state is kept in host memory. Under "p_g_os", a parameter of at most segment_size elements
     stays whole, and so do those of the layers in exclude_layer, a list of class names and ids of layers.
 
     The three come back changed in place, not wrapped; the state that the optimizer has already is moved. dim 0 of each
-    Tensor that model is called with is split as the batch. Buffers are always equal on all devices, an overflow that
-    scaler meets is everyone's, and XLA sizes and orders transfers, so sync_buffers, buffer_max_size and sync_comm
-    change nothing. group and dp_group: None, or the groups of the `sharding` and `dp` axes.
+    Tensor that model is given by position is split as the batch (of several processes, each gives its share). Buffers
+    are always equal on all devices, an overflow that scaler meets is everyone's, and XLA sizes and orders transfers, so
+    sync_buffers, buffer_max_size and sync_comm change nothing. group and dp_group: None, or the groups of the
+    `sharding` and `dp` axes.
 
     Raises ConfigError for an unknown level, a segment_size below 0, an exclude_layer that is nowhere in model or that
     comes without "p_g_os", a pipeline, and an optimizer of other parameters; PlacementError for another group, or a
@@ -71,12 +74,16 @@ def group_sharded_parallel(
     whole = _excluded(model, exclude_layer)
     plan = _plan(stage, offload)
     _check_groups(plan, group, dp_group)
-    apply_plan(plan, model)
+    layout = apply_plan(plan, model)
     if stage == 3:
         whole |= {id(p) for p in model.parameters() if p.size <= segment_size}
         _keep_whole(plan, [p for p in model.parameters() if id(p) in whole])
     _move_state(optimizer, names)
-    model.register_forward_pre_hook(_split_batch)
+
+    def split_batch(layer: Layer, inputs: tuple) -> tuple:
+        return tuple(spread_batch(x, layout) if isinstance(x, Tensor) and x.ndim else x for x in inputs)
+
+    model.register_forward_pre_hook(split_batch)
     return model, optimizer, scaler
 
 
@@ -121,14 +128,22 @@ def _excluded(model: Layer, exclude_layer: Sequence[str | int] | None) -> set[in
 
 
 def _plan(stage: int, offload: bool) -> Plan:
-    found = layouts.active.layout
-    if found is None:
+    base = _plan_in_force()
+    if base is None:
         base = Plan.from_degrees(sharding=jax.device_count(), sharding_stage=stage)
-    else:
-        base = found.plan
-        _check_base(base, stage)
+    _check_base(base, stage)
     kept = tuple(dict.fromkeys([*base.offload, "state"])) if offload else base.offload
     return replace(base, strategy=base.strategy | zero(stage), offload=kept)
+
+
+def _plan_in_force() -> Plan | None:
+    found = layouts.active.layout
+    if found is not None:
+        return found.plan
+    try:
+        return fleet.plan
+    except ConfigError:  # before fleet.init
+        return None
 
 
 def _check_base(plan: Plan, stage: int) -> None:
@@ -184,10 +199,6 @@ def _move_state(optimizer: Optimizer, names: Mapping[int, str]) -> None:
         if name in where:
             arrays[key] = put(array, where[name])
     optimizer.load_state_arrays(arrays, names)
-
-
-def _split_batch(layer: Layer, inputs: tuple) -> tuple:
-    return tuple(constrain_dim(x, 0, "batch") if isinstance(x, TensorState) and x._array.ndim else x for x in inputs)
 
 
 def save_group_sharded_model(model: Layer, output: str | os.PathLike[str], optimizer: Optimizer | None = None) -> None:
