@@ -15,7 +15,8 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
 
     On CPU the leading dims are flattened first: the weight gradient is then one 2-D product, which XLA gives to its
     fast matmul; contracting over two leading dims takes about twice as long. A leading dim that is sharded stays
-    sharded (it is the major one of the flattened dim); a sharded second dim is gathered there, on CPU only.
+    sharded (it is the major one of the flattened dim); a sharded second dim is gathered there, on CPU only: join such
+    dims first (ops.segment.join_tokens).
 
     Raises ShapeError when the dims do not fit.
 

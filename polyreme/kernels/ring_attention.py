@@ -201,6 +201,8 @@ def _ring_forward(spec: Spec, split: Split, q, k, v, mask, key):
 
 def _ring_backward(spec: Spec, split: Split, residuals, dout):
     q, k, v, mask, key, out, lse = residuals
+    # else the compiler would keep each block of k and v that came by on the way forward: all of them, on each device
+    k, v, dout = lax.optimization_barrier((k, v, dout))
     specs = _specs(split, mask, key)
     lse_spec = PartitionSpec(split.batch or None, split.heads or None, None, split.seq or None, None)
 

@@ -14,10 +14,10 @@ from jax import Array
 
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
-from polyreme.core import layout
 from polyreme.core.dtype import floating
 from polyreme.core.op import composite, op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
+from polyreme.ops import segment
 from polyreme.ops.activation import positive_dim, promote_floating, wide
 from polyreme.ops.ids import check_range
 from polyreme.ops.loss import reduced
@@ -245,25 +245,25 @@ def linear_cross_entropy_of_classes(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
-    ways: int = 1,
+    ways: tuple[int, int] = segment.WHOLE,
 ) -> Array:
     """fused_linear_cross_entropy without the check of the labels' values; a label out of range gives NaN.
 
-    ways: parts of the batch that lie on devices of their own.
+    ways: parts of the batch and of the sequence that lie on devices of their own.
     """
     hidden, weight = promote_floating(hidden, weight)
     label, _ = _squeezed_label(label, (*hidden.shape[:-1], 1), hidden.ndim - 1, "fused_linear_cross_entropy")
     loss = kernels.linear_cross_entropy(
-        hidden.reshape(-1, hidden.shape[-1]),
+        segment.join_tokens(hidden, ways),
         weight,
-        label.reshape(-1).astype(dtypes.int32),
+        segment.join_tokens(label, ways, kept=0).astype(dtypes.int32),
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
         vocab_first=transpose_weight,
         reduction=reduction,  # type: ignore[arg-type]
-        ways=ways,
+        ways=ways[0] * ways[1],
     )
-    return loss.reshape(label.shape) if reduction == "none" else loss
+    return segment.part_tokens(loss, label.shape, ways) if reduction == "none" else loss
 
 
 @composite(method=False)
@@ -285,8 +285,7 @@ def fused_linear_cross_entropy(
     if len(weight.shape) == 2:
         classes = weight.shape[0 if transpose_weight else 1]
         _check_labels(label, classes, ignore_index, "fused_linear_cross_entropy")
-    bound = layout.active.layout
-    ways = 1 if bound is None or not label.shape else bound.ways("batch", label.shape[0])
+    ways = segment.token_ways(hidden.shape)
     return linear_cross_entropy_of_classes(
         hidden, weight, label, transpose_weight, ignore_index, label_smoothing, reduction, ways
     )

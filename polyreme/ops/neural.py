@@ -13,11 +13,13 @@ from jax import Array
 
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
-from polyreme.core import state
+from polyreme.core import layout, state
 from polyreme.core.dtype import floating
 from polyreme.core.op import DRAWN, Key, composite, op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
+from polyreme.ops import segment
 from polyreme.ops.activation import positive_dim, promote_floating, wide
+from polyreme.ops.creation import republish
 from polyreme.ops.ids import check_range
 from polyreme.ops.loss import cosine
 from polyreme.ops.normalization import p_norm
@@ -25,13 +27,31 @@ from polyreme.ops.windows import is_channels_last
 
 
 @op(amp="low", method=False)
-def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+def linear(x: Array, weight: Array, bias: Array | None = None, ways: tuple[int, int] = segment.WHOLE) -> Array:
     """x @ weight + bias over the last dim: [*b, in], [in, out], [out] -> [*b, out].
 
     Raises ShapeError when the dims do not fit.
     """
     x, weight = promote_floating(x, weight)
-    return kernels.linear(x, weight, None if bias is None else bias.astype(x.dtype).reshape(-1))
+    bias = None if bias is None else bias.astype(x.dtype).reshape(-1)
+    if ways == segment.WHOLE:
+        return kernels.linear(x, weight, bias)
+    # tokens of a split sequence, joined so that the split survives
+    y = kernels.linear(segment.join_tokens(x, ways), weight, bias)
+    return segment.part_tokens(y, x.shape[:-1], ways)
+
+
+_linear = linear
+
+
+def _with_ways(x: Any, weight: Any, bias: Any = None, name: str | None = None) -> Any:
+    if layout.active.layout is None:
+        return _linear(x, weight, bias)
+    ways = segment.token_ways(x.shape)
+    return _linear(x, weight, bias, ways if ways[1] > 1 else segment.WHOLE)
+
+
+linear = republish(_linear, _with_ways)
 
 
 @op(amp="low", method=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jax import Array
 from jax import numpy as jnp
@@ -19,6 +20,9 @@ from polyreme.errors import ConfigError, ShapeError
 from polyreme.kernels.ring_attention import Axes, Split
 from polyreme.mesh import nearest_multiples
 
+WHOLE = (1, 1)
+"""What token_ways gives for a sequence that is not split."""
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -28,7 +32,7 @@ class Exchange:
     split: Split
     repeat: int
 
-    def attend(self, q: Array, k: Array, v: Array, **options: object) -> Array:
+    def attend(self, q: Array, k: Array, v: Array, **options: Any) -> Array:
         """kernels.attention of arrays [b, s, h, d] that the split lays out."""
         if self.repeat > 1:
             k, v = (jnp.repeat(x, self.repeat, 2) for x in (k, v))
@@ -63,6 +67,35 @@ def exchange(query: Sequence[int], key: Sequence[int]) -> Exchange | None:
     repeat = 1 if by_kv_heads == by_heads else query[-2] // key[-2]
     split = Split(placed.mesh, by_batch, seq, by_heads)
     return Exchange(_how(placed, split, query[-2], key[-2] * repeat), split, repeat)
+
+
+def token_ways(shape: Sequence[int]) -> tuple[int, int]:
+    """Equal parts that the batch and the sequence of an activation [batch, seq, ..., embed] are split in."""
+    placed = layout.active.layout
+    if placed is None or len(shape) < 2:
+        return WHOLE
+    return placed.ways("batch", shape[0]), placed.ways("block_seq", shape[1]) if len(shape) > 2 else 1
+
+
+def join_tokens(x: Array, ways: tuple[int, int], kept: int = 1) -> Array:
+    """[batch, seq, ..., embed] -> [tokens, embed], all dims but the last `kept` joined.
+
+    Where the sequence is split the tokens of one device come to lie next to each other, so that both splits survive.
+    """
+    if ways[1] > 1:
+        (b, s), (wb, ws) = x.shape[:2], ways
+        x = jnp.swapaxes(x.reshape(wb, b // wb, ws, s // ws, *x.shape[2:]), 1, 2)
+    return x.reshape(-1, *x.shape[x.ndim - kept :])
+
+
+def part_tokens(x: Array, shape: Sequence[int], ways: tuple[int, int]) -> Array:
+    """The inverse of join_tokens: shape is that of the dims that were joined, [batch, seq, ...]."""
+    rest = x.shape[1:]
+    if ways[1] == 1:
+        return x.reshape(*shape, *rest)
+    (b, s), (wb, ws) = shape[:2], ways
+    parts = x.reshape(wb, ws, b // wb, s // ws, *shape[2:], *rest)
+    return jnp.swapaxes(parts, 1, 2).reshape(*shape, *rest)
 
 
 def _how(placed: Layout, split: Split, heads: int, kv_heads: int) -> str:

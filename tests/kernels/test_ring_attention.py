@@ -1,0 +1,217 @@
+"""Ring and Ulysses attention over a mesh against the plain twin on one device."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from polyreme.core import backend  # configures jax: eight CPU devices, x64
+from polyreme.errors import ConfigError, DTypeError, ShapeError
+from polyreme.kernels import attention, attention_plain, ring_attention, ulysses_attention
+from polyreme.kernels.attention_blocked import Spec, draw_of, dropout_scale
+from polyreme.kernels.ring_attention import Split
+
+from .tolerance import assert_near
+
+BOTH = pytest.mark.parametrize("kernel", [ring_attention, ulysses_attention], ids=["ring", "ulysses"])
+KEY = jax.random.PRNGKey(3)
+
+
+def split(**degrees):
+    """A Split over a mesh of these degrees: batch over dp, the sequence over sep (and cp), heads over mp."""
+    names, sizes = tuple(degrees), tuple(degrees.values())
+    count = int(np.prod(sizes))
+    mesh = Mesh(np.array(jax.devices()[:count]).reshape(sizes), names)
+
+    def live(*axes):
+        return tuple(a for a in axes if degrees.get(a, 1) > 1)
+
+    return Split(mesh, live("dp"), live("sep", "cp"), live("mp"))
+
+
+def normal(seed, *shape, dtype=jnp.float32):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def qkv(s=48, t=None, h=8, n=4, d=4, b=2, dtype=jnp.float32):
+    t = t or s
+    return normal(0, b, s, h, d, dtype=dtype), normal(1, b, t, n, d, dtype=dtype), normal(2, b, t, n, d, dtype=dtype)
+
+
+def pulled(f, args, mask, ct, **options):
+    """Output and gradients; a float mask has one too."""
+    floating = mask is not None and mask.dtype != jnp.bool_
+    given = (*args, mask) if floating else args
+
+    def call(*x):
+        return f(*x[:3], mask=x[3] if floating else mask, **options)
+
+    out, pull = jax.vjp(call, *given)
+    return out, *pull(ct)
+
+
+def compare(kernel, over, args, mask=None, terms=None, dtype=jnp.float32, steps=4, **options):
+    ct = normal(9, *args[0].shape, dtype=dtype)
+    got = jax.jit(lambda *a: pulled(kernel, a[:3], a[3], a[4], split=over, **options))(*args, mask, ct)
+    want = jax.jit(lambda *a: pulled(attention_plain, a[:3], a[3], a[4], **options))(*args, mask, ct)
+    assert [x.dtype for x in got] == [x.dtype for x in want]
+    assert_near(got, want, dtype, terms or args[0].shape[1] * args[0].shape[2] // args[1].shape[2], steps)
+
+
+MESH = {"dp": 2, "sep": 2, "mp": 2}
+
+
+@BOTH
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("degrees", [MESH, {"sep": 4}, {"sep": 2, "cp": 2, "dp": 2}], ids=str)
+def test_equals_the_twin(kernel, causal, degrees):
+    compare(kernel, split(**degrees), qkv(), causal=causal)
+
+
+MASKS = {
+    "scores": normal(4, 1, 8, 48, 48),
+    "keys": normal(5, 2, 1, 1, 48),
+    "queries": normal(6, 2, 1, 48, 1),
+    "bool": normal(7, 48, 48) > 0,
+    "a query that sees nothing": jnp.arange(48)[:, None] > jnp.zeros(48),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_masks_and_their_gradients(kernel, mask):
+    # a gradient of the mask of keys is a sum over batch, heads and queries: 2 * 8 * 48 terms
+    compare(kernel, split(**MESH), qkv(), mask, causal=mask.dtype == jnp.bool_, terms=768)
+
+
+@BOTH
+@pytest.mark.parametrize("degrees", [MESH, {"sep": 4}], ids=str)
+def test_dropout_is_that_of_one_device(kernel, degrees):
+    compare(kernel, split(**degrees), qkv(), causal=True, dropout_key=KEY, dropout_rate=0.25)
+
+
+@BOTH
+def test_other_lengths_of_keys(kernel):
+    compare(kernel, split(sep=2), qkv(s=8, t=24), causal=False, terms=24)
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float64])
+def test_other_dtypes(kernel, dtype):
+    compare(kernel, split(sep=2, mp=2), qkv(dtype=dtype), causal=True, dtype=dtype)
+
+
+def test_a_batch_that_is_not_split_over_an_axis_of_the_mesh():
+    for kernel in (ring_attention, ulysses_attention):
+        over = split(dp=2, sep=2)
+        whole = Split(over.mesh, (), over.seq, over.heads)
+        compare(kernel, whole, qkv(b=1), causal=True)
+
+
+def test_derivatives_of_second_order():
+    over, args = split(sep=2), qkv(s=8, h=2, n=2)
+
+    def penalty(f):
+        return lambda q: (jax.grad(lambda q: (f(q, *args[1:], causal=True) ** 2).sum())(q) ** 2).sum()
+
+    want = jax.jit(jax.grad(penalty(attention_plain)))(args[0])
+    for kernel in (ring_attention, ulysses_attention):
+        got = jax.jit(jax.grad(penalty(lambda *a, kernel=kernel, **o: kernel(*a, split=over, **o))))(args[0])
+        # three passes, each a sum of at most 8 keys x 4 numbers; values up to the third power of the first
+        assert_near(got, want, jnp.float32, terms=32 * 3, steps=16)
+
+
+def test_dropout_depends_on_the_place_alone():
+    spec = Spec(False, 1.0, 0.5)
+    whole = dropout_scale(spec, draw_of(KEY), (2, 2, 2, 6, 8))
+    # batch entry 1, heads 2 and 3 of 4, queries 2 to 5, keys 4 to 7
+    part = dropout_scale(spec, draw_of(KEY, jnp.asarray([1, 2, 2, 4, 4], jnp.uint32)), (1, 1, 2, 4, 4))
+    np.testing.assert_array_equal(part[0, 0], whole[1, 1, :, 2:, 4:])
+    later = dropout_scale(spec, draw_of(KEY), (2, 2, 2, 3, 8), start=3)
+    np.testing.assert_array_equal(later, whole[..., 3:, :])
+
+
+def test_dropout_keeps_the_rate_and_draws_apart():
+    spec = Spec(False, 1.0, 0.25)
+    scale = np.asarray(dropout_scale(spec, draw_of(KEY), (4, 2, 2, 64, 64)))
+    assert set(np.unique(scale)) == {0, np.float32(1 / 0.75)}
+    kept = scale > 0
+    # 65536 draws of probability 3/4: five standard deviations
+    assert abs(kept.mean() - 0.75) < 5 * np.sqrt(0.75 * 0.25 / kept.size)
+    rows = kept.reshape(-1, 64)
+    agree = (rows[1:] == rows[:-1]).mean()
+    # neighbours agree with probability 0.625 when they are independent
+    assert abs(agree - 0.625) < 5 * np.sqrt(0.625 * 0.375 / rows[1:].size)
+
+
+def collectives(f, *args):
+    text = jax.jit(f, compiler_options=backend.step_options()).lower(*args).compile().as_text()
+    kinds = ("all-gather", "all-to-all", "collective-permute", "all-reduce", "reduce-scatter")
+    return {k: text.count(f" {k}(") + text.count(f" {k}-start(") for k in kinds if f" {k}" in text}
+
+
+def test_collectives_are_the_ones_the_formula_names():
+    over, args = split(sep=4), qkv(s=64, h=4, n=4)
+    args = tuple(jax.device_put(x, jax.sharding.NamedSharding(over.mesh, over.spec)) for x in args)
+
+    def gradients(kernel):
+        def both(q, k, v):
+            out, pull = jax.vjp(lambda *a: kernel(*a, split=over, causal=True), q, k, v)
+            return out, pull(2 * q)
+
+        return both
+
+    # k and v pass 3 times forward; k, v, dk, dv pass 3 times backward and dk, dv once more
+    assert collectives(gradients(ring_attention), *args) == {"collective-permute": 6 + 12 + 2}
+    # q, k, v and the result forward; their gradients backward
+    assert collectives(gradients(ulysses_attention), *args) == {"all-to-all": 8}
+
+
+def test_memory_of_the_ring_falls_with_its_length():
+    def scratch(ways):
+        over = split(sep=ways)
+        spec = jax.sharding.NamedSharding(over.mesh, PartitionSpec(None, "sep"))
+        q = jax.ShapeDtypeStruct((1, 4096, 2, 16), jnp.float32, sharding=spec)
+
+        def step(q, k, v):
+            return jax.vjp(lambda *a: ring_attention(*a, split=over, causal=True), q, k, v)[1](q)
+
+        return (
+            jax.jit(step, compiler_options=backend.step_options())
+            .lower(q, q, q)
+            .compile()
+            .memory_analysis()
+            .temp_size_in_bytes
+        )
+
+    two, eight = scratch(2), scratch(8)
+    # activations are a quarter and a block of scores a quarter as wide
+    assert eight < 0.4 * two
+
+
+Q, K, V = qkv(s=12, h=4, n=2)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda f: f(Q[:, :11], K, V, split=split(sep=4), causal=False), ShapeError, "11 queries .*; make it 8 or 12"),
+        (lambda f: f(Q, K[:, :10], V[:, :10], split=split(sep=4), causal=False), ShapeError, "10 keys"),
+        (lambda f: f(Q, K, V[..., :3], split=split(sep=2), causal=False), ShapeError, "k and v of one shape"),
+        (lambda f: f(Q, K, V, split=split(sep=2), causal=False, mask=jnp.ones(12, int)), DTypeError, "mask has dtype"),
+        (lambda f: f(Q, K, V, split=split(sep=2), causal=False, dropout_rate=0.5), ConfigError, "needs a dropout_key"),
+    ],
+)  # fmt: skip
+@BOTH
+def test_refusals(kernel, call, error, message):
+    with pytest.raises(error, match=message):
+        call(kernel)
+
+
+def test_what_only_one_of_them_refuses():
+    with pytest.raises(ConfigError, match=r"4 query heads and 2 key heads over 4 devices \(sep\).*use the ring"):
+        ulysses_attention(Q, K, V, split=split(sep=4), causal=True)
+    with pytest.raises(ShapeError, match="12 queries and 8 keys; they must be equally many"):
+        ring_attention(Q, K[:, :8], V[:, :8], split=split(sep=4), causal=True)
+    assert attention(Q, K, V, causal=True).shape == Q.shape
