@@ -2,6 +2,7 @@
 
 import doctest
 import re
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -482,6 +483,16 @@ def test_model_parallel_random_seed():
 @pytest.mark.parametrize("module", [mp_layers, random, vocab], ids=lambda m: m.__name__)
 def test_examples(module):
     assert doctest.testmod(module).failed == 0
+
+
+def test_the_page_is_true():
+    text = (Path(__file__).parents[3] / "docs" / "tensor_parallel.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert len(blocks) > 5
+    try:
+        exec(compile("\n".join(blocks), "tensor_parallel.md", "exec"), {})
+    finally:
+        fleet.reset()
 
 
 def test_nothing_is_constrained_without_a_plan():
