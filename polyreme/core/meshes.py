@@ -17,6 +17,9 @@ from polyreme.core.state import Tracer
 Devices = tuple[tuple[str, int], ...]
 """(platform, id) of each device of a set, sorted; () for an array that may be moved to any."""
 
+HOST = "pinned_host"
+"""Kind of the host memory that devices copy from and to."""
+
 
 @functools.lru_cache(maxsize=4096)
 def _devices(sharding: Sharding) -> Devices:

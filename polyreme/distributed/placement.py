@@ -16,6 +16,7 @@ from polyreme.core import layout as layouts
 from polyreme.core import rng, state
 from polyreme.core.backend import Device
 from polyreme.core.layout import Layout
+from polyreme.core.meshes import HOST
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import PlacementError
@@ -37,6 +38,7 @@ def apply_plan(
     Raises PlacementError for a mesh that does not fit the devices, a dim that does not divide, or a model that a
     pipeline is asked of and that has no such parts.
     """
+    _check_offload(plan)
     layout = Layout(plan, devices)
     home = _homes(layout, model, chunks)
     placed = []
@@ -58,11 +60,22 @@ def apply_plan(
 
 def parameter_layouts(layout: Layout, p: Parameter) -> dict[str, NamedSharding]:
     """Where a parameter, its gradient and its optimizer state go on a layout's mesh, and how an op reads it ("use"; not
-    there when it is read as it is kept)."""
+    there when it is read as it is kept). State that the plan offloads is in host memory between updates."""
     found = {kind: layout.sharding(kind, p.dims, p.shape) for kind in KINDS}
+    if "state" in layout.plan.offload:
+        found["state"] = found["state"].with_memory_kind(HOST)
     if found["use"] == found["param"]:
         del found["use"]  # nothing to gather
     return found
+
+
+def _check_offload(plan: Plan) -> None:
+    refused = [kind for kind in plan.offload if kind in ("param", "grad")]
+    if refused:
+        raise PlacementError(
+            f"plan: offload {refused} is not available: parameters and gradients stay on the devices; keep 'state' and "
+            "'act' in offload, and use sharding stage 3 to hold fewer parameters on each device"
+        )
 
 
 def _homes(layout: Layout, model: Layer, chunks: Sequence[Layer] | None) -> dict[int, Layout]:

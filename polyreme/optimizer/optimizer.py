@@ -16,7 +16,7 @@ import numpy as np
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
-from polyreme.core.meshes import Devices
+from polyreme.core.meshes import HOST, Devices
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import CaptureError, CheckpointError, ConfigError, DTypeError, ShapeError
@@ -293,7 +293,10 @@ class Optimizer:
         layout = getattr(p, "sharding_of", lambda kind: None)
         low = p.dtype if id(p) in self._masters else None
         wide = jnp.promote_types(p.dtype, jnp.float32)
-        return Leaf(options, self._position[id(p)], self._clip_of[id(p)], layout("param"), layout("state"), low, wide)
+        near, home = layout("state"), None
+        if near is not None and near.memory_kind == HOST:
+            near, home = near.with_memory_kind("device"), near
+        return Leaf(options, self._position[id(p)], self._clip_of[id(p)], layout("param"), near, low, wide, home)
 
     def _inputs(self, live: list[Any], shared: Shared, skip: Tensor | None) -> dict[str, Any]:
         masters: dict[int, Any] = self._masters

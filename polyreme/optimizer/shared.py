@@ -96,8 +96,8 @@ class SharedState:
 
     def start(self, values: dict[str, np.ndarray]) -> None:
         """Begin with these numbers: name -> one for each parameter."""
-        for copy in self.copies.values():
-            copy.scalars = {n: Tensor(jax.numpy.asarray(v)) for n, v in values.items()}
+        for held in self.copies.values():
+            held.scalars = {n: Tensor(jax.numpy.asarray(v)) for n, v in values.items()}
 
     def values(self, name: str, what: str = "the optimizer's state") -> np.ndarray:
         """A number per parameter, each from the copy that counts. what: who asks, for the message in a capture."""
@@ -110,8 +110,8 @@ class SharedState:
 
     def set_values(self, name: str, values: np.ndarray) -> None:
         """Write a number per parameter into every copy."""
-        for copy in self.copies.values():
-            copy.scalars[name].set_value(values)
+        for held in self.copies.values():
+            held.scalars[name].set_value(values)
 
     def settle(self, groups: Sequence[MeshGroup], position: dict[int, int], array_of: Callable[[Any], Any]) -> None:
         """Make sure that each group has its copy, and that the numbers of parameters which moved have moved along."""

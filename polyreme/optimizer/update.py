@@ -47,6 +47,8 @@ class ParameterOptions:
 class Leaf:
     """One parameter of an update: its options, its place among all parameters, its clip and its layouts over devices.
 
+    home: where its state is kept between updates if that is host memory, else None.
+
     low: dtype of the parameter itself when the update is of its float32 master weight, else None. wide: dtype of the
     arithmetic.
     """
@@ -58,6 +60,7 @@ class Leaf:
     state_layout: Any
     low: np.dtype | None
     wide: np.dtype
+    home: Any
 
 
 def compile_update(
@@ -76,6 +79,7 @@ def compile_update(
     """
 
     def update(inputs: dict[str, Any]) -> dict[str, Any]:
+        inputs = _fetched(inputs, leaves)
         params = [_constrain(wide(p), leaf.state_layout) for p, leaf in zip(inputs["params"], leaves, strict=True)]
         norms = _norms(inputs["squares"], together)
         grads = _gradients(inputs["grads"], params, leaves, prepare, norms)
@@ -95,6 +99,23 @@ def compile_update(
 
     update.__name__ = name
     return jax.jit(update)
+
+
+def _fetched(inputs: dict[str, Any], leaves: Sequence[Leaf]) -> dict[str, Any]:
+    """The inputs with the state that lives in host memory brought to the devices."""
+
+    def near(x: jax.Array, leaf: Leaf) -> jax.Array:
+        return x if leaf.home is None else jax.device_put(x, leaf.state_layout)
+
+    params = [p if leaf.low is None else near(p, leaf) for p, leaf in zip(inputs["params"], leaves, strict=True)]
+    slots = [{n: near(s, leaf) for n, s in held.items()} for held, leaf in zip(inputs["slots"], leaves, strict=True)]
+    return inputs | {"params": params, "slots": slots}
+
+
+def _sent_home(x: jax.Array, leaf: Leaf) -> jax.Array:
+    """State as it is kept until the next update."""
+    x = _constrain(x, leaf.state_layout)
+    return x if leaf.home is None else jax.device_put(x, leaf.home)
 
 
 def compile_squares(leaves: Sequence[Leaf], count: int, dtype: np.dtype) -> Callable:
@@ -140,9 +161,9 @@ def _one(rule: Rule, leaf: Leaf, p: jax.Array, g: jax.Array, inputs: dict[str, A
         new_slots = {n: jnp.where(skip, old_slots[n], s) for n, s in new_slots.items()}
         new_mine = {n: jnp.where(skip, mine[n], s) for n, s in new_mine.items()}
     return {
-        "param": _constrain(new_p, leaf.param_layout if low is None else leaf.state_layout),
+        "param": _constrain(new_p, leaf.param_layout) if low is None else _sent_home(new_p, leaf),
         "low": None if low is None else _constrain(low, leaf.param_layout),
-        "slots": {n: _constrain(s, leaf.state_layout) for n, s in new_slots.items()},
+        "slots": {n: _sent_home(s, leaf) for n, s in new_slots.items()},
         "scalars": new_mine,
     }
 

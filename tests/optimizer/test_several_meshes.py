@@ -28,13 +28,13 @@ def mesh(stage):
     return Mesh(np.asarray(jax.devices()[2 * stage : 2 * stage + 2]), ("sharding",))
 
 
-def spread(params, stages):
-    """The parameters on their stages' meshes, their optimizer state split."""
+def spread(params, stages, kind="device"):
+    """The parameters on their stages' meshes, their optimizer state split and in this kind of memory."""
     for p in params:
         on = mesh(stages[p.name])
         p.layouts = {
             "param": NamedSharding(on, PartitionSpec()),
-            "state": NamedSharding(on, PartitionSpec("sharding")),
+            "state": NamedSharding(on, PartitionSpec("sharding"), memory_kind=kind),
             "grad": NamedSharding(on, PartitionSpec("sharding")),
         }
         state.write(p, jax.device_put(p._array, p.layouts["param"]))
@@ -117,6 +117,16 @@ def test_every_step_is_as_on_one_device(name):
         for slot in many.slots:
             moment = many.state_dict()[f"{p.name}_{slot}_0"]._array
             assert moment.addressable_shards[0].data.shape[0] == p.shape[0] // 2
+
+
+def test_state_in_host_memory():
+    params = parameters()
+    spread(params, STAGES, "pinned_host")
+    moved = trained(MAKERS["adamw"], None, optimizer=MAKERS["adamw"](parameters=params))
+    for name, value in values(trained(MAKERS["adamw"], STAGES)).items():
+        np.testing.assert_array_equal(values(moved)[name], value)
+    kinds = {t._array.sharding.memory_kind for held in moved._slots.values() for t in held.values()}
+    assert kinds == {"pinned_host"}
 
 
 def test_master_weights():

@@ -221,7 +221,11 @@ class ShardReader:
             jax.device_put(read[box], jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind))
             for device, box in boxes.items()
         ]
-        array = jax.make_array_from_single_device_arrays(tensor.shape, sharding, single)
+        if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+            # as it is: put together from parts, jax 0.10 would take it to be in device memory even if it is not
+            (array,) = single
+        else:
+            array = jax.make_array_from_single_device_arrays(tensor.shape, sharding, single)
         if array.dtype != tensor.dtype:
             raise CheckpointError(f"{name!r} is {tensor.dtype} but jax made it {array.dtype}; set POLYREME_X64=1")
         return array
