@@ -16,7 +16,9 @@ from typing import Annotated, Any
 import typer
 
 from polyreme import flags
+from polyreme.cli import launch as launcher
 from polyreme.cli.failure import report
+from polyreme.cli.prove import prove
 from polyreme.cli.schedule import schedule
 from polyreme.errors import ConfigError, did_you_mean
 
@@ -28,6 +30,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at training data.")
 app.add_typer(data_app, name="data")
+launcher.register(app)
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML configuration, such as configs/gpt_kjv.yaml.")]
 Overrides = Annotated[
@@ -130,6 +133,7 @@ def doctor(
         raise typer.Exit(1)
 
 
+app.command()(prove)
 app.command()(schedule)
 
 
@@ -158,6 +162,8 @@ def preview(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. Never raises, never shows a traceback without --debug."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["launch"]:  # --debug may be the script's
+        return launcher.run(words[1:])
     options = words[: words.index("--")] if "--" in words else words
     debug = "--debug" in options
     words = [word for word in options if word != "--debug"] + words[len(options) :]

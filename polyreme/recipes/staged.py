@@ -20,19 +20,7 @@ from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.pipeline.update import StagedUpdate
 from polyreme.eager.tensor import Tensor
-from polyreme.mesh import Plan
 from polyreme.optimizer import Optimizer
-
-
-def in_chunks(model: Any, plan: Plan) -> PipelineLayer:
-    """A model family's model as the chunks that the plan's stages run."""
-    is_v = plan.schedule == "ZBVPP"
-    return PipelineLayer(
-        model.pipeline_items(),
-        num_stages=plan.mesh.pp,
-        num_virtual_pipeline_stages=None if is_v else plan.virtual_stages,
-        use_dualpipev=is_v,
-    )
 
 
 class StagedStep:

@@ -17,6 +17,7 @@ import numpy as np
 from polyreme.amp import auto_cast, decorate
 from polyreme.core import rng, state
 from polyreme.core.backend import Device
+from polyreme.distributed.pipeline.chunks import in_chunks
 from polyreme.distributed.placement import apply_plan, shard_batch
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor
@@ -28,7 +29,7 @@ from polyreme.optimizer import AdamW
 from polyreme.optimizer.lr import CosineAnnealingDecay, LinearWarmup, LRScheduler
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import PretrainConfig, TrainConfig
-from polyreme.recipes.staged import StagedStep, in_chunks
+from polyreme.recipes.staged import StagedStep
 
 
 class StepResult(NamedTuple):
@@ -48,7 +49,7 @@ class Trainer:
     """
 
     def __init__(self, config: PretrainConfig, devices: Sequence[Device] | None = None) -> None:
-        _check_supported(config)
+        check_supported(config)
         self.config = config
         rng.seed(config.train.seed)
         self.model = build_model(config.model)
@@ -56,16 +57,8 @@ class Trainer:
         layers = in_chunks(self.model, plan) if plan.mesh.pp > 1 else None
         self.layout = apply_plan(plan, self.model, devices, layers and layers.get_model_chunks())
         self.schedule = learning_rate_schedule(config.train)
+        self.optimizer = make_optimizer(config.train, self.model, self.schedule)
         train = config.train
-        self.optimizer = AdamW(
-            self.schedule,
-            beta1=train.betas[0],
-            beta2=train.betas[1],
-            parameters=self.model.parameters(),
-            weight_decay=train.weight_decay,
-            apply_decay_param_fun=_matrices_only(self.model),
-            grad_clip=None if train.clip_norm is None else ClipGradByGlobalNorm(train.clip_norm),
-        )
         if train.amp_level == "O2":
             decorate(self.model, self.optimizer, level="O2", dtype=train.amp_dtype, master_grad=True)
         self.optimizer.create_state()
@@ -225,12 +218,26 @@ class Trainer:
 _OPTIMIZER = "optimizer/"
 
 
-def _check_supported(config: PretrainConfig) -> None:
+def check_supported(config: PretrainConfig) -> None:
+    """Raises ConfigError for a setting that training does not do yet."""
     if config.train.amp_level != "O0" and config.train.amp_dtype == "float16":
         raise ConfigError(
             f"train.amp_level={config.train.amp_level} with train.amp_dtype=float16 needs loss scaling, which pretrain "
             "does not have yet; set train.amp_dtype=bfloat16"
         )
+
+
+def make_optimizer(train: TrainConfig, model: Any, learning_rate: LRScheduler) -> AdamW:
+    """The optimizer that a configuration trains a model with."""
+    return AdamW(
+        learning_rate,
+        beta1=train.betas[0],
+        beta2=train.betas[1],
+        parameters=model.parameters(),
+        weight_decay=train.weight_decay,
+        apply_decay_param_fun=_matrices_only(model),
+        grad_clip=None if train.clip_norm is None else ClipGradByGlobalNorm(train.clip_norm),
+    )
 
 
 def learning_rate_schedule(train: TrainConfig) -> LRScheduler:

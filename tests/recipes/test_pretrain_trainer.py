@@ -6,6 +6,7 @@ import pytest
 
 from polyreme.core import rng
 from polyreme.distributed.placement import clear_plan
+from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.recipes.training import Trainer
 from tests.recipes.tiny_run import ONE_DEVICE, load
@@ -121,8 +122,39 @@ def test_nothing_changes_after_a_step_that_is_not_finite(make):
             np.testing.assert_array_equal(array, before[name], err_msg=name)
 
 
+STAGED = ("plan.pp=2", "plan.mp=2", "plan.sharding=2", "plan.dp=1", "plan.schedule=ZBH1", "train.accumulation=2")
+
+
+def test_over_pipeline_stages_a_run_is_the_same_and_its_checkpoint_fits_one_device(make):
+    staged, alone = make(*STAGED), make(*ONE_DEVICE, "train.accumulation=2", "plan.recompute=full", devices=1)
+    assert losses(staged) == pytest.approx(losses(alone), rel=CLOSE)
+    tokens, labels = batches(1)[0]
+    assert staged.evaluate(tokens, labels) == pytest.approx(alone.evaluate(tokens, labels), rel=CLOSE)
+    saved = {name: np.asarray(array) for name, array in staged.arrays().items()}
+    target = alone.target()
+    assert {name: a.shape for name, a in saved.items()} == {name: t.shape for name, t in target.items()}
+    alone.load({name: jax.device_put(a, target[name].sharding) for name, a in saved.items()}, 3)
+    for name, array in alone.arrays().items():
+        np.testing.assert_array_equal(array, saved[name], err_msg=name)
+    (logits,) = staged.logits(tokens[:1])
+    alone.model.eval()
+    np.testing.assert_allclose(logits, alone.model(Tensor(jax.numpy.asarray(tokens[:1]))).numpy()[0], atol=CLOSE)
+
+
+def test_over_pipeline_stages_a_bad_step_changes_nothing_and_is_named(make):
+    trainer = make(*STAGED)
+    tokens, labels = batches(1)[0]
+    key = trainer.step(tokens, labels).key
+    assert trainer.first_bad_tensor(tokens, labels, key) is None
+    trainer.model.blocks[1].ffn_norm.weight.set_value(np.full(32, 3e38, np.float32))
+    before = {name: np.array(array) for name, array in trainer.arrays().items() if name != "rng"}
+    result = trainer.step(tokens, labels)
+    assert not np.isfinite(float(result.grad_norm))
+    for name, array in before.items():
+        np.testing.assert_array_equal(trainer.arrays()[name], array, err_msg=name)
+    assert "microbatch 0" in trainer.first_bad_tensor(tokens, labels, result.key)
+
+
 def test_what_is_not_available_is_refused(make):
-    with pytest.raises(ConfigError, match="recompute='full' is not available yet; set it to none"):
-        make("plan.recompute=full")
     with pytest.raises(ConfigError, match="float16 needs loss scaling"):
         make("train.amp_level=O1", "train.amp_dtype=float16")

@@ -1,0 +1,33 @@
+"""A model as the chunks that pipeline stages run.
+
+Floor: 5.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyreme.distributed.fleet.meta_parallel.pp_layers import PipelineLayer
+from polyreme.errors import ConfigError
+from polyreme.mesh import Plan
+
+
+def in_chunks(model: Any, plan: Plan) -> PipelineLayer:
+    """A model as the chunks that the plan's stages run: itself, or a PipelineLayer of its pipeline_items().
+
+    Raises ConfigError for a model that has none.
+    """
+    if isinstance(model, PipelineLayer):
+        return model
+    if not hasattr(model, "pipeline_items"):
+        raise ConfigError(
+            f"mesh {plan.mesh} needs a model in chunks; make {type(model).__name__} a PipelineLayer, or give it "
+            "pipeline_items() and pipeline_loss(output, labels)"
+        )
+    is_v = plan.schedule == "ZBVPP"
+    return PipelineLayer(
+        model.pipeline_items(),
+        num_stages=plan.mesh.pp,
+        num_virtual_pipeline_stages=None if is_v else plan.virtual_stages,
+        use_dualpipev=is_v,
+    )

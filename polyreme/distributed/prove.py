@@ -1,0 +1,371 @@
+"""prove: a model's training step under a plan, shown equal to the same step on one device.
+
+Floor: 5.  Each step both sides begin with the very same weights, optimizer state and random key, so nothing is
+amplified from step to step and the bounds stay tight. Compared are: the loss; every gradient; every weight and every
+array of optimizer state after an update from the same gradients; and checkpoints saved by each side and restored by the
+other, bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from polyreme.amp import auto_cast, decorate
+from polyreme.core import dtype as dtypes
+from polyreme.core import layout as layouts
+from polyreme.core import rng, state
+from polyreme.core.backend import Device
+from polyreme.distributed.checkpoint import CheckpointStore
+from polyreme.distributed.fleet.meta_parallel.pp_layers import PipelineLayer
+from polyreme.distributed.pipeline.batch import cut
+from polyreme.distributed.pipeline.chunks import in_chunks
+from polyreme.distributed.pipeline.runtime import Microbatch, Pipeline
+from polyreme.distributed.placement import apply_plan, clear_plan, shard_batch
+from polyreme.eager.host import put
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import ConfigError
+from polyreme.jit import to_static
+from polyreme.mesh import Plan
+from polyreme.nn.layer import Layer
+from polyreme.optimizer import Optimizer
+
+WHATS = ("loss", "gradient", "weight", "optimizer state", "checkpoint of the plan", "checkpoint of one device")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One tensor compared: the largest absolute error, and the largest the arithmetic explains (0: bit for bit)."""
+
+    what: str
+    name: str
+    step: int
+    error: float
+    tolerance: float
+
+    @property
+    def holds(self) -> bool:
+        """True if the two are equal as far as they must be; an error that is not a number is not."""
+        return self.error <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was compared, in the order it was computed."""
+
+    plan: Plan
+    differences: tuple[Difference, ...]
+
+    @property
+    def holds(self) -> bool:
+        """True if the plan equals one device."""
+        return all(d.holds for d in self.differences)
+
+    @property
+    def first_difference(self) -> Difference | None:
+        """The first tensor that differs."""
+        return next((d for d in self.differences if not d.holds), None)
+
+    def __str__(self) -> str:
+        rows = [("compared", "tensors", "largest error", "of its tolerance", "in")]
+        for what in WHATS:
+            found = [d for d in self.differences if d.what == what]
+            if found:
+                rows.append(_row(what, found))
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        first = self.first_difference
+        if first is None:
+            verdict = f"proved: {self.plan.mesh} equals one device"
+        else:
+            verdict = (
+                f"NOT equal: first the {first.what} {first.name} of step {first.step} differs by {first.error:.3g}, "
+                f"tolerance {first.tolerance:.3g}"
+            )
+        return "\n".join([*lines, verdict])
+
+
+def prove(
+    build: Callable[[], Layer],
+    plan: Plan,
+    batches: Sequence[tuple[Any, Any]],
+    *,
+    optimizer: Callable[[Layer], Optimizer],
+    amp: tuple[str, str] | None = None,
+    devices: Sequence[Device] | None = None,
+    folder: str | Path | None = None,
+    seed: int = 0,
+) -> Proof:
+    """Run one training step per batch under plan and on one device, and compare everything.
+
+    build: makes the model, a function of (inputs, labels) that returns its mean loss; under a pipeline it has
+    pipeline_items() and pipeline_loss(output, labels), or is a PipelineLayer with a loss_fn. batches: (inputs, labels)
+    arrays `[batch, ...]`, cut into the plan's number of microbatches. optimizer: makes the optimizer of a model. amp:
+    (level, dtype) of auto_cast. folder: where the checkpoints go, a temporary one by default. The plan in force is
+    cleared.
+
+    Raises ConfigError for no batches or a model a pipeline cannot cut, and what placing the model raises.
+    """
+    if not batches:
+        raise ConfigError("prove needs at least one batch; give [(inputs, labels), ...]")
+    one = Plan(num_microbatches=plan.num_microbatches)
+    with tempfile.TemporaryDirectory() as temporary:
+        where = Path(folder if folder is not None else temporary)
+        try:
+            ours = _Side(build, plan, optimizer, amp, devices, seed)
+            alone = _Side(build, one, optimizer, amp, jax.local_devices()[:1], seed)
+            found = [*_compared("weight", 0, ours.weights(), alone.weights(), {})]
+            for step, (inputs, labels) in enumerate(batches, 1):
+                found += _step(ours, alone, step, inputs, labels)
+                found += _restored(ours, alone, where / "plan", step, "checkpoint of the plan")
+            found += _restored(alone, ours, where / "one", len(batches), "checkpoint of one device")
+        finally:
+            clear_plan()
+    return Proof(plan, tuple(found))
+
+
+def _step(ours: _Side, alone: _Side, step: int, inputs: Any, labels: Any) -> list[Difference]:
+    key = np.asarray(rng.default_generator.get_state())
+    loss, grads = ours.gradients(inputs, labels)
+    rng.default_generator.set_state(key)
+    want, want_grads = alone.gradients(inputs, labels)
+    bound = Bound.of(alone, inputs)
+    found = _compared("loss", step, {"loss": loss}, {"loss": want}, {"loss": bound.loss(want)})
+    largest = max(bound.largest(g) for g in want_grads.values()) if want_grads else 0.0
+    gradients = {n: bound.gradient(g, largest) for n, g in want_grads.items()}
+    found += _compared("gradient", step, grads, want_grads, gradients)
+    before = alone.weights()
+    # from the same gradients on: what one device's rounding would make of them is no matter of the plan
+    alone.set_gradients(grads)
+    ours.update()
+    alone.update()
+    want_weights, want_state = alone.weights(), alone.optimizer_state()
+    moved = {n: bound.largest(np.asarray(w, np.float64) - before[n]) for n, w in want_weights.items()}
+    weights = {n: bound.update(w, moved[n]) for n, w in want_weights.items()}
+    found += _compared("weight", step, ours.weights(), want_weights, weights)
+    states = {n: bound.update(s, bound.largest(s)) for n, s in want_state.items()}
+    found += _compared("optimizer state", step, ours.optimizer_state(), want_state, states)
+    return found
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How far rounding alone may move a result when sums are taken in another order.
+
+    eps: of the arithmetic. terms: summands of the longest sum, rows of the batch times the longest dim. depth: how many
+    such sums follow one another. An error of a sum of n terms grows like eps sqrt(n) (Higham, Accuracy and Stability of
+    Numerical Algorithms, section 4.2, for rounding errors that are independent), and those of a chain add up likewise.
+    """
+
+    eps: float
+    terms: int
+    depth: int
+
+    @classmethod
+    def of(cls, side: _Side, inputs: Any) -> Bound:
+        """For a side's model on a batch."""
+        weights = side.weights()
+        leaves = [np.asarray(a) for a in jax.tree.leaves(inputs) if np.ndim(a)]
+        positions = max((math.prod(a.shape[:2]) for a in leaves), default=1)
+        longest = max(max(w.shape, default=1) for w in weights.values())
+        low = [np.dtype(dtypes.as_dtype(side.amp[1]))] if side.amp else []
+        eps = max(float(jax.numpy.finfo(d).eps) for d in [*low, *(w.dtype for w in weights.values())])
+        return cls(eps, positions * longest, len(weights))
+
+    def loss(self, value: np.ndarray) -> float:
+        """For the mean loss: its last sum runs over the batch, those before it only blur its terms."""
+        return self._relative * self.largest(value)
+
+    def gradient(self, value: np.ndarray, largest: float) -> float:
+        """For a gradient, from its largest element: small ones are differences of large terms. One that is nothing but
+        rounding, as that of a bias which cancels, is bounded by the largest element of all gradients."""
+        return self._relative * self.largest(value) + self.eps * math.sqrt(self.depth) * largest
+
+    @staticmethod
+    def largest(value: np.ndarray) -> float:
+        """The largest absolute value of an array."""
+        wide = np.complex128 if dtypes.is_complex(value.dtype) else np.float64
+        return float(np.abs(np.asarray(value, wide)).max(initial=0))
+
+    def update(self, value: np.ndarray, moved: float) -> float:
+        """For what an update leaves, moved at most so far: the gradients' common norm is summed in another order, the
+        rest is the same few roundings element by element, at most 8."""
+        own = float(jax.numpy.finfo(value.dtype).eps) if dtypes.is_inexact(value.dtype) else 0.0
+        single = max(own, 2.0**-23)
+        largest = float(np.abs(np.asarray(value, np.float64)).max(initial=0))
+        return (
+            8 * single * (largest if own > single else moved)
+            + own * largest
+            + 8 * single * moved * math.sqrt(self.depth)
+        )
+
+    @property
+    def _relative(self) -> float:
+        return self.eps * math.sqrt(self.depth) * (math.sqrt(self.terms) if self.eps < 2.0**-20 else 1.0)
+
+
+class _Side:
+    """A model under a plan with its optimizer: gradients of a batch, an update, checkpoints."""
+
+    def __init__(
+        self,
+        build: Callable[[], Layer],
+        plan: Plan,
+        optimizer: Callable[[Layer], Optimizer],
+        amp: tuple[str, str] | None,
+        devices: Sequence[Device] | None,
+        seed: int,
+    ) -> None:
+        clear_plan()
+        rng.seed(seed)
+        self.plan, self.amp = plan, amp
+        self.model = build()
+        chunks = in_chunks(self.model, plan) if plan.mesh.pp > 1 else None
+        self.layout = apply_plan(plan, self.model, devices, chunks and chunks.get_model_chunks())
+        self.optimizer = optimizer(self.model)
+        if amp is not None and amp[0] == "O2":
+            decorate(self.model, self.optimizer, level="O2", dtype=amp[1], master_grad=True)
+        self.optimizer.create_state()
+        self._loss_of = _loss_of(self.model)
+        self._pipeline = None
+        if chunks is not None:
+            self._pipeline = Pipeline(chunks.get_model_chunks(), [_pipeline_loss(self.model)], self.layout)
+        self._whole = to_static(self._forward_backward)
+        self._names = {id(p): n for n, p in self.model.named_parameters()}
+
+    def gradients(self, inputs: Any, labels: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """The mean loss, and the gradient of every parameter that has one."""
+        self._here()
+        batch = cut([inputs, labels], self.plan.num_microbatches, None)
+        if self._pipeline is None:
+            loss = self._whole(*_placed(self.layout, batch))._array
+        else:
+            with self._autocast():
+                losses = self._pipeline.train(batch, rng.default_generator.branches(len(batch)))
+            loss = self._pipeline.mean(losses, batch)
+        return np.asarray(loss), {n: np.asarray(p._grad._array) for n, p in self._parameters() if p._grad is not None}
+
+    def set_gradients(self, values: Mapping[str, np.ndarray]) -> None:
+        """Take these as the gradients."""
+        for name, p in self._parameters():
+            if p._grad is not None:
+                state.write(p._grad, put(values[name].astype(p._grad.dtype), p._grad._array.sharding))
+
+    def update(self) -> None:
+        """One optimizer step from the gradients there are, which are then cleared."""
+        self._here()
+        self.optimizer.step()
+        self.optimizer.clear_grad()
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Every parameter and buffer."""
+        return {n: np.asarray(t._array) for n, t in self.model.state_dict().items()}
+
+    def optimizer_state(self) -> dict[str, np.ndarray]:
+        """Every array of the optimizer."""
+        return {n: np.asarray(a) for n, a in self.optimizer.state_arrays(self._names).items()}
+
+    def arrays(self) -> dict[str, jax.Array]:
+        """What a checkpoint holds."""
+        found = {f"model/{n}": t._array for n, t in self.model.state_dict().items()}
+        return found | {f"optimizer/{n}": a for n, a in self.optimizer.state_arrays(self._names).items()}
+
+    def load(self, arrays: Mapping[str, jax.Array]) -> None:
+        """Continue from a checkpoint."""
+        for name, tensor in self.model.state_dict().items():
+            state.write(tensor, arrays[f"model/{name}"])
+        own = {n.removeprefix("optimizer/"): a for n, a in arrays.items() if n.startswith("optimizer/")}
+        self.optimizer.load_state_arrays(own, self._names)
+
+    def _forward_backward(self, inputs: list[Any], labels: list[Any], shares: list[float]) -> Tensor:
+        total: Any = None
+        generator = rng.default_generator
+        for i, start in enumerate(generator.branches(len(inputs))):
+            with self._autocast(), generator.starting_at(start):
+                loss = self._loss_of(inputs[i], labels[i]) * shares[i]
+            loss.backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        return total
+
+    def _parameters(self) -> list[tuple[str, Any]]:
+        return list(self.model.named_parameters())
+
+    def _here(self) -> None:
+        """Put this side's layout in force, the random key with it."""
+        layouts.active.layout = self.layout
+        holder = rng.default_generator.key_state()
+        state.write(holder, put(np.asarray(holder._array), self.layout.replicated()))
+
+    def _autocast(self) -> contextlib.AbstractContextManager:
+        if self.amp is None:
+            return contextlib.nullcontext()
+        return auto_cast(level=self.amp[0], dtype=self.amp[1])
+
+
+def _loss_of(model: Any) -> Callable[[Any, Any], Any]:
+    if not isinstance(model, PipelineLayer):
+        return model
+    loss = _pipeline_loss(model)
+    return lambda inputs, labels: loss(model(inputs), labels)
+
+
+def _pipeline_loss(model: Any) -> Callable[[Any, Any], Any]:
+    loss = model.loss_fn if isinstance(model, PipelineLayer) else model.pipeline_loss
+    if not callable(loss):
+        raise ConfigError(f"prove needs one loss, the PipelineLayer's loss_fn is {loss!r}; give it a function")
+    return loss
+
+
+def _placed(layout: layouts.Layout, batch: Sequence[Microbatch]) -> tuple[list[Any], list[Any], list[float]]:
+    def place(value: Any) -> Any:
+        return jax.tree.map(lambda a: shard_batch(layout, a, "batch", *[None] * (np.ndim(a) - 1)), value)
+
+    total = sum(part.rows for part in batch)
+    shares = [part.rows / total for part in batch]
+    return [place(part.inputs) for part in batch], [place(part.labels) for part in batch], shares
+
+
+def _restored(saver: _Side, loader: _Side, folder: Path, step: int, what: str) -> list[Difference]:
+    """saver's state in a checkpoint, restored by loader, which continues from it."""
+    with CheckpointStore(folder) as store:
+        store.save(step, saver.arrays(), {}, blocking=True)
+        target = {n: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding) for n, a in loader.arrays().items()}
+        arrays, _ = store.restore(target, step)
+    saved = {n: np.asarray(a) for n, a in saver.arrays().items()}
+    loader.load(arrays)
+    return _compared(what, step, {n: np.asarray(a) for n, a in loader.arrays().items()}, saved, {})
+
+
+def _compared(
+    what: str, step: int, ours: Mapping[str, Any], theirs: Mapping[str, Any], tolerances: Mapping[str, float]
+) -> list[Difference]:
+    """One Difference a tensor; a tensor that one side lacks differs by infinity."""
+    found = []
+    for name in dict.fromkeys([*theirs, *ours]):
+        a, b = ours.get(name), theirs.get(name)
+        error = math.inf
+        if a is not None and b is not None and a.shape == b.shape and a.dtype == b.dtype:
+            wide = np.complex128 if dtypes.is_complex(a.dtype) else np.float64
+            error = float(np.abs(np.asarray(a, wide) - np.asarray(b, wide)).max(initial=0))
+            error = math.inf if math.isnan(error) else error
+        found.append(Difference(what, name, step, error, tolerances.get(name, 0.0)))
+    return found
+
+
+def _row(what: str, found: Sequence[Difference]) -> tuple[str, str, str, str, str]:
+    def part(d: Difference) -> float:
+        return d.error / d.tolerance if d.tolerance else (0.0 if d.error == 0 else math.inf)
+
+    worst = max(found, key=part)
+    number = len({d.name for d in found})
+    if not any(d.tolerance for d in found):
+        return (what, str(number), f"{max(d.error for d in found):.2g}", "bit for bit", worst.name)
+    return (what, str(number), f"{worst.error:.2g}", f"{part(worst):.3f}", worst.name)

@@ -1,0 +1,142 @@
+"""prove: a covering set of plans equals one device, and a plan that does not is found out."""
+
+import jax
+import numpy as np
+import pytest
+
+import polyreme as paddle
+from polyreme import nn
+from polyreme.core import layout
+from polyreme.distributed.fleet.meta_parallel import PipelineLayer
+from polyreme.distributed.pipeline import runtime
+from polyreme.distributed.prove import prove
+from polyreme.errors import ConfigError
+from polyreme.mesh import Plan
+from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.nn.clip import ClipGradByGlobalNorm
+from polyreme.optimizer import SGD, AdamW
+
+DATA = np.random.default_rng(0).integers(0, 128, (2, 8, 17))
+BATCHES = [(rows[:, :-1], rows[:, 1:]) for rows in DATA]
+BFLOAT16 = ("O1", "bfloat16"), ("O2", "bfloat16")
+
+
+def build(family):
+    if family == "gpt":
+        return GPT(GPTConfig.nano(num_layers=4, dropout=0.1))
+    return Llama(LlamaConfig.nano(num_layers=4))
+
+
+def adamw(model):
+    return AdamW(1e-2, parameters=model.parameters(), grad_clip=ClipGradByGlobalNorm(0.5))
+
+
+def case(family, amp=None, slow=False, **degrees):
+    name = "-".join([family, *([amp[0]] if amp else []), *(f"{k}={v}" for k, v in degrees.items())])
+    return pytest.param(family, amp, degrees, id=name, marks=[pytest.mark.slow] if slow else [])
+
+
+# Every value of every setting is here at least once, and every schedule with every sharding stage in the slow part.
+CASES = [
+    case("gpt", dp=2, pp=2, mp=2, num_microbatches=4),
+    case("gpt", pp=2, sharding=2, mp=2, sharding_stage=3, schedule="ZBH1", num_microbatches=2, sequence_parallel=True),
+    case("gpt", pp=2, sharding=4, sharding_stage=2, schedule="VPP", num_microbatches=2, recompute="full"),
+    case("gpt", BFLOAT16[1], pp=2, sharding=2, mp=2, sharding_stage=1, schedule="FThenB", num_microbatches=2),
+    case("gpt", dp=2, sharding=2, sep=2, sharding_stage=3, recompute="full_attn", num_microbatches=2),
+    case("gpt", BFLOAT16[0], dp=2, sharding=2, mp=2, sharding_stage=2, recompute="core_attn", offload=("state",)),
+    case("llama", pp=2, sep=2, sharding=2, sharding_stage=2, schedule="ZBVPP", num_microbatches=3),
+    case("llama", dp=2, sep=4, sep_attention="ring", recompute="full", offload=("act",)),
+    case("llama", mp=2, sharding=4, sharding_stage=1, sequence_parallel=True),
+    *[
+        case(family, slow=True, pp=2, sharding=2, mp=2, sharding_stage=stage, schedule=schedule, num_microbatches=4)
+        for family, stage in (("gpt", 1), ("llama", 2), ("gpt", 3))
+        for schedule in ("FThenB", "1F1B", "VPP", "ZBH1", "ZBVPP")
+    ],
+    case("gpt", slow=True, dp=8),
+    case("llama", slow=True, mp=2, sep=2, pp=2, sep_attention="ring", schedule="1F1B", num_microbatches=2),
+    case("llama", BFLOAT16[1], slow=True, pp=4, dp=2, schedule="ZBH1", num_microbatches=4, recompute="full"),
+]
+
+
+@pytest.mark.parametrize(("family", "amp", "degrees"), CASES)
+def test_plan_equals_one_device(family, amp, degrees):
+    plan = Plan.from_degrees(**degrees)
+    # rows that microbatches and data parallelism divide, uneven last microbatches apart
+    rows = 8 // plan.num_microbatches * plan.num_microbatches
+    batches = [(x[:rows], y[:rows]) for x, y in BATCHES]
+    proof = prove(
+        lambda: build(family), plan, batches, optimizer=adamw, amp=amp, devices=jax.devices()[: plan.mesh.size]
+    )
+    assert proof.holds, str(proof)
+    compared = {d.what for d in proof.differences}
+    assert compared == {
+        "loss", "gradient", "weight", "optimizer state", "checkpoint of the plan", "checkpoint of one device"
+    }  # fmt: skip
+    assert "equals one device" in str(proof)
+    assert layout.active.layout is None
+
+
+class Net(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x, y):
+        return nn.functional.mse_loss(self.second(self.first(x)), y)
+
+
+def small(count=1):
+    g = np.random.default_rng(1)
+    return [(g.standard_normal((8, 4), np.float32), g.standard_normal((8, 2), np.float32)) for _ in range(count)]
+
+
+def sgd(model):
+    return SGD(0.1, parameters=model.parameters())
+
+
+def in_a_pipeline():
+    return PipelineLayer([nn.Linear(4, 8), nn.Linear(8, 2)], num_stages=2, loss_fn=nn.MSELoss())
+
+
+def test_a_wrong_gradient_is_found_and_named(monkeypatch):
+    monkeypatch.setattr(runtime, "_shares", lambda batch: (0.5, 0.5001))
+    proof = prove(
+        in_a_pipeline, Plan.from_degrees(pp=2, num_microbatches=2), small(), optimizer=sgd, devices=jax.devices()[:2]
+    )
+    assert not proof.holds
+    # the loss is weighted by the same shares; 1e-4 of it is a thousand roundings
+    assert proof.first_difference.what == "loss"
+    assert {d.name for d in proof.differences if not d.holds and d.what == "gradient"} >= {"1.weight", "0.weight"}
+    assert "NOT equal: first the loss" in str(proof)
+
+
+def test_a_wrong_update_is_found(monkeypatch):
+    right = SGD.rule
+
+    def wrong(self, p, g, lr, slots, scalars, options):
+        factor = 1.001 if len(getattr(p, "aval", p).shape) == 2 and layout.active.layout.plan.mesh.dp > 1 else 1.0
+        return right(self, p, g, lr * factor, slots, scalars, options)
+
+    monkeypatch.setattr(SGD, "rule", wrong)
+    proof = prove(Net, Plan.from_degrees(dp=2), small(), optimizer=sgd, devices=jax.devices()[:2])
+    first = proof.first_difference
+    assert (first.what, first.name, first.step) == ("weight", "first.weight", 1)
+
+
+def test_other_random_numbers_are_found():
+    class Noisy(Net):
+        def forward(self, x, y):
+            # a mask that depends on the mesh, as one drawn on each device by itself would
+            ways = layout.active.layout.plan.mesh.dp
+            return super().forward(x * (1 + 0.01 * ways * paddle.ones([1])), y)
+
+    proof = prove(Noisy, Plan.from_degrees(dp=2), small(), optimizer=sgd, devices=jax.devices()[:2])
+    assert proof.first_difference.what == "loss"
+
+
+def test_what_cannot_be_proved_is_refused():
+    with pytest.raises(ConfigError, match="needs at least one batch"):
+        prove(Net, Plan(), [], optimizer=sgd)
+    with pytest.raises(ConfigError, match="needs a model in chunks; make Net a PipelineLayer"):
+        prove(Net, Plan.from_degrees(pp=2), small(), optimizer=sgd, devices=jax.devices()[:2])
