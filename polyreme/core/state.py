@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from polyreme.errors import CaptureError
+from polyreme.errors import CaptureError, PlacementError
 
 
 class TensorState:
@@ -85,7 +85,27 @@ def host(tensor: TensorState, what: str) -> np.ndarray:
             f"{what}: this Tensor belongs to a captured function that has ended and has no value; return it from that "
             "function instead of keeping it in a variable outside"
         )
-    return np.asarray(tensor._array)
+    try:
+        return np.asarray(tensor._array)
+    except RuntimeError as error:
+        if tensor._array.is_fully_addressable:
+            raise
+        return _from_own_pieces(tensor._array, what, error)
+
+
+def _from_own_pieces(array: Any, what: str, error: RuntimeError) -> np.ndarray:
+    """The value of an array that spans processes, if this one's devices hold all of it between them."""
+    value, have = np.empty(array.shape, array.dtype), np.zeros(array.shape, bool)
+    for shard in array.addressable_shards:
+        value[shard.index], have[shard.index] = np.asarray(shard.data), True
+    if not have.all():
+        raise PlacementError(
+            f"{what}: this Tensor of shape {list(array.shape)} lies in pieces over several processes, and this one "
+            "holds "
+            f"{int(have.sum())} of its {have.size} elements; let every process call "
+            "polyreme.distributed.unshard_dtensor(tensor) and read what that returns"
+        ) from error
+    return value
 
 
 @contextmanager

@@ -76,9 +76,29 @@ def like(array: Any, reference: Any) -> Any:
     host = np.array(array, dtype=reference.dtype, copy=True)
     if not getattr(reference, "committed", True):
         return jnp.asarray(host)
-    return jax.device_put(host, reference.sharding)
+    return (
+        jax.device_put(host, reference.sharding)
+        if _here(reference.sharding)
+        else _over_processes(host, reference.sharding)
+    )
 
 
-def put(array: jax.Array, where: Any) -> jax.Array:
-    """array on a device or over a mesh, in a buffer of its own: a captured program may donate the one it came from."""
-    return jax.device_put(array, where, may_alias=False)
+def put(array: jax.Array | np.ndarray, where: Any) -> jax.Array:
+    """array on a device or over a mesh, in a buffer of its own: a captured program may donate the one it came from.
+
+    Over a mesh that spans processes, what this process holds for itself must be the same in every process.
+    """
+    return jax.device_put(array, where, may_alias=False) if _here(where) else _over_processes(array, where)
+
+
+def _here(where: Any) -> bool:
+    """True for a device or mesh of this process alone."""
+    return getattr(where, "is_fully_addressable", True)
+
+
+def _over_processes(array: Any, where: jax.sharding.Sharding) -> jax.Array:
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        return jax.jit(jnp.copy, out_shardings=where)(array)
+    # jax.device_put would compare the values over all processes each time
+    host = np.asarray(array)
+    return jax.make_array_from_callback(host.shape, where, lambda index: host[index])

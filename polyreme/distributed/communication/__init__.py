@@ -1,0 +1,76 @@
+"""Collectives, point-to-point messages and groups."""
+
+from polyreme.distributed.communication import stream
+from polyreme.distributed.communication.collectives import (
+    all_gather,
+    all_reduce,
+    alltoall,
+    alltoall_single,
+    barrier,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+    wait,
+)
+from polyreme.distributed.communication.group import (
+    Group,
+    ReduceOp,
+    axis_group,
+    destroy_process_group,
+    get_backend,
+    get_group,
+    get_rank,
+    get_world_size,
+    is_available,
+    is_initialized,
+    new_group,
+)
+from polyreme.distributed.communication.objects import (
+    all_gather_object,
+    broadcast_object_list,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
+from polyreme.distributed.communication.point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from polyreme.distributed.communication.task import Task
+
+__all__ = [
+    "Group",
+    "P2POp",
+    "ReduceOp",
+    "Task",
+    "all_gather",
+    "all_gather_object",
+    "all_reduce",
+    "alltoall",
+    "alltoall_single",
+    "axis_group",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "broadcast_object_list",
+    "destroy_process_group",
+    "gather",
+    "get_backend",
+    "get_group",
+    "get_rank",
+    "get_world_size",
+    "irecv",
+    "is_available",
+    "is_initialized",
+    "isend",
+    "new_group",
+    "recv",
+    "recv_object_list",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "scatter_object_list",
+    "send",
+    "send_object_list",
+    "stream",
+    "wait",
+]

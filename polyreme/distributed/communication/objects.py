@@ -1,0 +1,172 @@
+"""Collectives on plain Python values: dicts, lists, tuples, numbers, strings, None, ndarrays and Tensors.
+
+Floor: 5.  Values travel in the format that `save` writes, never pickled: what a peer sends can be read, not run. Any
+other class is refused where it is sent (Paddle pickles it).
+"""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from polyreme.distributed.communication import point_to_point, process_run
+from polyreme.distributed.communication.group import Group, default_group, position, resolve
+from polyreme.errors import CheckpointError, ConfigError, DTypeError, RankError
+from polyreme.io.serialization import load, save
+
+_REFUSED = -1  # the length a rank announces for a value that cannot be sent, so that all of them stop
+
+
+def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = None) -> None:
+    """Append every member's obj to object_list, in order of rank.
+
+    Raises DTypeError for a value of a class that cannot be sent, on the others RankError naming the rank.
+    """
+    _check_list("all_gather_object", object_list)
+    found = resolve(group, "all_gather_object")
+    if found is None:
+        return
+    object_list.extend(_every("all_gather_object", obj, found))
+
+
+def broadcast_object_list(object_list: list[Any], src: int, group: Group | None = None) -> None:
+    """Replace the values in object_list by rank src's, as many on every member."""
+    _check_list("broadcast_object_list", object_list)
+    found = resolve(group, "broadcast_object_list")
+    if found is None:
+        return
+    at = position(found, src, "broadcast_object_list", "src")
+    given = object_list if _plays(found, at) else None
+    theirs = _every("broadcast_object_list", given, found)[at]
+    if len(theirs) != len(object_list):
+        raise RankError(
+            f"broadcast_object_list: rank {src} has {len(theirs)} objects, this list is {len(object_list)} long"
+        )
+    object_list[:] = theirs
+
+
+def scatter_object_list(
+    out_object_list: list[Any], in_object_list: list[Any] | None = None, src: int = 0, group: Group | None = None
+) -> None:
+    """Give each member the value at its position of rank src's in_object_list, as the one entry of out_object_list."""
+    _check_list("scatter_object_list", out_object_list)
+    found = resolve(group, "scatter_object_list")
+    if found is None:
+        return
+    at = position(found, src, "scatter_object_list", "src")
+    if _plays(found, at) and (in_object_list is None or len(in_object_list) != found.nranks):
+        raise ConfigError(
+            f"scatter_object_list: rank src={src} needs in_object_list with {found.nranks} objects, one for each "
+            "member; "
+            f"got {None if in_object_list is None else len(in_object_list)}"
+        )
+    theirs = _every("scatter_object_list", in_object_list if _plays(found, at) else None, found)[at]
+    out_object_list[:] = [theirs[found.rank]]
+
+
+def send_object_list(
+    object_list: list[Any], dst: int | None = None, group: Group | None = None, dst_in_group: int | None = None
+) -> None:
+    """Send the values in object_list to one rank: dst, or the member at position dst_in_group."""
+    _check_list("send_object_list", object_list)
+    found = resolve(group, "send_object_list")
+    if found is None:
+        return
+    peer = _peer("send_object_list", "dst", dst, dst_in_group, found)
+    data = _encoded("send_object_list", object_list)
+    point_to_point.send_array(jnp.asarray([len(data)], jnp.int64), peer, found, "send_object_list")
+    point_to_point.send_array(jnp.asarray(data), peer, found, "send_object_list")
+
+
+def recv_object_list(
+    object_list: list[Any], src: int | None = None, group: Group | None = None, src_in_group: int | None = None
+) -> None:
+    """Replace the values in object_list by those that one rank sends, as many as there are."""
+    _check_list("recv_object_list", object_list)
+    found = resolve(group, "recv_object_list")
+    if found is None:
+        return
+    what, peer = "recv_object_list", _peer("recv_object_list", "src", src, src_in_group, found)
+    (length,) = np.asarray(point_to_point.recv_array((1,), np.dtype("int64"), peer, found, what)())
+    data = np.asarray(point_to_point.recv_array((int(length),), np.dtype("uint8"), peer, found, what)())
+    theirs = _decoded(what, data, found.ranks[peer])
+    if len(theirs) != len(object_list):
+        raise RankError(f"{what}: {len(theirs)} objects came, this list is {len(object_list)} long")
+    object_list[:] = theirs
+
+
+def _every(what: str, obj: Any, group: Group) -> list[Any]:
+    """Every member's value. A group of mesh axes asks the processes that drive its devices."""
+    if not group.axes:
+        return _of_processes(what, obj, group)
+    assert group.mesh is not None
+    theirs = _of_processes(what, obj, default_group())
+    return [theirs[group.mesh.devices.flat[i].process_index] for i in group.ranks]
+
+
+def _of_processes(what: str, obj: Any, group: Group) -> list[Any]:
+    refused = None
+    try:
+        data = _encoded(what, obj)
+    except DTypeError as error:
+        refused, data = error, np.zeros(0, np.uint8)
+    length = len(data) if refused is None else _REFUSED
+    lengths = _gathered(np.asarray([length], np.int64), group)[:, 0]
+    if refused is not None:
+        raise refused
+    bad = [rank for rank, size in zip(group.ranks, lengths, strict=True) if size == _REFUSED]
+    if bad:
+        raise RankError(f"{what}: rank {bad[0]} has an object of a class that cannot be sent; its own error names it")
+    # powers of two, so that changing lengths make few programs
+    padded = np.zeros(1 << (int(lengths.max()) - 1).bit_length(), np.uint8)
+    padded[: len(data)] = data
+    every = _gathered(padded, group)
+    return [_decoded(what, row[:size], rank) for row, size, rank in zip(every, lengths, group.ranks, strict=True)]
+
+
+def _gathered(array: np.ndarray, group: Group) -> np.ndarray:
+    found = process_run.run("all_gather", [jnp.asarray(array)], group, join=True)[0]
+    return np.asarray(found).reshape(group.nranks, -1)
+
+
+def _encoded(what: str, obj: Any) -> np.ndarray:
+    buffer = BytesIO()
+    try:
+        save(obj, buffer)
+    except (DTypeError, CheckpointError) as error:
+        reason = str(error).removeprefix("save: ").replace("are saved", "are sent")
+        raise DTypeError(f"{what}: {reason}") from None
+    return np.frombuffer(buffer.getvalue(), np.uint8)
+
+
+def _decoded(what: str, data: np.ndarray, rank: int) -> Any:
+    try:
+        return load(BytesIO(data.tobytes()))
+    except CheckpointError as error:
+        raise RankError(f"{what}: what rank {rank} sent cannot be read: {error}") from error
+
+
+def _plays(group: Group, at: int) -> bool:
+    """True if this process is the member at a position, or drives it: of a group of mesh axes."""
+    if not group.axes:
+        return group.rank == at
+    assert group.mesh is not None
+    return group.mesh.devices.flat[group.ranks[at]].process_index == default_group().rank
+
+
+def _check_list(what: str, value: Any) -> None:
+    if not isinstance(value, list):
+        raise TypeError(f"{what}: needs a list to put objects into, got {type(value).__name__}")
+
+
+def _peer(what: str, role: str, rank: int | None, at: int | None, group: Group) -> int:
+    if (rank is None) == (at is None):
+        raise ConfigError(f"{what}: give exactly one of {role} (a rank) and {role}_in_group (a position)")
+    if at is None:
+        return position(group, rank, what, role)
+    if not 0 <= at < group.nranks:
+        raise ConfigError(f"{what}: {role}_in_group={at}, but group {group.name} has {group.nranks} members")
+    return at

@@ -1,0 +1,175 @@
+"""Joining the processes of a job, and what each knows of its place.
+
+Floor: 5.  A rank is a process; it may drive many devices.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from polyreme import flags
+from polyreme.core import backend, place
+from polyreme.distributed import roll_call, watchdog
+from polyreme.distributed.communication.group import (
+    Group,
+    groups,
+    is_initialized,
+    join_world,
+    num_ranks,
+    this_rank,
+)
+from polyreme.distributed.communication.objects import broadcast_object_list
+from polyreme.distributed.communication.point_to_point import own_address, wires
+from polyreme.distributed.last_words import exit_code, leave_now
+from polyreme.errors import ConfigError
+
+
+def init_parallel_env(nccl_config: Any = None) -> Group:
+    """Join the other processes of the job; returns the group of all of them. Call it before anything uses a device.
+
+    Who they are is read from a launcher's variables (PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ID, PADDLE_MASTER), else
+    found by jax from SLURM, Open MPI or Kubernetes; without any of them there is one process. A second call returns
+    the group. From then on the watchdog watches this rank, and an uncaught exception ends it at once: at exit it would
+    wait for the others. Raises ConfigError, within POLYREME_INIT_TIMEOUT seconds, if the ranks do not find each other.
+    """
+    if nccl_config is not None:
+        raise ConfigError("init_parallel_env: XLA sets NCCL up by itself; leave nccl_config out")
+    if is_initialized():
+        return groups.by_id[0]
+    if not jax.distributed.is_initialized():
+        _join()
+    group = join_world()
+    if group.nranks > 1:
+        wires.open()
+        watchdog.start(group.rank, group.nranks, share=_share, host=own_address())
+    return group
+
+
+def _join() -> None:
+    size, rank = flags.trainers_num(), flags.trainer_id()
+    cluster = None if flags.trainers_given() else flags.cluster()
+    if rank >= size and cluster is None:
+        raise ConfigError(f"PADDLE_TRAINER_ID={rank}, but PADDLE_TRAINERS_NUM={size}: ranks are 0..{size - 1}")
+    if size == 1 and cluster is None:
+        return
+    if _backend_started():
+        raise ConfigError(
+            "init_parallel_env(): a device is in use already, and jax can join other processes only before that; call "
+            "it "
+            "at the top of the script, before set_device, to_tensor and layers"
+        )
+    backend.prepare_for_processes()
+    _end_at_once_on_errors()
+    if cluster is None and flags.store() is not None:
+        watchdog.start(rank, size)
+    options = {
+        "initialization_timeout": flags.init_timeout(),
+        "heartbeat_timeout_seconds": flags.heartbeat_timeout(),
+        "local_device_ids": flags.selected_devices(),
+    }
+    if cluster is not None:
+        jax.distributed.initialize(**options)
+        return
+    address = flags.master()
+    if address is None:
+        raise ConfigError(
+            f"PADDLE_TRAINERS_NUM={size}, but neither PADDLE_MASTER nor PADDLE_TRAINER_ENDPOINTS says where they meet; "
+            "start the script with `polyreme launch`, or set PADDLE_MASTER=host:port of rank 0"
+        )
+    roll_call.meet(address, rank, size, flags.init_timeout())
+    if roll_call.is_loopback(roll_call.split_address(address)[0]):
+        # by default jax would listen on all of the machine's addresses
+        options["coordinator_bind_address"] = address
+    jax.distributed.initialize(address, size, rank, cluster_detection_method="deactivate", **options)
+
+
+def _backend_started() -> bool:
+    """Whether jax holds devices. It says so when asked to join; the rank that does not exist makes it stop there."""
+    try:
+        jax.distributed.initialize("localhost:1", 1, 1, local_device_ids=[0], cluster_detection_method="deactivate")
+    except RuntimeError:
+        return True
+    except ValueError:
+        pass
+    return False
+
+
+def _end_at_once_on_errors() -> None:
+    """At exit jax waits minutes for ranks that wait for this one: an uncaught exception skips that.
+
+    The others then see closed connections, and the watchdog's store who it was.
+    """
+    shown = sys.excepthook
+
+    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        shown(kind, error, trace)
+        leave_now(exit_code(error))
+
+    sys.excepthook = end
+
+
+def _share(address: str | None) -> str:
+    """The store's address, as rank 0 has it, on every rank."""
+    found = [address or ""]
+    broadcast_object_list(found, 0)
+    return found[0]
+
+
+class ParallelEnv:
+    """What a process knows of the job: its rank, the number of ranks, where they live.
+
+    >>> env = ParallelEnv()
+    >>> env.rank, env.world_size
+    (0, 1)
+    """
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process among all."""
+        return this_rank()
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return num_ranks()
+
+    @property
+    def local_rank(self) -> int:
+        """rank, by the name Paddle keeps for it."""
+        return self.rank
+
+    @property
+    def nranks(self) -> int:
+        """world_size."""
+        return self.world_size
+
+    @property
+    def device_id(self) -> int:
+        """Index of the device that new Tensors go to."""
+        return place.default_place().index
+
+    dev_id = device_id
+
+    @property
+    def device_type(self) -> str:
+        """Platform of that device: "cpu", "gpu", ..."""
+        return place.default_place().platform
+
+    @property
+    def current_endpoint(self) -> str:
+        """host:port of this rank, from the launcher."""
+        return flags.current_endpoint()
+
+    @property
+    def trainer_endpoints(self) -> list[str]:
+        """host:port of every rank, from the launcher."""
+        return flags.trainer_endpoints()
+
+    @property
+    def nrings(self) -> int:
+        """Number of communication rings: one, XLA makes what it needs."""
+        return 1

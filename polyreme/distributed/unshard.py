@@ -1,0 +1,30 @@
+"""A Tensor in pieces made whole.
+
+Floor: 5.
+"""
+
+from __future__ import annotations
+
+from jax.sharding import NamedSharding, PartitionSpec
+
+from polyreme.core import state
+from polyreme.core.state import Tracer
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import CaptureError
+from polyreme.ops.layout import sharding_constraint
+
+
+def unshard_dtensor(dist_tensor: Tensor) -> Tensor:
+    """The Tensor with a whole copy on every device of its mesh; gradients flow through. Itself if it is on no mesh.
+
+    Over a mesh that spans processes each of them must call it; the result's value can then be read in each.
+    Raises CaptureError inside a captured function, where the compiler chooses layouts.
+    """
+    if not isinstance(dist_tensor, Tensor):
+        raise TypeError(f"unshard_dtensor takes a Tensor, got {type(dist_tensor).__name__}")
+    array = state.read(dist_tensor)
+    if isinstance(array, Tracer):
+        raise CaptureError("unshard_dtensor inside a captured function: layouts are chosen later; call it outside")
+    if not isinstance(array.sharding, NamedSharding):
+        return dist_tensor
+    return sharding_constraint(dist_tensor, NamedSharding(array.sharding.mesh, PartitionSpec()))
