@@ -370,8 +370,8 @@ class Dropped(Layer):
         self.down = RowParallelLinear(INNER, WIDTH, input_is_parallel=True)
 
     def forward(self, x):
-        x = x + self.down(F.gelu(self.up(x)))
-        return mpu.dropout(mpu.dropout(x, 0.5, rng_name="model_parallel_rng"), 0.1)
+        y = mpu.dropout(self.down(F.gelu(self.up(x))), 0.25, rng_name="model_parallel_rng")
+        return mpu.dropout(x + y, 0.1)
 
 
 def piped(stages, **degrees):
@@ -385,19 +385,19 @@ def piped(stages, **degrees):
         model_parallel_random_seed(5)
         model = PipelineLayer([LayerDesc(Dropped) for _ in range(4)], num_stages=stages, loss_fn=MSELoss())
         model = fleet.distributed_model(model)
-        optimizer = fleet.distributed_optimizer(Momentum(0.1, parameters=model.parameters()))
+        optimizer = fleet.distributed_optimizer(Momentum(0.01, parameters=model.parameters()))
         return [float(model.train_batch([to_tensor(X), to_tensor(X)], optimizer)) for _ in range(3)]
     finally:
         fleet.reset()
 
 
 def test_streams_over_pipeline_stages():
-    # a whole dropout mask that moves between streams or microbatches changes the loss by tens of percent
+    # a whole dropout mask that moves between streams or microbatches changes the loss by percents
     want = piped(1, dp_degree=2, mp_degree=4)
     found = piped(4, dp_degree=1, mp_degree=2)
     # three steps; sums of WIDTH x 8 terms in another order
     np.testing.assert_allclose(found, want, rtol=64 * EPS * 3)
-    assert len(set(want)) == 3
+    assert want[2] < 0.9 * want[0]
 
 
 def test_a_stream_outlives_the_plan_it_was_used_under():
