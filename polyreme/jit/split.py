@@ -121,6 +121,8 @@ class SplitProgram:
         self.place = place
         self.wants_backward, self.cut = backward, cut
         self._modes = (amp_policy.active.policy, dtypes.default_dtype())
+        # whether random numbers are drawn: if not, the key given is the key returned
+        self.draws = False
         # parameters that belong to another stage: how they are laid out on this one
         self.moved: list[tuple[Any, dict[str, Any]]] = []
         self.layers: tuple[tuple[Any, bool], ...] = ()
@@ -199,7 +201,8 @@ class SplitProgram:
 
         def abstract(arrays: list) -> None:
             with self._as_captured(), watching(capture):
-                self._run(capture, rng.default_generator.key_state(), jnp.zeros((2,), jnp.uint32), arrays)
+                start = jnp.zeros((2,), jnp.uint32)
+                self.draws = self._run(capture, rng.default_generator.key_state(), start, arrays)[2] is not start
                 met.extend((b.tensor, b.written) for b in capture.before.values())
 
         met: list[tuple[TensorState, bool]] = []

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from polyreme.core.layout import Layout
 from polyreme.core.state import TensorState
@@ -36,6 +37,9 @@ class Chunk:
         self.cut = cut
         self._programs: dict[Any, SplitProgram] = {}
         self._devices = frozenset(stage.mesh.devices.flat)
+        # whether a program of it draws random numbers; True until one is known
+        self.draws = True
+        self._no_key: Any = None
         self._copies: dict[int, tuple[Any, Any]] = {}
         self._values: dict[SplitProgram, list[Any]] = {}
         self._sums: dict[int, tuple[TensorState, jax.Array]] = {}
@@ -47,8 +51,13 @@ class Chunk:
         self._programs = {key: program for key, program in self._programs.items() if program.serves()}
 
     def forward(self, flow: Flow, key: Any, *, backward: bool) -> tuple[Flow, Any, Done]:
-        """-> outputs, the random key that follows, what backward needs."""
+        """-> outputs, the random key that follows, what backward needs. key: may be anywhere if it does not draw."""
         program = self._program(flow, backward)
+        if not program.draws:
+            if self._no_key is None:
+                self._no_key = jax.device_put(np.zeros(2, np.uint32), self.stage.replicated())
+            outs, _, kept = program.forward(self._read(program), self._no_key, flow.arrays)
+            return outs, key, Done(program, kept)
         outs, key, kept = program.forward(self._read(program), key, flow.arrays)
         return outs, key, Done(program, kept)
 
@@ -78,6 +87,7 @@ class Chunk:
             program = SplitProgram(self.run, flow, self.stage, backward=backward, cut=self.cut)
             program.moved = [(t, parameter_layouts(self.stage, t)) for t in program.read if self._is_foreign(t)]
             self._programs[key] = program
+            self.draws = any(known.draws for known in self._programs.values())
         return program
 
     def _is_foreign(self, tensor: Any) -> bool:

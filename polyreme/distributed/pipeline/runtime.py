@@ -123,6 +123,7 @@ class _Run:
         self.weights: list[jax.Array] = []
         self.losses: dict[int, Any] = {}
         self._keys: dict[int, Any] = dict(enumerate(keys))
+        self._key_at: dict[int, Layout | None] = dict.fromkeys(range(len(batch)))
         # by (chunk, microbatch): what waits to be run forward, backward, and for the gradients of weights
         self._arrived: dict[tuple[int, int], Flow] = {}
         self._done: dict[tuple[int, int], Done] = {}
@@ -143,17 +144,29 @@ class _Run:
         if k == last and self.has_loss:
             self._num_given[k, i] = len(flow.arrays)
             flow = join(flow, place(self.batch[i].labels, chunk.stage))
-        (key,) = send([self._keys[i]], chunk.stage)
-        outs, self._keys[i], done = chunk.forward(flow, key, backward=self.backward)
+        if chunk.draws and self._key_at[i] is not chunk.stage:
+            (self._keys[i],) = send([self._keys[i]], chunk.stage)
+            self._key_at[i] = chunk.stage
+        outs, self._keys[i], done = chunk.forward(flow, self._keys[i], backward=self.backward)
         if self.backward:
             self._done[k, i] = done
         if k < last:
-            stage = self.chunks[k + 1].stage
-            self._arrived[k + 1, i] = outs if stage is chunk.stage else outs.with_arrays(send(outs.arrays, stage))
+            self._arrived[k + 1, i] = self._sent_on(outs, i, chunk.stage, self.chunks[k + 1])
         elif self.has_loss:
             self.losses[i] = self._loss(outs, i)
         else:
             self.losses[i] = outs.tensors()
+
+    def _sent_on(self, outs: Flow, i: int, here: Layout, following: Chunk) -> Flow:
+        """A chunk's outputs on the stage of the next, the random key with them if that draws from it."""
+        stage = following.stage
+        if stage is here:
+            return outs
+        if following.draws and self._key_at[i] is here:
+            *arrays, self._keys[i] = send([*outs.arrays, self._keys[i]], stage)
+            self._key_at[i] = stage
+            return outs.with_arrays(arrays)
+        return outs.with_arrays(send(outs.arrays, stage))
 
     def _loss(self, outs: Flow, i: int) -> jax.Array:
         if len(outs.arrays) != 1 or outs.arrays[0].size != 1:
