@@ -219,7 +219,7 @@ def save_group_sharded_model(model: Layer, output: str | os.PathLike[str], optim
 
 
 def _whole(value: Any) -> Any:
-    """A Tensor whose pieces other processes hold as an ndarray; anything else as it is."""
+    """A Tensor whose pieces other processes hold, as one that this process holds whole; anything else as it is."""
     if not isinstance(value, TensorState) or value._array.is_fully_addressable:
         return value
-    return np.asarray(multihost_utils.process_allgather(value._array, tiled=True))
+    return Tensor(np.asarray(multihost_utils.process_allgather(value._array, tiled=True)))
