@@ -243,8 +243,10 @@ class _Ring:
         q_wide, dtype = q.astype(self.wide), q.dtype
         out, lse = self._part(0, q_wide, k, v)
         nothing = jnp.zeros_like(out), jnp.full_like(lse, -jnp.inf)
+        settled = None
         for step in range(1, self.ways):
-            k, v = self._pass_on((k, v))
+            k, v = self._pass_on((k, v), after=settled)
+            settled = out
             part = self._seen(step, partial(self._part, step, q_wide, k, v), nothing)
             out, lse = _merge((out, lse), part)
         return out.astype(dtype), jnp.where(lse == -jnp.inf, jnp.inf, lse)
@@ -255,8 +257,11 @@ class _Ring:
         dq, dk, dv, columns = self._pull(0, q_wide, k, v, out, lse, dout)
         nothing = jax.tree.map(jnp.zeros_like, (dq, dk, dv, columns))
         dmask = self._add_columns(0, None, columns)
+        settled = None
         for step in range(1, self.ways):
-            k, v, dk, dv = self._pass_on((k, v, dk, dv))
+            k, v = self._pass_on((k, v), after=settled)
+            dk, dv = self._pass_on((dk, dv))
+            settled = dq
             parts = self._seen(step, partial(self._pull, step, q_wide, k, v, out, lse, dout), nothing)
             dq, dk, dv = (have + part for have, part in zip((dq, dk, dv), parts, strict=False))
             dmask = self._add_columns(step, dmask, parts[3])
@@ -306,7 +311,12 @@ class _Ring:
         dmask = jnp.zeros(self.mask.shape, part.dtype) if dmask is None else dmask
         return lax.dynamic_update_slice_in_dim(dmask, part, self._block(step) * self.keys, 3)
 
-    def _pass_on(self, arrays):
+    def _pass_on(self, arrays, after=None):
+        """The neighbour's arrays. They leave when `after` is there, two steps back: so one step's computation and the
+        next step's transfer go on at a time, and no more than two blocks of keys are here at once.
+        """
+        if after is not None:
+            arrays, _ = lax.optimization_barrier((arrays, after))
         ring = [(p, (p + 1) % self.ways) for p in range(self.ways)]
         return jax.tree.map(lambda a: lax.ppermute(a, self.split.seq, ring), arrays)
 
