@@ -11,6 +11,7 @@ from polyreme.distributed.fleet.meta_parallel import (
     LayerDesc,
     NoPipelineParallel,
     PipelineLayer,
+    PipelineParallel,
     SegmentParallel,
     ShardingParallel,
     TensorParallel,
@@ -132,7 +133,7 @@ def test_master_weights_are_the_same_in_either_order():
 # gradient merge
 
 
-def small(merge, *, average=True, amp=False):
+def small(merge, *, average=True):
     """A model on 8 devices whose gradients are merged, its optimizer, and the same model and optimizer by hand."""
     strategy = strategy_of(sharding_degree=2, mp_degree=2)
     strategy.gradient_merge = True
@@ -142,7 +143,8 @@ def small(merge, *, average=True, amp=False):
     for place in (fleet.distributed_model, lambda model: model):
         rng.seed(5)
         model = Sequential(Linear(4, 8), ReLU(), Linear(8, 2))
-        optimizer = AdamW(0.1, parameters=model.parameters(), grad_clip=ClipGradByGlobalNorm(0.5))
+        # not Adam, and no clip: both would hide a wrong scale
+        optimizer = SGD(0.1, parameters=model.parameters())
         pair.append((place(model), optimizer))
     (placed, merged), by_hand = pair
     return placed, fleet.distributed_optimizer(merged), *by_hand
@@ -161,7 +163,7 @@ def squared_error(model, batch):
 def same_parameters(model, other):
     want = {n: p.numpy() for n, p in other.named_parameters()}
     for name, p in model.named_parameters():
-        # float32 sums of up to 8 terms in another order, then divided by a root of their size
+        # float32 sums of up to 64 terms in another order, in a few steps
         np.testing.assert_allclose(p.numpy(), want[name.removeprefix("_layers.")], atol=2.0**-23 * 8 * 64, err_msg=name)
 
 
@@ -371,6 +373,33 @@ def test_a_pipeline_of_one_stage_trains_whole_batches(hybrid):
         np.testing.assert_allclose(float(loss), float(want), rtol=2.0**-23 * 64)
     same_parameters(model, twin)
     np.testing.assert_allclose(model(to_tensor(inputs)).numpy(), twin(to_tensor(inputs)).numpy(), atol=2.0**-23 * 64)
+
+
+def test_a_pipeline_trains_as_one_device_does_with_its_gradients_merged():
+    configs = {
+        "pipeline_configs": {"accumulate_steps": 2},
+        "gradient_merge": True,
+        "gradient_merge_configs": {"k_steps": 2},
+    }
+    fleet.init(is_collective=True, strategy=strategy_of(pp_degree=2, sharding_degree=2, configs=configs))
+    layers = [LayerDesc(Linear, 4, 8), ReLU(), LayerDesc(Linear, 8, 2)]
+    model = fleet.distributed_model(PipelineLayer(layers, num_stages=2, loss_fn=MSELoss()))
+    assert type(model) is PipelineParallel
+    clip = ClipGradByGlobalNorm(0.5)
+    optimizer = fleet.distributed_optimizer(AdamW(0.1, parameters=model.parameters(), grad_clip=clip))
+    twin = pipeline_of_one()
+    plain = AdamW(0.1, parameters=twin.parameters(), grad_clip=ClipGradByGlobalNorm(0.5))
+    random = np.random.default_rng(4)
+    for i in range(4):
+        inputs, labels = (to_tensor(random.normal(size=(8, n)).astype(np.float32)) for n in (4, 2))
+        loss = model.train_batch([inputs, labels], optimizer)
+        want = MSELoss()(twin(inputs), labels)
+        (want / 2).backward()
+        if i % 2:
+            plain.step()
+            plain.clear_grad()
+        np.testing.assert_allclose(float(loss), float(want), rtol=2.0**-23 * 64)
+        same_parameters(model, twin)
 
 
 # amp

@@ -318,6 +318,13 @@ def test_a_group_keeps_what_is_not_given_and_can_be_changed_in_place():
     assert set(strategy.given()["hybrid_configs"]) == {"dp_degree", "mp_degree", "sep_degree", "pp_configs"}
 
 
+def test_a_list_can_be_added_to_in_place():
+    strategy = DistributedStrategy()
+    strategy.amp_configs["custom_white_list"].append("matmul")
+    assert strategy.changed() == {"amp_configs.custom_white_list": ["matmul"]}
+    assert DistributedStrategy().changed() == {}
+
+
 def test_a_copy_is_apart():
     strategy = hybrid(dp_degree=2, order=["mp", "dp"])
     for other_one in (copy.deepcopy(strategy), pickle.loads(pickle.dumps(strategy))):
