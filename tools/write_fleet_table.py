@@ -27,13 +27,17 @@ def _part(kind: str) -> list[str]:
     for name, field in walk():
         if field.kind == kind:
             group, _, last = name.rpartition(".")
+            group = "every group of NCCL settings" if group.endswith("nccl_config") else group
             own = " (own)" if name in OWN else ""
-            lines.setdefault((group, field.note), []).append(f"`{last}`{own}")
+            named = lines.setdefault((group, field.note), [])
+            named += [] if f"`{last}`{own}" in named else [f"`{last}`{own}"]
     title, column = TITLES[kind]
-    rows = [
-        f"| {f'`{group}`: ' if group else ''}{', '.join(names)} | {note} |" for (group, note), names in lines.items()
-    ]
+    rows = [f"| {_shown(group)}{', '.join(names)} | {note} |" for (group, note), names in lines.items()]
     return [f"### {title}", "", f"| setting | {column} |", "|---|---|", *rows, ""]
+
+
+def _shown(group: str) -> str:
+    return f"{group}: " if " " in group else f"`{group}`: " if group else ""
 
 
 if __name__ == "__main__":
