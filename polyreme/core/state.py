@@ -101,8 +101,7 @@ def _from_own_pieces(array: Any, what: str, error: RuntimeError) -> np.ndarray:
     if not have.all():
         raise PlacementError(
             f"{what}: this Tensor of shape {list(array.shape)} lies in pieces over several processes, and this one "
-            "holds "
-            f"{int(have.sum())} of its {have.size} elements; let every process call "
+            f"holds {int(have.sum())} of its {have.size} elements; let every process call "
             "polyreme.distributed.unshard_dtensor(tensor) and read what that returns"
         ) from error
     return value

@@ -146,8 +146,7 @@ def spread_batch(tensor: Tensor, layout: Layout) -> Tensor:
     if not tensor.stop_gradient:
         raise PlacementError(
             f"an input of shape {tensor.shape} wants a gradient but is one process's share of the batch; a gradient "
-            "does "
-            "not reach it through the global batch: detach() it, or make it a global Tensor first"
+            "does not reach it through the global batch: detach() it, or make it a global Tensor first"
         )
     sharding = layout.sharding("act", dims, _global_shape(tensor.shape, layout))
     try:

@@ -50,36 +50,38 @@ def init_parallel_env(nccl_config: Any = None) -> Group:
 
 
 def _join() -> None:
+    shown = sys.excepthook
+    _end_at_once_on_errors()
     size, rank = flags.trainers_num(), flags.trainer_id()
     cluster = None if flags.trainers_given() else flags.cluster()
     if rank >= size and cluster is None:
         raise ConfigError(f"PADDLE_TRAINER_ID={rank}, but PADDLE_TRAINERS_NUM={size}: ranks are 0..{size - 1}")
     if size == 1 and cluster is None:
+        sys.excepthook = shown
         return
+    address = flags.master()
+    if address is None and cluster is None:
+        raise ConfigError(
+            f"PADDLE_TRAINERS_NUM={size}, but neither PADDLE_MASTER nor PADDLE_TRAINER_ENDPOINTS says where they meet; "
+            "start the script with `polyreme launch`, or set PADDLE_MASTER=host:port of rank 0"
+        )
     if _backend_started():
         raise ConfigError(
             "init_parallel_env(): a device is in use already, and jax can join other processes only before that; call "
-            "it "
-            "at the top of the script, before set_device, to_tensor and layers"
+            "it at the top of the script, before set_device, to_tensor and layers"
         )
     backend.prepare_for_processes()
-    _end_at_once_on_errors()
-    if cluster is None and flags.store() is not None:
-        watchdog.start(rank, size)
     options = {
         "initialization_timeout": flags.init_timeout(),
         "heartbeat_timeout_seconds": flags.heartbeat_timeout(),
         "local_device_ids": flags.selected_devices(),
     }
-    if cluster is not None:
+    if cluster is not None or address is None:
         jax.distributed.initialize(**options)
         return
-    address = flags.master()
-    if address is None:
-        raise ConfigError(
-            f"PADDLE_TRAINERS_NUM={size}, but neither PADDLE_MASTER nor PADDLE_TRAINER_ENDPOINTS says where they meet; "
-            "start the script with `polyreme launch`, or set PADDLE_MASTER=host:port of rank 0"
-        )
+    if flags.store() is not None:
+        # first, so that a rank lost from here on is noticed
+        watchdog.start(rank, size)
     roll_call.meet(address, rank, size, flags.init_timeout())
     if roll_call.is_loopback(roll_call.split_address(address)[0]):
         # by default jax would listen on all of the machine's addresses
@@ -101,7 +103,7 @@ def _backend_started() -> bool:
 def _end_at_once_on_errors() -> None:
     """At exit jax waits minutes for ranks that wait for this one: an uncaught exception skips that.
 
-    The others then see closed connections, and the watchdog's store who it was.
+    The others then see closed connections, and the watchdog's store who it was. The exit code is the exception's.
     """
     shown = sys.excepthook
 

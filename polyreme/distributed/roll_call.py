@@ -67,6 +67,7 @@ def _listen(host: str, port: int, address: str) -> socket.socket:
 
 def _gather(listener: socket.socket, size: int, deadline: float, address: str, timeout: float) -> None:
     there: dict[int, socket.socket] = {}
+    answer: dict = {}
     try:
         while len(there) < size - 1:
             listener.settimeout(max(deadline - time.monotonic(), 0.001))
@@ -76,12 +77,11 @@ def _gather(listener: socket.socket, size: int, deadline: float, address: str, t
                 raise _missing(there, size, address, timeout) from None
             _admit(peer, there, size, address)
     except ConfigError as error:
-        for peer in there.values():
-            _say(peer, {"error": str(error)})
+        answer = {"error": str(error)}
         raise
     finally:
         for peer in there.values():
-            _say(peer, {})
+            _say(peer, answer)
         for peer in there.values():
             # the side that closes first keeps the port busy for a minute: let it be the other one
             with contextlib.suppress(OSError):

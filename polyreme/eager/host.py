@@ -76,11 +76,8 @@ def like(array: Any, reference: Any) -> Any:
     host = np.array(array, dtype=reference.dtype, copy=True)
     if not getattr(reference, "committed", True):
         return jnp.asarray(host)
-    return (
-        jax.device_put(host, reference.sharding)
-        if _here(reference.sharding)
-        else _over_processes(host, reference.sharding)
-    )
+    where = reference.sharding
+    return jax.device_put(host, where) if _here(where) else _over_processes(host, where)
 
 
 def put(array: jax.Array | np.ndarray, where: Any) -> jax.Array:

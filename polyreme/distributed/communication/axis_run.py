@@ -94,8 +94,7 @@ def _check_split(kind: str, array: Any, mesh: Mesh, spec: tuple, group: Group, s
     if rows % group.nranks:
         raise ShapeError(
             f"{kind}: dim 0 of shape {list(array.shape)} is {rows} rows on each device, which {group.nranks} members "
-            "of "
-            f"group {group.name} cannot share equally; give a multiple of {group.nranks}"
+            f"of group {group.name} cannot share equally; give a multiple of {group.nranks}"
         )
 
 

@@ -233,8 +233,7 @@ def _into(tensor: Tensor, results: list[Any], what: str) -> Task:
     if tuple(results[0].shape) != tuple(tensor.shape):
         raise ShapeError(
             f"{what}: the result has shape {list(results[0].shape)}, the Tensor given for it {tensor.shape}; give one "
-            "of "
-            "the result's shape (over mesh axes Tensors are global: members' results lie along dim 0)"
+            "of the result's shape (over mesh axes Tensors are global: members' results lie along dim 0)"
         )
     state.write(tensor, results[0])
     return Task(results)
@@ -256,8 +255,7 @@ def _slots(what: str, out: Any, group: Group) -> list[Tensor]:
     if out and len(out) != group.nranks:
         raise ConfigError(
             f"{what}: the list for the results holds {len(out)} Tensors, group {group.name} has {group.nranks} "
-            "members; "
-            "give an empty list, or a Tensor for each"
+            "members; give an empty list, or a Tensor for each"
         )
     return out
 

@@ -60,8 +60,7 @@ def scatter_object_list(
     if _plays(found, at) and (in_object_list is None or len(in_object_list) != found.nranks):
         raise ConfigError(
             f"scatter_object_list: rank src={src} needs in_object_list with {found.nranks} objects, one for each "
-            "member; "
-            f"got {None if in_object_list is None else len(in_object_list)}"
+            f"member; got {None if in_object_list is None else len(in_object_list)}"
         )
     theirs = _every("scatter_object_list", in_object_list if _plays(found, at) else None, found)[at]
     out_object_list[:] = [theirs[found.rank]]
