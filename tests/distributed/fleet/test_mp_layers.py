@@ -296,21 +296,21 @@ def test_padded_vocab_size():
         padded_vocab_size(0)
 
 
-class Along:
-    def __init__(self, *axes):
-        self.axes = axes
-
-
 def test_only_a_group_of_the_mp_axis_is_taken():
-    for make in (
-        lambda group: ColumnParallelLinear(4, 8, mp_group=group),
-        lambda group: RowParallelLinear(4, 8, mp_group=group),
-        lambda group: VocabParallelEmbedding(4, 8, mp_group=group),
-        lambda group: ParallelCrossEntropy(mp_group=group),
-    ):
-        make(Along("mp"))
-        with pytest.raises(PlacementError, match="mesh axis 'mp'"):
-            make(Along("dp"))
+    fleet.init(is_collective=True, strategy=PLANS["mp4_dp2"])
+    try:
+        groups = fleet.get_hybrid_communicate_group()
+        for make in (
+            lambda group: ColumnParallelLinear(4, 8, mp_group=group),
+            lambda group: RowParallelLinear(4, 8, mp_group=group),
+            lambda group: VocabParallelEmbedding(4, 8, mp_group=group),
+            lambda group: ParallelCrossEntropy(mp_group=group),
+        ):
+            make(groups.get_model_parallel_group())
+            with pytest.raises(PlacementError, match="mesh axis 'mp'"):
+                make(groups.get_data_parallel_group())
+    finally:
+        fleet.reset()
 
 
 def test_split():
