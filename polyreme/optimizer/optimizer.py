@@ -17,21 +17,21 @@ import numpy as np
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.meshes import HOST, Devices
-from polyreme.core.state import TensorState, Tracer
-from polyreme.eager.tensor import Tensor, to_tensor
-from polyreme.errors import CaptureError, CheckpointError, ConfigError, DTypeError, ShapeError
+from polyreme.core.state import TensorState
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import CaptureError, ConfigError, DTypeError
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer.groups import Group, check_common, check_known, check_unique, nonnegative, split_groups
 from polyreme.optimizer.lr import LRScheduler
-from polyreme.optimizer.shared import MeshGroup, Shared, SharedState, by_devices
+from polyreme.optimizer.shared import MeshGroup, Shared, SharedState
+from polyreme.optimizer.state import OptimizerState
 from polyreme.optimizer.update import Leaf, ParameterOptions, Slots, compile_squares, compile_update
 
-_LOW = (dtypes.float16, dtypes.bfloat16)
 _COMMON = ("learning_rate", "weight_decay", "grad_clip")
 Check = Callable[[str, str, Any], Any]
 
 
-class Optimizer:
+class Optimizer(OptimizerState):
     """Base of all optimizers.
 
     learning_rate: a number or an LRScheduler. parameters: a list of Parameters, or of dicts {"params": [...],
@@ -43,8 +43,6 @@ class Optimizer:
     `checks` (settings a group may set too: name -> check), `self._settings` (their values) and `rule`.
     """
 
-    slots: Mapping[str, float] = {}
-    scalars: ClassVar[Mapping[str, float]] = {}
     checks: ClassVar[Mapping[str, Check]] = {}
     decoupled: ClassVar[bool] = False  # weight decay is applied by rule, not added to the gradient
     takes_complex: ClassVar[bool] = False
@@ -72,9 +70,9 @@ class Optimizer:
         self._position = {id(p): i for i, p in enumerate(self._parameters)}
         self._group_of = {id(p): g for g in self._groups for p in g.params}
         self._clip_of = {id(p): g.settings.get("grad_clip", grad_clip) for g in self._groups for p in g.params}
-        self._slots: dict[str, dict[int, Tensor]] = {n: {} for n in self.slots}
-        self._masters: dict[int, Tensor] = {}
-        self._pending: dict[str, Any] = {}
+        self._slots = {n: {} for n in self.slots}
+        self._masters = {}
+        self._pending = {}
         self._updates: dict[Any, Callable] = {}
         self._scheduler = learning_rate if isinstance(learning_rate, LRScheduler) else None
         # float64 parameters get a float64 rate; any other arithmetic is in float32
@@ -114,14 +112,6 @@ class Optimizer:
     def options_of(self, param: Any) -> tuple[tuple[str, Any], ...]:
         """Settings of one parameter that are not a group's, hashable."""
         return ()
-
-    def slot_start(self, name: str, param: Any) -> float:
-        """Initial value of a slot."""
-        return self.slots[name]
-
-    def slot_dtype(self, param: Any) -> np.dtype:
-        """dtype of a parameter's slots: its own, or float32 beside a master weight."""
-        return dtypes.float32 if self._has_master(param) else param.dtype
 
     # learning rate
 
@@ -374,182 +364,6 @@ class Optimizer:
 
     clear_gradients = clear_grad
 
-    # state
-
-    def create_state(self) -> None:
-        """Make the state of every parameter now instead of at its first step, as a checkpoint to be restored needs."""
-        self._ensure_state([p for p in self._parameters if not p.stop_gradient])
-
-    def keep_masters(self, values: Mapping[int, jax.Array]) -> None:
-        """Keep float32 master weights from now on, starting from these values: id(parameter) -> array.
-
-        What amp.decorate calls before it rounds the parameters.
-        """
-        self._multi_precision = True
-        for p in self._parameters:
-            if id(p) in values and id(p) not in self._masters:
-                self._masters[id(p)] = Tensor(self._place(p, jnp.array(values[id(p)], jnp.float32), _concrete(p)))
-
-    def _ensure_state(self, live: list[Any]) -> list[MeshGroup]:
-        """Make what is missing of these parameters' state; -> them by the devices that hold them."""
-        if self.scalars and not self._shared.first.scalars:
-            with state.outside_capture():
-                # in here: a capture's second run would find the values that were given already taken
-                self._shared.start({n: self._given(n, v) for n, v in self.scalars.items()})
-        groups = by_devices(live, _concrete)
-        self._shared.settle(groups, self._position, _concrete)
-        for p in live:
-            missing = [n for n in self.slots if id(p) not in self._slots[n]]
-            if missing or (self._has_master(p) and id(p) not in self._masters):
-                self._make_state(p, missing)
-        return groups
-
-    def _make_state(self, p: Any, missing: list[str]) -> None:
-        value = _concrete(p)
-        with state.outside_capture():
-            if self._has_master(p) and id(p) not in self._masters:
-                master = Tensor(self._place(p, value.astype(jnp.float32), value))
-                self._masters[id(p)] = self._restored(p, "master", master)
-            for name in missing:
-                fresh = jnp.full(p.shape, self.slot_start(name, p), self.slot_dtype(p))
-                self._slots[name][id(p)] = self._restored(p, name, Tensor(self._place(p, fresh, value)))
-
-    def _has_master(self, p: Any) -> bool:
-        return self._multi_precision and p.dtype in _LOW
-
-    @staticmethod
-    def _place(param: Any, array: jax.Array, value: jax.Array) -> jax.Array:
-        """array laid out as the strategy wants the state of param, else as param's value if that was put somewhere."""
-        layout = param.sharding_of("state") if hasattr(param, "sharding_of") else None
-        if layout is None and value.committed:
-            layout = value.sharding
-        return array if layout is None else jax.device_put(array, layout)
-
-    def state_arrays(self, names: Mapping[int, str]) -> dict[str, jax.Array]:
-        """The optimizer's whole state by name: `<slot>/<parameter>`, `master/<parameter>`, and one array over all
-        parameters for each number kept per parameter. names: id(parameter) -> its name in the model.
-
-        The same whatever devices hold the parameters.
-        """
-        found = {name: tensor._array for name, tensor in self._per_parameter(names).items()}
-        for name, tensor in self._shared.first.scalars.items():
-            one = len(self._shared.copies) == 1
-            found[name] = tensor._array if one else jax.device_put(self._shared.values(name), tensor._array.sharding)
-        return found
-
-    def load_state_arrays(self, arrays: Mapping[str, jax.Array], names: Mapping[int, str]) -> None:
-        """Continue from what state_arrays gave, laid out as its arrays are now; call create_state before it."""
-        for name, tensor in self._per_parameter(names).items():
-            state.write(tensor, arrays[name])
-        for name, tensor in self._shared.first.scalars.items():
-            if len(self._shared.copies) == 1:
-                state.write(tensor, arrays[name])
-            else:
-                self._shared.set_values(name, np.asarray(arrays[name]))
-
-    def _per_parameter(self, names: Mapping[int, str]) -> dict[str, Tensor]:
-        found = {
-            f"{slot}/{names[id(p)]}": held[id(p)]
-            for slot, held in self._slots.items()
-            for p in self._parameters
-            if id(p) in held
-        }
-        return found | {f"master/{names[key]}": t for key, t in self._masters.items()}
-
-    def _restored(self, p: Any, name: str, tensor: Tensor) -> Tensor:
-        """tensor with the value that set_state_dict left for it, if any."""
-        value = self._pending.pop(f"{p.name}_{name}_0", None)
-        if value is not None:
-            tensor.set_value(value)
-        return tensor
-
-    def _given(self, name: str, start: float) -> np.ndarray:
-        """A number per parameter as set_state_dict left it, else where it starts."""
-        values = np.full((len(self._parameters),), start, np.float32)
-        for at, p in enumerate(self._parameters):
-            given = self._pending.pop(f"{p.name}_{name}_0", None)
-            if given is not None:
-                values[at] = float(np.asarray(given).reshape(()))
-        return values
-
-    def state_dict(self) -> dict[str, Any]:
-        """Name -> Tensor: `<parameter>_<slot>_0` for every slot, `<parameter>_master_0`, and "LR_Scheduler".
-
-        Slots and master weights are the Tensors themselves: later steps change them. State not made yet is left out.
-        """
-        found: dict[str, Any] = dict(self._pending)
-        scalars = {n: self._shared.values(n, "Optimizer.state_dict()") for n in self._shared.first.scalars}
-        for at, p in enumerate(self._parameters):
-            for name in self.slots:
-                if id(p) in self._slots[name]:
-                    found[f"{p.name}_{name}_0"] = self._slots[name][id(p)]
-            for name, values in scalars.items():
-                found[f"{p.name}_{name}_0"] = to_tensor(values[at])
-            if id(p) in self._masters:
-                found[f"{p.name}_master_0"] = self._masters[id(p)]
-        if self._scheduler is not None:
-            found["LR_Scheduler"] = self._scheduler.state_dict()
-        return found
-
-    def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state_dict; a parameter that has no entries in it starts again.
-
-        Raises CheckpointError, changing nothing, for a name or shape that does not fit.
-        """
-        given = {k: v for k, v in state_dict.items() if k != "LR_Scheduler"}
-        scheduler = state_dict.get("LR_Scheduler")
-        self._check_state(given, scheduler)
-        if scheduler is not None:
-            self._scheduler.set_state_dict(scheduler)  # type: ignore[union-attr]
-        self._pending = {k: np.array(v.numpy()) if isinstance(v, Tensor) else np.array(v) for k, v in given.items()}
-        for p in self._parameters:
-            for name in self.slots:
-                if id(p) in self._slots[name]:
-                    tensor = self._slots[name][id(p)]
-                    tensor.set_value(np.full(p.shape, self.slot_start(name, p), tensor.dtype))
-                    self._restored(p, name, tensor)
-            if id(p) in self._masters:
-                self._masters[id(p)].set_value(np.asarray(p._array, np.float32))
-                self._restored(p, "master", self._masters[id(p)])
-        for name in self._shared.first.scalars:
-            self._shared.set_values(name, self._given(name, self.scalars[name]))
-
-    set_dict = set_state_dict
-
-    def _check_state(self, given: Mapping[str, Any], scheduler: Any) -> None:
-        owner = type(self).__name__
-        known = {f"{p.name}_{n}_0": (p, n) for p in self._parameters for n in (*self.slots, *self.scalars, "master")}
-        unknown = [k for k in given if k not in known]
-        if unknown:
-            raise CheckpointError(
-                f"{owner}.set_state_dict: unknown entries {unknown[:10]}; this optimizer has slots "
-                f"{[*self.slots, *self.scalars]} and parameters {[p.name for p in self._parameters][:10]}. A second "
-                "copy of a model gets the first one's names when it is built under utils.unique_name.guard()"
-            )
-        for key, value in given.items():
-            p, name = known[key]
-            shape = tuple(value.shape if hasattr(value, "shape") else np.shape(value))
-            fits = shape in ((), (1,)) if name in self.scalars else shape == tuple(p.shape)
-            if not fits:
-                raise CheckpointError(f"{owner}.set_state_dict: {key} has shape {list(shape)}, its parameter {p.shape}")
-            if name == "master" and not self._has_master(p):
-                raise CheckpointError(
-                    f"{owner}.set_state_dict: {key} is a master weight, but {p.name} ({p.dtype.name}) has none here; "
-                    "make the optimizer with multi_precision=True and the parameter float16 or bfloat16"
-                )
-        for p in self._parameters:
-            lacking = [n for n in self.slots if f"{p.name}_{n}_0" not in given]
-            if lacking and len(lacking) < len(self.slots):
-                raise CheckpointError(
-                    f"{owner}.set_state_dict: {p.name} lacks {lacking}; give the state_dict of a {owner} made with the "
-                    "same arguments"
-                )
-        if scheduler is not None and self._scheduler is None:
-            raise CheckpointError(
-                f"{owner}.set_state_dict: the state has an LR_Scheduler, this optimizer a fixed rate; give it a "
-                "scheduler"
-            )
-
     # settings
 
     def _checked(self, group: Group) -> Group:
@@ -587,16 +401,6 @@ class Optimizer:
         return ParameterOptions(
             p.name, factor, coefficient, regularizer, need_clip, self.decoupled, (*named, *self.options_of(p))
         )
-
-
-def _concrete(tensor: TensorState) -> jax.Array:
-    """The tensor's array as it stood before the capture in progress, if there is one."""
-    array = tensor._array
-    if isinstance(array, Tracer) and state.watch.active is not None and id(tensor) in state.watch.active.before:
-        array = state.watch.active.before[id(tensor)].array
-    if isinstance(array, Tracer):
-        raise ShapeError("optimizer state must be made for a parameter that exists outside the captured function")
-    return array
 
 
 __all__ = ["Group", "MeshGroup", "Optimizer", "ParameterOptions"]

@@ -7,8 +7,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from polyreme.core.meshes import beside, devices_of, everywhere
 
+SPLIT, WHOLE = PartitionSpec("x"), PartitionSpec()
 
-def on(devices, spec=PartitionSpec("x"), kind=None):
+
+def on(devices, spec=SPLIT, kind=None):
     sharding = NamedSharding(Mesh(np.asarray(devices), ("x",)), spec, memory_kind=kind)
     return jax.device_put(np.arange(4.0, dtype="float32"), sharding)
 
@@ -36,7 +38,7 @@ def test_a_copy_beside_another_is_whole_on_each_device():
 def test_what_fits_already_is_not_copied():
     devices = jax.devices()
     here, free = on(devices[:2]), jnp.ones(4)
-    assert beside(here, on(devices[:2], PartitionSpec())) is here
+    assert beside(here, on(devices[:2], WHOLE)) is here
     assert beside(here, free) is here
     assert beside(free, here) is free
     assert jax.jit(lambda a, b: beside(a, b) + b)(here, here).shape == (4,)
