@@ -125,8 +125,7 @@ def _recompute(model: Layer, job: Job) -> None:
                     f"{type(model).__name__}{did_you_mean(name, layers)}"
                 )
         for name in job.recompute_layers:
-            keep = Keep(offload="act" in job.plan.offload)
-            layers[name].forward = _again(layers[name].forward, keep)
+            layers[name].forward = _again(layers[name].forward, Keep(offload=job.recompute_offloads))
     elif job.plan.recompute != "none" and not any(hasattr(s, "recompute") for s in model.sublayers(include_self=True)):
         raise ConfigError(
             f"strategy.recompute: {type(model).__name__} does not say what of it is run again in backward; name the "

@@ -31,8 +31,9 @@ class Job:
     precision, gradient merge.
 
     merge_steps: calls of the optimizer's step() that make one update; merge_average: of their gradients' mean, not sum.
-    recompute_layers: names of the sublayers that are run again in backward; without any, the plan says what is. seed:
-    of all random numbers, None to leave them as they are.
+    recompute_layers: names of the sublayers that are run again in backward, their inputs kept in host memory meanwhile
+    if recompute_offloads; without names, the plan says what is. seed: of all random numbers, None to leave them as they
+    are.
     """
 
     plan: Plan = field(default_factory=Plan)
@@ -41,6 +42,7 @@ class Job:
     merge_steps: int = 1
     merge_average: bool = True
     recompute_layers: tuple[str, ...] = ()
+    recompute_offloads: bool = False
     seed: int | None = None
 
     @property
@@ -67,6 +69,7 @@ def resolve(strategy: DistributedStrategy | Plan, num_devices: int) -> Job:
     hybrid = strategy.hybrid_configs
     mesh = _mesh(strategy, num_devices)
     layers = tuple(strategy.recompute_configs["checkpoints"]) if strategy.recompute else ()
+    offloads = strategy.recompute and strategy.recompute_configs["enable_offload"]
     plan = Plan.from_degrees(
         **mesh.degrees,
         order=mesh.order,
@@ -75,7 +78,7 @@ def resolve(strategy: DistributedStrategy | Plan, num_devices: int) -> Job:
         schedule=_schedule(strategy, mesh.pp),
         num_microbatches=_at_least_one(strategy, "pipeline_configs", "accumulate_steps"),
         recompute="full" if strategy.recompute and not layers else "none",
-        offload=_offload(strategy),
+        offload=_offload(strategy, offloads and not layers),
         sep_attention=hybrid["sep_configs"]["attention"],
     )
     return Job(
@@ -85,6 +88,7 @@ def resolve(strategy: DistributedStrategy | Plan, num_devices: int) -> Job:
         merge_steps=_merge_steps(strategy),
         merge_average=strategy.gradient_merge_configs["avg"],
         recompute_layers=layers,
+        recompute_offloads=offloads and bool(layers),
         seed=None if (seed := strategy.tensor_parallel_configs["tensor_init_seed"]) == -1 else seed,
     )
 
@@ -154,9 +158,9 @@ def _schedule(strategy: DistributedStrategy, stages: int) -> str | None:
     return name if stages > 1 else None
 
 
-def _offload(strategy: DistributedStrategy) -> tuple[str, ...]:
+def _offload(strategy: DistributedStrategy, activations: bool) -> tuple[str, ...]:
     state = ("state",) if _sharding(strategy, "offload", "optimize_offload") else ()
-    return (*state, "act") if strategy.recompute and strategy.recompute_configs["enable_offload"] else state
+    return (*state, "act") if activations else state
 
 
 def _merge_steps(strategy: DistributedStrategy) -> int:

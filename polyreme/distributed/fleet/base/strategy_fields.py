@@ -117,7 +117,7 @@ _SWITCHES: Table = {
 _MODES: dict[str, Table] = {
     "recompute_configs": {
         "checkpoints": _on([], "names of the sublayers to recompute, instead of what the model does by its plan", str),
-        "enable_offload": _on(False, "Plan.offload = act"),
+        "enable_offload": _on(False, "Plan.offload = act, or the inputs of the sublayers named"),
         "checkpoint_shape": _no([], _STATIC, int),
         "enable_tuning": _no(False, _STATIC),
         "refined_ops_patterns": _no([], _STATIC, dict),
