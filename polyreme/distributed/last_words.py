@@ -6,13 +6,16 @@ jax's own, which would wait minutes for ranks that will never come.
 
 import atexit
 import contextlib
+import ctypes
+import faulthandler
 import os
+import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from polyreme.distributed.verdict import FINE
 from polyreme.errors import EXIT_CODES, EXIT_INTERNAL
@@ -20,8 +23,18 @@ from polyreme.errors import EXIT_CODES, EXIT_INTERNAL
 _EXIT_INTERRUPTED = 130  # 128 + SIGINT, the shell's custom
 _LONGEST_TRACEBACK = 20_000  # characters
 
-ReportError = Callable[[str, str, str, int], bool]
-"""(raised | exited, error in one line, traceback, exit code) -> whether this rank is the first to have failed."""
+
+class Failure(NamedTuple):
+    """How this rank failed: an exception, or (error None) sys.exit with an error's code."""
+
+    line: str
+    code: int
+    error: BaseException | None = None
+    traceback: str = ""
+
+
+ReportError = Callable[[Failure], bool]
+"""Tells the others; whether this rank is the first to have failed."""
 
 
 class LastWords:
@@ -48,13 +61,9 @@ class LastWords:
             return
         code = exit_code(error)
         text = "".join(traceback.format_exception(kind, error, trace))[-_LONGEST_TRACEBACK:]
-        line = one_line(error)
-        if self._report_error("raised", line, text, code):
+        if self._report_error(Failure(one_line(error), code, error, text)):
             print_error(f"rank {self._rank} raised:")
             self._show(kind, error, trace)
-            leave_now(code)
-        else:
-            print_error(f"rank {self._rank} then failed as well: {line}")
         leave_now(code)
 
     def _raised_in_thread(self, arguments: threading.ExceptHookArgs) -> None:
@@ -75,9 +84,7 @@ class LastWords:
         if code in FINE:
             self._report_leaving()
             return
-        line = f"sys.exit({status!r})"
-        if not self._report_error("exited", line, "", code):
-            print_error(f"rank {self._rank} then left by {line}")
+        self._report_error(Failure(f"sys.exit({status!r})", code))
         leave_now(code)
 
 
@@ -108,6 +115,18 @@ def leave_now(code: int) -> NoReturn:
         flushing.start()
         flushing.join(0.5)
     os._exit(code)
+
+
+def hold_aborts() -> None:
+    """Delay abort() in this process by six seconds, in which the watchdog may learn why, say so and leave.
+
+    jax aborts a rank as soon as it loses rank 0, a few milliseconds before or after the watchdog hears of it. The
+    handler is sleep(3) of the C library itself, called with the signal's number: it needs neither Python nor memory.
+    """
+    if sys.platform == "linux" and not faulthandler.is_enabled():
+        libc = ctypes.CDLL(None)
+        libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+        libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
 
 
 def _flush() -> None:

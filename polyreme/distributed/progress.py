@@ -37,20 +37,29 @@ class Phase:
         self._lane.changed = time.monotonic()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._lane.phases.remove(self)
-        self._lane.changed = time.monotonic()
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
+        lane = self._lane
+        lane.phases.remove(self)
+        lane.changed = time.monotonic()
+        if error is not None and id(error) != lane.broken_by:
+            lane.broken, lane.broken_by = self, id(error)
 
 
 class _Lane:
-    """What one thread is in: phases, outermost first, and when that last changed."""
+    """What one thread is in: phases, outermost first, and when that last changed.
 
-    __slots__ = ("changed", "is_stepping", "phases")
+    broken is the innermost phase that the last exception came out of, broken_by that exception's id: a reference would
+    keep alive whatever its frames hold.
+    """
+
+    __slots__ = ("broken", "broken_by", "changed", "is_stepping", "phases")
 
     def __init__(self) -> None:
         self.phases: list[Phase] = []
         self.changed = time.monotonic()
         self.is_stepping = False
+        self.broken: Phase | None = None
+        self.broken_by = 0
 
     def is_busy(self) -> bool:
         return bool(self.phases) or self.is_stepping
@@ -83,6 +92,16 @@ class Progress:
     def end_steps(self) -> None:
         """This thread takes no step for now: what it does outside phases has no time limit."""
         self.lane().is_stepping = False
+
+    def return_to_place_of(self, error: BaseException) -> None:
+        """Be again in the phase that error came out of, so that status() tells where it happened."""
+        lane = self.lane()
+        seen: BaseException | None = error
+        while seen is not None:
+            if lane.broken is not None and id(seen) == lane.broken_by:
+                lane.phases.append(lane.broken)
+                return
+            seen = seen.__cause__ or seen.__context__
 
     def overdue(self) -> bool:
         """Whether a thread has been in the same place for longer than it may."""

@@ -163,7 +163,7 @@ class Client:
         self._lines = self._socket.makefile("rb")
         self.send({**who, "protocol": PROTOCOL})
         self._expect_welcome(timeout)
-        os.register_at_fork(after_in_child=self._socket.close)  # or a child would hide the end of this process
+        os.register_at_fork(after_in_child=self._let_go)
         threading.Thread(target=self._read, name="polyreme-store", daemon=True).start()
 
     def send(self, message: Message) -> bool:
@@ -187,14 +187,24 @@ class Client:
         except OSError:
             first = None
         if first is None or first.get("protocol") != PROTOCOL:
+            self._lines.close()
             self._socket.close()
             raise ConfigError(
                 f"{self.address} is not a polyreme store: the port is taken by another program; choose another --master"
             )
         if first.get("refusal"):
+            self._lines.close()
             self._socket.close()
             raise ConfigError(f"the job's store at {self.address} refuses this process: {first['refusal']}")
         self._socket.settimeout(None)
+
+    def _let_go(self) -> None:
+        """In a forked child: a copy of the connection would hide the end of the parent from the server."""
+        number = self._socket.fileno()
+        if number >= 0:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, number)
+            os.close(null)
 
     def _read(self) -> None:
         try:
@@ -202,8 +212,10 @@ class Client:
                 message = _decode(line)
                 if message is not None:
                     self._on_message(message)
-        except (OSError, ValueError):  # reset by the server; closed by a fork
+        except OSError:  # reset by the server
             pass
+        self._lines.close()
+        self._socket.close()
         self._on_end()
 
 

@@ -68,7 +68,7 @@ class Verdict:
         what = {
             "raised": f"raised {self.error}",
             "exited": f"left with {meaning(self.code)}",
-            "died": f"died ({'its process is gone' if self.code is None else meaning(self.code)})",
+            "died": "died: its process is gone" if self.code is None else f"died of {meaning(self.code)}",
         }.get(self.kind, self.error)
         return f"rank {self.rank}{f' on {self.host}' if self.host else ''} {what}; it was {place(self.status)}"
 

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from polyreme import flags
-from polyreme.distributed.last_words import LastWords, leave_now, print_error
+from polyreme.distributed.last_words import Failure, LastWords, hold_aborts, leave_now, print_error
 from polyreme.distributed.monitor import HostedMonitor
 from polyreme.distributed.progress import WORLD, Phase, Progress
 from polyreme.distributed.rendezvous import Address, Client, Message
@@ -70,6 +70,7 @@ def start(
     address = Address.parse(store, "POLYREME_STORE")
     _current.watch = Watch(rank, world_size, address, timeout or flags.watchdog_timeout(), folder, hosted)
     reclaim_signals()
+    hold_aborts()
 
 
 def is_started() -> bool:
@@ -214,7 +215,7 @@ class Watch:
     def _beat(self) -> None:
         pause, told = flags.heartbeat(), False
         while True:
-            self._stacks.arm(max(10.0, 3 * pause))
+            self._stacks.arm(max(3 * pause, min(10.0, self.progress.timeout)))
             is_overdue = self.progress.overdue()
             self._send("overdue" if is_overdue and not told else "beat")
             told = is_overdue
@@ -244,34 +245,39 @@ class Watch:
             who = "the launcher" if flags.store() else "rank 0"
             self._leave_with_the_others({"headline": f"{who}, which kept the store at {self._store}, is gone"})
 
-    def _leave_with_the_others(self, message: Message) -> None:
+    def _leave_with_the_others(self, message: Message) -> NoReturn:
         status = self.progress.status()
         age = f" for {status['age']:.1f} s" if "age" in status else ""
         print_error(
             f"polyreme watchdog: {message['headline']}. Rank {self.rank} was {place(status)}{age}; it leaves with exit "
             f"code {EXIT_WATCHDOG}"
         )
-        if self._hosted is not None:
-            time.sleep(0.3)  # the monitor in this process is writing its report
         self._stacks.close()
+        self._let_monitor_write()
         leave_now(EXIT_WATCHDOG)
+
+    def _let_monitor_write(self) -> None:
+        """The monitor, if it is in this process, writes its report now."""
+        if self._hosted is not None:
+            time.sleep(0.3)
 
     # endings of this process
 
-    def _report_error(self, kind: str, error: str, trace: str, code: int) -> bool:
-        """Tell the store; whether this rank failed first. Ends the process if it did not."""
+    def _report_error(self, failure: Failure) -> bool:
+        """Tell the store; whether this rank failed first. Does not return if another did."""
         self._is_failing = True
+        if failure.error is not None:
+            self.progress.return_to_place_of(failure.error)
         if self._end is None:
-            self._send("error", kind=kind, error=error, traceback=trace, code=code)
+            kind = "exited" if failure.error is None else "raised"
+            self._send("error", kind=kind, error=failure.line, traceback=failure.traceback, code=failure.code)
             self._end_known.wait(VERDICT_SECONDS)
+        if self._end is not None and self._end["verdict"]["rank"] != self.rank:
+            print_error(f"rank {self.rank} failed as a consequence: {failure.line}")
+            self._leave_with_the_others(self._end)
         self._stacks.close()
-        if self._end is None or self._end["verdict"]["rank"] == self.rank:
-            if self._hosted is not None:
-                time.sleep(0.3)
-            return True
-        print_error(f"rank {self.rank} failed as a consequence: {error}")
-        self._leave_with_the_others(self._end)
-        return False
+        self._let_monitor_write()
+        return True
 
     def _report_leaving(self) -> None:
         self.progress.is_leaving = True

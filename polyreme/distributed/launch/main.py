@@ -32,6 +32,8 @@ def main(words: Sequence[str] | None = None) -> int:
             raise
         sys.stderr.write(f"error: {error}\n")
         return 2
+    except KeyboardInterrupt:  # before there were processes to pass it on to
+        return 130
 
 
 def launch(options: Options) -> int:

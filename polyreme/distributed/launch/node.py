@@ -15,7 +15,7 @@ from polyreme.distributed.launch.options import Options
 from polyreme.distributed.launch.worker import Follower, Worker, command, environment
 from polyreme.distributed.rendezvous import Address, Client, Message, free_port, own_host
 from polyreme.distributed.verdict import FINE
-from polyreme.errors import EXIT_WATCHDOG
+from polyreme.errors import EXIT_WATCHDOG, ConfigError
 
 LEAVE_SECONDS = 5.0
 """How long ranks that were told to leave may take before they are killed."""
@@ -42,7 +42,7 @@ class Node:
 
         Raises ConfigError if the coordinator does not answer.
         """
-        self._options.log_dir.mkdir(parents=True, exist_ok=True)
+        self._make_log_dir()
         self._client = await self._loop.run_in_executor(None, self._connect)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._note_signal, number)
@@ -57,6 +57,16 @@ class Node:
             for worker in self._workers.values():
                 worker.kill()
             self._close_follower()
+            self._client.close()
+
+    def _make_log_dir(self) -> None:
+        folder = self._options.log_dir
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"launch: --log_dir {folder}: {error.strerror}; give a folder to write to") from None
+        if not os.access(folder, os.W_OK):
+            raise ConfigError(f"launch: --log_dir {folder}: no permission to write; give another folder")
 
     def _connect(self) -> Client:
         options, count = self._options, len(self._devices)
