@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyreme.api import *
+    from polyreme.distributed import DataParallel
     from polyreme.hapi import Model
 
 __version__ = "0.1.0"
@@ -19,7 +20,7 @@ _SUBMODULES = frozenset(module.name for module in pkgutil.iter_modules(__path__)
 
 
 # names whose modules would make the first use of any other name slower
-_LATE = {"Model": "polyreme.hapi"}
+_LATE = {"Model": "polyreme.hapi", "DataParallel": "polyreme.distributed"}
 
 
 def __getattr__(name: str) -> Any:

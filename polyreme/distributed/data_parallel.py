@@ -22,7 +22,7 @@ from polyreme.core import layout as layouts
 from polyreme.core import state
 from polyreme.core.layout import Layout
 from polyreme.core.state import Tracer
-from polyreme.distributed.communication import collectives, process_run
+from polyreme.distributed.communication import process_run, replicas
 from polyreme.distributed.communication.group import Group, ReduceOp, default_group
 from polyreme.distributed.placement import apply_plan
 from polyreme.eager import tape
@@ -70,20 +70,31 @@ class DataParallel(Layer):
         self.find_unused_parameters = find_unused_parameters
         self.group = group if group is not None else default_group()
         self._reducer: GradientReducer | None = None
-        self._layout = layouts.active.layout
-        if self._layout is None:
-            if self.group.axes:
-                raise ConfigError(
-                    f"DataParallel(group={self.group.name}): a group of mesh axes needs a plan in force; call "
-                    "fleet.init, or give a group of processes"
-                )
-            if jax.local_device_count() > 1:
-                self._layout = apply_plan(Plan.from_degrees(dp=jax.local_device_count()), layers, jax.local_devices())
-        if not self._spans_processes() and not self.group.axes and self.group.nranks > 1:
-            sync_state(layers, self.group)
+        self._layout = self._placed()
+        if self._layout is not None and replicas.spans_processes(self._layout.mesh):
+            return
+        if not self.group.axes and self.group.nranks > 1:
+            replicas.agree([*layers.parameters(), *layers.buffers()], self.group)
             sizes = (int(comm_buffer_size * _MB), int(last_comm_buffer_size * _MB))
             self._reducer = GradientReducer(layers, self.group, sizes, find_unused_parameters)
             tape.after_backward.add(self._reducer)
+
+    def _placed(self) -> Layout | None:
+        """The layout the model lies in: of the plan in force, else of a dp plan over this process's devices if it has
+        several. Moves the model there if it lies nowhere yet."""
+        layout = layouts.active.layout
+        if layout is None and self.group.axes:
+            raise ConfigError(
+                f"DataParallel(group={self.group.name}): a group of mesh axes needs a plan in force; call "
+                "fleet.init, or give a group of processes"
+            )
+        if layout is None and jax.local_device_count() == 1:
+            return None
+        if layout is not None and all(p.layouts for p in self._layers.parameters()):
+            return layout
+        plan = Plan.from_degrees(dp=jax.local_device_count()) if layout is None else layout.plan
+        devices = jax.local_devices() if layout is None else list(layout.mesh.devices.flat)
+        return apply_plan(plan, self._layers, devices)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The wrapped model's forward, with the Tensors given split over devices by their dim 0."""
@@ -126,10 +137,6 @@ class DataParallel(Layer):
     set_dict = set_state_dict
     load_dict = set_state_dict
 
-    def _spans_processes(self) -> bool:
-        layout = self._layout
-        return layout is not None and any(d.process_index != jax.process_index() for d in layout.mesh.devices.flat)
-
 
 def spread_batch(tensor: Tensor, layout: Layout) -> Tensor:
     """A batch laid out over a layout's devices by dim 0.
@@ -141,7 +148,7 @@ def spread_batch(tensor: Tensor, layout: Layout) -> Tensor:
     dims = ("batch", *[None] * (tensor.ndim - 1))
     array = state.read(tensor)
     local = not isinstance(array, Tracer) and array.is_fully_addressable
-    if not local or all(d.process_index == jax.process_index() for d in layout.mesh.devices.flat):
+    if not local or not replicas.spans_processes(layout.mesh):
         return constrain(tensor, *dims) if layouts.active.layout is layout else _constrained(tensor, layout, dims)
     if not tensor.stop_gradient:
         raise PlacementError(
@@ -167,12 +174,6 @@ def _global_shape(shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
     every = {index[0].indices(whole[0])[:2] for index in pieces.values()}
     mine = {i[0].indices(whole[0])[:2] for d, i in pieces.items() if d.process_index == jax.process_index()}
     return (shape[0] * len(every) // len(mine), *shape[1:])
-
-
-def sync_state(layers: Layer, group: Group) -> None:
-    """Give every process of a group the first one's parameters and buffers."""
-    for tensor in [*layers.parameters(), *layers.buffers()]:
-        collectives.broadcast(tensor, group.ranks[0], group)
 
 
 class GradientReducer:

@@ -5,6 +5,7 @@ Floor: 5.  A rank is a process; it may drive many devices.
 
 from __future__ import annotations
 
+import os
 import sys
 from types import TracebackType
 from typing import Any
@@ -78,6 +79,9 @@ def _join() -> None:
     }
     if cluster is not None or address is None:
         jax.distributed.initialize(**options)
+        # for what reads a launcher's variables: samplers, and processes started from here
+        os.environ["PADDLE_TRAINER_ID"] = str(jax.process_index())
+        os.environ["PADDLE_TRAINERS_NUM"] = str(jax.process_count())
         return
     if flags.store() is not None:
         # first, so that a rank lost from here on is noticed

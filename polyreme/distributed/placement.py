@@ -17,6 +17,7 @@ from polyreme.core import rng, state
 from polyreme.core.backend import Device
 from polyreme.core.layout import Layout
 from polyreme.core.meshes import HOST
+from polyreme.distributed.communication import replicas
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import PlacementError
@@ -34,9 +35,9 @@ def apply_plan(
     state go. Call it before the optimizer's first step. -> the layout, which `shard_batch` takes.
 
     chunks: under a pipeline (plan.mesh.pp > 1), the parts of the model in the order that data flows through them; what
-    several parts share is at home on the stage of the first.
-    Raises PlacementError for a mesh that does not fit the devices, a dim that does not divide, or a model that a
-    pipeline is asked of and that has no such parts.
+    several parts share is at home on the stage of the first. If the mesh spans processes, each calls this, and
+    parameters, buffers and the random key start as rank 0 has them. Raises PlacementError for a mesh that does not fit
+    the devices, a dim that does not divide, or a model that a pipeline is asked of and that has no such parts.
     """
     _check_offload(plan)
     layout = Layout(plan, devices)
@@ -47,12 +48,14 @@ def apply_plan(
             placed.append((p, parameter_layouts(home[id(p)], p)))
         except ValueError as error:
             raise type(error)(f"parameter {name}: {error}") from None
+    holder = rng.default_generator.key_state()
+    if replicas.spans_processes(layout.mesh):
+        replicas.agree([*model.parameters(), *model.buffers(), holder])
     for p, shardings in placed:
         p.layouts = shardings
         state.write(p, put(p._array, shardings["param"]))
     for buffer in model.buffers():
         state.write(buffer, put(buffer._array, home[id(buffer)].replicated()))
-    holder = rng.default_generator.key_state()
     state.write(holder, put(holder._array, layout.replicated()))
     layouts.active.layout = layout
     return layout
@@ -108,6 +111,9 @@ def clear_plan() -> None:
 
 
 def shard_batch(layout: Layout, array: Any, *dims: str | None) -> Tensor:
-    """A Tensor from a global batch on the host, laid out by its logical dims ("batch", "seq")."""
+    """A Tensor from a global batch on the host, laid out by its logical dims ("batch", "seq").
+
+    If the mesh spans processes, each gives the same batch; its devices take their parts.
+    """
     host = np.asarray(array)
-    return Tensor(jax.device_put(host, layout.sharding("act", dims, host.shape)))
+    return Tensor(put(host, layout.sharding("act", dims, host.shape)))

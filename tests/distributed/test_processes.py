@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 SIZE = 3
+DEVICES = 2  # of each process
 OPS = {"SUM": np.sum, "MAX": np.max, "MIN": np.min, "PROD": np.prod, "AVG": np.mean}
 LIMIT = 90  # seconds; alone on two cores the job takes about ten
 
@@ -398,8 +399,8 @@ def check_a_plan_over_all_processes_makes_one_global_batch(rank):
     from polyreme.errors import PlacementError  # noqa: PLC0415
     from polyreme.mesh import Plan  # noqa: PLC0415
 
-    model, rows = network(0), values(8, 2 * SIZE, 4)
-    layout = apply_plan(Plan.from_degrees(sharding=SIZE, sharding_stage=2), model)
+    model, rows = network(rank), values(8, 2 * SIZE, 4)
+    layout = apply_plan(Plan.from_degrees(dp=DEVICES, sharding=SIZE, sharding_stage=2), model)
     parallel = dist.DataParallel(model)
     out = parallel(tensor(rows[2 * rank : 2 * rank + 2]))
     assert out.shape == [2 * SIZE, 2]
@@ -407,6 +408,7 @@ def check_a_plan_over_all_processes_makes_one_global_batch(rank):
         out.numpy()
     loss = (out * out).mean()
     loss.backward()
+    clear_plan()
     whole = network(0)
     want = whole(tensor(rows))
     want_loss = (want * want).mean()
@@ -414,18 +416,17 @@ def check_a_plan_over_all_processes_makes_one_global_batch(rank):
     tolerance = 30 * 2.0**-23
     np.testing.assert_allclose(dist.unshard_dtensor(out).numpy(), want.numpy(), rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(loss.item(), want_loss.item(), rtol=tolerance)
-    group = dist.axis_group(layout.mesh, "sharding")
-    assert (group.ranks, group.rank) == ([0, 1, 2], rank)
+    group = dist.axis_group(layout.mesh, ("dp", "sharding"))
+    assert (group.ranks, group.rank) == (list(range(SIZE * DEVICES)), DEVICES * rank)
     total = tensor([1.0])
     dist.all_reduce(total, group=group)
-    assert total.tolist() == [3.0]
+    assert total.tolist() == [6.0]
     every = []
     dist.all_gather_object(every, rank, group)
-    assert every == [0, 1, 2]
+    assert every == [0, 0, 1, 1, 2, 2]
     with pytest.raises(PlacementError, match="is spread over several processes already"):
         dist.all_reduce(out)
-    assert len(jax.devices()) == SIZE
-    clear_plan()
+    assert len(jax.devices()) == SIZE * DEVICES
 
 
 CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}
@@ -437,7 +438,7 @@ def outcomes(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("processes")
     env = {"PADDLE_LOG_DIR": folder, "POLYREME_INIT_TIMEOUT": 60, "POLYREME_WATCHDOG_TIMEOUT": 30}
-    running = spawn(job, (str(folder),), nprocs=SIZE, join=False, env=env)
+    running = spawn(job, (str(folder),), nprocs=SIZE, join=False, cpu_num=DEVICES, env=env)
     try:
         running.join(LIMIT)
     except RuntimeError as error:
