@@ -221,7 +221,7 @@ def _outputs(
     if wanted:
         shapes = [(a.shape, a.dtype) for a, _ in before]
         metas = [(a.shape, a.dtype) for a in arrays]
-        if state.watch.active is not None:
+        if state.capturing():
             arrays = _tell_jax(cls, ctx, [b for _, b in before], arrays, shapes)
         node = PyNode(cls, ctx, edges, shapes, metas)
         _link_saved_outputs(ctx, tensors, node)

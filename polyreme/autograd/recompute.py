@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -133,6 +133,8 @@ def run_part(part: str, own: str, function: Callable[..., Any], *args: Any, **kw
 
 class _Notes(Capture):
     """Watches eager code: what it reads and writes is noted, and nothing else is different."""
+
+    stages: ClassVar[bool] = False
 
     def created(self, tensor: TensorState) -> None:
         super().created(tensor)
@@ -383,6 +385,7 @@ class _Again(tape.Node):
             notes.restore()
         finally:
             present.restore()
+        self._check_entered(ends, since)
         again = tuple((t._array.shape, t._array.dtype) for t in ends)
         if again != self.metas:
             raise GradError(
@@ -391,6 +394,22 @@ class _Again(tape.Node):
                 "time (no counters, no caches, no random numbers of Python or NumPy)"
             )
         return entrances, ends
+
+    def _check_entered(self, ends: Sequence[TensorState], since: int) -> None:
+        """Refuse a second run that goes back to Tensors of the first: their gradients would be lost."""
+        stack, seen = [t._node for t in ends], set()
+        while stack:
+            node = stack.pop()
+            if id(node) in seen or isinstance(node, _Entrance):
+                continue
+            seen.add(id(node))
+            if node.seq < since:
+                raise GradError(
+                    f"{self.name}: run again for its backward it used a Tensor computed earlier (by {node.name!r}) "
+                    "that it did not read the first time; a recomputed function may not read Tensors from attributes "
+                    "or caches that it fills itself"
+                )
+            stack += [edge[0] for edge in node.edges if isinstance(edge, tuple)]
 
     def release(self) -> None:
         """Let go of the inputs."""

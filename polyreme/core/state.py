@@ -46,6 +46,11 @@ class _Watch(threading.local):
 watch = _Watch()
 
 
+def capturing() -> bool:
+    """Whether code of this thread is being captured, so that Tensors may have no values; not if it is only watched."""
+    return watch.active is not None and watch.active.stages
+
+
 class _LeafHooks:
     """How often a leaf's gradient hooks changed, anywhere: a captured program looks again when this moves."""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import malt
@@ -115,8 +115,10 @@ class Capture:
 
     outer: the capture this one is inside. detach: gradients of the captured code will be taken by jax, which knows
     nothing of stop_gradient, so reads of such Tensors are cut off for it. converted: fn -> fn with its control flow
-    converted.
+    converted. stages: the code is staged out, and its Tensors may have no values.
     """
+
+    stages: ClassVar[bool] = True
 
     def __init__(
         self,

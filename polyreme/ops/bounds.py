@@ -59,7 +59,7 @@ def preceded(first: Callable[..., Any]) -> Callable[..., Any]:
 
 def at_hand(value: Any) -> np.ndarray | None:
     """The value as an ndarray if reading it stalls nothing: it lies on one processor of the host, outside a capture."""
-    if state.watch.active is not None:
+    if state.capturing():
         return None
     array = value._array if isinstance(value, TensorState) else value
     if isinstance(array, jax.Array):

@@ -59,7 +59,7 @@ def _on(device: Any, what: str) -> Iterator[None]:
     if device is None:
         yield
         return
-    if state.watch.active is not None:
+    if state.capturing():
         raise CaptureError(f"{what}: device={device!r} in a captured function, which is one program on its own devices")
     with jax.default_device(places.as_place(device).device()):
         yield

@@ -21,7 +21,7 @@ def visible(x: Any) -> np.ndarray | None:
     if not isinstance(x, TensorState):
         return np.asarray(x) if isinstance(x, (np.ndarray, np.generic, list, tuple, int)) else None
     array = x._array
-    if state.watch.active is not None or isinstance(array, state.Tracer):
+    if state.capturing() or isinstance(array, state.Tracer):
         return None
     return np.asarray(array) if getattr(array, "is_fully_addressable", False) else None
 

@@ -30,7 +30,7 @@ def _checked(remedy: str, method: bool = True) -> Callable[[Callable[..., Any]],
 
         def public(*args: Any, **kwargs: Any) -> Any:
             result = declared(*args, **kwargs)
-            if state.watch.active is None and isinstance(result, state.TensorState):
+            if not state.capturing() and isinstance(result, state.TensorState):
                 array = result._array
                 if not isinstance(array, state.Tracer) and not bool(jnp.isfinite(array).all()):
                     raise NumericsError(f"{fn.__name__}: the result has NaN or infinite elements; {remedy}")

@@ -346,6 +346,45 @@ def test_a_function_that_changes_its_mind():
         y.sum().backward()
 
 
+def test_a_function_that_keeps_a_tensor_of_its_first_run():
+    cache = []
+
+    def function(v):
+        if not cache:
+            cache.append(v * 3)
+        return cache[0] * v
+
+    y = recompute(function, Tensor(X, stop_gradient=False))
+    with pytest.raises(GradError, match=r"used a Tensor computed earlier.*caches"):
+        y.sum().backward()
+
+
+def test_a_tensor_kept_in_an_attribute_still_has_its_gradient():
+    x, kept = Tensor(X, stop_gradient=False), []
+
+    def function(v):
+        kept.append(v * 3)
+        return v * v
+
+    y = recompute(function, x * 1)
+    (y + kept[0]).sum().backward()
+    near(x.grad.numpy(), 2 * X + 3)
+
+
+def test_eager_code_stays_eager_inside():
+    forward = to_static(lambda v: v * 2)
+
+    def function(v):
+        assert isinstance(v.sum().item(), float)
+        return forward(v) if v.sum() < 100 else v
+
+    x = Tensor(X, stop_gradient=False)
+    recompute(function, x).sum().backward()
+    near(x.grad.numpy(), np.full_like(X, 2))
+    with pytest.raises(IndexError, match="99"):
+        recompute(lambda w: paddle.nn.functional.embedding(Tensor(np.array([99])), w), x)
+
+
 def test_an_error_in_the_second_run_leaves_state_as_it_was():
     w, runs = Tensor(X, stop_gradient=False), []
 
