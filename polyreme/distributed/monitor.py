@@ -46,6 +46,7 @@ class Monitor:
         self._heard: dict[int, float] = {}
         self._errors: list[Verdict] = []
         self._codes: dict[int, int] = {}
+        self._leavers: set[int] = set()
         self._is_concluding = False
         self._waits_for_dump: set[int] = set()
         self._is_stopping = False
@@ -108,7 +109,12 @@ class Monitor:
         elif kind == "counter":
             self._stop_counters[rank] = message.get("step")
             self._agree_on_stop()
-        self._find_who_waits_for_a_leaver()
+        if self.statuses.get(rank, {}).get("leaving"):
+            self._leavers.add(rank)
+            for other in list(self.statuses):
+                self._check_for_leavers(other)
+        elif self._leavers:
+            self._check_for_leavers(rank)
 
     def closed(self, connection: Connection) -> None:
         """A rank's connection is gone: fine if it said that it is leaving, else the process is."""
@@ -172,15 +178,10 @@ class Monitor:
 
     # hangs
 
-    def _find_who_waits_for_a_leaver(self) -> None:
+    def _check_for_leavers(self, rank: int) -> None:
         """A rank that ended its program reaches no collective any more: whoever waits for it there waits for ever."""
-        leavers = {rank for rank, status in self.statuses.items() if status.get("leaving")}
-        if leavers and self.verdict is None:
-            waiting = [
-                r for r, s in self.statuses.items() if s.get("group") and leavers & set(behind(self.statuses, r))
-            ]
-            for rank in waiting[:1]:
-                self._begin_dump(rank)
+        if self.statuses.get(rank, {}).get("group") and self._leavers & set(behind(self.statuses, rank)):
+            self._begin_dump(rank)
 
     def _begin_dump(self, overdue: int) -> None:
         if self.verdict is not None or self._is_concluding:

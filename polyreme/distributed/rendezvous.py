@@ -112,12 +112,10 @@ async def serve(handler: Handler, host: str, port: int) -> asyncio.Server:
         if connection is None:
             return
         try:
-            while line := await reader.readline():
+            while line := await _next_line(reader):
                 message = _decode(line)
                 if message is not None:
                     handler.received(connection, message)
-        except (OSError, ValueError):  # reset by the peer; a line beyond the limit
-            pass
         except asyncio.CancelledError:  # the loop ends, and nobody asks about this task
             return
         handler.closed(connection)
@@ -126,9 +124,17 @@ async def serve(handler: Handler, host: str, port: int) -> asyncio.Server:
     return await asyncio.start_server(talk, host, port, limit=_MAX_LINE)
 
 
+async def _next_line(reader: asyncio.StreamReader) -> bytes:
+    """Empty at the end: closed or reset by the peer, or a line beyond the limit."""
+    with contextlib.suppress(OSError, ValueError):
+        return await reader.readline()
+    return b""
+
+
 async def _welcome(handler: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Connection | None:
     """The connection of a client that speaks our protocol and is not refused."""
     with contextlib.suppress(OSError, ValueError, TimeoutError):
+        _notice_cut_networks(writer.get_extra_info("socket"))
         who = _decode(await asyncio.wait_for(reader.readline(), 10))
         if who is not None and who.get("protocol") == PROTOCOL:
             refusal = handler.refusal(who)
@@ -233,7 +239,16 @@ def _connect(address: Address, timeout: float) -> socket.socket:
             time.sleep(_RETRY_SECONDS)
             continue
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _notice_cut_networks(found)
         return found
+
+
+def _notice_cut_networks(connection: socket.socket) -> None:
+    """End a connection whose other side has been out of reach for half a minute; by itself TCP waits for hours."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, seconds in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000)):
+        if hasattr(socket, name):  # Linux has all of them; the last is in milliseconds
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
 
 
 def _encode(message: Message) -> bytes:

@@ -204,7 +204,7 @@ class Watch:
         if here or self._stop.take_signal():
             self.client.send({"t": "stop"})
             self._stop.expect()
-        with phase("stop_agreement"):
+        with phase("stop_agreement", group="stop_agreement"):  # counted: tells which rank did not finish its step
             return self._stop.is_last(step)
 
     # the watchdog's side

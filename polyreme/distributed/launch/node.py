@@ -119,7 +119,10 @@ class Node:
     async def _report_end(self, worker: Worker, attempt: int) -> None:
         code = await worker.wait()
         del self._workers[worker.rank]
-        tail = "" if code in FINE else worker.last_words()
+        tail = ""
+        if code not in FINE:
+            worker.kill()  # what it started and could not end
+            tail = worker.last_words()
         stacks = self._options.log_dir / f"stacks.rank{worker.rank}.txt"
         if stacks.exists() and stacks.stat().st_size == 0:  # a rank that was killed leaves it
             stacks.unlink()
