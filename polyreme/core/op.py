@@ -126,7 +126,7 @@ class Op:
             except (TypeError, ValueError) as error:
                 raise self._explain(error, filled) from error
 
-        return Kernel(fn, self.name, saves=self.saves)
+        return Kernel(fn, self.name, saves=self.saves, gathered=_gathered_inputs(template))
 
     def _check(self, filled: list[Any]) -> None:
         shapes = {}
@@ -165,6 +165,18 @@ def _fill(slot: Any, given: Iterator[jax.Array]) -> Any:
     if isinstance(slot, int):
         return next(given) if slot < 0 else [next(given) for _ in range(slot)]
     return jax.lax.with_sharding_constraint(next(given), slot)
+
+
+def _gathered_inputs(template: tuple) -> frozenset[int]:
+    """Positions, among the kernel's arrays, of those laid out anew before they are used."""
+    found, at = set(), 0
+    for slot in template:
+        if isinstance(slot, int):
+            at += 1 if slot < 0 else slot
+        elif not isinstance(slot, tuple):
+            found.add(at)
+            at += 1
+    return frozenset(found)
 
 
 OPS: dict[str, Callable[..., Any]] = {}

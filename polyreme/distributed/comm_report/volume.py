@@ -9,8 +9,9 @@ mp only), G_i its gradient's. act = b s h w: the residual stream on one device, 
     data parallel         all-reduce of G_i over dp, sharding and sep, once a step. arXiv:1910.02054, section 7.1
     ZeRO 1 and 2          reduce-scatter of G_i over sharding (then all-reduce of the piece over dp and sep), and
                           all-gather of the updated P_i. arXiv:1910.02054, section 7.2.1
-    ZeRO 3                all-gather of P_i for the forward and again for the backward of each microbatch, and
-                          reduce-scatter of G_i. arXiv:1910.02054, section 7.2.2
+    ZeRO 3                all-gather of P_i for the forward, and again for the backward of each microbatch where it
+                          reads P_i (weights and gains; not biases, tables or a head whose gradient is made in the
+                          forward), and reduce-scatter of G_i. arXiv:1910.02054, section 7.2.2
     tensor parallel       all-reduce of act over mp: 2 l forward, 2 l backward, 1 forward after the vocabulary-split
                           embedding, 1 backward before it as output head; of 3 b s fp32 numbers for the cross-entropy
                           (largest logit, sum of exponentials, the label's logit). arXiv:1909.08053, section 3
@@ -26,8 +27,8 @@ mp only), G_i its gradient's. act = b s h w: the residual stream on one device, 
     scalars               4 bytes each: the loss and the number of its tokens over the batch's axes; for the global
                           norm, one sum for each parameter whose gradient is split, over the axes that split it.
 
-The partitioner reduces a sum over two dims that different axes split in two steps, one for each axis's dim; the scalars
-and the parameters that sequence parallelism sums over mp are counted so.
+Where the compiler does not join sums, a sum over two dims that different axes split is made in two steps, one for each
+dim (the global norm's always is): the gradients of norm gains and tables are counted so.
 """
 
 from __future__ import annotations
@@ -35,18 +36,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from polyreme.distributed.comm_report.collectives import wire_share
 from polyreme.mesh import MeshShape, Plan
 
 SCALAR_BYTES = 4
+Use = Literal["product", "bias", "head", "gain", "shift", "lookup", "positions"]
 
 
 @dataclass(frozen=True)
 class ParameterShape:
     """One trained parameter: logical dims, whole shape, bytes of an element of it and of its gradient.
 
-    uses: in how many places of the model it is read. is_bias: it is added to the product with a weight.
+    uses: how it is used, once for each place: in a "product" with the tokens, as a "bias" of one, as the "head", whose
+    gradient is made in the forward, as a "gain" or "shift" of each token, as a "lookup" by token or as a table of
+    "positions". The backward reads the values of a product's weight and of a gain only.
     """
 
     name: str
@@ -54,8 +59,7 @@ class ParameterShape:
     shape: tuple[int, ...]
     itemsize: int = 4
     grad_itemsize: int = 4
-    uses: int = 1
-    is_bias: bool = False
+    uses: tuple[Use, ...] = ("product",)
 
 
 @dataclass(frozen=True)
@@ -121,24 +125,21 @@ class Term:
         return self.payload * self.times * share
 
 
-def terms(plan: Plan, work: Workload, compiler: Compiler = BEST, gathers: int = 2) -> list[Term]:
+def terms(plan: Plan, work: Workload, compiler: Compiler = BEST) -> list[Term]:
     """The step's collectives by formula, those that move nothing left out.
-
-    gathers: how often a parameter that ZeRO 3 splits is gathered in a microbatch: 2, or 1 where the whole parameter is
-    kept from the forward to the backward.
 
     >>> work = Workload((ParameterShape("w", ("embed", "ffn"), (8, 32)),), 8, 4, 8, 0, 8, norms=0)
     >>> [(t.name, t.kind, t.total_wire) for t in terms(Plan.from_degrees(dp=2), work) if t.payload > 8]
     [('gradients', 'all-reduce', 1024.0)]
     """
-    made = _Terms(plan, work, compiler, gathers)
+    made = _Terms(plan, work, compiler)
     found = [*made.gradients(), *made.parameters(), *made.tensor(), *made.segment(), *made.pipeline(), *made.scalars()]
     return [t for t in found if t.total_wire > 0]
 
 
 class _Terms:
-    def __init__(self, plan: Plan, work: Workload, compiler: Compiler, gathers: int) -> None:
-        self.plan, self.work, self.compiler, self.gathers = plan, work, compiler, gathers
+    def __init__(self, plan: Plan, work: Workload, compiler: Compiler) -> None:
+        self.plan, self.work, self.compiler = plan, work, compiler
         self.mesh: MeshShape = plan.mesh
         act = plan.strategy.rule("act")
         self.batch_axes = self._live(act.get("batch", ()))
@@ -154,20 +155,35 @@ class _Terms:
     def gradients(self) -> Iterator[Term]:
         for p in self.work.parameters:
             nbytes = self._used_bytes(p) / p.itemsize * p.grad_itemsize
-            axes = self.token_axes
-            # a bias takes its gradient from the whole one that was gathered for its weight's
-            if self.is_sequence_parallel and not self._is_split(p, "mp", "param") and not p.is_bias:
-                yield self._term("gradients outside mp", "all-reduce", ("mp",), nbytes, self.microbatches, "backward")
-                if len(p.dims) == 2:  # a table of positions: each device has the rows of its own part of the sequence
-                    nbytes /= self.mesh.mp
-            parts = 1 if self.compiler.reassociates else self.microbatches * p.uses
-            scattered = self._is_split(p, "sharding", "state") and "sharding" in axes
-            if scattered and self.compiler.reduce_scatter:
-                rest = tuple(a for a in axes if a != "sharding")
-                yield self._term("gradients", "reduce-scatter", ("sharding",), nbytes, parts, "backward")
-                yield self._term("gradients", "all-reduce", rest, nbytes / self.mesh.sharding, parts, "backward")
-            else:
-                yield self._term("gradients", "all-reduce", axes, nbytes, parts, "backward")
+            if self.compiler.reassociates:
+                yield from self._best_sum(p, nbytes)
+                continue
+            for use in p.uses:
+                for axes, share in self._sums(use):
+                    yield self._term("gradients", "all-reduce", axes, nbytes * share, self.microbatches, "backward")
+
+    def _best_sum(self, p: ParameterShape, nbytes: float) -> Iterator[Term]:
+        """One sum over all devices, of which each that keeps a piece gets only that."""
+        axes = {axis for use in p.uses for found, _ in self._sums(use) for axis in found}
+        if "sharding" in axes and self.compiler.reduce_scatter and self._is_split(p, "sharding", "state"):
+            axes.remove("sharding")
+            yield self._term("gradients", "reduce-scatter", ("sharding",), nbytes, 1, "backward")
+            nbytes /= self.mesh.sharding
+        yield self._term("gradients", "all-reduce", tuple(axes), nbytes, 1, "backward")
+
+    def _sums(self, use: Use) -> list[tuple[tuple[str, ...], float]]:
+        """The partitioner's sums for a gradient: the axes of each, and the share of the gradient it is of.
+
+        A product joins batch and seq to one dim and sums over both at once; other ops sum over one dim, then the other.
+        """
+        if use in ("product", "bias", "head"):
+            return [(self.token_axes, 1.0)]
+        along = self._live((*(("sep",) if self.sep > 1 else ()), *(("mp",) if self.is_sequence_parallel else ())))
+        if use == "lookup":  # mp splits the table's rows, not the positions
+            along = tuple(axis for axis in along if axis != "mp")
+        # each device has the rows of its own positions
+        share = 1 / math.prod(self.mesh.degree(axis) for axis in along) if use == "positions" else 1.0
+        return [(self.batch_axes, share), (along, 1.0)]
 
     def parameters(self) -> Iterator[Term]:
         for p in self.work.parameters:
@@ -175,8 +191,10 @@ class _Terms:
                 continue
             nbytes = self._used_bytes(p)
             if self._is_split(p, "sharding", "param"):
-                times = self.gathers * self.microbatches if self.gathers > 1 else 1
-                yield self._term("parameters", "all-gather", ("sharding",), nbytes, times, "forward")
+                yield self._term("parameters", "all-gather", ("sharding",), nbytes, 1, "forward")
+                if any(use in ("product", "gain") for use in p.uses):
+                    again = self.microbatches
+                    yield self._term("parameters again", "all-gather", ("sharding",), nbytes, again, "backward")
             else:
                 yield self._term("updated parameters", "all-gather", ("sharding",), nbytes, 1, "update")
 
@@ -250,24 +268,33 @@ class _Terms:
         return axis in self._axes(p, kind)
 
 
-def workload_of(model: object, batch: int, seq: int, *, itemsize: int = 4, norms: int = 1) -> Workload:
+def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: int = 1) -> Workload:
     """The Workload of one of the transformer families (models/gpt.py, models/llama.py) with its parameters as they are.
 
     norms: how often a step takes the global norm of the gradients.
     """
-    config = model.config  # type: ignore[attr-defined]
+    config = model.config
     heads = config.num_heads
     key_width = getattr(config, "num_kv_heads", heads) * (config.hidden_size // heads)
-    named = dict(model.named_parameters())  # type: ignore[attr-defined]
+    named = dict(model.named_parameters())
     shapes = []
     for name, p in named.items():
         if p.stop_gradient:
             continue
         width = p._array.dtype.itemsize
-        uses = 2 if config.tie_embeddings and p.dims[:1] == ("vocab",) else 1
-        weight = named.get(name.removesuffix("bias") + "weight") if name.endswith(".bias") else None
-        is_bias = weight is not None and len(weight.shape) == 2
-        shapes.append(ParameterShape(name, tuple(p.dims), tuple(p.shape), width, width, uses, is_bias))
+        shapes.append(ParameterShape(name, tuple(p.dims), tuple(p.shape), width, width, _uses(name, named, config)))
     columns = (3, 2) if hasattr(config, "num_kv_heads") else (1, 1)
     layers = config.num_layers
     return Workload(tuple(shapes), batch, seq, config.hidden_size, layers, key_width, columns, itemsize, norms)
+
+
+def _uses(name: str, named: dict, config: Any) -> tuple[Use, ...]:
+    p = named[name]
+    if p.dims[0] == "vocab":
+        return ("lookup", "head") if config.tie_embeddings else ("lookup",)
+    if name.startswith(("positions.", "head.")):
+        return ("positions",) if name.startswith("positions.") else ("head",)
+    if name.endswith(".bias"):
+        weight = named[name.removesuffix("bias") + "weight"]
+        return ("bias",) if len(weight.shape) == 2 else ("shift",)
+    return ("product",) if len(p.shape) == 2 else ("gain",)
