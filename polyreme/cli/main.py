@@ -17,6 +17,7 @@ import typer
 
 from polyreme import flags
 from polyreme.cli import launch as launcher
+from polyreme.cli.comm import comm
 from polyreme.cli.failure import report
 from polyreme.cli.prove import prove
 from polyreme.cli.schedule import schedule
@@ -135,6 +136,7 @@ def doctor(
 
 app.command()(prove)
 app.command()(schedule)
+app.command()(comm)
 
 
 @data_app.command()

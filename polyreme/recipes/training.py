@@ -77,6 +77,13 @@ class Trainer:
         self.schedule.step()
         return StepResult(*results)
 
+    def compiled(self, tokens: Any, labels: Any) -> Any:
+        """The program of step for a batch of this shape, compiled and not run: a jax.stages.Compiled.
+
+        Not for a model over pipeline stages, whose step is many programs.
+        """
+        return self._step.compiled(self._place(tokens), self._place(labels))
+
     def evaluate(self, tokens: Any, labels: Any) -> float:
         """Mean loss of a batch, nats a token, with dropout off."""
         self.model.eval()

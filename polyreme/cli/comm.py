@@ -1,0 +1,40 @@
+"""`polyreme comm`: every collective of a training step, with its bytes beside the formula's.
+
+Floor: 7.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyreme.recipes import config_file
+
+
+def comm(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML configuration of a pretraining run.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the file's, dotted.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    balance: Annotated[
+        float | None, typer.Option(min=0.0, help="FLOP that hide one byte on the wire; by default the backend's.")
+    ] = None,
+) -> None:
+    """List the collectives of a training step: kind, mesh axes, layer, bytes, and what the formula says they must be.
+
+    The step is compiled for the plan's devices and not run; on CPU as many virtual ones are made as the plan has,
+    unless CPU_NUM says otherwise.
+    Example: polyreme comm configs/gpt_kjv.yaml plan.sharding_stage=1
+    """
+    loaded = config_file.load(config, overrides or [])
+    if loaded.config.device == "cpu":
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if loaded.config.device in (None, "cpu"):
+        os.environ.setdefault("CPU_NUM", str(loaded.config.plan.num_devices))
+    from polyreme.recipes import communication
+
+    found = communication.report(loaded.config, balance)
+    typer.echo(json.dumps(found.to_dict(), indent=1) if as_json else found.as_text())
