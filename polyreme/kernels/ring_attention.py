@@ -213,7 +213,7 @@ def _ring_backward(spec: Spec, split: Split, residuals, dout):
         return dq, dk, dv, dmask
 
     has_grad = mask is not None and mask.dtype != jnp.bool_
-    shared = split.shared_axes(mask) if has_grad else ()
+    shared = split.shared_axes(mask) if mask is not None else ()
     outs = (split.spec, split.spec, split.spec, specs[3] if has_grad else None)
     ins = (*specs, split.spec, lse_spec, split.spec)
     dq, dk, dv, dmask = _over(split, local, ins, outs)(q, k, v, mask, key, out, lse, dout)
