@@ -8,8 +8,10 @@ Ages are measured by the monotonic clock of the rank itself, so clocks may jump 
 import contextlib
 import faulthandler
 import io
+import os
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -60,7 +62,7 @@ def start(
     if _current.watch is not None:
         return
     store = store or flags.store()
-    folder = (flags.log_dir() or Path()).absolute()
+    folder = _writable((flags.log_dir() or Path()).absolute())
     hosted = None
     if store is None:
         if share is None:
@@ -71,6 +73,16 @@ def start(
     _current.watch = Watch(rank, world_size, address, timeout or flags.watchdog_timeout(), folder, hosted)
     reclaim_signals()
     hold_aborts()
+
+
+def _writable(folder: Path) -> Path:
+    """The folder for stacks and reports, else the system's for temporary files, saying so: no reason to stop a job."""
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    if os.access(folder, os.W_OK):
+        return folder
+    print_error(f"polyreme watchdog: cannot write to {folder}; stacks and reports go to {tempfile.gettempdir()}")
+    return Path(tempfile.gettempdir())
 
 
 def is_started() -> bool:
@@ -173,6 +185,7 @@ class Watch:
         self._end: Message | None = None
         self._end_known = threading.Event()
         self._is_failing = False
+        self._leaves = threading.Lock()
         self._standing: Phase | None = None
         self._stop = _StopAgreement()
         self._stacks = _Stacks(folder, rank, flags.attempt())
@@ -245,7 +258,12 @@ class Watch:
             who = "the launcher" if flags.store() else "rank 0"
             self._leave_with_the_others({"headline": f"{who}, which kept the store at {self._store}, is gone"})
 
-    def _leave_with_the_others(self, message: Message) -> NoReturn:
+    def _leave_with_the_others(self, message: Message, then: str = "") -> NoReturn:
+        """then is how this rank failed after another one did, if it has."""
+        if not self._leaves.acquire(blocking=False):
+            time.sleep(60)  # another thread is about to end the process
+        if then:
+            print_error(f"rank {self.rank} failed as a consequence: {then}")
         status = self.progress.status()
         age = f" for {status['age']:.1f} s" if "age" in status else ""
         print_error(
@@ -273,8 +291,7 @@ class Watch:
             self._send("error", kind=kind, error=failure.line, traceback=failure.traceback, code=failure.code)
             self._end_known.wait(VERDICT_SECONDS)
         if self._end is not None and self._end["verdict"]["rank"] != self.rank:
-            print_error(f"rank {self.rank} failed as a consequence: {failure.line}")
-            self._leave_with_the_others(self._end)
+            self._leave_with_the_others(self._end, then=failure.line)
         self._stacks.close()
         self._let_monitor_write()
         return True
@@ -351,7 +368,6 @@ class _Stacks:
     """
 
     def __init__(self, folder: Path, rank: int, attempt: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"stacks.rank{rank}.txt"
         self._title = f"attempt {attempt}, rank {rank}"
         self._file: io.FileIO | None = io.FileIO(self._path, "a")

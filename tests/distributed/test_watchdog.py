@@ -376,7 +376,17 @@ def share(address):
     return meeting.read_text()
 
 watchdog.start(rank, world, share=share)
+if rank == 1 and os.fork() == 0:  # a child that outlives its parent, as a data worker may
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(1, 2)
+    time.sleep(8)
+    os._exit(0)
+watchdog.at(step=5, phase="reading", detail="chapter 1")
+time.sleep(0.5)  # more than a heartbeat
 Path(f"ready.{rank}").touch()
+while rank == 1 and not Path("go").exists():
+    time.sleep(0.02)
+watchdog.at(phase=None)
 with watchdog.collective("all_gather"):
     while not Path("go").exists():
         time.sleep(0.02)
@@ -422,7 +432,6 @@ def test_without_a_launcher_a_death_ends_the_other_rank(tmp_path, victim):
     processes = start_alone(tmp_path)
     try:
         until(lambda: all((tmp_path / f"ready.{rank}").exists() for rank in range(2)))
-        time.sleep(0.5)
         start = time.monotonic()
         processes[victim].kill()
         processes[1 - victim].wait(10)
@@ -430,8 +439,12 @@ def test_without_a_launcher_a_death_ends_the_other_rank(tmp_path, victim):
     finally:
         texts = finish(processes)
     assert processes[1 - victim].returncode == 86
-    named = "rank 0, which kept the store" if victim == 0 else "rank 1 on .* died"
-    assert re.search(f"polyreme watchdog: {named}.*in all_gather #1 of group world", texts[1 - victim])
+    reading = r"at step 5, in reading \(chapter 1\)"
+    found = {
+        0: f"polyreme watchdog: rank 0, which kept the store .*is gone. Rank 1 was {reading}",
+        1: f"polyreme watchdog: rank 1 on .* died: .*it was {reading}. Rank 0 was at step 5, in all_gather #1 of group",
+    }
+    assert re.search(found[victim], texts[1 - victim])
 
 
 def test_without_a_launcher_a_job_ends_well_and_leaves_no_files(tmp_path):
