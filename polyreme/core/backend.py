@@ -6,6 +6,7 @@ Floor: 1.  Imported first by polyreme.core.  Never imports: anything above.
 import ctypes
 import functools
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,12 +39,22 @@ def _configure() -> None:
     jax.config.update("jax_enable_x64", flags.x64())
     # random numbers do not depend on how an array is sharded
     jax.config.update("jax_threefry_partitionable", True)
+    if _num_virtual_devices() > 1:
+        # programs with collectives that run at the same time starve each other of XLA's threads and never end; see
+        # docs/decisions/0006-one-program-at-a-time-on-virtual-devices.md
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
     cache = flags.compile_cache()
     if cache is not None and _writable(cache):
         jax.config.update("jax_compilation_cache_dir", str(cache))
         # programs that compile faster than this are cheaper to compile again than to look up
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
         jax.config.update("jax_raise_persistent_cache_errors", False)
+
+
+def _num_virtual_devices() -> int:
+    """CPU devices that XLA_FLAGS asks for, by CPU_NUM or by hand; the last of several settings counts."""
+    found = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return int(found[-1]) if found else 1
 
 
 def _keep_freed_memory() -> None:
