@@ -73,7 +73,7 @@ class Trainer:
         if self._staged:
             results = self._staged.step(tokens, labels)
         else:
-            results = self._step(self._place(tokens), self._place(labels))
+            results = self._step(self._cut(tokens), self._cut(labels))
         self.schedule.step()
         return StepResult(*results)
 
@@ -82,7 +82,7 @@ class Trainer:
 
         Not for a model over pipeline stages, whose step is many programs.
         """
-        return self._step.compiled(self._place(tokens), self._place(labels))
+        return self._step.compiled(self._cut(tokens), self._cut(labels))
 
     def evaluate(self, tokens: Any, labels: Any) -> float:
         """Mean loss of a batch, nats a token, with dropout off."""
@@ -100,6 +100,14 @@ class Trainer:
         """tokens -> logits on the host, for a model over pipeline stages; None where the model can be called itself."""
         return self._staged.logits if self._staged else None
 
+    def _cut(self, batch: Any) -> Tensor:
+        """A global batch as [microbatch, row, seq], each microbatch spread over all devices: cut on them, rows would
+        have to move.
+        """
+        parts = np.asarray(batch)
+        parts = parts.reshape(self.config.train.accumulation, -1, *parts.shape[1:])
+        return shard_batch(self.layout, parts, None, "batch", None)
+
     def _place(self, batch: Any) -> Tensor:
         return shard_batch(self.layout, batch, "batch", None)
 
@@ -114,15 +122,13 @@ class Trainer:
         return loss, norm, key
 
     def _accumulate(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """Loss of the batch, its gradients left on the parameters, a microbatch at a time."""
-        parts = self.config.train.accumulation
-        size = tokens.shape[0] // parts
+        """Loss of [microbatch, row, seq], a microbatch at a time, its gradients left on the parameters."""
+        parts = tokens.shape[0]
         losses: list[Tensor] = []
         generator = rng.default_generator
         for i, start in enumerate(generator.branches(parts)):
-            rows = slice(i * size, (i + 1) * size)
             with self._autocast(), generator.starting_at(start):
-                loss = self.model(tokens[rows], labels[rows]) / parts
+                loss = self.model(tokens[i], labels[i]) / parts
             loss.backward()
             losses.append(loss.detach())
         return functools.reduce(operator.add, losses)
@@ -175,7 +181,7 @@ class Trainer:
             )
         ]
         try:
-            is_finite = to_static(probe)(self._place(tokens), self._place(labels)).numpy()
+            is_finite = to_static(probe)(self._cut(tokens), self._cut(labels)).numpy()
         finally:
             for hook in hooks:
                 hook.remove()
