@@ -37,7 +37,13 @@ from polyreme.distributed.communication import (
     wait,
 )
 from polyreme.distributed.data_parallel import DataParallel
-from polyreme.distributed.parallel import ParallelEnv, init_parallel_env
+from polyreme.distributed.parallel import (
+    ParallelEnv,
+    gloo_barrier,
+    gloo_init_parallel_env,
+    gloo_release,
+    init_parallel_env,
+)
 from polyreme.distributed.spawn import spawn
 from polyreme.distributed.split import split
 from polyreme.distributed.unshard import unshard_dtensor
@@ -64,6 +70,9 @@ __all__ = [
     "get_group",
     "get_rank",
     "get_world_size",
+    "gloo_barrier",
+    "gloo_init_parallel_env",
+    "gloo_release",
     "init_parallel_env",
     "irecv",
     "is_available",

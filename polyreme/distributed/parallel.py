@@ -15,8 +15,10 @@ import jax
 from polyreme import flags
 from polyreme.core import backend, place
 from polyreme.distributed import roll_call, watchdog
+from polyreme.distributed.communication.collectives import barrier
 from polyreme.distributed.communication.group import (
     Group,
+    destroy_process_group,
     groups,
     is_initialized,
     join_world,
@@ -26,6 +28,7 @@ from polyreme.distributed.communication.group import (
 from polyreme.distributed.communication.objects import broadcast_object_list
 from polyreme.distributed.communication.point_to_point import own_address, wires
 from polyreme.distributed.last_words import exit_code, leave_now
+from polyreme.distributed.rendezvous import Address
 from polyreme.errors import ConfigError
 
 
@@ -48,6 +51,24 @@ def init_parallel_env(nccl_config: Any = None) -> Group:
         wires.open()
         watchdog.start(group.rank, group.nranks, share=_share, host=own_address())
     return group
+
+
+def gloo_init_parallel_env(rank_id: int, rank_num: int, server_endpoint: str) -> None:
+    """init_parallel_env for rank_id of rank_num processes that meet at server_endpoint, host:port of rank 0."""
+    os.environ["PADDLE_TRAINER_ID"] = str(rank_id)
+    os.environ["PADDLE_TRAINERS_NUM"] = str(rank_num)
+    os.environ["PADDLE_MASTER"] = server_endpoint
+    init_parallel_env()
+
+
+def gloo_barrier() -> None:
+    """barrier() of all processes."""
+    barrier()
+
+
+def gloo_release() -> None:
+    """destroy_process_group() of all groups."""
+    destroy_process_group()
 
 
 def _join() -> None:
@@ -87,7 +108,7 @@ def _join() -> None:
         # first, so that a rank lost from here on is noticed
         watchdog.start(rank, size)
     roll_call.meet(address, rank, size, flags.init_timeout())
-    if roll_call.is_loopback(roll_call.split_address(address)[0]):
+    if roll_call.is_loopback(Address.parse(address, "PADDLE_MASTER").host):
         # by default jax would listen on all of the machine's addresses
         options["coordinator_bind_address"] = address
     jax.distributed.initialize(address, size, rank, cluster_detection_method="deactivate", **options)

@@ -13,6 +13,7 @@ import json
 import socket
 import time
 
+from polyreme.distributed.rendezvous import Address
 from polyreme.errors import ConfigError
 
 _LINE = 4096  # bytes; a longer greeting is not from one of ours
@@ -20,16 +21,8 @@ _RETRY = 0.1  # seconds between attempts to reach rank 0
 _GREETING = 5.0  # seconds a connection may take to say who it is
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """host and port of "host:port"; ConfigError if it is none."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"PADDLE_MASTER={address!r}: needs host:port with a port of 1..65535, such as 10.0.0.1:6070")
-    return host.strip("[]"), int(port)
-
-
 def is_loopback(host: str) -> bool:
-    """True for an address that only this machine reaches."""
+    """True for a host name or address that only this machine reaches."""
     return host == "localhost" or host.startswith("127.") or host == "::1"
 
 
@@ -39,7 +32,7 @@ def meet(address: str, rank: int, size: int, timeout: float) -> None:
     timeout: seconds. Raises ConfigError naming the address: the port is taken, nobody answers, a rank is missing, comes
     twice, or was told another number of ranks.
     """
-    host, port = split_address(address)
+    host, port = Address.parse(address, "PADDLE_MASTER")
     deadline = time.monotonic() + timeout
     if rank:
         _report(host, port, rank, size, deadline, address, timeout)

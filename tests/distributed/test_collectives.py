@@ -8,8 +8,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from polyreme import distributed as dist
 from polyreme.autograd import PyLayer
 from polyreme.distributed.communication import stream
+from polyreme.distributed.communication.point_to_point import wires
 from polyreme.eager.tensor import Tensor, to_tensor
-from polyreme.errors import CaptureError, ConfigError, DTypeError, PlacementError, ShapeError
+from polyreme.errors import CaptureError, ConfigError, DeviceError, DTypeError, PlacementError, ShapeError
 from polyreme.jit import to_static
 
 OPS = {
@@ -63,6 +64,15 @@ class TestGroups:
         assert dist.is_initialized()
         assert dist.get_group() is group is dist.init_parallel_env()
         dist.destroy_process_group()
+        assert not dist.is_initialized()
+
+    def test_the_same_by_the_names_with_gloo(self, monkeypatch):
+        for name in ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_MASTER"):
+            monkeypatch.setenv(name, "")
+        dist.gloo_init_parallel_env(0, 1, "127.0.0.1:6170")
+        assert dist.is_initialized()
+        dist.gloo_barrier()
+        dist.gloo_release()
         assert not dist.is_initialized()
 
     def test_parallel_env_says_what_the_launcher_said(self, monkeypatch):
@@ -180,6 +190,8 @@ class TestGroupOfOne:
             dist.send_object_list([1])
         with pytest.raises(DTypeError, match="all_gather_object: the object is a set; only dicts"):
             dist.all_gather_object([], {1, 2})
+        with pytest.raises(DeviceError, match="send: messages between ranks go through the processor's memory"):
+            wires.check("send")
         with pytest.raises(TypeError, match="needs a list to put objects into, got tuple"):
             dist.all_gather_object((), 1)
 

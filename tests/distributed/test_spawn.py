@@ -14,6 +14,7 @@ import pytest
 
 from polyreme import distributed as dist
 from polyreme.distributed import roll_call
+from polyreme.distributed.rendezvous import Address
 from polyreme.distributed.spawn import spawn
 from polyreme.errors import ConfigError, RankError
 
@@ -162,7 +163,7 @@ class TestRollCall:
 
     def test_a_stray_connection_is_not_a_rank(self):
         address = free_address()
-        host, port = roll_call.split_address(address)
+        host, port = Address.parse(address, "address")
 
         def stray():
             deadline = time.monotonic() + 5
@@ -195,7 +196,7 @@ class TestRollCall:
             ConfigError, match=rf"rank 1 found no rank 0 at {address} within 0.3 s .*POLYREME_INIT_TIMEOUT"
         ):
             roll_call.meet(address, 1, 2, 0.3)
-        with pytest.raises(ConfigError, match=r"PADDLE_MASTER='here': needs host:port"):
+        with pytest.raises(ConfigError, match="PADDLE_MASTER 'here': needs host:port"):
             roll_call.meet("here", 1, 2, 0.3)
 
     def test_another_service_is_told_from_rank_0(self):

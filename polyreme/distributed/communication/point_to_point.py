@@ -6,9 +6,7 @@ receives on the two sides works, and messages between two ranks of a group arriv
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,9 +22,10 @@ from polyreme.distributed import watchdog
 from polyreme.distributed.communication import process_run
 from polyreme.distributed.communication.group import Group, default_group, position, resolve
 from polyreme.distributed.communication.task import Task
+from polyreme.distributed.rendezvous import Address, own_host
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import CaptureError, ConfigError, DTypeError, PlacementError, RankError, ShapeError
+from polyreme.errors import CaptureError, ConfigError, DeviceError, DTypeError, PlacementError, RankError, ShapeError
 
 _CARD = 128  # bytes in which a sender says what it sends
 
@@ -111,7 +110,10 @@ class _Wires:
 
     def open(self) -> None:
         """Start the server and tell every process its address; a collective of all processes."""
-        self.device = jax.local_devices(backend="cpu")[0]
+        try:
+            self.device = jax.local_devices(backend="cpu")[0]
+        except RuntimeError:
+            return  # JAX_PLATFORMS leaves the processor out: only messages need it
         where = f"{own_address()}:0"
         self.server = transfer.start_transfer_server(self.device.client, where, [where])
         text = np.zeros(_CARD, np.uint8)
@@ -119,6 +121,12 @@ class _Wires:
         text[: len(address)] = np.frombuffer(address, np.uint8)
         rows = process_run.run("all_gather", [jnp.asarray(text)], default_group(), join=True)[0]
         self.addresses = [bytes(row).rstrip(b"\0").decode() for row in np.asarray(rows).reshape(-1, _CARD)]
+
+    def check(self, what: str) -> None:
+        if self.server is None:
+            raise DeviceError(
+                f"{what}: messages between ranks go through the processor's memory; set JAX_PLATFORMS=cuda,cpu"
+            )
 
     def to(self, rank: int) -> Any:
         if rank not in self.connections:
@@ -138,16 +146,13 @@ wires = _Wires()
 def own_address() -> str:
     """The address of this machine at which the other ranks reach it: the one it reaches rank 0's machine from."""
     address = flags.master()
-    # without a launcher's word, the address packets leave from: 192.0.2.1 is nobody (RFC 5737)
-    host = address.rsplit(":", 1)[0] if address else "192.0.2.1"
-    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
-        # no packet is sent; the system only chooses the way
-        probe.connect((host, 9))
-        return probe.getsockname()[0]
+    # without a launcher's word, the address that packets leave from: 192.0.2.1 is nobody (RFC 5737)
+    return own_host(Address.parse(address, "PADDLE_MASTER").host if address else "192.0.2.1")
 
 
 def send_array(array: Any, peer: int, group: Group, what: str) -> None:
     """Lay an array out for the member at position peer."""
+    wires.check(what)
     receiver = group.ranks[peer]
     number = wires.number(group, group.ranks[group.rank], receiver)
     card = np.zeros(_CARD, np.uint8)
@@ -162,6 +167,7 @@ def send_array(array: Any, peer: int, group: Group, what: str) -> None:
 
 def recv_array(shape: tuple[int, ...], dtype: np.dtype, peer: int, group: Group, what: str) -> Callable[[], Any]:
     """Ask the member at position peer for an array; calling the result waits for it."""
+    wires.check(what)
     sender = group.ranks[peer]
     number = wires.number(group, sender, group.ranks[group.rank])
     place = SingleDeviceSharding(wires.device)
@@ -171,7 +177,7 @@ def recv_array(shape: tuple[int, ...], dtype: np.dtype, peer: int, group: Group,
     coming = wires.to(sender).pull(number, wanted)
 
     def arrive() -> Any:
-        with watchdog.phase(what, detail=f"{dtype.name}{shape} from rank {sender}"):
+        with watchdog.phase(what, detail=f"{dtype.name}{list(shape)} from rank {sender}"):
             _check_card(what, coming[0], f"{dtype.name}{list(shape)}", sender)
             return jax.block_until_ready(coming[1]) if len(coming) > 1 else jnp.zeros(shape, dtype)
 

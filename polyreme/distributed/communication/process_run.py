@@ -42,7 +42,9 @@ def run(
         return [a[None] if join and not a.ndim else a for a in arrays]
     for array in arrays:
         _check_local(kind, array)
-    with watchdog.phase(kind, group=group.label, ranks=tuple(group.ranks), detail=f"{first.dtype.name}{first.shape}"):
+    with watchdog.phase(
+        kind, group=group.label, ranks=tuple(group.ranks), detail=f"{first.dtype.name}{list(first.shape)}"
+    ):
         called = (kind, split, join, tuple(static.items()), tuple((a.shape, a.dtype) for a in arrays))
         if called not in group.seen or _checks_always():
             _check_agreement(kind, arrays, group, static)
