@@ -444,17 +444,15 @@ def test_nodes_meet_and_share_the_ranks_out(start, tmp_path):
 
 
 def test_case_36_what_cannot_meet_ends_with_code_2_and_a_hint(start):
-    port = free_port("127.0.0.1")
-    master = ["--master", f"127.0.0.1:{port}", "--log_dir", "log"]
-    quick = {"POLYREME_INIT_TIMEOUT": "3"}
-    absent = start(ENVIRONMENT, flags=["--nnodes", "2", "--rank", "1", *master], **quick)
-    assert absent.finish(20) == 2
-    assert re.search(rf"nobody answers at 127.0.0.1:{port} within 3 s .*POLYREME_INIT_TIMEOUT", absent.err)
-    alone = start(ENVIRONMENT, flags=["--nnodes", "3", "--rank", "0", *master], POLYREME_INIT_TIMEOUT="6")
-    wrong = start(ENVIRONMENT, flags=["--nnodes", "2", "--rank", "1", *master], POLYREME_INIT_TIMEOUT="6")
-    assert wrong.finish(20) == 2
+    nobody, port = free_port("127.0.0.1", 20000), free_port("127.0.0.1")
+    second = ["--rank", "1", "--log_dir", "log", "--nnodes", "2", "--master"]
+    wait = {"POLYREME_INIT_TIMEOUT": "6"}
+    absent = start(ENVIRONMENT, flags=[*second, f"127.0.0.1:{nobody}"], **wait)
+    wrong = start(ENVIRONMENT, flags=[*second, f"127.0.0.1:{port}"], **wait)
+    alone = start(ENVIRONMENT, flags=["--nnodes", "3", "--rank", "0", "--master", f"127.0.0.1:{port}"], **wait)
+    assert [job.finish(30) for job in (absent, wrong, alone)] == [2, 2, 2]
+    assert re.search(rf"nobody answers at 127.0.0.1:{nobody} within 6 s .*POLYREME_INIT_TIMEOUT", absent.err)
     assert "it was told --nnodes 2:2, node 0 3:3" in wrong.err
-    assert alone.finish(20) == 2
     assert f"1 of 3 nodes came to 127.0.0.1:{port} within 6 s; missing: 1, 2" in alone.err
 
 
