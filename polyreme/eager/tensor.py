@@ -89,10 +89,11 @@ class Tensor(TensorState, OpMethods):
 
     @property
     def place(self) -> places.Place:
-        """The device that holds it (the first one, if it is spread over a mesh)."""
+        """The device that holds it (this process's first one, if it is spread over a mesh)."""
         if isinstance(self._array, state.Tracer):
             return places.default_place()
-        return places.as_place(min(self._array.devices(), key=lambda d: d.id))
+        here = self._array.sharding.addressable_devices
+        return places.as_place(min(here, key=lambda d: d.id)) if here else places.default_place()
 
     @property
     def sharding(self) -> jax.sharding.Sharding:
@@ -217,9 +218,11 @@ class Tensor(TensorState, OpMethods):
     def __repr__(self) -> str:
         if isinstance(self._array, state.Tracer):
             return f"Tensor(shape={self.shape}, dtype={self.dtype.name}, captured)"
+        facts = f"shape={self.shape}, dtype={self.dtype.name}, place={self.place}, stop_gradient={self.stop_gradient}"
+        if not (self._array.is_fully_addressable or self._array.is_fully_replicated):
+            return f"Tensor({facts}, in pieces over several processes)"
         with np.printoptions(**print_options):
             value = np.array2string(np.asarray(self._array), separator=", ")
-        facts = f"shape={self.shape}, dtype={self.dtype.name}, place={self.place}, stop_gradient={self.stop_gradient}"
         return f"Tensor({facts},\n       {value.replace(chr(10), chr(10) + ' ' * 7)})"
 
     def __format__(self, spec: str) -> str:

@@ -422,6 +422,9 @@ def check_a_plan_over_all_processes_makes_one_global_batch(rank):
     assert out.shape == [2 * SIZE, 2]
     with pytest.raises(PlacementError, match=r"holds 4 of its 12 elements; let every process call .*unshard_dtensor"):
         out.numpy()
+    assert "shape=[6, 2], dtype=float32, place=Place(cpu)" in repr(out)
+    assert "in pieces over several processes" in repr(out)
+    assert str(parallel.parameters()[0].place) == "Place(cpu)"
     loss = (out * out).mean()
     loss.backward()
     clear_plan()
