@@ -1,0 +1,331 @@
+"""What a compiled step communicates: HLO read right, and volumes equal to the formulas on every plan."""
+
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from polyreme.core import rng
+from polyreme.distributed.comm_report import Report, examine, find_collectives, workload_of
+from polyreme.distributed.comm_report.collectives import origin_of, wire_share
+from polyreme.distributed.comm_report.groups import axes_of, axes_of_pairs, parse_groups, parse_pairs
+from polyreme.distributed.comm_report.hlo import Module, parse_instruction, parse_shapes
+from polyreme.distributed.placement import apply_plan, clear_plan, shard_batch
+from polyreme.eager.tensor import to_tensor
+from polyreme.errors import ConfigError
+from polyreme.jit import to_static
+from polyreme.mesh import MeshShape, Plan
+from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.nn import Linear
+from polyreme.nn.clip import ClipGradByGlobalNorm
+from polyreme.optimizer import AdamW
+from polyreme.recipes import communication
+from polyreme.recipes.config import PretrainConfig
+from tests.distributed.test_placement import PLANS
+
+CASES = {
+    **{f"gpt {name}": ("gpt", plan) for name, plan in PLANS.items()},
+    "gpt ulysses": ("gpt", Plan.from_degrees(sharding=2, sep=2, mp=2, sharding_stage=2, sep_attention="ulysses")),
+    "gpt ring": ("gpt", Plan.from_degrees(dp=2, sep=4, sep_attention="ring")),
+    "llama mp": ("llama", PLANS["mp2_dp4"]),
+    "llama zero3": ("llama", PLANS["zero3_dp_mp"]),
+    "llama zero3 sequence": ("llama", PLANS["zero3_mp_sequence"]),
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_device_afterwards():
+    yield
+    clear_plan()
+
+
+def step_of(family, plan, **sizes):
+    """(captured training step, its arguments, model)."""
+    rng.seed(3)
+    model = GPT(GPTConfig.nano(**sizes)) if family == "gpt" else Llama(LlamaConfig.nano(**sizes))
+    bound = apply_plan(plan, model)
+    optimizer = AdamW(1e-2, parameters=model.parameters(), grad_clip=ClipGradByGlobalNorm(1.0))
+
+    @to_static
+    def step(tokens, labels):
+        loss = model(tokens, labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        return loss
+
+    rows = np.zeros((16, model.config.seq_len), np.int64)
+    return step, [shard_batch(bound, rows, "batch", None) for _ in range(2)], model
+
+
+# reading HLO
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("replica_groups={{0,1},{2,3}}", ((0, 1), (2, 3))),
+        ("replica_groups={}", ((0, 1, 2, 3),)),
+        ("channel_id=3", ((0, 1, 2, 3),)),
+        ("replica_groups=[2,2]<=[4], use_global_device_ids=true", ((0, 1), (2, 3))),
+        ("replica_groups=[2,2]<=[2,2]T(1,0)", ((0, 2), (1, 3))),
+        ("replica_groups=mesh['x'=2,'y'=2] {'y'}", ((0, 1), (2, 3))),
+        ("replica_groups=mesh['x'=2,'y'=2] {'x','y'}", ((0, 1, 2, 3),)),
+        ("replica_groups=mesh['x'=2,'y'=2], device_ids=([2,2]T(1,0)) {'y'}", ((0, 2), (1, 3))),
+        ("replica_groups=mesh['x'=4] {'x':(2)2}", ((0, 1), (2, 3))),
+        ("replica_groups=mesh['x'=4] {'x':(1)2}", ((0, 2), (1, 3))),
+    ],
+)
+def test_every_notation_of_groups(text, want):
+    assert parse_groups(text, 4) == want
+
+
+def test_an_unknown_notation_is_refused():
+    with pytest.raises(ConfigError, match=r"replica_groups=<new>.*report"):
+        parse_groups("replica_groups=<new>", 4)
+
+
+def test_axes_of_groups():
+    mesh = MeshShape(dp=2, sharding=2, mp=2)
+    for axes in [("dp",), ("mp",), ("dp", "mp"), ("dp", "sharding", "mp")]:
+        assert axes_of(tuple(mesh.groups(*axes)), mesh) == axes
+    assert axes_of(((0,), (1,)), mesh) == ()
+    assert axes_of(((0, 3), (1, 2), (4, 7), (5, 6)), mesh) is None
+    assert axes_of_pairs(parse_pairs("source_target_pairs={{0,0},{0,2},{2,0}}"), mesh) == ("sharding",)
+
+
+def test_instructions_and_shapes():
+    line = "ROOT %a = (f32[4,2]{1,0:T(8,128)S(1)}, /*index=1*/bf16[3]) all-reduce(f32[4,2] %b, %c), channel_id=1"
+    found = parse_instruction(line)
+    assert (found.name, found.opcode, found.operands) == ("a", "all-reduce", ("b", "c"))
+    assert [s.nbytes for s in found.shapes] == [32, 6]
+    assert [s.nbytes for s in parse_shapes("(pred[5], s4[3], f8e4m3fn[2], c128[1], token[])")] == [5, 2, 2, 16, 0]
+    assert parse_instruction("}") is None
+
+
+HLO = """HloModule m, is_scheduled=true, num_partitions=4
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %s = f32[] add(%a, %b)
+}
+
+%body (t: (s32[], f32[8,8])) -> (s32[], f32[8,8]) {
+  %t = (s32[], f32[8,8]) parameter(0)
+  %x = f32[8,8] get-tuple-element(%t), index=1
+  %r = f32[8,8] all-reduce(%x), channel_id=1, replica_groups=[2,2]<=[4], use_global_device_ids=true, to_apply=%add
+}
+
+%condition (t: (s32[], f32[8,8])) -> pred[] {
+  %t.1 = (s32[], f32[8,8]) parameter(0)
+  %i = s32[] get-tuple-element(%t.1), index=0
+  %n = s32[] constant(5)
+  ROOT %less = pred[] compare(%i, %n), direction=LT
+}
+
+ENTRY %main (p: f32[8,8], q: f32[4,8]) -> f32[8,8] {
+  %p = f32[8,8] parameter(0)
+  %q = f32[4,8] parameter(1)
+  %start = (f32[4,8], f32[8,8]) all-gather-start(%q), channel_id=2, replica_groups=[2,2]<=[2,2]T(1,0), GLOBAL
+  %d = f32[8,8] dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %done = f32[8,8] all-gather-done(%start)
+  %sum = f32[8,8] all-reduce(%done), channel_id=3, replica_groups={{0,1,2,3}}, GLOBAL, to_apply=%add
+  %i0 = s32[] constant(0)
+  %tuple = (s32[], f32[8,8]) tuple(%i0, %sum)
+  %loop = (s32[], f32[8,8]) while(%tuple), condition=%condition, body=%body
+  %known = (s32[], f32[8,8]) while(%tuple), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %half = (f32[2,8], f32[2,8]) all-to-all(%q, %q), channel_id=4, replica_groups={{0,1},{2,3}}
+  %move = f32[4,8] collective-permute(%q), channel_id=5, source_target_pairs={{0,1},{1,0},{2,2},{3,3}}
+  %own = f32[8,8] all-reduce(%p), replica_groups={{0}}, to_apply=%add
+  ROOT %out = f32[8,8] get-tuple-element(%loop), index=1
+}
+""".replace("GLOBAL", "use_global_device_ids=true")
+
+
+def test_a_program_by_hand():
+    found = {c.name: c for c in find_collectives(HLO, MeshShape(dp=2, mp=2), balance=1.0)}
+    facts = {n: (c.kind, c.axes, c.payload, c.times, round(c.total_wire)) for n, c in found.items() if n != "r"}
+    assert facts == {
+        "start": ("all-gather", ("dp",), 256, 1, 128),
+        "sum": ("all-reduce", ("dp", "mp"), 256, 1, 384),
+        "half": ("all-to-all", ("mp",), 256, 1, 128),
+        "move": ("collective-permute", ("mp",), 128, 1, 64),
+    }
+    loops = [c for c in find_collectives(HLO, MeshShape(dp=2, mp=2)) if c.name == "r"]
+    assert [(c.times, c.counted, c.total_wire) for c in loops] == [(5, True, 5 * 256), (3, True, 3 * 256)]
+
+
+def test_overlap():
+    # the product is 2 * 8^3 = 1024 FLOP; the gather moves 128 bytes beside it, the sum that follows 384
+    by_balance = {
+        balance: {c.name: c.overlap for c in find_collectives(HLO, MeshShape(dp=2, mp=2), balance)}
+        for balance in (1.0, 4.0, 100.0)
+    }
+    assert by_balance[1.0]["start"] == by_balance[4.0]["start"] == "overlapped"
+    assert by_balance[100.0]["start"] == "critical"
+    # the sum is synchronous, but the product neither feeds it nor waits for it
+    assert [by_balance[b]["sum"] for b in (1.0, 4.0)] == ["free", "critical"]
+
+
+def test_an_unknown_loop_counts_once_and_says_so():
+    text = HLO.replace("%n = s32[] constant(5)", "%n = s32[] get-tuple-element(%t.1), index=0")
+    (first, _) = [c for c in find_collectives(text, MeshShape(dp=2, mp=2)) if c.name == "r"]
+    assert (first.times, first.counted) == (1, False)
+
+
+def test_a_tpu_reduce_scatter_is_a_fusion():
+    text = """HloModule m, num_partitions=4
+%all-reduce-scatter.1 (i: f32[8]) -> f32[2] {
+  %i = f32[8] parameter(0)
+  %r = f32[8] all-reduce(%i), channel_id=1, replica_groups=[1,4]<=[4], use_global_device_ids=true, to_apply=%add
+  ROOT %s = f32[2] dynamic-slice(%r), dynamic_slice_sizes={2}
+}
+ENTRY %main (p: f32[8]) -> f32[2] {
+  %p = f32[8] parameter(0)
+  ROOT %f = f32[2] fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1
+}
+"""
+    (found,) = find_collectives(text, MeshShape(dp=4))
+    assert (found.kind, found.axes, found.payload, found.wire) == ("reduce-scatter", ("dp",), 32, 24)
+
+
+def test_combined_parts_are_told_apart_by_what_computed_them():
+    text = """HloModule m, num_partitions=2
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %p = f32[8] parameter(0)
+  %x = f32[8] negate(%p), metadata={op_name="jit(f)/Net/a/jit(linear_grad)/transpose(jvp())/dot_general"}
+  %y = f32[8] negate(%p), metadata={op_name="jit(f)/jit(adamw_update)/reduce_sum"}
+  ROOT %r = (f32[8], f32[8]) all-reduce(%x, %y), channel_id=1, replica_groups=[1,2]<=[2], use_global_device_ids=true
+}
+"""
+    (found,) = find_collectives(text, MeshShape(dp=2))
+    assert [(p.origin.phase, p.origin.layer) for p in found.parts] == [("backward", "Net.a"), ("update", "")]
+
+
+@pytest.mark.parametrize(
+    ("name", "want"),
+    [
+        ("jit(step)/GPT/blocks.0/jit(linear)/dot_general", ("forward", "GPT.blocks.0", "linear", "dot_general")),
+        ("jit(step)/GPT/jit(linear_grad)/transpose(jvp())/add", ("backward", "GPT", "linear_grad", "add")),
+        ("jit(step)/jit(adamw_update)/sub", ("update", "", "adamw_update", "sub")),
+        ("jit(step)/GPT/jit(loss)/jvp()/while/body/closed_call/add", ("forward", "GPT", "loss", "add")),
+        ("", ("forward", "", "", "")),
+    ],
+)
+def test_where_an_instruction_comes_from(name, want):
+    origin = origin_of(name)
+    assert (origin.phase, origin.layer, origin.kernel, origin.primitive) == want
+
+
+def test_ring_bytes_by_hand():
+    # by the definition of the ring: each of n devices sends a piece of 1/n in each of 2 (n - 1) steps
+    assert [wire_share("all-reduce", n) for n in (1, 2, 8)] == [0, 1, 1.75]
+    assert [wire_share("reduce-scatter", n) for n in (1, 2, 8)] == [0, 0.5, 0.875]
+    assert wire_share("collective-permute", 2) == 1
+
+
+# names of layers in programs
+
+
+def test_layers_are_named_in_both_directions_and_cost_no_retrace():
+    step, arguments, _ = step_of("gpt", PLANS["mp2_dp4"])
+    text = step.compiled(*arguments).as_text()
+    step(*arguments)
+    step(*arguments)
+    assert step.retraces == ["first call"]
+    names = {(o.phase, o.layer) for o in map(origin_of, {i.op_name for c in _all(text) for i in c})}
+    for layer in ("GPT.tokens", "GPT.blocks.0.attention.qkv", "GPT.blocks.1.ffn.down", "GPT.norm"):
+        assert {("forward", layer), ("backward", layer)} <= names
+
+
+def _all(text):
+    return Module(text).computations.values()
+
+
+def test_a_layer_its_caller_does_not_hold_has_its_class_as_name():
+    inner = Linear(2, 2)
+    text = to_static(lambda x: inner(x)).compiled(to_tensor(np.ones((1, 2), "float32"))).as_text()
+    assert "/Linear/" in text
+
+
+def test_compiled_leaves_the_state_alone():
+    step, arguments, model = step_of("gpt", PLANS["dp8"])
+    before = model.norm.weight.numpy()
+    program = step.compiled(*arguments)
+    assert program.memory_analysis().argument_size_in_bytes > 0
+    np.testing.assert_array_equal(model.norm.weight.numpy(), before)
+
+
+# volumes
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_volume_equals_the_formula(name):
+    family, plan = CASES[name]
+    step, arguments, model = step_of(family, plan)
+    work = workload_of(model, 16, model.config.seq_len)
+    found = examine([(step.compiled(*arguments).as_text(), 1)], plan, work, "cpu")
+    assert not found.unnamed
+    for total in found.totals:
+        if total.measured or total.expected:
+            assert total.ratio == pytest.approx(1, abs=0.02), total
+    # every pass at work never needs more than what a compiler without them does
+    assert found.whole.bound <= found.whole.expected
+
+
+def test_the_output_heads_gradient_is_summed_once_not_in_every_chunk(monkeypatch):
+    # the package's function of the same name hides the module
+    monkeypatch.setattr(sys.modules["polyreme.kernels.linear_cross_entropy"], "CHUNK_BYTES", 64 * 128 * 4)
+    plan = PLANS["mp2_dp4"]
+    step, arguments, model = step_of("gpt", plan, num_layers=1, seq_len=64)
+    found = find_collectives(step.compiled(*arguments).as_text(), plan.mesh)
+    assert any(c.times > 1 for c in found)  # it does run in chunks
+    table = model.tokens.weight.size // 2 * 4
+    parts = [(p, c.times) for c in found if c.axes == ("dp",) for p in c.parts if p.nbytes == table]
+    summed = {p.origin.layer: times for p, times in parts if p.origin.layer in ("GPT", "GPT.tokens")}
+    assert summed == {"GPT": 1, "GPT.tokens": 1}  # once as the head, once as the table
+
+
+def test_a_split_parameter_is_gathered_again_for_the_backward():
+    plan = Plan.from_degrees(sharding=8, sharding_stage=3)
+    step, arguments, _ = step_of("llama", plan)
+    found = find_collectives(step.compiled(*arguments).as_text(), plan.mesh)
+    origins = [c.parts[0].origin for c in found if c.kind == "all-gather"]
+    assert [o.phase for o in origins if o.layer == "Llama.blocks.0.ffn.up"] == ["forward", "backward"]
+
+
+# the report
+
+
+def config(**plan):
+    return PretrainConfig.model_validate(
+        {
+            "model": {"family": "gpt", "vocab_size": 128, "hidden_size": 32, "num_layers": 1, "num_heads": 4,
+                      "seq_len": 16},
+            "train": {"global_batch": 16, "accumulation": 2},
+            "plan": plan,
+        }
+    )  # fmt: skip
+
+
+def test_the_report_of_a_configuration():
+    found = communication.report(config(dp=2, sharding=2, mp=2, sharding_stage=2))
+    assert isinstance(found, Report)
+    assert not found.unnamed
+    assert found.whole.ratio == pytest.approx(1, abs=0.02)
+    text = found.as_text()
+    for word in ("GPT.blocks.0.ffn.up", "dp+sharding", "lower bound", "block halves", "overlap: overlapped 0 B"):
+        assert word in text
+    plain = json.loads(json.dumps(found.to_dict()))
+    assert plain["totals"][-1]["kind"] == "all"
+    measured = math.fsum(c["wire_bytes"] for c in plain["collectives"])
+    assert measured == pytest.approx(plain["totals"][-1]["measured"])
+
+
+def test_pipelines_are_refused():
+    with pytest.raises(ConfigError, match=r"plan\.pp=2.*plan\.pp=1"):
+        communication.report(config(dp=2, pp=2))
