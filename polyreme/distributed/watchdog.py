@@ -27,6 +27,8 @@ from polyreme.distributed.rendezvous import Address, Client, Message
 from polyreme.distributed.verdict import place
 from polyreme.errors import EXIT_WATCHDOG, ConfigError
 
+_STOP_SIGNALS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+"""Signals that ask for a stop, and the handlers Python starts with."""
 VERDICT_SECONDS = 5.0
 """How long a failing rank waits to hear whether it was the first."""
 
@@ -157,7 +159,8 @@ def stop_requested_anywhere(step: int, here: bool = False) -> bool:
     """Whether to stop after step, which is done: True on every rank after the same step.
 
     Every rank must call it after every step. here says that this rank was asked to stop (by a signal that the caller
-    handles); a SIGTERM that nobody else handles is taken here, from the first call on, and a second one ends the rank.
+    handles); SIGTERM and SIGINT that nobody else handles are taken here, from the first call on, and a second one ends
+    the rank.
     Save, then exit with code 75. In a process that is not watched it returns here.
     """
     watch = _current.watch
@@ -320,19 +323,20 @@ class _StopAgreement:
         self._has_handler = False
 
     def take_signal(self) -> bool:
-        """Whether SIGTERM came; the first call installs the handler, in the main thread and if nobody else has one."""
-        if not self._has_handler:
+        """Whether a signal asked to stop; the first call, in the main thread, handles those that nobody else does."""
+        if not self._has_handler and threading.current_thread() is threading.main_thread():
             self._has_handler = True
-            in_main = threading.current_thread() is threading.main_thread()
-            if in_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-                signal.signal(signal.SIGTERM, self._note_signal)
+            for number, default in _STOP_SIGNALS.items():
+                if signal.getsignal(number) == default:
+                    signal.signal(number, self._note_signal)
         came, self._got_signal = self._got_signal, False
         return came
 
     def _note_signal(self, number: int, frame: object) -> None:
         self._got_signal = True
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        print_error("SIGTERM: stopping after a step that all ranks agree on; once more to end at once")
+        signal.signal(number, signal.SIG_DFL)
+        name = signal.Signals(number).name
+        print_error(f"{name}: stopping after a step that all ranks agree on; once more to end at once")
 
     def expect(self) -> None:
         """An agreement is on its way: hold questions until it comes."""

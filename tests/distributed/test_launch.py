@@ -395,13 +395,15 @@ def test_case_32_sigterm_to_one_rank_stops_all_after_the_same_step(start):
     assert steps[0] == steps[1]
 
 
-def test_sigterm_to_the_launcher_is_passed_on_and_a_second_one_kills(start, tmp_path):
+def test_signals_to_the_launcher_are_passed_on_and_a_second_one_kills(start, tmp_path):
     polite = start(STEPS, "100000", folder="a", flags=TWO)
     source = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen('deaf', 'w')\ntime.sleep(600)"
     deaf = start(source, folder="b")
     polite.pids()
-    polite.process.send_signal(signal.SIGTERM)
+    polite.process.send_signal(signal.SIGINT)
     assert polite.finish(30) == 75
+    assert "SIGINT: stopping after a step that all ranks agree on" in polite.log(1)
+    assert "stopped on request, state saved" in polite.err
     until(lambda: (tmp_path / "b/deaf").exists(), 30)
     deaf.process.send_signal(signal.SIGTERM)
     time.sleep(0.5)

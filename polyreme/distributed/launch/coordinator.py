@@ -16,7 +16,7 @@ from polyreme.distributed.launch.summary import Ending, decide, failure_text, st
 from polyreme.distributed.monitor import Monitor, write_report
 from polyreme.distributed.rendezvous import Address, Connection, Message, free_port
 from polyreme.distributed.verdict import Verdict, ending_code
-from polyreme.errors import ConfigError
+from polyreme.errors import EXIT_PREEMPTED, ConfigError
 
 STOPPED_SECONDS = 20.0
 """How long after the end of an attempt the launchers may take to report that their processes are gone."""
@@ -58,11 +58,9 @@ class Coordinator:
             verdict = await self._attempt(attempt, store)
             codes = [ending.code for ending in self._endings.values()]
             if self._signal is not None:
-                code = stopped_code(self._signal, codes)
-                self._say(logging.WARNING, f"stopped by a signal; exit code {code}")
-                return code
+                return self._tell_stop(stopped_code(self._signal, codes))
             if verdict is None:
-                return max(codes)
+                return self._tell_stop(max(codes))
             self._failures.append(verdict)
             decision = decide(self._failures, self._options.max_restart, flags.restart_backoff())
             self._tell_failure(verdict, attempt, decision.text)
@@ -256,6 +254,15 @@ class Coordinator:
         report = write_report(verdict, self._options.log_dir, attempt)
         ending = self._endings.get(verdict.rank)
         self._say(logging.ERROR, failure_text(verdict, ending, next_step, str(report)))
+
+    def _tell_stop(self, code: int) -> int:
+        if code == EXIT_PREEMPTED:
+            self._say(
+                logging.WARNING, "stopped on request, state saved (exit code 75); the same command goes on from it"
+            )
+        elif code:
+            self._say(logging.WARNING, f"stopped by a signal, exit code {code}")
+        return code
 
     def _say(self, level: int, text: str, nodes: Iterable[Connection] | None = None) -> None:
         for connection in self._nodes.values() if nodes is None else nodes:
