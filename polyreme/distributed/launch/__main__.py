@@ -1,6 +1,6 @@
 """python -m polyreme.distributed.launch [flags] script.py [arguments of the script].
 
-Floor: 7.
+Floor: 5.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Which accelerators a process of this node may use, decided without starting any.
 
-Floor: 7.
+Floor: 5.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """`polyreme launch` and `python -m polyreme.distributed.launch`: from the words of a command line to an exit code.
 
-Floor: 7.
+Floor: 5.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """The launcher's flags: one table, from which parsing, environment twins, help and errors follow.
 
-Floor: 7.
+Floor: 5.
 """
 
 import os
@@ -90,7 +90,7 @@ def parse(words: Sequence[str], environment: Mapping[str, str] | None = None) ->
 
     A flag that is not given is read from its environment variable. Raises ConfigError.
 
-    >>> parse(["--nnodes", "2:4", "--master", "10.0.0.1:6070", "train.py", "--lr", "1e-4"], {}).max_nodes
+    >>> parse(["--nnodes", "2:4", "--master", "10.0.0.1:6070", __file__, "--lr", "1e-4"], {}).max_nodes
     4
     """
     environment = os.environ if environment is None else environment

@@ -1,6 +1,6 @@
 """What the launcher says of a failure: the first failing rank, how it ended, where it was, what comes next.
 
-Floor: 7.
+Floor: 5.
 """
 
 from collections.abc import Sequence

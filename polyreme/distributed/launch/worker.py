@@ -1,6 +1,6 @@
 """One local process: its command and environment, its log, and how it is ended.
 
-Floor: 7.
+Floor: 5.
 """
 
 import asyncio
