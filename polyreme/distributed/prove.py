@@ -28,7 +28,8 @@ from polyreme.distributed.checkpoint import CheckpointStore
 from polyreme.distributed.fleet.meta_parallel.pp_layers import PipelineLayer
 from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.pipeline.chunks import in_chunks
-from polyreme.distributed.pipeline.runtime import Microbatch, Pipeline
+from polyreme.distributed.pipeline.run import Microbatch
+from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.placement import apply_plan, clear_plan, shard_batch
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor

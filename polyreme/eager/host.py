@@ -98,4 +98,4 @@ def _over_processes(array: Any, where: jax.sharding.Sharding) -> jax.Array:
         return jax.jit(jnp.copy, out_shardings=where)(array)
     # jax.device_put would compare the values over all processes each time
     host = np.asarray(array)
-    return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
+    return jax.make_array_from_callback(host.shape, where, lambda index: host[index], dtype=host.dtype)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from polyreme.distributed.pipeline.runtime import Microbatch
+from polyreme.distributed.pipeline.run import Microbatch
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ShapeError
 from polyreme.jit.structure import flatten, rebuild

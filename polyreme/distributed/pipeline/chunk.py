@@ -14,6 +14,7 @@ import numpy as np
 from polyreme.core.layout import Layout
 from polyreme.core.state import TensorState
 from polyreme.distributed.placement import parameter_layouts
+from polyreme.eager.host import put
 from polyreme.jit.split import Flow, Kept, SplitProgram
 
 
@@ -35,29 +36,40 @@ class Chunk:
         self.run = run
         self.stage = stage
         self.cut = cut
+        # all that were made, and those of the modes that this step runs in
+        self._made: dict[Any, list[SplitProgram]] = {}
         self._programs: dict[Any, SplitProgram] = {}
         self._devices = frozenset(stage.mesh.devices.flat)
         # whether a program of it draws random numbers; True until one is known
         self.draws = True
         self._no_key: Any = None
-        self._copies: dict[int, tuple[Any, Any]] = {}
+        self._copies: dict[int, jax.Array] = {}
         self._values: dict[SplitProgram, list[Any]] = {}
         self._sums: dict[int, tuple[TensorState, jax.Array]] = {}
 
     def begin(self) -> None:
         """Start a step: parameters may have changed since the last one, and Layers their mode."""
+        self.end()
+        self._programs = {key: p for key, made in self._made.items() for p in made if p.serves()}
+        self.draws = not self._programs or any(p.draws for p in self._programs.values())
+
+    def end(self) -> None:
+        """Hold no array any longer: parameters that only the model holds can be updated in place."""
         self._values.clear()
         self._sums.clear()
-        self._programs = {key: program for key, program in self._programs.items() if program.serves()}
+        self._copies.clear()
 
     def forward(self, flow: Flow, key: Any, *, backward: bool) -> tuple[Flow, Any, Done]:
         """-> outputs, the random key that follows, what backward needs. key: may be anywhere if it does not draw."""
         program = self._program(flow, backward)
         if not program.draws:
             if self._no_key is None:
-                self._no_key = jax.device_put(np.zeros(2, np.uint32), self.stage.replicated())
+                self._no_key = put(np.zeros(2, np.uint32), self.stage.replicated())
             outs, _, kept = program.forward(self._read(program), self._no_key, flow.arrays)
             return outs, key, Done(program, kept)
+        if key.sharding.device_set != self._devices:
+            # sent along only where the programs known so far draw
+            key = jax.device_put(key, self.stage.replicated())
         outs, key, kept = program.forward(self._read(program), key, flow.arrays)
         return outs, key, Done(program, kept)
 
@@ -76,6 +88,14 @@ class Chunk:
         program, kept = done
         self._keep_sums(program, program.weights(self._read(program), kept, self._sums_of(program, kept, None)))
 
+    def reads(self, flow: Flow, *, backward: bool) -> list[TensorState]:
+        """The Tensors that forward would read the values of."""
+        return self._program(flow, backward).read
+
+    def lend(self, tensor: TensorState, array: jax.Array) -> None:
+        """Read this value, which lies on this stage, for a tensor of another stage until the step ends."""
+        self._copies[id(tensor)] = array
+
     def gradients(self) -> list[tuple[TensorState, jax.Array]]:
         """(parameter, the sum of its gradients over the step's microbatches), on this stage's devices."""
         return list(self._sums.values())
@@ -87,6 +107,7 @@ class Chunk:
             program = SplitProgram(self.run, flow, self.stage, backward=backward, cut=self.cut)
             program.moved = [(t, parameter_layouts(self.stage, t)) for t in program.read if self._is_foreign(t)]
             self._programs[key] = program
+            self._made.setdefault(key, []).append(program)
             self.draws = any(known.draws for known in self._programs.values())
         return program
 
@@ -101,16 +122,15 @@ class Chunk:
         return values
 
     def _here(self, tensor: Any) -> Any:
-        """The value on this stage's devices; a copy is made again only when the value has changed."""
+        """The value on this stage's devices, copied once a step if it is at home elsewhere."""
         array = tensor._array
         if array.sharding.device_set == self._devices:
             return array
-        known = self._copies.get(id(tensor))
-        if known is None or known[0] is not array:
+        if id(tensor) not in self._copies:
             dims = getattr(tensor, "dims", None)
             place = self.stage.replicated() if dims is None else self.stage.sharding("param", dims, array.shape)
-            known = self._copies[id(tensor)] = (array, jax.device_put(array, place))
-        return known[1]
+            self._copies[id(tensor)] = put(array, place)
+        return self._copies[id(tensor)]
 
     def _sums_of(self, program: SplitProgram, kept: Kept, cotangents: Sequence[Any] | None) -> list[jax.Array]:
         if any(id(p) not in self._sums for p in program.leaves):

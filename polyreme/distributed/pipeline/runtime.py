@@ -9,37 +9,31 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from polyreme.core.layout import Layout
-from polyreme.core.state import TensorState
-from polyreme.distributed.pipeline.chunk import Chunk, Done
-from polyreme.distributed.pipeline.transfer import join, place, send
+from polyreme.distributed.pipeline.chunk import Chunk
+from polyreme.distributed.pipeline.processes import spans_processes
+from polyreme.distributed.pipeline.run import Microbatch, Run
+from polyreme.distributed.pipeline.run_across import Agreed, RunAcross
+from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import GradError
-from polyreme.jit.split import Flow
+from polyreme.errors import ConfigError, GradError
 from polyreme.mesh.schedule import Schedule, Task, make_schedule
-
-
-class Microbatch(NamedTuple):
-    """What the first chunk takes, what the loss takes besides the last chunk's output, and the rows it has."""
-
-    inputs: Any
-    labels: Any
-    rows: int
+from polyreme.nn.layer import Layer
 
 
 class Pipeline:
     """Runs the chunks of a model over the stages of a layout.
 
     chunks: functions of a structure of Tensors, in the order that data flows. losses: functions (output of the last,
-    labels) -> a loss with one element, a mean over its microbatch; `loss` chooses one by its place. output: what to
-    make of the last chunk's output where no loss is asked for. The plan's schedule says what runs when; a batch may
-    have any number of microbatches.
+    labels) -> a loss with one element, a mean over its microbatch; all are computed, and `loss` chooses by its place
+    the one to differentiate. output: what to make of the last chunk's output where no loss is asked for. The plan's
+    schedule says what runs when; a batch may have any number of microbatches.
     """
 
     def __init__(
@@ -51,11 +45,14 @@ class Pipeline:
     ) -> None:
         self.layout = layout
         self.plan = layout.plan
+        self._agreed = _agreed(chunks, layout) if spans_processes(layout) else None
         stages = [layout.stages[s] for s in self.plan.stage_of_chunk]
         cut = self.schedule(self.plan.num_microbatches).split_backward
         self._first = [Chunk(fn, at, cut=cut) for fn, at in zip(chunks[:-1], stages[:-1], strict=True)]
         self._last = Chunk(chunks[-1] if output is None else _then(chunks[-1], output), stages[-1], cut=False)
-        self._with_loss = [Chunk(_with_loss(chunks[-1], loss), stages[-1], cut=cut) for loss in losses]
+        self._with_loss = [
+            Chunk(_with_losses(chunks[-1], losses, at), stages[-1], cut=cut) for at in range(len(losses))
+        ]
 
     @property
     def last_stage(self) -> Layout:
@@ -68,15 +65,16 @@ class Pipeline:
         return make_schedule(plan.schedule or "FThenB", plan.mesh.pp, num_microbatches, plan.virtual_stages)
 
     def train(
-        self, batch: Sequence[Microbatch], keys: Sequence[Any], *, scale: Any = None, loss: int = 0
-    ) -> list[jax.Array]:
+        self, batch: Sequence[Microbatch], keys: Sequence[Any], *, scale: Any = None, loss: int = 0, every: bool = False
+    ) -> list[Any]:
         """Losses of the microbatches, on the last stage; the gradient of their mean, weighted by rows, is added to
         `.grad` of every parameter, on the parameter's own stage.
 
         keys: a random key for each microbatch. scale: a 0-D array to multiply the gradient by, for loss scaling.
+        every: a microbatch's losses from all the loss functions instead of the chosen one's.
         """
-        chunks = [*self._first, self._with_loss[loss]]
-        run = _Run(chunks, batch, keys, backward=True)
+        chunks = self._chunks(loss)
+        run = self._run(chunks, batch, keys, backward=True, loss=loss)
         run.weights = self._weights(batch, scale)
         for stage, task in _ordered(self.schedule(len(batch))):
             try:
@@ -84,18 +82,34 @@ class Pipeline:
             except Exception as error:
                 error.add_note(f"in {task.kind} of microbatch {task.microbatch}, chunk {task.chunk} on stage {stage}")
                 raise
-        _store(chunks)
-        return [run.losses[i] for i in range(len(batch))]
+        run.store()
+        run.end()
+        return [found if every else found[loss] for found in run.results()]
 
-    def evaluate(self, batch: Sequence[Microbatch], keys: Sequence[Any], *, loss: int | None = 0) -> list[Any]:
-        """The loss array of each microbatch; with loss=None, the structure of Tensors that the last chunk gives."""
-        chunks = [*self._first, self._last if loss is None else self._with_loss[loss]]
-        run = _Run(chunks, batch, keys, backward=False)
-        run.has_loss = loss is not None
+    def evaluate(
+        self, batch: Sequence[Microbatch], keys: Sequence[Any], *, loss: int | None = 0, every: bool = False
+    ) -> list[Any]:
+        """The loss array of each microbatch, or with every, those of all the loss functions; with loss=None, the
+        structure of Tensors that the last chunk gives."""
+        chunks = self._chunks(loss)
+        run = self._run(chunks, batch, keys, backward=False, loss=loss)
         for i in range(len(batch)):
             for k in range(len(chunks)):
                 run.do(Task("F", i, k))
-        return [run.losses[i] for i in range(len(batch))]
+        run.end()
+        return [found if every or loss is None else found[loss] for found in run.results()]
+
+    def drew(self, loss: int | None) -> bool:
+        """Whether the last batch that was run with this loss drew random numbers."""
+        return any(chunk.draws for chunk in self._chunks(loss))
+
+    def _chunks(self, loss: int | None) -> list[Chunk]:
+        return [*self._first, self._last if loss is None else self._with_loss[loss]]
+
+    def _run(self, chunks: Sequence[Chunk], batch: Sequence[Microbatch], keys: Sequence[Any], **how: Any) -> Run:
+        if self._agreed is None:
+            return Run(chunks, batch, keys, **how)
+        return RunAcross(chunks, batch, keys, **how, agreed=self._agreed)
 
     @staticmethod
     def mean(losses: Sequence[jax.Array], batch: Sequence[Microbatch]) -> jax.Array:
@@ -107,95 +121,9 @@ class Pipeline:
         shares = _shares(batch)
         everywhere = self._last.stage.replicated()
         if scale is None:
-            made = {share: jax.device_put(np.asarray(share, np.float32), everywhere) for share in set(shares)}
+            made = {share: put(np.asarray(share, np.float32), everywhere) for share in set(shares)}
             return [made[share] for share in shares]
-        return _scaled(shares, jax.device_put(scale, everywhere))
-
-
-class _Run:
-    """One batch on its way through the chunks."""
-
-    def __init__(
-        self, chunks: Sequence[Chunk], batch: Sequence[Microbatch], keys: Sequence[Any], *, backward: bool
-    ) -> None:
-        self.chunks, self.batch, self.backward = chunks, batch, backward
-        self.has_loss = True
-        self.weights: list[jax.Array] = []
-        self.losses: dict[int, Any] = {}
-        self._keys: dict[int, Any] = dict(enumerate(keys))
-        self._key_at: dict[int, Layout | None] = dict.fromkeys(range(len(batch)))
-        # by (chunk, microbatch): what waits to be run forward, backward, and for the gradients of weights
-        self._arrived: dict[tuple[int, int], Flow] = {}
-        self._done: dict[tuple[int, int], Done] = {}
-        self._cotangents: dict[tuple[int, int], list[Any]] = {}
-        self._num_given: dict[tuple[int, int], int] = {}
-        for chunk in chunks:
-            chunk.begin()
-
-    def do(self, task: Task) -> None:
-        """Dispatch one task and send on what it gives."""
-        {"F": self._run_forward, "B": self._run_backward, "W": self._run_weights}[task.kind](
-            task.chunk, task.microbatch
-        )
-
-    def _run_forward(self, k: int, i: int) -> None:
-        chunk, last = self.chunks[k], len(self.chunks) - 1
-        flow = place(self.batch[i].inputs, chunk.stage) if k == 0 else self._arrived.pop((k, i))
-        if k == last and self.has_loss:
-            self._num_given[k, i] = len(flow.arrays)
-            flow = join(flow, place(self.batch[i].labels, chunk.stage))
-        if chunk.draws and self._key_at[i] is not chunk.stage:
-            (self._keys[i],) = send([self._keys[i]], chunk.stage)
-            self._key_at[i] = chunk.stage
-        outs, self._keys[i], done = chunk.forward(flow, self._keys[i], backward=self.backward)
-        if self.backward:
-            self._done[k, i] = done
-        if k < last:
-            self._arrived[k + 1, i] = self._sent_on(outs, i, chunk.stage, self.chunks[k + 1])
-        elif self.has_loss:
-            self.losses[i] = self._loss(outs, i)
-        else:
-            self.losses[i] = outs.tensors()
-
-    def _sent_on(self, outs: Flow, i: int, here: Layout, following: Chunk) -> Flow:
-        """A chunk's outputs on the stage of the next, the random key with them if that draws from it."""
-        stage = following.stage
-        if stage is here:
-            return outs
-        if following.draws and self._key_at[i] is here:
-            *arrays, self._keys[i] = send([*outs.arrays, self._keys[i]], stage)
-            self._key_at[i] = stage
-            return outs.with_arrays(arrays)
-        return outs.with_arrays(send(outs.arrays, stage))
-
-    def _loss(self, outs: Flow, i: int) -> jax.Array:
-        if len(outs.arrays) != 1 or outs.arrays[0].size != 1:
-            shapes = [list(a.shape) for a in outs.arrays]
-            raise GradError(f"the pipeline's loss must be one Tensor with one element, got shapes {shapes}; reduce it")
-        loss = outs.arrays[0]
-        if self.backward:
-            if not outs.wants[0]:
-                raise GradError(
-                    "the pipeline's loss has stop_gradient=True: nothing it was computed from wants a gradient; set "
-                    "stop_gradient=False on a parameter, or use eval_batch"
-                )
-            self._cotangents[len(self.chunks) - 1, i] = [_shaped(self.weights[i], loss)]
-        return loss
-
-    def _run_backward(self, k: int, i: int) -> None:
-        chunk = self.chunks[k]
-        cotangents = self._cotangents.pop((k, i))
-        gradients, done = chunk.backward(self._done.pop((k, i)), cotangents)
-        if chunk.cut:
-            self._done[k, i] = done
-        if k > 0:
-            before = self.chunks[k - 1]
-            # the last chunk's inputs end with the labels, which no chunk gave
-            ours = gradients[: self._num_given.pop((k, i), None)]
-            self._cotangents[k - 1, i] = ours if before.stage is chunk.stage else send(ours, before.stage)
-
-    def _run_weights(self, k: int, i: int) -> None:
-        self.chunks[k].weights(self._done.pop((k, i)))
+        return _scaled(shares, put(scale, everywhere))
 
 
 def _then(fn: Callable[[Any], Any], output: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -205,11 +133,24 @@ def _then(fn: Callable[[Any], Any], output: Callable[[Any], Any]) -> Callable[[A
     return last
 
 
-def _with_loss(fn: Callable[[Any], Any], loss: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+def _with_losses(
+    fn: Callable[[Any], Any], losses: Sequence[Callable[[Any, Any], Any]], at: int
+) -> Callable[[Any], Any]:
+    """fn and every loss of its output; gradients flow through the one at `at` alone."""
+
     def last(pair: tuple[Any, Any]) -> Any:
-        return loss(fn(pair[0]), pair[1])
+        out = fn(pair[0])
+        found = [_checked_loss(loss(out, pair[1])) for loss in losses]
+        return [loss if i == at else loss.detach() for i, loss in enumerate(found)]
 
     return last
+
+
+def _checked_loss(loss: Any) -> Tensor:
+    if isinstance(loss, Tensor) and loss.size == 1:
+        return loss
+    got = f"shape {loss.shape}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+    raise GradError(f"a pipeline's loss must be one Tensor with one element, got {got}; reduce it")
 
 
 @functools.lru_cache(maxsize=64)
@@ -234,30 +175,14 @@ def _mean(shares: tuple[float, ...], losses: list[jax.Array]) -> jax.Array:
     return functools.reduce(operator.add, [loss * share for share, loss in zip(shares, losses, strict=True)])
 
 
-@jax.jit
-def _sum(a: jax.Array, b: jax.Array) -> jax.Array:
-    return a + b
-
-
-def _shaped(weight: jax.Array, loss: jax.Array) -> jax.Array:
-    if weight.shape == loss.shape and weight.dtype == loss.dtype:
-        return weight
-    return weight.reshape(loss.shape).astype(loss.dtype)
-
-
-def _store(chunks: Sequence[Chunk]) -> None:
-    """Add each chunk's gradients to `.grad`, on the stage where the parameter is at home."""
-    totals: dict[int, tuple[Any, jax.Array]] = {}
-    for chunk in chunks:
-        for p, array in chunk.gradients():
-            home = p.sharding_of("grad") if hasattr(p, "sharding_of") else None
-            if home is not None and array.sharding != home:
-                array = jax.device_put(array, home)
-            known = totals.get(id(p))
-            totals[id(p)] = (p, array if known is None else _sum(known[1], array))
-    for p, array in totals.values():
-        _accumulate(p, array)
-
-
-def _accumulate(p: TensorState, array: jax.Array) -> None:
-    p._grad = Tensor(array if p._grad is None else _sum(p._grad._array, array))
+def _agreed(chunks: Sequence[Any], layout: Layout) -> Agreed:
+    """What processes name each other's parameters by: the places of those of all chunks, in order."""
+    tensors: dict[int, Any] = {}
+    homes: dict[int, Layout] = {}
+    for stage, chunk in zip(layout.plan.stage_of_chunk, chunks, strict=True):
+        if not isinstance(chunk, Layer):
+            raise ConfigError("a pipeline over several processes needs its chunks to be Layers; give a PipelineLayer's")
+        for tensor in (*chunk.parameters(), *chunk.buffers()):
+            tensors.setdefault(id(tensor), tensor)
+            homes.setdefault(id(tensor), layout.stages[stage])
+    return Agreed(list(tensors.values()), list(homes.values()))

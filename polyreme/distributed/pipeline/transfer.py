@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from polyreme.core.layout import Layout
+from polyreme.eager.host import put
 from polyreme.jit.split import Flow
 from polyreme.jit.structure import flatten
 
@@ -36,7 +37,8 @@ def place(value: Any, stage: Layout) -> Flow:
     spec = flatten(value, leaves)
     arrays = [v for v in leaves if isinstance(v, (np.ndarray, jax.Array))]
     places = [stage.activation(("batch", *[None] * (a.ndim - 1)) if a.ndim else (), a.shape) for a in arrays]
-    placed = iter(jax.device_put(arrays, places))
+    several = stage.mesh.is_multi_process
+    placed = iter(map(put, arrays, places) if several else jax.device_put(arrays, places))
     ours = [next(placed) if isinstance(v, (np.ndarray, jax.Array)) else v for v in leaves]
     return Flow(spec, ours, tuple(False if isinstance(v, jax.Array) else None for v in ours))
 

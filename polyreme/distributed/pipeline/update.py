@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from polyreme.eager.tensor import Tensor
 from polyreme.jit import to_static
 from polyreme.optimizer import Optimizer
 from polyreme.optimizer.shared import MeshGroup
+
+_NOTHING = np.zeros(())
 
 
 class StagedUpdate:
@@ -23,13 +27,27 @@ class StagedUpdate:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
+        # whose gradients a GradScaler unscales before it calls step(skip=...)
+        self._parameters = optimizer._parameters
         self._groups = optimizer.groups_by_mesh()
         self._squares = [to_static(_squares_of(optimizer, group)) for group in self._groups]
         self._updates = [to_static(_update_of(optimizer, group)) for group in self._groups]
+        # the gradients as Tensors of ours, which a captured program may hold on to without keeping arrays alive
+        self._gradients: dict[int, Tensor] = {}
+
+    @staticmethod
+    def serves(optimizer: Any) -> bool:
+        """True for an optimizer whose step() is what this does."""
+        return (
+            isinstance(optimizer, Optimizer)
+            and type(optimizer).step is Optimizer.step
+            and type(optimizer)._step is Optimizer._step
+        )
 
     def squares(self) -> list[Tensor]:
         """From each stage, the sum of squares of the gradient of every parameter of the optimizer; 0 for other
         stages'."""
+        self._take()
         return [run() for run in self._squares]
 
     def step(self, squares: Sequence[Tensor] | None = None, skip: Tensor | None = None) -> None:
@@ -38,9 +56,31 @@ class StagedUpdate:
         needed = self.optimizer.clips_together
         if squares is None:
             squares = self.squares() if needed else ()
+        self._take()
         for group, update in zip(self._groups, self._updates, strict=True):
             ours = [group.here(s) for s in squares] if needed else []
             update(None if skip is None else group.here(skip), ours)
+        for tensor in self._gradients.values():
+            tensor._array = _NOTHING
+        self._gradients.clear()
+
+    def _take(self) -> None:
+        for p in self._parameters:
+            if p._grad is not None and self._gradients.get(id(p)) is not p._grad:
+                p._grad = self._gradients[id(p)] = Tensor(p._grad._array)
+
+
+def frozen_settings(optimizer: Optimizer) -> tuple:
+    """What of the parameters a StagedUpdate is made for: another one is needed once any of it changes."""
+    return tuple(
+        (
+            p.stop_gradient,
+            getattr(p, "optimize_attr", {}).get("learning_rate", 1.0),
+            getattr(p, "regularizer", None),
+            getattr(p, "need_clip", True),
+        )
+        for p in optimizer._parameters
+    )
 
 
 def _squares_of(optimizer: Optimizer, group: MeshGroup) -> Callable[[], Tensor]:

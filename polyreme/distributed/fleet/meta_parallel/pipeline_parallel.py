@@ -5,24 +5,30 @@ Floor: 5.  Which schedule runs is the plan's affair; there is one runtime for al
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import jax
 
 from polyreme.amp import GradScaler
-from polyreme.core import rng
+from polyreme.core import rng, state
+from polyreme.distributed.fleet.base.distributed_strategy import DistributedStrategy
 from polyreme.distributed.fleet.base.job import Job, resolve
 from polyreme.distributed.fleet.base.mixed_precision import autocast, make_scaler
 from polyreme.distributed.fleet.meta_parallel.pp_layers import PipelineLayer
+from polyreme.distributed.fleet.optimizer import HybridParallelOptimizer
 from polyreme.distributed.pipeline.batch import cut
-from polyreme.distributed.pipeline.runtime import Microbatch, Pipeline
+from polyreme.distributed.pipeline.run import Microbatch
+from polyreme.distributed.pipeline.runtime import Pipeline
+from polyreme.distributed.pipeline.update import StagedUpdate, frozen_settings
 from polyreme.distributed.placement import apply_plan
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.mesh import Plan
 from polyreme.mesh.schedule import make_schedule
 from polyreme.nn.layer import Layer
+from polyreme.optimizer import Optimizer
 
 
 class PipelineParallel(Layer):
@@ -40,7 +46,7 @@ class PipelineParallel(Layer):
                 f"a pipeline needs a PipelineLayer, got {type(layers).__name__}; describe the model as a sequence of "
                 "layers, or set pp_degree to 1"
             )
-        job = resolve(strategy, jax.device_count())
+        job = resolve(strategy or DistributedStrategy(), jax.device_count())
         self._job: Job = replace(job, plan=plan_of(layers, job.plan))
         self._layers = layers
         self.layout = apply_plan(self._job.plan, layers, chunks=layers.get_model_chunks())
@@ -48,6 +54,7 @@ class PipelineParallel(Layer):
         self._losses = list(given) if isinstance(given, (list, tuple)) else [given] if given is not None else []
         self._scaler = make_scaler(self._job.amp) if self._job.amp is not None else None
         self._pipeline = Pipeline(layers.get_model_chunks(), self._losses, self.layout)
+        self._updates: dict[Any, StagedUpdate] = {}
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         raise TypeError("a pipeline runs whole batches: call train_batch or eval_batch")
@@ -60,28 +67,25 @@ class PipelineParallel(Layer):
         scaler: GradScaler | None = None,
         loss_fn_idx: int = 0,
         return_micro_batch_loss: bool = False,
-    ) -> Tensor:
+    ) -> Any:
         """Forward, backward and an optimizer step on a global batch; -> the mean loss over it.
 
         data: [inputs, labels], each a Tensor or array, or a tuple or dict of them, None and numbers; in their place a
         list with one entry a microbatch, whose last may have fewer rows; or an iterator that yields [inputs, labels]
-        for each microbatch. scaler: one with the strategy's amp_configs unless given. return_micro_batch_loss: -> the
+        for each microbatch. scaler: one with the strategy's amp_configs unless given. loss_fn_idx: which of several
+        loss functions is trained; the losses of all of them are returned, as a list. return_micro_batch_loss: -> the
         loss of every microbatch instead, [accumulate_steps].
         """
-        self._layers.train()
         scaler = self._scaler if scaler is None else scaler
+        _check_trainers(optimizer, scaler)
+        self._layers.train()
         losses, batch = self._forward_backward(data, scaler, loss_fn_idx)
-        if scaler is not None:
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            optimizer.step()
-        optimizer.clear_grad()
+        self._step(optimizer, scaler)
         if lr_scheduler is not None:
             lr_scheduler.step()
         if return_micro_batch_loss:
-            return Tensor(jax.numpy.stack([loss.reshape(()) for loss in losses]))
-        return Tensor(self._pipeline.mean(losses, batch))
+            return self._one_or_all(losses, lambda each: jax.numpy.stack([loss.reshape(()) for loss in each]))
+        return self._one_or_all(losses, lambda each: self._pipeline.mean(each, batch))
 
     def forward_backward_pipeline(
         self, data: Any, scaler: GradScaler | None = None, static_scheduler: bool = False
@@ -98,23 +102,32 @@ class PipelineParallel(Layer):
             ).stage_text(0)
         self._layers.train()
         losses, batch = self._forward_backward(data, scaler, 0)
-        return Tensor(self._pipeline.mean(losses, batch))
+        return self._one_or_all(losses, lambda each: self._pipeline.mean(each, batch))
 
     def eval_batch(self, data: Any, compute_loss: bool = False, loss_fn_idx: int = 0) -> Any:
-        """Forward alone, with dropout off; -> the mean loss, or the list of each microbatch's outputs."""
-        self._layers.eval()
+        """Forward alone, with dropout off; -> the mean loss, of several loss functions a list of each one's, or the
+        list of each microbatch's outputs."""
         batch = self._cut(data)
         loss = self._checked_loss(loss_fn_idx) if compute_loss else None
+        was_training, key = self._layers.training, rng.default_generator.key_state()
+        before = state.read(key)
+        self._layers.eval()
         try:
             with autocast(self._job.amp):
-                found = self._pipeline.evaluate(batch, rng.default_generator.branches(len(batch)), loss=loss)
+                keys = rng.default_generator.branches(len(batch))
+                found = self._pipeline.evaluate(batch, keys, loss=loss, every=True)
         finally:
-            self._layers.train()
-        return Tensor(self._pipeline.mean(found, batch)) if compute_loss else found
+            if was_training:
+                self._layers.train()
+        if not self._pipeline.drew(loss):
+            # evaluating between two steps then leaves the next one as it would have been
+            state.write(key, before)
+        return self._one_or_all(found, lambda each: self._pipeline.mean(each, batch)) if compute_loss else found
 
     def _forward_backward(
         self, data: Any, scaler: GradScaler | None, loss_fn_idx: int
-    ) -> tuple[list[jax.Array], list[Microbatch]]:
+    ) -> tuple[list[list[jax.Array]], list[Microbatch]]:
+        """-> every loss of each microbatch, the microbatches."""
         batch = self._cut(data)
         loss = self._checked_loss(loss_fn_idx)
         scale = None
@@ -122,7 +135,30 @@ class PipelineParallel(Layer):
             scale = scaler.get_loss_scaling()._array
         with autocast(self._job.amp):
             keys = rng.default_generator.branches(len(batch))
-            return self._pipeline.train(batch, keys, scale=scale, loss=loss), batch
+            return self._pipeline.train(batch, keys, scale=scale, loss=loss, every=True), batch
+
+    def _step(self, optimizer: Any, scaler: GradScaler | None) -> None:
+        """Update and clear, in a program a stage where the optimizer's step is the plain one."""
+        is_hybrid = isinstance(optimizer, HybridParallelOptimizer)
+        plain = optimizer.inner_opt if is_hybrid else optimizer
+        ours = optimizer
+        if StagedUpdate.serves(plain) and not (is_hybrid and optimizer.merges):
+            key = (id(plain), frozen_settings(plain))
+            ours = self._updates.get(key)
+            if ours is None:
+                ours = self._updates[key] = StagedUpdate(plain)
+        if scaler is None:
+            ours.step()
+        else:
+            scaler.step(ours)
+            scaler.update()
+        optimizer.clear_grad()
+
+    @staticmethod
+    def _one_or_all(losses: list[list[jax.Array]], join: Callable[[list[jax.Array]], jax.Array]) -> Any:
+        """The microbatches' losses joined, for the one loss function or a list for several."""
+        joined = [Tensor(join(list(each))) for each in zip(*losses, strict=True)]
+        return joined[0] if len(joined) == 1 else joined
 
     def _cut(self, data: Any) -> list[Microbatch]:
         return cut(data, self._job.plan.num_microbatches, self._job.microbatch_rows)
@@ -143,6 +179,16 @@ class PipelineParallel(Layer):
     def set_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         """The PipelineLayer's."""
         return self._layers.set_state_dict(state_dict, *args, **kwargs)
+
+
+def _check_trainers(optimizer: Any, scaler: Any) -> None:
+    if not isinstance(optimizer, (Optimizer, HybridParallelOptimizer)):
+        raise TypeError(
+            f"train_batch takes the optimizer that distributed_optimizer gave, got {type(optimizer).__name__}; to "
+            "train without one, call forward_backward_pipeline"
+        )
+    if scaler is not None and not isinstance(scaler, GradScaler):
+        raise TypeError(f"train_batch takes an amp.GradScaler as its scaler, got {type(scaler).__name__}")
 
 
 def plan_of(layers: PipelineLayer, plan: Plan) -> Plan:

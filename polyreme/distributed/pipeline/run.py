@@ -1,0 +1,167 @@
+"""One batch on its way through the chunks of a model: tasks in, values sent on, losses and gradients out.
+
+Floor: 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from polyreme.core.layout import Layout
+from polyreme.core.state import TensorState
+from polyreme.distributed.pipeline.chunk import Chunk, Done
+from polyreme.distributed.pipeline.transfer import join, place, send
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import GradError
+from polyreme.jit.split import Flow
+from polyreme.mesh.schedule import Task
+
+
+class Microbatch(NamedTuple):
+    """What the first chunk takes, what the loss takes besides the last chunk's output, and the rows it has."""
+
+    inputs: Any
+    labels: Any
+    rows: int
+
+
+class Run:
+    """One batch on its way through the chunks."""
+
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        batch: Sequence[Microbatch],
+        keys: Sequence[Any],
+        *,
+        backward: bool,
+        loss: int | None,
+    ) -> None:
+        self.chunks, self.batch, self.backward = chunks, batch, backward
+        # which of the losses is differentiated; None to compute none
+        self.loss = loss
+        self.weights: list[jax.Array] = []
+        # by microbatch: every loss, or what the last chunk gives
+        self.found: dict[int, Any] = {}
+        self._keys: dict[int, Any] = dict(enumerate(keys))
+        self._key_at: dict[int, Layout | None] = dict.fromkeys(range(len(batch)))
+        # by (chunk, microbatch): what waits to be run forward, backward, and for the gradients of weights
+        self._arrived: dict[tuple[int, int], Flow] = {}
+        self._done: dict[tuple[int, int], Done] = {}
+        self._cotangents: dict[tuple[int, int], list[Any]] = {}
+        self._num_given: dict[tuple[int, int], int] = {}
+        for chunk in chunks:
+            chunk.begin()
+
+    def do(self, task: Task) -> None:
+        """Dispatch one task and send on what it gives."""
+        {"F": self._run_forward, "B": self._run_backward, "W": self._run_weights}[task.kind](
+            task.chunk, task.microbatch
+        )
+
+    def _run_forward(self, k: int, i: int) -> None:
+        chunk, last = self.chunks[k], len(self.chunks) - 1
+        flow = self._flow_into(k, i)
+        if chunk.draws and self._key_at[i] is not chunk.stage:
+            (self._keys[i],) = send([self._keys[i]], chunk.stage)
+            self._key_at[i] = chunk.stage
+        outs, self._keys[i], done = chunk.forward(flow, self._keys[i], backward=self.backward)
+        if self.backward:
+            self._done[k, i] = done
+        if k < last:
+            self._arrived[k + 1, i] = self._sent_on(outs, i, chunk.stage, self.chunks[k + 1])
+        else:
+            self._finish(i, outs)
+
+    def _flow_into(self, k: int, i: int) -> Flow:
+        """What a chunk takes: the batch's inputs, or what the chunk before gave; for the last, the labels too."""
+        stage = self.chunks[k].stage
+        flow = place(self.batch[i].inputs, stage) if k == 0 else self._arrived.pop((k, i))
+        if k == len(self.chunks) - 1 and self.loss is not None:
+            self._num_given[k, i] = len(flow.arrays)
+            flow = join(flow, place(self.batch[i].labels, stage))
+        return flow
+
+    def _finish(self, i: int, outs: Flow) -> None:
+        self.found[i] = outs.tensors() if self.loss is None else self._losses(outs, i, self.loss)
+
+    def _sent_on(self, outs: Flow, i: int, here: Layout, following: Chunk) -> Flow:
+        """A chunk's outputs on the stage of the next, the random key with them if that draws from it."""
+        stage = following.stage
+        if stage is here:
+            return outs
+        if following.draws and self._key_at[i] is here:
+            *arrays, self._keys[i] = send([*outs.arrays, self._keys[i]], stage)
+            self._key_at[i] = stage
+            return outs.with_arrays(arrays)
+        return outs.with_arrays(send(outs.arrays, stage))
+
+    def _losses(self, outs: Flow, i: int, chosen: int) -> list[jax.Array]:
+        if self.backward:
+            if not outs.wants[chosen]:
+                raise GradError(
+                    "the pipeline's loss has stop_gradient=True: nothing it was computed from wants a gradient; set "
+                    "stop_gradient=False on a parameter, or use eval_batch"
+                )
+            cotangents: list[Any] = [None] * len(outs.arrays)
+            cotangents[chosen] = _shaped(self.weights[i], outs.arrays[chosen])
+            self._cotangents[len(self.chunks) - 1, i] = cotangents
+        return outs.arrays
+
+    def _run_backward(self, k: int, i: int) -> None:
+        chunk = self.chunks[k]
+        cotangents = self._cotangents.pop((k, i))
+        gradients, done = chunk.backward(self._done.pop((k, i)), cotangents)
+        if chunk.cut:
+            self._done[k, i] = done
+        if k > 0:
+            before = self.chunks[k - 1]
+            # the last chunk's inputs end with the labels, which no chunk gave
+            ours = gradients[: self._num_given.pop((k, i), None)]
+            self._cotangents[k - 1, i] = ours if before.stage is chunk.stage else send(ours, before.stage)
+
+    def _run_weights(self, k: int, i: int) -> None:
+        self.chunks[k].weights(self._done.pop((k, i)))
+
+    def store(self) -> None:
+        """Add each chunk's gradients to `.grad`, on the stage where the parameter is at home."""
+        totals: dict[int, tuple[Any, jax.Array]] = {}
+        for chunk in self.chunks:
+            for p, array in chunk.gradients():
+                home = p.sharding_of("grad") if hasattr(p, "sharding_of") else None
+                accumulate(totals, p, array if home is None or array.sharding == home else jax.device_put(array, home))
+        self._keep(totals)
+
+    @staticmethod
+    def _keep(totals: dict[int, tuple[Any, jax.Array]]) -> None:
+        for p, array in totals.values():
+            p._grad = Tensor(array if p._grad is None else _sum(p._grad._array, array))
+
+    def results(self) -> list[Any]:
+        """What was found for each microbatch."""
+        return [self.found[i] for i in range(len(self.batch))]
+
+    def end(self) -> None:
+        """Let go of every array."""
+        for chunk in self.chunks:
+            chunk.end()
+
+
+def accumulate(totals: dict[int, tuple[Any, jax.Array]], p: TensorState, array: jax.Array) -> None:
+    """Add a gradient to a parameter's sum so far."""
+    known = totals.get(id(p))
+    totals[id(p)] = (p, array if known is None else _sum(known[1], array))
+
+
+@jax.jit
+def _sum(a: jax.Array, b: jax.Array) -> jax.Array:
+    return a + b
+
+
+def _shaped(weight: jax.Array, loss: jax.Array) -> jax.Array:
+    if weight.shape == loss.shape and weight.dtype == loss.dtype:
+        return weight
+    return weight.reshape(loss.shape).astype(loss.dtype)

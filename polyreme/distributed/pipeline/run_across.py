@@ -1,0 +1,187 @@
+"""One batch on its way through chunks whose stages lie on devices of several processes.
+
+Floor: 5.  See processes.py for what is agreed and how arrays travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from polyreme.core.layout import Layout
+from polyreme.core.state import TensorState
+from polyreme.distributed.pipeline.chunk import Chunk
+from polyreme.distributed.pipeline.processes import Piece, decode, encode, from_all, hop, is_here, leader
+from polyreme.distributed.pipeline.run import Microbatch, Run, accumulate
+from polyreme.eager.host import put
+from polyreme.jit.split import Flow
+
+
+class Agreed:
+    """What processes have agreed on, for as long as a Pipeline lives. tensors: the model's, in the same order in every
+    process, so that one is named by its place; homes: the stage of each."""
+
+    def __init__(self, tensors: Sequence[TensorState], homes: Sequence[Layout]) -> None:
+        self.tensors = list(tensors)
+        self.homes = list(homes)
+        self.place = {id(t): at for at, t in enumerate(tensors)}
+        self.facts: dict[Any, Any] = {}
+
+    def on(self, key: Any, stage: Layout, value: Any) -> Any:
+        """The value of the rank that leads a stage, asked for once for each key; all ranks must come here."""
+        if key not in self.facts:
+            self.facts[key] = from_all(value() if is_here(stage) else None)[leader(stage)]
+        return self.facts[key]
+
+
+class RunAcross(Run):
+    """A Run of which every process does its part."""
+
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        batch: Sequence[Microbatch],
+        keys: Sequence[Any],
+        *,
+        backward: bool,
+        loss: int | None,
+        agreed: Agreed,
+    ) -> None:
+        super().__init__(chunks, batch, [np.asarray(key) for key in keys], backward=backward, loss=loss)
+        self._agreed = agreed
+        # what tells the programs of one microbatch from those of another, alike in every process
+        self._shapes = [(_shape_of(part), backward, loss) for part in batch]
+        self._outs: dict[tuple[int, int], tuple[Flow, list[Piece]]] = {}
+        self._copied: set[tuple[int, int]] = set()
+
+    def _run_forward(self, k: int, i: int) -> None:
+        chunk, last = self.chunks[k], len(self.chunks) - 1
+        here, facts = is_here(chunk.stage), (k, self._shapes[i])
+        flow = key = outs = None
+        if here:
+            flow = self._flow_into(k, i)
+            key = put(self._keys[i], chunk.stage.replicated()) if k == 0 else self._keys[i]
+        foreign = self._agreed.on(("reads", *facts), chunk.stage, lambda: self._foreign(chunk, flow))
+        self._copy(k, foreign)
+        if here:
+            assert flow is not None
+            outs, self._keys[i], done = chunk.forward(flow, key, backward=self.backward)
+            if self.backward:
+                self._done[k, i] = done
+        told = self._agreed.on(("gives", *facts), chunk.stage, lambda: encode(outs))
+        if k < last:
+            self._pass_on(k, i, outs, *decode(told))
+        elif outs is not None:
+            self._finish(i, outs)
+
+    def _pass_on(self, k: int, i: int, outs: Flow | None, structure: Flow, pieces: list[Piece]) -> None:
+        """Send a chunk's outputs, and the random key that follows, to the stage of the next."""
+        here, there = self.chunks[k].stage, self.chunks[k + 1].stage
+        self._outs[k, i] = (structure, pieces)
+        if here is there:
+            if outs is not None:
+                self._arrived[k + 1, i] = outs
+            return
+        key = Piece((2,), "uint32", ())
+        arrays = None if outs is None else [*outs.arrays, put(np.asarray(self._keys[i]), here.replicated())]
+        moved = hop(arrays, [*pieces, key], here, there)
+        if moved is not None:
+            *arrived, self._keys[i] = moved
+            self._arrived[k + 1, i] = structure.with_arrays(arrived)
+
+    def _run_backward(self, k: int, i: int) -> None:
+        chunk = self.chunks[k]
+        ours: list[Any] | None = None
+        if is_here(chunk.stage):
+            gradients, done = chunk.backward(self._done.pop((k, i)), self._cotangents.pop((k, i)))
+            if chunk.cut:
+                self._done[k, i] = done
+            ours = gradients[: self._num_given.pop((k, i), None)]
+        if k == 0:
+            return
+        before = self.chunks[k - 1]
+        present = self._agreed.on(
+            ("wants", k, self._shapes[i]), chunk.stage, lambda: [g is not None for g in ours or ()]
+        )
+        pieces = [
+            piece if is_there else None for piece, is_there in zip(self._outs.pop((k - 1, i))[1], present, strict=True)
+        ]
+        if before.stage is chunk.stage:
+            moved = ours
+        else:
+            moved = hop(ours, pieces, chunk.stage, before.stage)
+        if moved is not None:
+            self._cotangents[k - 1, i] = moved
+
+    def _run_weights(self, k: int, i: int) -> None:
+        if is_here(self.chunks[k].stage):
+            super()._run_weights(k, i)
+
+    # parameters that a chunk shares with another stage
+
+    def _foreign(self, chunk: Chunk, flow: Flow | None) -> list[int]:
+        assert flow is not None
+        read = chunk.reads(flow, backward=self.backward)
+        return [self._agreed.place[id(t)] for t in read if self._is_foreign(t, chunk)]
+
+    def _is_foreign(self, tensor: Any, chunk: Chunk) -> bool:
+        at = self._agreed.place.get(id(tensor))
+        return at is not None and self._agreed.homes[at] is not chunk.stage
+
+    def _copy(self, k: int, foreign: Sequence[int]) -> None:
+        """Bring the values a chunk reads of other stages' parameters to its stage, once a step."""
+        chunk = self.chunks[k]
+        for at in foreign:
+            if (k, at) in self._copied:
+                continue
+            self._copied.add((k, at))
+            tensor, home = self._agreed.tensors[at], self._agreed.homes[at]
+            moved = hop([tensor._array], [Piece.of(tensor._array)], home, chunk.stage)
+            if moved is not None:
+                chunk.lend(tensor, moved[0])
+
+    def store(self) -> None:
+        """Add each chunk's gradients to `.grad`, on the stage where the parameter is at home."""
+        totals: dict[int, tuple[Any, jax.Array]] = {}
+        for k in range(len(self.chunks)):
+            self._store_of(k, totals)
+        self._keep(totals)
+
+    def _store_of(self, k: int, totals: dict[int, tuple[Any, jax.Array]]) -> None:
+        chunk = self.chunks[k]
+        found = dict(chunk.gradients()) if is_here(chunk.stage) else {}
+        foreign = {self._agreed.place[id(p)]: a for p, a in found.items() if self._is_foreign(p, chunk)}
+        for p, array in found.items():
+            if not self._is_foreign(p, chunk):
+                accumulate(totals, p, array)
+        told = self._agreed.on(
+            ("sums", k, tuple(self._shapes)),
+            chunk.stage,
+            lambda: [[at, Piece.of(array).plain()] for at, array in foreign.items()],
+        )
+        for at, piece in told:
+            ours = [foreign[at]] if at in foreign else None
+            moved = hop(ours, [Piece.read(piece)], chunk.stage, self._agreed.homes[at])
+            if moved is not None:
+                accumulate(totals, self._agreed.tensors[at], moved[0])
+
+    def results(self) -> list[Any]:
+        """Every microbatch's losses in every process; without losses, the last chunk's outputs where they were made,
+        None elsewhere."""
+        last = self.chunks[-1].stage
+        if self.loss is None:
+            return [self.found.get(i) for i in range(len(self.batch))]
+        ours = [[np.asarray(v) for v in self.found[i]] for i in range(len(self.batch))] if is_here(last) else None
+        theirs = from_all(ours)[leader(last)]
+        return [[jax.numpy.asarray(v) for v in values] for values in theirs]
+
+
+def _shape_of(part: Microbatch) -> Any:
+    def told(value: Any) -> Any:
+        flow = Flow.of(value)
+        return tuple((v.shape, v.dtype.name) if isinstance(v, (np.ndarray, jax.Array)) else v for v in flow.leaves)
+
+    return told(part.inputs), told(part.labels)
