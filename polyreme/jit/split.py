@@ -85,6 +85,10 @@ class Kept(NamedTuple):
     stash: list[Any]
 
 
+_RELEASED = 0
+"""Stands where a node's array was; a leaf of a pytree, as an array is."""
+
+
 @dataclass(frozen=True)
 class _Graph:
     """The tape of a traced forward, its saved arrays named by where they come from.
@@ -99,6 +103,11 @@ class _Graph:
     inputs: tuple[TensorState, ...]
     leaves: tuple[TensorState, ...]
     reaching: frozenset[int]
+
+    def release(self) -> None:
+        """Let the nodes hold no arrays or tracers until they are replayed."""
+        for node, refs in zip(self.nodes, self.refs, strict=True):
+            node.reload([_RELEASED] * len(refs))
 
     def along(self, edge: Any) -> bool:
         """True for an edge from which an input that wants a gradient is reached."""
@@ -117,7 +126,7 @@ class SplitProgram:
         self, fn: Callable[[Any], Any], example: Flow, place: layout.Layout | None, *, backward: bool, cut: bool
     ) -> None:
         self.fn = fn
-        self.example = example
+        self.example = example.with_arrays([jax.ShapeDtypeStruct(a.shape, a.dtype) for a in example.arrays])
         self.place = place
         self.wants_backward, self.cut = backward, cut
         self._modes = (amp_policy.active.policy, dtypes.default_dtype())
@@ -131,6 +140,7 @@ class SplitProgram:
         self._graph: _Graph | None = None
         self._put_off: list[tuple[tape.Node, tuple[int, ...]]] = []
         self._input_layouts: list[Any] = []
+        self._zeros: dict[tuple, Any] = {}
         self._forward = _compiled(self._trace_forward, fn, "forward")
         self._backward = _compiled(self._trace_backward, fn, "backward", donate_argnums=4)
         self._inputs = _compiled(self._trace_inputs, fn, "backward")
@@ -167,14 +177,19 @@ class SplitProgram:
 
         Takes what the call that first adds to them takes: weights, with cut, else backward.
         """
-        inputs, residuals = kept.inputs, kept.residuals
-        if self.cut:
-            shapes = jax.eval_shape(lambda: self._trace_weights(read, inputs, residuals, kept.stash, None))
-        else:
-            shapes = jax.eval_shape(lambda: self._trace_backward(read, inputs, residuals, cotangents, None)[1])
-        with self._as_captured():
-            made = [(s.shape, s.dtype, _gradient_layout(leaf)) for s, leaf in zip(shapes, self.leaves, strict=True)]
-        return _zeros(tuple(made))()
+        given = () if self.cut else tuple(c is None for c in cotangents or ())
+        make = self._zeros.get(given)
+        if make is None:
+            inputs, residuals = kept.inputs, kept.residuals
+            # arrays as arguments, so that tracers stand for them: what is traced must not keep a microbatch alive
+            if self.cut:
+                shapes = jax.eval_shape(self._trace_weights, read, inputs, residuals, kept.stash, None)
+            else:
+                shapes = jax.eval_shape(self._trace_backward, read, inputs, residuals, cotangents, None)[1]
+            with self._as_captured():
+                made = [(s.shape, s.dtype, _gradient_layout(leaf)) for s, leaf in zip(shapes, self.leaves, strict=True)]
+            make = self._zeros[given] = _zeros(tuple(made))
+        return make()
 
     def backward(
         self, read: list[Any], kept: Kept, cotangents: list[Any], grads: list[Any]
@@ -206,7 +221,7 @@ class SplitProgram:
                 met.extend((b.tensor, b.written) for b in capture.before.values())
 
         met: list[tuple[TensorState, bool]] = []
-        jax.eval_shape(abstract, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.example.arrays])
+        jax.eval_shape(abstract, self.example.arrays)
         key = rng.default_generator.key_state()
         self.layers = tuple((layer, training) for layer, training, _ in capture.layers.values())
         self._stopped = tuple((t, t.stop_gradient) for t, _ in met)
@@ -245,6 +260,7 @@ class SplitProgram:
             residuals: list[Any] = []
             if self.wants_backward:
                 self._graph = self._harvest(outs, inputs, arrays, read, residuals)
+                self._graph.release()
             self._outs = flow.with_arrays([None] * len(flow.arrays))
             return flow.arrays, [t._array for t in self.written], key, residuals
 
@@ -300,7 +316,10 @@ class SplitProgram:
                 tensor._array = array
             for node, refs in zip(graph.nodes, graph.refs, strict=True):
                 node.reload([at if kind == "constant" else tables[kind][at] for kind, at in refs])
-            yield graph
+            try:
+                yield graph
+            finally:
+                graph.release()
 
     def _trace_backward(
         self, read: list, inputs: list, residuals: list, cotangents: list, grads: list | None

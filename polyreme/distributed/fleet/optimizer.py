@@ -48,6 +48,11 @@ class HybridParallelOptimizer:
         """The optimizer itself."""
         return self._inner_opt
 
+    @property
+    def merges(self) -> bool:
+        """True if several calls of step() make one update."""
+        return self._merge is not None
+
     def step(self, *, skip: Tensor | None = None) -> None:
         """Update the parameters, or add up their gradients until it is time to.
 
