@@ -132,7 +132,7 @@ class Chunk:
             self._copies[id(tensor)] = put(array, place)
         return self._copies[id(tensor)]
 
-    def _sums_of(self, program: SplitProgram, kept: Kept, cotangents: Sequence[Any] | None) -> list[jax.Array]:
+    def _sums_of(self, program: SplitProgram, kept: Kept, cotangents: list[Any] | None) -> list[jax.Array]:
         if any(id(p) not in self._sums for p in program.leaves):
             zeros = program.zeros(self._read(program), kept, cotangents)
             for p, zero in zip(program.leaves, zeros, strict=True):
