@@ -100,6 +100,7 @@ def test_axes_of_groups():
 def test_instructions_and_shapes():
     line = "ROOT %a = (f32[4,2]{1,0:T(8,128)S(1)}, /*index=1*/bf16[3]) all-reduce(f32[4,2] %b, %c), channel_id=1"
     found = parse_instruction(line)
+    assert found is not None
     assert (found.name, found.opcode, found.operands) == ("a", "all-reduce", ("b", "c"))
     assert [s.nbytes for s in found.shapes] == [32, 6]
     assert [s.nbytes for s in parse_shapes("(pred[5], s4[3], f8e4m3fn[2], c128[1], token[])")] == [5, 2, 2, 16, 0]
