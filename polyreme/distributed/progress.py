@@ -34,6 +34,7 @@ class Phase:
             self.number = progress.counts[self.group] = progress.counts.get(self.group, 0) + 1
         self._lane = progress.lane()
         self._lane.phases.append(self)
+        self._lane.broken = None
         self._lane.changed = time.monotonic()
         return self
 
@@ -41,25 +42,24 @@ class Phase:
         lane = self._lane
         lane.phases.remove(self)
         lane.changed = time.monotonic()
-        if error is not None and id(error) != lane.broken_by:
-            lane.broken, lane.broken_by = self, id(error)
+        if error is not None and lane.broken is None:
+            lane.broken = self
 
 
 class _Lane:
     """What one thread is in: phases, outermost first, and when that last changed.
 
-    broken is the innermost phase that the last exception came out of, broken_by that exception's id: a reference would
-    keep alive whatever its frames hold.
+    broken is the innermost phase that an exception is coming out of: a collective fails when its peer is gone, and who
+    asks then wants to know that it was in the collective. The next phase or step forgets it.
     """
 
-    __slots__ = ("broken", "broken_by", "changed", "is_stepping", "phases")
+    __slots__ = ("broken", "changed", "is_stepping", "phases")
 
     def __init__(self) -> None:
         self.phases: list[Phase] = []
         self.changed = time.monotonic()
         self.is_stepping = False
         self.broken: Phase | None = None
-        self.broken_by = 0
 
     def is_busy(self) -> bool:
         return bool(self.phases) or self.is_stepping
@@ -87,21 +87,12 @@ class Progress:
         lane = self.lane()
         self.step, self.batch = step, batch
         lane.is_stepping = True
+        lane.broken = None
         lane.changed = time.monotonic()
 
     def end_steps(self) -> None:
         """This thread takes no step for now: what it does outside phases has no time limit."""
         self.lane().is_stepping = False
-
-    def return_to_place_of(self, error: BaseException) -> None:
-        """Be again in the phase that error came out of, so that status() tells where it happened."""
-        lane = self.lane()
-        seen: BaseException | None = error
-        while seen is not None:
-            if lane.broken is not None and id(seen) == lane.broken_by:
-                lane.phases.append(lane.broken)
-                return
-            seen = seen.__cause__ or seen.__context__
 
     def overdue(self) -> bool:
         """Whether a thread has been in the same place for longer than it may."""
@@ -122,7 +113,7 @@ class Progress:
         if lane is None:
             return status
         status["age"] = round(time.monotonic() - lane.changed, 3)
-        phase = _innermost(lane)
+        phase = _innermost(lane) or lane.broken
         if phase is not None:
             detail = None if phase.detail is None else str(phase.detail)[:200]
             ranks = None if phase.ranks is None else list(phase.ranks)

@@ -287,8 +287,6 @@ class Watch:
     def _report_error(self, failure: Failure) -> bool:
         """Tell the store; whether this rank failed first. Does not return if another did."""
         self._is_failing = True
-        if failure.error is not None:
-            self.progress.return_to_place_of(failure.error)
         if self._end is None:
             kind = "exited" if failure.error is None else "raised"
             self._send("error", kind=kind, error=failure.line, traceback=failure.traceback, code=failure.code)
