@@ -18,6 +18,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.meshes import HOST, Devices
 from polyreme.core.state import TensorState
+from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, ConfigError, DTypeError
 from polyreme.nn.clip import ClipGradByGlobalNorm
@@ -150,7 +151,7 @@ class Optimizer(OptimizerState):
         new = np.asarray(value, self._rate_dtype)
         for rate in rates:
             now = rate._array
-            state.write(rate, jax.device_put(new, now.sharding) if now.committed else jnp.asarray(new))
+            state.write(rate, put(new, now.sharding) if now.committed else jnp.asarray(new))
 
     @staticmethod
     def _initial_rate(learning_rate: Any) -> float:

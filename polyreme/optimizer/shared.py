@@ -67,8 +67,18 @@ class Shared:
     def __deepcopy__(self, memo: dict) -> Shared:
         return Shared(copy.deepcopy(self.rate, memo), copy.deepcopy(self.scalars, memo), self.where)
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """True if only other processes have devices of the set."""
+        return self.where is not None and not self.where.addressable_devices
+
     def place(self) -> None:
-        """Move what lies elsewhere, or nowhere in particular, to where it belongs."""
+        """Move what lies elsewhere, or nowhere in particular, to where it belongs.
+
+        A copy that belongs to devices of other processes stays here: it is what this process knows of theirs.
+        """
+        if self.is_elsewhere:
+            return
         for tensor in (self.rate, *self.scalars.values()):
             array = tensor._array
             if not isinstance(array, Tracer) and (not array.committed or array.sharding != self.where):

@@ -15,6 +15,7 @@ import numpy as np
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.state import TensorState, Tracer
+from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import CheckpointError, ShapeError
 from polyreme.optimizer.lr import LRScheduler
@@ -95,7 +96,7 @@ class OptimizerState:
         layout = param.sharding_of("state") if hasattr(param, "sharding_of") else None
         if layout is None and value.committed:
             layout = value.sharding
-        return array if layout is None else jax.device_put(array, layout)
+        return array if layout is None else put(array, layout)
 
     def state_arrays(self, names: Mapping[int, str]) -> dict[str, jax.Array]:
         """The optimizer's whole state by name: `<slot>/<parameter>`, `master/<parameter>`, and one array over all
@@ -106,7 +107,7 @@ class OptimizerState:
         found = {name: tensor._array for name, tensor in self._per_parameter(names).items()}
         for name, tensor in self._shared.first.scalars.items():
             one = len(self._shared.copies) == 1
-            found[name] = tensor._array if one else jax.device_put(self._shared.values(name), tensor._array.sharding)
+            found[name] = tensor._array if one else put(self._shared.values(name), tensor._array.sharding)
         return found
 
     def load_state_arrays(self, arrays: Mapping[str, jax.Array], names: Mapping[int, str]) -> None:

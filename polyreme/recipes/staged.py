@@ -44,15 +44,14 @@ class StagedStep:
         self._autocast = autocast
         self._pipeline = Pipeline(layers.get_model_chunks(), [model.pipeline_loss], layout, model.logits)
         self._update = StagedUpdate(optimizer)
-        self._halted = jax.device_put(np.zeros((), np.bool_), self._pipeline.last_stage.replicated())
+        self._halted = jax.device_put(np.zeros((), np.bool_), self._pipeline.where_losses_are)
 
     def step(self, tokens: Any, labels: Any) -> tuple[Tensor, Tensor, Tensor]:
         """One optimizer step on a global batch."""
         key = Tensor(state.read(rng.default_generator.key_state()))
         loss, _ = self._gradients(tokens, labels)
         squares = self._update.squares()
-        everywhere = self._pipeline.last_stage.replicated()
-        here = jax.device_put([s._array for s in squares], [everywhere] * len(squares))
+        here = jax.device_put([s._array for s in squares], [self._pipeline.where_losses_are] * len(squares))
         norm, self._halted = _judged(loss, here, self._halted)
         # a copy: the flag is donated nowhere, but a Tensor may be asked for its value after the next step
         self._update.step(squares, Tensor(self._halted))
@@ -70,7 +69,11 @@ class StagedStep:
         batch = cut([tokens, None], 1, None)
         with self._autocast():
             (out,) = self._pipeline.evaluate(batch, _no_keys(1), loss=None)
-        return np.asarray(out._array)
+        return self._pipeline.in_every_process(out)
+
+    def share_numbers(self) -> None:
+        """Before the optimizer's arrays are asked for; all processes must call it."""
+        self._update.share_numbers()
 
     def first_bad_tensor(self, tokens: Any, labels: Any, parameters: list[tuple[str, Any]]) -> str | None:
         """Name of the first tensor that is not finite when the batch is computed again: parameters, the loss of each

@@ -45,6 +45,7 @@ def run(
     with watchdog.phase(
         kind, group=group.label, ranks=tuple(group.ranks), detail=f"{first.dtype.name}{list(first.shape)}"
     ):
+        _drain(first)
         called = (kind, split, join, tuple(static.items()), tuple((a.shape, a.dtype) for a in arrays))
         if called not in group.seen or _checks_always():
             _check_agreement(kind, arrays, group, static)
@@ -52,6 +53,18 @@ def run(
         scalar = not first.ndim
         out = _call(_mesh(group), kind, arrays, split, join, tuple(sorted(static.items())))
     return [laid_out_as(a.reshape(()) if scalar and not join else a, first) for a in out]
+
+
+def _drain(array: Any) -> None:
+    """Wait, on CPU, until no program runs any longer.
+
+    Gloo pairs the messages of two processes by their order alone. XLA keeps that order among programs with several
+    devices here; the programs of this file have one, and would overtake a step that still runs.
+    """
+    if next(iter(array.sharding.device_set)).platform == "cpu":
+        for other in jax.live_arrays("cpu"):
+            if not other.is_deleted():
+                other.block_until_ready()
 
 
 def _check_local(kind: str, array: Any) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from polyreme.core.layout import Layout
 from polyreme.distributed.pipeline.chunk import Chunk
-from polyreme.distributed.pipeline.processes import spans_processes
+from polyreme.distributed.pipeline.processes import from_all, leader, spans_processes
 from polyreme.distributed.pipeline.run import Microbatch, Run
 from polyreme.distributed.pipeline.run_across import Agreed, RunAcross
 from polyreme.eager.host import put
@@ -58,6 +58,14 @@ class Pipeline:
     def last_stage(self) -> Layout:
         """The layout of the stage that computes the loss."""
         return self._last.stage
+
+    @property
+    def where_losses_are(self) -> Any:
+        """The sharding of the losses that train and evaluate return: on the last stage, or, when stages lie in several
+        processes, on a device of each."""
+        if self._agreed is None:
+            return self.last_stage.replicated()
+        return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def schedule(self, num_microbatches: int) -> Schedule:
         """The table for this many microbatches."""
@@ -110,6 +118,18 @@ class Pipeline:
         if self._agreed is None:
             return Run(chunks, batch, keys, **how)
         return RunAcross(chunks, batch, keys, **how, agreed=self._agreed)
+
+    def in_every_process(self, out: Any) -> np.ndarray:
+        """On the host, the value of a Tensor that evaluate gave without a loss; None where it is in another process."""
+        if self._agreed is None:
+            return np.asarray(out._array)
+        # split over the batch of the last stage's devices, which may be in several processes
+        whole = (
+            None
+            if out is None
+            else np.asarray(jax.jit(jnp.copy, out_shardings=self.last_stage.replicated())(out._array))
+        )
+        return from_all(whole)[leader(self.last_stage)]
 
     @staticmethod
     def mean(losses: Sequence[jax.Array], batch: Sequence[Microbatch]) -> jax.Array:

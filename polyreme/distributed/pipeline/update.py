@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
+from polyreme.core import state
+from polyreme.core.meshes import everywhere
+from polyreme.distributed.pipeline.processes import from_all
+from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.jit import to_static
 from polyreme.optimizer import Optimizer
@@ -30,6 +35,9 @@ class StagedUpdate:
         # whose gradients a GradScaler unscales before it calls step(skip=...)
         self._parameters = optimizer._parameters
         self._groups = optimizer.groups_by_mesh()
+        # which groups this process has devices of; all of them unless stages lie in several processes
+        self._held = [bool(g.parameters[0]._array.sharding.addressable_devices) for g in self._groups]
+        self._is_spread = any(not g.parameters[0]._array.is_fully_addressable for g in self._groups)
         self._squares = [to_static(_squares_of(optimizer, group)) for group in self._groups]
         self._updates = [to_static(_update_of(optimizer, group)) for group in self._groups]
         # the gradients as Tensors of ours, which a captured program may hold on to without keeping arrays alive
@@ -48,7 +56,11 @@ class StagedUpdate:
         """From each stage, the sum of squares of the gradient of every parameter of the optimizer; 0 for other
         stages'."""
         self._take()
-        return [run() for run in self._squares]
+        if not self._is_spread:
+            return [run() for run in self._squares]
+        ours = [np.asarray(run()._array) if has else None for run, has in zip(self._squares, self._held, strict=True)]
+        theirs = from_all(ours)
+        return [Tensor(jnp.asarray(theirs[_leader(group)][i])) for i, group in enumerate(self._groups)]
 
     def step(self, squares: Sequence[Tensor] | None = None, skip: Tensor | None = None) -> None:
         """Clip, update, clear. squares: what squares() gave, computed here if left out and needed. skip: a 0-d bool
@@ -57,12 +69,35 @@ class StagedUpdate:
         if squares is None:
             squares = self.squares() if needed else ()
         self._take()
-        for group, update in zip(self._groups, self._updates, strict=True):
-            ours = [group.here(s) for s in squares] if needed else []
-            update(None if skip is None else group.here(skip), ours)
+        for group, update, has in zip(self._groups, self._updates, self._held, strict=True):
+            if has:
+                ours = [self._on(group, s) for s in squares] if needed else []
+                update(None if skip is None else self._on(group, skip), ours)
         for tensor in self._gradients.values():
             tensor._array = _NOTHING
         self._gradients.clear()
+
+    def share_numbers(self) -> None:
+        """Tell every process the numbers that the optimizer keeps per parameter of stages that others hold, as a
+        checkpoint needs; all processes must call it."""
+        if not self._is_spread:
+            return
+        copies = self.optimizer._shared.copies
+        ours = [
+            {n: np.asarray(t._array) for n, t in copies[group.devices].scalars.items()} if has else None
+            for group, has in zip(self._groups, self._held, strict=True)
+        ]
+        theirs = from_all(ours)
+        for i, (group, has) in enumerate(zip(self._groups, self._held, strict=True)):
+            for name, tensor in copies[group.devices].scalars.items():
+                if not has:
+                    state.write(tensor, jnp.asarray(theirs[_leader(group)][i][name]))
+
+    def _on(self, group: MeshGroup, tensor: Tensor) -> Tensor:
+        """A small Tensor on a group's devices."""
+        if not self._is_spread:
+            return group.here(tensor)
+        return Tensor(put(np.asarray(tensor._array), everywhere(group.parameters[0]._array.sharding)))
 
     def _take(self) -> None:
         for p in self._parameters:
@@ -81,6 +116,11 @@ def frozen_settings(optimizer: Optimizer) -> tuple:
         )
         for p in optimizer._parameters
     )
+
+
+def _leader(group: MeshGroup) -> int:
+    """The rank that speaks for a group: the lowest that has devices of it."""
+    return min(device.process_index for device in group.parameters[0]._array.sharding.device_set)
 
 
 def _squares_of(optimizer: Optimizer, group: MeshGroup) -> Callable[[], Tensor]:
