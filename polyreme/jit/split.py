@@ -10,6 +10,7 @@ first, all others later. Source of the cut: arXiv:2401.10241, section 2.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError
 from polyreme.jit.capture import Capture, nodes_behind, stale, watching, where_defined
 from polyreme.jit.convert import converted
+from polyreme.jit.liveness import used_arguments
 from polyreme.jit.structure import Spec, flatten, rebuild
 
 
@@ -94,7 +96,7 @@ class _Graph:
     """The tape of a traced forward, its saved arrays named by where they come from.
 
     ends: (position among the outputs, edge). refs: per node, per saved array, ("input" | "state" | "kept", position) or
-    ("constant", value).
+    ("constant", value) | ("unneeded", shape and dtype).
     """
 
     ends: tuple[tuple[int, Any], ...]
@@ -141,6 +143,8 @@ class SplitProgram:
         self._put_off: list[tuple[tape.Node, tuple[int, ...]]] = []
         self._input_layouts: list[Any] = []
         self._zeros: dict[tuple, Any] = {}
+        # of the arrays that the tape keeps, in order, which ones a backward depends on; None before that is known
+        self._needed: list[bool] | None = None
         self._forward = _compiled(self._trace_forward, fn, "forward")
         self._backward = _compiled(self._trace_backward, fn, "backward", donate_argnums=4)
         self._inputs = _compiled(self._trace_inputs, fn, "backward")
@@ -160,6 +164,7 @@ class SplitProgram:
         """read: the arrays of self.read, in order. -> outputs, the key that follows, what backward needs."""
         if self._outs is None:
             self._input_layouts = [a.sharding for a in inputs]
+            self._needed = self._find_needed(read, key, inputs) if self.wants_backward else None
         outs, written, key, residuals = self._forward([t._array for t in self.written], read, key, inputs)
         for tensor, array in zip(self.written, written, strict=True):
             tensor._array = array
@@ -264,6 +269,23 @@ class SplitProgram:
             self._outs = flow.with_arrays([None] * len(flow.arrays))
             return flow.arrays, [t._array for t in self.written], key, residuals
 
+    def _find_needed(self, read: list[Any], key: Any, inputs: list[Any]) -> list[bool]:
+        """Traces forward and backward; an operation's saved operands are often more than its derivative reads."""
+        outs, _, _, residuals = jax.eval_shape(self._trace_forward, [t._array for t in self.written], read, key, inputs)
+        assert self._graph is not None
+        ends = {i for i, _ in self._graph.ends}
+        cotangents = [out if i in ends else None for i, out in enumerate(outs)]
+        jaxpr = jax.make_jaxpr(self._trace_whole_backward)(read, inputs, residuals, cotangents).jaxpr
+        used = used_arguments(jaxpr, [True] * len(jaxpr.outvars))
+        first = len(read) + len(inputs)
+        return used[first : first + len(residuals)]
+
+    def _trace_whole_backward(self, read: list, inputs: list, residuals: list, cotangents: list) -> tuple[list, list]:
+        if not self.cut:
+            return self._trace_backward(read, inputs, residuals, cotangents, None)
+        found, stash = self._trace_inputs(read, inputs, residuals, cotangents)
+        return found, self._trace_weights(read, inputs, residuals, stash, None)
+
     def _check_made(self, outs: Any, capture: Capture) -> None:
         leaves: list[Any] = []
         flatten(outs, leaves)
@@ -282,12 +304,17 @@ class SplitProgram:
         where: dict[int, tuple[str, Any]] = {id(a): ("state", i) for i, a in enumerate(read)}
         where.update({id(a): ("input", i) for i, a in enumerate(arrays)})
 
+        number = itertools.count()
+
         def ref(array: Any) -> tuple[str, Any]:
             if not isinstance(array, Tracer):
                 return ("constant", array)
             if id(array) not in where:
-                where[id(array)] = ("kept", len(residuals))
-                residuals.append(array)
+                if self._needed is None or self._needed[next(number)]:
+                    where[id(array)] = ("kept", len(residuals))
+                    residuals.append(array)
+                else:
+                    where[id(array)] = ("unneeded", jax.ShapeDtypeStruct(array.shape, array.dtype))
             return where[id(array)]
 
         refs = tuple(tuple(ref(a) for a in node.saved()) for node in nodes)
@@ -315,7 +342,7 @@ class SplitProgram:
             for tensor, array in zip(self.read, read, strict=True):
                 tensor._array = array
             for node, refs in zip(graph.nodes, graph.refs, strict=True):
-                node.reload([at if kind == "constant" else tables[kind][at] for kind, at in refs])
+                node.reload([_array_of(kind, at, tables) for kind, at in refs])
             try:
                 yield graph
             finally:
@@ -381,6 +408,12 @@ class SplitProgram:
                 tensor.layouts = home
             amp_policy.active.policy = now[0]
             dtypes.set_default_dtype(now[1])
+
+
+def _array_of(kind: str, at: Any, tables: dict[str, list]) -> Any:
+    if kind == "unneeded":
+        return jnp.zeros(at.shape, at.dtype)
+    return at if kind == "constant" else tables[kind][at]
 
 
 def _every(edge: Any) -> bool:

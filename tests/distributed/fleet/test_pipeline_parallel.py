@@ -12,6 +12,7 @@ from polyreme.amp import GradScaler
 from polyreme.core import rng
 from polyreme.distributed import fleet
 from polyreme.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, PipelineParallel, SharedLayerDesc
+from polyreme.distributed.pipeline import run
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer import SGD, AdamW
@@ -320,3 +321,31 @@ def test_wrong_use_is_refused():
     init(pp=2)
     with pytest.raises(ConfigError, match="has no loss_fn"):
         fleet.distributed_model(pipeline(2, loss_fn=None)).eval_batch(batch, compute_loss=True)
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
+def test_during_a_step_nothing_is_alive_but_what_tasks_to_come_need(schedule, monkeypatch):
+    init(pp=2, schedule=schedule)
+    model = fleet.distributed_model(pipeline(2, blocks=2))
+    x, y = (t.numpy() for t in halves(DATA[0]))
+    model.forward_backward_pipeline((x, y))
+    model._layers.clear_gradients()
+    gc.collect()
+    outside = {id(a) for a in jax.live_arrays()}
+    steps, do = [], run.Run.do
+
+    def checked(self, task):
+        do(self, task)
+        needed = [a for flow in self._arrived.values() for a in flow.arrays]
+        needed += jax.tree.leaves([*self._cotangents.values(), *[tuple(done.kept) for done in self._done.values()]])
+        for chunk in self.chunks:
+            needed += [*chunk._copies.values(), *[array for _, array in chunk.gradients()]]
+        known = outside | {id(a) for a in needed}
+        # losses, their weights and random keys are numbers of at most 2 elements
+        others = [(a.shape, a.dtype) for a in jax.live_arrays() if id(a) not in known and a.size > 2]
+        assert others == [], task
+        steps.append(task)
+
+    monkeypatch.setattr(run.Run, "do", checked)
+    model.forward_backward_pipeline((x, y))
+    assert len(steps) == PARTS * 2 * (3 if schedule == "ZBH1" else 2)
