@@ -135,21 +135,23 @@ def blame(statuses: Mapping[int, Status], overdue: int) -> tuple[int, str]:
 
     Follows the chain: a rank that is behind may itself wait for another one.
     """
-    rank, seen = overdue, {overdue}
-    chain = ""
-    while True:
-        status = statuses[rank]
-        late = [other for other in behind(statuses, rank) if other not in seen]
-        if not late:
-            return rank, chain or _alone(statuses, rank)
-        waited = f"{status['phase']} #{status['number']} of group {status['group']}" if status.get("group") else ""
-        waited = waited or f"step {status.get('step')}"
-        first = late[0]
-        left = " and has left" if statuses[first].get("leaving") else ""
+    rank, seen, how = overdue, {overdue}, ""
+    while late := [other for other in behind(statuses, rank) if other not in seen]:
         others = f" (nor did ranks {', '.join(map(str, late[1:]))})" if late[1:] else ""
-        chain = f"never reached {waited}{left}, where rank {rank} waits{others}"
-        rank = first
+        how = _never_reached(statuses, late[0], rank) + others
+        rank = late[0]
         seen.add(rank)
+    if how:
+        return rank, how
+    waiting = [other for other, status in statuses.items() if status.get("group") and rank in behind(statuses, other)]
+    return rank, _never_reached(statuses, rank, waiting[0]) if waiting else _alone(statuses, rank)
+
+
+def _never_reached(statuses: Mapping[int, Status], rank: int, waiting: int) -> str:
+    status = statuses[waiting]
+    what = f"{status['phase']} #{status['number']} of group {status['group']}" if status.get("group") else ""
+    left = " and has left" if statuses[rank].get("leaving") else ""
+    return f"never reached {what or 'step ' + str(status.get('step'))}{left}, where rank {waiting} waits"
 
 
 def behind(statuses: Mapping[int, Status], rank: int) -> list[int]:

@@ -145,7 +145,8 @@ def busy(counts: dict, phase: str = "data", step: int = 7, **more) -> dict:
         ({0: waiting(42), 1: busy({"world": 41})}, 0, 1, "never reached all_reduce #42 of group world, where rank 0"),
         ({0: waiting(3), 1: busy({"world": 2}), 2: busy({"world": 1})}, 0, 2, r"\(nor did ranks 1\)"),
         ({0: waiting(3), 1: waiting(3)}, 0, 0, "though every rank reached that collective"),
-        ({0: waiting(3), 1: busy({"world": 2})}, 1, 1, "made no progress for 5 s"),
+        ({0: waiting(3), 1: busy({"world": 2})}, 1, 1, "never reached all_reduce #3 of group world, where rank 0"),
+        ({0: busy({"world": 2}), 1: busy({"world": 2})}, 1, 1, "made no progress for 5 s"),
         ({0: {"step": 8, "counts": {}}, 1: {"step": 7, "counts": {}}}, 0, 1, "never reached step 8"),
         ({0: waiting(3), 1: busy({"world": 2}, leaving=True)}, 0, 1, "and has left"),
         (
@@ -160,7 +161,17 @@ def busy(counts: dict, phase: str = "data", step: int = 7, **more) -> dict:
         ),
         ({0: waiting(5, ranks=[0, 1]), 1: waiting(5), 2: busy({})}, 0, 0, "every rank reached"),
     ],
-    ids=["behind", "furthest behind", "all there", "own work", "steps", "left", "chain", "other group's rank"],
+    ids=[
+        "behind",
+        "furthest behind",
+        "all there",
+        "noticed by itself",
+        "own work",
+        "steps",
+        "left",
+        "chain",
+        "other group's rank",
+    ],
 )
 def test_blame_falls_on_the_rank_that_did_not_come(statuses, overdue, culprit, how):
     found, why = blame(statuses, overdue)
