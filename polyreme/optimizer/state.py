@@ -225,10 +225,12 @@ class OptimizerState:
 
 
 def _concrete(tensor: TensorState) -> jax.Array:
-    """The tensor's array as it stood before the capture in progress, if there is one."""
-    array = tensor._array
-    if isinstance(array, Tracer) and state.watch.active is not None and id(tensor) in state.watch.active.before:
-        array = state.watch.active.before[id(tensor)].array
+    """The tensor's array as it stood before the capture in progress, and those around it, if there are any."""
+    array, capture = tensor._array, state.watch.active
+    while isinstance(array, Tracer) and capture is not None:
+        if id(tensor) in capture.before:
+            array = capture.before[id(tensor)].array
+        capture = capture.outer
     if isinstance(array, Tracer):
         raise ShapeError("optimizer state must be made for a parameter that exists outside the captured function")
     return array
