@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 train: setup
-	CPU_NUM=8 $(BIN)/polyreme pretrain configs/gpt_kjv.yaml
+	CPU_NUM=16 $(BIN)/polyreme pretrain configs/gpt_kjv.yaml
 
 test: setup
 	$(BIN)/python -m pytest -n 2 -m "not slow and not oracle"

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyreme.core.layout import Layout
+from polyreme.distributed import watchdog
 from polyreme.distributed.pipeline.chunk import Chunk
 from polyreme.distributed.pipeline.processes import from_all, leader, spans_processes
 from polyreme.distributed.pipeline.run import Microbatch, Run
@@ -86,7 +87,8 @@ class Pipeline:
         run.weights = self._weights(batch, scale)
         for stage, task in _ordered(self.schedule(len(batch))):
             try:
-                run.do(task)
+                with watchdog.stage(stage, f"{task.kind} of microbatch {task.microbatch}"):
+                    run.do(task)
             except Exception as error:
                 error.add_note(f"in {task.kind} of microbatch {task.microbatch}, chunk {task.chunk} on stage {stage}")
                 raise
@@ -102,8 +104,9 @@ class Pipeline:
         chunks = self._chunks(loss)
         run = self._run(chunks, batch, keys, backward=False, loss=loss)
         for i in range(len(batch)):
-            for k in range(len(chunks)):
-                run.do(Task("F", i, k))
+            for k, stage in enumerate(self.plan.stage_of_chunk):
+                with watchdog.stage(stage, f"forward of microbatch {i}"):
+                    run.do(Task("F", i, k))
         run.end()
         return [found if every or loss is None else found[loss] for found in run.results()]
 
