@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from polyreme.core import amp_policy, layout, rng
+from polyreme.core import amp_policy, backend, layout, rng
 from polyreme.core import dtype as dtypes
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
@@ -426,7 +426,7 @@ def _compiled(fn: Callable[..., Any], of: Callable[..., Any], what: str, **optio
         return fn(*args)
 
     run.__name__ = run.__qualname__ = f"{getattr(of, '__name__', 'part')}_{what}"
-    return jax.jit(run, **options)
+    return jax.jit(run, compiler_options=backend.step_options(), **options)
 
 
 def _gradient_layout(leaf: Any) -> Any:
