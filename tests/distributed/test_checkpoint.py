@@ -301,9 +301,9 @@ def test_bad_retention_is_refused(tmp_path, options):
         CheckpointStore(tmp_path, **options)
 
 
-def test_several_processes_are_refused(tmp_path, monkeypatch):
+def test_several_processes_must_have_met(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ConfigError, match="writes from one process, here are 2"):
+    with pytest.raises(ConfigError, match=r"checkpoints of 2 processes need polyreme.distributed.init_parallel_env"):
         CheckpointStore(tmp_path)
 
 

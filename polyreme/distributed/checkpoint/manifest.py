@@ -118,6 +118,32 @@ class Manifest:
         return manifest
 
 
+def part_to_json(tensors: dict[str, TensorEntry], files: tuple[FileEntry, ...]) -> bytes:
+    """What one of several processes wrote of a checkpoint: its files, and the chunks in them."""
+    meshes: list[dict[str, int]] = []
+    body = {
+        "files": [asdict(file) for file in files],
+        "tensors": {name: _tensor_to_json(tensor, meshes) for name, tensor in tensors.items()},
+        "meshes": meshes,
+    }
+    return json.dumps(body).encode()
+
+
+def part_from_json(data: bytes) -> tuple[dict[str, TensorEntry], tuple[FileEntry, ...]]:
+    """The tensors and files that part_to_json was given; raises ValueError, KeyError or TypeError for anything else."""
+    body = json.loads(data)
+    files = _files_from_json(body["files"])
+    tensors = {name: _tensor_from_json(name, t, body["meshes"], files) for name, t in body["tensors"].items()}
+    return tensors, tuple(files.values())
+
+
+def check_tiled(tensors: dict[str, TensorEntry]) -> None:
+    """Raises ValueError for a tensor whose chunks are not the cells of one grid over it, each present once."""
+    for name, tensor in tensors.items():
+        if not _tile(tensor.shape, tensor.chunks):
+            raise ValueError(f"tensor {name!r}: its chunks do not tile {tensor.shape}")
+
+
 def config_hash(config: Any) -> str:
     """The digest a manifest stores for a JSON config; equal configs have equal digests.
 
@@ -171,13 +197,19 @@ def _tensor_to_json(tensor: TensorEntry, meshes: list[dict[str, int]]) -> dict[s
 
 
 def _from_body(body: dict[str, Any]) -> Manifest:
-    files = {f["name"]: FileEntry(str(f["name"]), _whole(f["nbytes"]), str(f["digest"])) for f in body["files"]}
+    files = _files_from_json(body["files"])
+    tensors = {name: _tensor_from_json(name, t, body["meshes"], files) for name, t in body["tensors"].items()}
+    check_tiled(tensors)
+    replaces = tuple(str(name) for name in body["replaces"])
+    return Manifest(_whole(body["step"]), tensors, tuple(files.values()), dict(body["meta"]), replaces)
+
+
+def _files_from_json(listed: list[dict]) -> dict[str, FileEntry]:
+    files = {f["name"]: FileEntry(str(f["name"]), _whole(f["nbytes"]), str(f["digest"])) for f in listed}
     for name in files:
         if not FILE_NAME.fullmatch(name):
             raise ValueError(f"file name {name!r} is not one that a checkpoint has")
-    tensors = {name: _tensor_from_json(name, t, body["meshes"], files) for name, t in body["tensors"].items()}
-    replaces = tuple(str(name) for name in body["replaces"])
-    return Manifest(_whole(body["step"]), tensors, tuple(files.values()), dict(body["meta"]), replaces)
+    return files
 
 
 def _tensor_from_json(name: str, body: dict, meshes: list[dict], files: dict[str, FileEntry]) -> TensorEntry:
@@ -197,8 +229,6 @@ def _tensor_from_json(name: str, body: dict, meshes: list[dict], files: dict[str
             raise ValueError(f"tensor {name!r}: a chunk ends beyond {chunk.file}")
         if chunk.nbytes != math.prod(chunk.shape) * dtype.itemsize:
             raise ValueError(f"tensor {name!r}: a chunk of {chunk.shape} {dtype} has {chunk.nbytes} bytes")
-    if not _tile(shape, chunks):
-        raise ValueError(f"tensor {name!r}: its chunks do not tile {shape}")
     mesh = None if body["mesh"] is None else meshes[_whole(body["mesh"])]
     return TensorEntry(shape, dtype, body["spec"], mesh, chunks)
 

@@ -40,7 +40,7 @@ class HostShard:
 
 
 def snapshot(arrays: dict[str, Any]) -> tuple[dict[str, TensorEntry], list[HostShard]]:
-    """Copy every distinct shard to host memory; replicas are copied once.
+    """Copy every distinct shard that this process saves to host memory; of replicas, one process copies one.
 
     Returns the tensors (still without chunks) and the shards. When it returns, the caller may donate the arrays.
     Raises CheckpointError for anything but jax and NumPy arrays of a known dtype.
@@ -49,7 +49,9 @@ def snapshot(arrays: dict[str, Any]) -> tuple[dict[str, TensorEntry], list[HostS
         _check_savable(name, array)
     for array in arrays.values():
         if isinstance(array, jax.Array):
-            array.copy_to_host_async()  # all transfers start before the first is waited for
+            for shard in array.addressable_shards if _is_saved_here(array) else ():
+                if shard.replica_id == 0:
+                    shard.data.copy_to_host_async()  # all transfers start before the first is waited for
     tensors = {name: _entry(array) for name, array in arrays.items()}
     return tensors, [shard for name, array in arrays.items() for shard in _host_shards(name, array)]
 
@@ -81,7 +83,18 @@ def _entry(array: jax.Array | np.ndarray) -> TensorEntry:
     return TensorEntry(tuple(array.shape), _native(array), spec, mesh, ())
 
 
+def _is_saved_here(array: jax.Array | np.ndarray) -> bool:
+    """What no mesh places is there in every process: the first one saves it. On a mesh replica 0 of a shard is saved,
+    by the process that has it."""
+    is_on_mesh = isinstance(array, jax.Array) and (
+        isinstance(array.sharding, jax.sharding.NamedSharding) or not array.is_fully_addressable
+    )
+    return is_on_mesh or jax.process_index() == 0
+
+
 def _host_shards(name: str, array: jax.Array | np.ndarray) -> Iterator[HostShard]:
+    if not _is_saved_here(array):
+        return
     if isinstance(array, np.ndarray):
         copy = np.array(array, dtype=_native(array), order="C", copy=True)
         yield HostShard(name, (0,) * array.ndim, copy, ON_HOST)
@@ -98,7 +111,8 @@ def write_files(
     folder: Path, tensors: dict[str, TensorEntry], shards: list[HostShard]
 ) -> tuple[dict[str, TensorEntry], tuple[FileEntry, ...]]:
     """Write the shards, each file synced to disk; returns the tensors with their chunks, and the files."""
-    packed = {f"data-00000-{n:05d}.bin": group for n, group in enumerate(_pack(shards))}  # 00000: the writing process
+    process = jax.process_index()
+    packed = {f"data-{process:05d}-{n:05d}.bin": group for n, group in enumerate(_pack(shards))}
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="checkpoint-file") as pool:
         written = list(pool.map(lambda item: _write_file(folder, *item), packed.items()))
     chunks: dict[str, list[Chunk]] = {name: [] for name in tensors}

@@ -7,6 +7,7 @@ import concurrent.futures
 import errno
 import os
 import shutil
+import threading
 import warnings
 from pathlib import Path
 from types import TracebackType
@@ -16,8 +17,15 @@ import jax
 
 from polyreme.distributed.checkpoint import folder
 from polyreme.distributed.checkpoint.lock import FolderLock, hold
-from polyreme.distributed.checkpoint.manifest import CheckpointVersionError, Manifest, TensorEntry, plain_json
+from polyreme.distributed.checkpoint.manifest import (
+    CheckpointVersionError,
+    FileEntry,
+    Manifest,
+    TensorEntry,
+    plain_json,
+)
 from polyreme.distributed.checkpoint.match import mismatches, report
+from polyreme.distributed.checkpoint.parts import collect, everyone_says, hand_in, hand_in_failure, raise_together
 from polyreme.distributed.checkpoint.shards import HostShard, ShardReader, snapshot, write_files
 from polyreme.errors import CheckpointError, ConfigError, NoSpaceError
 from polyreme.faults import point as fault_point
@@ -38,6 +46,10 @@ class CheckpointStore:
     newest steps are kept (None: all); keep_period: steps that are multiples of it are kept as well. read_only: takes no
     lock and changes nothing. Raises ConfigError if the folder cannot be written or another process is writing it.
 
+    With several processes (init_parallel_env) the folder must be on a disk that all of them share. Each opens it, and
+    calls save, wait, restore and close in the same order with the same arguments; each writes the shards it has, the
+    first process the manifest. An error of one is raised in all. A read_only store reads for its own process alone.
+
     >>> import tempfile, numpy as np
     >>> with CheckpointStore(tempfile.mkdtemp()) as store:
     ...     store.save(10, {"weight": np.arange(3.0)}, {"config": {"lr": 0.1}}, blocking=True)
@@ -57,14 +69,13 @@ class CheckpointStore:
         for name, value in (("max_to_keep", max_to_keep), ("keep_period", keep_period)):
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"{name}={value!r}: needs a whole number of at least 1, or None")
-        if jax.process_count() > 1:
-            raise ConfigError(
-                f"CheckpointStore writes from one process, here are {jax.process_count()}; "
-                "saving from several processes is not built yet"
-            )
         self.path = Path(path)
         if read_only:
             refuse_foreign(self.path)
+        self._is_shared = jax.process_count() > 1 and not read_only
+        self._is_first = jax.process_index() == 0
+        self._is_open = not read_only
+        self._is_abandoned = threading.Event()
         self.max_to_keep = max_to_keep
         self.keep_period = keep_period
         self.read_only = read_only
@@ -73,8 +84,11 @@ class CheckpointStore:
         self._manifests: dict[int, tuple[tuple[int, ...], Manifest]] = {}
         self._pending: tuple[int, concurrent.futures.Future] | None = None
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._lock = None if read_only else self._open_to_write()
-        self._warn_of_strays()
+        self._lock = self._open_to_write() if self._is_open and self._is_first else None
+        if self._is_shared:
+            everyone_says(None)  # the folder is cleared before the others look
+        if self._is_first:
+            self._warn_of_strays()
 
     def _open_to_write(self) -> FolderLock:
         lock = hold(self.path, folder.LOCK)
@@ -98,6 +112,8 @@ class CheckpointStore:
             self._release()
 
     def _release(self) -> None:
+        self._is_open = False
+        self._is_abandoned.set()
         self._writer.shutdown(wait=True)
         if self._lock is not None:
             self._lock.release()
@@ -177,22 +193,56 @@ class CheckpointStore:
         Raises CheckpointError; NoSpaceError if the disk is too full.
         """
         self.wait()
-        if self._lock is None:
+        if not self._is_open:
             raise CheckpointError(f"save of step {step}: {self.path} was opened read_only or is closed")
         if type(step) is not int or step < 0:
             raise CheckpointError(f"save of step {step!r}: needs a whole number from 0")
         meta = self._checked_meta(step, meta or {})
-        replaces = self._replaces(step, overwrite)
         tensors, shards = snapshot(arrays)
-        self._check_room(step, sum(shard.data.nbytes for shard in shards))
+        replaces = self._begin(step, overwrite, sum(shard.data.nbytes for shard in shards))
         self._pending = step, self._writer.submit(self._write, step, tensors, shards, meta, replaces)
         if blocking:
             self.wait()
 
     def check(self) -> None:
-        """Raise the error of a save that has ended since; never waits."""
-        if self._pending is not None and self._pending[1].done():
+        """Raise the error of a save that has ended since, in this process; never waits."""
+        if self._pending is None or not self._pending[1].done():
+            return
+        if not self._is_shared:
             self.wait()
+            return
+        step, future = self._pending  # stays pending: that it is done is told to all in wait()
+        error = _named(future.exception(), step)
+        if error is not None:
+            raise error
+
+    def _begin(self, step: int, overwrite: bool, nbytes: int) -> tuple[str, ...]:
+        """Refuse in every process what the first cannot take, before any writes; -> folders that the step replaces."""
+        if self._is_shared:
+            nbytes = sum(everyone_says(nbytes))
+        replaces: tuple[str, ...] = ()
+        refusal: CheckpointError | None = None
+        if self._is_first:
+            try:
+                replaces = self._replaces(step, overwrite)
+                self._check_room(step, nbytes)
+                self._temporary(step).mkdir()
+            except (CheckpointError, OSError) as error:
+                refusal = _named(self._full(error, step, nbytes), step)
+        if self._is_shared:
+            raise_together(refusal, f"save of step {step}")
+        elif refusal is not None:
+            raise refusal
+        return replaces
+
+    def _full(self, error: Exception, step: int, nbytes: int) -> Exception:
+        """A full disk as NoSpaceError, any other error as it is."""
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return _no_space(step, self.path, nbytes + _MANIFEST_ROOM, shutil.disk_usage(self.path).free)
+        return error
+
+    def _temporary(self, step: int) -> Path:
+        return self.path / f"{folder.step_name(step)}.tmp"
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for the save under way, at most timeout seconds; raises its error, once, or CheckpointError if late."""
@@ -202,11 +252,11 @@ class CheckpointStore:
         if not concurrent.futures.wait([future], timeout).done:
             raise CheckpointError(f"save of step {step} into {self.path} is not done after {timeout} s")
         self._pending = None
-        error = future.exception()
-        if isinstance(error, CheckpointError):
+        error = _named(future.exception(), step)
+        if self._is_shared and not isinstance(error, _UntoldError):
+            raise_together(error, f"save of step {step}")
+        elif error is not None:
             raise error
-        if error is not None:
-            raise CheckpointError(f"save of step {step} failed: {type(error).__name__}: {error}") from error
 
     def _checked_meta(self, step: int, meta: dict[str, Any]) -> dict[str, Any]:
         if meta.get("step", step) != step:
@@ -230,26 +280,44 @@ class CheckpointStore:
     def _write(
         self, step: int, tensors: dict[str, TensorEntry], shards: list[HostShard], meta: dict, replaces: tuple[str, ...]
     ) -> None:
-        temporary = self.path / f"{folder.step_name(step)}.tmp"
+        """In the background: this process's files, then, by the first process, everything else."""
+        temporary = self._temporary(step)
         done = False
         try:
-            temporary.mkdir()
             fault_point("ckpt.data")
-            placed, files = write_files(temporary, tensors, shards)
-            unusable = {found for found in folder.scan(self.path)[0] if found == step and found not in self.steps()}
-            folder.set_aside(self.path, self._bad | unusable)
-            folder.commit(self.path, Manifest(step, placed, files, meta, replaces))
-            self._bad.clear()
+            written = write_files(temporary, tensors, shards)
+            if self._is_first:
+                if self._is_shared:
+                    written = collect(temporary, written, self._is_abandoned.is_set)
+                self._commit(step, *written, meta, replaces)
+            else:
+                hand_in(temporary, written)
             done = True
-        except OSError as error:
-            if error.errno in _FULL:
-                need = sum(shard.data.nbytes for shard in shards) + _MANIFEST_ROOM
-                raise _no_space(step, self.path, need, shutil.disk_usage(self.path).free) from error
-            raise
+        except Exception as problem:  # whatever it is, the others must hear of it
+            error = self._full(problem, step, sum(shard.data.nbytes for shard in shards))
+            if not self._is_first and not hand_in_failure(temporary, error):
+                raise _UntoldError(f"save of step {step} failed: {error}") from problem
+            if error is problem:
+                raise
+            raise error from problem
         finally:
-            if not done:
+            if not done and self._is_first:
                 folder.recover(self.path)
-        self._retain()
+        if self._is_first:
+            self._retain()
+
+    def _commit(
+        self,
+        step: int,
+        tensors: dict[str, TensorEntry],
+        files: tuple[FileEntry, ...],
+        meta: dict,
+        replaces: tuple[str, ...],
+    ) -> None:
+        unusable = {found for found in folder.scan(self.path)[0] if found == step and found not in self.steps()}
+        folder.set_aside(self.path, self._bad | unusable)
+        folder.commit(self.path, Manifest(step, tensors, files, meta, replaces))
+        self._bad.clear()
 
     def _retain(self) -> None:
         if self.max_to_keep is None:
@@ -272,23 +340,26 @@ class CheckpointStore:
 
         target gives the shape, dtype and sharding of each array (jax.ShapeDtypeStruct or an array); any sharding will
         do, the bits are those that were saved. Without target, or without a sharding, arrays are NumPy's. A step that
-        proves bad is passed over with a CheckpointWarning naming file and tensor; strict, or a step asked for, raises
-        CheckpointError instead. If names, shapes or dtypes differ nothing is loaded and CheckpointError lists them;
-        partial loads those that fit and warns of target entries it leaves out.
+        proves bad (with several processes: to any of them) is passed over with a CheckpointWarning naming file and
+        tensor; strict, or a step asked for, raises CheckpointError instead. If names, shapes or dtypes differ nothing
+        is loaded and CheckpointError lists them; partial loads those that fit and warns of target entries left out.
         """
         self.wait()
-        self._warn_of_strays()
+        if self._is_first:
+            self._warn_of_strays()
         found = folder.scan(self.path)[0]
+        if self._is_shared:
+            found = everyone_says(found)[0]
         if step not in (None, "latest"):
             if step not in found:
                 raise CheckpointError(f"step {step!r} is not in {self.path}, which has {self._shown(found)}")
-            return self._restore_step(step, target, partial)
+            return self._restore_everywhere(int(step), target, partial)
         if not found:
             raise CheckpointError(f"no checkpoint in {self.path}; check the path, or train from the start")
         reasons: dict[int, str] = {}
         for candidate in reversed(found):
             try:
-                return self._restore_step(candidate, target, partial)
+                return self._restore_everywhere(candidate, target, partial)
             except (CheckpointVersionError, _MismatchError):
                 raise
             except CheckpointError as error:
@@ -298,6 +369,20 @@ class CheckpointStore:
                 self._bad.add(candidate)
                 warnings.warn(f"{self.path}: step {candidate} passed over: {error}", CheckpointWarning, 2)
         raise CheckpointError(self._none_valid(reasons))
+
+    def _restore_everywhere(self, step: int, target: dict[str, Any] | None, partial: bool) -> tuple[dict, dict]:
+        if not self._is_shared:
+            return self._restore_step(step, target, partial)
+        restored, problem = None, None
+        try:
+            restored = self._restore_step(step, target, partial)
+        except (CheckpointVersionError, _MismatchError):
+            raise  # the same in every process
+        except CheckpointError as error:
+            problem = error
+        raise_together(problem, f"restore of step {step}")
+        assert restored is not None
+        return restored
 
     def _restore_step(self, step: int, target: dict[str, Any] | None, partial: bool) -> tuple[dict, dict]:
         manifest = self.manifest(step)
@@ -326,6 +411,19 @@ class CheckpointStore:
 
     def _shown(self, steps: list[int]) -> str:
         return f"steps {', '.join(map(str, steps[-10:]))}" if steps else "none"
+
+
+class _UntoldError(CheckpointError):
+    """A part could not be written, nor this be said where the first process looks: it ends with this process."""
+
+
+def _named(error: BaseException | None, step: int) -> CheckpointError | None:
+    """What a save raised, as a CheckpointError."""
+    if error is None or isinstance(error, CheckpointError):
+        return error
+    named = CheckpointError(f"save of step {step} failed: {type(error).__name__}: {error}")
+    named.__cause__ = error
+    return named
 
 
 class _MismatchError(CheckpointError):

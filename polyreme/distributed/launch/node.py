@@ -29,7 +29,7 @@ class Node:
         self._options, self._address, self._is_first = options, address, is_first
         self._platform = devices.platform(os.environ)
         self._devices = devices.share_out(self._platform, options.devices, options.num_processes, os.environ)
-        self._command = command(options.script, options.arguments)
+        self._command = command(options.script, options.arguments, options.is_module)
         self._workers: dict[int, Worker] = {}
         self._inbox: asyncio.Queue[Message | None] = asyncio.Queue()
         self._follower: Follower | None = None

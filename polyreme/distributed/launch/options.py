@@ -44,6 +44,8 @@ FLAGS = (
     Flag("elastic_level", "PADDLE_ELASTIC_LEVEL", "-1", "0: never restart; -1 and 1: restart"),
     Flag("elastic_timeout", "PADDLE_ELASTIC_TIMEOUT", "30", "seconds to wait for more nodes once the least are there"),
 )
+COMMANDS = ("pretrain",)
+"""Commands of polyreme itself that may stand in place of a script."""
 _ALIASES = {"gpus": "devices", "npus": "devices", "xpus": "devices"}
 _SERVERS = ("servers", "trainers", "server_num", "trainer_num", "gloo_port", "with_gloo", "heter_workers")
 _REFUSED = {
@@ -60,10 +62,14 @@ _BY_NAME = {flag.name: flag for flag in FLAGS}
 
 @dataclass(frozen=True)
 class Options:
-    """What to launch, and how; min_nodes < max_nodes if the job is elastic. num_processes 0: as devices say."""
+    """What to launch, and how; min_nodes < max_nodes if the job is elastic. num_processes 0: as devices say.
+
+    script is a file, or with is_module the name of a module.
+    """
 
     script: str
     arguments: tuple[str, ...] = ()
+    is_module: bool = False
     master: Address | None = None
     node: int = -1
     min_nodes: int = 1
@@ -88,6 +94,8 @@ class Options:
 def parse(words: Sequence[str], environment: Mapping[str, str] | None = None) -> Options:
     """Options of a command line: flags, then the script, then the script's own arguments.
 
+    Instead of a script, `-m module`, or a command of polyreme that trains (pretrain), which is looked for last.
+
     A flag that is not given is read from its environment variable. Raises ConfigError.
 
     >>> parse(["--nnodes", "2:4", "--master", "10.0.0.1:6070", __file__, "--lr", "1e-4"], {}).max_nodes
@@ -99,7 +107,7 @@ def parse(words: Sequence[str], environment: Mapping[str, str] | None = None) ->
     texts |= {name: (text, f"--{name}") for name, text in given.items()}
     if not rest:
         raise ConfigError("launch: no script given; polyreme launch [flags] script.py [arguments of the script]")
-    return _Reader(texts).options(rest[0], tuple(rest[1:]))
+    return _Reader(texts).options(*_target(rest))
 
 
 def help_text() -> str:
@@ -109,14 +117,14 @@ def help_text() -> str:
     for flag in FLAGS:
         default = f"; default {flag.default}" if flag.default else ""
         lines.append(f"  --{flag.name:{width}}  {flag.meaning} (or {flag.env}{default})")
-    usage = "Usage: polyreme launch [flags] SCRIPT [arguments of the script]"
+    usage = "Usage: polyreme launch [flags] SCRIPT | -m MODULE | pretrain [arguments of the script]"
     return "\n".join([usage, "", "Start a script in several processes and watch over them.", "", *lines])
 
 
 def _split(words: list[str]) -> tuple[dict[str, str], list[str]]:
     """Flags given, and what comes from the script on."""
     given: dict[str, str] = {}
-    while words and words[0].startswith("-") and words[0] != "-":
+    while words and words[0].startswith("-") and words[0] not in ("-", "-m"):
         word = words.pop(0)
         if word == "--":
             break
@@ -130,6 +138,22 @@ def _split(words: list[str]) -> tuple[dict[str, str], list[str]]:
             text = words.pop(0)
         given[flag.name] = text
     return given, words
+
+
+def _target(rest: list[str]) -> tuple[str, tuple[str, ...], bool]:
+    """What to run, its arguments, whether it is a module. Raises ConfigError."""
+    if rest[0] == "-m":
+        if len(rest) < 2:
+            raise ConfigError("launch: -m needs the name of a module, such as -m package.train")
+        return rest[1], tuple(rest[2:]), True
+    if Path(rest[0]).is_file():
+        return rest[0], tuple(rest[1:]), False
+    if rest[0] in COMMANDS:
+        return "polyreme.cli.main", tuple(rest), True
+    raise ConfigError(
+        f"launch: {rest[0]}: no such file; after the launcher's flags give a script, -m and a module, or "
+        f"{' or '.join(COMMANDS)}"
+    )
 
 
 def _flag(word: str, name: str) -> Flag:
@@ -147,9 +171,7 @@ class _Reader:
     def __init__(self, texts: Mapping[str, tuple[str, str]]) -> None:
         self._texts = texts
 
-    def options(self, script: str, arguments: tuple[str, ...]) -> Options:
-        if not Path(script).is_file():
-            raise ConfigError(f"launch: {script}: no such file; give the script to run after the launcher's flags")
+    def options(self, script: str, arguments: tuple[str, ...], is_module: bool) -> Options:
         self._one_of("run_mode", ("collective",), "polyreme has no parameter servers and no rpc mode")
         log_level = self._one_of("log_level", LOG_LEVELS, "give one of these", fold=True)
         overwrite = self._one_of("log_overwrite", ("", "0", "1", "false", "true"), "give 1 or 0", fold=True)
@@ -159,6 +181,7 @@ class _Reader:
         return Options(
             script,
             arguments,
+            is_module,
             **self._nodes(),
             num_processes=self._whole("nproc_per_node", 1) if self._text("nproc_per_node") else 0,
             devices=self._devices(),

@@ -21,8 +21,10 @@ TAIL_LINES = 25
 """How many last lines of a failing rank's log are shown, if it told no traceback."""
 
 
-def command(script: str, arguments: Sequence[str]) -> list[str]:
-    """How to run a script: Python files by this Python, anything else by itself."""
+def command(script: str, arguments: Sequence[str], is_module: bool = False) -> list[str]:
+    """How to run a script: Python files and modules by this Python, anything else by itself."""
+    if is_module:
+        return [sys.executable, "-u", "-m", script, *arguments]
     if script.endswith(".py"):
         return [sys.executable, "-u", script, *arguments]
     if not os.access(script, os.X_OK):
