@@ -5,8 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from polyreme.distributed import fleet
+from polyreme.distributed.placement import clear_plan
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def _no_job_afterwards():
+    yield
+    fleet.reset()
+    clear_plan()
 
 
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
