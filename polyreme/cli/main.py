@@ -18,10 +18,10 @@ import typer
 from polyreme import flags
 from polyreme.cli import launch as launcher
 from polyreme.cli.comm import comm
-from polyreme.cli.failure import report
+from polyreme.cli.failure import exit_code, report
 from polyreme.cli.prove import prove
 from polyreme.cli.schedule import schedule
-from polyreme.errors import ConfigError, did_you_mean
+from polyreme.errors import EXIT_INTERNAL, ConfigError, did_you_mean
 
 app = typer.Typer(
     name="polyreme",
@@ -162,7 +162,8 @@ def preview(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code. Never raises, never shows a traceback without --debug."""
+    """Run the command line; returns the exit code. Never shows a traceback without --debug, and never raises but for an
+    internal error in one of several processes: its watchdog shows where, once, and ends the others."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["launch"]:  # --debug may be the script's
         return launcher.run(words[1:])
@@ -182,9 +183,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except SystemExit as ending:
         return _code_of(ending)
-    except BaseException as error:  # noqa: BLE001 - the last resort, where every error becomes an exit code
+    except BaseException as error:  # the last resort, where every error becomes an exit code
         if type(error).__name__ == "NoArgsIsHelpError":
             return 2  # the help has been printed
+        if flags.trainers_num() > 1 and exit_code(error) == EXIT_INTERNAL:
+            raise
         return report(error, debug)
 
 
@@ -205,14 +208,16 @@ def _check_resume(resume: str) -> None:
 
 
 def _prepare_devices(device: str | None, count: int) -> None:
-    """Tell jax, before it is imported, to leave accelerators alone and to make the CPU devices the plan needs."""
+    """Tell jax, before it is imported, to leave accelerators alone and to make this process's share of the CPU devices
+    the plan needs."""
     if device != "cpu":
         return
     platforms = os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if "cpu" not in platforms.split(","):
         raise ConfigError(f"device=cpu, but JAX_PLATFORMS={platforms} in the environment leaves the CPU out; unset it")
-    if flags.cpu_num() is None and count > 1:
-        os.environ["CPU_NUM"] = str(count)
+    here = count // flags.trainers_num()
+    if flags.cpu_num() is None and here > 1:
+        os.environ["CPU_NUM"] = str(here)
 
 
 def _version() -> str:

@@ -5,6 +5,8 @@ Floor: 7.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import os
 from collections.abc import Iterator
@@ -14,17 +16,19 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from polyreme import faults
+from polyreme import faults, flags
 from polyreme.core import place
+from polyreme.distributed import init_parallel_env, watchdog
 from polyreme.distributed.checkpoint import CheckpointStore
-from polyreme.errors import ConfigError, NumericsError
+from polyreme.distributed.checkpoint.parts import everyone_says
+from polyreme.errors import ConfigError, DataError, NumericsError
 from polyreme.io import BatchSampler, DataLoader, RandomSampler
 from polyreme.recipes import estimate, resume
 from polyreme.recipes.batches import Batch, Numbered, check_tokens, gather, ids_text
-from polyreme.recipes.config import PretrainConfig, flatten
+from polyreme.recipes.config import LogConfig, PretrainConfig, flatten
 from polyreme.recipes.logs import RunLog
 from polyreme.recipes.output_folder import claim, set_aside
-from polyreme.recipes.peak import bytes_in_use, find_peak
+from polyreme.recipes.peak import Peak, bytes_in_use, find_peak
 from polyreme.recipes.progress import Meter, Progress
 from polyreme.recipes.sampling import TOKENIZER, sample_text
 from polyreme.recipes.signals import StopRequest
@@ -38,17 +42,58 @@ def run(config: PretrainConfig, *, resume: str, overrides_source: dict[str, Any]
     Raises ConfigError, DataError, CheckpointError or NumericsError (a loss or gradient that is not finite; no parameter
     was changed by it and nothing was saved after it). SIGTERM and SIGINT finish the step, save and exit 75. "never"
     keeps the checkpoints of an earlier run as checkpoints.1; a step number discards the checkpoints after it.
+
+    In one of several processes (polyreme launch, SLURM, Open MPI, Kubernetes) it joins the others first. Each reads the
+    same data and gives its devices their part of every batch; the first writes and prints all that is not a shard of a
+    checkpoint. A signal to one stops all after the same step. The output folder is on a disk that all of them share.
     """
+    _join_processes()
     if config.device is not None and config.device != "cpu":
         place.set_device(config.device)
-    with claim(Path(config.output)) as folder, StopRequest() as stop:
-        corpus = load_corpus(config, overrides_source["folder"])
-        renamed = set_aside(folder, ("checkpoints", "tensorboard")) if resume == "never" else {}
+    with _claim(Path(config.output)) as folder, StopRequest() as stop:
+        corpus = _load_corpus(config, overrides_source["folder"])
+        is_anew = resume == "never" and _is_first()
+        renamed = set_aside(folder, ("checkpoints", "tensorboard")) if is_anew else {}
         with CheckpointStore(folder / "checkpoints", max_to_keep=config.checkpoint.keep) as store:
             job = _Run(config, folder, corpus, store)
             job.notes += [f"{old}/ of an earlier run is kept as {new}/" for old, new in renamed.items()]
             first = job.restore(resume)
             job.train(first, stop, overrides_source["resume_command"])
+
+
+def _is_first() -> bool:
+    """Whether this is the process that writes and prints."""
+    return jax.process_index() == 0
+
+
+def _join_processes() -> None:
+    if flags.trainers_num() > 1 or (not flags.trainers_given() and flags.cluster() is not None):
+        init_parallel_env()
+    elif flags.store() is not None:  # alone under a launcher, which asks where a run was when it failed
+        watchdog.start(0, 1)
+
+
+def _claim(folder: Path) -> contextlib.AbstractContextManager[Path]:
+    return claim(folder) if _is_first() else contextlib.nullcontext(folder)
+
+
+def _load_corpus(config: PretrainConfig, base: Path) -> Corpus:
+    """The data, prepared by the first process, then read by the others; raises if they are not at the same run."""
+    if not _is_first():
+        everyone_says(None)
+    corpus = load_corpus(config, base)
+    if _is_first():
+        everyone_says(None)
+    found = everyone_says([json.dumps(flatten(config), sort_keys=True), corpus.digest])
+    for rank, (settings, digest) in enumerate(found):
+        if settings != found[0][0]:
+            raise ConfigError(f"rank {rank} has other settings than rank 0; give every process the same command line")
+        if digest != found[0][1]:
+            raise DataError(
+                f"rank {rank} reads other data (digest {digest[:12]}) than rank 0 ({found[0][1][:12]}); give data.text "
+                "the same files on every machine"
+            )
+    return corpus
 
 
 class _Waiting(NamedTuple):
@@ -113,9 +158,10 @@ class _Run:
     def train(self, first: int, stop: StopRequest, resume_command: list[str]) -> None:
         """From the step after first to the last one, then a sample."""
         config, total = self.config, self.config.train.steps
-        peak = find_peak(jax.devices(), "float32" if config.train.amp_level == "O0" else config.train.amp_dtype)
+        dtype = "float32" if config.train.amp_level == "O0" else config.train.amp_dtype
+        peak = find_peak(jax.devices(), dtype) if _is_first() else Peak(math.inf, "")
         title = f"{config.model.family}, {estimate.num_parameters(config.model) / 1e6:.1f} M parameters"
-        with Progress(total, label=peak.label) as progress:
+        with Progress(total, label=peak.label, is_silent=not _is_first()) as progress:
             progress.note(f"{title}; {config.parallel_plan.mesh}; {self.corpus.num_tokens:,} tokens of text")
             for note in self.notes:
                 progress.note(note)
@@ -131,7 +177,8 @@ class _Run:
             self._keep_tokenizer()
             meter = Meter(total, config.tokens_per_step, estimate.flops_per_token(config.model), peak.flops_per_second)
             tokens = config.tokens_per_step
-            with RunLog(self.folder, config.log, title=title, tokens_per_step=tokens, resume_step=first or None) as log:
+            asked = config.log if _is_first() else LogConfig(jsonl=False, tensorboard=False, plot=False)
+            with RunLog(self.folder, asked, title=title, tokens_per_step=tokens, resume_step=first or None) as log:
                 self._loop(first, stop, resume_command, meter, log, progress)
                 self._finish(log, progress)
 
@@ -142,17 +189,21 @@ class _Run:
         waiting: _Waiting | None = None
         batches = self._batches()
         for step in range(first + 1, total + 1):
+            watchdog.step(step)
+            with watchdog.phase("data"):
+                batch = next(batches)
+            watchdog.step(step, batch=f"of samples {ids_text(batch.ids)}")
             faults.point("train.step", step)
             _inject_nan(step, self.trainer)
             self.store.check()
             learning_rate = self.trainer.schedule.last_lr
-            batch = next(batches)
             check_tokens(batch, config.model.vocab_size, f"step {step}")
             result = self.trainer.step(batch.tokens, batch.labels)
             # one step behind, so that the host reads a result while the devices work on the next
             self._check_finite(waiting)
             waiting = _Waiting(step, batch, result)
-            is_stopping = stop.requested  # read once: a signal may come between any two lines
+            # asked once: a signal may come between any two lines
+            is_stopping = watchdog.stop_requested_anywhere(step, here=stop.requested)
             is_logged = step % config.log.interval == 0 or step in (1, total)
             is_validated = config.log.validation_interval and step % config.log.validation_interval == 0
             is_saved = step == total or (config.checkpoint.interval and step % config.checkpoint.interval == 0)
@@ -165,23 +216,25 @@ class _Run:
                     loss=float(result.loss),
                     learning_rate=learning_rate,
                     grad_norm=float(result.grad_norm),
-                    memory_bytes=bytes_in_use(jax.devices()),
+                    memory_bytes=bytes_in_use(jax.local_devices()),
                 )
                 progress.show(reading)
                 if is_logged:  # the log of a resumed run has the same steps as that of one that never stopped
                     log.train(step, reading.as_dict())
             if is_validated:
-                with meter.paused():
+                with meter.paused(), watchdog.phase("validation"):
                     value = self._validate()
                 log.validation(step, {"loss": value})
                 progress.note(f"step {step}: validation loss {value:.4f}")
             if is_saved or is_stopping:
-                with meter.paused():
+                with meter.paused(), watchdog.phase("checkpoint"):
                     self._save(step)
             if is_stopping:
                 self.store.wait()
-                stop.leave(step, resume_command)
+                watchdog.idle()
+                stop.leave(step, resume_command if jax.process_count() == 1 else [])
         self.store.wait()
+        watchdog.idle()
 
     def _batches(self) -> Iterator[Batch]:
         while True:
@@ -233,7 +286,7 @@ class _Run:
 
     def _keep_tokenizer(self) -> None:
         """Beside the checkpoints, so that the folder is all that generate needs."""
-        if self.corpus.tokenizer is not None:
+        if self.corpus.tokenizer is not None and _is_first():
             temporary = self.folder / f".{TOKENIZER}.tmp"
             self.corpus.tokenizer.save(str(temporary), pretty=False)
             os.replace(temporary, self.folder / TOKENIZER)

@@ -103,15 +103,19 @@ class Progress:
     """Shows readings: two live lines at the bottom of a terminal, or one plain line each when output is not one.
 
     A reader that goes away (`| head -1`) silences it; the run goes on. total_steps is where the run ends; label is what
-    to call the utilisation ("MFU" against a data sheet).
+    to call the utilisation ("MFU" against a data sheet); is_silent shows nothing, as all processes of a run but one do.
     """
 
-    def __init__(self, total_steps: int, *, label: str = "utilisation", file: TextIO | None = None):
+    def __init__(
+        self, total_steps: int, *, label: str = "utilisation", file: TextIO | None = None, is_silent: bool = False
+    ):
         self.total_steps, self.label = total_steps, label
         self._file = file or sys.stdout
         self._console = Console(file=self._file, highlight=False)
-        self._live = Live(console=self._console, refresh_per_second=8) if self._console.is_terminal else None
-        self._is_silent = False
+        self._live = (
+            Live(console=self._console, refresh_per_second=8) if self._console.is_terminal and not is_silent else None
+        )
+        self._is_silent = is_silent
 
     def __enter__(self) -> Self:
         if self._live:

@@ -56,9 +56,13 @@ class StopRequest:
         self._reader.close()
 
     def leave(self, step: int, resume: Sequence[str]) -> NoReturn:
-        """Say how to go on from the step just saved and exit 75; resume is the command line that does."""
+        """Say how to go on from the step just saved and exit 75; resume is the command line that does.
+
+        Empty in one of several processes, which are started again by what started them.
+        """
         name = self.signal.name if self.signal else "request"
-        _say(f"stopped by {name} after step {step}; state is saved. Resume with:\n  {shlex.join(resume)}")
+        how = f"Resume with:\n  {shlex.join(resume)}" if resume else "Start all processes again as before to go on."
+        _say(f"stopped by {name} after step {step}; state is saved. {how}")
         raise SystemExit(EXIT_PREEMPTED)
 
     def _listen(self) -> None:

@@ -17,13 +17,16 @@ import numpy as np
 from polyreme.amp import auto_cast, decorate
 from polyreme.core import rng, state
 from polyreme.core.backend import Device
+from polyreme.distributed.communication import replicas
 from polyreme.distributed.pipeline.chunks import in_chunks
 from polyreme.distributed.placement import apply_plan, shard_batch
+from polyreme.eager.host import put
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.jit import to_static
 from polyreme.nn.clip import ClipGradByGlobalNorm, global_norm
+from polyreme.ops.layout import sharding_constraint
 from polyreme.ops.manipulation import stack
 from polyreme.optimizer import AdamW
 from polyreme.optimizer.lr import CosineAnnealingDecay, LinearWarmup, LRScheduler
@@ -64,9 +67,10 @@ class Trainer:
         self.optimizer.create_state()
         self._staged = layers and StagedStep(self.model, layers, self.layout, self.optimizer, self._autocast)
         # laid out as the step returns it: another layout would compile the step a second time
-        self._halted = Tensor(jax.device_put(np.zeros((), np.bool_), self.layout.replicated()))
+        self._halted = Tensor(put(np.zeros((), np.bool_), self.layout.replicated()))
         self._step = to_static(self._train)
         self._loss = to_static(self._evaluate)
+        self._forward = to_static(self._whole_logits)
 
     def step(self, tokens: Any, labels: Any) -> StepResult:
         """One optimizer step on a global batch."""
@@ -97,8 +101,13 @@ class Trainer:
 
     @property
     def logits(self) -> Callable[[Any], np.ndarray] | None:
-        """tokens -> logits on the host, for a model over pipeline stages; None where the model can be called itself."""
-        return self._staged.logits if self._staged else None
+        """tokens -> logits on the host, for a model over pipeline stages or processes, each of which must call it; None
+        where the model can be called itself."""
+        if self._staged:
+            return self._staged.logits
+        if not replicas.spans_processes(self.layout.mesh):
+            return None
+        return lambda tokens: self._forward(shard_batch(self.layout, tokens, None, None)).numpy()
 
     def _cut(self, batch: Any) -> Tensor:
         """A global batch as [microbatch, row, seq], each microbatch spread over all devices: cut on them, rows would
@@ -136,6 +145,10 @@ class Trainer:
     def _evaluate(self, tokens: Tensor, labels: Tensor) -> Tensor:
         with self._autocast():
             return self.model(tokens, labels)
+
+    def _whole_logits(self, tokens: Tensor) -> Tensor:
+        with self._autocast():
+            return sharding_constraint(self.model(tokens), self.layout.replicated())
 
     def _autocast(self) -> contextlib.AbstractContextManager:
         level = self.config.train.amp_level
@@ -190,9 +203,8 @@ class Trainer:
     def poison(self) -> None:
         """Make one element of the last parameter NaN, as a flipped bit might; for tests of what then happens."""
         *_, last = self.model.parameters()
-        value = np.array(last._array)
-        value.reshape(-1)[0] = np.nan
-        state.write(last, jax.device_put(value, last._array.sharding))
+        array = last._array
+        state.write(last, put(array.at[(0,) * array.ndim].set(np.nan), array.sharding))
 
     # checkpoints
 
