@@ -85,7 +85,7 @@ def server_endpoints() -> list[str]:
 
 def selected_devices() -> list[int] | None:
     """FLAGS_selected_gpus: indexes of the accelerators this process drives, separated by commas; None for all."""
-    text = os.environ.get("FLAGS_selected_gpus", "")
+    text = os.environ.get("FLAGS_selected_gpus", "")  # noqa: SIM112  (the launcher's spelling)
     if not text:
         return None
     if not all(part.isdigit() for part in text.split(",")):

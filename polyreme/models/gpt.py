@@ -191,7 +191,7 @@ class GPT(Layer):
             raise ShapeError(
                 f"GPT: {seq} tokens a row, but there are positions for {self.config.seq_len}; shorten the rows"
             )
-        # whole in seq first, where mp sums it: asked for a part of it at once, the partitioner gathers the table instead
+        # whole in seq first, where mp sums it: asked for a part at once, the partitioner gathers the table instead
         x_bse = constrain(self.tokens(tokens), "batch", "block_seq", "embed") + self.positions(arange(seq))
         return constrain(self.drop(x_bse), "batch", "seq", "embed")
 

@@ -209,7 +209,7 @@ class Llama(Layer):
             raise ShapeError(
                 f"Llama: {seq} tokens a row, but there are positions for {self.config.seq_len}; shorten the rows"
             )
-        # whole in seq first, where mp sums it: asked for a part of it at once, the partitioner gathers the table instead
+        # whole in seq first, where mp sums it: asked for a part at once, the partitioner gathers the table instead
         x_bse = constrain(self.tokens(tokens), "batch", "block_seq", "embed")
         return constrain(x_bse, "batch", "seq", "embed")
 

@@ -13,8 +13,10 @@ import numpy as np
 
 from polyreme.core.layout import Layout
 from polyreme.core.state import TensorState
+from polyreme.distributed.pipeline.transfer import note
 from polyreme.distributed.placement import parameter_layouts
 from polyreme.eager.host import put
+from polyreme.jit.called import Called
 from polyreme.jit.split import Flow, Kept, SplitProgram
 
 
@@ -96,6 +98,11 @@ class Chunk:
         """Read this value, which lies on this stage, for a tensor of another stage until the step ends."""
         self._copies[id(tensor)] = array
 
+    @property
+    def programs(self) -> list[tuple[str, Called]]:
+        """What ran in this step or the last one: ("forward" | "backward" | "weights", call)."""
+        return [found for program in self._programs.values() for found in program.programs]
+
     def gradients(self) -> list[tuple[TensorState, jax.Array]]:
         """(parameter, the sum of its gradients over the step's microbatches), on this stage's devices."""
         return list(self._sums.values())
@@ -105,7 +112,8 @@ class Chunk:
         program = self._programs.get(key)
         if program is None:
             program = SplitProgram(self.run, flow, self.stage, backward=backward, cut=self.cut)
-            program.moved = [(t, parameter_layouts(self.stage, t)) for t in program.read if self._is_foreign(t)]
+            foreign: list[Any] = [t for t in program.read if self._is_foreign(t)]
+            program.moved = [(p, parameter_layouts(self.stage, p)) for p in foreign]
             self._programs[key] = program
             self._made.setdefault(key, []).append(program)
             self.draws = any(known.draws for known in self._programs.values())
@@ -129,6 +137,7 @@ class Chunk:
         if id(tensor) not in self._copies:
             dims = getattr(tensor, "dims", None)
             place = self.stage.replicated() if dims is None else self.stage.sharding("param", dims, array.shape)
+            note("parameters", [array])
             self._copies[id(tensor)] = put(array, place)
         return self._copies[id(tensor)]
 

@@ -71,7 +71,7 @@ class RunAcross(Run):
             outs, self._keys[i], done = chunk.forward(flow, key, backward=self.backward)
             if self.backward:
                 self._done[k, i] = done
-        told = self._agreed.on(("gives", *facts), chunk.stage, lambda: encode(outs))
+        told = self._agreed.on(("gives", *facts), chunk.stage, lambda: None if outs is None else encode(outs))
         if k < last:
             self._pass_on(k, i, outs, *decode(told))
         elif outs is not None:
