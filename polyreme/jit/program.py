@@ -18,12 +18,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from polyreme.core import amp_policy, backend, state
 from polyreme.core import dtype as dtypes
-from polyreme.core.backend import config
 from polyreme.core.kernel import Kernel
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError
+from polyreme.jit.called import names_in_cache_key
 from polyreme.jit.capture import (
     Border,
     Capture,
@@ -202,7 +202,7 @@ class Program:
         """The jax.stages.Compiled of this program for these arguments."""
         tensors, given = self._current(), [arguments[i]._array for i in self._free]
         arrays = [t._array for t in tensors]
-        with _names_in_cache_key():
+        with names_in_cache_key():
             if self.found.differentiable:
                 forward: Any = self._kernel.forward
                 return forward.lower(*arrays, *given).compile()
@@ -445,20 +445,6 @@ class Program:
         if not any(len(t._array.sharding.device_set) > 1 for t in written):
             return None
         return (None, [t._array.sharding if t._array.committed else None for t in written], None)
-
-
-@contextmanager
-def _names_in_cache_key() -> Iterator[None]:
-    """Inside the block the compile cache tells programs apart by the names in them too, not by what they compute only:
-    it would hand out an equal program with the names of another function's layers.
-    """
-    key = "jax_compilation_cache_include_metadata_in_key"
-    before = getattr(config, key)
-    config.update(key, True)
-    try:
-        yield
-    finally:
-        config.update(key, before)
 
 
 def _over_mesh(array: Any) -> bool:

@@ -26,6 +26,7 @@ from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError
+from polyreme.jit.called import Called
 from polyreme.jit.capture import Capture, nodes_behind, stale, watching, where_defined
 from polyreme.jit.convert import converted
 from polyreme.jit.liveness import used_arguments
@@ -213,6 +214,12 @@ class SplitProgram:
     def weights(self, read: list[Any], kept: Kept, grads: list[Any]) -> list[Any]:
         """The second part of a backward cut in two: grads, donated, plus the gradients of `leaves`."""
         return self._weights(read, kept.inputs, kept.residuals, kept.stash, grads)
+
+    @property
+    def programs(self) -> list[tuple[str, Called]]:
+        """Those that were called: ("forward" | "backward" | "weights", call)."""
+        made = {"forward": [self._forward], "backward": [self._backward, self._inputs], "weights": [self._weights]}
+        return [(name, call) for name, calls in made.items() for call in calls if call.calls]
 
     # tracing
 
@@ -420,13 +427,13 @@ def _every(edge: Any) -> bool:
     return True
 
 
-def _compiled(fn: Callable[..., Any], of: Callable[..., Any], what: str, **options: Any) -> Any:
+def _compiled(fn: Callable[..., Any], of: Callable[..., Any], what: str, **options: Any) -> Called:
     @functools.wraps(fn)
     def run(*args: Any) -> Any:
         return fn(*args)
 
     run.__name__ = run.__qualname__ = f"{getattr(of, '__name__', 'part')}_{what}"
-    return jax.jit(run, compiler_options=backend.step_options(), **options)
+    return Called(run, compiler_options=backend.step_options(), **options)
 
 
 def _gradient_layout(leaf: Any) -> Any:

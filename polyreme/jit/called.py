@@ -1,0 +1,62 @@
+"""A compiled call that remembers how it was called, so that its program can be read later.
+
+Floor: 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from polyreme.core.backend import config
+
+
+class Called:
+    """jax.jit of a function.
+
+    calls: how often it was called. The arguments of the first call are remembered as shapes, dtypes and layouts, no
+    arrays with them.
+    """
+
+    def __init__(self, fn: Callable[..., Any], **options: Any) -> None:
+        self._run = jax.jit(fn, **options)
+        self.lower = self._run.lower
+        self.calls = 0
+        self._first: tuple[Any, ...] = ()
+
+    def __call__(self, *args: Any) -> Any:
+        if not self.calls:
+            self._first = jax.tree.map(_described, args)  # now: the call may donate them
+        self.calls += 1
+        return self._run(*args)
+
+    def compiled(self) -> Any:
+        """The program of the first call, compiled again with its own names: a jax.stages.Compiled.
+
+        Only after a call.
+        """
+        with names_in_cache_key():
+            return self.lower(*self._first).compile()
+
+
+@contextmanager
+def names_in_cache_key() -> Iterator[None]:
+    """Inside the block the compile cache tells programs apart by the names in them too, not by what they compute only:
+    it would hand out an equal program with the names of another function's layers.
+    """
+    key = "jax_compilation_cache_include_metadata_in_key"
+    before = getattr(config, key)
+    config.update(key, True)
+    try:
+        yield
+    finally:
+        config.update(key, before)
+
+
+def _described(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.weak_type)
