@@ -13,6 +13,7 @@ import yaml
 
 from polyreme.errors import ConfigError, PlacementError, did_you_mean
 from polyreme.mesh.axes import AXES, MeshShape, nearest_multiples
+from polyreme.mesh.schedule import LEAST_VIRTUAL, make_schedule
 from polyreme.mesh.strategy import (
     Strategy,
     data_parallel,
@@ -70,7 +71,7 @@ class Plan:
         _check_choice("sep_attention", self.sep_attention, SEP_ATTENTION)
         _check_microbatches(self.num_microbatches)
         _check_schedule(self.schedule, self.mesh.pp)
-        _check_virtual_stages(self.schedule, self.virtual_stages)
+        self._check_virtual_stages()
         self._check_axes_used()
 
     def __str__(self) -> str:
@@ -123,7 +124,7 @@ class Plan:
             mesh=mesh,
             strategy=_strategy_for(mesh, zero(sharding_stage), sequence_parallel),
             schedule=schedule,
-            virtual_stages=_CHUNKS.get(schedule, (1, 1))[0] if virtual_stages is None else virtual_stages,
+            virtual_stages=LEAST_VIRTUAL.get(schedule or "", 1) if virtual_stages is None else virtual_stages,
             num_microbatches=num_microbatches,
             recompute=recompute,
             offload=tuple(offload),
@@ -136,8 +137,9 @@ class Plan:
 
         Round after round, except under ZBVPP, where the second round goes back up (a V).
         """
-        down = tuple(range(self.mesh.pp))
-        return down + down[::-1] if self.schedule == "ZBVPP" else down * self.virtual_stages
+        if self.schedule is None:
+            return (0,) * self.virtual_stages
+        return make_schedule(self.schedule, self.mesh.pp, self.num_microbatches, self.virtual_stages).stage_of_chunk
 
     @property
     def batch_ways(self) -> int:
@@ -200,6 +202,12 @@ class Plan:
             raise ConfigError(f"the plan is not valid YAML: {error}") from error
         return cls.from_dict({} if values is None else values)
 
+    def _check_virtual_stages(self) -> None:
+        if self.schedule is not None:
+            make_schedule(self.schedule, self.mesh.pp, self.num_microbatches, self.virtual_stages)
+        elif self.virtual_stages != 1:
+            raise ConfigError(f"virtual_stages={self.virtual_stages!r} in a plan without a pipeline; leave it at 1")
+
     def _check_axes_used(self) -> None:
         for axis, degree in self.mesh.degrees.items():
             if degree > 1 and axis != "pp" and axis not in self.strategy.axes:
@@ -250,19 +258,6 @@ def _check_schedule(schedule: object, stages: int) -> None:
         )
     if stages > 1:
         _check_choice("schedule", schedule, SCHEDULES)
-
-
-# schedule -> fewest and most chunks a stage can hold
-_CHUNKS: dict[str | None, tuple[int, int | None]] = {"VPP": (2, None), "ZBVPP": (2, 2)}
-
-
-def _check_virtual_stages(schedule: str | None, number: object) -> None:
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise ConfigError(f"virtual_stages={number!r} in plan; give a whole number of at least 1")
-    low, high = _CHUNKS.get(schedule, (1, 1))
-    if number < low or (high is not None and number > high):
-        wanted = str(low) if low == high else f"{low} or more"
-        raise ConfigError(f"virtual_stages={number} in plan: schedule {schedule or 'none'} takes {wanted}")
 
 
 def _check_microbatches(number: object) -> None:
