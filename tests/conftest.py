@@ -9,7 +9,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 _FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ.setdefault("XLA_FLAGS", _FAST_COMPILE)
 
-from hypothesis import settings  # noqa: E402  (jax's environment comes first)
+from hypothesis import settings
 
 # an example may meet a compilation or a busy machine: time says nothing of what is tested
 settings.register_profile("polyreme", deadline=None)
