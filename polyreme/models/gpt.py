@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyreme.autograd.recompute import run_part
-from polyreme.errors import ConfigError, ShapeError, did_you_mean
+from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import RECOMPUTE
 from polyreme.mesh.axes import nearest_multiples
-from polyreme.models.part import Part
+from polyreme.models.decoder import Decoder
 from polyreme.nn import Dropout, Embedding, Layer, LayerList, LayerNorm, Linear
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
@@ -124,7 +124,7 @@ class Block(Layer):
         return constrain(x_bse, "batch", "seq", "embed")
 
 
-class GPT(Layer):
+class GPT(Decoder):
     """Token ids [batch, seq] -> logits [batch, seq, vocab]; with labels, the mean cross-entropy (0-D, nats a token).
 
     labels [batch, seq]: the id that follows each token (already shifted by one); -100 leaves a token out of the mean.
@@ -146,54 +146,13 @@ class GPT(Layer):
         if not config.tie_embeddings:
             self.head = Linear(width, config.vocab_size, _normal(0.02), bias_attr=False, dims=("embed", "vocab"))
 
-    def forward(self, tokens: Any, labels: Any = None) -> Any:
-        hidden = self.hidden(tokens)
-        if labels is not None:
-            return self.pipeline_loss(hidden, labels)
-        return self.logits(hidden)
+    def placed(self, x_bse: Any) -> Any:
+        """Token embeddings plus those of their positions, with dropout."""
+        return self.drop(x_bse + self.positions(arange(x_bse.shape[1])))
 
-    def logits(self, hidden: Any) -> Any:
-        """[batch, seq, vocab] given hidden(tokens)."""
-        return hidden.matmul(self.output_weight, transpose_y=self.config.tie_embeddings)
-
-    @property
-    def output_weight(self) -> Any:
-        """The weight of the output projection: the token embedding's when tied."""
-        return self.tokens.weight if self.config.tie_embeddings else self.head.weight
-
-    def hidden(self, tokens: Any) -> Any:
-        """The last block's normed output, [batch, seq, embed]."""
-        x_bse = self.embed(tokens)
-        for block in self.blocks:
-            x_bse = block(x_bse)
-        return self.norm(x_bse)
-
-    def pipeline_items(self) -> list[Layer]:
-        """The model as a sequence of layers that gives hidden(tokens); pipeline_loss then takes that and the labels."""
-        last = {} if self.config.tie_embeddings else {"head": self.head}
-        return [
-            Part(self.embed, tokens=self.tokens, positions=self.positions, drop=self.drop),
-            *self.blocks,
-            Part(self.norm, norm=self.norm, **last),
-        ]
-
-    def pipeline_loss(self, hidden: Any, labels: Any) -> Any:
-        """Mean cross-entropy of the labels given hidden(tokens), nats a token."""
-        tied = self.config.tie_embeddings
-        return F.fused_linear_cross_entropy(hidden, self.output_weight, labels, transpose_weight=tied)
-
-    def embed(self, tokens: Any) -> Any:
-        """Token and position embeddings, [batch, seq, embed]."""
-        if len(tokens.shape) != 2:
-            raise ShapeError(f"GPT: tokens have shape {list(tokens.shape)}; give ids as [batch, seq]")
-        seq = tokens.shape[1]
-        if seq > self.config.seq_len:
-            raise ShapeError(
-                f"GPT: {seq} tokens a row, but there are positions for {self.config.seq_len}; shorten the rows"
-            )
-        # whole in seq first, where mp sums it: asked for a part at once, the partitioner gathers the table instead
-        x_bse = constrain(self.tokens(tokens), "batch", "block_seq", "embed") + self.positions(arange(seq))
-        return constrain(self.drop(x_bse), "batch", "seq", "embed")
+    def embedding_layers(self) -> dict[str, Layer]:
+        """Tokens, positions and dropout."""
+        return {"tokens": self.tokens, "positions": self.positions, "drop": self.drop}
 
 
 def _normal(std: float) -> ParamAttr:

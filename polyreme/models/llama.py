@@ -8,7 +8,6 @@ split by whole heads where mp divides their number), ffn, vocab.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +15,10 @@ import numpy as np
 
 from polyreme.autograd.recompute import run_part
 from polyreme.eager.tensor import to_tensor
-from polyreme.errors import ConfigError, ShapeError, did_you_mean
+from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import RECOMPUTE
 from polyreme.mesh.axes import nearest_divisor, nearest_multiples
-from polyreme.models.part import Part
+from polyreme.models.decoder import Decoder
 from polyreme.nn import Embedding, Layer, LayerList, Linear, RMSNorm
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
@@ -143,7 +142,7 @@ class Block(Layer):
         return constrain(x_bse, "batch", "seq", "embed")
 
 
-class Llama(Layer):
+class Llama(Decoder):
     """Token ids [batch, seq] -> logits [batch, seq, vocab]; with labels, the mean cross-entropy (0-D, nats a token).
 
     labels [batch, seq]: the id that follows each token (already shifted by one); -100 leaves a token out of the mean.
@@ -162,56 +161,10 @@ class Llama(Layer):
         self.register_buffer("cos", to_tensor(cos), persistable=False)
         self.register_buffer("sin", to_tensor(sin), persistable=False)
 
-    def forward(self, tokens: Any, labels: Any = None) -> Any:
-        hidden = self.hidden(tokens)
-        if labels is not None:
-            return self.pipeline_loss(hidden, labels)
-        return self.logits(hidden)
-
-    def logits(self, hidden: Any) -> Any:
-        """[batch, seq, vocab] given hidden(tokens)."""
-        return hidden.matmul(self.output_weight, transpose_y=self.config.tie_embeddings)
-
-    @property
-    def output_weight(self) -> Any:
-        """The weight of the output projection: the token embedding's when tied."""
-        return self.tokens.weight if self.config.tie_embeddings else self.head.weight
-
-    def hidden(self, tokens: Any) -> Any:
-        """The last block's normed output, [batch, seq, embed]."""
-        x_bse = self.embed(tokens)
-        for block in self.blocks:
-            x_bse = self._turned(block, x_bse)
-        return self.norm(x_bse)
-
-    def pipeline_items(self) -> list[Layer]:
-        """The model as a sequence of layers that gives hidden(tokens); pipeline_loss then takes that and the labels."""
-        last = {} if self.config.tie_embeddings else {"head": self.head}
-        blocks = [Part(functools.partial(self._turned, block), block=block) for block in self.blocks]
-        return [Part(self.embed, tokens=self.tokens), *blocks, Part(self.norm, norm=self.norm, **last)]
-
-    def pipeline_loss(self, hidden: Any, labels: Any) -> Any:
-        """Mean cross-entropy of the labels given hidden(tokens), nats a token."""
-        tied = self.config.tie_embeddings
-        return F.fused_linear_cross_entropy(hidden, self.output_weight, labels, transpose_weight=tied)
-
-    def _turned(self, block: Layer, x_bse: Any) -> Any:
-        """A block's output, its positions being those of x."""
+    def run_block(self, block: Layer, x_bse: Any) -> Any:
+        """A block's output, its rotary positions being those of x."""
         seq = x_bse.shape[1]
         return block(x_bse, self.cos[:seq], self.sin[:seq])
-
-    def embed(self, tokens: Any) -> Any:
-        """Token embeddings, [batch, seq, embed]."""
-        if len(tokens.shape) != 2:
-            raise ShapeError(f"Llama: tokens have shape {list(tokens.shape)}; give ids as [batch, seq]")
-        seq = tokens.shape[1]
-        if seq > self.config.seq_len:
-            raise ShapeError(
-                f"Llama: {seq} tokens a row, but there are positions for {self.config.seq_len}; shorten the rows"
-            )
-        # whole in seq first, where mp sums it: asked for a part at once, the partitioner gathers the table instead
-        x_bse = constrain(self.tokens(tokens), "batch", "block_seq", "embed")
-        return constrain(x_bse, "batch", "seq", "embed")
 
 
 def rotary_table(seq_len: int, head_dim: int, theta: float) -> tuple[np.ndarray, np.ndarray]:

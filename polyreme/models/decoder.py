@@ -1,0 +1,110 @@
+"""What the decoder families share: embed, blocks, norm, output projection, loss; and the same as a sequence of layers.
+
+Floor: 7.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from polyreme.errors import ShapeError
+from polyreme.nn import Layer
+from polyreme.nn import functional as F
+from polyreme.ops.layout import constrain
+
+
+class Decoder(Layer):
+    """Token ids [batch, seq] -> logits [batch, seq, vocab]; with labels, the mean cross-entropy (0-D, nats a token).
+
+    labels [batch, seq]: the id that follows each token (already shifted by one); -100 leaves a token out of the mean.
+    A family sets `config` (with seq_len and tie_embeddings), `tokens`, `blocks`, `norm` and, untied, `head`.
+    """
+
+    def forward(self, tokens: Any, labels: Any = None) -> Any:
+        hidden = self.hidden(tokens)
+        if labels is not None:
+            return self.pipeline_loss(hidden, labels)
+        return self.logits(hidden)
+
+    def hidden(self, tokens: Any) -> Any:
+        """The last block's normed output, [batch, seq, embed]."""
+        x_bse = self.embed(tokens)
+        for block in self.blocks:
+            x_bse = self.run_block(block, x_bse)
+        return self.norm(x_bse)
+
+    def logits(self, hidden: Any) -> Any:
+        """[batch, seq, vocab] given hidden(tokens)."""
+        return hidden.matmul(self.output_weight, transpose_y=self.config.tie_embeddings)
+
+    @property
+    def output_weight(self) -> Any:
+        """The weight of the output projection: the token embedding's when tied."""
+        return self.tokens.weight if self.config.tie_embeddings else self.head.weight
+
+    def embed(self, tokens: Any) -> Any:
+        """What the first block takes, [batch, seq, embed]. Raises ShapeError for ids that are not [batch, seq] or rows
+        that are too long."""
+        owner = type(self).__name__
+        if len(tokens.shape) != 2:
+            raise ShapeError(f"{owner}: tokens have shape {list(tokens.shape)}; give ids as [batch, seq]")
+        seq = tokens.shape[1]
+        if seq > self.config.seq_len:
+            raise ShapeError(
+                f"{owner}: {seq} tokens a row, but there are positions for {self.config.seq_len}; shorten the rows"
+            )
+        # whole in seq first, where mp sums it: asked for a part at once, the partitioner gathers the table instead
+        x_bse = constrain(self.tokens(tokens), "batch", "block_seq", "embed")
+        return constrain(self.placed(x_bse), "batch", "seq", "embed")
+
+    # what a family may do in its own way
+
+    def placed(self, x_bse: Any) -> Any:
+        """Token embeddings with what says where each token is, if the family adds that here."""
+        return x_bse
+
+    def embedding_layers(self) -> dict[str, Layer]:
+        """The Layers that embed calls."""
+        return {"tokens": self.tokens}
+
+    def run_block(self, block: Layer, x_bse: Any) -> Any:
+        """A block's output."""
+        return block(x_bse)
+
+    # as a pipeline takes it
+
+    def pipeline_items(self) -> list[Layer]:
+        """The model as a sequence of layers that gives hidden(tokens); pipeline_loss then takes that and the labels."""
+        last = {} if self.config.tie_embeddings else {"head": self.head}
+        return [
+            Part(self.embed, **self.embedding_layers()),
+            *[Part(functools.partial(self.run_block, block), block=block) for block in self.blocks],
+            Part(self.norm, norm=self.norm, **last),
+        ]
+
+    def pipeline_loss(self, hidden: Any, labels: Any) -> Any:
+        """Mean cross-entropy of the labels given hidden(tokens), nats a token."""
+        tied = self.config.tie_embeddings
+        return F.fused_linear_cross_entropy(hidden, self.output_weight, labels, transpose_weight=tied)
+
+
+class Part(Layer):
+    """A step of a model as a Layer of its own: calls a method of the model.
+
+    sublayers: the Layers of the model that the method uses, whose parameters are then this Part's too.
+
+    >>> from polyreme.nn import Linear
+    >>> Part(abs, unused=Linear(2, 3)).parameters()[0].shape
+    [2, 3]
+    """
+
+    def __init__(self, call: Callable[[Any], Any], **sublayers: Layer) -> None:
+        super().__init__()
+        self.call = call
+        for name, layer in sublayers.items():
+            self.add_sublayer(name, layer)
+
+    def forward(self, x: Any) -> Any:
+        return self.call(x)
