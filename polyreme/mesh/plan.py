@@ -118,8 +118,10 @@ class Plan:
         for name in degrees:
             if name not in AXES:
                 raise ConfigError(f"unknown setting {name!r} of a plan{did_you_mean(name, (*AXES, *_FROM_DEGREES))}")
-        mesh = MeshShape(**degrees, order=tuple(order))  # type: ignore[arg-type]
+        _check_bool("sequence_parallel", sequence_parallel)
+        mesh = MeshShape(**degrees, order=order)  # type: ignore[arg-type]
         schedule = "1F1B" if schedule is None and mesh.pp > 1 else schedule
+        _check_schedule(schedule, mesh.pp)
         return cls(
             mesh=mesh,
             strategy=_strategy_for(mesh, zero(sharding_stage), sequence_parallel),
@@ -127,7 +129,7 @@ class Plan:
             virtual_stages=LEAST_VIRTUAL.get(schedule or "", 1) if virtual_stages is None else virtual_stages,
             num_microbatches=num_microbatches,
             recompute=recompute,
-            offload=tuple(offload),
+            offload=offload,  # type: ignore[arg-type]  # __post_init__ checks it
             sep_attention=sep_attention,
         )
 
@@ -191,13 +193,16 @@ class Plan:
 
     @classmethod
     def from_yaml(cls, text: str) -> Plan:
-        """A Plan from YAML text; raises ConfigError for text that is not YAML, and as from_dict does.
+        """A Plan from YAML text; raises ConfigError for text that is not YAML or gives a key twice, and as from_dict
+        does.
 
         >>> Plan.from_yaml("mesh: dp2").mesh.dp
         2
         """
+        if not isinstance(text, str):
+            raise ConfigError(f"the plan's YAML is text, got {type(text).__name__}; read the file first")
         try:
-            values = yaml.safe_load(text)
+            values = yaml.load(text, _OneOfEachKey)  # a SafeLoader
         except yaml.YAMLError as error:
             raise ConfigError(f"the plan is not valid YAML: {error}") from error
         return cls.from_dict({} if values is None else values)
@@ -215,6 +220,19 @@ class Plan:
                     f"mesh axis {axis!r} has degree {degree}, but the strategy splits nothing over it, so {degree} "
                     f"devices would repeat the same work; add a dim for {axis!r} to the strategy or set {axis} to 1"
                 )
+
+
+class _OneOfEachKey(yaml.SafeLoader):
+    """Refuses a mapping that has a key twice, of which YAML's own loader takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((key for at, key in enumerate(keys) if key in keys[:at]), None)
+        if twice is not None:
+            raise ConfigError(
+                f"the plan gives {twice!r} twice, in line {node.start_mark.line + 1} or below; give it once"
+            )
+        return super().construct_mapping(node, deep)
 
 
 _FIELDS = tuple(f.name for f in fields(Plan))
@@ -244,6 +262,11 @@ def _strategy_for(mesh: MeshShape, sharding: Strategy, is_sequence_parallel: boo
     if mesh.ep > 1:
         parts.append(expert_parallel())
     return join(*parts)
+
+
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r} in plan; give True or False")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
