@@ -162,8 +162,22 @@ def preview(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code. Never shows a traceback without --debug, and never raises but for an
-    internal error in one of several processes: its watchdog shows where, once, and ends the others."""
+    """Run the command line; returns the exit code. Never raises, never shows a traceback without --debug.
+
+    In one of several processes it ends the process itself if something failed, so that the watchdog learns of it, and
+    an internal error is raised: the watchdog shows where it happened, once, and ends the other processes.
+    """
+    code = _run(arguments)
+    if code and _is_one_of_several():
+        sys.exit(code)  # looked up late: whoever called sys.exit(main()) holds the one that the watchdog has replaced
+    return code
+
+
+def _is_one_of_several() -> bool:
+    return os.environ.get("PADDLE_TRAINERS_NUM", "1") != "1"
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["launch"]:  # --debug may be the script's
         return launcher.run(words[1:])
@@ -186,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:  # the last resort, where every error becomes an exit code
         if type(error).__name__ == "NoArgsIsHelpError":
             return 2  # the help has been printed
-        if flags.trainers_num() > 1 and exit_code(error) == EXIT_INTERNAL:
+        if _is_one_of_several() and exit_code(error) == EXIT_INTERNAL:
             raise
         return report(error, debug)
 

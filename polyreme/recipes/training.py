@@ -32,7 +32,7 @@ from polyreme.optimizer import AdamW
 from polyreme.optimizer.lr import CosineAnnealingDecay, LinearWarmup, LRScheduler
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import PretrainConfig, TrainConfig
-from polyreme.recipes.staged import StagedStep
+from polyreme.recipes.staged import Ran, StagedStep
 
 
 class StepResult(NamedTuple):
@@ -87,6 +87,13 @@ class Trainer:
         Not for a model over pipeline stages, whose step is many programs.
         """
         return self._step.compiled(self._cut(tokens), self._cut(labels))
+
+    def ran(self, tokens: Any, labels: Any) -> Ran:
+        """What compiled is for a model over pipeline stages: forward and backward run, nothing changes but the random
+        key."""
+        if not self._staged:
+            raise ConfigError("this run has no pipeline stages: its step is one program; ask for compiled()")
+        return self._staged.ran(tokens, labels)
 
     def evaluate(self, tokens: Any, labels: Any) -> float:
         """Mean loss of a batch, nats a token, with dropout off."""
@@ -209,7 +216,9 @@ class Trainer:
     # checkpoints
 
     def arrays(self) -> dict[str, jax.Array]:
-        """Everything a checkpoint holds, by name."""
+        """Everything a checkpoint holds, by name. If the mesh spans processes, each must call it."""
+        if self._staged:
+            self._staged.share_numbers()
         found = {name: tensor._array for name, tensor in self._tensors().items()}
         optimizer = self.optimizer.state_arrays(self._names())
         return found | {f"{_OPTIMIZER}{name}": array for name, array in optimizer.items()}

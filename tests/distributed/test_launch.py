@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from polyreme.cli.main import main as command_line
-from polyreme.distributed.launch import devices, options
+from polyreme.distributed.launch import devices, options, worker
 from polyreme.distributed.launch.summary import Ending, decide, failure_text, stopped_code
 from polyreme.distributed.rendezvous import Address, free_port
 from polyreme.distributed.verdict import Verdict
@@ -34,6 +34,18 @@ def test_flags_stand_before_the_script_and_its_own_after(script):
     assert found.arguments == ("--rank", "7", "--", "x")
     assert (found.node, found.min_nodes, found.max_nodes, found.num_processes) == (1, 2, 2, 2)
     assert (found.master, found.devices, found.log_overwrite) == (("10.0.0.1", 80), (4, 5), True)
+
+
+def test_a_module_or_a_command_of_polyreme_stands_for_a_script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = options.parse(["--nproc_per_node", "2", "-m", "package.train", "-m", "x"], {})
+    assert (found.script, found.arguments, found.is_module) == ("package.train", ("-m", "x"), True)
+    assert worker.command(found.script, found.arguments, True)[-4:] == ["-m", "package.train", "-m", "x"]
+    found = options.parse(["pretrain", "a.yaml", "train.steps=3"], {})
+    assert (found.script, found.is_module) == ("polyreme.cli.main", True)
+    assert found.arguments == ("pretrain", "a.yaml", "train.steps=3")
+    (tmp_path / "pretrain").write_text("")
+    assert not options.parse(["pretrain"], {}).is_module
 
 
 def test_every_flag_has_a_variable_that_stands_for_it(script):
@@ -89,6 +101,8 @@ def test_elastic_level_0_restarts_nothing(script):
         (["--nproc_per_node", "0", "S"], "--nproc_per_node '0': needs a whole number of at least 1"),
         (["--nproc_per_node", "two", "S"], "needs a whole number"),
         ([], "no script given"),
+        (["-m"], "-m needs the name of a module"),
+        (["pretrian"], "pretrian: no such file; .* or pretrain"),
         (["nowhere.py"], r"nowhere\.py: no such file"),
         (["--servers", "a", "S"], "--servers is of parameter-server mode"),
         (["--server_num=2", "S"], "--server_num is of parameter-server mode"),
