@@ -5,7 +5,7 @@ Floor: 5.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -43,7 +43,8 @@ class Run:
         self.chunks, self.batch, self.backward = chunks, batch, backward
         # which of the losses is differentiated; None to compute none
         self.loss = loss
-        self.weights: list[jax.Array] = []
+        # by the loss's dtype: the cotangent of each microbatch's loss
+        self.weights: Callable[[Any], list[jax.Array]] = lambda dtype: []
         # by microbatch: every loss, or what the last chunk gives
         self.found: dict[int, Any] = {}
         self._keys: dict[int, Any] = dict(enumerate(keys))
@@ -107,9 +108,13 @@ class Run:
                     "stop_gradient=False on a parameter, or use eval_batch"
                 )
             cotangents: list[Any] = [None] * len(outs.arrays)
-            cotangents[chosen] = _shaped(self.weights[i], outs.arrays[chosen])
+            cotangents[chosen] = self._weight(i, outs.arrays[chosen])
             self._cotangents[len(self.chunks) - 1, i] = cotangents
         return outs.arrays
+
+    def _weight(self, i: int, loss: jax.Array) -> jax.Array:
+        weight = self.weights(loss.dtype)[i]
+        return weight if weight.shape == loss.shape else weight.reshape(loss.shape)
 
     def _run_backward(self, k: int, i: int) -> None:
         chunk = self.chunks[k]
@@ -159,9 +164,3 @@ def accumulate(totals: dict[int, tuple[Any, jax.Array]], p: TensorState, array: 
 @jax.jit
 def _sum(a: jax.Array, b: jax.Array) -> jax.Array:
     return a + b
-
-
-def _shaped(weight: jax.Array, loss: jax.Array) -> jax.Array:
-    if weight.shape == loss.shape and weight.dtype == loss.dtype:
-        return weight
-    return weight.reshape(loss.shape).astype(loss.dtype)

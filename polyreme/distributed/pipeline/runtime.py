@@ -139,14 +139,19 @@ class Pipeline:
         """The mean loss over the rows of a batch."""
         return _mean(_shares(batch), list(losses))
 
-    def _weights(self, batch: Sequence[Microbatch], scale: Any) -> list[jax.Array]:
-        """The cotangent of each microbatch's loss, on the last stage."""
+    def _weights(self, batch: Sequence[Microbatch], scale: Any) -> Callable[[Any], list[jax.Array]]:
+        """By the loss's dtype, the cotangent of each microbatch's loss, on the last stage."""
         shares = _shares(batch)
         everywhere = self._last.stage.replicated()
-        if scale is None:
-            made = {share: put(np.asarray(share, np.float32), everywhere) for share in set(shares)}
-            return [made[share] for share in shares]
-        return _scaled(shares, put(scale, everywhere))
+
+        @functools.cache
+        def weights(dtype: Any) -> list[jax.Array]:
+            if scale is None:
+                made = {share: put(np.asarray(share, dtype), everywhere) for share in set(shares)}
+                return [made[share] for share in shares]
+            return _scaled(shares, dtype, put(scale, everywhere))
+
+        return weights
 
 
 def _then(fn: Callable[[Any], Any], output: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -188,9 +193,10 @@ def _shares(batch: Sequence[Microbatch]) -> tuple[float, ...]:
     return tuple(part.rows / total for part in batch)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _scaled(shares: tuple[float, ...], scale: jax.Array) -> list[jax.Array]:
-    return [scale.astype(jnp.float32) * share for share in shares]
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _scaled(shares: tuple[float, ...], dtype: Any, scale: jax.Array) -> list[jax.Array]:
+    wide = jnp.promote_types(dtype, jnp.float32)
+    return [(scale.astype(wide) * share).astype(dtype) for share in shares]
 
 
 @functools.partial(jax.jit, static_argnums=0)

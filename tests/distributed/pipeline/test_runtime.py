@@ -155,6 +155,21 @@ def test_several_values_none_and_an_uneven_last_microbatch(schedule):
         np.testing.assert_allclose(grads[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
+def test_gradients_of_a_float64_model_are_exact_to_float64():
+    paddle.seed(1)
+    g = np.random.default_rng(5)
+    x, y = g.standard_normal((7, 4)), g.standard_normal((7, 2))
+    items = [nn.Linear(4, 3).to(dtype="float64"), nn.Linear(3, 2).to(dtype="float64")]
+    layers, pipe = pipeline(items, [nn.functional.mse_loss], Plan.from_degrees(pp=2, num_microbatches=3))
+    pipe.train(cut([x, y], 3, None), rng.default_generator.branches(3))
+    w, b, v, c = [p.numpy() for p in layers.parameters()]
+    h = x @ w + b
+    d = 2 * (h @ v + c - y) / y.size
+    # shares of 3/7 and 1/7, which float32 would round by 2**-26; sums of 7 terms below 8
+    for p, want in zip(layers.parameters(), [x.T @ d @ v.T, (d @ v.T).sum(0), h.T @ d, d.sum(0)], strict=True):
+        np.testing.assert_allclose(p.grad.numpy(), want, rtol=0, atol=2.0**-53 * 64)
+
+
 def test_gradients_are_of_the_mean_over_all_rows():
     paddle.seed(1)
     layer = nn.Linear(4, 1)
