@@ -1,37 +1,60 @@
-"""What a pretraining step communicates: compiled under its plan and read, not run, beside the formula.
+"""What a pretraining step communicates, beside the formula: its compiled programs read, and what stages send counted.
 
 Floor: 7.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import jax
 import numpy as np
 
-from polyreme.distributed.comm_report import Report, examine, workload_of
-from polyreme.errors import ConfigError
+from polyreme.distributed.comm_report import (
+    PipelineReport,
+    Report,
+    Workload,
+    examine,
+    sends_of,
+    stage_workloads,
+    workload_of,
+)
 from polyreme.recipes.config import PretrainConfig
 from polyreme.recipes.training import Trainer
 
 
-def report(config: PretrainConfig, balance: float | None = None) -> Report:
-    """The Report of one training step of a configuration.
+def report(config: PretrainConfig, balance: float | None = None) -> Report | PipelineReport:
+    """The report of one training step of a configuration.
 
-    balance: FLOP that hide one byte on the wire; the backend's own if None. Raises ConfigError with plan.pp above 1: a
-    step is then many programs, one for each stage and direction, and only a run says how often each is called.
+    The step is compiled and not run; under pipeline stages, where it is many programs, one forward and backward of
+    zeros run, and every program is counted as often as it was called. balance: FLOP that hide one byte on the wire; the
+    backend's own if None.
     """
     plan = config.parallel_plan
-    if plan.mesh.pp > 1:
-        raise ConfigError(
-            f"plan.pp={plan.mesh.pp}: a step over pipeline stages is many programs, which this report does not read "
-            "yet; set plan.pp=1 to see what one stage's layers communicate"
-        )
     plan.mesh.check_devices(min(plan.mesh.size, len(jax.devices())))
     trainer = Trainer(config, jax.devices()[: plan.mesh.size])
     batch, seq = config.train.global_batch, config.model.seq_len
-    program = trainer.compiled(np.zeros((batch, seq), np.int64), np.zeros((batch, seq), np.int64))
+    rows = np.zeros((batch, seq), np.int64)
     itemsize = 4 if config.train.amp_level == "O0" else 2
+    work = workload_of(trainer.model, batch, seq, itemsize=itemsize)
+    if plan.mesh.pp > 1:
+        return _of_stages(trainer, rows, work, balance)
     # the step takes the global norm once itself, to see that it is finite, and once to clip
-    norms = 1 if config.train.clip_norm is None else 2
-    work = workload_of(trainer.model, batch, seq, itemsize=itemsize, norms=norms)
+    work = dataclasses.replace(work, norms=1 if config.train.clip_norm is None else 2)
+    program = trainer.compiled(rows, rows)
     return examine([(program.as_text(), 1)], plan, work, jax.default_backend(), balance)
+
+
+def _of_stages(trainer: Trainer, rows: np.ndarray, work: Workload, balance: float | None) -> PipelineReport:
+    layout, backend = trainer.layout, jax.default_backend()
+    ran = trainer.ran(rows, rows)
+    sent: list[list[Any]] = [[] for _ in layout.stages]
+    for stage, s in ran.sent:
+        sent[stage].append((s.what, str(s.dtype), s.shape, s.nbytes))
+    homes = {name: ran.homes[id(p)] for name, p in trainer.model.named_parameters()}
+    stages = []
+    for at, part in enumerate(stage_workloads(work, layout.plan, homes)):
+        programs = [(p.text, p.calls) for p in ran.programs if p.stage == at]
+        stages.append(examine(programs, layout.plan, part, backend, balance, sends_of(sent[at])))
+    return PipelineReport(layout.plan, backend, tuple(stages))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,30 @@ from polyreme.core.layout import Layout
 from polyreme.distributed.fleet.meta_parallel import PipelineLayer
 from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.pipeline.runtime import Pipeline
+from polyreme.distributed.pipeline.transfer import Sent, recorded
 from polyreme.distributed.pipeline.update import StagedUpdate
 from polyreme.eager.tensor import Tensor
 from polyreme.optimizer import Optimizer
+
+
+class Program(NamedTuple):
+    """One of a step's compiled programs: its stage, its optimized HLO, and how often the step calls it."""
+
+    stage: int
+    name: str
+    text: str
+    calls: int
+
+
+class Ran(NamedTuple):
+    """What a step runs, and what its stages send each other, each with the stage that sends it.
+
+    homes: the chunk that each parameter is at home in, by id.
+    """
+
+    programs: list[Program]
+    sent: list[tuple[int, Sent]]
+    homes: dict[int, int]
 
 
 class StagedStep:
@@ -56,6 +77,29 @@ class StagedStep:
         # a copy: the flag is donated nowhere, but a Tensor may be asked for its value after the next step
         self._update.step(squares, Tensor(self._halted))
         return Tensor(loss), Tensor(norm), key
+
+    def ran(self, tokens: Any, labels: Any) -> Ran:
+        """The forward and backward of two steps run for this batch, of which the second counts; the update is compiled
+        and not run, the gradients are thrown away."""
+        stage_of = {frozenset(at.mesh.devices.flat): s for s, at in enumerate(self._pipeline.layout.stages)}
+        self._gradients(tokens, labels)  # on its first batch a chunk does not know yet whether it draws random numbers
+        self.optimizer.clear_grad()
+        before = {id(call): call.calls for _, _, call in self._pipeline.programs()}
+        with recorded() as sent:
+            self._gradients(tokens, labels)
+        programs = [
+            Program(stage, name, call.compiled().as_text(), call.calls - before[id(call)])
+            for stage, name, call in self._pipeline.programs()
+        ]
+        for group, found in self._update.compiled(self._update.squares(), Tensor(self._halted)):
+            stage = stage_of[frozenset(group.parameters[0]._array.sharding.device_set)]
+            programs += [Program(stage, "update", program.as_text(), 1) for program in found]
+        self.optimizer.clear_grad()
+        homes: dict[int, int] = {}
+        for k, chunk in enumerate(self.layers.get_model_chunks()):
+            for p in chunk.parameters():
+                homes.setdefault(id(p), k)
+        return Ran(programs, [(stage_of[s.source], s) for s in sent if s.source in stage_of], homes)
 
     def evaluate(self, tokens: Any, labels: Any) -> float:
         """Mean loss of a batch, nats a token."""

@@ -325,8 +325,3 @@ def test_the_report_of_a_configuration():
     assert plain["totals"][-1]["kind"] == "all"
     measured = math.fsum(c["wire_bytes"] for c in plain["collectives"])
     assert measured == pytest.approx(plain["totals"][-1]["measured"])
-
-
-def test_pipelines_are_refused():
-    with pytest.raises(ConfigError, match=r"plan\.pp=2.*plan\.pp=1"):
-        communication.report(config(dp=2, pp=2))

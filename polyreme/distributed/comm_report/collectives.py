@@ -114,7 +114,7 @@ def wire_share(kind: str, devices: int) -> float:
         return 0.0
     if kind == "all-reduce":
         return 2 * (devices - 1) / devices
-    if kind in ("collective-permute", "collective-broadcast"):
+    if kind in ("collective-permute", "collective-broadcast", "send"):
         return 1.0
     return (devices - 1) / devices
 
@@ -159,7 +159,7 @@ def origin_of(op_name: str) -> Origin:
             layers += name.split("/")
     primitive = layers.pop() if layers and not text.endswith(")") else ""
     kernel = kernels[-1] if len(kernels) > 1 else ""
-    is_update = any(k.endswith("_update") or k == "global_norm" for k in kernels)
+    is_update = any(k.endswith("_update") or k in ("global_norm", "squares") for k in kernels)
     is_backward = is_backward or any(k.endswith("_grad") or k in ("accumulate", "pull_saved") for k in kernels)
     phase = "update" if is_update else "backward" if is_backward else "forward"
     return Origin(phase, ".".join(layers), kernel, primitive)

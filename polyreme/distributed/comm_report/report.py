@@ -5,6 +5,7 @@ Floor: 5.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -42,8 +43,7 @@ class Total:
 class Report:
     """What a step communicates.
 
-    expected: the formula for the backend; bound: with every pass at work. Both may hold sends between pipeline stages,
-    which no program holds and no total counts.
+    expected: the formula for the backend; bound: with every pass at work.
     """
 
     plan: Plan
@@ -57,8 +57,7 @@ class Report:
         """By kind and axes, the largest first."""
         measured = _sums((c.kind, c.axes, c.total_wire) for c in self.collectives)
         expected, bound = (
-            _sums((t.kind, t.axes, t.total_wire) for t in found if t.kind != "send")
-            for found in (self.expected, self.bound)
+            _sums((t.kind, t.axes, t.total_wire) for t in found) for found in (self.expected, self.bound)
         )
         keys = {*measured, *expected, *bound}
         made = [Total(*key, measured.get(key, 0), expected.get(key, 0), bound.get(key, 0)) for key in keys]
@@ -80,7 +79,8 @@ class Report:
         """Wire bytes a step by "overlapped", "free" and "critical"; see collectives."""
         found = {"overlapped": 0.0, "free": 0.0, "critical": 0.0}
         for c in self.collectives:
-            found[c.overlap] += c.total_wire
+            if c.kind != "send":
+                found[c.overlap] += c.total_wire
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,25 +101,30 @@ class Report:
 
 
 def examine(
-    programs: Iterable[tuple[str, int]], plan: Plan, work: Workload, backend: str, balance: float | None = None
+    programs: Iterable[tuple[str, int]],
+    plan: Plan,
+    work: Workload,
+    backend: str,
+    balance: float | None = None,
+    sends: Iterable[Collective] = (),
 ) -> Report:
     """The Report of a step made of compiled programs: (optimized HLO text, how often it runs in the step).
 
-    backend: cpu, gpu or tpu. balance: FLOP for a wire byte that hide it; see collectives.BALANCE.
+    Under a pipeline, of one stage: programs, work and sends are that stage's. backend: cpu, gpu or tpu. balance: FLOP
+    for a wire byte that hide it; see collectives.BALANCE.
     """
     enough = BALANCE.get(backend, BALANCE["gpu"]) if balance is None else balance
+    # a stage's programs run on its own devices, which no pp tells apart
+    mesh = dataclasses.replace(plan.mesh, pp=1)
     found = [
-        c if runs == 1 else _repeated(c, runs)
-        for text, runs in programs
-        for c in find_collectives(text, plan.mesh, enough)
+        c if runs == 1 else _repeated(c, runs) for text, runs in programs for c in find_collectives(text, mesh, enough)
     ]
     expected = terms(plan, work, COMPILERS.get(backend, BEST))
-    return Report(plan, backend, tuple(found), tuple(expected), tuple(terms(plan, work)))
+    return Report(plan, backend, (*found, *sends), tuple(expected), tuple(terms(plan, work)))
 
 
 def _repeated(collective: Collective, runs: int) -> Collective:
-    fields = {name: getattr(collective, name) for name in collective.__dataclass_fields__}
-    return Collective(**{**fields, "times": collective.times * runs})
+    return dataclasses.replace(collective, times=collective.times * runs)
 
 
 def _sums(items: Iterable[tuple[str, tuple[str, ...] | None, float]]) -> dict[Key, float]:

@@ -22,10 +22,18 @@ mp only), G_i its gradient's. act = b s h w: the residual stream on one device, 
                           and k the bytes of all query and all key heads on one device. arXiv:2309.14509, section 3
     segment, ring         collective-permutes of k and v, sep - 1 forward; of k and v, sep - 1, and of their gradients,
                           sep, backward. arXiv:2310.01889, section 3
-    pipeline              act to the next stage forward and back, for each microbatch; not part of any program.
-                          arXiv:2104.04473, section 2.2
+    pipeline              between stages, no collective and in no program: act to the next stage forward and back, for
+                          each microbatch and each chunk that another stage follows (arXiv:2104.04473, section 2.2);
+                          P_i of a parameter that another stage shares, and G_i back, once a step. A stage has the terms
+                          of its own layers; the first chunk has the embedding's, the last the head's and the loss's.
     scalars               4 bytes each: the loss and the number of its tokens over the batch's axes; for the global
                           norm, one sum for each parameter whose gradient is split, over the axes that split it.
+
+Under a pipeline each microbatch's backward is a program of its own, which ends with the sum of its gradients and begins
+with the gathers of ZeRO 3, and so is each forward: what is said above to be once a step is then once a microbatch, on
+every backend. Updated parameters and the global norm stay once a step. With sequence parallelism a backward gathers the
+inputs of its 2 l block halves again, since the forward keeps a device's part of them only (arXiv:2205.05198, section
+4.2.2); where weights get their gradients in a program of their own, it gathers what came in from behind again too.
 
 Where the compiler does not join sums, a sum over two dims that different axes split is made in two steps, one for each
 dim (the global norm's always is): the gradients of norm gains and tables are counted so.
@@ -33,54 +41,17 @@ dim (the global norm's always is): the gradients of norm gains and tables are co
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
 from polyreme.distributed.comm_report.collectives import wire_share
+from polyreme.distributed.comm_report.workload import ParameterShape, Use, Workload
+from polyreme.errors import ConfigError
 from polyreme.mesh import MeshShape, Plan
 
 SCALAR_BYTES = 4
-Use = Literal["product", "bias", "head", "gain", "shift", "lookup", "positions"]
-
-
-@dataclass(frozen=True)
-class ParameterShape:
-    """One trained parameter: logical dims, whole shape, bytes of an element of it and of its gradient.
-
-    uses: how it is used, once for each place: in a "product" with the tokens, as a "bias" of one, as the "head", whose
-    gradient is made in the forward, as a "gain" or "shift" of each token, as a "lookup" by token or as a table of
-    "positions". The backward reads the values of a product's weight and of a gain only.
-    """
-
-    name: str
-    dims: tuple[str | None, ...]
-    shape: tuple[int, ...]
-    itemsize: int = 4
-    grad_itemsize: int = 4
-    uses: tuple[Use, ...] = ("product",)
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A transformer and the batch one step trains it on.
-
-    batch: rows of the whole step. key_width: width of all key heads together; hidden for plain attention. columns:
-    linear maps in a block that read the same input, by that input: (1, 1) for one product for q, k and v and one for
-    the feed-forward, (3, 2) for q, k, v and gate, up. itemsize: bytes of an activation's element. norms: how often
-    the global norm of the gradients is taken.
-    """
-
-    parameters: tuple[ParameterShape, ...]
-    batch: int
-    seq: int
-    hidden: int
-    num_layers: int
-    key_width: int
-    columns: tuple[int, ...] = (1, 1)
-    itemsize: int = 4
-    norms: int = 1
 
 
 @dataclass(frozen=True)
@@ -109,7 +80,7 @@ BEST = Compiler()
 class Term:
     """One line of the formula: `times` collectives of `payload` bytes over `axes` in a step.
 
-    kind: as in collectives.KINDS, or "send", which no program holds.
+    kind: as in collectives.KINDS, or "send", what goes from stage to stage, outside all programs.
     """
 
     name: str
@@ -123,17 +94,23 @@ class Term:
     @property
     def total_wire(self) -> float:
         """Bytes one device sends in a step."""
-        share = 1.0 if self.kind == "send" else wire_share(self.kind, self.group_size)
-        return self.payload * self.times * share
+        return self.payload * self.times * wire_share(self.kind, self.group_size)
 
 
 def terms(plan: Plan, work: Workload, compiler: Compiler = BEST) -> list[Term]:
-    """The step's collectives by formula, those that move nothing left out.
+    """The step's collectives by formula, those that move nothing left out; with pp > 1 one stage's, and its sends.
+
+    Raises ConfigError with pp > 1 for the work of a whole model: stage_workloads cuts it.
 
     >>> work = Workload((ParameterShape("w", ("embed", "ffn"), (8, 32)),), 8, 4, 8, 0, 8, norms=0)
     >>> [(t.name, t.kind, t.total_wire) for t in terms(Plan.from_degrees(dp=2), work) if t.payload > 8]
     [('gradients', 'all-reduce', 1024.0)]
     """
+    if (plan.mesh.pp > 1) != (work.stage is not None):
+        raise ConfigError(
+            f"mesh {plan.mesh} and the work of stage {work.stage}: under a pipeline the formula is one stage's; cut "
+            "the work with stage_workloads"
+        )
     made = _Terms(plan, work, compiler)
     found = [*made.gradients(), *made.parameters(), *made.tensor(), *made.segment(), *made.pipeline(), *made.scalars()]
     return [t for t in found if t.total_wire > 0]
@@ -154,10 +131,14 @@ class _Terms:
         self.act = self.tokens * work.hidden * work.itemsize
         self.act_summed = self.act if compiler.reduces_low else self.tokens * work.hidden * max(4, work.itemsize)
         self.microbatches = plan.num_microbatches
+        # how often what one program does once is done in a step
+        self.programs = 1 if work.stage is None else plan.num_microbatches
+        at = 0 if work.stage is None else work.stage
+        self.is_last = plan.stage_of_chunk[-1] == at
 
     def gradients(self) -> Iterator[Term]:
         for p in self.work.parameters:
-            nbytes = self._used_bytes(p) / p.itemsize * p.grad_itemsize
+            nbytes = self._bytes(p, "use") / p.itemsize * p.grad_itemsize
             if self.compiler.reassociates:
                 yield from self._best_sum(p, nbytes)
                 continue
@@ -170,9 +151,9 @@ class _Terms:
         axes = {axis for use in p.uses for found, _ in self._sums(use) for axis in found}
         if "sharding" in axes and self.compiler.reduce_scatter and self._is_split(p, "sharding", "state"):
             axes.remove("sharding")
-            yield self._term("gradients", "reduce-scatter", ("sharding",), nbytes, 1, "backward")
+            yield self._term("gradients", "reduce-scatter", ("sharding",), nbytes, self.programs, "backward")
             nbytes /= self.mesh.sharding
-        yield self._term("gradients", "all-reduce", tuple(axes), nbytes, 1, "backward")
+        yield self._term("gradients", "all-reduce", tuple(axes), nbytes, self.programs, "backward")
 
     def _sums(self, use: Use) -> list[tuple[tuple[str, ...], float]]:
         """The partitioner's sums for a gradient: the axes of each, and the share of the gradient it is of.
@@ -192,32 +173,36 @@ class _Terms:
         for p in self.work.parameters:
             if not self._is_split(p, "sharding", "state"):
                 continue
-            nbytes = self._used_bytes(p)
+            nbytes = self._bytes(p, "use")
             if self._is_split(p, "sharding", "param"):
-                yield self._term("parameters", "all-gather", ("sharding",), nbytes, 1, "forward")
+                yield self._term("parameters", "all-gather", ("sharding",), nbytes, self.programs, "forward")
                 if any(use in ("product", "gain") for use in p.uses):
                     again = self.microbatches
                     yield self._term("parameters again", "all-gather", ("sharding",), nbytes, again, "backward")
-            else:
+            elif p.is_home:
                 yield self._term("updated parameters", "all-gather", ("sharding",), nbytes, 1, "update")
 
     def tensor(self) -> Iterator[Term]:
         if not self.is_tensor_parallel:
             return
         m, layers, mp = self.microbatches, self.work.num_layers, ("mp",)
-        looks_up = any(p.dims and p.dims[0] == "vocab" for p in self.work.parameters)
+        looks_up = any("lookup" in p.uses for p in self.work.parameters)
+        scores = any("head" in p.uses for p in self.work.parameters)
         # a map's input gets a part of its gradient from each map that reads it
         columns = len(self.work.columns) if self.compiler.reassociates else sum(self.work.columns)
-        halves = {"forward": 2 * layers + looks_up, "backward": columns * layers + 1}
+        halves = {"forward": 2 * layers + looks_up, "backward": columns * layers + scores}
         for phase, count in halves.items():
             if not self.is_sequence_parallel:
                 yield self._term("block halves", "all-reduce", mp, self.act_summed, count * m, phase)
                 continue
             scatter = "reduce-scatter" if self.compiler.reduce_scatter else "all-reduce"
-            gathered = 2 * layers + (1 if phase == "forward" else looks_up)
+            gathered = 2 * layers + (scores if phase == "forward" else looks_up)
             yield self._term("into block halves", "all-gather", mp, self.act, gathered * m, phase)
+            if self.work.stage is not None and phase == "backward":
+                again = 2 * (layers + self.work.put_off)
+                yield self._term("into block halves again", "all-gather", mp, self.act, again * m, phase)
             yield self._term("out of block halves", scatter, mp, self.act_summed, count * m, phase)
-        if any("vocab" in p.dims for p in self.work.parameters):
+        if scores:
             yield self._term("cross-entropy", "all-reduce", mp, self.tokens * 4, 3 * m, "forward")
 
     def segment(self) -> Iterator[Term]:
@@ -234,18 +219,27 @@ class _Terms:
             yield self._term("attention heads", "all-to-all", axes, 2 * query + 2 * keys, times, phase)
 
     def pipeline(self) -> Iterator[Term]:
-        if self.mesh.pp == 1:
+        if self.work.stage is None:
             return
-        # each stage sends to the next and back; with virtual stages the ring is walked as often as there are chunks
-        crossings = self.microbatches * self.plan.virtual_stages
+        stages, here = self.plan.stage_of_chunk, self.work.stage
+        hops = list(itertools.pairwise(stages))
+        onward = sum(a == here != b for a, b in hops) * self.microbatches
+        back = sum(b == here != a for a, b in hops) * self.microbatches
         piece = self.act / (self.mesh.mp if self.is_sequence_parallel else 1)
-        for phase in ("forward", "backward"):
-            yield self._term("to the next stage", "send", ("pp",), piece, crossings, phase)
+        yield self._send("activations", piece, onward, "forward")
+        yield self._send("gradients of activations", piece, back, "backward")
+        for p in self.work.parameters:
+            if p.name in self.work.sharers:
+                yield self._send("shared parameters", self._bytes(p, "param"), 1, "forward")
+            if not p.is_home:
+                grad = self._bytes(p, "grad") / p.itemsize * p.grad_itemsize
+                yield self._send("gradients of shared parameters", grad, 1, "backward")
 
     def scalars(self) -> Iterator[Term]:
-        yield self._term("loss", "all-reduce", self.token_axes, 2 * SCALAR_BYTES, self.microbatches, "forward")
+        if self.is_last:
+            yield self._term("loss", "all-reduce", self.token_axes, 2 * SCALAR_BYTES, self.microbatches, "forward")
         for p in self.work.parameters if self.work.norms else ():
-            for axes in self._splits(p, "state"):
+            for axes in self._splits(p, "state") if p.is_home else ():
                 yield self._term("global norm", "all-reduce", axes, SCALAR_BYTES, self.work.norms, "update")
 
     def _term(self, name: str, kind: str, axes: Sequence[str], payload: float, times: int, phase: str) -> Term:
@@ -253,11 +247,16 @@ class _Terms:
         size = math.prod(self.mesh.degree(a) for a in live)
         return Term(name, kind, live, payload if size > 1 else 0, times, phase, size)
 
+    @staticmethod
+    def _send(name: str, payload: float, times: int, phase: str) -> Term:
+        return Term(name, "send", ("pp",), payload, times, phase, 2)
+
     def _live(self, axes: Sequence[str]) -> tuple[str, ...]:
         return tuple(a for a in self.mesh.order if a in axes and self.mesh.degree(a) > 1)
 
-    def _used_bytes(self, p: ParameterShape) -> float:
-        return math.prod(p.shape) * p.itemsize / math.prod(self.mesh.degree(a) for a in self._axes(p, "use"))
+    def _bytes(self, p: ParameterShape, kind: str) -> float:
+        """Of the piece on one device."""
+        return math.prod(p.shape) * p.itemsize / math.prod(self.mesh.degree(a) for a in self._axes(p, kind))
 
     def _splits(self, p: ParameterShape, kind: str) -> list[tuple[str, ...]]:
         """The axes of each dim that is split."""
@@ -269,35 +268,3 @@ class _Terms:
 
     def _is_split(self, p: ParameterShape, axis: str, kind: str) -> bool:
         return axis in self._axes(p, kind)
-
-
-def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: int = 1) -> Workload:
-    """The Workload of one of the transformer families (models/gpt.py, models/llama.py) with its parameters as they are.
-
-    norms: how often a step takes the global norm of the gradients.
-    """
-    config = model.config
-    heads = config.num_heads
-    key_width = getattr(config, "num_kv_heads", heads) * (config.hidden_size // heads)
-    named = dict(model.named_parameters())
-    shapes = []
-    for name, p in named.items():
-        if p.stop_gradient:
-            continue
-        width = p._array.dtype.itemsize
-        shapes.append(ParameterShape(name, tuple(p.dims), tuple(p.shape), width, width, _uses(name, named, config)))
-    columns = (3, 2) if hasattr(config, "num_kv_heads") else (1, 1)
-    layers = config.num_layers
-    return Workload(tuple(shapes), batch, seq, config.hidden_size, layers, key_width, columns, itemsize, norms)
-
-
-def _uses(name: str, named: dict, config: Any) -> tuple[Use, ...]:
-    p = named[name]
-    if p.dims[0] == "vocab":
-        return ("lookup", "head") if config.tie_embeddings else ("lookup",)
-    if name.startswith(("positions.", "head.")):
-        return ("positions",) if name.startswith("positions.") else ("head",)
-    if name.endswith(".bias"):
-        weight = named[name.removesuffix("bias") + "weight"]
-        return ("bias",) if len(weight.shape) == 2 else ("shift",)
-    return ("product",) if len(p.shape) == 2 else ("gain",)

@@ -30,8 +30,8 @@ class Done(NamedTuple):
 class Chunk:
     """A function of one Flow on the devices of a stage.
 
-    cut: its backward gives gradients of inputs and of weights in two calls. Parameters whose home is another stage are
-    copied here once a step.
+    cut: its backward gives gradients of inputs and of weights in two calls. What is at home on another stage is copied
+    here: trained parameters once a step, other Tensors whenever they changed.
     """
 
     def __init__(self, run: Callable[[Any], Any], stage: Layout, *, cut: bool) -> None:
@@ -46,6 +46,8 @@ class Chunk:
         self.draws = True
         self._no_key: Any = None
         self._copies: dict[int, jax.Array] = {}
+        # of what is not trained: what was copied, and the copy
+        self._constants: dict[int, tuple[jax.Array, jax.Array]] = {}
         self._values: dict[SplitProgram, list[Any]] = {}
         self._sums: dict[int, tuple[TensorState, jax.Array]] = {}
 
@@ -130,16 +132,23 @@ class Chunk:
         return values
 
     def _here(self, tensor: Any) -> Any:
-        """The value on this stage's devices, copied once a step if it is at home elsewhere."""
+        """The value on this stage's devices, copied if it is at home elsewhere."""
         array = tensor._array
         if array.sharding.device_set == self._devices:
             return array
         if id(tensor) not in self._copies:
-            dims = getattr(tensor, "dims", None)
-            place = self.stage.replicated() if dims is None else self.stage.sharding("param", dims, array.shape)
-            note("parameters", [array])
-            self._copies[id(tensor)] = put(array, place)
+            source, copy = self._constants.get(id(tensor), (None, None))
+            self._copies[id(tensor)] = copy if source is array and copy is not None else self._copy(tensor, array)
         return self._copies[id(tensor)]
+
+    def _copy(self, tensor: Any, array: jax.Array) -> jax.Array:
+        dims = getattr(tensor, "dims", None)
+        place = self.stage.replicated() if dims is None else self.stage.sharding("param", dims, array.shape)
+        note("parameters", [array])
+        copy = put(array, place)
+        if tensor.stop_gradient:
+            self._constants[id(tensor)] = (array, copy)
+        return copy
 
     def _sums_of(self, program: SplitProgram, kept: Kept, cotangents: list[Any] | None) -> list[jax.Array]:
         if any(id(p) not in self._sums for p in program.leaves):

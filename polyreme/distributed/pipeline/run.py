@@ -13,7 +13,7 @@ import jax
 from polyreme.core.layout import Layout
 from polyreme.core.state import TensorState
 from polyreme.distributed.pipeline.chunk import Chunk, Done
-from polyreme.distributed.pipeline.transfer import join, place, send
+from polyreme.distributed.pipeline.transfer import join, note, place, send
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import GradError
 from polyreme.jit.split import Flow
@@ -126,7 +126,7 @@ class Run:
             before = self.chunks[k - 1]
             # the last chunk's inputs end with the labels, which no chunk gave
             ours = gradients[: self._num_given.pop((k, i), None)]
-            self._cotangents[k - 1, i] = ours if before.stage is chunk.stage else send(ours, before.stage)
+            self._cotangents[k - 1, i] = ours if before.stage is chunk.stage else send(ours, before.stage, "gradients")
 
     def _run_weights(self, k: int, i: int) -> None:
         self.chunks[k].weights(self._done.pop((k, i)))
@@ -136,8 +136,7 @@ class Run:
         totals: dict[int, tuple[Any, jax.Array]] = {}
         for chunk in self.chunks:
             for p, array in chunk.gradients():
-                home = p.sharding_of("grad") if hasattr(p, "sharding_of") else None
-                accumulate(totals, p, array if home is None or array.sharding == home else jax.device_put(array, home))
+                accumulate(totals, p, _at_home(p, array))
         self._keep(totals)
 
     @staticmethod
@@ -159,6 +158,16 @@ def accumulate(totals: dict[int, tuple[Any, jax.Array]], p: TensorState, array: 
     """Add a gradient to a parameter's sum so far."""
     known = totals.get(id(p))
     totals[id(p)] = (p, array if known is None else _sum(known[1], array))
+
+
+def _at_home(p: Any, array: jax.Array) -> jax.Array:
+    """A gradient of a parameter on the parameter's own stage."""
+    home = p.sharding_of("grad") if hasattr(p, "sharding_of") else None
+    if home is None or array.sharding == home:
+        return array
+    if array.sharding.device_set != home.device_set:
+        note("parameter gradients", [array])
+    return jax.device_put(array, home)
 
 
 @jax.jit

@@ -24,6 +24,7 @@ from polyreme.distributed.pipeline.run_across import Agreed, RunAcross
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, GradError
+from polyreme.jit.called import Called
 from polyreme.mesh.schedule import Schedule, Task, make_schedule
 from polyreme.nn.layer import Layer
 
@@ -109,6 +110,11 @@ class Pipeline:
                     run.do(Task("F", i, k))
         run.end()
         return [found if every or loss is None else found[loss] for found in run.results()]
+
+    def programs(self, loss: int | None = 0) -> list[tuple[int, str, Called]]:
+        """What ran for the last batch that was run with this loss: (stage, "chunk 0, forward", call)."""
+        placed = zip(self.plan.stage_of_chunk, self._chunks(loss), strict=True)
+        return [(at, f"chunk {k}, {name}", c) for k, (at, chunk) in enumerate(placed) for name, c in chunk.programs]
 
     def drew(self, loss: int | None) -> bool:
         """Whether the last batch that was run with this loss drew random numbers."""

@@ -6,8 +6,10 @@ Floor: 5.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,14 +21,58 @@ from polyreme.jit.split import Flow
 from polyreme.jit.structure import flatten
 
 
+class Sent(NamedTuple):
+    """A value that went to another stage.
+
+    what: "activations", "gradients" (of activations), "parameters" (copies of those that a stage shares) or "parameter
+    gradients" (of those copies). source: devices it came from. shape: of one device's piece.
+    """
+
+    what: str
+    source: frozenset[Any]
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that each device of the source sends."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+_listeners: list[list[Sent]] = []
+
+
+@contextmanager
+def recorded() -> Iterator[list[Sent]]:
+    """Inside the block, what stages of this process send each other is added to the list."""
+    found: list[Sent] = []
+    _listeners.append(found)
+    try:
+        yield found
+    finally:
+        _listeners[:] = [other for other in _listeners if other is not found]
+
+
+def note(what: str, arrays: Iterable[Any]) -> None:
+    """Tell those who listen that these arrays are on their way."""
+    if _listeners:
+        sent = [Sent(what, frozenset(a.sharding.device_set), a.sharding.shard_shape(a.shape), a.dtype) for a in arrays]
+        for found in _listeners:
+            found += sent
+
+
 @functools.lru_cache(maxsize=4096)
 def _on(sharding: Any, stage: Layout) -> NamedSharding:
     return NamedSharding(stage.mesh, sharding.spec) if isinstance(sharding, NamedSharding) else stage.replicated()
 
 
-def send(arrays: Sequence[Any], stage: Layout) -> list[Any]:
-    """The arrays (or None) on another stage, each split there as it was; does not wait for their values."""
+def send(arrays: Sequence[Any], stage: Layout, what: str = "activations") -> list[Any]:
+    """The arrays (or None) on another stage, each split there as it was; does not wait for their values.
+
+    what: as in Sent.
+    """
     present = [a for a in arrays if a is not None]
+    note(what, present)
     moved = iter(jax.device_put(present, [_on(a.sharding, stage) for a in present]))
     return [None if a is None else next(moved) for a in arrays]
 

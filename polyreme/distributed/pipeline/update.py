@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from polyreme.amp import GradScaler
 from polyreme.core import state
 from polyreme.core.meshes import everywhere
 from polyreme.distributed.pipeline.processes import from_all
@@ -65,17 +66,37 @@ class StagedUpdate:
     def step(self, squares: Sequence[Tensor] | None = None, skip: Tensor | None = None) -> None:
         """Clip, update, clear. squares: what squares() gave, computed here if left out and needed. skip: a 0-d bool
         Tensor; where it is True nothing changes but the gradients are cleared."""
-        needed = self.optimizer.clips_together
         if squares is None:
-            squares = self.squares() if needed else ()
+            squares = self.squares() if self.optimizer.clips_together else ()
         self._take()
         for group, update, has in zip(self._groups, self._updates, self._held, strict=True):
             if has:
-                ours = [self._on(group, s) for s in squares] if needed else []
-                update(None if skip is None else self._on(group, skip), ours)
+                update(*self._arguments(group, squares, skip))
         for tensor in self._gradients.values():
             tensor._array = _NOTHING
         self._gradients.clear()
+
+    def compiled(self, squares: Sequence[Tensor], skip: Tensor | None = None) -> list[tuple[MeshGroup, list[Any]]]:
+        """For each stage, what squares() and step(squares, skip) would run for the gradients there are, compiled and
+        not run: jax.stages.Compiled."""
+        self._take()
+        return [
+            (group, [norms.compiled(), update.compiled(*self._arguments(group, squares, skip))])
+            for group, norms, update in zip(self._groups, self._squares, self._updates, strict=True)
+        ]
+
+    def unscale(self, scaler: GradScaler) -> None:
+        """What scaler.unscale_ does, over stages that lie in several processes; scaler.step then takes this object."""
+        if not self._is_spread or not scaler.is_enable():
+            return
+        self._take()
+        scale = scaler.get_loss_scaling()
+        ours = [
+            bool(scaler.unscale_group(group.parameters, self._on(group, scale)).numpy())
+            for group, has in zip(self._groups, self._held, strict=True)
+            if has
+        ]
+        scaler.note(self, [Tensor(jnp.asarray(any(map(any, from_all(ours)))))])
 
     def share_numbers(self) -> None:
         """Tell every process the numbers that the optimizer keeps per parameter of stages that others hold, as a
@@ -92,6 +113,13 @@ class StagedUpdate:
             for name, tensor in copies[group.devices].scalars.items():
                 if not has:
                     state.write(tensor, jnp.asarray(theirs[_leader(group)][i][name]))
+
+    def _arguments(
+        self, group: MeshGroup, squares: Sequence[Tensor], skip: Tensor | None
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """What a group's update takes."""
+        ours = [self._on(group, s) for s in squares] if self.optimizer.clips_together else []
+        return None if skip is None else self._on(group, skip), ours
 
     def _on(self, group: MeshGroup, tensor: Tensor) -> Tensor:
         """A small Tensor on a group's devices."""

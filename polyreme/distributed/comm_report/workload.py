@@ -1,0 +1,124 @@
+"""What a step trains: the parameters, how they are used, and the batch; of a whole model, or of one pipeline stage.
+
+Floor: 5.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from polyreme.mesh import Plan
+
+Use = Literal["product", "bias", "head", "gain", "shift", "lookup", "positions"]
+
+
+@dataclass(frozen=True)
+class ParameterShape:
+    """One trained parameter: logical dims, whole shape, bytes of an element of it and of its gradient.
+
+    uses: how it is used, once for each place: in a "product" with the tokens, as a "bias" of one, as the "head", whose
+    gradient is made in the forward, as a "gain" or "shift" of each token, as a "lookup" by token or as a table of
+    "positions". The backward reads the values of a product's weight and of a gain only.
+    is_home: False on a pipeline stage that uses a copy of another stage's parameter.
+    """
+
+    name: str
+    dims: tuple[str | None, ...]
+    shape: tuple[int, ...]
+    itemsize: int = 4
+    grad_itemsize: int = 4
+    uses: tuple[Use, ...] = ("product",)
+    is_home: bool = True
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A transformer and the batch one step trains it on.
+
+    batch: rows of the whole step. key_width: width of all key heads together; hidden for plain attention. columns:
+    linear maps in a block that read the same input, by that input: (1, 1) for one product for q, k and v and one for
+    the feed-forward, (3, 2) for q, k, v and gate, up. itemsize: bytes of an activation's element. norms: how often
+    the global norm of the gradients is taken. stage: the pipeline stage this is the work of; None for a whole model.
+    sharers: on the stage where they are at home, names of parameters that another stage copies. put_off: layers on the
+    stage whose weights get their gradients in a program of their own.
+    """
+
+    parameters: tuple[ParameterShape, ...]
+    batch: int
+    seq: int
+    hidden: int
+    num_layers: int
+    key_width: int
+    columns: tuple[int, ...] = (1, 1)
+    itemsize: int = 4
+    norms: int = 1
+    stage: int | None = None
+    sharers: tuple[str, ...] = ()
+    put_off: int = 0
+
+
+def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: int = 1) -> Workload:
+    """The Workload of one of the transformer families (models/gpt.py, models/llama.py) with its parameters as they are.
+
+    norms: how often a step takes the global norm of the gradients.
+    """
+    config = model.config
+    heads = config.num_heads
+    key_width = getattr(config, "num_kv_heads", heads) * (config.hidden_size // heads)
+    named = dict(model.named_parameters())
+    shapes = []
+    for name, p in named.items():
+        if p.stop_gradient:
+            continue
+        width = p._array.dtype.itemsize
+        shapes.append(ParameterShape(name, tuple(p.dims), tuple(p.shape), width, width, _uses(name, named, config)))
+    columns = (3, 2) if hasattr(config, "num_kv_heads") else (1, 1)
+    layers = config.num_layers
+    return Workload(tuple(shapes), batch, seq, config.hidden_size, layers, key_width, columns, itemsize, norms)
+
+
+def _uses(name: str, named: dict, config: Any) -> tuple[Use, ...]:
+    p = named[name]
+    if p.dims[0] == "vocab":
+        return ("lookup", "head") if config.tie_embeddings else ("lookup",)
+    if name.startswith(("positions.", "head.")):
+        return ("positions",) if name.startswith("positions.") else ("head",)
+    if name.endswith(".bias"):
+        weight = named[name.removesuffix("bias") + "weight"]
+        return ("bias",) if len(weight.shape) == 2 else ("shift",)
+    return ("product",) if len(p.shape) == 2 else ("gain",)
+
+
+def stage_workloads(work: Workload, plan: Plan, homes: Mapping[str, int]) -> list[Workload]:
+    """The part of each pipeline stage. homes: the chunk that each parameter is at home in, by name.
+
+    A block counts where its parameters are. The last chunk uses the output head, be it at home there or not.
+    """
+    return [_of_stage(work, stage, plan, homes) for stage in range(plan.mesh.pp)]
+
+
+def _of_stage(work: Workload, stage: int, plan: Plan, homes: Mapping[str, int]) -> Workload:
+    last = plan.stage_of_chunk[-1]
+    here: list[ParameterShape] = []
+    sharers = []
+    for p in work.parameters:
+        is_home = plan.stage_of_chunk[homes[p.name]] == stage
+        uses = tuple(use for use in p.uses if (stage == last if use == "head" else is_home))
+        if uses or is_home:
+            here.append(dataclasses.replace(p, uses=uses, is_home=is_home))
+        if is_home and len(uses) < len(p.uses):
+            sharers.append(p.name)
+    chunks = {p.name.split(".")[1]: homes[p.name] for p in here if p.name.startswith("blocks.")}
+    # nothing waits for the gradients of the first chunk's inputs: all of its backward is put off, none is done twice
+    put_off = sum(chunk > 0 for chunk in chunks.values()) if plan.schedule in ("ZBH1", "ZBVPP") else 0
+    return dataclasses.replace(
+        work,
+        parameters=tuple(here),
+        num_layers=len(chunks),
+        stage=stage,
+        sharers=tuple(sharers),
+        put_off=put_off,
+    )

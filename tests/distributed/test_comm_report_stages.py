@@ -1,0 +1,146 @@
+"""What a pipelined step communicates: every stage's programs and sends equal the formula of that stage."""
+
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from polyreme.core.layout import Layout
+from polyreme.distributed.comm_report import PipelineReport, Workload, stage_workloads, terms, workload_of
+from polyreme.distributed.pipeline.transfer import recorded, send
+from polyreme.distributed.placement import clear_plan
+from polyreme.errors import ConfigError
+from polyreme.jit.called import Called
+from polyreme.mesh import Plan
+from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.recipes import communication
+from polyreme.recipes.config import PretrainConfig
+from polyreme.recipes.training import Trainer
+
+CASES = {
+    "gpt 1F1B": ("gpt", 2, {"dp": 2, "mp": 2}),
+    "gpt ZeRO 3, ZBH1": ("gpt", 2, {"sharding": 2, "sharding_stage": 3, "mp": 2, "schedule": "ZBH1"}),
+    "gpt ZBH1, sequence parallel": ("gpt", 2, {"dp": 2, "mp": 2, "sequence_parallel": True, "schedule": "ZBH1"}),
+    "llama ZeRO 1": ("llama", 2, {"sharding": 2, "sharding_stage": 1, "mp": 2}),
+    "llama ZeRO 2, VPP": (
+        "llama", 4, {"sharding": 2, "sharding_stage": 2, "mp": 2, "schedule": "VPP", "virtual_stages": 2},
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _one_device_afterwards():
+    yield
+    clear_plan()
+
+
+def config(family, num_layers, plan):
+    model = {"family": family, "vocab_size": 128, "hidden_size": 32, "num_layers": num_layers, "num_heads": 4}
+    return PretrainConfig.model_validate(
+        {
+            "model": {**model, "seq_len": 16, **({"num_kv_heads": 2} if family == "llama" else {})},
+            "train": {"global_batch": 16, "accumulation": 2},
+            "plan": {"pp": 2, **plan},
+        }
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_stage_equals_its_formula(name):
+    found = communication.report(config(*CASES[name]))
+    assert isinstance(found, PipelineReport)
+    assert not found.unnamed
+    assert len(found.stages) == 2
+    for stage in found.stages:
+        kinds = {total.kind for total in stage.totals}
+        assert {"all-reduce", "send"} <= kinds
+        for total in stage.totals:
+            if total.measured or total.expected:
+                assert total.ratio == pytest.approx(1, abs=0.02), total
+        assert stage.whole.bound <= stage.whole.expected
+    assert found.whole.measured == pytest.approx(math.fsum(s.whole.measured for s in found.stages) / 2)
+
+
+def test_rows_by_hand():
+    found = communication.report(config("gpt", 2, {"dp": 2, "mp": 2}))
+    # 4 rows of 16 tokens, 32 wide, fp32; two microbatches; the tied table is 128 x 32, split in two by mp
+    act, table = 4 * 16 * 32 * 4, 128 * 32 * 4 // 2
+    sent = [
+        {(c.parts[0].origin.layer, c.payload, c.times) for c in stage.collectives if c.kind == "send"}
+        for stage in found.stages
+    ]
+    assert sent == [
+        {("activations", act, 2), ("parameters", table, 1)},
+        {("gradients", act, 2), ("parameter gradients", table, 1)},
+    ]
+    sums = [c for c in found.stages[0].collectives if c.axes == ("dp",)]
+    # gradients are summed when a microbatch's backward ends, so as often as there are microbatches
+    assert sums
+    assert {(c.times, c.parts[0].origin.phase) for c in sums} == {(2, "backward")}
+    text = found.as_text()
+    for word in ("stage 0", "stage 1", "attention.qkv", "gradients of shared parameters", "between programs", "mean"):
+        assert word in text
+    plain = json.loads(json.dumps(found.to_dict()))
+    measured = [math.fsum(c["wire_bytes"] for c in stage["collectives"]) for stage in plain["stages"]]
+    assert sum(measured) / 2 == pytest.approx(plain["whole"]["measured"])
+
+
+def test_looking_at_a_step_changes_no_parameter():
+    trainer = Trainer(config("gpt", 2, {"dp": 2}), jax.devices()[:4])
+    before = {name: np.asarray(p._array) for name, p in trainer.model.named_parameters()}
+    rows = np.zeros((16, 16), np.int64)
+    ran = trainer.ran(rows, rows)
+    calls = {(p.stage, p.name): p.calls for p in ran.programs}
+    chunks = {(0, "chunk 0, forward"), (0, "chunk 0, backward"), (1, "chunk 1, forward"), (1, "chunk 1, backward")}
+    assert calls == {**dict.fromkeys(chunks, 2), (0, "update"): 1, (1, "update"): 1}
+    for name, p in trainer.model.named_parameters():
+        np.testing.assert_array_equal(np.asarray(p._array), before[name])
+        assert p.grad is None
+
+
+def test_one_program_is_not_asked_for_as_many():
+    one = PretrainConfig.model_validate(
+        {
+            "model": {"vocab_size": 32, "hidden_size": 8, "num_layers": 1, "num_heads": 1, "seq_len": 4},
+            "train": {"global_batch": 2},
+        }
+    )
+    with pytest.raises(ConfigError, match=r"no pipeline stages.*compiled\(\)"):
+        Trainer(one, jax.devices()[:1]).ran(np.zeros((2, 4), np.int64), np.zeros((2, 4), np.int64))
+
+
+def test_the_formula_of_a_pipeline_is_one_stages():
+    model = GPT(GPTConfig.nano())
+    whole = workload_of(model, 16, 16)
+    plan = Plan.from_degrees(dp=2, pp=2)
+    with pytest.raises(ConfigError, match=r"stage None.*stage_workloads"):
+        terms(plan, whole)
+    homes = {p.name: int(p.name.startswith(("blocks.1", "norm"))) for p in whole.parameters}
+    stages: list[Workload] = stage_workloads(whole, plan, homes)
+    assert [(s.num_layers, s.sharers) for s in stages] == [(1, ("tokens.weight",)), (1, ())]
+    tables = [next(p for p in s.parameters if p.name == "tokens.weight") for s in stages]
+    assert [(p.uses, p.is_home) for p in tables] == [(("lookup",), True), (("head",), False)]
+    with pytest.raises(ConfigError, match=r"work of stage 0"):
+        terms(Plan.from_degrees(dp=2), stages[0])
+
+
+def test_a_call_remembers_its_first_arguments():
+    add = Called(lambda a, b: a + b, donate_argnums=0)
+    add(jax.numpy.ones(3), 2.0)
+    add(jax.numpy.ones(3), 2.0)
+    assert add.calls == 2
+    assert "f32[3]" in add.compiled().as_text()
+
+
+def test_sends_are_told_to_listeners_only_while_they_listen():
+    at, following = Layout(Plan.from_degrees(pp=2, dp=2), jax.devices()[:4]).stages
+    array = jax.device_put(np.zeros((4, 2), np.float32), at.activation(("batch", None), (4, 2)))
+    with recorded() as outer:
+        with recorded() as inner:
+            send([array, None], following, "gradients")
+        send([array], following)
+    assert [(s.what, s.shape, s.nbytes) for s in inner] == [("gradients", (2, 2), 16)]
+    assert [s.what for s in outer] == ["gradients", "activations"]
+    assert outer[0].source == frozenset(at.mesh.devices.flat)
