@@ -10,8 +10,6 @@ from typing import Annotated
 
 import typer
 
-from polyreme.recipes import config_file
-
 
 def comm(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML configuration of a pretraining run.")],
@@ -29,6 +27,8 @@ def comm(
     unless CPU_NUM says otherwise.
     Example: polyreme comm configs/gpt_kjv.yaml plan.sharding_stage=1
     """
+    from polyreme.recipes import config_file
+
     loaded = config_file.load(config, overrides or [])
     if loaded.config.device == "cpu":
         os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -182,7 +182,7 @@ def test_what_pretrain_hands_to_the_recipe(recipe, monkeypatch):
     assert source["origin"]["train.steps"] == "command line"
     assert source["resume_command"][:5] == ["polyreme", "pretrain", CONFIG, *words]
     assert source["resume_command"][-2:] == ["--resume", "auto"]
-    assert os.environ["CPU_NUM"] == "8"  # the plan's devices, as the configuration asks for the cpu
+    assert os.environ["CPU_NUM"] == "16"  # the plan's devices, as the configuration asks for the cpu
     assert main(source["resume_command"][1:]) == 0
     assert module.calls[1][0] == (config,)
 
@@ -219,7 +219,7 @@ def test_dry_run_shows_settings_origins_and_costs():
     assert rows["parameters"] == ["parameters", "4,240,896"]
     assert rows["steps"][:3] == ["steps", "70", "of"]
     assert rows["memory"][1] == "about"
-    assert "dp2 sharding2 mp2  (8 devices)" in result.stdout
+    assert "dp2 pp2 sharding2 mp2  (16 devices)" in result.stdout
 
 
 def test_data_preview(tmp_path):
