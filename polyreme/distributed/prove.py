@@ -151,6 +151,10 @@ def _step(ours: _Side, alone: _Side, step: int, inputs: Any, labels: Any) -> lis
     want_weights, want_state = alone.weights(), alone.optimizer_state()
     moved = {n: bound.largest(np.asarray(w, np.float64) - before[n]) for n, w in want_weights.items()}
     weights = {n: bound.update(w, moved[n]) for n, w in want_weights.items()}
+    # the forward wrote the buffers, from sums over the batch
+    buffers = {n: w for n, w in want_weights.items() if n not in alone.parameter_names}
+    largest = max(map(bound.largest, buffers.values()), default=0.0)
+    weights |= {n: bound.gradient(b, largest) for n, b in buffers.items() if dtypes.is_inexact(b.dtype)}
     found += _compared("weight", step, ours.weights(), want_weights, weights)
     states = {n: bound.update(s, bound.largest(s)) for n, s in want_state.items()}
     found += _compared("optimizer state", step, ours.optimizer_state(), want_state, states)
@@ -178,7 +182,8 @@ class Bound:
         positions = max((math.prod(a.shape[:2]) for a in leaves), default=1)
         longest = max(max(w.shape, default=1) for w in weights.values())
         low = [np.dtype(dtypes.as_dtype(side.amp[1]))] if side.amp else []
-        eps = max(float(jax.numpy.finfo(d).eps) for d in [*low, *(w.dtype for w in weights.values())])
+        kinds = [*low, *(w.dtype for w in weights.values() if dtypes.is_inexact(w.dtype))]
+        eps = max((float(jax.numpy.finfo(d).eps) for d in kinds), default=0.0)
         return cls(eps, positions * longest, len(weights))
 
     def loss(self, value: np.ndarray) -> float:
@@ -295,6 +300,11 @@ class _Side:
             loss.backward()
             total = loss.detach() if total is None else total + loss.detach()
         return total
+
+    @property
+    def parameter_names(self) -> set[str]:
+        """Names among those of weights() that the optimizer, not the forward, changes."""
+        return {n for n, _ in self._parameters()}
 
     def _parameters(self) -> list[tuple[str, Any]]:
         return list(self.model.named_parameters())

@@ -111,6 +111,34 @@ def test_a_wrong_gradient_is_found_and_named(monkeypatch):
     assert "NOT equal: first the loss" in str(proof)
 
 
+class Counted(nn.Layer):
+    """A batch norm, whose statistics are sums over the batch, and a count."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.norm, self.step = nn.BatchNorm1D(4), step
+        self.register_buffer("count", paddle.zeros([1], dtype="int32"))
+
+    def forward(self, x):
+        self.count.set_value(self.count + self.step())
+        return self.norm(x)
+
+
+def test_buffers_that_the_forward_writes_are_compared():
+    def proved(step):
+        def build():
+            return PipelineLayer([Counted(step), nn.Linear(4, 2)], num_stages=2, loss_fn=nn.MSELoss())
+
+        plan = Plan.from_degrees(dp=2, pp=2, num_microbatches=2)
+        return prove(build, plan, small(2), optimizer=sgd, devices=jax.devices()[:4])
+
+    proof = proved(lambda: 1)
+    assert proof.holds, str(proof)
+    # one count too many where there are several devices
+    first = proved(lambda: layout.active.layout.plan.mesh.dp).first_difference
+    assert (first.what, first.name, first.error) == ("weight", "0.count", 2)
+
+
 def test_a_wrong_update_is_found(monkeypatch):
     right = SGD.rule
 
