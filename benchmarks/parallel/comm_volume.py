@@ -10,7 +10,9 @@ import argparse
 
 import steps as s
 
-from polyreme.distributed.comm_report import examine, workload_of
+from polyreme.distributed.comm_report import PipelineReport, Report, examine, workload_of
+from polyreme.recipes import communication
+from polyreme.recipes.config import PretrainConfig
 
 TOLERANCE = 0.02
 PLANS = {
@@ -29,24 +31,62 @@ PLANS = {
     "dp2 sep4, ring": {"dp": 2, "sep": 4, "sep_attention": "ring"},
     "sharding2 sep2 mp2, stage 2": {"sharding": 2, "sep": 2, "mp": 2, "sharding_stage": 2, "sep_attention": "ulysses"},
 }  # fmt: skip
+# these with 4 layers and two microbatches
+PIPELINES = {
+    "pp2 dp2 mp2, 1F1B": {"pp": 2, "dp": 2, "mp": 2},
+    "pp4 dp2, 1F1B": {"pp": 4, "dp": 2},
+    "pp2 sharding2 mp2, stage 1, 1F1B": {"pp": 2, "sharding": 2, "mp": 2, "sharding_stage": 1},
+    "pp2 sharding2 mp2, stage 2, VPP": {
+        "pp": 2,
+        "sharding": 2,
+        "mp": 2,
+        "sharding_stage": 2,
+        "schedule": "VPP",
+        "virtual_stages": 2,
+    },
+    "pp2 sharding2 mp2, stage 3, 1F1B": {"pp": 2, "sharding": 2, "mp": 2, "sharding_stage": 3},
+    "pp2 sharding2 mp2, stage 3, ZBH1": {"pp": 2, "sharding": 2, "mp": 2, "sharding_stage": 3, "schedule": "ZBH1"},
+    "pp2 dp2 mp2, ZBVPP": {"pp": 2, "dp": 2, "mp": 2, "schedule": "ZBVPP", "virtual_stages": 2},
+    "pp2 dp2 mp2, ZBH1, sequence parallel": {
+        "pp": 2,
+        "dp": 2,
+        "mp": 2,
+        "schedule": "ZBH1",
+        "sequence_parallel": True,
+    },
+}
 SIZES = {
     "gpt": {"hidden_size": 64, "num_heads": 8, "seq_len": 32, "vocab_size": 512},
     "llama": {"hidden_size": 64, "num_heads": 8, "num_kv_heads": 4, "ffn_size": 192, "seq_len": 32, "vocab_size": 512},
 }
 
 
-def row(family: str, name: str, degrees: dict) -> tuple:
-    """One line of the table; ends the program if the plan misses its formula."""
+def examined(family: str, degrees: dict) -> Report:
+    """The report of a step under a plan without pipeline stages."""
     plan = s.Plan.from_degrees(**degrees)
     step = s.Step(family, plan, **SIZES[family])
     work = workload_of(step.model, step.batch, step.model.config.seq_len)
-    found = examine([(step.compiled().as_text(), 1)], plan, work, "cpu")
+    return examine([(step.compiled().as_text(), 1)], plan, work, "cpu")
+
+
+def examined_stages(family: str, degrees: dict) -> Report | PipelineReport:
+    """The report of a step over pipeline stages."""
+    s.clear_plan()
+    model = {"family": family, "num_layers": 4, **SIZES[family]}
+    train = {"global_batch": 16, "accumulation": 2}
+    return communication.report(PretrainConfig.model_validate({"model": model, "train": train, "plan": degrees}))
+
+
+def row(family: str, name: str, found: Report | PipelineReport) -> tuple:
+    """One line of the table; ends the program if the plan misses its formula."""
     worst = max((abs(t.ratio - 1) for t in found.totals if t.measured or t.expected), default=0.0)
     if found.unnamed or worst > TOLERANCE:
         raise SystemExit(f"{family}, {name}: not what the formula says\n{found.as_text()}")
     whole = found.whole
     sizes = (f"{whole.measured / 1024:,.1f}", f"{whole.expected / 1024:,.1f}", f"{whole.measured / whole.expected:.4f}")
-    return (family, name, len(found.collectives), *sizes, f"{worst:.2%}", f"{whole.bound / 1024:,.1f}")
+    reports = found.stages if isinstance(found, PipelineReport) else (found,)
+    rows = sum(len(report.collectives) for report in reports)
+    return (family, name, rows, *sizes, f"{worst:.2%}", f"{whole.bound / 1024:,.1f}")
 
 
 def main() -> None:
@@ -55,19 +95,21 @@ def main() -> None:
     parser.add_argument("--save", metavar="NAME", help="also write benchmarks/results/NAME.md")
     options = parser.parse_args()
     rows: list[tuple] = [
-        ("model", "plan", "collectives", "KiB, HLO", "KiB, formula", "ratio", "worst kind and axes", "KiB, lower bound")
+        ("model", "plan", "rows", "KiB, HLO", "KiB, formula", "ratio", "worst kind and axes", "KiB, lower bound")
     ]
     for family in SIZES:
-        for name, degrees in PLANS.items():
-            rows.append(row(family, name, degrees))
-            print(*rows[-1], sep="  ", flush=True)
+        for plans, look in ((PLANS, examined), (PIPELINES, examined_stages)):
+            for name, degrees in plans.items():
+                rows.append(row(family, name, look(family, degrees)))
+                print(*rows[-1], sep="  ", flush=True)
     text = s.markdown(rows)
     if options.save:
         what = (
             "Wire bytes that one device sends in a training step (2 layers, 64 wide, batch 16 x 32, vocabulary 512, "
             "float32, AdamW, clipped by global norm) over 8 virtual CPU devices. XLA's CPU compiler has no "
             "reduce-scatter and joins no sums of all-reduces, which the formula for it counts; the lower bound has "
-            "both."
+            "both. Pipelines (pp) have 4 layers and two microbatches; their bytes are the mean over all devices, "
+            "what stages send each other included."
         )
         print(s.save(options.save, "Collective volume against the formula", what, text))
 

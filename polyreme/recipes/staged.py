@@ -83,7 +83,7 @@ class StagedStep:
         and not run, the gradients are thrown away."""
         stage_of = {frozenset(at.mesh.devices.flat): s for s, at in enumerate(self._pipeline.layout.stages)}
         self._gradients(tokens, labels)  # on its first batch a chunk does not know yet whether it draws random numbers
-        self.optimizer.clear_grad()
+        self.optimizer.clear_grad(set_to_zero=False)
         before = {id(call): call.calls for _, _, call in self._pipeline.programs()}
         with recorded() as sent:
             self._gradients(tokens, labels)
@@ -94,7 +94,7 @@ class StagedStep:
         for group, found in self._update.compiled(self._update.squares(), Tensor(self._halted)):
             stage = stage_of[frozenset(group.parameters[0]._array.sharding.device_set)]
             programs += [Program(stage, "update", program.as_text(), 1) for program in found]
-        self.optimizer.clear_grad()
+        self.optimizer.clear_grad(set_to_zero=False)
         homes: dict[int, int] = {}
         for k, chunk in enumerate(self.layers.get_model_chunks()):
             for p in chunk.parameters():

@@ -131,7 +131,7 @@ def test_a_call_remembers_its_first_arguments():
     add(jax.numpy.ones(3), 2.0)
     add(jax.numpy.ones(3), 2.0)
     assert add.calls == 2
-    assert "f32[3]" in add.compiled().as_text()
+    assert "[3]{0} parameter(0)" in add.compiled().as_text()
 
 
 def test_sends_are_told_to_listeners_only_while_they_listen():
