@@ -311,6 +311,10 @@ def test_wrong_use_is_refused():
         model.train_batch(batch, None)
     with pytest.raises(TypeError, match=r"takes an amp.GradScaler as its scaler, got float"):
         model.train_batch(batch, optimizer, scaler=2.0)
+    with pytest.raises(TypeError, match=r"takes an optimizer.lr scheduler as its lr_scheduler, got float"):
+        model.train_batch(batch, optimizer, 0.1)
+    with pytest.raises(ConfigError, match="loss_fn_idx='0', the"):
+        model.train_batch(batch, optimizer, loss_fn_idx="0")
     with pytest.raises(ConfigError, match="loss_fn_idx=1, the PipelineLayer has 1 loss functions"):
         model.train_batch(batch, optimizer, loss_fn_idx=1)
     with pytest.raises(ShapeError, match="inputs has 31 rows, a batch has 32: 4 microbatches of 8 rows"):

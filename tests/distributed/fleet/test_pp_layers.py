@@ -102,6 +102,11 @@ def relu(x):
         ({"num_stages": 2, "num_virtual_pipeline_stages": 3, "use_dualpipev": True}, r"2 chunks on each stage"),
         ({"num_stages": 2, "recompute_interval": -1}, r"recompute_interval is a whole number of at least 0"),
         ({"num_stages": 2, "recompute_ctx": {"ofload": True}}, r"unknown key 'ofload'.*did you mean 'offload'"),
+        (
+            {"num_stages": 2, "recompute_ctx": {"offload": "no"}},
+            r"recompute_ctx\['offload'\] is True or False, got 'no'",
+        ),
+        ({"num_stages": 2, "use_dualpipev": "no"}, r"use_dualpipev is True or False, got 'no'"),
         ({"num_stages": 2, "loss_fn": Linear(2, 2)}, r"loss_fn Linear has parameters"),
     ],
 )
@@ -120,6 +125,7 @@ def test_bad_settings_are_refused(settings, message):
         (lambda: PipelineLayer(Linear(2, 2), 1), r"layers is a list.*got Linear"),
         (lambda: PipelineLayer([ReLU()], 1, recompute_ctx=3), r"recompute_ctx is a dict.*got 3"),
         (lambda: PipelineLayer([ReLU()], 1, loss_fn=[3]), r"loss_fn is a function"),
+        (lambda: PipelineLayer([ReLU()], topology=3), r"topology is a CommunicateTopology, got int"),
     ],
 )
 def test_wrong_types_are_refused(make, message):

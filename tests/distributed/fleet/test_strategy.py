@@ -204,6 +204,7 @@ def test_degrees_make_the_mesh(degrees, mesh):
         ({"mp_degree": 3}, r"'dp' cannot be sized.*mp3.*nearest that use 8"),
         ({"dp_degree": 3, "mp_degree": 2}, r"dp3 mp2 needs 6 devices, 8 given; the nearest that use 8: 'dp4 mp2'"),
         ({"mp_degree": 0}, r"'mp' has degree 0"),
+        ({"dp_degree": -2}, r"'dp' has degree -2"),
     ],
 )
 def test_degrees_that_do_not_fit_name_the_nearest(degrees, match):

@@ -118,7 +118,7 @@ def _mesh(strategy: DistributedStrategy, num_devices: int) -> MeshShape:
                 f"DistributedStrategy.{switch} is on but {axis}_degree is 1; set hybrid_configs {axis}_degree above 1"
             )
     order = tuple(axis for axis in hybrid["order"] if axis != "cp")
-    is_free = degrees["dp"] < 0
+    is_free = degrees["dp"] == -1
     mesh = MeshShape(**{**degrees, "dp": 1 if is_free else degrees["dp"]}, order=order)
     if is_free:
         return mesh.grow("dp", num_devices)

@@ -77,7 +77,7 @@ class PipelineParallel(Layer):
         loss of every microbatch instead, [accumulate_steps].
         """
         scaler = self._scaler if scaler is None else scaler
-        _check_trainers(optimizer, scaler)
+        _check_trainers(optimizer, scaler, lr_scheduler)
         self._layers.train()
         losses, batch = self._forward_backward(data, scaler, loss_fn_idx)
         self._step(optimizer, scaler)
@@ -150,6 +150,8 @@ class PipelineParallel(Layer):
         if scaler is None:
             ours.step()
         else:
+            if isinstance(ours, StagedUpdate):
+                ours.unscale(scaler)
             scaler.step(ours)
             scaler.update()
         optimizer.clear_grad()
@@ -166,8 +168,8 @@ class PipelineParallel(Layer):
     def _checked_loss(self, index: int) -> int:
         if not self._losses:
             raise ConfigError("this PipelineLayer has no loss_fn; give it one, or use eval_batch without compute_loss")
-        if not 0 <= index < len(self._losses):
-            raise ConfigError(f"loss_fn_idx={index}, the PipelineLayer has {len(self._losses)} loss functions")
+        if not isinstance(index, int) or not 0 <= index < len(self._losses):
+            raise ConfigError(f"loss_fn_idx={index!r}, the PipelineLayer has {len(self._losses)} loss functions")
         return index
 
     # the model itself
@@ -181,7 +183,7 @@ class PipelineParallel(Layer):
         return self._layers.set_state_dict(state_dict, *args, **kwargs)
 
 
-def _check_trainers(optimizer: Any, scaler: Any) -> None:
+def _check_trainers(optimizer: Any, scaler: Any, lr_scheduler: Any) -> None:
     if not isinstance(optimizer, (Optimizer, HybridParallelOptimizer)):
         raise TypeError(
             f"train_batch takes the optimizer that distributed_optimizer gave, got {type(optimizer).__name__}; to "
@@ -189,6 +191,11 @@ def _check_trainers(optimizer: Any, scaler: Any) -> None:
         )
     if scaler is not None and not isinstance(scaler, GradScaler):
         raise TypeError(f"train_batch takes an amp.GradScaler as its scaler, got {type(scaler).__name__}")
+    if lr_scheduler is not None and not callable(getattr(lr_scheduler, "step", None)):
+        raise TypeError(
+            f"train_batch takes an optimizer.lr scheduler as its lr_scheduler, got {type(lr_scheduler).__name__}; give "
+            "a learning rate to the optimizer"
+        )
 
 
 def plan_of(layers: PipelineLayer, plan: Plan) -> Plan:

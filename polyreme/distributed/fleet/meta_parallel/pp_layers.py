@@ -279,6 +279,8 @@ def _stages(num_stages: Any, topology: Any) -> int:
     if num_stages is None and topology is None:
         raise ConfigError("PipelineLayer: give num_stages, or a topology with an axis 'pipe'")
     if topology is not None:
+        if not callable(getattr(topology, "get_dim", None)):
+            raise TypeError(f"PipelineLayer: topology is a CommunicateTopology, got {type(topology).__name__}")
         found = int(topology.get_dim("pipe"))
         if num_stages not in (None, found):
             raise ConfigError(f"PipelineLayer: num_stages={num_stages}, but the topology has {found}; give one of them")
@@ -287,6 +289,7 @@ def _stages(num_stages: Any, topology: Any) -> int:
 
 
 def _virtual_stages(number: int | None, use_dualpipev: bool) -> int:
+    _check_bool("use_dualpipev", use_dualpipev)
     if number is not None:
         _at_least("num_virtual_pipeline_stages", number, 1)
     if use_dualpipev and number not in (None, 2):
@@ -308,6 +311,11 @@ def _at_least(name: str, value: Any, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"PipelineLayer: {name} is a whole number of at least {least}, got {value!r}")
     return value
+
+
+def _check_bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"PipelineLayer: {name} is True or False, got {value!r}")
 
 
 def _checked_losses(loss_fn: Any) -> Any:
@@ -350,8 +358,10 @@ def _keep(ctx: Any) -> Keep:
     for key in ctx or {}:
         if key not in known:
             raise ConfigError(f"PipelineLayer: unknown key {key!r} in recompute_ctx{did_you_mean(key, known)}")
-    given = ctx or {}
-    return Keep(bool(given.get("offload", False)), "mp" if given.get("partition", False) else None)
+    given = {"offload": False, "partition": False, **(ctx or {})}
+    for key in ("offload", "partition"):
+        _check_bool(f"recompute_ctx[{key!r}]", given[key])
+    return Keep(given["offload"], "mp" if given["partition"] else None)
 
 
 __all__ = ["FIRST_SEED", "LayerDesc", "PipelineChunk", "PipelineLayer", "SharedLayerDesc"]
