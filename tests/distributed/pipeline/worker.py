@@ -7,6 +7,7 @@ import numpy as np
 
 import polyreme as paddle
 from polyreme import distributed as dist
+from polyreme.amp import GradScaler
 from polyreme.core import rng
 from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.pipeline.chunks import in_chunks
@@ -22,7 +23,8 @@ DATA = np.random.default_rng(0).integers(0, 128, (2, 8, 17))
 
 
 def train(plan, devices=None):
-    """Losses and gradient norms of two steps with dropout and clipping, then a validation loss and the counters."""
+    """Losses and gradient norms of two steps with dropout and clipping, the loss of two scaled ones of which the first
+    overflows, a validation loss and the counters."""
     paddle.seed(5)
     model = GPT(GPTConfig.nano(num_layers=4, dropout=0.1))
     chunks = in_chunks(model, plan)
@@ -40,6 +42,13 @@ def train(plan, devices=None):
         squares = update.squares()
         norms.append(float(np.sqrt(sum(np.asarray(s.numpy(), np.float64).sum() for s in squares))))
         update.step(squares)
+    for scaler in (GradScaler(init_loss_scaling=2.0**127), GradScaler(init_loss_scaling=2.0**10)):
+        scale = scaler.get_loss_scaling()._array
+        found = pipe.train(batch, rng.default_generator.branches(len(batch)), scale=scale)
+        update.unscale(scaler)
+        scaler.step(update)
+        scaler.update()
+        losses.append(float(pipe.mean(found, batch)))
     model.eval()
     found = pipe.evaluate(batch, rng.default_generator.branches(len(batch)))
     (logits,) = pipe.evaluate(cut([DATA[0, :2, :-1], None], 1, None), rng.default_generator.branches(1), loss=None)
