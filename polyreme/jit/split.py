@@ -20,14 +20,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from polyreme.core import amp_policy, backend, layout, rng
+from polyreme.core import amp_policy, backend, layout, rng, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError
 from polyreme.jit.called import Called
-from polyreme.jit.capture import Capture, nodes_behind, stale, watching, where_defined
+from polyreme.jit.capture import Capture, nodes_behind, same_parts, stale, watching, where_defined
 from polyreme.jit.convert import converted
 from polyreme.jit.liveness import used_arguments
 from polyreme.jit.structure import Spec, flatten, rebuild
@@ -137,8 +137,9 @@ class SplitProgram:
         self.draws = False
         # parameters that belong to another stage: how they are laid out on this one
         self.moved: list[tuple[Any, dict[str, Any]]] = []
-        self.layers: tuple[tuple[Any, bool], ...] = ()
+        self.layers: tuple[tuple[Any, bool, tuple], ...] = ()
         self.read, self.written = self._discover()
+        self._hooks, self._hooks_seen = self._hooks_now(), state.leaf_hooks.version
         self._outs: Flow | None = None
         self._graph: _Graph | None = None
         self._put_off: list[tuple[tape.Node, tuple[int, ...]]] = []
@@ -152,12 +153,25 @@ class SplitProgram:
         self._weights = _compiled(self._trace_weights, fn, "weights", donate_argnums=4)
 
     def serves(self) -> bool:
-        """True while the Layers called are in the mode they were captured in, and the same state wants gradients."""
+        """True while the Layers called are in the mode they were captured in and put together from the same parts,
+        hooks included, and the same state wants gradients."""
         return (
             self._modes == (amp_policy.active.policy, dtypes.default_dtype())
-            and all(layer.training is training for layer, training in self.layers)
+            and all(layer.training is training and same_parts(layer, parts) for layer, training, parts in self.layers)
             and all(t.stop_gradient is s for t, s in self._stopped)
+            and self._same_hooks()
         )
+
+    def _same_hooks(self) -> bool:
+        """True if the parameters have the gradient hooks they were captured with."""
+        if self._hooks_seen != state.leaf_hooks.version:
+            if self._hooks_now() != self._hooks:
+                return False
+            self._hooks_seen = state.leaf_hooks.version
+        return True
+
+    def _hooks_now(self) -> list[tuple]:
+        return [tuple(getattr(t, "_hooks", {}).values()) for t in (*self.read, *self.written)]
 
     # running
 
@@ -235,7 +249,7 @@ class SplitProgram:
         met: list[tuple[TensorState, bool]] = []
         jax.eval_shape(abstract, self.example.arrays)
         key = rng.default_generator.key_state()
-        self.layers = tuple((layer, training) for layer, training, _ in capture.layers.values())
+        self.layers = tuple(capture.layers.values())
         self._stopped = tuple((t, t.stop_gradient) for t, _ in met)
         return [t for t, w in met if not w and t is not key], [t for t, w in met if w and t is not key]
 

@@ -170,6 +170,41 @@ def test_gradients_of_a_float64_model_are_exact_to_float64():
         np.testing.assert_allclose(p.grad.numpy(), want, rtol=0, atol=2.0**-53 * 64)
 
 
+def double_gradient(layers):
+    layers.parameters()[0].register_hook(lambda g: g * 2)
+
+
+def halve_output(layers):
+    layers.sublayers()[0].register_forward_post_hook(lambda layer, inputs, out: out * 0.5)
+
+
+def replace_bias(layers):
+    layers.sublayers()[0].bias = None
+
+
+@pytest.mark.parametrize("change", [double_gradient, halve_output, replace_bias])
+def test_a_model_changed_between_two_steps_is_captured_again(change):
+    g = np.random.default_rng(5)
+    batch = cut([g.standard_normal((4, 4), np.float32), g.standard_normal((4, 2), np.float32)], 2, None)
+
+    def grads(change_at):
+        paddle.seed(1)
+        plan = Plan.from_degrees(pp=2, num_microbatches=2)
+        layers, pipe = pipeline([nn.Linear(4, 3), nn.Linear(3, 2)], [nn.functional.mse_loss], plan)
+        for step in range(2):
+            if step == change_at:
+                change(layers)
+            layers.clear_gradients()
+            pipe.train(batch, rng.default_generator.branches(2))
+        return {n: p.grad.numpy() for n, p in layers.named_parameters()}
+
+    want, late, never = grads(0), grads(1), grads(2)
+    assert want.keys() == late.keys()
+    for name, value in want.items():
+        np.testing.assert_array_equal(late[name], value, err_msg=name)
+    assert want.keys() != never.keys() or any((never[name] != value).any() for name, value in want.items())
+
+
 def test_gradients_are_of_the_mean_over_all_rows():
     paddle.seed(1)
     layer = nn.Linear(4, 1)
