@@ -198,11 +198,13 @@ class Optimizer(OptimizerState):
 
     def _update(self, devices: Devices, live: list[Any], skip: Tensor | None, squares: Sequence[Tensor]) -> None:
         """One compiled update; squares as in update_group."""
-        key = (tuple((self._options(p), p.dtype, id(p) in self._masters) for p in live), len(squares))
+        together = self._clipped_together() if squares else {}
+        # whose norms count is a matter of parameters on other devices too
+        norms = tuple((clip, *places) for clip, places in together.items())
+        key = (tuple((self._options(p), p.dtype, id(p) in self._masters) for p in live), len(squares), norms)
         update = self._updates.get(key)
         if update is None:
             name = f"{type(self).__name__.lower()}_update"
-            together = self._clipped_together() if squares else {}
             update = self._updates[key] = compile_update(
                 self.rule, self.prepare, self._leaves(live, key[0]), name, together
             )

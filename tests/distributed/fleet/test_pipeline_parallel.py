@@ -298,6 +298,25 @@ def test_a_step_updates_in_place_and_leaves_nothing_behind(schedule):
     assert [places(p) for p in model.parameters()] == where
 
 
+def test_need_clip_of_one_stage_counts_on_every_stage_from_the_next_step_on():
+    init(pp=2)
+    layers = PipelineLayer([nn.Linear(4, 4), nn.Linear(4, 4)], 2, loss_fn=nn.MSELoss())
+    model = fleet.distributed_model(layers)
+    clip = ClipGradByGlobalNorm(2.0**-8)
+    optimizer = fleet.distributed_optimizer(SGD(1.0, parameters=layers.parameters(), grad_clip=clip))
+    g = np.random.default_rng(2)
+    batch = [g.standard_normal((16, 4), np.float32), g.standard_normal((16, 4), np.float32)]
+    data = [[batch[0][i : i + 4] for i in range(0, 16, 4)], [batch[1][i : i + 4] for i in range(0, 16, 4)]]
+    model.train_batch(data, optimizer)
+    layers.parameters()[0].need_clip = False
+    before = [p.numpy().astype(np.float64) for p in layers.parameters()]
+    model.train_batch(data, optimizer)
+    moved = [b - p.numpy() for b, p in zip(before, layers.parameters(), strict=True)]
+    # those that are clipped have the norm that was asked for, between them; 48 terms
+    norm = np.sqrt(sum((m**2).sum() for m in moved[1:]))
+    assert norm == pytest.approx(2.0**-8, rel=2.0**-23 * 48 + 2.0**-23 * 2**8)
+
+
 def test_wrong_use_is_refused():
     with pytest.raises(TypeError, match="a pipeline needs a PipelineLayer, got Linear"):
         PipelineParallel(nn.Linear(2, 2))
