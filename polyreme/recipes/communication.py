@@ -39,6 +39,8 @@ def report(config: PretrainConfig, balance: float | None = None) -> Report | Pip
     itemsize = 4 if config.train.amp_level == "O0" else 2
     work = workload_of(trainer.model, batch, seq, itemsize=itemsize)
     if plan.mesh.pp > 1:
+        # under O1 products are in 16 bits and the sums between blocks, begun by the embeddings, in 32
+        work = dataclasses.replace(work, sent_itemsize=2 if config.train.amp_level == "O2" else 4)
         return _of_stages(trainer, rows, work, balance)
     # the step takes the global norm once itself, to see that it is finite, and once to clip
     work = dataclasses.replace(work, norms=1 if config.train.clip_norm is None else 2)

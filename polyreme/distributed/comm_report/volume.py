@@ -138,7 +138,8 @@ class _Terms:
 
     def gradients(self) -> Iterator[Term]:
         for p in self.work.parameters:
-            nbytes = self._bytes(p, "use") / p.itemsize * p.grad_itemsize
+            width = p.grad_itemsize if self.compiler.reduces_low else max(4, p.grad_itemsize)
+            nbytes = self._bytes(p, "use") / p.itemsize * width
             if self.compiler.reassociates:
                 yield from self._best_sum(p, nbytes)
                 continue
@@ -225,14 +226,16 @@ class _Terms:
         hops = list(itertools.pairwise(stages))
         onward = sum(a == here != b for a, b in hops) * self.microbatches
         back = sum(b == here != a for a, b in hops) * self.microbatches
-        piece = self.act / (self.mesh.mp if self.is_sequence_parallel else 1)
+        piece = self.tokens * self.work.hidden * (self.work.sent_itemsize or self.work.itemsize)
+        piece /= self.mesh.mp if self.is_sequence_parallel else 1
         yield self._send("activations", piece, onward, "forward")
         yield self._send("gradients of activations", piece, back, "backward")
         for p in self.work.parameters:
             if p.name in self.work.sharers:
                 yield self._send("shared parameters", self._bytes(p, "param"), 1, "forward")
             if not p.is_home:
-                grad = self._bytes(p, "grad") / p.itemsize * p.grad_itemsize
+                # microbatches are added up in 32 bits (master gradients)
+                grad = self._bytes(p, "grad") / p.itemsize * max(4, p.grad_itemsize)
                 yield self._send("gradients of shared parameters", grad, 1, "backward")
 
     def scalars(self) -> Iterator[Term]:

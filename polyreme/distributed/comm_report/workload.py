@@ -43,7 +43,8 @@ class Workload:
     the feed-forward, (3, 2) for q, k, v and gate, up. itemsize: bytes of an activation's element. norms: how often
     the global norm of the gradients is taken. stage: the pipeline stage this is the work of; None for a whole model.
     sharers: on the stage where they are at home, names of parameters that another stage copies. put_off: layers on the
-    stage whose weights get their gradients in a program of their own.
+    stage whose weights get their gradients in a program of their own. sent_itemsize: bytes of an element of what goes
+    from stage to stage, itemsize if None.
     """
 
     parameters: tuple[ParameterShape, ...]
@@ -58,6 +59,7 @@ class Workload:
     stage: int | None = None
     sharers: tuple[str, ...] = ()
     put_off: int = 0
+    sent_itemsize: int | None = None
 
 
 def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: int = 1) -> Workload:
