@@ -65,6 +65,7 @@ def test_every_stage_equals_its_formula(name):
 
 def test_rows_by_hand():
     found = communication.report(config("gpt", 2, {"dp": 2, "mp": 2}))
+    assert isinstance(found, PipelineReport)
     # 4 rows of 16 tokens, 32 wide, fp32; two microbatches; the tied table is 128 x 32, split in two by mp
     act, table = 4 * 16 * 32 * 4, 128 * 32 * 4 // 2
     sent = [
