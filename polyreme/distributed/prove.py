@@ -26,14 +26,15 @@ from polyreme.core import rng, state
 from polyreme.core.backend import Device
 from polyreme.distributed.checkpoint import CheckpointStore
 from polyreme.distributed.fleet.meta_parallel.pp_layers import PipelineLayer
+from polyreme.distributed.pipeline import transfer
 from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.pipeline.chunks import in_chunks
 from polyreme.distributed.pipeline.run import Microbatch
 from polyreme.distributed.pipeline.runtime import Pipeline
-from polyreme.distributed.placement import apply_plan, clear_plan, shard_batch
+from polyreme.distributed.placement import apply_plan, clear_plan
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import ConfigError
+from polyreme.errors import ConfigError, NumericsError
 from polyreme.jit import to_static
 from polyreme.mesh import Plan
 from polyreme.nn.layer import Layer
@@ -113,7 +114,8 @@ def prove(
     (level, dtype) of auto_cast. folder: where the checkpoints go, a temporary one by default. The plan in force is
     cleared.
 
-    Raises ConfigError for no batches or a model a pipeline cannot cut, and what placing the model raises.
+    Raises ConfigError for no batches or a model a pipeline cannot cut, NumericsError for a loss that is not finite on
+    one device, and what placing the model raises.
     """
     if not batches:
         raise ConfigError("prove needs at least one batch; give [(inputs, labels), ...]")
@@ -138,6 +140,11 @@ def _step(ours: _Side, alone: _Side, step: int, inputs: Any, labels: Any) -> lis
     loss, grads = ours.gradients(inputs, labels)
     rng.default_generator.set_state(key)
     want, want_grads = alone.gradients(inputs, labels)
+    if not np.isfinite(want).all():
+        raise NumericsError(
+            f"prove: the loss of step {step} on one device is {want}, which nothing can be compared with; give a batch "
+            "and a model whose loss is finite (token ids inside the vocabulary, say)"
+        )
     bound = Bound.of(alone, inputs)
     found = _compared("loss", step, {"loss": loss}, {"loss": want}, {"loss": bound.loss(want)})
     largest = max(bound.largest(g) for g in want_grads.values()) if want_grads else 0.0
@@ -337,7 +344,9 @@ def _pipeline_loss(model: Any) -> Callable[[Any, Any], Any]:
 
 def _placed(layout: layouts.Layout, batch: Sequence[Microbatch]) -> tuple[list[Any], list[Any], list[float]]:
     def place(value: Any) -> Any:
-        return jax.tree.map(lambda a: shard_batch(layout, a, "batch", *[None] * (np.ndim(a) - 1)), value)
+        # rows that do not divide over the devices stay whole, as on a pipeline's stages
+        flow = transfer.place(value, layout)
+        return flow.tensors()
 
     total = sum(part.rows for part in batch)
     shares = [part.rows / total for part in batch]

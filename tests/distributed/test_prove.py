@@ -10,7 +10,7 @@ from polyreme.core import layout
 from polyreme.distributed.fleet.meta_parallel import PipelineLayer
 from polyreme.distributed.pipeline import runtime
 from polyreme.distributed.prove import prove
-from polyreme.errors import ConfigError
+from polyreme.errors import ConfigError, NumericsError
 from polyreme.mesh import Plan
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.models.llama import Llama, LlamaConfig
@@ -163,7 +163,16 @@ def test_other_random_numbers_are_found():
     assert proof.first_difference.what == "loss"
 
 
+def test_rows_that_do_not_divide_are_proved_too():
+    batches = [(x[:7], y[:7]) for x, y in small()]
+    proof = prove(Net, Plan.from_degrees(dp=4, num_microbatches=2), batches, optimizer=sgd, devices=jax.devices()[:4])
+    assert proof.holds, str(proof)
+
+
 def test_what_cannot_be_proved_is_refused():
+    x, y = small()[0]
+    with pytest.raises(NumericsError, match="the loss of step 1 on one device is nan"):
+        prove(Net, Plan(), [(x * np.nan, y)], optimizer=sgd, devices=jax.devices()[:1])
     with pytest.raises(ConfigError, match="needs at least one batch"):
         prove(Net, Plan(), [], optimizer=sgd)
     with pytest.raises(ConfigError, match="needs a model in chunks; make Net a PipelineLayer"):
