@@ -269,7 +269,8 @@ class PretrainConfig(Section):
                 f"{model.num_layers} layers, embedding and norm; lower plan.pp or plan.virtual_stages"
             )
         replicas = plan.dp * plan.sharding * train.accumulation
-        _divides("train.global_batch", train.global_batch, "plan.dp x plan.sharding x train.accumulation", replicas)
+        factors = f"plan.dp x plan.sharding x train.accumulation = {plan.dp} x {plan.sharding} x {train.accumulation}"
+        _divides("train.global_batch", train.global_batch, factors, replicas)
         if self.tokenizer_vocab_size > model.vocab_size:
             raise ValueError(
                 f"data.tokenizer_vocab_size={self.tokenizer_vocab_size} is more than "

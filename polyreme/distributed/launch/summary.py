@@ -50,7 +50,7 @@ def decide(failures: Sequence[Verdict], max_restart: int, backoff: float) -> Dec
     if last.code in NO_RESTART_CODES:
         return Decision(None, f"no restart: {NO_RESTART_CODES[last.code]}")
     if same >= SAME_STEP_LIMIT:
-        cause = "the step itself is the likely cause: look at its batch" if last.step is not None else "see the log"
+        cause = "the step itself is the likely cause: look at its batch" if last.step is not None else "the log says"
         return Decision(None, f"crash loop: {same} failures in a row {where}{batch}; no restart, as {cause}")
     if len(failures) > max_restart:
         hint = f", every time {where}{batch}" if same == len(failures) > 1 else ""
