@@ -41,7 +41,10 @@ def test_as_tables_and_as_json(tmp_path):
     assert {c["kind"] for c in found["collectives"]} == {"all-reduce"}
 
 
-def test_a_pipeline_is_refused(tmp_path):
-    refused = comm(tmp_path, "plan.pp=2", "plan.dp=1")
-    assert refused.returncode == 2
-    assert "plan.pp=1" in refused.stderr
+def test_a_pipeline_lists_each_stage_and_what_it_sends(tmp_path):
+    tables = comm(tmp_path, "plan.pp=2", "plan.dp=1", "model.num_layers=2", "train.accumulation=2")
+    assert tables.returncode == 0, tables.stderr
+    lines = [line.split() for line in tables.stdout.splitlines() if line]
+    assert any(line[:2] == ["send", "pp"] for line in lines)
+    (mean,) = [line for line in lines if line[0] == "mean"]
+    assert mean[-3] == "1.000"
