@@ -1,6 +1,8 @@
 """Eight virtual CPU devices for every test, and a compiler told to compile fast: tests run small programs once."""
 
+import gc
 import os
+from pathlib import Path
 
 os.environ.setdefault("CPU_NUM", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -9,8 +11,23 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 _FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ.setdefault("XLA_FLAGS", _FAST_COMPILE)
 
+import jax
+import pytest
 from hypothesis import settings
 
 # an example may meet a compilation or a busy machine: time says nothing of what is tested
 settings.register_profile("polyreme", deadline=None)
 settings.load_profile("polyreme")
+
+# mappings of one process, of the 65,530 that Linux allows by default: each compiled program takes several
+_MANY_MAPPINGS = 30_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _programs_do_not_pile_up():
+    """Let go of compiled programs after a module that leaves many: a process that runs out of mappings aborts."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > _MANY_MAPPINGS:
+        jax.clear_caches()
+        gc.collect()

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from polyreme.core import dtype as dtypes
+from polyreme.distributed import destroy_process_group, is_initialized
 from polyreme.distributed.checkpoint import CheckpointStore, CheckpointVersionError, CheckpointWarning, config_hash
 from polyreme.errors import CheckpointError, ConfigError
 
@@ -302,6 +303,8 @@ def test_bad_retention_is_refused(tmp_path, options):
 
 
 def test_several_processes_must_have_met(tmp_path, monkeypatch):
+    if is_initialized():  # by a test of another file, in this process
+        destroy_process_group()
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ConfigError, match=r"checkpoints of 2 processes need polyreme.distributed.init_parallel_env"):
         CheckpointStore(tmp_path)

@@ -216,6 +216,8 @@ class TestInitParallelEnv:
         for name in ("PADDLE_MASTER", "PADDLE_TRAINER_ENDPOINTS", "PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+        if dist.is_initialized():  # by a test of another file, in this process
+            dist.destroy_process_group()
 
     def test_settings_that_do_not_fit(self, monkeypatch):
         monkeypatch.setenv("PADDLE_TRAINERS_NUM", "0")
