@@ -87,6 +87,7 @@ def stopped_code(number: int, codes: Sequence[int]) -> int:
     """Exit code of a job that was asked to stop by a signal: 75 if every rank saved, 0 if every rank was done."""
     if all(code in (0, 75) for code in codes):
         return max(codes, default=128 + number)
-    if any(code in (-number, 128 + number, -9) for code in codes):
+    # 255 is what asyncio says of a child that was gone before it could ask how
+    if any(code in (-number, 128 + number, -9, 255) for code in codes):
         return 128 + number
     return process_code(next(code for code in codes if code not in (0, 75)))
