@@ -31,6 +31,7 @@ from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.pipeline.chunks import in_chunks
 from polyreme.distributed.pipeline.run import Microbatch
 from polyreme.distributed.pipeline.runtime import Pipeline
+from polyreme.distributed.pipeline.update import StagedUpdate
 from polyreme.distributed.placement import apply_plan, clear_plan
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
@@ -213,12 +214,7 @@ class Bound:
         rest is the same few roundings element by element, at most 8."""
         own = float(jax.numpy.finfo(value.dtype).eps) if dtypes.is_inexact(value.dtype) else 0.0
         single = max(own, 2.0**-23)
-        largest = float(np.abs(np.asarray(value, np.float64)).max(initial=0))
-        return (
-            8 * single * (largest if own > single else moved)
-            + own * largest
-            + 8 * single * moved * math.sqrt(self.depth)
-        )
+        return 8 * single * moved * (1 + math.sqrt(self.depth)) + own * self.largest(value)
 
     @property
     def _relative(self) -> float:
@@ -248,8 +244,9 @@ class _Side:
             decorate(self.model, self.optimizer, level="O2", dtype=amp[1], master_grad=True)
         self.optimizer.create_state()
         self._loss_of = _loss_of(self.model)
-        self._pipeline = None
+        self._pipeline = self._staged = None
         if chunks is not None:
+            self._staged = StagedUpdate(self.optimizer)
             self._pipeline = Pipeline(chunks.get_model_chunks(), [_pipeline_loss(self.model)], self.layout)
         self._whole = to_static(self._forward_backward)
         self._names = {id(p): n for n, p in self.model.named_parameters()}
@@ -269,13 +266,13 @@ class _Side:
     def set_gradients(self, values: Mapping[str, np.ndarray]) -> None:
         """Take these as the gradients."""
         for name, p in self._parameters():
-            if p._grad is not None:
+            if p._grad is not None and name in values:  # one that is missing has been told as a difference
                 state.write(p._grad, put(values[name].astype(p._grad.dtype), p._grad._array.sharding))
 
     def update(self) -> None:
-        """One optimizer step from the gradients there are, which are then cleared."""
+        """One optimizer step from the gradients there are, as training makes it; they are then cleared."""
         self._here()
-        self.optimizer.step()
+        (self._staged or self.optimizer).step()
         self.optimizer.clear_grad()
 
     def weights(self) -> dict[str, np.ndarray]:

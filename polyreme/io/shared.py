@@ -111,12 +111,13 @@ class View:
         generation = 0
         if self._memory is not None:
             generation = int(self._memory.name.rpartition("g")[2])
-        self.close()
         for candidate in (generation, generation + 1):
             with contextlib.suppress(FileNotFoundError):
                 orphan = shared_memory.SharedMemory(f"{self._name}g{candidate}")
                 orphan.close()
                 _unlink(orphan)
+        with contextlib.suppress(BufferError):  # a batch that failed on its way still looks into it
+            self.close()
 
 
 def create(name: str, nbytes: int) -> shared_memory.SharedMemory:

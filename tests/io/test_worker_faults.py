@@ -29,9 +29,10 @@ def segments(pid=None):
 
 @pytest.fixture(autouse=True)
 def no_segments_left():
+    before = set(segments())  # of a test that failed, whose traceback keeps its loader
     yield
     gc.collect()
-    assert segments() == []
+    assert set(segments()) <= before
 
 
 def failure_of(dataset, **settings):

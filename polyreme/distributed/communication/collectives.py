@@ -7,6 +7,8 @@ On a group of processes a Tensor is each process's own. On a group of mesh axes 
 acts on the piece of it that each device holds: of a Tensor split over the group that is its part, of any other the
 whole. So all_reduce with SUM of a whole Tensor multiplies it by the number of members. Results that differ between
 members lie along dim 0, split over the group's axes: their shape is `nranks` times a member's along dim 0.
+
+Every call dispatches and returns a Task, whatever sync_op says; whoever reads a Tensor's value waits for it.
 """
 
 from __future__ import annotations

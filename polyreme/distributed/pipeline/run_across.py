@@ -11,24 +11,45 @@ from typing import Any
 import jax
 import numpy as np
 
+from polyreme.core import amp_policy
+from polyreme.core import dtype as dtypes
 from polyreme.core.layout import Layout
 from polyreme.core.state import TensorState
 from polyreme.distributed.pipeline.chunk import Chunk
 from polyreme.distributed.pipeline.processes import Piece, decode, encode, from_all, hop, is_here, leader
 from polyreme.distributed.pipeline.run import Microbatch, Run, accumulate
 from polyreme.eager.host import put
+from polyreme.jit.capture import parts_of
 from polyreme.jit.split import Flow
+from polyreme.nn.layer import Layer
 
 
 class Agreed:
-    """What processes have agreed on, for as long as a Pipeline lives. tensors: the model's, in the same order in every
-    process, so that one is named by its place; homes: the stage of each."""
+    """What processes have agreed on, for as long as a Pipeline lives.
 
-    def __init__(self, tensors: Sequence[TensorState], homes: Sequence[Layout]) -> None:
-        self.tensors = list(tensors)
-        self.homes = list(homes)
-        self.place = {id(t): at for at, t in enumerate(tensors)}
+    chunks: the model's, each with the layout of its stage; their Tensors are in the same order in every process, so
+    that one is named by its place.
+    """
+
+    def __init__(self, chunks: Sequence[tuple[Layer, Layout]]) -> None:
+        homes = {t: stage for chunk, stage in reversed(chunks) for t in (*chunk.parameters(), *chunk.buffers())}
+        self.tensors: list[TensorState] = list(
+            dict.fromkeys(t for chunk, _ in chunks for t in (*chunk.parameters(), *chunk.buffers()))
+        )
+        self.homes = [homes[t] for t in self.tensors]
+        self.place = {id(t): at for at, t in enumerate(self.tensors)}
         self.facts: dict[Any, Any] = {}
+        self._layers = [layer for chunk, _ in chunks for layer in chunk.sublayers(include_self=True)]
+
+    def mode(self) -> tuple:
+        """What, besides the shapes of a microbatch, changes what chunks give: alike in every process, since all run the
+        same script."""
+        return (
+            amp_policy.active.policy,
+            dtypes.default_dtype(),
+            tuple(t.stop_gradient for t in self.tensors),
+            tuple((layer.training, len(parts_of(layer))) for layer in self._layers),
+        )
 
     def on(self, key: Any, stage: Layout, value: Any) -> Any:
         """The value of the rank that leads a stage, asked for once for each key; all ranks must come here."""
@@ -53,13 +74,14 @@ class RunAcross(Run):
         super().__init__(chunks, batch, [np.asarray(key) for key in keys], backward=backward, loss=loss)
         self._agreed = agreed
         # what tells the programs of one microbatch from those of another, alike in every process
-        self._shapes = [(_shape_of(part), backward, loss) for part in batch]
+        mode = agreed.mode()
+        self._kinds = [(_shape_of(part), backward, loss, mode) for part in batch]
         self._outs: dict[tuple[int, int], tuple[Flow, list[Piece]]] = {}
         self._copied: set[tuple[int, int]] = set()
 
     def _run_forward(self, k: int, i: int) -> None:
         chunk, last = self.chunks[k], len(self.chunks) - 1
-        here, facts = is_here(chunk.stage), (k, self._shapes[i])
+        here, facts = is_here(chunk.stage), (k, self._kinds[i])
         flow = key = outs = None
         if here:
             flow = self._flow_into(k, i)
@@ -71,8 +93,8 @@ class RunAcross(Run):
             outs, self._keys[i], done = chunk.forward(flow, key, backward=self.backward)
             if self.backward:
                 self._done[k, i] = done
-        told = self._agreed.on(("gives", *facts), chunk.stage, lambda: None if outs is None else encode(outs))
         if k < last:
+            told = self._agreed.on(("gives", *facts), chunk.stage, lambda: None if outs is None else encode(outs))
             self._pass_on(k, i, outs, *decode(told))
         elif outs is not None:
             self._finish(i, outs)
@@ -104,7 +126,7 @@ class RunAcross(Run):
             return
         before = self.chunks[k - 1]
         present = self._agreed.on(
-            ("wants", k, self._shapes[i]), chunk.stage, lambda: [g is not None for g in ours or ()]
+            ("wants", k, self._kinds[i]), chunk.stage, lambda: [g is not None for g in ours or ()]
         )
         pieces = [
             piece if is_there else None for piece, is_there in zip(self._outs.pop((k - 1, i))[1], present, strict=True)
@@ -158,7 +180,7 @@ class RunAcross(Run):
             if not self._is_foreign(p, chunk):
                 accumulate(totals, p, array)
         told = self._agreed.on(
-            ("sums", k, tuple(self._shapes)),
+            ("sums", k, tuple(self._kinds)),
             chunk.stage,
             lambda: [[at, Piece.of(array).plain()] for at, array in foreign.items()],
         )

@@ -211,13 +211,7 @@ def _mean(shares: tuple[float, ...], losses: list[jax.Array]) -> jax.Array:
 
 
 def _agreed(chunks: Sequence[Any], layout: Layout) -> Agreed:
-    """What processes name each other's parameters by: the places of those of all chunks, in order."""
-    tensors: dict[int, Any] = {}
-    homes: dict[int, Layout] = {}
-    for stage, chunk in zip(layout.plan.stage_of_chunk, chunks, strict=True):
-        if not isinstance(chunk, Layer):
-            raise ConfigError("a pipeline over several processes needs its chunks to be Layers; give a PipelineLayer's")
-        for tensor in (*chunk.parameters(), *chunk.buffers()):
-            tensors.setdefault(id(tensor), tensor)
-            homes.setdefault(id(tensor), layout.stages[stage])
-    return Agreed(list(tensors.values()), list(homes.values()))
+    if not all(isinstance(chunk, Layer) for chunk in chunks):
+        raise ConfigError("a pipeline over several processes needs its chunks to be Layers; give a PipelineLayer's")
+    stages = [layout.stages[stage] for stage in layout.plan.stage_of_chunk]
+    return Agreed(list(zip(chunks, stages, strict=True)))

@@ -23,8 +23,8 @@ DATA = np.random.default_rng(0).integers(0, 128, (2, 8, 17))
 
 
 def train(plan, devices=None):
-    """Losses and gradient norms of two steps with dropout and clipping, the loss of two scaled ones of which the first
-    overflows, a validation loss and the counters."""
+    """Losses and gradient norms of two steps with dropout and clipping, the losses of two scaled ones of which the
+    first overflows and of one with the shared embedding frozen, a validation loss and the counters."""
     paddle.seed(5)
     model = GPT(GPTConfig.nano(num_layers=4, dropout=0.1))
     chunks = in_chunks(model, plan)
@@ -49,6 +49,10 @@ def train(plan, devices=None):
         scaler.step(update)
         scaler.update()
         losses.append(float(pipe.mean(found, batch)))
+    model.tokens.weight.stop_gradient = True  # fewer gradients between stages than before
+    found = pipe.train(batch, rng.default_generator.branches(len(batch)))
+    losses.append(float(pipe.mean(found, batch)))
+    optimizer.clear_grad()
     model.eval()
     found = pipe.evaluate(batch, rng.default_generator.branches(len(batch)))
     (logits,) = pipe.evaluate(cut([DATA[0, :2, :-1], None], 1, None), rng.default_generator.branches(1), loss=None)
