@@ -1,0 +1,138 @@
+"""A pure function exported as StableHLO for several platforms, with open sizes where its code allows.
+
+Floor: 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export as jax_export
+
+from polyreme.core import dtype as dtypes
+from polyreme.core import layout
+from polyreme.errors import CaptureError, ConfigError
+from polyreme.export.spec import BATCH, Spec, aval, described, symbol_plans
+from polyreme.kernels import select
+
+Call = Callable[[dict[str, Any], list[Any]], Sequence[Any]]
+PLATFORMS = ("cpu", "cuda", "tpu")
+_KNOWN = (*PLATFORMS, "rocm")
+# what code that branches on a size, or counts with one, raises when the size is a symbol
+_OPEN_SIZE_ERRORS = (
+    jax.errors.InconclusiveDimensionOperation, TypeError, ValueError, IndexError, NotImplementedError, CaptureError,
+)  # fmt: skip
+# a size for dims that are tried out one at a time
+_TRIAL = 4
+
+
+def check_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
+    """The platforms a program is lowered for, checked; "gpu" is cuda."""
+    found = tuple(dict.fromkeys("cuda" if p == "gpu" else p for p in platforms))
+    if isinstance(platforms, str) or not found or any(p not in _KNOWN for p in found):
+        raise ConfigError(f"platforms={platforms!r}: give some of {', '.join(_KNOWN)} as a sequence")
+    return found
+
+
+def export(
+    call: Call, state: Mapping[str, Any], specs: Sequence[Spec], outputs: Sequence[str], platforms: tuple[str, ...]
+) -> tuple[jax_export.Exported, list[Spec], list[Spec]]:
+    """-> the exported program, its inputs and its outputs, with their symbols.
+
+    state: name -> array as it is stored (stored_aval). Raises CaptureError, naming the input and the dim, where the
+    code needs a size that is left open.
+    """
+    first: Exception | None = None
+    for plan in symbol_plans(specs):
+        try:
+            exported = _export(call, state, plan, platforms)
+        except _OPEN_SIZE_ERRORS as error:
+            first = first or error
+            continue
+        if len(exported.out_avals) != len(outputs):
+            raise ConfigError(f"export: the function gave {len(exported.out_avals)} arrays for outputs {list(outputs)}")
+        made = [described(name, out) for name, out in zip(outputs, exported.out_avals, strict=True)]
+        return exported, plan, made
+    if first is None or not any(s.open_dims for s in specs):
+        raise first or ConfigError("export: nothing to export")
+    raise _refused(call, state, specs, platforms, first) from first
+
+
+def _export(
+    call: Call, state: Mapping[str, Any], specs: Sequence[Spec], platforms: tuple[str, ...]
+) -> jax_export.Exported:
+    def main(state: dict[str, jax.Array], inputs: list[jax.Array]) -> list[jax.Array]:
+        return list(call({name: from_stored(array, dtype[name]) for name, array in state.items()}, inputs))
+
+    dtype = {name: np.dtype(array.dtype) for name, array in state.items()}
+    # a program for one platform, the one at hand, may have the kernels made for it
+    here = platforms == (_canonical(jax.default_backend()),)
+    with select.portable(not here), layout.using(None):
+        stored = {name: stored_aval(array) for name, array in state.items()}
+        return jax_export.export(jax.jit(main), platforms=platforms)(stored, [aval(s) for s in specs])
+
+
+def _canonical(backend: str) -> str:
+    return "cuda" if backend == "gpu" else backend
+
+
+def _refused(
+    call: Call, state: Mapping[str, Any], specs: Sequence[Spec], platforms: tuple[str, ...], first: Exception
+) -> CaptureError:
+    """The error for sizes that cannot stay open: says which, by leaving one open at a time."""
+    groups: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    for spec in specs:
+        for dim in spec.open_dims:
+            groups.setdefault((BATCH, 0) if dim == 0 else (spec.name, dim), []).append((spec.name, dim))
+    guilty: list[tuple[str, int]] = []
+    reason = first
+    for places in groups.values():
+        trial = [_tried(spec, places) for spec in specs]
+        try:
+            _export(call, state, next(symbol_plans(trial)), platforms)
+        except _OPEN_SIZE_ERRORS as error:
+            reason = error if not guilty else first
+            guilty.append(places[0])
+    # none of them alone: what fails is how they meet
+    (name, dim), *others = guilty[::-1] or [next(iter(groups.values()))[-1]]
+    more = "".join(f" (nor dim {d} of {n!r})" for n, d in others)
+    return CaptureError(
+        f"export: dim {dim} of input {name!r} cannot be left open{more}: the code needs its size "
+        f"({_first_line(reason)}); give a size in its InputSpec, or buckets={{{name!r}: {{{dim}: [32, 64]}}}} for one "
+        "program per size"
+    )
+
+
+def _tried(spec: Spec, left_open: Sequence[tuple[str, int]]) -> Spec:
+    """The spec with its open dims given a size, all but these."""
+    sizes = [_TRIAL if n is None and (spec.name, d) not in left_open else n for d, n in enumerate(spec.shape)]
+    return Spec(spec.name, spec.dtype, tuple(sizes))
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:300].rstrip(".") if text else type(error).__name__
+
+
+def stored_aval(array: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a state array in the file: a complex one is [..., 2] of its real and imaginary parts."""
+    dtype = np.dtype(array.dtype)
+    if dtypes.is_complex(dtype):
+        return jax.ShapeDtypeStruct((*array.shape, 2), np.finfo(dtype).dtype)
+    return jax.ShapeDtypeStruct(tuple(array.shape), dtype)
+
+
+def from_stored(array: jax.Array, dtype: np.dtype) -> jax.Array:
+    """The state array of a stored one; traced."""
+    return jax.lax.complex(array[..., 0], array[..., 1]) if dtypes.is_complex(dtype) else array
+
+
+def to_stored(array: Any) -> np.ndarray:
+    """A state array as the file holds it."""
+    host = np.asarray(array)
+    if dtypes.is_complex(host.dtype):
+        return np.stack([np.real(host), np.imag(host)], axis=-1)
+    return host

@@ -1,0 +1,180 @@
+"""Writes an artefact: StableHLO programs, safetensors weights and a JSON manifest with their digests.
+
+Floor: 4.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import xxhash
+
+from polyreme.errors import CheckpointError, ConfigError
+from polyreme.export.manifest import MAIN, File, FunctionRecord, Manifest, ProgramRecord
+from polyreme.export.program import PLATFORMS, Call, check_platforms, export, to_stored
+from polyreme.export.spec import Spec, as_specs, combinations, fixed
+from polyreme.io import safetensors_file
+
+
+@dataclass(frozen=True)
+class Function:
+    """A pure function to export, with its inputs (InputSpec-like), the names of its outputs, and its buckets.
+
+    extra: JSON values kept in the manifest.
+    """
+
+    call: Call
+    inputs: Sequence[Any]
+    outputs: Sequence[str]
+    buckets: Mapping[str, Mapping[int, Sequence[int]]] | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def write(
+    prefix: str | os.PathLike[str],
+    call: Call,
+    state: Mapping[str, Any],
+    inputs: Sequence[Any],
+    outputs: Sequence[str],
+    *,
+    platforms: Sequence[str] = PLATFORMS,
+    buckets: Mapping[str, Mapping[int, Sequence[int]]] | None = None,
+    differentiable: bool = False,
+    extra: dict[str, Any] | None = None,
+) -> None:
+    """Writes PREFIX.stablehlo, PREFIX.safetensors and PREFIX.json: all that is needed to run `call` without its code.
+
+    call(state, inputs) -> outputs is pure: arrays in, arrays out. state: name -> array. inputs: InputSpec-like; a None
+    or -1 in a shape stays open, and one size is shared by all open leading dims. For several platforms kernels take
+    their plain forms. buckets: {input: {dim: sizes}}, one program for each combination, in PREFIX.N.stablehlo.
+    differentiable: the programs carry their gradients too, if jax can give them; the manifest says so, or why not.
+
+    Raises CaptureError, naming input and dim, where the code needs a size that is open; ConfigError for specs, buckets
+    or platforms that make no sense. Files are replaced one by one, each by a rename, the manifest last: a reader in
+    between finds digests that differ.
+    """
+    functions = {MAIN: Function(call, inputs, outputs, buckets)}
+    write_functions(prefix, functions, state, platforms=platforms, differentiable=differentiable, extra=extra)
+
+
+def write_functions(
+    prefix: str | os.PathLike[str],
+    functions: Mapping[str, Function],
+    state: Mapping[str, Any],
+    *,
+    platforms: Sequence[str] = PLATFORMS,
+    differentiable: bool = False,
+    extra: dict[str, Any] | None = None,
+) -> None:
+    """`write` for several functions over one state; all but "forward" are in files PREFIX.NAME.stablehlo."""
+    base = _base(prefix)
+    lowered = check_platforms(platforms)
+    blobs: dict[str, bytes] = {}
+    records, refusal = {}, ""
+    for name, function in functions.items():
+        records[name], why = _export_all(base.name, name, function, state, lowered, differentiable, blobs)
+        refusal = refusal or why
+    weights = io.BytesIO()
+    safetensors_file.write(weights, {n: to_stored(a) for n, a in state.items()}, {"format": "np"})
+    blobs[f"{base.name}.safetensors"] = weights.getvalue()
+    manifest = Manifest(
+        importlib.metadata.version("polyreme"),
+        jax.__version__,
+        lowered,
+        _file(f"{base.name}.safetensors", blobs),
+        {n: Spec(n, a.dtype, tuple(a.shape)) for n, a in state.items()},
+        records,
+        refusal or differentiable,
+        extra or {},
+    )
+    _store(base, blobs, manifest)
+
+
+def _base(prefix: str | os.PathLike[str]) -> Path:
+    if not str(prefix) or str(prefix).endswith(("/", os.sep)) or not Path(prefix).name:
+        raise ConfigError(f"path={os.fspath(prefix)!r} names a folder; give FOLDER/NAME, the start of the files' names")
+    return Path(prefix)
+
+
+def _export_all(
+    base: str, name: str, function: Function, state: Mapping[str, Any], platforms: tuple[str, ...],
+    differentiable: bool, blobs: dict[str, bytes],
+) -> tuple[FunctionRecord, str]:  # fmt: skip
+    """Exports one function into blobs, by file name -> its record, and why it has no gradients if it has none."""
+    specs = as_specs(function.inputs, "input")
+    programs, refusal = [], ""
+    chosen = combinations(specs, function.buckets)
+    for at, sizes in enumerate(chosen):
+        parts = [base, *([] if name == MAIN else [name]), *([str(at)] if len(chosen) > 1 or sizes else []), "stablehlo"]
+        file = ".".join(parts)
+        exported, ins, outs = export(function.call, state, fixed(specs, sizes), function.outputs, platforms)
+        blobs[file], why = _serialized(exported, differentiable)
+        refusal = refusal or why
+        programs.append(ProgramRecord(_file(file, blobs), sizes, ins, outs))
+    ins, outs = (_common([getattr(p, side) for p in programs]) for side in ("inputs", "outputs"))
+    return FunctionRecord(ins, outs, programs, function.extra), refusal
+
+
+def _serialized(exported: Any, differentiable: bool) -> tuple[bytes, str]:
+    if differentiable:
+        try:
+            return bytes(exported.serialize(vjp_order=1)), ""
+        except (ValueError, TypeError, NotImplementedError) as error:  # a while loop, say, has no reverse mode
+            return bytes(exported.serialize()), str(error).strip().splitlines()[0][:300]
+    return bytes(exported.serialize()), ""
+
+
+def _common(sides: Sequence[list[Spec]]) -> list[Spec]:
+    """The specs over all programs: a size in which they differ is open."""
+    found = []
+    for specs in zip(*sides, strict=True):
+        first = specs[0]
+        same = [all(s.shape[d] == n for s in specs) for d, n in enumerate(first.shape)]
+        shape = tuple(n if ok else None for n, ok in zip(first.shape, same, strict=True))
+        symbols = tuple(s if n is None else None for n, s in zip(shape, first.symbols, strict=True))
+        found.append(Spec(first.name, first.dtype, shape, symbols))
+    return found
+
+
+def _file(name: str, blobs: Mapping[str, bytes]) -> File:
+    return File(name, len(blobs[name]), xxhash.xxh3_128(blobs[name]).hexdigest())
+
+
+def _store(base: Path, blobs: Mapping[str, bytes], manifest: Manifest) -> None:
+    folder, top = base.parent, f"{base.name}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    old = _files_before(folder / top)
+    for name, data in {**blobs, top: manifest.to_json()}.items():
+        _replace(folder / name, lambda file, data=data: file.write(data))
+    for name in old - blobs.keys():
+        (folder / name).unlink(missing_ok=True)
+
+
+def _files_before(path: Path) -> set[str]:
+    """Files of the artefact that is being replaced: those that the new one has no more are deleted."""
+    if not path.exists():
+        return set()
+    try:
+        return {file.name for file in Manifest.read(path).files if Path(file.name).name == file.name}
+    except CheckpointError:
+        return set()
+
+
+def _replace(path: Path, fill: Callable[[Any], object]) -> None:
+    """Writes a file under another name, waits until it is on disk, and renames it."""
+    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
+    try:
+        with open(temporary, "wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
