@@ -24,6 +24,10 @@ NOT_ROOT_TABLES = set(
         "normalization",
         "pooling",
         "resample",
+        "sequence",
+        "sequence_labels",
+        "sequence_layout",
+        "sequence_recurrent",
     ]
 )
 # names of root tables that are public elsewhere only (linalg, nn.functional, Tensor), and parts of public functions
