@@ -31,6 +31,14 @@ class CaptureError(RuntimeError):
     """Code that cannot be captured into one program: a host read, a leaked value."""
 
 
+class HostValueError(CaptureError):
+    """Code that cannot be captured because it reads a value on the host."""
+
+
+class ProgramError(RuntimeError):
+    """A static Program that cannot be built or run as asked: a missing value, feed or fetch, a wrong order."""
+
+
 class ConfigError(ValueError):
     """A setting that is unknown, of the wrong type or out of range. Exit code 2."""
 

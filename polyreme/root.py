@@ -40,6 +40,7 @@ from polyreme.nn.functional import conv1d, conv2d, conv3d, group_norm, layer_nor
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import ParamAttr, Parameter
 from polyreme.nn.summary import summary
+from polyreme.program.mode import disable_static, enable_static, in_dynamic_mode
 
 dtype = np.dtype
 """The class of every dtype: `x.dtype == paddle.float32`, `isinstance(x.dtype, paddle.dtype)`."""
@@ -71,17 +72,6 @@ def create_parameter(
     if name is not None:
         made.name = name
     return made
-
-
-def in_dynamic_mode() -> builtins.bool:
-    """True: code runs as it is called, unless it is captured."""
-    return True
-
-
-def disable_static(place: Any = None) -> None:
-    """Leave static mode; imperative code is the only mode, so this only sets the device when one is given."""
-    if place is not None:
-        set_device(place)
 
 
 def set_printoptions(
@@ -117,6 +107,7 @@ __all__ = [
     "disable_static",
     "dtype",
     "enable_grad",
+    "enable_static",
     "finfo",
     "float8_e4m3fn",
     "float8_e5m2",

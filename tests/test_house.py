@@ -12,13 +12,13 @@ FLOORS = [
     "ops",
     "eager",
     "jit",
-    "nn optimizer amp autograd io metric regularizer device linalg export",
+    "nn optimizer amp autograd io metric regularizer device linalg program export",
     "vision text audio distribution",
     "distributed hapi callbacks inference",
     "planner",
     "models",
     "recipes serve",
-    "utils static root api",
+    "utils static fluid root api",
     "cli compat",
 ]
 """Lowest first. jit stands above eager because a captured function is a node of the tape."""

@@ -95,6 +95,8 @@ def run_again(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any],
     if not tape.grad_mode.enabled:
         return function(*args, **kwargs)
     active = state.watch.active
+    if state.recording():
+        return active.recompute(function, args, kwargs)
     if active is None or isinstance(active, _Notes):
         return _call_eagerly(function, args, kwargs, keep)
     return separating(lambda: _call_captured(function, args, kwargs, keep))

@@ -180,6 +180,8 @@ def _gathered_inputs(template: tuple) -> frozenset[int]:
 
 
 OPS: dict[str, Callable[..., Any]] = {}
+RECORDED: dict[str, Callable[..., Any]] = {}
+"""What a static Program may hold besides ops: composites and methods of Tensor, by qualified name."""
 
 
 def op(
@@ -216,12 +218,28 @@ def composite(fn: Callable[..., Any] | None = None, *, method: bool = True) -> A
 
     def declare(fn: Callable[..., Any]) -> Callable[..., Any]:
         _register(fn.__name__, fn)
-        fn.composite = True  # type: ignore[attr-defined]
-        fn.method = method  # type: ignore[attr-defined]
-        OPS[fn.__name__] = fn
-        return fn
+        public = recorded(fn)
+        public.composite = True  # type: ignore[attr-defined]
+        public.method = method  # type: ignore[attr-defined]
+        OPS[fn.__name__] = public
+        return public
 
     return declare if fn is None else declare(fn)
+
+
+def recorded(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """fn, which a static Program records as one call, by its qualified name, rather than as the ops inside it."""
+    name, watch = fn.__qualname__, state.watch
+    RECORDED[name] = fn
+
+    @functools.wraps(fn)
+    def public(*args: Any, **kwargs: Any) -> Any:
+        active = watch.active
+        if active is not None and active.records:
+            return active.call(name, args, kwargs)
+        return fn(*args, **kwargs)
+
+    return public
 
 
 def _register(name: str, fn: Callable[..., Any]) -> None:

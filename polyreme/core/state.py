@@ -51,6 +51,11 @@ def capturing() -> bool:
     return watch.active is not None and watch.active.stages
 
 
+def recording() -> bool:
+    """Whether ops called in this thread are recorded into a static Program."""
+    return watch.active is not None and watch.active.records
+
+
 class _LeafHooks:
     """How often a leaf's gradient hooks changed, anywhere: a captured program looks again when this moves."""
 
@@ -73,8 +78,9 @@ def read(tensor: TensorState) -> Any:
 def write(tensor: TensorState, array: Any) -> None:
     """Replace the tensor's array, telling the capture in progress."""
     if watch.active is not None:
-        watch.active.touch(tensor)
-    tensor._array = array
+        watch.active.write(tensor, array)
+    else:
+        tensor._array = array
 
 
 def host(tensor: TensorState, what: str) -> np.ndarray:

@@ -36,6 +36,10 @@ class Eager:
 
     def run(self, op: Op, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The result of the op, taped when an input wants a gradient."""
+        # read once: they are per thread, which makes reading them dear
+        watching, placed = _watch.active, _placed.layout
+        if watching is not None and watching.records:
+            return watching.call(op.name, args, kwargs)
         out = None
         if kwargs:
             kwargs.pop("name", None)
@@ -44,8 +48,6 @@ class Eager:
         arrays: list[Any] = []
         edges: list[Any] = []
         key: list[Any] = [(_autocast.policy, _default.dtype)]
-        # read once: they are per thread, which makes reading them dear
-        watching, placed = _watch.active, _placed.layout
         for value, kind in zip(full, op.kinds, strict=True):
             if kind is TENSOR:
                 if isinstance(value, TensorState):

@@ -16,7 +16,9 @@ import numpy as np
 from polyreme.core import dtype as dtypes
 from polyreme.core import place as places
 from polyreme.core import state
+from polyreme.core.op import recorded
 from polyreme.core.state import TensorState
+from polyreme.core.symbol import Symbol
 from polyreme.eager import tape
 from polyreme.eager.dispatch import Operator, constant, rebind
 from polyreme.eager.host import as_array, like, put
@@ -53,7 +55,9 @@ class Tensor(TensorState, OpMethods):
 
     def __init__(self, data: Any, dtype: Any = None, place: Any = None, stop_gradient: bool = True) -> None:
         array = (
-            data if isinstance(data, jax.Array) and dtype is None and place is None else as_array(data, dtype, place)
+            data
+            if isinstance(data, (jax.Array, Symbol)) and dtype is None and place is None
+            else as_array(data, dtype, place)
         )
         super().__init__(array, stop_gradient)
 
@@ -61,7 +65,7 @@ class Tensor(TensorState, OpMethods):
 
     @property
     def shape(self) -> list[int]:
-        """Size of each dim."""
+        """Size of each dim; in a static Program -1 for one that is not known."""
         return list(self._array.shape)
 
     @property
@@ -205,17 +209,21 @@ class Tensor(TensorState, OpMethods):
     def __len__(self) -> int:
         if not self._array.ndim:
             raise TypeError("a 0-D Tensor has no len()")
+        if self._array.shape[0] < 0:
+            raise TypeError(f"{self!r} has no len(): its first dim is not known before the Program runs")
         return self._array.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:
         if not self._array.ndim:
             raise TypeError("a 0-D Tensor cannot be iterated over")
-        return (self[i] for i in range(self._array.shape[0]))
+        return (self[i] for i in range(len(self)))
 
     def __contains__(self, value: Any) -> bool:
         return bool(np.any(state.host(self, "value in Tensor") == np.asarray(value)))
 
     def __repr__(self) -> str:
+        if isinstance(self._array, Symbol):
+            return f"Variable({self._array!r}, stop_gradient={self.stop_gradient})"
         if isinstance(self._array, state.Tracer):
             return f"Tensor(shape={self.shape}, dtype={self.dtype.name}, captured)"
         facts = f"shape={self.shape}, dtype={self.dtype.name}, place={self.place}, stop_gradient={self.stop_gradient}"
@@ -282,6 +290,7 @@ class Tensor(TensorState, OpMethods):
         """Forget the gradient."""
         self.clear_grad()
 
+    @recorded
     def detach(self) -> Tensor:
         """The same value outside the tape."""
         return Tensor(state.read(self))
@@ -363,6 +372,9 @@ class Tensor(TensorState, OpMethods):
     def set_value(self, value: Any) -> None:
         """Replace the value, keeping shape, dtype and layout over devices; not taped."""
         array = state.read(value) if isinstance(value, TensorState) else np.asarray(value)
+        if isinstance(array, Symbol) or isinstance(self._array, Symbol):
+            state.write(self, array)
+            return
         if tuple(array.shape) != tuple(self._array.shape):
             raise ShapeError(f"set_value: the Tensor has shape {self.shape}, the value {list(array.shape)}")
         state.write(self, like(array, self._array))
@@ -380,7 +392,7 @@ class Tensor(TensorState, OpMethods):
 
     def fill_(self, value: float) -> Tensor:
         """Every element set to value, in place."""
-        return rebind(self, Tensor(jnp.full_like(state.read(self), constant(value))), "fill_")
+        return rebind(self, _filled(self, value), "fill_")
 
     def zero_(self) -> Tensor:
         """Every element set to zero, in place."""
@@ -402,6 +414,7 @@ class Tensor(TensorState, OpMethods):
 
     # indexing
 
+    @recorded
     def __getitem__(self, index: Any) -> Tensor:
         arrays, spec = split_index(index, self.shape)
         return indexing.getitem(self, arrays, spec)
@@ -412,6 +425,9 @@ class Tensor(TensorState, OpMethods):
         if isinstance(index, Tensor) and index.dtype == dtypes.bool_ and np.ndim(value_of(value)) == 0:
             check_mask(index, self.shape)
             rebind(self, indexing.setitem_where(self, value, index), "x[mask] = value")
+            return
+        if state.recording():
+            rebind(self, _with_item(self, index, value), "x[index] = value")
             return
         arrays, spec = split_index(index, self.shape)
         rebind(self, indexing.setitem(self, value, arrays, spec), "x[index] = value")
@@ -550,6 +566,15 @@ _copy_kernel = tape.Kernel(
 )
 
 
+@recorded
+def _with_item(x: Tensor, index: Any, value: Any) -> Tensor:
+    """A copy of x with x[index] = value."""
+    changed = _copy(x)
+    changed[index] = value
+    return changed
+
+
+@recorded
 def _copy(x: Tensor) -> Tensor:
     return tape.apply(_copy_kernel, (state.read(x),), (tape.edge_of(x),))
 
@@ -569,6 +594,12 @@ def _names_device(text: str) -> bool:
     return text.split(":")[0] not in dtypes.NAMES and text not in ("float", "double", "half", "int", "long")
 
 
+@recorded
+def _filled(x: Tensor, value: float) -> Tensor:
+    return Tensor(jnp.full_like(state.read(x), constant(value)))
+
+
+@recorded
 def _move(x: Tensor, place: places.Place) -> Tensor:
     device = place.device()
     return tape.apply(_move_kernel(device), (state.read(x),), (tape.edge_of(x),))

@@ -23,7 +23,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
-from polyreme.errors import CaptureError
+from polyreme.errors import CaptureError, HostValueError
 from polyreme.jit.scopes import Scopes
 
 scopes = Scopes(tape.next_number)
@@ -119,6 +119,7 @@ class Capture:
     """
 
     stages: ClassVar[bool] = True
+    records: ClassVar[bool] = False  # a Program does
 
     def __init__(
         self,
@@ -152,6 +153,11 @@ class Capture:
         )
         if tensor._node is not None:
             tensor._node = Border(tensor._array.shape)
+
+    def write(self, tensor: TensorState, array: Any) -> None:
+        """Replace the tensor's array, noting state."""
+        self.touch(tensor)
+        tensor._array = array
 
     def read(self, tensor: TensorState) -> Any:
         """The tensor's array, noting state."""
@@ -189,7 +195,7 @@ class Capture:
         """Refuse a host read of anything but a constant made inside."""
         if self.has_value(tensor):
             return
-        raise CaptureError(
+        raise HostValueError(
             f"{user_line()}: {what} needs the value on the host, but this function is being captured into one "
             "program and "
             "has no values yet; return the Tensor and read it outside, use ops (where, cond, while_loop) instead of "

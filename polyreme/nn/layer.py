@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import place as places
-from polyreme.core import state
+from polyreme.core import state, unique_name
 from polyreme.core.state import TensorState
 from polyreme.eager.tensor import HookHandle, Tensor, to_tensor
 from polyreme.errors import ShapeError
-from polyreme.nn import unique_name
 from polyreme.nn.initializer import Constant, XavierUniform, chosen_initializer
 from polyreme.nn.parameter import ParamAttr, Parameter, make_parameter
 from polyreme.nn.second_names import SecondNames
@@ -156,12 +156,11 @@ class Layer(SecondNames):
         if wanted is None:
             return None
         chosen = chosen_initializer(is_bias) or default_initializer or (Constant(0.0) if is_bias else XavierUniform())
-        made = make_parameter(shape, dtype if dtype is not None else self._dtype, wanted, chosen, dims)
         if wanted.name is None:
             kind = "b" if is_bias else "w"
             count = self._made[kind] = self._made.get(kind, -1) + 1
-            made.name = f"{self._full_name}.{kind}_{count}"
-        return made
+            wanted = replace(wanted, name=f"{self._full_name}.{kind}_{count}")
+        return make_parameter(shape, dtype if dtype is not None else self._dtype, wanted, chosen, dims)
 
     def create_tensor(self, name: str | None = None, persistable: bool | None = None, dtype: Any = None) -> Tensor:
         """An empty Tensor to be filled by the layer."""
@@ -191,6 +190,8 @@ class Layer(SecondNames):
         if tensor is not None and not isinstance(tensor, Tensor):
             raise TypeError(f"register_buffer({name!r}) needs a Tensor, got {type(tensor).__name__}")
         _check_name(self, name, self._buffers)
+        if tensor is not None and state.recording():
+            tensor = state.watch.active.declare_buffer(f"{self._full_name}.{name}", tensor)
         self._buffers[name] = tensor
         if tensor is not None:
             tensor.persistable = persistable

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyreme.core import dtype as dtypes
+from polyreme.core import state
+from polyreme.core.symbol import Symbol
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, ShapeError
 
@@ -110,8 +112,16 @@ def make_parameter(
     """A Parameter with initial values from attr's initializer, else from the default one."""
     initializer = attr.initializer if attr.initializer is not None else default_initializer
     sizes = [int(s) for s in shape]
+    if state.recording():
+        symbol = Symbol(attr.name or f"param_{next(_names)}", tuple(sizes), dtypes.as_dtype(dtype))
+        made = _with_attributes(Parameter(symbol, trainable=attr.trainable, name=symbol.name, dims=dims), attr)
+        state.watch.active.declare(symbol.name, made, initializer)
+        return made
     array = initializer.values(sizes, dtypes.as_dtype(dtype))
-    made = Parameter(array, trainable=attr.trainable, name=attr.name, dims=dims)
+    return _with_attributes(Parameter(array, trainable=attr.trainable, name=attr.name, dims=dims), attr)
+
+
+def _with_attributes(made: Parameter, attr: ParamAttr) -> Parameter:
     made.optimize_attr = {"learning_rate": attr.learning_rate}
     made.regularizer = attr.regularizer
     made.need_clip = attr.need_clip

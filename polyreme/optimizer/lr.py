@@ -141,7 +141,7 @@ class LRScheduler:
         return {key: value for key, value in self.__dict__.items() if key != "_observers"}
 
     def _next_epoch(self, epoch: float | None) -> Any:
-        if state.watch.active is not None:
+        if state.watch.active is not None and not state.recording():
             raise CaptureError(
                 f"{type(self).__name__}.step() inside a captured function would run while capturing only, and the rate "
                 "would never change again; call it outside"

@@ -7,6 +7,8 @@ regularizers, master weights, learning rate, skipping a step on overflow, placem
 from __future__ import annotations
 
 import copy
+import inspect
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -49,6 +51,16 @@ class Optimizer(OptimizerState):
     takes_complex: ClassVar[bool] = False
     _settings: Mapping[str, Any] = {}
 
+    _made_with: tuple[tuple, dict[str, Any]] = ((), {})
+    _bound: Any = ()
+    parameters_given: Sequence[Any] | None = None
+    rate_variable: Any = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = super().__new__(cls)
+        made._made_with = (args, kwargs)
+        return made
+
     def __init__(
         self,
         learning_rate: float | LRScheduler = 0.001,
@@ -60,6 +72,9 @@ class Optimizer(OptimizerState):
     ) -> None:
         owner = type(self).__name__
         self._name = name
+        self.parameters_given = parameters
+        if parameters is None and state.recording():
+            parameters = []  # minimize finds them in the Program
         self._multi_precision = multi_precision
         self._weight_decay = weight_decay
         check_common(owner, "weight_decay", weight_decay)
@@ -114,6 +129,27 @@ class Optimizer(OptimizerState):
         """Settings of one parameter that are not a group's, hashable."""
         return ()
 
+    def over(self, parameters: Sequence[Any]) -> Optimizer:
+        """Another optimizer of these settings over other parameters, whose rate follows this one's.
+
+        What a static Program's optimizer is in each scope.
+        """
+        args, kwargs = self._made_with
+        given = inspect.signature(type(self).__init__).bind(None, *args, **kwargs).arguments
+        del given[next(iter(given))]  # self
+        if self.rate_variable is not None:
+            given["learning_rate"] = 0.0
+        bound = type(self)(**(given | {"parameters": parameters}))
+        if self.rate_variable is None:
+            bound._set_rate(self.get_lr())
+        self._bound = [*(b for b in self._bound if b() is not None), weakref.ref(bound)]
+        return bound
+
+    def take_rate(self, value: Tensor) -> None:
+        """Set the learning rate to a one-element Tensor's value, without asking the host."""
+        for rate in self._shared.rates():
+            state.write(rate, state.read(value).reshape(()).astype(self._rate_dtype))
+
     # learning rate
 
     def get_lr(self) -> float:
@@ -148,15 +184,24 @@ class Optimizer(OptimizerState):
                 f"{type(self).__name__}: the learning rate was set to {value} inside a captured function, where it "
                 "would be the same at every call; step the scheduler, or call set_lr, after the captured call"
             )
+        for bound in (ref() for ref in self._bound):
+            if bound is not None:
+                bound._set_rate(value)
         new = np.asarray(value, self._rate_dtype)
         for rate in rates:
             now = rate._array
             state.write(rate, put(new, now.sharding) if now.committed else jnp.asarray(new))
 
-    @staticmethod
-    def _initial_rate(learning_rate: Any) -> float:
+    def _initial_rate(self, learning_rate: Any) -> float:
         if isinstance(learning_rate, LRScheduler):
             return learning_rate()
+        if (
+            state.recording()
+            and isinstance(learning_rate, TensorState)
+            and not state.watch.active.has_value(learning_rate)
+        ):
+            self.rate_variable = learning_rate
+            return 0.0
         if isinstance(learning_rate, TensorState):
             learning_rate = state.host(learning_rate, "learning_rate").item()
         return nonnegative("learning_rate", "a learning rate that is not an LRScheduler", learning_rate)
@@ -316,11 +361,14 @@ class Optimizer(OptimizerState):
 
     def minimize(
         self, loss: Tensor, startup_program: Any = None, parameters: Any = None, no_grad_set: Any = None
-    ) -> tuple[None, list[tuple[Any, Any]]]:
+    ) -> tuple[Any, list[tuple[Any, Any]]]:
         """step() from the gradients that loss.backward() left, which is called first if no parameter has one.
 
         parameters: update only these. no_grad_set: leave these out. Returns (None, [(parameter, gradient), ...]).
+        In static mode backward and the step are recorded, and the operations returned in place of None.
         """
+        if state.recording():
+            return state.watch.active.minimize(self, loss, startup_program, parameters, no_grad_set)
         chosen = self._chosen("minimize", startup_program, parameters, no_grad_set)
         if all(p._grad is None for p in self._parameters):
             loss.backward()
@@ -335,7 +383,10 @@ class Optimizer(OptimizerState):
         no_grad_set: Any = None,
         callbacks: Any = None,
     ) -> list[tuple[Any, Any]]:
-        """loss.backward(); returns [(parameter, gradient), ...]."""
+        """loss.backward(), or its recording in static mode; returns [(parameter, gradient), ...]."""
+        if state.recording() and callbacks is None:
+            chosen = parameters if parameters is not None else (self.parameters_given or None)
+            return state.watch.active.backward(loss, chosen, no_grad_set)
         if callbacks is not None:
             raise ConfigError("backward: callbacks belong to static programs; use Tensor.register_hook")
         chosen = self._chosen("backward", startup_program, parameters, no_grad_set)
@@ -352,13 +403,16 @@ class Optimizer(OptimizerState):
                 raise ConfigError(f"{what}: {getattr(p, 'name', p)!r} is not a parameter of this {type(self).__name__}")
         return [p for p in given if id(p) not in without]
 
-    def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> None:
+    def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> Any:
         """Update from the (parameter, gradient) pairs given, and those parameters only."""
         pairs = list(params_grads)
+        if state.recording():
+            return state.watch.active.apply_gradients(self, pairs, None)
         chosen = self._chosen("apply_gradients", None, [p for p, _ in pairs], None)
         for p, g in pairs:
             p.grad = g
         self._step(chosen, None)
+        return None
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
         """Forget every parameter's gradient; with set_to_zero, `.grad` then reads as zeros."""

@@ -120,6 +120,16 @@ class OptimizerState:
             else:
                 self._shared.set_values(name, np.asarray(arrays[name]))
 
+    def state_tensors(self, key: str) -> dict[str, Tensor]:
+        """The Tensors of its state by the names they have in a scope: `<parameter>_<slot>_0`, `<parameter>_master_0`,
+        `<key>_<number>` for the numbers kept per parameter, `<key>_learning_rate`. Call create_state before.
+        """
+        found = {f"{p.name}_{n}_0": self._slots[n][id(p)] for n in self.slots for p in self._parameters
+                 if id(p) in self._slots[n]}  # fmt: skip
+        found |= {f"{p.name}_master_0": self._masters[id(p)] for p in self._parameters if id(p) in self._masters}
+        found |= {f"{key}_{name}": tensor for name, tensor in self._shared.first.scalars.items()}
+        return found | {f"{key}_learning_rate": self._shared.first.rate}
+
     def _per_parameter(self, names: Mapping[int, str]) -> dict[str, Tensor]:
         found = {
             f"{slot}/{names[id(p)]}": held[id(p)]

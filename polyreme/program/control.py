@@ -1,0 +1,195 @@
+"""Branches, loops and recomputed calls, recorded as operations with blocks of their own.
+
+Floor: 4.  A Variable from outside that code in a block gives a new value (increment, assign with output=) is carried:
+it becomes a result of the operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from polyreme.core.state import TensorState
+from polyreme.core.symbol import Symbol
+from polyreme.eager import tape
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import ProgramError
+from polyreme.jit.structure import LEAF, flatten, rebuild
+from polyreme.program import infer
+from polyreme.program.frame import Frame
+from polyreme.program.operation import Cond, Operation, Recompute, While
+from polyreme.program.program import Block, Variable, defaults, inside
+from polyreme.program.values import Ref
+
+
+class Recording(Protocol):
+    """What a Recorder does for blocks."""
+
+    def carrying(self) -> Any: ...
+    def name_of(self, tensor: TensorState) -> str: ...
+    def defined(self, op: Operation, results: Sequence[Any], prefix: str) -> Any: ...
+    def write(self, tensor: TensorState, array: Any) -> None: ...
+
+
+@dataclass
+class _Side:
+    """A recorded block, what its code returned, and the values it gave to Variables from outside."""
+
+    block: Block
+    result: Any
+    carried: dict[int, tuple[Variable, Symbol]]
+    ended: dict[int, Symbol]
+
+
+def _recorded(recorder: Recording, fn: Callable[..., Any], args: Sequence[Any] = ()) -> _Side:
+    """fn's code as a block; Variables from outside are as they were afterwards."""
+    block = defaults.main.add_block(defaults.block)
+    with inside(block), recorder.carrying() as carried:
+        taken = [_taken(block, a) for a in args]
+        result = fn(*taken)
+    ended = {}
+    for key, (variable, before) in carried.items():
+        ended[key], variable._array = variable._array, before
+    return _Side(block, result, carried, ended)
+
+
+def _taken(block: Block, like: Any) -> Any:
+    """A Variable that the block is given each time it runs."""
+    if not isinstance(like, TensorState):
+        return like
+    array = like._array
+    made = block.create_var(None, array.shape, array.dtype, stop_gradient=like.stop_gradient)
+    made._node = block
+    block.takes.append(made.name)
+    return made
+
+
+def _names(recorder: Recording, value: Any) -> Any:
+    return Ref(recorder.name_of(value)) if isinstance(value, TensorState) else value
+
+
+def _append(recorder: Recording, op: Operation, count: int, prefix: str) -> list[Any]:
+    """Append an operation with so many results, whose shapes are those it has when it runs on abstract Tensors."""
+    block, needed = defaults.block, {}
+    for name in [*op.reads(), *op.writes()]:
+        found = block.find_var(name)
+        needed[name] = found if found is not None else block.program.held.get(name)
+    known = {n: t for n, t in needed.items() if t is not None}
+    op.outputs = [f"{i}" for i in range(count)]
+
+    def run(given: dict[str, Tensor]) -> Any:
+        frame = Frame(Block(block.program, -1, None), infer.scope_of(given))
+        frame.values.update(given)
+        op.run(frame)
+        return [infer.Seen.of(frame.values[n]) for n in op.outputs]
+
+    with tape.GradEnabled(tape.grad_mode.enabled):
+        results = infer.probed(known, run, {})
+    op.outputs = []
+    return recorder.defined(op, results, prefix)
+
+
+def cond(recorder: Recording, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+    """Record both branches; returns their result. Raises ProgramError unless both have one structure."""
+    sides = [_recorded(recorder, fn) for fn in (true_fn, false_fn)]
+    leaves: list[list[Any]] = [[], []]
+    specs = [flatten(side.result, found) for side, found in zip(sides, leaves, strict=True)]
+    if specs[0] != specs[1]:
+        raise ProgramError(
+            f"cond: true_fn returned {_described(sides[0].result)}, false_fn {_described(sides[1].result)}; return the "
+            "same structure from both"
+        )
+    results: list[Any] = []
+    for a, b in zip(*leaves, strict=True):
+        if isinstance(a, TensorState) or isinstance(b, TensorState) or a != b:
+            for side, value in zip(sides, (a, b), strict=True):
+                side.block.gives.append(_given(recorder, value))
+            results.append(LEAF)
+        else:
+            results.append((a,))
+    variables = {key: pair for side in sides for key, pair in side.carried.items()}
+    for key, (_, before) in variables.items():
+        for side in sides:
+            side.block.gives.append(Ref(side.ended.get(key, before).name))
+    op = Cond(pred=_names(recorder, pred), true=sides[0].block, false=sides[1].block)
+    made = iter(_append(recorder, op, len(op.true.gives), "cond"))
+    filled = [next(made) if r is LEAF else r[0] for r in results]
+    for variable, _ in variables.values():
+        recorder.write(variable, next(made)._array)
+    return rebuild(specs[0], iter(filled))
+
+
+def _given(recorder: Recording, value: Any) -> Any:
+    if not isinstance(value, (TensorState, bool, int, float, complex)):
+        raise ProgramError(
+            f"cond: one branch returned {_described(value)} where the other returned something else; what depends on a "
+            "Variable is a Tensor or a number"
+        )
+    return _names(recorder, value)
+
+
+def _described(value: Any) -> str:
+    return repr(value) if not isinstance(value, TensorState) else f"a Tensor {value!r}"
+
+
+def while_loop(
+    recorder: Recording, test: Callable, body: Callable, init: Sequence[Any], maximum: int | None
+) -> list[Any]:
+    """Record a loop; returns what its variables end as, numbers as Tensors."""
+    start = [v if isinstance(v, TensorState) else Tensor(v) for v in init]
+    tested = _recorded(recorder, lambda *now: [test(*now)], start)
+    ran = _recorded(recorder, lambda *now: _listed(body(*now)), start)
+    if len(ran.result) != len(start):
+        raise ProgramError(f"while_loop: body returned {len(ran.result)} values for {len(start)} loop_vars")
+    if tested.carried:
+        raise ProgramError("while_loop: cond changes Variables from outside in place; do that in body")
+    if not isinstance(tested.result[0], TensorState):
+        raise ProgramError(f"while_loop: cond returned {tested.result[0]!r}, which is no Variable; the loop never ends")
+    return loop_of(recorder, tested, ran, start, maximum)
+
+
+def _listed(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, (list, tuple)) else [result]
+
+
+def loop_of(
+    recorder: Recording, tested: _Side, ran: _Side, start: Sequence[TensorState], maximum: int | None
+) -> list[Any]:
+    """Append a While over recorded blocks; what body changes of the Variables around is carried too."""
+    tested.block.gives = [_names(recorder, tested.result[0])]
+    ran.block.gives = [_names(recorder, v) for v in ran.result]
+    begins: list[Any] = [Ref(recorder.name_of(v)) for v in start]
+    carried = list(ran.carried.items())
+    for key, (_, before) in carried:
+        begins.append(Ref(before.name))
+        ran.block.gives.append(Ref(ran.ended[key].name))
+        for block in (tested.block, ran.block):
+            block.takes.append(before.name)  # the name it knows the value by
+    op = While(init=begins, test=tested.block, body=ran.block, maximum=maximum)
+    made = _append(recorder, op, len(begins), "while")
+    for (_, (variable, _before)), end in zip(carried, made[len(start) :], strict=True):
+        recorder.write(variable, end._array)
+    return made[: len(start)]
+
+
+def recompute(recorder: Recording, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Record a call of which backward keeps the inputs only."""
+    leaves: list[Any] = []
+    spec = flatten((args, kwargs), leaves)
+    given = [v for v in leaves if isinstance(v, TensorState)]
+
+    def call(*now: Any) -> Any:
+        left = iter(now)
+        again, named = rebuild(spec, iter([next(left) if isinstance(v, TensorState) else v for v in leaves]))
+        return function(*again, **named)
+
+    side = _recorded(recorder, call, given)
+    if side.carried:
+        raise ProgramError("recompute: the function changes Variables from outside in place; return new ones")
+    outs: list[Any] = []
+    result = flatten(side.result, outs)
+    side.block.gives = [_names(recorder, v) for v in outs if isinstance(v, TensorState)]
+    op = Recompute(inputs=[recorder.name_of(v) for v in given], block=side.block)
+    made = iter(_append(recorder, op, len(side.block.gives), "recompute"))
+    return rebuild(result, iter([next(made) if isinstance(v, TensorState) else v for v in outs]))

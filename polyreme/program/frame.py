@@ -1,0 +1,85 @@
+"""Frame: the values of one run of a block.
+
+Floor: 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from polyreme.core import state
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import ProgramError
+from polyreme.program import values
+from polyreme.program.program import Block
+from polyreme.program.scope import Scope
+from polyreme.program.values import Ref
+
+
+def _as_it_is(gradient: Tensor) -> Tensor:
+    return gradient
+
+
+class Frame:
+    """Values by name: those defined in this run, those of the run around it, persistable ones of the scope.
+
+    reduced: what is done to a parameter's gradient before it is used: data parallel runs average it over devices.
+    """
+
+    def __init__(
+        self, block: Block, scope: Scope, outer: Frame | None = None, reduced: Callable[[Tensor], Tensor] = _as_it_is
+    ) -> None:
+        self.block = block
+        self.scope = scope
+        self.outer = outer
+        self.reduced = reduced
+        self.values: dict[str, Tensor] = {}
+
+    def get(self, name: str) -> Tensor:
+        """The value of this name; ProgramError if it has none."""
+        frame: Frame | None = self
+        while frame is not None:
+            found = frame.values.get(name)
+            if found is not None:
+                return found
+            frame = frame.outer
+        return self.persistable(name)
+
+    def persistable(self, name: str) -> Tensor:
+        """The Tensor that the scope holds under this name; ProgramError if there is none."""
+        found = self.scope.find(name)
+        if found is not None:
+            return found
+        held = self.block.program.held.get(name)
+        if held is None:
+            var = self.block.find_var(name)
+            if var is not None and var.persistable:
+                raise ProgramError(
+                    f"variable {name!r} has no value in this scope; run the startup program in it first: "
+                    "exe.run(static.default_startup_program())"
+                )
+            raise ProgramError(
+                f"{name!r} is not computed by this Program from what is fed; feed it, or fetch something else"
+            )
+        self.scope.adopt(name, held)
+        return held
+
+    def define(self, name: str, tensor: Tensor) -> None:
+        """Give a name its value, cut off from gradients if its Variable was told to stop them."""
+        var = self.block.vars.get(name)
+        if var is not None and var.stop_gradient and not tensor.stop_gradient:
+            tensor = Tensor(state.read(tensor))
+        self.values[name] = tensor
+
+    def run(self) -> None:
+        """Run every operation of the block."""
+        for operation in self.block.ops:
+            operation.run(self)
+
+    def inside(self, block: Block, given: Sequence[Any]) -> list[Any]:
+        """Results of a block within this one, run on these values."""
+        frame = Frame(block, self.scope, self, self.reduced)
+        frame.values.update(zip(block.takes, given, strict=True))
+        frame.run()
+        return [values.replace(r, Ref, lambda ref: frame.get(ref.name)) for r in block.gives]

@@ -1,0 +1,161 @@
+"""append_backward and gradients: backward recorded as one operation, and the minimize of optimizers.
+
+Floor: 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from polyreme.core import unique_name
+from polyreme.core.state import TensorState
+from polyreme.core.symbol import Symbol
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import ConfigError, GradError, ProgramError
+from polyreme.program.operation import Backward, Operation, Optimize, StartOptimizer
+from polyreme.program.program import Block, Program, defaults
+
+Pairs = list[tuple[Tensor, Tensor]]
+
+
+def append_backward(
+    loss: Any,
+    parameter_list: Sequence[Any] | None = None,
+    no_grad_set: Any = None,
+    callbacks: Any = None,
+    checkpoints: Any = None,
+) -> Pairs:
+    """Record the gradient of loss for every trainable parameter it depends on; -> [(parameter, gradient), ...].
+
+    parameter_list: these only (Variables or names). no_grad_set: no gradient flows through these. A gradient's name is
+    `<name>@GRAD`. Raises ConfigError for callbacks, and for checkpoints: recompute is a pass, or fleet's `recompute`.
+    """
+    for what, value in (("callbacks", callbacks), ("checkpoints", checkpoints)):
+        if value is not None:
+            raise ConfigError(
+                f"append_backward: {what}={value!r} cannot be honoured; "
+                + (
+                    "inspect the Program instead"
+                    if what == "callbacks"
+                    else "use static.passes.recompute on the Program"
+                )
+            )
+    symbol = _symbol("append_backward", loss)
+    block = defaults.main.global_block()
+    if symbol.shape not in ((), (1,)):
+        raise GradError(f"append_backward: loss {symbol!r} is not one number; reduce it with mean() or sum()")
+    blocked = [_named(block, v) for v in no_grad_set or ()]
+    wanted = (
+        block.program.all_parameters()
+        if parameter_list is None
+        else [block.var(_named(block, p)) for p in parameter_list]
+    )
+    trained = [p for p in wanted if not p.stop_gradient and p._array.name not in blocked]
+    reached = _behind(block, [symbol.name], set(blocked))
+    used = [p for p in trained if p._array.name in reached]
+    if parameter_list is None and not used:
+        raise GradError(f"append_backward: loss {symbol!r} depends on no trainable parameter of this Program")
+    return list(zip(used, _backward(block, [symbol.name], used, [], blocked), strict=True))
+
+
+def gradients(targets: Any, inputs: Any, target_gradients: Any = None, no_grad_set: Any = None) -> list[Tensor]:
+    """Record the gradient of the sum of targets with respect to each input; zeros for one that they do not depend on.
+
+    target_gradients: what each target's gradient starts from, ones for None. Gradients of gradients are recorded alike.
+    """
+    block = defaults.main.global_block()
+    ends, starts = _listed(targets), _listed(inputs)
+    given = [None] * len(ends) if target_gradients is None else _listed(target_gradients)
+    if len(given) != len(ends):
+        raise GradError(f"gradients: {len(given)} target_gradients for {len(ends)} targets; give one for each, or None")
+    for x in starts:
+        if x.stop_gradient:
+            raise GradError(
+                f"gradients: input {_symbol('gradients', x)!r} has stop_gradient=True; set it to False before "
+                "it is used"
+            )
+    names = [_symbol("gradients", t).name for t in ends]
+    begins = [None if g is None else _symbol("gradients", g).name for g in given]
+    return _backward(block, names, starts, begins, [_named(block, v) for v in no_grad_set or ()])
+
+
+def minimize(
+    optimizer: Any, loss: Any, startup_program: Any, parameters: Any, no_grad_set: Any
+) -> tuple[list[Operation], Pairs]:
+    """Record backward and one step of optimizer; -> (operations, pairs)."""
+    chosen = parameters if parameters is not None else (optimizer.parameters_given or None)
+    pairs = append_backward(loss, chosen, no_grad_set)
+    return apply_gradients(optimizer, pairs, startup_program), pairs
+
+
+def apply_gradients(optimizer: Any, pairs: Pairs, startup_program: Program | None = None) -> list[Operation]:
+    """Record one step of optimizer with these gradients."""
+    key = unique_name.generate(type(optimizer).__name__.lower())
+    named = [(_symbol("minimize", p).name, _symbol("minimize", g).name) for p, g in pairs]
+    rate = optimizer.rate_variable
+    op = Optimize(
+        key=key, optimizer=optimizer, pairs=named, rate=None if rate is None else _symbol("minimize", rate).name
+    )
+    defaults.main.global_block().append(op)
+    startup = defaults.startup if startup_program is None else startup_program
+    startup.global_block().append(StartOptimizer(of=op))
+    return [op]
+
+
+def _backward(
+    block: Block, ends: list[str], inputs: Sequence[Tensor], starts: list[str | None], blocked: list[str]
+) -> list[Tensor]:
+    op = Backward(
+        targets=ends, inputs=[x._array.name for x in inputs], starts=starts, blocked=blocked,
+        scope="/".join(defaults.scopes),
+    )  # fmt: skip
+    reached = _behind(block, ends, set())
+    for earlier in block.ops:
+        # its results are differentiated in turn
+        if isinstance(earlier, Backward) and not reached.isdisjoint(earlier.outputs):
+            earlier.again = True
+            for name in earlier.outputs:
+                block.vars[name].stop_gradient = False
+    results = []
+    for x in inputs:
+        name = f"{x._array.name}@GRAD"
+        while block.has_var(name):
+            name = f"{name}@GRAD" if name.count("@") > 3 else unique_name.generate(f"{x._array.name}@GRAD")
+        made = block.create_var(name, x._array.shape, x._array.dtype, stop_gradient=True)
+        made._node = op
+        op.outputs.append(name)
+        results.append(made)
+    block.append(op)
+    return results
+
+
+def _behind(block: Block, ends: Sequence[str], blocked: set[str]) -> set[str]:
+    """Names that values depend on with a gradient, as far as the Program says."""
+    reached = set(ends) - blocked
+    for op in reversed(block.ops):
+        if not reached.isdisjoint(op.outputs) and getattr(op, "taped", True):
+            reached |= {n for n in op.reads() if n not in blocked and not _stops(block, n)}
+    return reached
+
+
+def _stops(block: Block, name: str) -> bool:
+    found = block.find_var(name)
+    return found is not None and found.stop_gradient
+
+
+def _symbol(what: str, value: Any) -> Symbol:
+    if not isinstance(value, TensorState) or not isinstance(value._array, Symbol):
+        raise ProgramError(
+            f"{what}: takes Variables of a static Program, got {type(value).__name__}; call enable_static() before "
+            "building it"
+        )
+    return value._array
+
+
+def _named(block: Block, value: Any) -> str:
+    return block.var(value)._array.name if isinstance(value, str) else _symbol("no_grad_set", value).name
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]

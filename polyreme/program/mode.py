@@ -1,0 +1,62 @@
+"""Static mode: whether code of this thread is recorded; and the Variables that are fed.
+
+Floor: 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from polyreme.core import dtype as dtypes
+from polyreme.core import place as places
+from polyreme.core import state
+from polyreme.errors import ConfigError, ProgramError
+from polyreme.program.program import Variable, defaults
+from polyreme.program.recorder import Recorder
+
+
+def enable_static() -> None:
+    """Record what is called from now on in this thread into the default main Program; an Executor runs it."""
+    if state.recording():
+        return
+    if state.watch.active is not None:
+        raise ProgramError("enable_static() inside captured code; call it outside")
+    state.watch.active = Recorder()
+
+
+def disable_static(place: Any = None) -> None:
+    """Run what is called as it is called again, on place if given."""
+    if state.recording():
+        state.watch.active = None
+    if place is not None:
+        places.set_device(place)
+
+
+def in_dynamic_mode() -> bool:
+    """True if code runs as it is called, False in static mode."""
+    return not state.recording()
+
+
+def data(name: str, shape: Sequence[int | None], dtype: Any = None, lod_level: int = 0) -> Variable:
+    """A Variable of the main Program that Executor.run is fed under this name.
+
+    shape: whole, with None or -1 for a size that may differ from run to run. dtype: the default one if None.
+    lod_level: how many levels of sequences its rows are cut into; then it is fed LoDTensors.
+    Raises ProgramError outside static mode and for a name that is taken, ConfigError for an impossible shape.
+    """
+    if not state.recording():
+        raise ProgramError(f"static.data({name!r}) belongs to static mode; call enable_static() first")
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"static.data: name is a non-empty string, got {name!r}")
+    sizes = [shape] if isinstance(shape, int) else list(shape)
+    if not all(s is None or (type(s) is int and s >= -1) for s in sizes):
+        raise ConfigError(f"static.data({name!r}): shape holds sizes, None or -1, got {sizes}")
+    block = defaults.main.global_block()
+    made = block.create_var(name, sizes, dtypes.default_dtype() if dtype is None else dtype)
+    made.is_data = True
+    levels = [block.create_var(f"{name}@LOD{i}", [None], "int64") for i in range(lod_level)]
+    for level in levels:
+        level.is_data = True
+    made.lod = tuple(levels)
+    return made

@@ -1,0 +1,388 @@
+"""What a Program is a list of: operations. Each reads values by name, runs ordinary eager code, and names what comes
+out.
+
+Floor: 4.  Operations run inside one compiled program (program.executor), on Tensors whose arrays are tracers. So none
+of them has a kernel or a gradient of its own: an op is its one declaration, backward is the tape, the update is the
+optimizer's, a branch is jit's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from polyreme.autograd.recompute import run_again
+from polyreme.core import amp_policy, state
+from polyreme.core import dtype as dtypes
+from polyreme.core.op import OPS, RECORDED
+from polyreme.core.state import TensorState, Tracer
+from polyreme.eager import tape
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import ProgramError
+from polyreme.jit.control_flow import cond, while_loop
+from polyreme.program import values
+from polyreme.program.values import Ref, refs
+
+_OF_SHAPES = ("shape", "rank", "numel")
+_FOLDED = 64  # elements; integers up to so many that follow from shapes are computed while compiling
+
+
+class Block(Protocol):
+    """What operations know of a block (program.program.Block)."""
+
+    idx: int
+    ops: list[Operation]
+    takes: list[str]
+    gives: list[Any]
+
+    def free(self) -> list[str]: ...
+
+
+class Frame(Protocol):
+    """What operations know of the run they are part of (program.frame.Frame)."""
+
+    scope: Any
+    reduced: Callable[[Tensor], Tensor]
+
+    def get(self, name: str) -> Tensor: ...
+    def persistable(self, name: str) -> Tensor: ...
+    def define(self, name: str, tensor: Tensor) -> None: ...
+    def inside(self, block: Any, given: Sequence[Any]) -> list[Any]: ...
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """The public function of an op, composite or Tensor method by the name it is recorded under.
+
+    Raises ProgramError if there is none.
+    """
+    found = OPS.get(name) or RECORDED.get(name)
+    if found is None:
+        raise ProgramError(f"a Program calls {name!r}, which is not declared here; import the module that declares it")
+    return found
+
+
+@dataclass(kw_only=True)
+class Operation:
+    """Base of all operations. outputs: names of what it defines. scope: the name_scope it was recorded in."""
+
+    outputs: list[str] = field(default_factory=list)
+    scope: str = ""
+
+    @property
+    def kind(self) -> str:
+        """What a listing calls it."""
+        return type(self).__name__.lower()
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Blocks it runs."""
+        return []
+
+    def reads(self) -> list[str]:
+        """Names it needs, those that its blocks take from outside included."""
+        raise NotImplementedError
+
+    def writes(self) -> list[str]:
+        """Persistable values it changes."""
+        return [name for block in self.blocks for op in block.ops for name in op.writes()]
+
+    def run(self, frame: Frame) -> None:
+        """Do it."""
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True)
+class Call(Operation):
+    """An op, composite or Tensor method called on values.
+
+    args, kwargs: with a Ref for every Tensor. changes: persistable values it writes in place. policy: the autocast
+    policy in force, taped: whether no_grad was off.
+    """
+
+    name: str
+    args: tuple
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    changes: list[str] = field(default_factory=list)
+    policy: amp_policy.Policy | None = None
+    taped: bool = True
+
+    @property
+    def kind(self) -> str:
+        return self.name
+
+    def reads(self) -> list[str]:
+        return refs((self.args, self.kwargs))
+
+    def writes(self) -> list[str]:
+        return self.changes
+
+    def run(self, frame: Frame) -> None:
+        args, kwargs = values.resolve((self.args, self.kwargs), frame.get)
+        with autocast(self.policy), tape.GradEnabled(self.taped and tape.grad_mode.enabled):
+            result = call(self.name, args, kwargs)
+        for name, tensor in zip(self.outputs, values.tensors(result), strict=True):
+            frame.define(name, tensor)
+
+    def with_argument(self, parameter: str, value: Any) -> Call:
+        """The same call with another value for a parameter; itself if the function has no such parameter."""
+        names = parameters_of(self.name)
+        if parameter not in names:
+            return self
+        at = names.index(parameter)
+        if at < len(self.args):
+            return replace(self, args=(*self.args[:at], value, *self.args[at + 1 :]))
+        return replace(self, kwargs={**self.kwargs, parameter: value})
+
+
+def parameters_of(name: str) -> list[str]:
+    """Parameter names of an op, composite or Tensor method."""
+    declared = getattr(function_of(name), "op", None)
+    return list(declared.names) if declared is not None else list(inspect.signature(function_of(name)).parameters)
+
+
+def call(name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Call a function by name; what follows from shapes alone has a value even while a program is compiled."""
+    if name in _OF_SHAPES:
+        with jax.ensure_compile_time_eval():
+            return Tensor(OPS[name].op.fn(state.read((*args, *kwargs.values())[0])))  # type: ignore[attr-defined]
+    given = values.tensors((args, kwargs))
+    if given and all(_is_folded(t) for t in given):
+        with jax.ensure_compile_time_eval():
+            return function_of(name)(*args, **kwargs)
+    return function_of(name)(*args, **kwargs)
+
+
+def is_folded(array: Any) -> bool:
+    """True for integers with values known while compiling, few enough to compute with."""
+    return not isinstance(array, (Tracer, jax.ShapeDtypeStruct)) and array.size <= _FOLDED and array.dtype.kind in "iub"
+
+
+def _is_folded(tensor: TensorState) -> bool:
+    return is_folded(tensor._array) and state.capturing()
+
+
+@contextmanager
+def autocast(policy: amp_policy.Policy | None) -> Iterator[None]:
+    """Run ops under this autocast policy, None for none."""
+    outer, amp_policy.active.policy = amp_policy.active.policy, policy
+    try:
+        yield
+    finally:
+        amp_policy.active.policy = outer
+
+
+@dataclass(kw_only=True)
+class Assign(Operation):
+    """target = source, where target is persistable; no gradient flows through it."""
+
+    target: str
+    source: Any
+
+    def reads(self) -> list[str]:
+        return refs(self.source)
+
+    def writes(self) -> list[str]:
+        return [self.target]
+
+    def run(self, frame: Frame) -> None:
+        tensor = frame.persistable(self.target)
+        now = state.read(tensor)
+        source = state.read(frame.get(self.source.name)) if isinstance(self.source, Ref) else self.source
+        if tuple(source.shape) != tuple(now.shape):
+            raise ProgramError(
+                f"assign: {self.target!r} has shape {list(now.shape)}, the value {list(source.shape)}; a persistable "
+                "variable keeps its shape"
+            )
+        state.write(tensor, jnp.asarray(source, now.dtype))
+
+
+@dataclass(kw_only=True)
+class Initialize(Operation):
+    """Make a persistable variable in the scope, with values of an initializer; template: what it is to be like."""
+
+    target: str
+    initializer: Any
+    template: Tensor
+
+    def reads(self) -> list[str]:
+        return []
+
+    def writes(self) -> list[str]:
+        return [self.target]
+
+    def run(self, frame: Frame) -> None:
+        shape, dtype = self.template.shape, self.template.dtype
+        frame.scope.create(self.target, self.initializer.values(shape, dtype), self.template)
+
+
+@dataclass(kw_only=True)
+class Cond(Operation):
+    """Run one of two blocks. outputs: for each result of the blocks."""
+
+    pred: Any
+    true: Block
+    false: Block
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [self.true, self.false]
+
+    def reads(self) -> list[str]:
+        return [*refs(self.pred), *self.true.free(), *self.false.free()]
+
+    def run(self, frame: Frame) -> None:
+        pred = frame.get(self.pred.name) if isinstance(self.pred, Ref) else self.pred
+        results = cond(pred, lambda: frame.inside(self.true, ()), lambda: frame.inside(self.false, ()))
+        for name, result in zip(self.outputs, results, strict=True):
+            frame.define(name, _tensor(result))
+
+
+@dataclass(kw_only=True)
+class While(Operation):
+    """Run body while test holds. init: what the loop starts from, outputs: what it ends with; both blocks take as many
+    values. maximum: a bound on the steps, which gradients need.
+    """
+
+    init: list[Any]
+    test: Block
+    body: Block
+    maximum: int | None = None
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [self.test, self.body]
+
+    def reads(self) -> list[str]:
+        return [*refs(self.init), *self.test.free(), *self.body.free()]
+
+    def run(self, frame: Frame) -> None:
+        start = [frame.get(v.name) if isinstance(v, Ref) else v for v in self.init]
+        ends = while_loop(
+            lambda *now: frame.inside(self.test, now)[0],
+            lambda *now: frame.inside(self.body, now),
+            start,
+            maximum_iterations=self.maximum,
+        )
+        for name, end in zip(self.outputs, ends, strict=True):
+            frame.define(name, _tensor(end))
+
+
+@dataclass(kw_only=True)
+class Recompute(Operation):
+    """Run a block of which backward keeps the inputs only, and which it runs again."""
+
+    inputs: list[str]
+    block: Block
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [self.block]
+
+    def reads(self) -> list[str]:
+        return [*self.inputs, *self.block.free()]
+
+    def run(self, frame: Frame) -> None:
+        given = tuple(frame.get(name) for name in self.inputs)
+        results = run_again(lambda *now: frame.inside(self.block, now), given, {})
+        for name, result in zip(self.outputs, results, strict=True):
+            frame.define(name, result)
+
+
+def _tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else Tensor(jnp.asarray(value))
+
+
+@dataclass(kw_only=True)
+class Backward(Operation):
+    """Gradients of the sum of targets with respect to inputs; zeros where there is none.
+
+    starts: what each target's gradient starts from, None for ones. again: the gradients are differentiated later.
+    """
+
+    targets: list[str]
+    inputs: list[str]
+    starts: list[str | None] = field(default_factory=list)
+    blocked: list[str] = field(default_factory=list)
+    again: bool = False
+
+    def reads(self) -> list[str]:
+        return [*self.targets, *self.inputs, *(s for s in self.starts if s is not None)]
+
+    def run(self, frame: Frame) -> None:
+        inputs = [frame.get(name) for name in self.inputs]
+        starts = [None if s is None else frame.get(s) for s in self.starts] or [None] * len(self.targets)
+        found = tape.grad(
+            [frame.get(name) for name in self.targets],
+            inputs,
+            starts,
+            retain_graph=True,
+            create_graph=self.again,
+            allow_unused=True,
+            no_grad_vars=[frame.get(name) for name in self.blocked],
+        )
+        for name, x, gradient in zip(self.outputs, inputs, found, strict=True):
+            tensor: Any = Tensor(jnp.zeros(x._array.shape, x._array.dtype)) if gradient is None else gradient
+            frame.define(name, frame.reduced(tensor))
+
+
+@dataclass(kw_only=True)
+class Optimize(Operation):
+    """One step of an optimizer. key: its name in the scope, where its state is; pairs: (parameter, gradient); rate:
+    a value that is the learning rate, if the Program computes it."""
+
+    key: str
+    optimizer: Any
+    pairs: list[tuple[str, str]]
+    rate: str | None = None
+
+    def reads(self) -> list[str]:
+        return [name for pair in self.pairs for name in pair] + ([] if self.rate is None else [self.rate])
+
+    def writes(self) -> list[str]:
+        return [p for p, _ in self.pairs]
+
+    def run(self, frame: Frame) -> None:
+        bound = frame.scope.optimizer(self)
+        for p, g in self.pairs:
+            frame.persistable(p).grad = Tensor(state.read(frame.get(g)))
+        if self.rate is not None:
+            bound.take_rate(frame.get(self.rate))
+        bound.step()
+        for p, _ in self.pairs:
+            frame.persistable(p).grad = None
+
+
+@dataclass(kw_only=True)
+class StartOptimizer(Operation):
+    """Make an optimizer's state in the scope, as it is before the first step."""
+
+    of: Optimize
+
+    def reads(self) -> list[str]:
+        return [p for p, _ in self.of.pairs]
+
+    def writes(self) -> list[str]:
+        return []
+
+    def run(self, frame: Frame) -> None:
+        frame.scope.start_optimizer(self.of)
+
+
+def depends(ops: Sequence[Operation], start: set[str]) -> set[str]:
+    """Names whose values depend on any of start, start included, following what ops define and write."""
+    reached = set(start)
+    for op in ops:
+        if not reached.isdisjoint(op.reads()):
+            reached |= {*op.outputs, *op.writes()}
+    return reached
+
+
+def is_exact(dtype: Any) -> bool:
+    """True for a dtype without gradients."""
+    return not dtypes.is_inexact(dtype)

@@ -1,0 +1,253 @@
+"""Recorder: watches code in static mode, and appends what it calls to the current Program instead of running it.
+
+Floor: 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from polyreme.core import amp_policy, state, unique_name
+from polyreme.core.state import TensorState
+from polyreme.core.symbol import Size, Symbol
+from polyreme.eager import tape
+from polyreme.eager.dispatch import rebind
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import CaptureError, ProgramError
+from polyreme.jit.capture import user_line
+from polyreme.program import control, gradient, infer, values
+from polyreme.program.infer import Seen
+from polyreme.program.operation import Assign, Call, Initialize, Operation, call
+from polyreme.program.program import Variable, defaults
+from polyreme.program.values import Ref, SizeOf
+
+
+class _Everything:
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+class Given:
+    """An initializer: these very values."""
+
+    def __init__(self, value: np.ndarray) -> None:
+        self.value = value
+
+    def values(self, shape: Sequence[int], dtype: np.dtype) -> Any:
+        """The value, on the device in force."""
+        return jnp.asarray(self.value, dtype)
+
+
+class Recorder:
+    """What `state.watch.active` is in static mode: every op, composite or Tensor method called in this thread comes to
+    `call`, every write of a Tensor to `write`.
+    """
+
+    stages: ClassVar[bool] = True
+    records: ClassVar[bool] = True
+    made: ClassVar[Any] = _Everything()
+
+    def __init__(self) -> None:
+        self._rebound: list[dict[int, tuple[Variable, Symbol]]] = []
+
+    # what the state under Tensors asks
+
+    def created(self, tensor: TensorState) -> None:
+        """A new Tensor is nobody's state."""
+
+    def touch(self, tensor: TensorState) -> None:
+        """Nothing is put back later."""
+
+    def read(self, tensor: TensorState) -> Any:
+        """The Tensor's array, or what stands for it."""
+        return tensor._array
+
+    def write(self, tensor: TensorState, array: Any) -> None:
+        """Replace the Tensor's value: an assignment if it is persistable or has a value, else a new name for it."""
+        if not isinstance(tensor._array, Symbol) and not isinstance(array, Symbol):
+            tensor._array = array
+            return
+        if isinstance(tensor, Variable) and not tensor.persistable:
+            symbol = array if isinstance(array, Symbol) else self._symbol_of(array)
+            self._note_rebound(tensor)
+            tensor._array = symbol
+            return
+        source = Ref(array.name) if isinstance(array, Symbol) else np.asarray(array)
+        defaults.block.append(Assign(target=self.name_of(tensor), source=source, scope="/".join(defaults.scopes)))
+
+    def _symbol_of(self, array: Any) -> Symbol:
+        return self.call("assign", (Tensor(array),), {})._array
+
+    def entered(self, layer: Any) -> Callable[..., Any]:
+        """A Layer runs as it is written."""
+        return layer.forward
+
+    def left(self) -> None:
+        """Nothing was noted of the Layer."""
+
+    def has_value(self, tensor: TensorState) -> bool:
+        """False for a Variable."""
+        return not isinstance(tensor._array, Symbol)
+
+    def host_read(self, tensor: TensorState, what: str) -> None:
+        """Refuse to read a Variable."""
+        if isinstance(tensor._array, Symbol):
+            raise CaptureError(
+                f"{user_line()}: {what} needs a value, but {tensor._array!r} belongs to a static Program, which has "
+                "none before Executor.run; fetch it, use static.nn.cond or while_loop instead of Python control flow, "
+                "or leave static mode with disable_static()"
+            )
+
+    # recording
+
+    def name_of(self, tensor: TensorState) -> str:
+        """The name a Tensor has as an input: a value's Tensor is held by the Program, and shared with it."""
+        if isinstance(tensor._array, Symbol):
+            return tensor._array.name
+        held = defaults.main.held
+        for name, other in held.items():
+            if other is tensor:
+                return name
+        name = getattr(tensor, "_name", None)
+        if name is None or name in held:
+            name = unique_name.generate("held")
+        held[name] = tensor  # type: ignore[assignment]
+        defaults.main.changed()
+        return name
+
+    def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Record a call; returns what it will give, with Variables for Tensors."""
+        kwargs = {k: v for k, v in kwargs.items() if k != "name"}
+        out = kwargs.pop("out", None)
+        by_name: dict[str, TensorState] = {}
+
+        def named(tensor: TensorState) -> Ref:
+            found = self.name_of(tensor)
+            by_name[found] = tensor
+            return Ref(found)
+
+        def sized(size: Size) -> SizeOf:
+            by_name.setdefault(size.symbol.name, TensorState(size.symbol))
+            return SizeOf(size.symbol.name, size.dim)
+
+        args, kwargs = values.replace(values.replace((args, kwargs), TensorState, named), Size, sized)
+        recorded = Call(
+            name=name,
+            args=tuple(args),
+            kwargs=kwargs,
+            policy=amp_policy.active.policy,
+            taped=tape.grad_mode.enabled,
+            scope="/".join(defaults.scopes),
+        )
+        results, recorded.changes = infer.call_results(recorded, by_name)
+        result = self.defined(recorded, results, name.rpartition(".")[2].strip("_"))
+        return result if out is None else rebind(out, result, name)
+
+    def defined(self, op: Operation, results: Sequence[Any], prefix: str) -> Any:
+        """Append op, with a Variable for each Tensor seen in results (one for each probe); returns the result."""
+        first, other = results[0], results[-1]
+        others = values.leaves(other, Seen)
+        base = unique_name.generate(prefix)
+
+        def variable(seen: Seen) -> Variable:
+            twin = next(others)
+            made = defaults.block.create_var(
+                f"{base}.tmp_{len(op.outputs)}",
+                infer.shape_of(seen.array, twin.array),
+                seen.array.dtype,
+                stop_gradient=seen.stop_gradient,
+                known=infer.known_of(seen.array, twin.array),
+                weak_type=getattr(seen.array, "weak_type", False),
+            )
+            made._node = op  # it is no leaf
+            op.outputs.append(made.name)
+            return made
+
+        result = values.replace(first, Seen, variable)
+        defaults.block.append(op)
+        return result
+
+    def declare(self, name: str, template: Tensor, initializer: Any) -> None:
+        """Declare a persistable variable in both Programs, and its initial value in the startup Program."""
+        main, startup = defaults.main.global_block(), defaults.startup.global_block()
+        have = main.vars.get(name)
+        if have is not None and have is not template:
+            raise ProgramError(f"the Program already has a parameter {name!r}; give this one another name")
+        main.vars[name] = startup.vars[name] = template
+        startup.append(Initialize(target=name, initializer=initializer, template=template))
+        defaults.main.changed()
+
+    def declare_buffer(self, name: str, tensor: Tensor) -> Variable:
+        """A persistable Variable that starts from tensor's value."""
+        if isinstance(tensor._array, Symbol):
+            tensor = self._value_of(name, tensor)
+        made = Variable.__new__(Variable)
+        Tensor.__init__(
+            made, Symbol(name, tensor._array.shape, tensor._array.dtype), stop_gradient=tensor.stop_gradient
+        )
+        made.name, made.persistable, made.block = name, True, defaults.main.global_block()
+        self.declare(name, made, Given(tensor.numpy()))
+        return made
+
+    def _value_of(self, name: str, variable: Tensor) -> Tensor:
+        """The value of a Variable that depends on nothing, such as zeros([2])."""
+        op = variable._node
+        if not isinstance(op, Call) or op.reads() or variable._array.is_dynamic:
+            raise ProgramError(
+                f"buffer {name!r} is given {variable._array!r}, which has no value before the Program runs; give what "
+                "to_tensor() or a creation op without Variables makes"
+            )
+        outer, state.watch.active = state.watch.active, None
+        try:
+            return call(op.name, op.args, op.kwargs)
+        finally:
+            state.watch.active = outer
+
+    # blocks
+
+    def cond(self, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+        """Record both branches; returns their result."""
+        return control.cond(self, pred, true_fn, false_fn)
+
+    def while_loop(self, test: Callable, body: Callable, init: Sequence[Any], maximum: int | None) -> list[Any]:
+        """Record a loop; returns what it ends with."""
+        return control.while_loop(self, test, body, init, maximum)
+
+    def recompute(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Record a call that backward runs again."""
+        return control.recompute(self, function, args, kwargs)
+
+    # training
+
+    def backward(self, loss: Any, parameters: Any, no_grad_set: Any) -> list[tuple[Tensor, Tensor]]:
+        """Record the gradients of parameters."""
+        return gradient.append_backward(loss, parameters, no_grad_set)
+
+    def apply_gradients(self, optimizer: Any, pairs: Any, startup_program: Any) -> list[Operation]:
+        """Record one step of an optimizer."""
+        return gradient.apply_gradients(optimizer, pairs, startup_program)
+
+    def minimize(
+        self, optimizer: Any, loss: Any, startup_program: Any, parameters: Any, no_grad_set: Any
+    ) -> tuple[list[Operation], list[tuple[Tensor, Tensor]]]:
+        """Record backward and one step of an optimizer."""
+        return gradient.minimize(optimizer, loss, startup_program, parameters, no_grad_set)
+
+    @contextmanager
+    def carrying(self) -> Iterator[dict[int, tuple[Variable, Symbol]]]:
+        """Collects the Variables of blocks around that get a new value inside the block, with what they were before."""
+        rebound: dict[int, tuple[Variable, Symbol]] = {}
+        self._rebound.append(rebound)
+        try:
+            yield rebound
+        finally:
+            self._rebound.pop()
+
+    def _note_rebound(self, variable: Variable) -> None:
+        if self._rebound and variable.block is not defaults.block:
+            self._rebound[-1].setdefault(id(variable), (variable, variable._array))

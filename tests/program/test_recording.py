@@ -1,0 +1,165 @@
+"""Programs: what is recorded, with which shapes, and that an Executor gives what eager code gives."""
+
+import numpy as np
+import pytest
+
+import polyreme as paddle
+import polyreme.nn.functional as F
+from polyreme import static
+from polyreme.errors import CaptureError, ProgramError
+from polyreme.jit.control_flow import cond, while_loop
+
+X = np.random.default_rng(0).normal(size=(4, 3, 8, 8)).astype("float32")
+# float32, sums of up to 192 terms, values of order 1
+TOLERANCE = {"rtol": 192**0.5 * 2**-23, "atol": 192**0.5 * 2**-23}
+
+
+def run(fetch, **feed):
+    exe = static.Executor()
+    exe.run(static.default_startup_program())
+    return exe.run(feed=feed, fetch_list=fetch)
+
+
+def test_sizes_not_known_while_recording_are_known_when_it_runs(static_mode):
+    x = static.data("x", [None, 3, 8, None])
+    flat = x.reshape([x.shape[0], -1])
+    again = paddle.reshape(flat, [paddle.shape(x)[0], 3, -1])
+    part = again[:, 1:, ::2]
+    assert (flat.shape, again.shape, part.shape) == ([-1, -1], [-1, 3, -1], [-1, 2, -1])
+    for n in (4, 2):
+        found = run([flat, again, part], x=X[:n])
+        want = X[:n].reshape(n, 192), X[:n].reshape(n, 3, 64), X[:n].reshape(n, 3, 64)[:, 1:, ::2]
+        for a, b in zip(found, want, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def build(x):
+    """A convolution, batch normalization, a branch and a loop."""
+    conv, norm = paddle.nn.Conv2D(3, 4, 3), paddle.nn.BatchNorm2D(4)
+    h = F.relu(norm(conv(x)))
+    y = cond(h.mean() > 0.1, lambda: h * 2, lambda: h - 1)
+    count = paddle.zeros([1], "int64")
+    _, total = while_loop(lambda i, a: i < 3, lambda i, a: [i + 1, a * 2], [count, y.mean()], maximum_iterations=5)
+    return norm, total
+
+
+def eager(values, steps):
+    paddle.seed(3)
+    x = paddle.to_tensor(values)
+    made = []
+
+    def forward():
+        if not made:
+            made.extend(build(x)[:1])
+        return made
+
+    conv, norm = paddle.nn.Conv2D(3, 4, 3), paddle.nn.BatchNorm2D(4)
+    optimizer = paddle.optimizer.Adam(0.01, parameters=[*conv.parameters(), *norm.parameters()])
+    losses = []
+    for _ in range(steps):
+        h = F.relu(norm(conv(x)))
+        y = h * 2 if h.mean().item() > 0.1 else h - 1
+        loss = y.mean() * 8
+        loss.backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        losses.append(loss.item())
+    return losses, norm._mean.numpy()
+
+
+def test_training_equals_eager_training_with_statistics_branches_and_loops(static_mode):
+    paddle.disable_static()
+    want, mean = eager(X, 3)
+    paddle.enable_static()
+    paddle.seed(3)
+    norm, loss = build(static.data("x", [None, 3, 8, 8]))
+    paddle.optimizer.Adam(0.01).minimize(loss)
+    exe = static.Executor()
+    exe.run(static.default_startup_program())
+    found = [exe.run(feed={"x": X}, fetch_list=[loss])[0] for _ in range(3)]
+    np.testing.assert_allclose(found, want, rtol=1e-5)  # three Adam steps: the sign of small gradients counts
+    np.testing.assert_allclose(
+        np.asarray(static.global_scope().find_var(norm._mean.name).get_tensor()), mean, **TOLERANCE
+    )
+
+
+def test_in_place_ops_give_a_variable_a_new_value(static_mode):
+    x = static.data("x", [2, 2])
+    y = x * 1
+    y[0, 1] = 5.0
+    y += 1
+    y.add_(x)
+    want = X[0, 0, :2, :2] * 1
+    want[0, 1] = 5.0
+    np.testing.assert_array_equal(run([y, y.name], x=X[0, 0, :2, :2])[1], want + 1 + X[0, 0, :2, :2])
+
+
+def test_gradients_of_gradients(static_mode):
+    x = static.data("x", [3])
+    x.stop_gradient = False
+    (first,) = static.gradients(x * x * x, x)
+    (second,) = static.gradients(first, x)
+    found = run([first, second], x=np.array([1.0, 2.0, 3.0], "float32"))
+    np.testing.assert_array_equal(found, [[3, 12, 27], [6, 12, 18]])
+
+
+def test_a_test_clone_evaluates(static_mode):
+    main, _ = static_mode
+    x = static.data("x", [None, 4])
+    out = F.dropout(paddle.nn.Linear(4, 3)(x), 0.5)
+    paddle.optimizer.SGD(0.1).minimize(out.sum())
+    test = main.clone(for_test=True)
+    assert [op.kind for op in test.global_block().ops] == ["linear", "dropout", "sum"]
+    exe = static.Executor()
+    exe.run(static.default_startup_program())
+    a, b = (exe.run(test, feed={"x": np.ones((8, 4), "float32")}, fetch_list=[out])[0] for _ in range(2))
+    np.testing.assert_array_equal(a, b)
+    assert np.count_nonzero(a) == 24
+
+
+def test_the_rate_of_a_scheduler_reaches_programs(static_mode):
+    w = paddle.create_parameter([1], "float32", default_initializer=paddle.nn.initializer.Constant(1.0))
+    rate = paddle.optimizer.lr.StepDecay(1.0, 1, gamma=0.5)
+    paddle.optimizer.SGD(rate).minimize(w.sum())
+    exe = static.Executor()
+    exe.run(static.default_startup_program())
+    found = []
+    for _ in range(3):
+        found.append(exe.run(fetch_list=[w])[0].item())
+        rate.step()
+    assert found == [0.0, -0.5, -0.75]
+
+
+def test_a_seeded_program_repeats(static_mode):
+    main, _ = static_mode
+    main.random_seed = 7
+    r = paddle.rand([3])
+    exe, scopes = static.Executor(), [static.Scope(), static.Scope()]
+    draws = [[exe.run(fetch_list=[r], scope=scope)[0].tolist() for _ in range(2)] for scope in scopes]
+    assert draws[0] == draws[1]
+    assert draws[0][0] != draws[0][1]
+
+
+@pytest.mark.parametrize(
+    ("feed", "match"),
+    [
+        ({"x": X[:, :2]}, r"'x' has shape \[-1, 3, 8, 8\], got \[4, 2, 8, 8\]"),
+        ({"xx": X}, "no variable 'xx'; did you mean 'x'"),
+        ({}, r"feed lacks \['x'\]"),
+        ({"x": X.astype("float64")}, r"'x' is float32, got float64 .*astype\(\"float32\"\)"),
+    ],
+)
+def test_a_feed_that_does_not_fit_names_the_variable(static_mode, feed, match):
+    y = static.data("x", [None, 3, 8, 8]) * 2
+    with pytest.raises(ProgramError, match=match):
+        static.Executor().run(feed=feed, fetch_list=[y])
+
+
+def test_what_needs_a_value_is_refused_with_the_line(static_mode):
+    x = static.data("x", [1])
+    with pytest.raises(CaptureError, match=r"test_recording.py:\d+: bool\(Tensor\).*static.nn.cond"):
+        bool(x > 0)
+    with pytest.raises(ProgramError, match=r"variable 'linear_0.w_0' has no value .*startup"):
+        static.Executor().run(feed={"x": X[0, 0, 0, :1]}, fetch_list=[paddle.nn.Linear(1, 1)(x)])
+    with pytest.raises(ProgramError, match="no variable 'nothing'"):
+        static.Executor().run(feed={"x": X[0, 0, 0, :1]}, fetch_list=["nothing"])
