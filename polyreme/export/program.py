@@ -5,10 +5,15 @@ Floor: 4.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
+import malt
 import numpy as np
 from jax import export as jax_export
 
@@ -22,11 +27,18 @@ Call = Callable[[dict[str, Any], list[Any]], Sequence[Any]]
 PLATFORMS = ("cpu", "cuda", "tpu")
 _KNOWN = (*PLATFORMS, "rocm")
 # what code that branches on a size, or counts with one, raises when the size is a symbol
-_OPEN_SIZE_ERRORS = (
+OPEN_SIZE_ERRORS = (
     jax.errors.InconclusiveDimensionOperation, TypeError, ValueError, IndexError, NotImplementedError, CaptureError,
 )  # fmt: skip
 # a size for dims that are tried out one at a time
 _TRIAL = 4
+_HERE = Path(__file__).resolve().parent.parent
+_ENGINE = (
+    *(f"{_HERE / package}{os.sep}" for package in ("core", "eager", "export", "jit", "kernels", "nn", "ops")),
+    *(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (jax, malt)),
+    contextlib.__file__,
+)
+"""Files whose lines say nothing about a model."""
 
 
 def check_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
@@ -49,7 +61,7 @@ def export(
     for plan in symbol_plans(specs):
         try:
             exported = _export(call, state, plan, platforms)
-        except _OPEN_SIZE_ERRORS as error:
+        except OPEN_SIZE_ERRORS as error:
             first = first or error
             continue
         if len(exported.out_avals) != len(outputs):
@@ -93,14 +105,14 @@ def _refused(
         trial = [_tried(spec, places) for spec in specs]
         try:
             _export(call, state, next(symbol_plans(trial)), platforms)
-        except _OPEN_SIZE_ERRORS as error:
+        except OPEN_SIZE_ERRORS as error:
             reason = error if not guilty else first
             guilty.append(places[0])
     # none of them alone: what fails is how they meet
     (name, dim), *others = guilty[::-1] or [next(iter(groups.values()))[-1]]
     more = "".join(f" (nor dim {d} of {n!r})" for n, d in others)
     return CaptureError(
-        f"export: dim {dim} of input {name!r} cannot be left open{more}: the code needs its size "
+        f"export: dim {dim} of input {name!r} cannot be left open{more}: {_line_of(reason)} needs its size "
         f"({_first_line(reason)}); give a size in its InputSpec, or buckets={{{name!r}: {{{dim}: [32, 64]}}}} for one "
         "program per size"
     )
@@ -110,6 +122,13 @@ def _tried(spec: Spec, left_open: Sequence[tuple[str, int]]) -> Spec:
     """The spec with its open dims given a size, all but these."""
     sizes = [_TRIAL if n is None and (spec.name, d) not in left_open else n for d, n in enumerate(spec.shape)]
     return Spec(spec.name, spec.dtype, tuple(sizes))
+
+
+def _line_of(error: Exception) -> str:
+    """Where in the model an error arose: the innermost line that is not the engine's."""
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [f"{f.f_code.co_filename}:{line}" for f, line in frames if not f.f_code.co_filename.startswith(_ENGINE)]
+    return f"the code at {lines[-1]}" if lines else "the code"
 
 
 def _first_line(error: Exception) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import xxhash
 
-from polyreme.errors import CheckpointError, ConfigError
+from polyreme.errors import CaptureError, CheckpointError, ConfigError
 from polyreme.export.manifest import MAIN, File, FunctionRecord, Manifest, ProgramRecord
 from polyreme.export.program import PLATFORMS, Call, check_platforms, export, to_stored
 from polyreme.export.spec import Spec, as_specs, combinations, fixed
@@ -70,16 +70,19 @@ def write_functions(
     state: Mapping[str, Any],
     *,
     platforms: Sequence[str] = PLATFORMS,
-    differentiable: bool = False,
+    differentiable: bool | str = False,
     extra: dict[str, Any] | None = None,
 ) -> None:
-    """`write` for several functions over one state; all but "forward" are in files PREFIX.NAME.stablehlo."""
+    """`write` for several functions over one state; all but "forward" are in files PREFIX.NAME.stablehlo.
+
+    differentiable: True, False, or the reason why not, for the manifest.
+    """
     base = _base(prefix)
     lowered = check_platforms(platforms)
     blobs: dict[str, bytes] = {}
     records, refusal = {}, ""
     for name, function in functions.items():
-        records[name], why = _export_all(base.name, name, function, state, lowered, differentiable, blobs)
+        records[name], why = _export_all(base.name, name, function, state, lowered, differentiable is True, blobs)
         refusal = refusal or why
     weights = io.BytesIO()
     safetensors_file.write(weights, {n: to_stored(a) for n, a in state.items()}, {"format": "np"})
@@ -126,7 +129,12 @@ def _serialized(exported: Any, differentiable: bool) -> tuple[bytes, str]:
     if differentiable:
         try:
             return bytes(exported.serialize(vjp_order=1)), ""
-        except (ValueError, TypeError, NotImplementedError) as error:  # a while loop, say, has no reverse mode
+        except (
+            ValueError,
+            TypeError,
+            NotImplementedError,
+            CaptureError,
+        ) as error:  # a while loop, say
             return bytes(exported.serialize()), str(error).strip().splitlines()[0][:300]
     return bytes(exported.serialize()), ""
 

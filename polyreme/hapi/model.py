@@ -17,6 +17,7 @@ import numpy as np
 
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CheckpointError, ConfigError, DataError
+from polyreme.export.save import save as save_for_inference
 from polyreme.hapi.callback import Callback, CallbackList
 from polyreme.hapi.data import (
     as_loader,
@@ -276,17 +277,22 @@ class Model:
     # saving
 
     def save(self, path: str | os.PathLike[str], training: bool = True) -> None:
-        """Writes PATH.pdparams, and PATH.pdopt with the optimizer's state if there is one.
+        """Writes PATH.pdparams, and PATH.pdopt with the optimizer's state if there is one; with training=False an
+        artefact for inference instead, as jit.save does.
 
-        Raises ConfigError for training=False: use jit.save on the network to export it for inference.
+        Raises ConfigError for training=False if Model was not given its inputs: the shapes to export for.
         """
-        if not training:
-            raise ConfigError(
-                "Model.save: training=False exports for inference; use jit.save(model.network, path) for that"
-            )
         target = Path(path)
         if not target.name or str(path).endswith(("/", os.sep)):
             raise ConfigError(f"Model.save: path={str(path)!r} names a folder; give FOLDER/NAME")
+        if not training:
+            if not self._inputs:
+                raise ConfigError(
+                    "Model.save: training=False exports for inference, which needs the inputs' shapes; give them to "
+                    "Model(network, inputs=[InputSpec([None, 4], 'float32')])"
+                )
+            save_for_inference(self.network, path, self._inputs)
+            return
         target.parent.mkdir(parents=True, exist_ok=True)
         save(self.network.state_dict(), f"{target}.pdparams")
         if self.optimizer is not None:

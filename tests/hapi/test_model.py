@@ -10,6 +10,7 @@ from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import CheckpointError, ConfigError, DataError, DTypeError, ShapeError
 from polyreme.hapi import InputSpec, Model
 from polyreme.io import DataLoader, Dataset, IterableDataset
+from polyreme.jit import load, to_static
 from polyreme.metric import Accuracy
 from polyreme.nn import BatchNorm1D, CrossEntropyLoss, Layer, Linear, MSELoss, ReLU, Sequential
 from polyreme.optimizer import SGD, Adam
@@ -365,7 +366,7 @@ REFUSED = [
     (lambda: ready().fit(Empty(), verbose=0), DataError, "train_data gave no batch"),
     (lambda: ready().evaluate(Empty(), verbose=0), DataError, "the evaluation data gave no batch"),
     (lambda: ready().save("folder/"), ConfigError, "names a folder"),
-    (lambda: ready().save("a", training=False), ConfigError, "use jit.save"),
+    (lambda: ready().save("a", training=False), ConfigError, "which needs the inputs' shapes"),
 ]
 
 
@@ -402,3 +403,13 @@ def test_input_spec():
 def test_outputs_are_off_the_tape():
     outputs = ready()._steps.predict([to_tensor(X)])
     assert all(isinstance(o, Tensor) and o.stop_gradient for o in outputs)
+
+
+def test_save_for_inference_writes_an_artefact_of_the_network(tmp_path):
+    network = Sequential(Linear(3, 4), ReLU(), Linear(4, 2))
+    model = Model(network, inputs=[InputSpec([None, 3], "float32", "x")])
+    model.save(tmp_path / "net", training=False)
+    assert not list(tmp_path.glob("*.pdparams"))
+    x = to_tensor(np.ones((5, 3), np.float32))
+    network.eval()
+    np.testing.assert_array_equal(load(tmp_path / "net")(x).numpy(), to_static(network)(x).numpy())
