@@ -19,6 +19,7 @@ from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.errors import CaptureError, ShapeError
 from polyreme.jit.capture import user_line
+from polyreme.jit.mutation import Known, accounting, own
 from polyreme.jit.region import (
     NUMBERS,
     Ended,
@@ -87,7 +88,41 @@ def branch(
     given = condition(pred)
     line = user_line()
     used = len(names) if num_used is None else num_used
-    return separating(lambda: _Branch(given, (trace(runs[0]), trace(runs[1])), names, what, line, used).run())
+    return accounting(lambda known: separating(lambda: _branch(known, given, runs, names, what, line, used)))
+
+
+def _branch(
+    known: Known,
+    pred: TensorState,
+    runs: tuple[Callable, Callable],
+    names: Sequence[str],
+    what: str,
+    line: str,
+    used: int,
+) -> list[Any]:
+    """The branch, with what it changes in Python objects as variables in front of its own."""
+    shapes: list[list[Any]] = []
+    changed: list[str] = []
+
+    def side(run: Callable) -> Callable:
+        def values() -> list[Any]:
+            own_values = list(run())
+            known.learn()
+            shapes.append(known.shapes())
+            changed[:] = known.names()
+            return [*known.values(), *own_values]
+
+        return values
+
+    sides = (trace(side(runs[0])), trace(side(runs[1])))
+    known.check(shapes[0], shapes[1], line, what, ("after the true side", "after the false one"))
+    count = len(changed)
+    results = _Branch(pred, sides, [*changed, *names], what, line, count + used).run()
+    for value in results[:count]:
+        if isinstance(value, OneSided):
+            value.read()
+    known.write(shapes[0], results[:count])
+    return results[count:]
 
 
 @dataclass
@@ -124,11 +159,11 @@ class _Branch:
             adopt(ended, results[at])
         for at, tensor in grads:
             adopt_grad(tensor, None if at is None else results[at])
-        return [v if spec is _FIXED else rebuild(spec, iter([_fill(x, results) for x in v])) for spec, v in values]
+        return [v if spec is _FIXED else own(rebuild(spec, iter([_fill(x, results) for x in v]))) for spec, v in values]
 
     def _apply(self, consts: list[list[int]]) -> list[TensorState]:
         sides, slots = self.sides, self.slots
-        if not slots:
+        if not (slots or any(side.closed.effects for side in sides)):
             return []
 
         def fn(pred: Any, *arrays: Any) -> tuple:
@@ -139,7 +174,9 @@ class _Branch:
             return tuple(jax.lax.cond(pred, lambda: side(0), lambda: side(1)))
 
         arrays = (state.read(self.pred), *self.inputs.arrays)
-        results = tape.apply(Kernel(fn, "cond", saves=True), arrays, (None, *self.inputs.edges))
+        # a side may hand on a Tensor that wants gradients, under no_grad() too
+        with tape.GradEnabled(not all(slot.stop_gradient for slot in slots)):
+            results = tape.apply(Kernel(fn, "cond", saves=True), arrays, (None, *self.inputs.edges))
         for slot, result in zip(slots, results, strict=True):
             if slot.stop_gradient and not result.stop_gradient:
                 result.stop_gradient, result._node = True, None

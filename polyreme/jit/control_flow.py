@@ -16,6 +16,7 @@ from malt.operators import Undefined
 from polyreme.core import state
 from polyreme.core.state import TensorState
 from polyreme.errors import CaptureError, ConfigError, ShapeError
+from polyreme.jit import host_calls
 from polyreme.jit.branch import branch, condition, negation
 from polyreme.jit.capture import staged, user_line
 from polyreme.jit.loop import loop
@@ -46,6 +47,8 @@ def cond(pred: Any, true_fn: Callable[[], Any] | None = None, false_fn: Callable
         if fn is not None and not callable(fn):
             raise TypeError(f"cond: {what} must be callable, got {type(fn).__name__}")
     runs = tuple((lambda: None) if f is None else f for f in (true_fn, false_fn))
+    if state.recording() and staged(pred):
+        return state.watch.active.cond(pred, *runs)
     if not staged(pred):
         return runs[0]() if pred else runs[1]()
     label = "the result of cond" if return_names is None else ", ".join(return_names)
@@ -75,6 +78,8 @@ def while_loop(
     if maximum_iterations is not None and (type(maximum_iterations) is not int or maximum_iterations < 0):
         raise ConfigError(f"while_loop: maximum_iterations is None or an int of at least 0, got {maximum_iterations!r}")
     now = list(loop_vars)
+    if state.recording():
+        return state.watch.active.while_loop(cond, body, now, maximum_iterations)
     steps = itertools.count() if maximum_iterations is None else range(maximum_iterations)
     for done in steps:
         go = cond(*now)
@@ -163,20 +168,51 @@ def if_stmt(
     if not staged(test):
         (body if test else orelse)()
         return
-    init = get()
+    _staged_if(test, (body, orelse), get, put, names, num_used, "an if")
 
-    def run(side: Callable) -> Callable:
+
+def _staged_if(
+    test: Any, sides: tuple[Callable, Callable], get: Callable, put: Callable, names: tuple, used: int, what: str
+) -> None:
+    init = get()
+    raising: list[int] = []
+
+    def run(at: int) -> Callable:
         def values() -> Sequence[Any]:
             put(init)
             try:
-                side()
+                sides[at]()
                 return get()
+            except Exception as error:
+                if host_calls.is_explicit(error):
+                    raising.append(at)
+                raise
             finally:
                 put(init)
 
         return values
 
-    put(branch(test, (run(body), run(orelse)), names, "an if", num_used))
+    try:
+        put(branch(test, (run(0), run(1)), names, what, used))
+    except Exception as error:
+        if not raising:
+            raise
+        _go_on_without(raising[-1], test, error, sides)
+
+
+def _go_on_without(raising: int, test: Any, error: Exception, sides: tuple[Callable, Callable]) -> None:
+    """One side of an if raises: so does the program when it has run, if it went there. The other side is all there is
+    to go on with."""
+    host_calls.raise_if(negation(test) if raising else test, error)
+    try:
+        sides[1 - raising]()
+    except Exception as other:
+        if not host_calls.is_explicit(other):
+            raise
+        raise CaptureError(
+            f"{user_line()}: which of two exceptions is raised ({error!r} or {other!r}) depends on a Tensor; decide it "
+            "outside of the captured function"
+        ) from None
 
 
 def if_exp(test: Any, if_true: Callable, if_false: Callable, text: str) -> Any:
@@ -233,7 +269,8 @@ def for_stmt(
                 "iterate over "
                 "range(Tensor), or use while"
             )
-        if_stmt(go, lambda item=item: body(item), _nothing, get, put, names, len(names))
+        what = "a for loop that is left when a Tensor says so"
+        _staged_if(go, (lambda item=item: body(item), _nothing), get, put, names, len(names), what)
 
 
 def _nothing() -> None:
@@ -249,6 +286,34 @@ class TensorRange:
                 f"{user_line()}: the step of range() over Tensors must be a Python int, not zero; got {step!r}"
             )
         self.start, self.stop, self.step = (int_scalar(start), int_scalar(stop), step)
+        self.count_from: int | None = None
+
+    def counted(self, start: int) -> TensorRange:
+        """enumerate(self, start)."""
+        made = TensorRange(self.start, self.stop, self.step)
+        made.count_from = start
+        return made
+
+    def reversed(self) -> TensorRange:
+        """The same numbers, last first."""
+        sign = 1 if self.step > 0 else -1
+        steps = (self.stop - self.start + self.step - sign) // self.step
+        return TensorRange(self.start + (steps - 1) * self.step, self.start - sign, -self.step)
+
+    def item(self, index: Any) -> Any:
+        """What the loop's variable is when range's is index."""
+        return index if self.count_from is None else ((index - self.start) // self.step + self.count_from, index)
+
+    def _unknown(self) -> Any:
+        raise CaptureError(
+            f"{user_line()}: how many numbers this range() has depends on a Tensor; only a for statement can go "
+            "through it, with enumerate() or reversed() around it or without"
+        )
+
+    __iter__ = __len__ = __bool__ = _unknown
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._unknown()
 
 
 def int_scalar(value: Any) -> Any:
@@ -282,7 +347,7 @@ def _for_range(
 
     def step() -> None:
         now = held[0]
-        body(now)
+        body(items.item(now))
         held[0] = now + items.step
 
     def get_all() -> tuple:

@@ -15,10 +15,21 @@ import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from malt.converters import (
+    break_statements,
+    call_trees,
+    conditional_expressions,
+    continue_statements,
+    functions,
+    logical_expressions,
+    return_statements,
+    variables,
+)
+from malt.converters import control_flow as malt_control_flow
 from malt.core import converter
 from malt.impl import api
 from malt.operators import FunctionScope, Undefined, UndefinedReturnValue, ldu, py_builtins
@@ -26,8 +37,9 @@ from malt.pyct import anno, errors, inspect_utils, transpiler
 
 from polyreme.core.state import TensorState
 from polyreme.errors import CaptureError
-from polyreme.jit import control_flow
+from polyreme.jit import builtin_calls, control_flow, host_calls, mutation
 from polyreme.jit.capture import unconverted, user_line, where_defined
+from polyreme.jit.rewrite import rewrite
 from polyreme.jit.structure import tensors_in
 
 _log = logging.getLogger("polyreme.jit")
@@ -107,9 +119,17 @@ class _Transpiler(api.PyToPy):
     def get_extra_locals(self) -> dict[str, Any]:
         return {"ag__": _OPERATORS}
 
+    def transform_ast(self, node: Any, ctx: Any) -> Any:
+        node = rewrite(node, ctx.user.owner)
+        node = self.initial_analysis(node, ctx)
+        for step in _PASSES:
+            node = step(node, ctx)
+        return node
+
     def factory(self, fn: types.FunctionType) -> Callable[..., Any]:
         """A maker of the converted fn: (ag__) -> function; its closure cells are dummies."""
-        context = converter.ProgramContext(options=_OPTIONS)
+        context: Any = converter.ProgramContext(options=_OPTIONS)
+        context.owner = _class_of(fn)
         node: Any
         node, info = transpiler.GenericTranspiler.transform_function(self, fn, context)
         name = info.info.name
@@ -124,6 +144,36 @@ class _Transpiler(api.PyToPy):
         # compiled under the user's file name: tracebacks and our messages show the user's lines
         exec(compile(make, fn.__code__.co_filename, "exec", flags=flags, dont_inherit=True), space)
         return space["ag__outer"]()
+
+
+class _Conditional(conditional_expressions.ConditionalExpressionTransformer):
+    """malt's pass, also for a conditional expression inside another."""
+
+    def visit_IfExp(self, node: Any) -> Any:
+        inner: Any = self.generic_visit(node)
+        return super().visit_IfExp(inner)
+
+
+_PASSES = (
+    functions.transform,
+    break_statements.transform,
+    continue_statements.transform,
+    return_statements.transform,
+    call_trees.transform,
+    malt_control_flow.transform,
+    lambda node, ctx: _Conditional(ctx).visit(node),
+    logical_expressions.transform,
+    variables.transform,
+)
+
+
+def _class_of(fn: types.FunctionType) -> str | None:
+    """The class whose body a function is written in, by which Python compiles private names."""
+    around = fn.__qualname__.split(".")[:-1]
+    if around and around[-1] == "<locals>":
+        # a function inside a method has the method's class
+        around = around[:-2]
+    return around[-1] if around and around[-1] != "<locals>" and around[-1].isidentifier() else None
 
 
 def _restore_lines(node: ast.AST, first: int) -> None:
@@ -186,9 +236,19 @@ def _function(fn: Any) -> Any:
         try:
             factory = _factories[code] = _transpiler.factory(fn)
         except _REFUSALS as error:
-            unconverted[code] = _refused(fn, error)
+            reason = _refused(fn, error)
+            for inside in _code_within(code):
+                unconverted[inside] = reason
             return fn
     return _bound(factory, fn)
+
+
+def _code_within(code: types.CodeType) -> Iterator[types.CodeType]:
+    """code, and that of the functions written inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _code_within(constant)
 
 
 def _refused(fn: Callable, error: Exception) -> str:
@@ -215,6 +275,8 @@ def _wanted(fn: types.FunctionType) -> bool:
     if hasattr(fn, _MARK) or getattr(fn, "not_converted", False):
         return False
     if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        if _is_users(fn):
+            unconverted.setdefault(code, "generators and coroutines are not converted")
         return False
     wrapped = getattr(fn, "__wrapped__", None)
     if isinstance(wrapped, types.FunctionType) and wrapped.__code__ is not code and _is_users(wrapped):
@@ -236,6 +298,7 @@ def converted_call(fn: Any, args: tuple, kwargs: dict[str, Any] | None, scope: A
     kwargs = kwargs or {}
     if isinstance(fn, functools.partial):
         return converted_call(fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}, scope)
+    mutation.note_call(fn)
     if fn is range:
         return control_flow.make_range(*args)
     if inspect_utils.isbuiltin(fn):
@@ -243,7 +306,8 @@ def converted_call(fn: Any, args: tuple, kwargs: dict[str, Any] | None, scope: A
     if getattr(fn, "not_converted", False):
         with _off():
             return fn(*args, **kwargs)
-    return converted(fn)(*args, **kwargs)
+    result = converted(fn)(*args, **kwargs)
+    return mutation.own(result) if isinstance(fn, type) else result
 
 
 def _builtin(fn: Any, args: tuple, kwargs: dict[str, Any], scope: Any) -> Any:
@@ -255,7 +319,9 @@ def _builtin(fn: Any, args: tuple, kwargs: dict[str, Any], scope: Any) -> Any:
         return py_builtins.globals_in_original_context(scope)
     if fn is locals:
         return py_builtins.locals_in_original_context(scope)
-    return fn(*args, **kwargs)
+    call: Any = builtin_calls.REPLACED.get(fn, fn)
+    result = call(*args, **kwargs)
+    return mutation.own(result) if isinstance(fn, type) or fn is sorted else result
 
 
 _OPERATORS = types.SimpleNamespace(
@@ -276,5 +342,19 @@ _OPERATORS = types.SimpleNamespace(
     and_=control_flow.and_,
     or_=control_flow.or_,
     not_=control_flow.not_,
+    own=mutation.own,
+    slice=slice,
+    set_item=mutation.set_item,
+    update_item=mutation.update_item,
+    del_item=mutation.del_item,
+    set_attr=mutation.set_attr,
+    update_attr=mutation.update_attr,
+    del_attr=mutation.del_attr,
+    update=mutation.update,
+    text=host_calls.text,
+    print_of=host_calls.print_of,
+    check=host_calls.check,
+    raised=host_calls.raised,
+    caught=host_calls.caught,
 )
 """The `ag__` of generated code."""

@@ -23,6 +23,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError
 from polyreme.jit.branch import OneSided, condition
 from polyreme.jit.capture import user_line
+from polyreme.jit.mutation import Known, accounting, own
 from polyreme.jit.region import (
     NUMBERS,
     Inputs,
@@ -38,7 +39,7 @@ from polyreme.jit.region import (
     trace,
     unify,
 )
-from polyreme.jit.structure import flatten, rebuild
+from polyreme.jit.structure import LEAF, flatten, rebuild
 
 # each attempt finds more that is carried, or widens a type; real loops need two or three
 _MAX_ATTEMPTS = 10
@@ -71,7 +72,38 @@ def loop(
     that many. Raises CaptureError for a variable that changes shape, dtype or structure from one step to the next.
     """
     line = user_line()
-    separating(lambda: _Loop(test, body, get, put, names, what, line, maximum).run())
+    accounting(lambda known: separating(lambda: _loop(known, test, body, get, put, names, what, line, maximum)))
+
+
+def _loop(
+    known: Known, test: Callable, body: Callable, get: Callable, put: Callable, names: Sequence[str], what: str,
+    line: str, maximum: int | None,
+) -> None:  # fmt: skip
+    """The loop, with what it changes in Python objects as variables in front of its own."""
+    changed, shapes = known.names(), known.shapes()
+    count = len(changed)
+    for name, value in zip(changed, known.values(), strict=True):
+        if isinstance(value, Undefined):
+            _first_inside(name, what, line).read()
+
+    def tested() -> Any:
+        before = known.values()
+        value = test()
+        known.learn()
+        if known.shapes() != shapes or any(a is not b for a, b in zip(before, known.values(), strict=True)):
+            raise _test_changes(line, what, "a list, dict, set or attribute")
+        return value
+
+    def step() -> None:
+        body()
+        known.learn()
+        known.check(shapes, known.shapes(), line, what, ("before a step", "after it"))
+
+    def put_all(values: Sequence[Any]) -> None:
+        known.write(shapes, values[:count])
+        put(tuple(values[count:]))
+
+    _Loop(tested, step, lambda: [*known.values(), *get()], put_all, [*changed, *names], what, line, maximum).run()
 
 
 class _Loop:
@@ -94,7 +126,7 @@ class _Loop:
         for name, value in zip(names, self.init, strict=True):
             leaves: list[Any] = []
             if isinstance(value, Undefined):
-                value = self._undefined(name)
+                value = _first_inside(name, self.what, self.line)
             self.specs.append(flatten(value, leaves))
             self.leaves.append(leaves)
         # (variable, leaf) -> type of what is carried
@@ -115,17 +147,12 @@ class _Loop:
             del tensor
         self.put([self._value(i, by_leaf) for i in range(len(self.names))])
 
-    def _undefined(self, name: str) -> OneSided:
-        return OneSided(
-            name,
-            f"variable {name!r} is first defined inside {self.what} at {self.line}, whose number of steps depends on a "
-            "Tensor; give it a value before, of the same shape and dtype",
-        )
-
     def _value(self, i: int, by_leaf: dict) -> Any:
         if isinstance(self.init[i], Undefined):
-            return self._undefined(self.names[i])
-        return rebuild(self.specs[i], iter([by_leaf.get((i, j), leaf) for j, leaf in enumerate(self.leaves[i])]))
+            return _first_inside(self.names[i], self.what, self.line)
+        if self.specs[i] is LEAF:
+            return by_leaf.get((i, 0), self.leaves[i][0])
+        return own(rebuild(self.specs[i], iter([by_leaf.get((i, j), leaf) for j, leaf in enumerate(self.leaves[i])])))
 
     # tracing
 
@@ -139,7 +166,7 @@ class _Loop:
             self.put(self.init)
             self._learn(step)
             if any(key not in self.state for key in check.written):
-                raise self._test_changes()
+                raise _test_changes(self.line, self.what, "a Tensor")
             if before == (self.carried, list(self.state)):
                 return check, step
         raise CaptureError(f"{self.line}: {self.what} keeps changing the types of its variables from step to step")
@@ -165,11 +192,8 @@ class _Loop:
     def _tested(self) -> Any:
         value = self.test()
         if any(t._array is not a for t, a in zip(self.state.values(), self.placed, strict=True)):
-            raise self._test_changes()
+            raise _test_changes(self.line, self.what, "a Tensor")
         return condition(value) if isinstance(value, TensorState) else bool(value)
-
-    def _test_changes(self) -> CaptureError:
-        return CaptureError(f"{self.line}: the test of {self.what} changes a Tensor; do that in its body")
 
     def _stepped(self) -> Sequence[Any]:
         self.body()
@@ -196,7 +220,7 @@ class _Loop:
                 self._learn_variable(i, name, step)
 
     def _learn_variable(self, i: int, name: str, step: Region) -> None:
-        if step.raw[i] is self.now[i]:
+        if step.raw[i] is self.now[i] and self.specs[i] is LEAF:
             return
         spec, finals = step.values[i]
         if isinstance(self.init[i], UndefinedReturnValue) and self.leaves[i][0] is self.init[i]:
@@ -270,7 +294,11 @@ class _Loop:
         if self.maximum is None:
             fn = _without_gradient(fn, self._no_gradient())
         arrays = (*inputs.arrays, *(a for a, _ in starts))
-        results = tape.apply(Kernel(fn, "while_loop", saves=True), arrays, (*inputs.edges, *(e for _, e in starts)))
+        edges = (*inputs.edges, *(e for _, e in starts))
+        # a loop may hand on a Tensor that wants gradients, under no_grad() too
+        wanted = any(not k.stop_gradient for k in self.carried.values()) or any(e.live for e in step.written.values())
+        with tape.GradEnabled(wanted):
+            results = tape.apply(Kernel(fn, "while_loop", saves=True), arrays, edges)
         for kind, result in zip(self.carried.values(), results, strict=False):
             if kind.stop_gradient and not result.stop_gradient:
                 result.stop_gradient, result._node = True, None
@@ -294,6 +322,18 @@ class _Loop:
             "under no_grad(), give it a Python number of steps (for ... in range(n)), or call "
             "while_loop(..., maximum_iterations=n)"
         )
+
+
+def _first_inside(name: str, what: str, line: str) -> OneSided:
+    return OneSided(
+        name,
+        f"variable {name!r} is first defined inside {what} at {line}, whose number of steps depends on a "
+        "Tensor; give it a value before, of the same shape and dtype",
+    )
+
+
+def _test_changes(line: str, what: str, changed: str) -> CaptureError:
+    return CaptureError(f"{line}: the test of {what} changes {changed}; do that in its body")
 
 
 def _changed(init: Any, final: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError
+from polyreme.jit import host_calls
 from polyreme.jit.called import names_in_cache_key
 from polyreme.jit.capture import (
     Border,
@@ -53,7 +54,7 @@ class Found:
 
     tensors: the state in order; leaf_of: for each, the Tensor whose gradient it is, or None; written: which of it is
     written, live: which of it ends with a history that gradients flow through. args_written, args_graded: positions of
-    arguments changed in place, and of those given a gradient.
+    arguments changed in place, and of those given a gradient. talks: it prints or checks on the host as it runs.
     """
 
     tensors: tuple[TensorState, ...]
@@ -68,6 +69,7 @@ class Found:
     args_graded: tuple[int, ...]
     args_met: tuple[int, ...]
     differentiable: bool
+    talks: bool = False
 
 
 class _Probe:
@@ -178,7 +180,16 @@ class Program:
     # running
 
     def run(self, arguments: list[TensorState]) -> Any:
-        """Execute on these arguments: update the state, return what the function returns."""
+        """Execute on these arguments: update the state, return what the function returns.
+
+        Raises what an assert or raise of the function raises, once the program has run: its state is then updated.
+        """
+        result = self._run(arguments)
+        if self.found.talks:
+            host_calls.settle()
+        return result
+
+    def _run(self, arguments: list[TensorState]) -> Any:
         if self.found.differentiable:
             return self._run_taped(arguments)
         tensors = self._current()
@@ -281,12 +292,13 @@ class Program:
                 result.append(self._summary(capture, arguments, wrapped, tensors_in(outs)))
 
         free = [a._array for i, a in enumerate(arguments) if i not in self.pinned]
+        calls = host_calls.calls.count
         try:
             jax.eval_shape(abstract, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in free])
         except jax.errors.UnexpectedTracerError as error:
             raise self._leak() from error
         self._given = {}
-        return result[0]
+        return replace(result[0], talks=host_calls.calls.count > calls)
 
     def _enter(self, capture: Capture) -> None:
         owner: Any = getattr(self.fn, "__self__", None)

@@ -20,9 +20,12 @@ from polyreme.core import state
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.errors import CaptureError
-from polyreme.jit.capture import Capture, check_known_to_jax, history_freed, is_live, user_line, watching
+from polyreme.jit.capture import check_known_to_jax, history_freed, is_live, user_line, watching
+from polyreme.jit.mutation import RegionCapture
 from polyreme.jit.structure import Spec, flatten
 
+# each level takes some thirty Python frames, of the thousand that Python allows
+_DEEPEST = 16
 NUMBERS = (bool, int, float, complex, np.generic)
 
 
@@ -43,7 +46,7 @@ class Region:
     every Tensor whose gradient came or went.
     """
 
-    capture: Capture
+    capture: RegionCapture
     closed: Any = None
     values: list[tuple[Spec, list[Any]]] = field(default_factory=list)
     raw: list[Any] = field(default_factory=list)
@@ -64,7 +67,12 @@ class Out:
 
 def trace(run: Callable[..., Sequence[Any]], avals: Sequence[Any] = ()) -> Region:
     """Run Python once on tracers of these shapes and dtypes; run returns the variables' values."""
-    region = Region(Capture(state.watch.active, detach=True))
+    region = Region(RegionCapture(state.watch.active))
+    if region.capture.depth > _DEEPEST:
+        raise CaptureError(
+            f"{user_line()}: branches and loops on Tensors are nested more than {_DEEPEST} deep; a function that calls "
+            "itself until a Tensor says stop cannot be captured: write a while loop, or stop at a Python number"
+        )
 
     def stage(*arrays: Any) -> list[Any]:
         with watching(region.capture):

@@ -1,0 +1,75 @@
+"""Python's builtin functions that decide by the values they are given, for Tensors whose value is not known yet.
+
+Floor: 3.  Without such a Tensor among the arguments each is Python's own.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from polyreme.jit.branch import condition
+from polyreme.jit.capture import staged
+from polyreme.jit.control_flow import TensorRange, if_exp, not_, or_
+
+
+def max_(*args: Any, **options: Any) -> Any:
+    """max: the first of the largest."""
+    return _best(builtins.max, lambda new, old: new > old, args, options)
+
+
+def min_(*args: Any, **options: Any) -> Any:
+    """min: the first of the smallest."""
+    return _best(builtins.min, lambda new, old: new < old, args, options)
+
+
+def _best(python: Callable, better: Callable, args: tuple, options: dict[str, Any]) -> Any:
+    items = list(args[0]) if len(args) == 1 else list(args)
+    if not any(staged(item) for item in items) or "key" in options:
+        return python(items, **options) if len(args) == 1 else python(*args, **options)
+    found = items[0]
+    for item in items[1:]:
+        found = if_exp(better(item, found), _given(item), _given(found), python.__name__)
+    return found
+
+
+def _given(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+def any_(items: Iterable[Any]) -> Any:
+    """any, as a bool or a 0-D bool Tensor."""
+    found: Any = False
+    for item in items:
+        found = or_(_given(found), _given(_truth(item)))
+        if found is True:
+            break
+    return found
+
+
+def all_(items: Iterable[Any]) -> Any:
+    """all, as a bool or a 0-D bool Tensor."""
+    return not_(any_(not_(item) for item in items))
+
+
+def _truth(item: Any) -> Any:
+    return condition(item) if staged(item) else bool(item)
+
+
+def enumerate_(items: Any, start: int = 0) -> Any:
+    """enumerate, also over range(Tensor)."""
+    if not isinstance(items, TensorRange):
+        return enumerate(items, start)
+    return items.counted(start)
+
+
+def reversed_(items: Any) -> Any:
+    """reversed, also of range(Tensor)."""
+    return items.reversed() if isinstance(items, TensorRange) else reversed(items)
+
+
+REPLACED: dict[Any, Callable] = {
+    max: max_, min: min_, any: any_, all: all_, enumerate: enumerate_, reversed: reversed_
+}  # fmt: skip
+"""Python's function -> the one converted code calls instead."""
