@@ -1,7 +1,7 @@
 """Labels of sequences: linear-chain conditional random fields, edit distance, greedy CTC decoding.
 
-Floor: 2.  Ragged rows and offsets [n + 1] as in sequence_rows; maxlen as in sequence_recurrent: a number or `like`, an
-array of that length; more than the longest sequence changes nothing. Source: PaddlePaddle 1.7, `linear_chain_crf`,
+Floor: 2.  Ragged rows and offsets [n + 1] as in sequence_rows; maxlen as in sequence_recurrent:
+more than the longest sequence changes nothing. Source: PaddlePaddle 1.7, `linear_chain_crf`,
 `crf_decoding`, `edit_distance`, `ctc_greedy_decoder` of `fluid.layers`.
 """
 
@@ -36,17 +36,16 @@ def _crf_ready(what: str) -> Callable[..., Any]:
         transition: Any,
         label: Any = None,
         maxlen: int | None = None,
-        like: Any = None,
         **_: Any,
     ) -> Any:
         check_offsets(what, offsets, x.shape[0])
         if label is not None:
             check_index(what, label, x.shape[-1], 1, negative=False)
-        if maxlen is None and like is None:
+        if maxlen is None:
             return OPS[what](x, offsets, transition, label, maxlen=longest(f"{what} without maxlen", offsets))
-        found, room = at_hand(offsets), maxlen if like is None else like.shape[0]
-        if found is not None and found.size > 1 and np.diff(found).max() > room:
-            raise ShapeError(f"{what}: maxlen={room}, the longest sequence has {np.diff(found).max()} rows")
+        found = at_hand(offsets)
+        if found is not None and found.size > 1 and np.diff(found).max() > maxlen:
+            raise ShapeError(f"{what}: maxlen={maxlen}, the longest sequence has {np.diff(found).max()} rows")
         return None
 
     return check
@@ -74,9 +73,7 @@ def _score(x: Array, rows: Rows, label: Array, start: Array, stop: Array, move: 
 
 @preceded(_crf_ready("linear_chain_crf"))
 @op(amp="fp32", method=False)
-def linear_chain_crf(
-    x: Array, offsets: Array, transition: Array, label: Array, maxlen: int | None = None, like: Array | None = None
-) -> Array:
+def linear_chain_crf(x: Array, offsets: Array, transition: Array, label: Array, maxlen: int | None = None) -> Array:
     """-log p(label | x) of each sequence under a linear-chain CRF: x [total, tags], label [total, 1] -> [n, 1].
 
     transition [tags + 2, tags]: weights of starting and of stopping with each tag, then from each tag to each. Zero for
@@ -88,7 +85,7 @@ def linear_chain_crf(
     label = column(what, "label", label)
     if not rows.total:
         return jnp.zeros((rows.n, 1), x.dtype)
-    side, valid = padded(scores, rows, given_size(what, "maxlen", maxlen, like))
+    side, valid = padded(scores, rows, given_size(what, "maxlen", maxlen))
 
     def step(alpha: Array, now: tuple[Array, Array, Array]) -> tuple[Array, None]:
         score, real, first = now
@@ -111,7 +108,6 @@ def crf_decoding(
     transition: Array,
     label: Array | None = None,
     maxlen: int | None = None,
-    like: Array | None = None,
 ) -> Array:
     """The likeliest tags of each sequence (Viterbi), int64 [total, 1]; of equal paths that of the lower tags.
 
@@ -122,7 +118,7 @@ def crf_decoding(
     rows = rows_of(what, offsets, x.shape[0])
     if not rows.total:
         return jnp.zeros((0, 1), dtypes.int64)
-    side, valid = padded(scores, rows, given_size(what, "maxlen", maxlen, like))
+    side, valid = padded(scores, rows, given_size(what, "maxlen", maxlen))
     path = unpadded(_viterbi(side, valid, rows, start, stop, move), rows)[:, None]
     if label is None:
         return path
@@ -222,12 +218,12 @@ def edit_distance(
 
 def _edit_ready(
     input: Any, offsets: Any, label: Any, label_offsets: Any, normalized: bool = True, ignored_tokens: Any = None,
-    maxlen: int | None = None, label_maxlen: int | None = None, like: Any = None, label_like: Any = None, **_: Any
+    maxlen: int | None = None, label_maxlen: int | None = None, **_: Any
 ) -> Any:  # fmt: skip
     what = "sequence_edit_distance"
     for rows, cut in ((input, offsets), (label, label_offsets)):
         check_offsets(what, cut, np.shape(rows)[0])
-    if (maxlen is None and like is None) or (label_maxlen is None and label_like is None):
+    if maxlen is None or label_maxlen is None:
         found = [longest(f"{what} without maxlen", cut) for cut in (offsets, label_offsets)]
         return OPS[what](input, offsets, label, label_offsets, normalized, ignored_tokens, *found)
     return None
@@ -244,18 +240,13 @@ def sequence_edit_distance(
     ignored_tokens: Any = None,
     maxlen: int | None = None,
     label_maxlen: int | None = None,
-    like: Array | None = None,
-    label_like: Array | None = None,
 ) -> tuple[Array, Array]:
     """edit_distance of the sequences of two ragged arrays of ids, [total] or [total, 1] each, with their offsets."""
     what = "sequence_edit_distance"
     sides: list[tuple[Array, Array]] = []
-    for name, x, cut, size, of in (
-        ("input", input, offsets, maxlen, like),
-        ("label", label, label_offsets, label_maxlen, label_like),
-    ):
+    for name, x, cut, size in (("input", input, offsets, maxlen), ("label", label, label_offsets, label_maxlen)):
         rows = rows_of(what, cut, x.shape[0])
-        found = padded(column(what, name, x), rows, given_size(what, "maxlen", size, of))[0]
+        found = padded(column(what, name, x), rows, given_size(what, "maxlen", size))[0]
         sides.append((found, rows.lengths))
     if sides[0][1].shape != sides[1][1].shape:
         n, m = (lengths.shape[0] for _, lengths in sides)

@@ -1,8 +1,8 @@
 """Ops that move the rows of sequences: padding, expansion, concatenation, slices, removal.
 
 Floor: 2.  x [total, ...] and offsets [n + 1] as in sequence_rows. A result whose number of rows depends on the
-values of offsets takes it as a number, or as `like`, an array that has as many rows; where neither is given it is read
-on the host, which raises CaptureError inside a captured function. Source: PaddlePaddle 1.7, `fluid.layers.sequence_*`.
+values of offsets takes it as an attribute; where it is not given it is read on the host, which raises CaptureError
+inside a captured function. Source: PaddlePaddle 1.7, `fluid.layers.sequence_*`.
 """
 
 from __future__ import annotations
@@ -56,20 +56,28 @@ def sequence_offsets(length: Array) -> Array:
     return _offsets(as_column("sequence_offsets", length))
 
 
+@composite(method=False)
+def sequence_room(counts: Any) -> Any:
+    """As many elements as counts add up to, False each: a size that depends on values, as a Tensor that has it.
+
+    Reads the host. Raises CaptureError inside a capture.
+    """
+    total = int(on_host(counts, "sequence_room(), whose result's size is the sum of the counts").sum())
+    return OPS["cast"](np.zeros(total, bool), dtypes.bool_)
+
+
 # to a rectangle and back
 
 
-def _pad_ready(
-    x: Any, offsets: Any, pad_value: Any = 0.0, maxlen: int | None = None, like: Any = None, **_: Any
-) -> Any:
+def _pad_ready(x: Any, offsets: Any, pad_value: Any = 0.0, maxlen: int | None = None, **_: Any) -> Any:
     if np.shape(x):
         check_offsets("sequence_pad", offsets, np.shape(x)[0])
-    if maxlen is None and like is None:
+    if maxlen is None:
         return sequence_pad(x, offsets, pad_value, longest("sequence_pad without maxlen", offsets))
-    found, room = at_hand(offsets), maxlen if like is None else like.shape[0]
-    if found is not None and found.ndim == 1 and found.size > 1 and np.diff(found).max() > room:
+    found = at_hand(offsets)
+    if found is not None and found.ndim == 1 and found.size > 1 and np.diff(found).max() > maxlen:
         raise ShapeError(
-            f"sequence_pad: maxlen={room}, the longest sequence has {np.diff(found).max()} rows; give at least that"
+            f"sequence_pad: maxlen={maxlen}, the longest sequence has {np.diff(found).max()} rows; give at least that"
         )
     return None
 
@@ -77,7 +85,7 @@ def _pad_ready(
 @preceded(_pad_ready)
 @op(method=False)
 def sequence_pad(
-    x: Array, offsets: Array, pad_value: Array = NOTHING, maxlen: int | None = None, like: Array | None = None
+    x: Array, offsets: Array, pad_value: Array = NOTHING, maxlen: int | None = None
 ) -> tuple[Array, Array]:
     """Sequences side by side, pad_value after their end, and their lengths: -> [n, maxlen, *d], int64 [n].
 
@@ -85,7 +93,7 @@ def sequence_pad(
     less (where offsets cannot be read, what does not fit is cut off).
     """
     rows = rows_of("sequence_pad", offsets, x.shape[0])
-    found, valid = padded(x, rows, given_size("sequence_pad", "maxlen", maxlen, like))
+    found, valid = padded(x, rows, given_size("sequence_pad", "maxlen", maxlen))
     fill = pad_value.astype(x.dtype)
     if fill.shape not in ((), (1,), x.shape[1:]):
         raise ShapeError(
@@ -96,12 +104,12 @@ def sequence_pad(
     return found, rows.lengths.astype(dtypes.int64)
 
 
-def _unpad_ready(x: Any, length: Any, rows: int | None = None, like: Any = None, **_: Any) -> Any:
+def _unpad_ready(x: Any, length: Any, rows: int | None = None, **_: Any) -> Any:
     found = at_hand(length)
     if found is not None and found.size and (found.min() < 0 or found.max() > x.shape[1]):
         wrong = found.min() if found.min() < 0 else found.max()
         raise ShapeError(f"sequence_unpad: length {wrong} of x {list(x.shape)}; give lengths from 0 to {x.shape[1]}")
-    if rows is None and like is None:
+    if rows is None:
         total = on_host(length, "sequence_unpad without rows, whose result's size is the sum of the lengths").sum()
         return sequence_unpad(x, length, int(total))
     return None
@@ -109,33 +117,33 @@ def _unpad_ready(x: Any, length: Any, rows: int | None = None, like: Any = None,
 
 @preceded(_unpad_ready)
 @op(method=False)
-def sequence_unpad(x: Array, length: Array, rows: int | None = None, like: Array | None = None) -> Array:
+def sequence_unpad(x: Array, length: Array, rows: int | None = None) -> Array:
     """The first length[i] rows of each x[i], one after the other: [n, maxlen, *d], [n] or [n, 1] -> [rows, *d]."""
     length = as_column("sequence_unpad", length)
     if x.ndim < 2 or x.shape[0] != length.shape[0]:
         raise ShapeError(
             f"sequence_unpad: x {list(x.shape)} and length {list(length.shape)}; needs [n, maxlen, ...], [n]"
         )
-    total = given_size("sequence_unpad", "rows", rows, like)
+    total = given_size("sequence_unpad", "rows", rows)
     return unpadded(x, rows_of("sequence_unpad", _offsets(length), total))
 
 
 # repetition
 
 
-def _expand_as_ready(x: Any, offsets: Any, rows: int | None = None, like: Any = None, **_: Any) -> Any:
-    if rows is None and like is None:
+def _expand_as_ready(x: Any, offsets: Any, rows: int | None = None, **_: Any) -> Any:
+    if rows is None:
         found = on_host(offsets, "sequence_expand_as without rows, whose result's size is the last offset")
         return sequence_expand_as(x, offsets, int(found[-1]) if found.ndim == 1 and found.size else 0)
-    check_offsets("sequence_expand_as", offsets, like.shape[0] if rows is None else rows)
+    check_offsets("sequence_expand_as", offsets, rows)
     return None
 
 
 @preceded(_expand_as_ready)
 @op(method=False)
-def sequence_expand_as(x: Array, offsets: Array, rows: int | None = None, like: Array | None = None) -> Array:
+def sequence_expand_as(x: Array, offsets: Array, rows: int | None = None) -> Array:
     """Row i of x once for every row of sequence i: [n, *d], [n + 1] -> [rows, *d]. ShapeError unless both have n."""
-    where = rows_of("sequence_expand_as", offsets, given_size("sequence_expand_as", "rows", rows, like))
+    where = rows_of("sequence_expand_as", offsets, given_size("sequence_expand_as", "rows", rows))
     _same_count("sequence_expand_as", x.shape[0], where.n)
     return where.of_row(x)
 
@@ -173,10 +181,10 @@ def sequence_expand(
     repeats [n + 1] are offsets of as many sequences as x has: how many there are of each.
     """
     source = rows_of("sequence_expand", offsets, x.shape[0])
-    copies = rows_of("sequence_expand", repeats, given_size("sequence_expand", "sequences", sequences, None))
+    copies = rows_of("sequence_expand", repeats, given_size("sequence_expand", "sequences", sequences))
     _same_sequences(source.n, copies.n)
     made = _offsets(copies.of_row(source.lengths))
-    target = rows_of("sequence_expand", made, given_size("sequence_expand", "rows", rows, None))
+    target = rows_of("sequence_expand", made, given_size("sequence_expand", "rows", rows))
     within = jnp.arange(target.total, dtype=made.dtype) - target.of_row(target.starts)
     at = target.of_row(copies.of_row(source.starts)) + within
     return take_rows(x, at, target.inside), made
@@ -276,7 +284,7 @@ def sequence_slice(
     """
     source = rows_of("sequence_slice", offsets, x.shape[0])
     made = _offsets(as_column("sequence_slice", length))
-    target = rows_of("sequence_slice", made, given_size("sequence_slice", "rows", rows, None))
+    target = rows_of("sequence_slice", made, given_size("sequence_slice", "rows", rows))
     begin = source.starts + as_column("sequence_slice", offset) - target.starts
     return take_rows(x, target.of_row(begin) + jnp.arange(target.total), target.inside), made
 

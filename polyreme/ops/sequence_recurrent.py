@@ -1,8 +1,8 @@
 """LSTM and GRU over the sequences of ragged rows.
 
 Floor: 2.  x [total, ...] holds the inputs already multiplied by their weights; offsets [n + 1] as in sequence_rows. All
-sequences step together in a rectangle [maxlen, n, ...], those that have ended keeping their state. maxlen is a number,
-or as `like` the length of an array; it may be more than the longest sequence, which costs time and changes nothing.
+sequences step together in a rectangle [maxlen, n, ...], those that have ended keeping their state. maxlen may
+be more than the longest sequence, which costs time and changes nothing; without it the longest is read on the host.
 Source: PaddlePaddle 1.7, `fluid.layers.dynamic_lstm`, `dynamic_lstmp`, `dynamic_gru`; arXiv:1402.1128, 1406.1078.
 """
 
@@ -45,13 +45,13 @@ def _room(offsets: Any) -> int:
 def _ready(what: str) -> Callable[..., Any]:
     """The step before a recurrent op: check offsets and maxlen; without maxlen, find it on the host."""
 
-    def check(x: Any, offsets: Any, *args: Any, maxlen: int | None = None, like: Any = None, **kwargs: Any) -> Any:
+    def check(x: Any, offsets: Any, *args: Any, maxlen: int | None = None, **kwargs: Any) -> Any:
         check_offsets(what, offsets, x.shape[0])
-        if maxlen is None and like is None:
+        if maxlen is None:
             return OPS[what](x, offsets, *args, maxlen=_room(offsets), **kwargs)
-        found, room = at_hand(offsets), maxlen if like is None else like.shape[0]
-        if found is not None and found.size > 1 and np.diff(found).max() > room:
-            raise ShapeError(f"{what}: maxlen={room}, the longest sequence has {np.diff(found).max()} rows")
+        found = at_hand(offsets)
+        if found is not None and found.size > 1 and np.diff(found).max() > maxlen:
+            raise ShapeError(f"{what}: maxlen={maxlen}, the longest sequence has {np.diff(found).max()} rows")
         return None
 
     return check
@@ -108,7 +108,6 @@ def sequence_lstm(
     cell_clip: float | None = None,
     proj_clip: float | None = None,
     maxlen: int | None = None,
-    like: Array | None = None,
 ) -> tuple[Array, Array]:
     """(hidden, cell) after each row: x [total, 4 d], weight [d, 4 d] -> [total, d] each.
 
@@ -144,7 +143,7 @@ def sequence_lstm(
         return h.astype(x.dtype), c.astype(x.dtype)
 
     first = (_initial(what, "h0", h0, rows.n, p, x), _initial(what, "c0", c0, rows.n, d, x))
-    hidden, cells = _scan(step, first, x, rows, given_size(what, "maxlen", maxlen, like), is_reverse)
+    hidden, cells = _scan(step, first, x, rows, given_size(what, "maxlen", maxlen), is_reverse)
     return hidden, cells
 
 
@@ -178,7 +177,6 @@ def sequence_gru(
     candidate_activation: str = "tanh",
     origin_mode: bool = False,
     maxlen: int | None = None,
-    like: Array | None = None,
 ) -> Array:
     """The state after each row: x [total, 3 d], weight [d, 3 d] -> [total, d].
 
@@ -196,7 +194,7 @@ def sequence_gru(
         return (gru_step(inputs, state[0], weight, gate, candidate, origin_mode)[2],)
 
     first = (_initial(what, "h0", h0, rows.n, d, x),)
-    return _scan(step, first, x, rows, given_size(what, "maxlen", maxlen, like), is_reverse)[0]
+    return _scan(step, first, x, rows, given_size(what, "maxlen", maxlen), is_reverse)[0]
 
 
 @op(amp="low", method=False)

@@ -148,12 +148,8 @@ def longest(what: str, offsets: Any) -> int:
     return int(lengths.max()) if lengths.size else 0
 
 
-def given_size(what: str, name: str, size: int | None, like: Array | None) -> int:
-    """The static size that an op was given as a number, or as the first dim of an array."""
-    if like is not None:
-        return like.shape[0]
+def given_size(what: str, name: str, size: int | None) -> int:
+    """The size that an op was given. Raises ShapeError for none and for a negative one."""
     if size is None or size < 0:
-        raise ShapeError(
-            f"{what}: {name}={size}; give a number that is not negative, or `like`, an array of that length"
-        )
+        raise ShapeError(f"{what}: {name}={size}; give a number from 0 on")
     return size
