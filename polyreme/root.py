@@ -4,6 +4,7 @@ Floor: 7.
 """
 
 import builtins
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,10 +69,12 @@ def create_parameter(
     default_initializer: Any = None,
 ) -> Parameter:
     """A Parameter that belongs to no Layer: Xavier-uniform values by default, zeros for a bias."""
-    made = Layer(dtype=dtype).create_parameter(shape, attr, dtype, is_bias, default_initializer)
-    if name is not None:
-        made.name = name
-    return made
+    wanted = ParamAttr.of(attr)
+    if wanted is not None and name is not None:
+        wanted = replace(wanted, name=name)
+    return Layer(dtype=dtype).create_parameter(
+        shape, False if wanted is None else wanted, dtype, is_bias, default_initializer
+    )
 
 
 def set_printoptions(

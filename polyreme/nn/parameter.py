@@ -115,8 +115,7 @@ def make_parameter(
     if state.recording():
         symbol = Symbol(attr.name or f"param_{next(_names)}", tuple(sizes), dtypes.as_dtype(dtype))
         made = _with_attributes(Parameter(symbol, trainable=attr.trainable, name=symbol.name, dims=dims), attr)
-        state.watch.active.declare(symbol.name, made, initializer)
-        return made
+        return state.watch.active.declare(symbol.name, made, initializer)
     array = initializer.values(sizes, dtypes.as_dtype(dtype))
     return _with_attributes(Parameter(array, trainable=attr.trainable, name=attr.name, dims=dims), attr)
 

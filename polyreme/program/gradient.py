@@ -42,7 +42,7 @@ def append_backward(
                 )
             )
     symbol = _symbol("append_backward", loss)
-    block = defaults.main.global_block()
+    block = _block_of(loss)
     if symbol.shape not in ((), (1,)):
         raise GradError(f"append_backward: loss {symbol!r} is not one number; reduce it with mean() or sum()")
     blocked = [_named(block, v) for v in no_grad_set or ()]
@@ -64,8 +64,8 @@ def gradients(targets: Any, inputs: Any, target_gradients: Any = None, no_grad_s
 
     target_gradients: what each target's gradient starts from, ones for None. Gradients of gradients are recorded alike.
     """
-    block = defaults.main.global_block()
     ends, starts = _listed(targets), _listed(inputs)
+    block = _block_of(ends[0])
     given = [None] * len(ends) if target_gradients is None else _listed(target_gradients)
     if len(given) != len(ends):
         raise GradError(f"gradients: {len(given)} target_gradients for {len(ends)} targets; give one for each, or None")
@@ -97,7 +97,7 @@ def apply_gradients(optimizer: Any, pairs: Pairs, startup_program: Program | Non
     op = Optimize(
         key=key, optimizer=optimizer, pairs=named, rate=None if rate is None else _symbol("minimize", rate).name
     )
-    defaults.main.global_block().append(op)
+    (_block_of(pairs[0][1]) if pairs else defaults.main.global_block()).append(op)
     startup = defaults.startup if startup_program is None else startup_program
     startup.global_block().append(StartOptimizer(of=op))
     return [op]
@@ -142,6 +142,11 @@ def _behind(block: Block, ends: Sequence[str], blocked: set[str]) -> set[str]:
 def _stops(block: Block, name: str) -> bool:
     found = block.find_var(name)
     return found is not None and found.stop_gradient
+
+
+def _block_of(variable: Any) -> Block:
+    """The outermost block of a Variable's Program, which need not be the one in force."""
+    return getattr(variable, "block", defaults.block).program.global_block()
 
 
 def _symbol(what: str, value: Any) -> Symbol:

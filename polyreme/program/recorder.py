@@ -18,12 +18,13 @@ from polyreme.core.symbol import Size, Symbol
 from polyreme.eager import tape
 from polyreme.eager.dispatch import rebind
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import CaptureError, ProgramError
+from polyreme.errors import CaptureError, ProgramError, ShapeError
 from polyreme.jit.capture import user_line
 from polyreme.program import control, gradient, infer, values
 from polyreme.program.infer import Seen
 from polyreme.program.operation import Assign, Call, Initialize, Operation, call
 from polyreme.program.program import Variable, defaults
+from polyreme.program.scope import global_scope
 from polyreme.program.values import Ref, SizeOf
 
 
@@ -77,8 +78,22 @@ class Recorder:
             self._note_rebound(tensor)
             tensor._array = symbol
             return
-        source = Ref(array.name) if isinstance(array, Symbol) else np.asarray(array)
+        if isinstance(tensor._array, Symbol) and not isinstance(array, Symbol):
+            self._set(tensor, array)
+            return
+        source = Ref(array.name)
         defaults.block.append(Assign(target=self.name_of(tensor), source=source, scope="/".join(defaults.scopes)))
+
+    @staticmethod
+    def _set(tensor: TensorState, array: Any) -> None:
+        """Give a persistable variable a value in the scope in force, at once."""
+        if tuple(array.shape) != tuple(tensor._array.shape):
+            raise ShapeError(
+                f"set_value: {tensor._array.name!r} has shape {list(tensor._array.shape)}, the value "
+                f"{list(array.shape)}"
+            )
+        value = np.asarray(array, tensor._array.dtype)
+        global_scope().var(tensor._array.name).get_tensor().set(value)
 
     def _symbol_of(self, array: Any) -> Symbol:
         return self.call("assign", (Tensor(array),), {})._array
@@ -172,15 +187,24 @@ class Recorder:
         defaults.block.append(op)
         return result
 
-    def declare(self, name: str, template: Tensor, initializer: Any) -> None:
-        """Declare a persistable variable in both Programs, and its initial value in the startup Program."""
+    def declare(self, name: str, template: Tensor, initializer: Any) -> Tensor:
+        """Declare a persistable variable in both Programs, and its initial value in the startup Program.
+
+        Returns template, or what was declared under this name before, with the same shape and dtype: it is shared.
+        """
         main, startup = defaults.main.global_block(), defaults.startup.global_block()
         have = main.vars.get(name)
-        if have is not None and have is not template:
-            raise ProgramError(f"the Program already has a parameter {name!r}; give this one another name")
+        if have is not None:
+            if not have.persistable or (have.shape, have.dtype) != (template.shape, template.dtype):
+                raise ProgramError(
+                    f"the Program already has {have._array!r}; {template._array!r} cannot share it, give it another "
+                    "name"
+                )
+            return have
         main.vars[name] = startup.vars[name] = template
         startup.append(Initialize(target=name, initializer=initializer, template=template))
         defaults.main.changed()
+        return template
 
     def declare_buffer(self, name: str, tensor: Tensor) -> Variable:
         """A persistable Variable that starts from tensor's value."""
@@ -191,8 +215,7 @@ class Recorder:
             made, Symbol(name, tensor._array.shape, tensor._array.dtype), stop_gradient=tensor.stop_gradient
         )
         made.name, made.persistable, made.block = name, True, defaults.main.global_block()
-        self.declare(name, made, Given(tensor.numpy()))
-        return made
+        return self.declare(name, made, Given(tensor.numpy()))  # type: ignore[return-value]
 
     def _value_of(self, name: str, variable: Tensor) -> Tensor:
         """The value of a Variable that depends on nothing, such as zeros([2])."""

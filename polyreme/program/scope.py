@@ -37,6 +37,7 @@ class Scope:
     def __init__(self, parent: Scope | None = None) -> None:
         self.parent = parent
         self._held: dict[str, Tensor | None] = {}
+        self._version = 0
         self._optimizers: dict[str, Any] = {}
         self._kids: list[Scope] = []
         self.generators: dict[int, rng.Generator] = {}
@@ -75,8 +76,15 @@ class Scope:
         """Forget variables of its own."""
         for name in names:
             self._held.pop(name, None)
+        self._version += 1
 
     # what operations call
+
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """Which scope this is, and which Tensors it and its parents hold: another Tensor under a name changes it."""
+        own = (id(self), self._version)
+        return own if self.parent is None else (*own, *self.parent.identity)
 
     def find(self, name: str) -> Tensor | None:
         """The Tensor of this name here or in a parent, or None."""
@@ -90,7 +98,9 @@ class Scope:
 
     def adopt(self, name: str, tensor: Tensor) -> None:
         """Hold this very Tensor under a name."""
-        self._held[name] = tensor
+        if self._held.get(name) is not tensor:
+            self._held[name] = tensor
+            self._version += 1
 
     def create(self, name: str, array: Any, template: Tensor) -> None:
         """A variable with this value, of the template's class and with its attributes.
@@ -105,7 +115,7 @@ class Scope:
         TensorState.__init__(made, array, template.stop_gradient)
         made.__dict__.update({k: v for k, v in template.__dict__.items() if k not in ("block", "_hooks")})
         made.name, made.persistable = name, True
-        self._held[name] = made
+        self.adopt(name, made)
 
     def optimizer(self, op: Update) -> Any:
         """The optimizer of an operation, bound to the parameters here; made on first use."""
@@ -124,7 +134,7 @@ class Scope:
             bound.create_state()
         self._optimizers[op.key] = bound
         for name, tensor in bound.state_tensors(op.key).items():
-            self._held[name] = tensor
+            self.adopt(name, tensor)
         return bound
 
     def _parameter(self, name: str) -> Tensor:
@@ -187,7 +197,7 @@ class HeldTensor:
         with state.outside_capture():
             made = Tensor(value, place=place)
         made.name, made.persistable = self._name, True
-        self._scope._held[self._name] = made
+        self._scope.adopt(self._name, made)
 
 
 class _Current:
