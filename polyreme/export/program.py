@@ -21,6 +21,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import layout
 from polyreme.errors import CaptureError, ConfigError
 from polyreme.export.spec import BATCH, Spec, aval, described, symbol_plans
+from polyreme.jit import host_calls
 from polyreme.kernels import select
 
 Call = Callable[[dict[str, Any], list[Any]], Sequence[Any]]
@@ -82,7 +83,7 @@ def _export(
     dtype = {name: np.dtype(array.dtype) for name, array in state.items()}
     # a program for one platform, the one at hand, may have the kernels made for it
     here = platforms == (_canonical(jax.default_backend()),)
-    with select.portable(not here), layout.using(None):
+    with select.portable(not here), layout.using(None), host_calls.left_out():
         stored = {name: stored_aval(array) for name, array in state.items()}
         return jax_export.export(jax.jit(main), platforms=platforms)(stored, [aval(s) for s in specs])
 

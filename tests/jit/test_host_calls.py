@@ -10,6 +10,7 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CaptureError
 from polyreme.jit import cond, to_static
 from polyreme.jit.host_calls import left_out
+from polyreme.static import InputSpec
 
 HERE = re.escape(__file__)
 
@@ -136,6 +137,21 @@ def test_state_is_written_when_an_assert_fails():
     with pytest.raises(AssertionError):
         fn(to_tensor(-1.0))
     assert count.item() == 1
+
+
+def test_an_exported_program_neither_prints_nor_checks(tmp_path, capsys):
+    class Speaking(paddle.nn.Layer):
+        def forward(self, x):
+            print("in forward", x)
+            assert (x > 0).all()
+            if x.sum() > 3:
+                x = x * 2
+            return x
+
+    paddle.jit.save(Speaking(), str(tmp_path / "net"), input_spec=[InputSpec([None, 2], "float32", "x")])
+    capsys.readouterr()
+    assert paddle.jit.load(str(tmp_path / "net"))(to_tensor([[-1.0, 5.0]])).tolist() == [[-2.0, 10.0]]
+    assert capsys.readouterr().out == ""
 
 
 def test_left_out_makes_programs_that_run_without_this_process(capsys):
