@@ -95,10 +95,11 @@ class Executor:
             _log.warning("Executor.run: the Program has no operations; was it built under another program_guard?")
         names = fetched(program, fetch_list)
         given = fed(program, {} if feed is None else feed)
-        key = (program.identity, id(scope), tuple(names), tuple((n, a.shape, a.dtype) for n, a in given.items()))
-        run = self._compiled.get(key)
+        what = (program.identity, tuple(names), tuple((n, a.shape, a.dtype) for n, a in given.items()))
+        run = self._compiled.get((scope.identity, what))
         if run is None or not run.serves(given):
-            run = self._compiled[key] = make_run(program, scope, given, names, self.place)
+            run = make_run(program, scope, given, names, self.place)
+            self._compiled[scope.identity, what] = run  # looking for what the Program needs may add to the scope
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
         outs = run(given)
