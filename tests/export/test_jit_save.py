@@ -1,5 +1,6 @@
 """jit.save and jit.load: the loaded Layer equals the saved one, runs without its code, trains, and refuses clearly."""
 
+import doctest
 import subprocess
 import sys
 from collections import namedtuple
@@ -10,6 +11,8 @@ import pytest
 import polyreme as paddle
 from polyreme import jit, nn
 from polyreme.errors import CaptureError, CheckpointError, ConfigError, DTypeError, GradError, ShapeError
+from polyreme.export import nesting
+from polyreme.export import save as saving
 from polyreme.export.save import save
 from polyreme.hapi.input_spec import InputSpec
 from polyreme.models.gpt import GPT, GPTConfig
@@ -375,3 +378,7 @@ def test_what_is_no_layer_or_no_tensor_is_refused(tmp_path):
         loaded(np.ones((1, 2)))
     with pytest.raises(ConfigError, match=r"jit\.load: unknown options params_filename"):
         jit.load(tmp_path / "m", params_filename="x")
+
+
+def test_doctests():
+    assert doctest.testmod(saving).failed == doctest.testmod(nesting).failed == 0
