@@ -17,18 +17,22 @@ from polyreme.program.scope import Scope
 from polyreme.program.values import Ref
 
 
-def _as_it_is(gradient: Tensor) -> Tensor:
+def _as_it_is(of: str, gradient: Tensor) -> Tensor:
     return gradient
 
 
 class Frame:
     """Values by name: those defined in this run, those of the run around it, persistable ones of the scope.
 
-    reduced: what is done to a parameter's gradient before it is used: data parallel runs average it over devices.
+    reduced: (name, its gradient) -> the gradient that is used: data parallel runs average a parameter's over devices.
     """
 
     def __init__(
-        self, block: Block, scope: Scope, outer: Frame | None = None, reduced: Callable[[Tensor], Tensor] = _as_it_is
+        self,
+        block: Block,
+        scope: Scope,
+        outer: Frame | None = None,
+        reduced: Callable[[str, Tensor], Tensor] = _as_it_is,
     ) -> None:
         self.block = block
         self.scope = scope

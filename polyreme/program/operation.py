@@ -48,7 +48,7 @@ class Frame(Protocol):
     """What operations know of the run they are part of (program.frame.Frame)."""
 
     scope: Any
-    reduced: Callable[[Tensor], Tensor]
+    reduced: Callable[[str, Tensor], Tensor]
 
     def get(self, name: str) -> Tensor: ...
     def persistable(self, name: str) -> Tensor: ...
@@ -326,9 +326,9 @@ class Backward(Operation):
             allow_unused=True,
             no_grad_vars=[frame.get(name) for name in self.blocked],
         )
-        for name, x, gradient in zip(self.outputs, inputs, found, strict=True):
+        for of, name, x, gradient in zip(self.inputs, self.outputs, inputs, found, strict=True):
             tensor: Any = Tensor(jnp.zeros(x._array.shape, x._array.dtype)) if gradient is None else gradient
-            frame.define(name, frame.reduced(tensor))
+            frame.define(name, frame.reduced(of, tensor))
 
 
 @dataclass(kw_only=True)
