@@ -46,14 +46,14 @@ def append_backward(
     if symbol.shape not in ((), (1,)):
         raise GradError(f"append_backward: loss {symbol!r} is not one number; reduce it with mean() or sum()")
     blocked = [_named(block, v) for v in no_grad_set or ()]
-    wanted = (
-        block.program.all_parameters()
-        if parameter_list is None
-        else [block.var(_named(block, p)) for p in parameter_list]
-    )
-    trained = [p for p in wanted if not p.stop_gradient and p._array.name not in blocked]
+    program = block.program
+    if parameter_list is None:
+        wanted = [*program.all_parameters(), *program.held.values()]
+    else:
+        wanted = [block.var(p) if isinstance(p, str) else p for p in parameter_list]
+    trained = [p for p in wanted if not p.stop_gradient and _name(block, p) not in blocked]
     reached = _behind(block, [symbol.name], set(blocked))
-    used = [p for p in trained if p._array.name in reached]
+    used = [p for p in trained if _name(block, p) in reached]
     if parameter_list is None and not used:
         raise GradError(f"append_backward: loss {symbol!r} depends on no trainable parameter of this Program")
     return list(zip(used, _backward(block, [symbol.name], used, [], blocked), strict=True))
@@ -92,12 +92,13 @@ def minimize(
 def apply_gradients(optimizer: Any, pairs: Pairs, startup_program: Program | None = None) -> list[Operation]:
     """Record one step of optimizer with these gradients."""
     key = unique_name.generate(type(optimizer).__name__.lower())
-    named = [(_symbol("minimize", p).name, _symbol("minimize", g).name) for p, g in pairs]
+    block = _block_of(pairs[0][1]) if pairs else defaults.main.global_block()
+    named = [(_name(block, p), _symbol("minimize", g).name) for p, g in pairs]
     rate = optimizer.rate_variable
     op = Optimize(
         key=key, optimizer=optimizer, pairs=named, rate=None if rate is None else _symbol("minimize", rate).name
     )
-    (_block_of(pairs[0][1]) if pairs else defaults.main.global_block()).append(op)
+    block.append(op)
     startup = defaults.startup if startup_program is None else startup_program
     startup.global_block().append(StartOptimizer(of=op))
     return [op]
@@ -107,7 +108,7 @@ def _backward(
     block: Block, ends: list[str], inputs: Sequence[Tensor], starts: list[str | None], blocked: list[str]
 ) -> list[Tensor]:
     op = Backward(
-        targets=ends, inputs=[x._array.name for x in inputs], starts=starts, blocked=blocked,
+        targets=ends, inputs=[_name(block, x) for x in inputs], starts=starts, blocked=blocked,
         scope="/".join(defaults.scopes),
     )  # fmt: skip
     reached = _behind(block, ends, set())
@@ -115,14 +116,13 @@ def _backward(
         # its results are differentiated in turn
         if isinstance(earlier, Backward) and not reached.isdisjoint(earlier.outputs):
             earlier.again = True
-            for name in earlier.outputs:
-                block.vars[name].stop_gradient = False
     results = []
     for x in inputs:
-        name = f"{x._array.name}@GRAD"
-        while block.has_var(name):
-            name = f"{name}@GRAD" if name.count("@") > 3 else unique_name.generate(f"{x._array.name}@GRAD")
-        made = block.create_var(name, x._array.shape, x._array.dtype, stop_gradient=True)
+        name = f"{_name(block, x)}@GRAD"
+        if block.has_var(name):
+            name = unique_name.generate(name)
+        # it can be differentiated in turn
+        made = block.create_var(name, x._array.shape, x._array.dtype, stop_gradient=False)
         made._node = op
         op.outputs.append(name)
         results.append(made)
@@ -156,6 +156,13 @@ def _symbol(what: str, value: Any) -> Symbol:
             "building it"
         )
     return value._array
+
+
+def _name(block: Block, tensor: Tensor) -> str:
+    """The name of a Variable, or of a Tensor with a value that the Program holds."""
+    if isinstance(tensor._array, Symbol):
+        return tensor._array.name
+    return next((n for n, held in block.program.held.items() if held is tensor), tensor.name)
 
 
 def _named(block: Block, value: Any) -> str:

@@ -371,7 +371,9 @@ class StartOptimizer(Operation):
         return []
 
     def run(self, frame: Frame) -> None:
-        frame.scope.start_optimizer(self.of)
+        # parameters of Layers built before static mode come into the scope with the Program that holds them
+        if all(frame.scope.find(p) is not None for p, _ in self.of.pairs):
+            frame.scope.start_optimizer(self.of)
 
 
 def depends(ops: Sequence[Operation], start: set[str]) -> set[str]:

@@ -97,6 +97,27 @@ def test_gradients_of_gradients(static_mode):
     np.testing.assert_array_equal(found, [[3, 12, 27], [6, 12, 18]])
 
 
+def test_a_penalty_on_gradients_is_differentiated(static_mode):
+    x = static.data("x", [3])
+    w = paddle.create_parameter([3], "float32", default_initializer=paddle.nn.initializer.Constant(2.0))
+    x.stop_gradient = False
+    (dx,) = static.gradients((w * x * x).sum(), x)
+    [(_, dw)] = static.append_backward((dx * dx).sum())
+    values = np.array([1.0, 2.0, 3.0], "float32")
+    np.testing.assert_array_equal(run([dw], x=values)[0], 8 * 2 * values**2)  # d/dw of (2 w x)^2
+
+
+def test_a_layer_built_before_static_mode_is_trained_in_place(static_mode):
+    paddle.disable_static()
+    layer = paddle.nn.Linear(2, 1)
+    before = layer.weight.numpy()
+    paddle.enable_static()
+    loss = layer(static.data("x", [None, 2])).sum()
+    paddle.optimizer.Momentum(0.1).minimize(loss)
+    run([loss], x=np.ones((1, 2), "float32"))
+    np.testing.assert_allclose(layer.weight.numpy(), before - 0.1, rtol=2**-22)
+
+
 def test_a_test_clone_evaluates(static_mode):
     main, _ = static_mode
     x = static.data("x", [None, 4])
