@@ -21,14 +21,15 @@ class _Counters:
 _current = _Counters()
 
 
-def generate(key: str) -> str:
-    """The next name for a prefix.
+def generate(key: str, kind: str = "") -> str:
+    """The next name for a prefix. kind: names of another kind are counted apart, as results of ops are.
 
     >>> with guard("doc/"):
     ...     generate("linear"), generate("linear")
     ('doc/linear_0', 'doc/linear_1')
     """
-    count = _current.counts[key] = _current.counts.get(key, -1) + 1
+    counted = f"{kind}/{key}"
+    count = _current.counts[counted] = _current.counts.get(counted, -1) + 1
     return f"{_current.prefix}{key}_{count}"
 
 

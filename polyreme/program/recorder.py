@@ -167,7 +167,7 @@ class Recorder:
         """Append op, with a Variable for each Tensor seen in results (one for each probe); returns the result."""
         first, other = results[0], results[-1]
         others = values.leaves(other, Seen)
-        base = unique_name.generate(prefix)
+        base = unique_name.generate(prefix, "op")
 
         def variable(seen: Seen) -> Variable:
             twin = next(others)
