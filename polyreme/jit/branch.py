@@ -85,9 +85,12 @@ def branch(
     num_used: the first so many are read afterwards. Raises CaptureError for values that differ in shape, dtype or
     structure between the sides.
     """
+    used = len(names) if num_used is None else num_used
+    if state.recording():
+        ends = state.watch.active.cond(pred, *(lambda run=run: list(run())[:used] for run in runs))
+        return [*ends, *(Undefined(name) for name in names[used:])]
     given = condition(pred)
     line = user_line()
-    used = len(names) if num_used is None else num_used
     return accounting(lambda known: separating(lambda: _branch(known, given, runs, names, what, line, used)))
 
 

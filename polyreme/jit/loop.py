@@ -71,8 +71,35 @@ def loop(
     maximum: a bound on the number of steps; with one, gradients flow through the loop, at the cost of always running
     that many. Raises CaptureError for a variable that changes shape, dtype or structure from one step to the next.
     """
+    if state.recording():
+        _recorded(test, body, get, put, maximum)
+        return
     line = user_line()
     accounting(lambda known: separating(lambda: _loop(known, test, body, get, put, names, what, line, maximum)))
+
+
+def _recorded(test: Callable, body: Callable, get: Callable, put: Callable, maximum: int | None) -> None:
+    """The loop as an operation of a static Program, which carries Tensors and numbers; other variables stay."""
+    start = list(get())
+    carried = [i for i, value in enumerate(start) if isinstance(value, (TensorState, int, float, complex))]
+
+    def fill(now: Sequence[Any]) -> None:
+        values = list(start)
+        for at, value in zip(carried, now, strict=True):
+            values[at] = value
+        put(values)
+
+    def tested(*now: Any) -> Any:
+        fill(now)
+        return test()
+
+    def step(*now: Any) -> list[Any]:
+        fill(now)
+        body()
+        ends = list(get())
+        return [ends[at] for at in carried]
+
+    fill(state.watch.active.while_loop(tested, step, [start[at] for at in carried], maximum))
 
 
 def _loop(

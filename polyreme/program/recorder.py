@@ -20,6 +20,7 @@ from polyreme.eager.dispatch import rebind
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, ProgramError, ShapeError
 from polyreme.jit.capture import user_line
+from polyreme.jit.convert import converted
 from polyreme.program import control, gradient, infer, values
 from polyreme.program.infer import Seen
 from polyreme.program.operation import Assign, Call, Initialize, Operation, call
@@ -98,6 +99,17 @@ class Recorder:
     def _symbol_of(self, array: Any) -> Symbol:
         return self.call("assign", (Tensor(array),), {})._array
 
+    converted = staticmethod(converted)
+    """What a to_static function runs as: its control flow on Variables is recorded too."""
+
+    def changes(self, what: str) -> None:
+        """Refuse a change of a Python object in a recorded branch or loop: it would happen once, whatever runs."""
+        if self._rebound:
+            raise CaptureError(
+                f"{user_line()}: {what} is changed in a branch or loop of a static Program, which is recorded once and "
+                "may run any number of times; give Variables new values there instead"
+            )
+
     def entered(self, layer: Any) -> Callable[..., Any]:
         """A Layer runs as it is written."""
         return layer.forward
@@ -134,6 +146,11 @@ class Recorder:
         held[name] = tensor  # type: ignore[assignment]
         defaults.main.changed()
         return name
+
+    def size_of(self, size: Size) -> Any:
+        """A dynamic size as a Variable."""
+        sizes = self.call("shape", (TensorState(size.symbol),), {})
+        return self.call("Tensor.__getitem__", (sizes, size.dim), {})
 
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Record a call; returns what it will give, with Variables for Tensors."""

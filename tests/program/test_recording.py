@@ -77,6 +77,43 @@ def test_training_equals_eager_training_with_statistics_branches_and_loops(stati
     )
 
 
+def test_a_to_static_function_is_recorded_with_its_control_flow(static_mode):
+    @paddle.jit.to_static
+    def halved(x, limit):
+        steps = paddle.zeros([1])
+        while x.sum() > limit:
+            x = x / 2
+            steps += 1
+        if steps > 2:
+            x = x - 1
+        else:
+            x = x + 1
+        return x, steps
+
+    x = static.data("x", [2])
+    found = halved(x, 1.5)
+    for values in ([8.0, 8.0], [1.0, 1.0]):
+        got = run(list(found), x=np.array(values, "float32"))
+        paddle.disable_static()
+        want = halved(paddle.to_tensor(values), 1.5)
+        paddle.enable_static()
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_array_equal(a, b.numpy())
+
+
+def test_python_objects_changed_in_a_recorded_branch_are_refused(static_mode):
+    seen = []
+
+    @paddle.jit.to_static
+    def collect(x):
+        if x.sum() > 0:
+            seen.append(1)
+        return x
+
+    with pytest.raises(CaptureError, match=r"test_recording.py:\d+: seen is changed in a branch or loop"):
+        collect(static.data("x", [2]))
+
+
 def test_in_place_ops_give_a_variable_a_new_value(static_mode):
     x = static.data("x", [2, 2])
     y = x * 1
