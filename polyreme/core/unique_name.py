@@ -4,7 +4,8 @@ Floor: 1.  Parameters are named after their layer, and an optimizer's state afte
 model built under `guard()` has the same names, so that state saved from the first fits it.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -31,6 +32,22 @@ def generate(key: str, kind: str = "") -> str:
     counted = f"{kind}/{key}"
     count = _current.counts[counted] = _current.counts.get(counted, -1) + 1
     return f"{_current.prefix}{key}_{count}"
+
+
+def reserve(names: Iterable[str]) -> None:
+    """Count on from names that were made elsewhere, so that none of them is generated again.
+
+    >>> with guard():
+    ...     reserve(["linear_2.w_0"])
+    ...     generate("linear")
+    'linear_3'
+    """
+    counts = _current.counts
+    for name in names:
+        for found in re.finditer(r"_(\d{1,9})(?!\d)", name.removeprefix(_current.prefix)):
+            for kind in ("", "op"):
+                counted = f"{kind}/{found.string[: found.start()]}"
+                counts[counted] = max(counts.get(counted, -1), int(found[1]))
 
 
 @contextmanager

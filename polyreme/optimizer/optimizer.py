@@ -140,10 +140,20 @@ class Optimizer(OptimizerState):
         if self.rate_variable is not None:
             given["learning_rate"] = 0.0
         bound = type(self)(**(given | {"parameters": parameters}))
-        if self.rate_variable is None:
-            bound._set_rate(self.get_lr())
-        self._bound = [*(b for b in self._bound if b() is not None), weakref.ref(bound)]
+        self.lead(bound)
         return bound
+
+    def lead(self, bound: Optimizer) -> None:
+        """Make the rate of an optimizer that `over` made follow this one's, if it does not yet.
+
+        A Program read from a file has optimizers of its own, and the startup Program read beside it made the state.
+        """
+        if any(b() is bound for b in self._bound):
+            return
+        if self.rate_variable is None:
+            with state.outside_capture():
+                bound._set_rate(self.get_lr())
+        self._bound = [*(b for b in self._bound if b() is not None), weakref.ref(bound)]
 
     def take_rate(self, value: Tensor) -> None:
         """Set the learning rate to a one-element Tensor's value, without asking the host."""

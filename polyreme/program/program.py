@@ -6,7 +6,7 @@ Floor: 4.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self
@@ -16,6 +16,7 @@ from polyreme.core import unique_name
 from polyreme.core.symbol import DYNAMIC, Symbol
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, ProgramError, did_you_mean
+from polyreme.program import serial
 from polyreme.program.operation import Backward, Call, Operation, Optimize, depends
 from polyreme.program.values import refs
 
@@ -127,6 +128,7 @@ class Program:
 
     random_seed: 0 draws random numbers from the default generator, anything else from a stream of this seed that each
     scope keeps. held: Tensors with values that were used while recording: shared with whoever made them.
+    made_elsewhere: it came from a file, so its names were counted in another process.
     """
 
     def __init__(self) -> None:
@@ -136,6 +138,7 @@ class Program:
         self.held: dict[str, Tensor] = {}
         self._seed = 0
         self.is_test = False
+        self.made_elsewhere = False
 
     @property
     def random_seed(self) -> int:
@@ -206,6 +209,7 @@ class Program:
         copied = type(self)()
         copied._seed, copied.held = self._seed, dict(self.held)
         copied.is_test = self.is_test or change is _as_in_evaluation
+        copied.made_elsewhere = self.made_elsewhere
         copied.blocks = [Block(copied, b.idx, None) for b in self.blocks]
         new = {id(b): c for b, c in zip(self.blocks, copied.blocks, strict=True)}
         for old, block in zip(self.blocks, copied.blocks, strict=True):
@@ -218,6 +222,36 @@ class Program:
                     v.lod = tuple(block.vars[level.name] for level in v.lod)  # type: ignore[misc]
         copied.changed()
         return copied
+
+    # files
+
+    def to_json(self, arrays: dict[str, Any] | None = None) -> str:
+        """The Program as JSON: its operations by the names ops are declared under, with the values it holds.
+
+        arrays: a dict that takes constants and held values by name, to be kept beside the JSON (in safetensors); None
+        writes them into it. Raises ProgramError for what no file can hold, such as a Python function.
+        """
+        return serial.to_json(self, arrays)
+
+    @classmethod
+    def from_json(cls, text: str, arrays: Mapping[str, Any] | None = None) -> Self:
+        """The Program of what to_json gave. Raises CheckpointError for text that is malformed, changed, of a later
+        format, or names classes that are not declared here, ProgramError for ops that are not.
+        """
+        made = cls()
+        serial.fill(made, serial.parse(text), {} if arrays is None else arrays)
+        return made
+
+    def serialize_to_string(self) -> bytes:
+        """The Program and the values it holds, as bytes."""
+        return serial.to_bytes(self)
+
+    @classmethod
+    def parse_from_string(cls, binary_str: bytes) -> Self:
+        """The Program of what serialize_to_string gave; raises CheckpointError."""
+        made = cls()
+        serial.read_bytes(made, binary_str, "Program.parse_from_string")
+        return made
 
     def to_string(self, throw_on_error: bool = False, with_details: bool = False) -> str:
         """A listing. with_details: variables too."""
@@ -354,6 +388,10 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
     for what, program in (("main_program", main_program), ("startup_program", startup_program)):
         if not isinstance(program, Program) and not (what == "startup_program" and program is None):
             raise TypeError(f"program_guard: {what} is a Program, got {type(program).__name__}")
+    for program in (main_program, startup_program):
+        if program is not None and program.made_elsewhere:
+            unique_name.reserve(v.name for v in program.list_vars())
+            unique_name.reserve(op.key for op in program.every_op() if isinstance(op, Optimize))
     outer = defaults.main, defaults.startup, defaults.inside
     defaults.main, defaults.inside = main_program, []
     if startup_program is not None:

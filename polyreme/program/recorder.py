@@ -21,6 +21,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, ProgramError, ShapeError
 from polyreme.jit.capture import user_line
 from polyreme.jit.convert import converted
+from polyreme.nn.initializer import Initializer
 from polyreme.program import control, gradient, infer, values
 from polyreme.program.infer import Seen
 from polyreme.program.operation import Assign, Call, Initialize, Operation, call
@@ -34,7 +35,7 @@ class _Everything:
         return True
 
 
-class Given:
+class Given(Initializer):
     """An initializer: these very values."""
 
     def __init__(self, value: np.ndarray) -> None:

@@ -122,6 +122,7 @@ class Scope:
         scope: Scope | None = self
         while scope is not None:
             if op.key in scope._optimizers:
+                op.optimizer.lead(scope._optimizers[op.key])
                 return scope._optimizers[op.key]
             scope = scope.parent
         return self.start_optimizer(op)
