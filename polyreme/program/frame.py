@@ -17,7 +17,8 @@ from polyreme.program.scope import Scope
 from polyreme.program.values import Ref
 
 
-def _as_it_is(of: str, gradient: Tensor) -> Tensor:
+def as_it_is(of: str, gradient: Tensor) -> Tensor:
+    """The gradient."""
     return gradient
 
 
@@ -32,7 +33,7 @@ class Frame:
         block: Block,
         scope: Scope,
         outer: Frame | None = None,
-        reduced: Callable[[str, Tensor], Tensor] = _as_it_is,
+        reduced: Callable[[str, Tensor], Tensor] = as_it_is,
     ) -> None:
         self.block = block
         self.scope = scope

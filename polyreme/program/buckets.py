@@ -1,0 +1,192 @@
+"""Buckets: feeds of any size padded up to one of a few, so that a Program is compiled once for each of those.
+
+Floor: 4.  Padding must not be seen in a result. So a fetch has to grow with the padded dims, and when a bucket is used
+first the part that is kept is compared under other padding.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import numpy as np
+
+from polyreme.core.symbol import DYNAMIC
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import ConfigError, ProgramError
+from polyreme.jit.capture import Capture, watching
+from polyreme.program.operation import Backward, depends
+from polyreme.program.program import Program
+from polyreme.program.run import make_run, replay
+from polyreme.program.scope import Scope
+
+Sizes = Mapping[str, Mapping[int, Sequence[int]]]
+Shapes = Mapping[str, tuple[int, ...]]
+_KNOWN = 256  # feed shapes whose fetch shapes are remembered
+
+
+class Buckets:
+    """Sizes that dims of feeds are padded up to: {name: {dim: sizes}}. Raises ConfigError for what is no such thing."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = {name: {dim: _checked(name, dim, s) for dim, s in dims.items()} for name, dims in sizes.items()}
+
+    def padded(self, program: Program, given: Mapping[str, Any]) -> Shapes:
+        """The shapes that feeds are padded to. Raises ProgramError for a name, dim or size that has no bucket."""
+        for name, dims in self._sizes.items():
+            variable = program.global_block().vars.get(name)
+            for dim in dims:
+                if variable is None or dim >= len(variable.shape) or variable.shape[dim] != DYNAMIC:
+                    have = "the Program has no such variable" if variable is None else f"it has shape {variable.shape}"
+                    raise ProgramError(
+                        f"buckets: dim {dim} of {name!r} is no size that may differ, {have}; declare it with None"
+                    )
+        return {n: self._shape(n, a.shape) for n, a in given.items()}
+
+    def _shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        found = list(shape)
+        for dim, sizes in self._sizes.get(name, {}).items():
+            fits = [s for s in sizes if s >= shape[dim]]
+            if not fits:
+                raise ProgramError(f"feed: {name!r} has {shape[dim]} in dim {dim}, its buckets end at {sizes[-1]}")
+            found[dim] = fits[0]
+        return tuple(found)
+
+    @property
+    def dims(self) -> dict[str, tuple[int, ...]]:
+        """Name -> dims that are padded."""
+        return {name: tuple(dims) for name, dims in self._sizes.items()}
+
+
+def _checked(name: str, dim: Any, sizes: Any) -> tuple[int, ...]:
+    listed = tuple(sizes) if isinstance(sizes, (list, tuple)) else ()
+    whole = all(type(n) is int for n in (dim, *listed))
+    if not listed or not whole or dim < 0 or min(listed) < 1:
+        raise ConfigError(
+            f"buckets: got {{{name!r}: {{{dim!r}: {sizes!r}}}}}; give dims counted from 0 and for each a list of sizes "
+            "of at least 1"
+        )
+    return tuple(sorted(set(listed)))
+
+
+class BucketRun:
+    """A Program compiled for feeds of certain padded shapes, in a scope; called with feeds as they are.
+
+    bucketed: name -> dims that are padded. Raises ProgramError for a Program or fetch that padding would change.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        scope: Scope,
+        given: Mapping[str, Any],
+        padded: Shapes,
+        names: Sequence[str],
+        bucketed: Shapes,
+        on_place: Callable[[], AbstractContextManager],
+    ) -> None:
+        self._program, self._scope, self._names, self._padded = program, scope, list(names), padded
+        self._known: OrderedDict[tuple, list[tuple[int, ...]]] = OrderedDict()
+        self._compared = False
+        if any(isinstance(op, Backward) for op in program.every_op()):
+            raise ProgramError(
+                "buckets: the Program has a backward, and rows of padding would count in its loss; train without "
+                "buckets, and use them for a clone(for_test=True)"
+            )
+        self._run = make_run(program, scope, _filled(given, padded, _zero), names, on_place)
+        if self._run.changes:
+            raise ProgramError(
+                "buckets: the Program changes persistable values or draws random numbers, which padding would change; "
+                "use a clone(for_test=True)"
+            )
+        grown = {n: tuple(2 * s if d in bucketed.get(n, ()) else s for d, s in enumerate(padded[n])) for n in padded}
+        self._whole = self._shapes(given, padded)
+        reached = depends(program.global_block().ops, {n for n in bucketed if n in padded})
+        self._cut = [name in reached for name in names]
+        for name, cut, shape, other in zip(names, self._cut, self._whole, self._shapes(given, grown), strict=True):
+            if cut and shape == other:
+                raise ProgramError(
+                    f"buckets: fetch {name!r} of shape {list(shape)} depends on the padded {sorted(bucketed)}, but its "
+                    "size does not, so that padding would count in its value; fetch what it is computed from"
+                )
+
+    def serves(self, given: Mapping[str, Any]) -> bool:
+        """Whether the scope still looks as it did."""
+        return self._run.serves(given)
+
+    def __call__(self, given: Mapping[str, Any]) -> list[Any]:
+        outs = self._run(_filled(given, self._padded, _zero))
+        if all(tuple(a.shape) == self._padded[n] for n, a in given.items()):
+            return outs
+        cut = self._cut_back(given, outs)
+        if not self._compared:
+            for filler in (_above, _below):
+                self._compare(cut, self._cut_back(given, self._run(_filled(given, self._padded, filler))))
+            self._compared = True
+        return cut
+
+    def _cut_back(self, given: Mapping[str, Any], outs: list[Any]) -> list[Any]:
+        shapes = self._shapes(given, {n: tuple(a.shape) for n, a in given.items()})
+        return [
+            out[tuple(slice(0, s) for s in shape)] if cut else out
+            for out, shape, cut in zip(outs, shapes, self._cut, strict=True)
+        ]
+
+    def _compare(self, outs: list[Any], others: list[Any]) -> None:
+        for name, a, b in zip(self._names, outs, others, strict=True):
+            if not np.array_equal(np.asarray(a), np.asarray(b), equal_nan=np.asarray(a).dtype.kind in "fc"):
+                raise ProgramError(
+                    f"buckets: fetch {name!r} depends on what the feeds are padded with; mask the padding in the "
+                    "Program, or leave the dim out of buckets"
+                )
+
+    def _shapes(self, given: Mapping[str, Any], shapes: Shapes) -> list[tuple[int, ...]]:
+        """Shapes of the fetches for feeds of these shapes."""
+        key = tuple(shapes.items())
+        if key not in self._known:
+            self._known[key] = self._inferred({n: jax.ShapeDtypeStruct(s, given[n].dtype) for n, s in shapes.items()})
+            while len(self._known) > _KNOWN:
+                self._known.popitem(last=False)
+        return self._known[key]
+
+    def _inferred(self, feeds: dict[str, jax.ShapeDtypeStruct]) -> list[tuple[int, ...]]:
+        def stage(arrays: dict[str, Any]) -> list[Any]:
+            with watching(Capture()):
+                found = replay(self._program, self._scope, {n: Tensor(a) for n, a in arrays.items()}, self._names)
+                return [t._array for t in found]
+
+        return [tuple(out.shape) for out in jax.eval_shape(stage, feeds)]
+
+
+Filler = Callable[[np.ndarray], Any]
+
+
+def _zero(array: np.ndarray) -> Any:
+    return np.zeros((), array.dtype)
+
+
+def _above(array: np.ndarray) -> Any:
+    """More than anything there, or the most of what is there where numbers may be indexes."""
+    return _largest(array) if array.dtype.kind == "f" else array.max() if array.size else _zero(array)
+
+
+def _below(array: np.ndarray) -> Any:
+    return -_largest(array) if array.dtype.kind == "f" else array.min() if array.size else _zero(array)
+
+
+def _largest(array: np.ndarray) -> Any:
+    return (2 * np.max(np.abs(array), initial=0) + 1).astype(array.dtype)
+
+
+def _filled(given: Mapping[str, Any], shapes: Shapes, filler: Filler) -> dict[str, Any]:
+    """The feeds, padded to these shapes."""
+    return {n: _pad(np.asarray(a), shapes[n], filler) if tuple(a.shape) != shapes[n] else a for n, a in given.items()}
+
+
+def _pad(array: np.ndarray, shape: tuple[int, ...], filler: Filler) -> np.ndarray:
+    padded = np.full(shape, filler(array), array.dtype)
+    padded[tuple(slice(0, s) for s in array.shape)] = array
+    return padded

@@ -1,0 +1,143 @@
+"""What a run is given and asked for: feeds checked against their Variables, and the names to fetch.
+
+Floor: 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from polyreme.core import dtype as dtypes
+from polyreme.core.symbol import DYNAMIC, Symbol
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import ProgramError, did_you_mean
+from polyreme.program.program import Program, Variable
+
+_ARRAYS = (np.ndarray, jax.Array)
+
+
+def fetch_key(fetch_list: Any) -> tuple | None:
+    """What tells fetch lists apart, without looking into the Program; None for a list that has to be looked up."""
+    if fetch_list is None:
+        return ()
+    found = []
+    for entry in fetch_list if isinstance(fetch_list, (list, tuple)) else (fetch_list,):
+        if isinstance(entry, str):
+            found.append(entry)
+        elif isinstance(entry, Tensor) and isinstance(entry._array, Symbol):
+            found.append((entry._array.name,))
+        else:
+            return None
+    return tuple(found)
+
+
+def arrays_of(feed: Any) -> dict[str, Any] | None:
+    """The feed if it is a dict of arrays and Tensors with values; None if it has to be looked at."""
+    if feed.__class__ is not dict:
+        return None
+    found = {}
+    for name, value in feed.items():
+        array = value._array if isinstance(value, Tensor) else value
+        if not isinstance(array, _ARRAYS):
+            return None
+        found[name] = array
+    return found
+
+
+def shapes_in(given: Mapping[str, Any]) -> tuple:
+    """What a program is compiled for: names, shapes and dtypes."""
+    return tuple([(n, a.shape, a.dtype) for n, a in given.items()])
+
+
+def fetched(program: Program, fetch_list: Any) -> list[str]:
+    """Names of the values to fetch; ProgramError for what is no Variable of the Program."""
+    if fetch_list is None:
+        return []
+    listed = fetch_list if isinstance(fetch_list, (list, tuple)) else [fetch_list]
+    names = []
+    for entry in listed:
+        if isinstance(entry, str):
+            names.append(current_name(program, entry, "fetch_list"))
+        elif isinstance(entry, (list, tuple)):
+            names += fetched(program, entry)
+        elif isinstance(entry, Tensor) and isinstance(entry._array, Symbol):
+            names.append(entry._array.name)
+        elif any(held is entry for held in program.held.values()):
+            names.append(next(n for n, held in program.held.items() if held is entry))
+        else:
+            raise ProgramError(f"fetch_list holds Variables and names, got {type(entry).__name__}: {entry!r}")
+    return names
+
+
+def current_name(program: Program, name: str, what: str) -> str:
+    """What the Variable of this name stands for now; in-place ops give it a new value."""
+    block = program.global_block()
+    found = block.vars.get(name)
+    if found is not None:
+        return found._array.name
+    known = {*block.vars, *(n for op in block.ops for n in op.outputs), *program.held}
+    if name in known:
+        return name
+    raise ProgramError(f"{what}: the Program has no variable {name!r}{did_you_mean(name, known)}")
+
+
+def fed(program: Program, feed: Any) -> dict[str, Any]:
+    """The feed as arrays by name, each checked against its Variable."""
+    if not isinstance(feed, Mapping):
+        raise ProgramError(f"feed is a dict of name -> array, got {type(feed).__name__}")
+    block = program.global_block()
+    data = {n: v for n, v in block.vars.items() if isinstance(v, Variable) and v.is_data}
+    given: dict[str, Any] = {}
+    for name, value in feed.items():
+        variable = block.vars.get(name)
+        if variable is None:
+            raise ProgramError(
+                f"feed: the Program has no variable {name!r}{did_you_mean(str(name), data)}; it takes {sorted(data)}"
+            )
+        given[name] = _checked(variable, value)
+        if isinstance(variable, Variable):
+            given.update(_offsets(variable, value))
+    needed = {n for op in block.ops for n in op.reads()}
+    missing = [n for n in data if n in needed and n not in given]
+    if missing:
+        raise ProgramError(f"feed lacks {missing}, which the Program reads; it was given {sorted(feed)}")
+    return given
+
+
+def _offsets(variable: Variable, value: Any) -> dict[str, Any]:
+    """The offsets of a LoDTensor, under the names of the Variables that hold them."""
+    if not variable.lod:
+        return {}
+    lod = value.lod() if hasattr(value, "lod") else []
+    if len(lod) != len(variable.lod):
+        raise ProgramError(
+            f"feed: {variable.name!r} has lod_level {len(variable.lod)}, the value {len(lod)} levels of sequences; "
+            "feed a LoDTensor made by create_lod_tensor"
+        )
+    return {v.name: np.asarray(level, v.dtype) for v, level in zip(variable.lod, lod, strict=True)}
+
+
+def _checked(variable: Tensor, value: Any) -> Any:
+    array = value._array if isinstance(value, Tensor) else value
+    if not isinstance(array, (np.ndarray, jax.Array)):
+        array = np.asarray(array)
+        if array.dtype.kind in "iufb" and array.dtype != variable.dtype and _widens(array, variable.dtype):
+            array = array.astype(variable.dtype)  # Python numbers have no dtype of their own
+    name, want = variable._array.name, variable.shape
+    if array.dtype != variable.dtype:
+        raise ProgramError(
+            f"feed: {name!r} is {variable.dtype.name}, got {array.dtype.name} of shape {list(array.shape)}; convert it "
+            f'with .astype("{variable.dtype.name}")'
+        )
+    if len(want) != array.ndim or any(w not in (DYNAMIC, s) for w, s in zip(want, array.shape, strict=True)):
+        raise ProgramError(f"feed: {name!r} has shape {want}, got {list(array.shape)}; -1 stands for any size")
+    return array
+
+
+def _widens(array: np.ndarray, dtype: np.dtype) -> bool:
+    """Whether numbers as NumPy makes them of Python ones can go into dtype."""
+    return dtypes.is_inexact(dtype) or (array.dtype.kind in "iub" and dtypes.is_integer(dtype))

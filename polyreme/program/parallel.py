@@ -1,0 +1,196 @@
+"""Data-parallel runs: one compiled program over several devices, each of which runs a Program on its part of the feeds.
+
+Floor: 4.  The Program is replayed under jax.shard_map on a mesh of one axis. Persistable values have a copy on each
+device. What differs from device to device: the feeds, and what follows from them; random numbers; batch statistics, of
+which the first device's count. Parameters' gradients are reduced, so every device makes the same update.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from polyreme.core import rng, state
+from polyreme.core.state import TensorState
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import ProgramError
+from polyreme.jit.program import Program as Captured
+from polyreme.program.operation import Backward, Initialize, Optimize, StartOptimizer
+from polyreme.program.placing import AXIS, spread, state_of, updated
+from polyreme.program.program import Program
+from polyreme.program.run import drawing, results
+from polyreme.program.scope import Scope
+
+Reduce = Callable[[Any, str], Any]
+MEAN: Reduce = jax.lax.pmean
+SUM: Reduce = jax.lax.psum
+
+
+@functools.lru_cache(maxsize=16)
+def mesh_of(devices: tuple) -> Mesh:
+    """The mesh of these devices."""
+    return Mesh(np.asarray(devices), (AXIS,))
+
+
+class ParallelRun:
+    """A Program compiled for feeds of certain shapes over devices, in a scope.
+
+    given: name -> array with the parts of all devices along dim 0, as many rows for each. reduce: what is done to a
+    parameter's gradient over the devices. shapes: name -> shape of a device's part, where that is not a slice of rows.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        scope: Scope,
+        given: Mapping[str, Any],
+        names: Sequence[str],
+        devices: tuple,
+        reduce: Reduce,
+        shapes: Mapping[str, Sequence[int]],
+    ) -> None:
+        _check(program)
+        mesh = mesh_of(devices)
+        self._scope = scope  # kept alive: its id is part of the key
+        self._split = NamedSharding(mesh, PartitionSpec(AXIS))
+        spread(state_of(program, scope), NamedSharding(mesh, PartitionSpec()))
+        step = _Step(program, scope, list(given), names, reduce, shapes)
+        self._arguments = [Tensor(self._placed(a)) for a in given.values()]
+        self._captured = _Replicated(step, mesh, self._arguments)
+
+    def _placed(self, array: Any) -> jax.Array:
+        return jax.device_put(array, self._split)
+
+    def serves(self, given: Mapping[str, Any]) -> bool:
+        """Whether the scope still looks as it did."""
+        return self._captured.serves(self._arguments)  # type: ignore[arg-type]
+
+    def __call__(self, given: Mapping[str, Any]) -> list[Any]:
+        self._captured.settle()
+        for tensor, array in zip(self._arguments, given.values(), strict=True):
+            tensor._array = self._placed(array)
+        return [out._array for out in self._captured.run(self._arguments)]  # type: ignore[arg-type]
+
+
+def _check(program: Program) -> None:
+    """Refuse what has no meaning on part of a batch."""
+    parameters = {n for op in program.every_op() if isinstance(op, Optimize) for n, _ in op.pairs}
+    for op in program.global_block().ops:
+        if isinstance(op, (Initialize, StartOptimizer)):
+            raise ProgramError(
+                "with_data_parallel on a startup Program: values are made once and copied to the devices; run it plain"
+            )
+        if isinstance(op, Backward) and op.again and not parameters.isdisjoint(op.inputs):
+            raise ProgramError(
+                f"with_data_parallel: the gradients of {sorted(parameters.intersection(op.inputs))} are differentiated "
+                "in turn, which the reduction over devices does not support; run the Program plain"
+            )
+
+
+class _Step:
+    """What each device does. over_devices: under shard_map, where there are others; not while state is looked for.
+
+    draws: whether it takes random numbers.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        scope: Scope,
+        wanted: list[str],
+        names: Sequence[str],
+        reduce: Reduce,
+        shapes: Mapping[str, Sequence[int]],
+    ) -> None:
+        self.program, self.scope = program, scope
+        self._wanted, self._names, self._reduce, self._shapes = wanted, names, reduce, shapes
+        self.over_devices = False
+        self.draws = False
+
+    def __call__(self, feeds: list[TensorState]) -> list[Tensor]:
+        named = {n: self._shaped(n, t) for n, t in zip(self._wanted, feeds, strict=True)}
+        with drawing(self.program, self.scope), self._own_numbers():
+            found = results(self.program, self.scope, named, self._names, self._reduced)
+        # concatenated over devices on dim 0, which a number does not have
+        return [Tensor(jnp.atleast_1d(t._array)) for t in found]
+
+    def _shaped(self, name: str, part: Any) -> Tensor:
+        return Tensor(part._array.reshape(self._shapes[name])) if name in self._shapes else part
+
+    def _reduced(self, of: str, gradient: Tensor) -> Tensor:
+        var = self.program.global_block().vars.get(of)
+        if not self.over_devices or not (of in self.program.held or (var is not None and var.persistable)):
+            return gradient
+        return Tensor(self._reduce(state.read(gradient), AXIS))
+
+    @contextmanager
+    def _own_numbers(self) -> Iterator[None]:
+        """Random numbers of the device's own; the stream advances by one key, the same on all."""
+        if not (self.over_devices and self.draws):
+            yield
+            return
+        key = jax.random.fold_in(rng.default_generator.next_key(), jax.lax.axis_index(AXIS))
+        with rng.default_generator.starting_at(key):
+            yield
+
+
+class _Replicated(Captured):
+    """A captured step that each device of a mesh does on its part of the arguments."""
+
+    def __init__(self, step: _Step, mesh: Mesh, arguments: list) -> None:
+        self._mesh = mesh
+        self._everywhere = NamedSharding(mesh, PartitionSpec())
+        self._step = step
+        self._alike: set[int] = set()
+        super().__init__(step, step, arguments)
+
+    def settle(self) -> None:
+        """Have a copy of all state on each device."""
+        spread(self._current(), self._everywhere)
+
+    def _settle_placement(self) -> None:
+        keys = {id(g.key_state()) for g in (rng.default_generator, *self._step.scope.generators.values())}
+        self._step.draws = any(id(t) in keys for t in self._current())
+        self._alike = keys | {id(t) for t in updated(self._step.program, self._step.scope)}
+        self.settle()
+
+    def _discover(self, arguments: list[TensorState]) -> Any:
+        count = self._mesh.size
+        return super()._discover(
+            [
+                TensorState(jax.ShapeDtypeStruct((a._array.shape[0] // count, *a._array.shape[1:]), a._array.dtype))
+                for a in arguments
+            ]
+        )
+
+    def _pure(self, written: list, kept: list, arguments: list) -> tuple[list, list, list]:
+        whole, parts = PartitionSpec(), PartitionSpec(AXIS)
+        self._step.over_devices = True
+        try:
+            return jax.shard_map(
+                self._local,
+                mesh=self._mesh,
+                in_specs=(whole, whole, parts),
+                out_specs=(parts, whole, whole),
+                check_vma=False,
+            )(written, kept, arguments)
+        finally:
+            self._step.over_devices = False
+
+    def _local(self, written: list, kept: list, arguments: list) -> tuple[list, list, list]:
+        outs, new, extra = super()._pure(written, kept, arguments)
+        tensors = self._current()
+        return outs, [a if id(t) in self._alike else _first(a) for t, a in zip(tensors, new, strict=False)], extra
+
+
+def _first(array: Any) -> Any:
+    """The first device's value, on all."""
+    mine = jnp.where(jax.lax.axis_index(AXIS) == 0, array, jnp.zeros_like(array))
+    return jax.lax.psum(mine.astype(jnp.int32), AXIS).astype(bool) if array.dtype == bool else jax.lax.psum(mine, AXIS)
