@@ -80,6 +80,10 @@ class GradScaler:
             raise ConfigError(f"GradScaler.scale takes the loss, a Tensor; got {type(var).__name__}")
         if not self._enable:
             return var
+        if state.recording():
+            raise GradError(
+                "GradScaler.scale: in static mode use static.amp.decorate(optimizer), which scales the loss"
+            )
         return var * self._on(self._state["scale"], state.read(var)).astype(var.dtype)
 
     def unscale_(self, optimizer: Any) -> None:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
+from polyreme.core.op import recorded
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
@@ -112,19 +113,25 @@ class PyLayer:
 
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
-        """Call forward, taped as one step whose gradient is backward."""
-        ctx = PyLayerContext()
-        inputs = [x for x in jax.tree.leaves((args, kwargs), is_leaf=_is_tensor) if _is_tensor(x)]
-        before = [(x._array, state.read(x)) for x in inputs]
-        edges = tuple(tape.edge_of(x) for x in inputs)
-        with tape.GradEnabled(False):
-            result = cls.forward(ctx, *args, **kwargs)
-        many = isinstance(result, (tuple, list))
-        outs = list(result) if many else [result]
-        if not any(_is_tensor(o) for o in outs):
-            raise GradError(f"{cls.__name__}.forward must return at least one Tensor, got {type(result).__name__}")
-        made = _outputs(cls, ctx, inputs, before, edges, outs)
-        return type(result)(made) if many else made[0]
+        """Call forward, taped as one step whose gradient is backward. In a static Program it is one operation."""
+        return py_layer(cls, args, kwargs)
+
+
+@recorded
+def py_layer(layer: type[PyLayer], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """layer.apply(*args, **kwargs)."""
+    ctx = PyLayerContext()
+    inputs = [x for x in jax.tree.leaves((args, kwargs), is_leaf=_is_tensor) if _is_tensor(x)]
+    before = [(x._array, state.read(x)) for x in inputs]
+    edges = tuple(tape.edge_of(x) for x in inputs)
+    with tape.GradEnabled(False):
+        result = layer.forward(ctx, *args, **kwargs)
+    many = isinstance(result, (tuple, list))
+    outs = list(result) if many else [result]
+    if not any(_is_tensor(o) for o in outs):
+        raise GradError(f"{layer.__name__}.forward must return at least one Tensor, got {type(result).__name__}")
+    made = _outputs(layer, ctx, inputs, before, edges, outs)
+    return type(result)(made) if many else made[0]
 
 
 Function = PyLayer

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from polyreme.core import state
 from polyreme.errors import CaptureError
 
 DYNAMIC = -1
@@ -21,8 +22,39 @@ PROBES = (2520, 5040)
 by every number up to 10, so that reshapes into parts go through."""
 
 
+def _operator(name: str) -> Any:
+    """An operator of Size, as Tensors have it."""
+
+    def compute(size: Size, *operands: Any) -> Any:
+        if not state.recording():
+            raise CaptureError(f"{size.described} is not known before Executor.run; compute with it in static mode")
+        return getattr(state.watch.active.size_of(size), name)(*operands)
+
+    return compute
+
+
+def _comparison(name: str) -> Any:
+    """An order of Size and a number."""
+
+    def compare(size: Size, other: Any) -> Any:
+        if isinstance(other, state.TensorState):
+            return NotImplemented
+        if isinstance(other, int) and not isinstance(other, Size) and other <= 0:
+            return getattr(int, name)(size, other)
+        raise CaptureError(
+            f"{size.described} is not known before Executor.run, so neither is whether it is above or below {other!r}; "
+            f"give static.data that size, or compare polyreme.shape(x)[{size.dim}] in static.nn.cond"
+        )
+
+    return compare
+
+
 class Size(int):
-    """A dynamic size, -1 to whoever computes with it; given to an op it is the size that the dim has when it runs."""
+    """A dynamic size: -1 to whoever looks at it; given to an op it is the size that the dim has when it runs.
+
+    Arithmetic on it is recorded: the result is an integer Variable, which ops take as a size too. Comparing it with 0
+    or less compares -1; with anything else an order has no answer, and raises CaptureError.
+    """
 
     symbol: Symbol
     dim: int
@@ -33,6 +65,26 @@ class Size(int):
         made = cls(DYNAMIC)
         made.symbol, made.dim = symbol, dim
         return made
+
+    @property
+    def described(self) -> str:
+        """What a message calls it."""
+        return f"size {self.dim} of {self.symbol!r}"
+
+    __add__, __radd__ = _operator("__add__"), _operator("__radd__")
+    __sub__, __rsub__ = _operator("__sub__"), _operator("__rsub__")
+    __mul__, __rmul__ = _operator("__mul__"), _operator("__rmul__")
+    __floordiv__, __rfloordiv__ = _operator("__floordiv__"), _operator("__rfloordiv__")
+    __truediv__, __rtruediv__ = _operator("__truediv__"), _operator("__rtruediv__")
+    __mod__, __rmod__ = _operator("__mod__"), _operator("__rmod__")
+    __pow__, __rpow__ = _operator("__pow__"), _operator("__rpow__")
+    __and__, __rand__ = _operator("__and__"), _operator("__rand__")
+    __or__, __ror__ = _operator("__or__"), _operator("__ror__")
+    __xor__, __rxor__ = _operator("__xor__"), _operator("__rxor__")
+    __neg__, __abs__, __invert__ = _operator("__neg__"), _operator("__abs__"), _operator("__invert__")
+    __divmod__, __float__ = _operator("__divmod__"), _operator("__float__")
+    __lt__, __le__ = _comparison("__lt__"), _comparison("__le__")
+    __gt__, __ge__ = _comparison("__gt__"), _comparison("__ge__")
 
 
 class Symbol:

@@ -515,6 +515,7 @@ def backward(
     roots: Sequence[TensorState], cotangents: Sequence[TensorState | None], retain_graph: bool = False
 ) -> None:
     """Add the gradient of roots to `.grad` of every leaf that wants one."""
+    _not_recorded("backward()")
     walk = _Walk(create_graph=False, retain_graph=retain_graph, blocked=set(), wanted=None)
     with GradEnabled(False):
         _start(walk, roots, cotangents, "backward()")
@@ -523,6 +524,14 @@ def backward(
             _store(leaf, array)
         if after_backward.refs:
             after_backward.tell([leaf for leaf, _ in walk.leaves.values()])
+
+
+def _not_recorded(what: str) -> None:
+    if state.recording():
+        raise GradError(
+            f"{what} runs now, and in static mode there are no values yet: record gradients with static.gradients, "
+            "static.append_backward or optimizer.minimize"
+        )
 
 
 def _store(leaf: TensorState, array: Any) -> None:
@@ -565,6 +574,7 @@ def grad(
     no_grad_vars: Sequence[TensorState],
 ) -> list[TensorState | None]:
     """Gradients of outputs with respect to inputs; `.grad` is left alone. Taped themselves with create_graph."""
+    _not_recorded("grad()")
     for x in inputs:
         if x.stop_gradient:
             raise GradError(

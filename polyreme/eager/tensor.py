@@ -305,6 +305,11 @@ class Tensor(TensorState, OpMethods):
         """Call hook(gradient) when this Tensor's gradient is computed; what it returns, if anything, replaces it."""
         if not callable(hook):
             raise TypeError(f"register_hook takes a function of the gradient, got {type(hook).__name__}")
+        if isinstance(self._array, Symbol):
+            raise GradError(
+                f"register_hook: {self._array!r} belongs to a static Program, whose gradients have no hooks; change "
+                "the gradient with a PyLayer or static.nn.static_pylayer, or fetch it by its name"
+            )
         if self.stop_gradient:
             raise GradError("register_hook: this Tensor has stop_gradient=True, so no gradient reaches it")
         if self._node is None:

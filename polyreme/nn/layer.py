@@ -17,7 +17,7 @@ from polyreme.core import place as places
 from polyreme.core import state, unique_name
 from polyreme.core.state import TensorState
 from polyreme.eager.tensor import HookHandle, Tensor, to_tensor
-from polyreme.errors import ShapeError
+from polyreme.errors import ProgramError, ShapeError
 from polyreme.nn.initializer import Constant, XavierUniform, chosen_initializer
 from polyreme.nn.parameter import ParamAttr, Parameter, make_parameter
 from polyreme.nn.second_names import SecondNames
@@ -294,7 +294,11 @@ class Layer(SecondNames):
             p.clear_gradient(set_to_zero)
 
     def to(self, device: Any = None, dtype: Any = None, blocking: bool | None = None) -> Self:
-        """Move parameters and buffers to a device and floating ones to a dtype, in place."""
+        """Move parameters and buffers to a device and floating ones to a dtype, in place.
+
+        Raises ProgramError in static mode, where they have no values.
+        """
+        _check_has_values(self)
         for tensor in [*self.parameters(), *self.buffers()]:
             wanted = dtype if dtype is not None and dtypes.is_floating(tensor.dtype) else None
             array = state.read(tensor.detach().to(device=device, dtype=wanted))
@@ -325,6 +329,7 @@ class Layer(SecondNames):
         return self.to(places.CPUPlace())
 
     def _cast_to(self, dtype: str, excluded: Any) -> Self:
+        _check_has_values(self)
         classes = tuple(excluded) if isinstance(excluded, (list, tuple)) else (excluded,) if excluded else ()
         for layer in self.sublayers(include_self=True):
             if isinstance(layer, classes):
@@ -397,6 +402,14 @@ class Layer(SecondNames):
             return f"{type(self).__name__}({head})"
         body = "\n  ".join([*([head] if head else []), *inner])
         return f"{type(self).__name__}(\n  {body}\n)"
+
+
+def _check_has_values(layer: Layer) -> None:
+    if state.recording():
+        raise ProgramError(
+            f"{type(layer).__name__}: in static mode parameters have no values to move or cast; build the layer with "
+            "the dtype wanted (set_default_dtype, or dtype=), and choose the device by Executor(place)"
+        )
 
 
 def _register(hooks: OrderedDict, hook: Callable) -> HookHandle:

@@ -22,7 +22,7 @@ from polyreme.core.meshes import HOST, Devices
 from polyreme.core.state import TensorState
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import CaptureError, ConfigError, DTypeError
+from polyreme.errors import CaptureError, ConfigError, DTypeError, GradError
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer.groups import Group, check_common, check_known, check_unique, nonnegative, split_groups
 from polyreme.optimizer.lr import LRScheduler
@@ -95,8 +95,9 @@ class Optimizer(OptimizerState):
         self._rate_dtype = (
             dtypes.float64 if any(p.dtype == dtypes.float64 for p in self._parameters) else dtypes.float32
         )
+        start = self._initial_rate(learning_rate)
         with state.outside_capture():
-            rate = Tensor(jnp.asarray(self._initial_rate(learning_rate), self._rate_dtype))
+            rate = Tensor(jnp.asarray(start, self._rate_dtype))
         self._shared = SharedState(rate, len(self._parameters))
         if self._scheduler is not None:
             self.set_lr_scheduler(self._scheduler)
@@ -222,8 +223,10 @@ class Optimizer(OptimizerState):
         """Update every parameter that has a gradient, in one compiled call for each set of devices that holds some.
 
         skip: a 0-D bool Tensor; where it is True nothing changes, which is how a step with overflowed gradients is left
-        out without asking the host.
+        out without asking the host. Raises GradError in static mode, where minimize() records the step.
         """
+        if state.recording():
+            raise GradError("step() runs now, and in static mode there are no gradients yet; call minimize(loss)")
         self._step(self._parameters, skip)
 
     def _step(self, parameters: Sequence[Any], skip: Tensor | None) -> None:

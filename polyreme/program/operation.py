@@ -24,7 +24,7 @@ from polyreme.core.op import OPS, RECORDED
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import ProgramError
+from polyreme.errors import ProgramError, did_you_mean
 from polyreme.jit.control_flow import cond, while_loop
 from polyreme.program import values
 from polyreme.program.values import Ref, refs
@@ -84,6 +84,41 @@ class Operation:
         """Blocks it runs."""
         return []
 
+    @property
+    def type(self) -> str:
+        """kind, by its name in Paddle."""
+        return self.kind
+
+    @property
+    def input_arg_names(self) -> list[str]:
+        """Names of what it reads."""
+        return self.reads()
+
+    @property
+    def output_arg_names(self) -> list[str]:
+        """Names of what it defines, and of the persistable values it changes."""
+        return [*self.outputs, *self.writes()]
+
+    def all_attrs(self) -> dict[str, Any]:
+        """Its arguments that are not values, by parameter."""
+        return {}
+
+    @property
+    def attr_names(self) -> list[str]:
+        """Names of all_attrs()."""
+        return list(self.all_attrs())
+
+    def has_attr(self, name: str) -> bool:
+        """Whether all_attrs() has it."""
+        return name in self.all_attrs()
+
+    def attr(self, name: str) -> Any:
+        """One of all_attrs(); ProgramError if there is none of this name."""
+        found = self.all_attrs()
+        if name not in found:
+            raise ProgramError(f"operation {self.kind!r} has no attribute {name!r}{did_you_mean(name, found)}")
+        return found[name]
+
     def reads(self) -> list[str]:
         """Names it needs, those that its blocks take from outside included."""
         raise NotImplementedError
@@ -121,6 +156,11 @@ class Call(Operation):
 
     def writes(self) -> list[str]:
         return self.changes
+
+    def all_attrs(self) -> dict[str, Any]:
+        """Its arguments that are not values, by parameter."""
+        given = dict(zip(parameters_of(self.name), self.args, strict=False)) | self.kwargs
+        return {name: value for name, value in given.items() if not refs(value)}
 
     def run(self, frame: Frame) -> None:
         args, kwargs = values.resolve((self.args, self.kwargs), frame.get)

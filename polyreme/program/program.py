@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
+import numpy as np
+
 from polyreme.core import dtype as dtypes
-from polyreme.core import unique_name
+from polyreme.core import state, unique_name
 from polyreme.core.symbol import DYNAMIC, Symbol
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, ProgramError, did_you_mean
@@ -21,6 +23,7 @@ from polyreme.program.operation import Backward, Call, Operation, Optimize, depe
 from polyreme.program.values import refs
 
 _identities = itertools.count()
+_SHOWN = 8  # elements of a constant that a listing writes out
 
 
 class Variable(Tensor):
@@ -37,6 +40,16 @@ class Variable(Tensor):
     def lod_level(self) -> int:
         """How many levels of sequences its rows are cut into."""
         return len(self.lod)
+
+    @property
+    def size(self) -> Any:
+        """Number of elements: an integer Variable if a dim is not known."""
+        return self.numel() if self._array.is_dynamic and state.recording() else self._array.size
+
+    @property
+    def type(self) -> str:
+        """What kind of value it stands for: always "lod_tensor", dense numbers."""
+        return "lod_tensor"
 
     @property
     def grad_name(self) -> str:
@@ -178,6 +191,10 @@ class Program:
         """A block by its index."""
         return self.blocks[index]
 
+    def current_block(self) -> Block:
+        """The block that operations are recorded into: the outermost one unless code of a branch or loop runs."""
+        return next((b for b in reversed(defaults.inside) if b.program is self), self.global_block())
+
     def list_vars(self) -> Iterator[Tensor]:
         """Every Variable and parameter, outer blocks first."""
         return (v for block in self.blocks for v in block.vars.values())
@@ -216,7 +233,7 @@ class Program:
             block.parent = None if old.parent is None else new[id(old.parent)]
             block.takes, block.gives = list(old.takes), list(old.gives)
             block.ops = [_with_blocks(op, new) for op in change(list(old.ops))]
-            block.vars = {name: _copy_var(v, block) for name, v in old.vars.items()}
+            block.vars = {name: copy_var(v, block) for name, v in old.vars.items()}
             for v in block.vars.values():
                 if isinstance(v, Variable) and v.lod:
                     v.lod = tuple(block.vars[level.name] for level in v.lod)  # type: ignore[misc]
@@ -261,7 +278,8 @@ class Program:
         return listing(self, False)
 
 
-def _copy_var(var: Tensor, block: Block) -> Tensor:
+def copy_var(var: Tensor, block: Block) -> Tensor:
+    """A Variable or parameter like var, of another block."""
     copied: Any = type(var).__new__(type(var))
     Tensor.__init__(copied, var._array, stop_gradient=var.stop_gradient)
     copied._node = var._node
@@ -351,6 +369,9 @@ def _right(op: Operation) -> str:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        shown = np.array2string(value, separator=", ", threshold=_SHOWN).replace("\n", "")
+        return f"{value.dtype.name}{list(value.shape)} {' '.join(shown.split())}"
     return repr(value)
 
 

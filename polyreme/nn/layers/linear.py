@@ -6,12 +6,18 @@ Floor: 4.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
+import jax
+import numpy as np
+
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
+from polyreme.nn.initializer import Assign, Initializer, XavierUniform, chosen_initializer
 from polyreme.nn.layer import Layer
+from polyreme.nn.parameter import ParamAttr
 
 
 class Linear(Layer):
@@ -83,13 +89,12 @@ class Embedding(Layer):
         self.max_norm, self.norm_type = max_norm, norm_type
         self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
-        self.weight = self.create_parameter([num_embeddings, embedding_dim], weight_attr, dims=dims)
-        if _weight is not None:
-            self.weight.set_value(_weight)
-        elif self.padding_idx is not None:
-            with_zero = self.weight.numpy().copy()
-            with_zero[self.padding_idx] = 0
-            self.weight.set_value(with_zero)
+        attr = ParamAttr.of(weight_attr) or ParamAttr()
+        start = Assign(_weight) if _weight is not None else attr.initializer
+        if _weight is None and self.padding_idx is not None:
+            start = _ZeroRow(start or chosen_initializer(False) or XavierUniform(), self.padding_idx)
+        attr = replace(attr, initializer=start)
+        self.weight = self.create_parameter([num_embeddings, embedding_dim], attr, dims=dims)
         if _freeze:
             self.weight.trainable = False
         if device is not None:
@@ -109,6 +114,16 @@ class Embedding(Layer):
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
+
+
+class _ZeroRow(Initializer):
+    """Another's initial values, with zeros in one row."""
+
+    def __init__(self, other: Any, row: int) -> None:
+        self.other, self.row = other, row
+
+    def values(self, shape: Sequence[int], dtype: np.dtype) -> jax.Array:
+        return self.other.values(shape, dtype).at[self.row].set(0)
 
 
 class Bilinear(Layer):
