@@ -94,5 +94,15 @@ def prepare_for_processes() -> None:
     jax.config.update("jax_enable_preemption_service", False)
 
 
+def run_in_calling_thread() -> None:
+    """Let CPU programs run in the thread that calls them; takes effect until the first array exists, process-wide.
+
+    Handing a program to another thread and waiting for it costs 28 us on the machine of benchmarks/results/inference*,
+    which a server that reads each result at once pays for nothing; a program that a training loop does not wait for is
+    better handed over.
+    """
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
 _configure()
 _keep_freed_memory()

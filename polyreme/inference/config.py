@@ -25,7 +25,8 @@ class Config(OtherEngines):
     """Config(PREFIX), Config(PROGRAM_FILE, PARAMS_FILE), Config(FOLDER) with one artefact in it, or Config(another).
 
     A file's suffix (.json, .pdmodel, .pdiparams, ...) is left out to find the prefix that jit.save was given. Runs on
-    the CPU unless a device is asked for. Options of Paddle's that choose between engines are in `inference.options`.
+    the CPU unless a device is asked for. A process whose first use of jax is a predictor on the CPU runs its programs
+    in the threads that call them. Options of Paddle's that choose between engines are in `inference.options`.
     """
 
     Precision = PrecisionType

@@ -22,6 +22,8 @@ from polyreme.inference.config import Config
 from polyreme.inference.engine import Engine
 from polyreme.inference.kinds import DataType
 
+_SMALL = 1 << 16  # bytes
+
 
 class Tensor:
     """A handle: one input or output of a predictor, under its name."""
@@ -39,7 +41,8 @@ class Tensor:
     def copy_from_cpu(self, data: np.ndarray) -> None:
         """Take a copy of an ndarray, which the caller may change afterwards. Raises DTypeError for another dtype."""
         self._check(data, (np.ndarray,))
-        self.array = aligned_copy(data)
+        # jax copies what is not aligned once more, which costs less than aligning while it is small
+        self.array = data.copy() if data.nbytes < _SMALL else aligned_copy(data)
 
     def share_external_data(self, data: Any) -> None:
         """Take a Tensor, jax array or ndarray as it is, uncopied; an ndarray may not change until run() is over."""

@@ -1,0 +1,38 @@
+"""The model of a run's newest checkpoint.
+
+Floor: 7.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyreme.distributed.checkpoint import CheckpointStore
+from polyreme.errors import CheckpointError
+from polyreme.models.gpt import GPT
+from polyreme.models.llama import Llama
+from polyreme.recipes.build import build_model
+from polyreme.recipes.config import ModelConfig
+
+
+def load_trained(folder: Path) -> tuple[GPT | Llama, dict[str, Any]]:
+    """The model of the newest valid checkpoint, on one device, in float32; and what was saved beside it (step, config).
+
+    Raises CheckpointError if the folder is not a run's, or its checkpoint not of this model.
+    """
+    if not (folder / "checkpoints").is_dir():
+        raise CheckpointError(f"{folder}: no checkpoints/ in it; give the output folder of a run, such as runs/gpt_kjv")
+    with CheckpointStore(folder / "checkpoints", read_only=True) as store:
+        arrays, meta = store.restore()
+    saved = {k.removeprefix("model."): v for k, v in meta["config"].items() if k.startswith("model.")}
+    model = build_model(ModelConfig(**saved))
+    # a tied parameter has several names and was saved under the first
+    tensors = {id(t): (f"model/{n}", t) for n, t in reversed(model.state_dict().items())}
+    for name, tensor in tensors.values():
+        if name not in arrays:
+            raise CheckpointError(f"{folder}: the checkpoint of step {meta['step']} has no {name}")
+        tensor.set_value(np.asarray(arrays[name], np.float32))
+    return model, meta
