@@ -18,6 +18,7 @@ import typer
 from polyreme import flags
 from polyreme.cli import launch as launcher
 from polyreme.cli.comm import comm
+from polyreme.cli.deploy import export, infer
 from polyreme.cli.failure import exit_code, report
 from polyreme.cli.prove import prove
 from polyreme.cli.schedule import schedule
@@ -137,6 +138,8 @@ def doctor(
 app.command()(prove)
 app.command()(schedule)
 app.command()(comm)
+app.command()(export)
+app.command()(infer)
 
 
 @data_app.command()
