@@ -1,6 +1,6 @@
 """Ops within the sequences of ragged rows: pooling, softmax, convolution, reversal, windows.
 
-Floor: 2.  x [total, ...] and offsets [n + 1] as in sequence_rows. Source: PaddlePaddle 1.7, `fluid.layers.sequence_*`.
+Floor: 2.  x [total, ...] and lengths [n] as in sequence_rows. Source: PaddlePaddle 1.7, `fluid.layers.sequence_*`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from polyreme.core.op import op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.ops.activation import wide
 from polyreme.ops.bounds import preceded
-from polyreme.ops.sequence_rows import Rows, column, rows_of, take_rows, with_offsets
+from polyreme.ops.sequence_rows import Rows, column, rows_of, take_rows, with_lengths
 
 # pooling
 
@@ -71,10 +71,10 @@ def _last(x: Array, rows: Rows) -> Array:
 _POOLS = {"sum": _sum, "average": _average, "sqrt": _sqrt, "max": _max, "min": _min, "first": _first, "last": _last}
 
 
-@preceded(with_offsets("sequence_pool"))
+@preceded(with_lengths("sequence_pool"))
 @op(method=False)
-def sequence_pool(x: Array, offsets: Array, pool_type: str, pad_value: float = 0.0) -> Array:
-    """One row for each sequence: [total, *d], [n + 1] -> [n, *d]; pad_value for a sequence without rows.
+def sequence_pool(x: Array, lengths: Array, pool_type: str, pad_value: float = 0.0) -> Array:
+    """One row for each sequence: [total, *d], [n] -> [n, *d]; pad_value for a sequence without rows.
 
     pool_type: "sum", "average", "sqrt" (sum / sqrt(length)), "max", "min" (of equal rows the first has the gradient),
     "first" or "last", in either case. Half precision is summed in float32. Raises ConfigError for another pool_type.
@@ -82,7 +82,7 @@ def sequence_pool(x: Array, offsets: Array, pool_type: str, pad_value: float = 0
     pool = _POOLS.get(pool_type.lower())
     if pool is None:
         raise ConfigError(f"sequence_pool: pool_type={pool_type!r}; choose one of {', '.join(_POOLS)}")
-    rows = rows_of("sequence_pool", offsets, x.shape[0])
+    rows = rows_of("sequence_pool", lengths, x.shape[0])
     if not rows.total:
         return jnp.full((rows.n, *x.shape[1:]), pad_value, x.dtype)
     pooled = pool(x, rows)
@@ -93,24 +93,24 @@ def sequence_pool(x: Array, offsets: Array, pool_type: str, pad_value: float = 0
 # within each sequence
 
 
-@preceded(with_offsets("sequence_softmax"))
+@preceded(with_lengths("sequence_softmax"))
 @op(amp="fp32", method=False)
-def sequence_softmax(x: Array, offsets: Array) -> Array:
+def sequence_softmax(x: Array, lengths: Array) -> Array:
     """e^x / sum of e^x over each sequence, computed without overflow: [total] or [total, 1], in the shape of x."""
     own, v = floating(x).dtype, wide(column("sequence_softmax", "x", x))
-    rows = rows_of("sequence_softmax", offsets, x.shape[0])
+    rows = rows_of("sequence_softmax", lengths, x.shape[0])
     top = jax.ops.segment_max(jax.lax.stop_gradient(v), rows.ids, rows.n, indices_are_sorted=True)
     e = jnp.exp(v - rows.of_row(top))
     total = jnp.where(rows.inside, rows.of_row(_summed(e, rows)), 1)
     return jnp.where(rows.inside, e / total, 0).reshape(x.shape).astype(own)
 
 
-@preceded(with_offsets("sequence_reverse"))
+@preceded(with_lengths("sequence_reverse"))
 @op(method=False)
-def sequence_reverse(x: Array, offsets: Array) -> Array:
+def sequence_reverse(x: Array, lengths: Array) -> Array:
     """The rows of each sequence from last to first: [total, *d] -> [total, *d]."""
-    rows = rows_of("sequence_reverse", offsets, x.shape[0])
-    here = jnp.arange(rows.total, dtype=offsets.dtype)
+    rows = rows_of("sequence_reverse", lengths, x.shape[0])
+    here = jnp.arange(rows.total, dtype=lengths.dtype)
     return take_rows(x, rows.of_row(rows.starts) + rows.of_row(rows.ends) - 1 - here, rows.inside)
 
 
@@ -124,12 +124,12 @@ def _neighbours(rows: Rows, start: int, length: int) -> tuple[Array, Array]:
     return at, (at >= first) & (at < end)
 
 
-@preceded(with_offsets("sequence_conv"))
+@preceded(with_lengths("sequence_conv"))
 @op(amp="low", method=False)
 def sequence_conv(
-    x: Array, offsets: Array, weight: Array, context_length: int = 3, context_start: int | None = None
+    x: Array, lengths: Array, weight: Array, context_length: int = 3, context_start: int | None = None
 ) -> Array:
-    """Each row and its neighbours times weight: [total, in], [n + 1], [context_length * in, out] -> [total, out].
+    """Each row and its neighbours times weight: [total, in], [n], [context_length * in, out] -> [total, out].
 
     The neighbours of row t are rows t + context_start up to t + context_start + context_length - 1, zeros outside of
     t's sequence; context_start is -(context_length // 2) unless given. Raises ShapeError for a weight of another shape,
@@ -143,32 +143,32 @@ def sequence_conv(
             "needs [total, in] and [context_length * in, out]"
         )
     start = -(context_length // 2) if context_start is None else context_start
-    rows = rows_of("sequence_conv", offsets, x.shape[0])
+    rows = rows_of("sequence_conv", lengths, x.shape[0])
     x, weight = promote(x, weight)
     near = take_rows(x, *_neighbours(rows, start, context_length)).reshape(rows.total, weight.shape[0])
     return jnp.matmul(near, weight, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32)).astype(x.dtype)
 
 
-@preceded(with_offsets("row_conv"))
+@preceded(with_lengths("row_conv"))
 @op(method=False)
-def row_conv(x: Array, offsets: Array, weight: Array) -> Array:
+def row_conv(x: Array, lengths: Array, weight: Array) -> Array:
     """Lookahead convolution: out[t] = sum over j of weight[j] * x[t + j], within each sequence. arXiv:1512.02595.
 
-    [total, d], [n + 1], [1 + future rows, d] -> [total, d]. Raises ShapeError if the widths differ.
+    [total, d], [n], [1 + future rows, d] -> [total, d]. Raises ShapeError if the widths differ.
     """
     if x.ndim != 2 or weight.ndim != 2 or weight.shape[1] != x.shape[1]:
         raise ShapeError(
             f"row_conv: x {list(x.shape)} and weight {list(weight.shape)}; needs [total, d] and [1 + future rows, d]"
         )
-    rows = rows_of("row_conv", offsets, x.shape[0])
+    rows = rows_of("row_conv", lengths, x.shape[0])
     x, weight = promote(x, weight)
     near = take_rows(x, *_neighbours(rows, 0, weight.shape[0]))
     return jnp.einsum("tjd,jd->td", wide(near), wide(weight)).astype(x.dtype)
 
 
-@preceded(with_offsets("sequence_enumerate"))
+@preceded(with_lengths("sequence_enumerate"))
 @op(method=False)
-def sequence_enumerate(x: Array, offsets: Array, win_size: int, pad_value: int = 0) -> Array:
+def sequence_enumerate(x: Array, lengths: Array, win_size: int, pad_value: int = 0) -> Array:
     """Each id with the win_size - 1 that follow it in its sequence: [total] or [total, 1] -> [total, win_size].
 
     pad_value stands where the sequence has ended. Raises ConfigError unless win_size > 0, DTypeError unless x is
@@ -178,7 +178,7 @@ def sequence_enumerate(x: Array, offsets: Array, win_size: int, pad_value: int =
         raise ConfigError(f"sequence_enumerate: win_size={win_size}; it must be positive")
     if not dtypes.is_integer(x.dtype):
         raise DTypeError(f"sequence_enumerate: x is {x.dtype.name}, needs integers; use astype('int64')")
-    rows = rows_of("sequence_enumerate", offsets, x.shape[0])
+    rows = rows_of("sequence_enumerate", lengths, x.shape[0])
     at, valid = _neighbours(rows, 0, win_size)
     found = take_rows(column("sequence_enumerate", "x", x), at, valid)
     return jnp.where(valid, found, jnp.asarray(pad_value, x.dtype))

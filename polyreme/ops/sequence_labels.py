@@ -1,6 +1,6 @@
 """Labels of sequences: linear-chain conditional random fields, edit distance, greedy CTC decoding.
 
-Floor: 2.  Ragged rows and offsets [n + 1] as in sequence_rows; maxlen as in sequence_recurrent:
+Floor: 2.  Ragged rows and lengths [n] as in sequence_rows; maxlen as in sequence_recurrent:
 more than the longest sequence changes nothing. Source: PaddlePaddle 1.7, `linear_chain_crf`,
 `crf_decoding`, `edit_distance`, `ctc_greedy_decoder` of `fluid.layers`.
 """
@@ -19,33 +19,41 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.op import OPS, op
 from polyreme.errors import DTypeError, ShapeError
 from polyreme.ops.activation import wide
-from polyreme.ops.bounds import at_hand, check_index, preceded
+from polyreme.ops.bounds import check_index, preceded
 from polyreme.ops.gather_scatter import as_column
 from polyreme.ops.sequence_layout import kept_first
-from polyreme.ops.sequence_rows import Rows, check_offsets, column, given_size, longest, padded, rows_of, unpadded
+from polyreme.ops.sequence_rows import (
+    Rows,
+    check_lengths,
+    check_room,
+    column,
+    given_size,
+    longest,
+    padded,
+    rows_of,
+    unpadded,
+)
 
 # conditional random fields
 
 
 def _crf_ready(what: str) -> Callable[..., Any]:
-    """The step before a CRF op: check offsets, labels and maxlen; without maxlen, find it on the host."""
+    """The step before a CRF op: check lengths, labels and maxlen; without maxlen, find it on the host."""
 
     def check(
         x: Any,
-        offsets: Any,
+        lengths: Any,
         transition: Any,
         label: Any = None,
         maxlen: int | None = None,
         **_: Any,
     ) -> Any:
-        check_offsets(what, offsets, x.shape[0])
+        check_lengths(what, lengths, x.shape[0])
         if label is not None:
             check_index(what, label, x.shape[-1], 1, negative=False)
         if maxlen is None:
-            return OPS[what](x, offsets, transition, label, maxlen=longest(f"{what} without maxlen", offsets))
-        found = at_hand(offsets)
-        if found is not None and found.size > 1 and np.diff(found).max() > maxlen:
-            raise ShapeError(f"{what}: maxlen={maxlen}, the longest sequence has {np.diff(found).max()} rows")
+            return OPS[what](x, lengths, transition, label, maxlen=longest(f"{what} without maxlen", lengths))
+        check_room(what, lengths, maxlen)
         return None
 
     return check
@@ -73,7 +81,7 @@ def _score(x: Array, rows: Rows, label: Array, start: Array, stop: Array, move: 
 
 @preceded(_crf_ready("linear_chain_crf"))
 @op(amp="fp32", method=False)
-def linear_chain_crf(x: Array, offsets: Array, transition: Array, label: Array, maxlen: int | None = None) -> Array:
+def linear_chain_crf(x: Array, lengths: Array, transition: Array, label: Array, maxlen: int | None = None) -> Array:
     """-log p(label | x) of each sequence under a linear-chain CRF: x [total, tags], label [total, 1] -> [n, 1].
 
     transition [tags + 2, tags]: weights of starting and of stopping with each tag, then from each tag to each. Zero for
@@ -81,7 +89,7 @@ def linear_chain_crf(x: Array, offsets: Array, transition: Array, label: Array, 
     """
     what = "linear_chain_crf"
     scores, start, stop, move = _crf_parts(what, x, transition)
-    rows = rows_of(what, offsets, x.shape[0])
+    rows = rows_of(what, lengths, x.shape[0])
     label = column(what, "label", label)
     if not rows.total:
         return jnp.zeros((rows.n, 1), x.dtype)
@@ -104,7 +112,7 @@ def linear_chain_crf(x: Array, offsets: Array, transition: Array, label: Array, 
 @op(amp="fp32", method=False)
 def crf_decoding(
     x: Array,
-    offsets: Array,
+    lengths: Array,
     transition: Array,
     label: Array | None = None,
     maxlen: int | None = None,
@@ -115,7 +123,7 @@ def crf_decoding(
     """
     what = "crf_decoding"
     scores, start, stop, move = _crf_parts(what, x, transition)
-    rows = rows_of(what, offsets, x.shape[0])
+    rows = rows_of(what, lengths, x.shape[0])
     if not rows.total:
         return jnp.zeros((0, 1), dtypes.int64)
     side, valid = padded(scores, rows, given_size(what, "maxlen", maxlen))
@@ -217,15 +225,15 @@ def edit_distance(
 
 
 def _edit_ready(
-    input: Any, offsets: Any, label: Any, label_offsets: Any, normalized: bool = True, ignored_tokens: Any = None,
+    input: Any, lengths: Any, label: Any, label_lengths: Any, normalized: bool = True, ignored_tokens: Any = None,
     maxlen: int | None = None, label_maxlen: int | None = None, **_: Any
 ) -> Any:  # fmt: skip
     what = "sequence_edit_distance"
-    for rows, cut in ((input, offsets), (label, label_offsets)):
-        check_offsets(what, cut, np.shape(rows)[0])
+    for rows, cut in ((input, lengths), (label, label_lengths)):
+        check_lengths(what, cut, np.shape(rows)[0])
     if maxlen is None or label_maxlen is None:
-        found = [longest(f"{what} without maxlen", cut) for cut in (offsets, label_offsets)]
-        return OPS[what](input, offsets, label, label_offsets, normalized, ignored_tokens, *found)
+        found = [longest(f"{what} without maxlen", cut) for cut in (lengths, label_lengths)]
+        return OPS[what](input, lengths, label, label_lengths, normalized, ignored_tokens, *found)
     return None
 
 
@@ -233,18 +241,18 @@ def _edit_ready(
 @op(method=False)
 def sequence_edit_distance(
     input: Array,
-    offsets: Array,
+    lengths: Array,
     label: Array,
-    label_offsets: Array,
+    label_lengths: Array,
     normalized: bool = True,
     ignored_tokens: Any = None,
     maxlen: int | None = None,
     label_maxlen: int | None = None,
 ) -> tuple[Array, Array]:
-    """edit_distance of the sequences of two ragged arrays of ids, [total] or [total, 1] each, with their offsets."""
+    """edit_distance of the sequences of two ragged arrays of ids, [total] or [total, 1] each, with their lengths."""
     what = "sequence_edit_distance"
     sides: list[tuple[Array, Array]] = []
-    for name, x, cut, size in (("input", input, offsets, maxlen), ("label", label, label_offsets, label_maxlen)):
+    for name, x, cut, size in (("input", input, lengths, maxlen), ("label", label, label_lengths, label_maxlen)):
         rows = rows_of(what, cut, x.shape[0])
         found = padded(column(what, name, x), rows, given_size(what, "maxlen", size))[0]
         sides.append((found, rows.lengths))
@@ -280,24 +288,24 @@ def ctc_greedy_decoder(input: Array, input_length: Array, blank: int, padding_va
     return jnp.where(steps < count, left, padding_value).astype(dtypes.int64), count.astype(dtypes.int64)
 
 
-def _ctc_ready(x: Any, offsets: Any, *_: Any, **__: Any) -> None:
-    check_offsets("sequence_ctc_greedy_decoder", offsets, x.shape[0])
+def _ctc_ready(x: Any, lengths: Any, *_: Any, **__: Any) -> None:
+    check_lengths("sequence_ctc_greedy_decoder", lengths, x.shape[0])
 
 
 @preceded(_ctc_ready)
 @op(method=False)
-def sequence_ctc_greedy_decoder(x: Array, offsets: Array, blank: int) -> tuple[Array, Array]:
-    """ctc_greedy_decoder of ragged rows: [total, classes], [n + 1] -> int64 [total, 1] and offsets [n + 1].
+def sequence_ctc_greedy_decoder(x: Array, lengths: Array, blank: int) -> tuple[Array, Array]:
+    """ctc_greedy_decoder of ragged rows: [total, classes], [n] -> int64 [total, 1] and lengths [n].
 
-    How many ids are left depends on the values, so the rows from the last offset on are of no sequence; they are -1.
+    How many ids are left depends on the values, so the rows behind the last sequence are of none; they are -1.
     """
     what = "sequence_ctc_greedy_decoder"
     if x.ndim != 2:
         raise ShapeError(f"{what}: x {list(x.shape)}; needs [total, classes]")
     _blank(what, blank, x.shape[1])
-    rows = rows_of(what, offsets, x.shape[0])
+    rows = rows_of(what, lengths, x.shape[0])
     best = jnp.argmax(x, 1)
     new = (best != jnp.roll(best, 1)) | (jnp.arange(rows.total) == rows.of_row(rows.starts))
     left, made = kept_first(best, rows, new & (best != blank))
-    real = jnp.arange(rows.total) < made[-1]
+    real = jnp.arange(rows.total) < made.sum()
     return jnp.where(real, left, -1)[:, None].astype(dtypes.int64), made

@@ -1,6 +1,6 @@
 """LSTM and GRU over the sequences of ragged rows.
 
-Floor: 2.  x [total, ...] holds the inputs already multiplied by their weights; offsets [n + 1] as in sequence_rows. All
+Floor: 2.  x [total, ...] holds the inputs already multiplied by their weights; lengths [n] as in sequence_rows. All
 sequences step together in a rectangle [maxlen, n, ...], those that have ended keeping their state. maxlen may
 be more than the longest sequence, which costs time and changes nothing; without it the longest is read on the host.
 Source: PaddlePaddle 1.7, `fluid.layers.dynamic_lstm`, `dynamic_lstmp`, `dynamic_gru`; arXiv:1402.1128, 1406.1078.
@@ -13,14 +13,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from polyreme.core.op import OPS, op
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import wide
-from polyreme.ops.bounds import at_hand, preceded
-from polyreme.ops.sequence_rows import Rows, check_offsets, given_size, longest, padded, rows_of, unpadded
+from polyreme.ops.bounds import preceded
+from polyreme.ops.sequence_rows import Rows, check_lengths, check_room, given_size, longest, padded, rows_of, unpadded
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "sigmoid": jax.nn.sigmoid,
@@ -37,21 +36,19 @@ def activation(what: str, name: str) -> Callable[[Array], Array]:
     return _ACTIVATIONS[name]
 
 
-def _room(offsets: Any) -> int:
+def _room(lengths: Any) -> int:
     """The longest length, rounded up to a power of two so that batches of like lengths share a program."""
-    return 1 << max(longest("a recurrent op without maxlen", offsets) - 1, 0).bit_length()
+    return 1 << max(longest("a recurrent op without maxlen", lengths) - 1, 0).bit_length()
 
 
 def _ready(what: str) -> Callable[..., Any]:
-    """The step before a recurrent op: check offsets and maxlen; without maxlen, find it on the host."""
+    """The step before a recurrent op: check lengths and maxlen; without maxlen, find it on the host."""
 
-    def check(x: Any, offsets: Any, *args: Any, maxlen: int | None = None, **kwargs: Any) -> Any:
-        check_offsets(what, offsets, x.shape[0])
+    def check(x: Any, lengths: Any, *args: Any, maxlen: int | None = None, **kwargs: Any) -> Any:
+        check_lengths(what, lengths, x.shape[0])
         if maxlen is None:
-            return OPS[what](x, offsets, *args, maxlen=_room(offsets), **kwargs)
-        found = at_hand(offsets)
-        if found is not None and found.size > 1 and np.diff(found).max() > maxlen:
-            raise ShapeError(f"{what}: maxlen={maxlen}, the longest sequence has {np.diff(found).max()} rows")
+            return OPS[what](x, lengths, *args, maxlen=_room(lengths), **kwargs)
+        check_room(what, lengths, maxlen)
         return None
 
     return check
@@ -93,7 +90,7 @@ def _scan(step: Callable, first: tuple[Array, ...], x: Array, rows: Rows, length
 @op(amp="low", method=False)
 def sequence_lstm(
     x: Array,
-    offsets: Array,
+    lengths: Array,
     weight: Array,
     bias: Array | None = None,
     h0: Array | None = None,
@@ -125,7 +122,7 @@ def sequence_lstm(
     gate, cell, candidate, project = (
         activation(what, a) for a in (gate_activation, cell_activation, candidate_activation, proj_activation)
     )
-    rows = rows_of(what, offsets, x.shape[0])
+    rows = rows_of(what, lengths, x.shape[0])
     added = jnp.zeros((7 * d,), x.dtype) if bias is None else jnp.pad(bias[0], (0, 7 * d - bias.shape[1]))
     bias4, (peep_i, peep_f, peep_o) = wide(added[: 4 * d]), wide(added[4 * d :]).reshape(3, d)
 
@@ -168,7 +165,7 @@ def gru_step(
 @op(amp="low", method=False)
 def sequence_gru(
     x: Array,
-    offsets: Array,
+    lengths: Array,
     weight: Array,
     bias: Array | None = None,
     h0: Array | None = None,
@@ -187,7 +184,7 @@ def sequence_gru(
     what, d = "sequence_gru", weight.shape[0]
     _need(what, {"x": (x, (x.shape[0], 3 * d)), "weight": (weight, (d, 3 * d)), "bias": (bias, (1, 3 * d))})
     gate, candidate = activation(what, gate_activation), activation(what, candidate_activation)
-    rows = rows_of(what, offsets, x.shape[0])
+    rows = rows_of(what, lengths, x.shape[0])
     x = x if bias is None else x + bias
 
     def step(state: tuple[Array, ...], inputs: Array) -> tuple[Array, ...]:

@@ -1,8 +1,8 @@
 """Ragged rows: which sequence each row belongs to, and rows laid out in a rectangle and back.
 
-Floor: 2.  The sequences of a batch lie one after the other in the rows of x [total, ...]; offsets [n + 1] says where
-each begins, the last one being total. Every shape follows from total and n, so that one program serves every division
-of total rows into n sequences. Rows from offsets[-1] on belong to no sequence: they are zero in every result.
+Floor: 2.  The sequences of a batch lie one after the other in the rows of x [total, ...]; lengths [n] says how many
+rows each has. Every shape follows from total and n, so that one program serves every division of total rows into n
+sequences. Rows behind the last sequence belong to none: they are zero in every result.
 """
 
 from __future__ import annotations
@@ -53,15 +53,17 @@ class Rows:
         return take_rows(per_sequence, self.ids, self.inside)
 
 
-def rows_of(what: str, offsets: Array, total: int) -> Rows:
-    """How offsets divide total rows. Raises ShapeError or DTypeError for what are no offsets."""
-    if not dtypes.is_integer(offsets.dtype):
-        raise DTypeError(f"{what}: offsets are {offsets.dtype.name}, need int32 or int64; use astype('int64')")
-    if offsets.ndim != 1 or offsets.shape[0] < 1:
-        raise ShapeError(f"{what}: offsets {list(offsets.shape)} must be [n + 1], where each of n sequences begins")
-    starts, ends = offsets[:-1], offsets[1:]
-    ids = jnp.searchsorted(ends, jnp.arange(total, dtype=offsets.dtype), side="right")
-    return Rows(ids, starts, ends, total)
+def rows_of(what: str, lengths: Array, total: int) -> Rows:
+    """How sequences of these lengths, [n] or [n, 1], divide total rows. Raises ShapeError or DTypeError for others."""
+    if not dtypes.is_integer(lengths.dtype):
+        raise DTypeError(f"{what}: lengths are {lengths.dtype.name}, need int32 or int64; use astype('int64')")
+    if lengths.ndim == 2 and lengths.shape[1] == 1:
+        lengths = lengths[:, 0]
+    if lengths.ndim != 1:
+        raise ShapeError(f"{what}: lengths {list(lengths.shape)} must be [n], one for each sequence")
+    ends = jnp.cumsum(lengths, dtype=lengths.dtype)
+    ids = jnp.searchsorted(ends, jnp.arange(total, dtype=ends.dtype), side="right")
+    return Rows(ids, ends - lengths, ends, total)
 
 
 def take_rows(x: Array, at: Array, valid: Array) -> Array:
@@ -109,30 +111,23 @@ def column(what: str, name: str, x: Any) -> Any:
 # on the host, before an op
 
 
-def check_offsets(what: str, offsets: Any, total: int) -> None:
-    """Raise ShapeError if offsets are at hand and do not rise from 0 to total."""
-    found = at_hand(offsets)
-    if found is None or found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
+def check_lengths(what: str, lengths: Any, total: int) -> None:
+    """Raise ShapeError if lengths are at hand and do not add up to total."""
+    found = at_hand(lengths)
+    if found is None or found.dtype.kind not in "iu":
         return
-    falls = np.flatnonzero(np.diff(found) < 0)
-    if falls.size:
-        i = int(falls[0])
-        raise ShapeError(
-            f"{what}: offsets fall from {found[i]} to {found[i + 1]} at {i + 1}; each says where a sequence begins, so "
-            "they never fall"
-        )
-    if found[0] != 0 or found[-1] != total:
-        raise ShapeError(
-            f"{what}: offsets run from {found[0]} to {found[-1]}, x has {total} rows; they must run from 0 to {total}"
-        )
+    if found.size and found.min() < 0:
+        raise ShapeError(f"{what}: length {found.min()} is negative; a sequence has 0 rows or more")
+    if found.sum() != total:
+        raise ShapeError(f"{what}: lengths add up to {found.sum()}, x has {total} rows; they must be the same")
 
 
-def with_offsets(what: str) -> Callable[..., None]:
-    """The step before an op on (x, offsets, ...) that checks its offsets."""
+def with_lengths(what: str) -> Callable[..., None]:
+    """The step before an op on (x, lengths, ...) that checks its lengths."""
 
-    def check(x: Any, offsets: Any, *_: Any, **__: Any) -> None:
+    def check(x: Any, lengths: Any, *_: Any, **__: Any) -> None:
         if np.shape(x):
-            check_offsets(what, offsets, np.shape(x)[0])
+            check_lengths(what, lengths, np.shape(x)[0])
 
     return check
 
@@ -142,10 +137,17 @@ def on_host(value: Any, what: str) -> np.ndarray:
     return state.host(value, what) if isinstance(value, TensorState) else np.asarray(value)
 
 
-def longest(what: str, offsets: Any) -> int:
+def longest(what: str, lengths: Any) -> int:
     """Rows of the longest sequence, read on the host."""
-    lengths = np.diff(on_host(offsets, f"{what}, whose result's size is the length of the longest sequence"))
-    return int(lengths.max()) if lengths.size else 0
+    found = on_host(lengths, f"{what}, whose result's size is the length of the longest sequence")
+    return int(found.max()) if found.size else 0
+
+
+def check_room(what: str, lengths: Any, maxlen: int) -> None:
+    """Raise ShapeError if lengths are at hand and one is more than maxlen."""
+    found = at_hand(lengths)
+    if found is not None and found.size and found.max() > maxlen:
+        raise ShapeError(f"{what}: maxlen={maxlen}, the longest sequence has {found.max()} rows; give at least that")
 
 
 def given_size(what: str, name: str, size: int | None) -> int:

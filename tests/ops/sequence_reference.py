@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 
 
-def parts(x, offsets):
+def parts(x, lengths):
     """The rows of each sequence."""
-    return [x[a:b] for a, b in itertools.pairwise(offsets)]
+    return [x[a:b] for a, b in itertools.pairwise(offsets_of(lengths))]
 
 
 def offsets_of(lengths):
@@ -29,17 +29,17 @@ POOLS = {
 }
 
 
-def pool(x, offsets, pool_type, pad_value=0.0):
+def pool(x, lengths, pool_type, pad_value=0.0):
     empty = np.full(x.shape[1:], pad_value, x.dtype)
-    return np.stack([POOLS[pool_type.lower()](s) if len(s) else empty for s in parts(x, offsets)])
+    return np.stack([POOLS[pool_type.lower()](s) if len(s) else empty for s in parts(x, lengths)])
 
 
-def softmax(x, offsets):
-    return joined([np.exp(s - s.max()) / np.exp(s - s.max()).sum() for s in parts(x, offsets) if len(s)], x)
+def softmax(x, lengths):
+    return joined([np.exp(s - s.max()) / np.exp(s - s.max()).sum() for s in parts(x, lengths) if len(s)], x)
 
 
-def reverse(x, offsets):
-    return joined([s[::-1] for s in parts(x, offsets)], x)
+def reverse(x, lengths):
+    return joined([s[::-1] for s in parts(x, lengths)], x)
 
 
 def windows(s, start, length):
@@ -51,28 +51,27 @@ def windows(s, start, length):
     return out
 
 
-def conv(x, offsets, weight, context_length=3, context_start=None):
+def conv(x, lengths, weight, context_length=3, context_start=None):
     start = -(context_length // 2) if context_start is None else context_start
-    near = joined([windows(s, start, context_length).reshape(len(s), len(weight)) for s in parts(x, offsets)], weight.T)
+    near = joined([windows(s, start, context_length).reshape(len(s), len(weight)) for s in parts(x, lengths)], weight.T)
     return near @ weight
 
 
-def row_conv(x, offsets, weight):
-    return joined([(windows(s, 0, len(weight)) * weight).sum(1) for s in parts(x, offsets)], x)
+def row_conv(x, lengths, weight):
+    return joined([(windows(s, 0, len(weight)) * weight).sum(1) for s in parts(x, lengths)], x)
 
 
-def enumerate_ids(x, offsets, win_size, pad_value=0):
+def enumerate_ids(x, lengths, win_size, pad_value=0):
     rows = []
-    for s in parts(x.reshape(-1), offsets):
+    for s in parts(x.reshape(-1), lengths):
         rows += [[*s[t : t + win_size], *[pad_value] * max(0, t + win_size - len(s))] for t in range(len(s))]
     return np.array(rows, x.dtype).reshape(-1, win_size)
 
 
-def pad(x, offsets, pad_value=0.0, maxlen=None):
-    lengths = np.diff(offsets)
+def pad(x, lengths, pad_value=0.0, maxlen=None):
     out = np.empty((len(lengths), lengths.max() if maxlen is None else maxlen, *x.shape[1:]), x.dtype)
     out[:] = pad_value
-    for i, s in enumerate(parts(x, offsets)):
+    for i, s in enumerate(parts(x, lengths)):
         out[i, : len(s)] = s
     return out, lengths.astype("int64")
 
@@ -81,39 +80,36 @@ def unpad(x, length, *_):
     return np.concatenate([row[:n] for row, n in zip(x, length.reshape(-1), strict=True)])
 
 
-def expand(x, offsets, repeats, *_):
-    times = np.diff(repeats)
-    copies = [s for s, n in zip(parts(x, offsets), times, strict=True) for _ in range(n)]
-    return joined(copies, x), offsets_of([len(s) for s in copies])
+def expand(x, lengths, repeats, *_):
+    copies = [s for s, n in zip(parts(x, lengths), repeats, strict=True) for _ in range(n)]
+    return joined(copies, x), np.array([len(s) for s in copies])
 
 
-def concat(xs, offsets):
-    rows = [p for group in zip(*(parts(x, o) for x, o in zip(xs, offsets, strict=True)), strict=True) for p in group]
-    return joined(rows, xs[0]), sum(offsets)
+def concat(xs, lengths):
+    rows = [p for group in zip(*(parts(x, o) for x, o in zip(xs, lengths, strict=True)), strict=True) for p in group]
+    return joined(rows, xs[0]), sum(lengths)
 
 
-def reshape(x, offsets, new_dim):
-    rows = [s.reshape(-1, new_dim) for s in parts(x, offsets)]
-    return np.concatenate(rows), offsets_of([len(r) for r in rows])
+def reshape(x, lengths, new_dim):
+    rows = [s.reshape(-1, new_dim) for s in parts(x, lengths)]
+    return np.concatenate(rows), np.array([len(r) for r in rows])
 
 
-def cut(x, offsets, offset, length, *_):
+def cut(x, lengths, offset, length, *_):
     offset, length = offset.reshape(-1), length.reshape(-1)
-    return joined([s[a : a + n] for s, a, n in zip(parts(x, offsets), offset, length, strict=True)], x), offsets_of(
-        length
-    )
+    return joined([s[a : a + n] for s, a, n in zip(parts(x, lengths), offset, length, strict=True)], x)
 
 
-def scatter(x, index, updates, offsets):
+def scatter(x, index, updates, lengths):
     out = x.copy()
-    for row, at, add in zip(out, parts(index.reshape(-1), offsets), parts(updates.reshape(-1), offsets), strict=True):
+    for row, at, add in zip(out, parts(index.reshape(-1), lengths), parts(updates.reshape(-1), lengths), strict=True):
         np.add.at(row, at, add)
     return out
 
 
-def erase(x, offsets, tokens):
-    rows = [s[~np.isin(s.reshape(-1), tokens)] for s in parts(x, offsets)]
-    return joined(rows, x), offsets_of([len(r) for r in rows])
+def erase(x, lengths, tokens):
+    rows = [s[~np.isin(s.reshape(-1), tokens)] for s in parts(x, lengths)]
+    return joined(rows, x), np.array([len(r) for r in rows])
 
 
 ACTIVATIONS = {
@@ -124,7 +120,7 @@ ACTIVATIONS = {
 }
 
 
-def lstm(x, offsets, weight, bias=None, h0=None, c0=None, projection=None, use_peepholes=True, is_reverse=False,
+def lstm(x, lengths, weight, bias=None, h0=None, c0=None, projection=None, use_peepholes=True, is_reverse=False,
          gate_activation="sigmoid", cell_activation="tanh", candidate_activation="tanh", proj_activation="tanh",
          cell_clip=None, proj_clip=None, maxlen=None):  # fmt: skip
     gate, cell, new = (ACTIVATIONS[a] for a in (gate_activation, cell_activation, candidate_activation))
@@ -132,7 +128,7 @@ def lstm(x, offsets, weight, bias=None, h0=None, c0=None, projection=None, use_p
     b = np.zeros(7 * d) if bias is None else np.pad(bias[0], (0, 7 * d - bias.size))
     peep = b[4 * d :].reshape(3, d)
     hidden, cells = np.zeros((len(x), p), x.dtype), np.zeros((len(x), d), x.dtype)
-    for i, (a, z) in enumerate(itertools.pairwise(offsets)):
+    for i, (a, z) in enumerate(itertools.pairwise(offsets_of(lengths))):
         h = np.zeros(p) if h0 is None else h0[i]
         c = np.zeros(d) if c0 is None else c0[i]
         for t in range(a, z)[:: -1 if is_reverse else 1]:
@@ -157,12 +153,12 @@ def gru_step(x, h, weight, gate, new, origin_mode):
     return h_new, r * h, np.concatenate([gates, candidate], -1)
 
 
-def gru(x, offsets, weight, bias=None, h0=None, is_reverse=False, gate_activation="sigmoid",
+def gru(x, lengths, weight, bias=None, h0=None, is_reverse=False, gate_activation="sigmoid",
         candidate_activation="tanh", origin_mode=False, maxlen=None):  # fmt: skip
     gate, new, d = ACTIVATIONS[gate_activation], ACTIVATIONS[candidate_activation], len(weight)
     x = x if bias is None else x + bias
     out = np.zeros((len(x), d), x.dtype)
-    for i, (a, z) in enumerate(itertools.pairwise(offsets)):
+    for i, (a, z) in enumerate(itertools.pairwise(offsets_of(lengths))):
         h = np.zeros(d) if h0 is None else h0[i]
         for t in range(a, z)[:: -1 if is_reverse else 1]:
             h = out[t] = gru_step(x[t], h, weight, gate, new, origin_mode)[0]
@@ -183,16 +179,16 @@ def every_path(s):
     return list(itertools.product(range(s.shape[1]), repeat=len(s)))
 
 
-def crf(x, offsets, transition, label, *_):
+def crf(x, lengths, transition, label, *_):
     out = []
-    for s, tags in zip(parts(x, offsets), parts(label.reshape(-1), offsets), strict=True):
+    for s, tags in zip(parts(x, lengths), parts(label.reshape(-1), lengths), strict=True):
         scores = [path_score(s, p, transition) for p in every_path(s)] if len(s) else [0.0]
         out.append(np.logaddexp.reduce(scores) - (path_score(s, tags, transition) if len(s) else 0))
     return np.array(out, x.dtype)[:, None]
 
 
-def crf_decode(x, offsets, transition, label=None, *_):
-    best = [max(every_path(s), key=lambda p: path_score(s, p, transition)) if len(s) else () for s in parts(x, offsets)]
+def crf_decode(x, lengths, transition, label=None, *_):
+    best = [max(every_path(s), key=lambda p: path_score(s, p, transition)) if len(s) else () for s in parts(x, lengths)]
     path = np.array([tag for p in best for tag in p], "int64")[:, None]
     return path if label is None else (path == label.reshape(-1, 1)).astype("int64")
 
@@ -215,9 +211,9 @@ def edit(pairs, normalized=True, ignored=()):
     return np.array(out, "float32")[:, None], np.array([len(out)])
 
 
-def edit_ragged(x, offsets, label, label_offsets, normalized=True, ignored=None, *_):
+def edit_ragged(x, lengths, label, label_lengths, normalized=True, ignored=None, *_):
     return edit(
-        zip(parts(x.reshape(-1), offsets), parts(label.reshape(-1), label_offsets), strict=True),
+        zip(parts(x.reshape(-1), lengths), parts(label.reshape(-1), label_lengths), strict=True),
         normalized,
         ignored or (),
     )
@@ -242,7 +238,7 @@ def ctc_padded(x, length, blank, padding_value=0):
     return np.array(ids), np.array([[len(f)] for f in found])
 
 
-def ctc_ragged(x, offsets, blank):
-    found = [ctc(s, blank) for s in parts(x, offsets)]
+def ctc_ragged(x, lengths, blank):
+    found = [ctc(s, blank) for s in parts(x, lengths)]
     ids = [t for f in found for t in f]
-    return np.array(ids + [-1] * (len(x) - len(ids)))[:, None], offsets_of([len(f) for f in found])
+    return np.array(ids + [-1] * (len(x) - len(ids)))[:, None], np.array([len(f) for f in found])

@@ -23,23 +23,23 @@ def wave(*shape, phase=0.0):
 def test_one_program_serves_every_division_into_as_many_sequences():
     traces = []
 
-    def pooled(x, offsets):
+    def pooled(x, lengths):
         traces.append(1)
-        return OPS["sequence_pool"](OPS["sequence_conv"](x, offsets, to_tensor(wave(6, 2))), offsets, "max")
+        return OPS["sequence_pool"](OPS["sequence_conv"](x, lengths, to_tensor(wave(6, 2))), lengths, "max")
 
     step = to_static(pooled)
     x = wave(6, 2)
-    step(to_tensor(x), to_tensor(np.array([0, 2, 4, 6])))
+    step(to_tensor(x), to_tensor(np.array([2, 2, 2])))
     seen = len(traces)
-    for offsets in (np.array([0, 1, 1, 6]), np.array([0, 3, 5, 6])):
-        want = ref.pool(ref.conv(x, offsets, wave(6, 2)), offsets, "max")
+    for lengths in (np.array([1, 0, 5]), np.array([3, 2, 1])):
+        want = ref.pool(ref.conv(x, lengths, wave(6, 2)), lengths, "max")
         # 6 products a sum
-        np.testing.assert_allclose(step(to_tensor(x), to_tensor(offsets)).numpy(), want, atol=4 * 6 * F32)
+        np.testing.assert_allclose(step(to_tensor(x), to_tensor(lengths)).numpy(), want, atol=4 * 6 * F32)
     assert len(traces) == seen
 
 
-def test_rows_behind_the_last_offset_count_for_nothing():
-    x, offsets = wave(8, 2), np.array([0, 2, 5])
+def test_rows_behind_the_last_sequence_count_for_nothing():
+    x, lengths = wave(8, 2), np.array([2, 3])
     calls = {
         "pool": lambda x, o: OPS["sequence_pool"](x, o, "average"),
         "softmax": lambda x, o: OPS["sequence_softmax"](x[:, :1], o),
@@ -49,10 +49,10 @@ def test_rows_behind_the_last_offset_count_for_nothing():
         "lstm": lambda x, o: OPS["sequence_lstm"](x @ to_tensor(wave(2, 8)), o, to_tensor(wave(2, 8)), maxlen=3)[0],
     }
     names = list(calls)
-    # captured, where offsets that end early are not refused; one program, to compile but once
+    # captured, where lengths that add up to less are not refused; one program, to compile but once
     every = to_static(lambda x, o: [calls[n](x, o) for n in names])
-    got = [t.numpy() for t in every(to_tensor(x), to_tensor(offsets))]
-    want = [calls[n](to_tensor(x[:5]), to_tensor(offsets)).numpy() for n in names]
+    got = [t.numpy() for t in every(to_tensor(x), to_tensor(lengths))]
+    want = [calls[n](to_tensor(x[:5]), to_tensor(lengths)).numpy() for n in names]
     for name, g, w in zip(names, got, want, strict=True):
         np.testing.assert_allclose(g[: len(w)], w, atol=32 * F32, err_msg=name)
         assert not g[len(w) :].any(), name
@@ -60,13 +60,13 @@ def test_rows_behind_the_last_offset_count_for_nothing():
 
 def test_of_equal_rows_the_first_has_the_gradient_of_max():
     x = to_tensor(np.float32([[3], [3], [1], [5], [5]]), stop_gradient=False)
-    OPS["sequence_pool"](x, to_tensor(np.array([0, 3, 5])), "max").sum().backward()
+    OPS["sequence_pool"](x, to_tensor(np.array([3, 2])), "max").sum().backward()
     assert x.grad.numpy()[:, 0].tolist() == [1, 0, 0, 1, 0]
 
 
 def test_nan_stays_in_its_sequence():
     x = to_tensor(np.float32([[np.nan], [3], [1]]))
-    assert np.isnan(OPS["sequence_pool"](x, to_tensor(np.array([0, 2, 3])), "max").numpy()[:, 0]).tolist() == [
+    assert np.isnan(OPS["sequence_pool"](x, to_tensor(np.array([2, 1])), "max").numpy()[:, 0]).tolist() == [
         True,
         False,
     ]
@@ -74,19 +74,19 @@ def test_nan_stays_in_its_sequence():
 
 @pytest.mark.parametrize("maxlen", [3, 8])
 def test_more_steps_than_the_longest_sequence_change_nothing(maxlen):
-    offsets = to_tensor(np.array([0, 1, 4]))
+    lengths = to_tensor(np.array([1, 3]))
     x, weight = to_tensor(wave(4, 9)), to_tensor(wave(3, 9))
-    got = OPS["sequence_gru"](x, offsets, weight, maxlen=maxlen).numpy()
-    np.testing.assert_allclose(got, ref.gru(wave(4, 9), np.array([0, 1, 4]), wave(3, 9)), atol=32 * F32)
+    got = OPS["sequence_gru"](x, lengths, weight, maxlen=maxlen).numpy()
+    np.testing.assert_allclose(got, ref.gru(wave(4, 9), np.array([1, 3]), wave(3, 9)), atol=32 * F32)
 
 
 def test_too_few_steps_are_refused():
-    offsets = to_tensor(np.array([0, 1, 4]))
+    lengths = to_tensor(np.array([1, 3]))
     with pytest.raises(ShapeError, match="maxlen=2, the longest sequence has 3 rows"):
-        OPS["sequence_gru"](to_tensor(wave(4, 9)), offsets, to_tensor(wave(3, 9)), maxlen=2)
+        OPS["sequence_gru"](to_tensor(wave(4, 9)), lengths, to_tensor(wave(3, 9)), maxlen=2)
     with pytest.raises(ShapeError, match="maxlen=2, the longest sequence has 3 rows"):
         OPS["linear_chain_crf"](
-            to_tensor(wave(4, 2)), offsets, to_tensor(wave(4, 2)), to_tensor(np.zeros((4, 1), "int64")), maxlen=2
+            to_tensor(wave(4, 2)), lengths, to_tensor(wave(4, 2)), to_tensor(np.zeros((4, 1), "int64")), maxlen=2
         )
 
 
@@ -110,7 +110,7 @@ def test_crf_gradient_is_that_of_the_sum_over_every_path():
 
     want = jax.jit(jax.grad(nll, (0, 1)))(x, transition)
     tensors = [to_tensor(v, stop_gradient=False) for v in (x, transition)]
-    OPS["linear_chain_crf"](tensors[0], to_tensor(np.array([0, 3])), tensors[1], to_tensor(label)).sum().backward()
+    OPS["linear_chain_crf"](tensors[0], to_tensor(np.array([3])), tensors[1], to_tensor(label)).sum().backward()
     for got, expected in zip(tensors, want, strict=True):
         np.testing.assert_allclose(got.grad.numpy(), expected, atol=4 * 27 * F32)
 
@@ -127,7 +127,7 @@ edit_distance give for the inputs below, with lengths 2 and 3; to 7 decimals."""
 
 
 def test_numbers_are_those_of_paddlepaddle():
-    cut = to_tensor(np.array([0, 2, 5]))
+    cut = to_tensor(np.array([2, 3]))
     x = {n: to_tensor(wave(5, n)) for n in (2, 3, 6, 8)}
 
     def w(*shape, phase=1.0):
@@ -139,7 +139,7 @@ def test_numbers_are_those_of_paddlepaddle():
         "gru": OPS["sequence_gru"](x[6], cut, w(2, 6), w(1, 6, phase=2.0)),
         "conv": OPS["sequence_conv"](x[2], cut, w(6, 1)),
         "crf": OPS["crf_decoding"](x[3], cut, w(5, 3)),
-        "edit": OPS["sequence_edit_distance"](ids, cut, other, to_tensor(np.array([0, 3, 4])))[0],
+        "edit": OPS["sequence_edit_distance"](ids, cut, other, to_tensor(np.array([3, 1])))[0],
     }
     for name, want in MEASURED.items():
         # half a unit of the last decimal, and float32 rounding of 12 terms on either side
