@@ -18,6 +18,7 @@ from polyreme.core import amp_policy
 from polyreme.core import dtype as dtypes
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import Symbol
+from polyreme.eager.tensor import Tensor
 from polyreme.errors import CheckpointError, ProgramError, did_you_mean
 from polyreme.nn.clip import GradientClip
 from polyreme.nn.initializer import Initializer
@@ -32,6 +33,7 @@ _BASES: dict[str, type] = {
     "$clip": GradientClip,
     "$regularizer": WeightDecayRegularizer,
 }
+_TYPES: dict[str, type] = {t.__name__: t for t in (bool, int, float, complex)}
 _SHOWN = 64  # elements; whole numbers up to so many are written as such, so that a listing of the file can be read
 _NO_STATE = ("_observers", "_hooks")  # of objects: who listens is not what they are
 
@@ -107,7 +109,7 @@ class Encoder:
             return {"$complex": [self.encode(value.real, where), self.encode(value.imag, where)]}
         if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
             return {"$dtype": dtypes.as_dtype(value).name}
-        if value in (bool, int, float, complex) if isinstance(value, type) else False:
+        if isinstance(value, type) and value in _TYPES.values():
             return {"$type": value.__name__}
         if isinstance(value, TensorState):
             return self._named(value, where)
@@ -215,7 +217,7 @@ class Decoder:
             "$ellipsis": lambda v, _: Ellipsis,
             "$complex": lambda v, _: complex(self.decode(v[0]), self.decode(v[1])),
             "$dtype": lambda v, _: dtypes.as_dtype(_text(v)),
-            "$type": lambda v, _: {"bool": bool, "int": int, "float": float, "complex": complex}[v],
+            "$type": lambda v, _: _TYPES[v],
             "$var": lambda v, _: self._variable(_text(v)),
             "$array": lambda v, _: self.array(v),
             "$again": lambda v, _: self._made[v],
@@ -269,17 +271,16 @@ class Decoder:
 
     def _optimizer(self, name: Any, node: dict) -> Optimizer:
         cls = _class(Optimizer, name, "optimizer")
-        given = {k: self.decode(v) for k, v in node["given"].items()}
-        rate = given.get("learning_rate")
-        if isinstance(rate, TensorState):
-            given["learning_rate"] = 0.0
+        rate = node["given"].get("learning_rate")
+        computed = isinstance(rate, dict) and "$var" in rate  # the startup Program has the optimizer, but not its rate
+        given = {k: 0.0 if computed and v is rate else self.decode(v) for k, v in node["given"].items()}
         names = inspect.signature(cls.__init__).parameters
         listed = next((n for n in ("parameters", "parameter_list") if n in names), None)
         if listed is not None:
             given.setdefault(listed, [])
         made = cls(**given)
-        if isinstance(rate, TensorState):
-            made.rate_variable = rate
+        if computed:
+            made.rate_variable = Tensor(Symbol(_text(rate["$var"]), (), made._rate_dtype))
         return made
 
 

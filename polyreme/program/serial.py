@@ -98,7 +98,9 @@ def _attributes(encoder: Encoder, var: Tensor, name: str, without: tuple[str, ..
         raise ProgramError(f"{name!r} has gradient hooks, which are functions and cannot be written into a file; "
                            "remove them")  # fmt: skip
     if var.__dict__.get("layouts"):
-        raise ProgramError(f"parameter {name!r} is laid out by a plan over a mesh; write the Program before applying it")
+        raise ProgramError(
+            f"parameter {name!r} is laid out by a plan over a mesh; write the Program before applying it"
+        )
     kept = {k: v for k, v in var.__dict__.items() if k not in without}
     return {
         "class": "Parameter" if isinstance(var, Parameter) else "Variable",
