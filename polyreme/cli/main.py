@@ -17,6 +17,7 @@ import typer
 
 from polyreme import flags
 from polyreme.cli import launch as launcher
+from polyreme.cli import run as runner
 from polyreme.cli.comm import comm
 from polyreme.cli.deploy import export, infer
 from polyreme.cli.failure import exit_code, report
@@ -33,6 +34,7 @@ app = typer.Typer(
 data_app = typer.Typer(no_args_is_help=True, help="Look at training data.")
 app.add_typer(data_app, name="data")
 launcher.register(app)
+runner.register(app)
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML configuration, such as configs/gpt_kjv.yaml.")]
 Overrides = Annotated[
@@ -184,6 +186,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["launch"]:  # --debug may be the script's
         return launcher.run(words[1:])
+    if words[:1] == ["run"]:
+        return runner.run(words[1:])
     options = words[: words.index("--")] if "--" in words else words
     debug = "--debug" in options
     words = [word for word in options if word != "--debug"] + words[len(options) :]

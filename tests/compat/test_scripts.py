@@ -1,0 +1,44 @@
+"""Scripts written for PaddlePaddle, run unchanged: they print what they print there."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.py"))
+PADDLE = os.environ.get("POLYREME_TEST_PADDLE_PYTHON")
+_NUMBER = re.compile(r"-?\d+\.\d+")
+# numbers are printed with 3 to 5 digits after the point: the last may round to either side
+_LAST_DIGIT = 1.01
+# static_regression writes its program as Paddle's own guide does, for Paddle's older program format
+_ENV = {"static_regression": {"FLAGS_enable_pir_api": "0"}}
+
+
+def output(command: list[str], **env: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env={**os.environ, **env}, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def assert_same(got: str, want: str) -> None:
+    """Equal texts, but for the last digit of numbers."""
+    assert _NUMBER.sub("N", got) == _NUMBER.sub("N", want)
+    for a, b in zip(_NUMBER.findall(got), _NUMBER.findall(want), strict=True):
+        assert abs(float(a) - float(b)) <= _LAST_DIGIT * 10 ** -len(b.partition(".")[2]), (a, b)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.stem)
+def test_a_script_prints_what_it_prints_in_paddle(script):
+    got = output([sys.executable, "-m", "polyreme.cli.main", "run", str(script)])
+    assert_same(got, script.with_suffix(".txt").read_text())
+
+
+@pytest.mark.oracle
+@pytest.mark.skipif(PADDLE is None, reason="POLYREME_TEST_PADDLE_PYTHON names no interpreter with paddlepaddle")
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.stem)
+def test_paddle_prints_what_is_recorded(script):
+    got = output([PADDLE, "-W", "ignore", str(script)], **_ENV.get(script.stem, {}))
+    assert_same(got, script.with_suffix(".txt").read_text())
