@@ -1,0 +1,217 @@
+"""How the division into sequences travels through a Program, and comes in and out with LoDTensors.
+
+Floor: 7.  A Variable's `lod` holds a Variable of offsets for each level. A sequence layer sets it; every other
+operation passes on that of its first input that has one to results with as many rows. The length of the longest
+sequence, which padded forms need as a size, is fed beside the offsets, as the size of an array: `<offsets>@MAX`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from polyreme.core import dtype as dtypes
+from polyreme.core import state
+from polyreme.core.state import TensorState
+from polyreme.core.symbol import DYNAMIC, PROBES
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import ProgramError, ShapeError
+from polyreme.fluid.lod_tensor import LoDTensor, create_lod_tensor
+from polyreme.ops import OPS
+from polyreme.program import infer
+from polyreme.program.infer import Seen
+from polyreme.program.operation import Call
+from polyreme.program.program import Block, Program, Variable, defaults
+from polyreme.program.values import Ref
+
+Lod = tuple[Variable, ...]
+
+# which sequences a Variable's rows are divided into
+
+
+def variable(what: str, value: Any) -> Variable:
+    """value, which must be a Variable. Raises ProgramError for anything else, as outside static mode."""
+    if not state.recording():
+        raise ProgramError(f"{what} belongs to static mode; call enable_static() first")
+    if not isinstance(value, Variable):
+        raise ProgramError(f"{what} takes Variables of a Program, got {type(value).__name__}; make one with data()")
+    return value
+
+
+def lod_of(value: Any) -> Lod:
+    """The offsets of each level of a Variable, outermost first; () for one whose rows are no sequences."""
+    if not isinstance(value, Variable):
+        return ()
+    _settle(value.block.program)
+    return value.lod
+
+
+def sequences(what: str, value: Any) -> tuple[Variable, Lod]:
+    """(value, its lod). Raises ProgramError if its rows are no sequences."""
+    found = variable(what, value)
+    lod = lod_of(found)
+    if not lod:
+        raise ProgramError(
+            f"{what}: {found.name!r} of shape {found.shape} has no sequences; give data(..., lod_level=1) what a "
+            "LoDTensor is fed to, or divide it with lod_reset"
+        )
+    return found, lod
+
+
+def divided(value: Any, lod: Sequence[Variable]) -> Variable:
+    """value with this lod."""
+    value.lod = tuple(lod)
+    return value
+
+
+def _settled(value: Tensor | None) -> bool:
+    return not isinstance(value, Variable) or "lod" in value.__dict__
+
+
+def _settle(program: Program) -> None:
+    """Give every result of a Program its lod, once for each version of it."""
+    if program.__dict__.get("_divided") == program.version:
+        return
+    for block in program.blocks:
+        for op in block.ops:
+            if isinstance(op, Call) and not all(_settled(block.vars.get(name)) for name in op.outputs):
+                _pass_on(op, block)
+    program.__dict__["_divided"] = program.version
+
+
+def _pass_on(op: Call, block: Block) -> None:
+    inputs: dict[str, TensorState] = {name: _input(block, name) for name in op.reads()}
+    source = next((v for v in inputs.values() if isinstance(v, Variable) and v.lod and v.shape[0] == DYNAMIC), None)
+    kept: set[int] = set()
+    if source is not None and any(_many_rows(block.vars.get(name)) for name in op.outputs):
+        # an unknown size may be any other one: only what follows the rows under both probes has as many
+        every = [list(_leaves(result)) for result in infer.call_results(op, inputs)[0]]
+        kept = {i for i, seen in enumerate(zip(*every, strict=True)) if [s.array.shape[:1] for s in seen] == _PROBED}
+    for i, name in enumerate(op.outputs):
+        result = block.vars.get(name)
+        if not _settled(result):
+            divided(result, source.lod if source is not None and i in kept else ())
+
+
+_PROBED = [(probe,) for probe in PROBES]
+
+
+def _leaves(result: Any) -> Any:
+    return infer.values.leaves(result, Seen)
+
+
+def _many_rows(value: Tensor | None) -> bool:
+    return value is not None and value.shape[:1] == [DYNAMIC]
+
+
+def _input(block: Block, name: str) -> Tensor:
+    found = block.find_var(name)
+    return block.program.held[name] if found is None else found
+
+
+# sizes that depend on the sequences
+
+
+def rows(value: Variable) -> Any:
+    """The number of rows, as a size that ops take."""
+    return value._array.shape[0]
+
+
+def longest(lod: Lod) -> Any:
+    """The length of the longest innermost sequence as a size, or None if it is fed by nobody."""
+    level = lod[-1]
+    if not level.is_data:
+        return None
+    block = level.block
+    name = f"{level.name}@MAX"
+    found = block.vars.get(name)
+    if not isinstance(found, Variable):
+        found = block.create_var(name, [None], "bool")
+        found.is_data = True
+    return rows(found)
+
+
+def counted(counts: Any) -> Any:
+    """The sum of an integer Variable, as a size. A Program that uses it is not compiled but run op by op."""
+    recorded = Call(name="sequence_room", args=(Ref(counts._array.name),))
+    seen = [Seen(jax.ShapeDtypeStruct((probe,), dtypes.bool_), True) for probe in PROBES]
+    return rows(state.watch.active.defined(recorded, seen, "sequence_room"))
+
+
+def lengths(level: Variable) -> Variable:
+    """The length of each sequence of a level, [n], which is what ops take."""
+    found = level.__dict__.get("_lengths")
+    if found is None or defaults.block.find_var(found.name) is not found:
+        found = level.__dict__["_lengths"] = divided(OPS["diff"](level), ())
+    return found
+
+
+def inner(lod: Lod) -> Variable:
+    """The lengths of the innermost sequences."""
+    return lengths(lod[-1])
+
+
+def offsets(of: Variable) -> Variable:
+    """A level of sequences of these lengths."""
+    made = divided(OPS["sequence_offsets"](of), ())
+    made.__dict__["_lengths"] = of
+    return made
+
+
+def offsets_given(what: str, given: Any) -> Variable:
+    """Offsets that a user wrote down, as a Variable."""
+    array = np.asarray(given)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) < 2 or array[0] != 0 or np.any(np.diff(array) < 0):
+        raise ShapeError(f"{what}: target_lod={given!r}; needs offsets that rise from 0 to the number of rows")
+    return divided(OPS["assign"](Tensor(array.astype(np.int64))), ())
+
+
+# running
+
+
+def with_longest(program: Program, feed: Mapping[str, Any]) -> dict[str, Any]:
+    """A feed with the length of the longest sequence of each LoDTensor whose Program asks for it."""
+    full = dict(feed)
+    block = program.global_block()
+    for name, value in feed.items():
+        target = block.vars.get(name)
+        if not isinstance(target, Variable) or not target.lod or not isinstance(value, LoDTensor):
+            continue
+        asked = f"{target.lod[-1].name}@MAX"
+        if asked in block.vars and value.lod():
+            full[asked] = np.zeros(max(value.recursive_sequence_lengths()[-1], default=0), bool)
+    return full
+
+
+def run(
+    executor: Any, program: Program | None, feed: Any, fetch_list: Any, scope: Any = None, return_numpy: bool = True
+) -> list[Any]:
+    """Executor.run with LoDTensors in and, with return_numpy=False, out.
+
+    Raises ProgramError for return_numpy with a fetched Variable that has sequences, as an ndarray has none.
+    """
+    program = defaults.main if program is None else program
+    full = with_longest(program, feed) if isinstance(feed, Mapping) else feed
+    wanted = [fetch_list] if isinstance(fetch_list, (str, Tensor)) else list(fetch_list or ())
+    lods = [lod_of(program.global_block().find_var(v) if isinstance(v, str) else v) for v in wanted]
+    if return_numpy:
+        cut = [w if isinstance(w, str) else w.name for w, lod in zip(wanted, lods, strict=True) if lod]
+        if cut:
+            raise ProgramError(f"fetch_list: {cut} have sequences, which ndarrays have not; use return_numpy=False")
+        return executor.run(program, full, wanted, scope=scope)
+    levels = list({level._array.name: None for lod in lods for level in lod})
+    found = executor.run(program, full, [*wanted, *levels], scope=scope)
+    known = dict(zip(levels, found[len(wanted) :], strict=True))
+    return [_with_lod(a, [known[v._array.name] for v in lod]) for a, lod in zip(found, lods, strict=False)]
+
+
+def _with_lod(array: np.ndarray, lod: list[np.ndarray]) -> LoDTensor:
+    if not lod:
+        made = LoDTensor()
+        made.set(array, "cpu")
+        return made
+    # what lies behind the last sequence is none of it
+    return create_lod_tensor(array[: int(lod[-1][-1])], [np.diff(level).tolist() for level in lod], "cpu")
