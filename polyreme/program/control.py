@@ -6,8 +6,9 @@ it becomes a result of the operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from polyreme.core.state import TensorState
@@ -33,25 +34,29 @@ class Recording(Protocol):
 
 
 @dataclass
-class _Side:
+class Side:
     """A recorded block, what its code returned, and the values it gave to Variables from outside."""
 
     block: Block
-    result: Any
-    carried: dict[int, tuple[Variable, Symbol]]
-    ended: dict[int, Symbol]
+    result: Any = None
+    carried: dict[int, tuple[Variable, Symbol]] = field(default_factory=dict)
+    ended: dict[int, Symbol] = field(default_factory=dict)
 
 
-def _recorded(recorder: Recording, fn: Callable[..., Any], args: Sequence[Any] = ()) -> _Side:
-    """fn's code as a block; Variables from outside are as they were afterwards."""
-    block = defaults.main.add_block(defaults.block)
-    with inside(block), recorder.carrying() as carried:
-        taken = [_taken(block, a) for a in args]
-        result = fn(*taken)
-    ended = {}
-    for key, (variable, before) in carried.items():
-        ended[key], variable._array = variable._array, before
-    return _Side(block, result, carried, ended)
+@contextmanager
+def recording(recorder: Recording) -> Iterator[Side]:
+    """Record what is called inside as a block; Variables from outside are as they were afterwards."""
+    side = Side(defaults.main.add_block(defaults.block))
+    with inside(side.block), recorder.carrying() as side.carried:
+        yield side
+    for key, (variable, before) in side.carried.items():
+        side.ended[key], variable._array = variable._array, before
+
+
+def _recorded(recorder: Recording, fn: Callable[..., Any], args: Sequence[Any] = ()) -> Side:
+    with recording(recorder) as side:
+        side.result = fn(*[_taken(side.block, a) for a in args])
+    return side
 
 
 def _taken(block: Block, like: Any) -> Any:
@@ -92,7 +97,11 @@ def _append(recorder: Recording, op: Operation, count: int, prefix: str) -> list
 
 def cond(recorder: Recording, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
     """Record both branches; returns their result. Raises ProgramError unless both have one structure."""
-    sides = [_recorded(recorder, fn) for fn in (true_fn, false_fn)]
+    return cond_of(recorder, pred, [_recorded(recorder, fn) for fn in (true_fn, false_fn)])
+
+
+def cond_of(recorder: Recording, pred: Any, sides: Sequence[Side]) -> Any:
+    """Append a Cond over two recorded blocks."""
     leaves: list[list[Any]] = [[], []]
     specs = [flatten(side.result, found) for side, found in zip(sides, leaves, strict=True)]
     if specs[0] != specs[1]:
@@ -154,7 +163,7 @@ def _listed(result: Any) -> list[Any]:
 
 
 def loop_of(
-    recorder: Recording, tested: _Side, ran: _Side, start: Sequence[TensorState], maximum: int | None
+    recorder: Recording, tested: Side, ran: Side, start: Sequence[TensorState], maximum: int | None
 ) -> list[Any]:
     """Append a While over recorded blocks; what body changes of the Variables around is carried too."""
     tested.block.gives = [_names(recorder, tested.result[0])]
