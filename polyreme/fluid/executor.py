@@ -1,0 +1,50 @@
+"""Executor that takes and gives LoDTensors.
+
+Floor: 7.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyreme.fluid import lod
+from polyreme.program import executor
+from polyreme.program.program import Program, defaults
+from polyreme.program.scope import Scope
+
+
+class Executor(executor.Executor):
+    """Runs Programs on a place; the default device if None."""
+
+    def run(
+        self, program: Any = None, feed: Any = None, fetch_list: Any = None, feed_var_name: str = "feed",
+        fetch_var_name: str = "fetch", scope: Scope | None = None, return_numpy: bool = True,
+        use_program_cache: bool = False, use_prune: bool = False,
+    ) -> list[Any]:  # fmt: skip
+        """Run a Program (the default main one if None); returns the fetched values as ndarrays, or as LoDTensors.
+
+        Raises ProgramError, besides what any Executor does, for ndarrays asked of values that are cut into sequences.
+        """
+        program = defaults.main if program is None else program
+        plain = super().run
+        if not isinstance(program, Program):
+            return plain(program, feed, fetch_list, scope=scope, return_numpy=return_numpy)
+        return lod.run(_Plain(plain), program, feed, _listed(fetch_list), scope, return_numpy)
+
+
+class _Plain:
+    """What lod.run calls."""
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+
+
+def _listed(fetch_list: Any) -> list[Any]:
+    if fetch_list is None:
+        return []
+    if not isinstance(fetch_list, (list, tuple)):
+        return [fetch_list]
+    return [e for entry in fetch_list for e in (_listed(entry) if isinstance(entry, (list, tuple)) else [entry])]
+
+
+__all__ = ["Executor"]

@@ -1,0 +1,14 @@
+"""fluid.layers: what Programs are written with."""
+
+from polyreme.fluid.layers.control_flow import *
+from polyreme.fluid.layers.elementwise import *
+from polyreme.fluid.layers.image import *
+from polyreme.fluid.layers.io import *
+from polyreme.fluid.layers.learning_rate_scheduler import *
+from polyreme.fluid.layers.loss import *
+from polyreme.fluid.layers.metric_op import *
+from polyreme.fluid.layers.nn import *
+from polyreme.fluid.layers.ops import *
+from polyreme.fluid.layers.reduction import *
+from polyreme.fluid.layers.shape import *
+from polyreme.fluid.layers.tensor import *

@@ -1,0 +1,241 @@
+"""Optimizers under 1.7's names and parameters, each over the one of polyreme.optimizer.
+
+Floor: 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from polyreme import optimizer as ours
+from polyreme.core import state
+from polyreme.errors import ConfigError
+from polyreme.fluid.clip import clip_recorded
+from polyreme.fluid.mode import begin
+from polyreme.program import gradient
+from polyreme.program.program import Program, defaults, program_guard
+
+
+class Optimizer:
+    """Base of them: minimize(), or backward() and apply_gradients().
+
+    learning_rate: a number, or in a Program a Variable, such as a decay of fluid.layers gives. regularization: a
+    penalty for parameters that have none of their own.
+    """
+
+    of: ClassVar[Any]
+
+    def __init__(
+        self, learning_rate: Any, parameter_list: Any, regularization: Any, name: str | None, **settings: Any
+    ) -> None:
+        begin()
+        if isinstance(regularization, (int, float)):
+            raise TypeError(
+                f"{type(self).__name__}: regularization is a penalty such as L2Decay(1e-4), got {regularization!r}"
+            )
+        self.regularization = regularization
+        self._chosen = parameter_list
+        given: dict[str, Any] = {} if regularization is None else {"weight_decay": regularization}
+        if not state.recording():
+            if parameter_list is None:
+                raise ConfigError(
+                    f"{type(self).__name__}: inside dygraph.guard() give parameter_list=model.parameters()"
+                )
+            given["parameters"] = list(parameter_list)
+        self.optimizer = self.of(learning_rate=learning_rate, name=name, **given, **settings)
+
+    @property
+    def type(self) -> str:
+        """What a listing calls it."""
+        return self.of.__name__.lower()
+
+    def minimize(
+        self, loss: Any, startup_program: Program | None = None, parameter_list: Any = None, no_grad_set: Any = None,
+        grad_clip: Any = None,
+    ) -> tuple[Any, list[tuple[Any, Any]]]:  # fmt: skip
+        """Record backward and one step in the Program of loss; -> (operations, [(parameter, gradient), ...]).
+
+        parameter_list, no_grad_set: Variables or names. Inside dygraph.guard(): a step with the gradients that
+        loss.backward() left, clipped by grad_clip.
+        """
+        if not state.recording():
+            return self._step(loss, parameter_list, no_grad_set, grad_clip)
+        if grad_clip is not None:
+            raise ConfigError("minimize: grad_clip belongs to dygraph; in a Program call fluid.clip.set_gradient_clip")
+        pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
+        return self.apply_optimize(loss, startup_program, pairs), pairs
+
+    def backward(
+        self, loss: Any, startup_program: Program | None = None, parameter_list: Any = None, no_grad_set: Any = None,
+        callbacks: Any = None,
+    ) -> list[tuple[Any, Any]]:  # fmt: skip
+        """Record backward alone; -> [(parameter, gradient), ...]."""
+        chosen = parameter_list if parameter_list is not None else self._chosen
+        with program_guard(_program_of(loss), startup_program):
+            return gradient.append_backward(loss, chosen, no_grad_set, callbacks)
+
+    def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
+        """Record one step with these gradients, clipped as their parameters say; -> operations."""
+        return gradient.apply_gradients(self.optimizer, clip_recorded(params_grads))
+
+    def apply_optimize(
+        self, loss: Any, startup_program: Program | None, params_grads: Sequence[tuple[Any, Any]]
+    ) -> list[Any]:
+        """apply_gradients in the Program of loss."""
+        with program_guard(_program_of(loss), startup_program):
+            return self.apply_gradients(params_grads)
+
+    def _step(self, loss: Any, parameters: Any, no_grad_set: Any, grad_clip: Any) -> tuple[Any, list[tuple[Any, Any]]]:
+        if grad_clip is not None:
+            held = [p for p in self.optimizer._parameters if p.grad is not None]
+            for p, g in grad_clip([(p, p.grad) for p in held]):
+                p.grad = g
+        return self.optimizer.minimize(loss, None, parameters, no_grad_set)
+
+    def clear_gradients(self) -> None:
+        """Forget the gradients of its parameters."""
+        self.optimizer.clear_grad()
+
+    def current_step_lr(self) -> float:
+        """The learning rate in force, if it is a number."""
+        return self.optimizer.get_lr()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state by name."""
+        return self.optimizer.state_dict()
+
+    def set_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the state that state_dict() gave."""
+        self.optimizer.set_state_dict(state_dict)
+
+
+def _program_of(loss: Any) -> Program:
+    """The Program that a Variable was recorded in."""
+    block = getattr(loss, "block", None)
+    return defaults.main if block is None else block.program
+
+
+class SGDOptimizer(Optimizer):
+    """p - lr * g."""
+
+    of = ours.SGD
+
+    def __init__(
+        self, learning_rate: Any, parameter_list: Any = None, regularization: Any = None, name: str | None = None
+    ) -> None:
+        super().__init__(learning_rate, parameter_list, regularization, name)
+
+
+class MomentumOptimizer(Optimizer):
+    """v = momentum * v + g; p - lr * v, or p - lr * (g + momentum * v) with use_nesterov."""
+
+    of = ours.Momentum
+
+    def __init__(
+        self, learning_rate: Any, momentum: float, parameter_list: Any = None, use_nesterov: bool = False,
+        regularization: Any = None, name: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            learning_rate, parameter_list, regularization, name, momentum=momentum, use_nesterov=use_nesterov
+        )
+
+
+class AdagradOptimizer(Optimizer):
+    """Steps divided by the root of the sum of squared gradients."""
+
+    of = ours.Adagrad
+
+    def __init__(
+        self, learning_rate: Any, epsilon: float = 1e-6, parameter_list: Any = None, regularization: Any = None,
+        name: str | None = None, initial_accumulator_value: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            learning_rate, parameter_list, regularization, name, epsilon=epsilon,
+            initial_accumulator_value=initial_accumulator_value,
+        )  # fmt: skip
+
+
+class AdamOptimizer(Optimizer):
+    """Adam. Source: arXiv:1412.6980. Raises ConfigError for lazy_mode, which is for sparse gradients."""
+
+    of = ours.Adam
+
+    def __init__(
+        self, learning_rate: Any = 0.001, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8,
+        parameter_list: Any = None, regularization: Any = None, name: str | None = None, lazy_mode: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            learning_rate, parameter_list, regularization, name, beta1=beta1, beta2=beta2, epsilon=epsilon,
+            lazy_mode=lazy_mode,
+        )  # fmt: skip
+
+
+class AdamaxOptimizer(Optimizer):
+    """Adamax. Source: arXiv:1412.6980, section 7.1."""
+
+    of = ours.Adamax
+
+    def __init__(
+        self, learning_rate: Any = 0.001, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8,
+        parameter_list: Any = None, regularization: Any = None, name: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(learning_rate, parameter_list, regularization, name, beta1=beta1, beta2=beta2, epsilon=epsilon)
+
+
+class AdadeltaOptimizer(Optimizer):
+    """Adadelta. Source: arXiv:1212.5701."""
+
+    of = ours.Adadelta
+
+    def __init__(
+        self, learning_rate: Any, epsilon: float = 1e-6, rho: float = 0.95, parameter_list: Any = None,
+        regularization: Any = None, name: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(learning_rate, parameter_list, regularization, name, epsilon=epsilon, rho=rho)
+
+
+class RMSPropOptimizer(Optimizer):
+    """RMSProp, with momentum, and with the variance in place of the mean square if centered."""
+
+    of = ours.RMSProp
+
+    def __init__(
+        self, learning_rate: Any, rho: float = 0.95, epsilon: float = 1e-6, momentum: float = 0.0,
+        centered: bool = False, parameter_list: Any = None, regularization: Any = None, name: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            learning_rate, parameter_list, regularization, name, rho=rho, epsilon=epsilon, momentum=momentum,
+            centered=centered,
+        )  # fmt: skip
+
+
+class LambOptimizer(Optimizer):
+    """LAMB. Source: arXiv:1904.00962. exclude_from_weight_decay_fn: parameter -> True to leave its decay out."""
+
+    of = ours.Lamb
+
+    def __init__(
+        self, learning_rate: Any = 0.001, lamb_weight_decay: float = 0.01, beta1: float = 0.9, beta2: float = 0.999,
+        epsilon: float = 1e-6, parameter_list: Any = None, regularization: Any = None,
+        exclude_from_weight_decay_fn: Callable[[Any], bool] | None = None, name: str | None = None,
+    ) -> None:  # fmt: skip
+        if regularization is not None:
+            raise ConfigError("LambOptimizer: regularization cannot be honoured; lamb_weight_decay is its decay")
+        super().__init__(
+            learning_rate, parameter_list, None, name, lamb_weight_decay=lamb_weight_decay, beta1=beta1, beta2=beta2,
+            epsilon=epsilon, exclude_from_weight_decay_fn=exclude_from_weight_decay_fn,
+        )  # fmt: skip
+
+
+SGD = SGDOptimizer
+Momentum = MomentumOptimizer
+Adagrad = AdagradOptimizer
+Adam = AdamOptimizer
+Adamax = AdamaxOptimizer
+Adadelta = AdadeltaOptimizer
+
+__all__ = [
+    "SGD", "Adadelta", "AdadeltaOptimizer", "Adagrad", "AdagradOptimizer", "Adam", "AdamOptimizer", "Adamax",
+    "AdamaxOptimizer", "LambOptimizer", "Momentum", "MomentumOptimizer", "RMSPropOptimizer", "SGDOptimizer",
+]  # fmt: skip
