@@ -6,9 +6,9 @@ Models: an MLP 784-128-64-10, and an encoder of BERT-tiny's size (2 layers, hidd
 30,522, 64 tokens; 2 classes from the first token). Sides: `polyreme` and `paddle` save the same code with jit.save and
 run it in their predictors through handles; `jit` calls the saved program by jax.jit alone, the least that a predictor
 on JAX can cost; `jit-inline` does so with programs run in the calling thread, as a predictor's process does; `torch` is
-eager, in inference mode; `paddle-threads` and `paddle-onednn` are Paddle's predictor with its math library on all
-cores, and with oneDNN too. Models are saved by one process and served by another. All sides have the same weights and
-must give the same outputs.
+eager, in inference mode, on all cores, and `torch-one-thread` on one; `paddle-threads` and `paddle-onednn` are Paddle's
+predictor with its math library on all cores, and with oneDNN too. Models are saved by one process and served by
+another. All sides have the same weights and must give the same outputs.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import sides as s
 
-SIDES = ("jit", "jit-inline", "polyreme", "torch", "paddle", "paddle-threads", "paddle-onednn")
+SIDES = ("jit", "jit-inline", "polyreme", "torch", "torch-one-thread", "paddle", "paddle-threads", "paddle-onednn")
 CASES = ("mlp", "encoder")
 VOCAB, HIDDEN, HEADS, FFN, TOKENS, LAYERS = 30_522, 128, 2, 512, 64, 2
 # two layers of sums of up to 784 products, of size about 1
@@ -138,9 +138,11 @@ def by_handles(predictor: Any, x: np.ndarray) -> Callable[[], Any]:
 def build(side: str) -> dict[str, Callable[[], Any]]:
     """-> a request of each case; the framework is imported here, in the side's own process."""
     given = inputs()
-    if side == "torch":
+    if side.startswith("torch"):
         import torch
 
+        if side == "torch-one-thread":
+            torch.set_num_threads(1)
         models = torch_models()
 
         def request(case: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +81,19 @@ def _export(
         return list(call({name: from_stored(array, dtype[name]) for name, array in state.items()}, inputs))
 
     dtype = {name: np.dtype(array.dtype) for name, array in state.items()}
-    # a program for one platform, the one at hand, may have the kernels made for it
-    here = platforms == (_canonical(jax.default_backend()),)
-    with select.portable(not here), layout.using(None), host_calls.left_out():
+    with lowering_for(platforms):
         stored = {name: stored_aval(array) for name, array in state.items()}
         return jax_export.export(jax.jit(main), platforms=platforms)(stored, [aval(s) for s in specs])
 
 
-def _canonical(backend: str) -> str:
-    return "cuda" if backend == "gpu" else backend
+@contextlib.contextmanager
+def lowering_for(platforms: tuple[str, ...]) -> Iterator[None]:
+    """What is traced inside runs on one device of any of these platforms, whatever plan is in force."""
+    default = jax.default_backend()
+    # a program for one platform, the one at hand, may have the kernels made for it
+    here = platforms == ("cuda" if default == "gpu" else default,)
+    with select.portable(not here), layout.using(None), host_calls.left_out():
+        yield
 
 
 def _refused(

@@ -17,7 +17,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.export.manifest import MAIN
 from polyreme.export.nesting import leaf_names, plain, to_json
-from polyreme.export.program import PLATFORMS
+from polyreme.export.program import PLATFORMS, check_platforms, lowering_for
 from polyreme.export.spec import Spec, as_specs, combinations
 from polyreme.export.tracing import TracedFunction, eval_mode
 from polyreme.export.writer import Function, write_functions
@@ -91,7 +91,7 @@ def save(layer: Any, path: str | os.PathLike[str], input_spec: Sequence[Any] | N
     _check_buckets(options.buckets, functions.values())
     root = layer if isinstance(layer, Layer) else getattr(_plain(layer), "__self__", None)
     layers = root.sublayers(include_self=True) if isinstance(root, Layer) else []
-    with eval_mode(layers):
+    with eval_mode(layers), lowering_for(check_platforms(options.platforms)):
         refusal = _discover(functions.values(), options.buckets)
         names = _names(root, functions.values())
         tensors = {name: t for t, name in names.values()}

@@ -19,7 +19,7 @@ from polyreme.core.kernel import Kernel
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor, to_tensor
-from polyreme.errors import CheckpointError, ConfigError, GradError, ShapeError
+from polyreme.errors import CaptureError, CheckpointError, ConfigError, GradError, ShapeError
 from polyreme.export.artifact import Artifact, ArtifactFunction, read
 from polyreme.export.manifest import MAIN
 from polyreme.export.nesting import from_json
@@ -132,6 +132,11 @@ class _Call:
         self.kernel = Kernel(lambda *arrays: self._run(*arrays), function.name)
 
     def __call__(self, tensors: dict[str, Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if state.recording():
+            raise CaptureError(
+                f"{self.function.name}: a loaded program cannot be recorded into another; run it with an Executor "
+                "(static.load_inference_model), or call the Layer outside static mode"
+            )
         inputs = [as_tensor(x) for x in self._inputs(args, kwargs)]
         self.function.check([t._array for t in inputs])
         self.function.program_for([tuple(t._array.shape) for t in inputs])

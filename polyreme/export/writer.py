@@ -6,18 +6,17 @@ Floor: 4.
 from __future__ import annotations
 
 import importlib.metadata
-import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import xxhash
 
 from polyreme.errors import CaptureError, CheckpointError, ConfigError
-from polyreme.export.manifest import MAIN, File, FunctionRecord, Manifest, ProgramRecord
+from polyreme.export.manifest import MAIN, File, FunctionRecord, Manifest, ProgramRecord, digest_of
 from polyreme.export.program import PLATFORMS, Call, check_platforms, export, to_stored
 from polyreme.export.spec import Spec, as_specs, combinations, fixed
 from polyreme.io import safetensors_file
@@ -84,20 +83,23 @@ def write_functions(
     for name, function in functions.items():
         records[name], why = _export_all(base.name, name, function, state, lowered, differentiable is True, blobs)
         refusal = refusal or why
-    weights = io.BytesIO()
-    safetensors_file.write(weights, {n: to_stored(a) for n, a in state.items()}, {"format": "np"})
-    blobs[f"{base.name}.safetensors"] = weights.getvalue()
-    manifest = Manifest(
-        importlib.metadata.version("polyreme"),
-        jax.__version__,
-        lowered,
-        _file(f"{base.name}.safetensors", blobs),
-        {n: Spec(n, a.dtype, tuple(a.shape)) for n, a in state.items()},
-        records,
-        refusal or differentiable,
-        extra or {},
-    )
-    _store(base, blobs, manifest)
+    with _Staged(base) as staged:
+        arrays = {n: to_stored(a) for n, a in state.items()}
+        weights = staged.add("safetensors", lambda file: safetensors_file.write(file, arrays, {"format": "np"}))
+        for name, data in blobs.items():
+            staged.add(name.removeprefix(f"{base.name}."), lambda file, data=data: file.write(data))
+        manifest = Manifest(
+            importlib.metadata.version("polyreme"),
+            jax.__version__,
+            lowered,
+            weights,
+            {n: Spec(n, a.dtype, tuple(a.shape)) for n, a in state.items()},
+            records,
+            refusal or differentiable,
+            extra or {},
+        )
+        staged.add("json", lambda file: file.write(manifest.to_json()))
+        staged.commit()
 
 
 def _base(prefix: str | os.PathLike[str]) -> Path:
@@ -155,34 +157,48 @@ def _file(name: str, blobs: Mapping[str, bytes]) -> File:
     return File(name, len(blobs[name]), xxhash.xxh3_128(blobs[name]).hexdigest())
 
 
-def _store(base: Path, blobs: Mapping[str, bytes], manifest: Manifest) -> None:
-    folder, top = base.parent, f"{base.name}.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    old = _files_before(folder / top)
-    for name, data in {**blobs, top: manifest.to_json()}.items():
-        _replace(folder / name, lambda file, data=data: file.write(data))
-    for name in old - blobs.keys():
-        (folder / name).unlink(missing_ok=True)
+class _Staged:
+    """New files of an artefact, each under another name until all are on disk; commit renames them, the last one added
+    last, and deletes files that the artefact had and has no more.
+    """
+
+    def __init__(self, base: Path) -> None:
+        self._base = base
+        self._files: dict[Path, Path] = {}
+
+    def __enter__(self) -> Self:
+        self._base.parent.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for temporary in self._files:
+            temporary.unlink(missing_ok=True)
+
+    def add(self, suffix: str, fill: Callable[[Any], object]) -> File:
+        """Writes BASE.suffix under another name, to the disk."""
+        path = self._base.with_name(f"{self._base.name}.{suffix}")
+        temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
+        self._files[temporary] = path
+        with open(temporary, "wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        return File(path.name, temporary.stat().st_size, digest_of(temporary))
+
+    def commit(self) -> None:
+        """Puts the files in their places."""
+        old = _files_before(self._base.with_name(f"{self._base.name}.json"))
+        for temporary, path in self._files.items():
+            os.replace(temporary, path)
+        for name in old - {path.name for path in self._files.values()}:
+            (self._base.parent / name).unlink(missing_ok=True)
 
 
 def _files_before(path: Path) -> set[str]:
-    """Files of the artefact that is being replaced: those that the new one has no more are deleted."""
+    """Names of the files of the artefact that is being replaced."""
     if not path.exists():
         return set()
     try:
         return {file.name for file in Manifest.read(path).files if Path(file.name).name == file.name}
     except CheckpointError:
         return set()
-
-
-def _replace(path: Path, fill: Callable[[Any], object]) -> None:
-    """Writes a file under another name, waits until it is on disk, and renames it."""
-    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
-    try:
-        with open(temporary, "wb") as file:
-            fill(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

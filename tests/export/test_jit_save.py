@@ -10,11 +10,13 @@ import pytest
 
 import polyreme as paddle
 from polyreme import jit, nn
+from polyreme.distributed.placement import apply_plan, clear_plan
 from polyreme.errors import CaptureError, CheckpointError, ConfigError, DTypeError, GradError, ShapeError
 from polyreme.export import nesting
 from polyreme.export import save as saving
 from polyreme.export.save import save
 from polyreme.hapi.input_spec import InputSpec
+from polyreme.mesh import Plan
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.vision.models import LeNet
@@ -46,6 +48,12 @@ MODELS = {
     "batch norm": (conv_net, InputSpec([None, 3, 6, 6]), lambda b: images(b, 3, 6, 6), None),
     "lenet": (LeNet, InputSpec([None, 1, 28, 28]), lambda b: images(b, 1, 28, 28), None),
     # attention is exported in its plain form, which adds up in another order than the blocks of the CPU kernel
+    "encoder": (
+        lambda: nn.TransformerEncoderLayer(8, 2, 16),
+        InputSpec([None, None, 8]),
+        lambda b: images(b, 2 + b, 8),
+        5 + 8 + 16,
+    ),
     "gpt": (lambda: GPT(GPTConfig(**SMALL, dropout=0.1)), InputSpec([None, 8], "int64"), tokens, 8 + 16 + 32),
     "llama": (
         lambda: Llama(LlamaConfig(**SMALL, num_kv_heads=1)), InputSpec([None, 8], "int64"), tokens, 8 + 16 + 32,
@@ -380,5 +388,44 @@ def test_what_is_no_layer_or_no_tensor_is_refused(tmp_path):
         jit.load(tmp_path / "m", params_filename="x")
 
 
+def test_a_loaded_layer_is_not_recorded_into_a_program(tmp_path):
+    jit.save(mlp(), tmp_path / "m", [InputSpec([None, 4])])
+    loaded = jit.load(tmp_path / "m")
+    paddle.enable_static()
+    try:
+        x = paddle.static.data("x", [None, 4])
+        with pytest.raises(CaptureError, match="cannot be recorded into another; run it with an Executor"):
+            loaded(x)
+    finally:
+        paddle.disable_static()
+
+
 def test_doctests():
     assert doctest.testmod(saving).failed == doctest.testmod(nesting).failed == 0
+
+
+def test_a_layer_spread_over_a_mesh_is_saved_whole(tmp_path):
+    model = GPT(GPTConfig(**SMALL))
+    x = paddle.to_tensor(tokens(2))
+    model.eval()
+    want = model(x).numpy()
+    try:
+        apply_plan(Plan.from_degrees(dp=2, mp=2, sharding=2, sharding_stage=3), model)
+        jit.save(model, tmp_path / "m", [InputSpec([None, 8], "int64")])
+    finally:
+        clear_plan()
+    have = jit.load(tmp_path / "m")(x).numpy()
+    np.testing.assert_allclose(have, want, rtol=0, atol=(8 + 16 + 32) * EPS * np.abs(want).max())
+
+
+def test_a_loaded_layer_inside_captured_code_and_saved_again(tmp_path):
+    model = mlp()
+    jit.save(jit.to_static(model), tmp_path / "m", [InputSpec([None, 4])])
+    loaded = jit.load(tmp_path / "m")
+    x = paddle.to_tensor(images(3, 4))
+    want = loaded(x).numpy()
+    np.testing.assert_array_equal(jit.to_static(lambda v: loaded(v))(x).numpy(), want)
+    jit.save(nn.Sequential(loaded, nn.ReLU()), tmp_path / "again", [InputSpec([None, 4])])
+    again = jit.load(tmp_path / "again")
+    np.testing.assert_array_equal(again(x).numpy(), np.maximum(want, 0))
+    assert set(again.state_dict()) == {f"0.{name}" for name in loaded.state_dict()}
