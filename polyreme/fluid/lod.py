@@ -23,11 +23,30 @@ from polyreme.fluid.lod_tensor import LoDTensor, create_lod_tensor
 from polyreme.ops import OPS
 from polyreme.program import infer
 from polyreme.program.infer import Seen
-from polyreme.program.operation import Call
+from polyreme.program.operation import Call, function_of
 from polyreme.program.program import Block, Program, Variable, defaults
 from polyreme.program.values import Ref
 
 Lod = tuple[Variable, ...]
+
+
+class _Notes:
+    """What sequence layers remember of a Program while it is recorded.
+
+    version: up to which every result has its lod. lengths: offsets Variable -> its lengths. padded: Variable of lengths
+    -> (the sequences, the rectangle) that sequence_pad had and made. Both by name.
+    """
+
+    def __init__(self) -> None:
+        self.version = -1
+        self.lengths: dict[str, Variable] = {}
+        self.padded: dict[str, tuple[Variable, Variable]] = {}
+
+    @staticmethod
+    def of(program: Program) -> _Notes:
+        """A Program's notes, kept with it; a copy of the Program begins with none."""
+        return program.__dict__.setdefault("_sequence_notes", _Notes())
+
 
 # which sequences a Variable's rows are divided into
 
@@ -73,18 +92,21 @@ def _settled(value: Tensor | None) -> bool:
 
 def _settle(program: Program) -> None:
     """Give every result of a Program its lod, once for each version of it."""
-    if program.__dict__.get("_divided") == program.version:
+    notes = _Notes.of(program)
+    if notes.version == program.version:
         return
     for block in program.blocks:
         for op in block.ops:
             if isinstance(op, Call) and not all(_settled(block.vars.get(name)) for name in op.outputs):
                 _pass_on(op, block)
-    program.__dict__["_divided"] = program.version
+    notes.version = program.version
 
 
 def _pass_on(op: Call, block: Block) -> None:
     inputs: dict[str, TensorState] = {name: _input(block, name) for name in op.reads()}
     source = next((v for v in inputs.values() if isinstance(v, Variable) and v.lod and v.shape[0] == DYNAMIC), None)
+    if getattr(function_of(op.name), "__module__", "").startswith(_SEQUENCE_OPS):
+        source = None
     kept: set[int] = set()
     if source is not None and any(_many_rows(block.vars.get(name)) for name in op.outputs):
         # an unknown size may be any other one: only what follows the rows under both probes has as many
@@ -96,6 +118,8 @@ def _pass_on(op: Call, block: Block) -> None:
             divided(result, source.lod if source is not None and i in kept else ())
 
 
+_SEQUENCE_OPS = "polyreme.ops.sequence"
+"""The modules whose ops hand nothing on of themselves: the layer that calls one says what its result is."""
 _PROBED = [(probe,) for probe in PROBES]
 
 
@@ -143,9 +167,11 @@ def counted(counts: Any) -> Any:
 
 def lengths(level: Variable) -> Variable:
     """The length of each sequence of a level, [n], which is what ops take."""
-    found = level.__dict__.get("_lengths")
+    known = _Notes.of(defaults.main).lengths
+    found = known.get(level.name)
+    # one that was computed inside a branch is not known outside of it
     if found is None or defaults.block.find_var(found.name) is not found:
-        found = level.__dict__["_lengths"] = divided(OPS["diff"](level), ())
+        found = known[level.name] = divided(OPS["diff"](level), ())
     return found
 
 
@@ -157,8 +183,18 @@ def inner(lod: Lod) -> Variable:
 def offsets(of: Variable) -> Variable:
     """A level of sequences of these lengths."""
     made = divided(OPS["sequence_offsets"](of), ())
-    made.__dict__["_lengths"] = of
+    _Notes.of(defaults.main).lengths[made.name] = of
     return made
+
+
+def remember_padded(length: Variable, x: Variable, rectangle: Variable) -> None:
+    """Note what sequence_pad made, for what undoes it."""
+    _Notes.of(defaults.main).padded[length.name] = x, rectangle
+
+
+def padded_from(length: Variable) -> tuple[Variable, Variable] | None:
+    """(sequences, rectangle) if sequence_pad gave these lengths."""
+    return _Notes.of(defaults.main).padded.get(length.name)
 
 
 def offsets_given(what: str, given: Any) -> Variable:
