@@ -129,7 +129,7 @@ class Encoder:
         if name is None and value.size <= _SHOWN and dtype.kind in "iub":
             body["values"] = value.reshape(-1).tolist()
             return {"$array": body}
-        plain = np.ascontiguousarray(value)
+        plain = np.asarray(value, order="C")
         if self._arrays is None:
             body["base64"] = base64.b64encode(plain.tobytes()).decode()
             return {"$array": body}
@@ -253,7 +253,7 @@ class Decoder:
             name = _text(body["name"])
             if name not in self._arrays:
                 raise CheckpointError(f"the values of {name!r} are missing; they are kept beside the Program")
-            found = _from_stored(np.asarray(self._arrays[name]), dtype)
+            found = from_stored(np.asarray(self._arrays[name]), dtype)
             if found.dtype != dtype or found.shape != shape:
                 raise CheckpointError(
                     f"{name!r} is {found.dtype.name}{list(found.shape)}, the Program says {dtype.name}{list(shape)}"
@@ -287,11 +287,12 @@ class Decoder:
 def as_stored(array: np.ndarray) -> np.ndarray:
     """An array as safetensors holds it: complex numbers as pairs in a new last dim."""
     if not dtypes.is_complex(array.dtype):
-        return np.ascontiguousarray(array)
+        return array
     return np.stack([np.real(array), np.imag(array)], axis=-1)
 
 
-def _from_stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def from_stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """An array of this dtype of what as_stored gave."""
     if dtypes.is_complex(dtype) and not dtypes.is_complex(array.dtype):
         return np.ascontiguousarray(array).view(dtype)[..., 0]
     return array

@@ -64,7 +64,7 @@ def refs(value: Any) -> list[str]:
 def resolve(value: Any, get: Callable[[str], Any]) -> Any:
     """value with Tensors and sizes in place of names."""
     found = replace(value, Ref, lambda ref: get(ref.name))
-    return replace(found, SizeOf, lambda size: int(get(size.name)._array.shape[size.dim]))
+    return replace(found, SizeOf, lambda size: get(size.name)._array.shape[size.dim])
 
 
 def tensors(value: Any) -> list[Any]:

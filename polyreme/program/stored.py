@@ -1,0 +1,237 @@
+"""The values of a Program as files: persistable variables, the state of optimizers, streams of random numbers.
+
+Floor: 4.  Files are safetensors, with a digest; each appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from polyreme.core import state
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import CheckpointError, ConfigError, ProgramError, did_you_mean
+from polyreme.io import safetensors_file
+from polyreme.program.encoding import Arrays, as_stored, from_stored
+from polyreme.program.operation import Optimize
+from polyreme.program.placing import updated
+from polyreme.program.program import Program
+from polyreme.program.scope import Scope
+
+STREAM = "@RANDOM_STREAM"
+"""The name of a Program's stream of random numbers among the state of its training, followed by its seed."""
+_SCHEDULES = "schedules"
+_SHOWN = 8  # names that a message lists
+
+# what there is
+
+
+def persistables(program: Program) -> dict[str, Tensor]:
+    """Every variable that outlives a run, by name, and every Tensor that the Program holds."""
+    found = {v.name: v for v in program.list_vars() if v.persistable}
+    return {**found, **program.held}
+
+
+def optimizers(program: Program) -> list[Optimize]:
+    """The Program's updates."""
+    return [op for op in program.every_op() if isinstance(op, Optimize)]
+
+
+def current(scope: Scope, name: str, program: Program) -> Tensor:
+    """The Tensor with a variable's value; ProgramError if it has none in this scope."""
+    found = scope.find(name)
+    found = program.held.get(name) if found is None else found
+    if found is None:
+        raise ProgramError(
+            f"variable {name!r} has no value in this scope; run the startup program in it first: "
+            "exe.run(static.default_startup_program())"
+        )
+    return found
+
+
+def values_of(program: Program, scope: Scope, names: Iterable[str]) -> Arrays:
+    """The values of these variables."""
+    with state.outside_capture():
+        return {name: np.asarray(current(scope, name, program).numpy()) for name in names}
+
+
+def training_state(program: Program, scope: Scope) -> tuple[Arrays, dict[str, Any]]:
+    """What training needs besides persistable variables: (arrays by name, the state of schedules by optimizer)."""
+    tensors = _optimizer_tensors(program, scope)
+    with state.outside_capture():
+        arrays = {name: np.asarray(t.numpy()) for name, t in tensors.items()}
+        seed = program.random_seed
+        if seed and seed in scope.generators:
+            arrays[f"{STREAM}_{seed}"] = scope.generator(seed).get_state()
+    schedules = {op.key: op.optimizer._scheduler for op in optimizers(program)}
+    return arrays, {key: s.state_dict() for key, s in schedules.items() if s is not None}
+
+
+def _optimizer_tensors(program: Program, scope: Scope) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    updated(program, scope)  # brings Tensors that the Program holds into the scope
+    for op in optimizers(program):
+        own = scope.optimizer(op).state_tensors(op.key)
+        twice = found.keys() & own.keys()
+        if twice:
+            raise ProgramError(
+                f"two optimizers of the Program have state named {_some(twice)}; let one of them update a parameter"
+            )
+        found.update(own)
+    return found
+
+
+# putting back
+
+
+def check_names(where: str, have: Iterable[str], wanted: Iterable[str]) -> None:
+    """Raises CheckpointError unless these are the same names."""
+    have, wanted = set(have), set(wanted)
+    if have == wanted:
+        return
+    missing, extra = wanted - have, have - wanted
+    parts = [f"lacks {_some(missing)}" if missing else "", f"has {_some(extra)} too" if extra else ""]
+    hint = did_you_mean(min(missing), extra) if missing and extra else ""
+    raise CheckpointError(
+        f"{where} {' and '.join(p for p in parts if p)}{hint}; build the Program as the one that was saved was "
+        "built (under utils.unique_name.guard(), if others were built before), or give var_list to load some"
+    )
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+    return ", ".join(map(repr, listed[:_SHOWN])) + more
+
+
+def put(program: Program, scope: Scope, arrays: Mapping[str, Any], where: str) -> None:
+    """Give variables of the Program these values, in the scope; nothing changes unless all of them fit."""
+    declared = persistables(program)
+    unknown = arrays.keys() - declared.keys()
+    if unknown:
+        raise CheckpointError(f"{where} has {_some(unknown)}, which is no persistable variable of the Program")
+    for name, array in arrays.items():
+        _check(where, name, array, declared[name])
+    with state.outside_capture():
+        for name, array in arrays.items():
+            have = scope.find(name)
+            have = program.held.get(name) if have is None else have
+            if have is None:
+                scope.create(name, jnp.asarray(array), declared[name])
+            else:
+                have.set_value(np.asarray(array))
+
+
+def put_training_state(
+    program: Program, scope: Scope, arrays: Mapping[str, Any], schedules: Mapping[str, Any], where: str
+) -> None:
+    """Continue from what training_state gave, parameters being in the scope; raises CheckpointError for what does not
+    fit, changing nothing.
+    """
+    tensors = _optimizer_tensors(program, scope)
+    stream = f"{STREAM}_{program.random_seed}"
+    check_names(where, {n for n in arrays if not n.startswith(STREAM)}, tensors)
+    for name, tensor in tensors.items():
+        _check(where, name, arrays[name], tensor)
+    ours = {op.key: op.optimizer._scheduler for op in optimizers(program) if op.optimizer._scheduler is not None}
+    check_names(f"{where}: state of schedules", schedules, ours)
+    with state.outside_capture():
+        for key, scheduler in ours.items():
+            scheduler.set_state_dict(schedules[key])
+        for op in optimizers(program):
+            if op.rate is None and op.key not in ours:
+                op.optimizer.set_lr(float(arrays[f"{op.key}_learning_rate"]))
+        for name, tensor in tensors.items():
+            tensor.set_value(np.asarray(arrays[name]))
+        if stream in arrays:
+            scope.generator(program.random_seed).set_state(arrays[stream])
+
+
+def _check(where: str, name: str, array: Any, declared: Tensor) -> None:
+    if tuple(array.shape) != tuple(declared.shape) or array.dtype != declared.dtype:
+        raise CheckpointError(
+            f"{where}: {name!r} is {array.dtype}{list(array.shape)}, the Program's is "
+            f"{declared.dtype.name}{declared.shape}"
+        )
+
+
+# files
+
+
+def packed(arrays: Mapping[str, np.ndarray], kind: str, metadata: Mapping[str, str] | None = None) -> bytes:
+    """Arrays as the bytes of a safetensors file; kind: what it is a file of, which `unpacked` checks."""
+    complex_ones = [n for n, a in arrays.items() if a.dtype.kind == "c"]
+    file = BytesIO()
+    stored = {n: as_stored(a.astype(a.dtype.newbyteorder("="), copy=False)) for n, a in arrays.items()}
+    more = {"format": kind, "complex": json.dumps(complex_ones), **(metadata or {})}
+    safetensors_file.write(file, stored, more)
+    return file.getvalue()
+
+
+def unpacked(data: bytes, kind: str, where: str) -> tuple[Arrays, dict[str, str]]:
+    """(arrays, metadata) of what `packed` gave; raises CheckpointError for anything else, and for changed bytes."""
+    arrays, metadata = safetensors_file.read(BytesIO(data), where)  # type: ignore[arg-type]
+    if metadata.get("format") != kind:
+        raise CheckpointError(f"{where}: holds {metadata.get('format')!r}, not {kind!r}")
+    try:
+        complex_ones = set(json.loads(metadata["complex"]))
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{where}: its metadata is malformed ({error})") from error
+    wide = {np.dtype("float32"): np.dtype("complex64"), np.dtype("float64"): np.dtype("complex128")}
+    return {n: from_stored(a, wide[a.dtype]) if n in complex_ones else a for n, a in arrays.items()}, metadata
+
+
+def schedules_in(metadata: Mapping[str, str], where: str) -> dict[str, Any]:
+    """The state of schedules among a file's metadata."""
+    try:
+        return json.loads(metadata.get(_SCHEDULES, "{}"))
+    except ValueError as error:
+        raise CheckpointError(f"{where}: its metadata is malformed ({error})") from error
+
+
+def schedules_as(schedules: Mapping[str, Any]) -> dict[str, str]:
+    """The state of schedules as metadata."""
+    return {_SCHEDULES: json.dumps(schedules)}
+
+
+def write_file(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file, whole or not at all; its folder is made. Raises CheckpointError where the system refuses."""
+    where = Path(path)
+    try:
+        where.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=where.parent, prefix=f".{where.name}.")
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, where)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{where} cannot be written: {error.strerror}; it needs {len(data)} bytes") from error
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """A file's bytes; raises CheckpointError if it cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{os.fspath(path)} cannot be read: {error.strerror}") from error
+
+
+def file_prefix(what: str, path: Any) -> str:
+    """path, which must be the start of file names, FOLDER/NAME; raises ConfigError for a folder."""
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else ""
+    if not text or text.endswith(("/", os.sep)) or os.path.isdir(text):
+        raise ConfigError(f"{what}: path {path!r} names a folder; give FOLDER/NAME, the start of the files' names")
+    return text
