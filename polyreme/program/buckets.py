@@ -15,12 +15,10 @@ import jax
 import numpy as np
 
 from polyreme.core.symbol import DYNAMIC
-from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, ProgramError
-from polyreme.jit.capture import Capture, watching
 from polyreme.program.operation import Backward, depends
 from polyreme.program.program import Program
-from polyreme.program.run import make_run, replay
+from polyreme.program.run import make_run, shapes_of
 from polyreme.program.scope import Scope
 
 Sizes = Mapping[str, Mapping[int, Sequence[int]]]
@@ -147,18 +145,11 @@ class BucketRun:
         """Shapes of the fetches for feeds of these shapes."""
         key = tuple(shapes.items())
         if key not in self._known:
-            self._known[key] = self._inferred({n: jax.ShapeDtypeStruct(s, given[n].dtype) for n, s in shapes.items()})
+            feeds = {n: jax.ShapeDtypeStruct(s, given[n].dtype) for n, s in shapes.items()}
+            self._known[key] = shapes_of(self._program, self._scope, feeds, self._names)
             while len(self._known) > _KNOWN:
                 self._known.popitem(last=False)
         return self._known[key]
-
-    def _inferred(self, feeds: dict[str, jax.ShapeDtypeStruct]) -> list[tuple[int, ...]]:
-        def stage(arrays: dict[str, Any]) -> list[Any]:
-            with watching(Capture()):
-                found = replay(self._program, self._scope, {n: Tensor(a) for n, a in arrays.items()}, self._names)
-                return [t._array for t in found]
-
-        return [tuple(out.shape) for out in jax.eval_shape(stage, feeds)]
 
 
 Filler = Callable[[np.ndarray], Any]

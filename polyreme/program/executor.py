@@ -140,7 +140,7 @@ class Executor:
 
     # what a Runnable calls
 
-    def compiled(self, key: tuple, given: Mapping[str, Any]) -> Any:
+    def compiled(self, key: tuple, given: Any) -> Any:
         """What was kept under this key, if it still serves."""
         run = self._compiled.get(key)
         return run if run is not None and run.serves(given) else None

@@ -8,7 +8,7 @@ which the first device's count. Parameters' gradients are reduced, so every devi
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,10 +23,12 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ProgramError
 from polyreme.jit.program import Program as Captured
 from polyreme.program.operation import Backward, Initialize, Optimize, StartOptimizer
+from polyreme.program.parts import Feeds, joined_offsets, pieces
 from polyreme.program.placing import AXIS, spread, state_of, updated
 from polyreme.program.program import Program
 from polyreme.program.run import drawing, results
 from polyreme.program.scope import Scope
+from polyreme.program.uneven import Uneven
 
 Reduce = Callable[[Any, str], Any]
 MEAN: Reduce = jax.lax.pmean
@@ -42,41 +44,55 @@ def mesh_of(devices: tuple) -> Mesh:
 class ParallelRun:
     """A Program compiled for feeds of certain shapes over devices, in a scope.
 
-    given: name -> array with the parts of all devices along dim 0, as many rows for each. reduce: what is done to a
-    parameter's gradient over the devices. shapes: name -> shape of a device's part, where that is not a slice of rows.
+    reduce: what is done to a parameter's gradient over the devices. Raises ProgramError for what has no meaning on part
+    of a batch.
     """
 
     def __init__(
         self,
         program: Program,
         scope: Scope,
-        given: Mapping[str, Any],
+        feeds: Feeds,
         names: Sequence[str],
         devices: tuple,
         reduce: Reduce,
-        shapes: Mapping[str, Sequence[int]],
     ) -> None:
         _check(program)
+        feeds.check(program)
         mesh = mesh_of(devices)
         self._scope = scope  # kept alive: its id is part of the key
         self._split = NamedSharding(mesh, PartitionSpec(AXIS))
         spread(state_of(program, scope), NamedSharding(mesh, PartitionSpec()))
-        step = _Step(program, scope, list(given), names, reduce, shapes)
-        self._arguments = [Tensor(self._placed(a)) for a in given.values()]
+        dtypes = {n: a.dtype for n, a in feeds.arrays.items()}
+        self._uneven = None if feeds.is_even else Uneven(program, scope, feeds.shapes, dtypes, names)
+        self._names = names
+        self._offsets = {v._array.name for var in program.list_vars() for v in getattr(var, "lod", ())}
+        step = _Step(program, scope, list(feeds.arrays), names, reduce, self._uneven)
+        self._arguments = [Tensor(self._placed(a)) for a in feeds.arrays.values()]
         self._captured = _Replicated(step, mesh, self._arguments)
 
     def _placed(self, array: Any) -> jax.Array:
         return jax.device_put(array, self._split)
 
-    def serves(self, given: Mapping[str, Any]) -> bool:
+    def serves(self, feeds: Any) -> bool:
         """Whether the scope still looks as it did."""
         return self._captured.serves(self._arguments)  # type: ignore[arg-type]
 
-    def __call__(self, given: Mapping[str, Any]) -> list[Any]:
+    def __call__(self, feeds: Feeds) -> list[Any]:
         self._captured.settle()
-        for tensor, array in zip(self._arguments, given.values(), strict=True):
+        for tensor, array in zip(self._arguments, feeds.arrays.values(), strict=True):
             tensor._array = self._placed(array)
-        return [out._array for out in self._captured.run(self._arguments)]  # type: ignore[arg-type]
+        outs = [out._array for out in self._captured.run(self._arguments)]  # type: ignore[arg-type]
+        return [self._together(n, out) for n, out in zip(self._names, outs, strict=True)]
+
+    def _together(self, name: str, out: Any) -> Any:
+        """A fetch as it is returned, of what the devices gave one after the other."""
+        shapes = None if self._uneven is None else self._uneven.fetch_shapes[name]
+        if name not in self._offsets and (shapes is None or len(set(shapes)) == 1):
+            return out
+        count = self._split.mesh.size
+        each = pieces(out, shapes or [(out.shape[0] // count, *out.shape[1:])] * count)
+        return joined_offsets(each) if name in self._offsets else np.concatenate(each)
 
 
 def _check(program: Program) -> None:
@@ -107,22 +123,23 @@ class _Step:
         wanted: list[str],
         names: Sequence[str],
         reduce: Reduce,
-        shapes: Mapping[str, Sequence[int]],
+        uneven: Uneven | None,
     ) -> None:
         self.program, self.scope = program, scope
-        self._wanted, self._names, self._reduce, self._shapes = wanted, names, reduce, shapes
+        self._wanted, self._names, self._reduce, self._uneven = wanted, names, reduce, uneven
         self.over_devices = False
         self.draws = False
 
     def __call__(self, feeds: list[TensorState]) -> list[Tensor]:
-        named = {n: self._shaped(n, t) for n, t in zip(self._wanted, feeds, strict=True)}
+        named: Any = dict(zip(self._wanted, feeds, strict=True))
         with drawing(self.program, self.scope), self._own_numbers():
-            found = results(self.program, self.scope, named, self._names, self._reduced)
+            if self._uneven is None:
+                found = results(self.program, self.scope, named, self._names, self._reduced)
+            else:
+                device = jax.lax.axis_index(AXIS) if self.over_devices else 0
+                found = self._uneven.results(named, device, self._reduced)
         # concatenated over devices on dim 0, which a number does not have
         return [Tensor(jnp.atleast_1d(t._array)) for t in found]
-
-    def _shaped(self, name: str, part: Any) -> Tensor:
-        return Tensor(part._array.reshape(self._shapes[name])) if name in self._shapes else part
 
     def _reduced(self, of: str, gradient: Tensor) -> Tensor:
         var = self.program.global_block().vars.get(of)

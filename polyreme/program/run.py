@@ -16,6 +16,7 @@ from polyreme.core import rng, state
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import HostValueError
+from polyreme.jit.capture import Capture, watching
 from polyreme.jit.program import Program as Captured
 from polyreme.program.frame import Frame, as_it_is
 from polyreme.program.operation import Backward, Initialize, StartOptimizer
@@ -126,3 +127,16 @@ def drawing(program: Program, scope: Scope) -> Iterator[None]:
         return
     with rng.default_generator.drawing_from(scope.generator(program.random_seed)):
         yield
+
+
+def shapes_of(
+    program: Program, scope: Scope, feeds: Mapping[str, jax.ShapeDtypeStruct], names: Sequence[str]
+) -> list[tuple[int, ...]]:
+    """The shapes that values of these names have for such feeds."""
+
+    def stage(arrays: dict[str, Any]) -> list[Any]:
+        with watching(Capture()):
+            found = replay(program, scope, {n: Tensor(a) for n, a in arrays.items()}, names)
+            return [t._array for t in found]
+
+    return [tuple(out.shape) for out in jax.eval_shape(stage, dict(feeds))]

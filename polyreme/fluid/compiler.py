@@ -1,0 +1,8 @@
+"""fluid.compiler: CompiledProgram and its strategies, as polyreme.static has them.
+
+Floor: 7.
+"""
+
+from polyreme.static.compiled import BuildStrategy, CompiledProgram, ExecutionStrategy
+
+__all__ = ["BuildStrategy", "CompiledProgram", "ExecutionStrategy"]
