@@ -79,6 +79,7 @@ def _scan(step: Callable, first: tuple[Array, ...], x: Array, rows: Rows, length
 
     def advance(state: tuple[Array, ...], now: tuple[Array, Array]) -> tuple:
         new = step(state, now[0])
+        # nothing reads a state behind the end, but one that grew to infinity there would make gradients NaN
         new = tuple(jnp.where(now[1][:, None], a, b) for a, b in zip(new, state, strict=True))
         return new, new
 

@@ -146,3 +146,16 @@ def test_numbers_are_those_of_paddlepaddle():
         np.testing.assert_allclose(
             got[name].numpy().reshape(-1), np.array(want.split(), "float64"), atol=5e-8 + 2 * 12 * F32, err_msg=name
         )
+
+
+def test_steps_behind_the_end_reach_no_gradient():
+    """A cell that grows tenfold a step: carried on to step 64 it would be infinite, and its gradient NaN."""
+    bias = to_tensor(np.float32([[1, 1, 10, 1]]), stop_gradient=False)
+    options = {"use_peepholes": False, "gate_activation": "identity", "cell_activation": "identity"}
+    x, weight = to_tensor(np.ones((2, 4), "float32")), to_tensor(np.ones((1, 4), "float32"))
+    found = []
+    for maxlen in (2, 64):
+        OPS["sequence_lstm"](x, to_tensor(np.array([2])), weight, bias, maxlen=maxlen, **options)[0].sum().backward()
+        found.append(bias.grad.numpy())
+        bias.clear_grad()
+    np.testing.assert_array_equal(found[0], found[1])
