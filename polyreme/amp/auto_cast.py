@@ -46,7 +46,7 @@ def auto_cast(
     ...     (ones([2, 2]) @ ones([2, 2])).dtype.name
     'bfloat16'
     """
-    policy = _policy(enable, custom_white_list, custom_black_list, level, dtype, use_promote)
+    policy = policy_of(enable, custom_white_list, custom_black_list, level, dtype, use_promote)
     outer, amp_policy.active.policy = amp_policy.active.policy, policy
     try:
         yield
@@ -57,7 +57,7 @@ def auto_cast(
 amp_guard = auto_cast
 
 
-def _policy(enable: bool, white: Any, black: Any, level: str, dtype: Any, promote: bool) -> Policy | None:
+def policy_of(enable: bool, white: Any, black: Any, level: str, dtype: Any, promote: bool) -> Policy | None:
     check_level("auto_cast", level, LEVELS)
     low = low_dtype("auto_cast", dtype)
     white, black = _names("custom_white_list", white), _names("custom_black_list", black)

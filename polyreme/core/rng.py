@@ -21,7 +21,7 @@ from polyreme.errors import ConfigError
 
 
 class Generator:
-    """A stream of random keys.
+    """A stream of random keys. drawn: how many were asked for here, those drawn from other streams included.
 
     >>> g = Generator().manual_seed(7)
     >>> g.initial_seed()
@@ -34,6 +34,7 @@ class Generator:
         self._seed = 0
         self._state: state.TensorState | None = None
         self.is_bound = False
+        self.drawn = 0
 
     def key_state(self) -> state.TensorState:
         """The persistent key, uint32 [2]; made on first use, so that importing starts no backend."""
@@ -120,6 +121,7 @@ class Generator:
 
     def next_key(self) -> Any:
         """One key of its own, advancing the stream."""
+        self.drawn += 1
         holder = self.key_state()
         following, key = _split(state.read(holder))
         state.write(holder, following)

@@ -14,6 +14,7 @@ from polyreme.core.symbol import Symbol
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, GradError, ProgramError
 from polyreme.program.operation import Backward, Operation, Optimize, StartOptimizer
+from polyreme.program.passes import recomputing
 from polyreme.program.program import Block, Program, defaults
 
 Pairs = list[tuple[Tensor, Tensor]]
@@ -29,18 +30,11 @@ def append_backward(
     """Record the gradient of loss for every trainable parameter it depends on; -> [(parameter, gradient), ...].
 
     parameter_list: these only (Variables or names). no_grad_set: no gradient flows through these. A gradient's name is
-    `<name>@GRAD`. Raises ConfigError for callbacks, and for checkpoints: recompute is a pass, or fleet's `recompute`.
+    `<name>@GRAD`. checkpoints: backward keeps these Variables, and computes again what lies before and between them
+    (arXiv:1604.06174). Raises ConfigError for callbacks, and for checkpoints that are not computed here.
     """
-    for what, value in (("callbacks", callbacks), ("checkpoints", checkpoints)):
-        if value is not None:
-            raise ConfigError(
-                f"append_backward: {what}={value!r} cannot be honoured; "
-                + (
-                    "inspect the Program instead"
-                    if what == "callbacks"
-                    else "use static.passes.recompute on the Program"
-                )
-            )
+    if callbacks is not None:
+        raise ConfigError(f"append_backward: callbacks={callbacks!r} cannot be honoured; inspect the Program instead")
     symbol = _symbol("append_backward", loss)
     block = _block_of(loss)
     if symbol.shape not in ((), (1,)):
@@ -56,6 +50,8 @@ def append_backward(
     used = [p for p in trained if _name(block, p) in reached]
     if parameter_list is None and not used:
         raise GradError(f"append_backward: loss {symbol!r} depends on no trainable parameter of this Program")
+    if checkpoints is not None:
+        recomputing.wrap(block, recomputing.checkpoint_names(block.program, checkpoints), None)
     return list(zip(used, _backward(block, [symbol.name], used, [], blocked), strict=True))
 
 

@@ -1,0 +1,1 @@
+"""Passes: small pure functions that make another Program of a Program, and the table of them (static.passes)."""
