@@ -227,19 +227,27 @@ def composite(fn: Callable[..., Any] | None = None, *, method: bool = True) -> A
     return declare if fn is None else declare(fn)
 
 
-def recorded(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """fn, which a static Program records as one call, by its qualified name, rather than as the ops inside it."""
-    name, watch = fn.__qualname__, state.watch
-    RECORDED[name] = fn
+def recorded(fn: Callable[..., Any] | None = None, *, acts: bool = False) -> Any:
+    """fn, which a static Program records as one call, by its qualified name, rather than as the ops inside it.
 
-    @functools.wraps(fn)
-    def public(*args: Any, **kwargs: Any) -> Any:
-        active = watch.active
-        if active is not None and active.records:
-            return active.call(name, args, kwargs)
-        return fn(*args, **kwargs)
+    acts: it does more than compute, such as print, so it runs with every run of the Program and never ahead of it.
+    """
 
-    return public
+    def declare(fn: Callable[..., Any]) -> Callable[..., Any]:
+        name, watch = fn.__qualname__, state.watch
+        RECORDED[name] = fn
+        fn.acts = acts  # type: ignore[attr-defined]
+
+        @functools.wraps(fn)
+        def public(*args: Any, **kwargs: Any) -> Any:
+            active = watch.active
+            if active is not None and active.records:
+                return active.call(name, args, kwargs)
+            return fn(*args, **kwargs)
+
+        return public
+
+    return declare if fn is None else declare(fn)
 
 
 def _register(name: str, fn: Callable[..., Any]) -> None:

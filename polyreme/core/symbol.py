@@ -91,9 +91,10 @@ class Symbol:
     """name: of the value in its Program, assigned once. shape: sizes, -1 for a dynamic one.
 
     known: the values under the two PROBES where those follow from shapes alone, as those of `shape(x)` do; else None.
+    sizes: the shape under each of the PROBES; the probe for every dynamic dim if None.
     """
 
-    __slots__ = ("dtype", "known", "name", "shape", "weak_type")
+    __slots__ = ("dtype", "known", "name", "shape", "sizes", "weak_type")
 
     def __init__(
         self,
@@ -102,12 +103,14 @@ class Symbol:
         dtype: Any,
         weak_type: bool = False,
         known: tuple[Any, Any] | None = None,
+        sizes: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
     ) -> None:
         self.name = name
         self.shape = tuple(Size.of(self, i) if d == DYNAMIC else d for i, d in enumerate(shape))
         self.dtype = np.dtype(dtype)
         self.weak_type = weak_type
         self.known = known
+        self.sizes = sizes
 
     @property
     def ndim(self) -> int:
@@ -128,6 +131,8 @@ class Symbol:
         """
         if self.known is not None:
             return self.known[PROBES.index(probe)]
+        if self.sizes is not None:
+            return jax.ShapeDtypeStruct(self.sizes[PROBES.index(probe)], self.dtype, weak_type=self.weak_type)
         sizes = tuple(probe if d == DYNAMIC else d for d in self.shape)
         return jax.ShapeDtypeStruct(sizes, self.dtype, weak_type=self.weak_type)
 

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from polyreme.core import state
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError, DataError, DTypeError, ShapeError
+from polyreme.metric.in_program import accuracy_of
 
 
 class Metric(ABC):
@@ -250,8 +252,10 @@ def accuracy(
 
     input [batch, classes], label [batch, 1]. correct and total, Tensors of one element, receive the two counts.
     Raises ShapeError for other shapes, ConfigError for a k below 1, DataError for a label that is no class
-    and for an empty batch.
+    and for an empty batch. In static mode it is recorded, and values are not checked.
     """
+    if state.recording():
+        return accuracy_of(input, label, k, correct, total)
     scores, labels = _array("input", input), _array("label", label)
     if not _is_count(k):
         raise ConfigError(f"accuracy: k={k!r}; give a whole number of at least 1")

@@ -64,7 +64,9 @@ def _taken(block: Block, like: Any) -> Any:
     if not isinstance(like, TensorState):
         return like
     array = like._array
-    made = block.create_var(None, array.shape, array.dtype, stop_gradient=like.stop_gradient)
+    made = block.create_var(
+        None, array.shape, array.dtype, stop_gradient=like.stop_gradient, probed=getattr(array, "sizes", None)
+    )
     made._node = block
     block.takes.append(made.name)
     return made

@@ -191,11 +191,11 @@ def call(name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
     if name in _OF_SHAPES:
         with jax.ensure_compile_time_eval():
             return Tensor(OPS[name].op.fn(state.read((*args, *kwargs.values())[0])))  # type: ignore[attr-defined]
-    given = values.tensors((args, kwargs))
-    if given and all(_is_folded(t) for t in given):
+    function, given = function_of(name), values.tensors((args, kwargs))
+    if given and all(_is_folded(t) for t in given) and not getattr(function, "acts", False):
         with jax.ensure_compile_time_eval():
-            return function_of(name)(*args, **kwargs)
-    return function_of(name)(*args, **kwargs)
+            return function(*args, **kwargs)
+    return function(*args, **kwargs)
 
 
 def is_folded(array: Any) -> bool:

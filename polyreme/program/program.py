@@ -112,6 +112,7 @@ class Block:
         stop_gradient: bool = True,
         known: Any = None,
         weak_type: bool = False,
+        probed: Any = None,
     ) -> Variable:
         """A new Variable; ProgramError if the name is taken here."""
         name = name or unique_name.generate("tmp")
@@ -119,7 +120,7 @@ class Block:
             raise ProgramError(f"the Program already has a variable {name!r}; names are unique in a block")
         sizes = tuple(DYNAMIC if s is None else int(s) for s in shape)
         made = Variable.__new__(Variable)
-        symbol = Symbol(name, sizes, dtypes.as_dtype(dtype or dtypes.default_dtype()), weak_type, known)
+        symbol = Symbol(name, sizes, dtypes.as_dtype(dtype or dtypes.default_dtype()), weak_type, known, probed)
         Tensor.__init__(made, symbol, stop_gradient=stop_gradient)
         made.name, made.persistable, made.block = name, persistable, self
         self.vars[name] = made

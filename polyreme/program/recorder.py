@@ -195,6 +195,7 @@ class Recorder:
                 seen.array.dtype,
                 stop_gradient=seen.stop_gradient,
                 known=infer.known_of(seen.array, twin.array),
+                probed=(tuple(seen.array.shape), tuple(twin.array.shape)),
                 weak_type=getattr(seen.array, "weak_type", False),
             )
             made._node = op  # it is no leaf

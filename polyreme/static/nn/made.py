@@ -5,17 +5,25 @@ Floor: 7.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from polyreme.core import state, unique_name
 from polyreme.core.symbol import DYNAMIC
+from polyreme.eager.mode import no_grad
 from polyreme.errors import ConfigError, ProgramError, ShapeError, did_you_mean
 from polyreme.nn import functional as F
+from polyreme.nn.initializer import Constant
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import ParamAttr
 from polyreme.ops import OPS
+from polyreme.ops.manipulation import reshape
+from polyreme.ops.math import sqrt
+from polyreme.ops.reduce import sum
+from polyreme.program.program import default_startup_program, program_guard
+from polyreme.static.variables import WeightNormParamAttr
 
 
 class Made(Layer):
@@ -43,20 +51,45 @@ class Made(Layer):
         default_initializer: Any = None,
         dims: Sequence[str | None] | None = None,
     ) -> Any:
-        wanted = ParamAttr.of(attr)
+        wanted = attr.plain() if isinstance(attr, WeightNormParamAttr) else ParamAttr.of(attr)
         if wanted is None:
             return None
         if any(size == DYNAMIC for size in shape):
             raise ShapeError(
                 f"{self._full_name}: a parameter would have shape {list(shape)}; give static.data the sizes that are -1"
             )
+        if isinstance(attr, WeightNormParamAttr):
+            return self._normalized(shape, attr, wanted, dtype, default_initializer)
         if wanted.name is None:
             wanted = replace(wanted, name=unique_name.generate(f"{self._full_name}.{'b' if is_bias else 'w'}"))
         return super().create_parameter(shape, wanted, dtype, is_bias, default_initializer, dims)
 
+    def _normalized(
+        self, shape: Sequence[int], attr: WeightNormParamAttr, each: ParamAttr, dtype: Any, initializer: Any
+    ) -> Any:
+        """g * v / ||v||, of parameters g and v."""
+        dims = attr.lengths(shape)
+        kept = [1 if d in dims else size for d, size in enumerate(shape)]
+        v_name, g_name = (
+            unique_name.generate(f"{self._full_name}.weight_norm_{part}")
+            if attr.name is None
+            else f"{attr.name}_{part}"
+            for part in "vg"
+        )
+        v = self.create_parameter(shape, replace(each, name=v_name), dtype, False, initializer)
+        count = [math.prod(kept)]
+        g = self.create_parameter(count, replace(each, name=g_name, initializer=Constant(1.0)), dtype)
+        with program_guard(default_startup_program()), no_grad():
+            state.write(g, state.read(reshape(_length(v, dims), count)))
+        return v * (reshape(g, kept) / _length(v, dims))
+
     def statistic(self, shape: Sequence[int], name: str | None, initializer: Any) -> Any:
         """A parameter that is not trained."""
         return self.create_parameter(shape, ParamAttr(name=name, trainable=False), default_initializer=initializer)
+
+
+def _length(v: Any, dims: Sequence[int]) -> Any:
+    return sqrt(sum(v * v, list(dims), keepdim=True))
 
 
 def activation(what: str, name: str | None) -> Callable[[Any], Any]:
