@@ -169,7 +169,7 @@ _PASSES = (
 
 def _class_of(fn: types.FunctionType) -> str | None:
     """The class whose body a function is written in, by which Python compiles private names."""
-    around = fn.__qualname__.split(".")[:-1]
+    around = fn.__code__.co_qualname.split(".")[:-1]
     if around and around[-1] == "<locals>":
         # a function inside a method has the method's class
         around = around[:-2]

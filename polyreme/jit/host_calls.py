@@ -7,6 +7,7 @@ remembered, and raised when the call that ran the program ends.
 from __future__ import annotations
 
 import builtins
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,15 +25,18 @@ from polyreme.jit.branch import condition
 from polyreme.jit.capture import staged, user_line
 from polyreme.jit.structure import flatten, rebuild
 
+_log = logging.getLogger("polyreme.jit")
+
 
 class _Calls:
-    """count: host calls put into programs so far; failures: what those of running programs found wrong; on: False
-    leaves them out."""
+    """count: host calls put into programs so far; waiting: how many calls raise at their end what is found wrong until
+    then, which is in failures; on: False leaves host calls out; ordered: whether they keep the program's order, which
+    jax can see to on one device only."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self.waiting = 0
         self.failures: list[BaseException] = []
-        self.on = True
+        self.on = self.ordered = True
 
 
 calls = _Calls()
@@ -48,21 +52,45 @@ def left_out() -> Iterator[None]:
         calls.on = outer
 
 
-def settle() -> None:
-    """Wait until the programs that were started have printed and checked; raise the first thing found wrong."""
-    jax.effects_barrier()
-    if calls.failures:
-        failure = calls.failures[0]
+@contextmanager
+def in_order(ordered: bool) -> Iterator[None]:
+    """Inside the block the host calls of a program are ordered, or are not."""
+    outer, calls.ordered = calls.ordered, ordered
+    try:
+        yield
+    finally:
+        calls.ordered = outer
+
+
+@contextmanager
+def awaited() -> Iterator[None]:
+    """A block at whose end the programs started in it have printed and checked; raises the first thing found wrong."""
+    calls.waiting += 1
+    try:
+        yield
+        jax.effects_barrier()
+    finally:
+        calls.waiting -= 1
+        found = list(calls.failures)
         calls.failures.clear()
-        raise failure
+    if found:
+        raise found[0]
 
 
-def _at_run_time(fn: Callable[..., None], *arrays: Any) -> None:
+def _fail(error: BaseException) -> None:
+    """A program found something wrong."""
+    if calls.waiting:
+        calls.failures.append(error)
+    else:  # one of a pipeline's programs: the schedule goes on
+        _log.error("%s: %s", type(error).__name__, error)
+
+
+def at_run_time(fn: Callable[..., None], *arrays: Any) -> None:
+    """Call fn with the values of arrays when the program that is being captured runs."""
     if not calls.on:
         return
     calls.count += 1
-    # over a mesh jax cannot keep an order between callbacks
-    jax.debug.callback(fn, *arrays, ordered=layout.active.layout is None)
+    jax.debug.callback(fn, *arrays, ordered=calls.ordered and layout.active.layout is None)
 
 
 class _Shown:
@@ -211,7 +239,7 @@ def print_of(fn: Any) -> Any:
 
 def _print(*args: Any, **options: Any) -> None:
     """print(), when the program runs; at once outside of a capture."""
-    if not state.capturing():
+    if not state.capturing() or state.recording():
         builtins.print(*args, **options)  # noqa: T201  (the user's print)
         return
     later = _Later(args)
@@ -219,7 +247,7 @@ def _print(*args: Any, **options: Any) -> None:
     def printed(*arrays: Any) -> None:
         builtins.print(*later.made(arrays), **options)  # noqa: T201  (the user's print)
 
-    _at_run_time(printed, *later.arrays())
+    at_run_time(printed, *later.arrays())
 
 
 def check(test: Any, message: Callable[[], Any] | None, source: str) -> None:
@@ -229,15 +257,17 @@ def check(test: Any, message: Callable[[], Any] | None, source: str) -> None:
             raise AssertionError(*(() if message is None else (message(),)))
         return
     line = user_line()
+    if state.recording():
+        raise CaptureError(f"{line}: a Program cannot check an assert on a Variable; use static.nn.py_func")
     later = _Later(None if message is None else message())
 
     def checked(holds: Any, *arrays: Any) -> None:
         if not holds:
             said = later.made(arrays)
             words = "" if message is None else f"{said}\n"
-            calls.failures.append(AssertionError(f"{words}assert {source} failed at {line}"))
+            _fail(AssertionError(f"{words}assert {source} failed at {line}"))
 
-    _at_run_time(checked, state.read(condition(test)), *later.arrays())
+    at_run_time(checked, state.read(condition(test)), *later.arrays())
 
 
 @dataclass(frozen=True)
@@ -267,6 +297,11 @@ def is_explicit(error: Exception) -> bool:
 def raise_if(pred: TensorState, error: Exception) -> None:
     """Raise error when the program has run, if pred is true in it."""
     origin: _Origin = getattr(error, _ORIGIN)
+    if state.recording():
+        raise CaptureError(
+            f"{origin.line}: whether this {type(error).__name__} is raised depends on a Variable; a Program "
+            "cannot raise"
+        ) from None
     if origin.in_try:
         raise CaptureError(
             f"{origin.line}: whether this {type(error).__name__} is raised depends on a Tensor, and the try around it "
@@ -277,9 +312,9 @@ def raise_if(pred: TensorState, error: Exception) -> None:
 
     def checked(fails: Any) -> None:
         if fails:
-            calls.failures.append(error)
+            _fail(error)
 
-    _at_run_time(checked, state.read(condition(pred)))
+    at_run_time(checked, state.read(condition(pred)))
 
 
 def caught() -> BaseException | None:

@@ -127,6 +127,7 @@ class Program:
         self._state_ids = frozenset(id(t) for t in self._fixed)
         self._hooks, self._hooks_seen = _hooks_of(self._fixed), state.leaf_hooks.version
         self._settle_placement()
+        self._on_one_device = not any(_over_mesh(t._array) for t in (*self._fixed, *arguments))
         if self.found.differentiable:
             self._kernel = Kernel(lambda *arrays: self._flat(*arrays), getattr(fn, "__name__", "captured"), saves=True)
         else:
@@ -184,10 +185,10 @@ class Program:
 
         Raises what an assert or raise of the function raises, once the program has run: its state is then updated.
         """
-        result = self._run(arguments)
-        if self.found.talks:
-            host_calls.settle()
-        return result
+        if not self.found.talks:
+            return self._run(arguments)
+        with host_calls.awaited():
+            return self._run(arguments)
 
     def _run(self, arguments: list[TensorState]) -> Any:
         if self.found.differentiable:
@@ -373,7 +374,7 @@ class Program:
         known = self._current()
         for tensor in known:
             capture.touch(tensor)
-        with self._as_captured(), watching(capture):
+        with self._as_captured(), watching(capture), host_calls.in_order(self._on_one_device):
             for tensor, array in zip(known, [*written, *kept], strict=True):
                 tensor._array = array
             wrapped = self._wrap(iter(arguments))

@@ -1,15 +1,21 @@
 """print, assert and raise in captured code: they happen when the program runs, as often as eagerly."""
 
 # ruff: noqa: RET506, T201  (written as users write)
+import doctest
+import logging
 import re
 
+import jax
+import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import polyreme as paddle
-from polyreme.eager.tensor import to_tensor
+from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import CaptureError
-from polyreme.jit import cond, to_static
-from polyreme.jit.host_calls import left_out
+from polyreme.jit import capture, cond, host_calls, mutation, to_static
+from polyreme.jit.capture import Capture, watching
+from polyreme.jit.host_calls import check, left_out
 from polyreme.static import InputSpec
 
 HERE = re.escape(__file__)
@@ -152,6 +158,65 @@ def test_an_exported_program_neither_prints_nor_checks(tmp_path, capsys):
     capsys.readouterr()
     assert paddle.jit.load(str(tmp_path / "net"))(to_tensor([[-1.0, 5.0]])).tolist() == [[-2.0, 10.0]]
     assert capsys.readouterr().out == ""
+
+
+def test_over_a_mesh_each_call_prints_and_checks_once(capsys):
+    rows = NamedSharding(Mesh(np.array(jax.devices()), ("dp",)), PartitionSpec("dp"))
+    x = to_tensor(np.arange(8, dtype=np.float32))
+    x._array = jax.device_put(x._array, rows)
+
+    @to_static
+    def fn(x):
+        print("largest", f"{x.max():.0f}")
+        assert x.min() >= 0, "not negative"
+        return x - 1
+
+    y = fn(x)
+    assert capsys.readouterr().out == "largest 7\n"
+    with pytest.raises(AssertionError, match="not negative"):
+        fn(y)
+
+
+def test_what_nobody_waits_for_is_logged(caplog):
+    @jax.jit
+    def program(a):
+        with watching(Capture()):
+            check(Tensor(a) > 0, None, "a > 0")
+        return a
+
+    with caplog.at_level(logging.ERROR, "polyreme.jit"):
+        program(np.float32(-1.0))
+        jax.effects_barrier()
+    assert "AssertionError: assert a > 0 failed at" in caplog.text
+
+
+def test_asserts_and_raises_have_no_place_in_a_program():
+    @to_static
+    def asserts(x):
+        assert x.sum() > 0
+        return x
+
+    @to_static
+    def raises(x):
+        if x.sum() > 0:
+            raise ValueError
+        return x
+
+    paddle.enable_static()
+    try:
+        with paddle.static.program_guard(paddle.static.Program()):
+            x = paddle.static.data("x", [2], "float32")
+            with pytest.raises(CaptureError, match="a Program cannot check an assert"):
+                asserts(x)
+            with pytest.raises(CaptureError, match="a Program cannot raise"):
+                raises(x)
+    finally:
+        paddle.disable_static()
+
+
+def test_doctests():
+    for module in (capture, mutation, host_calls):
+        assert doctest.testmod(module).failed == 0
 
 
 def test_left_out_makes_programs_that_run_without_this_process(capsys):
