@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 _NAMES = Path(__file__).resolve().parent / "paddle_names.txt"
+_FLUID = "paddle.fluid"
 _MOST = 3  # places worth naming
 # how Python, and polyreme's own root, say that a name is missing
 _MISSING = (
@@ -59,7 +60,10 @@ def missing_name(module: str, name: str) -> str:
     asked = f"{module.replace('polyreme', 'paddle', 1)}.{name}"
     if asked in paddle_names():
         return f"{asked} is a module of PaddlePaddle; polyreme does not have it"
-    places = sorted((m for m, names in paddle_names().items() if name in names), key=lambda m: (m.count("."), m))
+    found = sorted((m for m, names in paddle_names().items() if name in names), key=lambda m: (m.count("."), m))
+    # a Fluid script is told of Fluid, any other one of what is not
+    is_fluid = asked.startswith(_FLUID)
+    places = [m for m in found if m.startswith(_FLUID) is is_fluid] or found
     if not places:
         return f"PaddlePaddle has no public name {name!r} either"
     here = [place for place in places if _has(place, name)]

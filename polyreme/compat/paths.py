@@ -62,6 +62,19 @@ PATHS: dict[str, str] = {
     "static.input": "static",
     "static.io": "static",
     **_below("static.nn", "common control_flow loss metric sequence_lod static_pylayer", "static.nn"),
+    # Fluid, where polyreme has a module for each package
+    **_below(
+        "fluid.layers",
+        "control_flow device distributions io learning_rate_scheduler loss math_op_patch metric_op nn ops rnn "
+        "sequence_lod tensor",
+        "fluid.layers",
+    ),
+    **_below(
+        "fluid.dygraph",
+        "base checkpoint container jit layers learning_rate_scheduler nn parallel tracer",
+        "fluid.dygraph",
+    ),
+    **_below("fluid", "compiler parallel_executor unique_name", "fluid"),
     # vision
     **_below("vision.transforms", "transforms", "vision.transforms"),
     # parallel training
