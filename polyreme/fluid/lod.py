@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import DYNAMIC, PROBES
@@ -110,8 +109,9 @@ def _pass_on(op: Call, block: Block) -> None:
     kept: set[int] = set()
     if source is not None and any(_many_rows(block.vars.get(name)) for name in op.outputs):
         # an unknown size may be any other one: only what follows the rows under both probes has as many
+        probed = [source._array.at(probe).shape[:1] for probe in PROBES]
         every = [list(_leaves(result)) for result in infer.call_results(op, inputs)[0]]
-        kept = {i for i, seen in enumerate(zip(*every, strict=True)) if [s.array.shape[:1] for s in seen] == _PROBED}
+        kept = {i for i, seen in enumerate(zip(*every, strict=True)) if [s.array.shape[:1] for s in seen] == probed}
     for i, name in enumerate(op.outputs):
         result = block.vars.get(name)
         if not _settled(result):
@@ -120,7 +120,6 @@ def _pass_on(op: Call, block: Block) -> None:
 
 _SEQUENCE_OPS = "polyreme.ops.sequence"
 """The modules whose ops hand nothing on of themselves: the layer that calls one says what its result is."""
-_PROBED = [(probe,) for probe in PROBES]
 
 
 def _leaves(result: Any) -> Any:
@@ -160,9 +159,13 @@ def longest(lod: Lod) -> Any:
 
 def counted(counts: Any) -> Any:
     """The sum of an integer Variable, as a size. A Program that uses it is not compiled but run op by op."""
-    recorded = Call(name="sequence_room", args=(Ref(counts._array.name),))
-    seen = [Seen(jax.ShapeDtypeStruct((probe,), dtypes.bool_), True) for probe in PROBES]
-    return rows(state.watch.active.defined(recorded, seen, "sequence_room"))
+    return rows(_recorded("sequence_room", counts, np.bool_))
+
+
+def _recorded(name: str, x: Variable, dtype: Any) -> Variable:
+    """The call of an op that gives one unknown size of its own, which cannot be inferred."""
+    seen = [Seen(jax.ShapeDtypeStruct((probe,), dtype), True) for probe in PROBES]
+    return state.watch.active.defined(Call(name=name, args=(Ref(x._array.name),)), seen, name)
 
 
 def lengths(level: Variable) -> Variable:
@@ -171,7 +174,9 @@ def lengths(level: Variable) -> Variable:
     found = known.get(level.name)
     # one that was computed inside a branch is not known outside of it
     if found is None or defaults.block.find_var(found.name) is not found:
-        found = known[level.name] = divided(OPS["diff"](level), ())
+        # offsets that are fed are one more than a batch, whose size stands for the number of sequences
+        found = _recorded("diff", level, np.int64) if level.is_data else OPS["diff"](level)
+        known[level.name] = divided(found, ())
     return found
 
 

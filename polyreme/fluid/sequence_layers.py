@@ -14,6 +14,7 @@ from polyreme.errors import ConfigError, ProgramError, ShapeError
 from polyreme.fluid import lod as lods
 from polyreme.fluid.layer import Parts, activated, layer
 from polyreme.fluid.lod import divided, inner, sequences
+from polyreme.nn.functional import unfold
 from polyreme.ops import OPS
 from polyreme.program.program import Variable
 
@@ -220,6 +221,36 @@ def sequence_scatter(input: Any, index: Any, updates: Any, name: str | None = No
 
 
 # dividing anew
+
+
+@layer(rows=False)
+def im2sequence(
+    input: Any,
+    filter_size: Any = 1,
+    stride: Any = 1,
+    padding: Any = 0,
+    input_image_size: Any = None,
+    out_stride: Any = 1,
+    name: str | None = None,
+) -> Variable:
+    """The windows of each image [n, C, H, W] as a sequence of rows [C * kh * kw], from left to right and down.
+
+    padding: one number, [height, width] or [up, left, down, right]. Raises ConfigError for input_image_size and
+    out_stride, which mean images of sizes of their own: cut those out before.
+    """
+    if input_image_size is not None or out_stride not in (1, [1, 1], (1, 1)):
+        raise ConfigError(
+            f"im2sequence: input_image_size={input_image_size!r}, out_stride={out_stride!r} cannot be honoured; all "
+            "images of a batch have one size"
+        )
+    x = lods.variable("im2sequence", input)
+    columns = unfold(x, filter_size, stride, padding)
+    size, windows = columns.shape[1:]
+    if windows < 0:
+        raise ShapeError(f"im2sequence: input of shape {x.shape}; give data the height and width")
+    found = OPS["reshape"](OPS["transpose"](columns, [0, 2, 1]), [-1, size])
+    many = divided(OPS["full"]([lods.rows(x)], windows, "int64"), ())
+    return divided(found, [lods.offsets(many)])
 
 
 @layer(rows=False)

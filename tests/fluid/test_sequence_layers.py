@@ -278,6 +278,21 @@ def test_sizes_that_only_values_tell_run_op_by_op(program, caplog):
     assert "operation by operation" in caplog.text
 
 
+def test_windows_of_images_are_sequences(program):
+    """Window for window; of two images [2, 3, 4], PaddlePaddle 3.3.1's im2sequence gives these sums and lengths."""
+    image = static.data("image", [None, 2, 3, 4])
+    rows = layers.im2sequence(image, [2, 2], [1, 2], [1, 0, 0, 1])
+    pooled = layers.sequence_pool(rows, "sum")
+    value = np.arange(48, dtype="float32").reshape(2, 2, 3, 4)
+    got, sums = fetch(start(), [rows, pooled], {"image": value})
+    assert got.recursive_sequence_lengths() == [[6, 6]]
+    assert got.numpy().sum(0).tolist() == [120, 128, 204, 216, 216, 224, 348, 360]
+    wide = np.pad(value, [(0, 0), (0, 0), (1, 0), (0, 1)])
+    want = [wide[n, :, i : i + 2, j : j + 2].ravel() for n in range(2) for i in range(3) for j in (0, 2)]
+    np.testing.assert_array_equal(got, want)
+    close(sums, np.reshape(want, (2, 6, 8)).sum(1))
+
+
 # how the division travels
 
 
@@ -363,6 +378,8 @@ def wrong_calls():
         ),
         "crf": (lambda v: label_layers.linear_chain_crf(v[x], v[x], False), ConfigError, "param_attr=False"),
         "unnamed": (lambda v: label_layers.crf_decoding(v[x], "w"), ProgramError, "'w' names no parameter"),
+        "sizes": (lambda v: layers.im2sequence(v[x], 2, out_stride=2), ConfigError, "out_stride=2 cannot be honoured"),
+        "no height": (lambda v: layers.im2sequence(v["image"], 2), ShapeError, "give data the height and width"),
         "one length": (
             lambda v: label_layers.edit_distance(v[x], v[x], input_length=v[x]),
             ConfigError,
@@ -375,8 +392,9 @@ def wrong_calls():
 def test_what_cannot_be_done_is_refused(program, name):
     call, error, match = wrong_calls()[name]
     made = {"x": sequences("x", 4), "wide": sequences("wide", 6), "deep": sequences("deep", levels=2)}
+    made |= {"image": static.data("image", [None, 3, None, 4]), "dense": static.data("dense", [None, 4])}
     with pytest.raises(error, match=match):
-        call({**made, "dense": static.data("dense", [None, 4])})
+        call(made)
 
 
 def test_a_program_that_was_copied_or_written_divides_as_before(program):
