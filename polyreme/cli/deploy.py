@@ -1,6 +1,6 @@
 """`polyreme export` and `polyreme infer`: a trained model written as an artefact, and an artefact run on files.
 
-Floor: 9.
+Floor: 7.
 """
 
 import os

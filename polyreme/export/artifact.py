@@ -29,7 +29,13 @@ class Program:
     def __init__(self, record: ProgramRecord, data: bytes) -> None:
         self.record = record
         self.inputs, self.outputs = record.inputs, record.outputs
-        self.exported = jax_export.deserialize(bytearray(data))
+        try:
+            self.exported = jax_export.deserialize(bytearray(data))
+        except ValueError as error:  # a calling convention that this jax has dropped, or does not have yet
+            raise CheckpointError(
+                f"{record.file.name}: jax {jax.__version__} cannot read it ({error}); export it again with this "
+                "jax, or use the one that the manifest names"
+            ) from error
         self.call: Callable[..., Any] = self.exported.call
 
     def fits(self, shapes: Sequence[tuple[int, ...]]) -> bool:

@@ -71,6 +71,14 @@ class TranslatedLayer(Layer):
             )
         return super().train(mode)
 
+    def __deepcopy__(self, memo: dict) -> TranslatedLayer:
+        """Another Layer over the same program, with parameters and buffers of its own."""
+        made = memo[id(self)] = TranslatedLayer(self._artifact)
+        for name, tensor in self._tensors.items():
+            made._tensors[name].set_value(tensor)
+            made._tensors[name].stop_gradient = tensor.stop_gradient
+        return made
+
     @property
     def artifact(self) -> Artifact:
         """What was read: manifest, inputs, outputs, platforms."""

@@ -114,6 +114,9 @@ def _export_all(
 ) -> tuple[FunctionRecord, str]:  # fmt: skip
     """Exports one function into blobs, by file name -> its record, and why it has no gradients if it has none."""
     specs = as_specs(function.inputs, "input")
+    twice = [n for n in function.outputs if list(function.outputs).count(n) > 1]
+    if twice:
+        raise ConfigError(f"two of the outputs are named {twice[0]!r}; give each a name of its own")
     programs, refusal = [], ""
     chosen = combinations(specs, function.buckets)
     for at, sizes in enumerate(chosen):

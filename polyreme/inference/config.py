@@ -1,6 +1,6 @@
 """Config: which artefact a predictor runs, on which device, and for which batch sizes it is compiled.
 
-Floor: 6.
+Floor: 5.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Kinds of data, places and precision by the names of paddle.inference, and what this build has of other engines.
 
-Floor: 6.
+Floor: 5.
 """
 
 from __future__ import annotations

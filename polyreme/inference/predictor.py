@@ -1,6 +1,6 @@
 """Predictor: runs an artefact through named handles or lists; clones share its weights and compiled programs.
 
-Floor: 6.
+Floor: 5.
 """
 
 from __future__ import annotations

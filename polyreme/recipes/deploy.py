@@ -5,6 +5,7 @@ Floor: 7.
 
 from __future__ import annotations
 
+import re
 import shutil
 import statistics
 import time
@@ -96,8 +97,9 @@ def infer(prefix: Path, inputs: Mapping[str, Path], output: Path | None, device:
         text = f"{name}  {out.dtype.name}{out.shape}"
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
-            np.save(output / f"{name}.npy", out.numpy())
-            text += f"  -> {output / f'{name}.npy'}"
+            path = output / f"{_file_name(name)}.npy"
+            np.save(path, out.numpy())
+            text += f"  -> {path}"
         lines.append(text)
     times = [_timed(predictor, arrays) for _ in range(repeat)]
     lines.append(f"first run {first * 1e3:.1f} ms, compilation included")
@@ -140,6 +142,15 @@ def _array(path: Path, name: str) -> np.ndarray:
     if not isinstance(found, np.ndarray):
         raise DataError(f"--input {name}={path}: an archive of several arrays; give a .npy file with one")
     return found
+
+
+def _file_name(name: str) -> str:
+    """An output's name as a file's: a name in a manifest does not choose the folder.
+
+    >>> _file_name("../list.0")
+    '_list.0'
+    """
+    return re.sub(r"[^\w.-]", "_", name).lstrip(".") or "output"
 
 
 def _timed(predictor: Predictor, arrays: Sequence[np.ndarray]) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from polyreme import jit, nn
+from polyreme import export, jit, nn
 from polyreme.cli.main import main
 from polyreme.distributed.placement import clear_plan
 from polyreme.eager.tensor import to_tensor
@@ -123,6 +123,15 @@ def test_outputs_are_written_under_their_names(relu, tmp_path, capsys):
     assert main([*words, "--repeat", "0"]) == 0
     assert "median" not in capsys.readouterr().out
     assert np.load(tmp_path / "o" / "output_0.npy").tolist() == [[0, 2]]
+
+
+def test_a_name_in_a_manifest_does_not_choose_the_folder(tmp_path, capsys):
+    export.write(tmp_path / "m", lambda s, x: [x[0]], {}, [InputSpec([1], name="x")], ["../../.y"])
+    np.save(tmp_path / "x.npy", np.float32([1]))
+    words = ["infer", str(tmp_path / "m"), "--input", f"x={tmp_path / 'x.npy'}", "--output", str(tmp_path / "a" / "b")]
+    assert main([*words, "--repeat", "0"]) == 0
+    assert [p.name for p in tmp_path.rglob("*y.npy")] == ["_.._.y.npy"]
+    assert (tmp_path / "a" / "b" / "_.._.y.npy").exists()
 
 
 def test_doctests():

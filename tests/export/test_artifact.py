@@ -162,6 +162,7 @@ def test_calls_that_do_not_fit_name_the_input(prefix):
         ({"inputs": [3]}, "input 0 is 3; give InputSpecs"),
         ({"inputs": [spec("x", [None, 4]), spec("x", [1])]}, "two of the inputs are named 'x'"),
         ({"inputs": [spec("x", [None, -2])]}, "input 'x', dim 1 is -2; give a size"),
+        ({"outputs": ["y", "y"]}, "two of the outputs are named 'y'"),
         ({"outputs": ["y", "z"]}, r"gave 1 arrays for outputs \['y', 'z'\]"),
         ({"buckets": {"z": {0: [1]}}}, "there is no input 'z'"),
         ({"buckets": {"x": {1: [4]}}}, "dim 1 of 'x' is not open"),
@@ -211,3 +212,12 @@ def test_a_writer_that_fails_leaves_what_was_there(prefix):
     with pytest.raises(CaptureError):
         export.write(prefix, lambda s, x: [x[0] if x[0].shape[0] > 3 else -x[0]], {}, [spec("x", [None])], ["y"])
     assert {p.name: p.read_bytes() for p in prefix.parent.iterdir()} == before
+
+
+def test_a_program_that_this_jax_cannot_read_says_what_to_do(prefix, monkeypatch):
+    def refuse(data):
+        raise ValueError("calling_convention_version 99")
+
+    monkeypatch.setattr(jax.export, "deserialize", refuse)
+    with pytest.raises(CheckpointError, match=r"net\.stablehlo: jax .* cannot read it .*version 99.*export it again"):
+        export.read(prefix)

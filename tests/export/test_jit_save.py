@@ -1,5 +1,6 @@
 """jit.save and jit.load: the loaded Layer equals the saved one, runs without its code, trains, and refuses clearly."""
 
+import copy
 import doctest
 import subprocess
 import sys
@@ -386,6 +387,21 @@ def test_what_is_no_layer_or_no_tensor_is_refused(tmp_path):
         loaded(np.ones((1, 2)))
     with pytest.raises(ConfigError, match=r"jit\.load: unknown options params_filename"):
         jit.load(tmp_path / "m", params_filename="x")
+
+
+def test_a_copy_has_parameters_of_its_own(tmp_path):
+    jit.save(mlp(), tmp_path / "m", [InputSpec([None, 4])])
+    loaded = jit.load(tmp_path / "m")
+    loaded.parameters()[0].stop_gradient = True
+    copied = copy.deepcopy(loaded)
+    x = paddle.to_tensor(images(2, 4))
+    want = loaded(x).numpy()
+    np.testing.assert_array_equal(copied(x).numpy(), want)
+    assert copied.parameters()[0].stop_gradient
+    for parameter in copied.parameters():
+        parameter.set_value(np.zeros(parameter.shape, np.float32))
+    np.testing.assert_array_equal(loaded(x).numpy(), want)
+    assert not copied(x).numpy().any()
 
 
 def test_a_loaded_layer_is_not_recorded_into_a_program(tmp_path):
