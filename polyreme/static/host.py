@@ -213,7 +213,7 @@ def _on_host(fn: Callable, wanted: Sequence[Any], arrays: Sequence[Any], what: s
     if not state.capturing():
         return [jnp.asarray(a) for a in run(*arrays)]
     if not wanted:
-        at_run_time(lambda *given: None if run(*given) else None, *arrays)
+        at_run_time(lambda *given: fn(*map(np.asarray, given)) and None, *arrays)
         return []
     # what has a tangent cannot go to the host; the gradient is PyLayer's business
     still = [jax.lax.stop_gradient(a) for a in arrays]
