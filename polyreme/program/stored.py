@@ -130,6 +130,18 @@ def put(program: Program, scope: Scope, arrays: Mapping[str, Any], where: str) -
                 have.set_value(np.asarray(array))
 
 
+def put_into(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], where: str) -> None:
+    """Give some of these Tensors values by name; nothing changes unless all of them fit."""
+    unknown = arrays.keys() - tensors.keys()
+    if unknown:
+        raise CheckpointError(f"{where} has {_some(unknown)}, which nothing of the Program is named")
+    for name, array in arrays.items():
+        _check(where, name, array, tensors[name])
+    with state.outside_capture():
+        for name, array in arrays.items():
+            tensors[name].set_value(np.asarray(array))
+
+
 def put_training_state(
     program: Program, scope: Scope, arrays: Mapping[str, Any], schedules: Mapping[str, Any], where: str
 ) -> None:

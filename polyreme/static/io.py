@@ -139,18 +139,12 @@ def set_program_state(program: Program, state_dict: dict[str, Any]) -> list[str]
             f"{sorted(declared)[:8]}"
         )
     stored.put(program, scope, used, "set_program_state")
-    updated = [op for op in stored.optimizers(program) if all(p in scope.local_var_names() for p, _ in op.pairs)]
-    for op in updated:
-        tensors = scope.optimizer(op).state_tensors(op.key)
-        for name in tensors.keys() & arrays.keys():
-            if tuple(arrays[name].shape) != tuple(tensors[name].shape):
-                raise CheckpointError(
-                    f"set_program_state: {name!r} has shape {list(arrays[name].shape)}, the optimizer's is "
-                    f"{tensors[name].shape}"
-                )
-            with state.outside_capture():
-                tensors[name].set_value(arrays[name].astype(tensors[name].dtype))
-            used[name] = arrays[name]
+    for op in stored.optimizers(program):
+        if all(scope.find(p) is not None for p, _ in op.pairs):
+            tensors = scope.optimizer(op).state_tensors(op.key)
+            kept = {n: a for n, a in arrays.items() if n in tensors}
+            stored.put_into(tensors, kept, "set_program_state")
+            used |= kept
     return [n for n in arrays if n not in used]
 
 
@@ -300,14 +294,13 @@ def save_inference_model(
     options = {name: kwargs.pop(name) for name in ("platforms", "buckets", "program_only") if name in kwargs}
     program = _main(kwargs, "save_inference_model", fetch_vars)
     feeds, fetches = _variables("feed_vars", feed_vars), _variables("fetch_vars", fetch_vars)
-    write_model(path_prefix, program, feeds, fetches, options, {})
+    base = stored.file_prefix("save_inference_model", path_prefix)
+    _write_model(base, program, feeds, fetches, options)
 
 
-def write_model(
-    path_prefix: str | os.PathLike[str], program: Program, feeds: list[Tensor], fetches: list[Tensor],
-    options: dict[str, Any], extra: dict[str, Any],
-) -> None:  # fmt: skip
-    """save_inference_model, with more JSON for the manifest."""
+def _write_model(
+    base: str, program: Program, feeds: list[Tensor], fetches: list[Tensor], options: dict[str, Any]
+) -> None:
     pruned = normalize_program(program, feeds, fetches)
     changed = {n for op in pruned.every_op() for n in op.writes()}
     if changed:
@@ -319,13 +312,13 @@ def write_model(
     feed, fetch = [v.name for v in feeds], [v.name for v in fetches]
     body = serial.to_body(pruned, arrays)
     arrays |= stored.values_of(pruned, global_scope(), stored.persistables(pruned))
-    model = {"program": body, "feed": feed, "fetch": fetch, **extra}
+    model = {"program": body, "feed": feed, "fetch": fetch}
     inputs = [_Input(v) for v in feeds]
     call = _pure(pruned, list(stored.persistables(pruned)), feed, fetch)
     only = options.pop("program_only", False) or any(getattr(v, "lod", ()) for v in feeds)
     functions = {} if only else {MAIN: export.Function(call, inputs, fetch, options.pop("buckets", None))}
     platforms = options.pop("platforms", PLATFORMS)
-    export.write_functions(path_prefix, functions, arrays, platforms=platforms, extra={"static": model})
+    export.write_functions(base, functions, arrays, platforms=platforms, extra={"static": model})
 
 
 class _Input:
@@ -382,21 +375,18 @@ def load_inference_model(path_prefix: str | os.PathLike[str], executor: Any, **k
     """
     if kwargs:
         raise ConfigError(f"load_inference_model: {', '.join(kwargs)}: files are found by path_prefix alone; leave out")
-    return read_model(stored.file_prefix("load_inference_model", path_prefix))[0]
-
-
-def read_model(path_prefix: str) -> tuple[list[Any], dict[str, Any]]:
-    """load_inference_model's result, and what the manifest has besides."""
-    artifact = export.read(path_prefix)
+    base = stored.file_prefix("load_inference_model", path_prefix)
+    artifact = export.read(base)
     model = artifact.manifest.extra.get("static")
     if model is None:
         raise CheckpointError(
-            f"{path_prefix}: holds no static Program; it was written by jit.save, so load it with jit.load or "
+            f"{base}: holds no static Program; it was written by jit.save, so load it with jit.load or "
             "polyreme.inference"
         )
+    arrays = {n: np.asarray(a) for n, a in artifact.state.items()}
     program = Program()
-    serial.fill(program, serial.checked(model["program"]), {n: np.asarray(a) for n, a in artifact.state.items()})
-    own = [n for n in stored.persistables(program) if n not in program.held]
-    stored.put(program, global_scope(), {n: np.asarray(artifact.state[n]) for n in own}, str(path_prefix))
-    fetch = [program.global_block().var(n) if n not in program.held else program.held[n] for n in model["fetch"]]
-    return [program, list(model["feed"]), fetch], model
+    serial.fill(program, serial.checked(model["program"]), arrays)
+    block, own = program.global_block(), [n for n in stored.persistables(program) if n not in program.held]
+    stored.put(program, global_scope(), {n: arrays[n] for n in own}, base)
+    fetch = [program.held[n] if n in program.held else block.var(n) for n in model["fetch"]]
+    return [program, list(model["feed"]), fetch]
