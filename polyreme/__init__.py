@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from polyreme.api import *
     from polyreme.distributed import DataParallel
     from polyreme.hapi import Model
+    from polyreme.reader import batch
 
 __version__ = "0.1.0"
 
@@ -20,7 +21,7 @@ _SUBMODULES = frozenset(module.name for module in pkgutil.iter_modules(__path__)
 
 
 # names whose modules would make the first use of any other name slower
-_LATE = {"Model": "polyreme.hapi", "DataParallel": "polyreme.distributed"}
+_LATE = {"Model": "polyreme.hapi", "DataParallel": "polyreme.distributed", "batch": "polyreme.reader"}
 
 
 def __getattr__(name: str) -> Any:

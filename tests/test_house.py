@@ -12,7 +12,7 @@ FLOORS = [
     "ops",
     "eager",
     "jit",
-    "nn optimizer amp autograd io metric regularizer device linalg program export",
+    "nn optimizer amp autograd io metric regularizer device linalg reader program export",
     "vision text audio distribution",
     "distributed hapi callbacks inference",
     "planner",

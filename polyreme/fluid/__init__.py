@@ -1,21 +1,118 @@
-"""polyreme.fluid: the names and behaviours of PaddlePaddle 1.7's `fluid`, over programs and ops.
+"""polyreme.fluid: the names and behaviours of PaddlePaddle 1.7's `fluid`, over programs and ops. See docs/fluid.md.
 
 Floor: 7.
 """
 
+from polyreme.core import unique_name
 from polyreme.core.place import CPUPlace, CUDAPlace, is_compiled_with_cuda
-from polyreme.fluid import clip, initializer, layers, optimizer, regularizer
+from polyreme.fluid import (
+    average,
+    backward,
+    clip,
+    compiler,
+    core,
+    data_feeder,
+    dygraph,
+    executor,
+    framework,
+    initializer,
+    install_check,
+    layers,
+    lod_tensor,
+    metrics,
+    nets,
+    optimizer,
+    parallel_executor,
+    param_attr,
+    reader,
+    regularizer,
+)
+from polyreme.fluid.absent import refusing
+from polyreme.fluid.backward import append_backward, gradients
+from polyreme.fluid.compiler import BuildStrategy, CompiledProgram, ExecutionStrategy
+from polyreme.fluid.data_feeder import DataFeeder
 from polyreme.fluid.executor import Executor
-from polyreme.fluid.lod_tensor import LoDTensor, LoDTensorArray, create_lod_tensor, create_random_int_lodtensor
-from polyreme.fluid.param_attr import ParamAttr
-from polyreme.program.program import (
+from polyreme.fluid.framework import (
     Program,
     Variable,
+    cpu_places,
+    cuda_places,
     default_main_program,
     default_startup_program,
+    memory_optimize,
     name_scope,
     program_guard,
+    release_memory,
+    require_version,
 )
+from polyreme.fluid.input import data, embedding, one_hot
+from polyreme.fluid.lod_tensor import LoDTensor, LoDTensorArray, create_lod_tensor, create_random_int_lodtensor
+from polyreme.fluid.mode import disable_dygraph, enable_dygraph, in_dygraph_mode
+from polyreme.fluid.parallel_executor import ParallelExecutor
+from polyreme.fluid.param_attr import ParamAttr
 from polyreme.program.scope import Scope, global_scope, scope_guard
 
-__all__ = ["LoDTensor", "LoDTensorArray", "create_lod_tensor", "create_random_int_lodtensor"]
+Tensor = LoDTensor
+
+__all__ = [
+    "BuildStrategy",
+    "CPUPlace",
+    "CUDAPlace",
+    "CompiledProgram",
+    "DataFeeder",
+    "ExecutionStrategy",
+    "Executor",
+    "LoDTensor",
+    "LoDTensorArray",
+    "ParallelExecutor",
+    "ParamAttr",
+    "Program",
+    "Scope",
+    "Tensor",
+    "Variable",
+    "append_backward",
+    "average",
+    "backward",
+    "clip",
+    "compiler",
+    "core",
+    "cpu_places",
+    "create_lod_tensor",
+    "create_random_int_lodtensor",
+    "cuda_places",
+    "data",
+    "data_feeder",
+    "default_main_program",
+    "default_startup_program",
+    "disable_dygraph",
+    "dygraph",
+    "embedding",
+    "enable_dygraph",
+    "executor",
+    "framework",
+    "global_scope",
+    "gradients",
+    "in_dygraph_mode",
+    "initializer",
+    "install_check",
+    "is_compiled_with_cuda",
+    "layers",
+    "lod_tensor",
+    "memory_optimize",
+    "metrics",
+    "name_scope",
+    "nets",
+    "one_hot",
+    "optimizer",
+    "parallel_executor",
+    "param_attr",
+    "program_guard",
+    "reader",
+    "regularizer",
+    "release_memory",
+    "require_version",
+    "scope_guard",
+    "unique_name",
+]
+
+__getattr__ = refusing("fluid", __name__)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyreme.fluid import lod
+from polyreme.fluid.reader import feed_of
 from polyreme.program import executor
 from polyreme.program.program import Program, defaults
 from polyreme.program.scope import Scope
@@ -23,10 +24,11 @@ class Executor(executor.Executor):
     ) -> list[Any]:  # fmt: skip
         """Run a Program (the default main one if None); returns the fetched values as ndarrays, or as LoDTensors.
 
+        A Program whose Variables a started DataLoader feeds takes the next minibatch of it; EOFException at the end.
         Raises ProgramError, besides what any Executor does, for ndarrays asked of values that are cut into sequences.
         """
         program = defaults.main if program is None else program
-        plain = super().run
+        feed, plain = feed_of(program, feed), super().run
         if not isinstance(program, Program):
             return plain(program, feed, fetch_list, scope=scope, return_numpy=return_numpy)
         return lod.run(_Plain(plain), program, feed, _listed(fetch_list), scope, return_numpy)

@@ -1,0 +1,74 @@
+"""Names of 1.7 that are not here, and what to use in their place.
+
+Floor: 7.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_DETECTION = "detection models are out of scope; write them with polyreme's ops"
+_PARAMETER_SERVER = "there are no parameter servers here; use polyreme.distributed.fleet"
+_SEARCH = "write the search as a loop over Executor.run, or with polyreme's ops"
+_RNN = "use StaticRNN, dynamic_lstm or dynamic_gru"
+_ARRAY = "arrays of Variables have no bound; keep one Variable of all steps and use scatter, or use while_loop"
+_PROFILER = "profile with jax.profiler around Executor.run"
+INSTEAD: dict[str, str] = {
+    "IfElse": "use cond for one condition, where-like elementwise_mul with a mask for one a row",
+    "DynamicRNN": _RNN, "rnn": _RNN, "lstm": _RNN, "RNNCell": _RNN, "GRUCell": _RNN, "LSTMCell": _RNN,
+    "array_write": _ARRAY, "array_read": _ARRAY, "array_length": _ARRAY, "create_array": _ARRAY,
+    "tensor_array_to_tensor": _ARRAY,
+    "beam_search": _SEARCH, "beam_search_decode": _SEARCH, "dynamic_decode": _SEARCH, "BeamSearchDecoder": _SEARCH,
+    "Decoder": _SEARCH, "DecodeHelper": _SEARCH, "TrainingHelper": _SEARCH, "GreedyEmbeddingHelper": _SEARCH,
+    "SampleEmbeddingHelper": _SEARCH, "BasicDecoder": _SEARCH, "gather_tree": _SEARCH,
+    "py_reader": "use fluid.io.DataLoader.from_generator", "read_file": "use fluid.io.DataLoader.from_generator",
+    "double_buffer": "give capacity to fluid.io.DataLoader.from_generator",
+    "create_py_reader_by_data": "use fluid.io.DataLoader.from_generator with iterable=False",
+    "Print": "fetch the Variable", "py_func": "use polyreme.static.nn.py_func",
+    "load": "use fluid.io.load_vars",
+    "Uniform": "use polyreme's random ops", "Categorical": "use polyreme's random ops",
+    "Normal": "use polyreme's random ops", "MultivariateNormalDiag": "use polyreme's random ops",
+    "get_places": "use fluid.cpu_places or fluid.cuda_places",
+    "crop": "use crop_tensor", "unique": "compute it in the reader", "unique_with_counts": "compute it in the reader",
+    "nce": "use softmax_with_cross_entropy", "hsigmoid": "use softmax_with_cross_entropy",
+    "sampled_softmax_with_cross_entropy": "use softmax_with_cross_entropy",
+    "transpiler": _PARAMETER_SERVER, "DistributeTranspiler": _PARAMETER_SERVER, "incubate": _PARAMETER_SERVER,
+    "dataset": "use a reader with DataFeeder or DataLoader", "DatasetFactory": "use a reader with DataLoader",
+    "profiler": _PROFILER, "cuda_profiler": _PROFILER,
+    "contrib": "use polyreme.amp for mixed precision", "evaluator": "use fluid.metrics",
+    "dygraph_grad_clip": "give the clips of fluid.clip to minimize(grad_clip=)",
+    "ErrorClipByValue": "use GradientClipByValue",
+    "load_op_library": "declare an op in Python, see docs/adding_an_op.md",
+    "FtrlOptimizer": "use Adagrad", "Ftrl": "use Adagrad", "DpsgdOptimizer": "use SGD", "Dpsgd": "use SGD",
+    "DecayedAdagrad": "use RMSPropOptimizer", "DecayedAdagradOptimizer": "use RMSPropOptimizer",
+    "LarsMomentum": "use LambOptimizer", "LarsMomentumOptimizer": "use LambOptimizer",
+    "DGCMomentumOptimizer": "use Momentum", "PipelineOptimizer": "use polyreme.distributed.fleet",
+    "RecomputeOptimizer": "use polyreme.distributed.fleet.utils.recompute",
+}  # fmt: skip
+_DETECTION_NAMES = [
+    "prior_box", "density_prior_box", "multi_box_head", "bipartite_match", "target_assign", "detection_output",
+    "ssd_loss", "rpn_target_assign", "retinanet_target_assign", "sigmoid_focal_loss", "anchor_generator",
+    "roi_perspective_transform", "generate_proposal_labels", "generate_proposals", "generate_mask_labels",
+    "iou_similarity", "box_coder", "polygon_box_transform", "yolov3_loss", "yolo_box", "box_clip", "multiclass_nms",
+    "locality_aware_nms", "retinanet_detection_output", "distribute_fpn_proposals", "box_decoder_and_assign",
+    "collect_fpn_proposals", "roi_pool", "roi_align", "psroi_pool", "prroi_pool", "deformable_conv",
+    "deformable_roi_pooling", "DetectionMAP",
+]  # fmt: skip
+INSTEAD.update(dict.fromkeys(_DETECTION_NAMES, _DETECTION))
+
+
+def refusing(shown: str, module: str) -> Callable[[str], Any]:
+    """A module's __getattr__: AttributeError that says what to use in place of a name that is not there."""
+
+    def refuse(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        names = getattr(sys.modules[module], "__all__", ())
+        close = difflib.get_close_matches(name, names, n=1)
+        rest = INSTEAD.get(name) or (f"did you mean {close[0]!r}?" if close else "docs/fluid.md lists what there is")
+        raise AttributeError(f"polyreme.{shown} has no {name!r}; {rest}")
+
+    return refuse

@@ -1,0 +1,80 @@
+"""fluid.framework: Programs, places, and what version this is.
+
+Floor: 7.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from polyreme import flags
+from polyreme.core.place import CPUPlace, CUDAPlace, device_count, is_compiled_with_cuda
+from polyreme.errors import ConfigError, DeviceError
+from polyreme.fluid.mode import in_dygraph_mode
+from polyreme.nn.parameter import Parameter
+from polyreme.program.program import (
+    Program,
+    Variable,
+    default_main_program,
+    default_startup_program,
+    name_scope,
+    program_guard,
+)
+
+SPOKEN = (1, 7, 0)
+"""The version whose names and behaviour polyreme.fluid has."""
+
+
+def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
+    """That many CPU devices, CPU_NUM of them if None. Raises ConfigError for less than one."""
+    count = (flags.cpu_num() or 1) if device_count is None else device_count
+    if count < 1:
+        raise ConfigError(f"cpu_places: device_count={count}; give 1 or more")
+    return [CPUPlace(i) for i in range(count)]
+
+
+def cuda_places(device_ids: int | Sequence[int] | None = None) -> list[CUDAPlace]:
+    """These GPUs, all that are visible if None. Raises DeviceError without one."""
+    if not is_compiled_with_cuda():
+        raise DeviceError("cuda_places: there is no GPU here; use cpu_places()")
+    if device_ids is None:
+        return [CUDAPlace(i) for i in range(device_count())]
+    return [CUDAPlace(i) for i in ([device_ids] if isinstance(device_ids, int) else device_ids)]
+
+
+def require_version(min_version: str, max_version: str | None = None) -> None:
+    """Raises ConfigError unless 1.7.0, whose behaviour this is, lies between the two versions."""
+    low, high = _parts(min_version), None if max_version is None else _parts(max_version)
+    if low > SPOKEN or (high is not None and high < SPOKEN):
+        raise ConfigError(
+            f"require_version: polyreme.fluid behaves as version 1.7.0, wanted is {min_version} to "
+            f"{max_version or 'any'}; use polyreme itself for what is newer"
+        )
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    if not isinstance(version, str) or not all(p.isdigit() for p in version.split(".")):
+        raise ConfigError(f"require_version takes a version such as '1.6.0', got {version!r}")
+    return (*map(int, version.split(".")), 0, 0)[:3]
+
+
+def memory_optimize(
+    input_program: Program, skip_opt_set: Any = None, print_log: bool = False, level: int = 0,
+    skip_grads: bool = True,
+) -> None:  # fmt: skip
+    """Nothing, but a warning, as in 1.7: the compiler shares memory between values by itself."""
+    warnings.warn("memory_optimize does nothing: the compiler does that", DeprecationWarning, stacklevel=2)
+
+
+def release_memory(input_program: Program, skip_opt_set: Any = None) -> None:
+    """Nothing, but a warning, as in 1.7."""
+    warnings.warn("release_memory does nothing: the compiler does that", DeprecationWarning, stacklevel=2)
+
+
+__all__ = [
+    "Parameter", "Program", "Variable", "cpu_places", "cuda_places", "default_main_program",
+    "default_startup_program", "in_dygraph_mode", "is_compiled_with_cuda", "memory_optimize", "name_scope",
+    "program_guard", "release_memory", "require_version",
+]  # fmt: skip
