@@ -104,7 +104,7 @@ def _settle(program: Program) -> None:
 def _pass_on(op: Call, block: Block) -> None:
     inputs: dict[str, TensorState] = {name: _input(block, name) for name in op.reads()}
     source = next((v for v in inputs.values() if isinstance(v, Variable) and v.lod and v.shape[0] == DYNAMIC), None)
-    if getattr(function_of(op.name), "__module__", "").startswith(_SEQUENCE_OPS):
+    if op.name in _PICK_ROWS or getattr(function_of(op.name), "__module__", "").startswith(_SEQUENCE_OPS):
         source = None
     kept: set[int] = set()
     if source is not None and any(_many_rows(block.vars.get(name)) for name in op.outputs):
@@ -118,6 +118,8 @@ def _pass_on(op: Call, block: Block) -> None:
             divided(result, source.lod if source is not None and i in kept else ())
 
 
+_PICK_ROWS = {"gather", "gather_nd", "index_select", "masked_select", "take", "index_sample"}
+"""Ops whose result has as many rows as their index, which may be as unknown as those of what they pick from."""
 _SEQUENCE_OPS = "polyreme.ops.sequence"
 """The modules whose ops hand nothing on of themselves: the layer that calls one says what its result is."""
 

@@ -1,5 +1,7 @@
 """Sequence layers in Programs: fed LoDTensors of different lengths, against NumPy and against training by hand."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -309,6 +311,7 @@ def test_rows_hand_their_sequences_on_and_nothing_else_does(program):
         x.sum(1),
     ]
     lacking = [x.sum(0), x.transpose([1, 0]), paddle.concat([x, x]), x[1:], x.reshape([-1, 2]), weight]
+    lacking.append(paddle.gather(x, static.data("at", [None], "int64")))
     assert [len(lod.lod_of(v)) for v in having] == [1] * len(having)
     assert [len(lod.lod_of(v)) for v in lacking] == [0] * len(lacking)
     pooled = layers.sequence_pool(having[1], "sum")
@@ -409,3 +412,11 @@ def test_a_program_that_was_copied_or_written_divides_as_before(program):
         assert [g.lod() for g in got] == [[[0, 2, 5]], []]
         close(got[0], 3 * feed["x"].numpy())
         close(got[1], 3 * ref.pool(feed["x"].numpy(), [2, 3], "sum"))
+
+
+def test_the_example_of_the_documentation_runs(program):
+    page = Path(__file__).parents[2] / "docs" / "sequences.md"
+    names = {}
+    exec(page.read_text().split("```python")[1].split("```")[0], names)
+    assert names["value"].shape == (1,)
+    assert names["features"].recursive_sequence_lengths() == [[3, 2]]
