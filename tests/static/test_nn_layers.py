@@ -1,5 +1,4 @@
-"""Every layer of the layer table, recorded with an unknown batch size and run: outputs, gradients and statistics are those
-of its eager run."""
+"""Every layer of the layer table, recorded with an unknown batch size: what its run gives is what its eager run gives."""
 
 import numpy as np
 import pytest
