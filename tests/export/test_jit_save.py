@@ -282,6 +282,15 @@ def test_functions_and_methods(tmp_path):
     np.testing.assert_array_equal(loaded(paddle.ones([3, 2]), y=paddle.ones([2]))[0].numpy(), want.numpy())
     assert len(loaded.parameters()) == 2, "the parameters the function reads are its own"
 
+    net = mlp()
+    net.train()
+    jit.save(lambda x: net(x), tmp_path / "g", [InputSpec([None, 4])])
+    assert net.training
+    assert net[2].training
+    net.eval()
+    x = paddle.to_tensor(images(2, 4))
+    np.testing.assert_array_equal(jit.load(tmp_path / "g")(x).numpy(), jit.to_static(net)(x).numpy())
+
     class Two(nn.Layer):
         def __init__(self):
             super().__init__()
@@ -393,6 +402,7 @@ def test_a_copy_has_parameters_of_its_own(tmp_path):
     jit.save(mlp(), tmp_path / "m", [InputSpec([None, 4])])
     loaded = jit.load(tmp_path / "m")
     loaded.parameters()[0].stop_gradient = True
+    loaded.parameters()[0].set_value(np.ones((4, 8), np.float32))  # trained since it was saved
     copied = copy.deepcopy(loaded)
     x = paddle.to_tensor(images(2, 4))
     want = loaded(x).numpy()
