@@ -1,4 +1,4 @@
-"""Every layer of the layer table, recorded with an unknown batch size: what its run gives is what its eager run gives."""
+"""Every layer of the layer table, recorded with an unknown batch size: its run gives what its eager run gives."""
 
 import numpy as np
 import pytest
