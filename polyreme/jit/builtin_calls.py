@@ -9,6 +9,7 @@ import builtins
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from polyreme.jit import host_calls
 from polyreme.jit.branch import condition
 from polyreme.jit.capture import staged
 from polyreme.jit.control_flow import TensorRange, if_exp, not_, or_
@@ -69,7 +70,15 @@ def reversed_(items: Any) -> Any:
     return items.reversed() if isinstance(items, TensorRange) else reversed(items)
 
 
-REPLACED: dict[Any, Callable] = {
-    max: max_, min: min_, any: any_, all: all_, enumerate: enumerate_, reversed: reversed_
+_REPLACED: dict[Any, Callable] = {
+    max: max_, min: min_, any: any_, all: all_, enumerate: enumerate_, reversed: reversed_,
+    str: host_calls.str_, repr: host_calls.repr_,
 }  # fmt: skip
-"""Python's function -> the one converted code calls instead."""
+
+
+def replaced(fn: Any) -> Any:
+    """What converted code calls for a builtin function or method."""
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, str) and fn.__name__ == "format":
+        return host_calls.format_by(owner)
+    return _REPLACED.get(fn, fn)

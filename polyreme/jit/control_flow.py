@@ -226,13 +226,39 @@ def if_exp(test: Any, if_true: Callable, if_false: Callable, text: str) -> Any:
 def while_stmt(test: Callable, body: Callable, get: Callable, put: Callable, names: tuple[str, ...], _: Any) -> None:
     """while: Python steps as long as the test is a Python value, then one staged loop."""
     while True:
+        _forever.asked = False
         go = test()
         if staged(go):
+            is_endless = _forever.asked
             loop(test, body, get, put, names, "a while loop")
+            if is_endless:
+                _left_by_return(get, put, names)
             return
         if not go:
             return
         body()
+
+
+class _Forever:
+    """asked: whether the test of the loop at hand is `while True`, but for the flags of break and return."""
+
+    asked = False
+
+
+_forever = _Forever()
+
+
+def forever() -> bool:
+    """The test of `while True`."""
+    _forever.asked = True
+    return True
+
+
+def _left_by_return(get: Callable, put: Callable, names: tuple[str, ...]) -> None:
+    """After `while True` without a break, the function has returned."""
+    flags = [name for name in names if name.startswith(("do_return", "break_"))]
+    if len(flags) == 1 and flags[0].startswith("do_return"):
+        put(tuple(True if name == flags[0] else value for name, value in zip(names, get(), strict=True)))
 
 
 def for_stmt(

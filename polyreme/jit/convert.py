@@ -49,6 +49,8 @@ _SKIPPED = frozenset(
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _SITE = tuple({sysconfig.get_paths()[k] for k in ("purelib", "platlib")})
 _FUTURE = __future__.annotations.compiler_flag
+# they call their first argument
+_CALLERS = (map, filter, functools.reduce)
 _MARK = "polyreme_converted"
 # what the transpiler raises for source it cannot have or cannot take
 _REFUSALS = (
@@ -319,7 +321,9 @@ def _builtin(fn: Any, args: tuple, kwargs: dict[str, Any], scope: Any) -> Any:
         return py_builtins.globals_in_original_context(scope)
     if fn is locals:
         return py_builtins.locals_in_original_context(scope)
-    call: Any = builtin_calls.REPLACED.get(fn, fn)
+    call: Any = builtin_calls.replaced(fn)
+    if fn in _CALLERS and args:
+        args = (converted(args[0]), *args[1:])
     result = call(*args, **kwargs)
     return mutation.own(result) if isinstance(fn, type) or fn is sorted else result
 
@@ -338,6 +342,7 @@ _OPERATORS = types.SimpleNamespace(
     if_stmt=control_flow.if_stmt,
     if_exp=control_flow.if_exp,
     while_stmt=control_flow.while_stmt,
+    forever=control_flow.forever,
     for_stmt=control_flow.for_stmt,
     and_=control_flow.and_,
     or_=control_flow.or_,
@@ -352,6 +357,7 @@ _OPERATORS = types.SimpleNamespace(
     del_attr=mutation.del_attr,
     update=mutation.update,
     text=host_calls.text,
+    percent=host_calls.percent,
     print_of=host_calls.print_of,
     check=host_calls.check,
     raised=host_calls.raised,

@@ -106,20 +106,43 @@ class _Shown:
         facts = f"shape={list(self.value.shape)}, dtype={self.dtype}, place={self.place}"
         return f"Tensor({facts}, stop_gradient={self.stop_gradient},\n       {text})"
 
+    def of(self, value: np.ndarray) -> _Shown:
+        """The same Tensor with its value."""
+        shown = object.__new__(_Shown)
+        shown.__dict__.update(self.__dict__, value=value)
+        return shown
+
     def __format__(self, spec: str) -> str:
         return format(self.value.item() if spec and self.value.size == 1 else repr(self), spec)
 
+    def __float__(self) -> float:
+        return float(self.value.item())
+
+    def __int__(self) -> int:
+        return int(self.value.item())
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Part of a text: write(value), where value has Tensors of unknown value inside."""
+
+    write: Callable[[Any], str]
+    value: Any
+
 
 class Text:
-    """An f-string with Tensors in it whose values are not known yet: good for print and for the message of assert."""
+    """A text with Tensors in it whose values are not known yet: good for print and for the message of assert.
+
+    parts: str or _Piece.
+    """
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self.parts = tuple(parts)
 
     def _read(self) -> str:
         raise CaptureError(
-            f"{user_line()}: this f-string holds the value of a Tensor, which is not known while the function is "
-            "captured; print it, use it as the message of an assert, or return the Tensor and format it outside"
+            f"{user_line()}: this text holds the value of a Tensor, which is not known while the function is captured; "
+            "print it, use it as the message of an assert, or return the Tensor and format it outside"
         )
 
     def __str__(self) -> str:
@@ -153,83 +176,93 @@ def _parts(value: Any) -> tuple[Any, ...]:
     return value.parts if isinstance(value, Text) else (value,)
 
 
-def _written(parts: Sequence[Any], values: Iterator[Any]) -> str:
-    """The text, each Tensor replaced by the next value."""
-    return "".join(
-        part if isinstance(part, str) else _formatted(next(values) if part[0] is _VALUE else part[0], *part[1:])
-        for part in parts
-    )
-
-
-def _formatted(value: Any, how: str, spec: str) -> str:
-    match how:
-        case "r":
-            value = repr(value)
-        case "s":
-            value = str(value)
-        case "a":
-            value = ascii(value)
-    return format(value, spec)
-
-
 _VALUE = object()
 
 
 class _Later:
     """Objects with Tensors of unknown value inside, to be put together when the values are there."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, tensors: list[TensorState] | None = None) -> None:
         leaves: list[Any] = []
         self.spec = flatten(value, leaves)
-        self.tensors: list[TensorState] = []
+        self.tensors: list[TensorState] = [] if tensors is None else tensors
         self.leaves = [self._kept(leaf) for leaf in leaves]
         # what a value is shown with must not keep the Tensor, which is gone when the program runs
         self.facts = [_Shown(t, np.empty(0)) for t in self.tensors]
 
     def _kept(self, leaf: Any) -> Any:
         if isinstance(leaf, Text):
-            return Text([self._part(part) for part in leaf.parts])
-        return self._part((leaf,))[0]
-
-    def _part(self, part: Any) -> Any:
-        if isinstance(part, str) or not staged(part[0]):
-            return part
-        self.tensors.append(part[0])
-        return (_VALUE, *part[1:])
+            return Text(
+                [p if isinstance(p, str) else _Piece(p.write, _Later(p.value, self.tensors)) for p in leaf.parts]
+            )
+        if not staged(leaf):
+            return leaf
+        self.tensors.append(leaf)
+        return _VALUE
 
     def arrays(self) -> list[Any]:
         return [jax.lax.stop_gradient(state.read(t)) for t in self.tensors]
 
     def made(self, arrays: Sequence[Any]) -> Any:
         """The objects, with values."""
-        values = iter([self._shown(facts, np.asarray(a)) for facts, a in zip(self.facts, arrays, strict=True)])
-        return rebuild(self.spec, iter([self._leaf(leaf, values) for leaf in self.leaves]))
+        return self._filled(iter([facts.of(np.asarray(a)) for facts, a in zip(self.facts, arrays, strict=True)]))
 
-    @staticmethod
-    def _shown(facts: _Shown, value: np.ndarray) -> _Shown:
-        shown = object.__new__(_Shown)
-        shown.__dict__.update(facts.__dict__, value=value)
-        return shown
+    def _filled(self, values: Iterator[Any]) -> Any:
+        return rebuild(self.spec, iter([self._leaf(leaf, values) for leaf in self.leaves]))
 
     @staticmethod
     def _leaf(leaf: Any, values: Iterator[Any]) -> Any:
         if isinstance(leaf, Text):
-            return _written(leaf.parts, values)
+            return "".join(p if isinstance(p, str) else p.write(p.value._filled(values)) for p in leaf.parts)
         return next(values) if leaf is _VALUE else leaf
+
+
+def _text(write: Callable[[Any], str], value: Any) -> Any:
+    """write(value), now if all that is in value is known."""
+    leaves: list[Any] = []
+    flatten(value, leaves)
+    return Text([_Piece(write, value)]) if any(map(staged, leaves)) else write(value)
 
 
 # operators of converted code
 
 
 def text(parts: Sequence[Any]) -> Any:
-    """An f-string: str, or Text if a Tensor without value is among its parts, each a str or (value, conversion,
-    spec)."""
-    flat: list[Any] = []
+    """An f-string: str, or Text if a Tensor without value is in it. parts: str or (value, conversion, spec)."""
+    made: Any = ""
     for part in parts:
-        flat += part[0].parts if isinstance(part, tuple) and isinstance(part[0], Text) else (part,)
-    if any(isinstance(part, tuple) and staged(part[0]) for part in flat):
-        return Text(flat)
-    return _written(flat, iter(()))
+        made += part if isinstance(part, str) else _formatted(*part)
+    return made
+
+
+_CONVERSIONS: dict[str, Callable[[Any], str]] = {"r": repr, "s": str, "a": ascii}
+
+
+def _formatted(value: Any, conversion: str, spec: str) -> Any:
+    if isinstance(value, Text) and conversion in ("", "s") and not spec:
+        return value
+    convert = _CONVERSIONS.get(conversion)
+    return _text(lambda v: format(v if convert is None else convert(v), spec), value)
+
+
+def percent(template: str, values: Any) -> Any:
+    """template % values."""
+    return _text(lambda v: template % v, values)
+
+
+def format_by(template: str) -> Callable[..., Any]:
+    """template.format."""
+    return lambda *args, **kwargs: _text(lambda v: template.format(*v[0], **v[1]), (args, kwargs))
+
+
+def str_(*args: Any) -> Any:
+    """str(value)."""
+    return _text(str, *args) if len(args) == 1 and not isinstance(args[0], Text) else str(*args)
+
+
+def repr_(value: Any) -> Any:
+    """repr(value)."""
+    return _text(repr, value)
 
 
 def print_of(fn: Any) -> Any:

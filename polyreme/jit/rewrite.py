@@ -166,6 +166,11 @@ class _Rewrite(ast.NodeTransformer):
         spec = ast.Constant("") if node.format_spec is None else self.visit(node.format_spec)
         return ast.Tuple([self.visit(node.value), ast.Constant(how), spec], ast.Load())
 
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        is_text = isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
+        made: Any = self.generic_visit(node)
+        return _at(_call("percent", made.left, made.right), node) if is_text and isinstance(node.op, ast.Mod) else made
+
     def visit_Call(self, node: ast.Call) -> Any:
         node = self.generic_visit(node)  # type: ignore[assignment]
         if isinstance(node.func, ast.Name) and node.func.id == "print":
@@ -217,6 +222,8 @@ class _Rewrite(ast.NodeTransformer):
                 raise _refusal(node, "a while loop with both := in its test and an else is not converted")
             leave = _at(ast.If(ast.UnaryOp(ast.Not(), node.test), [_at(ast.Break(), node)], []), node)
             node = _at(ast.While(ast.Constant(True), [leave, *node.body], []), node)
+        if isinstance(node.test, ast.Constant) and node.test.value:
+            node.test = _at(_call("forever"), node.test)
         return self.generic_visit(node)
 
 

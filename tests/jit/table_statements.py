@@ -382,3 +382,29 @@ def handed_on_under_no_grad(x):
         else:
             y = x
     return x * y
+
+
+def absolute(z):
+    if z > 0:
+        return z
+    return -z
+
+
+@case(*V3)
+def functions_given_to_map_and_reduce(x):
+    larger = functools.reduce(lambda a, b: a if a > b else b, map(absolute, x))
+    return larger * sum(map(absolute, [x[0], x[1]]))
+
+
+@case(*V, gradient=False)
+def while_true_until_a_tensor_says_stop(x):
+    steps = 0
+    while True:
+        x = x * 2 + 8
+        if x > 20:
+            break
+        steps += 1
+    while True:
+        if x < 0:
+            return x, steps
+        x = x - 7

@@ -171,7 +171,7 @@ REFUSED = [
     (raise_in_try, r":{3}: whether this ValueError is raised depends on a Tensor, and the try around it"),
     (which_exception, r":\d+: which of two exceptions is raised \(ValueError\('a'\) or KeyError\('b'\)\)"),
     (condition_in_comprehension, r":{1}: bool\(Tensor\).* needs the value on the host"),
-    (text_of_a_tensor, r":{1}: this f-string holds the value of a Tensor, which is not known"),
+    (text_of_a_tensor, r":{1}: this text holds the value of a Tensor, which is not known"),
     (inner_generator, r"needs the value on the host.*not converted here: line \d+: generators are not converted"),
     (generator, r"needs the value on the host.*not converted here: generators and coroutines are not converted"),
     (walrus_in_operand, r":{1}: .*line {1}: := in an operand that may not be evaluated is not converted"),
