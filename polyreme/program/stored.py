@@ -102,7 +102,7 @@ def check_names(where: str, have: Iterable[str], wanted: Iterable[str]) -> None:
     hint = did_you_mean(min(missing), extra) if missing and extra else ""
     raise CheckpointError(
         f"{where} {' and '.join(p for p in parts if p)}{hint}; build the Program as the one that was saved was "
-        "built (under utils.unique_name.guard(), if others were built before), or give var_list to load some"
+        "built (under utils.unique_name.guard(), if others were built before), or load some of them by name"
     )
 
 

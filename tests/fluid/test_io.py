@@ -1,0 +1,159 @@
+"""fluid.io: variables in files of their own or in one, models for inference, training that continues."""
+
+import os
+
+import numpy as np
+import pytest
+
+import polyreme as paddle
+from polyreme import static
+from polyreme.errors import CheckpointError, ConfigError, ProgramError
+from polyreme.fluid import io
+
+X = np.random.default_rng(0).normal(size=(4, 3, 4, 4)).astype("float32")
+
+
+@pytest.fixture
+def net(script):
+    """(fluid, executor, output, loss): a convolution with statistics, dropout, Adam with a decay, a seed."""
+    fluid = script
+    x = fluid.data("x", [None, 3, 4, 4])
+    h = fluid.layers.batch_norm(fluid.layers.conv2d(x, 2, 3), act="relu")
+    out = fluid.layers.fc(fluid.layers.dropout(h, 0.3, dropout_implementation="upscale_in_train"), 2)
+    loss = fluid.layers.mean(fluid.layers.square(out))
+    rate = fluid.layers.exponential_decay(0.1, decay_steps=2, decay_rate=0.5)
+    fluid.optimizer.Adam(rate).minimize(loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    return fluid, exe, out, loss
+
+
+def steps(exe, loss):
+    return [exe.run(static.default_main_program(), feed={"x": X}, fetch_list=[loss])[0].tobytes() for _ in range(3)]
+
+
+def value(name):
+    return np.array(static.global_scope().find_var(name).get_tensor())
+
+
+@pytest.mark.parametrize("filename", [None, "everything"])
+def test_training_continues_exactly_from_persistables(net, filename, tmp_path):
+    _, exe, _, loss = net
+    steps(exe, loss)
+    io.save_persistables(exe, tmp_path / "d", filename=filename)
+    want = steps(exe, loss)
+    assert len(set(want)) == 3
+    assert (sorted(os.listdir(tmp_path / "d")) == ["everything"]) == (filename is not None)
+    with static.scope_guard(static.Scope()):
+        io.load_persistables(exe, tmp_path / "d", filename=filename)
+        assert steps(exe, loss) == want
+
+
+def test_fluid_save_and_load(net, tmp_path):
+    fluid, exe, _, loss = net
+    main = fluid.default_main_program()
+    steps(exe, loss)
+    io.save(main, tmp_path / "net")
+    want = steps(exe, loss)
+    with static.scope_guard(static.Scope()):
+        io.load(main, tmp_path / "net", exe)
+        assert steps(exe, loss) == want
+    state = io.load_program_state(tmp_path / "net")
+    assert io.set_program_state(main, state) == ["@RANDOM_STREAM_1"]
+    assert {p.name for p in io.get_program_parameter(main)} < {v.name for v in io.get_program_persistable_vars(main)}
+
+
+@pytest.mark.parametrize("filename", [None, "parameters"])
+def test_parameters_alone_with_the_statistics_of_normalization(net, filename, tmp_path):
+    fluid, exe, out, loss = net
+    steps(exe, loss)
+    io.save_params(exe, tmp_path, filename=filename)
+    test = fluid.default_main_program().clone(for_test=True)
+    (want,) = exe.run(test, feed={"x": X}, fetch_list=[out])
+    with static.scope_guard(static.Scope()):
+        exe.run(fluid.default_startup_program())
+        io.load_params(exe, tmp_path, test, filename=filename)
+        np.testing.assert_array_equal(exe.run(test, feed={"x": X}, fetch_list=[out])[0], want)
+
+
+def test_training_continues_from_parameters_made_elsewhere(net, tmp_path):
+    fluid, exe, _, loss = net
+    steps(exe, loss)
+    io.save_params(exe, tmp_path)
+    filters = value("conv2d_0.w_0")
+    other, startup = fluid.Program(), fluid.Program()
+    with paddle.utils.unique_name.guard(), fluid.program_guard(other, startup), fluid.scope_guard(fluid.Scope()):
+        x = fluid.data("x", [None, 3, 4, 4])
+        h = fluid.layers.batch_norm(fluid.layers.conv2d(x, 2, 3), act="relu")
+        out = fluid.layers.fc(h, 5, param_attr="head", bias_attr=False)
+        fluid.optimizer.SGD(0.1).minimize(fluid.layers.mean(fluid.layers.square(out)))
+        exe.run(startup)
+        head = value("head")
+        io.load_vars(exe, tmp_path, other, predicate=lambda v: os.path.exists(os.path.join(tmp_path, v.name)))
+        np.testing.assert_array_equal(value("conv2d_0.w_0"), filters)
+        np.testing.assert_array_equal(value("head"), head)
+        exe.run(other, feed={"x": X})
+        assert not np.array_equal(value("conv2d_0.w_0"), filters)
+
+
+def test_chosen_variables(net, tmp_path):
+    fluid, exe, _, loss = net
+    main = fluid.default_main_program()
+    steps(exe, loss)
+    io.save_vars(exe, tmp_path, vars=[main.global_block().var("fc_0.w_0"), "fc_0.w_0_moment1_0"])
+    assert sorted(os.listdir(tmp_path)) == ["fc_0.w_0", "fc_0.w_0_moment1_0"]
+    before = value("fc_0.w_0_moment1_0")
+    steps(exe, loss)
+    io.load_vars(exe, tmp_path, vars=["fc_0.w_0_moment1_0"])
+    np.testing.assert_array_equal(value("fc_0.w_0_moment1_0"), before)
+    io.save_vars(exe, tmp_path, predicate=lambda v: v.persistable and v.name.endswith("moment2_0"), filename="second")
+    with pytest.raises(ConfigError, match=r"save_vars: give vars, .* or predicate"):
+        io.save_vars(exe, tmp_path)
+    with pytest.raises(ProgramError, match=r"'fc_0\.w_1' is no persistable variable .*did you mean 'fc_0\.w_0'"):
+        io.save_vars(exe, tmp_path, vars=["fc_0.w_1"])
+    with pytest.raises(ConfigError, match="give a folder, and a name in it"):
+        io.save_vars(exe, tmp_path, vars=["fc_0.w_0"], filename="../up")
+    with pytest.raises(TypeError, match="main_program is a Program, got str"):
+        io.save_vars(exe, tmp_path, "main", vars=["fc_0.w_0"])
+
+
+def test_files_that_are_not_as_they_should_be(net, tmp_path):
+    _, exe, _, _ = net
+    io.save_params(exe, tmp_path)
+    io.save_persistables(exe, tmp_path, filename="all")
+    path = tmp_path / "fc_0.w_0"
+    data = path.read_bytes()
+    path.write_bytes(data[:-3])
+    with pytest.raises(CheckpointError, match=r"fc_0\.w_0: tensors end at byte"):
+        io.load_params(exe, tmp_path)
+    path.write_bytes((tmp_path / "fc_0.b_0").read_bytes())
+    with pytest.raises(CheckpointError, match=r"fc_0\.w_0 lacks 'fc_0\.w_0' and has 'fc_0\.b_0' too"):
+        io.load_params(exe, tmp_path)
+    path.write_bytes(b"\x80\x04K\x01.")
+    with pytest.raises(CheckpointError, match="is a pickle"):
+        io.load_params(exe, tmp_path)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"has no file for 'fc_0\.w_0'"):
+        io.load_params(exe, tmp_path)
+    with pytest.raises(CheckpointError, match=r"all has .*'adam_0_step', .* too"):
+        io.load_params(exe, tmp_path, filename="all")
+    io.save_params(exe, tmp_path, filename="parameters")
+    with pytest.raises(CheckpointError, match="lacks '@LR_DECAY_COUNTER@'"):
+        io.load_persistables(exe, tmp_path, filename="parameters")
+    io.save_vars(exe, tmp_path, vars=["fc_0.b_0"], filename="wrong")
+
+
+def test_models_for_inference(net, tmp_path):
+    fluid, exe, out, loss = net
+    steps(exe, loss)
+    main = fluid.default_main_program()
+    assert io.save_inference_model(tmp_path, ["x"], [out], exe, params_filename="__params__") == [out.name]
+    assert sorted(os.listdir(tmp_path)) == ["__model__.json", "__model__.safetensors", "__model__.stablehlo"]
+    (want,) = exe.run(main.clone(for_test=True), feed={"x": X}, fetch_list=[out])
+    with static.scope_guard(static.Scope()):
+        program, feed, fetch = io.load_inference_model(tmp_path, exe)
+        np.testing.assert_array_equal(exe.run(program, feed={feed[0]: X}, fetch_list=fetch)[0], want)
+    with pytest.raises(ConfigError, match=r"use fluid\.save"):
+        io.save_inference_model(tmp_path, ["x"], [out], exe, program_only=True)
+    with pytest.raises(ConfigError, match="no parameter servers"):
+        io.load_inference_model(tmp_path, exe, pserver_endpoints=["127.0.0.1:1"])
