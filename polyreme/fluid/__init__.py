@@ -17,6 +17,7 @@ from polyreme.fluid import (
     framework,
     initializer,
     install_check,
+    io,
     layers,
     lod_tensor,
     metrics,
@@ -46,6 +47,7 @@ from polyreme.fluid.framework import (
     require_version,
 )
 from polyreme.fluid.input import data, embedding, one_hot
+from polyreme.fluid.io import load, save
 from polyreme.fluid.lod_tensor import LoDTensor, LoDTensorArray, create_lod_tensor, create_random_int_lodtensor
 from polyreme.fluid.mode import disable_dygraph, enable_dygraph, in_dygraph_mode
 from polyreme.fluid.parallel_executor import ParallelExecutor
@@ -95,8 +97,10 @@ __all__ = [
     "in_dygraph_mode",
     "initializer",
     "install_check",
+    "io",
     "is_compiled_with_cuda",
     "layers",
+    "load",
     "lod_tensor",
     "memory_optimize",
     "metrics",
@@ -111,6 +115,7 @@ __all__ = [
     "regularizer",
     "release_memory",
     "require_version",
+    "save",
     "scope_guard",
     "unique_name",
 ]
