@@ -29,17 +29,22 @@ def by_head(array: np.ndarray) -> np.ndarray:
     return np.swapaxes(split, -3, -2).reshape(array.shape)
 
 
+def model() -> GPT:
+    """The workload's model, with initial values of its own."""
+    sizes = {"vocab_size": g.VOCAB, "hidden_size": g.HIDDEN, "num_layers": g.LAYERS, "num_heads": g.HEADS}
+    return GPT(GPTConfig(**sizes, ffn_size=g.FFN, seq_len=g.SEQ, layer_norm_epsilon=g.NORM_EPSILON))
+
+
 def build():
     """-> a function that does one step and returns its loss."""
-    sizes = {"vocab_size": g.VOCAB, "hidden_size": g.HIDDEN, "num_layers": g.LAYERS, "num_heads": g.HEADS}
-    model = GPT(GPTConfig(**sizes, ffn_size=g.FFN, seq_len=g.SEQ, layer_norm_epsilon=g.NORM_EPSILON))
-    model.set_state_dict(weights_of(model))
+    network = model()
+    network.set_state_dict(weights_of(network))
     constants = {"beta1": g.BETA1, "beta2": g.BETA2, "epsilon": g.EPSILON, "weight_decay": g.WEIGHT_DECAY}
-    optimizer = paddle.optimizer.AdamW(g.LEARNING_RATE, parameters=model.parameters(), **constants)
+    optimizer = paddle.optimizer.AdamW(g.LEARNING_RATE, parameters=network.parameters(), **constants)
 
     @paddle.jit.to_static
     def step(ids, labels):
-        loss = model(ids, labels)
+        loss = network(ids, labels)
         loss.backward()
         optimizer.step()
         optimizer.clear_grad()

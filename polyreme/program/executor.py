@@ -5,6 +5,7 @@ Floor: 4.  A run that was seen before costs the making of its key, a lookup and 
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections import OrderedDict
@@ -164,4 +165,9 @@ _HERE = nullcontext()
 
 
 def _default_device() -> Any:
-    return backend.config.jax_default_device or jax.local_devices()[0]
+    return backend.config.jax_default_device or _first_device()
+
+
+@functools.cache
+def _first_device() -> Any:
+    return jax.local_devices()[0]
