@@ -15,9 +15,11 @@ _PARAMETER_SERVER = "there are no parameter servers here; use polyreme.distribut
 _SEARCH = "write the search as a loop over Executor.run, or with polyreme's ops"
 _RNN = "use StaticRNN, dynamic_lstm or dynamic_gru"
 _ARRAY = "arrays of Variables have no bound; keep one Variable of all steps and use scatter, or use while_loop"
+_DECAY = "give fluid.optimizer a schedule of polyreme.optimizer.lr, and step it"
+_LAYER = "use the layer of polyreme.nn"
 _PROFILER = "profile with jax.profiler around Executor.run"
 INSTEAD: dict[str, str] = {
-    "IfElse": "use cond for one condition, where-like elementwise_mul with a mask for one a row",
+    "IfElse": "use cond for one condition, and elementwise_mul with a mask for one of each row",
     "DynamicRNN": _RNN, "rnn": _RNN, "lstm": _RNN, "RNNCell": _RNN, "GRUCell": _RNN, "LSTMCell": _RNN,
     "array_write": _ARRAY, "array_read": _ARRAY, "array_length": _ARRAY, "create_array": _ARRAY,
     "tensor_array_to_tensor": _ARRAY,
@@ -27,13 +29,12 @@ INSTEAD: dict[str, str] = {
     "py_reader": "use fluid.io.DataLoader.from_generator", "read_file": "use fluid.io.DataLoader.from_generator",
     "double_buffer": "give capacity to fluid.io.DataLoader.from_generator",
     "create_py_reader_by_data": "use fluid.io.DataLoader.from_generator with iterable=False",
-    "Print": "fetch the Variable", "py_func": "use polyreme.static.nn.py_func",
-    "load": "use fluid.io.load_vars",
+    "load": "use fluid.io.load_vars", "WeightNormParamAttr": "use polyreme.static.nn with static.WeightNormParamAttr",
     "Uniform": "use polyreme's random ops", "Categorical": "use polyreme's random ops",
     "Normal": "use polyreme's random ops", "MultivariateNormalDiag": "use polyreme's random ops",
     "get_places": "use fluid.cpu_places or fluid.cuda_places",
     "crop": "use crop_tensor", "unique": "compute it in the reader", "unique_with_counts": "compute it in the reader",
-    "nce": "use softmax_with_cross_entropy", "hsigmoid": "use softmax_with_cross_entropy",
+    "hsigmoid": "use softmax_with_cross_entropy",
     "sampled_softmax_with_cross_entropy": "use softmax_with_cross_entropy",
     "transpiler": _PARAMETER_SERVER, "DistributeTranspiler": _PARAMETER_SERVER, "incubate": _PARAMETER_SERVER,
     "dataset": "use a reader with DataFeeder or DataLoader", "DatasetFactory": "use a reader with DataLoader",
@@ -42,6 +43,20 @@ INSTEAD: dict[str, str] = {
     "dygraph_grad_clip": "give the clips of fluid.clip to minimize(grad_clip=)",
     "ErrorClipByValue": "use GradientClipByValue",
     "load_op_library": "declare an op in Python, see docs/adding_an_op.md",
+    "ModelAverage": "use ExponentialMovingAverage", "LookaheadOptimizer": "use ExponentialMovingAverage",
+    "init_on_cpu": "initial values are made where the startup Program runs",
+    "force_init_on_cpu": "initial values are made where the startup Program runs",
+    "VarBase": "use fluid.dygraph.to_variable", "learning_rate_decay": "use the decays of fluid.layers",
+    "CUDAPinnedPlace": "transfers manage their own pinned memory; use CPUPlace",
+    "cuda_pinned_places": "transfers manage their own pinned memory; use cpu_places",
+    "TracedLayer": "use polyreme.jit.save", "dygraph_to_static_output": "use polyreme.jit.to_static",
+    "save_dygraph": "use polyreme.save", "load_dygraph": "use polyreme.load",
+    "prepare_context": "use polyreme.distributed", "switch": "use unique_name.guard",
+    "NoamDecay": _DECAY, "PiecewiseDecay": _DECAY, "NaturalExpDecay": _DECAY, "ExponentialDecay": _DECAY,
+    "InverseTimeDecay": _DECAY, "PolynomialDecay": _DECAY, "CosineDecay": _DECAY,
+    "Conv3D": _LAYER, "Conv2DTranspose": _LAYER, "Conv3DTranspose": _LAYER, "GroupNorm": _LAYER, "PRelu": _LAYER,
+    "SpectralNorm": _LAYER, "BilinearTensorProduct": _LAYER, "GRUUnit": _LAYER,
+    "NCE": "use fluid.layers.nce in a Program",
     "FtrlOptimizer": "use Adagrad", "Ftrl": "use Adagrad", "DpsgdOptimizer": "use SGD", "Dpsgd": "use SGD",
     "DecayedAdagrad": "use RMSPropOptimizer", "DecayedAdagradOptimizer": "use RMSPropOptimizer",
     "LarsMomentum": "use LambOptimizer", "LarsMomentumOptimizer": "use LambOptimizer",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyreme.errors import ConfigError
+from polyreme.fluid.absent import refusing
 from polyreme.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, GradientClip, global_norm
 from polyreme.ops import arithmetic as ar
 from polyreme.ops.math import clip as clipped
@@ -76,3 +77,5 @@ def _scaled(gradient: Any, limit: float, norm: Any) -> Any:
 
 
 __all__ = ["GradientClipByGlobalNorm", "GradientClipByNorm", "GradientClipByValue", "set_gradient_clip"]
+
+__getattr__ = refusing("fluid.clip", __name__)

@@ -26,7 +26,7 @@ class DataFeeder:
 
     def __init__(self, feed_list: Sequence[Any], place: Any, program: Program | None = None) -> None:
         block = (defaults.main if program is None else program).global_block()
-        self._variables = [block.var(v) if isinstance(v, str) else v for v in feed_list]
+        self._variables: list[Any] = [block.var(v) if isinstance(v, str) else v for v in feed_list]
         if not all(isinstance(v, Variable) for v in self._variables):
             raise TypeError(f"DataFeeder: feed_list holds Variables and names, got {feed_list!r}")
         self._place = as_place(place)

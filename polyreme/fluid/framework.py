@@ -6,12 +6,10 @@ Floor: 7.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
-from polyreme import flags
-from polyreme.core.place import CPUPlace, CUDAPlace, device_count, is_compiled_with_cuda
-from polyreme.errors import ConfigError, DeviceError
+from polyreme.core.place import is_compiled_with_cuda
+from polyreme.errors import ConfigError
 from polyreme.fluid.mode import in_dygraph_mode
 from polyreme.nn.parameter import Parameter
 from polyreme.program.program import (
@@ -22,26 +20,10 @@ from polyreme.program.program import (
     name_scope,
     program_guard,
 )
+from polyreme.static.places import cpu_places, cuda_places
 
 SPOKEN = (1, 7, 0)
 """The version whose names and behaviour polyreme.fluid has."""
-
-
-def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
-    """That many CPU devices, CPU_NUM of them if None. Raises ConfigError for less than one."""
-    count = (flags.cpu_num() or 1) if device_count is None else device_count
-    if count < 1:
-        raise ConfigError(f"cpu_places: device_count={count}; give 1 or more")
-    return [CPUPlace(i) for i in range(count)]
-
-
-def cuda_places(device_ids: int | Sequence[int] | None = None) -> list[CUDAPlace]:
-    """These GPUs, all that are visible if None. Raises DeviceError without one."""
-    if not is_compiled_with_cuda():
-        raise DeviceError("cuda_places: there is no GPU here; use cpu_places()")
-    if device_ids is None:
-        return [CUDAPlace(i) for i in range(device_count())]
-    return [CUDAPlace(i) for i in ([device_ids] if isinstance(device_ids, int) else device_ids)]
 
 
 def require_version(min_version: str, max_version: str | None = None) -> None:

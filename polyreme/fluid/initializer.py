@@ -13,6 +13,7 @@ import numpy as np
 
 from polyreme.core import rng
 from polyreme.errors import ConfigError
+from polyreme.fluid.absent import refusing
 from polyreme.nn import initializer as ours
 from polyreme.nn.initializer import Bilinear
 
@@ -103,3 +104,5 @@ __all__ = [
     "NormalInitializer", "NumpyArrayInitializer", "TruncatedNormal", "TruncatedNormalInitializer", "Uniform",
     "UniformInitializer", "Xavier", "XavierInitializer",
 ]  # fmt: skip
+
+__getattr__ = refusing("fluid.initializer", __name__)

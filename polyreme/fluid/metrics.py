@@ -11,6 +11,7 @@ import numpy as np
 
 from polyreme import metric as ours
 from polyreme.errors import ConfigError, DataError
+from polyreme.fluid.absent import refusing
 
 
 class MetricBase:
@@ -27,7 +28,7 @@ class MetricBase:
         """Forget what was added."""
         raise NotImplementedError(f"{type(self).__name__} has no reset(); write one")
 
-    def update(self, *values: Any) -> None:
+    def update(self, preds: Any, labels: Any) -> None:
         """Add a minibatch."""
         raise NotImplementedError(f"{type(self).__name__} has no update(); write one")
 
@@ -124,7 +125,7 @@ class Accuracy(MetricBase):
     def reset(self) -> None:
         self.value, self.weight = 0.0, 0.0
 
-    def update(self, value: Any, weight: float) -> None:
+    def update(self, value: Any, weight: float) -> None:  # type: ignore[override]  (1.7's names)
         """value: the accuracy of a minibatch of `weight` samples. Raises ConfigError for a negative weight."""
         if not weight >= 0:
             raise ConfigError(f"Accuracy.update: weight={weight!r}; give the number of samples")
@@ -146,7 +147,9 @@ class ChunkEvaluator(MetricBase):
     def reset(self) -> None:
         self.num_infer_chunks = self.num_label_chunks = self.num_correct_chunks = 0
 
-    def update(self, num_infer_chunks: Any, num_label_chunks: Any, num_correct_chunks: Any) -> None:
+    def update(  # type: ignore[override]
+        self, num_infer_chunks: Any, num_label_chunks: Any, num_correct_chunks: Any
+    ) -> None:
         """Counts of a minibatch: chunks found, chunks there are, chunks found rightly."""
         self.num_infer_chunks += int(np.sum(num_infer_chunks))
         self.num_label_chunks += int(np.sum(num_label_chunks))
@@ -168,7 +171,7 @@ class EditDistance(MetricBase):
     def reset(self) -> None:
         self.total_distance, self.seq_num, self.instance_error = 0.0, 0, 0
 
-    def update(self, distances: Any, seq_num: Any) -> None:
+    def update(self, distances: Any, seq_num: Any) -> None:  # type: ignore[override]
         """distances: one for each of seq_num sequences."""
         array = np.asarray(distances)
         self.total_distance += float(array.sum())
@@ -184,3 +187,5 @@ class EditDistance(MetricBase):
 __all__ = [
     "Accuracy", "Auc", "ChunkEvaluator", "CompositeMetric", "EditDistance", "MetricBase", "Precision", "Recall",
 ]  # fmt: skip
+
+__getattr__ = refusing("fluid.metrics", __name__)

@@ -11,10 +11,12 @@ from typing import Any, ClassVar
 from polyreme import optimizer as ours
 from polyreme.core import state
 from polyreme.errors import ConfigError
+from polyreme.fluid.absent import refusing
 from polyreme.fluid.clip import clip_recorded
 from polyreme.fluid.mode import begin
 from polyreme.program import gradient
 from polyreme.program.program import Program, defaults, program_guard
+from polyreme.static.average import ExponentialMovingAverage
 
 
 class Optimizer:
@@ -237,5 +239,8 @@ Adadelta = AdadeltaOptimizer
 
 __all__ = [
     "SGD", "Adadelta", "AdadeltaOptimizer", "Adagrad", "AdagradOptimizer", "Adam", "AdamOptimizer", "Adamax",
-    "AdamaxOptimizer", "LambOptimizer", "Momentum", "MomentumOptimizer", "RMSPropOptimizer", "SGDOptimizer",
+    "AdamaxOptimizer",
+    "ExponentialMovingAverage", "LambOptimizer", "Momentum", "MomentumOptimizer", "RMSPropOptimizer", "SGDOptimizer",
 ]  # fmt: skip
+
+__getattr__ = refusing("fluid.optimizer", __name__)

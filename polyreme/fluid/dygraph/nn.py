@@ -44,8 +44,8 @@ class Conv2D(ours.Conv2D):
         self._act = act
         self.to(dtype=dtype)
 
-    def forward(self, input: Any) -> Any:
-        return activated(super().forward(input), self._act)
+    def forward(self, x: Any) -> Any:
+        return activated(super().forward(x), self._act)
 
 
 class Pool2D(ours.Layer):

@@ -4,6 +4,7 @@ from polyreme.fluid.absent import refusing
 from polyreme.fluid.label_layers import crf_decoding, ctc_greedy_decoder, edit_distance, linear_chain_crf
 from polyreme.fluid.layers.control_flow import *
 from polyreme.fluid.layers.elementwise import *
+from polyreme.fluid.layers.host import *
 from polyreme.fluid.layers.image import *
 from polyreme.fluid.layers.io import *
 from polyreme.fluid.layers.learning_rate_scheduler import *
@@ -16,6 +17,7 @@ from polyreme.fluid.layers.shape import *
 from polyreme.fluid.layers.tensor import *
 from polyreme.fluid.recurrent_layers import dynamic_gru, dynamic_lstm, dynamic_lstmp, gru_unit, lstm_unit
 from polyreme.fluid.sequence_layers import (
+    im2sequence,
     lod_append,
     lod_reset,
     row_conv,

@@ -1,0 +1,57 @@
+"""The names of 1.7: which there are, with which parameters, and what the others say."""
+
+import importlib.util
+import inspect
+from pathlib import Path
+
+import pytest
+
+from polyreme import fluid
+
+_FILE = Path(__file__).parents[2] / "tools" / "write_fluid_table.py"
+_SPEC = importlib.util.spec_from_file_location("write_fluid_table", _FILE)
+tables = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(tables)
+
+EVERY = [(module, name, given) for module, entries in tables.names().items() for name, given in entries.items()]
+# what is the same thing with parameters of today
+OTHER_PARAMETERS = {
+    "fluid.Program", "fluid.Variable", "fluid.program_guard", "fluid.dygraph.Sequential",
+}  # fmt: skip
+
+
+def test_the_page_says_what_there_is():
+    page = tables.PAGE.read_text()
+    assert tables.table() in page, "run python tools/write_fluid_table.py"
+
+
+def test_parameters_are_those_of_1_7():
+    wrong = []
+    for module, name, given in EVERY:
+        have = tables.found(module, name)
+        if given is None or have is None or f"{module}.{name}" in OTHER_PARAMETERS:
+            continue
+        mine = [p.name for p in inspect.signature(have).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+        if mine[: len(given)] != [p for p in given if not p.startswith("*")][: len(given)]:
+            wrong.append((module, name, given, mine))
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "says"),
+    [
+        (fluid, "transpiler", "parameter servers"),
+        (fluid.layers, "yolo_box", "out of scope"),
+        (fluid.layers, "IfElse", "use cond"),
+        (fluid.layers, "softmaxx", "docs/fluid.md"),
+        (fluid.dygraph, "Linearr", "did you mean 'Linear'"),
+    ],
+)
+def test_an_absent_name_says_what_to_use(module, name, says):
+    with pytest.raises(AttributeError, match=says):
+        getattr(module, name)
+
+
+def test_no_star_import_shadows_a_name():
+    assert fluid.layers.data is not fluid.data
+    assert fluid.layers.embedding is not fluid.embedding
