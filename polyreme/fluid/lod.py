@@ -32,19 +32,22 @@ Lod = tuple[Variable, ...]
 class _Notes:
     """What sequence layers remember of a Program while it is recorded.
 
-    version: up to which every result has its lod. lengths: offsets Variable -> its lengths. padded: Variable of lengths
-    -> (the sequences, the rectangle) that sequence_pad had and made. Both by name.
+    version: up to which every result has its lod; any: whether there is one that is not (). By name of a Variable:
+    lengths, those of offsets; padded, of lengths that sequence_pad gave, the sequences and the rectangle.
     """
 
     def __init__(self) -> None:
-        self.version = -1
+        self.version, self.any = -1, False
         self.lengths: dict[str, Variable] = {}
         self.padded: dict[str, tuple[Variable, Variable]] = {}
 
     @staticmethod
     def of(program: Program) -> _Notes:
         """A Program's notes, kept with it; a copy of the Program begins with none."""
-        return program.__dict__.setdefault("_sequence_notes", _Notes())
+        found = program.__dict__.get("_sequence_notes")
+        if found is None:
+            found = program.__dict__["_sequence_notes"] = _Notes()
+        return found
 
 
 # which sequences a Variable's rows are divided into
@@ -89,16 +92,18 @@ def _settled(value: Tensor | None) -> bool:
     return not isinstance(value, Variable) or "lod" in value.__dict__
 
 
-def _settle(program: Program) -> None:
-    """Give every result of a Program its lod, once for each version of it."""
+def _settle(program: Program) -> bool:
+    """Give every result of a Program its lod, once for each version of it; returns whether any has sequences."""
     notes = _Notes.of(program)
     if notes.version == program.version:
-        return
+        return notes.any
     for block in program.blocks:
         for op in block.ops:
             if isinstance(op, Call) and not all(_settled(block.vars.get(name)) for name in op.outputs):
                 _pass_on(op, block)
     notes.version = program.version
+    notes.any = any(isinstance(v, Variable) and v.lod for v in program.list_vars())
+    return notes.any
 
 
 def _pass_on(op: Call, block: Block) -> None:
@@ -237,6 +242,8 @@ def run(
     Raises ProgramError for return_numpy with a fetched Variable that has sequences, as an ndarray has none.
     """
     program = defaults.main if program is None else program
+    if return_numpy and not _settle(program):
+        return executor.run(program, feed, fetch_list, scope=scope)
     full = with_longest(program, feed) if isinstance(feed, Mapping) else feed
     wanted = [fetch_list] if isinstance(fetch_list, (str, Tensor)) else list(fetch_list or ())
     lods = [lod_of(program.global_block().find_var(v) if isinstance(v, str) else v) for v in wanted]
