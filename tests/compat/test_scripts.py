@@ -1,4 +1,7 @@
-"""Scripts written for PaddlePaddle, run unchanged: they print what they print there."""
+"""Scripts written for PaddlePaddle, run unchanged: they print what they print there.
+
+Fluid is gone from PaddlePaddle: a Fluid script checks its numbers by NumPy itself.
+"""
 
 import os
 import re
@@ -38,7 +41,7 @@ def test_a_script_prints_what_it_prints_in_paddle(script):
 
 @pytest.mark.oracle
 @pytest.mark.skipif(PADDLE is None, reason="POLYREME_TEST_PADDLE_PYTHON names no interpreter with paddlepaddle")
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.stem)
+@pytest.mark.parametrize("script", [s for s in SCRIPTS if not s.stem.startswith("fluid_")], ids=lambda s: s.stem)
 def test_paddle_prints_what_is_recorded(script):
     got = output([PADDLE, "-W", "ignore", str(script)], **_ENV.get(script.stem, {}))
     assert_same(got, script.with_suffix(".txt").read_text())
