@@ -5,6 +5,7 @@ Floor: 7.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from polyreme.fluid import lod
@@ -12,6 +13,7 @@ from polyreme.fluid.reader import feed_of
 from polyreme.program import executor
 from polyreme.program.program import Program, defaults
 from polyreme.program.scope import Scope
+from polyreme.static.compiled import CompiledProgram
 
 
 class Executor(executor.Executor):
@@ -29,16 +31,23 @@ class Executor(executor.Executor):
         """
         program = defaults.main if program is None else program
         feed, plain = feed_of(program, feed), super().run
-        if not isinstance(program, Program):
+        inner = program.program if isinstance(program, CompiledProgram) else program
+        if not isinstance(inner, Program):
             return plain(program, feed, fetch_list, scope=scope, return_numpy=return_numpy)
-        return lod.run(_Plain(plain), program, feed, _listed(fetch_list), scope, return_numpy)
+        if isinstance(feed, (list, tuple)):  # a dict for each device
+            feed = [lod.with_longest(inner, part) if isinstance(part, Mapping) else part for part in feed]
+        return lod.run(_Plain(plain, program), inner, feed, _listed(fetch_list), scope, return_numpy)
 
 
 class _Plain:
-    """What lod.run calls."""
+    """What lod.run calls: an Executor's run of a Program, or of a CompiledProgram of it."""
 
-    def __init__(self, run: Any) -> None:
-        self.run = run
+    def __init__(self, run: Any, program: Any) -> None:
+        self._run, self._program = run, program
+
+    def run(self, program: Program, *args: Any, **kwargs: Any) -> list[Any]:
+        """Executor.run."""
+        return self._run(self._program, *args, **kwargs)
 
 
 def _listed(fetch_list: Any) -> list[Any]:

@@ -120,6 +120,11 @@ class CompiledProgram:
                 "the Program was changed after it was compiled; make a CompiledProgram of it once it is finished"
             )
 
+    @property
+    def program(self) -> Program:
+        """The Program it was made of."""
+        return self._program
+
     def devices(self, place: Any = None) -> tuple:
         """The jax devices that batches are split over, chosen once: those of places, else of an Executor's place."""
         if self._parallel is None:
