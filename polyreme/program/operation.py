@@ -374,15 +374,16 @@ class Backward(Operation):
 @dataclass(kw_only=True)
 class Optimize(Operation):
     """One step of an optimizer. key: its name in the scope, where its state is; pairs: (parameter, gradient); rate:
-    a value that is the learning rate, if the Program computes it."""
+    a value that is the learning rate, if the Program computes it; skip: a 0-D bool that leaves the step out if true."""
 
     key: str
     optimizer: Any
     pairs: list[tuple[str, str]]
     rate: str | None = None
+    skip: str | None = None
 
     def reads(self) -> list[str]:
-        return [name for pair in self.pairs for name in pair] + ([] if self.rate is None else [self.rate])
+        return [*(name for pair in self.pairs for name in pair), *(n for n in (self.rate, self.skip) if n is not None)]
 
     def writes(self) -> list[str]:
         return [p for p, _ in self.pairs]
@@ -393,7 +394,7 @@ class Optimize(Operation):
             frame.persistable(p).grad = Tensor(state.read(frame.get(g)))
         if self.rate is not None:
             bound.take_rate(frame.get(self.rate))
-        bound.step()
+        bound.step(skip=None if self.skip is None else frame.get(self.skip))
         for p, _ in self.pairs:
             frame.persistable(p).grad = None
 

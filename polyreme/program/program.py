@@ -19,7 +19,7 @@ from polyreme.core.symbol import DYNAMIC, Symbol
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, ProgramError, did_you_mean
 from polyreme.program import serial
-from polyreme.program.operation import Backward, Call, Operation, Optimize, depends
+from polyreme.program.operation import Backward, Call, Operation, Optimize
 from polyreme.program.values import refs
 
 _identities = itertools.count()
@@ -237,7 +237,7 @@ class Program:
             block.vars = {name: copy_var(v, block) for name, v in old.vars.items()}
             for v in block.vars.values():
                 if isinstance(v, Variable) and v.lod:
-                    v.lod = tuple(block.vars[level.name] for level in v.lod)  # type: ignore[misc]
+                    v.lod = tuple(block.var(level.name) for level in v.lod)  # type: ignore[misc]
         copied.changed()
         return copied
 
@@ -299,11 +299,14 @@ def _with_blocks(op: Operation, new: dict[int, Block]) -> Operation:
 
 
 def _as_in_evaluation(ops: list[Operation]) -> list[Operation]:
-    later = {name for op in ops if isinstance(op, Backward) for name in op.outputs}
-    gone = depends([op for op in ops if not isinstance(op, Optimize)], later)
-    kept = [
-        op for op in ops if not isinstance(op, (Backward, Optimize)) and gone.isdisjoint([*op.reads(), *op.outputs])
-    ]
+    """ops without backward, updates and what follows from them."""
+    gone: set[str] = set()
+    kept = []
+    for op in ops:
+        if isinstance(op, (Backward, Optimize)) or not gone.isdisjoint(op.reads()):
+            gone |= {*op.outputs, *op.writes()}
+        else:
+            kept.append(op)
     return [_evaluated(op) for op in kept]
 
 

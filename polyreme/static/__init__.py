@@ -21,7 +21,7 @@ from polyreme.program.program import (
     program_guard,
 )
 from polyreme.program.scope import Scope, global_scope, scope_guard
-from polyreme.static import nn
+from polyreme.static import amp, nn
 from polyreme.static.average import ExponentialMovingAverage
 from polyreme.static.compiled import BuildStrategy, CompiledProgram, ExecutionStrategy
 from polyreme.static.host import Print, py_func
@@ -77,6 +77,7 @@ __all__ = [
     "Variable",
     "WeightNormParamAttr",
     "accuracy",
+    "amp",
     "append_backward",
     "auc",
     "cpu_places",
