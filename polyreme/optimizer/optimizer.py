@@ -72,7 +72,7 @@ class Optimizer(OptimizerState):
     ) -> None:
         owner = type(self).__name__
         self._name = name
-        self.parameters_given = parameters
+        is_given = parameters is not None
         if parameters is None and state.recording():
             parameters = []  # minimize finds them in the Program
         self._multi_precision = multi_precision
@@ -82,6 +82,7 @@ class Optimizer(OptimizerState):
         self._settings = {n: self.checks[n](owner, n, v) for n, v in self._settings.items()}
         self._groups = [self._checked(g) for g in split_groups(owner, parameters)]
         self._parameters = [p for g in self._groups for p in g.params]
+        self.parameters_given = list(self._parameters) if is_given else None
         check_unique(owner, self._parameters)
         self._position = {id(p): i for i, p in enumerate(self._parameters)}
         self._group_of = {id(p): g for g in self._groups for p in g.params}
@@ -131,7 +132,8 @@ class Optimizer(OptimizerState):
         return ()
 
     def over(self, parameters: Sequence[Any]) -> Optimizer:
-        """Another optimizer of these settings over other parameters, whose rate follows this one's.
+        """Another optimizer of these settings over other parameters, whose rate follows this one's; a parameter has
+        the settings of the group that one of its name is in here.
 
         What a static Program's optimizer is in each scope.
         """
@@ -140,9 +142,17 @@ class Optimizer(OptimizerState):
         del given[next(iter(given))]  # self
         if self.rate_variable is not None:
             given["learning_rate"] = 0.0
-        bound = type(self)(**(given | {"parameters": parameters}))
+        bound = type(self)(**(given | {"parameters": self._regrouped(parameters)}))
         self.lead(bound)
         return bound
+
+    def _regrouped(self, parameters: Sequence[Any]) -> list[Any]:
+        if not any(g.settings for g in self._groups):
+            return list(parameters)
+        at = {p.name: i for i, g in enumerate(self._groups) for p in g.params}
+        groups = [{"params": [p for p in parameters if at.get(p.name) == i], **g.settings}
+                  for i, g in enumerate(self._groups)]  # fmt: skip
+        return [*groups, {"params": [p for p in parameters if p.name not in at]}]
 
     def lead(self, bound: Optimizer) -> None:
         """Make the rate of an optimizer that `over` made follow this one's, if it does not yet.

@@ -22,6 +22,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import CheckpointError, ProgramError, did_you_mean
 from polyreme.nn.clip import GradientClip
 from polyreme.nn.initializer import Initializer
+from polyreme.nn.parameter import Parameter
 from polyreme.optimizer.lr import LRScheduler
 from polyreme.optimizer.optimizer import Optimizer
 from polyreme.program.values import Ref, SizeOf
@@ -162,7 +163,15 @@ class Encoder:
             return {"$policy": {k: self.encode(v, where) for k, v in vars(value).items()}}
         if isinstance(value, Optimizer):
             given = _arguments(value)
-            return {"$optimizer": name, "given": {k: self.encode(v, f"{where}: {k}") for k, v in given.items()}}
+            return {
+                "$optimizer": name,
+                "given": {k: self.encode(v, f"{where}: {k}") for k, v in given.items()},
+                "groups": [
+                    {"params": [p.name for p in g.params], "settings": self.encode(g.settings, f"{where}: a group")}
+                    for g in value._groups
+                    if g.settings
+                ],
+            }
         for tag, base in _BASES.items():
             if isinstance(value, base):
                 fields = {k: v for k, v in vars(value).items() if k not in _NO_STATE}
@@ -172,7 +181,7 @@ class Encoder:
 
 
 def _arguments(optimizer: Optimizer) -> dict[str, Any]:
-    """What an optimizer was made with, its rate as it is now; without parameters that it lists in no groups."""
+    """What an optimizer was made with, parameters excepted, its rate as it is now."""
     args, kwargs = optimizer._made_with
     signature = inspect.signature(type(optimizer).__init__)
     bound = signature.bind(None, *args, **kwargs).arguments
@@ -188,10 +197,7 @@ def _arguments(optimizer: Optimizer) -> dict[str, Any]:
         rate = optimizer.rate_variable
         scheduled = rate if rate is not None else optimizer._scheduler
         given["learning_rate"] = scheduled if scheduled is not None else optimizer.get_lr()
-    for name in ("parameters", "parameter_list"):
-        groups = given.get(name)
-        if groups is not None and not any(isinstance(g, dict) for g in groups):
-            del given[name]  # the pairs of the operation say which
+    given.pop("parameters", None)  # groups say which have settings, the pairs of the operation say which there are
     return given
 
 
@@ -274,14 +280,21 @@ class Decoder:
         rate = node["given"].get("learning_rate")
         computed = isinstance(rate, dict) and "$var" in rate  # the startup Program has the optimizer, but not its rate
         given = {k: 0.0 if computed and v is rate else self.decode(v) for k, v in node["given"].items()}
-        names = inspect.signature(cls.__init__).parameters
-        listed = next((n for n in ("parameters", "parameter_list") if n in names), None)
-        if listed is not None:
-            given.setdefault(listed, [])
+        given["parameters"] = [
+            {"params": [_placeholder(n) for n in g["params"]], **self.decode(g["settings"])} for g in node["groups"]
+        ]
         made = cls(**given)
         if computed:
             made.rate_variable = Tensor(Symbol(_text(rate["$var"]), (), made._rate_dtype))
         return made
+
+
+def _placeholder(name: Any) -> Parameter:
+    """A parameter that says which group one of its name is in; the startup Program need not have it."""
+    made = Parameter.__new__(Parameter)
+    Tensor.__init__(made, Symbol(_text(name), (), dtypes.float32), stop_gradient=False)
+    made.name = name
+    return made
 
 
 def as_stored(array: np.ndarray) -> np.ndarray:

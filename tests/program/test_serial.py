@@ -78,6 +78,15 @@ def embedding():
     return {"ids": IDS}, [loss]
 
 
+def groups():
+    """Two parameters with settings of their groups, one without."""
+    ones = paddle.nn.initializer.Constant(1.0)
+    a, b, c = (paddle.create_parameter([2], "float32", default_initializer=ones) for _ in range(3))
+    loss = (a + b + c).sum() * static.data("x", [])
+    SGD(0.25, parameters=[{"params": [a], "learning_rate": 0.5}, {"params": [c, b]}]).minimize(loss)
+    return {"x": np.ones((), "float32")}, [loss, a, b]
+
+
 def gpt():
     ids = static.data("ids", [None, 4], "int64")
     model = GPT(GPTConfig.nano(num_layers=1, vocab_size=16, hidden_size=8, num_heads=2, seq_len=4, recompute="full"))
@@ -99,7 +108,7 @@ def trained(main, startup, feed, names):
     return [array.tobytes() for step in found for array in step]
 
 
-@pytest.mark.parametrize("build", [mlp, convolution, branches, embedding, gpt], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("build", [mlp, convolution, branches, embedding, groups, gpt], ids=lambda f: f.__name__)
 def test_a_read_program_lists_runs_and_trains_as_the_one_that_was_written(build, static_mode):
     feed, fetches = build()
     names = [v.name for v in fetches]
@@ -115,6 +124,14 @@ def test_a_read_program_lists_runs_and_trains_as_the_one_that_was_written(build,
     want = trained(*static_mode, feed, names)
     assert trained(main, startup, feed, names) == want
     assert len(set(want)) > len(names)  # it trains
+
+
+def test_settings_of_groups_hold_in_programs(static_mode):
+    feed, (loss, a, b) = groups()
+    exe = static.Executor()
+    exe.run(static_mode[1])
+    found = [exe.run(feed=feed, fetch_list=[loss, a, b]) for _ in range(2)][1]
+    assert [v.tolist() for v in found] == [2 * (0.875 + 0.75 + 0.75), [0.75, 0.75], [0.5, 0.5]]  # after two steps
 
 
 def test_a_clone_of_a_read_program_evaluates(static_mode):
@@ -159,9 +176,7 @@ def test_a_rate_that_the_program_computes(static_mode):
 def test_functions_are_refused_by_name(static_mode):
     w = paddle.create_parameter([2], "float32")
     paddle.optimizer.AdamW(0.1, apply_decay_param_fun=lambda name: True).minimize(w.sum())
-    with pytest.raises(
-        ProgramError, match=r"apply_decay_param_fun is the function .*<lambda>, which cannot"
-    ):
+    with pytest.raises(ProgramError, match=r"apply_decay_param_fun is the function .*<lambda>, which cannot"):
         static_mode[0].to_json()
 
 
