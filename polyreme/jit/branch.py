@@ -19,7 +19,7 @@ from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.errors import CaptureError, ShapeError
 from polyreme.jit.capture import user_line
-from polyreme.jit.mutation import Known, accounting, own
+from polyreme.jit.mutation import Known, accounting, own_all
 from polyreme.jit.region import (
     NUMBERS,
     Ended,
@@ -162,7 +162,9 @@ class _Branch:
             adopt(ended, results[at])
         for at, tensor in grads:
             adopt_grad(tensor, None if at is None else results[at])
-        return [v if spec is _FIXED else own(rebuild(spec, iter([_fill(x, results) for x in v]))) for spec, v in values]
+        return [
+            v if spec is _FIXED else own_all(rebuild(spec, iter([_fill(x, results) for x in v]))) for spec, v in values
+        ]
 
     def _apply(self, consts: list[list[int]]) -> list[TensorState]:
         sides, slots = self.sides, self.slots

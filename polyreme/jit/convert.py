@@ -308,8 +308,7 @@ def converted_call(fn: Any, args: tuple, kwargs: dict[str, Any] | None, scope: A
     if getattr(fn, "not_converted", False):
         with _off():
             return fn(*args, **kwargs)
-    result = converted(fn)(*args, **kwargs)
-    return mutation.own(result) if isinstance(fn, type) else result
+    return mutation.own_result(fn, converted(fn)(*args, **kwargs))
 
 
 def _builtin(fn: Any, args: tuple, kwargs: dict[str, Any], scope: Any) -> Any:
@@ -324,8 +323,7 @@ def _builtin(fn: Any, args: tuple, kwargs: dict[str, Any], scope: Any) -> Any:
     call: Any = builtin_calls.replaced(fn)
     if fn in _CALLERS and args:
         args = (converted(args[0]), *args[1:])
-    result = call(*args, **kwargs)
-    return mutation.own(result) if isinstance(fn, type) or fn is sorted else result
+    return mutation.own_result(fn, call(*args, **kwargs))
 
 
 _OPERATORS = types.SimpleNamespace(

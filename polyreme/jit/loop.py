@@ -23,7 +23,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError
 from polyreme.jit.branch import OneSided, condition
 from polyreme.jit.capture import user_line
-from polyreme.jit.mutation import Known, accounting, own
+from polyreme.jit.mutation import Known, accounting, own_all
 from polyreme.jit.region import (
     NUMBERS,
     Inputs,
@@ -179,7 +179,9 @@ class _Loop:
             return _first_inside(self.names[i], self.what, self.line)
         if self.specs[i] is LEAF:
             return by_leaf.get((i, 0), self.leaves[i][0])
-        return own(rebuild(self.specs[i], iter([by_leaf.get((i, j), leaf) for j, leaf in enumerate(self.leaves[i])])))
+        return own_all(
+            rebuild(self.specs[i], iter([by_leaf.get((i, j), leaf) for j, leaf in enumerate(self.leaves[i])]))
+        )
 
     # tracing
 

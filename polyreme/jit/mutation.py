@@ -175,10 +175,21 @@ def own(made: Any) -> Any:
     region = _region()
     if region is not None:
         region.own[id(made)] = made
-        for inner in made.values() if isinstance(made, dict) else made if isinstance(made, (list, tuple)) else ():
-            if isinstance(inner, (list, dict, tuple)) and type(inner) in (list, dict, tuple):
-                own(inner)
     return made
+
+
+def own_all(made: Any) -> Any:
+    """own(made), and the containers in it, which are as new."""
+    if _region() is not None and type(made) in (list, dict, tuple):
+        for inner in made.values() if isinstance(made, dict) else made:
+            own_all(inner)
+    return own(made)
+
+
+def own_result(fn: Any, result: Any) -> Any:
+    """result of calling fn, which is new if fn is a class that makes one at each call, or sorted."""
+    makes = isinstance(fn, type) and (fn.__new__ is object.__new__ or issubclass(fn, _CONTAINERS))
+    return own(result) if makes or fn is sorted else result
 
 
 def _name_of(owner: Any) -> str:

@@ -367,3 +367,58 @@ def reversed_ranges(n):
 @case(*V)
 def largest_of_several(x):
     return max(x, 1.0) + min([x, x * x, 0.25 * x]) * (2.0 if any([x > 0, x < -1]) else 1.0)
+
+
+class Shared:
+    total = 0
+
+    def hit(self, x):
+        type(self).total += 1
+        return x
+
+
+@case(*V)
+def class_attribute(x):
+    Shared.total = 0
+    one = Shared()
+    if x > 0:
+        one.hit(x)
+        one.hit(x)
+    return x + Shared.total
+
+
+@case(*V)
+def inner_list_of_a_copy(x):
+    inner = [x]
+    rows = [inner]
+    if x > 0:
+        for row in list(rows):
+            row[0] = row[0] * 2
+        same = tuple(rows)
+        same[0][0] = same[0][0] + 1
+    return inner[0] * x
+
+
+@case(*V, gradient=False)
+def queue_in_a_loop(x):
+    queue = [x, x + 1, x + 2]
+    i = paddle.to_tensor(0)
+    while i < 4:
+        queue.append(queue.pop(0) * 2)
+        i += 1
+    return queue
+
+
+@case(*V, gradient=False)
+def table_of_lists_in_nested_loops(x):
+    table = [[x, x], [x, x]]
+    i = paddle.to_tensor(0)
+    while i < 3:
+        for a in range(2):
+            for b in range(2):
+                if x > 0:
+                    table[a][b] = table[a][b] + a + b
+                else:
+                    table[a][b] = table[a][b] - a
+        i += 1
+    return table
