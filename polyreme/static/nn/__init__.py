@@ -1,5 +1,6 @@
 """polyreme.static.nn: layers as functions of Variables, which make their parameters; control flow; Python functions."""
 
+import importlib
 from typing import Any
 
 from polyreme.errors import did_you_mean
@@ -15,8 +16,28 @@ LEFT_OUT = {
 }
 """Public names of the API that do not exist here, and why."""
 
+SEQUENCES = (
+    "row_conv",
+    "sequence_conv",
+    "sequence_expand",
+    "sequence_first_step",
+    "sequence_last_step",
+    "sequence_pool",
+    "sequence_softmax",
+)
+"""Layers on Variables with lod, which are those of fluid: loaded when one is asked for."""
+row_conv: Any
+sequence_conv: Any
+sequence_expand: Any
+sequence_first_step: Any
+sequence_last_step: Any
+sequence_pool: Any
+sequence_softmax: Any
+
 
 def __getattr__(name: str) -> Any:
+    if name in SEQUENCES:
+        return getattr(importlib.import_module("polyreme.fluid.sequence_layers"), name)
     if name in LEFT_OUT:
         raise AttributeError(f"polyreme.static.nn has no {name}: {LEFT_OUT[name]}")
     raise AttributeError(f"polyreme.static.nn has no name {name!r}{did_you_mean(name, __all__)}")
@@ -39,6 +60,13 @@ __all__ = [
     "nce",
     "prelu",
     "py_func",
+    "row_conv",
+    "sequence_conv",
+    "sequence_expand",
+    "sequence_first_step",
+    "sequence_last_step",
+    "sequence_pool",
+    "sequence_softmax",
     "sparse_embedding",
     "spectral_norm",
     "static_pylayer",
