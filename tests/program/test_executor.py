@@ -30,7 +30,9 @@ def test_a_run_is_compiled_once_for_its_shapes_and_fetches(static_mode):
         (X, None, 4),
         (X, [], 4),
     ):
+        before = list(exe._compiled.values())
         exe.run(feed={"x": feed}, fetch_list=fetch)
+        assert list(exe._compiled.values())[: len(before)] == before
         assert len(exe._compiled) == start + more
 
 

@@ -79,7 +79,7 @@ def test_two_devices_train_as_one(static_mode, make):
 
 
 def test_values_stay_on_the_devices_between_runs_and_compile_once(static_mode):
-    loss, _ = mlp(paddle.optimizer.SGD(0.05))
+    loss, test = mlp(paddle.optimizer.SGD(0.05))
     scope = static.Scope()
     exe = started(scope)
     compiled = CompiledProgram(static_mode[0]).with_data_parallel(loss_name=loss.name)
@@ -87,13 +87,18 @@ def test_values_stay_on_the_devices_between_runs_and_compile_once(static_mode):
     parameter = scope.find("linear_0.w_0")
     assert len(parameter._array.sharding.device_set) == 2
     assert parameter._array.sharding.is_fully_replicated
-    count = len(exe._compiled)
+    before = list(exe._compiled.values())
     exe.run(compiled, feed=FEED, fetch_list=[loss], scope=scope)
-    assert len(exe._compiled) == count
+    assert list(exe._compiled.values()) == before
     assert len(parameter._array.sharding.device_set) == 2
     scope.var("linear_0.w_0").get_tensor().set(np.zeros((4, 8), "float32"))
     a, b = exe.run(compiled, feed=FEED, fetch_list=["linear_0.w_0", loss], scope=scope)
     assert (a.shape, b.shape) == ((8, 8), (2,))  # a copy from each device
+    # evaluation changes nothing: a plain one brings values to one device, a parallel one spreads them again
+    evaluate = CompiledProgram(test).with_data_parallel()
+    for program, count in ((evaluate, 2), (test, 1), (evaluate, 2)):
+        exe.run(program, feed=FEED, fetch_list=[loss], scope=scope)
+        assert len(parameter._array.sharding.device_set) == count
 
 
 def test_a_list_feeds_each_device_and_numbers_keep_their_dtype(static_mode):
@@ -179,6 +184,8 @@ def test_batch_statistics_are_each_devices_own_and_the_first_ones_count(static_m
     np.testing.assert_allclose(found, np.concatenate(halves), atol=1e-5)
     kept = static.global_scope().find_var(norm._mean.name).get_tensor()
     np.testing.assert_allclose(np.asarray(kept), X[:4].mean(0), atol=1e-6)
+    copies = static.global_scope().find(norm._mean.name)._array.addressable_shards
+    np.testing.assert_array_equal(copies[0].data, copies[1].data)
 
 
 @pytest.mark.parametrize(
