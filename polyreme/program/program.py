@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -18,7 +19,7 @@ from polyreme.core import state, unique_name
 from polyreme.core.symbol import DYNAMIC, Symbol
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, ProgramError, did_you_mean
-from polyreme.program import serial
+from polyreme.program import drawing, serial
 from polyreme.program.operation import Backward, Call, Operation, Optimize
 from polyreme.program.values import refs
 
@@ -277,6 +278,10 @@ class Program:
 
     def __str__(self) -> str:
         return listing(self, False)
+
+    def draw(self, path: str | Path) -> None:
+        """Write a picture, see static.draw."""
+        drawing.draw(self, path)
 
 
 def copy_var(var: Tensor, block: Block) -> Tensor:

@@ -9,6 +9,7 @@ from polyreme.core.place import CPUPlace, CUDAPlace
 from polyreme.errors import did_you_mean
 from polyreme.hapi.input_spec import InputSpec
 from polyreme.nn.parameter import ParamAttr
+from polyreme.program.drawing import draw
 from polyreme.program.executor import Executor
 from polyreme.program.gradient import append_backward, gradients
 from polyreme.program.mode import data
@@ -21,7 +22,7 @@ from polyreme.program.program import (
     program_guard,
 )
 from polyreme.program.scope import Scope, global_scope, scope_guard
-from polyreme.static import amp, nn
+from polyreme.static import amp, nn, passes
 from polyreme.static.average import ExponentialMovingAverage
 from polyreme.static.compiled import BuildStrategy, CompiledProgram, ExecutionStrategy
 from polyreme.static.host import Print, py_func
@@ -90,6 +91,7 @@ __all__ = [
     "deserialize_persistables",
     "deserialize_program",
     "device_guard",
+    "draw",
     "global_scope",
     "gradients",
     "load",
@@ -99,6 +101,7 @@ __all__ = [
     "name_scope",
     "nn",
     "normalize_program",
+    "passes",
     "program_guard",
     "py_func",
     "save",

@@ -145,7 +145,7 @@ def test_passes_change_no_value(steps, trained, order, choose):
         options = {"checkpoints": choose.sample(checkpoints, 1)} if name == "recompute" else {}
         kept = keep + options.get("checkpoints", [])
         if name == "recompute" and options["checkpoints"][0] not in {
-            n for op in changed.every_op() for n in op.outputs
+            n for op in changed.global_block().ops for n in op.outputs
         }:
             continue
         changed = passes.apply(changed, [(name, options)], fetch=kept)
