@@ -33,6 +33,7 @@ INSTEAD: dict[str, str] = {
     "Uniform": "use polyreme's random ops", "Categorical": "use polyreme's random ops",
     "Normal": "use polyreme's random ops", "MultivariateNormalDiag": "use polyreme's random ops",
     "get_places": "use fluid.cpu_places or fluid.cuda_places",
+    "where": "how many places there are is known to no Program; fetch the condition, or multiply by it",
     "crop": "use crop_tensor", "unique": "compute it in the reader", "unique_with_counts": "compute it in the reader",
     "hsigmoid": "use softmax_with_cross_entropy",
     "sampled_softmax_with_cross_entropy": "use softmax_with_cross_entropy",

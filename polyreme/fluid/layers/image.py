@@ -89,6 +89,9 @@ def _adaptive(n: int, x: Any, size: Any, kind: str, places: bool) -> Any:
     return (F.adaptive_avg_pool2d if n == 2 else F.adaptive_avg_pool3d)(x, size)
 
 
+_DROPOUTS = {"downgrade_in_infer": "downscale_in_infer", "upscale_in_train": "upscale_in_train"}
+
+
 @layer
 def dropout(
     x: Any, dropout_prob: float, is_test: bool = False, seed: int | None = None, name: str | None = None,
@@ -100,7 +103,11 @@ def dropout(
     Raises ConfigError for a seed of its own: Program.random_seed is the seed.
     """
     seedless("dropout", seed)
-    return F.dropout(x, dropout_prob, training=not is_test, mode=dropout_implementation)
+    if dropout_implementation not in _DROPOUTS:
+        raise ConfigError(
+            f"fluid.layers.dropout: dropout_implementation={dropout_implementation!r}; there are {sorted(_DROPOUTS)}"
+        )
+    return F.dropout(x, dropout_prob, training=not is_test, mode=_DROPOUTS[dropout_implementation])
 
 
 @layer

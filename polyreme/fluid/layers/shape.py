@@ -164,12 +164,6 @@ def scatter_nd(index: Any, updates: Any, shape: Any, name: str | None = None) ->
 
 
 @layer
-def where(condition: Any) -> Any:
-    """Where condition is true, int64 [count, dims]; the count is known when the Program runs."""
-    return gather_scatter.nonzero(condition)
-
-
-@layer
 def multiplex(inputs: Sequence[Any], index: Any) -> Any:
     """Row i of inputs[index[i]]."""
     return chosen_rows(builtins.list(inputs), index)
@@ -231,5 +225,5 @@ def shard_index(input: Any, index_num: int, nshards: int, shard_id: int, ignore_
 __all__ = [
     "crop_tensor", "expand", "expand_as", "flatten", "gather", "gather_nd", "multiplex", "one_hot", "pad", "pad2d",
     "pad_constant_like", "rank", "reshape", "scatter", "scatter_nd", "scatter_nd_add", "shape", "shard_index", "size",
-    "slice", "split", "squeeze", "stack", "strided_slice", "topk", "transpose", "unsqueeze", "unstack", "where",
+    "slice", "split", "squeeze", "stack", "strided_slice", "topk", "transpose", "unsqueeze", "unstack",
 ]  # fmt: skip
