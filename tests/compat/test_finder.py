@@ -1,12 +1,13 @@
 """`import paddle` gives polyreme's own module objects, or says what is missing and where it is."""
 
+import doctest
 import importlib
 import sys
 
 import pytest
 
 import polyreme
-from polyreme.compat import as_paddle
+from polyreme.compat import as_paddle, command, finder, hints
 from polyreme.compat.finder import FOLDER, own_name
 from polyreme.compat.hints import explained, missing_module, missing_name, paddle_names
 from polyreme.compat.paths import PATHS
@@ -172,3 +173,8 @@ def test_a_paddle_imported_before_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "paddle", Other())
     with pytest.raises(ConfigError, match=r"PaddlePaddle \(/site-packages/paddle/__init__.py\) is imported already"):
         as_paddle()
+
+
+def test_doctests():
+    for module in (finder, hints, command):
+        assert doctest.testmod(module).failed == 0
