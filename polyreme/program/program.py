@@ -312,7 +312,21 @@ def _as_in_evaluation(ops: list[Operation]) -> list[Operation]:
             gone |= {*op.outputs, *op.writes()}
         else:
             kept.append(op)
-    return [_evaluated(op) for op in kept]
+    for_rates = _behind_rates(kept, {op.rate for op in ops if isinstance(op, Optimize) and op.rate is not None})
+    return [_evaluated(op) for op in kept if id(op) not in for_rates]
+
+
+def _behind_rates(ops: list[Operation], wanted: set[str]) -> set[int]:
+    """ids of the operations that only serve to compute learning rates: their counters stand still in evaluation."""
+    found, used = set[int](), set[str]()
+    for op in reversed(ops):
+        gives = {*op.outputs, *op.writes()}
+        if gives and gives <= wanted - used:
+            found.add(id(op))
+            wanted |= set(op.reads())
+        else:
+            used |= set(op.reads())
+    return found
 
 
 def _evaluated(op: Operation) -> Operation:

@@ -62,6 +62,28 @@ def test_noam_decay_counts_from_one_and_is_the_rate(script):
     np.testing.assert_allclose(weight_after(script, 3), want, rtol=1e-6)
 
 
+def test_a_clone_for_test_does_not_count_for_the_decay(script):
+    _, loss = linear(script)
+    rate = script.layers.exponential_decay(1.0, 1, 0.5)
+    script.optimizer.SGD(rate).minimize(loss)
+    test = script.default_main_program().clone(for_test=True)
+    exe = script.Executor()
+    exe.run(script.default_startup_program())
+    exe.run(feed={"x": ONES})
+    for _ in range(3):
+        exe.run(test, feed={"x": ONES}, fetch_list=[loss])
+    assert exe.run(feed={"x": ONES}, fetch_list=[rate])[0].tolist() == [0.5]
+    assert "LR_DECAY" not in str(test)
+
+
+def test_increment_leaves_its_input_unless_in_place(script):
+    x = script.layers.fill_constant([1], "int64", 1)
+    more = script.layers.increment(x, 2, in_place=False)
+    again = script.layers.increment(more)
+    found = script.Executor().run(fetch_list=[x, again])
+    assert [v.tolist() for v in found] == [[1], [4]]
+
+
 def test_clips(script):
     _, loss = linear(script)
     script.clip.set_gradient_clip(script.clip.GradientClipByGlobalNorm(0.5))

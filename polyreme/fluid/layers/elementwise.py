@@ -9,6 +9,7 @@ import builtins
 from collections.abc import Callable
 from typing import Any
 
+from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.eager.dispatch import rebind
 from polyreme.errors import DTypeError, ShapeError
@@ -136,7 +137,7 @@ def pow(x: Any, factor: Any = 1.0, name: str | None = None) -> Any:
 @layer
 def increment(x: Any, value: float = 1.0, in_place: bool = True) -> Any:
     """x + value, of shape [1]; x has that value from here on, unless in_place is False."""
-    raised = mt.increment(x, value)
+    raised = ar.add(x, int(value) if dtypes.is_integer(x.dtype) else value)
     return put(x, raised, "increment") if in_place else raised
 
 

@@ -272,7 +272,7 @@ def autoincreased_step_counter(counter_name: str | None = None, begin: int = 1, 
     name = counter_name or "@STEP_COUNTER@"
     known = name in defaults.main.global_block().vars
     counter = global_variable(name, [1], "int64", begin - step)
-    return counter if known else put(counter, mt.increment(counter, step), "autoincreased_step_counter")
+    return counter if known else put(counter, ar.add(counter, step), "autoincreased_step_counter")
 
 
 __all__ = [
