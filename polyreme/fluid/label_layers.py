@@ -29,7 +29,7 @@ def _ragged(what: str, input: Any, length: Any, *others: Any) -> tuple[Any, Vari
     return unpadded[0], length, x._array.shape[1], unpadded[1:]
 
 
-@layer(rows=False)
+@layer
 def linear_chain_crf(input: Any, label: Any, param_attr: Any = None, length: Any = None) -> Variable:
     """-log p(label | input) of each sequence, [n, 1]: input [rows, tags] and label [rows, 1] with sequences, or padded
     [n, maxlen, tags], [n, maxlen] with length [n].
@@ -44,7 +44,7 @@ def linear_chain_crf(input: Any, label: Any, param_attr: Any = None, length: Any
     return divided(OPS["linear_chain_crf"](x, lengths, weight, label, steps), ())
 
 
-@layer(rows=False)
+@layer
 def crf_decoding(input: Any, param_attr: Any, label: Any = None, length: Any = None) -> Variable:
     """The likeliest tag of each row, int64 [rows, 1], by the weight that linear_chain_crf made under param_attr's name.
 
@@ -64,7 +64,7 @@ def crf_decoding(input: Any, param_attr: Any, label: Any = None, length: Any = N
     return divided(OPS["squeeze"](OPS["sequence_pad"](path, lengths, 0, steps)[0], 2), ())
 
 
-@layer(rows=False)
+@layer
 def edit_distance(
     input: Any,
     label: Any,
@@ -89,7 +89,7 @@ def edit_distance(
     return divided(found[0], ()), divided(found[1], ())
 
 
-@layer(rows=False)
+@layer
 def ctc_greedy_decoder(
     input: Any, blank: int, input_length: Any = None, padding_value: int = 0, name: str | None = None
 ) -> Any:

@@ -23,18 +23,15 @@ from polyreme.ops.manipulation import flatten
 from polyreme.program.program import defaults
 
 
-def layer(fn: Callable[..., Any] | None = None, *, rows: bool = True) -> Any:
+def layer(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A function of fluid.layers: what it calls is recorded, see fluid.mode."""
 
-    def declare(fn: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(fn)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            begin()
-            return fn(*args, **kwargs)
+    @functools.wraps(fn)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        begin()
+        return fn(*args, **kwargs)
 
-        return run
-
-    return declare if fn is None else declare(fn)
+    return run
 
 
 class Parts:

@@ -39,7 +39,7 @@ def _states_together(what: str, h_0: Any, c_0: Any) -> None:
         raise ConfigError(f"{what}: give both h_0 and c_0, or neither")
 
 
-@layer(rows=False)
+@layer
 def dynamic_lstm(
     input: Any,
     size: int,
@@ -82,7 +82,7 @@ def _lstm_parameters(
     return parts, weight, parts.bias(attrs[1], [1, (7 if use_peepholes else 4) * d], dtype)
 
 
-@layer(rows=False)
+@layer
 def dynamic_lstmp(
     input: Any,
     size: int,
@@ -121,7 +121,7 @@ def dynamic_lstmp(
     return divided(found[0], lod), divided(found[1], lod)
 
 
-@layer(rows=False)
+@layer
 def dynamic_gru(
     input: Any,
     size: int,
@@ -151,7 +151,7 @@ def _gru_parameters(kind: str, d: int, dtype: Any, param_attr: Any, bias_attr: A
     return parts.parameter(param_attr, [d, 3 * d], dtype), parts.bias(bias_attr, [1, 3 * d], dtype)
 
 
-@layer(rows=False)
+@layer
 def gru_unit(
     input: Any,
     hidden: Any,
@@ -169,7 +169,7 @@ def gru_unit(
     return OPS["gru_unit"](x, hidden, weight, bias, activation, gate_activation, origin_mode)
 
 
-@layer(rows=False)
+@layer
 def lstm_unit(
     x_t: Any,
     hidden_t_prev: Any,
