@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax import export as jax_export
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import place as places
@@ -69,6 +70,8 @@ def as_shape(shape: Any, what: str) -> tuple[int, ...]:
     """A shape given as an int or a sequence of ints. Raises ShapeError for negative sizes and what is no integer."""
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     for size in sizes:
+        if jax_export.is_symbolic_dim(size):  # open in an export
+            continue
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise ShapeError(f"{what}: shape {list(sizes)} needs integers >= 0, got {size!r}")
     return sizes

@@ -18,6 +18,7 @@ import xxhash
 from polyreme import export
 from polyreme.core import state
 from polyreme.core.state import TensorState
+from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CheckpointError, ConfigError, ProgramError, did_you_mean
 from polyreme.export.manifest import MAIN
@@ -25,9 +26,9 @@ from polyreme.export.program import PLATFORMS
 from polyreme.jit.capture import Capture, watching
 from polyreme.program import serial, stored
 from polyreme.program.encoding import Arrays
+from polyreme.program.open_sizes import results_of
 from polyreme.program.passes.dead import prune
 from polyreme.program.program import Program, Variable, defaults
-from polyreme.program.run import results
 from polyreme.program.scope import Scope, global_scope
 
 __all__ = [
@@ -346,12 +347,12 @@ def _pure(program: Program, held: list[str], feed: list[str], fetch: list[str]) 
     wanted = [program.global_block().vars[n]._array.name if n in program.global_block().vars else n for n in fetch]
 
     def call(arrays: dict[str, Any], inputs: list[Any]) -> list[jax.Array]:
-        with watching(_Serving()):
+        with watching(_Serving()), tape.GradEnabled(False):
             scope = Scope()
             for name in held:
                 scope.adopt(name, Tensor(arrays[name]))
             given = dict(zip(feed, map(Tensor, inputs), strict=True))
-            return [state.read(t) for t in results(program, scope, given, wanted)]
+            return [state.read(t) for t in results_of(program, scope, given, wanted)]
 
     return call
 

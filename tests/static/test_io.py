@@ -292,6 +292,24 @@ def test_sequences_are_kept_as_programs_alone(static_mode, tmp_path):
     assert not (tmp_path / "model.stablehlo").exists()
 
 
+def test_sizes_that_a_program_computes_with_stay_open(static_mode, tmp_path):
+    x = static.data("x", [None, 2])
+    shape = paddle.shape(x)
+    rows = paddle.reshape(x, [shape[0] * 2, 1]) + paddle.full([x.shape[0] * 2, 1], 3.0)
+    padded = paddle.concat([x, paddle.expand(paddle.ones([1, 2]), [shape[0] - 1 + 2, 2])])
+    same = paddle.reshape(x * shape[0], shape)
+    inside = paddle.static.nn.cond(shape[0] > 2, lambda: shape[0] * 1, lambda: shape[0] + 10)
+    fetch = [rows, padded, same, inside]
+    exe = static.Executor()
+    static.save_inference_model(tmp_path / "model", [x], fetch, exe, platforms=["cpu"])
+    artifact = export.read(tmp_path / "model")
+    for n in (1, 5):
+        values = np.arange(2 * n, dtype="float32").reshape(n, 2)
+        want = exe.run(feed={"x": values}, fetch_list=fetch)
+        for a, b in zip(artifact.call([values]), want, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
 def random_numbers(x):
     return x + paddle.rand([2])
 
@@ -304,7 +322,7 @@ def changed_state(x):
 
 
 def size_needed(x):
-    return paddle.reshape(x, [paddle.shape(x)[0] // 2, 4])
+    return paddle.arange(paddle.shape(x)[0])
 
 
 @pytest.mark.parametrize(
