@@ -1,5 +1,7 @@
 """CompiledProgram: a batch split over devices trains as on one; what cannot be split is refused."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -282,6 +284,13 @@ def test_places_that_cannot_be_had(static_mode, places, error, match):
 def test_one_processor_unless_cpu_num_says_more(static_mode, monkeypatch):
     monkeypatch.delenv("CPU_NUM")
     assert len(CompiledProgram(static_mode[0]).with_data_parallel().devices()) == 1
+
+
+def test_every_setting_is_documented():
+    text = (Path(__file__).parents[2] / "docs" / "compiled_programs.md").read_text()
+    for name, field in (BUILD | EXECUTION).items():
+        default = getattr(field.default, "name", repr(field.default))
+        assert f"| `{name}` | `{default}` | {field.kind} | {field.note} |" in text
 
 
 def test_strategies_refuse_what_they_cannot_honour():
