@@ -88,16 +88,6 @@ class Facts:
         """The Variable, parameter or held Tensor that a name stands for; None if the Program does not say."""
         return self.likes.get(name)
 
-    def defined(self) -> set[str]:
-        """Names that operations and blocks define."""
-        made = {name for op in self.program.every_op() for name in op.outputs}
-        return made | {name for block in self.program.blocks for name in block.takes}
-
-    def is_persistable(self, name: str) -> bool:
-        """Whether it outlives a run, so that it may be written."""
-        found = self.like(name)
-        return found is None or name in self.program.held or bool(found.persistable)
-
     def draws(self, op: Operation) -> bool:
         """Whether it takes random numbers: then it keeps its place among those that do."""
         if isinstance(op, Call):
