@@ -28,7 +28,7 @@ RNG = np.random.default_rng(0)
 
 def weight(*shape: int):
     """A parameter, normal with deviation 0.02."""
-    return paddle.create_parameter(shape, "float32", default_initializer=paddle.nn.initializer.Normal(0.0, 0.02))
+    return paddle.create_parameter(list(shape), "float32", default_initializer=paddle.nn.initializer.Normal(0.0, 0.02))
 
 
 def mlp():
