@@ -5,10 +5,13 @@ import json
 import numpy as np
 import pytest
 import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
 
 import polyreme as paddle
 import polyreme.nn.functional as F
 from polyreme import static
+from polyreme.core import dtype as dtypes
 from polyreme.errors import CheckpointError, ProgramError
 from polyreme.jit.control_flow import cond, while_loop
 from polyreme.models.gpt import GPT, GPTConfig
@@ -16,7 +19,9 @@ from polyreme.nn import ClipGradByGlobalNorm, ParamAttr
 from polyreme.nn.initializer import Assign, KaimingNormal
 from polyreme.optimizer import SGD, Adam, Momentum
 from polyreme.optimizer.lr import LinearWarmup, StepDecay
+from polyreme.program.encoding import Decoder, Encoder, as_stored
 from polyreme.program.serial import VERSION
+from polyreme.program.values import Ref, SizeOf
 from polyreme.regularizer import L1Decay, L2Decay
 
 RNG = np.random.default_rng(0)
@@ -171,6 +176,47 @@ def test_a_rate_that_the_program_computes(static_mode):
     exe.run(startup, scope=scope)
     exe.run(main, feed={"rate": np.array([0.25], "float32")}, scope=scope)
     np.testing.assert_array_equal(np.asarray(scope.find_var(w.name).get_tensor()), [0.75, 0.75])
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.text(max_size=3)
+NAMED = st.builds(Ref, st.text(max_size=3)) | st.builds(SizeOf, st.text(max_size=3), st.integers(0, 3))
+OTHER = st.sampled_from([slice(1, None, -2), ..., range(1, 7, 2), np.dtype("bfloat16"), float, frozenset({1, "a"})])
+VALUES = st.recursive(
+    PLAIN | NAMED | OTHER,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3) | st.integers() | st.just("$ref"), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(VALUES)
+def test_values_of_arguments_come_back(value):
+    found = Decoder({}, [], lambda name: None).decode(json.loads(json.dumps(Encoder(None, {}).encode(value, "x"))))
+    assert repr(found) == repr(value)  # so that nan equals itself, and a tuple no list
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int64", "float32", "bfloat16", "complex64", "complex128"])
+@pytest.mark.parametrize("shape", [(), (0, 2), (2, 70)])
+def test_arrays_come_back(dtype, shape):
+    value = (RNG.normal(size=shape) * 9).astype(dtypes.as_dtype(dtype))
+    for beside in (None, {}):
+        node = json.loads(json.dumps(Encoder(beside, {}).encode(value, "x")))
+        files = {} if beside is None else {n: as_stored(a) for n, a in beside.items()}
+        found = Decoder(files, [], lambda name: None).decode(node)
+        assert (found.dtype, found.shape, found.tobytes()) == (value.dtype, value.shape, value.tobytes())
+
+
+def test_what_optimizers_share_stays_shared(static_mode):
+    a, b = (paddle.create_parameter([2], "float32") for _ in range(2))
+    rate = StepDecay(0.1, 1)
+    SGD(rate).minimize(a.sum())
+    Momentum(rate).minimize(b.sum())
+    main = static.Program.from_json(static_mode[0].to_json())
+    first, second = (op.optimizer for op in main.global_block().ops if op.kind == "optimize")
+    assert first._scheduler is second._scheduler
 
 
 def test_functions_are_refused_by_name(static_mode):

@@ -136,6 +136,15 @@ def saved(static_mode, tmp_path):
     return main, tmp_path / "net", exe
 
 
+def test_state_of_two_optimizers_over_one_parameter(static_mode, tmp_path):
+    w = paddle.create_parameter([2], "float32")
+    Adam(0.1).minimize(w.sum())
+    Adam(0.1).minimize((w * w).sum())
+    static.Executor().run(static_mode[1])
+    with pytest.raises(ProgramError, match=r"two optimizers of the Program have state named .*moment1_0"):
+        static.save(static_mode[0], tmp_path / "net")
+
+
 def test_names_of_another_program_are_refused(saved):
     _, path, _ = saved
     other = static.Program()
@@ -177,6 +186,9 @@ def test_paths_and_options(saved, tmp_path):
     main, path, _ = saved
     with pytest.raises(ConfigError, match="names a folder; give FOLDER/NAME"):
         static.save(main, tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        static.save(main, tmp_path / "file" / "net")
     with pytest.raises(ConfigError, match="protocol=2"):
         static.save(main, path, protocol=2)
     with pytest.raises(TypeError, match=r"static\.save takes a Program, got str"):
