@@ -14,7 +14,7 @@ FLOORS = [
     "jit",
     "nn optimizer amp autograd io metric regularizer device linalg reader program export",
     "vision text audio distribution",
-    "distributed hapi callbacks inference",
+    "distributed hapi callbacks inference dataset",
     "planner",
     "models",
     "recipes serve",

@@ -58,9 +58,7 @@ INSTEAD: dict[str, str] = {
     "Conv3D": _LAYER, "Conv2DTranspose": _LAYER, "Conv3DTranspose": _LAYER, "GroupNorm": _LAYER, "PRelu": _LAYER,
     "SpectralNorm": _LAYER, "BilinearTensorProduct": _LAYER, "GRUUnit": _LAYER,
     "NCE": "use fluid.layers.nce in a Program",
-    "FtrlOptimizer": "use Adagrad", "Ftrl": "use Adagrad", "DpsgdOptimizer": "use SGD", "Dpsgd": "use SGD",
-    "DecayedAdagrad": "use RMSPropOptimizer", "DecayedAdagradOptimizer": "use RMSPropOptimizer",
-    "LarsMomentum": "use LambOptimizer", "LarsMomentumOptimizer": "use LambOptimizer",
+    "DpsgdOptimizer": "use SGD", "Dpsgd": "use SGD",
     "DGCMomentumOptimizer": "use Momentum", "PipelineOptimizer": "use polyreme.distributed.fleet",
     "RecomputeOptimizer": "use polyreme.distributed.fleet.utils.recompute",
 }  # fmt: skip

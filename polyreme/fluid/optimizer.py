@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from polyreme import optimizer as ours
 from polyreme.core import state
 from polyreme.errors import ConfigError
+from polyreme.fluid import update_rules
 from polyreme.fluid.absent import refusing
 from polyreme.fluid.clip import clip_recorded
 from polyreme.fluid.mode import begin
@@ -230,7 +231,49 @@ class LambOptimizer(Optimizer):
         )  # fmt: skip
 
 
+class LarsMomentumOptimizer(Optimizer):
+    """LARS. Source: arXiv:1708.03888."""
+
+    of = update_rules.LarsMomentum
+
+    def __init__(
+        self, learning_rate: Any, momentum: float, lars_coeff: float = 0.001, lars_weight_decay: float = 0.0005,
+        parameter_list: Any = None, regularization: Any = None, name: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            learning_rate, parameter_list, regularization, name, momentum=momentum, lars_coeff=lars_coeff,
+            lars_weight_decay=lars_weight_decay,
+        )  # fmt: skip
+
+
+class DecayedAdagradOptimizer(Optimizer):
+    """Adagrad whose sum of squared gradients decays."""
+
+    of = update_rules.DecayedAdagrad
+
+    def __init__(
+        self, learning_rate: Any, decay: float = 0.95, epsilon: float = 1e-6, parameter_list: Any = None,
+        regularization: Any = None, name: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(learning_rate, parameter_list, regularization, name, decay=decay, epsilon=epsilon)
+
+
+class FtrlOptimizer(Optimizer):
+    """Follow the regularized leader. Source: McMahan et al., 2013."""
+
+    of = update_rules.Ftrl
+
+    def __init__(
+        self, learning_rate: Any, l1: float = 0.0, l2: float = 0.0, lr_power: float = -0.5,
+        parameter_list: Any = None, regularization: Any = None, name: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(learning_rate, parameter_list, regularization, name, l1=l1, l2=l2, lr_power=lr_power)
+
+
 SGD = SGDOptimizer
+LarsMomentum = LarsMomentumOptimizer
+DecayedAdagrad = DecayedAdagradOptimizer
+Ftrl = FtrlOptimizer
 Momentum = MomentumOptimizer
 Adagrad = AdagradOptimizer
 Adam = AdamOptimizer
@@ -238,9 +281,27 @@ Adamax = AdamaxOptimizer
 Adadelta = AdadeltaOptimizer
 
 __all__ = [
-    "SGD", "Adadelta", "AdadeltaOptimizer", "Adagrad", "AdagradOptimizer", "Adam", "AdamOptimizer", "Adamax",
+    "SGD",
+    "Adadelta",
+    "AdadeltaOptimizer",
+    "Adagrad",
+    "AdagradOptimizer",
+    "Adam",
+    "AdamOptimizer",
+    "Adamax",
     "AdamaxOptimizer",
-    "ExponentialMovingAverage", "LambOptimizer", "Momentum", "MomentumOptimizer", "RMSPropOptimizer", "SGDOptimizer",
-]  # fmt: skip
+    "DecayedAdagrad",
+    "DecayedAdagradOptimizer",
+    "ExponentialMovingAverage",
+    "Ftrl",
+    "FtrlOptimizer",
+    "LambOptimizer",
+    "LarsMomentum",
+    "LarsMomentumOptimizer",
+    "Momentum",
+    "MomentumOptimizer",
+    "RMSPropOptimizer",
+    "SGDOptimizer",
+]
 
 __getattr__ = refusing("fluid.optimizer", __name__)

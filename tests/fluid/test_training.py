@@ -84,6 +84,42 @@ def test_increment_leaves_its_input_unless_in_place(script):
     assert [v.tolist() for v in found] == [[1], [4]]
 
 
+def lars(p, g, s):
+    r = 0.1 * np.linalg.norm(p) / (np.linalg.norm(g) + 0.2 * np.linalg.norm(p))
+    s["v"] = 0.9 * s.get("v", 0) + r * 0.5 * (g + 0.2 * p)
+    return p - s["v"]
+
+
+def decayed_adagrad(p, g, s):
+    s["m"] = 0.8 * s.get("m", 0) + 0.2 * g * g
+    return p - 0.5 * g / (np.sqrt(s["m"]) + 1e-6)
+
+
+def ftrl(p, g, s):
+    before = s.get("n", np.zeros(2))
+    s["n"] = before + g * g
+    s["z"] = s.get("z", 0) + g - (np.sqrt(s["n"]) - np.sqrt(before)) / 0.5 * p
+    away = (0.25 * np.sign(s["z"]) - s["z"]) / (np.sqrt(s["n"]) / 0.5 + 0.2)
+    return np.where(np.abs(s["z"]) > 0.25, away, 0)
+
+
+@pytest.mark.parametrize(
+    ("made", "rule"),
+    [
+        (lambda o: o.LarsMomentum(0.5, 0.9, lars_coeff=0.1, lars_weight_decay=0.2), lars),
+        (lambda o: o.DecayedAdagrad(0.5, decay=0.8), decayed_adagrad),
+        (lambda o: o.Ftrl(0.5, l1=0.25, l2=0.1), ftrl),
+    ],
+)
+def test_update_rules_of_1_7(script, made, rule):
+    _, loss = linear(script)
+    made(script.optimizer).minimize(loss)
+    want, state = np.ones(2), {}
+    for _ in range(3):
+        want = rule(want, np.ones(2), state)
+    np.testing.assert_allclose(weight_after(script, 3), want, rtol=1e-5)
+
+
 def test_clips(script):
     _, loss = linear(script)
     script.clip.set_gradient_clip(script.clip.GradientClipByGlobalNorm(0.5))

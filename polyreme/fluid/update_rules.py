@@ -1,0 +1,96 @@
+"""Update rules that 1.7 has and polyreme.optimizer has not: LARS, decayed Adagrad, FTRL.
+
+Floor: 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from polyreme.optimizer.groups import fraction, nonnegative
+from polyreme.optimizer.optimizer import Optimizer, ParameterOptions
+from polyreme.optimizer.update import Slots
+
+
+class LarsMomentum(Optimizer):
+    """v = momentum v + r lr (g + d p), p - v, with r = lars_coeff ||p|| / (||g|| + d ||p||) and d = lars_weight_decay.
+
+    r is 1 where ||p|| or ||g|| is 0. Source: arXiv:1708.03888, algorithm 1.
+    """
+
+    slots: Mapping[str, float] = {"velocity": 0.0}
+    checks: ClassVar = {"momentum": nonnegative, "lars_coeff": nonnegative, "lars_weight_decay": nonnegative}
+
+    def __init__(
+        self, learning_rate: Any = 0.001, momentum: float = 0.9, lars_coeff: float = 0.001,
+        lars_weight_decay: float = 0.0005, parameters: Sequence[Any] | None = None, weight_decay: Any = None,
+        grad_clip: Any = None, name: str | None = None,
+    ) -> None:  # fmt: skip
+        self._settings = {"momentum": momentum, "lars_coeff": lars_coeff, "lars_weight_decay": lars_weight_decay}
+        super().__init__(learning_rate, parameters, weight_decay, grad_clip, name)
+
+    def rule(
+        self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions
+    ) -> tuple[jax.Array, Slots, Slots]:
+        decay = options["lars_weight_decay"]
+        size, slope = (jnp.sqrt(jnp.sum(jnp.square(v))) for v in (p, g))
+        moves = (size > 0) & (slope > 0)
+        ratio = jnp.where(moves, options["lars_coeff"] * size / jnp.where(moves, slope + decay * size, 1.0), 1.0)
+        velocity = options["momentum"] * slots["velocity"] + ratio * lr * (g + decay * p)
+        return p - velocity, {"velocity": velocity}, {}
+
+
+class DecayedAdagrad(Optimizer):
+    """p - lr g / (sqrt(s) + epsilon) with s = decay s + (1 - decay) g^2."""
+
+    slots: Mapping[str, float] = {"moment": 0.0}
+    checks: ClassVar = {"decay": fraction, "epsilon": nonnegative}
+
+    def __init__(
+        self, learning_rate: Any = 0.001, decay: float = 0.95, epsilon: float = 1e-6,
+        parameters: Sequence[Any] | None = None, weight_decay: Any = None, grad_clip: Any = None,
+        name: str | None = None,
+    ) -> None:  # fmt: skip
+        self._settings = {"decay": decay, "epsilon": epsilon}
+        super().__init__(learning_rate, parameters, weight_decay, grad_clip, name)
+
+    def rule(
+        self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions
+    ) -> tuple[jax.Array, Slots, Slots]:
+        s = options["decay"] * slots["moment"] + (1 - options["decay"]) * g * g
+        return p - lr * g / (jnp.sqrt(s) + options["epsilon"]), {"moment": s}, {}
+
+
+class Ftrl(Optimizer):
+    """Follow the regularized leader: with n the sum of g^2, z adds up g - (n^-lr_power - before^-lr_power) / lr p, and
+
+        p = 0 where |z| <= l1, else (l1 sign(z) - z) / (n^-lr_power / lr + 2 l2).
+
+    Source: McMahan et al., 2013, algorithm 1, with beta = 0 and 2 l2 for its lambda2.
+    """
+
+    slots: Mapping[str, float] = {"squared": 0.0, "linear": 0.0}
+    checks: ClassVar = {"l1": nonnegative, "l2": nonnegative, "power": nonnegative}
+
+    def __init__(
+        self, learning_rate: Any = 0.001, l1: float = 0.0, l2: float = 0.0, lr_power: float = -0.5,
+        parameters: Sequence[Any] | None = None, weight_decay: Any = None, grad_clip: Any = None,
+        name: str | None = None,
+    ) -> None:  # fmt: skip
+        self._settings = {"l1": l1, "l2": l2, "power": -lr_power}
+        super().__init__(learning_rate, parameters, weight_decay, grad_clip, name)
+
+    def rule(
+        self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions
+    ) -> tuple[jax.Array, Slots, Slots]:
+        l1, power = options["l1"], options["power"]
+        n = slots["squared"] + g * g
+        slope = n**power / lr
+        z = slots["linear"] + g - (slope - slots["squared"] ** power / lr) * p
+        # where n is 0 so is z, and p becomes 0
+        moved = (l1 * jnp.sign(z) - z) / jnp.where(n > 0, slope + 2 * options["l2"], 1.0)
+        return jnp.where(jnp.abs(z) > l1, moved, 0.0), {"squared": n, "linear": z}, {}
