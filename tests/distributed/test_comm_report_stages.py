@@ -47,7 +47,10 @@ def config(family, num_layers, plan):
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = {"gpt 1F1B", "llama ZeRO 1"}  # the others have their collectives
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
 def test_every_stage_equals_its_formula(name):
     found = communication.report(config(*CASES[name]))
     assert isinstance(found, PipelineReport)

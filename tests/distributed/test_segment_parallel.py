@@ -81,8 +81,19 @@ PLANS = [
 ]
 
 
-@pytest.mark.parametrize("settings", PLANS, ids=lambda s: " ".join(f"{k}{v}" for k, v in s.items()))
-@pytest.mark.parametrize("name", MODELS)
+CASES = [
+    # each plan with one of the models, in turn; with the others in the slow part
+    pytest.param(
+        name, settings,
+        id=" ".join([name, *(f"{k}{v}" for k, v in settings.items())]),
+        marks=[] if at % len(MODELS) == of else [pytest.mark.slow],
+    )
+    for at, settings in enumerate(PLANS)
+    for of, name in enumerate(MODELS)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES)
 def test_loss_and_every_gradient_equal_one_device(name, settings, one_device):
     loss, gradients, _ = train(name, Plan.from_degrees(**settings))
     want, wanted, _ = one_device[name]
