@@ -30,8 +30,8 @@ class Executor(executor.Executor):
         Raises ProgramError, besides what any Executor does, for ndarrays asked of values that are cut into sequences.
         """
         program = defaults.main if program is None else program
-        feed, plain = feed_of(program, feed), super().run
         inner = program.program if isinstance(program, CompiledProgram) else program
+        feed, plain = feed_of(inner, feed), super().run
         if not isinstance(inner, Program):
             return plain(program, feed, fetch_list, scope=scope, return_numpy=return_numpy)
         if isinstance(feed, (list, tuple)):  # a dict for each device

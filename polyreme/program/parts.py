@@ -78,6 +78,7 @@ def _cut(name: str, value: Any, count: int) -> Sequence[Any]:
     lod = value.lod() if hasattr(value, "lod") else []
     if not lod:
         # a list stays one: its numbers take the dtype of the Variable
+        value = np.asarray(value) if hasattr(value, "lod") else value
         rows = value._array if isinstance(value, Tensor) else value if hasattr(value, "shape") else list(value)
         if np.ndim(rows) == 0:
             raise ProgramError(

@@ -52,6 +52,26 @@ def test_fit_a_line_from_a_reader(script):
     assert value < 0.05
 
 
+def test_minibatches_of_a_feeder_are_split_over_devices(script):
+    fluid = script
+    x, y = fluid.data("x", [None, 13]), fluid.data("y", [None, 1])
+    loss = fluid.layers.mean(fluid.layers.square_error_cost(fluid.layers.fc(x, 1), y))
+    fluid.optimizer.SGD(0.1).minimize(loss)
+    compiled = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(
+        loss_name=loss.name, places=fluid.cpu_places(2)
+    )
+    feed = fluid.DataFeeder([x, y], fluid.CPUPlace()).feed(list(zip(HOUSE, PRICE, strict=True)))
+    loader = fluid.io.DataLoader.from_generator(feed_list=[x, y], iterable=False)
+    loader.set_batch_generator(lambda: [[HOUSE, PRICE]])
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    (first,) = exe.run(compiled, feed=feed, fetch_list=[loss.name])
+    loader.start()
+    (second,) = exe.run(compiled, fetch_list=[loss.name])
+    assert first.shape == second.shape == (2,)
+    assert second.mean() < first.mean()
+
+
 def softmax_regression(fluid, image):
     return fluid.layers.fc(image, 10, act="softmax")
 
