@@ -302,6 +302,8 @@ def test_sequences_are_kept_as_programs_alone(static_mode, tmp_path):
     assert feed == ["x"]
     assert program.global_block().var("x").lod_level == 1
     assert not (tmp_path / "model.stablehlo").exists()
+    with pytest.raises(CheckpointError, match="holds a static Program and no compiled function"):
+        _ = export.read(tmp_path / "model").inputs
 
 
 def test_sizes_that_a_program_computes_with_stay_open(static_mode, tmp_path):
