@@ -57,19 +57,18 @@ def test_a_product_and_its_bias_become_linear(static_mode, product):
 
 def test_what_looks_like_linear_stays(static_mode):
     main, _ = static_mode
-    x, w, b = static.data("x", [None, 8]), param(8, 8), param(8)
+    x, w, b, moved = static.data("x", [None, 8]), param(8, 8), param(8), param(8)
     read_twice = paddle.matmul(x, w)
     kept = paddle.matmul(x, w) + 0
     fetched = paddle.matmul(x, w)
-    unless_fetched = fetched + b
     stopped = paddle.matmul(x, w)
     stopped.stop_gradient = True
     written = paddle.matmul(x, w)
     with paddle.no_grad():
         apart = paddle.matmul(x, w)
-        paddle.assign(b * 2, b)
+        paddle.assign(moved * 2, moved)
     results = [
-        read_twice + b, read_twice * 2, kept, unless_fetched, stopped + b, apart + b, written + b,
+        read_twice + b, read_twice * 2, kept, fetched + b, stopped + b, apart + b, written + moved,
         paddle.matmul(x, w) + param(1, 8),  # not a vector
         paddle.matmul(x, w) + param(1),  # broadcasts
         paddle.matmul(x, w, transpose_y=True) + b,
@@ -77,6 +76,8 @@ def test_what_looks_like_linear_stays(static_mode):
     ]  # fmt: skip
     with paddle.amp.auto_cast(dtype="bfloat16"):
         results.append(paddle.matmul(x, w) + b)  # float32, where a bfloat16 linear would give bfloat16
+        mixed = paddle.matmul(x, w)
+    results.append(mixed + b)
     assert "linear" not in kinds(passes.fusion(main, [*results, fetched]))
     assert kinds(passes.fusion(main, results)).count("linear") == 1
 
