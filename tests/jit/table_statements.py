@@ -5,6 +5,7 @@ import contextlib
 import functools
 
 import polyreme as paddle
+from polyreme.jit import while_loop
 from tests.jit.agreement import case
 
 V = (-2.5, 0.5, 3.0)
@@ -408,3 +409,10 @@ def while_true_until_a_tensor_says_stop(x):
         if x < 0:
             return x, steps
         x = x - 7
+
+
+@case(*V)
+def bounded_loop_under_no_grad(x):
+    with paddle.no_grad():
+        (y,) = while_loop(lambda y: y < 2, lambda y: y * 2, [x], maximum_iterations=4)
+    return x * y

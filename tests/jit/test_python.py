@@ -1,5 +1,7 @@
 """Python that depends on Tensors: captured, it does what it does eagerly, or is refused with its line."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -157,6 +159,21 @@ def number_of(x):
     return range(int(x))
 
 
+def inner_coroutine(x):
+    async def later():
+        return x
+
+    return x if x > 0 else later
+
+
+def except_group(x):
+    try:
+        y = x if x > 0 else -x
+    except* ValueError:
+        y = x
+    return y
+
+
 REFUSED = [
     (grows_in_while, r":{2}: a while loop .* 'out', a list, has 1 element before a step but 2 elements after it"),
     (grows_before_a_break, r":{2}: an if .* 'out', a list, has \d elements? after the true side .* Python number of"),
@@ -176,6 +193,8 @@ REFUSED = [
     (generator, r"needs the value on the host.*not converted here: generators and coroutines are not converted"),
     (walrus_in_operand, r":{1}: .*line {1}: := in an operand that may not be evaluated is not converted"),
     (walrus_and_else, r":{1}: .*line {1}: a while loop with both := in its test and an else is not converted"),
+    (inner_coroutine, r":{4}: .*line {1}: coroutines are not converted"),
+    (except_group, r":{2}: .*line {1}: except\* is not converted"),
     (number_of, r":{1}: int\(Tensor\) needs the value on the host"),
 ]
 
@@ -206,6 +225,26 @@ def test_a_refusal_leaves_objects_as_they_were():
         fn(to_tensor(1.0))
     assert kept == [1.0]
     assert table == {"a": 1}
+
+
+def test_what_is_made_inside_a_branch_does_not_have_it_traced_again():
+    runs = itertools.count()
+
+    @to_static
+    def fn(x):
+        if x > 0:
+            next(runs)
+            parts, table = [x], dict(a=x)
+            parts.append(x * 2)
+            table["b"] = [row * 2 for row in parts]
+            table["b"].append(x)
+            thing = Thing()
+            thing.v = table["b"][0]
+            x = thing.v + table["b"][2]
+        return x
+
+    assert fn(to_tensor(2.0)).item() == 6.0
+    assert next(runs) == 2  # to find the state, and to make the program
 
 
 def test_state_of_a_layer_in_branches_and_loops():
