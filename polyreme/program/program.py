@@ -447,9 +447,9 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
 
 
 @contextmanager
-def name_scope(prefix: str = "") -> Iterator[None]:
+def name_scope(prefix: str | None = None) -> Iterator[None]:
     """Put prefix into the `scope` of operations recorded inside the block; names of variables stay."""
-    defaults.scopes.append(prefix)
+    defaults.scopes.append(prefix or "")
     try:
         yield
     finally:

@@ -94,8 +94,13 @@ class Recorder:
                 f"set_value: {tensor._array.name!r} has shape {list(tensor._array.shape)}, the value "
                 f"{list(array.shape)}"
             )
-        value = np.asarray(array, tensor._array.dtype)
-        global_scope().var(tensor._array.name).get_tensor().set(value)
+        found = global_scope().find_var(tensor._array.name)
+        if found is None:
+            raise ProgramError(
+                f"set_value: {tensor._array.name!r} has no value in this scope that could be replaced, and the startup "
+                "program would replace this one; run that first, or make the parameter with initializer.Assign(value)"
+            )
+        found.get_tensor().set(np.asarray(array, tensor._array.dtype))
 
     def _symbol_of(self, array: Any) -> Symbol:
         return self.call("assign", (Tensor(array),), {})._array
@@ -224,6 +229,12 @@ class Recorder:
         startup.append(Initialize(target=name, initializer=initializer, template=template))
         defaults.main.changed()
         return template
+
+    def initialize(self, variable: TensorState, initializer: Any) -> None:
+        """Let the startup Program fill a variable anew with this initializer's values."""
+        name = self.name_of(variable)
+        startup = defaults.startup.global_block()
+        startup.append(Initialize(target=name, initializer=initializer, template=startup.var(name)))
 
     def declare_buffer(self, name: str, tensor: Tensor) -> Variable:
         """A persistable Variable that starts from tensor's value."""

@@ -332,6 +332,17 @@ def test_embeddings_start_as_eager_ones(static_mode):
     assert (value(padded.weight.name) != 0).all(1).tolist() == [True, False, True]
 
 
+def test_values_given_to_parameters_hold(static_mode):
+    layer, ones = paddle.nn.Linear(2, 2), np.ones((2, 2), "float32")
+    with pytest.raises(ProgramError, match=r"set_value: 'linear_0.w_0' has no value in this scope .*Assign"):
+        layer.weight.set_value(ones)
+    paddle.nn.initializer.Constant(3.0)(layer.weight)
+    start()
+    np.testing.assert_array_equal(value("linear_0.w_0"), 3 * ones)
+    layer.set_state_dict({"weight": ones})
+    np.testing.assert_array_equal(value("linear_0.w_0"), ones)
+
+
 # places and names
 
 
@@ -355,7 +366,10 @@ def test_operations_and_variables_tell_what_they_are(static_mode):
     main, _ = static_mode
     x = static.data("x", [None, 3])
     y = F.softmax(paddle.nn.Linear(3, 2)(x), axis=-1)
-    linear, softmax = main.global_block().ops
+    with static.name_scope("tail"), static.name_scope():
+        x + 1
+    linear, softmax, last = main.global_block().ops
+    assert (linear.scope, last.scope.strip("/")) == ("", "tail")
     assert (linear.type, linear.input_arg_names) == ("linear", ["x", "linear_0.w_0", "linear_0.b_0"])
     assert softmax.output_arg_names == [y.name]
     assert (softmax.attr_names, softmax.attr("axis"), softmax.has_attr("dtype")) == (["axis"], -1, False)

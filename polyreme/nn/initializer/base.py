@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from polyreme.core import rng, state
+from polyreme.core.symbol import Symbol
 
 
 class Initializer:
@@ -23,7 +24,10 @@ class Initializer:
         raise NotImplementedError
 
     def __call__(self, param: Any, block: Any = None) -> Any:
-        """Fill param in place; returns it."""
+        """Fill param in place; returns it. In static mode the startup Program will."""
+        if isinstance(param._array, Symbol):
+            state.watch.active.initialize(param, self)
+            return param
         state.write(param, self.values(param.shape, param.dtype))
         return param
 
