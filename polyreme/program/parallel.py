@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from polyreme.core import rng, state
 from polyreme.core.state import TensorState
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import ProgramError
+from polyreme.errors import HostValueError, ProgramError
 from polyreme.jit.program import Program as Captured
 from polyreme.program.operation import Backward, Initialize, Optimize, StartOptimizer
 from polyreme.program.parts import Feeds, joined_offsets, pieces
@@ -63,13 +63,19 @@ class ParallelRun:
         self._scope = scope  # kept alive: its id is part of the key
         self._split = NamedSharding(mesh, PartitionSpec(AXIS))
         spread(state_of(program, scope), NamedSharding(mesh, PartitionSpec()))
-        dtypes = {n: a.dtype for n, a in feeds.arrays.items()}
-        self._uneven = None if feeds.is_even else Uneven(program, scope, feeds.shapes, dtypes, names)
         self._names = names
         self._offsets = {v._array.name for var in program.list_vars() for v in getattr(var, "lod", ())}
-        step = _Step(program, scope, list(feeds.arrays), names, reduce, self._uneven)
         self._arguments = [Tensor(self._placed(a)) for a in feeds.arrays.values()]
-        self._captured = _Replicated(step, mesh, self._arguments)
+        dtypes = {n: a.dtype for n, a in feeds.arrays.items()}
+        try:
+            self._uneven = None if feeds.is_even else Uneven(program, scope, feeds.shapes, dtypes, names)
+            step = _Step(program, scope, list(feeds.arrays), names, reduce, self._uneven)
+            self._captured = _Replicated(step, mesh, self._arguments)
+        except HostValueError as error:
+            raise ProgramError(
+                "with_data_parallel: the Program cannot be compiled, run it plain: a value is needed while it runs; "
+                f"{error}"
+            ) from error
 
     def _placed(self, array: Any) -> jax.Array:
         return jax.device_put(array, self._split)

@@ -111,7 +111,13 @@ def test_differentiated_gradients_of_parameters_are_refused(static_mode):
         exe.run(compiled(loss_name=penalized.name, places=THREE), feed={"x": X[:6]}, fetch_list=[loss])
 
 
-def test_a_branch_and_a_loop_run_on_each_device(static_mode):
+def test_a_program_that_needs_values_on_the_host_is_refused(static_mode):
+    found = paddle.nonzero(static.data("x", [None, 4]))
+    with pytest.raises(ProgramError, match=r"cannot be compiled, run it plain.*nonzero"):
+        static.Executor().run(compiled(places=THREE), feed={"x": X[:6]}, fetch_list=[found])
+
+
+def test_a_branch_runs_on_each_device(static_mode):
     x = static.data("x", [None, 4])
     y = static.nn.cond(x.sum() > 0, lambda: x * 2, lambda: x - 1)
     feed = np.concatenate([np.ones((2, 4)), -np.ones((2, 4))]).astype("float32")
