@@ -147,8 +147,8 @@ class Artifact:
         """A function by name; raises CheckpointError for one that was not exported."""
         if not self.functions:
             raise CheckpointError(
-                f"{self.prefix}: holds a static Program and no compiled function (it is fed sequences, or was saved with "
-                "program_only); run it with static.load_inference_model and an Executor"
+                f"{self.prefix}: holds a static Program and no compiled function (it is fed sequences, or was saved "
+                "with program_only); run it with static.load_inference_model and an Executor"
             )
         if name not in self.functions:
             raise CheckpointError(f"{self.prefix}: no function {name!r}{did_you_mean(name, self.functions)}")
