@@ -6,7 +6,7 @@ import pytest
 
 import polyreme as paddle
 import polyreme.nn.functional as F
-from polyreme import static
+from polyreme import fluid, static
 from polyreme.errors import ProgramError
 from polyreme.fluid.lod_tensor import create_lod_tensor
 from polyreme.program.parallel import MEAN, ParallelRun
@@ -112,9 +112,11 @@ def test_differentiated_gradients_of_parameters_are_refused(static_mode):
 
 
 def test_a_program_that_needs_values_on_the_host_is_refused(static_mode):
-    found = paddle.nonzero(static.data("x", [None, 4]))
-    with pytest.raises(ProgramError, match=r"cannot be compiled, run it plain.*nonzero"):
-        static.Executor().run(compiled(places=THREE), feed={"x": X[:6]}, fetch_list=[found])
+    x = fluid.data("x", [None, 1], lod_level=1)
+    wide = fluid.layers.sequence_expand(x, fluid.data("y", [None, 1], lod_level=1))
+    feed = {n: create_lod_tensor(X[:6, :1], [[2, 2, 2]], "cpu") for n in "xy"}
+    with pytest.raises(ProgramError, match=r"cannot be compiled, run it plain: a value is needed while it runs"):
+        static.Executor().run(compiled(places=THREE), feed=feed, fetch_list=[wide])
 
 
 def test_a_branch_runs_on_each_device(static_mode):
