@@ -20,7 +20,8 @@ def _no_job_afterwards():
 
 
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
-def test_every_python_block_runs(code, capsys):
+def test_every_python_block_runs(code, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
     losses = [float(line) for line in capsys.readouterr().out.split()]
     assert losses[-1] < losses[0]
