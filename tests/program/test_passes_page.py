@@ -1,5 +1,9 @@
-"""docs/passes.md: its snippets run, in order, as one program; its table names every pass and option."""
+"""docs/passes.md: its snippets run, in order, as one program; its table names every pass and option.
 
+The doctest of program.passes.table is true too.
+"""
+
+import doctest
 import re
 from pathlib import Path
 
@@ -29,3 +33,8 @@ def test_the_table_is_whole():
     spelled = [p for p in passes.PATTERNS if p.name == "attention"]
     assert f"`attention` ({len(spelled)} spellings" in PAGE
     assert table.PASSES is passes.PASSES
+
+
+def test_the_example_is_true():
+    result = doctest.testmod(table)
+    assert (result.attempted, result.failed) == (1, 0)
