@@ -45,18 +45,40 @@ class Side:
 
 @contextmanager
 def recording(recorder: Recording) -> Iterator[Side]:
-    """Record what is called inside as a block; Variables from outside are as they were afterwards."""
-    side = Side(defaults.main.add_block(defaults.block))
-    with inside(side.block), recorder.carrying() as side.carried:
-        yield side
-    for key, (variable, before) in side.carried.items():
-        side.ended[key], variable._array = variable._array, before
+    """Record what is called inside as a block; Variables from outside are as they were afterwards, also if it raises:
+    then there is no such block.
+    """
+    program = defaults.main
+    side = Side(program.add_block(defaults.block))
+    try:
+        with inside(side.block), recorder.carrying() as side.carried:
+            yield side
+    except BaseException:
+        del program.blocks[side.block.idx :]
+        raise
+    finally:
+        for key, (variable, before) in side.carried.items():
+            side.ended[key], variable._array = variable._array, before
 
 
 def _recorded(recorder: Recording, fn: Callable[..., Any], args: Sequence[Any] = ()) -> Side:
     with recording(recorder) as side:
-        side.result = fn(*[_taken(side.block, a) for a in args])
+        side.result = _as_now(fn(*[_taken(side.block, a) for a in args]))
     return side
+
+
+def _as_now(result: Any) -> Any:
+    """A result with Variables for what its own stand for at this point: those from outside will be put back."""
+    leaves: list[Any] = []
+    spec = flatten(result, leaves)
+    return rebuild(spec, iter([_alias(v) if isinstance(v, Variable) else v for v in leaves]))
+
+
+def _alias(variable: Variable) -> Variable:
+    made = Variable.__new__(Variable)
+    Tensor.__init__(made, variable._array, stop_gradient=variable.stop_gradient)
+    made.__dict__.update({k: v for k, v in variable.__dict__.items() if k in ("_name", "block", "lod")})
+    return made
 
 
 def _taken(block: Block, like: Any) -> Any:

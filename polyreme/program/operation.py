@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from polyreme.autograd.recompute import run_again
-from polyreme.core import amp_policy, state
+from polyreme.core import amp_policy, mode, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.op import OPS, RECORDED
 from polyreme.core.state import TensorState, Tracer
@@ -191,11 +191,17 @@ def call(name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
     if name in _OF_SHAPES:
         with jax.ensure_compile_time_eval():
             return Tensor(OPS[name].op.fn(state.read((*args, *kwargs.values())[0])))  # type: ignore[attr-defined]
-    function, given = function_of(name), values.tensors((args, kwargs))
+    function, given = _runs(function_of(name)), values.tensors((args, kwargs))
     if given and all(_is_folded(t) for t in given) and not getattr(function, "acts", False):
         with jax.ensure_compile_time_eval():
             return function(*args, **kwargs)
     return function(*args, **kwargs)
+
+
+def _runs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What takes the arguments that were recorded: of an op its declaration's, which its public function may arrange."""
+    declared = getattr(function, "op", None)
+    return function if declared is None else lambda *args, **kwargs: mode.current.mode.run(declared, args, kwargs)
 
 
 def is_folded(array: Any) -> bool:

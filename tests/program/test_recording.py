@@ -125,6 +125,19 @@ def test_in_place_ops_give_a_variable_a_new_value(static_mode):
     np.testing.assert_array_equal(run([y, y.name], x=X[0, 0, :2, :2])[1], want + 1 + X[0, 0, :2, :2])
 
 
+def test_ops_run_as_declared_whatever_their_public_function_arranges(static_mode):
+    x = static.data("x", [None], "int64")
+    counts = paddle.bincount(x, length=4)
+    one = paddle.zeros([1])
+    before = one * 1
+    two = paddle.increment(one, 2.0)
+    three = cond(x.sum() > 0, lambda: paddle.increment(two), lambda: two)
+    after = before + one
+    found = run([counts, before, two, three, after], x=np.array([0, 1, 1, 3]))
+    for value, want in zip(found, [[1, 2, 0, 1], [0], [3], [3], [3]], strict=True):
+        np.testing.assert_array_equal(value, want)
+
+
 def test_gradients_of_gradients(static_mode):
     x = static.data("x", [3])
     x.stop_gradient = False
