@@ -58,6 +58,7 @@ class Size(int):
 
     symbol: Symbol
     dim: int
+    __array_ufunc__ = None  # a NumPy number on the left leaves arithmetic to Size
 
     @classmethod
     def of(cls, symbol: Symbol, dim: int) -> Size:
@@ -146,3 +147,15 @@ class Symbol:
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.dtype.name}{list(self.shape)}"
+
+
+def refuse_sizes(what: str, data: Any) -> None:
+    """Raise CaptureError if data is a Size or a list that holds one, which a constant would be -1 for."""
+    if isinstance(data, Size):
+        raise CaptureError(
+            f"{what}: {data.described} is not known before Executor.run, so it is no constant; compute it from "
+            f"polyreme.shape(x)[{data.dim}], and join such values by stack()"
+        )
+    if isinstance(data, (list, tuple)):
+        for entry in data:
+            refuse_sizes(what, entry)

@@ -15,6 +15,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import place as places
 from polyreme.core import state
 from polyreme.core.state import TensorState
+from polyreme.core.symbol import refuse_sizes
 from polyreme.errors import DTypeError, ShapeError
 
 _ALIGN = 64  # bytes
@@ -52,6 +53,8 @@ def aligned_copy(array: np.ndarray | np.generic) -> np.ndarray:
 
 
 def _from_python(data: Any) -> np.ndarray:
+    if state.recording():
+        refuse_sizes("to_tensor", data)
     if isinstance(data, (list, tuple)) and any(isinstance(d, TensorState) for d in data):
         data = [np.asarray(d) for d in data]
     try:

@@ -23,6 +23,7 @@ from polyreme.core import place as places
 from polyreme.core import state
 from polyreme.core.dtype import promote
 from polyreme.core.op import OPS, op
+from polyreme.core.symbol import refuse_sizes
 from polyreme.errors import CaptureError, ConfigError, ShapeError
 
 
@@ -287,6 +288,7 @@ _assign = assign
 
 def _assign_to(x: Any, output: Any = None) -> Any:
     if isinstance(x, (list, tuple)):
+        refuse_sizes("assign", x)
         x = np.asarray(x)
         x = x.astype(dtypes.default_dtype()) if x.dtype == dtypes.float64 else x
     return _assign(x, out=output)

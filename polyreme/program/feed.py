@@ -91,12 +91,17 @@ def fed(program: Program, feed: Any) -> dict[str, Any]:
         raise ProgramError(f"feed is a dict of name -> array, got {type(feed).__name__}")
     block = program.global_block()
     data = {n: v for n, v in block.vars.items() if isinstance(v, Variable) and v.is_data}
+    computed = {n for op in block.ops for n in op.outputs}
     given: dict[str, Any] = {}
     for name, value in feed.items():
         variable = block.vars.get(name)
         if variable is None:
             raise ProgramError(
                 f"feed: the Program has no variable {name!r}{did_you_mean(str(name), data)}; it takes {sorted(data)}"
+            )
+        if name in computed:
+            raise ProgramError(
+                f"feed: {name!r} is computed by the Program, which would replace what is fed; feed {sorted(data)}"
             )
         given[name] = _checked(variable, value)
         if isinstance(variable, Variable):
@@ -124,9 +129,7 @@ def _offsets(variable: Variable, value: Any) -> dict[str, Any]:
 def _checked(variable: Tensor, value: Any) -> Any:
     array = value._array if isinstance(value, Tensor) else value
     if not isinstance(array, (np.ndarray, jax.Array)):
-        array = np.asarray(array)
-        if array.dtype.kind in "iufb" and array.dtype != variable.dtype and _widens(array, variable.dtype):
-            array = array.astype(variable.dtype)  # Python numbers have no dtype of their own
+        array = _from_python(variable, array)
     name, want = variable._array.name, variable.shape
     if array.dtype != variable.dtype:
         raise ProgramError(
@@ -138,6 +141,31 @@ def _checked(variable: Tensor, value: Any) -> Any:
     return array
 
 
+def _from_python(variable: Tensor, value: Any) -> np.ndarray:
+    """Python numbers, which have no dtype of their own, in the Variable's; anything else in the one NumPy gives it."""
+    name, dtype = variable._array.name, variable.dtype
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ProgramError(f"feed: {name!r} is given {type(value).__name__} that is no array: {error}") from error
+    if array.dtype.kind in "OUS":
+        raise ProgramError(
+            f"feed: {name!r} is {dtype.name}, got {type(value).__name__} {str(value)[:60]}; give numbers"
+        )
+    if array.dtype == dtype or array.dtype.kind not in "iufcb" or not _widens(array, dtype):
+        return array
+    with np.errstate(over="ignore"):
+        converted = array.astype(dtype)
+    lost = np.isfinite(array) & ~np.isfinite(converted) if dtypes.is_inexact(dtype) else converted != array
+    if np.any(lost):
+        raise ProgramError(
+            f"feed: {name!r} is {dtype.name}, which cannot hold {array[lost].flat[0]}; give a wider dtype"
+        )
+    return converted
+
+
 def _widens(array: np.ndarray, dtype: np.dtype) -> bool:
     """Whether numbers as NumPy makes them of Python ones can go into dtype."""
+    if array.dtype.kind == "c":
+        return dtypes.is_complex(dtype)
     return dtypes.is_inexact(dtype) or (array.dtype.kind in "iub" and dtypes.is_integer(dtype))

@@ -189,6 +189,12 @@ class Recorder:
     def defined(self, op: Operation, results: Sequence[Any], prefix: str) -> Any:
         """Append op, with a Variable for each Tensor seen in results (one for each probe); returns the result."""
         first, other = results[0], results[-1]
+        counts = [sum(1 for _ in values.leaves(r, Seen)) for r in (first, other)]
+        if counts[0] != counts[1]:
+            raise ProgramError(
+                f"{prefix}: how many Tensors it gives depends on a size that is not known while recording; give that "
+                "size in static.data, or index the Variable instead"
+            )
         others = values.leaves(other, Seen)
         base = unique_name.generate(prefix, "op")
 
