@@ -58,6 +58,7 @@ amp_guard = auto_cast
 
 
 def policy_of(enable: bool, white: Any, black: Any, level: str, dtype: Any, promote: bool) -> Policy | None:
+    """The policy that auto_cast's arguments stand for, None if it is not enabled; raises ConfigError."""
     check_level("auto_cast", level, LEVELS)
     low = low_dtype("auto_cast", dtype)
     white, black = _names("custom_white_list", white), _names("custom_black_list", black)

@@ -14,7 +14,8 @@ from polyreme.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByVal
 from polyreme.ops import arithmetic as ar
 from polyreme.ops.math import clip as clipped
 from polyreme.ops.math import maximum
-from polyreme.program.program import Program, defaults
+from polyreme.program.current import defaults
+from polyreme.program.program import Program
 
 
 class GradientClipByValue(ClipGradByValue):

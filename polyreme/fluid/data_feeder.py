@@ -14,7 +14,9 @@ from polyreme.core.place import as_place
 from polyreme.errors import DataError, ShapeError
 from polyreme.fluid.framework import cpu_places, cuda_places
 from polyreme.fluid.lod_tensor import LoDTensor
-from polyreme.program.program import Program, Variable, defaults
+from polyreme.program.block import Variable
+from polyreme.program.current import defaults
+from polyreme.program.program import Program
 
 
 class DataFeeder:

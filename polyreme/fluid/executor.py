@@ -11,7 +11,8 @@ from typing import Any
 from polyreme.fluid import lod
 from polyreme.fluid.reader import feed_of
 from polyreme.program import executor
-from polyreme.program.program import Program, defaults
+from polyreme.program.current import defaults
+from polyreme.program.program import Program
 from polyreme.program.scope import Scope
 from polyreme.static.compiled import CompiledProgram
 

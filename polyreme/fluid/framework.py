@@ -12,14 +12,9 @@ from polyreme.core.place import is_compiled_with_cuda
 from polyreme.errors import ConfigError
 from polyreme.fluid.mode import in_dygraph_mode
 from polyreme.nn.parameter import Parameter
-from polyreme.program.program import (
-    Program,
-    Variable,
-    default_main_program,
-    default_startup_program,
-    name_scope,
-    program_guard,
-)
+from polyreme.program.block import Variable
+from polyreme.program.current import default_main_program, default_startup_program, name_scope, program_guard
+from polyreme.program.program import Program
 from polyreme.static.places import cpu_places, cuda_places
 
 SPOKEN = (1, 7, 0)

@@ -12,7 +12,7 @@ from polyreme.fluid.layer import layer
 from polyreme.fluid.layers.nn import rows_of
 from polyreme.fluid.layers.shape import one_hot_of
 from polyreme.program import mode
-from polyreme.program.program import Variable
+from polyreme.program.block import Variable
 
 
 @layer

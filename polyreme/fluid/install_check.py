@@ -13,7 +13,8 @@ from polyreme.core import unique_name
 from polyreme.errors import NumericsError
 from polyreme.fluid import layers, optimizer
 from polyreme.fluid.executor import Executor
-from polyreme.program.program import Program, program_guard
+from polyreme.program.current import program_guard
+from polyreme.program.program import Program
 from polyreme.program.scope import Scope, scope_guard
 
 

@@ -20,8 +20,9 @@ from polyreme.errors import CheckpointError, ConfigError, ProgramError, did_you_
 from polyreme.fluid.reader import DataLoader, PyReader
 from polyreme.nn.parameter import Parameter
 from polyreme.program import stored
+from polyreme.program.current import defaults
 from polyreme.program.encoding import Arrays
-from polyreme.program.program import Program, defaults
+from polyreme.program.program import Program
 from polyreme.program.scope import Scope, global_scope
 from polyreme.reader import batch, buffered, cache, chain, compose, firstn, map_readers, shuffle, xmap_readers
 from polyreme.static import io as static_io

@@ -14,7 +14,8 @@ from polyreme.fluid.layer import Parts, layer
 from polyreme.fluid.lod import divided, inner, sequences
 from polyreme.nn.parameter import ParamAttr
 from polyreme.ops import OPS
-from polyreme.program.program import Variable, defaults
+from polyreme.program.block import Variable
+from polyreme.program.current import defaults
 
 
 def _ragged(what: str, input: Any, length: Any, *others: Any) -> tuple[Any, Variable, Any, list[Any]]:

@@ -20,7 +20,7 @@ from polyreme.nn.initializer import Constant, XavierUniform, chosen_initializer
 from polyreme.nn.parameter import Parameter, make_parameter
 from polyreme.ops import math as mt
 from polyreme.ops.manipulation import flatten
-from polyreme.program.program import defaults
+from polyreme.program.current import defaults
 
 
 def layer(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,9 +21,11 @@ from polyreme.errors import ProgramError, ShapeError
 from polyreme.fluid.lod_tensor import LoDTensor, create_lod_tensor
 from polyreme.ops import OPS
 from polyreme.program import infer
+from polyreme.program.block import Block, Variable
+from polyreme.program.current import defaults
 from polyreme.program.infer import Seen
 from polyreme.program.operation import Call, function_of
-from polyreme.program.program import Block, Program, Variable, defaults
+from polyreme.program.program import Program
 from polyreme.program.values import Ref
 
 Lod = tuple[Variable, ...]

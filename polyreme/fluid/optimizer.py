@@ -16,7 +16,8 @@ from polyreme.fluid.absent import refusing
 from polyreme.fluid.clip import clip_recorded
 from polyreme.fluid.mode import begin
 from polyreme.program import gradient
-from polyreme.program.program import Program, defaults, program_guard
+from polyreme.program.current import defaults, program_guard
+from polyreme.program.program import Program
 from polyreme.static.average import ExponentialMovingAverage
 
 

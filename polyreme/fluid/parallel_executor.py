@@ -10,7 +10,8 @@ from typing import Any
 from polyreme.core.place import CPUPlace, CUDAPlace
 from polyreme.errors import ConfigError
 from polyreme.fluid.executor import Executor
-from polyreme.program.program import Program, default_main_program
+from polyreme.program.current import default_main_program
+from polyreme.program.program import Program
 from polyreme.program.scope import Scope, global_scope
 from polyreme.static.compiled import BuildStrategy, CompiledProgram, ExecutionStrategy
 

@@ -15,7 +15,7 @@ from polyreme.fluid import lod as lods
 from polyreme.fluid.layer import Parts, layer
 from polyreme.fluid.lod import divided, inner, sequences
 from polyreme.ops import OPS
-from polyreme.program.program import Variable
+from polyreme.program.block import Variable
 
 
 def _steps(x: Variable, lod: lods.Lod) -> Any:

@@ -16,7 +16,7 @@ from polyreme.fluid.layer import Parts, activated, layer
 from polyreme.fluid.lod import divided, inner, sequences
 from polyreme.nn.functional import unfold
 from polyreme.ops import OPS
-from polyreme.program.program import Variable
+from polyreme.program.block import Variable
 
 
 @layer

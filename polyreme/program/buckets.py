@@ -19,10 +19,11 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.symbol import DYNAMIC
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, ProgramError
-from polyreme.program.operation import Backward, depends
+from polyreme.program.operation import depends
 from polyreme.program.program import Program
 from polyreme.program.run import make_run, replay, shapes_of
 from polyreme.program.scope import Scope
+from polyreme.program.training import Backward
 
 Sizes = Mapping[str, Mapping[int, Sequence[int]]]
 Shapes = Mapping[str, tuple[int, ...]]

@@ -18,9 +18,11 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ProgramError
 from polyreme.jit.structure import LEAF, flatten, rebuild
 from polyreme.program import infer
+from polyreme.program.block import Block, Variable
+from polyreme.program.branches import Cond, Recompute, While
+from polyreme.program.current import defaults, inside
 from polyreme.program.frame import Frame
-from polyreme.program.operation import Cond, Operation, Recompute, While
-from polyreme.program.program import Block, Variable, defaults, inside
+from polyreme.program.operation import Operation
 from polyreme.program.values import Ref
 
 

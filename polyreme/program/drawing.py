@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from polyreme.errors import ConfigError
+from polyreme.program.branches import Cond, Recompute, While
 from polyreme.program.layered import GAP_Y, Box, place
-from polyreme.program.operation import Cond, Operation, Recompute, While
+from polyreme.program.operation import Operation
 from polyreme.program.values import refs
 
 _CHAR, _LINE, _PAD = 7.3, 16.0, 9.0  # pixels of a 12 pixel fixed-width font, with room to spare
@@ -25,7 +26,7 @@ _NAMES = {Cond: ("true", "false"), While: ("test", "body"), Recompute: ("run aga
 
 
 class Block(Protocol):
-    """What a picture shows of a block (program.program.Block)."""
+    """What a picture shows of a block (program.block.Block)."""
 
     ops: list[Any]
     takes: list[str]

@@ -20,8 +20,9 @@ from polyreme.core import amp_policy, backend, state
 from polyreme.core import place as places
 from polyreme.errors import ProgramError
 from polyreme.program.buckets import BucketRun, Buckets
+from polyreme.program.current import defaults
 from polyreme.program.feed import arrays_of, fed, fetch_key, fetched, shapes_in
-from polyreme.program.program import Program, defaults
+from polyreme.program.program import Program
 from polyreme.program.run import make_run
 from polyreme.program.scope import Scope, global_scope
 

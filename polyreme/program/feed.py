@@ -15,7 +15,8 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.symbol import DYNAMIC, Symbol
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ProgramError, did_you_mean
-from polyreme.program.program import Program, Variable
+from polyreme.program.block import Variable
+from polyreme.program.program import Program
 
 _ARRAYS = (np.ndarray, jax.Array)
 

@@ -12,7 +12,7 @@ from polyreme.core import state
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ProgramError
 from polyreme.program import values
-from polyreme.program.program import Block
+from polyreme.program.block import Block
 from polyreme.program.scope import Scope
 from polyreme.program.values import Ref
 

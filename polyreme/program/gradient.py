@@ -13,9 +13,12 @@ from polyreme.core.state import TensorState
 from polyreme.core.symbol import Symbol
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, GradError, ProgramError
-from polyreme.program.operation import Backward, Operation, Optimize, StartOptimizer
+from polyreme.program.block import Block
+from polyreme.program.current import defaults
+from polyreme.program.operation import Operation
 from polyreme.program.passes import recomputing
-from polyreme.program.program import Block, Program, defaults
+from polyreme.program.program import Program
+from polyreme.program.training import Backward, Optimize, StartOptimizer
 
 Pairs = list[tuple[Tensor, Tensor]]
 

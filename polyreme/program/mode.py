@@ -12,7 +12,8 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import place as places
 from polyreme.core import state
 from polyreme.errors import ConfigError, ProgramError
-from polyreme.program.program import Variable, defaults
+from polyreme.program.block import Variable
+from polyreme.program.current import defaults
 from polyreme.program.recorder import Recorder
 
 

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from polyreme.autograd.recompute import run_again
 from polyreme.core import amp_policy, mode, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.op import OPS, RECORDED
@@ -25,7 +24,6 @@ from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ProgramError, did_you_mean
-from polyreme.jit.control_flow import cond, while_loop
 from polyreme.program import values
 from polyreme.program.values import Ref, refs
 
@@ -34,7 +32,7 @@ _FOLDED = 64  # elements; integers up to so many that follow from shapes are com
 
 
 class Block(Protocol):
-    """What operations know of a block (program.program.Block)."""
+    """What operations know of a block (program.block.Block)."""
 
     idx: int
     ops: list[Operation]
@@ -199,7 +197,7 @@ def call(name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def _runs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What takes the arguments that were recorded: of an op its declaration's, which its public function may arrange."""
+    """What takes the arguments that were recorded: an op as it is declared; its public function may arrange them."""
     declared = getattr(function, "op", None)
     return function if declared is None else lambda *args, **kwargs: mode.current.mode.run(declared, args, kwargs)
 
@@ -265,162 +263,6 @@ class Initialize(Operation):
     def run(self, frame: Frame) -> None:
         shape, dtype = self.template.shape, self.template.dtype
         frame.scope.create(self.target, self.initializer.values(shape, dtype), self.template)
-
-
-@dataclass(kw_only=True)
-class Cond(Operation):
-    """Run one of two blocks. outputs: for each result of the blocks."""
-
-    pred: Any
-    true: Block
-    false: Block
-
-    @property
-    def blocks(self) -> list[Block]:
-        return [self.true, self.false]
-
-    def reads(self) -> list[str]:
-        return [*refs(self.pred), *self.true.free(), *self.false.free()]
-
-    def run(self, frame: Frame) -> None:
-        pred = frame.get(self.pred.name) if isinstance(self.pred, Ref) else self.pred
-        results = cond(pred, lambda: frame.inside(self.true, ()), lambda: frame.inside(self.false, ()))
-        for name, result in zip(self.outputs, results, strict=True):
-            frame.define(name, _tensor(result))
-
-
-@dataclass(kw_only=True)
-class While(Operation):
-    """Run body while test holds. init: what the loop starts from, outputs: what it ends with; both blocks take as many
-    values. maximum: a bound on the steps, which gradients need.
-    """
-
-    init: list[Any]
-    test: Block
-    body: Block
-    maximum: int | None = None
-
-    @property
-    def blocks(self) -> list[Block]:
-        return [self.test, self.body]
-
-    def reads(self) -> list[str]:
-        return [*refs(self.init), *self.test.free(), *self.body.free()]
-
-    def run(self, frame: Frame) -> None:
-        start = [frame.get(v.name) if isinstance(v, Ref) else v for v in self.init]
-        ends = while_loop(
-            lambda *now: frame.inside(self.test, now)[0],
-            lambda *now: frame.inside(self.body, now),
-            start,
-            maximum_iterations=self.maximum,
-        )
-        for name, end in zip(self.outputs, ends, strict=True):
-            frame.define(name, _tensor(end))
-
-
-@dataclass(kw_only=True)
-class Recompute(Operation):
-    """Run a block of which backward keeps the inputs only, and which it runs again."""
-
-    inputs: list[str]
-    block: Block
-
-    @property
-    def blocks(self) -> list[Block]:
-        return [self.block]
-
-    def reads(self) -> list[str]:
-        return [*self.inputs, *self.block.free()]
-
-    def run(self, frame: Frame) -> None:
-        given = tuple(frame.get(name) for name in self.inputs)
-        results = run_again(lambda *now: frame.inside(self.block, now), given, {})
-        for name, result in zip(self.outputs, results, strict=True):
-            frame.define(name, result)
-
-
-def _tensor(value: Any) -> Tensor:
-    return value if isinstance(value, Tensor) else Tensor(jnp.asarray(value))
-
-
-@dataclass(kw_only=True)
-class Backward(Operation):
-    """Gradients of the sum of targets with respect to inputs; zeros where there is none.
-
-    starts: what each target's gradient starts from, None for ones. again: the gradients are differentiated later.
-    """
-
-    targets: list[str]
-    inputs: list[str]
-    starts: list[str | None] = field(default_factory=list)
-    blocked: list[str] = field(default_factory=list)
-    again: bool = False
-
-    def reads(self) -> list[str]:
-        return [*self.targets, *self.inputs, *(s for s in self.starts if s is not None)]
-
-    def run(self, frame: Frame) -> None:
-        inputs = [frame.get(name) for name in self.inputs]
-        starts = [None if s is None else frame.get(s) for s in self.starts] or [None] * len(self.targets)
-        found = tape.grad(
-            [frame.get(name) for name in self.targets],
-            inputs,
-            starts,
-            retain_graph=True,
-            create_graph=self.again,
-            allow_unused=True,
-            no_grad_vars=[frame.get(name) for name in self.blocked],
-        )
-        for of, name, x, gradient in zip(self.inputs, self.outputs, inputs, found, strict=True):
-            tensor: Any = Tensor(jnp.zeros(x._array.shape, x._array.dtype)) if gradient is None else gradient
-            frame.define(name, frame.reduced(of, tensor))
-
-
-@dataclass(kw_only=True)
-class Optimize(Operation):
-    """One step of an optimizer. key: its name in the scope, where its state is; pairs: (parameter, gradient); rate:
-    a value that is the learning rate, if the Program computes it; skip: a 0-D bool that leaves the step out if true."""
-
-    key: str
-    optimizer: Any
-    pairs: list[tuple[str, str]]
-    rate: str | None = None
-    skip: str | None = None
-
-    def reads(self) -> list[str]:
-        return [*(name for pair in self.pairs for name in pair), *(n for n in (self.rate, self.skip) if n is not None)]
-
-    def writes(self) -> list[str]:
-        return [p for p, _ in self.pairs]
-
-    def run(self, frame: Frame) -> None:
-        bound = frame.scope.optimizer(self)
-        for p, g in self.pairs:
-            frame.persistable(p).grad = Tensor(state.read(frame.get(g)))
-        if self.rate is not None:
-            bound.take_rate(frame.get(self.rate))
-        bound.step(skip=None if self.skip is None else frame.get(self.skip))
-        for p, _ in self.pairs:
-            frame.persistable(p).grad = None
-
-
-@dataclass(kw_only=True)
-class StartOptimizer(Operation):
-    """Make an optimizer's state in the scope, as it is before the first step."""
-
-    of: Optimize
-
-    def reads(self) -> list[str]:
-        return [p for p, _ in self.of.pairs]
-
-    def writes(self) -> list[str]:
-        return []
-
-    def run(self, frame: Frame) -> None:
-        # parameters of Layers built before static mode come into the scope with the Program that holds them
-        if all(frame.scope.find(p) is not None for p, _ in self.of.pairs):
-            frame.scope.start_optimizer(self.of)
 
 
 def depends(ops: Sequence[Operation], start: set[str]) -> set[str]:

@@ -22,12 +22,13 @@ from polyreme.core.state import TensorState
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import HostValueError, ProgramError
 from polyreme.jit.program import Program as Captured
-from polyreme.program.operation import Backward, Initialize, Optimize, StartOptimizer
+from polyreme.program.operation import Initialize
 from polyreme.program.parts import Feeds, joined_offsets, pieces
 from polyreme.program.placing import AXIS, spread, state_of, updated
 from polyreme.program.program import Program
 from polyreme.program.run import drawing, results
 from polyreme.program.scope import Scope
+from polyreme.program.training import Backward, Optimize, StartOptimizer
 from polyreme.program.uneven import Uneven
 
 Reduce = Callable[[Any, str], Any]

@@ -14,9 +14,9 @@ from jax.sharding import NamedSharding
 
 from polyreme.core.state import TensorState
 from polyreme.eager.tensor import Tensor
-from polyreme.program.operation import Optimize
 from polyreme.program.program import Program
 from polyreme.program.scope import Scope
+from polyreme.program.training import Optimize
 
 AXIS = "dp"
 

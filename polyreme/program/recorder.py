@@ -23,9 +23,10 @@ from polyreme.jit.capture import user_line
 from polyreme.jit.convert import converted
 from polyreme.nn.initializer import Initializer
 from polyreme.program import control, gradient, infer, values
+from polyreme.program.block import Variable
+from polyreme.program.current import defaults
 from polyreme.program.infer import Seen
 from polyreme.program.operation import Assign, Call, Initialize, Operation, call
-from polyreme.program.program import Variable, defaults
 from polyreme.program.scope import global_scope
 from polyreme.program.values import Ref, SizeOf
 

@@ -19,10 +19,11 @@ from polyreme.errors import HostValueError
 from polyreme.jit.capture import Capture, watching
 from polyreme.jit.program import Program as Captured
 from polyreme.program.frame import Frame, as_it_is
-from polyreme.program.operation import Backward, Initialize, StartOptimizer
+from polyreme.program.operation import Initialize
 from polyreme.program.placing import gather, state_of
 from polyreme.program.program import Program
 from polyreme.program.scope import Scope
+from polyreme.program.training import Backward, StartOptimizer
 
 _log = logging.getLogger("polyreme.program")
 

@@ -24,7 +24,8 @@ from polyreme.errors import CheckpointError, ConfigError, DTypeError, ProgramErr
 from polyreme.io import safetensors_file
 from polyreme.nn.parameter import Parameter
 from polyreme.program.encoding import Arrays, Decoder, Encoder, as_stored
-from polyreme.program.operation import Call, Operation, Optimize, StartOptimizer, function_of
+from polyreme.program.operation import Call, Operation, function_of
+from polyreme.program.training import Optimize, StartOptimizer
 
 FORMAT, VERSION = "polyreme.program", 1
 _TEXT = "program.json"

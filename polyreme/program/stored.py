@@ -21,10 +21,10 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import CheckpointError, ConfigError, ProgramError, did_you_mean
 from polyreme.io import safetensors_file
 from polyreme.program.encoding import Arrays, as_stored, from_stored
-from polyreme.program.operation import Optimize
 from polyreme.program.placing import updated
 from polyreme.program.program import Program
 from polyreme.program.scope import Scope
+from polyreme.program.training import Optimize
 
 STREAM = "@RANDOM_STREAM"
 """The name of a Program's stream of random numbers among the state of its training, followed by its seed."""

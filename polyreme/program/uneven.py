@@ -19,11 +19,12 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ProgramError
 from polyreme.jit.control_flow import switch_case
 from polyreme.program.frame import Frame
-from polyreme.program.operation import Backward, Operation, Optimize
+from polyreme.program.operation import Operation
 from polyreme.program.parts import Shapes
 from polyreme.program.program import Program
 from polyreme.program.run import shapes_of
 from polyreme.program.scope import Scope
+from polyreme.program.training import Backward, Optimize
 
 
 class Uneven:

@@ -9,18 +9,13 @@ from polyreme.core.place import CPUPlace, CUDAPlace
 from polyreme.errors import did_you_mean
 from polyreme.hapi.input_spec import InputSpec
 from polyreme.nn.parameter import ParamAttr
+from polyreme.program.block import Variable
+from polyreme.program.current import default_main_program, default_startup_program, name_scope, program_guard
 from polyreme.program.drawing import draw
 from polyreme.program.executor import Executor
 from polyreme.program.gradient import append_backward, gradients
 from polyreme.program.mode import data
-from polyreme.program.program import (
-    Program,
-    Variable,
-    default_main_program,
-    default_startup_program,
-    name_scope,
-    program_guard,
-)
+from polyreme.program.program import Program
 from polyreme.program.scope import Scope, global_scope, scope_guard
 from polyreme.static import amp, nn, passes
 from polyreme.static.average import ExponentialMovingAverage

@@ -14,7 +14,8 @@ import numpy as np
 from polyreme.core import state, unique_name
 from polyreme.eager.mode import no_grad
 from polyreme.errors import ConfigError, ProgramError
-from polyreme.program.program import Program, default_main_program, program_guard
+from polyreme.program.current import default_main_program, program_guard
+from polyreme.program.program import Program
 from polyreme.program.scope import global_scope
 from polyreme.static.variables import create_global_var
 

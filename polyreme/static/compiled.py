@@ -17,11 +17,12 @@ from polyreme.core import place as places
 from polyreme.errors import ConfigError, DeviceError, ProgramError
 from polyreme.program.executor import Executor
 from polyreme.program.feed import current_name, fetched
-from polyreme.program.operation import Backward, Call, Operation
+from polyreme.program.operation import Call, Operation
 from polyreme.program.parallel import MEAN, SUM, ParallelRun
 from polyreme.program.parts import Feeds, parts_of
 from polyreme.program.program import Program
 from polyreme.program.scope import Scope
+from polyreme.program.training import Backward
 from polyreme.program.values import Ref
 from polyreme.static.strategies import BuildStrategy, ExecutionStrategy, GradientScaleStrategy
 

@@ -23,7 +23,7 @@ from polyreme.core.symbol import DYNAMIC
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, ProgramError, ShapeError
 from polyreme.jit.host_calls import at_run_time
-from polyreme.program.program import Variable
+from polyreme.program.block import Variable
 
 _printed: collections.Counter[str] = collections.Counter()
 """How often each Print has printed."""

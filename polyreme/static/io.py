@@ -25,10 +25,12 @@ from polyreme.export.manifest import MAIN
 from polyreme.export.program import PLATFORMS
 from polyreme.jit.capture import Capture, watching
 from polyreme.program import serial, stored
+from polyreme.program.block import Variable
+from polyreme.program.current import defaults
 from polyreme.program.encoding import Arrays
 from polyreme.program.open_sizes import results_of
 from polyreme.program.passes.dead import prune
-from polyreme.program.program import Program, Variable, defaults
+from polyreme.program.program import Program
 from polyreme.program.scope import Scope, global_scope
 
 __all__ = [

@@ -23,8 +23,9 @@ from polyreme.ops import arithmetic as ar
 from polyreme.ops.attributes import is_empty as has_no_elements
 from polyreme.ops.manipulation import stack
 from polyreme.program import control, values
+from polyreme.program.block import Block, Variable
+from polyreme.program.current import defaults, inside
 from polyreme.program.operation import Call, Operation
-from polyreme.program.program import Block, Variable, defaults, inside
 from polyreme.program.values import Ref, SizeOf
 
 cond = layer(functional.cond)

@@ -11,7 +11,7 @@ from typing import Any
 from polyreme.errors import ConfigError
 from polyreme.fluid.mode import begin
 from polyreme.program import mode
-from polyreme.program.program import Variable
+from polyreme.program.block import Variable
 
 
 def data(

@@ -27,7 +27,7 @@ from polyreme.ops import search
 from polyreme.ops.manipulation import concat as joined
 from polyreme.ops.manipulation import flip
 from polyreme.ops.repetition import tile
-from polyreme.program.program import defaults
+from polyreme.program.current import defaults
 
 
 @layer

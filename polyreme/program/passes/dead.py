@@ -9,9 +9,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from polyreme.program.operation import Backward, Cond, Operation, Recompute
+from polyreme.program.block import Block, Variable
+from polyreme.program.branches import Cond, Recompute
+from polyreme.program.operation import Operation
 from polyreme.program.passes.facts import Facts, kept_names, settle
-from polyreme.program.program import Block, Program, Variable
+from polyreme.program.program import Program
+from polyreme.program.training import Backward
 from polyreme.program.values import refs
 
 

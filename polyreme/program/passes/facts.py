@@ -17,20 +17,12 @@ from polyreme.core.symbol import Symbol
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ProgramError
 from polyreme.program import infer, values
+from polyreme.program.block import Block, Variable
+from polyreme.program.branches import Cond, Recompute, While
 from polyreme.program.executor import fetched
-from polyreme.program.operation import (
-    Assign,
-    Backward,
-    Call,
-    Cond,
-    Operation,
-    Optimize,
-    Recompute,
-    While,
-    autocast,
-    function_of,
-)
-from polyreme.program.program import Block, Program, Variable
+from polyreme.program.operation import Assign, Call, Operation, autocast, function_of
+from polyreme.program.program import Program
+from polyreme.program.training import Backward, Optimize
 from polyreme.program.values import Ref, SizeOf, refs
 
 KNOWN = (Call, Assign, Cond, While, Recompute, Backward, Optimize)

@@ -16,9 +16,10 @@ from polyreme.core.symbol import Symbol
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
 from polyreme.program import values
+from polyreme.program.block import Block
 from polyreme.program.operation import Call, Operation, autocast, call
 from polyreme.program.passes.facts import Facts, kept_names, settle, symbol_of
-from polyreme.program.program import Block, Program
+from polyreme.program.program import Program
 
 LIMIT = 1024  # elements: a constant is written into the Program, where a page of numbers is all that one should meet
 

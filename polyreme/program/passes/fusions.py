@@ -10,9 +10,10 @@ from itertools import product
 from typing import Any
 
 from polyreme.errors import ConfigError, did_you_mean
+from polyreme.program.block import Block
 from polyreme.program.passes.facts import Facts, direct, kept_names, settle
 from polyreme.program.passes.pattern import Bound, Match, Pattern, matches, replaced
-from polyreme.program.program import Block, Program
+from polyreme.program.program import Program
 
 VOCABULARY = 1024
 """Classes from which on logits are worth not having whole: below, they are small beside what makes them."""

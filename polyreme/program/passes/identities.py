@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyreme.core.symbol import Symbol
+from polyreme.program.block import Block
 from polyreme.program.operation import Call, Operation
 from polyreme.program.passes.arguments import arguments_of
 from polyreme.program.passes.facts import Facts, kept_names, rename, renamed, settle, symbol_of
-from polyreme.program.program import Block, Program
+from polyreme.program.program import Program
 from polyreme.program.values import Ref
 
 

@@ -16,9 +16,12 @@ from polyreme.core.amp_policy import Policy
 from polyreme.core.symbol import Symbol
 from polyreme.errors import ConfigError
 from polyreme.program import infer, values
-from polyreme.program.operation import Backward, Call, Cond, Operation, Recompute, While
+from polyreme.program.block import Block
+from polyreme.program.branches import Cond, Recompute, While
+from polyreme.program.operation import Call, Operation
 from polyreme.program.passes.facts import Facts, give_instead, inputs_of, kept_names, renamed, results_of, settle
-from polyreme.program.program import Block, Program
+from polyreme.program.program import Program
+from polyreme.program.training import Backward
 from polyreme.program.values import Ref
 
 

@@ -14,11 +14,11 @@ from typing import Any
 from polyreme.core import dtype as dtypes
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.program import infer
+from polyreme.program.block import Block
 from polyreme.program.operation import Call
 from polyreme.program.passes.arguments import arguments_of, defaults_of
 from polyreme.program.passes.facts import Facts, inputs_of, results_of, symbol_of
 from polyreme.program.passes.subexpressions import frozen
-from polyreme.program.program import Block
 from polyreme.program.values import Ref
 
 Bound = dict[str, Any]

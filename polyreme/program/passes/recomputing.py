@@ -11,10 +11,13 @@ from typing import Any
 
 from polyreme.core.symbol import Symbol
 from polyreme.errors import ConfigError
+from polyreme.program.block import Block, copy_var
+from polyreme.program.branches import Cond, Recompute, While
 from polyreme.program.executor import fetched
-from polyreme.program.operation import Assign, Backward, Call, Cond, Operation, Recompute, While
+from polyreme.program.operation import Assign, Call, Operation
 from polyreme.program.passes.facts import ON_HOST, kept_names, likes, settle
-from polyreme.program.program import Block, Program, copy_var
+from polyreme.program.program import Program
+from polyreme.program.training import Backward
 from polyreme.program.values import Ref
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from polyreme.program.block import Block
 from polyreme.program.operation import Call, Operation
 from polyreme.program.passes.facts import Facts, kept_names, rename, renamed, settle
-from polyreme.program.program import Block, Program
+from polyreme.program.program import Program
 
 
 def common_subexpression(program: Program, keep: Any = ()) -> Program:

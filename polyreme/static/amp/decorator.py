@@ -18,9 +18,10 @@ from polyreme.ops.gather_scatter import where
 from polyreme.ops.manipulation import stack
 from polyreme.ops.math import isfinite
 from polyreme.program.gradient import Pairs, append_backward
-from polyreme.program.operation import Operation, Optimize
+from polyreme.program.operation import Operation
 from polyreme.program.passes.mixing import amp
 from polyreme.program.program import Program
+from polyreme.program.training import Optimize
 from polyreme.static.nn.made import refuse
 from polyreme.static.variables import create_global_var
 

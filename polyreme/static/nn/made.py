@@ -22,7 +22,7 @@ from polyreme.ops import OPS
 from polyreme.ops.manipulation import reshape
 from polyreme.ops.math import sqrt
 from polyreme.ops.reduce import sum
-from polyreme.program.program import default_startup_program, program_guard
+from polyreme.program.current import default_startup_program, program_guard
 from polyreme.static.variables import WeightNormParamAttr
 
 

@@ -1,0 +1,94 @@
+"""Operations with blocks of their own: branches, loops and calls that backward runs again.
+
+Floor: 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from polyreme.autograd.recompute import run_again
+from polyreme.eager.tensor import Tensor
+from polyreme.jit.control_flow import cond, while_loop
+from polyreme.program.operation import Block, Frame, Operation
+from polyreme.program.values import Ref, refs
+
+
+@dataclass(kw_only=True)
+class Cond(Operation):
+    """Run one of two blocks. outputs: for each result of the blocks."""
+
+    pred: Any
+    true: Block
+    false: Block
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [self.true, self.false]
+
+    def reads(self) -> list[str]:
+        return [*refs(self.pred), *self.true.free(), *self.false.free()]
+
+    def run(self, frame: Frame) -> None:
+        pred = frame.get(self.pred.name) if isinstance(self.pred, Ref) else self.pred
+        results = cond(pred, lambda: frame.inside(self.true, ()), lambda: frame.inside(self.false, ()))
+        for name, result in zip(self.outputs, results, strict=True):
+            frame.define(name, _tensor(result))
+
+
+@dataclass(kw_only=True)
+class While(Operation):
+    """Run body while test holds. init: what the loop starts from, outputs: what it ends with; both blocks take as many
+    values. maximum: a bound on the steps, which gradients need.
+    """
+
+    init: list[Any]
+    test: Block
+    body: Block
+    maximum: int | None = None
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [self.test, self.body]
+
+    def reads(self) -> list[str]:
+        return [*refs(self.init), *self.test.free(), *self.body.free()]
+
+    def run(self, frame: Frame) -> None:
+        start = [frame.get(v.name) if isinstance(v, Ref) else v for v in self.init]
+        ends = while_loop(
+            lambda *now: frame.inside(self.test, now)[0],
+            lambda *now: frame.inside(self.body, now),
+            start,
+            maximum_iterations=self.maximum,
+        )
+        for name, end in zip(self.outputs, ends, strict=True):
+            frame.define(name, _tensor(end))
+
+
+@dataclass(kw_only=True)
+class Recompute(Operation):
+    """Run a block of which backward keeps the inputs only, and which it runs again."""
+
+    inputs: list[str]
+    block: Block
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [self.block]
+
+    def reads(self) -> list[str]:
+        return [*self.inputs, *self.block.free()]
+
+    def run(self, frame: Frame) -> None:
+        given = tuple(frame.get(name) for name in self.inputs)
+        results = run_again(lambda *now: frame.inside(self.block, now), given, {})
+        for name, result in zip(self.outputs, results, strict=True):
+            frame.define(name, result)
+
+
+def _tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else Tensor(jnp.asarray(value))
