@@ -5,6 +5,7 @@ Floor: 4.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,13 +14,15 @@ from polyreme.program.block import Block
 from polyreme.program.program import Program
 from polyreme.program.training import Optimize
 
+_MAIN, _STARTUP = Program(), Program()
 
-class _Defaults:
-    """The Programs code is recorded into."""
+
+class _Defaults(threading.local):
+    """The Programs that code of this thread is recorded into; outside any program_guard all threads' are the same."""
 
     def __init__(self) -> None:
-        self.main = Program()
-        self.startup = Program()
+        self.main = _MAIN
+        self.startup = _STARTUP
         self.scopes: list[str] = []
 
     @property

@@ -13,6 +13,8 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ProgramError
 from polyreme.program import values
 from polyreme.program.block import Block
+from polyreme.program.listing import line
+from polyreme.program.operation import Operation
 from polyreme.program.scope import Scope
 from polyreme.program.values import Ref
 
@@ -80,7 +82,11 @@ class Frame:
     def run(self) -> None:
         """Run every operation of the block."""
         for operation in self.block.ops:
-            operation.run(self)
+            try:
+                operation.run(self)
+            except Exception as error:
+                _say_where(error, operation, self.block)
+                raise
 
     def inside(self, block: Block, given: Sequence[Any]) -> list[Any]:
         """Results of a block within this one, run on these values."""
@@ -88,3 +94,9 @@ class Frame:
         frame.values.update(zip(block.takes, given, strict=True))
         frame.run()
         return [values.replace(r, Ref, lambda ref: frame.get(ref.name)) for r in block.gives]
+
+
+def _say_where(error: Exception, operation: Operation, block: Block) -> None:
+    """Note on an error which operation it comes from: the innermost, if that is inside others."""
+    if not getattr(error, "__notes__", None):
+        error.add_note(f"in the Program's operation: {line(operation, block)}")

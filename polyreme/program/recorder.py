@@ -142,6 +142,8 @@ class Recorder:
     def name_of(self, tensor: TensorState) -> str:
         """The name a Tensor has as an input: a value's Tensor is held by the Program, and shared with it."""
         if isinstance(tensor._array, Symbol):
+            if isinstance(tensor, Variable) and not tensor.persistable:
+                _check_here(tensor)
             return tensor._array.name
         held = defaults.main.held
         for name, other in held.items():
@@ -311,3 +313,15 @@ class Recorder:
     def _note_rebound(self, variable: Variable) -> None:
         if self._rebound and variable.block is not defaults.block:
             self._rebound[-1].setdefault(id(variable), (variable, variable._array))
+
+
+def _check_here(variable: Variable) -> None:
+    """Refuse a Variable of another Program, whose name may be that of something else in this one."""
+    if variable.block.program is defaults.main:
+        return
+    own = defaults.block.find_var(variable._array.name)
+    if own is None or own._array is not variable._array:  # a clone has the same ones
+        raise ProgramError(
+            f"{variable!r} belongs to another Program than the one that is recorded now; use both under one "
+            "program_guard, or run that Program and feed what it gives to this one"
+        )

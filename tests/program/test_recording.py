@@ -1,12 +1,16 @@
 """Programs: what is recorded, with which shapes, and that an Executor gives what eager code gives."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 
 import polyreme as paddle
 import polyreme.nn.functional as F
 from polyreme import static
-from polyreme.errors import CaptureError, ProgramError
+from polyreme.core import unique_name
+from polyreme.errors import CaptureError, ProgramError, ShapeError
 from polyreme.jit.control_flow import cond, while_loop
 
 X = np.random.default_rng(0).normal(size=(4, 3, 8, 8)).astype("float32")
@@ -218,6 +222,48 @@ def test_a_feed_that_does_not_fit_names_the_variable(static_mode, feed, match):
     y = static.data("x", [None, 3, 8, 8]) * 2
     with pytest.raises(ProgramError, match=match):
         static.Executor().run(feed=feed, fetch_list=[y])
+
+
+def test_a_variable_of_another_program_is_refused(static_mode):
+    main, _ = static_mode
+    x = static.data("x", [2])
+    y = x * 2
+    with static.program_guard(main.clone()):
+        assert (y + 1).shape == [2]  # which a clone has too
+    with static.program_guard(static.Program()):
+        with unique_name.guard():
+            other = static.data("x", [2]) * 100
+        with pytest.raises(ProgramError, match="belongs to another Program"):
+            other + y
+
+
+def test_an_error_of_a_run_names_the_operation(static_mode):
+    x = static.data("x", [None])
+    y = paddle.reshape(x, [x.shape[0] // 2, 2])
+    with pytest.raises(ShapeError) as caught:
+        run([y], x=X[0, 0, 0, :3])
+    assert any(f"%{y.name}: float32[-1, 2] = reshape(" in note for note in caught.value.__notes__)
+
+
+def test_threads_record_into_programs_of_their_own():
+    def build(count, made):
+        paddle.enable_static()
+        program = static.Program()
+        with static.program_guard(program, static.Program()):
+            x = static.data("x", [2])
+            for _ in range(count):
+                x = x + 1
+                time.sleep(0.001)
+        made[count] = program.num_ops
+        paddle.disable_static()
+
+    made = {}
+    threads = [threading.Thread(target=build, args=(count, made)) for count in (20, 30)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == {20: 20, 30: 30}
 
 
 def test_what_needs_a_value_is_refused_with_the_line(static_mode):
