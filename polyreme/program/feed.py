@@ -93,6 +93,7 @@ def fed(program: Program, feed: Any) -> dict[str, Any]:
     block = program.global_block()
     data = {n: v for n, v in block.vars.items() if isinstance(v, Variable) and v.is_data}
     computed = {n for op in block.ops for n in op.outputs}
+    changed = {n for op in program.every_op() for n in op.writes()}
     given: dict[str, Any] = {}
     for name, value in feed.items():
         variable = block.vars.get(name)
@@ -103,6 +104,11 @@ def fed(program: Program, feed: Any) -> dict[str, Any]:
         if name in computed:
             raise ProgramError(
                 f"feed: {name!r} is computed by the Program, which would replace what is fed; feed {sorted(data)}"
+            )
+        if name in changed:
+            raise ProgramError(
+                f"feed: {name!r} is changed by the Program, from the value that the scope holds; set it there: "
+                f"global_scope().find_var({name!r}).get_tensor().set(...)"
             )
         given[name] = _checked(variable, value)
         if isinstance(variable, Variable):

@@ -90,3 +90,12 @@ def test_a_feed_that_would_be_computed_over_is_refused(static_mode):
         ProgramError, match=r"is computed by the Program, which would replace what is fed; feed \['x'\]"
     ):
         static.Executor().run(feed={"x": ones, h.name: ones}, fetch_list=[h + 1])
+
+
+def test_what_the_program_updates_cannot_be_fed(static_mode):
+    w = paddle.create_parameter([1], "float32", name="w")
+    paddle.optimizer.SGD(0.1).minimize(w.sum())
+    exe = static.Executor()
+    exe.run(static.default_startup_program())
+    with pytest.raises(ProgramError, match=r"'w' is changed by the Program.*find_var\('w'\)"):
+        exe.run(feed={"w": np.zeros(1, "float32")}, fetch_list=[w])
