@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from polyreme import flags
 
-_cpu_num = flags.cpu_num()
-if _cpu_num is not None:
-    _kept = [f for f in os.environ.get("XLA_FLAGS", "").split() if "xla_force_host_platform_device_count" not in f]
-    os.environ["XLA_FLAGS"] = " ".join([*_kept, f"--xla_force_host_platform_device_count={_cpu_num}"])
+
+def _ask_for_devices() -> None:
+    count = flags.cpu_num()
+    if count is not None:
+        kept = [f for f in os.environ.get("XLA_FLAGS", "").split() if "xla_force_host_platform_device_count" not in f]
+        os.environ["XLA_FLAGS"] = " ".join([*kept, f"--xla_force_host_platform_device_count={count}"])
+
+
+_ask_for_devices()
 
 import jax  # noqa: E402  (XLA reads XLA_FLAGS when its first client starts)
 
@@ -49,6 +54,13 @@ def _configure() -> None:
         # programs that compile faster than this are cheaper to compile again than to look up
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
         jax.config.update("jax_raise_persistent_cache_errors", False)
+
+
+def take_cpu_num() -> None:
+    """Look at CPU_NUM again, which scripts set after the import; without effect once a device was used."""
+    _ask_for_devices()
+    if _num_virtual_devices() > 1:
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def _num_virtual_devices() -> int:

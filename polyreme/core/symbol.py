@@ -141,8 +141,8 @@ class Symbol:
         if name.startswith("__"):
             raise AttributeError(name)
         raise CaptureError(
-            f"Variable {self.name!r} of a static Program has no value to take {name!r} of before Executor.run; "
-            "fetch it, or use an op"
+            f"Variable {self.name!r} of a static Program has no value, which this needs ({name!r} of it): ops on it "
+            "are recorded in static mode only, see enable_static(), and Executor.run gives values"
         )
 
     def __repr__(self) -> str:

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from polyreme.core import state
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import CheckpointError, ConfigError, DataError
+from polyreme.errors import CheckpointError, ConfigError, DataError, ProgramError
 from polyreme.export.save import save as save_for_inference
 from polyreme.hapi.callback import Callback, CallbackList
 from polyreme.hapi.data import (
@@ -104,6 +105,7 @@ class Model:
         update=False only adds up gradients. Losses are float32 ndarrays.
         """
         self._need("train_batch", optimizer=True)
+        _need_values("train_batch")
         self.network.train()
         given, wanted = self._checked(inputs, labels)
         outputs, losses = self._steps.train(given, wanted, update, bool(self._metrics))
@@ -111,6 +113,7 @@ class Model:
 
     def eval_batch(self, inputs: Any, labels: Any = None) -> Any:
         """Evaluates one batch; returns as train_batch does."""
+        _need_values("eval_batch")
         self.network.eval()
         given, wanted = self._checked(inputs, labels)
         outputs, losses = self._steps.evaluate(given, wanted, bool(self._metrics))
@@ -118,6 +121,7 @@ class Model:
 
     def predict_batch(self, inputs: Any) -> list[np.ndarray]:
         """The outputs for one batch, as ndarrays."""
+        _need_values("predict_batch")
         self.network.eval()
         given, _ = self._checked(inputs, None)
         return [out.numpy() for out in self._steps.predict(given)]
@@ -372,3 +376,12 @@ def _mismatch(name: str, mine: Tensor, given: Any) -> str:
     if list(given.shape) != list(mine.shape):
         return f"{name}: shape {list(given.shape)} in the file, {mine.shape} in the network"
     return ""
+
+
+def _need_values(what: str) -> None:
+    """Raise ProgramError in static mode, where nothing has a value."""
+    if state.recording():
+        raise ProgramError(
+            f"Model.{what} runs imperative code, and static mode only records it; call disable_static() before the "
+            "network is made, or use static.Executor"
+        )

@@ -18,6 +18,7 @@ import numpy as np
 
 from polyreme.core import amp_policy, backend, state
 from polyreme.core import place as places
+from polyreme.eager.tensor import Tensor
 from polyreme.errors import ProgramError
 from polyreme.program.buckets import BucketRun, Buckets
 from polyreme.program.current import defaults
@@ -76,12 +77,13 @@ class Executor:
         use_program_cache: bool = False,
         use_prune: bool = False,
     ) -> list[Any]:
-        """Run a Program (the default main one if None); returns the fetched values as ndarrays, or as LoDTensors.
+        """Run a Program (the default main one if None); returns the fetched values as ndarrays, or as Tensors.
 
-        feed: name -> array. fetch_list: Variables or names. Every operation that changes a persistable value runs; what
-        nothing needs is left out by the compiler, so use_prune and use_program_cache change nothing, and
-        feed_var_name and fetch_var_name name nothing here. Raises ProgramError for a missing, unknown or ill-shaped
-        feed, an unknown fetch, a scope without parameters, and after close().
+        feed: name -> array, as such or in a list, as a DataLoader gives it. fetch_list: Variables or names. Every
+        operation that changes a persistable value runs; what nothing needs is left out by the compiler, so use_prune
+        and use_program_cache change nothing, and feed_var_name and fetch_var_name name nothing here. Raises
+        ProgramError for a missing, unknown or ill-shaped feed, an unknown fetch, a scope without parameters, and after
+        close().
         """
         if self._closed:
             raise ProgramError("Executor.run after close(); make a new Executor")
@@ -94,15 +96,19 @@ class Executor:
             watch.active = autocast.policy = None
             try:
                 if isinstance(program, Program):
-                    return self.run_program(program, feed, fetch_list, scope, return_numpy)
-                if hasattr(program, "execute"):
-                    return program.execute(self, feed, fetch_list, scope, return_numpy)
+                    outs = self.run_program(program, feed, fetch_list, scope, return_numpy)
+                elif hasattr(program, "execute"):
+                    outs = program.execute(self, feed, fetch_list, scope, return_numpy)
+                else:
+                    raise TypeError(f"Executor.run takes a Program or a CompiledProgram, got {type(program).__name__}")
+                return outs if return_numpy else [out if isinstance(out, Tensor) else Tensor(out) for out in outs]
             finally:
                 watch.active, autocast.policy = active, policy
-        raise TypeError(f"Executor.run takes a Program or a CompiledProgram, got {type(program).__name__}")
 
     def run_program(self, program: Program, feed: Any, fetch_list: Any, scope: Scope, return_numpy: bool) -> list[Any]:
         """Run a plain Program."""
+        if isinstance(feed, (list, tuple)) and len(feed) == 1:
+            (feed,) = feed
         if self._buckets is not None and feed:
             return self._run_in_bucket(self._buckets, program, feed, fetch_list, scope, return_numpy)
         given, asked = arrays_of({} if feed is None else feed), fetch_key(fetch_list)

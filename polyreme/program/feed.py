@@ -100,6 +100,9 @@ def fed(program: Program, feed: Any) -> dict[str, Any]:
         if variable is None:
             raise ProgramError(
                 f"feed: the Program has no variable {name!r}{did_you_mean(str(name), data)}; it takes {sorted(data)}"
+                if data
+                else f"feed: {name!r} is given to a Program that is fed nothing; is it the startup Program, or was the "
+                "model recorded under another program_guard?"
             )
         if name in computed:
             raise ProgramError(
@@ -135,6 +138,10 @@ def _offsets(variable: Variable, value: Any) -> dict[str, Any]:
 
 def _checked(variable: Tensor, value: Any) -> Any:
     array = value._array if isinstance(value, Tensor) else value
+    if isinstance(array, Symbol):
+        raise ProgramError(
+            f"feed: {variable._array.name!r} is given the Variable {array!r}, which has no value; feed an ndarray"
+        )
     if not isinstance(array, (np.ndarray, jax.Array)):
         array = _from_python(variable, array)
     name, want = variable._array.name, variable.shape

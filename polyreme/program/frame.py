@@ -67,7 +67,13 @@ class Frame:
                     "exe.run(static.default_startup_program())"
                 )
             raise ProgramError(
-                f"{name!r} is not computed by this Program from what is fed; feed it, or fetch something else"
+                f"{name!r} has no value in this run: "
+                + (
+                    "feed it, or fetch something else"
+                    if var is not None
+                    else "this Program does not compute it; it belongs to another Program, or was left out of a copy, "
+                    "as gradients are of clone(for_test=True)"
+                )
             )
         self.scope.adopt(name, held)
         return held

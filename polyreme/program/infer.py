@@ -17,12 +17,13 @@ from polyreme.core.state import TensorState, Tracer
 from polyreme.core.symbol import DYNAMIC, PROBES, Symbol
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import CaptureError, ConfigError, DTypeError, GradError, ProgramError, ShapeError
+from polyreme.errors import CaptureError, ConfigError, DTypeError, GradError, HostValueError, ProgramError, ShapeError
 from polyreme.jit.capture import Capture, watching
 from polyreme.program import values
 from polyreme.program.operation import Call, call, is_folded
 from polyreme.program.scope import Scope
 
+_STAND_INS = "|".join(rf"\b{probe}\b" for probe in PROBES)
 _OURS = (ShapeError, DTypeError, ConfigError, CaptureError, GradError, IndexError, TypeError, ValueError)
 
 
@@ -76,8 +77,14 @@ def _abstractly(by_name: dict[str, TensorState], run: Callable, starts: dict[str
 
     try:
         jax.eval_shape(stage, free)
+    except HostValueError as error:
+        what = str(error).partition(" needs the value on the host")[0]
+        raise CaptureError(
+            f"{what} needs the value, and a static Program has none while it is recorded; use an op whose result has a "
+            "shape that does not depend on values (where, masked_fill), or compute it outside and feed it"
+        ) from error
     except _OURS as error:
-        shown = re.sub(rf"\b{probe}\b", "-1", str(error))
+        shown = re.sub(_STAND_INS, "-1", str(error))
         if shown == str(error):
             raise
         raise type(error)(shown) from error

@@ -11,7 +11,8 @@ import numpy as np
 
 from polyreme.eager.tensor import Tensor
 from polyreme.program.block import Block, Variable
-from polyreme.program.operation import Call, Operation
+from polyreme.program.operation import Call, Initialize, Operation
+from polyreme.program.training import Optimize
 
 _SHOWN = 8  # elements of a constant that a listing writes out
 
@@ -63,7 +64,9 @@ def _right(op: Operation) -> str:
     reads = ", ".join(f"%{n}" for n in op.reads())
     blocks = f" blocks {', '.join(str(b.idx) for b in op.blocks)}" if op.blocks else ""
     writes = f"  writes {', '.join('%' + n for n in op.writes())}" if op.writes() else ""
-    return f"{op.kind}({reads}){blocks}{writes}"
+    maker = op.optimizer if isinstance(op, Optimize) else op.initializer if isinstance(op, Initialize) else None
+    by = "" if maker is None else f"[{type(maker).__name__}]"
+    return f"{op.kind}{by}({reads}){blocks}{writes}"
 
 
 def _text(value: Any) -> str:

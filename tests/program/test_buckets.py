@@ -25,7 +25,7 @@ def test_one_compilation_serves_every_size_of_a_bucket(static_mode):
             # float32, another shape of product: sums of 4 terms and of 3
             np.testing.assert_allclose(a, b, rtol=8 * 2**-23, atol=8 * 2**-23)
     assert (len(bucketed._compiled), len(plain._compiled)) == (2, 8)
-    assert bucketed.run(feed={"x": X[:3]}, fetch_list=[out], return_numpy=False)[0].shape == (3, 3)
+    assert bucketed.run(feed={"x": X[:3]}, fetch_list=[out], return_numpy=False)[0].shape == [3, 3]
 
 
 def test_two_dims_and_masked_rows(static_mode):

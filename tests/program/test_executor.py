@@ -68,7 +68,7 @@ def test_a_place_says_where_it_runs(static_mode):
     y = static.data("x", [None, 4]) * 2
     exe = static.Executor(paddle.CPUPlace(3))
     (out,) = exe.run(feed={"x": X}, fetch_list=[y], return_numpy=False)
-    assert out.devices() == {jax.devices()[3]}
+    assert out._array.devices() == {jax.devices()[3]}
 
 
 def test_a_closed_executor_and_what_is_no_program_are_refused(static_mode):

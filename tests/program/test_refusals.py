@@ -99,3 +99,27 @@ def test_what_the_program_updates_cannot_be_fed(static_mode):
     exe.run(static.default_startup_program())
     with pytest.raises(ProgramError, match=r"'w' is changed by the Program.*find_var\('w'\)"):
         exe.run(feed={"w": np.zeros(1, "float32")}, fetch_list=[w])
+
+
+def test_a_list_with_one_dict_is_a_feed(static_mode):
+    y = static.data("x", [2]) * 2
+    (found,) = static.Executor().run(feed=[{"x": np.ones(2, "float32")}], fetch_list=[y], return_numpy=False)
+    assert (type(found), found.tolist()) == (paddle.Tensor, [2, 2])
+
+
+@pytest.mark.parametrize(
+    ("act", "match"),
+    [
+        (
+            lambda x, exe: exe.run(feed={"x": x}, fetch_list=[x]),
+            r"'x' is given the Variable x: float32\[-1\], which has",
+        ),
+        (lambda x, exe: exe.run(static.Program(), feed={"x": [1.0]}), "given to a Program that is fed nothing"),
+        (lambda x, exe: exe.run(static.Program(), fetch_list=[x * 1]), "belongs to another Program"),
+        (lambda x, exe: paddle.nonzero(x), r"test_refusals.py:\d+: .*a static Program has none while it is recorded"),
+        (lambda x, exe: paddle.Model(paddle.nn.Linear(1, 1)).predict_batch([x]), "Model.predict_batch runs imperative"),
+    ],
+)
+def test_what_users_mix_up_is_said(static_mode, act, match):
+    with pytest.raises((ProgramError, CaptureError), match=match):
+        act(static.data("x", [None]), static.Executor())
