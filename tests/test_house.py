@@ -19,7 +19,7 @@ FLOORS = [
     "models",
     "recipes serve",
     "utils static fluid root api",
-    "cli compat",
+    "cli compat __main__",
 ]
 """Lowest first. jit stands above eager because a captured function is a node of the tape."""
 RANK = {module: floor for floor, modules in enumerate(FLOORS) for module in modules.split()}

@@ -39,6 +39,8 @@ __all__ = [
     "firstn",
     "get_program_parameter",
     "get_program_persistable_vars",
+    "is_parameter",
+    "is_persistable",
     "load",
     "load_inference_model",
     "load_params",
@@ -61,6 +63,16 @@ _SCHEDULE = "@LR_SCHEDULE_"
 _MODEL = "__model__"
 
 # which variables
+
+
+def is_parameter(var: Any) -> bool:
+    """Whether a variable is a parameter: a predicate for save_vars and load_vars."""
+    return isinstance(var, Parameter)
+
+
+def is_persistable(var: Any) -> bool:
+    """Whether a variable outlives a run: a predicate for save_vars and load_vars."""
+    return bool(var.persistable)
 
 
 def get_program_parameter(program: Program) -> list[Tensor]:

@@ -22,7 +22,7 @@ CONFIG = str(ROOT / "configs" / "gpt_kjv.yaml")
 
 def run(*arguments, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "polyreme.cli.main", *arguments],
+        [sys.executable, "-m", "polyreme", *arguments],
         capture_output=True,
         text=True,
         timeout=120,

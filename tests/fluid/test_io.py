@@ -107,6 +107,11 @@ def test_chosen_variables(net, tmp_path):
     io.load_vars(exe, tmp_path, vars=["fc_0.w_0_moment1_0"])
     np.testing.assert_array_equal(value("fc_0.w_0_moment1_0"), before)
     io.save_vars(exe, tmp_path, predicate=lambda v: v.persistable and v.name.endswith("moment2_0"), filename="second")
+    io.save_vars(exe, tmp_path / "parameters", predicate=io.is_parameter)
+    io.save_vars(exe, tmp_path / "all", predicate=io.is_persistable)
+    parameters, every = set(os.listdir(tmp_path / "parameters")), set(os.listdir(tmp_path / "all"))
+    assert parameters == {p.name for p in main.all_parameters()} < every
+    assert "fc_0.w_0_moment1_0" in every
     with pytest.raises(ConfigError, match=r"save_vars: give vars, .* or predicate"):
         io.save_vars(exe, tmp_path)
     with pytest.raises(ProgramError, match=r"'fc_0\.w_1' is no persistable variable .*did you mean 'fc_0\.w_0'"):
