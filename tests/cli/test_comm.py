@@ -30,6 +30,7 @@ def comm(folder, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_as_tables_and_as_json(tmp_path):
     tables = comm(tmp_path)
     assert tables.returncode == 0, tables.stderr

@@ -47,7 +47,7 @@ def config(family, num_layers, plan):
     )
 
 
-SLOW = {"gpt 1F1B", "llama ZeRO 1"}  # the others have their collectives
+SLOW = {"gpt 1F1B", "gpt ZBH1, sequence parallel", "llama ZeRO 1"}  # the others have their collectives
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])

@@ -65,8 +65,13 @@ def alone():
     return {family: train(family, None)[:2] for family in ("gpt", "llama")}
 
 
+# what the others have of each of these is in the long suite
+SLOW = {("gpt", "dp8"), ("gpt", "mp2_dp4"), ("gpt", "zero1"), ("gpt", "zero3_mp_sequence")}
+CASES = [*(("gpt", name) for name in PLANS), ("llama", "mp2_dp4"), ("llama", "zero3_dp_mp")]
+
+
 @pytest.mark.parametrize(
-    ("family", "name"), [*(("gpt", name) for name in PLANS), ("llama", "mp2_dp4"), ("llama", "zero3_dp_mp")]
+    ("family", "name"), [pytest.param(*c, marks=pytest.mark.slow) if c in SLOW else c for c in CASES]
 )
 def test_every_plan_trains_as_one_device_does(alone, family, name):
     losses, parameters, _, _ = train(family, PLANS[name])

@@ -42,11 +42,13 @@ CASES = [
     case("gpt", dp=2, pp=2, mp=2, num_microbatches=4),
     case("gpt", pp=2, sharding=2, mp=2, sharding_stage=3, schedule="ZBH1", num_microbatches=2, sequence_parallel=True),
     case("gpt", pp=2, sharding=4, sharding_stage=2, schedule="VPP", num_microbatches=2, recompute="full", slow=True),
-    case("gpt", BFLOAT16[1], pp=2, sharding=2, mp=2, sharding_stage=1, schedule="FThenB", num_microbatches=2),
+    case(
+        "gpt", BFLOAT16[1], slow=True, pp=2, sharding=2, mp=2, sharding_stage=1, schedule="FThenB", num_microbatches=2
+    ),
     case("gpt", slow=True, dp=2, sharding=2, sep=2, sharding_stage=3, recompute="full_attn", num_microbatches=2),
     case("gpt", BFLOAT16[0], dp=2, sharding=2, mp=2, sharding_stage=2, recompute="core_attn", offload=("state",)),
     case("llama", pp=2, sep=2, sharding=2, sharding_stage=2, schedule="ZBVPP", num_microbatches=3),
-    case("llama", dp=2, sep=4, sep_attention="ring", recompute="full", offload=("act",)),
+    case("llama", slow=True, dp=2, sep=4, sep_attention="ring", recompute="full", offload=("act",)),
     case("llama", slow=True, mp=2, sharding=4, sharding_stage=1, sequence_parallel=True),
     *[
         case(family, slow=True, pp=2, sharding=2, mp=2, sharding_stage=stage, schedule=schedule, num_microbatches=4)

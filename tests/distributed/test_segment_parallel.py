@@ -110,7 +110,7 @@ def collectives(compiled):
     return Counter(re.findall(kinds, compiled.as_text()))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param("llama", marks=pytest.mark.slow) if n == "llama" else n for n in MODELS])
 def test_a_step_moves_nothing_but_what_attention_needs(name):
     # q, k, v and the result forward, their gradients backward; no activation is gathered, no layer repeats work
     assert collectives(train(name, Plan.from_degrees(sep=2))[2]) == {"all-to-all": 8}

@@ -168,6 +168,7 @@ def test_collectives_are_the_ones_the_formula_names():
     assert collectives(gradients(ulysses_attention), *args) == {"all-to-all": 8}
 
 
+@pytest.mark.slow
 def test_memory_of_the_ring_falls_with_its_length():
     def scratch(ways):
         over = split(sep=ways)

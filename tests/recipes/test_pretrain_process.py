@@ -67,6 +67,7 @@ def test_told_to_stop_saves_and_prints_how_to_go_on(whole, tmp_path):
     resumed_equals(tmp_path / "run", whole, start_command(resume_command(err)))
 
 
+@pytest.mark.slow
 def test_second_signal_leaves_at_once(tmp_path):
     process = start(tmp_path / "run", FAULTS="train.step:hang@6")
     while not process.stdout.readline().startswith("step  5"):
@@ -80,6 +81,7 @@ def test_second_signal_leaves_at_once(tmp_path):
     assert time.monotonic() - sent < 1
 
 
+@pytest.mark.slow
 def test_resume_on_one_device(whole, tmp_path):
     finish(start(tmp_path / "run", FAULTS="train.step:kill@11"), code=-signal.SIGKILL)
     out, _ = finish(start(tmp_path / "run", *ONE_DEVICE, CPU_NUM="1"))

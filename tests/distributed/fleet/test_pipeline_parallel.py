@@ -276,7 +276,7 @@ def held():
     return len(arrays), sum(size(a) for a in arrays)
 
 
-@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
+@pytest.mark.parametrize("schedule", ["1F1B", pytest.param("ZBH1", marks=pytest.mark.slow)])
 def test_a_step_updates_in_place_and_leaves_nothing_behind(schedule):
     init(pp=2, schedule=schedule)
     model = fleet.distributed_model(pipeline(2, blocks=2))

@@ -80,7 +80,7 @@ def check(found, want, terms):
         (3, {"pp": 2, "schedule": "VPP", "virtual_stages": 3}),
         (4, {"pp": 2, "schedule": "ZBH1", "sharding": 2, "mp": 2, "sharding_stage": 3, "sequence_parallel": True}),
         (4, {"pp": 3, "schedule": "ZBVPP"}),
-        (1, {"pp": 2, "schedule": "ZBVPP", "recompute": "full"}),
+        pytest.param(1, {"pp": 2, "schedule": "ZBVPP", "recompute": "full"}, marks=pytest.mark.slow),
     ],
     ids=lambda value: "-".join(f"{k}{v}" for k, v in value.items()) if isinstance(value, dict) else str(value),
 )
