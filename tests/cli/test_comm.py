@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 SMALL = """
 model: {family: gpt, vocab_size: 64, hidden_size: 16, num_layers: 1, num_heads: 2, seq_len: 8}
