@@ -12,14 +12,15 @@ FLOORS = [
     "ops",
     "eager",
     "jit",
-    "nn optimizer amp autograd io metric regularizer device linalg reader program export",
-    "vision text audio distribution",
+    "nn optimizer amp autograd io metric regularizer device cuda linalg fft signal special functional random sparse "
+    "geometric reader program export",
+    "vision text audio distribution incubate hub",
     "distributed hapi callbacks inference dataset",
     "planner",
     "models",
     "recipes serve",
-    "utils static fluid root api",
-    "cli compat __main__",
+    "utils sysconfig static fluid root api compat",
+    "cli paddle_scripts __main__",
 ]
 """Lowest first. jit stands above eager because a captured function is a node of the tape."""
 RANK = {module: floor for floor, modules in enumerate(FLOORS) for module in modules.split()}

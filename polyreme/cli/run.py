@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 def run(words: Sequence[str]) -> int:
     """Run what the words after `polyreme run` say; returns only if it cannot: the exit code."""
-    from polyreme.compat import command
+    from polyreme.paddle_scripts import command
 
     if list(words[:1]) in (["--help"], ["-h"]):
         sys.stdout.write(command.HELP)

@@ -10,7 +10,7 @@ from pathlib import Path
 if importlib.util.find_spec("polyreme") is None:  # run from a checkout that is not installed
     sys.path.append(str(Path(__file__).resolve().parents[4]))
 
-from polyreme.compat import as_paddle, hints
+from polyreme.paddle_scripts import as_paddle, hints
 
 as_paddle()
 hints.install()

@@ -7,11 +7,11 @@ import sys
 import pytest
 
 import polyreme
-from polyreme.compat import as_paddle, command, finder, hints
-from polyreme.compat.finder import FOLDER, own_name
-from polyreme.compat.hints import explained, missing_module, missing_name, paddle_names
-from polyreme.compat.paths import PATHS
 from polyreme.errors import ConfigError
+from polyreme.paddle_scripts import as_paddle, command, finder, hints
+from polyreme.paddle_scripts.finder import FOLDER, own_name
+from polyreme.paddle_scripts.hints import explained, missing_module, missing_name, paddle_names
+from polyreme.paddle_scripts.paths import PATHS
 
 
 @pytest.fixture

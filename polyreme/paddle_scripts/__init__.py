@@ -1,5 +1,5 @@
 """Running scripts written for PaddlePaddle: `import paddle` gives polyreme, in one process and in those it starts."""
 
-from polyreme.compat.finder import as_paddle
+from polyreme.paddle_scripts.finder import as_paddle
 
 __all__ = ["as_paddle"]

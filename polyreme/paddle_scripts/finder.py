@@ -17,9 +17,9 @@ from types import CodeType, ModuleType
 from typing import Any
 
 import polyreme
-from polyreme.compat import hints
-from polyreme.compat.paths import PATHS
 from polyreme.errors import ConfigError
+from polyreme.paddle_scripts import hints
+from polyreme.paddle_scripts.paths import PATHS
 
 FOLDER = Path(__file__).resolve().parent / "path"
 """Put first on the module path of a process, `import paddle` in it gives polyreme."""

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from polyreme.cli.main import main
-from polyreme.compat.command import environment
-from polyreme.compat.finder import FOLDER
+from polyreme.paddle_scripts.command import environment
+from polyreme.paddle_scripts.finder import FOLDER
 
 
 def run(*words, cwd, stdin=None, **env):

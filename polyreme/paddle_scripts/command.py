@@ -11,8 +11,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from polyreme.compat.finder import FOLDER
 from polyreme.errors import ConfigError
+from polyreme.paddle_scripts.finder import FOLDER
 
 HELP = """Usage: polyreme run [PYTHON OPTION]... SCRIPT [ARGUMENT]...
        polyreme run [PYTHON OPTION]... -m MODULE [ARGUMENT]...
