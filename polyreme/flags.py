@@ -1,13 +1,14 @@
-"""Every environment variable polyreme reads, typed and documented in one place.
+"""Every environment variable polyreme reads, typed and documented in one place; the flags of set_flags and get_flags.
 
 Floor: 0.  Values are read when asked for, so a test or a launcher may set them late.
 """
 
 import os
 import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from polyreme.errors import ConfigError
+from polyreme.errors import ConfigError, did_you_mean
 
 
 def cpu_num() -> int | None:
@@ -161,6 +162,86 @@ def restart_backoff() -> float:
 def debug() -> bool:
     """POLYREME_DEBUG: show tracebacks where the command line would print one line."""
     return _bool("POLYREME_DEBUG", default=False)
+
+
+_ARTICLE: dict[type, str] = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
+
+
+class Flag:
+    """A setting of the FLAGS_ family: from the environment variable of its name until set_flags changes it.
+
+    default tells its type. changed: called, without arguments, after each change; what depends on the flag adds to it.
+    """
+
+    def __init__(self, name: str, default: bool | int | float | str, meaning: str) -> None:
+        self.name = name
+        self.default = default
+        self.meaning = meaning
+        self.changed: list[Callable[[], None]] = []
+        self._set: bool | int | float | str | None = None
+
+    @property
+    def value(self) -> bool | int | float | str:
+        """What set_flags gave, else the environment, else the default."""
+        if self._set is not None:
+            return self._set
+        text = os.environ.get(self.name)
+        return self.default if not text else self.read(text)
+
+    def set(self, value: object) -> None:
+        """Change it; ConfigError for a value of another type."""
+        self._set = self.read(value)
+        for tell in self.changed:
+            tell()
+
+    def read(self, value: object) -> bool | int | float | str:
+        """value as the flag's type: numbers and their spellings are taken, as the environment has only text."""
+        kind = type(self.default)
+        words = {"true": True, "1": True, "false": False, "0": False}
+        try:
+            if kind is bool:
+                return words[str(value).lower()] if isinstance(value, str) else {0: False, 1: True}[value]  # type: ignore[index]
+            if kind is str and not isinstance(value, str):
+                raise TypeError(value)
+            return kind(value)  # type: ignore[arg-type]
+        except (KeyError, TypeError, ValueError):
+            raise ConfigError(f"{self.name}={value!r}: needs {_ARTICLE[kind]}; {self.meaning}") from None
+
+
+FLAGS: dict[str, Flag] = {
+    flag.name: flag
+    for flag in [
+        Flag("FLAGS_check_nan_inf", False, "check every op's values, forward and backward, for NaN and infinity, and "
+             "every index of captured code for its range; see docs/numerics.md"),
+        Flag("FLAGS_check_nan_inf_level", 0, "0: what FLAGS_check_nan_inf finds is raised; 1 and above: it is logged"),
+    ]
+}  # fmt: skip
+"""Every flag that set_flags and get_flags know; a flag that does nothing here is not in it."""
+
+
+def set_flags(flags: Mapping[str, object]) -> None:
+    """Change flags by name: set_flags({"FLAGS_check_nan_inf": True}).
+
+    Raises ConfigError for a name that is unknown (also one whose setting has no meaning here) or a value of another
+    type; then nothing is changed.
+    """
+    if not isinstance(flags, Mapping):
+        raise ConfigError(f"set_flags takes a dict of names and values, got {type(flags).__name__}")
+    for name, value in flags.items():
+        _flag(name).read(value)
+    for name, value in flags.items():
+        FLAGS[name].set(value)
+
+
+def get_flags(flags: str | Sequence[str]) -> dict[str, bool | int | float | str]:
+    """The values of one flag or several, by name. Raises ConfigError for an unknown one."""
+    return {name: _flag(name).value for name in ([flags] if isinstance(flags, str) else flags)}
+
+
+def _flag(name: str) -> Flag:
+    if name not in FLAGS:
+        raise ConfigError(f"{name!r} is no flag here{did_you_mean(name, FLAGS)}")
+    return FLAGS[name]
 
 
 def _int(name: str, low: int) -> int | None:
