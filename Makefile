@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup train test test-all lint clean
+PADDLE := .venv-paddle/bin/python
+
+.PHONY: setup train test test-all oracle lint clean
 
 setup: $(STAMP)
 
@@ -22,10 +24,16 @@ test: setup
 test-all: setup
 	$(BIN)/python -m pytest -n 2 -m "not oracle"
 
+# compares every function with PaddlePaddle 3.3.1 and writes docs/oracle_report.md; about half an hour
+oracle: setup
+	test -x $(PADDLE) || $(PYTHON) -m venv .venv-paddle
+	$(PADDLE) -m pip install --quiet paddlepaddle==3.3.1 numpy==2.2.6
+	POLYREME_TEST_PADDLE_PYTHON=$(abspath $(PADDLE)) $(BIN)/python -m pytest -m oracle tests/oracle
+
 lint: setup
 	$(BIN)/ruff check polyreme tests benchmarks
 	$(BIN)/ruff format --check polyreme tests benchmarks
 	$(BIN)/pyright
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) .venv-paddle runs

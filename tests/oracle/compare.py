@@ -1,0 +1,111 @@
+"""What differs between two outcomes of one call, in one line, and whether that is documented."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyreme.core import dtype as dtypes
+from tests.ops.contract import tolerance
+from tests.oracle.calls import Call
+from tests.oracle.side import decoded
+
+AGREE, WIDER, BOTH_RAISE, DIFFER = "agree", "only polyreme computes", "both raise", "differ"
+DOCUMENTED = Path(__file__).parent / "differences.txt"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How one call came out: kind is one of the four above, what a line about it."""
+
+    call: Call
+    kind: str
+    what: str = ""
+
+
+def compared(call: Call, ours: dict[str, Any], theirs: dict[str, Any]) -> Finding:
+    """The finding of a call: errors, numbers of results, shapes, dtypes, values, then gradients."""
+    if "error" in ours or "error" in theirs:
+        return _errors(call, ours.get("error"), theirs.get("error"))
+    what = _results(call, "result", ours["outs"], theirs["outs"])
+    if not what and "grads" in ours and "grads" in theirs:
+        what = _gradients(call, ours["grads"], theirs["grads"])
+    elif not what and "grad_error" in ours and "grads" in theirs and any(theirs["grads"]):
+        what = f"gradient: {ours['grad_error']}"
+    return Finding(call, DIFFER if what else AGREE, what)
+
+
+def _errors(call: Call, ours: str | None, theirs: str | None) -> Finding:
+    if ours and theirs:
+        return Finding(call, BOTH_RAISE, ours)
+    if theirs:
+        return Finding(call, WIDER, theirs)
+    return Finding(call, DIFFER, f"raises {ours}")
+
+
+def _results(call: Call, which: str, ours: list[Any], theirs: list[Any]) -> str:
+    if len(ours) != len(theirs):
+        return f"{len(ours)} results, PaddlePaddle {len(theirs)}"
+    for number, (mine, its) in enumerate(zip(ours, theirs, strict=True)):
+        what = _array(call, np.asarray(decoded(mine)), np.asarray(decoded(its)))
+        if what:
+            return f"{which} {number}: {what}"
+    return ""
+
+
+def _gradients(call: Call, ours: list[Any], theirs: list[Any]) -> str:
+    for number, (mine, its) in enumerate(zip(ours, theirs, strict=True)):
+        if mine is None or its is None:
+            # no gradient and a gradient of zeros say the same
+            held = mine if its is None else its
+            if held is not None and np.any(decoded(held)):
+                return f"gradient {number}: {'none' if mine is None else 'some'}, PaddlePaddle the opposite"
+            continue
+        what = _array(call, np.asarray(decoded(mine)), np.asarray(decoded(its)))
+        if what:
+            return f"gradient {number}: {what}"
+    return ""
+
+
+def _array(call: Call, mine: np.ndarray, its: np.ndarray) -> str:
+    if mine.shape != its.shape:
+        return f"shape {list(mine.shape)}, PaddlePaddle {list(its.shape)}"
+    if mine.dtype != its.dtype:
+        return f"{mine.dtype.name}, PaddlePaddle {its.dtype.name}"
+    if call.random:
+        return ""
+    if not dtypes.is_inexact(mine.dtype):
+        return "" if np.array_equal(mine, its) else f"{_few(mine)}, PaddlePaddle {_few(its)}"
+    finite = np.abs(its[np.isfinite(its)])
+    bound = tolerance(mine.dtype, call.terms)
+    scale = max(float(finite.max()) if finite.size else 1.0, 1e-3)
+    close = np.allclose(mine, its, rtol=bound, atol=bound * scale, equal_nan=True)
+    return "" if close else f"{_few(mine)}, PaddlePaddle {_few(its)}"
+
+
+def _few(array: np.ndarray) -> str:
+    return np.array2string(array.ravel()[:4], precision=5, separator=", ").replace("\n", "")
+
+
+def documented() -> list[tuple[str, str, str]]:
+    """(pattern of a call's id, pattern of what differs, why) for every difference that is known and meant."""
+    found, why = [], ""
+    for line in DOCUMENTED.read_text().splitlines():
+        if line.startswith("  "):
+            call, _, what = line.strip().partition(" | ")
+            found.append((call, what or "*", why))
+        elif line and not line.startswith("#"):
+            why = line
+    return found
+
+
+def explanation(finding: Finding, known: list[tuple[str, str, str]]) -> str | None:
+    """Why a difference is as it is; None if nobody said."""
+    for call, what, why in known:
+        if fnmatchcase(finding.call.id, call) and fnmatchcase(finding.what, what):
+            return why
+    return None

@@ -1,0 +1,169 @@
+"""One side of the differential run: makes each call of a file in one framework and writes down what came of it.
+
+Run as a script by an interpreter that has the framework, `python side.py FRAMEWORK CALLS RESULTS FIRST END`;
+it imports nothing of polyreme but polyreme itself. A line of CALLS is a call, a line of RESULTS its outcome; calls
+FIRST to END are made, so that a run can go on after a call that ended the process, and no process compiles too much.
+"""
+
+import base64
+import importlib
+import json
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+
+
+def encoded(value: Any) -> Any:
+    """A value as JSON: arrays by their bytes, tuples and dtypes marked."""
+    if isinstance(value, np.dtype):
+        return {"dtype": value.name}
+    if isinstance(value, np.ndarray):
+        # tobytes is C order whatever the strides
+        return {"array": base64.b64encode(value.tobytes()).decode(), "of": value.dtype.name, "shape": value.shape}
+    if isinstance(value, (np.generic, complex)):
+        number = value.item() if isinstance(value, np.generic) else value
+        return {"complex": [number.real, number.imag]} if isinstance(number, complex) else number
+    if isinstance(value, tuple):
+        return {"tuple": [encoded(v) for v in value]}
+    if isinstance(value, list):
+        return [encoded(v) for v in value]
+    if isinstance(value, dict):
+        return {"dict": {k: encoded(v) for k, v in value.items()}}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, slice):
+        return {"slice": [value.start, value.stop, value.step]}
+    raise TypeError(f"a {type(value).__name__} cannot be sent")
+
+
+def decoded(value: Any) -> Any:
+    """The value that encoded() made JSON of."""
+    if isinstance(value, list):
+        return [decoded(v) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if "array" in value:
+        return np.frombuffer(base64.b64decode(value["array"]), value["of"]).reshape(value["shape"])
+    (kind, held), *_ = value.items()
+    if kind == "dict":
+        return {k: decoded(v) for k, v in held.items()}
+    make = {"tuple": lambda h: tuple(decoded(v) for v in h), "dtype": np.dtype, "complex": lambda h: complex(*h)}
+    return {**make, "slice": lambda h: slice(*h)}[kind](held)
+
+
+class Side:
+    """Calls made in one framework."""
+
+    def __init__(self, framework: str) -> None:
+        self.paddle = importlib.import_module(framework)
+        self.name = framework
+
+    def outcome(self, call: dict[str, Any]) -> dict[str, Any]:
+        """What came of a call: results and gradients as arrays, or the error."""
+        try:
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                warnings.simplefilter("ignore")
+                return self._run(call)
+        except Exception as error:  # noqa: BLE001  (whatever a framework raises is the outcome)
+            return {"error": f"{type(error).__name__}: {error}"[:300]}
+
+    def _run(self, call: dict[str, Any]) -> dict[str, Any]:
+        self.paddle.seed(7)
+        leaves: list[Any] = []
+        args, kwargs = self._tensors(decoded(call["args"]), leaves), self._tensors(decoded(call["kwargs"]), leaves)
+        function = self._function(call, args, leaves)
+        outs = self._flat(function(*args, **kwargs))
+        found = {"outs": [encoded(self._array(o)) for o in outs]}
+        if call.get("grad"):
+            try:
+                found["grads"] = [None if g is None else encoded(self._array(g)) for g in self._gradients(outs, leaves)]
+            except Exception as error:  # noqa: BLE001
+                found["grad_error"] = f"{type(error).__name__}: {error}"[:300]
+        return found
+
+    def _function(self, call: dict[str, Any], args: list[Any], leaves: list[Any]) -> Any:
+        path = call["path"].split(".")
+        if path[0] == "Tensor":
+            return getattr(args.pop(0), path[1])
+        owner = self.paddle
+        for at, part in enumerate(path[1:], 2):
+            if not hasattr(owner, part):
+                importlib.import_module(".".join([self.name, *path[1:at]]))
+            owner = getattr(owner, part)
+        if "layer" in call:
+            layer = owner(*decoded(call["layer"]["args"]), **decoded(call["layer"]["kwargs"]))
+            (layer.eval if call["layer"].get("eval") else layer.train)()
+            for number, parameter in enumerate(layer.parameters()):
+                parameter.set_value(wave(tuple(parameter.shape), number).astype(str(np.dtype(_name(parameter.dtype)))))
+                leaves.append(parameter)
+            return layer
+        return owner
+
+    def _tensors(self, value: Any, leaves: list[Any]) -> Any:
+        if isinstance(value, np.dtype):
+            return value.name
+        if isinstance(value, np.ndarray):
+            made = self.paddle.to_tensor(value)
+            if value.dtype.kind in "fc":
+                made.stop_gradient = False
+                leaves.append(made)
+            return made
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._tensors(v, leaves) for v in value)
+        if isinstance(value, dict):
+            return {k: self._tensors(v, leaves) for k, v in value.items()}
+        return value
+
+    def _gradients(self, outs: list[Any], leaves: list[Any]) -> list[Any]:
+        total = None
+        for number, out in enumerate(outs):
+            array = self._array(out)
+            if array.dtype.kind not in "fc" or getattr(out, "stop_gradient", True):
+                continue
+            # real weights: a complex output counts by its real and imaginary parts, weighted apart
+            weight = self.paddle.to_tensor(wave(array.shape, number).astype(array.real.dtype))
+            parts = (out,) if array.dtype.kind == "f" else (self.paddle.real(out), 0.5 * self.paddle.imag(out))
+            for part in parts:
+                term = (part * weight).sum()
+                total = term if total is None else total + term
+        if total is None:
+            return [None] * len(leaves)
+        return self.paddle.grad([total], leaves, allow_unused=True)
+
+    def _flat(self, value: Any) -> list[Any]:
+        if isinstance(value, dict):
+            return [t for v in value.values() for t in self._flat(v)]
+        if isinstance(value, (list, tuple)):
+            return [t for v in value for t in self._flat(v)]
+        return [] if value is None else [value]
+
+    def _array(self, value: Any) -> np.ndarray:
+        array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+        return array.astype("float32") if array.dtype.name == "bfloat16" else array
+
+
+def wave(shape: tuple[int, ...], number: int) -> np.ndarray:
+    """Values in (-1, 1) that no two neighbours share: parameters and weights that both sides can make."""
+    size = int(np.prod(shape))
+    return np.cos(1.7 * np.arange(size) + number + 0.3).reshape(shape)
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
+def main() -> None:
+    framework, calls, results, *part = sys.argv[1:]
+    first, end = map(int, part)
+    side = Side(framework)
+    with open(calls) as given, open(results, "a") as out:
+        for number, line in enumerate(given):
+            if first <= number < end:
+                out.write(json.dumps(side.outcome(json.loads(line))) + "\n")
+                out.flush()
+
+
+if __name__ == "__main__":
+    main()
