@@ -17,6 +17,7 @@ NOT_ROOT_TABLES = set(
         "attention",
         "convolution",
         "cross_entropy",
+        "fft",
         "indexing",
         "layout",
         "loss",
@@ -28,6 +29,7 @@ NOT_ROOT_TABLES = set(
         "sequence_labels",
         "sequence_layout",
         "sequence_recurrent",
+        "signal",
     ]
 )
 # names of root tables that are public elsewhere only (linalg, nn.functional, Tensor), and parts of public functions

@@ -153,7 +153,8 @@ def _scalar(case: Case, args: tuple, weights: list[np.ndarray] | None) -> tuple[
     outs = [t for t in flat(case.fn(*args, **tensors_in(case.kwargs))) if dtypes.is_inexact(t.dtype)]
     if weights is None:
         rng = np.random.default_rng(1)
-        weights = [rng.uniform(0.5, 1.5, t.shape) for t in outs]
+        # complex ones, so that the real part of the total depends on the imaginary parts of the outputs too
+        weights = [rng.uniform(0.5, 1.5, t.shape) * (1 - 0.7j if dtypes.is_complex(t.dtype) else 1) for t in outs]
     total = None
     for out, weight in zip(outs, weights, strict=True):
         term = OPS["sum"](out * to_tensor(weight))
