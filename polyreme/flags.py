@@ -28,8 +28,25 @@ def compile_cache() -> Path | None:
         return None
     if text:
         return Path(text)
+    return cache_home() / "polyreme" / "xla"
+
+
+def cache_home() -> Path:
+    """XDG_CACHE_HOME, or ~/.cache: where a user's caches lie."""
     home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "polyreme" / "xla"
+    return Path(home) if home else Path.home() / ".cache"
+
+
+def extension_dir() -> Path:
+    """POLYREME_EXTENSION_DIR: folder of the libraries that utils.cpp_extension builds."""
+    text = os.environ.get("POLYREME_EXTENSION_DIR")
+    return Path(text) if text else cache_home() / "polyreme" / "extensions"
+
+
+def download_dir() -> Path:
+    """POLYREME_HOME: folder of downloaded weights and repositories."""
+    text = os.environ.get("POLYREME_HOME")
+    return Path(text) if text else cache_home() / "polyreme"
 
 
 def keep_freed() -> bool:
