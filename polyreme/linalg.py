@@ -1,10 +1,19 @@
 """polyreme.linalg: linear algebra under its public path.
 
-Floor: 4.
+Floor: 5.
 """
 
 from polyreme.ops.arithmetic import matmul
 from polyreme.ops.creation import diagonal
+from polyreme.ops.factors import (
+    householder_product,
+    lu,
+    lu_solve,
+    lu_unpack,
+    ormqr,
+    pca_lowrank,
+    svd_lowrank,
+)
 from polyreme.ops.linalg import (
     cholesky,
     cholesky_inverse,
@@ -15,6 +24,7 @@ from polyreme.ops.linalg import (
     eigh,
     eigvals,
     eigvalsh,
+    fp8_fp8_half_gemm_fused,
     inverse,
     lstsq,
     matrix_exp,
@@ -48,9 +58,14 @@ __all__ = [
     "eigh",
     "eigvals",
     "eigvalsh",
+    "fp8_fp8_half_gemm_fused",
+    "householder_product",
     "inv",
     "inverse",
     "lstsq",
+    "lu",
+    "lu_solve",
+    "lu_unpack",
     "matmul",
     "matrix_exp",
     "matrix_norm",
@@ -59,11 +74,14 @@ __all__ = [
     "matrix_transpose",
     "multi_dot",
     "norm",
+    "ormqr",
+    "pca_lowrank",
     "pinv",
     "qr",
     "slogdet",
     "solve",
     "svd",
+    "svd_lowrank",
     "svdvals",
     "triangular_solve",
     "vecdot",

@@ -36,7 +36,7 @@ class Policy:
     def target(self, op_name: str, amp: AmpClass, arrays: tuple[jax.Array, ...]) -> np.dtype | None:
         """The dtype floating inputs are cast to, or None to leave them alone."""
         # a Python number is weakly typed and follows the tensors
-        floats = [a.dtype for a in arrays if dtypes.is_floating(a.dtype) and not a.weak_type]
+        floats = [a.dtype for a in arrays if _follows(a) and not a.weak_type]
         if not floats or any(d == dtypes.float64 for d in floats):
             return None
         if op_name in self.black or (amp == "fp32" and op_name not in self.white):
@@ -59,10 +59,15 @@ active = _Active()
 
 
 def cast(policy: Policy | None, op_name: str, amp: AmpClass, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """Arrays as the policy wants them for this op; integer, bool and complex arrays are left alone."""
+    """Arrays as the policy wants them for this op; integer, bool, complex and float8 arrays are left alone."""
     if policy is None:
         return arrays
     to = policy.target(op_name, amp, arrays)
     if to is None:
         return arrays
-    return tuple(a.astype(to) if dtypes.is_floating(a.dtype) and a.dtype != to else a for a in arrays)
+    return tuple(a.astype(to) if _follows(a) and a.dtype != to else a for a in arrays)
+
+
+def _follows(array: jax.Array) -> bool:
+    """Whether autocast chooses this array's dtype; float8 has a scale that only its user knows."""
+    return dtypes.is_floating(array.dtype) and array.dtype.itemsize > 1

@@ -10,6 +10,7 @@ from polyreme.ops import (
     convolution,
     creation,
     cross_entropy,
+    factors,
     fft,
     gather_scatter,
     indexing,

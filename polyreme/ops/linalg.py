@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.linalg import expm
@@ -18,7 +19,7 @@ from polyreme.core import dims, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.dtype import floating, promote
 from polyreme.core.op import op
-from polyreme.errors import NumericsError, ShapeError
+from polyreme.errors import ConfigError, DTypeError, NumericsError, ShapeError
 from polyreme.ops.creation import republish
 
 
@@ -41,27 +42,29 @@ def _checked(remedy: str, method: bool = True) -> Callable[[Callable[..., Any]],
     return declare
 
 
-def _square(x: Array, what: str) -> Array:
+def square(x: Array, what: str) -> Array:
+    """x as floating square matrices; ShapeError for another shape."""
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
         raise ShapeError(f"{what} takes square matrices [*b, n, n], got shape {list(x.shape)}")
     return floating(x)
 
 
-def _matrices(x: Array, what: str) -> Array:
+def matrices(x: Array, what: str) -> Array:
+    """x as floating matrices; ShapeError for fewer than two dims."""
     if x.ndim < 2:
         raise ShapeError(f"{what} takes matrices [*b, m, n], got shape {list(x.shape)}")
     return floating(x)
 
 
-def _turned(x: Array) -> Array:
+def turned(x: Array) -> Array:
     """The conjugate transpose."""
     return jnp.conj(jnp.swapaxes(x, -1, -2))
 
 
 def _hermitian(x: Array, upper: bool) -> Array:
     """The Hermitian matrix that one triangle of x holds, with a gradient shared by both triangles."""
-    held = jnp.triu(x) + _turned(jnp.triu(x, 1)) if upper else jnp.tril(x) + _turned(jnp.tril(x, -1))
-    even = (x + _turned(x)) / 2
+    held = jnp.triu(x) + turned(jnp.triu(x, 1)) if upper else jnp.tril(x) + turned(jnp.tril(x, -1))
+    even = (x + turned(x)) / 2
     return even + lax.stop_gradient(held - even)
 
 
@@ -77,21 +80,21 @@ def cholesky(x: Array, upper: bool = False) -> Array:
 
     Only the triangle that corresponds to the result is read.
     """
-    held = _hermitian(_square(x, "cholesky"), upper)
+    held = _hermitian(square(x, "cholesky"), upper)
     return jnp.linalg.cholesky(held, upper=upper, symmetrize_input=False)
 
 
 @op(amp="fp32")
 def cholesky_solve(x: Array, y: Array, upper: bool = False) -> Array:
     """The solution z of A z = x, where y is A's Cholesky factor: x [*b, n, k], y [*b, n, n] -> [*b, n, k]."""
-    x, y = promote(_matrices(x, "cholesky_solve"), _square(y, "cholesky_solve"))
+    x, y = promote(matrices(x, "cholesky_solve"), square(y, "cholesky_solve"))
     dims.check("cholesky_solve", {"x": "*_a n k", "y": "*_b n _"}, {"x": x.shape, "y": y.shape})
-    half = _triangular(y, x, lower=not upper, turn=upper)
-    return _triangular(y, half, lower=not upper, turn=not upper)
+    half = triangular(y, x, lower=not upper, turn=upper)
+    return triangular(y, half, lower=not upper, turn=not upper)
 
 
-def _triangular(a: Array, b: Array, lower: bool, turn: bool, unit: bool = False, conjugate: bool = True) -> Array:
-    """Solution z of a z = b (or of a's transpose, conjugated or not) with the batch dims broadcast."""
+def triangular(a: Array, b: Array, lower: bool, turn: bool, unit: bool = False, conjugate: bool = True) -> Array:
+    """Solution z of a z = b, a triangular, or of a's transpose if turn, conjugated if conjugate; batches broadcast."""
     batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = (jnp.broadcast_to(v, (*batch, *v.shape[-2:])) for v in (a, b))
     return lax.linalg.triangular_solve(
@@ -102,21 +105,21 @@ def _triangular(a: Array, b: Array, lower: bool, turn: bool, unit: bool = False,
 @op(amp="fp32")
 def cholesky_inverse(x: Array, upper: bool = False) -> Array:
     """The inverse of A from its Cholesky factor x: [n, n] -> [n, n]."""
-    x = _square(x, "cholesky_inverse")
-    half = _triangular(x, jnp.eye(x.shape[-1], dtype=x.dtype), lower=not upper, turn=upper)
-    return _triangular(x, half, lower=not upper, turn=not upper)
+    x = square(x, "cholesky_inverse")
+    half = triangular(x, jnp.eye(x.shape[-1], dtype=x.dtype), lower=not upper, turn=upper)
+    return triangular(x, half, lower=not upper, turn=not upper)
 
 
 @_checked("x is singular, or has such elements itself; pinv takes singular matrices")
 def inverse(x: Array) -> Array:
     """The inverse of square matrices [*b, n, n]."""
-    return jnp.linalg.inv(_square(x, "inverse"))
+    return jnp.linalg.inv(square(x, "inverse"))
 
 
 @op(amp="fp32", method=False)
 def det(x: Array) -> Array:
     """Determinant: [*b, n, n] -> [*b]."""
-    return jnp.linalg.det(_square(x, "det"))
+    return jnp.linalg.det(square(x, "det"))
 
 
 @op(amp="fp32")
@@ -125,7 +128,7 @@ def slogdet(x: Array) -> Array:
 
     A determinant of 0 gives 0 and -inf.
     """
-    sign, log = jnp.linalg.slogdet(_square(x, "slogdet"))
+    sign, log = jnp.linalg.slogdet(square(x, "slogdet"))
     return jnp.stack([sign, log.astype(sign.dtype)])
 
 
@@ -135,7 +138,7 @@ def solve(x: Array, y: Array, left: bool = True) -> Array:
 
     x [*b, n, n], y [*b, n, k], or [*b, n] for one column.
     """
-    x, y = promote(_square(x, "solve"), floating(y))
+    x, y = promote(square(x, "solve"), floating(y))
     column = y.ndim == 1 or y.shape == x.shape[:-1]
     if not left:
         x = jnp.swapaxes(x, -1, -2)
@@ -154,9 +157,9 @@ def triangular_solve(
 
     Only that triangle of x is read; transpose solves with x transposed; unitriangular takes its diagonal as ones.
     """
-    x, y = promote(_square(x, "triangular_solve"), _matrices(y, "triangular_solve"))
+    x, y = promote(square(x, "triangular_solve"), matrices(y, "triangular_solve"))
     dims.check("triangular_solve", {"x": "*_a n _", "y": "*_b n k"}, {"x": x.shape, "y": y.shape})
-    return _triangular(x, y, lower=not upper, turn=transpose, unit=unitriangular, conjugate=False)
+    return triangular(x, y, lower=not upper, turn=transpose, unit=unitriangular, conjugate=False)
 
 
 @op(amp="fp32")
@@ -167,7 +170,7 @@ def qr(x: Array, mode: str = "reduced") -> Any:
     """
     if mode not in ("reduced", "complete", "r"):
         raise ShapeError(f"qr: mode={mode!r}; choose 'reduced', 'complete' or 'r'")
-    x = _matrices(x, "qr")
+    x = matrices(x, "qr")
     return jnp.linalg.qr(x, mode="r") if mode == "r" else tuple(jnp.linalg.qr(x, mode=mode))
 
 
@@ -178,13 +181,13 @@ def svd(x: Array, full_matrices: bool = False) -> tuple[Array, Array, Array]:
     full_matrices makes U and V square; then there is no gradient. Gradients are infinite where singular values are
     equal.
     """
-    return tuple(jnp.linalg.svd(_matrices(x, "svd"), full_matrices=full_matrices))
+    return tuple(jnp.linalg.svd(matrices(x, "svd"), full_matrices=full_matrices))
 
 
 @op(amp="fp32", method=False)
 def svdvals(x: Array) -> Array:
     """Singular values, descending: [*b, m, n] -> [*b, min(m, n)]."""
-    return jnp.linalg.svd(_matrices(x, "svdvals"), compute_uv=False)
+    return jnp.linalg.svd(matrices(x, "svdvals"), compute_uv=False)
 
 
 @op(amp="fp32", method=False)
@@ -193,14 +196,14 @@ def eigh(x: Array, UPLO: str = "L") -> tuple[Array, Array]:
 
     Gradients through the vectors are infinite where eigenvalues are equal.
     """
-    held = _hermitian(_square(x, "eigh"), _upper(UPLO, "eigh"))
+    held = _hermitian(square(x, "eigh"), _upper(UPLO, "eigh"))
     return tuple(jnp.linalg.eigh(held, symmetrize_input=False))
 
 
 @op(amp="fp32")
 def eigvalsh(x: Array, UPLO: str = "L") -> Array:
     """Eigenvalues, ascending, of a Hermitian x, of which one triangle is read: [*b, n, n] -> [*b, n], real."""
-    held = _hermitian(_square(x, "eigvalsh"), _upper(UPLO, "eigvalsh"))
+    held = _hermitian(square(x, "eigvalsh"), _upper(UPLO, "eigvalsh"))
     return jnp.linalg.eigh(held, symmetrize_input=False)[0]
 
 
@@ -210,7 +213,7 @@ def pinv(x: Array, rcond: Array | float = 1e-15, hermitian: bool = False) -> Arr
 
     hermitian: x equals its conjugate transpose, which makes it cheaper.
     """
-    x = _square(x, "pinv with hermitian=True") if hermitian else _matrices(x, "pinv")
+    x = square(x, "pinv with hermitian=True") if hermitian else matrices(x, "pinv")
     return jnp.linalg.pinv(x, rtol=jnp.astype(rcond, jnp.real(x).dtype), hermitian=hermitian)
 
 
@@ -224,14 +227,14 @@ def lstsq(x: Array, y: Array, rcond: float | None = None, driver: str | None = N
     """
     if driver not in (None, "gels", "gelsy", "gelsd", "gelss"):
         raise ShapeError(f"lstsq: driver={driver!r}; choose 'gels', 'gelsy', 'gelsd', 'gelss' or None")
-    x, y = promote(_matrices(x, "lstsq"), _matrices(y, "lstsq"))
+    x, y = promote(matrices(x, "lstsq"), matrices(y, "lstsq"))
     dims.check("lstsq", {"x": "*_a m n", "y": "*_b m k"}, {"x": x.shape, "y": y.shape})
     m, n = x.shape[-2:]
     u, s, vh = jnp.linalg.svd(x, full_matrices=False)
     share = float(jnp.finfo(x.dtype).eps) * max(m, n) if rcond is None else rcond
     kept = s > share * s[..., :1]
     inverse = jnp.where(kept, 1 / jnp.where(kept, s, 1), 0).astype(x.dtype)
-    solution = _turned(vh) @ (inverse[..., None] * (_turned(u) @ y))
+    solution = turned(vh) @ (inverse[..., None] * (turned(u) @ y))
     left = jnp.real(y - x @ solution)
     residuals = jnp.sum(left**2, -2) if m > n else jnp.zeros((0,), left.dtype)
     return solution, residuals, jnp.sum(kept, -1).astype(dtypes.int32), s
@@ -240,13 +243,13 @@ def lstsq(x: Array, y: Array, rcond: float | None = None, driver: str | None = N
 @op(amp="fp32")
 def matrix_power(x: Array, n: int) -> Array:
     """x multiplied by itself n times, by squaring; negative n inverts, 0 gives the identity."""
-    return jnp.linalg.matrix_power(_square(x, "matrix_power"), n)
+    return jnp.linalg.matrix_power(square(x, "matrix_power"), n)
 
 
 @op(amp="fp32", method=False)
 def matrix_exp(x: Array) -> Array:
     """I + x + x^2 / 2 + x^3 / 6 + ..., by scaling and squaring: [*b, n, n] -> [*b, n, n]."""
-    return expm(_square(x, "matrix_exp"))
+    return expm(square(x, "matrix_exp"))
 
 
 @op(amp="fp32", method=False)
@@ -264,14 +267,14 @@ def matrix_rank(
     """
     if tol is not None and (atol is not None or rtol is not None):
         raise ShapeError("matrix_rank: tol with atol or rtol; give tol alone, or atol and rtol")
-    x = _square(x, "matrix_rank with hermitian=True") if hermitian else _matrices(x, "matrix_rank")
+    x = square(x, "matrix_rank with hermitian=True") if hermitian else matrices(x, "matrix_rank")
     sizes = jnp.abs(jnp.linalg.eigvalsh(x)) if hermitian else jnp.linalg.svd(x, compute_uv=False)
     if tol is not None:
         threshold = tol
     else:
         share = jnp.finfo(x.dtype).eps * max(x.shape[-2:]) if rtol is None and atol is None else rtol
         least = 0 if atol is None else atol
-        threshold = jnp.maximum(least, 0 if share is None else share * jnp.max(sizes, -1))
+        threshold = jnp.maximum(least, 0 if share is None else share * jnp.max(sizes, -1, initial=0))
     return jnp.sum(sizes > jnp.asarray(threshold, sizes.dtype)[..., None], -1)
 
 
@@ -284,20 +287,54 @@ def cond(x: Array, p: Any = None) -> Array:
     """
     if p not in (None, 2, -2, "fro", "nuc", 1, -1, float("inf"), -float("inf")):
         raise ShapeError(f"cond: p={p!r}; choose None, 'fro', 'nuc', 1, -1, 2, -2, inf or -inf")
-    return jnp.linalg.cond(_matrices(x, "cond") if p in (None, 2, -2) else _square(x, f"cond with p={p!r}"), p)
+    return jnp.linalg.cond(matrices(x, "cond") if p in (None, 2, -2) else square(x, f"cond with p={p!r}"), p)
 
 
 @op(amp="fp32")
 def eig(x: Array) -> tuple[Array, Array]:
     """(eigenvalues, eigenvectors as columns) of any square matrix, complex; on the host's processor only."""
-    values, vectors = jnp.linalg.eig(_square(x, "eig"))
+    values, vectors = jnp.linalg.eig(square(x, "eig"))
     return values, vectors
 
 
 @op(amp="fp32")
 def eigvals(x: Array) -> Array:
     """Eigenvalues of any square matrix, complex: [*b, n, n] -> [*b, n]; on the host's processor only."""
-    return jnp.linalg.eigvals(_square(x, "eigvals"))
+    return jnp.linalg.eigvals(square(x, "eigvals"))
+
+
+_ACTIVATIONS = {"identity": lambda x: x, "relu": jax.nn.relu, "gelu": lambda x: jax.nn.gelu(x, approximate=False)}
+
+
+@op(method=False)
+def fp8_fp8_half_gemm_fused(
+    x: Array,
+    y: Array,
+    transpose_x: bool = False,
+    transpose_y: bool = False,
+    bias: Array | None = None,
+    scale: float = 1.0,
+    output_dtype: str = "float16",
+    act: str = "identity",
+) -> Array:
+    """act(scale x y + bias) of two float8 matrices, summed in float32, as float16 or bfloat16.
+
+    x [*b, m, k], y [*b, k, n], or with the last two dims swapped under transpose_x, transpose_y; bias [n]. act:
+    "identity", "relu" or "gelu". scale undoes the scales that the operands were brought into float8's range with.
+    """
+    for name, given in (("x", x), ("y", y)):
+        if given.dtype not in (dtypes.float8_e4m3fn, dtypes.float8_e5m2):
+            raise DTypeError(f"fp8_fp8_half_gemm_fused: {name} is {given.dtype.name}, needs float8_e4m3fn; use astype")
+    out = dtypes.as_dtype(output_dtype)
+    if out not in (dtypes.float16, dtypes.bfloat16) or act not in _ACTIVATIONS:
+        raise ConfigError(
+            f"fp8_fp8_half_gemm_fused: output_dtype={output_dtype!r}, act={act!r}; 'float16' or 'bfloat16', and one "
+            f"of {', '.join(_ACTIVATIONS)}"
+        )
+    x, y = (jnp.swapaxes(v, -1, -2) if turn else v for v, turn in ((x, transpose_x), (y, transpose_y)))
+    dims.check("fp8_fp8_half_gemm_fused", {"x": "*_a m k", "y": "*_b k n"}, {"x": x.shape, "y": y.shape})
+    product = jnp.matmul(x, y, preferred_element_type=dtypes.float32) * scale
+    return _ACTIVATIONS[act](product if bias is None else product + bias).astype(out)
 
 
 ALIASES = {"inv": "inverse"}

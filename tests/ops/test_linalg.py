@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from polyreme.core import rng
 from polyreme.core.op import OPS
 from polyreme.eager.tensor import to_tensor
 
@@ -62,3 +63,29 @@ def test_gradient_of_std_of_equal_elements_is_zero():
     x = to_tensor([3.0, 3.0], stop_gradient=False)
     OPS["std"](x).backward()
     assert x.grad.tolist() == [0.0, 0.0]
+
+
+def test_low_rank_factors_follow_the_seed_and_their_gradient_is_that_of_the_singular_values():
+    a = np.random.default_rng(2).standard_normal((5, 3))
+    x = to_tensor(a, stop_gradient=False)
+    rng.seed(3)
+    u, s, _ = x.svd_lowrank(3)
+    rng.seed(3)
+    assert np.array_equal(u.numpy(), x.svd_lowrank(3)[0].numpy())
+    OPS["sum"](s * to_tensor([1.0, 2.0, 3.0], "float64")).backward()
+    left, _, right = np.linalg.svd(a, full_matrices=False)
+    # d s_i = u_i^H dx v_i; 5 x 3 products and three orthogonalizations
+    np.testing.assert_allclose(x.grad.numpy(), (left * [1, 2, 3]) @ right, atol=1e3 * np.finfo("float64").eps)
+
+
+def test_sizes_of_zero():
+    none = to_tensor(np.zeros((0, 0), "float32"))
+    assert OPS["det"](none).item() == 1.0
+    assert OPS["matrix_rank"](none).item() == 0
+    assert OPS["solve"](none, none).shape == [0, 0]
+    batch = to_tensor(np.zeros((0, 3, 3), "float32"), stop_gradient=False)
+    for name in ("inverse", "cholesky", "svdvals", "matrix_exp"):
+        out = OPS[name](batch)
+        assert out.shape[0] == 0
+        OPS["sum"](out).backward()
+        assert batch.grad.shape == [0, 3, 3]
