@@ -1,4 +1,4 @@
-"""Gradients as functions: grad, backward, vjp and jvp.
+"""Gradients as functions: grad, backward, vjp, jvp and hvp.
 
 Floor: 4.
 """
@@ -10,8 +10,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from polyreme.core import state
+from polyreme.core.jet import Spec
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
+from polyreme.eager.forward import Jet, push
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, GradError
 
@@ -74,40 +77,120 @@ def backward(
 def vjp(func: Callable[..., Any], xs: Tensors, v: Any = None) -> tuple[Any, Any]:
     """(func(*xs), v times the Jacobian of func at xs), in the structures of func's result and of xs.
 
-    v: of the result's shape; ones if None. Differentiable with respect to xs that want gradients.
+    v: of the result's shape; ones if None. Differentiable with respect to xs that want gradients and to what func reads
+    (a network's parameters).
     """
-    inputs, wants = _separate("vjp", xs)
+    call = Called("vjp", func, xs)
+    begins = starts("vjp", "v", v, len(call.outputs))
     with tape.GradEnabled(True):
-        ys = func(*inputs)
-        outputs = as_list("vjp", "func's result", ys)
         found = tape.grad(
-            outputs, inputs, starts("vjp", "v", v, len(outputs)),
-            retain_graph=True, create_graph=wants, allow_unused=True, no_grad_vars=[],
+            call.outputs, call.inputs, begins,
+            retain_graph=True, create_graph=call.is_taped, allow_unused=True, no_grad_vars=[],
         )  # fmt: skip
-    return ys, _like(xs, [zeros(x) if g is None else g for g, x in zip(found, inputs, strict=True)])
+    gradients = [zeros(x) if g is None else g for g, x in zip(found, call.inputs, strict=True)]
+    return call.result, _like(xs, gradients)
 
 
 def jvp(func: Callable[..., Any], xs: Tensors, v: Any = None) -> tuple[Any, Any]:
     """(func(*xs), the Jacobian of func at xs times v), both in the structure of func's result.
 
-    v: of the shapes of xs; ones if None. Computed as the derivative with respect to u of u times the Jacobian, which is
-    linear in u, so any function of ops will do. Differentiable with respect to xs that want gradients.
+    v: of the shapes of xs; ones if None. Forward mode: costs about as much as func again, whatever the sizes.
+    Differentiable with respect to xs that want gradients, to v and to what func reads (a network's parameters).
     """
-    inputs, wants = _separate("jvp", xs)
-    directions = starts("jvp", "v", v, len(inputs))
-    with tape.GradEnabled(True):
-        ys = func(*inputs)
-        outputs = as_list("jvp", "func's result", ys)
-        us = [Tensor(jnp.zeros(y._array.shape, y._array.dtype), stop_gradient=False) for y in outputs]
-        back = tape.grad(outputs, inputs, us, retain_graph=True, create_graph=True, allow_unused=True, no_grad_vars=[])
-        used = [(g, d) for g, d in zip(back, directions, strict=True) if g is not None and not g.stop_gradient]
-        found: Sequence[Any] = [None] * len(us)
-        if used:
-            found = tape.grad(
-                [g for g, _ in used], us, [d for _, d in used],
-                retain_graph=True, create_graph=wants, allow_unused=True, no_grad_vars=[],
-            )  # fmt: skip
-    return ys, _like(ys, [zeros(y) if g is None else g for g, y in zip(found, outputs, strict=True)])
+    call = Called("jvp", func, xs)
+    tangents = call.along(*directions("jvp", v, call.inputs))
+    return call.result, call.shaped([jet[0] for jet in tangents])
+
+
+def hvp(func: Callable[..., Any], xs: Tensors, v: Any = None) -> tuple[Any, Any]:
+    """(func(*xs), the Hessian of the scalar func at xs times v), the second in the structure of xs.
+
+    Forward mode over reverse mode: no row of the Hessian is computed. Raises GradError if func's result has more than
+    one element.
+
+    >>> x = Tensor([1.0, 2.0])
+    >>> hvp(lambda x: (x * x * x).sum(), x, Tensor([1.0, 0.0]))[1].tolist()
+    [6.0, 0.0]
+    """
+    values: list[Any] = []
+
+    def gradient(*inputs: Tensor) -> Any:
+        y = func(*inputs)
+        (root,) = as_list("hvp", "func's result", [y])
+        if root.size != 1:
+            raise GradError(f"hvp: func must return one number, its result has shape {root.shape}; sum it first")
+        values.append(y)
+        found = tape.grad(
+            [root], inputs, [None], retain_graph=True, create_graph=True, allow_unused=True, no_grad_vars=[]
+        )
+        return _like(xs, [zeros(x) if g is None else g for g, x in zip(found, inputs, strict=True)])
+
+    _, product = jvp(gradient, xs, v)
+    return values[0], product
+
+
+class Called:
+    """A function called on Tensors of its own with the values of xs, and what its result depends on.
+
+    inputs: those Tensors, tied to xs that want gradients. result, outputs: what func returned, as it is and as a list.
+    is_taped: derivatives are to be differentiable in turn: an x or something else that func read wants gradients.
+    """
+
+    def __init__(self, what: str, func: Callable[..., Any], xs: Any) -> None:
+        given = as_list(what, "xs", xs)
+        taping = tape.grad_mode.enabled
+        self.wants = taping and any(not x.stop_gradient for x in given)
+        with tape.GradEnabled(True):
+            self.inputs: list[Tensor] = [
+                Tensor(state.read(x), stop_gradient=False) if x.stop_gradient or not taping else x.clone()
+                for x in given
+            ]
+            self.result = func(*self.inputs)
+        self.outputs = as_list(what, "func's result", self.result)
+        self.is_taped = self.wants or (taping and _reads_more(self.outputs, self.inputs))
+
+    def along(self, jets: list[Jet], spec: Spec) -> list[Jet]:
+        """The coefficients of each output for those of the inputs; zeros written out."""
+        with tape.GradEnabled(self.is_taped):
+            pairs = list(zip(self.inputs, jets, strict=True))
+            found = push(self.outputs, pairs, spec, constants=not self.wants)
+            return [_filled(y, jet, spec) for y, jet in zip(self.outputs, found, strict=True)]
+
+    def shaped(self, values: list[Any]) -> Any:
+        """One value for each output, in the structure of func's result."""
+        return _like(self.result, values)
+
+
+def directions(what: str, v: Any, inputs: list[Tensor], order: int = 1) -> tuple[list[Jet], Spec]:
+    """What to push along one direction v: ones where None."""
+    found: list[Jet] = []
+    for x, d in zip(inputs, starts(what, "v", v, len(inputs)), strict=True):
+        if d is not None and d.shape != x.shape:
+            raise GradError(f"{what}: a direction in v has shape {d.shape}, its x {x.shape}; give it the shape of x")
+        first = Tensor(jnp.ones(x._array.shape, x._array.dtype)) if d is None else d.astype(x.dtype)
+        found.append((first, *[None] * (order - 1)))
+    return found, Spec(order)
+
+
+def _filled(y: TensorState, jet: Jet | None, spec: Spec) -> Jet:
+    whole = (None,) * (spec.ways * spec.own + spec.collapsed) if jet is None else jet
+    return tuple(zeros(y) if c is None else c for c in whole)
+
+
+def _reads_more(outputs: Sequence[TensorState], inputs: Sequence[Tensor]) -> bool:
+    """True if the outputs depend on something that wants gradients besides the inputs."""
+    own = {tape.edge_key(tape.edge_of(x)) for x in inputs}
+    stack, seen = [tape.edge_of(y) for y in outputs], set()
+    while stack:
+        edge = stack.pop()
+        if edge is None or tape.edge_key(edge) in own:
+            continue
+        if not isinstance(edge, tuple) or not edge[0].edges:
+            return True
+        if edge[0] not in seen:
+            seen.add(edge[0])
+            stack.extend(edge[0].edges)
+    return False
 
 
 def as_list(what: str, name: str, given: Any) -> list[Any]:
@@ -134,14 +217,6 @@ def starts(what: str, name: str, given: Any, count: int) -> list[Any]:
 def zeros(like: TensorState) -> Tensor:
     """Zeros of a Tensor's shape and dtype."""
     return Tensor(jnp.zeros(like._array.shape, like._array.dtype))
-
-
-def _separate(what: str, xs: Any) -> tuple[list[Tensor], bool]:
-    """Tensors of the values of xs that want gradients, and whether one of xs does, to which they are then tied."""
-    given = as_list(what, "xs", xs)
-    with tape.GradEnabled(True):
-        inputs = [Tensor(x._array, stop_gradient=False) if x.stop_gradient else x.clone() for x in given]
-    return inputs, any(not x.stop_gradient for x in given)
 
 
 def _like(structure: Any, found: list[Any]) -> Any:

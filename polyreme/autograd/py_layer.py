@@ -146,7 +146,7 @@ class PyNode(tape.Node):
     def __init__(
         self, layer: type[PyLayer], context: PyLayerContext, edges: tuple, shapes: list, outputs: list
     ) -> None:
-        super().__init__(layer.__name__, edges)
+        super().__init__(layer.__name__, edges, tuple(outputs))
         self.layer = layer
         self.context: PyLayerContext | None = context
         self.shapes = shapes

@@ -7,13 +7,14 @@ the rest with the forward. A kernel that is dear to run twice says `saves=True` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.jet import Flat, Spec, propagate
 
 Mask = tuple[bool, ...]
 
@@ -73,6 +74,31 @@ class Kernel:
             found = self._derived[key] = Kernel(fn, f"{self.name}_grad")
         return found
 
+    def jet_kernel(self, arrays: tuple, given: Sequence[Mask | None], spec: Spec) -> tuple[Kernel, list[Mask | None]]:
+        """(primals..., the coefficients that are present...) -> coefficients of the inexact outputs, as a kernel.
+
+        arrays: the primals, for shapes. given: which coefficients each of them has, None for a constant. Returned with
+        the kernel: the same of its outputs.
+        """
+        key = ("jet", spec, tuple(given), tuple((a.shape, a.dtype) for a in arrays))
+        found = self._derived.get(key)
+        if found is None:
+            n = len(given)
+
+            def jets(*arrays: jax.Array) -> list[Flat | None]:
+                coming = iter(arrays[n:])
+                flat = [None if g is None else tuple(next(coming) if p else None for p in g) for g in given]
+                return propagate(self.fn, arrays[:n], flat, spec)
+
+            def fn(*arrays: jax.Array) -> tuple:
+                return tuple(c for flat in jets(*arrays) for c in flat or () if c is not None)
+
+            like = _like(arrays, given, spec)
+            outs = jax.eval_shape(jets, *arrays, *like)
+            pattern = [None if flat is None else tuple(c is not None for c in flat) for flat in outs]
+            found = self._derived[key] = (Kernel(fn, f"{self.name}_jet"), pattern)
+        return found
+
     def _vjp(self, mask: Mask) -> Callable[[tuple, tuple], tuple]:
         def vjp(primals: tuple, cotangents: tuple) -> tuple:
             if self.gathered:
@@ -108,6 +134,19 @@ def pull_saved(pullback: Callable, cotangents: tuple) -> tuple:
 
 def _conjugate(x: jax.Array) -> jax.Array:
     return jnp.conj(x) if dtypes.is_complex(x.dtype) else x
+
+
+def _like(arrays: tuple, given: Sequence[Mask | None], spec: Spec) -> list[jax.ShapeDtypeStruct]:
+    """The shapes of the coefficients that are present."""
+    found = []
+    for array, mask in zip(arrays, given, strict=True):
+        for at, present in enumerate(mask or ()):
+            if present:
+                apart = not spec.stacked or at == spec.ways * spec.own
+                found.append(
+                    jax.ShapeDtypeStruct(array.shape if apart else (spec.directions, *array.shape), array.dtype)
+                )
+    return found
 
 
 def _merge(arrays: tuple, diff: tuple, mask: Mask) -> list:
