@@ -15,8 +15,10 @@ NOT_ROOT_TABLES = set(
     [
         "activation",
         "attention",
+        "boxes",
         "convolution",
         "cross_entropy",
+        "deformable",
         "factors",
         "fft",
         "indexing",
@@ -25,12 +27,15 @@ NOT_ROOT_TABLES = set(
         "neural",
         "normalization",
         "pooling",
+        "proposals",
+        "regions",
         "resample",
         "sequence",
         "sequence_labels",
         "sequence_layout",
         "sequence_recurrent",
         "signal",
+        "yolo",
     ]
 )
 # names of root tables that are public elsewhere only (linalg, nn.functional, Tensor), and parts of public functions

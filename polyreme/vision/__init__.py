@@ -23,7 +23,7 @@ _HOME = {
     "set_image_backend": "image",
     "image_load": "image",
 }
-_PACKAGES = ("datasets", "models", "transforms")
+_PACKAGES = ("datasets", "models", "ops", "transforms")
 __all__ = [*_HOME, *_PACKAGES]  # pyright: ignore[reportUnsupportedDunderAll]  (names load late)
 
 

@@ -6,6 +6,7 @@ Floor: 4.  Never imports: jax.
 from __future__ import annotations
 
 import os
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -59,19 +60,29 @@ def image_load(path: str | os.PathLike[str], backend: str | None = None) -> Any:
     Raises DataError for a file that is no image or has more than MAX_PIXELS pixels.
     """
     chosen = checked_backend(backend)
-    library = pillow()
-    try:
-        with library.open(path) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise DataError(
-                    f"{path}: {image.width} x {image.height} pixels; at most {MAX_PIXELS} are read, scale it down"
-                )
-            image.load()
-    except (OSError, SyntaxError) as error:
-        raise DataError(f"{path}: cannot be read as an image: {error}") from error
+    image = _opened(path, str(path), None)
     if chosen == "pil":
         return image
     return np.asarray(image.convert("RGB"))[:, :, ::-1]
+
+
+def decoded(raw: bytes, file_format: str) -> Any:
+    """The Pillow image in the bytes of a file of one format, such as "JPEG"; raises DataError as image_load does."""
+    return _opened(BytesIO(raw), f"{len(raw)} bytes", [file_format])
+
+
+def _opened(source: Any, shown: str, formats: list[str] | None) -> Any:
+    library = pillow()
+    try:
+        with library.open(source, formats=formats) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise DataError(
+                    f"{shown}: {image.width} x {image.height} pixels; at most {MAX_PIXELS} are read, scale it down"
+                )
+            image.load()
+    except (OSError, SyntaxError) as error:
+        raise DataError(f"{shown}: cannot be read as an image: {error}") from error
+    return image
 
 
 def pillow() -> Any:

@@ -68,12 +68,14 @@ def test_convolutions_are_the_functional_ones(static_mode):
         static.nn.conv2d_transpose(x, 2, output_size=[13, 13], stride=2, bias_attr=False),
         static.nn.conv3d(z, 3, [2, 2, 1], bias_attr=False),
         static.nn.conv3d_transpose(z, 3, filter_size=2, bias_attr=False),
+        static.nn.deform_conv2d(x, static.data("moves", [None, 18, 4, 4]), None, 3, 3, bias_attr=False),
     ]
     assert list(parameters()) == [
-        "conv2d_0.w_0", "conv2d_0.b_0", "up.w_0", "conv2d_transpose_0.w_0", "conv3d_0.w_0", "conv3d_transpose_0.w_0"
+        "conv2d_0.w_0", "conv2d_0.b_0", "up.w_0", "conv2d_transpose_0.w_0", "conv3d_0.w_0", "conv3d_transpose_0.w_0",
+        "deform_conv2d_0.w_0",
     ]  # fmt: skip
     a, b = array(3, 4, 6, 6), array(3, 2, 3, 3, 3)
-    found = run(outs, x=a, z=b)
+    found = run(outs, x=a, z=b, moves=np.zeros((3, 18, 4, 4), "float32"))
     paddle.disable_static()
     t, u, w = paddle.to_tensor(a), paddle.to_tensor(b), lambda name: paddle.to_tensor(value(f"{name}.w_0"))
     want = [
@@ -82,6 +84,7 @@ def test_convolutions_are_the_functional_ones(static_mode):
         F.conv2d_transpose(t, w("conv2d_transpose_0"), None, 2),
         F.conv3d(u, w("conv3d_0")),
         F.conv3d_transpose(u, w("conv3d_transpose_0")),
+        F.conv2d(t, w("deform_conv2d_0")),  # nothing is moved
     ]
     for got, expected in zip(found, want, strict=True):
         close(got, expected.numpy(), 36)
@@ -219,7 +222,7 @@ def test_control_flow_is_recorded(static_mode):
             ShapeError,
             "give static.data the sizes",
         ),
-        (lambda x: static.nn.deform_conv2d, AttributeError, "no deform_conv2d: there is no op"),
+        (lambda x: static.nn.deform_conv2d(x, x, None, 3, 3), ShapeError, "deform_conv2d takes 4 dims"),
         (lambda x: static.nn.fcc, AttributeError, "no name 'fcc'"),
     ],
 )

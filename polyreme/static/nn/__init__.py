@@ -6,14 +6,12 @@ from typing import Any
 from polyreme.errors import did_you_mean
 from polyreme.jit.control_flow import case, cond, switch_case, while_loop
 from polyreme.static.host import py_func, static_pylayer
-from polyreme.static.nn.convolution import conv2d, conv2d_transpose, conv3d, conv3d_transpose
+from polyreme.static.nn.convolution import conv2d, conv2d_transpose, conv3d, conv3d_transpose, deform_conv2d
 from polyreme.static.nn.dense import bilinear_tensor_product, embedding, fc, sparse_embedding
 from polyreme.static.nn.normalization import batch_norm, group_norm, instance_norm, layer_norm, prelu, spectral_norm
 from polyreme.static.nn.sampled import nce
 
-LEFT_OUT = {
-    "deform_conv2d": "there is no op for it here",
-}
+LEFT_OUT: dict[str, str] = {}
 """Public names of the API that do not exist here, and why."""
 
 SEQUENCES = (
@@ -52,6 +50,7 @@ __all__ = [
     "conv2d_transpose",
     "conv3d",
     "conv3d_transpose",
+    "deform_conv2d",
     "embedding",
     "fc",
     "group_norm",

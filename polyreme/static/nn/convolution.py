@@ -1,4 +1,4 @@
-"""Layer functions that convolve: conv2d, conv3d and their transposes.
+"""Layer functions that convolve: conv2d, conv3d, their transposes, and deform_conv2d.
 
 Floor: 7.
 """
@@ -12,6 +12,7 @@ from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
 from polyreme.nn.layers.conv import sizes_of
+from polyreme.ops import deformable
 from polyreme.static.nn.made import Made, activation, channels
 
 
@@ -62,12 +63,49 @@ def _conv(
     kind: str, spatial: int, x: Any, filters: int, filter_size: Any, stride: Any, padding: Any, dilation: Any,
     groups: int | None, param_attr: Any, bias_attr: Any, act: str | None, name: str | None, data_format: str,
 ) -> Any:  # fmt: skip
-    after, kernel = activation(kind, act), sizes_of(filter_size, spatial, f"{kind}: filter_size")
+    after = activation(kind, act)
+    weight, bias, parts = _kernel(
+        kind, spatial, x, filters, filter_size, groups, param_attr, bias_attr, name, data_format
+    )
+    return after(getattr(F, kind)(x, weight, bias, stride, padding, dilation, parts, data_format))
+
+
+def _kernel(
+    kind: str, spatial: int, x: Any, filters: int, filter_size: Any, groups: int | None, param_attr: Any,
+    bias_attr: Any, name: str | None, data_format: str,
+) -> tuple[Any, Any, int]:  # fmt: skip
+    """(weight, bias, groups)."""
+    kernel = sizes_of(filter_size, spatial, f"{kind}: filter_size")
     made, parts, have = _parts(kind, spatial, x, filters, groups, param_attr, name, data_format)
     spread = Normal(0.0, math.sqrt(2.0 / (have * math.prod(kernel)))) if have > 0 else None
     weight = made.create_parameter([filters, have // parts, *kernel], param_attr, default_initializer=spread)
-    bias = made.create_parameter([filters], bias_attr, is_bias=True)
-    return after(getattr(F, kind)(x, weight, bias, stride, padding, dilation, parts, data_format))
+    return weight, made.create_parameter([filters], bias_attr, is_bias=True), parts
+
+
+def deform_conv2d(
+    x: Any,
+    offset: Any,
+    mask: Any,
+    num_filters: int,
+    filter_size: Any,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    deformable_groups: int = 1,
+    im2col_step: int = 1,
+    weight_attr: Any = None,
+    bias_attr: Any = None,
+    name: str | None = None,
+) -> Any:
+    """vision.ops.deform_conv2d with num_filters learned kernels + bias: [n, c, h, w] -> [n, f, h', w'].
+
+    mask: None for version 1. im2col_step: XLA chooses how many images go together, so it changes nothing.
+    """
+    weight, bias, parts = _kernel(
+        "deform_conv2d", 2, x, num_filters, filter_size, groups, weight_attr, bias_attr, name, "NCHW"
+    )
+    return deformable.deform_conv2d(x, offset, weight, bias, stride, padding, dilation, deformable_groups, parts, mask)
 
 
 def _parts(

@@ -1,0 +1,185 @@
+"""Pooling over regions of images (RoIs): align, max and position-sensitive average, all to one size.
+
+Floor: 2.  Each bin of a region is a rectangle, so its weights are an outer product of one vector a dim: a region is
+pooled by one matrix [bins, size] for the rows and one for the columns. Regions are taken a few at a time, so that the
+images are not copied for every one. Gradients flow to x, not to the boxes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from polyreme.core.dtype import floating
+from polyreme.core.op import op
+from polyreme.errors import ShapeError
+from polyreme.ops.activation import wide
+from polyreme.ops.bounds import at_hand, preceded
+from polyreme.ops.windows import per_dim
+
+# regions pooled at once: a [32, channels, bins, width] array stays small beside the images
+_AT_ONCE = 32
+
+
+def _fitting(what: str) -> Callable[..., None]:
+    """A check that raises ShapeError where x, boxes and boxes_num do not fit each other."""
+
+    def check(x: Any, boxes: Any, boxes_num: Any, *rest: Any, **settings: Any) -> None:
+        image, region, number = tuple(x.shape), tuple(boxes.shape), tuple(boxes_num.shape)
+        if len(image) != 4 or len(region) != 2 or region[1] != 4 or number != image[:1]:
+            raise ShapeError(
+                f"{what}: x {list(image)}, boxes {list(region)}, boxes_num {list(number)}; needs "
+                "[n, channels, height, width], [boxes, 4] and [n]"
+            )
+        count = at_hand(boxes_num)
+        if count is not None and (count.sum() != region[0] or count.min(initial=0) < 0):
+            raise ShapeError(
+                f"{what}: boxes_num={count.tolist()} adds up to {count.sum()}, but there are {region[0]} boxes"
+            )
+
+    return check
+
+
+def _pooled(pool: Callable[..., Array], x: Array, boxes_num: Array, *of_region: Array) -> Array:
+    """pool(image [C, H, W], *parts of of_region) for every region, of the image it lies in."""
+    image = jnp.repeat(jnp.arange(x.shape[0]), boxes_num, total_repeat_length=of_region[0].shape[0])
+    return lax.map(lambda at: pool(x[at[0]], *at[1:]), (image, *of_region), batch_size=_AT_ONCE)
+
+
+def _halves_up(value: Array) -> Array:
+    """Rounded, halves away from zero."""
+    return jnp.sign(value) * jnp.floor(jnp.abs(value) + 0.5)
+
+
+def _in_bins(start: Array, length: Array, bins: int, size: int) -> Array:
+    """Whether a row lies in a bin, [..., bins, size]; bin i is floor(start + i length / bins) up to ceil of its end."""
+    at = jnp.arange(bins)
+    step = (length / bins)[..., None]
+    low = jnp.clip(jnp.floor(start[..., None] + at * step), 0, size)
+    high = jnp.clip(jnp.ceil(start[..., None] + (at + 1) * step), 0, size)
+    rows = jnp.arange(size)
+    return (rows >= low[..., None]) & (rows < high[..., None])
+
+
+def _align_weights(start: Array, length: Array, bins: int, size: int, sampling_ratio: int) -> Array:
+    """[regions, bins, size]: the mean, over sample points evenly in a bin, of linear interpolation between rows.
+
+    A point more than one row outside counts as 0, one nearer takes the edge.
+    """
+    step = length / bins
+    samples = jnp.ceil(step) if sampling_ratio <= 0 else jnp.full_like(step, sampling_ratio)
+    samples = jnp.maximum(samples, 1)
+    rows, at = jnp.arange(size, dtype=start.dtype), jnp.arange(bins, dtype=start.dtype)
+
+    def add(i: Array, total: Array) -> Array:
+        point = start[:, None] + (at + ((i + 0.5) / samples)[:, None]) * step[:, None]
+        counts = (point >= -1) & (point <= size) & (i < samples)[:, None]
+        near = jnp.clip(point, 0, size - 1)
+        return total + jnp.maximum(1 - jnp.abs(rows - near[..., None]), 0) * counts[..., None]
+
+    # how many samples there are is a value: a loop to the largest number, which nothing is differentiated through
+    total = lax.fori_loop(0, jnp.max(samples).astype(jnp.int32), add, jnp.zeros((*step.shape, bins, size), start.dtype))
+    return total / samples[:, None, None]
+
+
+@preceded(_fitting("roi_align"))
+@op(amp="fp32", method=False)
+def roi_align(
+    x: Array,
+    boxes: Array,
+    boxes_num: Array,
+    output_size: Any,
+    spatial_scale: float = 1.0,
+    sampling_ratio: int = -1,
+    aligned: bool = True,
+) -> Array:
+    """Means of bilinear samples over a grid of bins in each box: [n, C, H, W], [boxes, 4] -> [boxes, C, *output_size].
+
+    boxes: (x1, y1, x2, y2), times spatial_scale in pixels of x; boxes_num [n]: how many belong to each image, in order.
+    sampling_ratio: sample points a bin and dim; ceil(bin size) where it is not positive. aligned: pixel centres are at
+    halves; without it boxes are at least 1 wide and high. Source: He et al., 2017, arXiv:1703.06870, section 3. Raises
+    ShapeError where the numbers of boxes differ.
+    """
+    height, width = per_dim(output_size, 2, "roi_align: output_size")
+    x = floating(x)
+    if not boxes.shape[0]:
+        return jnp.zeros((0, x.shape[1], height, width), x.dtype)
+    corners = lax.stop_gradient(wide(boxes)) * spatial_scale - (0.5 if aligned else 0.0)
+    low, length = corners[:, :2], corners[:, 2:] - corners[:, :2]
+    if not aligned:
+        length = jnp.maximum(length, 1)
+    rows = _align_weights(low[:, 1], length[:, 1], height, x.shape[2], sampling_ratio).astype(x.dtype)
+    columns = _align_weights(low[:, 0], length[:, 0], width, x.shape[3], sampling_ratio).astype(x.dtype)
+    return _pooled(lambda v, r, c: jnp.einsum("chw,ih,jw->cij", v, r, c), x, boxes_num, rows, columns)
+
+
+def _largest_in(x: Array, inside: Array) -> Array:
+    """Maxima over the last dim where inside [bins, size] holds: [..., size] -> [..., bins]; 0 for an empty bin."""
+    low = jnp.asarray(-jnp.inf, x.dtype)
+    at = jnp.argmax(jnp.where(inside, x[..., None, :], low), -1)
+    # the first of equal ones alone gets the gradient
+    return jnp.where(inside.any(-1), jnp.take_along_axis(x, at, -1), low)
+
+
+@preceded(_fitting("roi_pool"))
+@op(amp="fp32", method=False)
+def roi_pool(x: Array, boxes: Array, boxes_num: Array, output_size: Any, spatial_scale: float = 1.0) -> Array:
+    """Maxima over a grid of bins in each box: [n, C, H, W], [boxes, 4] -> [boxes, C, *output_size].
+
+    Corners (x1, y1, x2, y2) times spatial_scale are rounded to pixels, both ends inside; bins overlap by up to a pixel;
+    an empty one gives 0. boxes_num [n]: how many boxes belong to each image, in order. Source: Girshick, 2015,
+    arXiv:1504.08083, section 2.1. Raises ShapeError where the numbers of boxes differ.
+    """
+    height, width = per_dim(output_size, 2, "roi_pool: output_size")
+    x = floating(x)
+    if not boxes.shape[0]:
+        return jnp.zeros((0, x.shape[1], height, width), x.dtype)
+    corners = _halves_up(wide(boxes) * spatial_scale)
+    low, length = corners[:, :2], jnp.maximum(corners[:, 2:] - corners[:, :2] + 1, 1)
+    rows = _in_bins(low[:, 1], length[:, 1], height, x.shape[2])
+    columns = _in_bins(low[:, 0], length[:, 0], width, x.shape[3])
+
+    def pool(v: Array, r: Array, c: Array) -> Array:
+        found = jnp.swapaxes(_largest_in(jnp.swapaxes(_largest_in(v, c), 1, 2), r), 1, 2)
+        return jnp.where(jnp.isneginf(found), 0, found)
+
+    return _pooled(pool, x, boxes_num, rows, columns)
+
+
+@preceded(_fitting("psroi_pool"))
+@op(amp="fp32", method=False)
+def psroi_pool(x: Array, boxes: Array, boxes_num: Array, output_size: Any, spatial_scale: float = 1.0) -> Array:
+    """Means over a grid of bins, each of channels of its own: [n, C h w, H, W], [boxes, 4] -> [boxes, C, h, w].
+
+    Output channel c of bin (i, j) averages input channel (c h + i) w + j. Corners are rounded, the far one included,
+    then times spatial_scale. boxes_num [n]: how many boxes belong to each image, in order. Source: Dai et al., 2016,
+    arXiv:1605.06409, equation 1. Raises ShapeError where channels do not divide into bins or numbers of boxes differ.
+    """
+    height, width = per_dim(output_size, 2, "psroi_pool: output_size")
+    x = floating(x)
+    if x.shape[1] % (height * width):
+        raise ShapeError(
+            f"psroi_pool: x {list(x.shape)} has {x.shape[1]} channels; needs a multiple of {height * width}"
+        )
+    channels = x.shape[1] // (height * width)
+    if not boxes.shape[0]:
+        return jnp.zeros((0, channels, height, width), x.dtype)
+    corners = _halves_up(wide(boxes))
+    low, high = corners[:, :2] * spatial_scale, (corners[:, 2:] + 1) * spatial_scale
+    # the paper's code keeps a box from being empty so
+    length = jnp.maximum(high - low, 0.1)
+    rows = _in_bins(low[:, 1], length[:, 1], height, x.shape[2]).astype(x.dtype)
+    columns = _in_bins(low[:, 0], length[:, 0], width, x.shape[3]).astype(x.dtype)
+
+    def pool(v: Array, r: Array, c: Array) -> Array:
+        parts = v.reshape(channels, height, width, *v.shape[1:])
+        pixels = r.sum(1)[:, None] * c.sum(1)
+        return jnp.einsum("cijhw,ih,jw->cij", parts, r, c) / jnp.maximum(pixels, 1)
+
+    return _pooled(pool, x, boxes_num, rows, columns)
+
+
+ALIASES: dict[str, str] = {}
