@@ -24,9 +24,11 @@ NOT_ROOT_TABLES = set(
         "indexing",
         "layout",
         "loss",
+        "messages",
         "neural",
         "normalization",
         "pooling",
+        "probability",
         "proposals",
         "regions",
         "resample",
@@ -35,6 +37,7 @@ NOT_ROOT_TABLES = set(
         "sequence_layout",
         "sequence_recurrent",
         "signal",
+        "sparse",
         "yolo",
     ]
 )
