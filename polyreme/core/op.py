@@ -22,7 +22,7 @@ from typing import Any, NewType
 import jax
 import numpy as np
 
-from polyreme.core import amp_policy, dims, mode, state
+from polyreme.core import amp_policy, dims, mode, spelling, state
 from polyreme.core.amp_policy import AmpClass
 from polyreme.core.kernel import Kernel
 from polyreme.errors import ConfigError, DTypeError, ShapeError
@@ -90,7 +90,9 @@ class Op:
         }
 
     def bind(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
-        """All parameters in order; raises TypeError as a Python call would."""
+        """All parameters in order; raises TypeError as a Python call would. Other spellings: core.spelling."""
+        if len(args) > len(self.names):
+            args = spelling.gathered(self.name, args)
         if len(args) > len(self.names):
             raise TypeError(
                 f"{self.name}() takes {len(self.names)} arguments ({', '.join(self.names)}), got {len(args)}"
@@ -98,6 +100,8 @@ class Op:
         full = [*args, *self.defaults[len(args) :]]
         for key, value in kwargs.items():
             at = self.index.get(key)
+            if at is None:
+                at = self.index.get(spelling.parameter(key, self.index) or "")
             if at is None:
                 raise TypeError(f"{self.name}() has no parameter {key!r}; it has {', '.join(self.names)}")
             if at < len(args):
@@ -237,9 +241,13 @@ def recorded(fn: Callable[..., Any] | None = None, *, acts: bool = False) -> Any
         name, watch = fn.__qualname__, state.watch
         RECORDED[name] = fn
         fn.acts = acts  # type: ignore[attr-defined]
+        code = fn.__code__
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
         @functools.wraps(fn)
         def public(*args: Any, **kwargs: Any) -> Any:
+            if kwargs:
+                kwargs = spelling.renamed(kwargs, names)
             active = watch.active
             if active is not None and active.records:
                 return active.call(name, args, kwargs)

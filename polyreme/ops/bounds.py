@@ -1,8 +1,8 @@
 """Checks of dims and indices that ops share, and the host-side step that stands before an op.
 
-Floor: 2.  A dim out of range is a ShapeError, found from shapes alone. An index out of range is an IndexError where its
-value is at hand: on the host's processor, outside a capture. That costs 2-3 us; elsewhere it would stall the device, so
-there a read gives NaN (the lowest value for integers) and a write is dropped. It never wraps or clamps.
+Floor: 2.  A dim out of range is a ShapeError, found from shapes alone. An index out of range is an IndexError in eager
+code (2-3 us on the host's processor; on an accelerator it waits for the index), and in captured code in the checked mode.
+Otherwise a read gives NaN (the lowest value for integers) there, and a write is dropped. It never wraps or clamps.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from polyreme.core import state
+from polyreme.core import spelling, state
+from polyreme.core.checked import checked
 from polyreme.core.op import OPS
 from polyreme.core.state import TensorState
 from polyreme.errors import ShapeError
+from polyreme.ops.ids import check_within, visible
 
 
 def dim_of(axis: Any, ndim: int, what: str) -> int:
@@ -44,10 +46,12 @@ def ints(value: Any) -> tuple[int, ...]:
 
 def preceded(first: Callable[..., Any]) -> Callable[..., Any]:
     """Put a host-side step before an op: first(its arguments) checks them and gives None, or the result itself."""
+    code = first.__code__
+    own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
     def wrap(public: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            result = first(*args, **kwargs)
+            result = first(*args, **(spelling.renamed(kwargs, own) if kwargs else kwargs))
             return public(*args, **kwargs) if result is None else result
 
         functools.update_wrapper(run, public)
@@ -73,17 +77,13 @@ def at_hand(value: Any) -> np.ndarray | None:
 
 
 def check_index(what: str, index: Any, size: int, dim: int, *, negative: bool = True) -> None:
-    """Raise IndexError if an index that is at hand is outside [-size, size), or [0, size) without negative."""
-    found = at_hand(index)
-    if found is None or not found.size or found.dtype.kind not in "iu":
-        return
-    low, high = found.min(), found.max()
+    """Raise IndexError unless every index is in [-size, size), or [0, size) without negative; ops.ids says when."""
     least = -size if negative else 0
-    if low < least or high >= size:
-        wrong = low if low < least else high
-        raise IndexError(
-            f"{what}: index {wrong} is out of range for dim {dim} of size {size}; give {least} to {size - 1}"
-        )
+
+    def describe(wrong: int, at: tuple[int, ...]) -> str:
+        return f"{what}: index {wrong} is out of range for dim {dim} of size {size}; give {least} to {size - 1}"
+
+    check_within(index, least, size, describe)
 
 
 def check_along(what: str, index: Any, x: Any, axis: Any) -> None:
@@ -95,8 +95,10 @@ def check_along(what: str, index: Any, x: Any, axis: Any) -> None:
 
 def check_coordinates(what: str, index: Any, shape: Any) -> None:
     """check_index for an index [..., k] whose last dim holds coordinates into the first k dims of shape."""
-    found = at_hand(index)
-    if found is None or not found.size or found.ndim == 0 or found.shape[-1] > len(shape):
+    if not np.ndim(index) or np.shape(index)[-1] > len(shape):
         return
-    for dim in range(found.shape[-1]):
+    found = visible(index)
+    if found is None and checked.on:
+        found = state.read(index) if isinstance(index, TensorState) else index
+    for dim in range(0 if found is None else found.shape[-1]):
         check_index(what, found[..., dim], shape[dim], dim)

@@ -7,6 +7,7 @@ so that another value does not compile again.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from jax import export as jax_export
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import place as places
-from polyreme.core import state
+from polyreme.core import spelling, state
 from polyreme.core.dtype import promote
 from polyreme.core.op import OPS, op
 from polyreme.core.symbol import refuse_sizes
@@ -29,10 +30,23 @@ from polyreme.errors import CaptureError, ConfigError, ShapeError
 
 def republish(declared: Callable[..., Any], public: Callable[..., Any]) -> Callable[..., Any]:
     """Make public what users call for an op: same name, docs and declaration, another way of taking arguments."""
-    functools.update_wrapper(public, declared)
-    public.op = declared.op  # type: ignore[attr-defined]
-    OPS[declared.__name__] = public
-    return public
+    taking = public if public.__code__.co_flags & inspect.CO_VARKEYWORDS else _spelled(public)
+    functools.update_wrapper(taking, declared)
+    taking.__wrapped__ = declared if taking is public else public  # type: ignore[attr-defined]  (for its signature)
+    taking.op = declared.op  # type: ignore[attr-defined]
+    OPS[declared.__name__] = taking
+    return taking
+
+
+def _spelled(public: Callable[..., Any]) -> Callable[..., Any]:
+    """public, taking second names of its parameters too."""
+    code = public.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return public(*args, **spelling.renamed(kwargs, names)) if kwargs else public(*args)
+
+    return run
 
 
 def creator(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,10 +55,13 @@ def creator(fn: Callable[..., Any]) -> Callable[..., Any]:
     device: where the result goes, the default device if None. requires_grad: the result wants a gradient.
     """
     declared = op(fn, method=False)
+    sized = fn.__code__.co_varnames[:2] == ("shape", "dtype")
 
     def public(
         *args: Any, device: Any = None, requires_grad: bool = False, pin_memory: bool = False, **kwargs: Any
     ) -> Any:
+        if sized and len(args) > 1 and all(isinstance(n, int) for n in args):
+            args = (args,)  # zeros(2, 3)
         if pin_memory:
             raise ConfigError(f"{fn.__name__}: pin_memory=True; transfers pin memory themselves here, leave it out")
         with _on(device, fn.__name__):

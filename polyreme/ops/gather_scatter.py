@@ -41,8 +41,12 @@ def as_column(what: str, index: Array, *, scalar: bool = False) -> Array:
 # along one dim
 
 
-def _check_gather(x: Any, index: Any, axis: Any = None, **_: Any) -> None:
-    check_along("gather", index, x, 0 if axis is None else axis)
+def _check_gather(x: Any, index: Any, axis: Any = None, dim: int | None = None, **_: Any) -> Any:
+    if isinstance(index, int):  # gather(x, dim, index)
+        dim, index = index, axis
+    if dim is not None:
+        return take_along_axis(x, index, dim, False)
+    return check_along("gather", index, x, 0 if axis is None else axis)
 
 
 @preceded(_check_gather)
@@ -51,6 +55,7 @@ def gather(x: Array, index: Array, axis: int | None = None) -> Array:
     """The slices of x along axis (0 by default) that index names, in its order.
 
     index [n] or [n, 1] -> a dim of size n in axis's place; a 0-D index takes that dim away. Raises IndexError.
+    gather(x, dim, index), or with dim= by name, is take_along_axis(x, index, dim, broadcast=False).
     """
     index = as_column("gather", index, scalar=True)
     return jnp.take(x, index, axis=dim_of(0 if axis is None else axis, x.ndim, "gather"))

@@ -44,8 +44,24 @@ def _exactly(what: str, name: str, value: Array, shape: Sequence[int], dtype: An
 # whole slices
 
 
-def _check_scatter(x: Any, index: Any, *_: Any, **__: Any) -> None:
-    check_along("scatter", index, x, 0)
+def _check_scatter(
+    x: Any,
+    index: Any,
+    updates: Any = None,
+    overwrite: Any = None,
+    *,
+    dim: Any = None,
+    src: Any = None,
+    reduce: Any = None,
+    value: Any = None,
+    **_: Any,
+) -> Any:
+    if isinstance(index, int):  # scatter(x, dim, index, src)
+        dim, index, src = index, updates, overwrite if src is None else src
+    if dim is not None:
+        how = {"multiply": "mul", None: "assign"}.get(reduce, reduce)
+        return put_along_axis(x, index, value if src is None else src, dim, how, broadcast=False)
+    return check_along("scatter", index, x, 0)
 
 
 @preceded(_check_scatter)
@@ -54,6 +70,7 @@ def scatter(x: Array, index: Array, updates: Array, overwrite: bool = True) -> A
     """x with x[index[i]] = updates[i]; without overwrite, the sum of all updates to that place instead.
 
     index [n], [n, 1] or []; updates [n, *x.shape[1:]], one slice for a 0-D index. Raises ShapeError, IndexError.
+    scatter(x, dim, index, src, reduce=None), or with dim= by name, is put_along_axis(x, index, src, dim).
     """
     index = as_column("scatter", index, scalar=True)
     updates = _exactly("scatter", "updates", updates, index.shape + x.shape[1:], x.dtype)
