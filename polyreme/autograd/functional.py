@@ -151,7 +151,8 @@ class Called:
 
     def along(self, jets: list[Jet], spec: Spec) -> list[Jet]:
         """The coefficients of each output for those of the inputs; zeros written out."""
-        with tape.GradEnabled(self.is_taped):
+        is_taped = self.is_taped or (tape.grad_mode.enabled and _wanting(jets))
+        with tape.GradEnabled(is_taped):
             pairs = list(zip(self.inputs, jets, strict=True))
             found = push(self.outputs, pairs, spec, constants=not self.wants)
             return [_filled(y, jet, spec) for y, jet in zip(self.outputs, found, strict=True)]
@@ -170,6 +171,10 @@ def directions(what: str, v: Any, inputs: list[Tensor], order: int = 1) -> tuple
         first = Tensor(jnp.ones(x._array.shape, x._array.dtype)) if d is None else d.astype(x.dtype)
         found.append((first, *[None] * (order - 1)))
     return found, Spec(order)
+
+
+def _wanting(jets: list[Jet]) -> bool:
+    return any(c is not None and not c.stop_gradient for jet in jets for c in jet)
 
 
 def _filled(y: TensorState, jet: Jet | None, spec: Spec) -> Jet:

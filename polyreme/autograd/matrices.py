@@ -1,25 +1,30 @@
-"""Jacobian and Hessian matrices whose rows are computed when they are asked for.
+"""Jacobian and Hessian matrices whose rows are computed when they are asked for; all at once by forward mode.
 
 Floor: 4.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from polyreme.autograd.functional import as_list, zeros
+from polyreme.core.jet import Spec
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
+from polyreme.eager.forward import goes_forward, push
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, GradError, ShapeError
-from polyreme.ops.manipulation import stack
+from polyreme.ops.manipulation import moveaxis, stack
 
 
 class Jacobian:
-    """d ys / d xs. Indexing computes the rows it needs, once each; `J[:]` is all of it, a Tensor.
+    """d ys / d xs. Indexing computes the rows it needs, once each; `J[:]` is all of it, a Tensor: by one pass forward
+    if it has no more columns than rows.
 
     Not batched: ys 0-D or [M], xs 0-D or [N] -> shape [M, N] without the dims that are missing. Batched: ys [B] or
     [B, M], xs [B] or [B, N], each sample's ys depending on its own xs -> [B, M, N]. Differentiable again.
@@ -41,6 +46,7 @@ class Jacobian:
         self._row_dim = low
         self._has_rows = ys.ndim == high
         self._rows: dict[int, Tensor] = {}
+        self._whole: Tensor | None = None
 
     @property
     def shape(self) -> list[int]:
@@ -64,6 +70,10 @@ class Jacobian:
                 raise IndexError(f"row {rows} is out of range for a Jacobian of shape {self.shape}")
             return self._rest(self._row(int(rows) % count), [*items[:at], *items[at + 1 :]])
         chosen = range(self._ys.shape[at])
+        if self._whole is None and self._is_dear(rows):
+            self._whole = self._columns()
+        if self._whole is not None:
+            return self._rest(self._whole, items)
         if isinstance(rows, slice):
             chosen = chosen[rows]
             items = [*items[:at], slice(None), *items[at + 1 :]] if at < len(items) else items
@@ -81,7 +91,8 @@ class Jacobian:
         return value if dtype is None else value.astype(dtype)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(shape={self.shape}, {len(self._rows)} rows computed)"
+        count = len(self._rows) if self._whole is None else self._ys.shape[self._row_dim]
+        return f"{type(self).__name__}(shape={self.shape}, {count} rows computed)"
 
     def _expanded(self, index: Any) -> list[Any]:
         items = list(index) if isinstance(index, tuple) else [index]
@@ -101,7 +112,34 @@ class Jacobian:
         with tape.GradEnabled(True):
             return value if plain else value[tuple(items)]
 
+    def _is_dear(self, rows: Any) -> bool:
+        """True if all rows are asked for, of which there are no fewer than columns: one pass forward gives these."""
+        count, columns = self._ys.shape[self._row_dim], math.prod(self._xs.shape[self._row_dim :])
+        asked = isinstance(rows, slice) and len(range(count)[rows]) == count and (rows.step or 1) > 0
+        return asked and not self._rows and count > 1 and 0 < columns <= count and goes_forward([self._ys], [self._xs])
+
+    def _columns(self) -> Tensor:
+        """All of it, by forward mode."""
+        array, has_columns = self._xs._array, self._xs.ndim > self._row_dim
+        spec = Spec(1, array.shape[-1] if has_columns else 1)
+        units = jnp.broadcast_to(
+            jnp.eye(spec.directions, dtype=array.dtype), (*array.shape[:-1], *[spec.directions] * 2)
+        )
+        vectors = jnp.moveaxis(units, -2, 0) if has_columns else jnp.ones((1, *array.shape), array.dtype)
+        jet = (Tensor(vectors),) if spec.stacked else tuple(Tensor(v) for v in vectors)
+        with tape.GradEnabled(True):
+            (found,) = push([self._ys], [(self._xs, jet)], spec)
+            if found is None:
+                return Tensor(jnp.zeros(self.shape, array.dtype))
+            columns = [zeros(self._ys) if c is None else c for c in found]
+            if spec.stacked:
+                return moveaxis(columns[0], 0, -1)
+            return stack(columns, axis=-1) if has_columns else columns[0]  # type: ignore[return-value]
+
     def _row(self, i: int) -> Tensor:
+        if self._whole is not None:
+            with tape.GradEnabled(True):
+                return self._whole[:, i] if self._batched else self._whole[i]
         if i not in self._rows:
             self._rows[i] = self._computed(i)
         return self._rows[i]

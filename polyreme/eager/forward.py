@@ -47,6 +47,12 @@ def push(
     return [None if edge is None else known.get(tape.edge_key(edge)) for edge in edges]
 
 
+def goes_forward(ends: Sequence[TensorState], starts: Sequence[TensorState]) -> bool:
+    """True if every node between knows how to go forward, to any order and along any number of directions."""
+    keys = {tape.edge_key(tape.edge_of(t)) for t in starts}
+    return all(isinstance(node, tape.KernelNode) for node in _between(ends, keys))
+
+
 def _between(ends: Sequence[TensorState], starts: set[Any]) -> list[tape.Node]:
     """The nodes on some way from a start to an end, in the order in which they ran."""
     every: dict[tape.Node, None] = {}
