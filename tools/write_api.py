@@ -32,6 +32,7 @@ NOT_ROOT_TABLES = set(
         "proposals",
         "regions",
         "resample",
+        "recurrent",
         "sequence",
         "sequence_labels",
         "sequence_layout",

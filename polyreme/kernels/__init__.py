@@ -8,6 +8,7 @@ from polyreme.kernels.attention import attention, attention_plain
 from polyreme.kernels.linear import linear, linear_plain
 from polyreme.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_plain
 from polyreme.kernels.norm import layer_norm, layer_norm_plain, rms_norm, rms_norm_plain
+from polyreme.kernels.recurrent import recurrent, recurrent_plain
 from polyreme.kernels.residual_norm import (
     residual_layer_norm,
     residual_layer_norm_plain,
@@ -27,6 +28,8 @@ __all__ = [
     "linear_cross_entropy",
     "linear_cross_entropy_plain",
     "linear_plain",
+    "recurrent",
+    "recurrent_plain",
     "residual_layer_norm",
     "residual_layer_norm_plain",
     "residual_rms_norm",

@@ -118,6 +118,8 @@ from polyreme.nn.layers.pooling import (
     MaxUnPool2D,
     MaxUnPool3D,
 )
+from polyreme.nn.layers.recurrent import GRU, LSTM, RNN, BiRNN, SimpleRNN
+from polyreme.nn.layers.recurrent_cell import GRUCell, LSTMCell, RNNCellBase, SimpleRNNCell
 from polyreme.nn.layers.shape import Flatten, Identity, Unflatten
 from polyreme.nn.layers.spectral_norm import SpectralNorm
 from polyreme.nn.layers.transformer import (
@@ -160,6 +162,9 @@ __all__ = [
     "ELU",
     "GELU",
     "GLU",
+    "GRU",
+    "LSTM",
+    "RNN",
     "SELU",
     "AdaptiveAvgPool1D",
     "AdaptiveAvgPool2D",
@@ -180,6 +185,7 @@ __all__ = [
     "BatchNorm1D",
     "BatchNorm2D",
     "BatchNorm3D",
+    "BiRNN",
     "Bilinear",
     "ChannelShuffle",
     "CircularPad1D",
@@ -216,6 +222,7 @@ __all__ = [
     "FeatureAlphaDropout",
     "Flatten",
     "Fold",
+    "GRUCell",
     "GaussianNLLLoss",
     "GroupNorm",
     "Hardshrink",
@@ -233,6 +240,7 @@ __all__ = [
     "LPPool1d",
     "LPPool2D",
     "LPPool2d",
+    "LSTMCell",
     "Layer",
     "LayerDict",
     "LayerList",
@@ -271,6 +279,7 @@ __all__ = [
     "PixelUnshuffle",
     "PoissonNLLLoss",
     "RMSNorm",
+    "RNNCellBase",
     "RReLU",
     "ReLU",
     "ReLU6",
@@ -290,6 +299,8 @@ __all__ = [
     "SiLU",
     "Sigmoid",
     "Silu",
+    "SimpleRNN",
+    "SimpleRNNCell",
     "SmoothL1Loss",
     "SoftMarginLoss",
     "Softmax",

@@ -300,6 +300,20 @@ def _attention() -> list[Row]:
     ]
 
 
+def _recurrent() -> list[Row]:
+    x, h = (2, 4, 3), (2, 5)
+    return [
+        Row("SimpleRNNCell", (3, 5), inputs=((2, 3), h), kwargs={"activation": "relu"}),
+        Row("LSTMCell", (3, 5), inputs=((2, 3),)),
+        Row("GRUCell", (3, 5), inputs=((2, 3), h)),
+        Row("RNN", (Make("LSTMCell", (3, 5)),), inputs=(x,), kwargs={"is_reverse": True}, terms=256),
+        Row("BiRNN", (Make("GRUCell", (3, 5)), Make("SimpleRNNCell", (3, 5))), inputs=(x,), terms=256),
+        Row("SimpleRNN", (3, 5), inputs=(x, (1, 2, 5)), kwargs={"activation": "relu"}, terms=256),
+        Row("LSTM", (3, 5, 2, "bidirect"), inputs=(x,), kwargs={"time_major": True}, terms=512),
+        Row("GRU", (3, 5, 2), inputs=(x, (2, 2, 5)), terms=512),
+    ]
+
+
 def _containers() -> list[Row]:
     return [
         Row("Sequential", (Make("Linear", (6, 4)), Make("ReLU"), Make("Linear", (4, 2)))),
@@ -309,7 +323,7 @@ def _containers() -> list[Row]:
 
 ROWS: list[Row] = [
     *_activations(), *_linear_and_norm(), *_convolution(), *_pooling(), *_padding_and_shape(), *_dropout(), *_losses(),
-    *_attention(), *_containers(),
+    *_attention(), *_recurrent(), *_containers(),
 ]  # fmt: skip
 
 

@@ -1,0 +1,301 @@
+"""Recurrent layers over sequences: RNN and BiRNN around a cell, and stacks SimpleRNN, LSTM and GRU.
+
+Floor: 4.  A cell of this library runs as one op with its loop inside; any other cell is called once a step. Behind the
+end of a padded sequence outputs are 0 and states stand still, whichever of the two runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from polyreme.core import layout
+from polyreme.errors import ConfigError, ShapeError
+from polyreme.nn import functional as F
+from polyreme.nn.layer import Layer
+from polyreme.nn.layers.container import LayerList
+from polyreme.nn.layers.recurrent_cell import (
+    WEIGHTS,
+    BuiltInCell,
+    GRUCell,
+    LSTMCell,
+    RNNCellBase,
+    SimpleRNNCell,
+    pair_of,
+)
+from polyreme.ops.creation import zeros_like
+from polyreme.ops.gather_scatter import where
+from polyreme.ops.manipulation import concat, stack, transpose, unbind, unsqueeze
+from polyreme.ops.recurrent import check_lengths, recurrent_layer
+
+
+def _swapped(x: Any) -> Any:
+    """[batch, steps, ...] <-> [steps, batch, ...], of every Tensor in x."""
+    return jax.tree.map(lambda leaf: transpose(leaf, [1, 0, *range(2, len(leaf.shape))]), x)
+
+
+def over_time(cell: Layer, x: Any, states: Any, lengths: Any, reverse: bool, **kwargs: Any) -> tuple[Any, Any]:
+    """(outputs, last states) of a cell over x [steps, batch, ...]."""
+    if isinstance(cell, BuiltInCell) and not kwargs and _runs_as_written(cell):
+        h, c = pair_of(cell, states)
+        flat = layout.active.layout is None
+        outputs, *last = recurrent_layer(
+            x, *cell.weights(), h, c, lengths=lengths, mode=cell.mode, reverse=reverse, flat=flat
+        )
+        return outputs, tuple(last) if len(last) > 1 else last[0]
+    return _step_by_step(cell, x, states, lengths, reverse, kwargs)
+
+
+def _runs_as_written(cell: BuiltInCell) -> bool:
+    """Whether nobody has changed what calling the cell does, by a subclass or a hook."""
+    own = type(cell).forward is BuiltInCell.forward and "forward" not in vars(cell)
+    return own and not cell._pre_hooks and not cell._post_hooks
+
+
+def _step_by_step(
+    cell: Any, x: Any, states: Any, lengths: Any, reverse: bool, kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
+    leaves, structure = jax.tree.flatten(x)
+    steps = leaves[0].shape[0]
+    if steps < 1:
+        raise ShapeError(f"RNN: inputs {list(leaves[0].shape)} have {steps} steps; a cell is called for at least one")
+    if lengths is not None:
+        check_lengths("RNN", lengths, steps)
+    states = cell.get_initial_states(x, batch_dim_idx=1) if states is None else states
+    each = [unbind(leaf, 0) for leaf in leaves]
+    order = range(steps - 1, -1, -1) if reverse else range(steps)
+    outputs: list[Any] = [None] * steps
+    for t in order:
+        made, new = cell(jax.tree.unflatten(structure, [e[t] for e in each]), states, **kwargs)
+        if lengths is not None:
+            real = lengths > t
+            made = jax.tree.map(lambda a, real=real: where(_beside(real, a), a, zeros_like(a)), made)
+            new = jax.tree.map(lambda a, b, real=real: where(_beside(real, a), a, b), new, states)
+        outputs[t], states = made, new
+    return jax.tree.map(lambda *rows: stack(list(rows), 0), *outputs), states
+
+
+def _beside(real: Any, x: Any) -> Any:
+    """[batch] with as many dims as x [batch, ...]."""
+    for _ in range(len(x.shape) - 1):
+        real = unsqueeze(real, -1)
+    return real
+
+
+class RNN(Layer):
+    """A cell over sequences: inputs [batch, steps, ...] (time_major: [steps, batch, ...]) -> (outputs, last states).
+
+    Inputs, states and outputs may be nested if the cell takes them so. A cell of this library runs as one op.
+
+    >>> from polyreme.ops.creation import ones
+    >>> outputs, last = RNN(GRUCell(3, 4), is_reverse=True)(ones([2, 5, 3]))
+    >>> outputs.shape, last.shape
+    ([2, 5, 4], [2, 4])
+    """
+
+    def __init__(self, cell: RNNCellBase, is_reverse: bool = False, time_major: bool = False) -> None:
+        super().__init__()
+        if not callable(getattr(cell, "forward", None)):
+            raise ConfigError(f"RNN: cell is a {type(cell).__name__}; give a RNNCellBase")
+        self.cell = cell
+        self.is_reverse = is_reverse
+        self.time_major = time_major
+
+    def forward(self, inputs: Any, initial_states: Any = None, sequence_length: Any = None, **kwargs: Any) -> Any:
+        """initial_states: what the cell takes, else its own initial states. sequence_length [batch]: the steps of each
+        sequence that are real. kwargs go to the cell at each step.
+        """
+        x = inputs if self.time_major else _swapped(inputs)
+        outputs, last = self.over_time(x, initial_states, sequence_length, **kwargs)
+        return outputs if self.time_major else _swapped(outputs), last
+
+    def over_time(self, x: Any, states: Any, lengths: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """forward of inputs that are [steps, batch, ...]."""
+        return over_time(self.cell, x, states, lengths, self.is_reverse, **kwargs)
+
+
+class BiRNN(Layer):
+    """One cell from the first step to the last and one back: outputs side by side in the last dim, a pair of states."""
+
+    def __init__(self, cell_fw: RNNCellBase, cell_bw: RNNCellBase, time_major: bool = False) -> None:
+        super().__init__()
+        sizes = [getattr(cell, "input_size", None) for cell in (cell_fw, cell_bw)]
+        if None not in sizes and sizes[0] != sizes[1]:
+            raise ConfigError(f"BiRNN: cell_fw takes inputs of size {sizes[0]}, cell_bw of {sizes[1]}; make them equal")
+        self.cell_fw, self.cell_bw = cell_fw, cell_bw
+        self.time_major = time_major
+
+    def forward(self, inputs: Any, initial_states: Any = None, sequence_length: Any = None, **kwargs: Any) -> Any:
+        """As RNN's; initial_states: a pair, of cell_fw and of cell_bw."""
+        x = inputs if self.time_major else _swapped(inputs)
+        outputs, last = self.over_time(x, initial_states, sequence_length, **kwargs)
+        return outputs if self.time_major else _swapped(outputs), last
+
+    def over_time(self, x: Any, states: Any, lengths: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """forward of inputs that are [steps, batch, ...]."""
+        if states is not None and (not isinstance(states, (list, tuple)) or len(states) != 2):
+            raise ConfigError(f"BiRNN: initial_states is a pair, of cell_fw and cell_bw, got {type(states).__name__}")
+        fw, bw = (None, None) if states is None else states
+        ahead, last_fw = over_time(self.cell_fw, x, fw, lengths, False, **kwargs)
+        back, last_bw = over_time(self.cell_bw, x, bw, lengths, True, **kwargs)
+        return jax.tree.map(lambda a, b: concat([a, b], -1), ahead, back), (last_fw, last_bw)
+
+
+class _Stack(LayerList):
+    """Layers of one kind of cell. Parameters have two names: weight_ih_l0 (.._l0_reverse), and 0.cell.weight_ih."""
+
+    def _build(
+        self,
+        cell: type[BuiltInCell],
+        sizes: tuple[int, int],
+        num_layers: int,
+        direction: str,
+        time_major: bool,
+        dropout: float,
+        **settings: Any,
+    ) -> None:
+        what = type(self).__name__
+        if direction not in ("forward", "bidirect", "bidirectional"):
+            raise ConfigError(f"{what}: direction={direction!r}; choose 'forward', or 'bidirect' (or 'bidirectional')")
+        if num_layers < 1 or not 0 <= dropout <= 1:
+            raise ConfigError(f"{what}: num_layers={num_layers}, dropout={dropout}; needs 1 or more, and 0 to 1")
+        self.input_size, self.hidden_size = sizes
+        self.proj_size = settings.get("proj_size") or 0
+        self.num_layers, self.num_directions = num_layers, 1 if direction == "forward" else 2
+        self.time_major, self.dropout = time_major, dropout
+        self.state_components = 2 if cell is LSTMCell else 1
+        given = self.input_size
+        for k in range(num_layers):
+            cells = [cell(given, self.hidden_size, **settings) for _ in range(self.num_directions)]
+            self.append(BiRNN(*cells, time_major) if len(cells) == 2 else RNN(cells[0], False, time_major))
+            for made, end in zip(cells, ("", "_reverse"), strict=False):
+                for name in WEIGHTS:
+                    if getattr(made, name) is not None:
+                        setattr(self, f"{name}_l{k}{end}", getattr(made, name))
+            given = self.num_directions * (self.proj_size or self.hidden_size)
+        self.mode = cells[0].mode
+
+    def forward(self, inputs: Any, initial_states: Any = None, sequence_length: Any = None) -> tuple[Any, Any]:
+        """inputs [batch, steps, input_size] (time_major: [steps, batch, ...]) -> (outputs, last states).
+
+        outputs [batch, steps, directions * size]; states [layers * directions, batch, size], the directions of a layer
+        side by side; of an LSTM a pair (h, c). initial_states: zeros if None. sequence_length [batch]: the real steps
+        of each sequence; behind them outputs are 0.
+        """
+        x = inputs if self.time_major else _swapped(inputs)
+        states, last = self._states_of(initial_states), []
+        for k, layer in enumerate(self):
+            if k and self.dropout:
+                x = F.dropout(x, self.dropout, training=self.training)
+            at = k * self.num_directions
+            mine = states[at : at + self.num_directions]
+            x, ended = layer.over_time(x, mine[0] if self.num_directions == 1 else mine, sequence_length)
+            last += [ended] if self.num_directions == 1 else list(ended)
+        outputs = x if self.time_major else _swapped(x)
+        return outputs, jax.tree.map(lambda *each: stack(list(each), 0), *last)
+
+    def _states_of(self, initial: Any) -> list[Any]:
+        """The initial state of each layer and direction."""
+        count = self.num_layers * self.num_directions
+        if initial is None:
+            return [None] * count
+        parts = list(initial) if isinstance(initial, (list, tuple)) else [initial]
+        if len(parts) != self.state_components or any(p.shape[0] != count for p in parts):
+            need = "a pair (h, c) of Tensors" if self.state_components == 2 else "a Tensor"
+            raise ShapeError(
+                f"{type(self).__name__}: initial_states {[list(p.shape) for p in parts]}; needs {need} "
+                f"[{count}, batch, size], one row for each layer and direction"
+            )
+        rows = [unbind(p, 0) for p in parts]
+        return [tuple(r) if len(parts) == 2 else r[0] for r in zip(*rows, strict=True)]
+
+    def extra_repr(self) -> str:
+        said = [f"{self.input_size}, {self.hidden_size}"]
+        said += [f"num_layers={self.num_layers}"] if self.num_layers != 1 else []
+        said += [f"time_major={self.time_major}"] if self.time_major else []
+        said += [f"dropout={self.dropout}"] if self.dropout else []
+        return ", ".join(said)
+
+
+class SimpleRNN(_Stack):
+    """Layers of SimpleRNNCell, in one direction or both, with dropout between them."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        direction: str = "forward",
+        time_major: bool = False,
+        dropout: float = 0.0,
+        activation: str = "tanh",
+        weight_ih_attr: Any = None,
+        weight_hh_attr: Any = None,
+        bias_ih_attr: Any = None,
+        bias_hh_attr: Any = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__()
+        self._build(
+            SimpleRNNCell, (input_size, hidden_size), num_layers, direction, time_major, dropout,
+            activation=activation, weight_ih_attr=weight_ih_attr, weight_hh_attr=weight_hh_attr,
+            bias_ih_attr=bias_ih_attr, bias_hh_attr=bias_hh_attr, name=name,
+        )  # fmt: skip
+
+
+class LSTM(_Stack):
+    """Layers of LSTMCell, in one direction or both, with dropout between them.
+
+    >>> from polyreme.ops.creation import ones
+    >>> outputs, (h, c) = LSTM(3, 4, num_layers=2, direction="bidirect")(ones([2, 5, 3]))
+    >>> outputs.shape, h.shape, c.shape
+    ([2, 5, 8], [4, 2, 4], [4, 2, 4])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        direction: str = "forward",
+        time_major: bool = False,
+        dropout: float = 0.0,
+        weight_ih_attr: Any = None,
+        weight_hh_attr: Any = None,
+        bias_ih_attr: Any = None,
+        bias_hh_attr: Any = None,
+        proj_size: int = 0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__()
+        self._build(
+            LSTMCell, (input_size, hidden_size), num_layers, direction, time_major, dropout,
+            weight_ih_attr=weight_ih_attr, weight_hh_attr=weight_hh_attr, bias_ih_attr=bias_ih_attr,
+            bias_hh_attr=bias_hh_attr, proj_size=proj_size, name=name,
+        )  # fmt: skip
+
+
+class GRU(_Stack):
+    """Layers of GRUCell, in one direction or both, with dropout between them."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        direction: str = "forward",
+        time_major: bool = False,
+        dropout: float = 0.0,
+        weight_ih_attr: Any = None,
+        weight_hh_attr: Any = None,
+        bias_ih_attr: Any = None,
+        bias_hh_attr: Any = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__()
+        self._build(
+            GRUCell, (input_size, hidden_size), num_layers, direction, time_major, dropout,
+            weight_ih_attr=weight_ih_attr, weight_hh_attr=weight_hh_attr, bias_ih_attr=bias_ih_attr,
+            bias_hh_attr=bias_hh_attr, name=name,
+        )  # fmt: skip

@@ -1,0 +1,146 @@
+"""Recurrent layers over padded sequences, single steps of them, the states they start from, and the paths of a beam.
+
+Floor: 2.  Formulas and the loop over time are in kernels/recurrent.py. Source: PaddlePaddle 3.3, `paddle.nn.LSTM`,
+`GRU`, `SimpleRNN`, `functional.gather_tree`; doi:10.1162/neco.1997.9.8.1735 (LSTM), arXiv:1406.1078 (GRU).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from polyreme import kernels
+from polyreme.core import dtype as dtypes
+from polyreme.core.op import op
+from polyreme.errors import ConfigError, DTypeError, ShapeError
+from polyreme.kernels.recurrent import CELLS, State, Weights
+from polyreme.ops.activation import promote_floating
+from polyreme.ops.bounds import at_hand, check_index, preceded
+
+
+def check_lengths(what: str, lengths: Any, steps: int) -> None:
+    """Raise ShapeError for a length outside [0, steps], where the values are at hand."""
+    found = at_hand(lengths)
+    if found is not None and found.size and (found.min() < 0 or found.max() > steps):
+        wrong = found[(found < 0) | (found > steps)].flat[0]
+        raise ShapeError(f"{what}: length {wrong} of a sequence padded to {steps}; give 0 to {steps}")
+
+
+def _ready(x: Any, *args: Any, lengths: Any = None, **_: Any) -> None:
+    check_lengths("recurrent_layer", args[7] if len(args) > 7 else lengths, x.shape[0])
+
+
+def _prepared(
+    x: Array, given: list[Array | None], h: Array | None, c: Array | None, mode: str, batch: int
+) -> tuple[Array, Weights, State]:
+    """x, weights and state in one dtype; a state that is not given is zeros."""
+    if mode not in CELLS:
+        raise ConfigError(f"recurrent_layer: mode={mode!r}; choose one of {', '.join(CELLS)}")
+    if c is not None and mode != "LSTM":
+        raise ConfigError(f"recurrent_layer: c for mode={mode!r}; only LSTM has one")
+    arrays = [x, *given, h, c]
+    x, *there = promote_floating(*(a for a in arrays if a is not None))
+    rest = iter(there)
+    *weights, h, c = (None if a is None else next(rest) for a in arrays[1:])
+    if weights[1].ndim != 2:
+        raise ShapeError(f"recurrent_layer: weight_hh {list(weights[1].shape)}; needs [gates, hidden]")
+    h = jnp.zeros((batch, weights[1].shape[1]), x.dtype) if h is None else h
+    c = jnp.zeros((batch, weights[1].shape[0] // CELLS[mode].gates), x.dtype) if c is None else c
+    return x, Weights(*weights), (h, c) if mode == "LSTM" else (h,)
+
+
+@preceded(_ready)
+@op(amp="low", method=False, saves=True)
+def recurrent_layer(
+    x: Array,
+    weight_ih: Array,
+    weight_hh: Array,
+    bias_ih: Array | None = None,
+    bias_hh: Array | None = None,
+    weight_ho: Array | None = None,
+    h: Array | None = None,
+    c: Array | None = None,
+    lengths: Array | None = None,
+    mode: str = "LSTM",
+    reverse: bool = False,
+    flat: bool = True,
+) -> tuple[Array, ...]:
+    """A cell over sequences: x [steps, batch, d] -> (outputs [steps, batch, p], last h [batch, p], and for LSTM c).
+
+    mode: "LSTM", "GRU", "RNN_TANH" or "RNN_RELU", of 4, 3 and 1 gates. weight_ih [gates * size, d], weight_hh [gates *
+    size, p], biases [gates * size]; gates in the order input, forget, candidate, output, or reset, update, candidate.
+    weight_ho [size, p] projects the output of an LSTM; without it p is size. h [batch, p] and c [batch, size] are
+    zeros if not given. lengths [batch]: behind a sequence's end outputs are 0 and the state stands still. reverse: from
+    the last step to the first. flat=False keeps a batch that is split over devices split.
+    """
+    if lengths is not None and not dtypes.is_integer(lengths.dtype):
+        raise DTypeError(f"recurrent_layer: lengths are {lengths.dtype.name}; use astype('int64')")
+    given = [weight_ih, weight_hh, bias_ih, bias_hh, weight_ho]
+    x, weights, state = _prepared(x, given, h, c, mode, x.shape[1] if x.ndim > 1 else 0)
+    outputs, last = kernels.recurrent(mode, x, weights, state, lengths, reverse, flat)
+    return (outputs, *last)
+
+
+@op(amp="low", method=False)
+def recurrent_step(
+    x: Array,
+    weight_ih: Array,
+    weight_hh: Array,
+    bias_ih: Array | None = None,
+    bias_hh: Array | None = None,
+    weight_ho: Array | None = None,
+    h: Array | None = None,
+    c: Array | None = None,
+    mode: str = "LSTM",
+) -> tuple[Array, ...]:
+    """One step of recurrent_layer: x [batch, d] -> (h [batch, p], and for LSTM c)."""
+    if x.ndim != 2:
+        raise ShapeError(f"recurrent_step: x {list(x.shape)}; needs [batch, input]")
+    x, weights, state = _prepared(x, [weight_ih, weight_hh, bias_ih, bias_hh, weight_ho], h, c, mode, x.shape[0])
+    return kernels.recurrent(mode, x[None], weights, state)[1]
+
+
+@op(method=False)
+def initial_state(
+    batch_ref: Array, shape: tuple[int, ...], value: float = 0.0, dtype: str = "float32", batch_dim: int = 0
+) -> Array:
+    """value everywhere, [batch, *shape], batch being the size of batch_ref's dim batch_dim."""
+    if not -batch_ref.ndim <= batch_dim < batch_ref.ndim:
+        raise ShapeError(f"initial_state: batch_dim_idx={batch_dim} of a Tensor with {batch_ref.ndim} dims")
+    return jnp.full((batch_ref.shape[batch_dim], *shape), value, dtypes.as_dtype(dtype))
+
+
+def _beams(ids: Any, parents: Any) -> None:
+    if len(parents.shape) == 3:
+        check_index("gather_tree", parents, parents.shape[2], 2, negative=False)
+
+
+@preceded(_beams)
+@op(method=False)
+def gather_tree(ids: Array, parents: Array) -> Array:
+    """Whole sequences of a beam search: ids and parents [steps, batch, beams] -> ids [steps, batch, beams].
+
+    parents says which beam of the step before each id continues; the path of each beam of the last step is walked back.
+    Raises IndexError for a parent that is no beam.
+
+    >>> import numpy as np
+    >>> from polyreme.eager.tensor import to_tensor
+    >>> ids, parents = np.array([[[2, 6]], [[6, 1]], [[0, 1]]]), np.array([[[0, 0]], [[1, 0]], [[0, 0]]])
+    >>> gather_tree(to_tensor(ids), to_tensor(parents)).tolist()
+    [[[6, 6]], [[6, 6]], [[0, 1]]]
+    """
+    if ids.ndim != 3 or ids.shape != parents.shape:
+        raise ShapeError(
+            f"gather_tree: ids {list(ids.shape)}, parents {list(parents.shape)}; both are [steps, batch, beams]"
+        )
+    if not dtypes.is_integer(ids.dtype) or not dtypes.is_integer(parents.dtype):
+        raise DTypeError(f"gather_tree: ids are {ids.dtype.name}, parents {parents.dtype.name}; need integers")
+
+    def back(beam: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        chosen, parent = (jnp.take_along_axis(a, beam, 1) for a in now)
+        return parent.astype(beam.dtype), chosen
+
+    last = jnp.broadcast_to(jnp.arange(ids.shape[2]), ids.shape[1:])
+    return lax.scan(back, last, (ids, parents), reverse=True)[1]
