@@ -31,6 +31,11 @@ def push(
     everything else). Raises GradError where the tape was freed, and for an order above 1 through a node with a backward
     of its own.
     """
+    if state.recording():
+        raise GradError(
+            "forward mode runs now, and in static mode there are no values yet: record it with "
+            "incubate.autograd.forward_grad"
+        )
     known = {tape.edge_key(tape.edge_of(t)): jet for t, jet in starts}
     cut = set(known) if constants else set()
     for end in ends:
