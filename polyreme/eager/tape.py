@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
+from polyreme.core.checked import check_gradients, checked
 from polyreme.core.kernel import Kernel, Mask, pull_saved
 from polyreme.core.state import TensorState
 from polyreme.errors import GradError
@@ -414,9 +415,13 @@ def _gradients(node: Node, slots: dict[int, TensorState], create_graph: bool) ->
     cotangents = [slots.get(i) for i in range(getattr(node, "num_outputs", 1))]
     active = state.watch.active
     if active is None:
-        return node.gradients(cotangents, create_graph)
-    with active.scope_of(node):
-        return node.gradients(cotangents, create_graph)
+        found = node.gradients(cotangents, create_graph)
+    else:
+        with active.scope_of(node):
+            found = node.gradients(cotangents, create_graph)
+    if checked.on:
+        check_gradients(node, cotangents, found)
+    return found
 
 
 class CutWalk(_Walk):

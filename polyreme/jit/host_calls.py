@@ -7,6 +7,7 @@ remembered, and raised when the call that ran the program ends.
 from __future__ import annotations
 
 import builtins
+import functools
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ import jax
 import numpy as np
 
 from polyreme.core import layout, state
+from polyreme.core.checked import checked, raise_late
 from polyreme.core.state import TensorState
 from polyreme.eager.tensor import print_options
 from polyreme.errors import CaptureError
@@ -66,15 +68,18 @@ def in_order(ordered: bool) -> Iterator[None]:
 def awaited() -> Iterator[None]:
     """A block at whose end the programs started in it have printed and checked; raises the first thing found wrong."""
     calls.waiting += 1
+    ended = False
     try:
         yield
         jax.effects_barrier()
+        ended = True
     finally:
         calls.waiting -= 1
         found = list(calls.failures)
         calls.failures.clear()
-    if found:
-        raise found[0]
+        if not ended:
+            checked.late.clear()
+    raise_late(found)
 
 
 def _fail(error: BaseException) -> None:
@@ -85,12 +90,15 @@ def _fail(error: BaseException) -> None:
         _log.error("%s: %s", type(error).__name__, error)
 
 
-def at_run_time(fn: Callable[..., None], *arrays: Any) -> None:
-    """Call fn with the values of arrays when the program that is being captured runs."""
+def at_run_time(fn: Callable[..., None], *arrays: Any, ordered: bool = True) -> None:
+    """Call fn with the values of arrays when the program that is being captured runs; in its order, if jax can."""
     if not calls.on:
         return
     calls.count += 1
-    jax.debug.callback(fn, *arrays, ordered=calls.ordered and layout.active.layout is None)
+    jax.debug.callback(fn, *arrays, ordered=ordered and calls.ordered and layout.active.layout is None)
+
+
+checked.at_run_time = functools.partial(at_run_time, ordered=False)
 
 
 class _Shown:

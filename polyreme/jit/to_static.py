@@ -17,6 +17,7 @@ import numpy as np
 
 from polyreme.core import amp_policy, layout, state
 from polyreme.core import dtype as dtypes
+from polyreme.core.checked import checked
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor, to_tensor
@@ -125,6 +126,7 @@ class StaticFunction:
             tape.grad_mode.enabled,
             dtypes.default_dtype(),
             layout.active.layout,
+            checked.on,
         )
         try:
             candidates = self.programs.get(key)
@@ -211,7 +213,8 @@ def _difference(old: Any, new: Any) -> str:
         return f"static argument {at}: {a[-1]!r} -> {b[-1]!r}"
     if old[2] != new[2]:
         return "which arguments are one and the same Tensor"
-    for what, a, b in zip(("autocast", "gradient mode", "default dtype", "plan"), old[3:], new[3:], strict=True):
+    names = ("autocast", "gradient mode", "default dtype", "plan", "FLAGS_check_nan_inf")
+    for what, a, b in zip(names, old[3:], new[3:], strict=True):
         if a != b:
             return f"{what}: {a} -> {b}"
     return "a call like an earlier one"

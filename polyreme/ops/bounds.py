@@ -1,7 +1,7 @@
 """Checks of dims and indices that ops share, and the host-side step that stands before an op.
 
 Floor: 2.  A dim out of range is a ShapeError, found from shapes alone. An index out of range is an IndexError in eager
-code (2-3 us on the host's processor; on an accelerator it waits for the index), and in captured code in the checked mode.
+code (2-3 us on the processor; on an accelerator it waits for the index), and in captured code in the checked mode.
 Otherwise a read gives NaN (the lowest value for integers) there, and a write is dropped. It never wraps or clamps.
 """
 
@@ -100,5 +100,6 @@ def check_coordinates(what: str, index: Any, shape: Any) -> None:
     found = visible(index)
     if found is None and checked.on:
         found = state.read(index) if isinstance(index, TensorState) else index
-    for dim in range(0 if found is None else found.shape[-1]):
-        check_index(what, found[..., dim], shape[dim], dim)
+    if found is not None:
+        for dim in range(found.shape[-1]):
+            check_index(what, found[..., dim], shape[dim], dim)

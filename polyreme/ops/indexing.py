@@ -34,8 +34,10 @@ def _index(arrays: list[Array], spec: Spec) -> tuple:
 
 @op(method=False)
 def getitem(x: Array, arrays: list[Array], spec: tuple) -> Array:
-    """x[index]; spec and arrays as the module describes them."""
-    return x[_index(arrays, spec)]
+    """x[index]; spec and arrays as the module describes them. Out of range: NaN, or the lowest integer; see ops.ids."""
+    # plain ints were checked where they were written, and need no mask
+    ranged = any(entry[0] == "array" for entry in spec)
+    return x.at[_index(arrays, spec)].get(mode="fill" if ranged else "promise_in_bounds")
 
 
 @op(method=False)

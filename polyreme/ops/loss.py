@@ -17,7 +17,8 @@ from polyreme.core.dtype import floating, promote
 from polyreme.core.op import composite, op
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import wide
-from polyreme.ops.ids import visible
+from polyreme.ops.bounds import preceded
+from polyreme.ops.ids import check_range, visible
 from polyreme.ops.math import minimum
 from polyreme.ops.normalization import p_norm
 
@@ -131,11 +132,17 @@ def label_smooth(label: Array, prior_dist: Array | None = None, epsilon: float =
     return (1 - epsilon) * y + epsilon * prior_dist.reshape(-1).astype(y.dtype)
 
 
+def _check_dice(input: Any, label: Any, epsilon: Any = None, **_: Any) -> None:
+    check_range(label, input.shape[-1], "dice_loss: label")
+
+
+@preceded(_check_dice)
 @op(amp="fp32", method=False)
 def dice_loss(input: Array, label: Array, epsilon: float = 1e-05) -> Array:
     """Mean over the batch of 1 - 2 |input . label| / (|input| + |label| + epsilon), label made one-hot.
 
-    [N, ..., C], [N, ..., 1] -> []. Source: arXiv:1606.04797. Raises ShapeError for a label of another shape.
+    [N, ..., C], [N, ..., 1] -> []. Source: arXiv:1606.04797. Raises ShapeError for a label of another shape, IndexError
+    for one out of range (in captured code: no class).
     """
     if input.ndim < 2 or label.shape != (*input.shape[:-1], 1):
         raise ShapeError(

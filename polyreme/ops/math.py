@@ -16,6 +16,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.dtype import floating, promote
 from polyreme.core.op import op
 from polyreme.errors import DTypeError, ShapeError
+from polyreme.ops.bounds import check_index, preceded
 from polyreme.ops.creation import republish
 
 
@@ -493,14 +494,22 @@ def _increment_in_place(x: Any, value: Any = 1.0, name: str | None = None) -> An
 increment = republish(_increment, _increment_in_place)
 
 
+def _check_multiplex(inputs: Any, index: Any, **_: Any) -> None:
+    check_index("multiplex", index, len(inputs), 0, negative=False)
+
+
+@preceded(_check_multiplex)
 @op
 def multiplex(inputs: list[Array], index: Array) -> Array:
-    """Row i of the result is row i of inputs[index[i]]: n Tensors [rows, ...], index [rows, 1] or [rows] integers."""
+    """Row i of the result is row i of inputs[index[i]]: n Tensors [rows, ...], index [rows, 1] or [rows] integers.
+
+    Raises IndexError for an index below 0 or not below n.
+    """
     stacked = jnp.stack(promote(*inputs))
     rows = index.reshape(-1)
     if rows.shape[0] != stacked.shape[1]:
         raise ShapeError(f"multiplex: index of shape {list(index.shape)} for Tensors of {stacked.shape[1]} rows")
-    return stacked[rows, jnp.arange(rows.shape[0])]
+    return stacked.at[rows, jnp.arange(rows.shape[0])].get(mode="fill")
 
 
 ALIASES = {"clamp": "clip", "clamp_": "clip_"}

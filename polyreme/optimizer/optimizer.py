@@ -18,6 +18,7 @@ import numpy as np
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
+from polyreme.core.checked import step_done
 from polyreme.core.meshes import HOST, Devices
 from polyreme.core.state import TensorState
 from polyreme.eager.host import put
@@ -244,6 +245,7 @@ class Optimizer(OptimizerState):
         if not live:
             return
         groups = self._ensure_state(live)
+        step_done(self)
         if len(groups) == 1:
             self._update(groups[0].devices, live, skip, ())
             return

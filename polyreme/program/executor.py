@@ -18,6 +18,7 @@ import numpy as np
 
 from polyreme.core import amp_policy, backend, state
 from polyreme.core import place as places
+from polyreme.core.checked import checked
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ProgramError
 from polyreme.program.buckets import BucketRun, Buckets
@@ -116,7 +117,7 @@ class Executor:
             given = fed(program, feed)
         if asked is None:
             asked = tuple((name,) for name in fetched(program, fetch_list))
-        shapes = shapes_in(given)
+        shapes = (shapes_in(given), checked.on)
         run = self.compiled((program.identity, scope.identity, asked, shapes), given)
         if run is None:
             run = self._made(program, feed, fetch_list, scope)
@@ -137,7 +138,7 @@ class Executor:
     ) -> list[Any]:
         given, names = fed(program, feed), fetched(program, fetch_list)
         padded = buckets.padded(program, given)
-        about = ("bucket", tuple(names), tuple((n, padded[n], a.dtype) for n, a in given.items()))
+        about = ("bucket", checked.on, tuple(names), tuple((n, padded[n], a.dtype) for n, a in given.items()))
         run = self.compiled((program.identity, scope.identity, *about), given)
         if run is None:
             run = BucketRun(program, scope, given, padded, names, buckets.dims, self.on_place)

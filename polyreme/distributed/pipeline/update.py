@@ -14,6 +14,7 @@ import numpy as np
 
 from polyreme.amp import GradScaler
 from polyreme.core import state
+from polyreme.core.checked import step_done, wait_for_programs
 from polyreme.core.meshes import everywhere
 from polyreme.distributed.pipeline.processes import from_all
 from polyreme.eager.host import put
@@ -66,6 +67,8 @@ class StagedUpdate:
     def step(self, squares: Sequence[Tensor] | None = None, skip: Tensor | None = None) -> None:
         """Clip, update, clear. squares: what squares() gave, computed here if left out and needed. skip: a 0-d bool
         Tensor; where it is True nothing changes but the gradients are cleared."""
+        wait_for_programs()
+        step_done(self.optimizer)
         if squares is None:
             squares = self.squares() if self.optimizer.clips_together else ()
         self._take()
