@@ -36,6 +36,7 @@ from polyreme.core.place import CPUPlace, CUDAPlace, CustomPlace, get_device, is
 from polyreme.core.rng import Generator, get_rng_state, seed, set_rng_state
 from polyreme.eager.mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from polyreme.eager.tensor import Tensor, print_options, to_tensor
+from polyreme.flags import get_flags, set_flags
 from polyreme.io.serialization import load, save
 from polyreme.nn.functional import conv1d, conv2d, conv3d, group_norm, layer_norm, softmax
 from polyreme.nn.layer import Layer
@@ -121,6 +122,7 @@ __all__ = [
     "get_autocast_dtype",
     "get_default_dtype",
     "get_device",
+    "get_flags",
     "get_rng_state",
     "grad",
     "group_norm",
@@ -140,6 +142,7 @@ __all__ = [
     "seed",
     "set_default_dtype",
     "set_device",
+    "set_flags",
     "set_grad_enabled",
     "set_printoptions",
     "set_rng_state",

@@ -113,7 +113,7 @@ def test_cuda_sources_go_to_nvcc(tmp_path, monkeypatch):
     assert list(library.targets) == ["Scale"]
     assert "-Xcompiler -fPIC -O0 -DFACTOR=2" in (tmp_path / "asked").read_text()
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match="no nvcc for [.]cu sources"):
+    with pytest.raises(ConfigError, match=r"no nvcc for \.cu sources"):
         cpp_extension.load("on_gpu", [source], build_directory=str(tmp_path))
 
 
