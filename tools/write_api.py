@@ -36,6 +36,7 @@ NOT_ROOT_TABLES = set(
         "sequence",
         "sequence_labels",
         "sequence_layout",
+        "sequence_loss",
         "sequence_recurrent",
         "signal",
         "sparse",

@@ -41,7 +41,7 @@ class Cell(NamedTuple):
 
     gates: int
     step: Callable[[Array, Array, State], tuple[State, tuple[Array, ...]]]
-    back: Callable[[State, tuple[Array, ...], State], tuple[Array, Array | None, tuple[Array | None, ...]]]
+    back: Callable[[State, tuple[Array, ...], State], tuple[Array, Array | None, tuple[Any, ...]]]
 
 
 def _gates(x: Array, smooth: tuple[bool, ...]) -> Array:
@@ -289,7 +289,9 @@ def _weight_gradients(
         _gradient(flat, d_gh, before[0], weights.hh),
         summed(d_gi, weights.bias_ih),
         summed(d_gh, weights.bias_hh),
-        None if d_h is None else _gradient(flat, _lstm_out(saved, before).astype(x.dtype), d_h, weights.ho),
+        None
+        if d_h is None or weights.ho is None
+        else _gradient(flat, _lstm_out(saved, before).astype(x.dtype), d_h, weights.ho),
     )
 
 

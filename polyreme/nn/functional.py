@@ -127,6 +127,9 @@ from polyreme.ops.pooling import (
     max_unpool2d,
     max_unpool3d,
 )
+from polyreme.ops.recurrent import (
+    gather_tree,
+)
 from polyreme.ops.resample import (
     affine_grid,
     channel_shuffle,
@@ -134,6 +137,10 @@ from polyreme.ops.resample import (
     interpolate,
     pixel_shuffle,
     pixel_unshuffle,
+)
+from polyreme.ops.sequence_loss import (
+    ctc_loss,
+    rnnt_loss,
 )
 from polyreme.ops.slicing import (
     pad,
@@ -179,6 +186,7 @@ __all__ = [
     "cosine_embedding_loss",
     "cosine_similarity",
     "cross_entropy",
+    "ctc_loss",
     "dice_loss",
     "dropout",
     "dropout1d",
@@ -192,6 +200,7 @@ __all__ = [
     "fold",
     "fused_linear_cross_entropy",
     "fused_rotary_position_embedding",
+    "gather_tree",
     "gaussian_nll_loss",
     "gelu",
     "glu",
@@ -244,6 +253,7 @@ __all__ = [
     "relu6",
     "relu_",
     "rms_norm",
+    "rnnt_loss",
     "rrelu",
     "scaled_dot_product_attention",
     "selu",

@@ -42,6 +42,7 @@ from polyreme.ops import (
     sequence,
     sequence_labels,
     sequence_layout,
+    sequence_loss,
     sequence_recurrent,
     signal,
     slicing,

@@ -41,14 +41,15 @@ def _prepared(
     if c is not None and mode != "LSTM":
         raise ConfigError(f"recurrent_layer: c for mode={mode!r}; only LSTM has one")
     arrays = [x, *given, h, c]
-    x, *there = promote_floating(*(a for a in arrays if a is not None))
-    rest = iter(there)
-    *weights, h, c = (None if a is None else next(rest) for a in arrays[1:])
-    if weights[1].ndim != 2:
-        raise ShapeError(f"recurrent_layer: weight_hh {list(weights[1].shape)}; needs [gates, hidden]")
-    h = jnp.zeros((batch, weights[1].shape[1]), x.dtype) if h is None else h
-    c = jnp.zeros((batch, weights[1].shape[0] // CELLS[mode].gates), x.dtype) if c is None else c
-    return x, Weights(*weights), (h, c) if mode == "LSTM" else (h,)
+    there = iter(promote_floating(*(a for a in arrays if a is not None)))
+    filled: list[Any] = [None if a is None else next(there) for a in arrays]
+    weights = Weights(*filled[1:6])
+    if weights.hh.ndim != 2:
+        raise ShapeError(f"recurrent_layer: weight_hh {list(weights.hh.shape)}; needs [gates, hidden]")
+    gates, handed_on = weights.hh.shape
+    sizes = (handed_on, gates // CELLS[mode].gates)
+    state = [jnp.zeros((batch, n), filled[0].dtype) if s is None else s for s, n in zip(filled[6:], sizes, strict=True)]
+    return filled[0], weights, tuple(state) if mode == "LSTM" else (state[0],)
 
 
 @preceded(_ready)

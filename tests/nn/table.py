@@ -254,6 +254,10 @@ def _losses() -> list[Row]:
         Row("MultiLabelSoftMarginLoss", inputs=((2, 3), np.array([[1, 0, 1], [0, 0, 1]], np.float32))),
         Row("TripletMarginLoss", inputs=((4, 3),) * 3, kwargs={"swap": True}),
         Row("TripletMarginWithDistanceLoss", inputs=((4, 3),) * 3),
+        Row("CTCLoss", inputs=((4, 2, 3), np.int32([[1, 1], [2, 0]]), ids(4, 3), ids(2, 1)), function="ctc_loss"),
+        Row(
+            "RNNTLoss", inputs=((2, 3, 3, 3), np.int32([[1, 2], [2, 1]]), np.int32([3, 2]), np.int32([2, 1])), terms=64
+        ),
         Row("PoissonNLLLoss", inputs=pair),
         Row("GaussianNLLLoss", inputs=((4, 3), (4, 3), unit((4, 3), 3))),
     ]

@@ -132,7 +132,9 @@ def test_in_a_program_with_an_open_batch():
 class Pair(nn.RNNCellBase):
     """Takes {"a": [b, 2], "b": [b, 3]}; its state is nested, its output a dict."""
 
-    state_shape = {"sum": (2,), "past": [[3], (1, 3)]}
+    @property
+    def state_shape(self):
+        return {"sum": (2,), "past": [[3], (1, 3)]}
 
     def forward(self, inputs, states, scale=1.0):
         total = states["sum"] + scale * inputs["a"]

@@ -137,6 +137,32 @@ class KLDivLoss(FunctionalLayer):
         super().__init__(None, reduction=reduction, log_target=log_target)
 
 
+class CTCLoss(FunctionalLayer):
+    """-log p(labels) under connectionist temporal classification, summed over all alignments."""
+
+    function = staticmethod(F.ctc_loss)
+
+    def __init__(self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False) -> None:
+        super().__init__(None, blank=blank, reduction=reduction, zero_infinity=zero_infinity)
+
+    def forward(  # type: ignore[override]  (one setting is given at each call)
+        self, log_probs: Any, labels: Any, input_lengths: Any, label_lengths: Any, norm_by_times: bool = False
+    ) -> Any:
+        settings = {**self.settings, "norm_by_times": norm_by_times}
+        return F.ctc_loss(log_probs, labels, input_lengths, label_lengths, **settings)
+
+
+class RNNTLoss(FunctionalLayer):
+    """-log p(label) under an RNN transducer, summed over all alignments."""
+
+    function = staticmethod(F.rnnt_loss)
+
+    def __init__(
+        self, blank: int = 0, fastemit_lambda: float = 0.001, reduction: str = "mean", name: str | None = None
+    ) -> None:
+        super().__init__(name, blank=blank, fastemit_lambda=fastemit_lambda, reduction=reduction)
+
+
 class MarginRankingLoss(FunctionalLayer):
     """max(0, -label * (input - other) + margin), label 1 or -1."""
 

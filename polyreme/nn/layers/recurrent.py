@@ -147,7 +147,7 @@ class _Stack(LayerList):
 
     def _build(
         self,
-        cell: type[BuiltInCell],
+        cell: Any,
         sizes: tuple[int, int],
         num_layers: int,
         direction: str,
@@ -167,14 +167,14 @@ class _Stack(LayerList):
         self.state_components = 2 if cell is LSTMCell else 1
         given = self.input_size
         for k in range(num_layers):
-            cells = [cell(given, self.hidden_size, **settings) for _ in range(self.num_directions)]
-            self.append(BiRNN(*cells, time_major) if len(cells) == 2 else RNN(cells[0], False, time_major))
+            cells: list[Any] = [cell(given, self.hidden_size, **settings) for _ in range(self.num_directions)]
+            self.append(BiRNN(cells[0], cells[1], time_major) if len(cells) == 2 else RNN(cells[0], False, time_major))
             for made, end in zip(cells, ("", "_reverse"), strict=False):
                 for name in WEIGHTS:
                     if getattr(made, name) is not None:
                         setattr(self, f"{name}_l{k}{end}", getattr(made, name))
             given = self.num_directions * (self.proj_size or self.hidden_size)
-        self.mode = cells[0].mode
+        self.mode = self[0].cell.mode if self.num_directions == 1 else self[0].cell_fw.mode
 
     def forward(self, inputs: Any, initial_states: Any = None, sequence_length: Any = None) -> tuple[Any, Any]:
         """inputs [batch, steps, input_size] (time_major: [steps, batch, ...]) -> (outputs, last states).
