@@ -2,9 +2,27 @@
 
 from polyreme.optimizer import lr
 from polyreme.optimizer.adam import Adam, Adamax, AdamW
+from polyreme.optimizer.adam_corrections import NAdam, RAdam
 from polyreme.optimizer.adaptive import Adadelta, Adagrad, RMSProp
+from polyreme.optimizer.full_batch import ASGD, Rprop
 from polyreme.optimizer.lamb import Lamb
 from polyreme.optimizer.optimizer import Optimizer
 from polyreme.optimizer.sgd import SGD, Momentum
 
-__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Lamb", "Momentum", "Optimizer", "RMSProp", "lr"]
+__all__ = [
+    "ASGD",
+    "SGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Lamb",
+    "Momentum",
+    "NAdam",
+    "Optimizer",
+    "RAdam",
+    "RMSProp",
+    "Rprop",
+    "lr",
+]

@@ -81,3 +81,59 @@ def lamb(lr, b1, b2, eps, decay, adapt):
         return p - lr * ratio * r
 
     return rule
+
+
+def asgd(lr, count):
+    # Schmidt, Le Roux and Bach (2017), algorithm 1, batches in turn
+    def rule(p, g, s, t):
+        y = s.setdefault("y", [0] * count)
+        at = (t - 1) % count
+        s["d"] = s.get("d", 0) - y[at] + g
+        y[at] = g
+        return p - lr * s["d"] / min(t, count)
+
+    return rule
+
+
+def nadam(lr, b1, b2, eps, decay):
+    # Dozat (2016), algorithm 8; PaddlePaddle 3.3.1 and PyTorch compute the same
+    def mu(t):
+        return b1 * (1 - 0.5 * 0.96 ** (t * decay))
+
+    def rule(p, g, s, t):
+        s["m"] = b1 * s.get("m", 0) + (1 - b1) * g
+        s["v"] = b2 * s.get("v", 0) + (1 - b2) * g * g
+        s["product"] = s.get("product", 1) * mu(t)
+        ahead = mu(t + 1) * s["m"] / (1 - s["product"] * mu(t + 1)) + (1 - mu(t)) * g / (1 - s["product"])
+        return p - lr * ahead / (np.sqrt(s["v"] / (1 - b2**t)) + eps)
+
+    return rule
+
+
+def radam(lr, b1, b2, eps):
+    # arXiv:1908.03265, algorithm 2, with epsilon beside sqrt(v) as in PaddlePaddle; optax has it beside sqrt(v^)
+    def rule(p, g, s, t):
+        s["m"] = b1 * s.get("m", 0) + (1 - b1) * g
+        s["v"] = b2 * s.get("v", 0) + (1 - b2) * g * g
+        longest = 2 / (1 - b2) - 1
+        rho = longest - 2 * t * b2**t / (1 - b2**t)
+        m_hat = s["m"] / (1 - b1**t)
+        if rho <= 5:
+            return p - lr * m_hat
+        r = np.sqrt((rho - 4) * (rho - 2) * longest / ((longest - 4) * (longest - 2) * rho))
+        return p - lr * m_hat * r * np.sqrt(1 - b2**t) / (np.sqrt(s["v"]) + eps)
+
+    return rule
+
+
+def rprop(lr, bounds, etas):
+    # Riedmiller and Braun (1993), without taking a step back where the sign has turned
+    def rule(p, g, s, t):
+        agreement = s.get("last", 0) * g
+        rate = s.get("rate", np.full(g.shape, lr))
+        rate = np.where(agreement > 0, np.minimum(rate * etas[1], bounds[1]), rate)
+        s["rate"] = np.where(agreement < 0, np.maximum(rate * etas[0], bounds[0]), rate)
+        s["last"] = np.where(agreement < 0, 0, g)
+        return p - np.sign(s["last"]) * s["rate"]
+
+    return rule

@@ -58,6 +58,14 @@ CASES = [
          {"exclude_from_weight_decay_fn": lambda p: True}),
     Case("lamb_always", opt.Lamb, o.with_numpy(o.lamb(0.1, 0.9, 0.999, 1e-6, 0.0, True)),
          {"lamb_weight_decay": 0.0, "always_adapt": True}),
+    Case("asgd", opt.ASGD, o.with_numpy(o.asgd(0.1, 3)), {"batch_num": 3}),
+    Case("nadam", opt.NAdam, o.with_numpy(o.nadam(0.1, 0.8, 0.95, 1e-6, 0.05)),
+         {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6, "momentum_decay": 0.05}),
+    Case("nadam_constant", opt.NAdam, o.with_numpy(o.nadam(0.1, 0.8, 0.95, 1e-6, 0.0)),
+         {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6, "momentum_decay": 0.0}),
+    Case("radam", opt.RAdam, o.with_numpy(o.radam(0.1, 0.9, 0.999, 1e-6)), {"epsilon": 1e-6}),
+    Case("rprop", opt.Rprop, o.with_numpy(o.rprop(0.1, (0.02, 0.4), (0.4, 1.3))),
+         {"learning_rate_range": (0.02, 0.4), "etas": (0.4, 1.3)}),
 ]  # fmt: skip
 PLAIN = [c for c in CASES if "_" not in c.name or c.name in ("adam_amsgrad", "rmsprop_centered")]
 """One per optimizer, and those with slots of their own."""
