@@ -160,7 +160,8 @@ class Op:
             elif kind is ATTR:
                 shown.append(f"{name}={value!r}")
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return ShapeError(f"{self.name}({', '.join(shown)}): {text}")
+        kind = DTypeError if "does not accept dtype" in text else ShapeError
+        return kind(f"{self.name}({', '.join(shown)}): {text}")
 
 
 def _fill(slot: Any, given: Iterator[jax.Array]) -> Any:

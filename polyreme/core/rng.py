@@ -44,8 +44,8 @@ class Generator:
         return self._state
 
     def manual_seed(self, seed: int) -> Generator:
-        """Start the stream again from seed."""
-        self._seed = int(seed)
+        """Start the stream again from seed, an integer of at least 0 below 2**64. Raises ConfigError for others."""
+        self._seed = _checked(seed)
         if self._state is not None:
             state.write(self._state, jax.random.PRNGKey(self._seed))
         return self
@@ -139,12 +139,18 @@ def _branches(key: jax.Array, count: int) -> list[jax.Array]:
     return [jax.random.fold_in(key, i) for i in range(count)]
 
 
+def _checked(seed: Any) -> int:
+    if (not hasattr(seed, "__index__") and not float(seed).is_integer()) or not 0 <= int(seed) < 2**64:
+        raise ConfigError(f"seed: {seed!r}; give an integer of at least 0 and below 2**64")
+    return int(seed)
+
+
 default_generator = Generator()
 
 
 def seed(seed: int) -> Generator:
     """Seed random ops, samplers and splits; returns the default generator."""
-    host_random.start(seed)
+    host_random.start(_checked(seed))
     return default_generator.manual_seed(seed)
 
 

@@ -152,9 +152,9 @@ def constant(value: Any) -> Any:
     raise TypeError(f"cannot make a Tensor of {type(value).__name__}; give a Tensor, a number or an ndarray")
 
 
-def rebind(target: T, result: TensorState, what: str) -> T:
-    """Write result into target in place, tape entry included; target keeps its dtype. Under no_grad only the value
-    changes: a Parameter written there still wants its gradient.
+def rebind(target: T, result: TensorState, what: str, *, retype: bool = False) -> T:
+    """Write result into target in place, tape entry included; target keeps its dtype unless retype. Under no_grad only
+    the value changes: a Parameter written there still wants its gradient.
 
     Raises GradError for a leaf that wants a gradient, DTypeError if the result has another dtype.
     """
@@ -163,17 +163,28 @@ def rebind(target: T, result: TensorState, what: str) -> T:
             f"{what}: in-place change of a leaf Tensor that wants a gradient; do it under no_grad(), or use the form "
             "that returns a new Tensor"
         )
-    if result._array.dtype != target._array.dtype:
+    if result._array.dtype != target._array.dtype and not retype:
         raise DTypeError(
             f"{what}: the result is {result._array.dtype.name}, the Tensor changed in place is "
             f"{target._array.dtype.name}; cast an input, or use the form that returns a new Tensor"
         )
+    refuse_copy(target, what)
     state.write(target, result._array)
+    target.__dict__["_version"] = target.__dict__.get("_version", 0) + 1
     if tape.grad_mode.enabled:
         target._node = result._node
         target._index = result._index
         target.stop_gradient = result.stop_gradient
     return target
+
+
+def refuse_copy(target: TensorState, what: str) -> None:
+    """Raise GradError for what x.data gives inside a capture: a copy, writes to which would reach nothing."""
+    if "_copy_of_data" in target.__dict__:
+        raise GradError(
+            f"{what}: x.data is a copy inside a captured function or a static Program, so writing to it changes "
+            "nothing; write to x itself, under no_grad() if it wants a gradient, or use x.set_value"
+        )
 
 
 def inplace(fn: Any) -> Any:

@@ -20,13 +20,16 @@ from polyreme.core.op import recorded
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import Symbol
 from polyreme.eager import tape
-from polyreme.eager.dispatch import Operator, constant, rebind
+from polyreme.eager.casts import Casts
+from polyreme.eager.dispatch import Operator, constant, rebind, refuse_copy
 from polyreme.eager.host import as_array, like, put
 from polyreme.eager.index import check_mask, split_index, value_of
+from polyreme.eager.memory import ElementCount, Memory
 from polyreme.eager.methods import OpMethods
-from polyreme.errors import DTypeError, GradError, ShapeError
+from polyreme.eager.rewriting import Rewriting
+from polyreme.errors import ConfigError, DTypeError, GradError, ShapeError
+from polyreme.ops import OPS, indexing
 from polyreme.ops import arithmetic as ar
-from polyreme.ops import indexing
 
 _names = itertools.count()
 print_options: dict[str, Any] = {"threshold": 1000, "precision": 8}
@@ -39,7 +42,7 @@ _multiply, _divide = Operator(ar.multiply), Operator(ar.divide, None)
 _matmul = Operator(ar.matmul, False, False)
 
 
-class Tensor(TensorState, OpMethods):
+class Tensor(TensorState, Casts, Memory, Rewriting, OpMethods):
     """A multi-dimensional array that ops read and write, on a device or spread over a mesh.
 
     stop_gradient=True (the default) keeps it out of differentiation. Tensors hash by identity; == is elementwise.
@@ -51,7 +54,7 @@ class Tensor(TensorState, OpMethods):
     """
 
     __hash__ = object.__hash__
-    __array_priority__ = 100  # ndarray + Tensor asks Tensor first
+    __array_ufunc__ = None  # ndarray + Tensor asks Tensor; a NumPy function of a Tensor says so instead of copying it
 
     def __init__(self, data: Any, dtype: Any = None, place: Any = None, stop_gradient: bool = True) -> None:
         array = (
@@ -78,8 +81,10 @@ class Tensor(TensorState, OpMethods):
 
     @property
     def size(self) -> int:
-        """Number of elements."""
-        return self._array.size
+        """Number of elements; called, the sizes of the dims: size(), or of one: size(0)."""
+        array = self._array
+        count = array.size
+        return ElementCount.of(array.shape, count) if isinstance(count, int) else count
 
     @property
     def itemsize(self) -> int:
@@ -128,7 +133,6 @@ class Tensor(TensorState, OpMethods):
         return self._array.ndim
 
     ndimension = dim
-    rank = dim
 
     def element_size(self) -> int:
         """Bytes per element."""
@@ -187,6 +191,8 @@ class Tensor(TensorState, OpMethods):
     def __int__(self) -> int:
         return int(self._scalar("int(Tensor)"))
 
+    __long__ = __int__
+
     def __index__(self) -> int:
         if not dtypes.is_integer(self.dtype):
             raise DTypeError(f"only an integer Tensor can be an index, got {self.dtype.name}")
@@ -197,6 +203,8 @@ class Tensor(TensorState, OpMethods):
 
     def __bool__(self) -> bool:
         return bool(self._scalar("bool(Tensor), as in `if tensor:`"))
+
+    __nonzero__ = __bool__
 
     def _scalar(self, what: str) -> Any:
         value = state.host(self, what)
@@ -265,11 +273,19 @@ class Tensor(TensorState, OpMethods):
         self._grad = value
         self._reads_zero = False
 
-    def backward(self, grad_tensor: Tensor | None = None, retain_graph: bool = False) -> None:
+    def backward(
+        self, grad_tensor: Tensor | None = None, retain_graph: bool = False, dump_backward_graph_path: str | None = None
+    ) -> None:
         """Add d self / d leaf to leaf.grad for every leaf that wants a gradient.
 
         grad_tensor: what to start from, of this shape; ones by default. The tape is freed unless retain_graph.
+        Raises ConfigError if a path for a picture of the graph is given: to_static's program can be read instead.
         """
+        if dump_backward_graph_path is not None:
+            raise ConfigError(
+                "backward: dump_backward_graph_path is not supported; walk x.grad_fn.edges, or print the program of a "
+                "function captured with to_static"
+            )
         tape.backward([self], [grad_tensor], retain_graph)
 
     def gradient(self) -> np.ndarray | None:
@@ -366,16 +382,18 @@ class Tensor(TensorState, OpMethods):
         """The value on the host's processor."""
         return _move(self, places.CPUPlace())
 
-    def cuda(self, device_id: int = 0, blocking: bool = True) -> Tensor:
-        """The value on a GPU; DeviceError if there is none."""
-        return _move(self, places.CUDAPlace(device_id))
+    def cuda(self, device_id: int | places.Place | None = None, blocking: bool = True) -> Tensor:
+        """The value on a GPU, the first one if none is named; DeviceError if there is none."""
+        where = device_id if isinstance(device_id, places.Place) else places.CUDAPlace(device_id or 0)
+        return _move(self, where)
 
-    def pin_memory(self) -> Tensor:
+    def pin_memory(self, blocking: bool = True) -> Tensor:
         """Itself: transfers manage their own staging memory."""
         return self
 
     def set_value(self, value: Any) -> None:
         """Replace the value, keeping shape, dtype and layout over devices; not taped."""
+        refuse_copy(self, "set_value")
         array = state.read(value) if isinstance(value, TensorState) else np.asarray(value)
         if isinstance(array, Symbol) or isinstance(self._array, Symbol):
             state.write(self, array)
@@ -383,6 +401,27 @@ class Tensor(TensorState, OpMethods):
         if tuple(array.shape) != tuple(self._array.shape):
             raise ShapeError(f"set_value: the Tensor has shape {self.shape}, the value {list(array.shape)}")
         state.write(self, like(array, self._array))
+
+    @property
+    def data(self) -> Tensor:
+        """The value outside the tape. What is written to it in place is written to this Tensor, untaped.
+
+        Assigned to, it replaces the value, with its shape and dtype. Inside a captured function or a static Program it
+        is a copy, and writing to it in place raises GradError.
+        """
+        if state.watch.active is None:
+            return _Data(self)
+        copied = self.detach()
+        copied.__dict__["_copy_of_data"] = True
+        return copied
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        refuse_copy(self, "x.data = value")
+        array = state.read(value if isinstance(value, TensorState) else to_tensor(value))
+        same = isinstance(array, jax.Array) and (array.shape, array.dtype) == (self._array.shape, self._array.dtype)
+        state.write(self, like(array, self._array) if same else array)
+        self.__dict__["_version"] = self.inplace_version + 1
 
     def copy_(self, other: Any, blocking: bool = True) -> Tensor:
         """set_value, returning the Tensor."""
@@ -421,10 +460,16 @@ class Tensor(TensorState, OpMethods):
 
     @recorded
     def __getitem__(self, index: Any) -> Tensor:
+        if isinstance(index, (bool, np.bool_)):  # a new dim, of size 1 for True and 0 for False
+            return self[None] if index else self[None][0:0]
         arrays, spec = split_index(index, self.shape)
         return indexing.getitem(self, arrays, spec)
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        if isinstance(index, (bool, np.bool_)):
+            if not index:
+                return
+            index = None
         if not isinstance(value, TensorState):
             value = np.asarray(value) if not isinstance(value, (bool, int, float, complex)) else value
         if isinstance(index, Tensor) and index.dtype == dtypes.bool_ and np.ndim(value_of(value)) == 0:
@@ -462,6 +507,20 @@ class Tensor(TensorState, OpMethods):
 
     def __rtruediv__(self, y: Any) -> Tensor:
         return _divide(y, self)
+
+    __div__, __rdiv__ = __truediv__, __rtruediv__
+
+    def __lshift__(self, y: Any) -> Tensor:
+        return OPS["bitwise_left_shift"](self, y)
+
+    def __rlshift__(self, y: Any) -> Tensor:
+        return OPS["bitwise_left_shift"](y, self)
+
+    def __rshift__(self, y: Any) -> Tensor:
+        return OPS["bitwise_right_shift"](self, y)
+
+    def __rrshift__(self, y: Any) -> Tensor:
+        return OPS["bitwise_right_shift"](y, self)
 
     def __floordiv__(self, y: Any) -> Tensor:
         return ar.floor_divide(self, y)
@@ -546,6 +605,30 @@ class Tensor(TensorState, OpMethods):
         if self.ndim < 2:
             raise ShapeError(f"mT needs at least 2 dims, got shape {self.shape}")
         return self.transpose([*range(self.ndim - 2), self.ndim - 1, self.ndim - 2])
+
+
+class _Data(Tensor):
+    """x.data: reads and writes the array of x itself."""
+
+    def __init__(self, owner: Tensor) -> None:
+        self._owner = owner
+        TensorState.__init__(self, owner._array)
+
+    @property
+    def _array(self) -> Any:
+        return self._owner._array
+
+    @_array.setter
+    def _array(self, value: Any) -> None:
+        if value is not self._owner._array:
+            self._owner._array = value
+            self._owner.__dict__["_version"] = self._owner.inplace_version + 1
+
+    def __deepcopy__(self, memo: dict) -> Tensor:
+        return self.clone()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.detach().__reduce_ex__(protocol)
 
 
 class HookHandle:

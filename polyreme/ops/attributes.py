@@ -27,7 +27,7 @@ def shape(input: Array) -> Array:
     return jnp.asarray(input.shape, dtypes.int64)
 
 
-@op(method=False)
+@op
 def rank(input: Array) -> Array:
     """Number of dims, as a 0-D int32 Tensor; Tensor.ndim gives it as an int."""
     return jnp.asarray(input.ndim, dtypes.int32)
@@ -39,7 +39,7 @@ def is_empty(x: Array) -> Array:
     return jnp.asarray(x.size == 0)
 
 
-@composite(method=False)
+@composite
 def is_tensor(x: Any) -> bool:
     """Whether x is a Tensor."""
     return isinstance(x, TensorState)

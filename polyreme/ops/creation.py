@@ -118,8 +118,10 @@ def ones(shape: Any, dtype: Any = None) -> Array:
 
 @creator
 def full(shape: Any, fill_value: Array, dtype: Any = None) -> Array:
-    """A shape filled with one value; without dtype a float gives the default dtype, an integer int64, a bool bool."""
-    value = promote(fill_value)[0] if dtype is None else fill_value.astype(dtypes.as_dtype(dtype))
+    """A shape filled with one value; without dtype bool and complex values keep theirs, others give the default one."""
+    kept = fill_value.dtype == dtypes.bool_ or dtypes.is_complex(fill_value.dtype)
+    to = fill_value.dtype if dtype is None and kept else as_float(dtype)
+    value = fill_value.astype(to)
     return jnp.broadcast_to(jnp.reshape(value, ()), as_shape(shape, "full"))
 
 

@@ -11,7 +11,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
+from polyreme.core import dtype as dtypes
 from polyreme.core.op import op
+from polyreme.errors import DTypeError
 
 Spec = tuple[tuple, ...]
 
@@ -44,7 +46,7 @@ def getitem(x: Array, arrays: list[Array], spec: tuple) -> Array:
 def setitem(x: Array, value: Array, arrays: list[Array], spec: tuple) -> Array:
     """A copy of x with x[index] = value, value broadcast and cast to x's dtype."""
     index = _index(arrays, spec)
-    value = value.astype(x.dtype)
+    value = _kept(value, x)
     room = x[index].ndim
     # NumPy lets a value have extra leading dims of size 1
     if value.ndim > room:
@@ -56,4 +58,14 @@ def setitem(x: Array, value: Array, arrays: list[Array], spec: tuple) -> Array:
 def setitem_where(x: Array, value: Array, mask: Array) -> Array:
     """A copy of x with the elements where mask is True set to a scalar value; mask covers the leading dims."""
     mask = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
-    return jnp.where(mask, value.astype(x.dtype), x)
+    return jnp.where(mask, _kept(value, x), x)
+
+
+def _kept(value: Array, x: Array) -> Array:
+    """value in x's dtype. Raises DTypeError rather than drop imaginary parts."""
+    if dtypes.is_complex(value.dtype) and not dtypes.is_complex(x.dtype):
+        raise DTypeError(
+            f"x[index] = value: the value is {value.dtype.name}, x {x.dtype.name}, which holds no imaginary part; "
+            "write value.real(), or make x complex with astype"
+        )
+    return value.astype(x.dtype)

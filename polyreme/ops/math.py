@@ -219,9 +219,7 @@ def round(x: Array, decimals: int = 0) -> Array:
 
 @op
 def sign(x: Array) -> Array:
-    """-1, 0 or 1 as x is negative, zero or positive; its gradient is 0. sgn takes complex numbers."""
-    if dtypes.is_complex(x.dtype):
-        raise DTypeError(f"sign takes real numbers, got {x.dtype.name}; sgn gives x / |x|")
+    """-1, 0 or 1 as x is negative, zero or positive; of a complex number x / |x|. Its gradient is 0 for real x."""
     return jnp.sign(x)
 
 

@@ -16,7 +16,8 @@ from jax import Array
 from polyreme.core import dtype as dtypes
 from polyreme.core.dtype import promote
 from polyreme.core.op import DRAWN, Key, op
-from polyreme.errors import DTypeError, ShapeError
+from polyreme.errors import ConfigError, DTypeError, ShapeError
+from polyreme.ops.bounds import preceded
 from polyreme.ops.creation import as_float, as_shape, creator, republish
 
 
@@ -74,6 +75,18 @@ def uniform(
     return jax.random.uniform(_key(key, seed), as_shape(shape, "uniform"), to, jnp.astype(min, to), jnp.astype(max, to))
 
 
+def _checks_std(what: str, at: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Put before an op: raise ConfigError for a negative number as its argument std, number `at`."""
+
+    def check(*args: Any, std: Any = 0.0, **_: Any) -> None:
+        given = args[at] if len(args) > at else std
+        if isinstance(given, (int, float)) and given < 0:
+            raise ConfigError(f"{what}: std={given}; a standard deviation is at least 0")
+
+    return preceded(check)
+
+
+@_checks_std("gaussian", 2)
 @op(method=False)
 def gaussian(
     shape: Any, mean: Array | float = 0.0, std: Array | float = 1.0, seed: int = 0, dtype: Any = None, key: Key = DRAWN
@@ -83,6 +96,7 @@ def gaussian(
     return drawn * jnp.astype(std, drawn.dtype) + jnp.astype(mean, drawn.dtype)
 
 
+@_checks_std("normal", 1)
 @op(method=False)
 def normal(mean: Array | float = 0.0, std: Array | float = 1.0, shape: Any = None, key: Key = DRAWN) -> Array:
     """Normal with a mean and a standard deviation, each a number or a Tensor; gradients flow to both.
@@ -96,6 +110,7 @@ def normal(mean: Array | float = 0.0, std: Array | float = 1.0, shape: Any = Non
     return center + spread * _normal(key, common if shape is None else shape, center.dtype, "normal")
 
 
+@_checks_std("log_normal", 1)
 @op(method=False)
 def log_normal(mean: Array | float = 1.0, std: Array | float = 2.0, shape: Any = None, key: Key = DRAWN) -> Array:
     """exp of a normal with a mean and a standard deviation, arguments as for normal."""
@@ -214,12 +229,14 @@ def uniform_(x: Array, min: Array | float = 0, max: Array | float = 1.0, seed: i
     return jax.random.uniform(_key(key, seed), x.shape, to, jnp.astype(min, to), jnp.astype(max, to))
 
 
+@_checks_std("normal_", 2)
 @_filling
 def normal_(x: Array, mean: Array | float = 0.0, std: Array | float = 1.0, key: Key = DRAWN) -> Array:
     """Fill x with normal numbers of a mean and a standard deviation."""
     return jnp.astype(mean, x.dtype) + jnp.astype(std, x.dtype) * _normal(key, x.shape, x.dtype, "normal_")
 
 
+@_checks_std("log_normal_", 2)
 @_filling
 def log_normal_(x: Array, mean: Array | float = 1.0, std: Array | float = 2.0, key: Key = DRAWN) -> Array:
     """Fill x with exp of normal numbers of a mean and a standard deviation."""

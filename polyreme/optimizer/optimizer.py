@@ -108,8 +108,11 @@ class Optimizer(OptimizerState):
         """One over copies of the parameters: those of the model, if deepcopy is given (model, optimizer)."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
-        copied.__dict__.update({n: copy.deepcopy(v, memo) for n, v in self.__dict__.items() if n != "_updates"})
-        copied._updates = {}
+        kept = {n: v for n, v in self.__dict__.items() if n not in ("_updates", "_made_with", "_bound")}
+        copied.__dict__.update({n: copy.deepcopy(v, memo) for n, v in kept.items()})
+        copied._made_with = self._made_with
+        # programs that hold the optimizer know nothing of the copy
+        copied._updates, copied._bound = {}, ()
         key = {id(p): id(q) for p, q in zip(self._parameters, copied._parameters, strict=True)}
         for name in ("_position", "_group_of", "_clip_of", "_masters"):
             setattr(copied, name, {key[k]: v for k, v in getattr(copied, name).items()})

@@ -30,7 +30,7 @@ def test_second_names_of_parameters(x):
 
 
 def test_a_second_name_beside_the_first_or_unknown_is_an_error(x):
-    with pytest.raises(TypeError, match="sum\\(\\) got 'dim' twice"):
+    with pytest.raises(TypeError, match=r"sum\(\) got 'dim' twice"):
         paddle.sum(x, 0, dim=1)
     with pytest.raises(TypeError, match="no parameter 'dim'; it has x"):
         paddle.log(x, dim=1)
@@ -49,7 +49,7 @@ def test_sizes_one_by_one(x):
     np.testing.assert_array_equal(x.flip(0, 1), X[::-1, ::-1])
     np.testing.assert_array_equal(x.transpose(0, 1), X.T)
     assert paddle.zeros([2, 3, 4]).transpose(0, -1).shape == [4, 3, 2]
-    with pytest.raises(TypeError, match="sum\\(\\) takes 4 arguments"):
+    with pytest.raises(TypeError, match=r"sum\(\) takes 4 arguments"):
         paddle.sum(x, 0, None, False, 1)
     with pytest.raises(paddle.errors.ShapeError, match="transpose"):
         x.transpose(0, 5)

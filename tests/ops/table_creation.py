@@ -49,7 +49,7 @@ CASES = [
     Case("zeros", given(3, "int32"), lambda s, d: np.zeros(s, d), no_grad=NONE, check=has("int32", (3,)), tag="int"),
     Case("ones", given([2, 3], "int64"), np.ones, no_grad=NONE, bad=NEGATIVE, check=has("int64", (2, 3))),
     Case("full", given([2, 2], 1.5), lambda s, v: np.full(s, v, "float32"), no_grad=NONE, check=has("float32", (2, 2))),
-    Case("full", given([2], 7), np.full, no_grad=NONE, check=has("int64", (2,)), tag="int"),
+    Case("full", given([2], 7), np.full, no_grad=NONE, check=has("float32", (2,)), tag="int"),
     Case("full", given([2], True), np.full, no_grad=NONE, check=has("bool", (2,)), tag="bool"),
     Case("full", given([], 7, "float64"), np.full, no_grad=NONE, bad=(([-1], 7), ShapeError, r"\[-1\]"), tag="0d"),
     Case("empty", given([2, 3]), None, no_grad=NONE, bad=NEGATIVE, check=has("float32", (2, 3))),

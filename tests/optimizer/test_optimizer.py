@@ -401,3 +401,12 @@ def test_a_deep_copy_goes_with_the_copied_model():
     assert (twin.weight.numpy() != before).all()
     step(model, optimizer)
     np.testing.assert_array_equal(model.weight.numpy(), twin.weight.numpy())
+
+
+def test_a_deep_copy_is_held_by_no_program_of_the_original():
+    model = Linear(3, 2)
+    optimizer = opt.Momentum(0.1, parameters=model.parameters())
+    optimizer._bound = [object()]
+    copied = copy.deepcopy((model, optimizer))[1]
+    assert copied._bound == ()
+    assert copied._made_with is optimizer._made_with
