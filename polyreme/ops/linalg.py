@@ -292,8 +292,11 @@ def cond(x: Array, p: Any = None) -> Array:
 
 @op(amp="fp32")
 def eig(x: Array) -> tuple[Array, Array]:
-    """(eigenvalues, eigenvectors as columns) of any square matrix, complex; on the host's processor only."""
-    values, vectors = jnp.linalg.eig(square(x, "eig"))
+    """(eigenvalues, eigenvectors as columns) of any square matrix, complex; on the host's processor only.
+
+    Vectors have length 1 and a phase that nothing fixes: the gradient is that of a loss which does not depend on it.
+    """
+    values, vectors = lax.linalg.eig(square(x, "eig"), compute_left_eigenvectors=False, enable_eigvec_derivs=True)
     return values, vectors
 
 

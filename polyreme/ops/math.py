@@ -147,10 +147,20 @@ def asinh(x: Array) -> Array:
     return jnp.arcsinh(floating(x))
 
 
+@jax.custom_jvp
+def _complex_acosh(x: Array) -> Array:
+    return jnp.arccosh(x)
+
+
+# jax takes 1 / sqrt(x^2 - 1), which has the wrong sign left of the imaginary axis
+_complex_acosh.defjvps(lambda slope, _, x: slope / (jnp.sqrt(x - 1) * jnp.sqrt(x + 1)))
+
+
 @op(inplace=True)
 def acosh(x: Array) -> Array:
-    """Inverse hyperbolic cosine; NaN below 1."""
-    return jnp.arccosh(floating(x))
+    """Inverse hyperbolic cosine; NaN for real numbers below 1."""
+    x = floating(x)
+    return _complex_acosh(x) if dtypes.is_complex(x.dtype) else jnp.arccosh(x)
 
 
 @op(inplace=True)
