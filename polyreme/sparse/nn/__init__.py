@@ -1,0 +1,34 @@
+"""polyreme.sparse.nn: layers over sparse Tensors.
+
+Floor: 4.
+"""
+
+from polyreme.sparse.nn import functional
+from polyreme.sparse.nn.layers import (
+    BatchNorm,
+    Conv2D,
+    Conv3D,
+    LeakyReLU,
+    MaxPool3D,
+    ReLU,
+    ReLU6,
+    Softmax,
+    SubmConv2D,
+    SubmConv3D,
+    SyncBatchNorm,
+)
+
+__all__ = [
+    "BatchNorm",
+    "Conv2D",
+    "Conv3D",
+    "LeakyReLU",
+    "MaxPool3D",
+    "ReLU",
+    "ReLU6",
+    "Softmax",
+    "SubmConv2D",
+    "SubmConv3D",
+    "SyncBatchNorm",
+    "functional",
+]
