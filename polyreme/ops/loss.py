@@ -19,8 +19,8 @@ from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import wide
 from polyreme.ops.bounds import preceded
 from polyreme.ops.ids import check_range, visible
-from polyreme.ops.math import minimum
-from polyreme.ops.normalization import p_norm
+from polyreme.ops.math import magnitude, minimum
+from polyreme.ops.norms import p_norm
 
 
 def reduced(loss: Array, reduction: str, what: str) -> Array:
@@ -173,7 +173,7 @@ def square_error_cost(input: Array, label: Array) -> Array:
 def l1_loss(input: Array, label: Array, reduction: str = "mean") -> Array:
     """|input - label|; the two broadcast, and the gradient where they are equal is 0."""
     own, (x, y) = _together(input, label)
-    return reduced(jnp.abs(x - y), reduction, "l1_loss").astype(own)
+    return reduced(magnitude(x - y), reduction, "l1_loss").astype(own)
 
 
 @op(amp="fp32", method=False)

@@ -23,6 +23,11 @@ from polyreme.ops.creation import republish
 @op(inplace=True)
 def abs(x: Array) -> Array:
     """|x|; of a complex x its magnitude, real. The gradient at 0 is 0."""
+    return magnitude(x)
+
+
+def magnitude(x: Array) -> Array:
+    """|x| of an array, with gradient 0 at 0."""
     # jnp.abs has gradient 1 at 0
     return x * jnp.sign(x) if dtypes.is_floating(x.dtype) else jnp.abs(x)
 
@@ -325,16 +330,14 @@ def _is(x: Array, value: float, what: str) -> Array:
 
 @op
 def maximum(x: Array, y: Array) -> Array:
-    """The larger of x and y, NaN if either is; at a tie the gradient goes to y."""
-    x, y = promote(x, y)
-    return jnp.where((x > y) | jnp.isnan(x), x, y)
+    """The larger of x and y, NaN if either is; at a tie each gets half the gradient."""
+    return jnp.maximum(*promote(x, y))
 
 
 @op
 def minimum(x: Array, y: Array) -> Array:
-    """The smaller of x and y, NaN if either is; at a tie the gradient goes to y."""
-    x, y = promote(x, y)
-    return jnp.where((x < y) | jnp.isnan(x), x, y)
+    """The smaller of x and y, NaN if either is; at a tie each gets half the gradient."""
+    return jnp.minimum(*promote(x, y))
 
 
 @op

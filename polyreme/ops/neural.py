@@ -22,7 +22,7 @@ from polyreme.ops.activation import positive_dim, promote_floating, wide
 from polyreme.ops.creation import republish
 from polyreme.ops.ids import check_range
 from polyreme.ops.loss import cosine
-from polyreme.ops.normalization import p_norm
+from polyreme.ops.norms import p_norm
 from polyreme.ops.windows import is_channels_last
 
 
@@ -92,7 +92,7 @@ def embedding_rows(x: Array, weight: Array, padding_idx: int | None = None, scal
 @op(method=False)
 def embedding_within(weight: Array, x: Array, max_norm: float, norm_type: float) -> Array:
     """weight with the rows at ids x scaled down to a norm of at most max_norm."""
-    norm = p_norm(wide(weight), norm_type, 1, keepdims=True)
+    norm = p_norm(wide(weight), norm_type, 1, True)
     used = jnp.zeros(weight.shape[:1], bool).at[x.reshape(-1)].set(True)[:, None]
     # 1e-7 keeps a row that was scaled once from being scaled again for its rounding
     scaled = (weight * (max_norm / (norm + 1e-7))).astype(weight.dtype)

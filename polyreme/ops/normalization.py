@@ -19,6 +19,7 @@ from polyreme.core.dtype import floating
 from polyreme.core.op import composite, op
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import channel_dim, positive_dim, wide
+from polyreme.ops.norms import p_norm
 
 
 def _last_dims(x: Array, normalized_shape: Any, what: str) -> tuple[int, ...]:
@@ -268,34 +269,12 @@ def local_response_norm(
     return (v / jnp.power(k + alpha / size * total, beta)).astype(x.dtype)
 
 
-def p_norm(x: Array, p: float, dim: Any, keepdims: bool = False) -> Array:
-    """(sum of |x|^p)^(1 / p) over dim; the largest |x| for p = inf, the number of nonzeros for p = 0.
-
-    The gradient where the norm is 0 is 0, and never NaN.
-    """
-    size = jnp.abs(x)
-    if math.isinf(p):
-        pick = jnp.max if p > 0 else jnp.min
-        return pick(size, dim, keepdims=keepdims)
-    if p == 0:
-        return jnp.sum((size != 0).astype(x.dtype), dim, keepdims=keepdims)
-    if p == 1:
-        return jnp.sum(size, dim, keepdims=keepdims)
-    if p == 2:
-        total = jnp.sum(jnp.square(size), dim, keepdims=keepdims)
-    else:
-        live = size != 0
-        total = jnp.sum(jnp.where(live, jnp.power(jnp.where(live, size, 1), p), 0), dim, keepdims=keepdims)
-    some = total != 0
-    return jnp.where(some, jnp.power(jnp.where(some, total, 1), 1 / p), 0)
-
-
 @op(amp="fp32", method=False)
 def normalize(x: Array, p: float = 2, axis: int = 1, epsilon: float = 1e-12) -> Array:
     """x / max(||x||_p, epsilon) along axis; p is a number or inf."""
     x = floating(x)
     v = wide(x)
-    norm = p_norm(v, float(p), positive_dim(axis, x.ndim, "normalize"), keepdims=True)
+    norm = p_norm(v, float(p), positive_dim(axis, x.ndim, "normalize"), True)
     return (v / jnp.maximum(norm, epsilon)).astype(x.dtype)
 
 

@@ -17,12 +17,8 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.dtype import floating, promote
 from polyreme.core.op import op
 from polyreme.errors import ShapeError
+from polyreme.ops.math import magnitude
 from polyreme.ops.reduce import dims_of
-
-
-def _size(x: Array) -> Array:
-    """|x|, real, with gradient 0 at 0."""
-    return jnp.abs(x) if dtypes.is_complex(x.dtype) else x * jnp.sign(x)
 
 
 def _root(x: Array, p: float) -> Array:
@@ -32,8 +28,12 @@ def _root(x: Array, p: float) -> Array:
     return jnp.where(zero, 0, jnp.sqrt(safe) if p == 2 else jnp.power(safe, 1 / p))
 
 
-def _p_norm(x: Array, p: float, over: tuple[int, ...], keepdim: bool) -> Array:
-    size = _size(x)
+def p_norm(x: Array, p: float, over: int | tuple[int, ...], keepdim: bool = False) -> Array:
+    """(sum of |x|^p)^(1 / p) over dims; the largest |x| for p = inf, the smallest for -inf, how many are not 0 for 0.
+
+    The gradient where the norm is 0 is 0, and never NaN.
+    """
+    size = magnitude(x)
     if p == 0:
         return jnp.sum((x != 0).astype(size.dtype), over, keepdims=keepdim)
     if math.isinf(p):
@@ -63,7 +63,7 @@ def _real(x: Array, dtype: Any) -> Array:
 @op(amp="fp32", method=False)
 def vector_norm(x: Array, p: float = 2.0, axis: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
     """p-norm of the elements over axis (all dims if None)."""
-    return _p_norm(_real(x, dtype), _number(p, "vector_norm"), dims_of(x, axis, "vector_norm"), keepdim)
+    return p_norm(_real(x, dtype), _number(p, "vector_norm"), dims_of(x, axis, "vector_norm"), keepdim)
 
 
 @op(amp="fp32", method=False)
@@ -80,13 +80,13 @@ def _matrix_norm(x: Array, p: Any, over: tuple[int, ...], keepdim: bool, what: s
     if len(over) != 2:
         raise ShapeError(f"{what}: a matrix spans 2 dims, axis names {list(over)} of shape {list(x.shape)}")
     if p == "fro":
-        return _p_norm(x, 2, over, keepdim)
+        return p_norm(x, 2, over, keepdim)
     matrices = jnp.moveaxis(x, over, (-2, -1))
     if p in ("nuc", 2, -2):
         values = jnp.linalg.svd(matrices, compute_uv=False)
         result = jnp.sum(values, -1) if p == "nuc" else values[..., 0] if p == 2 else values[..., -1]
     elif p in (1, -1, math.inf, -math.inf):
-        sums = jnp.sum(_size(matrices), -2 if abs(p) == 1 else -1)
+        sums = jnp.sum(magnitude(matrices), -2 if abs(p) == 1 else -1)
         result = jnp.max(sums, -1) if p > 0 else jnp.min(sums, -1)
     else:
         raise ShapeError(f"{what}: p={p!r}; choose 'fro', 'nuc', 1, -1, 2, -2, inf or -inf")
@@ -107,7 +107,7 @@ def norm(x: Array, p: Any = None, axis: Any = None, keepdim: bool = False, dtype
         return _matrix_norm(x, p, over, keepdim, "norm")
     if p == 0 and axis is not None and len(over) == 2:
         raise ShapeError(f"norm: p=0 is for vectors, axis names two dims {list(over)}; use vector_norm")
-    return _p_norm(x, 2.0 if p in (None, "fro") else _number(p, "norm"), over, keepdim)
+    return p_norm(x, 2.0 if p in (None, "fro") else _number(p, "norm"), over, keepdim)
 
 
 @op(amp="fp32")
@@ -115,7 +115,7 @@ def dist(x: Array, y: Array, p: float = 2) -> Array:
     """p-norm of x - y over all elements, broadcast -> []."""
     x, y = (floating(v) for v in promote(x, y))
     difference = x - y
-    return _p_norm(difference, _number(p, "dist"), tuple(range(difference.ndim)), False)
+    return p_norm(difference, _number(p, "dist"), tuple(range(difference.ndim)), False)
 
 
 _COMPUTE_MODES = {
@@ -142,7 +142,7 @@ def cdist(x: Array, y: Array, p: float = 2.0, compute_mode: str = "use_mm_for_eu
     if p == 2 and _COMPUTE_MODES[compute_mode](max(x.shape[-2], y.shape[-2])):
         squares = jnp.sum(x * x, -1)[..., :, None] + jnp.sum(y * y, -1)[..., None, :]
         return _root(jnp.maximum(squares - 2 * jnp.matmul(x, jnp.swapaxes(y, -1, -2)), 0), 2)
-    return _p_norm(x[..., :, None, :] - y[..., None, :, :], p, (-1,), False)
+    return p_norm(x[..., :, None, :] - y[..., None, :, :], p, (-1,), False)
 
 
 @op(amp="fp32", method=False)
@@ -151,7 +151,7 @@ def pdist(x: Array, p: float = 2.0) -> Array:
     dims.check("pdist", {"x": "n k"}, {"x": x.shape})
     first, second = jnp.triu_indices(x.shape[0], 1)
     x = floating(x)
-    return _p_norm(x[first] - x[second], _number(p, "pdist"), (-1,), False)
+    return p_norm(x[first] - x[second], _number(p, "pdist"), (-1,), False)
 
 
 @op(amp="fp32", inplace=True)
@@ -161,6 +161,6 @@ def renorm(x: Array, p: float, axis: int, max_norm: float) -> Array:
     if p <= 0 or max_norm < 0:
         raise ShapeError(f"renorm: p={p}, max_norm={max_norm}; give p > 0 and max_norm >= 0")
     x = floating(x)
-    sizes = _p_norm(x, float(p), tuple(d for d in range(x.ndim) if d != at), True)
+    sizes = p_norm(x, float(p), tuple(d for d in range(x.ndim) if d != at), True)
     over = sizes > max_norm
     return jnp.where(over, x * (max_norm / jnp.where(over, sizes, 1)), x)

@@ -131,9 +131,8 @@ def matrix_transpose(x: Array) -> Array:
 
 @op
 def trace(x: Array, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
-    """Sum of a diagonal of the matrices that axis1 and axis2 span; narrow integers are summed in int64."""
-    wide = dtypes.int64 if dtypes.is_integer(x.dtype) or x.dtype == dtypes.bool_ else x.dtype
-    return jnp.trace(x, offset, axis1, axis2, dtype=wide)
+    """Sum of a diagonal of the matrices that axis1 and axis2 span, in x's dtype; of bool in int64."""
+    return jnp.trace(x, offset, axis1, axis2, dtype=dtypes.int64 if x.dtype == dtypes.bool_ else x.dtype)
 
 
 def _einsum(equation: str, *operands: Array) -> Array:

@@ -24,7 +24,8 @@ _METHODS = ("linear", "lower", "higher", "nearest", "midpoint")
 def median(x: Array, axis: Any = None, keepdim: bool = False, mode: str = "avg") -> Any:
     """Middle element over axis; of an even number, the mean of the middle two (mode "avg") or the lower (mode "min").
 
-    "avg" gives floating numbers. "min" keeps x's dtype and, when axis is an int, returns (values, indices in that dim).
+    "avg" gives floating numbers, NaN of no elements. "min" keeps x's dtype and, when axis is an int, returns (values,
+    indices in that dim).
     """
     return _median(x, axis, keepdim, mode, "median", skip=False)
 
@@ -41,8 +42,11 @@ def _median(x: Array, axis: Any, keepdim: bool, mode: str, what: str, skip: bool
     x = dtypes.floating(x) if mode == "avg" else x
     dims = dims_of(x, axis, what)
     rows = _rows(x, dims)
+    shape = _kept(x, dims) if keepdim else tuple(s for d, s in enumerate(x.shape) if d not in dims)
     if rows.shape[-1] == 0:
-        raise ShapeError(f"{what}: no elements over axis {axis} of shape {list(x.shape)}")
+        if mode == "min":
+            raise ShapeError(f"{what}: no elements over axis {axis} of shape {list(x.shape)}")
+        return jnp.full(shape, jnp.nan, x.dtype)
     nan = jnp.isnan(rows)
     count = jnp.sum(~nan, -1, keepdims=True) if skip else jnp.full((*rows.shape[:-1], 1), rows.shape[-1])
     # NaNs sort last
@@ -56,7 +60,6 @@ def _median(x: Array, axis: Any, keepdim: bool, mode: str, what: str, skip: bool
         # half of each, so that large numbers do not overflow; a lone middle element is counted once
         middle = value / 2 + jnp.take_along_axis(rows, high, -1) / 2
         value = jnp.where((count % 2 == 1) | (count == 0) | jnp.isnan(value), value, middle)
-    shape = _kept(x, dims) if keepdim else tuple(s for d, s in enumerate(x.shape) if d not in dims)
     if mode == "min" and isinstance(axis, int):
         return value.reshape(shape), low.reshape(shape).astype(dtypes.int64)
     return value.reshape(shape)
@@ -76,7 +79,7 @@ def _kept(x: Array, dims: tuple[int, ...]) -> tuple[int, ...]:
 
 @op
 def quantile(x: Array, q: Any, axis: Any = None, keepdim: bool = False, interpolation: str = "linear") -> Array:
-    """The value that a share q of the elements over axis does not exceed; q in [0, 1], one number or several.
+    """The value that a share q of the elements over axis does not exceed, NaN of none; q in [0, 1], one or several.
 
     With several, the first dim of the result runs over q. interpolation between two elements: "linear", "lower",
     "higher", "nearest" or "midpoint".
@@ -98,4 +101,8 @@ def _quantile(x: Array, q: Any, axis: Any, keepdim: bool, interpolation: str, wh
             raise ShapeError(f"{what}: q={share} is no share; give numbers from 0 to 1")
     x = dtypes.floating(x)
     dims = dims_of(x, axis, what)
-    return fn(x, jnp.asarray(q, x.dtype), axis=dims, method=interpolation, keepdims=keepdim)
+    shares, rows = jnp.asarray(q, x.dtype), _rows(x, dims)
+    kept = _kept(x, dims) if keepdim else rows.shape[:-1]
+    if rows.shape[-1] == 0:
+        return jnp.full((*shares.shape, *kept), jnp.nan, x.dtype)
+    return fn(rows, shares, axis=-1, method=interpolation).reshape(*shares.shape, *kept)

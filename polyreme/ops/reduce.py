@@ -6,7 +6,6 @@ A dim that is not there raises ShapeError.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +54,19 @@ def sum(x: Array, axis: Any = None, dtype: Any = None, keepdim: bool = False) ->
 
 
 @op(amp="fp32")
+def reduce_as(x: Array, target: Array) -> Array:
+    """Sum of x over the dims that broadcasting target to x's shape would make: -> target's shape, as sum's dtype.
+
+    Raises ShapeError if target does not broadcast to x.
+    """
+    extra = x.ndim - target.ndim
+    if extra < 0 or [t for t, n in zip(target.shape, x.shape[extra:], strict=True) if t not in (1, n)]:
+        raise ShapeError(f"reduce_as: target {list(target.shape)} does not broadcast to x {list(x.shape)}")
+    grown = tuple(i for i, n in enumerate(x.shape) if i < extra or target.shape[i - extra] != n)
+    return jnp.sum(_wide(x, None), grown, keepdims=True).reshape(target.shape)
+
+
+@op(amp="fp32")
 def mean(x: Array, axis: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
     """Mean over axis; integers give the default dtype, half precision is summed in float32 inside."""
     return jnp.mean(_real(x, dtype), dims_of(x, axis, "mean"), keepdims=keepdim)
@@ -88,44 +100,33 @@ def prod(x: Array, axis: Any = None, keepdim: bool = False, dtype: Any = None) -
 
 @op
 def max(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
-    """Largest element over axis, NaN if there is one; every one of equal elements gets the whole gradient.
-
-    amax shares the gradient among them.
-    """
-    return _extreme(jnp.max, dims_of(x, axis, "max"), keepdim, x)
+    """Largest element over axis, NaN if there is one; equal elements share the gradient evenly."""
+    return _extreme(jnp.max, x, axis, keepdim, "max")
 
 
 @op
 def min(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
-    """Smallest element over axis, NaN if there is one; every one of equal elements gets the whole gradient.
-
-    amin shares the gradient among them.
-    """
-    return _extreme(jnp.min, dims_of(x, axis, "min"), keepdim, x)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def _extreme(reduce: Callable, dims: tuple[int, ...], keepdim: bool, x: Array) -> Array:
-    return reduce(x, dims, keepdims=keepdim)
-
-
-@_extreme.defjvp
-def _extreme_jvp(reduce: Callable, dims: tuple[int, ...], keepdim: bool, xs: tuple, ts: tuple) -> tuple:
-    (x,), (t,) = xs, ts
-    chosen = x == reduce(x, dims, keepdims=True)
-    return reduce(x, dims, keepdims=keepdim), jnp.sum(jnp.where(chosen, t, 0), dims, keepdims=keepdim)
+    """Smallest element over axis, NaN if there is one; equal elements share the gradient evenly."""
+    return _extreme(jnp.min, x, axis, keepdim, "min")
 
 
 @op
 def amax(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
-    """Largest element over axis, NaN if there is one; equal elements share the gradient evenly."""
-    return jnp.max(x, dims_of(x, axis, "amax"), keepdims=keepdim)
+    """max, under its other name."""
+    return _extreme(jnp.max, x, axis, keepdim, "amax")
 
 
 @op
 def amin(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
-    """Smallest element over axis, NaN if there is one; equal elements share the gradient evenly."""
-    return jnp.min(x, dims_of(x, axis, "amin"), keepdims=keepdim)
+    """min, under its other name."""
+    return _extreme(jnp.min, x, axis, keepdim, "amin")
+
+
+def _extreme(reduce: Callable, x: Array, axis: Any, keepdim: bool, what: str) -> Array:
+    dims = dims_of(x, axis, what)
+    if x.size == 0 and 0 in [x.shape[d] for d in dims]:
+        raise ShapeError(f"{what}: no elements over axis {axis} of shape {list(x.shape)}")
+    return reduce(x, dims, keepdims=keepdim)
 
 
 @op

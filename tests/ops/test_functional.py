@@ -60,6 +60,15 @@ def test_gradient_at_zero_is_finite(fn):
     assert np.isfinite(gradient(fn, np.zeros(3))[0]).all()
 
 
+@pytest.mark.parametrize("name", ["l1_loss", "pairwise_distance"])
+def test_gradient_of_a_distance_between_equal_points_is_zero(name):
+    x = to_tensor(np.float32([[1, 2]]), stop_gradient=False)
+    more = {"p": 1.0, "epsilon": 0.0} if name == "pairwise_distance" else {}
+    OPS["sum"](OPS[name](x, to_tensor(np.float32([[1, 3]])), **more)).backward()
+    assert x.grad.tolist()[0][0] == 0
+    assert x.grad.tolist()[0][1] < 0
+
+
 def test_dropout_draws_a_key_only_when_it_drops():
     x = tensor(random(3, 4, 2, 2))
     before = rng.default_generator.get_state()

@@ -6,6 +6,7 @@ import pytest
 from polyreme.core import rng
 from polyreme.core.op import OPS
 from polyreme.eager.tensor import to_tensor
+from polyreme.errors import ShapeError
 
 RNG = np.random.default_rng(5)
 HALF = RNG.standard_normal((3, 3))
@@ -52,11 +53,18 @@ def test_gradient_of_distances_between_equal_points_is_zero(p):
     assert x.grad.tolist() == [[0.0] * 3] * 2
 
 
-def test_max_gives_every_tie_the_whole_gradient_and_amax_shares_it():
-    for name, each in (("max", 1.0), ("amax", 0.5), ("min", 1.0), ("amin", 0.5)):
-        x = to_tensor([2.0, 2.0], stop_gradient=False)
-        OPS[name](x).backward()
-        assert x.grad.tolist() == [each, each]
+@pytest.mark.parametrize("name", ["max", "amax", "min", "amin"])
+def test_equal_elements_share_the_gradient_of_an_extreme(name):
+    x = to_tensor([2.0, 2.0], stop_gradient=False)
+    OPS[name](x).backward()
+    assert x.grad.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("name", ["max", "amax", "min", "amin"])
+def test_no_elements_have_no_extreme(name):
+    with pytest.raises(ShapeError, match=rf"{name}: no elements over axis 1 of shape \[2, 0, 3\]"):
+        OPS[name](to_tensor(np.ones((2, 0, 3), "float32")), 1)
+    assert OPS[name](to_tensor(np.ones((2, 0, 3), "float32")), 0).shape == [0, 3]
 
 
 def test_gradient_of_std_of_equal_elements_is_zero():
