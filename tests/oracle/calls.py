@@ -24,6 +24,10 @@ NAMESPACES = """
 # elementwise: any shapes that broadcast; reductions: any shape, axis and keepdim
 ELEMENTWISE = {"math", "arithmetic", "special", "activation", "complex"}
 REDUCTIONS = {"reduce", "statistics", "quantile"}
+DRAWING = """
+    dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout rrelu gumbel_softmax empty empty_like
+    exponential_ uniform_ normal_
+""".split()  # noqa: SIM905
 SHAPES = {
     1: [((),), ((0,),), ((2, 0, 3),), ((2, 1, 3),)],
     2: [((), (3,)), ((3,), ()), ((2, 1, 3), (4, 1)), ((0,), (1,)), ((2, 0), (1, 1, 1))],
@@ -79,7 +83,7 @@ def op_calls() -> Iterator[Call]:
             kwargs=case.kwargs,
             grad=not case.no_grad,
             terms=case.terms,
-            random=case.fn.__module__.endswith(".random"),
+            random=case.fn.__module__.endswith(".random") or case.name in DRAWING,
         )
         args = case.arguments()
         yield Call(tag=case.tag or "row", args=args, **kept)
@@ -105,7 +109,8 @@ def _as(array: np.ndarray, old: str, new: str) -> np.ndarray:
     if array.dtype.name != old:
         return array
     made = array.astype(new)
-    return made + (0.5j * np.roll(array, 1)).astype(new) if new == "complex64" else made
+    with np.errstate(invalid="ignore"):
+        return made + (0.5j * np.roll(array, 1)).astype(new) if new == "complex64" else made
 
 
 def _mapped(value: Any, change: Any) -> Any:

@@ -58,12 +58,14 @@ def _results(call: Call, which: str, ours: list[Any], theirs: list[Any]) -> str:
 
 
 def _gradients(call: Call, ours: list[Any], theirs: list[Any]) -> str:
+    if len(ours) != len(theirs):
+        return f"{len(ours)} inputs and parameters, PaddlePaddle {len(theirs)}"
     for number, (mine, its) in enumerate(zip(ours, theirs, strict=True)):
         if mine is None or its is None:
             # no gradient and a gradient of zeros say the same
-            held = mine if its is None else its
-            if held is not None and np.any(decoded(held)):
-                return f"gradient {number}: {'none' if mine is None else 'some'}, PaddlePaddle the opposite"
+            if any(held is not None and np.any(decoded(held)) for held in (mine, its)):
+                sides = ("none", "PaddlePaddle has one") if mine is None else ("there", "PaddlePaddle has none")
+                return f"gradient {number}: {', '.join(sides)}"
             continue
         what = _array(call, np.asarray(decoded(mine)), np.asarray(decoded(its)))
         if what:
@@ -81,14 +83,22 @@ def _array(call: Call, mine: np.ndarray, its: np.ndarray) -> str:
     if not dtypes.is_inexact(mine.dtype):
         return "" if np.array_equal(mine, its) else f"{_few(mine)}, PaddlePaddle {_few(its)}"
     finite = np.abs(its[np.isfinite(its)])
-    bound = tolerance(mine.dtype, call.terms)
     scale = max(float(finite.max()) if finite.size else 1.0, 1e-3)
-    close = np.allclose(mine, its, rtol=bound, atol=bound * scale, equal_nan=True)
-    return "" if close else f"{_few(mine)}, PaddlePaddle {_few(its)}"
+
+    def close(dtype: np.dtype) -> bool:
+        bound = tolerance(dtype, call.terms)
+        return np.allclose(mine, its, rtol=bound, atol=bound * scale, equal_nan=True)
+
+    if close(mine.dtype):
+        return ""
+    single = "equal in float32, not in float64: " if close(np.dtype("float32")) else ""
+    return f"{single}{_few(mine)}, PaddlePaddle {_few(its)}"
 
 
 def _few(array: np.ndarray) -> str:
-    return np.array2string(array.ravel()[:4], precision=5, separator=", ").replace("\n", "")
+    return np.array2string(array.ravel()[:4], precision=5 if array.dtype.itemsize < 8 else 12, separator=", ").replace(
+        "\n", ""
+    )
 
 
 def documented() -> list[tuple[str, str, str]]:

@@ -14,7 +14,7 @@ from tests.oracle.calls import Call
 
 SIDE = Path(__file__).with_name("side.py")
 AT_ONCE = 400  # calls of one process: each program that it compiles takes mappings, of which there are 65,530
-PATIENCE = 60.0  # seconds for one call
+PATIENCE = 30.0  # seconds for one call
 # one core, and a compiler told to compile fast: every call is run once
 ENVIRONMENT = {
     "CPU_NUM": "1",
@@ -24,7 +24,7 @@ ENVIRONMENT = {
     "GLOG_minloglevel": "3",
 }
 CRASHED = {"error": "the process ended in this call"}
-HUNG = {"error": "no result after a minute"}
+HUNG = {"error": "no result after half a minute"}
 
 
 def outcomes(python: str, framework: str, calls: list[Call], folder: Path) -> list[dict[str, Any]]:
@@ -48,7 +48,7 @@ def outcomes(python: str, framework: str, calls: list[Call], folder: Path) -> li
 
 
 def _ends(process: subprocess.Popen, results: Path) -> bool:
-    """Wait for the process; False if it was ended because no line was written for a minute."""
+    """Wait for the process; False if it was ended because no line was written for PATIENCE seconds."""
     size, since = -1, time.monotonic()
     while time.monotonic() - since < PATIENCE:
         try:

@@ -95,7 +95,9 @@ class Side:
         if "layer" in call:
             layer = owner(*decoded(call["layer"]["args"]), **decoded(call["layer"]["kwargs"]))
             (layer.eval if call["layer"].get("eval") else layer.train)()
-            for number, parameter in enumerate(layer.parameters()):
+            # PaddlePaddle counts running statistics among the parameters
+            trained = [p for p in layer.parameters() if not p.stop_gradient]
+            for number, parameter in enumerate(trained):
                 parameter.set_value(wave(tuple(parameter.shape), number).astype(str(np.dtype(_name(parameter.dtype)))))
                 leaves.append(parameter)
             return layer
