@@ -27,6 +27,7 @@ from polyreme.eager.index import check_mask, split_index, value_of
 from polyreme.eager.memory import ElementCount, Memory
 from polyreme.eager.methods import OpMethods
 from polyreme.eager.rewriting import Rewriting
+from polyreme.eager.sparse.members import SparseMembers
 from polyreme.errors import ConfigError, DTypeError, GradError, ShapeError
 from polyreme.ops import OPS, indexing
 from polyreme.ops import arithmetic as ar
@@ -42,7 +43,7 @@ _multiply, _divide = Operator(ar.multiply), Operator(ar.divide, None)
 _matmul = Operator(ar.matmul, False, False)
 
 
-class Tensor(TensorState, Casts, Memory, Rewriting, OpMethods):
+class Tensor(TensorState, SparseMembers, Casts, Memory, Rewriting, OpMethods):
     """A multi-dimensional array that ops read and write, on a device or spread over a mesh.
 
     stop_gradient=True (the default) keeps it out of differentiation. Tensors hash by identity; == is elementwise.
