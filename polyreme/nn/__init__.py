@@ -38,6 +38,7 @@ from polyreme.nn.layers.attention import MultiHeadAttention
 from polyreme.nn.layers.batch_norm import BatchNorm, BatchNorm1D, BatchNorm2D, BatchNorm3D, SyncBatchNorm
 from polyreme.nn.layers.container import LayerDict, LayerList, ParameterDict, ParameterList, Sequential
 from polyreme.nn.layers.conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose, Conv3D, Conv3DTranspose
+from polyreme.nn.layers.decoding import BeamSearchDecoder, dynamic_decode
 from polyreme.nn.layers.distance import CosineSimilarity, PairwiseDistance
 from polyreme.nn.layers.dropout import AlphaDropout, Dropout, Dropout2D, Dropout3D, FeatureAlphaDropout
 from polyreme.nn.layers.image import (
@@ -187,6 +188,7 @@ __all__ = [
     "BatchNorm1D",
     "BatchNorm2D",
     "BatchNorm3D",
+    "BeamSearchDecoder",
     "BiRNN",
     "Bilinear",
     "CTCLoss",
@@ -333,6 +335,7 @@ __all__ = [
     "ZeroPad1D",
     "ZeroPad2D",
     "ZeroPad3D",
+    "dynamic_decode",
     "functional",
     "initializer",
     "utils",

@@ -1,4 +1,4 @@
-"""Recurrent layers over padded sequences, single steps of them, the states they start from, and the paths of a beam.
+"""Recurrent layers over padded sequences, single steps of them, the states they start from, and beam search.
 
 Floor: 2.  Formulas and the loop over time are in kernels/recurrent.py. Source: PaddlePaddle 3.3, `paddle.nn.LSTM`,
 `GRU`, `SimpleRNN`, `functional.gather_tree`; doi:10.1162/neco.1997.9.8.1735 (LSTM), arXiv:1406.1078 (GRU).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -16,8 +17,11 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.op import op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.kernels.recurrent import CELLS, State, Weights
-from polyreme.ops.activation import promote_floating
+from polyreme.ops.activation import promote_floating, wide
 from polyreme.ops.bounds import at_hand, check_index, preceded
+
+NEVER_CHOSEN = -1e9
+"""The log-probability of what a beam search is not to choose."""
 
 
 def check_lengths(what: str, lengths: Any, steps: int) -> None:
@@ -145,3 +149,42 @@ def gather_tree(ids: Array, parents: Array) -> Array:
 
     last = jnp.broadcast_to(jnp.arange(ids.shape[2]), ids.shape[1:])
     return lax.scan(back, last, (ids, parents), reverse=True)[1]
+
+
+@op(amp="fp32", method=False)
+def beam_choice(
+    logits: Array, log_probs: Array, finished: Array, lengths: Array, end_token: int
+) -> tuple[Array, Array, Array, Array, Array]:
+    """One step of a beam search: the likeliest continuations of all beams of a batch entry.
+
+    logits [batch, beams, classes]; of each beam so far log_probs, finished and lengths [batch, beams] -> (log_probs,
+    tokens, parents, finished, lengths) [batch, beams], likeliest first, of equals the one of the lower beam and token.
+    A finished beam goes on with end_token alone, at probability 1, and grows no longer.
+    """
+    if logits.ndim != 3 or logits.shape[:2] != log_probs.shape:
+        raise ShapeError(
+            f"beam_choice: logits {list(logits.shape)}, log_probs {list(log_probs.shape)}; needs [batch, beams, "
+            "classes] and [batch, beams]"
+        )
+    classes = logits.shape[2]
+    if not 0 <= end_token < classes:
+        raise ConfigError(f"beam_choice: end_token={end_token} of {classes} classes; give one from 0 to {classes - 1}")
+    each = jax.nn.log_softmax(wide(logits), -1)
+    ended = jnp.where(jnp.arange(classes) == end_token, 0, NEVER_CHOSEN).astype(each.dtype)
+    total = log_probs[..., None] + jnp.where(finished[..., None], ended, each)
+    scores, at = lax.top_k(total.reshape(total.shape[0], -1), total.shape[1])
+    parents, tokens = (a.astype(dtypes.int64) for a in jnp.divmod(at, classes))
+    was = jnp.take_along_axis(finished, parents, 1)
+    grown = jnp.take_along_axis(lengths, parents, 1) + (~was).astype(lengths.dtype)
+    return scores, tokens, parents, was | (tokens == end_token), grown
+
+
+@op(method=False)
+def beam_rows(x: Array, parents: Array) -> Array:
+    """What follows the chosen beams: x [batch * beams, ...], parents [batch, beams] -> [batch * beams, ...]."""
+    if x.ndim < 1 or parents.ndim != 2 or x.shape[0] != parents.size:
+        raise ShapeError(
+            f"beam_rows: x {list(x.shape)}, parents {list(parents.shape)}; needs [batch * beams, ...] and [batch, beams]"
+        )
+    batch, beams = parents.shape
+    return x[(jnp.arange(batch)[:, None] * beams + parents).reshape(-1)]

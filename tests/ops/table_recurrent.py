@@ -82,6 +82,26 @@ def tree(ids, parents):
     return out
 
 
+def choice(logits, log_probs, finished, lengths, end):
+    batch, beams, classes = logits.shape
+    out = [np.zeros((batch, beams), t) for t in ("float32", "int64", "int64", "bool", "int64")]
+    for n in range(batch):
+        found = []
+        for k in range(beams):
+            p = np.exp(logits[n, k].astype("float64"))
+            for token, score in enumerate(np.log(p / p.sum())):
+                if not finished[n, k] or token == end:
+                    found.append((log_probs[n, k] + (0 if finished[n, k] else score), -k, -token))
+        for at, (score, k, token) in enumerate(sorted(found, reverse=True)[:beams]):
+            was = finished[n, -k]
+            row = (score, -token, -k, was or -token == end, lengths[n, -k] + (not was))
+            for array, value in zip(out, row, strict=True):
+                array[n, at] = value
+    return out
+
+
+FLAGS, COUNTS = np.array([[False, True, False], [True, False, False]]), np.array([[2, 1, 2], [0, 2, 2]])
+ROWS, FROM = np.arange(12.0).reshape(6, 2), np.array([[2, 0, 0], [1, 1, 2]])
 LSTM_WEIGHTS, GRU_WEIGHTS = weights((12, 5), (12, 3)), weights((9, 5), (9, 3))
 NONE = (None,) * 3
 
@@ -97,5 +117,8 @@ CASES = [
     Case("recurrent_step", made("RNN_TANH", steps=0), step, {"mode": "RNN_TANH"}, terms=64, tag="tanh", bad=((X[0], *weights((3, 5), 3)), ShapeError, r"weight_hh \[3\]; needs \[gates, hidden\]")),
     Case("initial_state", lambda rng: (np.ones((2, 3)), [4], 1.5, "float32", 1), lambda *_: np.full((3, 4), 1.5, "float32"), no_grad="a constant", bad=((X, [4], 0.0, "float32", 3), ShapeError, "batch_dim_idx=3 of a Tensor with 3 dims")),
     Case("gather_tree", lambda rng: (rng.integers(0, 9, (5, 2, 3)), rng.integers(0, 3, (5, 2, 3))), tree, no_grad="integers", bad=((IDS, IDS), IndexError, "index 2 is out of range for dim 2 of size 2")),
+    Case("beam_choice", lambda rng: (rng.standard_normal((2, 3, 4)).astype("float32"), -rng.random((2, 3)).astype("float32"), FLAGS, COUNTS, 1), choice, no_grad="the choice jumps", bad=((X, X[0], X[0], X[0], 1), ShapeError, r"logits \[4, 3, 5\], log_probs \[3, 5\]")),
+    Case("beam_choice", lambda rng: (np.zeros((2, 3, 2), "float32"), np.float32([[0, -1e9, -1e9]] * 2), FLAGS & False, COUNTS, 0), choice, no_grad="the choice jumps", tag="first", bad=((X, X[:, :, 0], X[:, :, 0], X[:, :, 0], 5), ConfigError, "end_token=5 of 5 classes")),
+    Case("beam_rows", lambda rng: (rng.standard_normal((6, 2)), FROM), lambda x, p: x[[2, 0, 0, 4, 4, 5]], bad=((ROWS, FROM[:1]), ShapeError, r"x \[6, 2\], parents \[1, 3\]")),
     Case("gather_tree", lambda rng: (np.zeros((0, 2, 3), "int32"), np.zeros((0, 2, 3), "int32")), tree, no_grad="integers", tag="empty", bad=((X, X), DTypeError, "ids are float32")),
 ]  # fmt: skip

@@ -1,0 +1,223 @@
+"""Decoding step by step: dynamic_decode, and beam search over a recurrent cell.
+
+Floor: 4.  A decoder has initialize(inits) -> (inputs, states, finished) and step(time, inputs, states, **kwargs) ->
+(outputs, states, inputs, finished); it may have finalize(outputs, states, lengths) -> (outputs, states),
+tracks_own_finished, and idle(outputs), which gives what stands behind the end of everything in a captured program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from polyreme.core import state
+from polyreme.eager.tensor import to_tensor
+from polyreme.errors import ConfigError, ShapeError
+from polyreme.jit.control_flow import while_loop
+from polyreme.ops.arithmetic import cast, logical_and, logical_not, logical_or
+from polyreme.ops.creation import arange, full_like, zeros_like
+from polyreme.ops.gather_scatter import where
+from polyreme.ops.manipulation import flatten, reshape, stack, transpose, unflatten, unsqueeze
+from polyreme.ops.recurrent import NEVER_CHOSEN, beam_choice, beam_rows, gather_tree, initial_state
+from polyreme.ops.reduce import all as all_of
+from polyreme.ops.repetition import expand, repeat_interleave
+
+
+class BeamOutput(NamedTuple):
+    """What a step of a beam search chose, [batch, beams] each."""
+
+    scores: Any
+    predicted_ids: Any
+    parent_ids: Any
+
+
+class BeamState(NamedTuple):
+    """Beams so far: the cell's states [batch, beams, ...]; log_probs, finished, lengths [batch, beams]."""
+
+    cell_states: Any
+    log_probs: Any
+    finished: Any
+    lengths: Any
+
+
+class BeamSearchDecoder:
+    """The beam_size likeliest sequences of a cell whose output_fn(output) are logits; for dynamic_decode.
+
+    embedding_fn makes the cell's next inputs of token ids; without it and output_fn the cell does both itself. What else
+    the cell reads, such as an encoder's outputs, is given once a beam by tile_beam_merge_with_batch.
+    """
+
+    OutputWrapper = BeamOutput
+    StateWrapper = BeamState
+    tracks_own_finished = True
+
+    def __init__(
+        self,
+        cell: Any,
+        start_token: int,
+        end_token: int,
+        beam_size: int,
+        embedding_fn: Callable[..., Any] | None = None,
+        output_fn: Callable[..., Any] | None = None,
+    ) -> None:
+        if beam_size < 1:
+            raise ConfigError(f"BeamSearchDecoder: beam_size={beam_size}; give 1 or more")
+        self.cell = cell
+        self.start_token, self.end_token, self.beam_size = int(start_token), int(end_token), int(beam_size)
+        self.embedding_fn, self.output_fn = embedding_fn, output_fn
+
+    @staticmethod
+    def tile_beam_merge_with_batch(x: Any, beam_size: int) -> Any:
+        """Each entry beam_size times in a row: [batch, ...] -> [batch * beam_size, ...], of every Tensor in x."""
+        return jax.tree.map(lambda leaf: repeat_interleave(leaf, beam_size, 0), x)
+
+    def initialize(self, initial_cell_states: Any) -> tuple[Any, BeamState, Any]:
+        """(inputs of start tokens, the states of beams that begin alike, none finished)."""
+        first = jax.tree.leaves(initial_cell_states)[0]
+        alike = jax.tree.map(self._beside_beams, initial_cell_states)
+
+        def each(value: Any, dtype: str) -> Any:
+            return initial_state(first, (self.beam_size,), value, dtype)
+
+        # all but one beam are ruled out, or they would choose the same
+        live = reshape(cast(arange(self.beam_size), "float32"), [1, self.beam_size]) > 0
+        log_probs = where(live, each(NEVER_CHOSEN, "float32"), each(0.0, "float32"))
+        started = BeamState(alike, log_probs, cast(each(0, "int32"), "bool"), each(0, "int64"))
+        return self._embedded(each(self.start_token, "int64")), started, started.finished
+
+    def step(self, time: Any, inputs: Any, states: BeamState, **kwargs: Any) -> tuple[BeamOutput, BeamState, Any, Any]:
+        """The cell on every beam, and the best continuations -> (outputs, states, next inputs, finished)."""
+        merged = [jax.tree.map(self._merged, part) for part in (inputs, states.cell_states)]
+        made, new = self.cell(*merged, **kwargs)
+        logits = self._split(made if self.output_fn is None else self.output_fn(made))
+        scores, tokens, parents, finished, lengths = beam_choice(
+            logits, states.log_probs, states.finished, states.lengths, self.end_token
+        )
+        new = jax.tree.map(lambda leaf: self._split(beam_rows(leaf, parents)), new)
+        now = BeamState(new, scores, finished, lengths)
+        return BeamOutput(scores, tokens, parents), now, self._embedded(tokens), finished
+
+    def finalize(self, outputs: BeamOutput, final_states: BeamState, sequence_lengths: Any) -> tuple[Any, BeamState]:
+        """(the whole sequence of each beam, int64 [steps, batch, beams], final_states)."""
+        return gather_tree(outputs.predicted_ids, outputs.parent_ids), final_states
+
+    def idle(self, outputs: BeamOutput) -> BeamOutput:
+        """A step in which every beam goes on as itself, with the end token."""
+        own = expand(reshape(arange(self.beam_size), [1, self.beam_size]), outputs.parent_ids.shape)
+        return BeamOutput(zeros_like(outputs.scores), full_like(outputs.predicted_ids, self.end_token), own)
+
+    def _embedded(self, tokens: Any) -> Any:
+        return tokens if self.embedding_fn is None else self.embedding_fn(tokens)
+
+    def _beside_beams(self, x: Any) -> Any:
+        return self._split(repeat_interleave(x, self.beam_size, 0))
+
+    def _merged(self, x: Any) -> Any:
+        return flatten(x, 0, 1)
+
+    def _split(self, x: Any) -> Any:
+        return unflatten(x, 0, [-1, self.beam_size])
+
+
+class _Now(NamedTuple):
+    """Where decoding stands."""
+
+    inputs: Any
+    states: Any
+    finished: Any
+    lengths: Any
+
+
+def dynamic_decode(
+    decoder: Any,
+    inits: Any = None,
+    max_step_num: int | None = None,
+    output_time_major: bool = False,
+    impute_finished: bool = False,
+    is_test: bool = False,
+    return_length: bool = False,
+    **kwargs: Any,
+) -> tuple[Any, ...]:
+    """decoder.step until all is finished or step max_step_num, counted from 0, is done -> (outputs, last states).
+
+    outputs are those of all steps, or what decoder.finalize makes of them, [batch, steps, ...] (output_time_major:
+    [steps, batch, ...]). return_length: also how many steps each sequence was not finished. impute_finished: what is
+    finished keeps its state, for decoders that do not see to that themselves (tracks_own_finished). kwargs go to step.
+    Captured there are always max_step_num + 1 steps in the outputs: behind the end stands decoder.idle, or zeros;
+    is_test then computes none of these and saves nothing for a gradient. Raises ConfigError for a capture without
+    max_step_num.
+    """
+    inputs, states, finished = decoder.initialize(inits)
+    start = _Now(inputs, states, finished, cast(zeros_like(finished), "int64"))
+
+    def advance(time: Any, now: _Now) -> tuple[Any, _Now]:
+        return _advanced(decoder, time, now, impute_finished, kwargs)
+
+    if state.capturing():
+        outputs, now = _captured(decoder, advance, start, max_step_num, is_test)
+    else:
+        outputs, now = _eager(advance, start, max_step_num)
+    made, last = outputs, now.states
+    if hasattr(decoder, "finalize"):
+        made, last = decoder.finalize(outputs, now.states, now.lengths)
+    if not output_time_major:
+        made = jax.tree.map(lambda leaf: transpose(leaf, [1, 0, *range(2, len(leaf.shape))]), made)
+    return (made, last, now.lengths) if return_length else (made, last)
+
+
+def _advanced(decoder: Any, time: Any, now: _Now, impute: bool, kwargs: dict[str, Any]) -> tuple[Any, _Now]:
+    outputs, states, inputs, finished = decoder.step(time, now.inputs, now.states, **kwargs)
+    lengths = now.lengths + cast(logical_not(now.finished), "int64")
+    if getattr(decoder, "tracks_own_finished", False):
+        lengths = getattr(states, "lengths", lengths)
+    else:
+        finished = logical_or(finished, now.finished)
+        if impute:
+            states = jax.tree.map(lambda a, b: where(_beside(now.finished, a), b, a), states, now.states)
+    return outputs, _Now(inputs, states, finished, lengths)
+
+
+def _beside(flags: Any, x: Any) -> Any:
+    """[batch, ...] with as many dims as x."""
+    for _ in range(len(x.shape) - len(flags.shape)):
+        flags = unsqueeze(flags, -1)
+    return flags
+
+
+def _eager(advance: Callable[..., Any], now: _Now, last: int | None) -> tuple[Any, _Now]:
+    each: list[Any] = []
+    while (last is None or len(each) <= last) and not bool(all_of(now.finished)):
+        outputs, now = advance(to_tensor([len(each)]), now)
+        each.append(outputs)
+    if not each:
+        raise ShapeError(f"dynamic_decode: no step was taken, max_step_num={last}; all was finished from the start")
+    return jax.tree.map(lambda *rows: stack(list(rows), 0), *each), now
+
+
+def _captured(
+    decoder: Any, advance: Callable[..., Any], start: _Now, last: int | None, is_test: bool
+) -> tuple[Any, _Now]:
+    if last is None or last < 0:
+        raise ConfigError(
+            f"dynamic_decode: max_step_num={last} in a captured function, where the number of steps is part of the "
+            "program; give the most there may be"
+        )
+    first, now = advance(to_tensor([0]), start)
+    idle = decoder.idle(first) if hasattr(decoder, "idle") else jax.tree.map(zeros_like, first)
+    rows = jax.tree.map(lambda a, b: stack([a] + [b] * last, 0), first, idle)
+
+    def goes_on(time: Any, now: _Now, rows: Any) -> Any:
+        return logical_and(time[0] <= last, logical_not(all_of(now.finished)))
+
+    def body(time: Any, now: _Now, rows: Any) -> list[Any]:
+        outputs, now = advance(time, now)
+        leaves, structure = jax.tree.flatten(rows)
+        for row, made in zip(leaves, jax.tree.leaves(outputs), strict=True):
+            row[time[0]] = made
+        return [time + 1, now, jax.tree.unflatten(structure, leaves)]
+
+    most = None if is_test else last
+    _, now, rows = while_loop(goes_on, body, [to_tensor([1]), now, rows], maximum_iterations=most)
+    return rows, now
