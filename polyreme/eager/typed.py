@@ -1,0 +1,50 @@
+"""FloatTensor and its like: Tensors of one dtype by the name of a class.
+
+Floor: 3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from polyreme.core import dtype as dtypes
+from polyreme.eager.tensor import Tensor, to_tensor
+from polyreme.ops import OPS
+
+
+class _OfDtype(type):
+    """FloatTensor(data) is to_tensor(data, "float32"); FloatTensor(2, 3) has that shape and zeros; FloatTensor() is
+    empty; isinstance(x, FloatTensor) asks for a Tensor of the dtype."""
+
+    dtype: np.dtype
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.pop("device", None) is not None or kwargs:
+            raise TypeError(f"{cls.__name__} takes data or sizes, got {sorted(kwargs) or 'a device'}; use to_tensor")
+        if args and all(isinstance(a, int) and not isinstance(a, bool) for a in args):
+            return OPS["zeros"](list(args), cls.dtype)
+        if len(args) > 1:
+            raise TypeError(f"{cls.__name__} takes data, or sizes as whole numbers; got {len(args)} arguments")
+        data = args[0] if args else []
+        return OPS["cast"](data, cls.dtype) if isinstance(data, Tensor) else to_tensor(np.asarray(data), cls.dtype)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, Tensor) and instance.dtype == cls.dtype
+
+
+def _of(name: str, dtype: np.dtype) -> Any:
+    return _OfDtype(name, (), {"dtype": dtype, "__doc__": f"A Tensor of {dtype.name}. {_OfDtype.__doc__}"})
+
+
+BFloat16Tensor = _of("BFloat16Tensor", dtypes.bfloat16)
+BoolTensor = _of("BoolTensor", dtypes.bool_)
+ByteTensor = _of("ByteTensor", dtypes.uint8)
+CharTensor = _of("CharTensor", dtypes.int8)
+DoubleTensor = _of("DoubleTensor", dtypes.float64)
+FloatTensor = _of("FloatTensor", dtypes.float32)
+HalfTensor = _of("HalfTensor", dtypes.float16)
+IntTensor = _of("IntTensor", dtypes.int32)
+LongTensor = _of("LongTensor", dtypes.int64)
+ShortTensor = _of("ShortTensor", dtypes.int16)

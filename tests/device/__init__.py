@@ -1,0 +1,1 @@
+"""Tests of polyreme.device and polyreme.cuda."""
