@@ -8,11 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from polyreme.autograd import grad
+from polyreme.core import state
 from polyreme.distribution.distribution import Distribution
 from polyreme.distribution.kl import register_kl
 from polyreme.eager.mode import enable_grad
 from polyreme.eager.tensor import Tensor
+from polyreme.ops.creation import assign
 from polyreme.ops.reduce import sum as sum_of
+from polyreme.program.gradient import gradients
 
 
 class ExponentialFamily(Distribution):
@@ -44,6 +47,13 @@ class ExponentialFamily(Distribution):
 def _normalizer_and_slopes(family: ExponentialFamily) -> tuple[Tensor, list[Tensor]]:
     """F(theta) and its gradient, both differentiable with respect to theta."""
     theta = family._natural_parameters
+    if state.recording():
+        # Variables of its own: gradients are of those that want one before they are used
+        copies = [assign(t) for t in theta]
+        for copy in copies:
+            copy.stop_gradient = False
+        normalizer = family._log_normalizer(*copies)
+        return normalizer, gradients([normalizer], copies)
     with enable_grad():
         # the derivative is by leaves of its own where a parameter wants no gradient
         inputs = [t if not t.stop_gradient else _leaf(t) for t in theta]

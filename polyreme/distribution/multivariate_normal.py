@@ -19,7 +19,7 @@ from polyreme.ops.manipulation import flip, reshape, swapaxes, unsqueeze
 from polyreme.ops.math import log, square
 from polyreme.ops.random import randn_like
 from polyreme.ops.reduce import sum as sum_of
-from polyreme.ops.repetition import broadcast_shapes, expand
+from polyreme.ops.repetition import broadcast_tensors, expand
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -51,12 +51,11 @@ class MultivariateNormal(Distribution):
         if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
             raise ShapeError(f"MultivariateNormal: {named[0]} has shape {matrix.shape}; give [*b, k, k]")
         mean = mean if mean.ndim else reshape(mean, [1])
-        shape = broadcast_shapes(mean.shape, matrix.shape[:-1])
-        self.loc = expand(mean, shape)
+        self.loc, _ = broadcast_tensors([mean, diagonal(matrix, axis1=-2, axis2=-1)])
         self._scale = {"scale_tril": lambda m: m, "covariance_matrix": cholesky, "precision_matrix": _from_precision}[
             named[0]
         ](matrix)
-        super().__init__(shape[:-1], shape[-1:])
+        super().__init__(self.loc.shape[:-1], self.loc.shape[-1:])
 
     def _whole(self, matrix: Tensor) -> Tensor:
         k = self.event_shape[0]

@@ -170,14 +170,16 @@ def test_a_static_program_draws_and_evaluates(static_mode):  # noqa: F811
     d = D.Normal(loc, x.exp())
     one = D.Gamma(x.exp(), 2.0)
     picks = D.Categorical(x)
+    vectors = D.MultivariateNormal(x, np.eye(3, dtype="float32"))
     fetch = [d.log_prob(1.0), one.log_prob(1.0), picks.entropy(), d.sample([2]), one.sample(), picks.sample([4])]
+    fetch.append(vectors.log_prob(vectors.sample()))
     exe = static.Executor()
     exe.run(static.default_startup_program())
     fed = np.random.default_rng(0).normal(size=(5, 3)).astype("float32")
     found = exe.run(feed={"x": fed}, fetch_list=fetch)
     np.testing.assert_allclose(found[0], st.norm(0.5, np.exp(fed)).logpdf(1.0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found[1], st.gamma(np.exp(fed), scale=0.5).logpdf(1.0), rtol=1e-4, atol=1e-5)
-    assert [f.shape for f in found[2:]] == [(5,), (2, 5, 3), (5, 3), (4, 5)]
+    assert [f.shape for f in found[2:]] == [(5,), (2, 5, 3), (5, 3), (4, 5), (5,)]
 
 
 def test_parameters_keep_their_dtype_and_shape():

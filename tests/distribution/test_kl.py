@@ -11,7 +11,9 @@ from scipy.integrate import quad
 
 import polyreme as paddle
 import polyreme.distribution as D
+from polyreme import static
 from polyreme.errors import ConfigError, ShapeError
+from tests.program.conftest import static_mode  # noqa: F401  (a fixture)
 
 N = 4000
 
@@ -126,6 +128,15 @@ def test_an_exponential_family_of_ones_own():
         D.kl_divergence(Pareto(a), D.Gamma(a, b))
     with pytest.raises(NotImplementedError, match="Distribution has no entropy"):
         D.Distribution().entropy()
+
+
+def test_a_family_of_ones_own_in_a_static_program(static_mode):  # noqa: F811
+    x = static.data("x", [None, 2], "float64")
+    fetch = [D.kl_divergence(Pareto(x), Pareto(x * 2)), Pareto(x).entropy()]
+    fed = np.array([[1.5, 3.0]])
+    found = static.Executor().run(feed={"x": fed}, fetch_list=fetch)
+    np.testing.assert_allclose(found[0], np.full((1, 2), 1 - np.log(2)), rtol=1e-12)
+    np.testing.assert_allclose(found[1], st.pareto(fed).entropy(), rtol=1e-12)
 
 
 def test_a_captured_family_of_ones_own():
