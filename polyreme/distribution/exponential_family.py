@@ -5,17 +5,16 @@ Floor: 5.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from polyreme.autograd import grad
-from polyreme.core import state
+from polyreme.core.op import recorded
 from polyreme.distribution.distribution import Distribution
 from polyreme.distribution.kl import register_kl
 from polyreme.eager.mode import enable_grad
 from polyreme.eager.tensor import Tensor
-from polyreme.ops.creation import assign
 from polyreme.ops.reduce import sum as sum_of
-from polyreme.program.gradient import gradients
 
 
 class ExponentialFamily(Distribution):
@@ -46,20 +45,20 @@ class ExponentialFamily(Distribution):
 
 def _normalizer_and_slopes(family: ExponentialFamily) -> tuple[Tensor, list[Tensor]]:
     """F(theta) and its gradient, both differentiable with respect to theta."""
-    theta = family._natural_parameters
-    if state.recording():
-        # Variables of its own: gradients are of those that want one before they are used
-        copies = [assign(t) for t in theta]
-        for copy in copies:
-            copy.stop_gradient = False
-        normalizer = family._log_normalizer(*copies)
-        return normalizer, gradients([normalizer], copies)
+    normalizer, *slopes = values_and_slopes(family._log_normalizer, *family._natural_parameters)
+    return normalizer, slopes
+
+
+@recorded
+def values_and_slopes(fn: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
+    """[fn(*inputs), the gradient of its sum for each input]; a static Program holds this as one call."""
+    wants = any(not t.stop_gradient for t in inputs)
     with enable_grad():
-        # the derivative is by leaves of its own where a parameter wants no gradient
-        inputs = [t if not t.stop_gradient else _leaf(t) for t in theta]
-        normalizer = family._log_normalizer(*inputs)
-        slopes = grad(normalizer, inputs, create_graph=True)
-    return normalizer, [s for s in slopes if s is not None]
+        # the derivative is by leaves of its own where an input wants no gradient
+        taped = [t if not t.stop_gradient else _leaf(t) for t in inputs]
+        values = fn(*taped)
+        slopes = grad(values, taped, create_graph=wants)
+    return [values if wants else values.detach(), *(s for s in slopes if s is not None)]
 
 
 def _leaf(tensor: Tensor) -> Tensor:

@@ -118,6 +118,7 @@ def test_an_exponential_family_of_ones_own():
     (slope,) = paddle.grad(entropy.sum(), [a])
     # d / da of 1 + 1 / a - log a
     np.testing.assert_allclose(slope.numpy(), -1 / a.numpy() ** 2 - 1 / a.numpy(), rtol=1e-12)
+    assert Pareto(b).entropy().stop_gradient
     want = np.log(a.numpy() / b.numpy()) + b.numpy() / a.numpy() - 1
     np.testing.assert_allclose(D.kl_divergence(Pareto(a), Pareto(b)).numpy(), want, rtol=1e-12)
     for family, args in ((D.Gamma, (a, b)), (D.Exponential, (a,)), (D.Beta, (a, b)), (D.Bernoulli, (b / 4,))):
