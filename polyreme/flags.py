@@ -176,6 +176,16 @@ def restart_backoff() -> float:
     return _float("POLYREME_RESTART_BACKOFF", default=1.0)
 
 
+def translator_verbosity() -> int:
+    """TRANSLATOR_VERBOSITY: how much capturing logs, as jit.set_verbosity; 0."""
+    return _int("TRANSLATOR_VERBOSITY", low=0) or 0
+
+
+def translator_code_level() -> int:
+    """TRANSLATOR_CODE_LEVEL: after which step converted code is logged, as jit.set_code_level; 0 for none."""
+    return _int("TRANSLATOR_CODE_LEVEL", low=0) or 0
+
+
 def debug() -> bool:
     """POLYREME_DEBUG: show tracebacks where the command line would print one line."""
     return _bool("POLYREME_DEBUG", default=False)

@@ -7,7 +7,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from polyreme.jit.control_flow import case, cond, switch_case, while_loop
+from polyreme.jit.convert import ignore_module
 from polyreme.jit.to_static import StaticFunction, enable_to_static, not_to_static, to_static
+from polyreme.jit.verbosity import set_code_level, set_verbosity
 
 if TYPE_CHECKING:
     # pyright sees what __getattr__ finds
@@ -27,9 +29,12 @@ __all__ = [
     "case",
     "cond",
     "enable_to_static",
+    "ignore_module",
     "load",
     "not_to_static",
     "save",
+    "set_code_level",
+    "set_verbosity",
     "switch_case",
     "to_static",
     "while_loop",

@@ -8,14 +8,14 @@ from __future__ import annotations
 import __future__
 
 import ast
+import copy
 import functools
 import inspect
-import logging
 import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,8 +41,8 @@ from polyreme.jit import builtin_calls, control_flow, host_calls, mutation
 from polyreme.jit.capture import unconverted, user_line, where_defined
 from polyreme.jit.rewrite import rewrite
 from polyreme.jit.structure import tensors_in
+from polyreme.jit.verbosity import log, show_code, told
 
-_log = logging.getLogger("polyreme.jit")
 _SKIPPED = frozenset(
     {"polyreme", "jax", "jaxlib", "numpy", "scipy", "malt", "optax", "safetensors", "orbax", "pytest", "_pytest"}
 )
@@ -72,6 +72,7 @@ _switch = _Switch()
 _OPTIONS = converter.STANDARD_OPTIONS
 # code object -> maker of its converted form
 _factories: Any = weakref.WeakKeyDictionary()
+told.forget = _factories.clear
 
 
 @contextmanager
@@ -124,8 +125,9 @@ class _Transpiler(api.PyToPy):
     def transform_ast(self, node: Any, ctx: Any) -> Any:
         node = rewrite(node, ctx.user.owner)
         node = self.initial_analysis(node, ctx)
-        for step in _PASSES:
+        for number, step in enumerate(_PASSES, 1):
             node = step(node, ctx)
+            show_code(getattr(node, "name", "lambda"), number, len(_PASSES), functools.partial(_text_of, node))
         return node
 
     def factory(self, fn: types.FunctionType) -> Callable[..., Any]:
@@ -204,7 +206,36 @@ def _module(node: ast.stmt, name: str, free: tuple[str, ...]) -> ast.Module:
     return ast.fix_missing_locations(ast.Module(body=[outer], type_ignores=[]))
 
 
+def _text_of(node: ast.AST) -> str:
+    """A node of generated code as source."""
+    return ast.unparse(ast.fix_missing_locations(copy.deepcopy(node)))
+
+
 _transpiler = _Transpiler()
+
+
+class _Ignored:
+    """Modules whose functions run as they are written, by name."""
+
+    def __init__(self) -> None:
+        self.modules: set[str] = set()
+
+    def __contains__(self, module: str) -> bool:
+        return any(module == name or module.startswith(f"{name}.") for name in self.modules)
+
+
+_ignored = _Ignored()
+
+
+def ignore_module(modules: Sequence[types.ModuleType]) -> None:
+    """Leave the functions of these modules, and of modules inside them, as they are written: no control flow in them is
+    converted, in what is captured from now on. Raises TypeError for what is no module.
+    """
+    every = [modules] if isinstance(modules, types.ModuleType) else list(modules)
+    for module in every:
+        if not isinstance(module, types.ModuleType):
+            raise TypeError(f"ignore_module takes a list of modules, got {type(module).__name__} in it")
+    _ignored.modules |= {module.__name__ for module in every}
 
 
 def converted(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -237,6 +268,7 @@ def _function(fn: Any) -> Any:
             return fn
         try:
             factory = _factories[code] = _transpiler.factory(fn)
+            log.debug("converted the control flow of %s", where_defined(fn))
         except _REFUSALS as error:
             reason = _refused(fn, error)
             for inside in _code_within(code):
@@ -257,7 +289,7 @@ def _refused(fn: Callable, error: Exception) -> str:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     if isinstance(error, (errors.InaccessibleSourceCodeError, OSError)):
         reason = "its source cannot be had"
-    _log.warning("%s runs without conversion of control flow on Tensors: %s", where_defined(fn), reason)
+    log.warning("%s runs without conversion of control flow on Tensors: %s", where_defined(fn), reason)
     return reason
 
 
@@ -288,9 +320,10 @@ def _wanted(fn: types.FunctionType) -> bool:
 
 
 def _is_users(fn: types.FunctionType) -> bool:
-    root = (fn.__module__ or "").partition(".")[0]
+    module = fn.__module__ or ""
+    root = module.partition(".")[0]
     file = fn.__code__.co_filename
-    if root in _SKIPPED or (file.startswith(_STDLIB) and not file.startswith(_SITE)):
+    if root in _SKIPPED or module in _ignored or (file.startswith(_STDLIB) and not file.startswith(_SITE)):
         return False
     return root not in sys.stdlib_module_names or not file.startswith("<")
 
