@@ -165,6 +165,17 @@ def test_layers_are_cast_by_to(row):
         assert not dtypes.is_floating(t.dtype) or t.dtype == "float64"
 
 
+def test_inputs_under_their_public_names():
+    x, y = to_tensor(wave((1, 1, 4), 1)), to_tensor(wave((1, 1, 4), 2))
+    np.testing.assert_array_equal(nn.MSELoss()(label=y, input=x).numpy(), nn.MSELoss()(x, y).numpy())
+    np.testing.assert_array_equal(nn.MaxPool1D(2)(input=x).numpy(), nn.MaxPool1D(2)(x).numpy())
+    assert nn.SyncBatchNorm(1)(x=to_tensor(wave((1, 1, 2, 2), 1))).shape == [1, 1, 2, 2]
+    values, mask = nn.MaxPool1D(2, return_mask=True)(x)
+    assert nn.MaxUnPool1D(2)(values, mask, output_size=[5]).shape == [1, 1, 5]
+    with pytest.raises(TypeError, match="reduction"):
+        nn.MSELoss()(x, y, reduction="sum")
+
+
 def test_every_activation_loss_and_norm_row_names_functions_that_exist():
     assert [r.id for r in ROWS if r.function and not hasattr(functional, r.function)] == []
     assert all(callable(getattr(functional, n)) for n in functional.__all__)

@@ -83,7 +83,7 @@ def tree(ids, parents):
 
 
 def choice(logits, log_probs, finished, lengths, end):
-    batch, beams, classes = logits.shape
+    batch, beams = logits.shape[:2]
     out = [np.zeros((batch, beams), t) for t in ("float32", "int64", "int64", "bool", "int64")]
     for n in range(batch):
         found = []

@@ -128,6 +128,9 @@ class SyncBatchNorm(_BatchNorm):
     ) -> None:
         super().__init__(num_features, momentum, epsilon, weight_attr, bias_attr, data_format, None, name)
 
+    def forward(self, x: Any) -> Any:  # type: ignore[override]  (its name in the public API)
+        return super().forward(x)
+
     @classmethod
     def convert_sync_batchnorm(cls, layer: Layer) -> Layer:
         """layer with every BatchNorm in it replaced by a SyncBatchNorm that shares its parameters and statistics."""

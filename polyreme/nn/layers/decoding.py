@@ -45,8 +45,8 @@ class BeamState(NamedTuple):
 class BeamSearchDecoder:
     """The beam_size likeliest sequences of a cell whose output_fn(output) are logits; for dynamic_decode.
 
-    embedding_fn makes the cell's next inputs of token ids; without it and output_fn the cell does both itself. What else
-    the cell reads, such as an encoder's outputs, is given once a beam by tile_beam_merge_with_batch.
+    embedding_fn makes the cell's next inputs of token ids; without it, or output_fn, the cell does that itself. What
+    else the cell reads, such as an encoder's outputs, is given once a beam by tile_beam_merge_with_batch.
     """
 
     OutputWrapper = BeamOutput

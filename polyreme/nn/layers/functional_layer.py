@@ -12,7 +12,9 @@ from polyreme.nn.layer import Layer
 
 
 class FunctionalLayer(Layer):
-    """forward(*inputs) = function(*inputs, **settings); a subclass names the function and writes the signature."""
+    """forward(*inputs) = function(*inputs, **settings), inputs also under the function's names for them; a subclass
+    names the function and writes the signature of the settings.
+    """
 
     function: ClassVar[Callable[..., Any]]
 
@@ -20,8 +22,8 @@ class FunctionalLayer(Layer):
         super().__init__(name)
         self.settings = settings
 
-    def forward(self, *inputs: Any) -> Any:
-        return self.function(*inputs, **self.settings)
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.function(*inputs, **named, **self.settings)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{key}={value!r}" for key, value in self.settings.items() if value is not None)

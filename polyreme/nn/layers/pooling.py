@@ -240,7 +240,15 @@ class AdaptiveMaxPool3D(FunctionalLayer):
         super().__init__(name, output_size=output_size, return_mask=return_mask)
 
 
-class MaxUnPool1D(FunctionalLayer):
+class _MaxUnPool(FunctionalLayer):
+    """forward may be given another output_size at each call."""
+
+    def forward(self, x: Any, indices: Any, output_size: Any = None) -> Any:  # type: ignore[override]
+        given = {} if output_size is None else {"output_size": output_size}
+        return self.function(x, indices, **{**self.settings, **given})
+
+
+class MaxUnPool1D(_MaxUnPool):
     """Inverse of MaxPool1D: (values, mask) -> values at their places, zeros elsewhere."""
 
     function = staticmethod(F.max_unpool1d)
@@ -264,7 +272,7 @@ class MaxUnPool1D(FunctionalLayer):
         )
 
 
-class MaxUnPool2D(FunctionalLayer):
+class MaxUnPool2D(_MaxUnPool):
     """Inverse of MaxPool2D: (values, mask) -> values at their places, zeros elsewhere."""
 
     function = staticmethod(F.max_unpool2d)
@@ -288,7 +296,7 @@ class MaxUnPool2D(FunctionalLayer):
         )
 
 
-class MaxUnPool3D(FunctionalLayer):
+class MaxUnPool3D(_MaxUnPool):
     """Inverse of MaxPool3D: (values, mask) -> values at their places, zeros elsewhere."""
 
     function = staticmethod(F.max_unpool3d)
