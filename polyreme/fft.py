@@ -3,6 +3,7 @@
 Floor: 5.
 """
 
+import polyreme.eager.tensor  # noqa: F401  (what ops run on, whichever name is used first)
 from polyreme.ops.fft import (
     fft,
     fft2,

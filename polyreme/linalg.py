@@ -3,6 +3,7 @@
 Floor: 5.
 """
 
+import polyreme.eager.tensor  # noqa: F401  (what ops run on, whichever name is used first)
 from polyreme.ops.arithmetic import matmul
 from polyreme.ops.creation import diagonal
 from polyreme.ops.factors import (

@@ -3,6 +3,7 @@
 Floor: 5.
 """
 
+import polyreme.eager.tensor  # noqa: F401  (what ops run on, whichever name is used first)
 from polyreme.ops.signal import istft, stft
 
 __all__ = ["istft", "stft"]
