@@ -97,13 +97,23 @@ def is_pillow(image: Any) -> bool:
     return Image is not None and isinstance(image, Image.Image)
 
 
-def as_pixels(image: Any, who: str) -> np.ndarray:
-    """A Pillow image or ndarray as an ndarray, [height, width, channels], uint8 if it was a Pillow image of bytes.
+def is_tensor(image: Any) -> bool:
+    """Whether this is a Tensor; told without loading jax."""
+    return not isinstance(image, np.ndarray) and hasattr(image, "numpy")
 
-    Raises DTypeError for another class, ShapeError for an ndarray that is not [height, width] or three-dimensional.
+
+def as_pixels(image: Any, who: str) -> np.ndarray:
+    """An image as an ndarray, [height, width, channels], uint8 if it was a Pillow image of bytes.
+
+    It is a Pillow image, an ndarray [height, width(, channels)] or a Tensor [channels, height, width], which is
+    read, so not inside a capture. Raises DTypeError for another class, ShapeError for other numbers of dims.
     """
+    if is_tensor(image):
+        if len(image.shape) != 3:
+            raise ShapeError(f"{who}: the image has shape {list(image.shape)}; give a Tensor [channels, height, width]")
+        return image.numpy().transpose(1, 2, 0)
     if not is_pillow(image) and not isinstance(image, np.ndarray):
-        raise DTypeError(f"{who}: the image is a {type(image).__name__}; give a Pillow image or an ndarray")
+        raise DTypeError(f"{who}: the image is a {type(image).__name__}; give a Pillow image, an ndarray or a Tensor")
     array = np.asarray(image)
     if array.ndim == 2:
         return array[:, :, None]
@@ -114,6 +124,8 @@ def as_pixels(image: Any, who: str) -> np.ndarray:
 
 def like(pixels: np.ndarray, image: Any) -> Any:
     """Pixels [height, width, channels] as the class (and, for an ndarray, the number of dims) that image has."""
+    if is_tensor(image):
+        return type(image)(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
     if is_pillow(image):
         flat = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
         return pillow().fromarray(np.ascontiguousarray(flat))

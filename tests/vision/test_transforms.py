@@ -160,7 +160,7 @@ REFUSED = [
     (lambda: T.normalize(np.ones((3, 2, 2)), 0.1, 1.0, "NCHW"), ConfigError, "give 'CHW' or 'HWC'"),
     (lambda: T.to_tensor(pixels(), "NCHW"), ConfigError, "give 'CHW' or 'HWC'"),
     (lambda: T.to_tensor(pixels().astype("int32")), DTypeError, "to_tensor: the image is int32"),
-    (lambda: T.to_tensor([1, 2]), DTypeError, "the image is a list; give a Pillow image or an ndarray"),
+    (lambda: T.to_tensor([1, 2]), DTypeError, "the image is a list; give a Pillow image, an ndarray or a Tensor"),
     (lambda: T.to_tensor(np.zeros(3)), ShapeError, r"the image has shape \[3\]"),
     (lambda: T.to_grayscale(pixels(), 2), ConfigError, "give 1 or 3"),
     (lambda: T.to_grayscale(pixels(4, 6, 2)), ShapeError, "the image has 2 channels"),

@@ -17,6 +17,7 @@ from polyreme.vision.transforms.classes import (
     ToTensor,
     Transpose,
 )
+from polyreme.vision.transforms.color import adjust_brightness, adjust_contrast, adjust_hue
 from polyreme.vision.transforms.functional import (
     center_crop,
     crop,
@@ -27,27 +28,52 @@ from polyreme.vision.transforms.functional import (
     to_grayscale,
     vflip,
 )
+from polyreme.vision.transforms.geometry import affine, erase, perspective, rotate
+from polyreme.vision.transforms.random_color import (
+    BrightnessTransform,
+    ColorJitter,
+    ContrastTransform,
+    HueTransform,
+    SaturationTransform,
+)
+from polyreme.vision.transforms.random_geometry import RandomAffine, RandomErasing, RandomPerspective, RandomRotation
 
 __all__ = [
     "BaseTransform",
+    "BrightnessTransform",
     "CenterCrop",
+    "ColorJitter",
     "Compose",
+    "ContrastTransform",
     "Grayscale",
+    "HueTransform",
     "Normalize",
     "Pad",
+    "RandomAffine",
     "RandomCrop",
+    "RandomErasing",
     "RandomHorizontalFlip",
+    "RandomPerspective",
     "RandomResizedCrop",
+    "RandomRotation",
     "RandomVerticalFlip",
     "Resize",
+    "SaturationTransform",
     "ToTensor",
     "Transpose",
+    "adjust_brightness",
+    "adjust_contrast",
+    "adjust_hue",
+    "affine",
     "center_crop",
     "crop",
+    "erase",
     "hflip",
     "normalize",
     "pad",
+    "perspective",
     "resize",
+    "rotate",
     "to_grayscale",
     "to_tensor",  # pyright: ignore[reportUnsupportedDunderAll]  (loads late)
     "vflip",

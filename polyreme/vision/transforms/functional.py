@@ -1,4 +1,6 @@
-"""Image functions on Pillow images and ndarrays [height, width] or [height, width, channels]; the class stays the same.
+"""Image functions on Pillow images, ndarrays [height, width(, channels)] and Tensors [channels, height, width].
+
+The class stays the same; Tensors leave the tape.
 
 Floor: 4.  Never imports: jax.
 """
@@ -13,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from polyreme.errors import ConfigError, DTypeError, ShapeError, did_you_mean
-from polyreme.vision.image import as_pixels, is_pillow, like, pillow
+from polyreme.vision.image import as_pixels, is_pillow, is_tensor, like, pillow
 
 _RESAMPLING = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}  # Pillow's numbers
 _PAD_MODES = {"constant": "constant", "edge": "edge", "reflect": "reflect", "symmetric": "symmetric"}
 # ITU-R 601-2: the luma of red, green and blue, as Pillow's convert("L") weighs them
 _LUMA = np.array([299, 587, 114]) / 1000
+# the same in units of 2^-16, as Pillow computes it for bytes
+_LUMA_16 = np.array([19595, 38470, 7471])
 
 
 def to_chw(pic: Any, data_format: str = "CHW") -> np.ndarray:
@@ -47,7 +51,7 @@ def normalize(img: Any, mean: Any, std: Any, data_format: str = "CHW", to_rgb: b
     """
     if data_format not in ("CHW", "HWC"):
         raise ConfigError(f"normalize: data_format={data_format!r}; give 'CHW' or 'HWC'")
-    if not isinstance(img, np.ndarray) and hasattr(img, "numpy"):
+    if is_tensor(img):
         return type(img)(normalize(img.numpy(), mean, std, data_format, to_rgb))
     array = np.asarray(img, np.float32)
     if array.ndim != 3:
@@ -113,7 +117,7 @@ def crop(img: Any, top: int, left: int, height: int, width: int) -> Any:
         )
     if is_pillow(img):
         return img.crop((left, top, left + width, top + height))
-    return img[top : top + height, left : left + width]
+    return like(pixels[top : top + height, left : left + width], img)
 
 
 def center_crop(img: Any, output_size: int | Sequence[int]) -> Any:
@@ -165,10 +169,17 @@ def to_grayscale(img: Any, num_output_channels: int = 1) -> Any:
     pixels = as_pixels(img, "to_grayscale")
     if pixels.shape[2] not in (1, 3):
         raise ShapeError(f"to_grayscale: the image has {pixels.shape[2]} channels; give 1 or 3")
-    grey = pixels if pixels.shape[2] == 1 else (pixels @ _LUMA)[:, :, None]
-    if pixels.dtype == np.uint8 and grey.dtype != np.uint8:
-        grey = np.rint(grey)
-    return np.repeat(grey.astype(pixels.dtype), num_output_channels, axis=2)
+    grey = np.repeat(luma(pixels), num_output_channels, axis=2)
+    return like(grey, img) if is_tensor(img) else grey
+
+
+def luma(pixels: np.ndarray) -> np.ndarray:
+    """The grey of pixels [height, width, 1 or 3] as [height, width, 1], of the same dtype."""
+    if pixels.shape[2] == 1:
+        return pixels
+    if pixels.dtype == np.uint8:
+        return ((pixels.astype(np.int64) @ _LUMA_16 + 2**15) >> 16)[:, :, None].astype(np.uint8)
+    return (pixels @ _LUMA)[:, :, None].astype(pixels.dtype)
 
 
 def _pair(who: str, size: Any) -> tuple[int, int]:
