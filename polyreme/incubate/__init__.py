@@ -1,5 +1,21 @@
 """Public names that Paddle keeps under incubate."""
 
+from polyreme.geometric import segment_max, segment_mean, segment_min, segment_sum
 from polyreme.incubate import autograd
+from polyreme.incubate.graph import graph_khop_sampler, graph_reindex, graph_sample_neighbors, graph_send_recv
+from polyreme.incubate.masked_softmax import identity_loss, softmax_mask_fuse, softmax_mask_fuse_upper_triangle
 
-__all__ = ["autograd"]
+__all__ = [
+    "autograd",
+    "graph_khop_sampler",
+    "graph_reindex",
+    "graph_sample_neighbors",
+    "graph_send_recv",
+    "identity_loss",
+    "segment_max",
+    "segment_mean",
+    "segment_min",
+    "segment_sum",
+    "softmax_mask_fuse",
+    "softmax_mask_fuse_upper_triangle",
+]
