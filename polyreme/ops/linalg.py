@@ -23,15 +23,20 @@ from polyreme.errors import ConfigError, DTypeError, NumericsError, ShapeError
 from polyreme.ops.creation import republish
 
 
-def _checked(remedy: str, method: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare an op whose public function raises NumericsError, naming the remedy, if its result is not finite."""
+def _checked(
+    remedy: str, when: Callable[..., bool] = lambda *args, **kwargs: True
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare an op whose public function raises NumericsError, naming the remedy, if its result is not finite.
+
+    when: of the same arguments, whether to look.
+    """
 
     def declare(fn: Callable[..., Any]) -> Callable[..., Any]:
-        declared = op(fn, amp="fp32", method=method)
+        declared = op(fn, amp="fp32")
 
         def public(*args: Any, **kwargs: Any) -> Any:
             result = declared(*args, **kwargs)
-            if not state.capturing() and isinstance(result, state.TensorState):
+            if not state.capturing() and isinstance(result, state.TensorState) and when(*args, **kwargs):
                 array = result._array
                 if not isinstance(array, state.Tracer) and not bool(jnp.isfinite(array).all()):
                     raise NumericsError(f"{fn.__name__}: the result has NaN or infinite elements; {remedy}")
@@ -102,7 +107,7 @@ def triangular(a: Array, b: Array, lower: bool, turn: bool, unit: bool = False, 
     )
 
 
-@op(amp="fp32")
+@_checked("x has a zero on its diagonal, or such elements itself: it is no Cholesky factor of a regular matrix")
 def cholesky_inverse(x: Array, upper: bool = False) -> Array:
     """The inverse of A from its Cholesky factor x: [n, n] -> [n, n]."""
     x = square(x, "cholesky_inverse")
@@ -240,7 +245,10 @@ def lstsq(x: Array, y: Array, rcond: float | None = None, driver: str | None = N
     return solution, residuals, jnp.sum(kept, -1).astype(dtypes.int32), s
 
 
-@op(amp="fp32")
+@_checked(
+    "x is singular, or has such elements itself; pinv takes singular matrices",
+    when=lambda x, n, name=None, out=None: n < 0,
+)
 def matrix_power(x: Array, n: int) -> Array:
     """x multiplied by itself n times, by squaring; negative n inverts, 0 gives the identity."""
     return jnp.linalg.matrix_power(square(x, "matrix_power"), n)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.linalg
 
 from polyreme.core import rng
 from polyreme.core.op import OPS
@@ -97,3 +98,43 @@ def test_sizes_of_zero():
         assert out.shape[0] == 0
         OPS["sum"](out).backward()
         assert batch.grad.shape == [0, 3, 3]
+
+
+COMPLEX = RNG.standard_normal((3, 3)) + 1j * RNG.standard_normal((3, 3)) + 2 * np.eye(3)
+HERMITIAN = COMPLEX @ COMPLEX.conj().T
+OF_COMPLEX = {
+    "inverse": (np.linalg.inv, COMPLEX),
+    "det": (np.linalg.det, COMPLEX),
+    "slogdet": (lambda x: np.stack(np.linalg.slogdet(x)), COMPLEX),
+    "solve": (np.linalg.solve, COMPLEX, COMPLEX[:, :2]),
+    "cholesky": (np.linalg.cholesky, HERMITIAN),
+    "eigvalsh": (np.linalg.eigvalsh, HERMITIAN),
+    "svdvals": (lambda x: np.linalg.svd(x)[1], COMPLEX),
+    "pinv": (np.linalg.pinv, COMPLEX[:, :2]),
+    "matrix_exp": (scipy.linalg.expm, COMPLEX),
+    "matrix_power": (np.linalg.matrix_power, COMPLEX, 3),
+    "matrix_rank": (lambda x: np.array(2), COMPLEX[:, :2]),
+    "cond": (np.linalg.cond, COMPLEX),
+    "lstsq": (lambda x, y: np.linalg.lstsq(x, y)[0], COMPLEX[:, :2], COMPLEX[:, :1]),
+    "qr": (lambda x: x, COMPLEX),
+    "svd": (lambda x: x, COMPLEX),
+    "eigh": (lambda x: x, HERMITIAN),
+    "eig": (lambda x: x, COMPLEX),
+}
+PUT_TOGETHER = {
+    "lstsq": lambda z, *_: z,
+    "qr": lambda q, r: q @ r,
+    "svd": lambda u, s, vh: (u * s) @ vh,
+    "eigh": lambda w, v: (v * w) @ v.conj().T,
+    "eig": lambda w, v: (v * w) @ np.linalg.inv(v),
+}
+
+
+@pytest.mark.parametrize("name", OF_COMPLEX)
+def test_complex_matrices(name):
+    reference, *args = OF_COMPLEX[name]
+    got = OPS[name](*(to_tensor(a) if isinstance(a, np.ndarray) else a for a in args))
+    got = PUT_TOGETHER[name](*(t.numpy() for t in got)) if name in PUT_TOGETHER else got.numpy()
+    # elimination and rotations of 3 x 3 matrices, of condition numbers up to 50
+    bound = 50 * 96 * np.finfo("float64").eps
+    np.testing.assert_allclose(got, reference(*args), rtol=bound, atol=bound * np.abs(args[0]).max())
