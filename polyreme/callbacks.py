@@ -3,7 +3,7 @@
 Floor: 5.
 """
 
-from polyreme.hapi.board import TensorBoard, VisualDL
+from polyreme.hapi.board import TensorBoard, VisualDL, WandbCallback
 from polyreme.hapi.callback import Callback, CallbackList
 from polyreme.hapi.progress_bar import ProgBarLogger
 from polyreme.hapi.schedule_callbacks import EarlyStopping, LRScheduler, ModelCheckpoint, ReduceLROnPlateau
@@ -18,4 +18,5 @@ __all__ = [
     "ReduceLROnPlateau",
     "TensorBoard",
     "VisualDL",
+    "WandbCallback",
 ]

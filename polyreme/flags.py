@@ -43,12 +43,6 @@ def extension_dir() -> Path:
     return Path(text) if text else cache_home() / "polyreme" / "extensions"
 
 
-def download_dir() -> Path:
-    """POLYREME_HOME: folder of downloaded weights and repositories."""
-    text = os.environ.get("POLYREME_HOME")
-    return Path(text) if text else cache_home() / "polyreme"
-
-
 def keep_freed() -> bool:
     """POLYREME_KEEP_FREED: let glibc keep freed memory for the next program instead of handing it back; on unless 0."""
     return _bool("POLYREME_KEEP_FREED", default=True)

@@ -8,18 +8,20 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from polyreme.errors import ConfigError
+
 
 class _Counters:
-    """The counters in force."""
+    """Counters by name, and what stands in front of every name."""
 
     __slots__ = ("counts", "prefix")
 
-    def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
-        self.prefix = ""
+    def __init__(self, counts: dict[str, int], prefix: str) -> None:
+        self.counts = counts
+        self.prefix = prefix
 
 
-_current = _Counters()
+_current = _Counters({}, "")
 
 
 def generate(key: str, kind: str = "") -> str:
@@ -50,12 +52,25 @@ def reserve(names: Iterable[str]) -> None:
                 counts[counted] = max(counts.get(counted, -1), int(found[1]))
 
 
+def switch(new_generator: str | _Counters | None = None, new_para_name_checker: None = None) -> tuple[_Counters, None]:
+    """Count in other counters from now on: new ones, with a prefix if one is given, or those that switch returned.
+
+    Returns the ones before, and None in the place of Paddle's checker of parameter names: there is none here, and
+    ConfigError for one that is given.
+    """
+    if new_para_name_checker is not None:
+        raise ConfigError("unique_name.switch: there is no checker of parameter names here; leave it out")
+    before = _Counters(_current.counts, _current.prefix)
+    wanted = new_generator if isinstance(new_generator, _Counters) else _Counters({}, new_generator or "")
+    _current.counts, _current.prefix = wanted.counts, wanted.prefix
+    return before, None
+
+
 @contextmanager
-def guard(new_generator: str | None = None) -> Iterator[None]:
-    """Count from zero inside the block, with new_generator in front of every name."""
-    outer = _current.counts, _current.prefix
-    _current.counts, _current.prefix = {}, new_generator or ""
+def guard(new_generator: str | _Counters | None = None) -> Iterator[None]:
+    """Count from zero inside the block, with new_generator in front of every name; or in counters from switch."""
+    outer, _ = switch(new_generator)
     try:
         yield
     finally:
-        _current.counts, _current.prefix = outer
+        switch(outer)

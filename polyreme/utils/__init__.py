@@ -2,7 +2,18 @@
 
 from polyreme.core import unique_name
 from polyreme.core.custom_op import register_op
-from polyreme.utils import cpp_extension
+from polyreme.utils import cpp_extension, dlpack, download
 from polyreme.utils.check import run_check
+from polyreme.utils.modules import deprecated, require_version, try_import
 
-__all__ = ["cpp_extension", "register_op", "run_check", "unique_name"]
+__all__ = [
+    "cpp_extension",
+    "deprecated",
+    "dlpack",
+    "download",
+    "register_op",
+    "require_version",
+    "run_check",
+    "try_import",
+    "unique_name",
+]

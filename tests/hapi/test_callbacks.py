@@ -2,6 +2,8 @@
 
 import io
 import logging
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -279,3 +281,48 @@ def test_tensorboard_without_its_package(monkeypatch):
     monkeypatch.setattr("importlib.import_module", missing)
     with pytest.raises(ConfigError, match="pip install 'polyreme"):
         C.TensorBoard("logs")
+
+
+class _Run:
+    """What wandb.init gives, writing down what it is told."""
+
+    def __init__(self):
+        self.logged, self.metrics, self.ended = [], {}, False
+
+    def define_metric(self, name, step_metric=None):
+        self.metrics[name] = step_metric
+
+    def log(self, values):
+        self.logged.append(values)
+
+    def finish(self):
+        self.ended = True
+
+
+@pytest.mark.parametrize("is_active", [False, True])
+def test_wandb(monkeypatch, is_active):
+    run, asked = _Run(), {}
+    wandb = types.SimpleNamespace(run=run if is_active else None, init=lambda **given: asked.update(given) or run)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    board = C.WandbCallback(project="points", mode="offline", tags=["small"])
+    ready(metrics=Accuracy()).fit(Points(), Points(), batch_size=3, epochs=2, verbose=0, callbacks=board)
+    assert asked == ({} if is_active else {"project": "points", "mode": "offline", "tags": ["small"]})
+    assert run.ended is not is_active
+    assert run.metrics["eval/*"] == "eval/epoch"
+    trained = [v for v in run.logged if "train/batch" in v]
+    assert [v["train/batch"] for v in trained] == [1, 2, 3, 4]
+    assert {"train/loss", "train/acc"} <= set(trained[0])
+    assert [v["eval/epoch"] for v in run.logged if "eval/loss" in v] == [1, 2]
+
+
+def test_wandb_writes_from_one_rank_and_needs_its_package(monkeypatch):
+    run = _Run()
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(run=run))
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
+    board = C.WandbCallback()
+    board.write("train", {"train/loss": 1.0}, 1)
+    board.close()
+    assert run.logged == []
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match="pip install wandb"):
+        C.WandbCallback()

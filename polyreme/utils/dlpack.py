@@ -1,0 +1,8 @@
+"""polyreme.utils.dlpack: see polyreme.eager.dlpack.
+
+Floor: 7.
+"""
+
+from polyreme.eager.dlpack import from_dlpack, to_dlpack
+
+__all__ = ["from_dlpack", "to_dlpack"]
