@@ -5,10 +5,12 @@ Floor: 2.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -132,8 +134,9 @@ def interpolate(
     if align_mode not in (0, 1):
         raise ConfigError(f"interpolate: align_mode={align_mode!r}; choose 0 or 1")
     last = data_format.endswith("C")
-    x = floating(x)
+    x = x if mode == "nearest" else floating(x)
     y = jnp.moveaxis(x, -1, 1) if last else x
+    y = y if mode == "nearest" else wide(y)
     sizes = y.shape[2:]
     out, ratios = _new_sizes(y, n, sizes, size, scale_factor, recompute_scale_factor)
     if mode == "area":
@@ -146,13 +149,46 @@ def interpolate(
 
 
 def _apply(x: Array, dim: int, taps: Taps) -> Array:
+    """x with one dim replaced by the sums over taps; the transpose gathers too: scattering is ten times slower."""
+    size = x.shape[dim]
+
+    @jax.custom_vjp
+    def resampled(x: Array) -> Array:
+        return _gathered(x, dim, taps)
+
+    def pull(_: None, cotangent: Array) -> tuple[Array]:
+        return (_apply(cotangent, dim, _transposed(taps, size)),)
+
+    resampled.defvjp(lambda x: (resampled(x), None), pull)
+    return resampled(x)
+
+
+def _gathered(x: Array, dim: int, taps: Taps) -> Array:
     index, weight = taps
-    taken = jnp.take(x, jnp.asarray(index), dim)
-    if index.shape[1] == 1:
-        return jnp.squeeze(taken, dim + 1)
-    v = wide(taken)
-    weight = jnp.asarray(weight, v.dtype).reshape(*weight.shape, *[1] * (v.ndim - dim - 2))
-    return jnp.sum(v * weight, dim + 1)
+    if index.shape[1] == 1 and np.all(weight == 1):
+        return jnp.take(x, jnp.asarray(index[:, 0]), dim)
+    v = wide(x)
+    # a gather for each tap fuses with the sum; one gather of all taps does not
+    shape = [-1 if d == dim else 1 for d in range(v.ndim)]
+    terms = (
+        jnp.take(v, jnp.asarray(index[:, tap]), dim) * jnp.asarray(weight[:, tap], v.dtype).reshape(shape)
+        for tap in range(index.shape[1])
+    )
+    return functools.reduce(jnp.add, terms).astype(x.dtype)
+
+
+def _transposed(taps: Taps, size: int) -> Taps:
+    """Taps of the transposed map, to `size` entries; entries read less often than others repeat a tap with weight 0."""
+    index, weight = taps
+    order = np.argsort(index, axis=None, kind="stable")
+    to = index.ravel()[order]
+    place = np.arange(to.size) - np.searchsorted(to, to)  # which reader of its entry each is
+    first = np.append(order // index.shape[1], 0)[np.searchsorted(to, np.arange(size))]
+    readers = np.repeat(first[:, None], int(place.max(initial=0)) + 1, 1)
+    weights = np.zeros(readers.shape)
+    readers[to, place] = order // index.shape[1]
+    weights[to, place] = weight.ravel()[order]
+    return readers, weights
 
 
 @op(method=False)

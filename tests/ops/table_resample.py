@@ -172,7 +172,7 @@ CASES = [
     Case("interpolate", then(floats((2, 5, 6, 3)), (3, 8), None, "bilinear", False, 0, "NHWC"), resized, tag="last", bad=((IMAGE, None, None), ConfigError, "exactly one")),
     Case("interpolate", then(floats((1, 2, 9, 8)), (4, 3), None, "bilinear", False, 0, None, None, True), resized, tag="antialias", bad=((IMAGE, [2, 2], None, "linear"), ConfigError, "mode='linear'")),
     Case("interpolate", then(floats((1, 2, 9, 8)), (4, 12), None, "bicubic", False, 0, None, None, True), resized, terms=24, tag="antialias-cubic", bad=((IMAGE, [2, 2], None, "nearest", False, 0, None, None, True), ConfigError, "antialias=True")),
-    Case("interpolate", lambda rng: (rng.integers(0, 9, (1, 1, 2, 2)), [4, 4]), lambda x, s: x.repeat(2, 2).repeat(2, 3).astype("float32"), no_grad="integers", tag="int", bad=((IMAGE, [2, 2], None, "nearest", True), ConfigError, "align_corners=True")),
+    Case("interpolate", lambda rng: (rng.integers(0, 9, (1, 1, 2, 2)), [4, 4]), lambda x, s: x.repeat(2, 2).repeat(2, 3), no_grad="integers", tag="int", bad=((IMAGE, [2, 2], None, "nearest", True), ConfigError, "align_corners=True")),
     Case("interpolate", then(floats((1, 1, 2, 2)), 4), lambda x, s: x.repeat(2, 2).repeat(2, 3), tag="one-size", bad=((IMAGE, None, 0.1), ShapeError, "scale by more")),
     Case("interpolate", then(floats((1, 1, 2, 2)), None, [1, 2]), lambda x, *_: x.repeat(2, 3), tag="factors", bad=((IMAGE, [1, 2, 3]), ShapeError, "size=")),
     Case("interpolate", then(floats((1, 1, 2)), 4), lambda x, *_: x.repeat(2, 2), tag="line", bad=((IMAGE, 4, None, "nearest", False, 0, "NCL"), ConfigError, "data_format='NCL'")),
