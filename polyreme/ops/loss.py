@@ -171,9 +171,9 @@ def square_error_cost(input: Array, label: Array) -> Array:
 
 @op(amp="fp32", method=False)
 def l1_loss(input: Array, label: Array, reduction: str = "mean") -> Array:
-    """|input - label|; the two broadcast, and the gradient where they are equal is 0."""
+    """|input - label|, real; the two broadcast, and the gradient where they are equal is 0."""
     own, (x, y) = _together(input, label)
-    return reduced(magnitude(x - y), reduction, "l1_loss").astype(own)
+    return reduced(magnitude(x - y), reduction, "l1_loss").astype(jnp.finfo(own).dtype)
 
 
 @op(amp="fp32", method=False)

@@ -116,4 +116,6 @@ CASES = [
     Case("gumbel_softmax", x(0.7, False, -1), check=check_gumbel, no_grad=RANDOM, bad=((np.ones((2, 3), "float32"), 0.0), ConfigError, "temperature=0.0")),
     Case("gumbel_softmax", x(0.7, False, 0), gumbel_ref, kwargs={"key": KEY}, no_grad="the noise depends on the dtype it is drawn in", tag="key"),
     Case("gumbel_softmax", x(0.7, True), check=check_hard_gumbel, no_grad=RANDOM, tag="hard"),
+    Case("gumbel_softmax", x(shape=()), lambda v: np.float32(1), no_grad=RANDOM, tag="0d"),
+    Case("gumbel_softmax", lambda rng: (np.ones((2, 0), "float32"), 1.0, True), lambda v, *_: v, no_grad=RANDOM, tag="empty"),
 ]  # fmt: skip

@@ -97,6 +97,7 @@ CASES = [
     Case("mse_loss", lambda rng: (*floats(n=1)(rng), rng.integers(0, 3, 4)), lambda x, y: ((x - y) ** 2).mean(), tag="broadcast-int", terms=24, bad=((A23, A23, "avg"), ConfigError, "reduction='avg'")),
     Case("square_error_cost", floats(), lambda x, y: (x - y) ** 2, bad=APART),
     *rows("l1_loss", floats(), lambda x, y: np.abs(x - y), bad=APART),
+    Case("l1_loss", lambda rng: (np.complex64([3 + 4j, 1]), np.complex64([0, 1j])), lambda x, y: np.abs(x - y).mean(), tag="complex"),
     *rows("smooth_l1_loss", floats(), huber, bad=APART),
     Case("smooth_l1_loss", floats("sum", 0.5, False), lambda x, y, *_: huber(x, y, 0.5).sum() / 0.5, terms=24, tag="delta", bad=((A23, A23, "sum", 0), ConfigError, "delta=0")),
     *rows("binary_cross_entropy", chances(), entropy, bad=APART),
