@@ -6,7 +6,6 @@ Floor: 4.  Never imports: jax.  The format: http://yann.lecun.com/exdb/mnist (bi
 from __future__ import annotations
 
 import gzip
-import hashlib
 import logging
 import math
 import os
@@ -19,6 +18,7 @@ import numpy as np
 
 from polyreme.errors import ConfigError, DataError
 from polyreme.io.dataset import Dataset
+from polyreme.io.local_files import check_digest, data_folders
 from polyreme.vision.image import checked_backend, pillow
 
 _log = logging.getLogger("polyreme.vision")
@@ -71,9 +71,7 @@ class MNIST(Dataset):
     @classmethod
     def folders(cls) -> list[Path]:
         """Where files are looked for, in this order."""
-        home = os.environ.get("XDG_CACHE_HOME")
-        cache = Path(home) if home else Path.home() / ".cache"
-        return [cache / "polyreme" / "datasets" / cls.NAME, Path("/usr/share/datasets") / cls.NAME]
+        return data_folders(cls.NAME)
 
     def __getitem__(self, idx: int) -> tuple[Any, np.ndarray]:
         image: Any = self.images[idx]
@@ -157,11 +155,8 @@ def _either(path: Path) -> Path | None:
 
 def _check_digest(path: Path | None, known: tuple[str, ...]) -> None:
     """The published digests are of the gzipped files; one that was unpacked is checked by its sizes alone."""
-    if path is None or path.suffix != ".gz":
-        return
-    digest = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
-    if digest not in known:
-        raise DataError(f"{path}: md5 {digest} is not that of the published file ({known[0]}); fetch it again")
+    if path is not None and path.suffix == ".gz":
+        check_digest(path, known)
 
 
 def _read_pair(image_path: Path, label_path: Path) -> tuple[np.ndarray, np.ndarray]:
