@@ -74,6 +74,7 @@ from polyreme.ops.creation import (
     meshgrid,
     ones,
     ones_like,
+    range,
     tril,
     tril_indices,
     triu,
@@ -269,6 +270,7 @@ from polyreme.ops.reduce import (
     nanmean,
     nansum,
     prod,
+    reduce_as,
     std,
     sum,
     var,
@@ -356,6 +358,7 @@ from polyreme.ops.statistics import (
     bincount,
     histogram,
     histogram_bin_edges,
+    histogramdd,
 )
 from polyreme.ops.unique import (
     unique,
@@ -383,6 +386,7 @@ view_as_complex = as_complex
 view_as_real = as_real
 take_along_dim = take_along_axis
 cat = concat
+concatenate = concat
 reverse = flip
 row_stack = vstack
 swapdims = swapaxes
@@ -400,12 +404,14 @@ atan_ = INPLACE["atan_"]
 atanh_ = INPLACE["atanh_"]
 baddbmm_ = INPLACE["baddbmm_"]
 bitwise_and_ = INPLACE["bitwise_and_"]
+bitwise_invert_ = INPLACE["bitwise_not_"]
 bitwise_left_shift_ = INPLACE["bitwise_left_shift_"]
 bitwise_not_ = INPLACE["bitwise_not_"]
 bitwise_or_ = INPLACE["bitwise_or_"]
 bitwise_right_shift_ = INPLACE["bitwise_right_shift_"]
 bitwise_xor_ = INPLACE["bitwise_xor_"]
 ceil_ = INPLACE["ceil_"]
+clamp_ = INPLACE["clip_"]
 clip_ = INPLACE["clip_"]
 copysign_ = INPLACE["copysign_"]
 cos_ = INPLACE["cos_"]
@@ -413,7 +419,9 @@ cosh_ = INPLACE["cosh_"]
 cumprod_ = INPLACE["cumprod_"]
 cumsum_ = INPLACE["cumsum_"]
 digamma_ = INPLACE["digamma_"]
+div_ = INPLACE["divide_"]
 divide_ = INPLACE["divide_"]
+eq_ = INPLACE["equal_"]
 equal_ = INPLACE["equal_"]
 erf_ = INPLACE["erf_"]
 erfinv_ = INPLACE["erfinv_"]
@@ -422,13 +430,17 @@ expm1_ = INPLACE["expm1_"]
 flatten_ = INPLACE["flatten_"]
 floor_ = INPLACE["floor_"]
 floor_divide_ = INPLACE["floor_divide_"]
+floor_mod_ = INPLACE["remainder_"]
 frac_ = INPLACE["frac_"]
 gammainc_ = INPLACE["gammainc_"]
 gammaincc_ = INPLACE["gammaincc_"]
 gammaln_ = INPLACE["gammaln_"]
 gcd_ = INPLACE["gcd_"]
+ge_ = INPLACE["greater_equal_"]
+greater_ = INPLACE["greater_than_"]
 greater_equal_ = INPLACE["greater_equal_"]
 greater_than_ = INPLACE["greater_than_"]
+gt_ = INPLACE["greater_than_"]
 hypot_ = INPLACE["hypot_"]
 i0_ = INPLACE["i0_"]
 index_add_ = INPLACE["index_add_"]
@@ -436,7 +448,9 @@ index_fill_ = INPLACE["index_fill_"]
 index_put_ = INPLACE["index_put_"]
 lcm_ = INPLACE["lcm_"]
 ldexp_ = INPLACE["ldexp_"]
+le_ = INPLACE["less_equal_"]
 lerp_ = INPLACE["lerp_"]
+less_ = INPLACE["less_than_"]
 less_equal_ = INPLACE["less_equal_"]
 less_than_ = INPLACE["less_than_"]
 lgamma_ = INPLACE["lgamma_"]
@@ -449,12 +463,17 @@ logical_not_ = INPLACE["logical_not_"]
 logical_or_ = INPLACE["logical_or_"]
 logical_xor_ = INPLACE["logical_xor_"]
 logit_ = INPLACE["logit_"]
+lt_ = INPLACE["less_than_"]
 masked_fill_ = INPLACE["masked_fill_"]
 masked_scatter_ = INPLACE["masked_scatter_"]
+mod_ = INPLACE["remainder_"]
+mul_ = INPLACE["multiply_"]
 multigammaln_ = INPLACE["multigammaln_"]
 multiply_ = INPLACE["multiply_"]
 nan_to_num_ = INPLACE["nan_to_num_"]
+ne_ = INPLACE["not_equal_"]
 neg_ = INPLACE["neg_"]
+negative_ = INPLACE["neg_"]
 not_equal_ = INPLACE["not_equal_"]
 polygamma_ = INPLACE["polygamma_"]
 pow_ = INPLACE["pow_"]
@@ -474,6 +493,7 @@ sinh_ = INPLACE["sinh_"]
 sqrt_ = INPLACE["sqrt_"]
 square_ = INPLACE["square_"]
 squeeze_ = INPLACE["squeeze_"]
+sub_ = INPLACE["subtract_"]
 subtract_ = INPLACE["subtract_"]
 t_ = INPLACE["t_"]
 tan_ = INPLACE["tan_"]
@@ -481,6 +501,7 @@ tanh_ = INPLACE["tanh_"]
 transpose_ = INPLACE["transpose_"]
 tril_ = INPLACE["tril_"]
 triu_ = INPLACE["triu_"]
+true_divide_ = INPLACE["divide_"]
 trunc_ = INPLACE["trunc_"]
 unsqueeze_ = INPLACE["unsqueeze_"]
 
@@ -532,6 +553,7 @@ __all__ = [
     "bitwise_and",
     "bitwise_and_",
     "bitwise_invert",
+    "bitwise_invert_",
     "bitwise_left_shift",
     "bitwise_left_shift_",
     "bitwise_not",
@@ -559,6 +581,7 @@ __all__ = [
     "cholesky",
     "chunk",
     "clamp",
+    "clamp_",
     "clip",
     "clip_",
     "clone",
@@ -566,6 +589,7 @@ __all__ = [
     "combinations",
     "complex",
     "concat",
+    "concatenate",
     "conj",
     "copysign",
     "copysign_",
@@ -594,6 +618,7 @@ __all__ = [
     "digamma_",
     "dist",
     "div",
+    "div_",
     "divide",
     "divide_",
     "dot",
@@ -603,6 +628,7 @@ __all__ = [
     "empty",
     "empty_like",
     "eq",
+    "eq_",
     "equal",
     "equal_",
     "equal_all",
@@ -626,6 +652,7 @@ __all__ = [
     "floor_divide",
     "floor_divide_",
     "floor_mod",
+    "floor_mod_",
     "fmax",
     "fmin",
     "frac",
@@ -645,17 +672,21 @@ __all__ = [
     "gcd",
     "gcd_",
     "ge",
+    "ge_",
     "geometric_",
     "ger",
     "greater",
+    "greater_",
     "greater_equal",
     "greater_equal_",
     "greater_than",
     "greater_than_",
     "gt",
+    "gt_",
     "heaviside",
     "histogram",
     "histogram_bin_edges",
+    "histogramdd",
     "hsplit",
     "hstack",
     "hypot",
@@ -696,9 +727,11 @@ __all__ = [
     "ldexp",
     "ldexp_",
     "le",
+    "le_",
     "lerp",
     "lerp_",
     "less",
+    "less_",
     "less_equal",
     "less_equal_",
     "less_than",
@@ -731,6 +764,7 @@ __all__ = [
     "logspace",
     "logsumexp",
     "lt",
+    "lt_",
     "masked_fill",
     "masked_fill_",
     "masked_scatter",
@@ -747,10 +781,12 @@ __all__ = [
     "minimum",
     "mm",
     "mod",
+    "mod_",
     "mode",
     "moveaxis",
     "msort",
     "mul",
+    "mul_",
     "multigammaln",
     "multigammaln_",
     "multinomial",
@@ -766,9 +802,11 @@ __all__ = [
     "nansum",
     "narrow",
     "ne",
+    "ne_",
     "neg",
     "neg_",
     "negative",
+    "negative_",
     "nextafter",
     "nonzero",
     "norm",
@@ -801,11 +839,13 @@ __all__ = [
     "randn",
     "randn_like",
     "randperm",
+    "range",
     "rank",
     "ravel",
     "real",
     "reciprocal",
     "reciprocal_",
+    "reduce_as",
     "remainder",
     "remainder_",
     "renorm",
@@ -862,6 +902,7 @@ __all__ = [
     "std",
     "strided_slice",
     "sub",
+    "sub_",
     "subtract",
     "subtract_",
     "sum",
@@ -892,6 +933,7 @@ __all__ = [
     "triu_",
     "triu_indices",
     "true_divide",
+    "true_divide_",
     "trunc",
     "trunc_",
     "unbind",

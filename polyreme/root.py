@@ -4,13 +4,17 @@ Floor: 7.
 """
 
 import builtins
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from polyreme.amp import get_autocast_dtype, is_autocast_enabled
+from polyreme.amp import auto_cast, get_autocast_dtype, is_autocast_enabled
 from polyreme.autograd import grad
+from polyreme.compat.proxy import disable_compat, enable_compat
 from polyreme.core.dtype import (
     as_dtype,
     bfloat16,
@@ -30,22 +34,123 @@ from polyreme.core.dtype import (
     int64,
     set_default_dtype,
     uint8,
+    uint16,
+    uint32,
+    uint64,
 )
 from polyreme.core.dtype import bool_ as bool  # the public name
-from polyreme.core.place import CPUPlace, CUDAPlace, CustomPlace, get_device, is_compiled_with_cuda, set_device
+from polyreme.core.place import (
+    CPUPlace,
+    CUDAPinnedPlace,
+    CUDAPlace,
+    CustomPlace,
+    get_device,
+    is_compiled_with_cuda,
+    set_device,
+)
 from polyreme.core.rng import Generator, get_rng_state, seed, set_rng_state
+from polyreme.eager.dlpack import from_dlpack, to_dlpack
+from polyreme.eager.memory import Size
 from polyreme.eager.mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from polyreme.eager.tensor import Tensor, print_options, to_tensor
+from polyreme.eager.typed import (
+    BFloat16Tensor,
+    BoolTensor,
+    ByteTensor,
+    CharTensor,
+    DoubleTensor,
+    FloatTensor,
+    HalfTensor,
+    IntTensor,
+    LongTensor,
+    ShortTensor,
+)
+from polyreme.errors import ConfigError, DTypeError
 from polyreme.flags import get_flags, set_flags
+from polyreme.io.mmap_storage import MmapStorage
 from polyreme.io.serialization import load, save
-from polyreme.nn.functional import conv1d, conv2d, conv3d, group_norm, layer_norm, softmax
+from polyreme.nn.flops import flops
+from polyreme.nn.functional import adaptive_avg_pool1d, conv1d, conv2d, conv3d, group_norm, layer_norm
 from polyreme.nn.layer import Layer
+from polyreme.nn.lazy import LazyGuard
 from polyreme.nn.parameter import ParamAttr, Parameter
 from polyreme.nn.summary import summary
+from polyreme.ops.by_dim import softmax
 from polyreme.program.mode import disable_static, enable_static, in_dynamic_mode
 
 dtype = np.dtype
 """The class of every dtype: `x.dtype == paddle.float32`, `isinstance(x.dtype, paddle.dtype)`."""
+
+cdouble, cfloat, double, float, half = complex128, complex64, float64, float32, float16
+
+e, pi, inf, nan, newaxis = math.e, math.pi, math.inf, math.nan, None
+
+manual_seed = seed
+get_autocast_cpu_dtype = get_autocast_gpu_dtype = get_autocast_dtype
+
+
+def get_cuda_rng_state() -> list[np.ndarray]:
+    """get_rng_state: one generator serves all devices."""
+    return get_rng_state()
+
+
+def set_cuda_rng_state(state_list: list[np.ndarray]) -> None:
+    """set_rng_state: one generator serves all devices."""
+    set_rng_state(state_list)
+
+
+def cast_(x: Tensor, dtype: Any) -> Tensor:
+    """The value in another dtype, in place."""
+    return x.cast_(dtype)
+
+
+def asarray(
+    obj: Any,
+    dtype: Any = None,
+    device: Any = None,
+    copy: builtins.bool | None = None,
+    requires_grad: builtins.bool = False,
+) -> Tensor:
+    """A Tensor with a copy of a number, nested lists, an ndarray or a Tensor, that wants a gradient if requires_grad.
+
+    copy=False gives a Tensor that fits as it is, outside the tape. Raises ConfigError for copy=False of anything else.
+    """
+    if copy is False:
+        if not (isinstance(obj, Tensor) and device is None and dtype in (None, obj.dtype)):
+            raise ConfigError(f"asarray: copy=False of {type(obj).__name__}; memory is not shared here, leave copy out")
+        obj = obj.detach()
+        obj.stop_gradient = not requires_grad
+        return obj
+    return to_tensor(obj, dtype, device, not requires_grad)
+
+
+def autocast(
+    device_type: Any, dtype: Any = "float16", enabled: builtins.bool = True, cache_enabled: builtins.bool = True
+) -> AbstractContextManager[None]:
+    """amp.auto_cast for a device type; the casts are the same on every one, and compiled programs need no cache."""
+    return auto_cast(enable=enabled, dtype=dtype)
+
+
+def check_shape(
+    shape: Any,
+    op_name: str,
+    expected_shape_type: Any = (list, tuple, Tensor),
+    expected_element_type: Any = (int, Tensor),
+    expected_tensor_dtype: Sequence[str] = ("int32", "int64"),
+) -> None:
+    """Raise TypeError unless shape and its elements are of the types; DTypeError for Tensors of another dtype."""
+    if not isinstance(shape, expected_shape_type):
+        raise TypeError(f"{op_name}: a shape is a list or tuple of sizes, or a Tensor, got {type(shape).__name__}")
+    sizes = [shape] if isinstance(shape, Tensor) else list(shape)
+    for size in sizes:
+        if not isinstance(size, Tensor) and not isinstance(size, expected_element_type):
+            raise TypeError(f"{op_name}: {size!r} in a shape is a {type(size).__name__}, needs an integer")
+        if isinstance(size, Tensor) and size.dtype.name not in expected_tensor_dtype:
+            raise DTypeError(f"{op_name}: a shape in {size.dtype.name}; needs {' or '.join(expected_tensor_dtype)}")
+
+
+def disable_signal_handler() -> None:
+    """Nothing to undo: importing polyreme installs no signal handlers."""
 
 
 def as_tensor(data: Any, dtype: Any = None, place: Any = None, stop_gradient: builtins.bool = True) -> Tensor:
@@ -93,41 +198,75 @@ def set_printoptions(
 
 
 __all__ = [
+    "BFloat16Tensor",
+    "BoolTensor",
+    "ByteTensor",
     "CPUPlace",
+    "CUDAPinnedPlace",
     "CUDAPlace",
+    "CharTensor",
     "CustomPlace",
+    "DoubleTensor",
+    "FloatTensor",
     "Generator",
+    "HalfTensor",
+    "IntTensor",
+    "LazyGuard",
+    "LongTensor",
+    "MmapStorage",
     "ParamAttr",
+    "ShortTensor",
+    "Size",
     "Tensor",
+    "adaptive_avg_pool1d",
     "as_tensor",
+    "asarray",
+    "autocast",
     "bfloat16",
     "bool",
+    "cast_",
+    "cdouble",
+    "cfloat",
+    "check_shape",
     "complex64",
     "complex128",
     "conv1d",
     "conv2d",
     "conv3d",
     "create_parameter",
+    "disable_compat",
+    "disable_signal_handler",
     "disable_static",
+    "double",
     "dtype",
+    "e",
+    "enable_compat",
     "enable_grad",
     "enable_static",
     "finfo",
+    "float",
     "float8_e4m3fn",
     "float8_e5m2",
     "float16",
     "float32",
     "float64",
+    "flops",
+    "from_dlpack",
     "from_numpy",
+    "get_autocast_cpu_dtype",
     "get_autocast_dtype",
+    "get_autocast_gpu_dtype",
+    "get_cuda_rng_state",
     "get_default_dtype",
     "get_device",
     "get_flags",
     "get_rng_state",
     "grad",
     "group_norm",
+    "half",
     "iinfo",
     "in_dynamic_mode",
+    "inf",
     "int8",
     "int16",
     "int32",
@@ -137,9 +276,14 @@ __all__ = [
     "is_grad_enabled",
     "layer_norm",
     "load",
+    "manual_seed",
+    "nan",
+    "newaxis",
     "no_grad",
+    "pi",
     "save",
     "seed",
+    "set_cuda_rng_state",
     "set_default_dtype",
     "set_device",
     "set_flags",
@@ -148,6 +292,10 @@ __all__ = [
     "set_rng_state",
     "softmax",
     "summary",
+    "to_dlpack",
     "to_tensor",
     "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
 ]

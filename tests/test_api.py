@@ -28,7 +28,7 @@ def test_root_names_are_those_of_the_op_tables():
 
 def test_every_listed_name_exists():
     for name in dir(paddle):
-        assert getattr(paddle, name) is not None
+        assert getattr(paddle, name) is not None or name == "newaxis"
 
 
 def test_a_wrong_name_is_answered_with_the_nearest():

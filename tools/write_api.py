@@ -8,7 +8,7 @@ import inspect
 from pathlib import Path
 
 from polyreme.core.op import OPS
-from polyreme.eager.methods import INPLACE, OpMethods
+from polyreme.eager.methods import ALIASES, INPLACE, OpMethods
 
 # tables whose names live in nn.functional, or nowhere public
 NOT_ROOT_TABLES = set(
@@ -32,6 +32,7 @@ NOT_ROOT_TABLES = set(
         "proposals",
         "regions",
         "resample",
+        "sampling",
         "recurrent",
         "sequence",
         "sequence_labels",
@@ -72,6 +73,7 @@ NOT_ROOT = set(
         "pad",
         "pinv",
         "qr",
+        "random_",
         "repeat_by",
         "repeat_each",
         "slogdet",
@@ -114,7 +116,13 @@ def root_names() -> set[str]:
     for table in ROOT_TABLES:
         aliases = getattr(importlib.import_module(f"polyreme.ops.{table}"), "ALIASES", {})
         names |= {alias for alias, name in aliases.items() if name in names}
-    return names | {n for n in INPLACE if n[:-1] in names}
+    return names | set(_inplace(names))
+
+
+def _inplace(names: set[str]) -> dict[str, str]:
+    """In-place names, those of second names too -> the op's own."""
+    own = {n: n for n in INPLACE if n[:-1] in names}
+    return own | {f"{a}_": f"{n}_" for a, n in ALIASES.items() if a in names and f"{n}_" in own}
 
 
 def main() -> str:
@@ -132,9 +140,9 @@ def main() -> str:
             if alias not in names and name in names:
                 lines.append(f"{alias} = {name}\n")
                 names.append(alias)
-    inplace = sorted(n for n in INPLACE if n[:-1] in names)
+    inplace = _inplace(set(names))
     lines.append("\n")
-    lines += [f'{n} = INPLACE["{n}"]\n' for n in inplace]
+    lines += [f'{n} = INPLACE["{inplace[n]}"]\n' for n in sorted(inplace)]
     names += inplace
     listed = "".join(f'    "{n}",\n' for n in sorted(set(names)))
     lines.append(f"\n__all__ = [\n{listed}]\n__all__ += _root.__all__\n")

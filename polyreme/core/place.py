@@ -66,6 +66,17 @@ class CUDAPlace(Place):
         super().__init__("gpu", id)
 
 
+class CUDAPinnedPlace(Place):
+    """Page-locked memory of the host, from which a GPU copies without a detour; it needs a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__("gpu_pinned")
+
+    def device(self) -> Any:
+        """Where arrays go: memory of the host that the first GPU reads. Raises DeviceError without a GPU."""
+        return jax.sharding.SingleDeviceSharding(CUDAPlace(0).device(), memory_kind="pinned_host")
+
+
 class CustomPlace(Place):
     """A device of any other PJRT platform, by the platform's name: CustomPlace("tpu", 0)."""
 
@@ -82,6 +93,8 @@ def as_place(device: Any) -> Place:
         return Place(platform, jax.local_devices(backend=device.platform).index(device))
     if isinstance(device, str):
         name, _, index = device.partition(":")
+        if device == "gpu_pinned":
+            return CUDAPinnedPlace()
         name = "gpu" if name == "cuda" else name
         if name and (not index or index.isdigit()):
             return Place(name, int(index or 0))

@@ -154,6 +154,11 @@ def seed(seed: int) -> Generator:
     return default_generator.manual_seed(seed)
 
 
+def fresh_seed() -> int:
+    """Seed as seed does, with a number from the operating system; returns it."""
+    return seed(secrets.randbits(63)).initial_seed()
+
+
 def get_rng_state(device: Any = None) -> list[np.ndarray]:
     """State of the default generator, as a list with one array (one generator serves all devices)."""
     return [default_generator.get_state()]

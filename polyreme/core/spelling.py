@@ -10,6 +10,9 @@ from collections.abc import Iterable
 from typing import Any
 
 SECOND_NAMES: dict[str, tuple[str, ...]] = {
+    "x": ("input", "arr"),
+    "y": ("other",),
+    "axis": ("dim",),
     "input": ("x", "arr", "values"),
     "self": ("x",),
     "A": ("x",),

@@ -93,7 +93,8 @@ class Eager:
         try:
             result = tape.apply(kernel, tuple(arrays), tuple(edges))
         except ValueError as error:
-            raise _device_error(op, error) from error
+            unmade = next((a for a in arrays if hasattr(type(a), "refuse")), None)
+            raise _device_error(op, error) if unmade is None else unmade.refuse() from error
         except jax.errors.UnexpectedTracerError as error:
             raise CaptureError(
                 f"{op.name}: an input belongs to a captured function that has ended and has no value; return it from "

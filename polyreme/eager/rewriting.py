@@ -19,6 +19,7 @@ from polyreme.eager.memory import contiguous_strides
 from polyreme.errors import DTypeError, GradError, ShapeError
 from polyreme.ops import creation
 from polyreme.ops.arithmetic import cast
+from polyreme.ops.by_dim import softmax
 from polyreme.ops.manipulation import concat, reshape, split
 from polyreme.ops.repetition import tile
 from polyreme.ops.slicing import as_strided
@@ -28,6 +29,7 @@ class Rewriting:
     """Mixed into Tensor."""
 
     __slots__ = ()
+    softmax = softmax
 
     # gradients
 

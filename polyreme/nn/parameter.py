@@ -6,9 +6,12 @@ Floor: 4.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import jax.numpy as jnp
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
@@ -17,6 +20,36 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, ShapeError
 
 _names = itertools.count()
+
+
+class _Making(threading.local):
+    """Whether parameters are made without values; see nn.lazy."""
+
+    def __init__(self) -> None:
+        self.lazily = False
+
+
+making = _Making()
+
+
+class Unmade(Symbol):
+    """Stands for the array of a parameter made under LazyGuard, which has no memory yet."""
+
+    __slots__ = ("initializer",)
+    initializer: Any
+
+    def refuse(self) -> ConfigError:
+        """What is raised where its value is needed."""
+        return ConfigError(
+            f"parameter {self.name!r} was made under LazyGuard and has no value yet; call its initialize(), or load a "
+            "state_dict into its layer"
+        )
+
+    def __jax_array__(self) -> Any:
+        raise self.refuse()
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise self.refuse()
 
 
 class Parameter(Tensor):
@@ -54,6 +87,23 @@ class Parameter(Tensor):
         or of its optimizer state ("state"); None off a mesh.
         """
         return self.layouts.get(kind)
+
+    def initialize(self) -> Parameter:
+        """Give a parameter made under LazyGuard its initial values; one that has values keeps them."""
+        if isinstance(self._array, Unmade):
+            unmade = self._array
+            state.write(self, unmade.initializer.values(list(unmade.shape), unmade.dtype))
+        return self
+
+    def set_value(self, value: Any) -> None:
+        """Replace the value, keeping shape, dtype and layout over devices; not taped."""
+        if isinstance(self._array, Unmade):
+            array = jnp.array(state.read(value) if isinstance(value, state.TensorState) else value, self._array.dtype)
+            if array.shape != self._array.shape:
+                raise ShapeError(f"set_value: the parameter has shape {self.shape}, the value {list(array.shape)}")
+            state.write(self, array)
+        else:
+            super().set_value(value)
 
     @property
     def trainable(self) -> bool:
@@ -116,7 +166,11 @@ def make_parameter(
         symbol = Symbol(attr.name or f"param_{next(_names)}", tuple(sizes), dtypes.as_dtype(dtype))
         made = _with_attributes(Parameter(symbol, trainable=attr.trainable, name=symbol.name, dims=dims), attr)
         return state.watch.active.declare(symbol.name, made, initializer)
-    array = initializer.values(sizes, dtypes.as_dtype(dtype))
+    if making.lazily:
+        array = Unmade(attr.name or f"param_{next(_names)}", tuple(sizes), dtypes.as_dtype(dtype))
+        array.initializer = initializer
+    else:
+        array = initializer.values(sizes, dtypes.as_dtype(dtype))
     return _with_attributes(Parameter(array, trainable=attr.trainable, name=attr.name, dims=dims), attr)
 
 

@@ -36,6 +36,7 @@ from polyreme.ops import (
     regions,
     repetition,
     resample,
+    sampling,
     scan,
     scatter,
     search,

@@ -173,6 +173,23 @@ def arange(start: Any = 0, end: Any = None, step: Any = 1, dtype: Any = None) ->
 
 
 @creator
+def range(start: Any = 0, end: Any = None, step: Any = 1, dtype: Any = None) -> Array:
+    """start, start + step, ... up to and including end; range(n) counts from 0 to n. arange leaves the end out.
+
+    -> [floor((end - start) / step) + 1]; the default dtype if None. Raises ShapeError for step 0, or one that leads
+    away from end.
+    """
+    if end is None:
+        start, end = 0, start
+    if step == 0 or (end - start) / step < 0:
+        raise ShapeError(f"range(start={start}, end={end}, step={step}): step never arrives; give another")
+    count = math.floor((end - start) / step) + 1
+    whole = all(isinstance(v, int) for v in (start, end, step))
+    steps = jnp.arange(count, dtype=dtypes.int64 if whole else dtypes.float64)
+    return (start + steps * step).astype(as_float(dtype))
+
+
+@creator
 def linspace(start: Array, stop: Array, num: int, dtype: Any = None) -> Array:
     """num values evenly spaced from start to stop, both included -> [num]; default dtype if None.
 

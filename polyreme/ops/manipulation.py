@@ -344,4 +344,4 @@ def unstack(x: Array, axis: int = 0, num: int | None = None) -> list[Array]:
     return unbind.op.fn(x, axis)
 
 
-ALIASES = {"cat": "concat", "reverse": "flip", "row_stack": "vstack", "swapdims": "swapaxes"}
+ALIASES = {"cat": "concat", "concatenate": "concat", "reverse": "flip", "row_stack": "vstack", "swapdims": "swapaxes"}

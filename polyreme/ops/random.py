@@ -229,6 +229,29 @@ def uniform_(x: Array, min: Array | float = 0, max: Array | float = 1.0, seed: i
     return jax.random.uniform(_key(key, seed), x.shape, to, jnp.astype(min, to), jnp.astype(max, to))
 
 
+@_filling
+def random_(x: Array, from_: int = 0, to: int | None = None, generator: Any = None, key: Key = DRAWN) -> Array:
+    """Fill x with integers from from_ up to but not including to, all equally likely; random_(n) draws below n.
+
+    Without bounds: up to the largest integer of x's dtype, of a floating one up to 2 ** its mantissa's bits, below
+    which it holds every integer. Raises ShapeError for an empty range, ConfigError for a generator of one's own.
+    """
+    if generator is not None:
+        raise ConfigError("random_: draws from the default generator; seed it with polyreme.seed")
+    if to is None and from_ != 0:
+        from_, to = 0, from_
+    low, high = _range(from_, _most(x.dtype) if to is None else to, "random_")
+    return jax.random.randint(key, x.shape, low, high, dtypes.int64).astype(x.dtype)
+
+
+def _most(dtype: Any) -> int:
+    if dtype == dtypes.bool_:
+        return 2
+    if dtypes.is_floating(dtype):
+        return 2 ** (jnp.finfo(dtype).nmant + 1)
+    return min(int(jnp.iinfo(dtype).max) + 1, 2**63 - 1)  # the generator counts in int64
+
+
 @_checks_std("normal_", 2)
 @_filling
 def normal_(x: Array, mean: Array | float = 0.0, std: Array | float = 1.0, key: Key = DRAWN) -> Array:

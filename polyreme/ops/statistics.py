@@ -5,6 +5,7 @@ Floor: 2.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -60,6 +61,80 @@ def histogram(
         return counts
     counts = floating(counts)
     return counts / (jnp.sum(counts) * ((high - low) / bins).astype(counts.dtype))
+
+
+@op
+def histogramdd(
+    x: Array, edges: list[Array], weights: Array | None, bins: tuple | int, ranges: Any, density: bool
+) -> tuple[Array, ...]:
+    """Points x [*b, n] counted in a grid of n dims: -> (counts [bins[0], ..., bins[n - 1]] in x's dtype, list of n
+    vectors of edges).
+
+    bins: intervals in every dim, a list with the number for each, or a list of n vectors of increasing edges. ranges:
+    2 n numbers, the least and greatest edge of each dim, else the smallest and largest element. An interval holds its
+    lower edge, the last one its upper edge too. weights [*b] are summed instead of ones; density divides by their total
+    and the volume of an interval.
+    """
+    points = x.reshape(-1, x.shape[-1])
+    edges = [e.astype(x.dtype) for e in edges] or _grid_edges(points, bins, ranges)
+    sizes = tuple(e.shape[0] - 1 for e in edges)
+    flat, inside = jnp.zeros(points.shape[0], dtypes.int64), jnp.ones(points.shape[0], bool)
+    for column, e, size in zip(points.T, edges, sizes, strict=True):
+        at = jnp.searchsorted(e, column, side="right") - 1
+        at = jnp.where(column == e[-1], size - 1, at)
+        inside &= (at >= 0) & (at < size)
+        flat = flat * size + at
+    amount = jnp.ones(points.shape[0], x.dtype) if weights is None else weights.reshape(-1).astype(x.dtype)
+    counts = jnp.zeros(math.prod(sizes), x.dtype).at[jnp.where(inside, flat, math.prod(sizes))].add(amount, mode="drop")
+    counts = counts.reshape(sizes)
+    if density:
+        counts = counts / jnp.sum(counts)
+        for dim, e in enumerate(edges):
+            counts = counts / jnp.diff(e).reshape([-1 if d == dim else 1 for d in range(len(sizes))])
+    return (counts, *edges)
+
+
+def _grid_edges(points: Array, bins: tuple, ranges: Any) -> list[Array]:
+    n = points.shape[1]
+    if ranges is None:
+        empty = points.shape[0] == 0
+        low, high = (jnp.zeros(n), jnp.ones(n)) if empty else (points.min(0), points.max(0))
+    else:
+        low, high = (jnp.asarray(ranges[at::2], points.dtype) for at in (0, 1))
+    # as NumPy has it: an interval of one point is widened by half on both sides
+    low, high = jnp.where(low == high, low - 0.5, low), jnp.where(low == high, high + 0.5, high)
+    return [jnp.linspace(low[d], high[d], bins[d] + 1).astype(points.dtype) for d in range(n)]
+
+
+_histogramdd = histogramdd
+
+
+def _over_dims(
+    x: Any, bins: Any = 10, ranges: Any = None, density: bool = False, weights: Any = None, name: str | None = None
+) -> Any:
+    shape = list(x.shape)
+    if len(shape) < 2 or not dtypes.is_floating(x.dtype):
+        raise ShapeError(f"histogramdd takes floating points [..., n], got {x.dtype.name} of shape {shape}")
+    listed = [bins] * shape[-1] if isinstance(bins, int) else list(bins)
+    if len(listed) != shape[-1]:
+        raise ShapeError(f"histogramdd: {len(listed)} bins for points of {shape[-1]} dims; give one each")
+    if ranges is not None and len(ranges) != 2 * shape[-1]:
+        raise ShapeError(
+            f"histogramdd: {len(ranges)} ranges for {shape[-1]} dims; give the least and greatest edge of each"
+        )
+    if weights is not None and list(weights.shape) != shape[:-1]:
+        raise ShapeError(f"histogramdd: weights has shape {list(weights.shape)}, x {shape}; give one a point")
+    counts = [b for b in listed if isinstance(b, int)]
+    if any(b < 1 for b in counts) or (counts and len(counts) < len(listed)):
+        raise ShapeError(
+            f"histogramdd: bins={bins!r}; give positive numbers of intervals, or a vector of edges for each dim"
+        )
+    edges = [] if counts else listed
+    hist, *found = _histogramdd(x, edges, weights, tuple(counts), None if ranges is None else tuple(ranges), density)
+    return hist, found
+
+
+histogramdd = republish(_histogramdd, _over_dims)
 
 
 @op

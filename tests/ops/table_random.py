@@ -5,7 +5,7 @@ A mean of n draws with standard deviation s is within 6 s / sqrt(n) of its expec
 
 import numpy as np
 
-from polyreme.errors import DTypeError, ShapeError
+from polyreme.errors import ConfigError, DTypeError, ShapeError
 from tests.ops.contract import Case
 
 RANDOM = "random numbers do not depend on the input continuously, or differ from call to call"
@@ -64,7 +64,22 @@ BAD_RANGE = ((3, 3, [2]), ShapeError, "low < high")
 INTEGERS = ((np.ones(3, "int64"),), DTypeError, "int64")
 LOG_NORMAL = (np.exp(0.02), np.exp(0.02) * np.sqrt(np.expm1(0.04)))
 
+def check_integers(low, high, dtype):
+    def check(got):
+        assert got.dtype == dtype
+        assert got.min() >= low
+        assert got.max() < high
+        assert len(np.unique(got)) > 1
+        np.testing.assert_array_equal(got, np.trunc(got))
+
+    return check
+
+
 CASES = [
+    Case("random_", filled(0.0), check=check_integers(0, 2**24, "float32"), no_grad=RANDOM, bad=((np.ones(2, "float32"), 3, 3), ShapeError, "no integer is at least 3 and below 3")),
+    Case("random_", filled(0, 3, 9, dtype="int32"), check=check_integers(3, 9, "int32"), no_grad=RANDOM, tag="between", bad=((np.ones(2, "float32"), 0, 2, 1), ConfigError, "seed it with polyreme")),
+    Case("random_", filled(0, 5, dtype="int64"), check=check_integers(0, 5, "int64"), no_grad=RANDOM, tag="below"),
+    Case("random_", filled(0, dtype="uint8"), check=check_integers(0, 256, "uint8"), no_grad=RANDOM, tag="all"),
     Case("rand", given([N]), check=moments(0.5, 12**-0.5, low=0, high=1), no_grad=RANDOM, bad=BAD_SHAPE),
     Case("rand", given([40, N // 40], "float64"), check=moments(0.5, 12**-0.5, "float64", shape=(40, N // 40)), no_grad=RANDOM, tag="float64", bad=(([2], "int32"), DTypeError, "int32")),
     Case("randn", given([N]), check=moments(0, 1), no_grad=RANDOM, bad=BAD_SHAPE),

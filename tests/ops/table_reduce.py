@@ -42,6 +42,9 @@ ALL_NAN = np.float32([[1, np.nan], [np.nan, np.nan]])
 SUMS = (("sum", np.sum), ("nansum", np.nansum))
 
 CASES = [
+    Case("reduce_as", lambda rng: tuple(rng.standard_normal(s).astype("float32") for s in ((2, 3, 4), (3, 1))), lambda x, t: x.sum((0, 2))[:, None], bad=((np.ones((2, 3)), np.ones(2)), ShapeError, r"target \[2\] does not broadcast to x \[2, 3\]")),
+    Case("reduce_as", lambda rng: (rng.integers(0, 2, (3, 4)) > 0, np.zeros((), "float32")), lambda x, t: x.sum(), no_grad="bool", tag="bool"),
+    Case("reduce_as", given(np.ones((0, 3), "float32"), np.ones((1, 3), "float32")), lambda x, t: np.zeros((1, 3), "float32"), no_grad="no elements", tag="none"),
     *(Case(n, floats(1), lambda x, axis, f=f: f(x, axis), tag="axis", bad=BAD_AXIS) for n, f in SUMS),
     *(Case(n, floats(), f, terms=12, bad=TWICE) for n, f in SUMS),
     *(Case(n, floats([0, 1], None, True), with_dtype(lambda x, axis, f=f, **k: f(x, axis=tuple(axis), **k)), terms=12, tag="keepdim") for n, f in SUMS),

@@ -23,7 +23,21 @@ CUBE = ((np.ones((2, 2, 2), "float32"),), ShapeError, r"\[2, 2, 2\]")
 VALUES = np.array([0, 1, 1, 3])
 SUMS = np.float32([0.5, 1, 2, 4])
 
+POINTS = np.float32([[0, 1], [1, 0], [2, 0], [2, 2], [9, 9]])
+EDGES = [np.float32([0, 1.5, 2]), np.float32([0, 0.5, 1, 2])]
+
+
+def grid(x, bins=10, ranges=None, density=False, weights=None):
+    pairs = None if ranges is None else list(zip(ranges[::2], ranges[1::2], strict=True))
+    hist, edges = np.histogramdd(x.reshape(-1, x.shape[-1]), bins, pairs, density, None if weights is None else weights.reshape(-1))
+    return (hist.astype(x.dtype), *(e.astype(x.dtype) for e in edges))
+
+
 CASES = [
+    Case("histogramdd", given(POINTS, 2), grid, no_grad="jumps at the edges", bad=((np.ones(3, "float32"),), ShapeError, r"points \[\.\.\., n\], got float32 of shape \[3\]")),
+    Case("histogramdd", given(POINTS, [3, 2], [0.0, 2.0, 0.0, 2.0], True, np.float32([1, 2, 4, 8, 16])), grid, no_grad="jumps at the edges", tag="density", bad=((POINTS, [3]), ShapeError, "1 bins for points of 2 dims")),
+    Case("histogramdd", given(POINTS.reshape(5, 1, 2), EDGES), grid, no_grad="jumps at the edges", tag="edges", bad=((POINTS, 0), ShapeError, "bins=0")),
+    Case("histogramdd", given(np.float32([[1, 2], [1, 2]]), 2), grid, no_grad="jumps at the edges", tag="equal", bad=((POINTS, 2, [0.0, 1.0]), ShapeError, "2 ranges for 2 dims")),
     Case("histogram", floats(5), lambda x, n: np.histogram(x, n)[0], no_grad=COUNTS, bad=((np.ones(2), 0), ShapeError, "bins=0")),
     Case("histogram", given(np.float32([-5, -1, 0, 0.5, 1, 7]), 4, -1, 1), counts, no_grad=COUNTS, tag="edges", bad=((np.ones(2), 4, 2, 1), ShapeError, "min=2, max=1")),
     Case("histogram", given(np.array([3, 3, 3]), 4), lambda x, n: np.array([0, 0, 3, 0]), no_grad=COUNTS, tag="equal"),

@@ -1,0 +1,102 @@
+"""enable_compat: `import torch` in a process gives polyreme's functions and layers under torch's paths.
+
+Floor: 7.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+from polyreme.errors import ConfigError
+
+_ROOT = "torch"
+_RENAMED = {"tensor": "asarray"}
+"""Names of the root that polyreme spells another way."""
+
+
+def enable_compat(scope: Any = None, blocked_modules: Any = None, backend: str = "torch", silent: bool = False) -> None:
+    """From now on `import torch`, and any module below it that polyreme has, gives polyreme: what polyreme.compat has
+    from there, the rest from polyreme itself. disable_compat ends it. silent is for warnings that do not arise here.
+
+    Raises ConfigError if torch has been imported before, for another backend, and for scope or blocked_modules: Python
+    keeps one module of a name for all who import it.
+
+    >>> enable_compat()
+    >>> import torch
+    >>> import polyreme
+    >>> torch.sin is polyreme.sin, torch.split is polyreme.compat.split
+    (True, True)
+    >>> disable_compat()
+    """
+    if backend != _ROOT:
+        raise ConfigError(f"enable_compat: backend={backend!r}; only 'torch' is known")
+    if scope is not None or blocked_modules is not None:
+        raise ConfigError(
+            "enable_compat: scope and blocked_modules are not supported, as all who import torch get one module; "
+            "call it without them, and disable_compat() before importing what needs the real one"
+        )
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    if _ROOT in sys.modules:
+        raise ConfigError("enable_compat: torch is imported already; call enable_compat before anything imports it")
+    sys.meta_path.insert(0, _Finder())
+
+
+def disable_compat() -> None:
+    """`import torch` is what it was before enable_compat; modules that were imported meanwhile keep what they have."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    for name in [n for n, m in sys.modules.items() if isinstance(m, _Proxy)]:
+        del sys.modules[name]
+
+
+class _Proxy(ModuleType):
+    """Names of polyreme.compat's module of the same path, else of polyreme's."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        path = self.__name__.removeprefix(_ROOT)
+        wanted = _RENAMED.get(name, name) if not path else name
+        for module in (_module(f"polyreme.compat{path}"), _module(f"polyreme{path}")):
+            value = getattr(module, wanted, None)
+            if value is not None and not (isinstance(value, ModuleType) and value.__name__.startswith("polyreme")):
+                return value
+        try:
+            return importlib.import_module(f"{self.__name__}.{name}")
+        except ModuleNotFoundError:
+            raise AttributeError(f"polyreme has nothing for {self.__name__}.{name}") from None
+
+
+def _module(name: str) -> ModuleType | None:
+    return importlib.import_module(name) if _exists(name) else None
+
+
+def _exists(name: str) -> bool:
+    try:
+        return name in sys.modules or find_spec(name) is not None
+    except ModuleNotFoundError:  # its parent does not exist, or is no package
+        return False
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        root, _, inner = fullname.partition(".")
+        if root != _ROOT:
+            return None
+        if inner and not (_exists(f"polyreme.compat.{inner}") or _exists(f"polyreme.{inner}")):
+            raise ModuleNotFoundError(f"polyreme has no module for {fullname}", name=fullname)
+        return ModuleSpec(fullname, _Loader(), is_package=True)
+
+
+class _Loader(Loader):
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Proxy(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It has no code."""

@@ -1,0 +1,10 @@
+"""polyreme.special: special functions under their public path.
+
+Floor: 4.
+"""
+
+from polyreme.ops.by_dim import softmax
+from polyreme.ops.math import expm1
+from polyreme.ops.reduce import logsumexp
+
+__all__ = ["expm1", "logsumexp", "softmax"]
