@@ -118,6 +118,16 @@ def _sent_home(x: jax.Array, leaf: Leaf) -> jax.Array:
     return x if leaf.home is None else jax.device_put(x, leaf.home)
 
 
+def compile_gradient(leaves: Sequence[Leaf], prepare: Callable[..., jax.Array]) -> Callable:
+    """(params, grads) -> the gradients as a rule takes them, clipped and with penalties, in a row."""
+
+    def gradient(params: Sequence[jax.Array], grads: Sequence[jax.Array]) -> jax.Array:
+        done = _gradients(grads, [wide(p) for p in params], leaves, prepare, {})
+        return jnp.concatenate([g.reshape(-1) for g in done])
+
+    return jax.jit(gradient)
+
+
 def compile_squares(leaves: Sequence[Leaf], count: int, dtype: np.dtype) -> Callable:
     """gradients -> the sum of squares of each at its place among `count` zeros; one jitted call."""
     positions = np.asarray([leaf.position for leaf in leaves])
