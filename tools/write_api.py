@@ -16,11 +16,13 @@ NOT_ROOT_TABLES = set(
         "activation",
         "attention",
         "boxes",
+        "class_loss",
         "convolution",
         "cross_entropy",
         "deformable",
         "factors",
         "fft",
+        "fractional_pooling",
         "indexing",
         "layout",
         "loss",
@@ -41,6 +43,7 @@ NOT_ROOT_TABLES = set(
         "sequence_recurrent",
         "signal",
         "sparse",
+        "viterbi",
         "yolo",
     ]
 )

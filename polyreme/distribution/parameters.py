@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jax.core import Tracer
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
-from polyreme.core.symbol import Symbol
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError, DTypeError
 from polyreme.ops.arithmetic import cast
+from polyreme.ops.ids import visible
 from polyreme.ops.repetition import broadcast_tensors, expand
 
 
@@ -51,12 +50,7 @@ def check(family: str, name: str, given: Any, constraint: Constraint) -> None:
 
 def concrete(given: Any) -> np.ndarray | None:
     """The value on the host of what was given, or None for a Tensor that has none here (captured, or spread out)."""
-    if not isinstance(given, state.TensorState):
-        return np.asarray(given)
-    array = given._array
-    if state.capturing() or isinstance(array, (Tracer, Symbol)) or not array.is_fully_addressable:
-        return None
-    return np.asarray(array)
+    return visible(given) if isinstance(given, state.TensorState) else np.asarray(given)
 
 
 def as_tensors(family: str, **given: Any) -> list[Tensor]:

@@ -7,6 +7,7 @@ from polyreme.ops import (
     attention,
     attributes,
     boxes,
+    class_loss,
     complex,
     convolution,
     creation,
@@ -14,6 +15,7 @@ from polyreme.ops import (
     deformable,
     factors,
     fft,
+    fractional_pooling,
     gather_scatter,
     indexing,
     layout,
@@ -51,5 +53,6 @@ from polyreme.ops import (
     special,
     statistics,
     unique,
+    viterbi,
     yolo,
 )
