@@ -235,6 +235,22 @@ class Conv2D(_Conv):
 
 
 class _SubmConv(_Conv):
+    """A convolution whose outputs are where the elements are. Source: arXiv:1706.01307.
+
+    key names a table of windows to share, and backend a way to compute; the result depends on neither.
+    """
+
+    def _check_backend(self, backend: str | None) -> None:
+        if backend not in (None, "igemm"):
+            raise ConfigError(f"sparse.{type(self).__name__}: backend={backend!r}; choose None or 'igemm'")
+
+
+class SubmConv3D(_SubmConv):
+    """Submanifold convolution of a sparse [batch, depth, height, width, channels]."""
+
+    spatial = 3
+    function = staticmethod(F.subm_conv3d)
+
     def __init__(
         self,
         in_channels: int,
@@ -248,33 +264,45 @@ class _SubmConv(_Conv):
         key: str | None = None,
         weight_attr: Any = None,
         bias_attr: Any = None,
-        data_format: str = "",
+        data_format: str = "NDHWC",
         backend: str | None = None,
     ) -> None:
-        if backend not in (None, "igemm"):
-            raise ConfigError(f"sparse.{type(self).__name__}: backend={backend!r}; choose None or 'igemm'")
+        self._check_backend(backend)
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode, weight_attr,
-            bias_attr, data_format or {2: "NHWC", 3: "NDHWC"}[self.spatial],
+            bias_attr, data_format,
         )  # fmt: skip
         self.key = key
 
 
-class SubmConv3D(_SubmConv):
-    """Submanifold convolution of a sparse [batch, depth, height, width, channels]: outputs are where elements are.
-
-    key names a table of windows to share; the result does not depend on it. Source: arXiv:1706.01307.
-    """
-
-    spatial = 3
-    function = staticmethod(F.subm_conv3d)
-
-
 class SubmConv2D(_SubmConv):
-    """Submanifold convolution of a sparse [batch, height, width, channels]: outputs are where elements are."""
+    """Submanifold convolution of a sparse [batch, height, width, channels]."""
 
     spatial = 2
     function = staticmethod(F.subm_conv2d)
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        padding_mode: str = "zeros",
+        key: str | None = None,
+        weight_attr: Any = None,
+        bias_attr: Any = None,
+        data_format: str = "NHWC",
+        backend: str | None = None,
+    ) -> None:
+        self._check_backend(backend)
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode, weight_attr,
+            bias_attr, data_format,
+        )  # fmt: skip
+        self.key = key
 
 
 class MaxPool3D(Layer):
