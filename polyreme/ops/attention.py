@@ -15,6 +15,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.op import DRAWN, Key, composite, op
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import promote_floating, wide
+from polyreme.ops.ids import check_range
 from polyreme.ops.segment import Exchange, exchange
 
 
@@ -260,9 +261,12 @@ def fused_rotary_position_embedding(
     is m / base^(2i / head_dim). position_ids: [batch, seq], else 0, 1, ... use_neox_rotary_style=True turns
     neighbours (x0, x1), (x2, x3), ...; False turns (x_i, x_{i + head_dim / 2}), as LLaMA does. Source:
     arXiv:2104.09864. Raises ShapeError for dims that do not fit, ConfigError for one of sin and cos without the
-    other.
+    other, IndexError for a position that they do not hold.
     """
     given = [t for t in (q, k, v) if t is not None]
+    if sin is not None and position_ids is not None:
+        positions = sin.shape[1 if len(sin.shape) == 4 else 0]
+        check_range(position_ids, positions, "fused_rotary_position_embedding: position")
     turned = iter(rotated(given, sin, cos, position_ids, use_neox_rotary_style, time_major, float(rotary_emb_base)))
     first, second, third = (None if t is None else next(turned) for t in (q, k, v))
     return first, second, third

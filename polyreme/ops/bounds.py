@@ -80,8 +80,10 @@ def check_index(what: str, index: Any, size: int, dim: int, *, negative: bool = 
     """Raise IndexError unless every index is in [-size, size), or [0, size) without negative; ops.ids says when."""
     least = -size if negative else 0
 
-    def describe(wrong: int, at: tuple[int, ...]) -> str:
-        return f"{what}: index {wrong} is out of range for dim {dim} of size {size}; give {least} to {size - 1}"
+    def describe(wrong: int, at: tuple[int, ...]) -> Exception:
+        return IndexError(
+            f"{what}: index {wrong} is out of range for dim {dim} of size {size}; give {least} to {size - 1}"
+        )
 
     check_within(index, least, size, describe)
 

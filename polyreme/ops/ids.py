@@ -6,7 +6,7 @@ in the checked mode (core.checked) the program looks when it runs; otherwise a r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from polyreme.core import state
 from polyreme.core.checked import checked, layer_here, verify
 from polyreme.core.state import TensorState, Tracer
 
-Describe = Callable[[int, tuple[int, ...]], str]
+Describe = Callable[[int, tuple[int, ...]], Exception]
 
 
 def visible(x: Any) -> np.ndarray | None:
@@ -36,57 +36,65 @@ def visible(x: Any) -> np.ndarray | None:
     return np.asarray(x) if isinstance(x, (np.ndarray, np.generic, list, tuple, int)) else None
 
 
-def check_within(x: Any, low: int, size: int, describe: Describe, allowed: int | None = None) -> None:
-    """Raise IndexError unless every integer of x is in [low, size) or is `allowed`: at once, or in the checked mode.
+def check_none(bad: Callable[..., Any], given: Sequence[Any], describe: Describe) -> None:
+    """Raise describe(value, its place in the first of given) if bad holds anywhere: at once, or in the checked mode.
 
-    describe: (the first one that is not, its place in x) -> what the error says.
+    given: integers, with what else tells which of them are bad. bad: (np or jnp, *arrays) -> a mask like the first.
     """
-    seen = visible(x)
-    if seen is None:
-        if checked.on and not state.recording():
-            _check_later(x, low, size, describe, allowed)
-        return
-    # the common case: two passes over the integers, no mask
-    if seen.dtype.kind not in "iu" or not seen.size or (seen.min() >= low and seen.max() < size):
-        return
-    error = _error(_outside(seen, low, size, allowed, np), seen.shape, describe)
+    seen = [visible(x) for x in given]
+    known = [x for x in seen if x is not None]
+    if len(known) == len(seen):
+        _raise_if(_first(np, bad(np, *known), known[0]), known[0].shape, describe)
+    elif checked.on and not state.recording():
+        arrays = [jnp.asarray(state.read(x) if isinstance(x, TensorState) else x) for x in given]
+        shape = arrays[0].shape
+
+        def found(facts: np.ndarray, place: str) -> BaseException | None:
+            error = _error(facts, shape, describe)
+            return error and type(error)(f"{error}; {place} (FLAGS_check_nan_inf)")
+
+        verify(_first(jnp, bad(jnp, *arrays), arrays[0]), found, layer_here())
+
+
+def _first(xp: Any, mask: Any, x: Any) -> Any:
+    """[whether mask holds anywhere, the first of x where it does, its place in the flattened x]."""
+    flat, at = x.reshape(-1).astype("int64"), xp.argmax(mask.reshape(-1))
+    return xp.stack([mask.any().astype(flat.dtype), flat[at], at.astype(flat.dtype)])
+
+
+def _error(facts: Any, shape: tuple[int, ...], describe: Describe) -> Exception | None:
+    is_bad, value, at = (int(f) for f in facts)
+    return describe(value, tuple(int(i) for i in np.unravel_index(at, shape))) if is_bad else None
+
+
+def _raise_if(facts: Any, shape: tuple[int, ...], describe: Describe) -> None:
+    error = _error(facts, shape, describe)
     if error is not None:
         raise error
 
 
-def _check_later(x: Any, low: int, size: int, describe: Describe, allowed: int | None) -> None:
-    array = state.read(x) if isinstance(x, TensorState) else x
-    if not isinstance(array, (jax.Array, Tracer)) or array.dtype.kind not in "iu" or not array.size:
+def check_within(x: Any, low: int, size: int, describe: Describe, allowed: int | None = None) -> None:
+    """check_none for integers that are outside of [low, size) and not `allowed`; what has other dtypes passes."""
+    seen = visible(x)
+    if seen is not None:
+        # the common case: two passes over the integers, no mask
+        if seen.dtype.kind not in "iu" or not seen.size or (seen.min() >= low and seen.max() < size):
+            return
+    elif not checked.on or x.dtype.kind not in "iu" or not np.prod(x.shape):
         return
-    shape = array.shape
 
-    def found(facts: np.ndarray, place: str) -> BaseException | None:
-        error = _error(facts, shape, describe)
-        return error and IndexError(f"{error}; {place} (FLAGS_check_nan_inf)")
+    def outside(_: Any, x: Any) -> Any:
+        wide = x.astype("int64")
+        return ((wide < low) | (wide >= size)) & (True if allowed is None else wide != allowed)
 
-    verify(_outside(array, low, size, allowed, jnp), found, layer_here())
-
-
-def _outside(x: Any, low: int, size: int, allowed: int | None, xp: Any) -> Any:
-    """[whether some integer is outside, the first that is, its place in the flattened x]."""
-    flat = x.reshape(-1).astype("int64")
-    bad = (flat < low) | (flat >= size)
-    if allowed is not None:
-        bad &= flat != allowed
-    at = xp.argmax(bad)
-    return xp.stack([bad.any().astype(flat.dtype), flat[at], at.astype(flat.dtype)])
-
-
-def _error(facts: np.ndarray, shape: tuple[int, ...], describe: Describe) -> IndexError | None:
-    is_bad, value, at = (int(f) for f in facts)
-    return IndexError(describe(value, tuple(int(i) for i in np.unravel_index(at, shape)))) if is_bad else None
+    check_none(outside, [x], describe)
 
 
 def check_range(x: Any, size: int, what: str, allowed: int | None = None) -> None:
-    """Raise IndexError if an id is below 0 or not below size, and is not `allowed`; see check_within for when."""
+    """Raise IndexError if an id is below 0 or not below size, and is not `allowed`; see check_none for when."""
 
-    def describe(value: int, at: tuple[int, ...]) -> str:
+    def describe(value: int, at: tuple[int, ...]) -> Exception:
         besides = "" if allowed is None else f" or {allowed}"
-        return f"{what}: {value} at {list(at)} is out of range; needs 0 <= id < {size}{besides}"
+        return IndexError(f"{what}: {value} at {list(at)} is out of range; needs 0 <= id < {size}{besides}")
 
     check_within(x, 0, size, describe, allowed)

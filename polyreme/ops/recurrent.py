@@ -18,18 +18,21 @@ from polyreme.core.op import op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.kernels.recurrent import CELLS, State, Weights
 from polyreme.ops.activation import promote_floating, wide
-from polyreme.ops.bounds import at_hand, check_index, preceded
+from polyreme.ops.bounds import check_index, preceded
+from polyreme.ops.ids import check_within
 
 NEVER_CHOSEN = -1e9
 """The log-probability of what a beam search is not to choose."""
 
 
 def check_lengths(what: str, lengths: Any, steps: int) -> None:
-    """Raise ShapeError for a length outside [0, steps], where the values are at hand."""
-    found = at_hand(lengths)
-    if found is not None and found.size and (found.min() < 0 or found.max() > steps):
-        wrong = found[(found < 0) | (found > steps)].flat[0]
-        raise ShapeError(f"{what}: length {wrong} of a sequence padded to {steps}; give 0 to {steps}")
+    """Raise ShapeError for a length outside [0, steps]; ops.ids says when."""
+
+    def describe(wrong: int, at: tuple[int, ...]) -> Exception:
+        return ShapeError(f"{what}: length {wrong} of a sequence padded to {steps}; give 0 to {steps}")
+
+    if lengths is not None:
+        check_within(lengths, 0, steps + 1, describe)
 
 
 def _ready(x: Any, *args: Any, lengths: Any = None, **_: Any) -> None:

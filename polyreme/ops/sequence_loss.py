@@ -19,7 +19,8 @@ from polyreme.core.dtype import floating
 from polyreme.core.op import op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.ops.activation import wide
-from polyreme.ops.bounds import at_hand, preceded
+from polyreme.ops.bounds import preceded
+from polyreme.ops.ids import check_none
 from polyreme.ops.loss import reduced
 from polyreme.ops.recurrent import check_lengths
 
@@ -28,18 +29,29 @@ _NEVER = -1e30
 
 
 def _check_labels(what: str, labels: Any, lengths: Any, classes: int, blank: int) -> None:
-    """IndexError for a label that counts and is no class or is the blank, where the values are at hand."""
-    found, counts = at_hand(labels), at_hand(lengths)
-    if found is None or counts is None or found.ndim != 2 or counts.shape != found.shape[:1]:
-        return
-    wrong = (found < 0) | (found >= classes) | (found == blank)
-    wrong &= np.arange(found.shape[1]) < counts[:, None]
-    if wrong.any():
-        n, at = np.argwhere(wrong)[0]
-        raise IndexError(
-            f"{what}: label {found[n, at]} at [{n}, {at}]; labels are classes from 0 to {classes - 1} other than "
-            f"blank={blank}"
+    """IndexError for a label that counts and is no class or is the blank; ops.ids says when."""
+
+    def describe(label: int, at: tuple[int, ...]) -> Exception:
+        return IndexError(
+            f"{what}: label {label} at {list(at)}; labels are classes from 0 to {classes - 1} other than blank={blank}"
         )
+
+    if tuple(np.shape(lengths)) == tuple(np.shape(labels)[:1]) and np.prod(np.shape(labels)):
+        check_none(lambda xp, x, counts: _wrong(xp, x, counts, classes, blank), [labels, lengths], describe)
+
+
+def _wrong(xp: Any, labels: Any, lengths: Any, classes: int, blank: int) -> Any:
+    """Which labels that count are no class, or the blank."""
+    counts = xp.arange(labels.shape[1]) < lengths[:, None]
+    return counts & ((labels < 0) | (labels >= classes) | (labels == blank))
+
+
+def _honest(loss: Array, labels: Array, lengths: tuple[Array, Array], steps: int, classes: int, blank: int) -> Array:
+    """loss, NaN for labels that are no classes and lengths that are none: captured code cannot raise."""
+    bad = _wrong(jnp, labels, lengths[1], classes, blank).any(1)
+    for given, most in ((lengths[0], steps), (lengths[1], labels.shape[1])):
+        bad |= (given < 0) | (given > most)
+    return jnp.where(bad, jnp.nan, loss)
 
 
 def _check(what: str, labels: Array, lengths: tuple[Array, Array], batch: int, blank: int, classes: int) -> None:
@@ -130,6 +142,7 @@ def ctc_loss(
     log_p = jnp.where(label_lengths > 0, jnp.logaddexp(last, blankless), last)
     loss = _finished(log_p, 1 / jnp.maximum(input_lengths, 1).astype(log_p.dtype) if norm_by_times else None)
     loss = jnp.where(jnp.isinf(loss), 0, loss) if zero_infinity else loss
+    loss = _honest(loss, labels, (input_lengths, label_lengths), steps, classes, blank)
     if reduction == "mean":
         loss = loss / jnp.maximum(label_lengths, 1)
     return reduced(loss, reduction, "ctc_loss").astype(floating(log_probs).dtype)
@@ -178,10 +191,10 @@ def rnnt_loss(
     _check("rnnt_loss", label, (input_lengths, label_lengths), batch, blank, classes)
     known = jnp.maximum(wide(input), _NEVER)
     at = jnp.clip(label, 0, classes - 1)[:, None, :, None]
-    labels = jnp.take_along_axis(known[:, :, :-1], at, 3)[..., 0]
-    # the value is that of labels, the gradient 1 + lambda times it
-    labels = labels + fastemit_lambda * (labels - lax.stop_gradient(labels))
-    blanks, labels = _diagonals(known[..., blank]), _diagonals(jnp.pad(labels, ((0, 0), (0, 0), (0, 1))))
+    emitted = jnp.take_along_axis(known[:, :, :-1], at, 3)[..., 0]
+    # the value is that of emitted, the gradient 1 + lambda times it
+    emitted = emitted + fastemit_lambda * (emitted - lax.stop_gradient(emitted))
+    blanks, labels = _diagonals(known[..., blank]), _diagonals(jnp.pad(emitted, ((0, 0), (0, 0), (0, 1))))
 
     def step(alpha: Array, now: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         # one step on by a blank from the diagonal before, or one label on
@@ -197,6 +210,7 @@ def rnnt_loss(
     ends = jnp.stack([jnp.maximum(input_lengths - 1, 0) + label_lengths, jnp.arange(batch), label_lengths])
     log_p = (alphas + blanks)[tuple(ends)]
     loss = _finished(jnp.where(input_lengths > 0, log_p, _NEVER))
+    loss = _honest(loss, label, (input_lengths, label_lengths), steps, classes, blank)
     return reduced(loss, reduction, "rnnt_loss").astype(floating(input).dtype)
 
 

@@ -1,6 +1,9 @@
 """Every op that takes indices or labels: out of range is an IndexError eagerly, and with checks on in captured code;
 with checks off a captured read gives NaN and a write is dropped. A new op of this kind gets a row here."""
 
+import inspect
+import re
+
 import numpy as np
 import pytest
 
@@ -12,15 +15,17 @@ from polyreme.nn import functional as F
 from polyreme.ops import OPS
 
 X = np.arange(1, 7, dtype="float32").reshape(3, 2)
+FULL, ONE = np.array([4, 4]), np.array([1, 1])
 NAN, DROPPED, NEITHER = "NaN", "dropped", "neither"
 
 
 def op(name, *given, **options):
-    """A call of an op, with x in the place of "x", x[:2] of "two", and the index [0, 3] of "i", as a column of "ii"."""
+    """A call of an op: x in the place of "x", x[:2] of "two", the index [0, 3] of "i", as a column of "ii", and as two
+    columns of "ij"."""
 
     def run(x, i):
-        places = {"x": x, "two": x[:2], "i": i, "ii": i.unsqueeze(1)}
-        return OPS[name](*[places[g] if isinstance(g, str) else g for g in given], **options)
+        places = {"x": x, "two": x[:2], "i": i, "ii": i.unsqueeze(1), "ij": i.unsqueeze(1).expand([2, 2])}
+        return OPS[name](*[places.get(g, g) if isinstance(g, str) else g for g in given], **options)
 
     return run
 
@@ -49,6 +54,21 @@ TABLE = {
         "cross_entropy": op("cross_entropy", "two", "i", reduction="none"),
         "nll_loss": op("nll_loss", "two", "i", reduction="none"),
         "softmax_with_cross_entropy": op("softmax_with_cross_entropy", "two", "ii"),
+        "fused_linear_cross_entropy": op(
+            "fused_linear_cross_entropy", "two", np.ones((2, 3), "float32"), "i", reduction="none"
+        ),
+        "ctc_loss": lambda x, i: OPS["ctc_loss"](
+            np.zeros((4, 2, 3), "float32"), (i + 1).unsqueeze(1), FULL, ONE, reduction="none"
+        ),
+        "rnnt_loss": lambda x, i: OPS["rnnt_loss"](
+            np.zeros((2, 4, 2, 3), "float32"), (i + 1).unsqueeze(1), FULL, ONE, reduction="none"
+        ),
+        "fused_rotary_position_embedding": lambda x, i: OPS["fused_rotary_position_embedding"](
+            np.ones((1, 2, 1, 2), "float32"), None, None, x, x, i.unsqueeze(0)
+        ),
+        "send_u_recv": op("send_u_recv", "x", "i", np.array([0, 1]), "sum", 3),
+        "send_ue_recv": op("send_ue_recv", "x", np.ones(2, "float32"), "i", np.array([0, 1]), "add", "sum", 3),
+        "send_uv": op("send_uv", "x", "x", "i", np.array([0, 1])),
     },
     DROPPED: {
         "scatter": op("scatter", "x", "i", np.full((2, 2), 9, "float32")),
@@ -57,6 +77,8 @@ TABLE = {
         "index_fill": op("index_fill", "x", "i", 0, 9.0),
         "index_put": lambda x, i: OPS["index_put"](x, [i], to_tensor(9.0)),
         "put_along_axis": op("put_along_axis", "x", "ii", 9.0, 0, broadcast=False),
+        "scatter_add": op("scatter_add", "x", 0, "ij", np.full((2, 2), 9, "float32")),
+        "scatter_reduce": op("scatter_reduce", "x", 0, "ij", np.full((2, 2), 9, "float32"), "sum"),
         "x[i] = v": setitem,
     },
     # documented with each: no class, no place, another shard's
@@ -65,6 +87,14 @@ TABLE = {
         "shard_index": op("shard_index", "ii", 3, 1, 0),
         "dice_loss": op("dice_loss", "two", "ii"),
         "scatter_nd": op("scatter_nd", "ii", "two", [3, 2]),
+        "gather_tree": lambda x, i: OPS["gather_tree"](
+            np.zeros((2, 1, 2), "int64"), i.reshape([2, 1, 1]).expand([2, 1, 2])
+        ),
+        "segment_reduce": op("segment_reduce", "two", "i", 3, "sum"),
+        "sequence_scatter": op("sequence_scatter", "x", "ii", np.ones((2, 1), "float32"), np.array([1, 1, 0])),
+        "linear_chain_crf": lambda x, i: OPS["linear_chain_crf"](
+            x, np.array([3]), np.ones((4, 2), "float32"), OPS["concat"]([i, i[:1]]), 3
+        ),
         "max_unpool1d": lambda x, i: F.max_unpool1d(x[:1].unsqueeze(0), i.reshape([1, 1, 2]), 1, output_size=[2]),
     },
 }
@@ -74,7 +104,7 @@ ROWS = [pytest.param(kind, call, id=name) for kind, calls in TABLE.items() for n
 @pytest.mark.parametrize(("kind", "call"), ROWS)
 def test_an_index_out_of_range(kind, call):
     x, bad = to_tensor(X), to_tensor(np.array([0, 3]))
-    with pytest.raises(IndexError, match=r"\b[36]\b.* is out of range") as eager:
+    with pytest.raises(IndexError, match=r"\b[3467]\b.* (is out of range|labels are classes)") as eager:
         call(x, bad)
     captured = to_static(call)
     outs = captured(x, bad)
@@ -96,6 +126,41 @@ def test_an_index_out_of_range(kind, call):
     finally:
         flags.set_flags({"FLAGS_check_nan_inf": False})
     assert str(later.value).startswith(f"{eager.value}; outside of any layer, training step 1")
+
+
+INDEX = re.compile(r"(?!return_)(.*_)?(index|indices|ids|labels?|parents)")
+# op -> why it has no row of its own
+EXEMPT = {
+    "crf_decoding": "the label is compared with",
+    "edit_distance": "tokens are compared, whatever they are",
+    "sequence_edit_distance": "tokens are compared, whatever they are",
+    "getitem": "x[i]", "setitem": "x[i] = v",
+    "max_unpool2d": "as max_unpool1d", "max_unpool3d": "as max_unpool1d",
+    "select_scatter": "its index is an attribute, checked in every world",
+    "yolo_loss": "gt_label: tests/vision", "matrix_nms": "its label is an attribute",
+    **dict.fromkeys(["segment_sum", "segment_mean", "segment_max", "segment_min"],
+                    "the result is as long as the ids say; a negative one: segment_reduce"),
+    **dict.fromkeys(["cross_entropy_of_classes", "softmax_and_cross_entropy", "nll_of_classes", "gather_reduce",
+                     "linear_cross_entropy_of_classes", "gather_message_reduce", "scatter_to_image", "rotated",
+                     "beam_rows", "sparse_compress"], "part of a public function, which checks"),
+    **dict.fromkeys(["tensor_split", "hsplit", "vsplit", "dsplit"], "where to cut, as in slices"),
+    **dict.fromkeys(["binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss",
+                     "gaussian_nll", "gaussian_nll_loss", "hinge_embedding_loss", "kl_div", "l1_loss", "label_smooth",
+                     "log_loss", "margin_ranking_loss", "mse_loss", "multi_label_soft_margin_loss", "poisson_nll_loss",
+                     "sigmoid_focal_loss", "smooth_l1_loss", "soft_margin_loss", "square_error_cost"],
+                    "the label is a number or a probability, no class"),
+}  # fmt: skip
+
+
+def test_every_op_that_takes_indices_has_a_row():
+    takes = {
+        name
+        for name, fn in OPS.items()
+        if fn.__module__.startswith("polyreme.") and any(map(INDEX.fullmatch, inspect.signature(fn).parameters))
+    }
+    rows = {name.split()[0] for calls in TABLE.values() for name in calls}
+    assert sorted(n for n in takes - rows - set(EXEMPT) if not n.endswith("_")) == []
+    assert sorted(set(EXEMPT) - set(OPS)) == []
 
 
 def test_integers_out_of_range_read_the_lowest_integer_in_captured_code():
