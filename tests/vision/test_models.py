@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from polyreme.eager.tensor import to_tensor
-from polyreme.errors import ConfigError
+from polyreme.errors import ConfigError, DataError
 from polyreme.jit import to_static
 from polyreme.nn import AdaptiveAvgPool2D, BatchNorm2D, Conv2D, CrossEntropyLoss, Flatten, Linear, Sequential
 from polyreme.optimizer import Momentum
@@ -133,7 +133,7 @@ def test_captured_steps_equal_eager_ones(make):
 
 
 def test_what_cannot_be_had_is_refused():
-    with pytest.raises(ConfigError, match="no weights come with polyreme"):
+    with pytest.raises(DataError, match="no weights come with polyreme"):
         models.resnet50(pretrained=True)
     with pytest.raises(ConfigError, match="ResNet: depth=20"):
         ResNet(BasicBlock, 20)

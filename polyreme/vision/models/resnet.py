@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.nn import AdaptiveAvgPool2D, BatchNorm2D, Conv2D, Layer, Linear, MaxPool2D, ReLU, Sequential
+from polyreme.vision.models.weights import maker
 
 # how many blocks each of the four stages has, by depth
 _STAGES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
@@ -142,20 +143,8 @@ class ResNet(Layer):
         return self.fc(x.flatten(1)) if self.num_classes > 0 else x
 
 
-def _make(name: str, block: Any, depth: int, **fixed: Any) -> Callable[..., ResNet]:
-    def make(pretrained: bool = False, **kwargs: Any) -> ResNet:
-        if pretrained:
-            raise ConfigError(
-                f"{name}: pretrained=True, but no weights come with polyreme and none are downloaded; "
-                "load your own with model.set_state_dict(polyreme.load(path))"
-            )
-        return ResNet(block, depth, **{**fixed, **kwargs})
-
-    make.__name__ = make.__qualname__ = name
-    make.__doc__ = (
-        f"The network called {name}; keyword arguments are those of ResNet. pretrained=True raises ConfigError."
-    )
-    return make
+def _make(name: str, block: Any, depth: int, **fixed: Any) -> Any:
+    return maker(name, ResNet, f"The network called {name}", block=block, depth=depth, **fixed)
 
 
 resnet18 = _make("resnet18", BasicBlock, 18)
