@@ -38,6 +38,15 @@ from polyreme.ops.attention import (
     fused_rotary_position_embedding,
     scaled_dot_product_attention,
 )
+from polyreme.ops.class_loss import (
+    adaptive_log_softmax_with_loss,
+    class_center_sample,
+    hsigmoid_loss,
+    margin_cross_entropy,
+    multi_label_margin_loss,
+    multi_margin_loss,
+    npair_loss,
+)
 from polyreme.ops.convolution import (
     conv1d,
     conv1d_transpose,
@@ -56,6 +65,7 @@ from polyreme.ops.cross_entropy import (
     nll_loss,
     softmax_with_cross_entropy,
 )
+from polyreme.ops.fractional_pooling import fractional_max_pool2d, fractional_max_pool3d
 from polyreme.ops.gather_scatter import (
     one_hot,
 )
@@ -137,6 +147,7 @@ from polyreme.ops.resample import (
     interpolate,
     pixel_shuffle,
     pixel_unshuffle,
+    temporal_shift,
 )
 from polyreme.ops.sequence_loss import (
     ctc_loss,
@@ -163,6 +174,7 @@ __all__ = [
     "adaptive_avg_pool1d",
     "adaptive_avg_pool2d",
     "adaptive_avg_pool3d",
+    "adaptive_log_softmax_with_loss",
     "adaptive_max_pool1d",
     "adaptive_max_pool2d",
     "adaptive_max_pool3d",
@@ -177,6 +189,7 @@ __all__ = [
     "binary_cross_entropy_with_logits",
     "celu",
     "channel_shuffle",
+    "class_center_sample",
     "conv1d",
     "conv1d_transpose",
     "conv2d",
@@ -198,6 +211,8 @@ __all__ = [
     "feature_alpha_dropout",
     "flash_attention",
     "fold",
+    "fractional_max_pool2d",
+    "fractional_max_pool3d",
     "fused_linear_cross_entropy",
     "fused_rotary_position_embedding",
     "gather_tree",
@@ -213,6 +228,7 @@ __all__ = [
     "hardtanh",
     "hardtanh_",
     "hinge_embedding_loss",
+    "hsigmoid_loss",
     "instance_norm",
     "interpolate",
     "kl_div",
@@ -229,6 +245,7 @@ __all__ = [
     "logsigmoid",
     "lp_pool1d",
     "lp_pool2d",
+    "margin_cross_entropy",
     "margin_ranking_loss",
     "max_pool1d",
     "max_pool2d",
@@ -239,9 +256,12 @@ __all__ = [
     "maxout",
     "mish",
     "mse_loss",
+    "multi_label_margin_loss",
     "multi_label_soft_margin_loss",
+    "multi_margin_loss",
     "nll_loss",
     "normalize",
+    "npair_loss",
     "one_hot",
     "pad",
     "pairwise_distance",
@@ -275,6 +295,7 @@ __all__ = [
     "tanh",
     "tanh_",
     "tanhshrink",
+    "temporal_shift",
     "thresholded_relu",
     "thresholded_relu_",
     "triplet_margin_loss",

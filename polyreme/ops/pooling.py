@@ -8,6 +8,7 @@ size of a window.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -76,7 +77,7 @@ class _Grid:
         ]
 
 
-def _windows(x: Array, positions: list[np.ndarray], fill: Any) -> tuple[Array, np.ndarray]:
+def _windows(x: Array, positions: Sequence[Any], fill: Any) -> tuple[Array, Any]:
     """[N, C, *sizes] -> (windows [N, C, *o, K], the flat index of each entry [*o, K]); fill where outside."""
     sizes, n = x.shape[2:], len(positions)
     flat, inside = np.zeros((), np.int64), np.ones((), bool)
@@ -84,8 +85,9 @@ def _windows(x: Array, positions: list[np.ndarray], fill: Any) -> tuple[Array, n
         shape = [at.shape[0] if d == dim else at.shape[1] if d == n + dim else 1 for d in range(2 * n)]
         at = at.reshape(shape)
         inside = inside & (at >= 0) & (at < sizes[dim])
-        flat = flat * sizes[dim] + np.clip(at, 0, sizes[dim] - 1)
-    flat = np.broadcast_to(flat, inside.shape).reshape(*inside.shape[:n], -1)
+        flat = flat * sizes[dim] + at.clip(0, sizes[dim] - 1)
+    # NumPy stays NumPy, so that the places of fixed windows are constants
+    flat = (flat + np.zeros(inside.shape, np.int64)).reshape(*inside.shape[:n], -1)
     inside = inside.reshape(flat.shape)
     found = x.reshape(*x.shape[:2], -1)[:, :, jnp.asarray(flat)]
     return jnp.where(inside, found, jnp.asarray(fill, x.dtype)), flat
@@ -97,8 +99,11 @@ def _lowest(dtype: Any) -> Any:
     return np.iinfo(dtype).min
 
 
-def _largest(x: Array, positions: list[np.ndarray], last: bool) -> tuple[Array, Array]:
-    """(the maximum of each window, its flat index as int32); of equal ones the first."""
+def largest(x: Array, positions: Sequence[Any], last: bool = False) -> tuple[Array, Array]:
+    """(the maximum of each window, its flat index as int32); of equal ones the first.
+
+    positions: for each dim the entries of its windows, [o, k], an entry outside the dim standing for none.
+    """
     x = jnp.moveaxis(x, -1, 1) if last else x
     windows, flat = _windows(x, positions, _lowest(x.dtype))
     pick = jnp.argmax(windows, -1)[..., None]
@@ -112,7 +117,7 @@ def _max_pool(
 ) -> Any:
     grid = _Grid(n, x, kernel_size, stride, padding, ceil_mode, fmt, f"max_pool{n}d")
     if return_mask:
-        return _largest(x, grid.positions(), grid.last)
+        return largest(x, grid.positions(), grid.last)
     return grid.reduce(x, _lowest(x.dtype), lax.max)
 
 
@@ -232,16 +237,22 @@ def avg_pool3d(
     return _avg_pool(3, x, kernel_size, stride, padding, ceil_mode, exclusive, divisor_override, data_format)
 
 
-def _adaptive(n: int, shape: tuple, output_size: Any, last: bool, what: str) -> list[np.ndarray]:
-    """Positions by dim, [o, k]: window i of o covers floor(i size / o) up to ceil((i + 1) size / o); -1 beyond it."""
-    sizes = spatial(shape, n, last, what)
+def output_sizes(sizes: Sequence[int], output_size: Any, what: str) -> tuple[int, ...]:
+    """The output size of each dim: one for all, or one each; None keeps the dim's own."""
+    n = len(sizes)
     given = (output_size,) * n if output_size is None or isinstance(output_size, int) else tuple(output_size)
     if len(given) == 1:
         given = given * n
     wanted = tuple(z if o is None else o for z, o in zip(sizes, given, strict=False))
     if len(given) != n or any(not isinstance(o, int) or o < 1 for o in wanted):
         raise ShapeError(f"{what}: output_size={output_size!r}; needs an int or {n} of them, each at least 1 or None")
-    return [even_bins(z, o) for z, o in zip(sizes, wanted, strict=True)]
+    return wanted
+
+
+def _adaptive(n: int, shape: tuple, output_size: Any, last: bool, what: str) -> list[np.ndarray]:
+    """Positions by dim, [o, k]: window i of o covers floor(i size / o) up to ceil((i + 1) size / o); -1 beyond it."""
+    sizes = spatial(shape, n, last, what)
+    return [even_bins(z, o) for z, o in zip(sizes, output_sizes(sizes, output_size, what), strict=True)]
 
 
 def even_bins(size: int, count: int) -> np.ndarray:
@@ -294,7 +305,7 @@ def adaptive_avg_pool3d(x: Array, output_size: Any, data_format: str = "NCDHW") 
 
 
 def _adaptive_max(n: int, x: Array, output_size: Any, return_mask: bool) -> Any:
-    value, index = _largest(x, _adaptive(n, x.shape, output_size, False, f"adaptive_max_pool{n}d"), False)
+    value, index = largest(x, _adaptive(n, x.shape, output_size, False, f"adaptive_max_pool{n}d"), False)
     return (value, index) if return_mask else value
 
 

@@ -330,4 +330,25 @@ def channel_shuffle(x: Array, groups: int, data_format: str = "NCHW") -> Array:
     return jnp.swapaxes(split, dim, dim + 1).reshape(x.shape)
 
 
+@op(method=False)
+def temporal_shift(x: Array, seg_num: int, shift_ratio: float = 0.25, data_format: str = "NCHW") -> Array:
+    """Channels of video frames moved in time: x [N * seg_num, C, H, W], the frames of a clip one after the other.
+
+    The first C * shift_ratio channels come from the frame before, as many from the frame after, 0 past the ends.
+    Source: arXiv:1811.08383. Raises ShapeError unless seg_num divides the frames, ConfigError for a ratio over 0.5.
+    """
+    if not 0 <= shift_ratio <= 0.5:
+        raise ConfigError(f"temporal_shift: shift_ratio={shift_ratio}; give a share from 0 to 0.5")
+    last = _image(x, data_format, "temporal_shift")
+    if seg_num < 1 or x.shape[0] % seg_num:
+        raise ShapeError(f"temporal_shift: seg_num={seg_num} does not divide the frames of x {list(x.shape)}")
+    y = jnp.moveaxis(x, -1, 1) if last else x
+    clips = y.reshape(-1, seg_num, *y.shape[1:])
+    moved = int(y.shape[1] * shift_ratio)
+    padded = jnp.pad(clips, [(0, 0), (1, 1), *[(0, 0)] * 3])
+    parts = [padded[:, :-2, :moved], padded[:, 2:, moved : 2 * moved], clips[:, :, 2 * moved :]]
+    y = jnp.concatenate(parts, 2).reshape(y.shape)
+    return jnp.moveaxis(y, 1, -1) if last else y
+
+
 ALIASES = {"upsample": "interpolate"}

@@ -118,11 +118,7 @@ def kldiv_loss(x: Any, target: Any, reduction: str = "mean", name: str | None = 
 @layer
 def npair_loss(anchor: Any, positive: Any, labels: Any, l2_reg: float = 0.002) -> Any:
     """Softmax cross entropy over all pairs of a batch, with an L2 penalty, [1]. Source: Sohn, 2016, equation 3."""
-    same = ar.cast(ar.equal(labels.reshape([-1, 1]), labels.reshape([1, -1])), anchor.dtype)
-    target = ar.divide(same, rd.sum(same, 1, keepdim=True))
-    norms = ar.add(rd.mean(rd.sum(mt.square(anchor), 1)), rd.mean(rd.sum(mt.square(positive), 1)))
-    rows = F.cross_entropy(ar.matmul(anchor, positive, False, True), target, reduction="none", soft_label=True)
-    return one(ar.add(rd.mean(rows), mt.scale(norms, 0.25 * l2_reg)))
+    return one(F.npair_loss(anchor, positive, labels, l2_reg))
 
 
 @layer
