@@ -3,7 +3,8 @@
     python benchmarks/rnn.py --python-torch ~/torch/bin/python --python-paddle ~/paddle/bin/python --save NAME
 
 The last output goes through a linear layer to a cross-entropy over 10 classes; each step ends with its loss and a
-parameter on the host. All sides start at the same weights and must give the same first loss. Case "forward" is the loss alone.
+parameter on the host. All sides start at the same weights and must give the same first loss. Case "forward" is the
+loss alone.
 """
 
 from collections.abc import Callable

@@ -10,9 +10,11 @@ import pytest
 import polyreme as paddle
 import polyreme.nn as nn
 from polyreme import amp, static
+from polyreme.distributed.placement import apply_plan, clear_plan, shard_batch
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.jit import to_static
+from polyreme.mesh import Plan
 from polyreme.nn.layers import recurrent, recurrent_cell
 from polyreme.ops import recurrent as recurrent_ops
 from polyreme.ops import sequence_loss
@@ -133,6 +135,23 @@ def test_in_a_program_with_an_open_batch():
     eager = nn.LSTM(5, 6)
     eager.set_state_dict(state)
     for a, b in zip(got, leaves(eager(to_tensor(X))), strict=True):
+        np.testing.assert_allclose(a, b, **CLOSE)
+
+
+def test_over_a_mesh_as_on_one_device():
+    x = wave((8, 3, 5), 1)
+    results = []
+    for plan in (None, Plan.from_degrees(dp=2, sharding=4, sharding_stage=3)):
+        paddle.seed(0)
+        net = nn.GRU(5, 8)
+        try:
+            laid = None if plan is None else apply_plan(plan, net)
+            outputs, _ = net(to_tensor(x) if laid is None else shard_batch(laid, x, "batch", None, None))
+            outputs.square().mean().backward()
+            results.append([outputs.numpy(), *(p.grad.numpy() for p in net.parameters())])
+        finally:
+            clear_plan()
+    for a, b in zip(*results, strict=True):
         np.testing.assert_allclose(a, b, **CLOSE)
 
 
