@@ -1,6 +1,7 @@
 """derivatives, laplacian and hvp, eager and captured, against closed forms and nested gradients."""
 
 import doctest
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -263,6 +264,14 @@ def test_a_freed_tape_says_so():
 
     with pytest.raises(GradError, match="whose saved values a backward has freed; call that with retain_graph=True"):
         jvp(f, leaf([1.0]))
+
+
+def test_the_page_on_derivatives():
+    page = (Path(__file__).parent.parent.parent / "docs" / "derivatives.md").read_text()
+    code = "\n\n".join(page.split("```python\n")[i].split("```")[0] for i in range(1, page.count("```python") + 1))
+    test = doctest.DocTestParser().get_doctest(code, {}, "derivatives.md", None, 0)
+    assert len(test.examples) > 10
+    assert doctest.DocTestRunner().run(test).failed == 0
 
 
 def test_doctests():
