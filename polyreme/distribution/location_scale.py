@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from polyreme.distribution.distribution import Distribution, sample_shape
 from polyreme.distribution.kl import register_kl
@@ -27,8 +27,8 @@ from polyreme.ops.creation import full_like, zeros_like
 from polyreme.ops.gather_scatter import where
 from polyreme.ops.math import abs as abs_of
 from polyreme.ops.math import atan, exp, expm1, log, log1p, sign, sqrt, square, tan
-from polyreme.ops.probability import gumbel_like
-from polyreme.ops.random import gaussian, rand_like, randn_like, standard_gamma, uniform
+from polyreme.ops.probability import gumbel_like, location_scale_log_density
+from polyreme.ops.random import gaussian, normal, rand_like, randn_like, standard_gamma, uniform
 from polyreme.ops.special import digamma, lgamma
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -38,8 +38,11 @@ _EULER = 0.57721566490153286  # the Euler-Mascheroni constant: mean of a standar
 class LocationScale(Distribution):
     """loc + scale * a standard draw; loc and scale broadcast. scale > 0.
 
-    A family writes what holds for loc = 0, scale = 1: `_standard` draws, `_log_density`, and so on.
+    A family writes `_standard` draws, those for loc = 0 and scale = 1, and names its density among those of
+    location_scale_log_density.
     """
+
+    family: ClassVar[str]
 
     def __init__(self, loc: Any, scale: Any) -> None:
         check(type(self).__name__, "scale", scale, positive)
@@ -48,10 +51,6 @@ class LocationScale(Distribution):
 
     def _standard(self, like: Tensor) -> Tensor:
         """Standard draws in like's shape and dtype."""
-        raise NotImplementedError
-
-    def _log_density(self, z: Tensor) -> Tensor:
-        """Log density of the standard member at z."""
         raise NotImplementedError
 
     def _z(self, value: Any) -> Tensor:
@@ -63,7 +62,7 @@ class LocationScale(Distribution):
 
     def log_prob(self, value: Any) -> Tensor:
         """Log density at value, which broadcasts with the batch."""
-        return self._log_density(self._z(value)) - log(self.scale)
+        return location_scale_log_density(as_value(value, self.loc), self.loc, self.scale, self.family)
 
 
 class Normal(LocationScale):
@@ -75,6 +74,8 @@ class Normal(LocationScale):
     >>> round(Normal(0.0, 2.0).log_prob(0.0).item(), 4)
     -1.6121
     """
+
+    family = "normal"
 
     def __init__(self, loc: Any, scale: Any, name: str | None = None) -> None:
         super().__init__(loc, scale)
@@ -100,10 +101,13 @@ class Normal(LocationScale):
                 noise = complex_of(noise, gaussian(scale.shape, 0.0, 1.0, seed + 1, scale.dtype)) / math.sqrt(2)
             return self.loc + scale * noise
 
-    def _standard(self, like: Tensor) -> Tensor:
+    def _rsample(self, shape: tuple[int, ...]) -> Tensor:
         if self._complex:
-            return complex_of(randn_like(like), randn_like(like)) / math.sqrt(2)
-        return randn_like(like)
+            return super()._rsample(shape)
+        return normal(repeated(self.loc, shape), self.scale)
+
+    def _standard(self, like: Tensor) -> Tensor:
+        return complex_of(randn_like(like), randn_like(like)) / math.sqrt(2)
 
     def log_prob(self, value: Any) -> Tensor:
         """Log density at value, which broadcasts with the batch."""
@@ -112,9 +116,6 @@ class Normal(LocationScale):
         value = value if isinstance(value, Tensor) else Tensor(value)
         apart = abs_of(value - self.loc) / self.scale
         return -square(apart) - 2 * log(self.scale) - math.log(math.pi)
-
-    def _log_density(self, z: Tensor) -> Tensor:
-        return -0.5 * (square(z) + _LOG_2PI)
 
     def entropy(self) -> Tensor:
         """log(2 pi e scale^2) / 2, of the complex normal log(pi e scale^2)."""
@@ -125,6 +126,8 @@ class Normal(LocationScale):
 
 class Laplace(LocationScale):
     """The Laplace distribution, of density exp(-|x - loc| / scale) / (2 scale)."""
+
+    family = "laplace"
 
     @property
     def mean(self) -> Tensor:
@@ -142,9 +145,6 @@ class Laplace(LocationScale):
     def _standard(self, like: Tensor) -> Tensor:
         # the difference of two exponential draws; neither logarithm is of 0
         return log1p(-rand_like(like)) - log1p(-rand_like(like))
-
-    def _log_density(self, z: Tensor) -> Tensor:
-        return -abs_of(z) - math.log(2)
 
     def entropy(self) -> Tensor:
         """1 + log(2 scale)."""
@@ -166,6 +166,8 @@ class Cauchy(LocationScale):
 
     It has no mean, variance and standard deviation; asking for one raises ConfigError (a ValueError).
     """
+
+    family = "cauchy"
 
     def __init__(self, loc: Any, scale: Any, name: str | None = None) -> None:
         super().__init__(loc, scale)
@@ -198,9 +200,6 @@ class Cauchy(LocationScale):
     def _standard(self, like: Tensor) -> Tensor:
         return tan(math.pi * (rand_like(like) - 0.5))
 
-    def _log_density(self, z: Tensor) -> Tensor:
-        return -log1p(square(z)) - math.log(math.pi)
-
     def entropy(self) -> Tensor:
         """log(4 pi scale)."""
         return log(self.scale) + math.log(4 * math.pi)
@@ -212,6 +211,8 @@ class Cauchy(LocationScale):
 
 class Gumbel(LocationScale):
     """The Gumbel distribution of the largest of many draws, of distribution function exp(-exp(-(x - loc) / scale))."""
+
+    family = "gumbel"
 
     @property
     def mean(self) -> Tensor:
@@ -228,9 +229,6 @@ class Gumbel(LocationScale):
 
     def _standard(self, like: Tensor) -> Tensor:
         return gumbel_like(like)
-
-    def _log_density(self, z: Tensor) -> Tensor:
-        return -z - exp(-z)
 
     def entropy(self) -> Tensor:
         """1 + log(scale) + Euler's constant."""
@@ -269,10 +267,11 @@ class StudentT(LocationScale):
         df = self.df + zeros_like(like)
         return randn_like(like) * sqrt(0.5 * df / standard_gamma(0.5 * df))
 
-    def _log_density(self, z: Tensor) -> Tensor:
+    def log_prob(self, value: Any) -> Tensor:
+        """Log density at value, which broadcasts with the batch."""
         df = self.df
         norm = lgamma(0.5 * (df + 1)) - lgamma(0.5 * df) - 0.5 * log(math.pi * df)
-        return norm - 0.5 * (df + 1) * log1p(square(z) / df)
+        return norm - log(self.scale) - 0.5 * (df + 1) * log1p(square(self._z(value)) / df)
 
     def entropy(self) -> Tensor:
         """Entropy, nats."""

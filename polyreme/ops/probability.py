@@ -6,6 +6,7 @@ Floor: 2.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from jax.scipy import special
 
 from polyreme.core.dtype import floating, promote
 from polyreme.core.op import DRAWN, Key, op
-from polyreme.errors import ShapeError
+from polyreme.errors import ConfigError, ShapeError
 
 
 def _floating_pair(x: Array, y: Array) -> tuple[Array, Array]:
@@ -36,6 +37,23 @@ def xlog1py(x: Array, y: Array) -> Array:
     x, y = _floating_pair(x, y)
     zero = x == 0
     return jnp.where(zero, 0, x * jnp.log1p(jnp.where(zero, 0, y)))
+
+
+_LOG_DENSITIES: dict[str, Callable[[Array], Array]] = {
+    "normal": lambda z: -0.5 * (z * z + math.log(2 * math.pi)),
+    "laplace": lambda z: -jnp.abs(z) - math.log(2),
+    "cauchy": lambda z: -jnp.log1p(z * z) - math.log(math.pi),
+    "gumbel": lambda z: -z - jnp.exp(-z),
+}
+
+
+@op(amp="fp32", method=False)
+def location_scale_log_density(value: Array, loc: Array, scale: Array, family: str) -> Array:
+    """Log density at value of loc + scale * a standard draw of a family: "normal", "laplace", "cauchy" or "gumbel"."""
+    if family not in _LOG_DENSITIES:
+        raise ConfigError(f"location_scale_log_density: family={family!r}; give one of {', '.join(_LOG_DENSITIES)}")
+    value, loc, scale = (floating(v) for v in promote(value, loc, scale))
+    return _LOG_DENSITIES[family]((value - loc) / scale) - jnp.log(scale)
 
 
 @op(method=False)

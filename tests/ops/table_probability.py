@@ -4,7 +4,7 @@ import numpy as np
 import scipy.special as sp
 import scipy.stats as st
 
-from polyreme.errors import ShapeError
+from polyreme.errors import ConfigError, ShapeError
 from tests.ops.contract import Case
 from tests.ops.table_random import RANDOM, moments
 
@@ -14,6 +14,21 @@ MISMATCH = ((np.ones((2, 3), "float32"), np.ones((2, 4), "float32")), ShapeError
 
 def pair(rng):
     return rng.uniform(0.5, 3, (3, 4)).astype("float32"), rng.uniform(0.2, 0.9, (4,)).astype("float32")
+
+
+SCIPY = {"normal": st.norm, "laplace": st.laplace, "cauchy": st.cauchy, "gumbel": st.gumbel_r}
+
+
+def triple(family):
+    def make(rng):
+        value, loc = rng.normal(size=(3, 4)).astype("float32"), rng.normal(size=(4,)).astype("float32")
+        return value, loc, rng.uniform(0.5, 2, (3, 1)).astype("float32"), family
+
+    return make
+
+
+def log_density(value, loc, scale, family):
+    return SCIPY[family](loc, scale).logpdf(value)
 
 
 def multinomial_entropy(n, p, most):
@@ -45,6 +60,9 @@ CASES = [
     Case("xlogy", lambda rng: (np.float32([0, 0, 2]), np.float32([0, -1, 0])), lambda x, y: np.float32([0, 0, -np.inf]), no_grad="infinite", tag="zero"),
     Case("xlog1py", pair, sp.xlog1py, bad=MISMATCH),
     Case("xlog1py", lambda rng: (np.float32([0, 0, 2]), np.float32([-1, -3, -1])), lambda x, y: np.float32([0, 0, -np.inf]), no_grad="infinite", tag="zero"),
+    *(Case("location_scale_log_density", triple(name), log_density, tag=name) for name in SCIPY),
+    Case("location_scale_log_density", lambda rng: (np.float32(0), np.array([1, 2]), np.float64(2.0), "normal"), log_density, no_grad="integers", tag="mixed",
+         bad=((*np.ones((3, 1)), "t"), ConfigError, "family='t'; give one of normal")),
     Case("gumbel_like", lambda rng: (np.zeros(N, "float32"),), check=moments(np.euler_gamma, np.pi / 6**0.5), no_grad=RANDOM),
     # the log of a Gamma(3) draw has mean digamma(3) and variance trigamma(3)
     Case("standard_log_gamma", lambda rng: (np.full(N, 3.0, "float32"),), check=moments(sp.digamma(3), sp.polygamma(1, 3) ** 0.5), no_grad=RANDOM),
