@@ -6,12 +6,15 @@ end of a padded sequence outputs are 0 and states stand still, whichever of the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from polyreme.core import layout
+from polyreme.core import layout, state
+from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
+from polyreme.jit.control_flow import while_loop
 from polyreme.nn import functional as F
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.container import LayerList
@@ -28,6 +31,9 @@ from polyreme.ops.creation import zeros_like
 from polyreme.ops.gather_scatter import where
 from polyreme.ops.manipulation import concat, stack, transpose, unbind, unsqueeze
 from polyreme.ops.recurrent import check_lengths, recurrent_layer
+
+# captured, more steps of a user's cell are one loop: unrolled, what is compiled grows with each
+_UNROLLED = 16
 
 
 def _swapped(x: Any) -> Any:
@@ -56,24 +62,54 @@ def _runs_as_written(cell: BuiltInCell) -> bool:
 def _step_by_step(
     cell: Any, x: Any, states: Any, lengths: Any, reverse: bool, kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
-    leaves, structure = jax.tree.flatten(x)
-    steps = leaves[0].shape[0]
+    first = jax.tree.leaves(x)[0]
+    steps = first.shape[0]
     if steps < 1:
-        raise ShapeError(f"RNN: inputs {list(leaves[0].shape)} have {steps} steps; a cell is called for at least one")
+        raise ShapeError(f"RNN: inputs {list(first.shape)} have {steps} steps; a cell is called for at least one")
     if lengths is not None:
         check_lengths("RNN", lengths, steps)
     states = cell.get_initial_states(x, batch_dim_idx=1) if states is None else states
-    each = [unbind(leaf, 0) for leaf in leaves]
-    order = range(steps - 1, -1, -1) if reverse else range(steps)
-    outputs: list[Any] = [None] * steps
-    for t in order:
-        made, new = cell(jax.tree.unflatten(structure, [e[t] for e in each]), states, **kwargs)
+
+    def call(t: Any, row: Any, states: Any) -> tuple[Any, Any]:
+        made, new = cell(row, states, **kwargs)
         if lengths is not None:
             real = lengths > t
-            made = jax.tree.map(lambda a, real=real: where(_beside(real, a), a, zeros_like(a)), made)
-            new = jax.tree.map(lambda a, b, real=real: where(_beside(real, a), a, b), new, states)
-        outputs[t], states = made, new
+            made = jax.tree.map(lambda a: where(_beside(real, a), a, zeros_like(a)), made)
+            new = jax.tree.map(lambda a, b: where(_beside(real, a), a, b), new, states)
+        return made, new
+
+    order = range(steps - 1, -1, -1) if reverse else range(steps)
+    if steps > _UNROLLED and state.capturing() and not state.recording():
+        return _looped(call, x, states, order)
+    return _unrolled(call, x, states, order)
+
+
+def _unrolled(call: Callable[..., Any], x: Any, states: Any, order: range) -> tuple[Any, Any]:
+    leaves, structure = jax.tree.flatten(x)
+    each = [unbind(leaf, 0) for leaf in leaves]
+    outputs: list[Any] = [None] * len(order)
+    for t in order:
+        outputs[t], states = call(t, jax.tree.unflatten(structure, [e[t] for e in each]), states)
     return jax.tree.map(lambda *rows: stack(list(rows), 0), *outputs), states
+
+
+def _looped(call: Callable[..., Any], x: Any, states: Any, order: range) -> tuple[Any, Any]:
+    """The steps as one loop of the captured program; the first stands before it and says what is carried."""
+    made, states = call(order[0], jax.tree.map(lambda leaf: leaf[order[0]], x), states)
+    rows = jax.tree.map(lambda a: stack([a] * len(order), 0), made)
+
+    def body(k: Any, states: Any, rows: Any) -> list[Any]:
+        t = order[0] + k * order.step
+        made, states = call(t, jax.tree.map(lambda leaf: leaf[t], x), states)
+        leaves, structure = jax.tree.flatten(rows)
+        for row, new in zip(leaves, jax.tree.leaves(made), strict=True):
+            row[t] = new
+        return [k + 1, states, jax.tree.unflatten(structure, leaves)]
+
+    count = len(order)
+    start = [to_tensor(1), states, rows]
+    _, states, rows = while_loop(lambda k, *_: k < count, body, start, maximum_iterations=count - 1)
+    return rows, states
 
 
 def _beside(real: Any, x: Any) -> Any:
