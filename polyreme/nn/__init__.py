@@ -36,6 +36,7 @@ from polyreme.nn.layers.activation import (
 )
 from polyreme.nn.layers.attention import MultiHeadAttention
 from polyreme.nn.layers.batch_norm import BatchNorm, BatchNorm1D, BatchNorm2D, BatchNorm3D, SyncBatchNorm
+from polyreme.nn.layers.class_loss import AdaptiveLogSoftmaxWithLoss, HSigmoidLoss
 from polyreme.nn.layers.container import LayerDict, LayerList, ParameterDict, ParameterList, Sequential
 from polyreme.nn.layers.conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose, Conv3D, Conv3DTranspose
 from polyreme.nn.layers.decoding import BeamSearchDecoder, dynamic_decode
@@ -64,7 +65,9 @@ from polyreme.nn.layers.loss import (
     L1Loss,
     MarginRankingLoss,
     MSELoss,
+    MultiLabelMarginLoss,
     MultiLabelSoftMarginLoss,
+    MultiMarginLoss,
     NLLLoss,
     PoissonNLLLoss,
     RNNTLoss,
@@ -112,6 +115,8 @@ from polyreme.nn.layers.pooling import (
     AvgPool1D,
     AvgPool2D,
     AvgPool3D,
+    FractionalMaxPool2D,
+    FractionalMaxPool3D,
     LPPool1D,
     LPPool2D,
     MaxPool1D,

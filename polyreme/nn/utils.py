@@ -1,4 +1,4 @@
-"""Parameters as one vector, and gradients clipped in place.
+"""Parameters as one vector, gradients clipped in place, and weights that are computed.
 
 Floor: 4.
 """
@@ -16,6 +16,7 @@ from polyreme.core.meshes import beside
 from polyreme.core.state import TensorState
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, NumericsError, ShapeError
+from polyreme.nn.reweighted import remove_weight_norm, spectral_norm, weight_norm
 from polyreme.ops.manipulation import concat, reshape
 
 
@@ -88,4 +89,12 @@ def _listed(parameters: Any) -> list[Any]:
     return [parameters] if isinstance(parameters, TensorState) else list(parameters)
 
 
-__all__ = ["clip_grad_norm_", "clip_grad_value_", "parameters_to_vector", "vector_to_parameters"]
+__all__ = [
+    "clip_grad_norm_",
+    "clip_grad_value_",
+    "parameters_to_vector",
+    "remove_weight_norm",
+    "spectral_norm",
+    "vector_to_parameters",
+    "weight_norm",
+]

@@ -171,6 +171,8 @@ def _pooling() -> list[Row]:
     return [
         *rows,
         Row("MaxPool2D", (3,), inputs=(X2,), kwargs={"stride": 2, "padding": 1, "return_mask": True}, tag="mask"),
+        Row("FractionalMaxPool2D", (3,), inputs=((1, 2, 7, 7),), kwargs={"random_u": 0.6, "return_mask": True}),
+        Row("FractionalMaxPool3D", (2,), inputs=((1, 1, 5, 5, 5),), kwargs={"random_u": 0.3}),
         Row("AvgPool2D", (3,), inputs=(X2,), kwargs={"stride": 2, "padding": 1, "ceil_mode": True}, tag="ceil"),
         Row("LPPool1D", (2, 2), inputs=(np.abs(wave(X1, 1)),)),
         Row("LPPool2D", (2, 2), inputs=(np.abs(wave(X2, 1)),)),
@@ -254,6 +256,16 @@ def _losses() -> list[Row]:
         Row("MultiLabelSoftMarginLoss", inputs=((2, 3), np.array([[1, 0, 1], [0, 0, 1]], np.float32))),
         Row("TripletMarginLoss", inputs=((4, 3),) * 3, kwargs={"swap": True}),
         Row("TripletMarginWithDistanceLoss", inputs=((4, 3),) * 3),
+        Row("MultiMarginLoss", inputs=((2, 3), ids(2, 0)), kwargs={"p": 2, "margin": 0.7}),
+        Row("MultiLabelMarginLoss", inputs=((2, 3), np.array([[2, 0, -1], [1, -1, 0]]))),
+        Row("HSigmoidLoss", (3, 5), inputs=((4, 3), ids(0, 1, 4, 3)), paddle="it adds log 2 for every step that a path lacks"),
+        Row(
+            "AdaptiveLogSoftmaxWithLoss",
+            (4, 8, [3, 5]),
+            inputs=((5, 4), ids(0, 3, 6, 7, 2)),
+            kwargs={"div_value": 2.0},
+            paddle="its tail weights are no parameters",
+        ),
         Row("CTCLoss", inputs=((4, 2, 3), np.int32([[1, 1], [2, 0]]), ids(4, 3), ids(2, 1)), function="ctc_loss"),
         Row(
             "RNNTLoss", inputs=((2, 3, 3, 3), np.int32([[1, 2], [2, 1]]), np.int32([3, 2]), np.int32([2, 1])), terms=64

@@ -294,3 +294,28 @@ class GaussianNLLLoss(FunctionalLayer):
         name: str | None = None,
     ) -> None:
         super().__init__(name, full=full, epsilon=epsilon, reduction=reduction)
+
+
+class MultiMarginLoss(FunctionalLayer):
+    """Mean over other classes j of max(0, weight[label] * (margin - input[label] + input[j]))^p."""
+
+    function = staticmethod(F.multi_margin_loss)
+
+    def __init__(
+        self,
+        p: int = 1,
+        margin: float = 1.0,
+        weight: Any = None,
+        reduction: str = "mean",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, p=p, margin=margin, weight=weight, reduction=reduction)
+
+
+class MultiLabelMarginLoss(FunctionalLayer):
+    """Sum over labels y and other classes j of max(0, 1 - input[y] + input[j]), over the number of classes."""
+
+    function = staticmethod(F.multi_label_margin_loss)
+
+    def __init__(self, reduction: str = "mean", name: str | None = None) -> None:
+        super().__init__(name, reduction=reduction)

@@ -370,3 +370,27 @@ class LPPool2D(FunctionalLayer):
             ceil_mode=ceil_mode,
             data_format=data_format,
         )
+
+
+class FractionalMaxPool2D(FunctionalLayer):
+    """Largest elements of output_size windows by dim whose uneven places random_u, or a drawn number, says."""
+
+    function = staticmethod(F.fractional_max_pool2d)
+
+    def __init__(
+        self,
+        output_size: Any,
+        kernel_size: Any = None,
+        random_u: float | None = None,
+        return_mask: bool = False,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            name, output_size=output_size, kernel_size=kernel_size, random_u=random_u, return_mask=return_mask
+        )
+
+
+class FractionalMaxPool3D(FractionalMaxPool2D):
+    """FractionalMaxPool2D over depth, height and width."""
+
+    function = staticmethod(F.fractional_max_pool3d)
