@@ -22,16 +22,18 @@ def overlaps(one: np.ndarray, other: np.ndarray, extra: float = 0.0) -> np.ndarr
 
     extra: 1 for boxes in whole pixels; those that do not touch still overlap by nothing.
     """
-    low, high = np.maximum(one[..., :2], other[..., :2]), np.minimum(one[..., 2:], other[..., 2:])
-    both = np.where((high >= low).all(-1), np.prod(high - low + extra, -1), 0)
+    wide, high = (
+        np.minimum(one[..., d + 2], other[..., d + 2]) - np.maximum(one[..., d], other[..., d]) for d in (0, 1)
+    )
+    both = np.where((wide >= 0) & (high >= 0), (wide + extra) * (high + extra), 0)
     union = areas(one, extra) + areas(other, extra) - both
-    return np.where(union > 0, both / np.where(union > 0, union, 1), 0)
+    return both / np.where(union > 0, union, np.inf)
 
 
 def areas(boxes: np.ndarray, extra: float = 0.0) -> np.ndarray:
     """Areas of boxes [..., 4]; 0 for one whose corners are the wrong way round."""
-    sides = boxes[..., 2:] - boxes[..., :2]
-    return np.where((sides < 0).any(-1), 0, np.prod(sides + extra, -1))
+    wide, high = boxes[..., 2] - boxes[..., 0], boxes[..., 3] - boxes[..., 1]
+    return np.where((wide < 0) | (high < 0), 0, (wide + extra) * (high + extra))
 
 
 @op(amp="fp32", method=False)

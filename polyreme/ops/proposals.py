@@ -41,11 +41,15 @@ def _kept(boxes: np.ndarray, threshold: float, extra: float = 0.0, eta: float = 
     eta: what the threshold is multiplied by after each kept box while it is above a half.
     """
     kept: list[int] = []
+    # of each box with the kept ones before it
+    overlap = np.zeros(len(boxes))
     for at in range(len(boxes)):
         if len(kept) == most:
             break
-        if not kept or overlaps(boxes[kept], boxes[at], extra).max() <= threshold:
+        if overlap[at] <= threshold:
             kept.append(at)
+            rest = overlap[at + 1 :]
+            np.maximum(rest, overlaps(boxes[at + 1 :], boxes[at], extra), out=rest)
             threshold *= eta if threshold > 0.5 else 1.0
     return kept
 

@@ -1,8 +1,8 @@
 """Pooling over regions of images (RoIs): align, max and position-sensitive average, all to one size.
 
-Floor: 2.  Each bin of a region is a rectangle, so its weights are an outer product of one vector a dim: a region is
-pooled by one matrix [bins, size] for the rows and one for the columns. Regions are taken a few at a time, so that the
-images are not copied for every one. Gradients flow to x, not to the boxes.
+Floor: 2.  Each bin of a region is a rectangle, so weights of a mean are an outer product of one vector a dim: a region
+is averaged by one matrix [bins, size] for the rows and one for the columns. Regions are taken a few at a time, so that
+the images are not copied for every one. Gradients flow to x, not to the boxes.
 """
 
 from __future__ import annotations
@@ -54,12 +54,17 @@ def _halves_up(value: Array) -> Array:
     return jnp.sign(value) * jnp.floor(jnp.abs(value) + 0.5)
 
 
-def _in_bins(start: Array, length: Array, bins: int, size: int) -> Array:
-    """Whether a row lies in a bin, [..., bins, size]; bin i is floor(start + i length / bins) up to ceil of its end."""
+def _bin_ends(start: Array, length: Array, bins: int, size: int) -> tuple[Array, Array]:
+    """First row and end of each bin, int32 [..., bins]: floor(start + i length / bins), ceil of the next start."""
     at = jnp.arange(bins)
     step = (length / bins)[..., None]
-    low = jnp.clip(jnp.floor(start[..., None] + at * step), 0, size)
-    high = jnp.clip(jnp.ceil(start[..., None] + (at + 1) * step), 0, size)
+    low, high = jnp.floor(start[..., None] + at * step), jnp.ceil(start[..., None] + (at + 1) * step)
+    return jnp.clip(low, 0, size).astype(jnp.int32), jnp.clip(high, 0, size).astype(jnp.int32)
+
+
+def _in_bins(start: Array, length: Array, bins: int, size: int) -> Array:
+    """Whether a row lies in a bin, [..., bins, size]."""
+    low, high = _bin_ends(start, length, bins, size)
     rows = jnp.arange(size)
     return (rows >= low[..., None]) & (rows < high[..., None])
 
@@ -116,14 +121,6 @@ def roi_align(
     return _pooled(lambda v, r, c: jnp.einsum("chw,ih,jw->cij", v, r, c), x, boxes_num, rows, columns)
 
 
-def _largest_in(x: Array, inside: Array) -> Array:
-    """Maxima over the last dim where inside [bins, size] holds: [..., size] -> [..., bins]; 0 for an empty bin."""
-    low = jnp.asarray(-jnp.inf, x.dtype)
-    at = jnp.argmax(jnp.where(inside, x[..., None, :], low), -1)
-    # the first of equal ones alone gets the gradient
-    return jnp.where(inside.any(-1), jnp.take_along_axis(x, at, -1), low)
-
-
 @preceded(_fitting("roi_pool"))
 @op(amp="fp32", method=False)
 def roi_pool(x: Array, boxes: Array, boxes_num: Array, output_size: Any, spatial_scale: float = 1.0) -> Array:
@@ -137,16 +134,42 @@ def roi_pool(x: Array, boxes: Array, boxes_num: Array, output_size: Any, spatial
     x = floating(x)
     if not boxes.shape[0]:
         return jnp.zeros((0, x.shape[1], height, width), x.dtype)
-    corners = _halves_up(wide(boxes) * spatial_scale)
+    corners = _halves_up(lax.stop_gradient(wide(boxes)) * spatial_scale)
     low, length = corners[:, :2], jnp.maximum(corners[:, 2:] - corners[:, :2] + 1, 1)
-    rows = _in_bins(low[:, 1], length[:, 1], height, x.shape[2])
-    columns = _in_bins(low[:, 0], length[:, 0], width, x.shape[3])
+    rows = _bin_ends(low[:, 1], length[:, 1], height, x.shape[2])
+    columns = _bin_ends(low[:, 0], length[:, 0], width, x.shape[3])
+    # one row a pixel, so that what is gathered lies together
+    pixels = jnp.moveaxis(x, 1, -1).reshape(-1, x.shape[1])
+    images = jnp.arange(x.shape[0], dtype=jnp.int32) * x.shape[2]
+    image = jnp.repeat(images, boxes_num, total_repeat_length=boxes.shape[0])
+    at, empty = _places_of_largest(lax.stop_gradient(pixels), image, rows, columns, x.shape[3])
+    found = jnp.take_along_axis(pixels, at.reshape(-1, x.shape[1]), 0).reshape(at.shape)
+    return jnp.moveaxis(jnp.where(empty[..., None], 0, found), -1, 1)
 
-    def pool(v: Array, r: Array, c: Array) -> Array:
-        found = jnp.swapaxes(_largest_in(jnp.swapaxes(_largest_in(v, c), 1, 2), r), 1, 2)
-        return jnp.where(jnp.isneginf(found), 0, found)
 
-    return _pooled(pool, x, boxes_num, rows, columns)
+def _places_of_largest(
+    pixels: Array, image: Array, rows: tuple[Array, Array], columns: tuple[Array, Array], width: int
+) -> tuple[Array, Array]:
+    """(which pixel [images H W, C] is the largest of each bin and channel, which bins are empty); image: its first row.
+
+    Pixels of all bins are walked together, the first of each, then the next ones: how many is a value, so nothing is
+    differentiated through the loop.
+    """
+    (top, bottom), (left, right) = rows, columns
+    high, across = jnp.max(bottom - top), jnp.max(right - left)
+    shape = (top.shape[0], top.shape[1], left.shape[1])
+
+    def step(i: Array, best: tuple[Array, Array]) -> tuple[Array, Array]:
+        row, column = top + i // across, left + i % across
+        inside = (row < bottom)[:, :, None] & (column < right)[:, None, :]
+        at = (image[:, None] + row)[:, :, None] * width + column[:, None, :]
+        value = jnp.where(inside[..., None], pixels[jnp.where(inside, at, 0)], -jnp.inf)
+        larger = value > best[0]
+        return jnp.where(larger, value, best[0]), jnp.where(larger, at[..., None], best[1])
+
+    start = jnp.full((*shape, pixels.shape[1]), -jnp.inf, pixels.dtype), jnp.zeros((*shape, pixels.shape[1]), top.dtype)
+    _, at = lax.fori_loop(0, high * across, step, start)
+    return at, ((bottom <= top)[:, :, None] | (right <= left)[:, None, :])
 
 
 @preceded(_fitting("psroi_pool"))
