@@ -156,8 +156,9 @@ def istft(
     """Inverse of stft with the same settings: [frequencies, frames] or [batch, ...] -> [..., samples].
 
     length cuts the result or fills it with zeros; without it there are (frames - 1) hop_length samples (and n_fft more
-    with center=False). return_complex needs onesided=False and keeps the imaginary part. Where no frame covers a sample
-    (the nonzero overlap-add condition), NumericsError; inside a captured function such samples are NaN.
+    with center=False). return_complex needs onesided=False and takes all frequencies; without it the first
+    n_fft // 2 + 1 say everything of a real signal. Where no frame covers a sample (the nonzero overlap-add condition),
+    NumericsError; inside a captured function such samples are NaN.
     """
     hop, win = _lengths(n_fft, hop_length, win_length, "istft")
     _check_spectra(x, n_fft, hop, win, onesided, "istft")
@@ -171,8 +172,10 @@ def istft(
         raise DTypeError(f"istft: window is {weights.dtype.name}; return_complex=True and onesided=False take such")
     norm = "ortho" if normalized else "backward"
     spectra = jnp.swapaxes(x, -1, -2)
-    frames = jnp.fft.irfft(spectra, n_fft, norm=norm) if onesided else jnp.fft.ifft(spectra, norm=norm)
-    frames = (frames if return_complex or onesided else jnp.real(frames)) * jnp.conj(weights)
+    if return_complex:
+        frames = jnp.fft.ifft(spectra, norm=norm) * jnp.conj(weights)
+    else:
+        frames = jnp.fft.irfft(spectra[..., : n_fft // 2 + 1], n_fft, norm=norm) * weights
     places = _places(x.shape[-1], n_fft, hop)
     zeros = jnp.zeros((x.shape[-1] - 1) * hop + n_fft, frames.dtype)
     added = jnp.broadcast_to(zeros, (*frames.shape[:-2], zeros.size)).at[..., places].add(frames)

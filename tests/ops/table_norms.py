@@ -34,6 +34,10 @@ def renormed(x, p, axis, max_norm):
     return x * np.minimum(1, max_norm / entrywise(x, p, list(rest), True))
 
 
+def complexes(shape, args=()):
+    return lambda rng: ((rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype("complex64"), *args)
+
+
 METRICS = {1: "cityblock", 2: "euclidean", np.inf: "chebyshev"}
 BAD_AXIS = ((np.ones((2, 3), "float32"), 2, 5), ShapeError, r"axis 5 of a Tensor of shape \[2, 3\]")
 ORDERS = (0, 0.5, 1, 2, 3, np.inf, -np.inf, -1)
@@ -46,6 +50,7 @@ CASES = [
     Case("vector_norm", lambda rng: (np.complex64([3 + 4j, 1 - 2j]),), lambda x: np.linalg.norm(x), tag="complex"),
     Case("vector_norm", lambda rng: (np.array([3, 4]),), lambda x: np.float32(5), no_grad="integers", tag="int"),
     *(Case("matrix_norm", floats((2, 3, 4), args=(p,)), matrix, tag=f"p{p}", terms=48) for p in ("fro", "nuc", 1, -1, 2, -2, np.inf, -np.inf)),
+    *(Case("vector_norm", complexes((2, 3, 4), args=(p, axis, True)), lambda x, p, axis, _: (np.max if p > 0 else np.min)(np.abs(x), axis, keepdims=True), tag=f"complex{p}-{axis}") for p, axis in ((np.inf, (0, -1)), (-np.inf, 1), (np.inf, None))),
     Case("matrix_norm", floats((3, 2, 4), args=(1, [0, 2], True)), matrix, terms=12, tag="dims", bad=((np.ones((2, 2)), 3), ShapeError, "p=3; choose")),
     Case("matrix_norm", floats((3, 4), args=("nuc", [1, 0], True)), matrix, terms=48, tag="keepdim", bad=((np.ones((2, 2, 2)), 1, [0, 1, 2]), ShapeError, "spans 2 dims")),
     Case("norm", floats((3, 4)), lambda x: np.linalg.norm(x), terms=12, bad=((np.ones((2, 2)), 0, [0, 1]), ShapeError, "p=0 is for vectors")),
