@@ -13,7 +13,7 @@ import numpy as np
 
 from polyreme.core import dtype as dtypes
 from polyreme.eager.sparse import SparseCooTensor, SparseCsrTensor
-from polyreme.eager.sparse.structure import places_of
+from polyreme.eager.sparse.structure import check_size, places_of
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import DTypeError, ShapeError
 from polyreme.ops.bounds import at_hand
@@ -54,6 +54,7 @@ def sparse_coo_tensor(
             f"sparse_coo_tensor: indices {at.shape} and values {kept.shape} do not fit shape {list(dims)}, which needs "
             f"{count} sparse dims, then {kept.shape[1:]}"
         )
+    check_size(dims[:count])
     _check_inside("sparse_coo_tensor", found, dims[:count])
     return SparseCooTensor(at, kept, dims, False)
 
@@ -92,6 +93,7 @@ def sparse_csr_tensor(
             f"{what}: crows {ends.shape} do not fit shape {list(dims)}, which is [rows, columns] or [batch, rows, "
             "columns] and needs batch * (rows + 1)"
         )
+    check_size(dims)
     made = SparseCsrTensor(ends, columns, kept, dims)
     if found[0] is not None and found[1] is not None:
         _check_rows(made, found[0].reshape(-1, dims[-2] + 1), found[1])

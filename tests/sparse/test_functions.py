@@ -196,6 +196,10 @@ def test_principal_components(center):
     assert [t.shape for t in sparse.pca_lowrank(csr(dense))] == [[12, 6], [6], [8, 6]]
 
 
+def tall():
+    return sparse.sparse_coo_tensor([[0], [0]], [1.0], [2**32, 1])
+
+
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
@@ -208,6 +212,7 @@ def test_principal_components(center):
         (lambda x: x @ paddle.ones([5]), ShapeError, "mv takes a vector"),
         (lambda x: coo(np.ones((2, 2)), 1) @ paddle.ones([2, 2]), ShapeError, "1 dense dims"),
         (lambda x: sparse.mv(x, paddle.ones([4])), ShapeError, "sparse.mv"),
+        (lambda x: tall() @ tall().transpose([1, 0]), ShapeError, "more elements than an int64"),
         (lambda x: sparse.addmm(paddle.ones([2, 2]), x, paddle.ones([5, 2])), ShapeError, "must be alike"),
         (lambda x: sparse.addmm(x, x, paddle.ones([5, 5])), TypeError, "make both dense"),
         (lambda x: sparse.masked_matmul(paddle.ones([4, 2]), paddle.ones([3, 5]), x), ShapeError, "masked_matmul: x"),

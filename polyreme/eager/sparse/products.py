@@ -9,7 +9,7 @@ from typing import Any
 
 from polyreme.core.state import TensorState
 from polyreme.eager.sparse.elementwise import add, multiply, need_sparse
-from polyreme.eager.sparse.structure import constant, indices_of, on_host, places_of, product
+from polyreme.eager.sparse.structure import check_size, constant, indices_of, on_host, places_of, product
 from polyreme.errors import ShapeError
 from polyreme.ops import arithmetic as ar
 from polyreme.ops.gather_scatter import gather
@@ -51,6 +51,7 @@ def _sparse_by_sparse(x: Any, y: Any) -> Any:
     a, b = (on_host(each, "sparse.matmul of two sparse Tensors") for each in (x, y))
     *batch, rows, _ = x.dims
     columns = y.dims[-1]
+    check_size((*batch, rows, columns))
     left, right, places, into = product(
         places_of(a[:-1], x.dims[:-1]),
         places_of(a[[*range(len(batch)), -1]], (*batch, x.dims[-1])),

@@ -28,10 +28,14 @@ def on_host(x: Any, what: str) -> np.ndarray:
     return state.host(indices, f"{what}, whose result stores elements that depend on the values of indices,")
 
 
-def places_of(indices: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """The place of each coordinate [dims, n]. Raises ShapeError for a shape of 2**63 elements or more."""
+def check_size(shape: Sequence[int]) -> None:
+    """Raise ShapeError for a shape of 2**63 elements or more."""
     if math.prod(shape) >= 2**63:
         raise ShapeError(f"a sparse Tensor of shape {list(shape)} has more elements than an int64 can number")
+
+
+def places_of(indices: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """The place of each coordinate [dims, n]."""
     place = np.zeros(indices.shape[1], np.int64)
     for index, size in zip(indices, shape, strict=True):
         place = place * size + index
