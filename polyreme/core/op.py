@@ -160,7 +160,7 @@ class Op:
             elif kind is ATTR:
                 shown.append(f"{name}={value!r}")
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        kind = DTypeError if "does not accept dtype" in text else ShapeError
+        kind = DTypeError if "does not accept dtype" in text or "not supported for input types" in text else ShapeError
         return kind(f"{self.name}({', '.join(shown)}): {text}")
 
 

@@ -81,11 +81,13 @@ def _count_of(layer: Layer, custom: dict[type, Count]) -> Count | None:
     if own is not None:
         return own
     found = next((f for classes, f in COUNTS.items() if type(layer) in classes), None)
+    if found is None:
+        return None
 
     def add(layer: Any, x: tuple, y: Any) -> None:
         layer.total_ops += found(layer, x, y)
 
-    return None if found is None else add
+    return add
 
 
 def _run(net: Layer, input_size: Any, custom: dict[type, Count]) -> list[dict[str, Any]]:

@@ -185,8 +185,18 @@ def view(x: Array, shape_or_dtype: Any) -> Array:
     if isinstance(shape_or_dtype, tuple):
         return jnp.reshape(x, resolve_shape(shape_or_dtype, x.shape, "view"))
     to = dtypes.as_dtype(shape_or_dtype)
-    if dtypes.bool_ in (to, x.dtype) or dtypes.is_complex(to) or dtypes.is_complex(x.dtype):
-        raise ShapeError(f"view: cannot read {x.dtype.name} bytes as {to.name}; use cast or view_as_real")
+    if to == x.dtype:
+        return x
+    if dtypes.bool_ in (to, x.dtype):
+        raise ShapeError(f"view: cannot read {x.dtype.name} bytes as {to.name}; use cast")
+    if dtypes.is_complex(x.dtype) and x.ndim:  # a complex number lies in memory as its real and its imaginary part
+        parts = jnp.stack([x.real, x.imag], -1)
+        return view.op.fn(parts.reshape(*x.shape[:-1], 2 * x.shape[-1]), to)
+    if dtypes.is_complex(to):
+        parts = view.op.fn(x, dtypes.float32 if to == dtypes.complex64 else dtypes.float64)
+        if parts.ndim == 0 or parts.shape[-1] % 2:
+            raise ShapeError(f"view: the last dim of {list(x.shape)} {x.dtype.name} does not fill items of {to.name}")
+        return jax.lax.complex(parts[..., ::2], parts[..., 1::2])
     ratio = to.itemsize // x.dtype.itemsize
     if ratio > 1:
         if x.ndim == 0 or x.shape[-1] % ratio:

@@ -65,7 +65,7 @@ def histogram(
 
 @op
 def histogramdd(
-    x: Array, edges: list[Array], weights: Array | None, bins: tuple | int, ranges: Any, density: bool
+    x: Array, edges: list[Array], weights: Array | None, bins: tuple[int, ...], ranges: Any, density: bool
 ) -> tuple[Array, ...]:
     """Points x [*b, n] counted in a grid of n dims: -> (counts [bins[0], ..., bins[n - 1]] in x's dtype, list of n
     vectors of edges).

@@ -60,7 +60,7 @@ class MultiheadAttention(Layer):
         self.bias_k = self.create_parameter([1, 1, embed_dim], default_initializer=normal) if add_bias_kv else None
         self.bias_v = self.create_parameter([1, 1, embed_dim], default_initializer=normal) if add_bias_kv else None
         self.out_proj = Linear(embed_dim, embed_dim, bias, dtype=dtype)
-        if bias:
+        if self.out_proj.bias is not None:
             self.out_proj.bias.set_value(creation.zeros([embed_dim]))
         if device is not None:
             self.to(device=device)
