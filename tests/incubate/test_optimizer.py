@@ -33,8 +33,7 @@ def rosenbrock(x):
 # minimizers
 
 
-@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
-@pytest.mark.parametrize("minimize", [minimize_bfgs, minimize_lbfgs])
+@pytest.mark.parametrize(("minimize", "captured"), [(minimize_bfgs, False), (minimize_lbfgs, True)])
 def test_rosenbrock(minimize, captured):
     def run(x):
         return minimize(rosenbrock, x, tolerance_grad=1e-8, tolerance_change=0.0, max_iters=100, dtype="float64")

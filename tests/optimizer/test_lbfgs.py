@@ -83,7 +83,7 @@ def test_fixed_steps_equal_the_reference_and_calls_go_on(decay):
     np.testing.assert_allclose(found, want, rtol=0, atol=12 * 512 * EPS)
 
 
-@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured closure"])
+@pytest.mark.parametrize("captured", [pytest.param(False, id="eager", marks=pytest.mark.slow), True])
 def test_the_strong_wolfe_search_finds_the_minimum_of_rosenbrock(captured):
     (x,) = parameters(values=[np.full(4, -1.2)])
     optimizer = opt.LBFGS(1.0, max_iter=100, line_search_fn="strong_wolfe", parameters=[x])
