@@ -164,10 +164,13 @@ def _places_of_largest(
         inside = (row < bottom)[:, :, None] & (column < right)[:, None, :]
         at = (image[:, None] + row)[:, :, None] * width + column[:, None, :]
         value = jnp.where(inside[..., None], pixels[jnp.where(inside, at, 0)], -jnp.inf)
-        larger = value > best[0]
+        # NaN is the largest of all, once met
+        larger = ~(value <= best[0]) & ~jnp.isnan(best[0])
         return jnp.where(larger, value, best[0]), jnp.where(larger, at[..., None], best[1])
 
-    start = jnp.full((*shape, pixels.shape[1]), -jnp.inf, pixels.dtype), jnp.zeros((*shape, pixels.shape[1]), top.dtype)
+    every = (*shape, pixels.shape[1])
+    first = (image[:, None] + top)[:, :, None] * width + left[:, None, :]
+    start = jnp.full(every, -jnp.inf, pixels.dtype), jnp.broadcast_to(first[..., None], every)
     _, at = lax.fori_loop(0, high * across, step, start)
     return at, ((bottom <= top)[:, :, None] | (right <= left)[:, None, :])
 

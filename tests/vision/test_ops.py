@@ -72,6 +72,14 @@ def test_regions_are_counted_and_captured():
         to_static(lambda b: ops.nms(b))(boxes)
 
 
+def test_the_largest_of_a_bin_may_be_nan_or_minus_infinity():
+    x = np.full((1, 1, 4, 4), -np.inf, "float32")
+    x[0, 0, 0, 0], x[0, 0, 2, 3] = 5, np.nan
+    boxes, count = to_tensor(np.array([[0, 0, 3, 3]], "float32")), to_tensor(np.array([1], "int32"))
+    found = ops.roi_pool(to_tensor(x), boxes, count, 2).numpy()
+    np.testing.assert_array_equal(found[0, 0], [[5, -np.inf], [-np.inf, np.nan]])
+
+
 def test_identical_boxes_decay_to_nothing_once():
     boxes = to_tensor(np.repeat(BOXES[:1], 3, 0)[None])
     scores = to_tensor(np.array([[[0.9, 0.8, 0.7]]], "float32"))

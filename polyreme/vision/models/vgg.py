@@ -11,7 +11,7 @@ from typing import Any
 
 from polyreme.errors import ConfigError
 from polyreme.nn import AdaptiveAvgPool2D, BatchNorm2D, Conv2D, Dropout, Layer, Linear, MaxPool2D, ReLU, Sequential
-from polyreme.vision.models.weights import load_weights
+from polyreme.vision.models.weights import maker
 
 # convolutions in each of the five stages, by depth (with the three linear layers)
 _STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
@@ -60,10 +60,8 @@ class VGG(Layer):
 def _vgg(depth: int, pretrained: bool, batch_norm: bool, **kwargs: Any) -> VGG:
     widths = (64, 128, 256, 512, 512)
     cfg = [c for width, count in zip(widths, _STAGES[depth], strict=True) for c in [*[width] * count, "M"]]
-    network = VGG(make_layers(cfg, batch_norm), **kwargs)
-    if pretrained:
-        load_weights(network, f"vgg{depth}{'_bn' if batch_norm else ''}")
-    return network
+    name = f"vgg{depth}{'_bn' if batch_norm else ''}"
+    return maker(name, VGG, "VGG", features=make_layers(cfg, batch_norm))(pretrained, **kwargs)
 
 
 def vgg11(pretrained: bool = False, batch_norm: bool = False, **kwargs: Any) -> VGG:
