@@ -5,7 +5,8 @@ Floor: 3.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import jax
 
@@ -65,7 +66,35 @@ def _observed(value: Any, what: str, at: int, layer: str) -> Any:
     same.defvjp(lambda x: (x, None), back)
     seen = tape.factory.tensor(same(state.read(value)))
     seen.stop_gradient, seen._node, seen._index = False, value._node, value._index
+    if value._node is None:
+        seen._node, seen._index = _Passage(value), 0  # the tape still finds the leaf
     return seen
+
+
+class _Passage(tape.Node):
+    """From what stands for a leaf back to the leaf."""
+
+    __slots__ = ()
+    known_to_jax: ClassVar[bool] = True
+
+    def __init__(self, leaf: TensorState) -> None:
+        super().__init__("leaf", (leaf,))
+
+    def gradients(self, cotangents: list[TensorState | None], create_graph: bool) -> list[TensorState | None]:
+        return cotangents
+
+    def release(self) -> None:
+        """Nothing is saved."""
+
+    def saved(self) -> list[Any]:
+        return []
+
+    def reload(self, arrays: Sequence[Any]) -> None:
+        """Nothing is taken."""
+
+    @property
+    def freed(self) -> bool:
+        return False
 
 
 _checked = CheckedEager()

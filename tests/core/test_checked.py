@@ -108,6 +108,17 @@ def test_higher_order_gradients_are_looked_at():
         autograd.grad([slope.sum()], [x])
 
 
+def test_the_tape_works_inside_of_captured_code_that_is_differentiated_again():
+    x = to_tensor(GOOD, stop_gradient=False)
+
+    @to_static
+    def slope(x):
+        return autograd.grad([log(x).sum()], [x], create_graph=True)[0]
+
+    (second,) = autograd.grad([slope(x).sum()], [x])
+    np.testing.assert_allclose(second.numpy(), -1 / GOOD**2)
+
+
 def test_branches_loops_and_recomputed_parts_are_looked_into():
     def branch(x):
         if x.sum() > 0:

@@ -15,6 +15,7 @@ from polyreme.nn import functional as F
 from polyreme.ops import OPS
 
 X = np.arange(1, 7, dtype="float32").reshape(3, 2)
+TAILS = [[np.ones((4, 2), "float32"), np.ones((2, 1), "float32")]]
 FULL, ONE = np.array([4, 4]), np.array([1, 1])
 NAN, DROPPED, NEITHER = "NaN", "dropped", "neither"
 
@@ -66,6 +67,15 @@ TABLE = {
         "fused_rotary_position_embedding": lambda x, i: OPS["fused_rotary_position_embedding"](
             np.ones((1, 2, 1, 2), "float32"), None, None, x, x, i.unsqueeze(0)
         ),
+        "margin_cross_entropy": op("margin_cross_entropy", np.full((2, 3), 0.5, "float32"), "i", reduction="none"),
+        "multi_margin_loss": op("multi_margin_loss", np.ones((2, 3), "float32"), "i", reduction="none"),
+        "multi_label_margin_loss": lambda x, i: OPS["multi_label_margin_loss"](
+            np.ones((2, 3), "float32"), OPS["stack"]([i, i * 0 - 1, i * 0 - 1], 1), reduction="none"
+        ),
+        "adaptive_log_softmax_with_loss": lambda x, i: OPS["adaptive_log_softmax_with_loss"](
+            np.ones((2, 4), "float32"), i, np.ones((4, 3), "float32"), TAILS, [2, 3]
+        ),
+        "hsigmoid_loss": op("hsigmoid_loss", np.ones((2, 4), "float32"), "i", 3, np.ones((2, 4), "float32")),
         "send_u_recv": op("send_u_recv", "x", "i", np.array([0, 1]), "sum", 3),
         "send_ue_recv": op("send_ue_recv", "x", np.ones(2, "float32"), "i", np.array([0, 1]), "add", "sum", 3),
         "send_uv": op("send_uv", "x", "x", "i", np.array([0, 1])),
@@ -131,6 +141,9 @@ def test_an_index_out_of_range(kind, call):
 INDEX = re.compile(r"(?!return_)(.*_)?(index|indices|ids|labels?|parents)")
 # op -> why it has no row of its own
 EXEMPT = {
+    "class_center_sample": "it reads the labels on the host", "npair_loss": "labels are compared",
+    "angular_margin": "part of margin_cross_entropy",
+    "pick_classes": "part of adaptive_log_softmax_with_loss",
     "crf_decoding": "the label is compared with",
     "edit_distance": "tokens are compared, whatever they are",
     "sequence_edit_distance": "tokens are compared, whatever they are",
