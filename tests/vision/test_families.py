@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import polyreme
-from polyreme import static
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError, DataError, ShapeError
 from polyreme.jit import to_static
@@ -84,17 +83,6 @@ def make(name, **kwargs):
     if name.endswith("_bn"):
         return getattr(models, name.removesuffix("_bn"))(batch_norm=True, **kwargs)
     return getattr(models, name)(**kwargs)
-
-
-@pytest.fixture
-def abstract():
-    """In a Program layers and calls have shapes alone: nothing is computed and nothing compiled."""
-    polyreme.enable_static()
-    try:
-        with static.program_guard(static.Program(), static.Program()):
-            yield lambda *shape: static.data("x", list(shape))
-    finally:
-        polyreme.disable_static()
 
 
 def shapes(found):
@@ -256,7 +244,7 @@ def test_pretrained_reads_a_file_of_this_machine(tmp_path, monkeypatch):
     for name, tensor in network.state_dict().items():
         np.testing.assert_array_equal(again.state_dict()[name].numpy(), tensor.numpy())
     with pytest.raises(
-        DataError, match=r"2 names are .* of another shape, such as fc.2.bias, fc.2.weight; give the weights of"
+        DataError, match=r"2 names are .* of another shape, such as fc.2.bias, fc.2.weight; give the weights of this"
     ):
         tiny(pretrained=True, num_classes=4)
     (folder / "tiny.pdparams").write_bytes(b"\x80\x04torn")

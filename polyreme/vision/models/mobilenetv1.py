@@ -57,5 +57,5 @@ class MobileNetV1(Layer):
 
 
 def mobilenet_v1(pretrained: bool = False, scale: float = 1.0, **kwargs: Any) -> MobileNetV1:
-    """MobileNet V1; kwargs are those of MobileNetV1. pretrained: see load_weights, of a file mobilenetv1_SCALE."""
+    """MobileNet V1; kwargs are those of MobileNetV1. pretrained: see weights_file, of a file mobilenetv1_SCALE."""
     return maker(f"mobilenetv1_{scale}", MobileNetV1, "MobileNet V1", scale=scale)(pretrained, **kwargs)

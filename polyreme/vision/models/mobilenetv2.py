@@ -66,5 +66,5 @@ class MobileNetV2(Layer):
 
 
 def mobilenet_v2(pretrained: bool = False, scale: float = 1.0, **kwargs: Any) -> MobileNetV2:
-    """MobileNet V2; kwargs are those of MobileNetV2. pretrained: see load_weights, of a file mobilenetv2_SCALE."""
+    """MobileNet V2; kwargs are those of MobileNetV2. pretrained: see weights_file, of a file mobilenetv2_SCALE."""
     return maker(f"mobilenetv2_{scale}", MobileNetV2, "MobileNet V2", scale=scale)(pretrained, **kwargs)

@@ -121,10 +121,10 @@ class MobileNetV3Large(_MobileNetV3):
 
 
 def mobilenet_v3_small(pretrained: bool = False, scale: float = 1.0, **kwargs: Any) -> MobileNetV3Small:
-    """MobileNet V3 small; kwargs as for its class. pretrained: see load_weights, file mobilenet_v3_small_xSCALE."""
+    """MobileNet V3 small; kwargs as for its class. pretrained: see weights_file, file mobilenet_v3_small_xSCALE."""
     return maker(f"mobilenet_v3_small_x{scale}", MobileNetV3Small, "MobileNet V3", scale=scale)(pretrained, **kwargs)
 
 
 def mobilenet_v3_large(pretrained: bool = False, scale: float = 1.0, **kwargs: Any) -> MobileNetV3Large:
-    """MobileNet V3 large; kwargs as for its class. pretrained: see load_weights, file mobilenet_v3_large_xSCALE."""
+    """MobileNet V3 large; kwargs as for its class. pretrained: see weights_file, file mobilenet_v3_large_xSCALE."""
     return maker(f"mobilenet_v3_large_x{scale}", MobileNetV3Large, "MobileNet V3", scale=scale)(pretrained, **kwargs)

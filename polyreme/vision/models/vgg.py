@@ -65,7 +65,7 @@ def _vgg(depth: int, pretrained: bool, batch_norm: bool, **kwargs: Any) -> VGG:
 
 
 def vgg11(pretrained: bool = False, batch_norm: bool = False, **kwargs: Any) -> VGG:
-    """VGG with 11 layers; kwargs are those of VGG. pretrained: see load_weights, of a file vgg11 or vgg11_bn."""
+    """VGG with 11 layers; kwargs are those of VGG. pretrained: see weights_file, of a file vgg11 or vgg11_bn."""
     return _vgg(11, pretrained, batch_norm, **kwargs)
 
 

@@ -24,11 +24,8 @@ def folders() -> list[Path]:
     return [cache / "polyreme" / "weights", Path("/usr/share/weights")]
 
 
-def load_weights(network: Layer, name: str) -> Layer:
-    """The network with the weights in NAME.pdparams (as polyreme.save writes it) or NAME.safetensors.
-
-    Raises DataError where there is no such file, or its names or shapes are not those of the network.
-    """
+def weights_file(name: str) -> Path:
+    """The file NAME.pdparams (as polyreme.save writes it) or NAME.safetensors. Raises DataError where there is none."""
     files = [folder / f"{name}{suffix}" for folder in folders() for suffix in _SUFFIXES]
     path = next((f for f in files if f.is_file()), None)
     if path is None:
@@ -36,13 +33,18 @@ def load_weights(network: Layer, name: str) -> Layer:
             f"{name}: pretrained=True, but there is no {files[0]} (nor {', '.join(map(str, files[1:]))}); no weights "
             "come with polyreme and none are downloaded: put a file there, as polyreme.save writes a state_dict"
         )
+    return path
+
+
+def load_weights(network: Layer, path: Path) -> Layer:
+    """The network with the weights in a file. Raises DataError where names or shapes are not those of the network."""
     stored, own = load(path), network.state_dict()
     same = {k for k in own if k in stored and list(stored[k].shape) == list(own[k].shape)}
     wrong = sorted((set(own) | set(stored)) - same)
     if wrong:
         raise DataError(
             f"{path}: {len(wrong)} names are missing, unknown or of another shape, such as {', '.join(wrong[:3])}; "
-            f"give the weights of {name}"
+            "give the weights of this network"
         )
     network.set_state_dict(stored)
     return network
@@ -57,9 +59,11 @@ def maker(name: str, build: Callable[..., Layer], about: str, **fixed: Any) -> A
     def make(pretrained: bool = False, **kwargs: Any) -> Layer:
         if not isinstance(pretrained, bool):
             raise ConfigError(f"{name}: pretrained={pretrained!r}; give True or False")
+        # looked for first: a large network takes seconds to make
+        path = weights_file(name) if pretrained else None
         network = build(**{**fixed, **kwargs})
-        return load_weights(network, name) if pretrained else network
+        return network if path is None else load_weights(network, path)
 
     make.__name__ = make.__qualname__ = name
-    make.__doc__ = f"{about}; keyword arguments are those of {build.__name__}. pretrained: see load_weights."
+    make.__doc__ = f"{about}; keyword arguments are those of {build.__name__}. pretrained: see weights_file."
     return make
