@@ -3,6 +3,7 @@
 Floor: 4.
 """
 
+import polyreme.eager.tensor  # noqa: F401  (what ops run on, whichever name is used first)
 from polyreme.ops.by_dim import split
 from polyreme.ops.creation import meshgrid
 from polyreme.ops.manipulation import atleast_1d, atleast_2d, atleast_3d

@@ -3,6 +3,7 @@
 Floor: 4.
 """
 
+import polyreme.eager.tensor  # noqa: F401  (what ops run on, whichever name is used first)
 from polyreme.ops.by_dim import softmax
 from polyreme.ops.math import expm1
 from polyreme.ops.reduce import logsumexp

@@ -41,6 +41,15 @@ def test_importing_the_package_does_not_load_jax():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["fft", "signal", "linalg", "special", "functional", "sparse", "geometric", "distribution"]
+)
+def test_a_namespace_of_ops_works_when_it_is_what_is_imported_first(name):
+    code = f"import polyreme.{name}; from polyreme.core.mode import current; assert current.mode"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_every_op_has_a_docstring_with_a_sentence():
     for name, fn in OPS.items():
         first = fn.__doc__.strip().splitlines()[0]
