@@ -30,13 +30,13 @@ def _into(num: int, ids: Array) -> Array:
     return jnp.where((ids < 0) | (ids >= num), num, ids)
 
 
-def added(data: Array, ids: Array, num: int, is_sorted: bool = False) -> Array:
+def added(data: Array, ids: Array, num: int) -> Array:
     """Sums of rows by id: data [n, *], ids [n] -> [num, *]. Half precision is added up in float32; bool is or'ed."""
     if data.dtype == bool:
         return jnp.zeros((num, *data.shape[1:]), bool).at[_into(num, ids)].max(data, mode="drop")
     wide = data.astype(dtypes.float32) if data.dtype.itemsize < 4 and dtypes.is_floating(data.dtype) else data
     zeros = jnp.zeros((num, *data.shape[1:]), wide.dtype)
-    return zeros.at[_into(num, ids)].add(wide, mode="drop", indices_are_sorted=is_sorted).astype(data.dtype)
+    return zeros.at[_into(num, ids)].add(wide, mode="drop").astype(data.dtype)
 
 
 def counted(ids: Array, num: int, ndim: int) -> Array:

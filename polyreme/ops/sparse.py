@@ -30,9 +30,11 @@ def coordinates(where: list[Array], shape: Shape) -> list[Array]:
         return list(where[0].astype(dtypes.int64))
     crows, cols = (a.astype(dtypes.int64) for a in where)
     *batch, rows, _ = shape
-    num = math.prod(batch) * rows
-    counts = jnp.diff(crows.reshape(-1, rows + 1), axis=1).reshape(-1)
-    at = jnp.repeat(jnp.arange(num), counts, total_repeat_length=cols.shape[0])
+    ends = crows.reshape(-1, rows + 1)
+    begins = (ends[:, :-1] + (jnp.cumsum(ends[:, -1]) - ends[:, -1])[:, None]).reshape(-1)
+    # one more wherever a row begins; this scan takes a third of the time of jnp.repeat or jnp.cumsum on a processor
+    steps = jnp.zeros(cols.shape, dtypes.int64).at[begins[1:]].add(1, mode="drop")
+    at = jax.lax.associative_scan(jnp.add, steps)
     return [at // rows, at % rows, cols] if batch else [at, cols]
 
 
@@ -54,7 +56,7 @@ def sparse_coordinates(where: list[Array], shape: Shape) -> Array:
 def sparse_scatter(values: Array, where: list[Array], shape: Shape) -> Array:
     """values [n, *dense] added into zeros of shape, which is that of the sparse dims -> [*shape, *dense]."""
     at = flat(coordinates(where, shape), shape)
-    dense = added(values, at, math.prod(shape), len(where) == 2)
+    dense = added(values, at, math.prod(shape))
     return dense.reshape(*shape, *values.shape[1:])
 
 
@@ -102,7 +104,7 @@ def sparse_matmul(values: Array, y: Array, where: list[Array], shape: Shape) -> 
     left, right = place * rows + at[-2], place * inner + at[-1]
     values, y = promote(values, y)
     picked = jnp.take(y.reshape(-1, y.shape[-1]), right, axis=0, mode="fill")
-    total = added(values[:, None] * picked, left, math.prod(batch) * rows, len(where) == 2)
+    total = added(values[:, None] * picked, left, math.prod(batch) * rows)
     return total.reshape(*batch, rows, y.shape[-1])
 
 
