@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-_DETECTION = "detection models are out of scope; write them with polyreme's ops"
+_DETECTION = "use polyreme.vision.ops, or write it with polyreme's ops"
 _PARAMETER_SERVER = "there are no parameter servers here; use polyreme.distributed.fleet"
 _SEARCH = "write the search as a loop over Executor.run, or with polyreme's ops"
 _RNN = "use StaticRNN, dynamic_lstm or dynamic_gru"
