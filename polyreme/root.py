@@ -153,10 +153,20 @@ def disable_signal_handler() -> None:
     """Nothing to undo: importing polyreme installs no signal handlers."""
 
 
-def as_tensor(data: Any, dtype: Any = None, place: Any = None, stop_gradient: builtins.bool = True) -> Tensor:
-    """to_tensor, but a Tensor that already fits is returned as it is."""
-    fits = isinstance(data, Tensor) and place is None and (dtype is None or as_dtype(dtype) == data.dtype)
-    return data if fits else to_tensor(data, dtype, place, stop_gradient)
+def as_tensor(
+    data: Any,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: builtins.bool = False,
+    pin_memory: builtins.bool = False,
+) -> Tensor:
+    """to_tensor, but a Tensor that already fits is returned as it is; device and the like as creation functions take."""
+    if pin_memory:
+        raise ConfigError("as_tensor: pin_memory=True; transfers pin memory themselves here, leave it out")
+    fits = isinstance(data, Tensor) and device is None and (dtype is None or as_dtype(dtype) == data.dtype)
+    if fits and not (requires_grad and data.stop_gradient):
+        return data
+    return to_tensor(data, dtype, device, not requires_grad)
 
 
 def from_numpy(ndarray: np.ndarray) -> Tensor:

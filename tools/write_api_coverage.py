@@ -14,6 +14,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from polyreme.core import spelling
+
 HERE = Path(__file__).parent
 NAMES = HERE / "api_reference.txt"
 REASONS = HERE / "api_reasons.txt"
@@ -96,21 +98,27 @@ def differences(module: str, name: str, parameters: str | None) -> list[str]:
         return []
     theirs = [a.arg for a in ast.parse(f"def f({parameters}): pass").body[0].args.args]  # type: ignore[attr-defined]
     there = found(module, name)
-    try:
-        ours = inspect.signature(getattr(getattr(there, "op", None), "fn", there))
-    except (TypeError, ValueError):
-        return []
-    kinds = {p.kind for p in ours.parameters.values()}
-    if inspect.Parameter.VAR_KEYWORD in kinds and inspect.Parameter.VAR_POSITIONAL in kinds:
+    ours = _signature(there)
+    kinds = {p.kind for p in ours.parameters.values()} if ours else set()
+    if ours is None or {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL} <= kinds:
         return []
     own = [n for n, p in ours.parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     own, theirs = [[n for n in ns if n not in EVERYWHERE] for ns in (own, theirs)]
     if module == "paddle.Tensor":
         own, theirs = own[1:] if own[:1] in (["x"], ["input"], ["condition"]) else own, theirs[1:]
-    said = [f"no `{n}`" for n in theirs if n not in ours.parameters and inspect.Parameter.VAR_KEYWORD not in kinds]
+    taken = {*ours.parameters, *(getattr(there, "__kwdefaults__", None) or ())}
+    lacking = [n for n in theirs if n not in taken and spelling.parameter(n, taken) is None]
+    said = [f"no `{n}`" for n in lacking if inspect.Parameter.VAR_KEYWORD not in kinds]
     common = [n for n in theirs if n in own]
     moved = inspect.Parameter.VAR_POSITIONAL not in kinds and [n for n in own if n in common] != common
     return [*said, *(["another order"] if moved else [])]
+
+
+def _signature(there: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(there)
+    except (TypeError, ValueError):
+        return None
 
 
 def absent() -> Iterator[tuple[str, str]]:
