@@ -29,6 +29,7 @@ NOT_ROOT_TABLES = set(
         "messages",
         "neural",
         "normalization",
+        "packed_attention",
         "pooling",
         "probability",
         "proposals",

@@ -42,10 +42,11 @@ def attention(
     CPU: query blocks, each against the keys it needs; the backward pass recomputes the probabilities from the saved
     logsumexp, so memory grows with s * t / blocks (source: arXiv:2205.14135, section 3; arXiv:2307.08691, algorithm 2).
     GPU: cuDNN for float16 and bfloat16 where there is no mask and no dropout, s = t if causal, and d is a multiple of
-    8 up to 128; elsewhere the plain form. Reverse mode of any order; for forward mode use attention_plain.
+    8 up to 128; elsewhere the plain form. select.attention_only chooses otherwise. Reverse mode of any order; for
+    forward mode use attention_plain.
 
     Raises ShapeError for dims that do not fit, DTypeError for a mask neither bool nor float, ConfigError for a dropout
-    rate outside [0, 1) or without a key.
+    rate outside [0, 1) or without a key, and where no kernel that is allowed takes the inputs.
 
     >>> q = k = v = jnp.ones((1, 3, 2, 4))
     >>> attention(q, k, v, causal=True).shape
@@ -53,14 +54,20 @@ def attention(
     """
     check(q, k, v, mask, dropout_key, dropout_rate)
     scale = float(q.shape[-1] ** -0.5) if scale is None else scale
-    backend = select.backend()
-    if backend == "cpu":
-        spec = Spec(causal=causal, scale=scale, dropout_rate=dropout_rate)
-        return attention_blocked.attention(spec, q, k, v, mask, attention_blocked.draw_of(dropout_key, origin))
-    if backend == "gpu" and mask is None and dropout_rate == 0 and _cudnn_takes(q, k, v, causal):
-        return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=causal, implementation="cudnn")
     options = {"mask": mask, "dropout_key": dropout_key, "dropout_rate": dropout_rate, "origin": origin}
-    return attention_plain(q, k, v, causal=causal, scale=scale, **options)
+    for kernel in select.attention_order():
+        if kernel == "efficient":
+            spec = Spec(causal=causal, scale=scale, dropout_rate=dropout_rate)
+            return attention_blocked.attention(spec, q, k, v, mask, attention_blocked.draw_of(dropout_key, origin))
+        if kernel == "math":
+            return attention_plain(q, k, v, causal=causal, scale=scale, **options)
+        if select.backend() == "gpu" and mask is None and dropout_rate == 0 and _cudnn_takes(q, k, v, causal):
+            return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=causal, implementation="cudnn")
+    raise ConfigError(
+        f"attention: FLASH_ATTENTION alone is allowed, and it takes float16 or bfloat16 on a GPU without mask and "
+        f"dropout; got {q.dtype} {list(q.shape)} on {select.backend()}, mask: {mask is not None}, dropout "
+        f"{dropout_rate}; allow MATH or EFFICIENT_ATTENTION too"
+    )
 
 
 def attention_plain(

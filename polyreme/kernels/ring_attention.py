@@ -27,7 +27,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from polyreme.errors import ConfigError, ShapeError
-from polyreme.kernels import attention_blocked
+from polyreme.kernels import attention_blocked, select
 from polyreme.kernels.attention import attention, check
 from polyreme.kernels.attention_blocked import Spec
 from polyreme.mesh.axes import nearest_multiples
@@ -92,6 +92,8 @@ def ring_attention(
     """
     _check_split(q, k, split)
     check(q, k, v, mask, dropout_key, dropout_rate)
+    if not select.attention_allows("efficient"):
+        raise ConfigError("ring_attention: it is of the kind EFFICIENT_ATTENTION, which is not allowed here; allow it")
     if causal and q.shape[1] != k.shape[1]:
         raise ShapeError(
             f"ring_attention: causal with {q.shape[1]} queries and {k.shape[1]} keys; they must be equally many, or "

@@ -8,10 +8,12 @@ from typing import Any, Literal
 import jax
 
 Backend = Literal["cpu", "gpu", "tpu", "other"]
+AttentionKernel = Literal["math", "flash", "efficient"]
 _BACKENDS: dict[str, Backend] = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}
 
 
 _portable = jax.make_user_context(False)
+_attention = jax.make_user_context(None)
 
 
 def portable(wanted: bool = True) -> Any:
@@ -31,3 +33,20 @@ def backend() -> Backend:
     if _portable.value:
         return "other"
     return _BACKENDS.get(jax.default_backend(), "other")
+
+
+def attention_only(kernels: tuple[AttentionKernel, ...]) -> Any:
+    """A context: attention traced inside runs the first of these that takes its inputs, and raises if none does."""
+    return _attention(kernels)
+
+
+def attention_order() -> tuple[AttentionKernel, ...]:
+    """The kernels of attention to try in turn: those of attention_only, else what the backend does best."""
+    if _attention.value is not None:
+        return _attention.value
+    return {"cpu": ("efficient",), "gpu": ("flash", "math")}.get(backend(), ("math",))
+
+
+def attention_allows(kernel: AttentionKernel) -> bool:
+    """Whether attention_only, where one is in force, names this kernel."""
+    return _attention.value is None or kernel in _attention.value

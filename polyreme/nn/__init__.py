@@ -1,6 +1,6 @@
 """Layers, containers, parameters and gradient clipping."""
 
-from polyreme.nn import functional, initializer, utils
+from polyreme.nn import attention, functional, initializer, utils
 from polyreme.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.activation import (
@@ -340,6 +340,7 @@ __all__ = [
     "ZeroPad1D",
     "ZeroPad2D",
     "ZeroPad3D",
+    "attention",
     "dynamic_decode",
     "functional",
     "initializer",

@@ -118,6 +118,13 @@ from polyreme.ops.normalization import (
     normalize,
     rms_norm,
 )
+from polyreme.ops.packed_attention import (
+    flash_attention_v3_varlen,
+    flash_attn_qkvpacked,
+    flash_attn_varlen_qkvpacked,
+    flashmask_attention,
+    sparse_attention,
+)
 from polyreme.ops.pooling import (
     adaptive_avg_pool1d,
     adaptive_avg_pool2d,
@@ -210,6 +217,10 @@ __all__ = [
     "embedding",
     "feature_alpha_dropout",
     "flash_attention",
+    "flash_attention_v3_varlen",
+    "flash_attn_qkvpacked",
+    "flash_attn_varlen_qkvpacked",
+    "flashmask_attention",
     "fold",
     "fractional_max_pool2d",
     "fractional_max_pool3d",
@@ -289,6 +300,7 @@ __all__ = [
     "softplus",
     "softshrink",
     "softsign",
+    "sparse_attention",
     "square_error_cost",
     "swiglu",
     "swish",

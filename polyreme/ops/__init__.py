@@ -27,6 +27,7 @@ from polyreme.ops import (
     neural,
     normalization,
     norms,
+    packed_attention,
     pooling,
     probability,
     products,
