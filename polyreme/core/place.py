@@ -16,12 +16,18 @@ from polyreme.errors import DeviceError
 _PLATFORMS = {"gpu": ("cuda", "rocm", "gpu"), "cpu": ("cpu",)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Place:
-    """A device: platform name and index among that platform's devices."""
+    """A device: platform name and index among that platform's devices. Places of one device are equal."""
 
     platform: str
     index: int = 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Place) and (self.platform, self.index) == (other.platform, other.index)
+
+    def __hash__(self) -> int:
+        return hash((self.platform, self.index))
 
     def get_device_id(self) -> int:
         """Index of the device on its platform."""

@@ -25,18 +25,15 @@ def _floating_pair(x: Array, y: Array) -> tuple[Array, Array]:
 
 @op(amp="fp32", method=False)
 def xlogy(x: Array, y: Array) -> Array:
-    """x * log(y), and 0 with derivative 0 where x = 0, whatever y is."""
-    x, y = _floating_pair(x, y)
-    zero = x == 0
-    return jnp.where(zero, 0, x * jnp.log(jnp.where(zero, 1, y)))
+    """x * log(y), and 0 where x = 0, whatever y is; by x its derivative there is log(y) if that is finite."""
+    return _xlogy(*_floating_pair(x, y))
 
 
 @op(amp="fp32", method=False)
 def xlog1py(x: Array, y: Array) -> Array:
-    """x * log(1 + y), and 0 with derivative 0 where x = 0, whatever y is."""
+    """x * log(1 + y), and 0 where x = 0, as xlogy is."""
     x, y = _floating_pair(x, y)
-    zero = x == 0
-    return jnp.where(zero, 0, x * jnp.log1p(jnp.where(zero, 0, y)))
+    return x * jnp.log1p(jnp.where((x == 0) & ~((y > -1) & jnp.isfinite(y)), 0, y))
 
 
 _LOG_DENSITIES: dict[str, Callable[[Array], Array]] = {
@@ -124,4 +121,4 @@ def poisson_entropy(rate: Array) -> Array:
 
 
 def _xlogy(x: Array, y: Array) -> Array:
-    return jnp.where(x == 0, 0, x * jnp.log(jnp.where(x == 0, 1, y)))
+    return x * jnp.log(jnp.where((x == 0) & ~((y > 0) & jnp.isfinite(y)), 1, y))

@@ -58,6 +58,7 @@ def check_counts(got):
 CASES = [
     Case("xlogy", pair, sp.xlogy, bad=MISMATCH),
     Case("xlogy", lambda rng: (np.float32([0, 0, 2]), np.float32([0, -1, 0])), lambda x, y: np.float32([0, 0, -np.inf]), no_grad="infinite", tag="zero"),
+    Case("xlogy", lambda rng: (np.float32([1e-30, 0.5]), np.float32([0.5, 2])), sp.xlogy, tag="small"),
     Case("xlog1py", pair, sp.xlog1py, bad=MISMATCH),
     Case("xlog1py", lambda rng: (np.float32([0, 0, 2]), np.float32([-1, -3, -1])), lambda x, y: np.float32([0, 0, -np.inf]), no_grad="infinite", tag="zero"),
     *(Case("location_scale_log_density", triple(name), log_density, tag=name) for name in SCIPY),
