@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 
 from polyreme.core import dtype as dtypes
-from polyreme.core.op import OPS
 from tests.ops.contract import Case
 from tests.ops.test_contract import CASES
 from tests.oracle.side import encoded
@@ -60,7 +60,8 @@ class Call:
         told = {"path": self.path, "args": encoded(list(self.args)), "kwargs": encoded(self.kwargs), "grad": self.grad}
         if self.layer is not None:
             kept = {k: encoded(self.layer[k]) for k in ("args", "kwargs")}
-            told["layer"] = {**kept, "eval": self.layer.get("eval", False)}
+            more = {k: self.layer[k] for k in ("eval", "method") if k in self.layer}
+            told["layer"] = {**kept, **more}
         return told
 
 
@@ -157,10 +158,11 @@ def _axes(case: Case, kept: dict[str, Any], args: tuple) -> Iterator[Call]:
 
 def all_calls() -> list[Call]:
     """Every call that can be sent, each once."""
-    from tests.oracle.layers import layer_calls  # noqa: PLC0415  (layers.py builds on Call)
+    from tests.oracle.layers import layer_calls  # noqa: PLC0415  (layers.py and objects.py build on Call)
+    from tests.oracle.objects import object_calls  # noqa: PLC0415
 
     found: dict[str, Call] = {}
-    for call in (*op_calls(), *layer_calls()):
+    for call in (*op_calls(), *layer_calls(), *object_calls()):
         try:
             call.message()
         except TypeError:
@@ -174,6 +176,21 @@ def inexact(array: np.ndarray) -> bool:
     return dtypes.is_inexact(array.dtype)
 
 
-def op_names() -> list[str]:
-    """Ops that PaddlePaddle has too."""
-    return sorted(n for n in OPS if public_path(n))
+# what the numeric library is, by its public namespaces
+NUMERIC = """
+    paddle paddle.Tensor paddle.linalg paddle.fft paddle.signal paddle.sparse* paddle.special paddle.functional
+    paddle.geometric paddle.distribution paddle.nn paddle.nn.functional paddle.incubate paddle.incubate.nn* paddle.text
+    paddle.audio.functional paddle.vision.ops paddle.metric
+""".split()  # noqa: SIM905
+
+
+def function_names() -> list[str]:
+    """Functions, not classes, of the numeric library that both have, by path."""
+    found = []
+    for module, entries in tables.names().items():
+        if any(fnmatchcase(module, pattern) for pattern in NUMERIC):
+            for name in entries:
+                there = tables.found(module, name)
+                if inspect.isroutine(there) and not name.startswith("_"):
+                    found.append(f"{'Tensor' if module == 'paddle.Tensor' else module}.{name}")
+    return found

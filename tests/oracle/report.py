@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from tests.oracle.calls import op_names, public_path
+from tests.oracle.calls import function_names
 from tests.oracle.compare import AGREE, BOTH_RAISE, DIFFER, WIDER, Finding, documented, explanation
 
 PAGE = Path(__file__).parents[2] / "docs" / "oracle_report.md"
@@ -30,7 +30,8 @@ def page(findings: list[Finding]) -> str:
     """The text of the report."""
     counts = Counter(f.kind for f in findings)
     paths = {f.call.path for f in findings}
-    alone = sorted(p for n in op_names() if (p := public_path(n)) and p not in paths)
+    called = {p.rpartition(".")[2] for p in paths}
+    alone = sorted(p for p in function_names() if p.rpartition(".")[2] not in called)
     lines = [
         f"{len(findings)} calls of {len(paths)} functions and layers: {counts[AGREE]} agree, {counts[BOTH_RAISE]} are "
         f"refused by both, {counts[WIDER]} only polyreme computes, {counts[DIFFER]} differ, of which "
@@ -40,12 +41,9 @@ def page(findings: list[Finding]) -> str:
         *_wider(findings),
     ]
     if alone:
-        lines += [
-            "## Not compared",
-            "",
-            "Their arguments cannot be sent: " + ", ".join(f"`{p}`" for p in alone) + ".",
-            "",
-        ]
+        shown = ", ".join(f"`{p}`" for p in alone)
+        why = "What they take or give cannot be sent (functions, files, devices), or another function covers them"
+        lines += ["## Not compared here", "", f"{why}: {shown}.", ""]
     return _HEAD + "\n".join([*lines, *_agreements(findings)])
 
 

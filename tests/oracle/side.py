@@ -10,13 +10,22 @@ import importlib
 import json
 import sys
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 
+class Sparse(NamedTuple):
+    """A dense array that each side makes sparse: layout "coo" or "csr"."""
+
+    array: np.ndarray
+    layout: str
+
+
 def encoded(value: Any) -> Any:
     """A value as JSON: arrays by their bytes, tuples and dtypes marked."""
+    if isinstance(value, Sparse):
+        return {"sparse": [encoded(value.array), value.layout]}
     if isinstance(value, np.dtype):
         return {"dtype": value.name}
     if isinstance(value, np.ndarray):
@@ -49,6 +58,8 @@ def decoded(value: Any) -> Any:
     (kind, held), *_ = value.items()
     if kind == "dict":
         return {k: decoded(v) for k, v in held.items()}
+    if kind == "sparse":
+        return Sparse(decoded(held[0]), held[1])
     make = {"tuple": lambda h: tuple(decoded(v) for v in h), "dtype": np.dtype, "complex": lambda h: complex(*h)}
     return {**make, "slice": lambda h: slice(*h)}[kind](held)
 
@@ -93,7 +104,10 @@ class Side:
                 importlib.import_module(".".join([self.name, *path[1:at]]))
             owner = getattr(owner, part)
         if "layer" in call:
-            layer = owner(*decoded(call["layer"]["args"]), **decoded(call["layer"]["kwargs"]))
+            given = [self._tensors(decoded(call["layer"][part]), leaves) for part in ("args", "kwargs")]
+            layer = owner(*given[0], **given[1])
+            if "method" in call["layer"]:
+                return getattr(layer, call["layer"]["method"])
             (layer.eval if call["layer"].get("eval") else layer.train)()
             # PaddlePaddle counts running statistics among the parameters
             trained = [p for p in layer.parameters() if not p.stop_gradient]
@@ -112,6 +126,9 @@ class Side:
                 made.stop_gradient = False
                 leaves.append(made)
             return made
+        if isinstance(value, Sparse):
+            dense = self._tensors(value.array, leaves)
+            return dense.to_sparse_csr() if value.layout == "csr" else dense.to_sparse_coo(dense.ndim)
         if isinstance(value, (list, tuple)):
             return type(value)(self._tensors(v, leaves) for v in value)
         if isinstance(value, dict):
@@ -139,6 +156,8 @@ class Side:
             return [t for v in value.values() for t in self._flat(v)]
         if isinstance(value, (list, tuple)):
             return [t for v in value for t in self._flat(v)]
+        if hasattr(value, "is_sparse") and value.is_sparse():
+            value = value.to_dense()
         return [] if value is None else [value]
 
     def _array(self, value: Any) -> np.ndarray:
