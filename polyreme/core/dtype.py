@@ -144,4 +144,6 @@ def promote(*arrays: Any) -> tuple:
             common = complex64 if is_complex(common) else default.dtype
     elif is_floating(common):
         common = default.dtype
+    elif is_complex(common):
+        common = complex128 if default.dtype == float64 else complex64
     return tuple(a if a.dtype == common and not a.weak_type else a.astype(common) for a in arrays)

@@ -28,12 +28,17 @@ def _key(key: Array, seed: int) -> Array:
 def _floating(dtype: Any, what: str) -> Any:
     found = as_float(dtype)
     if not dtypes.is_floating(found):
-        raise DTypeError(f"{what} draws floating numbers, got dtype {found.name}; use randint for integers")
+        instead = "complex(real, imag) joins two draws" if dtypes.is_complex(found) else "use randint for integers"
+        raise DTypeError(f"{what} draws floating numbers, got dtype {found.name}; {instead}")
     return found
 
 
 def _normal(key: Array, shape: Any, dtype: Any, what: str) -> Array:
-    return jax.random.normal(key, as_shape(shape, what), _floating(dtype, what))
+    """Standard normal numbers. Complex ones have parts of variance 1/2 each, so that the mean of |z|^2 is 1."""
+    found = as_float(dtype)
+    if not dtypes.is_inexact(found):
+        raise DTypeError(f"{what} draws floating or complex numbers, got dtype {found.name}; use randint for integers")
+    return jax.random.normal(key, as_shape(shape, what), found)
 
 
 @creator
@@ -44,13 +49,13 @@ def rand(shape: Any, dtype: Any = None, key: Key = DRAWN) -> Array:
 
 @creator
 def randn(shape: Any, dtype: Any = None, key: Key = DRAWN) -> Array:
-    """Normal with mean 0 and variance 1."""
+    """Normal with mean 0 and variance 1; of a complex dtype circular, each part of variance 1/2."""
     return _normal(key, shape, dtype, "randn")
 
 
 @creator
 def standard_normal(shape: Any, dtype: Any = None, key: Key = DRAWN) -> Array:
-    """Normal with mean 0 and variance 1."""
+    """Normal with mean 0 and variance 1; of a complex dtype circular, each part of variance 1/2."""
     return _normal(key, shape, dtype, "standard_normal")
 
 
@@ -76,14 +81,23 @@ def uniform(
 
 
 def _checks_std(what: str, at: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Put before an op: raise ConfigError for a negative number as its argument std, number `at`."""
+    """Put before an op: look at its argument std, number `at`. ConfigError if negative, DTypeError if complex."""
 
     def check(*args: Any, std: Any = 0.0, **_: Any) -> None:
         given = args[at] if len(args) > at else std
+        if isinstance(given, complex) or dtypes.is_complex(getattr(given, "dtype", bool)):
+            raise DTypeError(f"{what}: std is complex; a standard deviation is real, of complex numbers too")
         if isinstance(given, (int, float)) and given < 0:
             raise ConfigError(f"{what}: std={given}; a standard deviation is at least 0")
 
     return preceded(check)
+
+
+def _moved(drawn: Array, mean: Array | float, std: Array | float, what: str) -> Array:
+    """drawn * std + mean, in drawn's dtype."""
+    if dtypes.is_complex(jnp.result_type(mean)) and not dtypes.is_complex(drawn.dtype):
+        raise DTypeError(f"{what}: mean is complex, the numbers are {drawn.dtype.name}; ask for a complex dtype")
+    return drawn * jnp.astype(std, drawn.dtype) + jnp.astype(mean, drawn.dtype)
 
 
 @_checks_std("gaussian", 2)
@@ -92,8 +106,7 @@ def gaussian(
     shape: Any, mean: Array | float = 0.0, std: Array | float = 1.0, seed: int = 0, dtype: Any = None, key: Key = DRAWN
 ) -> Array:
     """Normal with a mean and a standard deviation."""
-    drawn = _normal(_key(key, seed), shape, dtype, "gaussian")
-    return drawn * jnp.astype(std, drawn.dtype) + jnp.astype(mean, drawn.dtype)
+    return _moved(_normal(_key(key, seed), shape, dtype, "gaussian"), mean, std, "gaussian")
 
 
 @_checks_std("normal", 1)
@@ -101,7 +114,8 @@ def gaussian(
 def normal(mean: Array | float = 0.0, std: Array | float = 1.0, shape: Any = None, key: Key = DRAWN) -> Array:
     """Normal with a mean and a standard deviation, each a number or a Tensor; gradients flow to both.
 
-    The result has the shape the two broadcast to, or `shape` where both are numbers.
+    The result has the shape the two broadcast to, or `shape` where both are numbers. A complex mean gives complex
+    numbers, each part of variance std^2 / 2.
     """
     center, spread = (dtypes.floating(v) for v in promote(mean, std))
     common = jnp.broadcast_shapes(center.shape, spread.shape)
@@ -116,6 +130,7 @@ def log_normal(mean: Array | float = 1.0, std: Array | float = 2.0, shape: Any =
     """exp of a normal with a mean and a standard deviation, arguments as for normal."""
     center, spread = (dtypes.floating(v) for v in promote(mean, std))
     common = jnp.broadcast_shapes(center.shape, spread.shape)
+    _floating(center.dtype, "log_normal")
     if shape is not None and common != ():
         raise ShapeError(
             f"log_normal: shape={list(shape)} with a mean and std of shape {list(common)}; leave shape out"
@@ -256,13 +271,14 @@ def _most(dtype: Any) -> int:
 @_filling
 def normal_(x: Array, mean: Array | float = 0.0, std: Array | float = 1.0, key: Key = DRAWN) -> Array:
     """Fill x with normal numbers of a mean and a standard deviation."""
-    return jnp.astype(mean, x.dtype) + jnp.astype(std, x.dtype) * _normal(key, x.shape, x.dtype, "normal_")
+    return _moved(_normal(key, x.shape, x.dtype, "normal_"), mean, std, "normal_")
 
 
 @_checks_std("log_normal_", 2)
 @_filling
 def log_normal_(x: Array, mean: Array | float = 1.0, std: Array | float = 2.0, key: Key = DRAWN) -> Array:
     """Fill x with exp of normal numbers of a mean and a standard deviation."""
+    _floating(x.dtype, "log_normal_")
     return jnp.exp(jnp.astype(mean, x.dtype) + jnp.astype(std, x.dtype) * _normal(key, x.shape, x.dtype, "log_normal_"))
 
 

@@ -59,6 +59,22 @@ def check_cauchy(got):
     np.testing.assert_allclose(np.quantile(got, [0.25, 0.5, 0.75]), [-1.0, 1.0, 3.0], atol=bound)
 
 
+def complex_moments(mean, std, dtype="complex64"):
+    """As moments, of the two parts: variance std^2 / 2 each, and no correlation (std of a product's mean: 1 / 2 std^2)."""
+
+    def check(got):
+        assert got.dtype == dtype
+        real = {"complex64": "float32", "complex128": "float64"}[dtype]
+        for part, at in ((got.real, mean.real), (got.imag, mean.imag)):
+            moments(at, std / np.sqrt(2), real)(part)
+        product = ((got.real - mean.real) * (got.imag - mean.imag)).astype("float64").mean()
+        assert abs(product) < 6 * std**2 / 2 / np.sqrt(N)
+
+    return check
+
+
+COMPLEX_STD = ((0.0, 1j, [2]), DTypeError, "std is complex; a standard deviation is real")
+COMPLEX_MEAN = ((np.ones(3, "float32"), 1j), DTypeError, "mean is complex, the numbers are float32")
 BAD_SHAPE = (([-2],), ShapeError, r"\[-2\]")
 BAD_RANGE = ((3, 3, [2]), ShapeError, "low < high")
 INTEGERS = ((np.ones(3, "int64"),), DTypeError, "int64")
@@ -84,12 +100,14 @@ CASES = [
     Case("rand", given([40, N // 40], "float64"), check=moments(0.5, 12**-0.5, "float64", shape=(40, N // 40)), no_grad=RANDOM, tag="float64", bad=(([2], "int32"), DTypeError, "int32")),
     Case("randn", given([N]), check=moments(0, 1), no_grad=RANDOM, bad=BAD_SHAPE),
     Case("rand_like", filled(9.0), check=moments(0.5, 12**-0.5, low=0, high=1), no_grad=RANDOM, bad=INTEGERS),
+    Case("randn", given([N], "complex128"), check=complex_moments(0j, 1, "complex128"), no_grad=RANDOM, tag="complex", bad=(([2], "int32"), DTypeError, "floating or complex numbers, got dtype int32")),
     Case("randn_like", filled(9.0, "float64"), check=moments(0, 1, "float64"), no_grad=RANDOM, bad=INTEGERS),
     Case("standard_gamma", filled(3.0), check=moments(3, 3**0.5, low=0), no_grad=RANDOM),
     Case("standard_normal", given([N], "float64"), check=moments(0, 1, "float64"), no_grad=RANDOM, bad=BAD_SHAPE),
     Case("uniform", given([N], None, -2, 4), check=moments(1, 6 * 12**-0.5, low=-2, high=4), no_grad=RANDOM, bad=BAD_SHAPE),
     Case("gaussian", given([N], 3.0, 0.5), check=moments(3, 0.5), no_grad=RANDOM, bad=BAD_SHAPE),
     Case("normal", given(3.0, 0.5, [N]), check=moments(3, 0.5), no_grad=RANDOM),
+    Case("normal", given(1 - 2j, 0.5, [N]), check=complex_moments(1 - 2j, 0.5), no_grad=RANDOM, tag="complex", bad=COMPLEX_STD),
     Case("normal", filled(3.0, 0.5), check=moments(3, 0.5), no_grad=RANDOM, tag="tensor", bad=((np.ones(3), 1.0, [2]), ShapeError, "leave shape out")),
     Case("log_normal", given(0.0, 0.2, [N]), check=moments(*LOG_NORMAL, low=0), no_grad=RANDOM, bad=((np.ones(3), 1.0, [2]), ShapeError, "leave shape out")),
     Case("randint", given(-2, 3, [N]), check=moments(0, 2**0.5, "int64", -2, 2), no_grad=RANDOM, bad=BAD_RANGE),
@@ -107,6 +125,7 @@ CASES = [
          bad=((np.ones(2, "int64"), np.ones(3)), ShapeError, "binomial")),
     Case("uniform_", filled(9.0, 1, 3), check=moments(2, 2 * 12**-0.5, low=1, high=3), no_grad=RANDOM, bad=INTEGERS),
     Case("normal_", filled(9.0, 1.0, 2.0, dtype="float64"), check=moments(1, 2, "float64"), no_grad=RANDOM, bad=INTEGERS),
+    Case("normal_", filled(9.0, 1j, 2.0, dtype="complex64"), check=complex_moments(1j, 2.0), no_grad=RANDOM, tag="complex", bad=COMPLEX_MEAN),
     Case("log_normal_", filled(9.0, 0.0, 0.2), check=moments(*LOG_NORMAL, low=0), no_grad=RANDOM, bad=INTEGERS),
     Case("exponential_", filled(9.0, 2.0), check=moments(0.5, 0.5, low=0), no_grad=RANDOM, bad=INTEGERS),
     Case("bernoulli_", filled(9.0, 0.3), check=moments(0.3, 0.21**0.5, low=0, high=1), no_grad=RANDOM),
