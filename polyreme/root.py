@@ -160,7 +160,7 @@ def as_tensor(
     requires_grad: builtins.bool = False,
     pin_memory: builtins.bool = False,
 ) -> Tensor:
-    """to_tensor, but a Tensor that already fits is returned as it is; device and the like as creation functions take."""
+    """to_tensor, but a Tensor that already fits is returned as it is; the rest as creation functions take it."""
     if pin_memory:
         raise ConfigError("as_tensor: pin_memory=True; transfers pin memory themselves here, leave it out")
     fits = isinstance(data, Tensor) and device is None and (dtype is None or as_dtype(dtype) == data.dtype)
