@@ -258,7 +258,12 @@ def _losses() -> list[Row]:
         Row("TripletMarginWithDistanceLoss", inputs=((4, 3),) * 3),
         Row("MultiMarginLoss", inputs=((2, 3), ids(2, 0)), kwargs={"p": 2, "margin": 0.7}),
         Row("MultiLabelMarginLoss", inputs=((2, 3), np.array([[2, 0, -1], [1, -1, 0]]))),
-        Row("HSigmoidLoss", (3, 5), inputs=((4, 3), ids(0, 1, 4, 3)), paddle="it adds log 2 for a step that a path lacks"),
+        Row(
+            "HSigmoidLoss",
+            (3, 5),
+            inputs=((4, 3), ids(0, 1, 4, 3)),
+            paddle="it adds log 2 for a step that a path lacks",
+        ),
         Row(
             "AdaptiveLogSoftmaxWithLoss",
             (4, 8, [3, 5]),

@@ -80,6 +80,7 @@ BAD_RANGE = ((3, 3, [2]), ShapeError, "low < high")
 INTEGERS = ((np.ones(3, "int64"),), DTypeError, "int64")
 LOG_NORMAL = (np.exp(0.02), np.exp(0.02) * np.sqrt(np.expm1(0.04)))
 
+
 def check_integers(low, high, dtype):
     def check(got):
         assert got.dtype == dtype

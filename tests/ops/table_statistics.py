@@ -29,7 +29,9 @@ EDGES = [np.float32([0, 1.5, 2]), np.float32([0, 0.5, 1, 2])]
 
 def grid(x, bins=10, ranges=None, density=False, weights=None):
     pairs = None if ranges is None else list(zip(ranges[::2], ranges[1::2], strict=True))
-    hist, edges = np.histogramdd(x.reshape(-1, x.shape[-1]), bins, pairs, density, None if weights is None else weights.reshape(-1))
+    hist, edges = np.histogramdd(
+        x.reshape(-1, x.shape[-1]), bins, pairs, density, None if weights is None else weights.reshape(-1)
+    )
     return (hist.astype(x.dtype), *(e.astype(x.dtype) for e in edges))
 
 
