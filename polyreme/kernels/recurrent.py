@@ -219,7 +219,7 @@ def _times(x: Array, weight: Array) -> Array:
 
 
 def _rows(x: Array, flat: bool) -> Array:
-    return x.reshape(-1, x.shape[-1]) if flat else x
+    return x.reshape(x.shape[0] * x.shape[1], x.shape[2]) if flat else x
 
 
 def _plus(x: Array, bias: Array | None) -> Array:
@@ -236,7 +236,7 @@ def _run(
     """(outputs, last state, (the state before each step, what the cell saved of it))."""
     mode, reverse, flat = how
     cell, dtype = CELLS[mode], x.dtype
-    gates = _times(_rows(x, flat), weights.ih.T).reshape(*x.shape[:2], -1)
+    gates = _times(_rows(x, flat), weights.ih.T).reshape(*x.shape[:2], len(weights.ih))
     hh = weights.hh.T
 
     def advance(before: State, now: tuple[Array, Array | None]) -> tuple[State, Any]:

@@ -67,6 +67,15 @@ def test_a_stack_is_its_layers_one_after_another():
     assert len(net.state_dict()) == 32
 
 
+@pytest.mark.parametrize("shape", [(0, 4, 5), (3, 0, 5)])
+def test_no_sequences_and_no_steps(shape):
+    layer, x = nn.GRU(5, 6), to_tensor(np.zeros(shape, "float32"), stop_gradient=False)
+    outputs, last = layer(x)
+    (outputs.sum() + last.sum()).backward()
+    assert (outputs.shape, last.shape, x.grad.shape) == ([*shape[:2], 6], [1, shape[0], 6], [*shape])
+    assert not layer.weight_ih_l0.grad.any()
+
+
 def test_names_with_projection_and_what_is_fixed():
     net = nn.LSTM(3, 4, proj_size=2, bias_ih_attr=False)
     assert [n for n, _ in net.named_parameters()] == [
@@ -213,6 +222,8 @@ def test_nested_inputs_states_and_outputs():
         (lambda: nn.LSTMCell(3, 4, proj_size=4), ConfigError, "proj_size=4; give 0"),
         (lambda: nn.RNN("GRU"), ConfigError, "cell is a str"),
         (lambda: nn.BiRNN(nn.GRUCell(3, 4), nn.GRUCell(2, 4)), ConfigError, "inputs of size 3, cell_bw of 2"),
+        (lambda: nn.GRU(4, 6)(to_tensor(X)), ShapeError, r"inputs \[3, 4, 5\]; needs \[batch, steps, input_size=4"),
+        (lambda: nn.LSTM(5, 6, time_major=True)(to_tensor(X[0])), ShapeError, r"needs \[steps, batch, input_size=5\]"),
         (lambda: nn.LSTM(5, 6)(to_tensor(X), to_tensor(X)), ShapeError, r"needs a pair \(h, c\) of Tensors \[1, batch"),
         (lambda: nn.LSTMCell(5, 6)(to_tensor(X[0]), to_tensor(X[0])), ConfigError, r"states are a pair \(h, c\)"),
         (lambda: nn.BiRNN(nn.GRUCell(5, 4), nn.GRUCell(5, 4))(to_tensor(X), to_tensor(X)), ConfigError, "is a pair"),
