@@ -187,10 +187,10 @@ class Tensor(TensorState, SparseMembers, Casts, Memory, Rewriting, OpMethods):
         return self._array.__dlpack_device__()
 
     def __float__(self) -> float:
-        return float(self._scalar("float(Tensor)"))
+        return float(self._real("float(Tensor)"))
 
     def __int__(self) -> int:
-        return int(self._scalar("int(Tensor)"))
+        return int(self._real("int(Tensor)"))
 
     __long__ = __int__
 
@@ -206,6 +206,12 @@ class Tensor(TensorState, SparseMembers, Casts, Memory, Rewriting, OpMethods):
         return bool(self._scalar("bool(Tensor), as in `if tensor:`"))
 
     __nonzero__ = __bool__
+
+    def _real(self, what: str) -> Any:
+        value = self._scalar(what)
+        if np.iscomplexobj(value):
+            raise DTypeError(f"{what} of a {self.dtype.name} one; take .real(), .abs() or complex(Tensor)")
+        return value
 
     def _scalar(self, what: str) -> Any:
         value = state.host(self, what)

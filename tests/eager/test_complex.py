@@ -8,6 +8,7 @@ import pytest
 
 import polyreme as paddle
 from polyreme.eager.tensor import to_tensor
+from polyreme.errors import DTypeError
 from polyreme.jit import to_static
 
 STEP = np.finfo("float64").eps ** (1 / 3)  # balances rounding eps / h with the error h^2 of a central difference
@@ -172,6 +173,14 @@ def test_descent_along_the_gradient_finds_a_complex_solution():
         optimizer.step()
         optimizer.clear_grad()
     np.testing.assert_allclose(z.numpy(), want, atol=1e-3)
+
+
+def test_a_complex_tensor_is_no_real_number():
+    z = to_tensor([1 + 2j])
+    assert complex(z) == 1 + 2j
+    for make in (float, int):
+        with pytest.raises(DTypeError, match=rf"{make.__name__}\(Tensor\) of a complex64 one; take .real\(\), .abs"):
+            make(z)
 
 
 def test_the_page_is_true():
