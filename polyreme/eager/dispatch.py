@@ -150,7 +150,8 @@ def constant(value: Any) -> Any:
         if array.dtype.kind in "OUSM":
             raise TypeError(f"cannot make a Tensor of {type(value).__name__} with dtype {array.dtype}; give numbers")
         return jnp.asarray(array)
-    raise TypeError(f"cannot make a Tensor of {type(value).__name__}; give a Tensor, a number or an ndarray")
+    advice = "to_dense() makes one" if hasattr(value, "to_dense") else "give a Tensor, a number or an ndarray"
+    raise TypeError(f"cannot make a Tensor of {type(value).__name__}; {advice}")
 
 
 def rebind(target: T, result: TensorState, what: str, *, retype: bool = False) -> T:
