@@ -219,6 +219,11 @@ class _Stack(LayerList):
         side by side; of an LSTM a pair (h, c). initial_states: zeros if None. sequence_length [batch]: the real steps
         of each sequence; behind them outputs are 0.
         """
+        if len(inputs.shape) != 3 or inputs.shape[-1] != self.input_size:
+            order = "steps, batch" if self.time_major else "batch, steps"
+            raise ShapeError(
+                f"{type(self).__name__}: inputs {list(inputs.shape)}; needs [{order}, input_size={self.input_size}]"
+            )
         x = inputs if self.time_major else _swapped(inputs)
         states, last = self._states_of(initial_states), []
         for k, layer in enumerate(self):
