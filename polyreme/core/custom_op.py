@@ -177,7 +177,8 @@ class CustomOp(Op):
                 f"{''.join(f', {n}=' for n in attributes)}: {error}"
             ) from None
         found = backward(*positional, **attributes)
-        found = tuple(found) if isinstance(found, (tuple, list)) and len(self.inputs) > 1 else (found,)
+        several = len(self.inputs) > 1 or TENSORS not in self.kinds
+        found = tuple(found) if isinstance(found, (tuple, list)) and several else (found,)
         if len(found) != len(self.inputs):
             raise GradError(
                 f"{self.name}: backward gave {len(found)} gradients for {len(self.inputs)} inputs "
@@ -201,7 +202,7 @@ class CustomOp(Op):
             got = type(gradient).__name__ if shape is None else f"{dtype}{list(shape)}"
             raise GradError(
                 f"{self.name}: backward gave {got} as the gradient of {name!r}, which is "
-                f"{tensor.dtype}{list(tensor.shape)}"
+                f"{tensor.dtype}{list(tensor.shape)}; a gradient has its input's shape, and is None where there is none"
             )
         return _conjugate(jnp.asarray(gradient, tensor.dtype))
 

@@ -25,12 +25,18 @@ import numpy as np
 from polyreme.core import amp_policy, dims, mode, spelling, state
 from polyreme.core.amp_policy import AmpClass
 from polyreme.core.kernel import Kernel
-from polyreme.errors import ConfigError, DTypeError, ShapeError
+from polyreme.errors import ConfigError, DTypeError, HostValueError, ShapeError
 
 Key = NewType("Key", jax.Array)
 DRAWN = typing.cast(Key, None)
 """The default of a Key parameter: left out by the caller, drawn from the default generator for the array function."""
 TENSOR, TENSORS, ATTR, KEY = "tensor", "tensors", "attr", "key"
+# what jax raises when a traced function asks for a value
+_READS = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 _OURS = (ShapeError, DTypeError, ConfigError, IndexError, NotImplementedError)
 
 
@@ -160,6 +166,12 @@ class Op:
             elif kind is ATTR:
                 shown.append(f"{name}={value!r}")
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, _READS):
+            return HostValueError(
+                f"{self.name}({', '.join(shown)}): its function needs the value of an input, and there is none while "
+                f"it is compiled ({text}); compute with jax.numpy, take jax.numpy.where or jax.lax.cond in place "
+                "of `if`, or make that input an attribute: a Python value"
+            )
         kind = DTypeError if "does not accept dtype" in text or "not supported for input types" in text else ShapeError
         return kind(f"{self.name}({', '.join(shown)}): {text}")
 

@@ -13,7 +13,7 @@ from polyreme import amp, autograd, static
 from polyreme.core.custom_op import register_op
 from polyreme.core.op import OPS
 from polyreme.eager.tensor import Tensor, to_tensor
-from polyreme.errors import ConfigError, GradError, ProgramError, ShapeError
+from polyreme.errors import ConfigError, GradError, HostValueError, ProgramError, ShapeError
 from polyreme.jit import to_static
 from polyreme.program.mode import disable_static, enable_static
 
@@ -116,6 +116,24 @@ def test_autocast_follows_the_class():
     with amp.auto_cast(dtype="bfloat16"):
         found = {c: op(leaf(X)).dtype.name for c, op in ops.items()}
     assert found == {"low": "bfloat16", "fp32": "float32"}
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [lambda x: jnp.asarray(np.sin(np.asarray(x))), lambda x: x if x[0, 0] > 0 else -x, lambda x: x * int(x[0, 0])],
+)
+def test_a_function_that_reads_values_is_told_what_to_write(reads):
+    op = register_op(reads, name="reads")
+    with pytest.raises(HostValueError, match=r"reads\(x float32\[.*\]\): its function needs the value .* jax.lax.cond"):
+        op(leaf(X))
+
+
+def test_one_input_may_have_its_gradient_in_a_tuple():
+    op = register_op(cube, name="boxed", backward=lambda x, y, dy, scale: (dy * 7,))
+    np.testing.assert_array_equal(slope(op, leaf(X))[0], np.full_like(X, 7))
+    op = register_op(cube, name="two_for_one", backward=lambda x, y, dy, scale: (dy, dy))
+    with pytest.raises(GradError, match=r"two_for_one: backward gave 2 gradients for 1 inputs \(x\)"):
+        slope(op, leaf(X))
 
 
 def test_lists_optional_tensors_and_several_results():
