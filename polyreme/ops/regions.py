@@ -28,7 +28,7 @@ def _fitting(what: str) -> Callable[..., None]:
     """A check that raises ShapeError where x, boxes and boxes_num do not fit each other."""
 
     def check(x: Any, boxes: Any, boxes_num: Any, *rest: Any, **settings: Any) -> None:
-        image, region, number = tuple(x.shape), tuple(boxes.shape), tuple(boxes_num.shape)
+        image, region, number = (tuple(getattr(a, "shape", ())) for a in (x, boxes, boxes_num))
         if len(image) != 4 or len(region) != 2 or region[1] != 4 or number != image[:1]:
             raise ShapeError(
                 f"{what}: x {list(image)}, boxes {list(region)}, boxes_num {list(number)}; needs "

@@ -66,6 +66,8 @@ def test_no_boxes_give_no_regions():
 
 def test_regions_are_counted_and_captured():
     x, boxes = to_tensor(array(2, 1, 6, 7)), to_tensor(BOXES)
+    with pytest.raises(ShapeError, match=r"roi_align: x .*, boxes_num \[\]; needs \[n, channels, height, width\]"):
+        ops.roi_align(x, boxes, 2, 2)
     with pytest.raises(ShapeError, match=r"roi_align: boxes_num=\[1, 2\] adds up to 3, but there are 2 boxes"):
         ops.roi_align(x, boxes, to_tensor(np.array([1, 2], "int32")), 2)
     with pytest.raises(CaptureError, match="nms"):
