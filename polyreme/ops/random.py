@@ -85,7 +85,7 @@ def _checks_std(what: str, at: int) -> Callable[[Callable[..., Any]], Callable[.
 
     def check(*args: Any, std: Any = 0.0, **_: Any) -> None:
         given = args[at] if len(args) > at else std
-        if isinstance(given, complex) or dtypes.is_complex(getattr(given, "dtype", bool)):
+        if isinstance(given, complex) or dtypes.is_complex(getattr(given, "dtype", dtypes.bool_)):
             raise DTypeError(f"{what}: std is complex; a standard deviation is real, of complex numbers too")
         if isinstance(given, (int, float)) and given < 0:
             raise ConfigError(f"{what}: std={given}; a standard deviation is at least 0")
