@@ -37,7 +37,7 @@ config: Any = jax.config
 
 
 # parameters of mallopt(3), from glibc's malloc.h
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 
 
 def _configure() -> None:
@@ -80,6 +80,8 @@ def _keep_freed_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
         mallopt(_M_TOP_PAD, 1 << 28)
+        # the arena of another thread holds 64 MiB at most, and what is larger is mapped for each call again
+        mallopt(_M_ARENA_MAX, 1)
 
 
 @functools.cache
