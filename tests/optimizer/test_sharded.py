@@ -18,7 +18,9 @@ SHAPES = {"up": (8, 16), "up_bias": (16,), "down": (16, 8)}
 DIMS = {"up": ("embed", "ffn"), "up_bias": ("ffn",), "down": ("ffn", "embed")}
 STEPS = 5
 # so that five steps move the parameters by some percent of their size
-RATES = {"sgd": 1.0, "momentum": 1.0, "adadelta": 10.0}
+RATES = {"sgd": 1.0, "momentum": 1.0, "asgd": 1.0, "radam": 1.0, "adadelta": 10.0, "rprop": 0.05}
+# these take steps as long as the gradient; RAdam does so in its first five
+UNSCALED = {"sgd", "momentum", "asgd", "radam"}
 
 
 class Block(Layer):
@@ -88,9 +90,9 @@ def check(case, plan, captured=True, scaler=None):
         want = p.sharding_of("param").shard_shape(tuple(p.shape))
         assert {s.data.shape for s in p._array.addressable_shards} == {want}
         # gradients are sums of up to 4 x 16 terms in another order: each is off by 64 eps of the largest, and a step
-        # of length 0.01 made of one a thousand times smaller than that by 64,000 eps of its length. SGD and Momentum do
-        # not divide: gradients below 0.1, added up over the steps at rate 1
-        adaptive = case.name not in ("sgd", "momentum")
+        # of length 0.01 made of one a thousand times smaller than that by 64,000 eps of its length. those of
+        # UNSCALED do not divide: gradients below 0.1, added up over the steps at rate 1
+        adaptive = case.name not in UNSCALED
         atol = STEPS * 2.0**-24 * (0.01 * 64 * 1000 if adaptive else STEPS * 0.1 * 64)
         alone, start = dict(one.named_parameters())[p.name].numpy(), dict(Block().named_parameters())[p.name].numpy()
         assert np.abs(alone - start).max() > 50 * atol
