@@ -206,6 +206,16 @@ def rotated(
     return [(wide(t) * cos + turn(wide(t)) * sin).astype(t.dtype) for t in tensors]
 
 
+@op(amp="widest", method=False)
+def turned_by(x: Array, cos: Array, sin: Array, adjacent: bool = True) -> Array:
+    """x * cos + turned(x) * sin: [..., head_dim], angles of each place that broadcast to it.
+
+    adjacent turns neighbours (x0, x1), (x2, x3), ...; else (x_i, x_{i + head_dim / 2}).
+    """
+    turn = _pairs_turned if adjacent else _halves_turned
+    return (wide(x) * wide(cos) + turn(wide(x)) * wide(sin)).astype(x.dtype)
+
+
 def _angles(at: Array, dim: int, base: float, adjacent: bool) -> tuple[Array, Array]:
     """sin and cos of the angles at positions [*b] -> [*b, dim] each."""
     rate = jnp.asarray(base, dtypes.float32) ** (-jnp.arange(0, dim, 2, dtype=dtypes.float32) / dim)

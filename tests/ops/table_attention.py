@@ -106,6 +106,8 @@ CASES = [
     Case("flash_attention", then(QKV, 0.0, True, True), lambda q, k, v, *_: (attend(q, k, v, causal=True), probs(q, k, True)), terms=40, tag="probs", bad=((Q, K, V, 0.5, False, True), ConfigError, "return_softmax=True")),
     Case("flash_attention", QKV, lambda q, k, v, **_: attend(q, k, v, scale=0.6), kwargs={"softmax_scale": 0.6, "training": False}, terms=40, tag="scale"),
     Case("rotated", lambda rng: (list(floats((2, 3, 2, 4), (2, 3, 1, 4))(rng)), *ANGLES(rng), POSITIONS, False, False, 10000.0), turned, bad=(([Q[..., :3]],), ShapeError, "head_dim even")),
+    Case("turned_by", floats((2, 3, 4), (3, 4), (3, 4)), lambda x, cos, sin: x * cos + np.stack([-x[..., 1], x[..., 0], -x[..., 3], x[..., 2]], -1) * sin),
+    Case("turned_by", then(floats((2, 3, 4), (3, 4), (3, 4)), False), lambda x, cos, sin, _: x * cos + np.concatenate([-x[..., 2:], x[..., :2]], -1) * sin, tag="halves"),
     Case("fused_rotary_position_embedding", floats((2, 3, 2, 4), (2, 3, 1, 4)), rope, bad=((Q, None, None, Q), ConfigError, "one of sin and cos")),
     Case("fused_rotary_position_embedding", then(floats((2, 3, 2, 8)), None, None, None, None, None, False, False, 100.0), rope, tag="halves", bad=((Q, None, None, np.ones((2, 4), "float32"), np.ones((2, 4), "float32")), ShapeError, "hold 2 positions")),
     Case("fused_rotary_position_embedding", lambda rng: (*floats((3, 2, 2, 4))(rng), None, *floats((3, 2, 1, 4))(rng), *ANGLES(rng), None, True, True), rope, tag="time-major", bad=((Q, None, None, np.ones((2, 2), "float32"), np.ones((2, 2), "float32")), ShapeError, r"sin or cos \[2, 2\]")),

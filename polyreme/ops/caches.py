@@ -1,0 +1,131 @@
+"""Caches of keys and values that attention reads and grows: one row a sequence, or blocks that sequences share.
+
+Floor: 2.  b batch, n key heads, d head_dim. Writes give the new cache; callers write it in place with out=.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+from polyreme.core.op import op
+from polyreme.errors import ShapeError
+
+
+@op(method=False)
+def cache_written(cache: Array, keys: Array, values: Array, start: Array) -> Array:
+    """cache [2, b, n, places, d] with keys and values [b, s, n, d] at the places from start ([b] or [1]) on.
+
+    What would lie past the last place is left out. Raises ShapeError for dims that do not fit.
+    """
+    b, s, n, d = keys.shape
+    if keys.shape != values.shape or cache.shape != (2, b, n, cache.shape[3], d):
+        raise ShapeError(
+            f"cache {list(cache.shape)} for keys {list(keys.shape)} and values {list(values.shape)}; needs "
+            f"[2, {b}, {n}, places, {d}]"
+        )
+    place = jnp.broadcast_to(start.reshape(-1, 1).astype(jnp.int32), (b, 1)) + jnp.arange(s, dtype=jnp.int32)
+    new = jnp.stack([keys, values]).astype(cache.dtype)
+    # advanced indices on both sides of a slice put their dims first: [b, s, 2, n, d]
+    return cache.at[:, jnp.arange(b)[:, None], :, place].set(jnp.transpose(new, (1, 2, 0, 3, 4)), mode="drop")
+
+
+@op(method=False)
+def cache_mask(start: Array, queries: int, keys: int, mask: Array | None = None) -> Array:
+    """What queries at the places start, start + 1, ... see of a cache: the places up to their own, [b, 1, s, keys].
+
+    Bool, or with a mask [b or 1, 1 or heads, s, up to keys] that is added: it, with -inf for what is not seen.
+    Raises ShapeError for a mask of more keys.
+    """
+    query = jnp.arange(queries, dtype=jnp.int32)[:, None]
+    seen = jnp.arange(keys, dtype=jnp.int32) <= start.reshape(-1, 1, 1, 1).astype(jnp.int32) + query
+    if mask is None:
+        return seen
+    if mask.ndim != 4 or mask.shape[-1] > keys:
+        raise ShapeError(f"attention mask {list(mask.shape)} for a cache of {keys} places; needs [batch, 1, s, keys]")
+    mask = jnp.pad(mask, [(0, 0)] * 3 + [(0, keys - mask.shape[-1])], constant_values=mask.dtype == jnp.bool_)
+    if mask.dtype == jnp.bool_:
+        return seen & mask
+    return jnp.where(seen, mask, jnp.asarray(-jnp.inf, mask.dtype))
+
+
+@op(method=False)
+def token_places(cumulated: Array, start: Array, tokens: int) -> tuple[Array, Array]:
+    """For tokens of sequences that lie end to end: the sequence, and the place in it counted from its start [b].
+
+    Both [tokens]; a token past the last sequence gets the sequence b, which there is not. cumulated: [b + 1].
+    """
+    ends = cumulated.reshape(-1).astype(jnp.int32)
+    token = jnp.arange(tokens, dtype=jnp.int32)
+    sequence = jnp.searchsorted(ends[1:], token, side="right").astype(jnp.int32)
+    first = ends.at[sequence].get(mode="clip")
+    return sequence, token - first + start.reshape(-1).astype(jnp.int32).at[sequence].get(mode="clip")
+
+
+@op(method=False)
+def blocks_written(cache: Array, new: Array, block_tables: Array, sequence: Array, place: Array) -> Array:
+    """cache [blocks, n, block_size, d] with the tokens new [tokens, n, d] at their place in their sequence's blocks.
+
+    block_tables [b, blocks of a sequence]: sequence i keeps places block_size * j on in block block_tables[i, j].
+    Tokens of no sequence, or of a block that is below 0, are left out.
+    """
+    blocks, size = cache.shape[0], cache.shape[2]
+    block = block_tables.at[sequence, place // size].get(mode="fill", fill_value=blocks)
+    block = jnp.where(block < 0, blocks, block)
+    return cache.at[block, :, place % size].set(new.astype(cache.dtype), mode="drop")
+
+
+@op(method=False)
+def blocks_gathered(cache: Array, block_tables: Array) -> Array:
+    """Each sequence's places in order: [blocks, n, block_size, d], [b, count] -> [b, count * block_size, n, d]."""
+    b, count = block_tables.shape
+    found = cache.at[jnp.maximum(block_tables, 0)].get(mode="clip")
+    return jnp.swapaxes(found, 2, 3).reshape(b, count * cache.shape[2], cache.shape[1], cache.shape[3])
+
+
+@op(method=False)
+def block_angles(rope_emb: Array, sequence: Array, place: Array, adjacent: bool = True) -> tuple[Array, Array]:
+    """cos and sin of each token, [tokens, 1, d]: rope_emb [2, b or 1, places, 1, d / 2] is that of pairs."""
+    if rope_emb.ndim != 5 or rope_emb.shape[0] != 2 or rope_emb.shape[3] != 1:
+        raise ShapeError(
+            f"rope_emb {list(rope_emb.shape)}; needs [2, batch or 1, places, 1, head_dim / 2], cosines and sines"
+        )
+    row = sequence if rope_emb.shape[1] > 1 else jnp.zeros_like(sequence)
+    found = rope_emb[:, :, :, 0].at[:, row, place].get(mode="clip")
+    full = jnp.repeat(found, 2, -1) if adjacent else jnp.concatenate([found, found], -1)
+    return full[0][:, None], full[1][:, None]
+
+
+@op(method=False)
+def stage_mask(new: Array, longest: tuple[int, int], mask: Array | None = None, later: Array | None = None) -> Array:
+    """mask for sequences with new > 0, later for the others, 0 past the end of either: [b, 1, s, t] for longest (s, t).
+
+    new: [b, 1]. mask [b, 1, *, *] and later [b, 1, 1, *] are added to scores; None adds nothing.
+    """
+    given = [x for x in (mask, later) if x is not None]
+
+    def fitted(x: Array | None) -> Array:
+        if x is None:
+            return jnp.zeros((), given[0].dtype)
+        x = x[:, :, : longest[0], : longest[1]]
+        rows = 0 if x.shape[2] == 1 else longest[0] - x.shape[2]
+        return jnp.pad(x, [(0, 0), (0, 0), (0, rows), (0, longest[1] - x.shape[3])])
+
+    return jnp.where(new.reshape(-1, 1, 1, 1) > 0, fitted(mask), fitted(later))
+
+
+@op(method=False)
+def padded_seen(
+    queries: Array, keys: Array, longest: tuple[int, int], causal: bool = False, before: int = 0
+) -> tuple[Array, Array]:
+    """What padded sequences of these lengths [b, 1] see, bool [b, 1, s or 1, t], and their queries, bool [b, 1, s, 1].
+
+    causal: query i sees the keys up to i + before.
+    """
+    query = jnp.arange(longest[0], dtype=jnp.int32)[:, None]
+    key = jnp.arange(longest[1], dtype=jnp.int32)
+    seen = key < keys.reshape(-1, 1, 1, 1)
+    return seen & (key <= query + before) if causal else seen, query < queries.reshape(-1, 1, 1, 1)
+
+
+ALIASES: dict[str, str] = {}
