@@ -11,13 +11,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from polyreme.core import dtype as dtypes
 from polyreme.core.dtype import promote
 from polyreme.core.op import DRAWN, Key, op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
-from polyreme.ops.bounds import preceded
+from polyreme.ops.bounds import at_hand, preceded
 from polyreme.ops.creation import as_float, as_shape, creator, republish
 
 
@@ -176,6 +177,18 @@ def randperm(n: int, dtype: Any = "int64", key: Key = DRAWN) -> Array:
     return jax.random.permutation(key, n).astype(dtypes.as_dtype(dtype))
 
 
+def _within(what: str, values: Any, high: float = np.inf) -> None:
+    """Raise ConfigError where values, if at hand, lie below 0 or above high."""
+    seen = at_hand(values)
+    if seen is None or not seen.size or (seen.min() >= 0 and seen.max() <= high) or np.isnan(seen).any():
+        return
+    wrong = seen.min() if seen.min() < 0 else seen.max()
+    raise ConfigError(
+        f"{what}: got {wrong}; give values of at least 0{'' if high == np.inf else f' and at most {high}'}"
+    )
+
+
+@preceded(lambda x, p=None, **_: _within("bernoulli", x if p is None else np.float64(p), 1))
 @op(method=False)
 def bernoulli(x: Array, p: float | None = None, key: Key = DRAWN) -> Array:
     """1 with probability x (or p, for every element), else 0, in x's shape and dtype."""
@@ -183,6 +196,7 @@ def bernoulli(x: Array, p: float | None = None, key: Key = DRAWN) -> Array:
     return jax.random.bernoulli(key, chance).astype(x.dtype)
 
 
+@preceded(lambda x, *_, **__: _within("multinomial", x))
 @op
 def multinomial(x: Array, num_samples: int = 1, replacement: bool = False, key: Key = DRAWN) -> Array:
     """Indices of the last dim drawn with probability proportional to x: [*b, n] -> [*b, num_samples], int64.
@@ -206,6 +220,7 @@ def multinomial(x: Array, num_samples: int = 1, replacement: bool = False, key: 
     return jax.lax.top_k(logits + noise, num_samples)[1].astype(dtypes.int64)
 
 
+@preceded(lambda x, **_: _within("poisson", x))
 @op(method=False)
 def poisson(x: Array, key: Key = DRAWN) -> Array:
     """Poisson counts with rates x, in x's shape and dtype."""
@@ -219,6 +234,12 @@ def standard_gamma(x: Array, key: Key = DRAWN) -> Array:
     return jax.random.gamma(key, x, dtype=x.dtype)
 
 
+def _ready_for_binomial(count: Any, prob: Any, **_: Any) -> None:
+    _within("binomial: count", count)
+    _within("binomial: prob", prob, 1)
+
+
+@preceded(_ready_for_binomial)
 @op(method=False)
 def binomial(count: Array, prob: Array, key: Key = DRAWN) -> Array:
     """Number of successes in count trials of probability prob, elementwise, int64; count and prob broadcast."""
