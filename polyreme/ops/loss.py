@@ -55,6 +55,8 @@ def _xlogy(x: Array, y: Array) -> Array:
 def binary_cross_entropy(input: Array, label: Array, weight: Array | None = None, reduction: str = "mean") -> Array:
     """-(label * log(input) + (1 - label) * log(1 - input)) * weight; the logarithms are held at -100 and above.
 
+    NaN for an input outside of [0, 1], such as scores that never went through sigmoid.
+
     Raises ShapeError unless input and label have one shape.
     """
     _same_shape(input, label, "binary_cross_entropy")
@@ -64,9 +66,9 @@ def binary_cross_entropy(input: Array, label: Array, weight: Array | None = None
 
 
 def _floored_log(x: Array) -> Array:
-    """max(log(x), -100), with gradient 0 where it is held."""
+    """max(log(x), -100), with gradient 0 where it is held; NaN below 0."""
     floor = math.exp(-100)
-    held = x <= floor
+    held = (x >= 0) & (x <= floor)
     return jnp.where(held, -100, jnp.log(jnp.where(held, 1, x)))
 
 

@@ -102,6 +102,7 @@ CASES = [
     Case("smooth_l1_loss", floats("sum", 0.5, False), lambda x, y, *_: huber(x, y, 0.5).sum() / 0.5, terms=24, tag="delta", bad=((A23, A23, "sum", 0), ConfigError, "delta=0")),
     *rows("binary_cross_entropy", chances(), entropy, bad=APART),
     Case("binary_cross_entropy", chances(V12), lambda p, y, w: (entropy(p, y) * w).mean(), terms=24, tag="weight"),
+    Case("binary_cross_entropy", lambda rng: (np.float32([1.5, -0.2]), np.float32([1, 0]), None, "none"), lambda *_: np.array([np.nan, np.nan]), no_grad="no probabilities", tag="outside"),
     Case("binary_cross_entropy", lambda rng: (np.float32([0, 1, 0.5]), np.float32([1, 0, 1]), None, "none"), lambda *_: np.array([100, 100, np.log(2)]), no_grad="held at -100", tag="ends"),
     *rows("binary_cross_entropy_with_logits", mixed(), logit_entropy, bad=APART),
     Case("binary_cross_entropy_with_logits", mixed(V12, "mean", V12 + 1), lambda x, y, w, r, p: (w * logit_entropy(x, y, p)).mean(), terms=24, tag="weights"),
