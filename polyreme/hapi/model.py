@@ -30,6 +30,7 @@ from polyreme.hapi.data import (
     samples_in,
     two_sizes,
 )
+from polyreme.hapi.input_spec import InputSpec
 from polyreme.hapi.progress_bar import ProgBarLogger
 from polyreme.hapi.results import Results, metric_names, update_metrics
 from polyreme.hapi.schedule_callbacks import LRScheduler, ModelCheckpoint
@@ -63,6 +64,7 @@ class Model:
             raise ConfigError(f"Model: network is a {type(network).__name__}; give a Layer")
         self.network = network
         self._inputs, self._labels = as_specs("inputs", inputs), as_specs("labels", labels)
+        self._seen: list[InputSpec] = []
         self.optimizer: Any = None
         self.stop_training = False
         self._metrics: list[Metric] = []
@@ -284,18 +286,20 @@ class Model:
         """Writes PATH.pdparams, and PATH.pdopt with the optimizer's state if there is one; with training=False an
         artefact for inference instead, as jit.save does.
 
-        Raises ConfigError for training=False if Model was not given its inputs: the shapes to export for.
+        It takes the inputs that Model was given; without them, what the first batch seen had, in any number of rows.
+        Raises ConfigError for training=False if there is neither: the shapes to export for.
         """
         target = Path(path)
         if not target.name or str(path).endswith(("/", os.sep)):
             raise ConfigError(f"Model.save: path={str(path)!r} names a folder; give FOLDER/NAME")
         if not training:
-            if not self._inputs:
+            specs = self._inputs or self._seen
+            if not specs:
                 raise ConfigError(
                     "Model.save: training=False exports for inference, which needs the inputs' shapes; give them to "
-                    "Model(network, inputs=[InputSpec([None, 4], 'float32')])"
+                    "Model(network, inputs=[InputSpec([None, 4], 'float32')]), or train, evaluate or predict first"
                 )
-            save_for_inference(self.network, path, self._inputs)
+            save_for_inference(self.network, path, specs)
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         save(self.network.state_dict(), f"{target}.pdparams")
@@ -336,7 +340,9 @@ class Model:
         return parts[:count], parts[count:]
 
     def _checked(self, inputs: Any, labels: Any) -> tuple[list[Tensor], list[Tensor]]:
-        return as_tensors("input", inputs, self._inputs), as_tensors("label", labels, self._labels)
+        given = as_tensors("input", inputs, self._inputs)
+        self._seen = self._seen or [InputSpec([None, *t.shape[1:]][: len(t.shape)], t.dtype) for t in given]
+        return given, as_tensors("label", labels, self._labels)
 
     def _names(self) -> list[str]:
         return [*(["loss"] if self._steps.loss is not None else []), *metric_names(self._metrics)]

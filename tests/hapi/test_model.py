@@ -405,6 +405,14 @@ def test_outputs_are_off_the_tape():
     assert all(isinstance(o, Tensor) and o.stop_gradient for o in outputs)
 
 
+def test_save_for_inference_without_inputs_takes_those_of_the_first_batch(tmp_path):
+    model = Model(Sequential(Linear(3, 4), ReLU(), Linear(4, 2)))
+    want = model.predict_batch([np.ones((5, 3), np.float32)])[0]
+    model.save(tmp_path / "net", training=False)
+    found = load(tmp_path / "net")(to_tensor(np.ones((2, 3), np.float32))).numpy()
+    np.testing.assert_allclose(found, want[:2], rtol=1e-6)
+
+
 def test_save_for_inference_writes_an_artefact_of_the_network(tmp_path):
     network = Sequential(Linear(3, 4), ReLU(), Linear(4, 2))
     model = Model(network, inputs=[InputSpec([None, 3], "float32", "x")])
