@@ -119,11 +119,18 @@ def test_deep_paths_hold_what_users_import_from_them(path, names):
         assert getattr(module, name) is not None
 
 
+@pytest.fixture
+def sun(monkeypatch):
+    """A public module of PaddlePaddle that polyreme does not have."""
+    names = {**hints.paddle_names(), "paddle.sun": frozenset({"rise", "set"})}
+    names["paddle"] |= {"sun"}
+    monkeypatch.setattr(hints, "paddle_names", lambda: names)
+
+
+@pytest.mark.usefixtures("sun")
 def test_missing_modules_say_so():
-    with pytest.raises(
-        ModuleNotFoundError, match=r"polyreme has no module for 'paddle.sparse', a public module of Pad"
-    ):
-        importlib.import_module("paddle.sparse")
+    with pytest.raises(ModuleNotFoundError, match=r"no module for 'paddle.sun', a public module of Pad.* 2 names"):
+        importlib.import_module("paddle.sun")
     with pytest.raises(ModuleNotFoundError, match=r"no module for 'paddle.optimzer'.* did you mean 'paddle.optimizer'"):
         importlib.import_module("paddle.optimzer")
     with pytest.raises(
@@ -133,6 +140,7 @@ def test_missing_modules_say_so():
     assert "public modules have none of that name" in missing_module("paddle.moon")
 
 
+@pytest.mark.usefixtures("sun")
 def test_missing_names_say_where_they_are():
     with pytest.raises(ImportError, match=r"cannot import name 'cross_entropy' from 'polyreme.nn'") as caught:
         from paddle.nn import cross_entropy  # noqa: F401
@@ -144,9 +152,9 @@ def test_missing_names_say_where_they_are():
     assert lost.value.__notes__ == ["PaddlePaddle has BatchSampler in paddle.io; so does polyreme"]
     assert missing_name("polyreme.fluid", "fc").startswith("PaddlePaddle has fc in paddle.fluid.layers.nn")
     assert missing_name("polyreme.nn", "frobnicate") == "PaddlePaddle has no public name 'frobnicate' either"
-    assert missing_name("polyreme", "sparse") == "paddle.sparse is a module of PaddlePaddle; polyreme does not have it"
+    assert missing_name("polyreme", "sun") == "paddle.sun is a module of PaddlePaddle; polyreme does not have it"
     assert missing_name("polyreme", "SyncedAdam").endswith("either")
-    assert "polyreme does not have it" in missing_name("polyreme.text", "Imdb")
+    assert "polyreme does not have it" in missing_name("polyreme.sun", "rise")
     unrelated = KeyError("x")
     explained(unrelated)
     assert not hasattr(unrelated, "__notes__")
