@@ -10,13 +10,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.jet import Spec
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.eager.forward import Jet, push
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import ConfigError, GradError
+from polyreme.errors import ConfigError, DTypeError, GradError
 
 Tensors = Tensor | Sequence[Tensor]
 
@@ -138,6 +139,9 @@ class Called:
 
     def __init__(self, what: str, func: Callable[..., Any], xs: Any) -> None:
         given = as_list(what, "xs", xs)
+        for at, x in enumerate(given):
+            if not dtypes.is_inexact(x.dtype):
+                raise DTypeError(f"{what}: x {at} is {x.dtype.name}, which has no derivatives; use astype('float32')")
         taping = tape.grad_mode.enabled
         self.wants = taping and any(not x.stop_gradient for x in given)
         with tape.GradEnabled(True):
@@ -168,6 +172,8 @@ def directions(what: str, v: Any, inputs: list[Tensor], order: int = 1) -> tuple
     for x, d in zip(inputs, starts(what, "v", v, len(inputs)), strict=True):
         if d is not None and d.shape != x.shape:
             raise GradError(f"{what}: a direction in v has shape {d.shape}, its x {x.shape}; give it the shape of x")
+        if d is not None and dtypes.is_complex(d.dtype) and not dtypes.is_complex(x.dtype):
+            raise DTypeError(f"{what}: a direction in v is {d.dtype.name}, its x {x.dtype.name}; give a real one")
         first = Tensor(jnp.ones(x._array.shape, x._array.dtype)) if d is None else d.astype(x.dtype)
         found.append((first, *[None] * (order - 1)))
     return found, Spec(order)

@@ -11,7 +11,7 @@ from polyreme.autograd import derivatives, functional, grad, hessian, hvp, jvp, 
 from polyreme.distributed.fleet.utils import recompute
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import to_tensor
-from polyreme.errors import ConfigError, GradError, ShapeError
+from polyreme.errors import ConfigError, DTypeError, GradError, ShapeError
 from polyreme.jit import to_static
 from polyreme.nn import functional as F
 from polyreme.ops.manipulation import concat
@@ -243,6 +243,8 @@ def test_a_layer_captured_by_itself_and_control_flow_on_tensors():
     [
         (lambda x: derivatives(lambda x: x, x, order=0), ConfigError, "order is a whole number of at least 1, got 0"),
         (lambda x: derivatives(lambda x: x, x, plain([1.0])), GradError, r"has shape \[1\], its x \[5, 2\]"),
+        (lambda x: derivatives(lambda x: x, x.astype("int64")), DTypeError, "x 0 is int64, which has no derivatives"),
+        (lambda x: jvp(lambda x: x, x, x.astype("complex64")), DTypeError, "direction in v is complex64, its x "),
         (lambda x: derivatives(lambda x: 3, x), GradError, "func's result must be a Tensor"),
         (lambda x: laplacian(lambda x: x, x.sum()), ShapeError, "x 0 is 0-D"),
         (lambda x: laplacian(lambda x: x, x, [2]), ConfigError, "coordinates holds 2; .* there are 2"),
