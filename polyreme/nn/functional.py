@@ -156,6 +156,7 @@ from polyreme.ops.resample import (
     pixel_unshuffle,
     temporal_shift,
 )
+from polyreme.ops.routing import moe_permute, moe_unpermute
 from polyreme.ops.sequence_loss import (
     ctc_loss,
     rnnt_loss,
@@ -266,6 +267,8 @@ __all__ = [
     "max_unpool3d",
     "maxout",
     "mish",
+    "moe_permute",
+    "moe_unpermute",
     "mse_loss",
     "multi_label_margin_loss",
     "multi_label_soft_margin_loss",

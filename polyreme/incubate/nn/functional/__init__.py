@@ -23,14 +23,26 @@ from polyreme.incubate.nn.functional.decoding import (
     masked_multihead_attention,
     variable_length_memory_efficient_attention,
 )
+from polyreme.incubate.nn.functional.gradients import embedding_grad_add_to_
 from polyreme.incubate.nn.functional.transformer import fused_multi_head_attention, fused_multi_transformer
 from polyreme.nn.functional import fused_rotary_position_embedding
+from polyreme.ops.float8 import (
+    cross_entropy_with_softmax_bwd_w_downcast,
+    fused_act_dequant,
+    fused_swiglu_weighted_bwd,
+    fused_weighted_swiglu_act_quant,
+)
+from polyreme.ops.routing import cal_aux_loss, int_bincount, moe_combine, moe_gate_dispatch
 
 __all__ = [
     "blha_get_max_len",
     "block_multihead_attention",
+    "cal_aux_loss",
+    "cross_entropy_with_softmax_bwd_w_downcast",
+    "embedding_grad_add_to_",
     "fast_ln",
     "fast_rms_norm",
+    "fused_act_dequant",
     "fused_bias_act",
     "fused_bias_dropout_residual_layer_norm",
     "fused_dropout_add",
@@ -44,6 +56,11 @@ __all__ = [
     "fused_rms_norm",
     "fused_rms_norm_ext",
     "fused_rotary_position_embedding",
+    "fused_swiglu_weighted_bwd",
+    "fused_weighted_swiglu_act_quant",
+    "int_bincount",
     "masked_multihead_attention",
+    "moe_combine",
+    "moe_gate_dispatch",
     "variable_length_memory_efficient_attention",
 ]
