@@ -95,6 +95,11 @@ class Eager:
         except ValueError as error:
             unmade = next((a for a in arrays if hasattr(type(a), "refuse")), None)
             raise _device_error(op, error) if unmade is None else unmade.refuse() from error
+        except NotImplementedError as error:
+            if "Unsupported dtype" not in str(error):
+                raise
+            given = ", ".join(sorted({a.dtype.name for a in arrays}))
+            raise DTypeError(f"{op.name}: there is no routine for {given}; use astype('float32')") from error
         except jax.errors.UnexpectedTracerError as error:
             raise CaptureError(
                 f"{op.name}: an input belongs to a captured function that has ended and has no value; return it from "

@@ -8,6 +8,7 @@ captured function, where there is no value to look at, it gives NaN or inf.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -219,7 +220,22 @@ def pinv(x: Array, rcond: Array | float = 1e-15, hermitian: bool = False) -> Arr
     hermitian: x equals its conjugate transpose, which makes it cheaper.
     """
     x = square(x, "pinv with hermitian=True") if hermitian else matrices(x, "pinv")
-    return jnp.linalg.pinv(x, rtol=jnp.astype(rcond, jnp.real(x).dtype), hermitian=hermitian)
+    return _pinv(x, jnp.astype(rcond, jnp.real(x).dtype), bool(hermitian))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _pinv(x: Array, rcond: Array, hermitian: bool) -> Array:
+    """jnp.linalg.pinv, whose own derivative holds on to rcond, and so cannot be taken later than it was traced."""
+    return jnp.linalg.pinv(x, rtol=rcond, hermitian=hermitian)
+
+
+@_pinv.defjvp
+def _pinv_jvp(hermitian: bool, primals: tuple, tangents: tuple) -> tuple:
+    # doi:10.1137/0710036, equation 4.12, where the rank stays
+    (x, rcond), dx = primals, tangents[0]
+    p = _pinv(x, rcond, hermitian)
+    left, right = p @ turned(p) @ turned(dx), turned(dx) @ turned(p) @ p
+    return p, left - (left @ x) @ p + right - p @ (x @ right) - p @ dx @ p
 
 
 @op(amp="fp32")

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import scipy.linalg
 
+from polyreme.autograd import derivatives
 from polyreme.core import rng
 from polyreme.core.op import OPS
 from polyreme.eager.tensor import to_tensor
-from polyreme.errors import ShapeError
+from polyreme.errors import DTypeError, ShapeError
 
 RNG = np.random.default_rng(5)
 HALF = RNG.standard_normal((3, 3))
@@ -85,6 +86,20 @@ def test_low_rank_factors_follow_the_seed_and_their_gradient_is_that_of_the_sing
     left, _, right = np.linalg.svd(a, full_matrices=False)
     # d s_i = u_i^H dx v_i; 5 x 3 products and three orthogonalizations
     np.testing.assert_allclose(x.grad.numpy(), (left * [1, 2, 3]) @ right, atol=1e3 * np.finfo("float64").eps)
+
+
+def test_pseudo_inverse_goes_forward_to_the_second_order():
+    x, step = RNG.standard_normal((4, 3)), 1e-4
+    _, first, second = derivatives(OPS["pinv"], to_tensor(x), order=2)
+    low, mid, high = (np.linalg.pinv(x + h) for h in (-step, 0, step))
+    # differences: error step^2 * third or fourth derivative, of about 1e2 and 1e4
+    np.testing.assert_allclose(first.numpy(), (high - low) / (2 * step), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(second.numpy(), (high - 2 * mid + low) / step**2, rtol=1e-3, atol=1e-3)
+
+
+def test_half_precision_is_refused_where_there_is_no_routine():
+    with pytest.raises(DTypeError, match=r"svdvals: there is no routine for bfloat16; use astype\('float32'\)"):
+        OPS["svdvals"](to_tensor(EVEN).astype("bfloat16"))
 
 
 def test_sizes_of_zero():
