@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+import polyreme as paddle
+from polyreme import static
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.incubate.nn import functional as I
@@ -188,3 +190,21 @@ def test_variable_lengths():
         keys, values = (x[b, :, :seen].swapaxes(0, 1) for x in (k, v))
         want = one(q[b, :, i], keys, values, mask[b, 0, i, :seen]) if i < (2, 3)[b] else np.zeros((H, D))
         np.testing.assert_allclose(got[b, :, i], want, **CLOSE)
+
+
+def test_a_recorded_program_gives_the_same():
+    x, cache, at = random(B, 3 * N * D), random(2, B, N, 5, D, seed=1), np.array([[1], [3]], "int32")
+    want = I.masked_multihead_attention(t(x), t(cache), sequence_lengths=t(at))
+    paddle.enable_static()
+    try:
+        program = static.Program()
+        with static.program_guard(program):
+            given = {
+                n: static.data(n, list(v.shape), v.dtype.name) for n, v in (("x", x), ("cache", cache), ("at", at))
+            }
+            fetched = I.masked_multihead_attention(given["x"], given["cache"], sequence_lengths=given["at"])
+        got = static.Executor().run(program, feed={"x": x, "cache": cache, "at": at}, fetch_list=list(fetched))
+    finally:
+        paddle.disable_static()
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(np.asarray(a), b.numpy(), **CLOSE)
