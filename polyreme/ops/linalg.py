@@ -327,7 +327,21 @@ def eig(x: Array) -> tuple[Array, Array]:
 @op(amp="fp32")
 def eigvals(x: Array) -> Array:
     """Eigenvalues of any square matrix, complex: [*b, n, n] -> [*b, n]; on the host's processor only."""
-    return jnp.linalg.eigvals(square(x, "eigvals"))
+    return _eigvals(square(x, "eigvals"))
+
+
+@jax.custom_jvp
+def _eigvals(x: Array) -> Array:
+    """jnp.linalg.eigvals, whose own derivative has none; vectors are computed for derivatives alone."""
+    return jnp.linalg.eigvals(x)
+
+
+@_eigvals.defjvp
+def _eigvals_jvp(primals: tuple, tangents: tuple) -> tuple:
+    (x,), (dx,) = primals, tangents
+    values, v = lax.linalg.eig(x, compute_left_eigenvectors=False, enable_eigvec_derivs=True)
+    change = jnp.linalg.solve(v, dx.astype(v.dtype) @ v)
+    return values, jnp.diagonal(change, axis1=-2, axis2=-1)
 
 
 _ACTIVATIONS = {"identity": lambda x: x, "relu": jax.nn.relu, "gelu": lambda x: jax.nn.gelu(x, approximate=False)}

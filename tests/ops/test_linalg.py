@@ -97,6 +97,13 @@ def test_pseudo_inverse_goes_forward_to_the_second_order():
     np.testing.assert_allclose(second.numpy(), (high - 2 * mid + low) / step**2, rtol=1e-3, atol=1e-3)
 
 
+def test_eigenvalues_go_forward_to_the_second_order():
+    x, way = RNG.standard_normal((2, 4, 4))
+    found = derivatives(lambda t: OPS["real"](OPS["eigvals"](t) ** 3).sum(), to_tensor(x), to_tensor(way), order=2)
+    want = [np.trace(x @ x @ x), 3 * np.trace(x @ x @ way), 6 * np.trace(x @ way @ way)]
+    np.testing.assert_allclose([float(f) for f in found], want, rtol=1e-9)
+
+
 def test_half_precision_is_refused_where_there_is_no_routine():
     with pytest.raises(DTypeError, match=r"svdvals: there is no routine for bfloat16; use astype\('float32'\)"):
         OPS["svdvals"](to_tensor(EVEN).astype("bfloat16"))
