@@ -17,7 +17,7 @@ from polyreme.core import place as places
 from polyreme.core import state, unique_name
 from polyreme.core.state import TensorState
 from polyreme.eager.tensor import HookHandle, Tensor, to_tensor
-from polyreme.errors import ProgramError, ShapeError
+from polyreme.errors import ConfigError, ProgramError, ShapeError
 from polyreme.nn.initializer import Constant, XavierUniform, chosen_initializer
 from polyreme.nn.parameter import ParamAttr, Parameter, make_parameter
 from polyreme.nn.second_names import SecondNames
@@ -365,11 +365,17 @@ class Layer(SecondNames):
     ) -> tuple[list[str], list[str]]:
         """Load values by name; returns (names this layer has that were not given, names given that it has not).
 
-        Values keep this layer's dtypes. Raises ShapeError, loading nothing, if some shape does not fit.
+        Values keep this layer's dtypes. Raises ShapeError, loading nothing, if some shape does not fit, and ConfigError
+        if no name does.
         """
         mine = self.state_dict()
         if not use_structured_name:
             mine = {t.name: t for t in mine.values()}
+        if state_dict and mine and not any(k in mine for k in state_dict):
+            raise ConfigError(
+                f"set_state_dict: {type(self).__name__} has none of the names given ({', '.join(list(state_dict)[:5])}, "
+                f"...); it has {', '.join(list(mine)[:5])}, ..."
+            )
         wrong = [
             f"{k}: expected {mine[k].shape}, got {list(np.shape(v) if not isinstance(v, Tensor) else v.shape)}"
             for k, v in state_dict.items()

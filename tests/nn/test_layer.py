@@ -114,6 +114,14 @@ def test_set_state_dict_reports_and_keeps_dtypes():
     np.testing.assert_array_equal(layer.weight.numpy(), np.zeros((2, 2)))
 
 
+def test_set_state_dict_refuses_names_of_which_none_is_its_own():
+    with pytest.raises(
+        ConfigError, match=r"Linear has none of the names given \(wait, ...\); it has weight, bias, ..."
+    ):
+        nn.Linear(2, 2).set_state_dict({"wait": np.ones((2, 2))})
+    assert nn.Linear(2, 2).set_state_dict({}) == (["weight", "bias"], [])
+
+
 def test_set_state_dict_loads_nothing_if_a_shape_does_not_fit():
     layer = nn.Linear(2, 2)
     before = layer.weight.numpy().copy()
