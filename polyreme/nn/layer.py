@@ -373,8 +373,8 @@ class Layer(SecondNames):
             mine = {t.name: t for t in mine.values()}
         if state_dict and mine and not any(k in mine for k in state_dict):
             raise ConfigError(
-                f"set_state_dict: {type(self).__name__} has none of the names given ({', '.join(list(state_dict)[:5])}, "
-                f"...); it has {', '.join(list(mine)[:5])}, ..."
+                f"set_state_dict: {type(self).__name__} has none of the names given "
+                f"({', '.join(list(state_dict)[:5])}, ...); it has {', '.join(list(mine)[:5])}, ..."
             )
         wrong = [
             f"{k}: expected {mine[k].shape}, got {list(np.shape(v) if not isinstance(v, Tensor) else v.shape)}"
