@@ -16,8 +16,9 @@ from polyreme.distribution.parameters import as_tensors, as_value, check, non_ne
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn.functional import log_softmax
+from polyreme.ops.bounds import check_index
 from polyreme.ops.creation import full
-from polyreme.ops.gather_scatter import take_along_axis
+from polyreme.ops.gather_scatter import take_along_axis, where
 from polyreme.ops.manipulation import reshape
 from polyreme.ops.math import exp, log
 from polyreme.ops.probability import gumbel_like, multinomial_counts, multinomial_entropy, xlogy
@@ -69,6 +70,9 @@ class Categorical(Distribution):
         check("Categorical.prob", "logits", self._given, non_negative)
         chances = self.logits / sum_of(self.logits, -1, keepdim=True)
         value = value if isinstance(value, Tensor) else to_tensor(value)
+        categories = chances.shape[-1]
+        check_index("Categorical.prob", value, categories, chances.ndim - 1, negative=False)
+        value = where(value < 0, full([], categories, value.dtype), value)  # NaN where nothing could be checked
         if len(self.batch_shape) == 0:
             return reshape(take_along_axis(chances, reshape(value, [-1]), -1), value.shape)
         if value.ndim == 0:

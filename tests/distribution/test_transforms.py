@@ -179,6 +179,7 @@ WRONG = [
     (lambda: D.Categorical(1.0), ShapeError, r"logits has shape \[\]"),
     (lambda: D.Categorical([1.0, -1.0]).log_prob(0), ConfigError, "logits needs every value at least 0"),
     (lambda: D.Categorical([1.0, 2.0]).prob(5), IndexError, "5"),
+    (lambda: D.Categorical([1.0, 2.0]).log_prob([-1]), IndexError, "index -1 is out of range .* give 0 to 1"),
     (lambda: D.Categorical([[1.0, 2.0]]).prob(np.zeros((1, 1, 1), "int64")), ShapeError, r"value has shape \[1, 1, 1\]"),
     (lambda: D.Multinomial(0, [1.0]), ConfigError, "total_count=0"),
     (lambda: D.Multinomial(2, 1.0), ShapeError, r"probs has shape \[\]"),
