@@ -106,20 +106,20 @@ def _check_rows(x: SparseCsrTensor, ends: np.ndarray, columns: np.ndarray) -> No
         raise ShapeError(
             f"{what}: crows {ends.tolist()} must rise from 0 to the number of elements, {n} in all; check them"
         )
-    _check_inside(what, columns[None], x.dims[-1:])
+    _check_inside(what, columns[None], x.dims[-1:], len(x.dims) - 1)
     indices = at_hand(x.to_sparse_coo().indices())
     places = np.empty(0) if indices is None else places_of(indices, x.dims)
     if len(np.unique(places)) < len(places):
         raise ShapeError(f"{what}: an element is stored twice; make it with sparse_coo_tensor, then to_sparse_csr()")
 
 
-def _check_inside(what: str, indices: np.ndarray | None, shape: Sequence[int]) -> None:
+def _check_inside(what: str, indices: np.ndarray | None, shape: Sequence[int], first: int = 0) -> None:
     for dim, size in enumerate(shape if indices is not None and indices.size else ()):
         low, high = indices[dim].min(), indices[dim].max()  # type: ignore[index]
         if low < 0 or high >= size:
             raise IndexError(
-                f"{what}: index {low if low < 0 else high} is out of range for dim {dim} of size {size}; give 0 to "
-                f"{size - 1}, or a larger shape"
+                f"{what}: index {low if low < 0 else high} is out of range for dim {first + dim} of size {size}; "
+                f"give 0 to {size - 1}, or a larger shape"
             )
 
 
