@@ -115,9 +115,7 @@ def test_set_state_dict_reports_and_keeps_dtypes():
 
 
 def test_set_state_dict_refuses_names_of_which_none_is_its_own():
-    with pytest.raises(
-        ConfigError, match=r"none of the names given \(wait, ...\); it has weight, bias, ..."
-    ):
+    with pytest.raises(ConfigError, match=r"none of the names given \(wait, ...\); it has weight, bias, ..."):
         nn.Linear(2, 2).set_state_dict({"wait": np.ones((2, 2))})
     assert nn.Linear(2, 2).set_state_dict({}) == (["weight", "bias"], [])
 
