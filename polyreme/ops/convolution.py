@@ -6,7 +6,9 @@ padding: an int, one int or one (before, after) pair a spatial dim, "SAME" or "V
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from typing import Any
 
 import jax
@@ -15,9 +17,11 @@ from jax import Array, lax
 
 from polyreme.core.op import op
 from polyreme.errors import ShapeError
-from polyreme.ops.activation import promote_floating
+from polyreme.kernels import select
+from polyreme.ops.activation import promote_floating, wide
 from polyreme.ops.windows import Pads, is_channels_last, per_dim, resolve_pads, spatial
 
+_MOST_TAPS = 49  # of a depthwise window that is summed entry by entry
 _LETTERS = {1: "W", 2: "HW", 3: "DHW"}
 
 
@@ -60,10 +64,34 @@ def _conv(
     kernel, sizes = weight.shape[2:], spatial(x.shape, n, last, what)
     pads = resolve_pads(padding, sizes, kernel, stride, dilation, last, what)
     _check_window(sizes, kernel, dilation, pads, what)
+    depthwise = 1 < groups == channels == weight.shape[0] and math.prod(kernel) <= _MOST_TAPS
+    if depthwise and select.backend() == "cpu":
+        return _with_bias(_by_taps(x, weight, stride, pads, dilation, last), bias, last, what)
     y = lax.conv_general_dilated(
         x, weight, stride, pads, rhs_dilation=dilation, dimension_numbers=_numbers(n, last), feature_group_count=groups
     )
     return _with_bias(y, bias, last, what)
+
+
+def _by_taps(x: Array, weight: Array, stride: tuple, pads: Pads, dilation: tuple, last: bool) -> Array:
+    """A depthwise convolution as a sum over the window's entries of x moved, times that entry's weights.
+
+    One fused loop, where XLA's convolution of one channel a group on processors takes 50 times as long.
+    """
+    first, kernel = (1 if last else 2), weight.shape[2:]
+    around = [(0, 0)] * x.ndim
+    around[first : first + len(kernel)] = pads
+    v = jnp.pad(wide(x), around)
+    steps, terms = [1] * x.ndim, []
+    steps[first : first + len(kernel)] = stride
+    for at in itertools.product(*map(range, kernel)):
+        low, high = [0] * x.ndim, list(v.shape)
+        for dim, (i, k, s, d) in enumerate(zip(at, kernel, stride, dilation, strict=True), first):
+            low[dim] = i * d
+            high[dim] = i * d + (v.shape[dim] - d * (k - 1) - 1) // s * s + 1
+        taken = wide(weight[(slice(None), 0, *at)])
+        terms.append(lax.slice(v, low, high, steps) * taken.reshape([-1] + [1] * (0 if last else len(kernel))))
+    return functools.reduce(jnp.add, terms).astype(x.dtype)
 
 
 def _check_window(sizes: tuple, kernel: tuple, dilation: tuple, pads: Pads, what: str) -> None:
