@@ -237,8 +237,18 @@ CASES: dict[str, tuple[tuple[Callable, Callable], Callable[[bool], Inputs]]] = {
         heads,
     ),
 }
-# cases slower than SLOW times PyTorch, each with its reason
-WHY: dict[str, str] = {}
+CALL = "a call of a compiled program costs about 5 us (captured: 8) before it computes anything"
+# cases slower than SLOW times PyTorch, each with its reason, by case or by function; CALL is that of small ones
+SCALAR = "XLA's compiler for processors has no vectorized routine for it; PyTorch has"
+MEMORY = "0.1 ms of work: the result's new memory and the threads' start are most of it"
+WHY: dict[str, str] = {
+    **dict.fromkeys(("sin", "atan", "atan2", "lgamma", "rsqrt", "gelu"), SCALAR),
+    **dict.fromkeys(("add", "divide", "multiply", "roll", "sum", "stack", "concat", "maximum"), MEMORY),
+    "cumsum": "XLA adds in logarithmically many passes, which suits an accelerator",
+    "sort": "XLA's sort is stable, compares by a compiled function, and runs on one core",
+    "transpose": "PyTorch's result keeps the strides of its input, and nothing is moved; ours is laid out anew",
+    "inverse": "LAPACK's LU, then XLA's triangular solves of the identity",
+}
 
 
 class Last:
@@ -357,7 +367,8 @@ def report(found: dict[str, dict[str, float]], names: list[str]) -> str:
     lines.append("|---" * (len(names) + 3) + "|")
     for case, times in found.items():
         ratio = times["captured"] / times["torch"] if {"captured", "torch"} <= set(times) else float("nan")
-        note = (WHY.get(case) or WHY.get(case.split(",")[0], "no reason given")) if ratio > SLOW else ""
+        reasons = (WHY.get(case), WHY.get(case.split(",")[0]), CALL if "small" in case else None, "no reason given")
+        note = next(r for r in reasons if r) if ratio > SLOW else ""
         shown = " | ".join(f"{times[n] * 1e6:.1f}" for n in names)
         lines.append(f"| {case} | {shown} | {ratio:.2f} | {note} |")
     return "\n".join(lines)
