@@ -31,3 +31,12 @@ def _programs_do_not_pile_up():
     if maps.exists() and maps.read_bytes().count(b"\n") > _MANY_MAPPINGS:
         jax.clear_caches()
         gc.collect()
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the tests that tests/long_suite.txt names as slow."""
+    lines = (Path(__file__).parent / "long_suite.txt").read_text().splitlines()
+    long = {line for line in lines if line and not line.startswith("#")}
+    for item in items:
+        if item.nodeid in long or item.nodeid.split("[")[0] in long:
+            item.add_marker(pytest.mark.slow)
