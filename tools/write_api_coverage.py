@@ -73,7 +73,7 @@ def found(module: str, name: str) -> Any:
         owner = _part(owner, part)
     if owner is None:
         return None
-    there = getattr(owner, name, None)
+    there = _part(owner, name)
     return there if there is not None or not hasattr(owner, name) else there_but_none
 
 

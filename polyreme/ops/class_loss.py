@@ -66,7 +66,7 @@ def _last_dim(input: Any, *args: Any, **kwargs: Any) -> int:
 def multi_margin_loss(
     input: Array, label: Array, p: int = 1, margin: float = 1.0, weight: Array | None = None, reduction: str = "mean"
 ) -> Array:
-    """Mean over the classes j other than the label y of max(0, w[y] (margin - x[y] + x[j]))^p; [N, C], [N] -> [N].
+    """Mean over the classes j other than the label y of w[y] max(0, margin - x[y] + x[j])^p; [N, C], [N] -> [N].
 
     weight [C] is 1 by default. Raises ConfigError unless p is 1 or 2.
     """
@@ -78,12 +78,12 @@ def multi_margin_loss(
     y = _label_of(label, x.shape[0], what)
     safe = jnp.clip(y, 0, classes - 1)
     apart = margin - jnp.take_along_axis(x, safe[:, None], 1) + x
+    other = jnp.arange(classes) != safe[:, None]
+    loss = jnp.sum(jnp.where(other, jax.nn.relu(apart) ** p, 0), 1) / classes
     if weight is not None:
         if weight.shape != (classes,):
             raise ShapeError(f"{what}: weight {list(weight.shape)}; needs [{classes}], one a class")
-        apart = apart * wide(weight)[safe][:, None]
-    other = jnp.arange(classes) != safe[:, None]
-    loss = jnp.sum(jnp.where(other, jax.nn.relu(apart) ** p, 0), 1) / classes
+        loss = loss * wide(weight)[safe]
     return reduced(_known(y, classes, loss), reduction, what).astype(floating(input).dtype)
 
 

@@ -334,7 +334,8 @@ def channel_shuffle(x: Array, groups: int, data_format: str = "NCHW") -> Array:
 def temporal_shift(x: Array, seg_num: int, shift_ratio: float = 0.25, data_format: str = "NCHW") -> Array:
     """Channels of video frames moved in time: x [N * seg_num, C, H, W], the frames of a clip one after the other.
 
-    The first C * shift_ratio channels come from the frame before, as many from the frame after, 0 past the ends.
+    The first C * shift_ratio channels come from the frame before, those up to 2 C * shift_ratio from the frame after, 0
+    past the ends.
     Source: arXiv:1811.08383. Raises ShapeError unless seg_num divides the frames, ConfigError for a ratio over 0.5.
     """
     if not 0 <= shift_ratio <= 0.5:
@@ -344,9 +345,9 @@ def temporal_shift(x: Array, seg_num: int, shift_ratio: float = 0.25, data_forma
         raise ShapeError(f"temporal_shift: seg_num={seg_num} does not divide the frames of x {list(x.shape)}")
     y = jnp.moveaxis(x, -1, 1) if last else x
     clips = y.reshape(-1, seg_num, *y.shape[1:])
-    moved = int(y.shape[1] * shift_ratio)
+    first, second = int(y.shape[1] * shift_ratio), int(y.shape[1] * 2 * shift_ratio)
     padded = jnp.pad(clips, [(0, 0), (1, 1), *[(0, 0)] * 3])
-    parts = [padded[:, :-2, :moved], padded[:, 2:, moved : 2 * moved], clips[:, :, 2 * moved :]]
+    parts = [padded[:, :-2, :first], padded[:, 2:, first:second], clips[:, :, second:]]
     y = jnp.concatenate(parts, 2).reshape(y.shape)
     return jnp.moveaxis(y, 1, -1) if last else y
 

@@ -26,7 +26,7 @@ def reduce(loss, reduction):
 def multi_margin(x, label, p=1, margin=1.0, weight=None, reduction="mean"):
     weight = np.ones(x.shape[1]) if weight is None else weight
     rows = [
-        sum(max(0, weight[y] * (margin - row[y] + row[j])) ** p for j in range(len(row)) if j != y) / len(row)
+        sum(weight[y] * max(0, margin - row[y] + row[j]) ** p for j in range(len(row)) if j != y) / len(row)
         for row, y in zip(x, label.ravel(), strict=True)
     ]
     return reduce(rows, reduction)

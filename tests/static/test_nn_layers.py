@@ -12,8 +12,10 @@ from tests.nn.table import ROWS, build, state_value, wave
 EPS = float(np.finfo(np.float32).eps)
 FIXED = "SpectralNorm"  # it takes a weight, which has no batch
 # rows of one Program, so that it is compiled once
-LONG = [row for row in ROWS if row.terms >= 256]
-SHORT = [row for row in ROWS if row.terms < 256]
+# the first dim of every input is left open: not that of states (layers), nor of both scores (time) and labels (batch)
+OPEN = [row for row in ROWS if row.name not in ("CTCLoss", "SimpleRNN", "LSTM", "GRU")]
+LONG = [row for row in OPEN if row.terms >= 256]
+SHORT = [row for row in OPEN if row.terms < 256]
 GROUPS = [SHORT[at : at + 30] for at in range(0, len(SHORT), 30)]
 
 

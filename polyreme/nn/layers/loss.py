@@ -297,7 +297,7 @@ class GaussianNLLLoss(FunctionalLayer):
 
 
 class MultiMarginLoss(FunctionalLayer):
-    """Mean over other classes j of max(0, weight[label] * (margin - input[label] + input[j]))^p."""
+    """Mean over other classes j of weight[label] * max(0, margin - input[label] + input[j])^p."""
 
     function = staticmethod(F.multi_margin_loss)
 
