@@ -81,6 +81,8 @@ def test_masked_attention_refuses_a_full_cache_and_what_it_cannot_honour():
         I.masked_multihead_attention(x, cache, sequence_lengths=ints([4]))
     with pytest.raises(ConfigError, match=r"out_scale=2.0 cannot be honoured"):
         I.masked_multihead_attention(x, cache, sequence_lengths=ints([1]), out_scale=2.0)
+    with pytest.raises(ConfigError, match="quant_round_type=0 cannot be honoured"):
+        I.masked_multihead_attention(x, cache, sequence_lengths=ints([1]), quant_round_type=0)
     with pytest.raises(ConfigError, match="needs cache_kv"):
         I.masked_multihead_attention(x, cache)
     with pytest.raises(ShapeError, match="numbers a token"):
@@ -161,6 +163,10 @@ def test_block_attention_refuses_what_does_not_fit():
         blocks(given[0], *(t(random(6, N, 4, D)) for _ in range(2)))
     with pytest.raises(ConfigError, match="use_dynamic_cachekv_quant=True"):
         blocks(*given, use_dynamic_cachekv_quant=True)
+    with pytest.raises(ConfigError, match=r"rope_theta=5000\.0; the angles are those of rope_emb"):
+        blocks(*given, rope_theta=5000.0)
+    with pytest.raises(ConfigError, match=r"quant_max_bound=448\.0"):
+        blocks(*given, quant_max_bound=448.0)
     with pytest.raises(ConfigError, match="pre_key_cache with a mask"):
         blocks(*given, pre_key_cache=given[1], mask=given[1])
     full = [ints([0]), ints([2]), ints([1])]

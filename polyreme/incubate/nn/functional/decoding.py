@@ -96,6 +96,8 @@ def masked_multihead_attention(
         qkv_out_scale=(qkv_out_scale, None), out_shift=(out_shift, None),
         out_smooth=(out_smooth, None), seq_len=(seq_len, 1), compute_dtype=(compute_dtype, "default"),
         out_scale=(out_scale, -1), use_neox_rotary_style=(use_neox_rotary_style, False),
+        quant_round_type=(quant_round_type, 1), quant_max_bound=(quant_max_bound, 127.0),
+        quant_min_bound=(quant_min_bound, -127.0),
     )  # fmt: skip
     if cache_kv is None or (sequence_lengths is None and src_mask is None):
         raise ConfigError(f"{what}: needs cache_kv, and sequence_lengths or src_mask for the token's place")
@@ -167,7 +169,11 @@ def block_multihead_attention(
         qkv_out_scale=(qkv_out_scale, None), out_shift=(out_shift, None), out_smooth=(out_smooth, None),
         use_dynamic_cachekv_quant=(use_dynamic_cachekv_quant, False), out_scale=(out_scale, -1),
         compute_dtype=(compute_dtype, "default"),
+        quant_round_type=(quant_round_type, 1), quant_max_bound=(quant_max_bound, 127.0),
+        quant_min_bound=(quant_min_bound, -127.0),
     )  # fmt: skip
+    if rope_theta != 10000.0:
+        raise ConfigError(f"{what}: rope_theta={rope_theta}; the angles are those of rope_emb, computed with that base")
     blocks, n, size, d = key_cache.shape
     if size != block_size:
         raise ShapeError(f"{what}: block_size={block_size}, but key_cache {list(key_cache.shape)} has blocks of {size}")
