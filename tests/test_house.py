@@ -1,6 +1,9 @@
 """House rules CI can check: what imports what. The floors live here and nowhere else."""
 
 import ast
+import re
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,8 @@ RANK = {module: floor for floor, modules in enumerate(FLOORS) for module in modu
 FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
 # the one place that reads optional things late, so that --help needs no jax
 LATE_IMPORTS = {"cli"}
+# packages whose module has another name, and those that come with jax
+DISTRIBUTIONS = {"malt": "diastatic-malt", "yaml": "pyyaml", "jaxlib": "jax", "ml_dtypes": "jax"}
 
 
 def package(path: Path) -> str:
@@ -59,3 +64,14 @@ def test_imports_go_down(path):
 def test_no_file_names_the_folder_it_was_written_in():
     for path in FILES:
         assert str(ROOT.parent) + "/" not in path.read_text(), path
+
+
+def test_every_package_imported_on_import_is_a_dependency():
+    """One that merely lies in a developer's environment is missing on a fresh machine."""
+    declared = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]["dependencies"]
+    known = {re.split(r"[<>=\[]", requirement)[0] for requirement in declared} | {"polyreme"} | sys.stdlib_module_names
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            for module in modules(node):
+                package_name = module.split(".")[0]
+                assert DISTRIBUTIONS.get(package_name, package_name) in known, f"{path}:{node.lineno}: {module}"
