@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "polyreme"
 FLOORS = [
     "errors flags faults host_random version mesh kernels",
+    "planner",
     "core",
     "ops",
     "eager",
@@ -19,7 +20,6 @@ FLOORS = [
     "geometric reader program export",
     "vision text audio distribution incubate hub",
     "distributed hapi callbacks inference dataset",
-    "planner",
     "models",
     "recipes serve",
     "utils sysconfig static fluid root api compat",

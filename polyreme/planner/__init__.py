@@ -1,0 +1,9 @@
+"""The planner: what a model will cost under a plan on a cluster, and which plan is best.
+
+Floor: 1.  Never imports: jax.
+"""
+
+from polyreme.planner.cluster import Cluster, DeviceKind, Link
+from polyreme.planner.graph import Block, Graph, Operation, Value
+from polyreme.planner.model_shape import ModelShape
+from polyreme.planner.prediction import Memory, Prediction, Times, Training

@@ -1,0 +1,59 @@
+"""Devices and how they are connected: what a prediction is for.
+
+Floor: 1.  Never imports: jax.  Data sheets of known kinds are in devices.yaml; `polyreme calibrate` measures a machine's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Curve = tuple[tuple[float, float], ...]
+"""Points (x, y), x ascending; between points y is interpolated on a logarithmic x axis, outside it is the nearest y."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One tier of the network: how many devices it joins, bytes a second each device can send, seconds a hop.
+
+    efficiency: share of the bandwidth that a collective reaches, by bytes of its message on one device.
+    """
+
+    name: str
+    devices: int
+    bandwidth: float
+    latency: float
+    efficiency: Curve = ((0.0, 1.0),)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """One device.
+
+    flops: FLOP/s by compute dtype ("bfloat16", "float16", "float32"), dense. memory: bytes, bandwidth: bytes a second.
+    matmul: share of flops that a matrix product reaches, by its FLOP; attention: likewise for fused attention.
+    usable: share of memory a job can use (the rest is the runtime's). source: where the figures are from.
+    """
+
+    name: str
+    flops: dict[str, float] = field(hash=False)
+    memory: float
+    bandwidth: float
+    matmul: Curve
+    attention: Curve
+    usable: float = 0.92
+    launch: float = 5e-6
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """num_devices of one kind, joined by links from the nearest (inside a node) to the farthest.
+
+    shared: devices that share one set of compute units, as virtual CPU devices share the machine's cores: together they
+    are as fast as one; 1 for real devices.
+    """
+
+    device: DeviceKind
+    num_devices: int
+    links: tuple[Link, ...]
+    shared: int = 1

@@ -1,0 +1,86 @@
+"""A model as the planner sees it: operations on values whose dims are named, in blocks that repeat.
+
+Floor: 1.  Never imports: jax.  Made from dimensions (model_shape.py) or from a model's own recorded ops; the cost of time,
+memory and communication is read from this one description.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["product", "attention", "convolution", "norm", "elementwise", "lookup", "loss", "route"]
+"""What limits an operation: arithmetic on matrix units (product, attention, convolution) or bytes moved (the others)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An activation or a parameter.
+
+    dims: logical dim of each dim, as in mesh/strategy.py; None for one without a name. shape: whole sizes over all
+    devices; an activation's "batch" dim has size 1: one sample. itemsize: bytes of an element, 0 for that of the compute
+    dtype.
+    """
+
+    name: str
+    dims: tuple[str | None, ...]
+    shape: tuple[int, ...]
+    itemsize: int = 0
+
+    @property
+    def size(self) -> int:
+        """Elements, of one sample for an activation."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One op of the forward.
+
+    inputs: activations it reads. weights: parameters it reads, by name (Block.parameters). output: what it makes.
+    flops: of the forward, one sample. saved: names of the values (inputs or output) that its backward reads.
+    contracted: for a product, the logical dim summed over; split over an axis it leaves a sum to be reduced there.
+    """
+
+    kind: Kind
+    name: str
+    inputs: tuple[Value, ...]
+    output: Value
+    weights: tuple[str, ...] = ()
+    flops: float = 0.0
+    saved: tuple[str, ...] = ()
+    contracted: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Operations in order, the parameters they use, and how often the block stands in the model.
+
+    part: what recompute and pipelines cut by: "embed", "layer" or "head".
+    """
+
+    name: str
+    part: Literal["embed", "layer", "head"]
+    operations: tuple[Operation, ...]
+    parameters: tuple[Value, ...]
+    repeats: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A whole model: blocks in the order data flows. tied: the head's weight is the embedding's, counted once."""
+
+    name: str
+    blocks: tuple[Block, ...]
+    tied: bool = False
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained numbers."""
+        return sum(block.repeats * sum(p.size for p in block.parameters) for block in self.blocks)
+
+    @property
+    def flops_per_sample(self) -> float:
+        """FLOP of one forward of one sample."""
+        return sum(block.repeats * sum(op.flops for op in block.operations) for block in self.blocks)

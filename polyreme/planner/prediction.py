@@ -1,0 +1,79 @@
+"""What predict gives: time of a step and where it goes, memory of a device and what holds it.
+
+Floor: 1.  Never imports: jax.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How a step computes, apart from the plan.
+
+    dtype: of the arithmetic. master: float32 parameters, gradients and two moments are kept beside parameters in dtype
+    (autocast O2); else everything is float32 and cast in use. attention: "fused" never stores the scores, "plain" does.
+    """
+
+    dtype: str = "bfloat16"
+    master: bool = True
+    attention: str = "fused"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on the fullest device, by what holds them; each part is that of this one device."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    workspace: float
+
+    @property
+    def total(self) -> float:
+        """Sum of all parts."""
+        return sum(asdict(self).values())
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of one step on the slowest stage: arithmetic, what is computed again, communication that nothing hides by
+    mesh axis, waiting in the pipeline, the optimizer's update, and movement to and from host memory."""
+
+    compute: float
+    recompute: float
+    exposed: dict[str, float]
+    bubble: float
+    optimizer: float
+    offload: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        parts = (self.compute, self.recompute, self.bubble, self.optimizer, self.offload)
+        return sum(parts) + sum(self.exposed.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of one (model, plan, cluster, batch).
+
+    mfu: model FLOP (without recompute) a second over the cluster's peak. memory: of the fullest device. stages: memory
+    of each pipeline stage. capacity: bytes a device can use. binds: what the step waits for most, in words.
+    """
+
+    step_seconds: float
+    mfu: float
+    tokens_per_second: float
+    memory: Memory
+    stages: tuple[Memory, ...]
+    times: Times
+    capacity: float
+    binds: str
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest device's memory is enough."""
+        return self.memory.total <= self.capacity
