@@ -5,7 +5,9 @@ Floor: 5.
 
 from __future__ import annotations
 
+import functools
 import logging
+import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -117,7 +119,7 @@ class Steps:
         with self.precision.casting():
             outputs = as_list(self.network(*inputs))
             losses = self._losses(outputs, labels)
-        total = sum(losses[1:], losses[0])
+        total = functools.reduce(operator.add, losses)
         if self.scaler is None:
             total.backward()
             if update:

@@ -32,7 +32,9 @@ class Agreed:
     """
 
     def __init__(self, chunks: Sequence[tuple[Layer, Layout]]) -> None:
-        homes = {t: stage for chunk, stage in reversed(chunks) for t in (*chunk.parameters(), *chunk.buffers())}
+        homes: dict[TensorState, Layout] = {
+            t: stage for chunk, stage in reversed(chunks) for t in (*chunk.parameters(), *chunk.buffers())
+        }
         self.tensors: list[TensorState] = list(
             dict.fromkeys(t for chunk, _ in chunks for t in (*chunk.parameters(), *chunk.buffers()))
         )
