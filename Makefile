@@ -33,7 +33,7 @@ oracle: setup
 lint: setup
 	$(BIN)/ruff check polyreme tests benchmarks
 	$(BIN)/ruff format --check polyreme tests benchmarks
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:
 	rm -rf $(VENV) .venv-paddle runs
