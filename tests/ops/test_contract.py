@@ -26,6 +26,13 @@ CASES: list[Case] = [
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 
 
+def one_an_op(cases: list[Case]) -> pytest.MarkDecorator:
+    """Cases for what hardly depends on attributes: the first of each op, and in the long suite the others."""
+    first = {case.name: case for case in reversed(cases)}
+    marked = [c if first[c.name] is c else pytest.param(c, marks=pytest.mark.slow, id=c.id) for c in cases]
+    return pytest.mark.parametrize("case", marked, ids=lambda c: c.id)
+
+
 def test_every_op_has_a_row_and_every_row_an_id_of_its_own():
     assert sorted(set(OPS) - {c.name for c in CASES}) == []
     ids = [c.id for c in CASES]
@@ -37,7 +44,7 @@ def test_eager_equals_numpy(case):
     check_eager(case)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if not c.host], ids=lambda c: c.id)
+@one_an_op([c for c in CASES if not c.host])
 def test_captured_equals_eager(case):
     check_captured(case)
 
@@ -47,7 +54,7 @@ def test_gradient_equals_finite_differences(case):
     check_gradient(case)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if hasattr(c.fn, "op")], ids=lambda c: c.id)
+@one_an_op([c for c in CASES if hasattr(c.fn, "op")])
 def test_dtype_under_autocast(case):
     check_autocast(case)
 
