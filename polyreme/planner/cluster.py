@@ -15,7 +15,9 @@ Curve = tuple[tuple[float, float], ...]
 class Link:
     """One tier of the network: how many devices it joins, bytes a second each device can send, seconds a hop.
 
-    efficiency: share of the bandwidth that a collective reaches, by bytes of its message on one device.
+    bandwidth counts all the links of a device at this tier together, one way. efficiency: share of the bandwidth that a
+    collective reaches, by bytes of its message on one device. torus: lengths of the torus that the devices form, the
+    last fastest in device order; () for a switch, which gives any two devices all the bandwidth.
     """
 
     name: str
@@ -23,6 +25,7 @@ class Link:
     bandwidth: float
     latency: float
     efficiency: Curve = ((0.0, 1.0),)
+    torus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,9 @@ class DeviceKind:
 
     flops: FLOP/s by compute dtype ("bfloat16", "float16", "float32"), dense. memory: bytes, bandwidth: bytes a second.
     matmul: share of flops that a matrix product reaches, by its FLOP; attention: likewise for fused attention.
-    usable: share of memory a job can use (the rest is the runtime's). source: where the figures are from.
+    streaming: share of bandwidth that an operation limited by memory reaches, by its bytes. launch: seconds from one
+    operation to the next. host: bytes a second to and from host memory. usable: share of memory a job can use (the rest
+    is the runtime's). source: where the figures are from.
     """
 
     name: str
@@ -40,8 +45,10 @@ class DeviceKind:
     bandwidth: float
     matmul: Curve
     attention: Curve
+    streaming: Curve = ((0.0, 0.85),)
     usable: float = 0.92
     launch: float = 5e-6
+    host: float = 25e9
     source: str = ""
 
 
@@ -50,10 +57,15 @@ class Cluster:
     """num_devices of one kind, joined by links from the nearest (inside a node) to the farthest.
 
     shared: devices that share one set of compute units, as virtual CPU devices share the machine's cores: together they
-    are as fast as one; 1 for real devices.
+    are as fast as one; 1 for real devices. flops and bandwidth of such a kind are those of the units, measured with all
+    devices busy; what every device repeats (the update of a replicated parameter) costs `shared` times. Shared devices
+    also run one program at a time (docs/decisions/0006): pipeline stages do not overlap, so there is no bubble, and the
+    step is the sum of all stages' tasks, each of which has all units for its num_devices / pp devices.
+    task: seconds of the host to dispatch one task of a pipeline, which counts where programs run one at a time.
     """
 
     device: DeviceKind
     num_devices: int
     links: tuple[Link, ...]
     shared: int = 1
+    task: float = 0.0
