@@ -13,7 +13,7 @@ import yaml
 
 from polyreme.errors import ConfigError, PlacementError, did_you_mean
 from polyreme.mesh.axes import AXES, MeshShape, nearest_multiples
-from polyreme.mesh.schedule import LEAST_VIRTUAL, make_schedule
+from polyreme.mesh.schedule import LEAST_VIRTUAL, check_schedule, stage_of_chunk
 from polyreme.mesh.strategy import (
     Strategy,
     data_parallel,
@@ -141,7 +141,7 @@ class Plan:
         """
         if self.schedule is None:
             return (0,) * self.virtual_stages
-        return make_schedule(self.schedule, self.mesh.pp, self.num_microbatches, self.virtual_stages).stage_of_chunk
+        return stage_of_chunk(self.schedule, self.mesh.pp, self.virtual_stages)
 
     @property
     def batch_ways(self) -> int:
@@ -209,7 +209,7 @@ class Plan:
 
     def _check_virtual_stages(self) -> None:
         if self.schedule is not None:
-            make_schedule(self.schedule, self.mesh.pp, self.num_microbatches, self.virtual_stages)
+            check_schedule(self.schedule, self.mesh.pp, self.num_microbatches, self.virtual_stages)
         elif self.virtual_stages != 1:
             raise ConfigError(f"virtual_stages={self.virtual_stages!r} in a plan without a pipeline; leave it at 1")
 

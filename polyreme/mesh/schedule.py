@@ -192,6 +192,12 @@ def make_schedule(name: str, num_stages: int, num_microbatches: int, num_virtual
 
     Raises ConfigError for an unknown name, a count below 1 and a num_virtual the schedule does not have.
     """
+    check_schedule(name, num_stages, num_microbatches, num_virtual)
+    return _build(name, num_stages, num_microbatches, num_virtual)
+
+
+def check_schedule(name: str, num_stages: int, num_microbatches: int, num_virtual: int = 1) -> None:
+    """Raises what make_schedule would, without making the tables."""
     if name not in _BUILDERS:
         raise ConfigError(f"unknown schedule {name!r}{did_you_mean(name, _BUILDERS)}")
     _check_counts(name, num_stages, num_microbatches, num_virtual)
@@ -200,21 +206,29 @@ def make_schedule(name: str, num_stages: int, num_microbatches: int, num_virtual
         least = f"{builder.least_virtual}{' or more' if builder.most_virtual > builder.least_virtual else ''}"
         instead = f", or schedule {builder.instead}" if builder.instead else ""
         raise ConfigError(f"schedule {name} with num_virtual={num_virtual}; give {least}{instead}")
-    return _build(name, num_stages, num_microbatches, num_virtual)
+
+
+def stage_of_chunk(name: str, num_stages: int, num_virtual: int = 1) -> tuple[int, ...]:
+    """The stage of each chunk of the model, in the order that data flows through them: Schedule.stage_of_chunk.
+
+    >>> stage_of_chunk("VPP", 2, 2), stage_of_chunk("ZBVPP", 2, 2)
+    ((0, 1, 0, 1), (0, 1, 1, 0))
+    """
+    check_schedule(name, num_stages, 1, num_virtual)
+    return tables_of.v_stage_of_chunk(num_stages) if _BUILDERS[name].is_v else tuple(range(num_stages)) * num_virtual
 
 
 @functools.lru_cache(maxsize=64)  # a training step asks for its schedule again and again
 def _build(name: str, num_stages: int, num_microbatches: int, num_virtual: int) -> Schedule:
     builder = _BUILDERS[name]
     sizes = (num_stages, num_microbatches, num_virtual) if name == "VPP" else (num_stages, num_microbatches)
-    chunks = tuple(range(num_stages)) * num_virtual
     return Schedule(
         name=name,
         num_stages=num_stages,
         num_virtual=num_virtual,
         num_microbatches=num_microbatches,
         tables=tuple(tuple(table) for table in builder.tables(*sizes)),
-        stage_of_chunk=tables_of.v_stage_of_chunk(num_stages) if builder.is_v else chunks,
+        stage_of_chunk=stage_of_chunk(name, num_stages, num_virtual),
         split_backward=builder.split_backward,
     )
 

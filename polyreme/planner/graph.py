@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from polyreme.errors import ConfigError, did_you_mean
+
 Kind = Literal["product", "attention", "convolution", "norm", "elementwise", "lookup", "loss", "route"]
 """What limits an operation: arithmetic on matrix units (product, attention, convolution) or bytes moved (the others)."""
 
@@ -40,7 +42,10 @@ class Operation:
 
     inputs: activations it reads. weights: parameters it reads, by name (Block.parameters). output: what it makes.
     flops: of the forward, one sample. saved: names of the values (inputs or output) that its backward reads.
-    contracted: for a product, the logical dim summed over; split over an axis it leaves a sum to be reduced there.
+    contracted: for a product, the logical dim summed over (for a lookup, the table's dim that is looked up); split over
+    an axis it leaves a sum to be reduced there. part: what recompute leaves out of memory: "core_attn" (softmax(q k) v),
+    "full_attn" (the rest of the attention block) or "". executed: share of the flops that the kernel carries out;
+    causal attention by tiles leaves half of them out.
     """
 
     kind: Kind
@@ -51,13 +56,16 @@ class Operation:
     flops: float = 0.0
     saved: tuple[str, ...] = ()
     contracted: str | None = None
+    part: Literal["", "core_attn", "full_attn"] = ""
+    executed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """Operations in order, the parameters they use, and how often the block stands in the model.
 
-    part: what recompute and pipelines cut by: "embed", "layer" or "head".
+    part: what recompute and pipelines cut by: "embed", "layer" or "head". What goes from a block to the next is the
+    output of its last operation.
     """
 
     name: str
@@ -69,11 +77,16 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A whole model: blocks in the order data flows. tied: the head's weight is the embedding's, counted once."""
+    """A whole model: blocks in the order data flows.
+
+    tied: the head's weight is the embedding's: the head's operation names it, and only the embedding's block lists it.
+    tokens: of one sample: what throughput is counted in.
+    """
 
     name: str
     blocks: tuple[Block, ...]
     tied: bool = False
+    tokens: int = 1
 
     @property
     def num_parameters(self) -> int:
@@ -84,3 +97,17 @@ class Graph:
     def flops_per_sample(self) -> float:
         """FLOP of one forward of one sample."""
         return sum(block.repeats * sum(op.flops for op in block.operations) for block in self.blocks)
+
+    @property
+    def flops_per_token(self) -> float:
+        """FLOP to train on one token: a backward is two forwards."""
+        return 3 * self.flops_per_sample / self.tokens
+
+    def parameter(self, name: str) -> Value:
+        """The parameter of that name. Raises ConfigError if no block lists it."""
+        for block in self.blocks:
+            for each in block.parameters:
+                if each.name == name:
+                    return each
+        names = [each.name for block in self.blocks for each in block.parameters]
+        raise ConfigError(f"graph {self.name!r} has no parameter {name!r}{did_you_mean(name, names)}")

@@ -6,6 +6,7 @@ Floor: 1.  Never imports: jax.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,11 +15,16 @@ class Training:
 
     dtype: of the arithmetic. master: float32 parameters, gradients and two moments are kept beside parameters in dtype
     (autocast O2); else everything is float32 and cast in use. attention: "fused" never stores the scores, "plain" does.
+    gradients: bytes of a gradient's element where it is added up and reduced. cut: how a pipeline cuts the model:
+    "items" counts the embedding and the head as a layer each (PipelineLayer's uniform), "layers" gives every chunk as
+    many layers, the first the embedding besides, the last the head.
     """
 
     dtype: str = "bfloat16"
     master: bool = True
-    attention: str = "fused"
+    attention: Literal["fused", "plain"] = "fused"
+    gradients: int = 4
+    cut: Literal["items", "layers"] = "items"
 
 
 @dataclass(frozen=True, slots=True)
