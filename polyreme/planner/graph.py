@@ -1,7 +1,7 @@
 """A model as the planner sees it: operations on values whose dims are named, in blocks that repeat.
 
-Floor: 1.  Never imports: jax.  Made from dimensions (model_shape.py) or from a model's own recorded ops; the cost of time,
-memory and communication is read from this one description.
+Floor: 1.  Never imports: jax.  Made from dimensions (model_shape.py) or from a model's own recorded ops; the cost of
+time, memory and communication is read from this one description.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Literal
 from polyreme.errors import ConfigError, did_you_mean
 
 Kind = Literal["product", "attention", "convolution", "norm", "elementwise", "lookup", "loss", "route"]
-"""What limits an operation: arithmetic on matrix units (product, attention, convolution) or bytes moved (the others)."""
+"""What limits an operation: arithmetic on matrix units (product, attention, convolution) or bytes moved (others)."""
+
+Part = Literal["", "core_attn", "full_attn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +23,8 @@ class Value:
     """An activation or a parameter.
 
     dims: logical dim of each dim, as in mesh/strategy.py; None for one without a name. shape: whole sizes over all
-    devices; an activation's "batch" dim has size 1: one sample. itemsize: bytes of an element, 0 for that of the compute
-    dtype.
+    devices; an activation's "batch" dim has size 1: one sample. itemsize: bytes of an element, 0 for that of the
+    compute dtype.
     """
 
     name: str
@@ -43,8 +45,8 @@ class Operation:
     inputs: activations it reads. weights: parameters it reads, by name (Block.parameters). output: what it makes.
     flops: of the forward, one sample. saved: names of the values (inputs or output) that its backward reads.
     contracted: for a product, the logical dim summed over (for a lookup, the table's dim that is looked up); split over
-    an axis it leaves a sum to be reduced there. part: what recompute leaves out of memory: "core_attn" (softmax(q k) v),
-    "full_attn" (the rest of the attention block) or "". executed: share of the flops that the kernel carries out;
+    an axis it leaves a sum to be reduced there. part: what recompute leaves out of memory: "core_attn" (softmax(q k)
+    v), "full_attn" (the rest of the attention block) or "". executed: share of the flops that the kernel carries out;
     causal attention by tiles leaves half of them out.
     """
 
@@ -56,7 +58,7 @@ class Operation:
     flops: float = 0.0
     saved: tuple[str, ...] = ()
     contracted: str | None = None
-    part: Literal["", "core_attn", "full_attn"] = ""
+    part: Part = ""
     executed: float = 1.0
 
 

@@ -5,7 +5,16 @@ Floor: 1.  Never imports: jax.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+from polyreme.errors import ConfigError, did_you_mean
+from polyreme.mesh import nearest_divisor
+from polyreme.planner.graph import Block, Graph, Kind, Operation, Part, Value
+
+_Part = Callable[..., Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +22,12 @@ class ModelShape:
     """Dimensions of a decoder.
 
     ffn: width of the feed-forward; gated: with three matrices (SwiGLU) instead of two. kv_heads: of grouped-query
-    attention. experts: of each layer's feed-forward, of which experts_per_token work on a token; 0 for dense. expert_ffn:
-    their width. biases, learned_positions, tied: as in GPT-2; rms_norm: as in LLaMA.
+    attention, heads if 0; head_dim: hidden / heads if 0. experts: of each layer's feed-forward, of which
+    experts_per_token work on a token; 0 for dense. expert_ffn: their width, ffn if 0; shared_experts: that work on
+    every token besides; dense_layers: first layers that have the dense feed-forward even so. biases, learned_positions, tied:
+    as in GPT-2; rms_norm: as in LLaMA. dropout: whether masks are drawn.
+
+    Raises ConfigError for a dimension below 1 and for heads that do not divide.
     """
 
     hidden: int
@@ -29,8 +42,318 @@ class ModelShape:
     experts: int = 0
     experts_per_token: int = 0
     expert_ffn: int = 0
+    shared_experts: int = 0
+    dense_layers: int = 0
     biases: bool = True
     learned_positions: bool = True
     tied: bool = True
     rms_norm: bool = False
+    dropout: bool = False
     name: str = "transformer"
+
+    def __post_init__(self) -> None:
+        for field in ("hidden", "layers", "heads", "seq", "vocab", "ffn"):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"model {self.name!r}: {field}={getattr(self, field)}; give at least 1")
+        if not self.head_dim and self.hidden % self.heads:
+            raise ConfigError(
+                f"model {self.name!r}: hidden={self.hidden} does not divide into heads={self.heads}; give head_dim, or "
+                f"heads={nearest_divisor(self.hidden, self.heads)}"
+            )
+        object.__setattr__(self, "head_dim", self.head_dim or self.hidden // self.heads)
+        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
+        if self.heads % self.kv_heads:
+            raise ConfigError(
+                f"model {self.name!r}: heads={self.heads} is not a multiple of kv_heads={self.kv_heads}; make kv_heads "
+                f"{nearest_divisor(self.heads, self.kv_heads)}"
+            )
+        if self.experts and not 1 <= self.experts_per_token <= self.experts:
+            raise ConfigError(
+                f"model {self.name!r}: experts_per_token={self.experts_per_token} of experts={self.experts}; give 1 to "
+                f"{self.experts}"
+            )
+        object.__setattr__(self, "expert_ffn", (self.expert_ffn or self.ffn) if self.experts else 0)
+
+    def graph(self, attention: str = "fused") -> Graph:
+        """The model's operations. attention: "fused" never stores the scores, "plain" is products and a softmax.
+
+        >>> shape = ModelShape(hidden=768, layers=12, heads=12, seq=1024, vocab=50257, ffn=3072)
+        >>> shape.graph().num_parameters
+        124439808
+        """
+        return _graph(self, attention)
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained numbers, embeddings included."""
+        return self.graph().num_parameters
+
+
+@lru_cache(maxsize=4096)
+def _graph(shape: ModelShape, attention: str) -> Graph:
+    if attention not in ("fused", "plain"):
+        raise ConfigError(
+            f"attention {attention!r} of model {shape.name!r}{did_you_mean(attention, ('fused', 'plain'))}"
+        )
+    sparse = shape.layers - min(shape.dense_layers, shape.layers) if shape.experts else 0
+    attend = _fused if attention == "fused" else _plain
+    layers = [
+        _layer(shape, attend, name, count, feed)
+        for name, count, feed in (
+            ("layer", shape.layers - sparse, _dense),
+            ("sparse_layer", sparse, _sparse),
+        )
+        if count
+    ]
+    return Graph(shape.name, (_embedding(shape), *layers, _head(shape)), shape.tied, shape.seq)
+
+
+class _Builder:
+    """Collects a block's operations and parameters."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        self.shape = shape
+        self.operations: list[Operation] = []
+        self.parameters: list[Value] = []
+
+    def value(self, name: str, *dims: str | None, last: int = 0, itemsize: int = 0) -> Value:
+        """An activation whose sizes follow from its dims; last: size of a last dim without a name."""
+        shape = self.shape
+        sizes = {
+            "batch": 1,
+            "seq": shape.seq,
+            "block_seq": shape.seq,
+            "embed": shape.hidden,
+            "heads": shape.heads,
+            "kv_heads": shape.kv_heads,
+            "ffn": shape.ffn,
+            "vocab": shape.vocab,
+            None: last,
+        }
+        return Value(name, dims, tuple(sizes[dim] for dim in dims), itemsize)
+
+    def residual(self, name: str) -> Value:
+        """A value of the residual stream."""
+        return self.value(name, "batch", "seq", "embed")
+
+    def weight(self, name: str, dims: tuple[str | None, ...], sizes: tuple[int, ...]) -> str:
+        """A parameter of the block; -> its name."""
+        self.parameters.append(Value(name, dims, sizes))
+        return name
+
+    def add(self, kind: Kind, name: str, inputs: Sequence[Value], output: Value, **rest: Any) -> Value:
+        """An operation; -> its output."""
+        self.operations.append(Operation(kind, name, tuple(inputs), output, **rest))
+        return output
+
+    def linear(
+        self, name: str, x: Value, output: Value, ins: tuple[str, int], outs: tuple[str, int], part: Part = ""
+    ) -> Value:
+        """x times a weight [ins, outs], plus a bias where the model has them."""
+        (from_dim, from_size), (to_dim, to_size) = ins, outs
+        weights = [self.weight(name, (from_dim, to_dim), (from_size, to_size))]
+        if self.shape.biases:
+            weights.append(self.weight(f"{name}_bias", (to_dim,), (to_size,)))
+        flops = 2.0 * self.shape.seq * from_size * to_size
+        return self.add(
+            "product",
+            name,
+            [x],
+            output,
+            weights=tuple(weights),
+            flops=flops,
+            saved=(x.name,),
+            contracted=from_dim,
+            part=part,
+        )
+
+    def norm(self, name: str, x: Value) -> Value:
+        """LayerNorm or RMSNorm of the residual stream."""
+        hidden = self.shape.hidden
+        weights = [self.weight(name, ("embed",), (hidden,))]
+        if not self.shape.rms_norm:
+            weights.append(self.weight(f"{name}_bias", ("embed",), (hidden,)))
+        return self.add("norm", name, [x], self.residual(f"{name}_out"), weights=tuple(weights), saved=(x.name,))
+
+    def join(self, name: str, x: Value, branch: Value) -> Value:
+        """x + branch, through a dropout mask where the model draws one."""
+        masks = [self.value(f"{name}_mask", "batch", "seq", "embed", itemsize=1)] if self.shape.dropout else []
+        return self.add(
+            "elementwise", name, [x, branch, *masks], self.residual(f"{name}_out"), saved=tuple(m.name for m in masks)
+        )
+
+    def block(self, name: str, part: Literal["embed", "layer", "head"], repeats: int = 1) -> Block:
+        """What was collected."""
+        return Block(name, part, tuple(self.operations), tuple(self.parameters), repeats)
+
+
+def _embedding(shape: ModelShape) -> Block:
+    build = _Builder(shape)
+    ids = build.value("ids", "batch", "block_seq", itemsize=4)
+    table = build.weight("tokens", ("vocab", "embed"), (shape.vocab, shape.hidden))
+    x = build.add(
+        "lookup", "tokens", [ids], build.residual("embedded"), weights=(table,), saved=("ids",), contracted="vocab"
+    )
+    if shape.learned_positions:
+        positions = build.weight("positions", (None, "embed"), (shape.seq, shape.hidden))
+        x = build.add("elementwise", "positions", [x], build.residual("placed"), weights=(positions,))
+    if shape.dropout:
+        mask = build.value("embedded_mask", "batch", "seq", "embed", itemsize=1)
+        build.add("elementwise", "drop", [x, mask], build.residual("dropped"), saved=(mask.name,))
+    return build.block("embedding", "embed")
+
+
+def _head(shape: ModelShape) -> Block:
+    build = _Builder(shape)
+    x = build.norm("norm", build.residual("hidden"))
+    weight = "tokens" if shape.tied else build.weight("head", ("embed", "vocab"), (shape.hidden, shape.vocab))
+    logits = build.add(
+        "product",
+        "logits",
+        [x],
+        build.value("logits", "batch", "block_seq", "vocab"),
+        weights=(weight,),
+        flops=2.0 * shape.seq * shape.hidden * shape.vocab,
+        saved=(x.name,),
+        contracted="embed",
+    )
+    build.add("loss", "loss", [logits], build.value("loss", "batch", "block_seq", itemsize=4), saved=("logits",))
+    return build.block("head", "head")
+
+
+def _layer(shape: ModelShape, attend: _Part, name: str, repeats: int, feed: _Part) -> Block:
+    build = _Builder(shape)
+    x = build.residual("x")
+    x = build.join("attention_add", x, _attention(build, build.norm("attention_norm", x), attend))
+    build.join("ffn_add", x, feed(build, build.norm("ffn_norm", x)))
+    return build.block(name, "layer", repeats)
+
+
+def _attention(build: _Builder, x: Value, attend: _Part) -> Value:
+    shape = build.shape
+    width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    wide = ("embed", shape.hidden)
+    if shape.learned_positions and shape.kv_heads == shape.heads:
+        qkv = build.value("qkv", "batch", "block_seq", "heads", None, last=3 * shape.head_dim)
+        mixed = attend(build, build.linear("qkv", x, qkv, wide, ("heads", 3 * width), "full_attn"))
+    else:
+        head = {"last": shape.head_dim}
+        q = build.linear(
+            "q", x, build.value("q", "batch", "block_seq", "heads", None, **head), wide, ("heads", width), "full_attn"
+        )
+        k, v = (
+            build.linear(
+                n,
+                x,
+                build.value(n, "batch", "block_seq", "kv_heads", None, **head),
+                wide,
+                ("kv_heads", kv_width),
+                "full_attn",
+            )
+            for n in ("k", "v")
+        )
+        if not shape.learned_positions:
+            q, k = (
+                build.add("elementwise", f"rotate_{y.name}", [y], replace(y, name=f"{y.name}_turned"), part="full_attn")
+                for y in (q, k)
+            )
+        mixed = attend(build, q, k, v)
+    return build.linear("out", mixed, build.residual("attention_out"), ("heads", width), wide, "full_attn")
+
+
+def _fused(build: _Builder, *qkv: Value) -> Value:
+    """Attention by tiles: only a log-sum a row is kept of the scores. Source: arXiv:2205.14135, 2307.08691."""
+    shape = build.shape
+    out = build.value("mixed", "batch", "block_seq", "heads", None, last=shape.head_dim)
+    sums = build.value("log_sums", "batch", "heads", "block_seq", itemsize=4)
+    return build.add(
+        "attention",
+        "attention",
+        [*qkv, sums],
+        out,
+        flops=4.0 * shape.seq**2 * shape.heads * shape.head_dim,
+        saved=(*(each.name for each in qkv), out.name, sums.name),
+        part="core_attn",
+        executed=0.5,
+    )
+
+
+def _plain(build: _Builder, *qkv: Value) -> Value:
+    """Scores, softmax and context as operations of their own, with the whole [seq, seq] matrix of every head."""
+    shape = build.shape
+    flops = 2.0 * shape.seq**2 * shape.heads * shape.head_dim
+    scores = build.value("scores", "batch", "heads", "block_seq", None, last=shape.seq)
+    weights = replace(scores, name="weights")
+    rest: dict[str, Any] = {"part": "core_attn"}
+    queries, values = (qkv[:1], qkv[:1]) if len(qkv) == 1 else (qkv[:2], qkv[2:])
+    build.add("product", "scores", queries, scores, flops=flops, saved=tuple(y.name for y in queries), **rest)
+    build.add("elementwise", "softmax", [scores], weights, saved=(weights.name,), **rest)
+    if shape.dropout:
+        mask, kept = replace(scores, name="weights_mask", itemsize=1), replace(scores, name="weights_kept")
+        weights = build.add("elementwise", "weights_drop", [weights, mask], kept, saved=(mask.name,), **rest)
+    out = build.value("mixed", "batch", "block_seq", "heads", None, last=shape.head_dim)
+    saved = (weights.name, *(y.name for y in values))
+    return build.add("product", "context", [weights, *values], out, flops=flops, saved=saved, **rest)
+
+
+def _dense(build: _Builder, x: Value) -> Value:
+    shape = build.shape
+    wide, inner = ("embed", shape.hidden), ("ffn", shape.ffn)
+    up = build.linear("up", x, build.value("up", "batch", "block_seq", "ffn"), wide, inner)
+    gate = (
+        [build.linear("gate", x, build.value("gate", "batch", "block_seq", "ffn"), wide, inner)] if shape.gated else []
+    )
+    bent = build.value("bent", "batch", "block_seq", "ffn")
+    build.add("elementwise", "activation", [*gate, up], bent, saved=tuple(y.name for y in (*gate, up)))
+    return build.linear("down", bent, build.residual("ffn_out"), inner, wide)
+
+
+def _sparse(build: _Builder, x: Value) -> Value:
+    """Experts: each token goes to experts_per_token of them, by a router. Source: arXiv:2006.16668, 2101.03961."""
+    shape = build.shape
+    rows = shape.seq * shape.experts_per_token
+    each = -(-rows // shape.experts)
+    routed = Value("routed", ("batch", "block_seq", "expert", "embed"), (1, each, shape.experts, shape.hidden))
+    scores = build.value("router", "batch", "seq", None, last=shape.experts, itemsize=4)
+    weight = build.weight("router", ("embed", None), (shape.hidden, shape.experts))
+    flops = 2.0 * shape.seq * shape.hidden * shape.experts
+    build.add("product", "router", [x], scores, weights=(weight,), flops=flops, saved=(x.name,), contracted="embed")
+    build.add("route", "dispatch", [x, scores], routed, saved=(scores.name,))
+    names = ("gate", "up") if shape.gated else ("up",)
+    inner = [_expert(build, name, routed, f"expert_{name}", rows) for name in names]
+    bent = replace(inner[0], name="expert_bent")
+    build.add("elementwise", "activation", inner, bent, saved=tuple(y.name for y in inner))
+    out = _expert(build, "down", bent, "expert_out", rows)
+    mixed = build.add("route", "combine", [out, scores], build.residual("ffn_out"), saved=(out.name, scores.name))
+    if not shape.shared_experts:
+        return mixed
+    ffn = shape.shared_experts * shape.expert_ffn
+    wide, width = ("embed", shape.hidden), ("ffn", ffn)
+    shared = [
+        build.linear(
+            f"shared_{n}", x, Value(f"shared_{n}", ("batch", "block_seq", "ffn"), (1, shape.seq, ffn)), wide, width
+        )
+        for n in names
+    ]
+    bent = build.add(
+        "elementwise",
+        "shared_activation",
+        shared,
+        replace(shared[0], name="shared_bent"),
+        saved=tuple(y.name for y in shared),
+    )
+    down = build.linear("shared_down", bent, build.residual("shared_out"), width, wide)
+    return build.add("elementwise", "shared_add", [mixed, down], build.residual("mixed_out"))
+
+
+def _expert(build: _Builder, name: str, x: Value, output: str, rows: int) -> Value:
+    """One of the experts' matrices, [expert, embed, ffn] or its transpose, applied to the rows that each expert has."""
+    shape = build.shape
+    dims = ("expert", "ffn", "embed") if name == "down" else ("expert", "embed", "ffn")
+    sizes = {"expert": shape.experts, "embed": shape.hidden, "ffn": shape.expert_ffn}
+    weight = build.weight(f"expert_{name}", dims, tuple(sizes[dim] for dim in dims))
+    made = Value(output, ("batch", "block_seq", "expert", dims[-1]), (*x.shape[:3], sizes[dims[-1]]))
+    flops = 2.0 * rows * shape.hidden * shape.expert_ffn
+    return build.add(
+        "product", f"expert_{name}", [x], made, weights=(weight,), flops=flops, saved=(x.name,), contracted=dims[1]
+    )

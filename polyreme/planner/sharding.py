@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from itertools import pairwise
 
 from polyreme.errors import ConfigError
 from polyreme.mesh import MeshShape, Plan, Rule
@@ -21,7 +22,8 @@ def axes_of(dims: tuple[str | None, ...], shape: tuple[int, ...], rule: Rule, me
     """Mesh axes that cut a tensor with these dims; each once: an axis that cuts both batch and experts (ep) moves
     samples to their experts. A dim that its axes do not divide stays whole; "batch" always divides.
 
-    >>> sorted(axes_of(("batch", "heads"), (1, 8), Plan.from_degrees(dp=2, mp=4).strategy.rule("act"), MeshShape(2, mp=4)))
+    >>> plan = Plan.from_degrees(dp=2, mp=4)
+    >>> sorted(axes_of(("batch", "heads"), (1, 8), plan.strategy.rule("act"), plan.mesh))
     ['dp', 'mp']
     """
     found: set[str] = set()
@@ -55,8 +57,8 @@ def pieces(graph: Graph, plan: Plan, cut: str = "items") -> tuple[Piece, ...]:
     total = sum(block.repeats for block in counted)
     if total < num_chunks:
         raise ConfigError(
-            f"model {graph.name!r} has {total} layers to cut, which cannot fill {num_chunks} chunks (pp={plan.mesh.pp}, "
-            f"virtual_stages={plan.virtual_stages}); lower pp or virtual_stages"
+            f"model {graph.name!r} has {total} layers to cut, which cannot fill {num_chunks} chunks "
+            f"(pp={plan.mesh.pp}, virtual_stages={plan.virtual_stages}); lower pp or virtual_stages"
         )
     size, left = divmod(total, num_chunks)
     # what is left over goes one each to the last chunks, as PipelineLayer does
@@ -66,7 +68,7 @@ def pieces(graph: Graph, plan: Plan, cut: str = "items") -> tuple[Piece, ...]:
     for block in counted:
         spans.append((block, start, start + block.repeats))
         start += block.repeats
-    for low, high in zip(bounds, bounds[1:], strict=False):
+    for low, high in pairwise(bounds):
         parts = [(block, min(high, end) - max(low, begin)) for block, begin, end in spans]
         found.append(tuple((block, count) for block, count in parts if count > 0))
     if cut == "layers":
