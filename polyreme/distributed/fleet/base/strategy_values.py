@@ -23,15 +23,17 @@ class Settings(MutableMapping[str, Any]):
     Reading an unknown name is a KeyError as a key and an AttributeError as an attribute.
     """
 
-    __slots__ = ("_name", "_table", "_values")
+    __slots__ = ("_name", "_owner", "_table", "_values")
 
-    def __init__(self, name: str, table: Table) -> None:
+    def __init__(self, name: str, table: Table, owner: str = "DistributedStrategy") -> None:
+        """name: of the group within its owner, dotted; "" for the whole of it. owner: what messages call it."""
         object.__setattr__(self, "_name", name)
+        object.__setattr__(self, "_owner", owner)
         object.__setattr__(self, "_table", table)
         object.__setattr__(self, "_values", {})
         for key, entry in table.items():
             if not isinstance(entry, Field):
-                self._values[key] = Settings(f"{name}.{key}" if name else key, entry)
+                self._values[key] = type(self)(f"{name}.{key}" if name else key, entry, owner)
 
     # reading
 
@@ -64,7 +66,7 @@ class Settings(MutableMapping[str, Any]):
             raise StrategyError(f"{self._where()} has no setting {key!r}{did_you_mean(key, self._table)}")
         entry = self._table[key]
         if isinstance(entry, Field):
-            self._values[key] = _checked(f"{self._name}.{key}" if self._name else key, entry, value)
+            self._values[key] = _checked(f"{self._where()}.{key}", entry, value)
         else:
             self._values[key].assign(value)
 
@@ -114,17 +116,19 @@ class Settings(MutableMapping[str, Any]):
         return found
 
     def __deepcopy__(self, memo: dict) -> Settings:
-        copied = Settings(self._name, self._table)
+        copied = type(self)(self._name, self._table, self._owner)
         copied._values.update(copy.deepcopy(self._values, memo))
         return copied
 
     def _where(self) -> str:
-        return f"DistributedStrategy.{self._name}" if self._name else "DistributedStrategy"
+        return f"{self._owner}.{self._name}" if self._name else self._owner
 
 
 def _checked(name: str, field: Field, value: Any) -> Any:
     """value as the field's type, a plain Python value."""
     default = field.default
+    if default is None:  # a setting that may be left open
+        return None if value is None else _as(name, field.item, value)
     if isinstance(default, list):
         if isinstance(value, str) or not isinstance(value, (list, tuple)):
             raise _wrong(name, f"a list of {_WORDS[field.item]}", value)
@@ -154,4 +158,4 @@ def _as(name: str, kind: Any, value: Any) -> Any:
 
 
 def _wrong(name: str, want: str, value: Any) -> StrategyError:
-    return StrategyError(f"DistributedStrategy.{name} is {want}, got {value!r} of type {type(value).__name__}")
+    return StrategyError(f"{name} is {want}, got {value!r} of type {type(value).__name__}")
