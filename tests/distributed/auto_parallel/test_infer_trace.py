@@ -1,0 +1,99 @@
+"""Recording a model's forward without running it."""
+
+import doctest
+import re
+
+import numpy as np
+import pytest
+
+import polyreme as paddle
+from polyreme import nn
+from polyreme.distributed.auto_parallel import trace as tracing
+from polyreme.distributed.auto_parallel.trace import trace
+from polyreme.errors import CaptureError, ConfigError
+from polyreme.hapi import InputSpec
+
+
+class Net(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(6, 10)
+        self.norm = nn.BatchNorm1D(10)
+        self.down = nn.Linear(10, 6, bias_attr=False)
+        self.again = self.up
+
+    def forward(self, x):
+        hidden = nn.functional.dropout(self.norm(nn.functional.relu(self.up(x))), 0.5)
+        return self.down(hidden)
+
+
+def test_ops_calls_and_values():
+    paddle.seed(3)
+    net = Net()
+    before = {name: value.numpy().copy() for name, value in net.state_dict().items()}
+    key = paddle.get_rng_state()
+    found = trace(net, [InputSpec([None, 6], "float32")], [InputSpec([None], "int64")], nn.CrossEntropyLoss(), batch=3)
+    assert [op.name for op in found.ops[:4]] == ["linear", "relu", "batch_norm_train", "dropout_train"]
+    assert [op.path for op in found.ops[:5]] == ["up", "", "norm", "", "down"]
+    assert found.ops[-1].path == "loss"
+    assert found.loss.shape == ()
+    assert found.batch == 3
+    assert found.outputs[0].shape == (3, 6)
+    assert found.inputs[0].shape == (3, 6)
+    assert found.labels[0].shape == (3,)
+    assert found.ops[0].inputs == (found.inputs[0], found.parameters["up.weight"], found.parameters["up.bias"])
+    assert found.ops[0].given("weight") is found.parameters["up.weight"]
+    assert found.ops[0].given("other") is None
+    assert found.aliases == {"again.weight": "up.weight", "again.bias": "up.bias"}
+    assert found.producers[found.outputs[0]] is found.ops[4]
+    assert found.uses()[found.parameters["down.weight"]] == [found.ops[4]]
+    assert [found.ops_in(call)[0].name for call in found.calls_of("down")] == ["linear"]
+    assert found.ops[3].attributes["p"] == 0.5
+    assert [v.aval.shape for v in found.ops[0].jaxpr().jaxpr.outvars] == [(3, 10)]
+    # nothing happened: no statistics, no random numbers, no values
+    after = net.state_dict()
+    assert all(np.array_equal(before[name], after[name].numpy()) for name in before)
+    assert repr(key) == repr(paddle.get_rng_state())
+
+
+def test_nothing_is_allocated():
+    with paddle.LazyGuard():
+        net = nn.Linear(200_000, 300_000)  # 240 GB
+    found = trace(net, [InputSpec([None, 200_000])])
+    assert found.outputs[0].shape == (tracing.BATCH, 300_000)
+
+
+class Branching(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.up(x)
+        if x.sum() > 0:
+            x = x * 2
+        return x
+
+
+class Counting(nn.Layer):
+    def forward(self, x):
+        return x.nonzero().shape[0] * x.numpy()
+
+
+def test_control_flow_on_values():
+    found = trace(Branching(), [InputSpec([2, 4])])
+    assert found.ops[0].name == "linear"
+    assert found.outputs[0].shape == (2, 4)
+    with pytest.raises(CaptureError, match="needs the value of a Tensor, and a model that is traced has none"):
+        trace(Counting(), [InputSpec([2, 4])])
+
+
+def test_bad_input():
+    with pytest.raises(ConfigError, match=re.escape("trace: 3 has no shape and dtype")):
+        trace(nn.Linear(3, 4), [3])
+    with pytest.raises(ConfigError, match="the loss gave no Tensor"):
+        trace(nn.Linear(3, 4), [InputSpec([2, 3])], loss=lambda y: None)
+
+
+def test_examples():
+    assert doctest.testmod(tracing, extraglobs={"np": np}).failed == 0
