@@ -98,24 +98,43 @@ def foreign(head: bytes) -> str | None:
     return None
 
 
-def write(file: IO[bytes], arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
-    """Write native-order arrays of the dtypes in CODES; adds the metadata DIGEST, see digest()."""
-    header: dict[str, Any] = {}
+def header(arrays: Iterable[tuple[str, np.ndarray]]) -> bytes:
+    """What precedes the data of these arrays, which follow in this order without gaps.
+
+    A dtype that the format has no code for is declared as its bytes, with a last dim of its itemsize.
+    """
+    found: dict[str, Any] = {}
     offset = 0
-    for name, array in arrays.items():
-        end = offset + array.nbytes
-        header[name] = {"dtype": _CODE_OF[array.dtype], "shape": list(array.shape), "data_offsets": [offset, end]}
-        offset = end
-    data = [_bytes_of(np.ascontiguousarray(array)) for array in arrays.values()]
-    header["__metadata__"] = {**metadata, DIGEST: digest({**header, "__metadata__": metadata}, data)}
-    text = json.dumps(header, separators=(",", ":")).encode()
+    for name, array in arrays:
+        code, shape = _CODE_OF.get(array.dtype), list(array.shape)
+        if code is None:
+            code, shape = "U8", [*shape, array.dtype.itemsize]
+        found[name] = {"dtype": code, "shape": shape, "data_offsets": [offset, offset + array.nbytes]}
+        offset += array.nbytes
+    return _framed(found)
+
+
+def _framed(entries: dict[str, Any]) -> bytes:
+    text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data begins aligned
     if len(text) > HEADER_BYTES:
         raise CheckpointError(
             f"the header would be {len(text)} bytes, over {HEADER_BYTES}; save fewer tensors per file"
         )
-    file.write(len(text).to_bytes(8, "little"))
-    file.write(text)
+    return len(text).to_bytes(8, "little") + text
+
+
+def write(file: IO[bytes], arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """Write native-order arrays of the dtypes in CODES; adds the metadata DIGEST, see digest()."""
+    entries: dict[str, Any] = {}
+    offset = 0
+    for name, array in arrays.items():
+        end = offset + array.nbytes
+        entries[name] = {"dtype": _CODE_OF[array.dtype], "shape": list(array.shape), "data_offsets": [offset, end]}
+        offset = end
+    data = [_bytes_of(np.ascontiguousarray(array)) for array in arrays.values()]
+    entries["__metadata__"] = {**metadata, DIGEST: digest({**entries, "__metadata__": metadata}, data)}
+    file.write(_framed(entries))
     for block in data:
         file.write(block)
 

@@ -16,7 +16,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.errors import CheckpointError, DTypeError
 
 FORMAT_VERSION = 1
-FILE_NAME = re.compile(r"data-\d{5}-\d{5}\.bin")
+FILE_NAME = re.compile(r"data-\d{5}-\d{5}\.(bin|safetensors)")
 
 
 class CheckpointVersionError(CheckpointError):

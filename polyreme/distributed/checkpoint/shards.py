@@ -4,6 +4,7 @@ Floor: 5.  A file holds whole shards one after another, so reading a box touches
 """
 
 import contextlib
+import io
 import math
 import os
 import stat
@@ -21,12 +22,26 @@ from polyreme.core import dtype as dtypes
 from polyreme.distributed.checkpoint.manifest import Chunk, FileEntry, Manifest, TensorEntry
 from polyreme.errors import CheckpointError
 from polyreme.faults import point as fault_point
+from polyreme.io import safetensors_file
 
 FILE_BYTES = 256 << 20  # a file is closed once this full: several are written and digested at a time
 WORKERS = min(8, os.cpu_count() or 1)
 ON_HOST = -1  # the group of arrays that are on no device
 
 Box = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of a tensor that this process holds for itself: where it starts in the whole, whose shape is given."""
+
+    data: np.ndarray | jax.Array
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.data.dtype
 
 
 @dataclass(frozen=True)
@@ -43,10 +58,10 @@ def snapshot(arrays: dict[str, Any]) -> tuple[dict[str, TensorEntry], list[HostS
     """Copy every distinct shard that this process saves to host memory; of replicas, one process copies one.
 
     Returns the tensors (still without chunks) and the shards. When it returns, the caller may donate the arrays.
-    Raises CheckpointError for anything but jax and NumPy arrays of a known dtype.
+    Raises CheckpointError for anything but Pieces and jax and NumPy arrays of a known dtype.
     """
     for name, array in arrays.items():
-        _check_savable(name, array)
+        _check_savable(name, array.data if isinstance(array, Piece) else array)
     for array in arrays.values():
         if isinstance(array, jax.Array):
             for shard in array.addressable_shards if _is_saved_here(array) else ():
@@ -75,7 +90,9 @@ def _native(array: jax.Array | np.ndarray) -> np.dtype:
     return array.dtype.newbyteorder("=") if isinstance(array, np.ndarray) else array.dtype
 
 
-def _entry(array: jax.Array | np.ndarray) -> TensorEntry:
+def _entry(array: jax.Array | np.ndarray | Piece) -> TensorEntry:
+    if isinstance(array, Piece):
+        return TensorEntry(tuple(array.shape), _native(array.data), None, None, ())
     spec, mesh = None, None
     if isinstance(array, jax.Array) and isinstance(array.sharding, jax.sharding.NamedSharding):
         spec = [list(part) if isinstance(part, tuple) else part and str(part) for part in array.sharding.spec]
@@ -92,7 +109,10 @@ def _is_saved_here(array: jax.Array | np.ndarray) -> bool:
     return is_on_mesh or jax.process_index() == 0
 
 
-def _host_shards(name: str, array: jax.Array | np.ndarray) -> Iterator[HostShard]:
+def _host_shards(name: str, array: jax.Array | np.ndarray | Piece) -> Iterator[HostShard]:
+    if isinstance(array, Piece):
+        yield HostShard(name, array.start, np.array(array.data, order="C", copy=True), ON_HOST)
+        return
     if not _is_saved_here(array):
         return
     if isinstance(array, np.ndarray):
@@ -108,11 +128,15 @@ def _host_shards(name: str, array: jax.Array | np.ndarray) -> Iterator[HostShard
 
 
 def write_files(
-    folder: Path, tensors: dict[str, TensorEntry], shards: list[HostShard]
+    folder: Path, tensors: dict[str, TensorEntry], shards: list[HostShard], kind: str = "bin"
 ) -> tuple[dict[str, TensorEntry], tuple[FileEntry, ...]]:
-    """Write the shards, each file synced to disk; returns the tensors with their chunks, and the files."""
+    """Write the shards, each file synced to disk; returns the tensors with their chunks, and the files.
+
+    kind: "bin", nothing but the shards' bytes, or "safetensors", which other programs read too: there a shard has its
+    tensor's name, with @ and its start if that is not the tensor's own.
+    """
     process = jax.process_index()
-    packed = {f"data-{process:05d}-{n:05d}.bin": group for n, group in enumerate(_pack(shards))}
+    packed = {f"data-{process:05d}-{n:05d}.{kind}": group for n, group in enumerate(_pack(shards))}
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="checkpoint-file") as pool:
         written = list(pool.map(lambda item: _write_file(folder, *item), packed.items()))
     chunks: dict[str, list[Chunk]] = {name: [] for name in tensors}
@@ -139,20 +163,36 @@ def _pack(shards: list[HostShard]) -> list[list[HostShard]]:
 
 
 def _write_file(folder: Path, name: str, shards: list[HostShard]) -> tuple[FileEntry, list[tuple[str, Chunk]]]:
-    whole, offset, chunks = xxhash.xxh3_128(), 0, []
+    whole, chunks = xxhash.xxh3_128(), []
+    head = safetensors_file.header(_listed(shards)) if name.endswith(".safetensors") else b""
+    offset = len(head)
     with open(folder / name, "xb", buffering=0) as file:
+        whole.update(head)
+        _write_all(file, memoryview(head))
         for shard in shards:
             data = _bytes_of(shard.data)
             whole.update(data)
             digest = xxhash.xxh3_128_hexdigest(data)
-            while len(data):
-                data = data[file.write(data) :]
+            _write_all(file, data)
             nbytes = shard.data.nbytes
             chunks.append((shard.tensor, Chunk(name, offset, nbytes, shard.start, shard.data.shape, digest)))
             offset += nbytes
             fault_point("ckpt.write")
         os.fsync(file.fileno())
     return FileEntry(name, offset, whole.hexdigest()), chunks
+
+
+def _write_all(file: io.FileIO, data: memoryview) -> None:
+    while len(data):
+        data = data[file.write(data) :]
+
+
+def _listed(shards: list[HostShard]) -> list[tuple[str, np.ndarray]]:
+    """Shards under the names they have in a safetensors file."""
+    return [
+        (f"{shard.tensor}@{','.join(map(str, shard.start))}" if any(shard.start) else shard.tensor, shard.data)
+        for shard in shards
+    ]
 
 
 class ShardReader:

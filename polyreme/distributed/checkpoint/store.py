@@ -44,7 +44,8 @@ class CheckpointStore:
 
     Opening it to write takes the folder's lock and clears what a killed run left behind. max_to_keep: how many of the
     newest steps are kept (None: all); keep_period: steps that are multiples of it are kept as well. read_only: takes no
-    lock and changes nothing. Raises ConfigError if the folder cannot be written or another process is writing it.
+    lock and changes nothing. files: what data is written to, "bin" or "safetensors"; either is read. Raises ConfigError
+    if the folder cannot be written or another process is writing it.
 
     With several processes (init_parallel_env) the folder must be on a disk that all of them share. Each opens it, and
     calls save, wait, restore and close in the same order with the same arguments; each writes the shards it has, the
@@ -65,11 +66,14 @@ class CheckpointStore:
         max_to_keep: int | None = None,
         keep_period: int | None = None,
         read_only: bool = False,
+        files: str = "bin",
     ) -> None:
         for name, value in (("max_to_keep", max_to_keep), ("keep_period", keep_period)):
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"{name}={value!r}: needs a whole number of at least 1, or None")
         self.path = Path(path)
+        if files not in ("bin", "safetensors"):
+            raise ConfigError(f"files={files!r}: needs 'bin' or 'safetensors'")
         if read_only:
             refuse_foreign(self.path)
         self._is_shared = jax.process_count() > 1 and not read_only
@@ -79,6 +83,7 @@ class CheckpointStore:
         self.max_to_keep = max_to_keep
         self.keep_period = keep_period
         self.read_only = read_only
+        self.files = files
         self._bad: set[int] = set()  # steps whose data proved corrupt; set aside when the next step is committed
         self._warned: set[str] = set()
         self._manifests: dict[int, tuple[tuple[int, ...], Manifest]] = {}
@@ -182,14 +187,15 @@ class CheckpointStore:
         meta: dict[str, Any] | None = None,
         *,
         blocking: bool = False,
-        overwrite: bool = False,
+        overwrite: bool | str = False,
     ) -> None:
         """Save arrays and meta as a step, in the background unless blocking.
 
         Arrays are copied to the host before it returns, so they may be donated at once. meta is plain JSON; by
         convention "config" (its digest is stored too), "data" (position of the input) and "host" (schedulers,
         counters). A save under way is waited for first, and its error raised here. overwrite: allow a step that is not
-        above the latest; it replaces that step and every later one, as a run that was rolled back does.
+        above the latest; it replaces that step and every later one, as a run that was rolled back does; "alone": only
+        that step.
         Raises CheckpointError; NoSpaceError if the disk is too full.
         """
         self.wait()
@@ -216,7 +222,7 @@ class CheckpointStore:
         if error is not None:
             raise error
 
-    def _begin(self, step: int, overwrite: bool, nbytes: int) -> tuple[str, ...]:
+    def _begin(self, step: int, overwrite: bool | str, nbytes: int) -> tuple[str, ...]:
         """Refuse in every process what the first cannot take, before any writes; -> folders that the step replaces."""
         if self._is_shared:
             nbytes = sum(everyone_says(nbytes))
@@ -263,8 +269,8 @@ class CheckpointStore:
             raise CheckpointError(f"save of step {step}: meta says step {meta['step']}; leave it out of meta")
         return plain_json({**meta, "step": step}, f"meta of step {step}")
 
-    def _replaces(self, step: int, overwrite: bool) -> tuple[str, ...]:
-        later = [found for found in self.steps() if found >= step]
+    def _replaces(self, step: int, overwrite: bool | str) -> tuple[str, ...]:
+        later = [found for found in self.steps() if found == step or (found > step and overwrite != "alone")]
         if later and not overwrite:
             raise CheckpointError(
                 f"save of step {step}: {self.path} already has step {later[-1]}; pass overwrite=True to replace steps "
@@ -285,7 +291,7 @@ class CheckpointStore:
         done = False
         try:
             fault_point("ckpt.data")
-            written = write_files(temporary, tensors, shards)
+            written = write_files(temporary, tensors, shards, self.files)
             if self._is_first:
                 if self._is_shared:
                     written = collect(temporary, written, self._is_abandoned.is_set)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from polyreme.core import layout as layouts
+from polyreme.distributed.checkpoint import build_sharded_state_dict
 from polyreme.distributed.fleet.layers.mpu.mp_layers import ColumnParallelLinear, RowParallelLinear
 from polyreme.distributed.fleet.layers.mpu.mp_ops import constrain_dim, move_sequence
 from polyreme.distributed.fleet.layers.mpu.random import get_rng_state_tracker
@@ -206,6 +207,7 @@ __all__ = [
     "RowSequenceParallelLinear",
     "ScatterOp",
     "all_gather",
+    "build_sharded_state_dict",
     "create_fused_allreduce_gradient_hook",
     "create_non_fused_allreduce_gradient_hook",
     "fused_allreduce_gradients_with_group",
