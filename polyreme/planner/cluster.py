@@ -6,7 +6,9 @@ machine's.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 Curve = tuple[tuple[float, float], ...]
 """Points (x, y), x ascending; between points y is interpolated on a logarithmic x axis, outside it is the nearest y."""
@@ -70,3 +72,17 @@ class Cluster:
     links: tuple[Link, ...]
     shared: int = 1
     task: float = 0.0
+
+
+def at(curve: Curve, x: float) -> float:
+    """The curve's y at x: between two points on a logarithmic x axis, outside them the nearest point's.
+
+    >>> at(((1.0, 0.2), (100.0, 0.8)), 10.0)
+    0.5
+    """
+    if x <= curve[0][0]:
+        return curve[0][1]
+    for (x0, y0), (x1, y1) in pairwise(curve):
+        if x <= x1:
+            return y0 + (y1 - y0) * math.log(x / x0) / math.log(x1 / x0) if x0 > 0 else y1
+    return curve[-1][1]

@@ -6,43 +6,92 @@ Floor: 1.  Never imports: jax.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import pairwise
 
 from polyreme.errors import ConfigError
-from polyreme.mesh import MeshShape, Plan, Rule
+from polyreme.mesh import ANY, MeshShape, Plan, Rule, Strategy
 from polyreme.planner.graph import Block, Graph, Value
+
+Dims = tuple[str | None, ...]
 
 Piece = tuple[tuple[Block, int], ...]
 """Blocks of a part of the model, each with how often it stands there."""
 
 
-@lru_cache(maxsize=65536)
-def axes_of(dims: tuple[str | None, ...], shape: tuple[int, ...], rule: Rule, mesh: MeshShape) -> frozenset[str]:
-    """Mesh axes that cut a tensor with these dims; each once: an axis that cuts both batch and experts (ep) moves
-    samples to their experts. A dim that its axes do not divide stays whole; "batch" always divides.
+class Cuts:
+    """Which mesh axes cut which values under a plan's strategy on its mesh, and into how many parts.
 
-    >>> plan = Plan.from_degrees(dp=2, mp=4)
-    >>> sorted(axes_of(("batch", "heads"), (1, 8), plan.strategy.rule("act"), plan.mesh))
-    ['dp', 'mp']
+    Each axis counts once for a value: one that cuts both batch and experts (ep) moves samples to their experts. A dim
+    that its axes do not divide stays whole, except batch, of which Plan.rows_per_device makes sure.
+
+    kind: "act", "use" (a parameter while an op reads it), "param", "grad" or "state".
     """
-    found: set[str] = set()
-    for dim, size in zip(dims, shape, strict=True):
-        axes = [axis for axis in rule.get(dim or "", ()) if mesh.degree(axis) > 1]
-        if dim == "batch" or size % math.prod(mesh.degree(axis) for axis in axes) == 0:
-            found.update(axes)
-    return frozenset(found)
+
+    def __init__(self, strategy: Strategy, mesh: MeshShape) -> None:
+        self.degrees = {axis: degree for axis, degree in mesh.degrees.items() if degree > 1}
+        self._found: dict[tuple[str, Dims, tuple[int, ...]], frozenset[str]] = {}
+        self._rules = {kind: self._live(strategy.rule(kind)) for kind in ("act", "param", "grad", "state")}
+        self._movable = {kind: frozenset(rule.get(ANY, ())) for kind, rule in self._rules.items()}
+        moving = self._movable["param"]
+        self._rules["use"] = {
+            dim: tuple(axis for axis in axes if axis not in moving) for dim, axes in self._rules["param"].items()
+        }
+        self._movable["use"] = frozenset()
+        self.batch = self.axes("act", ("batch",), (1,))
+        self.batch_ways = self.degree(self.batch)
+
+    def _live(self, rule: Rule) -> dict[str, tuple[str, ...]]:
+        return {dim: tuple(axis for axis in axes if axis in self.degrees) for dim, axes in rule.items()}
+
+    def degree(self, axes: Iterable[str]) -> int:
+        """Devices that a group over these axes has."""
+        return math.prod(self.degrees.get(axis, 1) for axis in axes)
+
+    def axes(self, kind: str, dims: Dims, shape: tuple[int, ...]) -> frozenset[str]:
+        """The mesh axes that cut a tensor.
+
+        >>> plan = Plan.from_degrees(dp=2, mp=4)
+        >>> sorted(cuts_of(plan).axes("act", ("batch", "heads"), (1, 8)))
+        ['dp', 'mp']
+        """
+        key = (kind, dims, shape)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = self._cut(kind, dims, shape)
+        return found
+
+    def _cut(self, kind: str, dims: Dims, shape: tuple[int, ...]) -> frozenset[str]:
+        rule, movable, left = self._rules[kind], self._movable[kind], list(shape)
+        found: set[str] = set()
+        for at, dim in enumerate(dims):
+            axes = [axis for axis in rule.get(dim or "", ()) if axis not in movable]
+            if dim == "batch" or shape[at] % self.degree(axes) == 0:
+                found.update(axes)
+                left[at] //= self.degree(axes) if dim != "batch" else 1
+        for axis in movable:  # goes to any dim that it divides
+            if any(size % self.degrees[axis] == 0 for size in left):
+                found.add(axis)
+        return frozenset(found)
+
+    def ways(self, kind: str, value: Value) -> int:
+        """Equal parts that a value is cut into."""
+        return self.degree(self.axes(kind, value.dims, value.shape))
+
+    def local(self, value: Value, samples: float) -> float:
+        """Elements of an activation on one device; samples: of one microbatch over the whole job."""
+        return value.size * (samples if "batch" in value.dims else 1) / self.ways("act", value)
 
 
-def ways(value: Value, rule: Rule, mesh: MeshShape) -> int:
-    """Equal parts that a value is cut into under one rule of the plan's strategy."""
-    return math.prod(mesh.degree(axis) for axis in axes_of(value.dims, value.shape, rule, mesh))
+@lru_cache(maxsize=1024)
+def _cuts(strategy: Strategy, mesh: MeshShape) -> Cuts:
+    return Cuts(strategy, mesh)
 
 
-def local_size(value: Value, plan: Plan, samples: float) -> float:
-    """Elements of an activation on one device, `samples` being those of one microbatch over the whole job."""
-    whole = value.size * (samples if "batch" in value.dims else 1)
-    return whole / ways(value, plan.strategy.rule("act"), plan.mesh)
+def cuts_of(plan: Plan) -> Cuts:
+    """The plan's Cuts; plans that differ in other things share them."""
+    return _cuts(plan.strategy, plan.mesh)
 
 
 def pieces(graph: Graph, plan: Plan, cut: str = "items") -> tuple[Piece, ...]:

@@ -1,0 +1,129 @@
+"""Seconds of arithmetic and of bytes moved inside one device: a roofline for each operation on its local shapes.
+
+Floor: 1.  Never imports: jax.  Source: Williams, Waterman, Patterson, Roofline, CACM 52(4), 2009; the share of the
+peak that a kernel reaches is a curve of the device kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from polyreme.planner.cluster import DeviceKind, at
+from polyreme.planner.graph import Operation, Value
+from polyreme.planner.prediction import Training
+from polyreme.planner.sharding import Cuts
+
+ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "float8": 1}
+
+_BACKWARD_OF_ATTENTION = 2.5
+"""Products of the backward over those of the forward: scores again, then dv, dp, dq, dk. Source: arXiv:2307.08691."""
+
+_SLOWER_BACKWARD = 0.85
+"""Rate of the attention's backward over its forward's. Source: arXiv:2307.08691, figures 4 and 5: 0.75 to 0.9."""
+
+
+class Seconds(NamedTuple):
+    """Of one operation on one device: forward; gradients of its inputs; gradients of its weights."""
+
+    forward: float
+    inputs: float
+    weights: float
+
+
+class Arithmetic(NamedTuple):
+    """What operations run on: a device kind in one dtype, and how many devices share its units (1: none do)."""
+
+    device: DeviceKind
+    training: Training
+    crowd: int = 1
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of the compute dtype."""
+        return ITEMSIZE[self.training.dtype]
+
+    def product(self, flops: float, moved: float, share: float) -> float:
+        """Seconds of arithmetic that also moves bytes: the slower of the two, and no less than a launch."""
+        device = self.device
+        arithmetic = flops / (device.flops[self.training.dtype] * share)
+        return max(self.crowd * max(arithmetic, self.stream(moved)), device.launch)
+
+    def stream(self, moved: float) -> float:
+        """Seconds to read and write bytes of the device's memory, all together."""
+        return moved / (self.device.bandwidth * at(self.device.streaming, moved))
+
+    def copy(self, moved: float) -> float:
+        """Seconds of an operation that is limited by bytes, no less than a launch."""
+        return max(self.crowd * self.stream(moved), self.device.launch) if moved else 0.0
+
+
+def operation_seconds(
+    op: Operation, weights: Mapping[str, Value], cuts: Cuts, samples: float, on: Arithmetic
+) -> Seconds:
+    """Of one run of an operation on one microbatch of `samples` samples over the whole job."""
+    if op.kind in ("product", "convolution"):
+        return _product(op, weights, cuts, samples, on)
+    if op.kind == "attention":
+        return _attention(op, cuts, samples, on)
+    return _copies(op, weights, cuts, samples, on)
+
+
+def local_flops(op: Operation, weights: Mapping[str, Value], cuts: Cuts, samples: float) -> float:
+    """FLOP of the forward on one device: cut by the axes that cut the output, and those that cut the sum."""
+    axes = cuts.axes("act", op.output.dims, op.output.shape)
+    for name in op.weights[:1]:
+        axes |= cuts.axes("use", weights[name].dims, weights[name].shape)
+    return op.flops * samples / cuts.degree(axes)
+
+
+def _bytes(value: Value, cuts: Cuts, samples: float, itemsize: int) -> float:
+    return cuts.local(value, samples) * (value.itemsize or itemsize)
+
+
+def _product(op: Operation, weights: Mapping[str, Value], cuts: Cuts, samples: float, on: Arithmetic) -> Seconds:
+    flops = local_flops(op, weights, cuts, samples) * op.executed
+    x = sum(_bytes(value, cuts, samples, on.itemsize) for value in op.inputs)
+    y = _bytes(op.output, cuts, samples, on.itemsize)
+    w = sum(weights[name].size / cuts.ways("use", weights[name]) for name in op.weights) * on.itemsize
+    share = at(on.device.matmul, flops / _matrices(op, weights, cuts))
+    forward = on.product(flops, x + y + w, share)
+    if not op.weights:  # a product of activations: one backward product for each input
+        return Seconds(forward, 2 * on.product(flops, x + y, share), 0.0)
+    # the gradient of a weight is added to what earlier microbatches left
+    grown = w / on.itemsize * 2 * on.training.gradients
+    return Seconds(forward, on.product(flops, x + y + w, share), on.product(flops, x + y + grown, share))
+
+
+def _matrices(op: Operation, weights: Mapping[str, Value], cuts: Cuts) -> float:
+    """Matrices that a batched product is made of on one device: experts each have their own."""
+    for name in op.weights[:1]:
+        value = weights[name]
+        if "expert" in value.dims:
+            count = value.shape[value.dims.index("expert")]
+            return count / cuts.degree(cuts.axes("use", ("expert",), (count,)))
+    return 1.0
+
+
+def _attention(op: Operation, cuts: Cuts, samples: float, on: Arithmetic) -> Seconds:
+    flops = local_flops(op, {}, cuts, samples) * op.executed
+    moved = sum(_bytes(value, cuts, samples, on.itemsize) for value in (*op.inputs, op.output))
+    share = at(on.device.attention, flops)
+    backward = on.product(_BACKWARD_OF_ATTENTION * flops, 3 * moved, share * _SLOWER_BACKWARD)
+    return Seconds(on.product(flops, moved, share), backward, 0.0)
+
+
+def _copies(op: Operation, weights: Mapping[str, Value], cuts: Cuts, samples: float, on: Arithmetic) -> Seconds:
+    read = {value.name: _bytes(value, cuts, samples, on.itemsize) for value in op.inputs}
+    made = _bytes(op.output, cuts, samples, on.itemsize)
+    table = sum(weights[name].size / cuts.ways("use", weights[name]) for name in op.weights) * on.itemsize
+    if op.kind == "lookup":
+        # reads the rows that are looked up; the backward adds gradients to those rows of a gradient of the whole table
+        return Seconds(on.copy(sum(read.values()) + 2 * made), 0.0, on.copy(made * 3 + table))
+    if op.kind == "loss":
+        # forward: the largest, the sum of exponentials, the label's; backward: softmax minus one-hot, in place
+        logits = sum(read.values())
+        return Seconds(on.copy(2 * logits), on.copy(2 * logits), 0.0)
+    again = sum(n for name, n in read.items() if name in op.saved) + (made if op.output.name in op.saved else 0)
+    gradients = sum(_bytes(value, cuts, samples, on.itemsize) for value in op.inputs if not value.itemsize)
+    return Seconds(on.copy(sum(read.values()) + made + table), on.copy(made + gradients + again), 0.0)
