@@ -1,5 +1,7 @@
 """Parallel training: processes, collectives, placement and checkpoints."""
 
+from polyreme.distributed.auto_parallel.placements import Partial, Placement, ReduceType, Replicate, Shard
+from polyreme.distributed.auto_parallel.process_mesh import ProcessMesh, get_mesh, set_mesh
 from polyreme.distributed.checkpoint import (
     ShardedStateDict,
     ShardedWeight,
@@ -62,7 +64,13 @@ __all__ = [
     "Group",
     "P2POp",
     "ParallelEnv",
+    "Partial",
+    "Placement",
+    "ProcessMesh",
     "ReduceOp",
+    "ReduceType",
+    "Replicate",
+    "Shard",
     "ShardedStateDict",
     "ShardedWeight",
     "all_gather",
@@ -80,6 +88,7 @@ __all__ = [
     "gather",
     "get_backend",
     "get_group",
+    "get_mesh",
     "get_rank",
     "get_world_size",
     "gloo_barrier",
@@ -102,6 +111,7 @@ __all__ = [
     "scatter_object_list",
     "send",
     "send_object_list",
+    "set_mesh",
     "shard_weight",
     "spawn",
     "split",
