@@ -33,11 +33,12 @@ _SCALER_KEYS = (
 
 @dataclass(frozen=True)
 class Precision:
-    """Mixed precision as prepare() was asked for it: level O0, O1 or O2, settings of auto_cast and of GradScaler."""
+    """Mixed precision as prepare() was asked for it: level O0, O1 or O2, settings of auto_cast and of GradScaler, or None
+    where the loss is not scaled."""
 
     level: str
     cast: dict[str, Any]
-    scaler: dict[str, Any]
+    scaler: dict[str, Any] | None
 
     @classmethod
     def of(cls, configs: str | dict[str, Any] | None) -> Precision:
@@ -67,8 +68,8 @@ class Precision:
         amp.decorate(network, optimizer, level="O2", **{k: v for k, v in self.cast.items() if k == "dtype"})
 
     def make_scaler(self) -> Any:
-        """The loss scaler, None without mixed precision."""
-        return None if self.level == "O0" else amp.GradScaler(**self.scaler)
+        """The loss scaler, None where the loss is not scaled."""
+        return None if self.level == "O0" or self.scaler is None else amp.GradScaler(**self.scaler)
 
 
 class Steps:
@@ -92,6 +93,10 @@ class Steps:
     def is_captured(self) -> dict[str, bool]:
         """For each kind of step, whether it runs captured."""
         return {name: name in self._captured for name in self._written}
+
+    def captured(self, kind: str) -> Any:
+        """The captured function of a kind of step ("train", "evaluate" or "predict"); None once it runs eagerly."""
+        return self._captured.get(kind)
 
     def train(self, inputs: list[Tensor], labels: list[Tensor], update: bool, wants_outputs: bool) -> tuple:
         """Gradients of one batch, and with update the optimizer's step; -> outputs (none unless wanted), losses."""
