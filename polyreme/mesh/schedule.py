@@ -62,15 +62,17 @@ class Schedule:
         self._check_stage(stage)
         return tuple(chunk for chunk, owner in enumerate(self.stage_of_chunk) if owner == stage)
 
-    def order(self, durations: Durations = UNIT) -> tuple[Span, ...]:
+    def order(self, durations: Durations | Sequence[Durations] = UNIT) -> tuple[Span, ...]:
         """Every task with its stage, start and end, by start; a topological order, so one process may run it as it is.
+
+        durations: those of every chunk, or one for each.
 
         >>> [(span.stage, *span.task) for span in make_schedule("1F1B", 2, 1).order()]
         [(0, 'F', 0, 0), (1, 'F', 0, 1), (1, 'B', 0, 1), (0, 'B', 0, 0)]
         """
         return tuple(run_in_order(self.tables, self.stage_of_chunk, durations, self.split_backward))
 
-    def makespan(self, durations: Durations = UNIT) -> float:
+    def makespan(self, durations: Durations | Sequence[Durations] = UNIT) -> float:
         """Time from the first start to the last end over all stages."""
         return max(span.end for span in self.order(durations))
 

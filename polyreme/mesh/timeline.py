@@ -72,14 +72,19 @@ class Span(NamedTuple):
 Tables = Sequence[Sequence[Task]]
 
 
-def run_in_order(tables: Tables, stage_of_chunk: Sequence[int], durations: Durations, split: bool) -> list[Span]:
+def run_in_order(
+    tables: Tables, stage_of_chunk: Sequence[int], durations: Durations | Sequence[Durations], split: bool
+) -> list[Span]:
     """Start every task as soon as its stage is free and its inputs are there; each stage keeps the order of its table.
 
-    The result is sorted by start and is a topological order. Durations are finite and not negative.
+    The result is sorted by start and is a topological order. Durations are finite and not negative: those of every
+    chunk, or one for each.
 
     Raises ConfigError if stages wait for each other for ever, naming what each waits for.
     """
-    _check_durations(durations)
+    of_chunk = [durations] * len(stage_of_chunk) if isinstance(durations, Durations) else list(durations)
+    for each in set(of_chunk):
+        _check_durations(each)
     num_chunks, ended, spans = len(stage_of_chunk), {}, []
     free_at, at = [0.0] * len(tables), [0] * len(tables)
     is_moving = True
@@ -91,10 +96,10 @@ def run_in_order(tables: Tables, stage_of_chunk: Sequence[int], durations: Durat
                 inputs = task.inputs(num_chunks)
                 if any(each not in ended for each in inputs):
                     break
-                hops = [durations.send if stage_of_chunk[each.chunk] != stage else 0 for each in inputs]
+                hops = [of_chunk[each.chunk].send if stage_of_chunk[each.chunk] != stage else 0 for each in inputs]
                 arrivals = [ended[each] + hop for each, hop in zip(inputs, hops, strict=True)]
                 start = max([free_at[stage], *arrivals])
-                ended[task] = free_at[stage] = start + durations.of(task.kind, split)
+                ended[task] = free_at[stage] = start + of_chunk[task.chunk].of(task.kind, split)
                 spans.append(Span(stage, task, start, ended[task]))
                 at[stage] += 1
                 is_moving = True
