@@ -125,7 +125,7 @@ def _recompute(model: Layer, job: Job) -> None:
                     f"{type(model).__name__}{did_you_mean(name, layers)}"
                 )
         for name in job.recompute_layers:
-            layers[name].forward = _again(layers[name].forward, Keep(offload=job.recompute_offloads))
+            layers[name].forward = again(layers[name].forward, Keep(offload=job.recompute_offloads))
     elif job.plan.recompute != "none" and not any(hasattr(s, "recompute") for s in model.sublayers(include_self=True)):
         raise ConfigError(
             f"strategy.recompute: {type(model).__name__} does not say what of it is run again in backward; name the "
@@ -133,7 +133,9 @@ def _recompute(model: Layer, job: Job) -> None:
         )
 
 
-def _again(forward: Any, keep: Keep) -> Any:
+def again(forward: Any, keep: Keep) -> Any:
+    """A layer's forward, run again in backward."""
+
     @functools.wraps(forward)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         return run_again(forward, args, kwargs, keep)
