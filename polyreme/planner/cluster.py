@@ -20,7 +20,8 @@ class Link:
 
     bandwidth counts all the links of a device at this tier together, one way. efficiency: share of the bandwidth that a
     collective reaches, by bytes of its message on one device. torus: lengths of the torus that the devices form, the
-    last fastest in device order; () for a switch, which gives any two devices all the bandwidth.
+    last fastest in device order; () for a switch, which gives any two devices all the bandwidth. closes: shortest
+    length at which a dim of the torus is a ring; a shorter one is a line.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Link:
     latency: float
     efficiency: Curve = ((0.0, 1.0),)
     torus: tuple[int, ...] = ()
+    closes: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,142 @@
+"""Seconds of collectives over the links that a group of devices really spans.
+
+Floor: 1.  Never imports: jax.  Bytes are those of ring algorithms: of V bytes over n devices an all-gather or
+reduce-scatter sends (n - 1) / n V from each, an all-reduce twice that, an all-to-all (n - 1) / n of what a device holds.
+Sources: Patarasuk and Yuan, JPDC 69(2), 2009; Thakur et al., IJHPCA 19(1), 2005.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+from polyreme.errors import ConfigError
+from polyreme.mesh import MeshShape
+from polyreme.planner.cluster import Cluster, Link, at
+
+
+class Tier(NamedTuple):
+    """A link, how many parties meet over it, and how many devices of the group each party has.
+
+    share: of the link's bandwidth that a ring of this group can use: a torus gives each of its dims a part. side: the
+    longest way along one dim of a torus, devices.
+    """
+
+    link: Link
+    parties: int
+    inside: int
+    share: float = 1.0
+    side: int = 1
+
+
+class Group(NamedTuple):
+    """Devices that differ only along some mesh axes, as the tiers of links they span, nearest first.
+
+    has_reduce_scatter: False where a reduce-scatter is an all-reduce and a cut (XLA's compiler for processors).
+    """
+
+    size: int
+    tiers: tuple[Tier, ...]
+    has_reduce_scatter: bool = True
+
+    def all_gather(self, nbytes: float) -> float:
+        """Seconds until every device has the nbytes that the group holds in parts."""
+        if self.size == 1 or nbytes <= 0:
+            return 0.0
+        return max(self._moved(nbytes, t) for t in self.tiers) + sum(
+            (t.parties - 1) * t.link.latency for t in self.tiers
+        )
+
+    def reduce_scatter(self, nbytes: float) -> float:
+        """Seconds until every device has its part of the sum of nbytes on each."""
+        return self.all_gather(nbytes) if self.has_reduce_scatter else self.all_reduce(nbytes)
+
+    def all_reduce(self, nbytes: float) -> float:
+        """Seconds until every device has the sum of nbytes on each; far tiers by trees, whose depth is a logarithm."""
+        if self.size == 1 or nbytes <= 0:
+            return 0.0
+        hops = sum(2 * min(t.parties - 1, 2 * math.log2(t.parties)) * t.link.latency for t in self.tiers)
+        return 2 * max(self._moved(nbytes, t) for t in self.tiers) + hops
+
+    def all_to_all(self, nbytes: float) -> float:
+        """Seconds until every device has sent an equal part of its nbytes to every other."""
+        if self.size == 1 or nbytes <= 0:
+            return 0.0
+        seconds = 0.0
+        for t in self.tiers:
+            if t.link.torus:  # a message crosses a quarter of each ring on average: side / 8 of the bytes each way
+                crossing = nbytes * t.side / 8 / (t.link.bandwidth / (2 * len(t.link.torus)))
+            else:  # what goes to the other parties behind this link, of all the group's devices
+                crossing = nbytes * (t.parties - 1) * t.inside / self.size / t.link.bandwidth
+            seconds += crossing / at(t.link.efficiency, nbytes) + t.link.latency
+        return seconds
+
+    def send(self, nbytes: float) -> float:
+        """Seconds to the next device of the group, over the farthest link that any pair of neighbours has."""
+        if self.size == 1 or nbytes <= 0:
+            return 0.0
+        link = self.tiers[-1].link
+        # a torus has one link to a neighbour, of two for each of its dims
+        width = link.bandwidth / (2 * len(link.torus)) if link.torus else link.bandwidth
+        return link.latency + nbytes / (width * at(link.efficiency, nbytes))
+
+    def _moved(self, nbytes: float, tier: Tier) -> float:
+        """As many rings as a party has devices, each over another's way out, carry a part each."""
+        sent = nbytes * (self.size - 1) / self.size / tier.inside
+        return sent / (tier.link.bandwidth * tier.share * at(tier.link.efficiency, nbytes))
+
+
+def group(cluster: Cluster, mesh: MeshShape, axes: Iterable[str]) -> Group:
+    """The group of the devices along these mesh axes.
+
+    Raises ConfigError for a mesh of more devices than the cluster's links join.
+    """
+    return _group(cluster, mesh, tuple(axis for axis in mesh.order if axis in set(axes) and mesh.degree(axis) > 1))
+
+
+@lru_cache(maxsize=16384)
+def _group(cluster: Cluster, mesh: MeshShape, axes: tuple[str, ...]) -> Group:
+    strides = mesh.strides
+    lines = sorted((strides[axis], mesh.degree(axis)) for axis in axes)
+    size = math.prod(degree for _, degree in lines)
+    if size == 1:
+        return Group(1, ())
+    tiers, inside = [], 1
+    for link in cluster.links:
+        reached = _members(lines, link.devices)
+        if reached > inside:
+            tiers.append(Tier(link, reached // inside, inside, *_share(link, lines)))
+            inside = reached
+    if inside < size:
+        raise ConfigError(
+            f"mesh {mesh} has {mesh.size} devices, but the links of the cluster of {cluster.device.name} join "
+            f"{max((link.devices for link in cluster.links), default=1)}; use fewer devices, or give the cluster a link "
+            "that joins more"
+        )
+    return Group(size, tuple(tiers), has_reduce_scatter=cluster.shared == 1)
+
+
+def _members(lines: list[tuple[int, int]], devices: int) -> int:
+    """How many of the group lie within the first `devices` devices."""
+    return math.prod(min(degree, max(1, -(-devices // stride))) for stride, degree in lines)
+
+
+def _share(link: Link, lines: list[tuple[int, int]]) -> tuple[float, int]:
+    """Part of a torus's bandwidth that a ring of the group has, and the longest way along a dim.
+
+    Of each dim it runs along it has both ways round if it covers the dim and the dim closes, else one.
+    """
+    if not link.torus:
+        return 1.0, 1
+    share, side, step = 0.0, 1, 1
+    for length in reversed(link.torus):
+        covered = math.prod(
+            max(1, min(stride * degree, step * length) // max(stride, step)) for stride, degree in lines
+        )
+        if covered > 1:
+            share += 1.0 if covered == length and length >= link.closes else 0.5
+            side = max(side, covered)
+        step *= length
+    return max(share, 0.5) / len(link.torus), side
