@@ -1,7 +1,7 @@
 """Seconds of collectives over the links that a group of devices really spans.
 
 Floor: 1.  Never imports: jax.  Bytes are those of ring algorithms: of V bytes over n devices an all-gather or
-reduce-scatter sends (n - 1) / n V from each, an all-reduce twice that, an all-to-all (n - 1) / n of what a device holds.
+reduce-scatter sends (n - 1) / n V from each, an all-reduce twice that, an all-to-all (n - 1) / n of what one holds.
 Sources: Patarasuk and Yuan, JPDC 69(2), 2009; Thakur et al., IJHPCA 19(1), 2005.
 """
 
@@ -112,8 +112,8 @@ def _group(cluster: Cluster, mesh: MeshShape, axes: tuple[str, ...]) -> Group:
     if inside < size:
         raise ConfigError(
             f"mesh {mesh} has {mesh.size} devices, but the links of the cluster of {cluster.device.name} join "
-            f"{max((link.devices for link in cluster.links), default=1)}; use fewer devices, or give the cluster a link "
-            "that joins more"
+            f"{max((link.devices for link in cluster.links), default=1)}; use fewer devices, or give the cluster a "
+            "link that joins more"
         )
     return Group(size, tuple(tiers), has_reduce_scatter=cluster.shared == 1)
 

@@ -17,7 +17,8 @@ class Training:
     (autocast O2); else everything is float32 and cast in use. attention: "fused" never stores the scores, "plain" does.
     gradients: bytes of a gradient's element where it is added up and reduced. cut: how a pipeline cuts the model:
     "items" counts the embedding and the head as a layer each (PipelineLayer's uniform), "layers" gives every chunk as
-    many layers, the first the embedding besides, the last the head.
+    many layers, the first the embedding besides, the last the head. overlap: mesh axes whose communication runs beside
+    arithmetic where there is enough of it. overhead: seconds a step that no device works (input, logging, the host).
     """
 
     dtype: str = "bfloat16"
@@ -25,6 +26,8 @@ class Training:
     attention: Literal["fused", "plain"] = "fused"
     gradients: int = 4
     cut: Literal["items", "layers"] = "items"
+    overlap: tuple[str, ...] = ("dp", "sharding")
+    overhead: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

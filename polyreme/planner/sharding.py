@@ -32,6 +32,7 @@ class Cuts:
     def __init__(self, strategy: Strategy, mesh: MeshShape) -> None:
         self.degrees = {axis: degree for axis, degree in mesh.degrees.items() if degree > 1}
         self._found: dict[tuple[str, Dims, tuple[int, ...]], frozenset[str]] = {}
+        self._ways: dict[tuple[str, Dims, tuple[int, ...]], int] = {}
         self._rules = {kind: self._live(strategy.rule(kind)) for kind in ("act", "param", "grad", "state")}
         self._movable = {kind: frozenset(rule.get(ANY, ())) for kind, rule in self._rules.items()}
         moving = self._movable["param"]
@@ -77,7 +78,11 @@ class Cuts:
 
     def ways(self, kind: str, value: Value) -> int:
         """Equal parts that a value is cut into."""
-        return self.degree(self.axes(kind, value.dims, value.shape))
+        key = (kind, value.dims, value.shape)
+        found = self._ways.get(key)
+        if found is None:
+            found = self._ways[key] = self.degree(self.axes(*key))
+        return found
 
     def local(self, value: Value, samples: float) -> float:
         """Elements of an activation on one device; samples: of one microbatch over the whole job."""

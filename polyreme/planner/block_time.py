@@ -1,0 +1,150 @@
+"""Seconds of one block on one microbatch: arithmetic, what is computed again, and communication that nothing hides.
+
+Floor: 1.  Never imports: jax.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from polyreme.mesh import AXES, Plan
+from polyreme.planner.cluster import Cluster
+from polyreme.planner.collectives import Collective, collectives
+from polyreme.planner.communication import group
+from polyreme.planner.compute import Arithmetic, Seconds, operation_seconds
+from polyreme.planner.graph import Block, Graph
+from polyreme.planner.prediction import Training
+from polyreme.planner.sharding import cuts_of
+
+RECOMPUTED = {"none": (), "core_attn": ("core_attn",), "full_attn": ("core_attn", "full_attn")}
+"""Parts of a layer that a plan's recompute runs again; "full" runs all of it."""
+
+
+@dataclass(slots=True)
+class BlockTime:
+    """Of one run of a block on one microbatch, seconds.
+
+    forward, inputs, weights: arithmetic, as Seconds. again: forward arithmetic run a second time. products: the part of
+    all of it that is limited by matrix units. exposed_forward, exposed_backward: communication that arithmetic does not
+    hide, by mesh axis; what recompute sends again is in the backward.
+    """
+
+    forward: float = 0.0
+    inputs: float = 0.0
+    weights: float = 0.0
+    again: float = 0.0
+    products: float = 0.0
+    exposed_forward: Mapping[str, float] = field(default_factory=dict)
+    exposed_backward: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def backward(self) -> float:
+        """Arithmetic of the backward."""
+        return self.inputs + self.weights
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What blocks are priced under; samples: of one microbatch over the whole job."""
+
+    graph: Graph
+    plan: Plan
+    cluster: Cluster
+    training: Training
+    samples: float
+    on: Arithmetic
+
+    def hides(self, axis: str) -> bool:
+        """Whether communication over the axis runs beside arithmetic; devices that share units do one thing at once."""
+        return axis in self.training.overlap and self.cluster.shared == 1
+
+
+def block_time(block: Block, setting: Setting) -> BlockTime:
+    """Of one run of the block on one microbatch."""
+    plan, cuts = setting.plan, cuts_of(setting.plan)
+    weights = {value.name: value for value in block.parameters}
+    for op in block.operations:
+        for name in op.weights:
+            if name not in weights:  # the head's, where it is the embedding's
+                weights[name] = setting.graph.parameter(name)
+    time, each = BlockTime(), {}
+    is_again = _again(block, plan)
+    for op in block.operations:
+        seconds = each[op.name] = operation_seconds(op, weights, cuts, setting.samples, setting.on)
+        time.forward += seconds.forward
+        time.inputs += seconds.inputs
+        time.weights += seconds.weights
+        repeated = seconds.forward if op.part in is_again else 0.0
+        time.again += repeated
+        if op.kind in ("product", "attention", "convolution"):
+            time.products += sum(seconds) + repeated
+    found = list(collectives(block, weights, cuts, setting.samples, setting.on.itemsize, plan.sep_attention))
+    time.exposed_forward = _exposed(found, each, setting, is_forward=True)
+    time.exposed_backward = _exposed(found, each, setting, is_forward=False)
+    repeats = _exposed([c for c in found if c.part in is_again], each, setting, is_forward=True)
+    time.exposed_backward = added(time.exposed_backward, repeats)
+    _gather_parameters(block, time, setting)
+    return time
+
+
+def added(*parts: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by axis, summed."""
+    total: dict[str, float] = defaultdict(float)
+    for part in parts:
+        for axis, seconds in part.items():
+            total[axis] += seconds
+    return dict(total)
+
+
+def _again(block: Block, plan: Plan) -> tuple[str, ...]:
+    """Parts that the block's backward computes again; whole layers only: embeddings and heads are kept."""
+    if block.part != "layer":
+        return ()
+    return ("", "core_attn", "full_attn") if plan.recompute == "full" else RECOMPUTED[plan.recompute]
+
+
+def _exposed(
+    found: Iterable[Collective], each: Mapping[str, Seconds], setting: Setting, *, is_forward: bool
+) -> dict[str, float]:
+    exposed: dict[str, float] = defaultdict(float)
+    for c in found:
+        if c.is_forward is not is_forward:
+            continue
+        among = group(setting.cluster, setting.plan.mesh, c.axes)
+        seconds = _seconds(c, among)
+        axis = next(axis for axis in reversed(AXES) if axis in c.axes)
+        beside = each[c.beside]
+        room = beside.forward if is_forward else beside.inputs + beside.weights
+        if c.what == "send" or setting.hides(axis):  # in as many parts as devices, of which one sticks out
+            seconds = max(seconds / among.size, seconds - room)
+        exposed[axis] += seconds
+    return exposed
+
+
+def _seconds(c: Collective, among: object) -> float:
+    return getattr(among, c.what)(c.nbytes)
+
+
+def _gather_parameters(block: Block, time: BlockTime, setting: Setting) -> None:
+    """ZeRO stage 3: parameters are gathered before they are used, forward and backward, and gradients scattered after,
+    each beside the arithmetic of the block before. Source: arXiv:1910.02054, section 5.3; arXiv:2304.11277."""
+    cuts = cuts_of(setting.plan)
+    parts: dict[frozenset[str], float] = defaultdict(float)
+    for value in block.parameters:
+        moved = cuts.axes("param", value.dims, value.shape) - cuts.axes("use", value.dims, value.shape)
+        if moved:
+            parts[moved] += value.size / cuts.ways("use", value)
+    for axes, elements in parts.items():
+        among = group(setting.cluster, setting.plan.mesh, axes)
+        gather = among.all_gather(elements * setting.on.itemsize)
+        scatter = among.reduce_scatter(elements * setting.training.gradients)
+        axis = "sharding" if "sharding" in axes else next(iter(axes))
+        forward, backward = gather, gather + scatter
+        if setting.hides(axis):
+            forward = max(0.0, forward - time.forward - sum(time.exposed_forward.values()))
+            room = time.backward + time.again + sum(time.exposed_backward.values())
+            backward = max(0.0, backward - room)
+        time.exposed_forward = added(time.exposed_forward, {axis: forward})
+        time.exposed_backward = added(time.exposed_backward, {axis: backward})

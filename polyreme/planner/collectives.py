@@ -1,0 +1,152 @@
+"""The collectives that cutting an operation over devices makes necessary, forward and backward.
+
+Floor: 1.  Never imports: jax.  Sources: tensor and sequence parallelism arXiv:1909.08053, 2205.05198; sequences cut
+over devices arXiv:2309.14509 (all-to-all), 2310.01889 (ring); experts arXiv:2006.16668.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from polyreme.planner.graph import Block, Operation, Part, Value
+from polyreme.planner.sharding import Cuts
+
+What = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
+
+
+class Collective(NamedTuple):
+    """One collective of one run of a block on one microbatch.
+
+    nbytes: as Group's methods take them: the whole of what a gather makes or a scatter cuts; what each device holds of
+    a reduce or an all-to-all. beside: name of the operation that it runs next to.
+    """
+
+    what: What
+    axes: frozenset[str]
+    nbytes: float
+    is_forward: bool
+    part: Part
+    beside: str
+
+
+def collectives(
+    block: Block, weights: Mapping[str, Value], cuts: Cuts, samples: float, itemsize: int, sep_attention: str
+) -> Iterator[Collective]:
+    """Of one run of the block on one microbatch of `samples` samples over the whole job."""
+    if cuts.degree(cuts.degrees) == 1:
+        return
+    seen: set[str] = set()  # an input that several products read is gathered once, and its gradient summed once
+    has_exchanged = False
+    for op in block.operations:
+        found = Maker(op, cuts, samples, itemsize)
+        if op.weights and op.kind in ("product", "convolution", "lookup"):
+            yield from found.summed(weights[op.weights[0]])
+        if op.weights or op.kind == "route":
+            yield from found.gathered(weights[op.weights[0]] if op.weights else None, seen)
+        if op.kind == "route":
+            yield from found.routed()
+        if op.kind == "loss":
+            yield from found.compared()
+        if op.part == "core_attn" and not has_exchanged:
+            has_exchanged = True
+            yield from found.exchanged(sep_attention)
+
+
+class Maker(NamedTuple):
+    """Makes the collectives of one operation."""
+
+    op: Operation
+    cuts: Cuts
+    samples: float
+    itemsize: int
+
+    def axes(self, dim: str | None, size: int, kind: str = "act") -> frozenset[str]:
+        """Axes that cut one dim."""
+        return self.cuts.axes(kind, (dim,), (size,))
+
+    def nbytes(self, value: Value) -> float:
+        """Bytes of an activation on one device."""
+        return self.cuts.local(value, self.samples) * (value.itemsize or self.itemsize)
+
+    def both(self, forward: What, backward: What, axes: frozenset[str], nbytes: float) -> Iterator[Collective]:
+        """A collective and the one that its backward is."""
+        yield Collective(forward, axes, nbytes, True, self.op.part, self.op.name)
+        yield Collective(backward, axes, nbytes, False, self.op.part, self.op.name)
+
+    def summed(self, weight: Value) -> Iterator[Collective]:
+        """The sum over a dim that is cut: reduce-scattered where the output is cut over the same axes, by its seq."""
+        op = self.op
+        at = weight.dims.index(op.contracted) if op.contracted in weight.dims else -1
+        axes = self.axes(op.contracted, weight.shape[at], "use") if at >= 0 else frozenset()
+        if not axes:
+            return
+        nbytes = self.nbytes(op.output)
+        scattered = axes & self.cuts.axes("act", op.output.dims, op.output.shape)
+        if scattered:
+            yield from self.both("reduce_scatter", "all_gather", scattered, nbytes * self.cuts.degree(scattered))
+        if axes - scattered:
+            yield Collective("all_reduce", axes - scattered, nbytes, True, op.part, op.name)
+
+    def gathered(self, weight: Value | None, seen: set[str]) -> Iterator[Collective]:
+        """The input made whole in seq, where the residual stream is cut in seq and the block is not; else the sum of
+        its gradient, which each device has of its own columns."""
+        op, x = self.op, self.op.inputs[0]
+        if x.itemsize or x.name in seen:
+            return
+        axes: frozenset[str] = frozenset()
+        if "seq" in x.dims and "block_seq" in op.output.dims:
+            size = x.shape[x.dims.index("seq")]
+            axes = self.axes("seq", size) - self.axes("block_seq", size)
+            if axes:
+                yield from self.both("all_gather", "reduce_scatter", axes, self.nbytes(x) * self.cuts.degree(axes))
+        if weight is not None and op.kind != "lookup":
+            made = [
+                self.axes(dim, size, "use")
+                for dim, size in zip(weight.dims, weight.shape, strict=True)
+                if dim != op.contracted and dim not in x.dims
+            ]
+            partial = frozenset().union(*made) - axes
+            if partial:
+                yield Collective("all_reduce", partial, self.nbytes(x), False, op.part, op.name)
+            if axes or partial:
+                seen.add(x.name)
+
+    def routed(self) -> Iterator[Collective]:
+        """Tokens to the devices that hold their experts, and back."""
+        value = next((v for v in (self.op.output, *self.op.inputs) if "expert" in v.dims), None)
+        if value is None:
+            return
+        axes = self.axes("expert", value.shape[value.dims.index("expert")])
+        if axes:
+            yield from self.both("all_to_all", "all_to_all", axes, self.nbytes(value))
+
+    def compared(self) -> Iterator[Collective]:
+        """Largest logit, sum of exponentials and the label's logit of each token, 4 bytes each, where vocab is cut."""
+        logits = self.op.inputs[0]
+        axes = self.axes("vocab", logits.shape[logits.dims.index("vocab")]) if "vocab" in logits.dims else frozenset()
+        if axes:
+            rows = self.cuts.local(logits, self.samples) * self.cuts.degree(axes) / logits.shape[-1]
+            yield Collective("all_reduce", axes, 12.0 * rows, True, self.op.part, self.op.name)
+
+    def exchanged(self, how: str) -> Iterator[Collective]:
+        """What attention needs of a sequence that is cut: heads for seq and back, or all others' keys and values."""
+        op = self.op
+        dim = next((d for d in ("block_seq", "seq") if d in op.output.dims), None)
+        axes = self.axes(dim, op.output.shape[op.output.dims.index(dim)]) if dim else frozenset()
+        if not axes:
+            return
+        streams = [value for value in op.inputs if not value.itemsize]
+        own = sum(self.nbytes(value) for value in streams)
+        queries = streams[0]
+        heads = queries.shape[queries.dims.index("heads")] if "heads" in queries.dims else 1
+        left = heads // self.cuts.degree(self.axes("heads", heads))
+        if how == "ulysses" or (how == "auto" and left % self.cuts.degree(axes) == 0):
+            mixed = own / 3 if len(streams) == 1 else self.nbytes(queries)
+            yield from self.both("all_to_all", "all_to_all", axes, own)
+            yield from self.both("all_to_all", "all_to_all", axes, mixed)
+            return
+        passed = own * 2 / 3 if len(streams) == 1 else own - self.nbytes(queries)
+        rounds = self.cuts.degree(axes) - 1
+        yield Collective("send", axes, passed * rounds, True, op.part, op.name)
+        yield Collective("send", axes, 2 * passed * rounds, False, op.part, op.name)

@@ -1,0 +1,129 @@
+"""Known device kinds and the clusters they come in, read from devices.yaml.
+
+Floor: 1.  Never imports: jax.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from polyreme.errors import ConfigError, did_you_mean
+from polyreme.planner.cluster import Cluster, DeviceKind, Link
+
+_EVERYWHERE = 1 << 40
+"""Devices that a network without a limit of its own joins."""
+
+
+def device_kinds() -> tuple[str, ...]:
+    """Names of the kinds that devices.yaml has."""
+    return tuple(_sheet()["kinds"])
+
+
+def node_types() -> tuple[str, ...]:
+    """Names of the machines that devices.yaml has."""
+    return tuple(_sheet()["nodes"])
+
+
+@lru_cache(maxsize=256)
+def device_kind(name: str) -> DeviceKind:
+    """A kind by its name in devices.yaml, or another that it goes by; upper or lower case.
+
+    Raises ConfigError for one that is not there, with the nearest that is.
+
+    >>> device_kind("H100").name, device_kind("v5p").flops["bfloat16"]
+    ('H100-SXM5-80GB', 459000000000000.0)
+    """
+    row = _row(name)
+    known = {f.name for f in fields(DeviceKind)}
+    values = {key: _plain(value) for key, value in row.items() if key in known}
+    return DeviceKind(**values)
+
+
+def cluster_of_kind(
+    name: str, num_devices: int, *, node: str | None = None, slices: int = 1, torus: Sequence[int] = ()
+) -> Cluster:
+    """num_devices of a known kind, in the machines it usually comes in.
+
+    node: another machine of devices.yaml. slices: for a TPU, how many tori of equal size, joined by the data-centre
+    network; torus: lengths of one of them, the most even if not given.
+
+    Raises ConfigError for a kind or node that is not known, a count below 1, slices that do not divide it, and a torus
+    of another size.
+
+    >>> cluster_of_kind("h100", 16).links[0].devices, cluster_of_kind("v5p", 64).links[0].torus
+    (8, (4, 4, 4))
+    """
+    _count("num_devices", name, num_devices)
+    _count("slices", name, slices)
+    nodes = _sheet()["nodes"]
+    node = node or str(_row(name)["node"])
+    if node not in nodes:
+        raise ConfigError(f"unknown node type {node!r} for devices {name!r}{did_you_mean(node, nodes)}")
+    if num_devices % slices:
+        raise ConfigError(f"{num_devices} devices of {name!r} do not make {slices} equal slices; change one of them")
+    links = _links(nodes[node], name, num_devices // slices, tuple(torus))
+    return Cluster(device_kind(name), num_devices, links)
+
+
+def torus_of(num_devices: int, dims: int) -> tuple[int, ...]:
+    """The most even torus of so many devices, the longest dim last; dims of multiples of 4 where there are enough.
+
+    >>> torus_of(64, 3), torus_of(128, 3), torus_of(256, 2), torus_of(8, 3)
+    ((4, 4, 4), (4, 4, 8), (16, 16), (2, 2, 2))
+    """
+    unit = 4 if num_devices % 4**dims == 0 else 1
+    left, found = num_devices // unit**dims, []
+    for rest in range(dims, 0, -1):
+        ideal = round(left ** (1 / rest), 6)
+        length = max(d for d in range(1, int(ideal) + 1) if left % d == 0) if rest > 1 else left
+        found.append(length * unit)
+        left //= length
+    return tuple(sorted(found))
+
+
+def _links(node: dict[str, Any], name: str, per_slice: int, torus: tuple[int, ...]) -> tuple[Link, ...]:
+    dims = node.get("dims", 0)
+    if torus and math.prod(torus) != per_slice:
+        raise ConfigError(f"a torus {torus} of {name!r} has {math.prod(torus)} devices, the slice has {per_slice}")
+    if not dims:
+        if torus:
+            raise ConfigError(f"devices {name!r} are joined by switches; leave torus={torus} out")
+    elif per_slice > node["most"]:
+        raise ConfigError(f"a slice of {name!r} has {node['most']} devices at most, not {per_slice}; give more slices")
+    links = []
+    for values in node["links"]:
+        each = {key: _plain(value) for key, value in values.items()}
+        if dims and "devices" not in each:
+            each |= {"devices": per_slice, "torus": torus or torus_of(per_slice, dims), "closes": node["closes"]}
+        links.append(Link(**{**each, "devices": each["devices"] or _EVERYWHERE}))
+    return tuple(links)
+
+
+def _row(name: str) -> dict[str, Any]:
+    kinds = _sheet()["kinds"]
+    names = {each: row for key, row in kinds.items() for each in (key, *row["also"], row["name"].lower())}
+    if not isinstance(name, str) or name.lower() not in names:
+        raise ConfigError(f"unknown device kind {name!r}{did_you_mean(str(name).lower(), names)}")
+    return names[name.lower()]
+
+
+def _count(what: str, name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{what}={value!r} of device kind {name!r}; give a whole number of at least 1")
+
+
+def _plain(value: Any) -> Any:
+    """Lists as tuples, so that a kind can be a key of a cache."""
+    return tuple(_plain(each) for each in value) if isinstance(value, list) else value
+
+
+@lru_cache(maxsize=1)
+def _sheet() -> dict[str, Any]:
+    return yaml.safe_load(files("polyreme.planner").joinpath("devices.yaml").read_text(encoding="utf-8"))

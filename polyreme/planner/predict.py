@@ -1,0 +1,298 @@
+"""predict: seconds of a step, MFU and memory of any (model, plan, cluster, batch), from first principles.
+
+Floor: 1.  Never imports: jax.  Formulas and sources: docs/planner.md. Blocks of a kind cost the same, so nothing
+here takes longer for a deeper model.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from polyreme.errors import ConfigError, did_you_mean
+from polyreme.mesh import Durations, Plan
+from polyreme.planner.block_time import BlockTime, Setting, added, block_time
+from polyreme.planner.cluster import Cluster
+from polyreme.planner.communication import group
+from polyreme.planner.compute import ITEMSIZE, Arithmetic
+from polyreme.planner.graph import Block, Graph
+from polyreme.planner.model_shape import ModelShape
+from polyreme.planner.pipeline import pipeline_seconds
+from polyreme.planner.prediction import Memory, Prediction, Times, Training
+from polyreme.planner.sharding import Piece, cuts_of, pieces
+
+
+def predict(
+    model: ModelShape | Graph,
+    plan: Plan,
+    cluster: Cluster,
+    batch: int,
+    training: Training = Training(),  # noqa: B008
+) -> Prediction:
+    """What one training step of `batch` samples will cost.
+
+    Raises PlacementError for a mesh that does not fit the cluster or a batch that does not divide, and ConfigError for
+    a dtype that the device kind has no figure for.
+
+    >>> from polyreme.planner import ModelShape, cluster_of_kind
+    >>> gpt = ModelShape(hidden=2048, layers=24, heads=16, seq=1024, vocab=50304, ffn=8192)
+    >>> got = predict(gpt, Plan.from_degrees(dp=8, recompute="full"), cluster_of_kind("a100-40g", 8), batch=64)
+    >>> got.fits, 0.3 < got.mfu < 0.6
+    (True, True)
+    """
+    graph = model.graph(training.attention) if isinstance(model, ModelShape) else model
+    plan.mesh.check_devices(cluster.num_devices)
+    plan.rows_per_device(batch)
+    _check_dtype(training, cluster)
+    crowd = cluster.num_devices // plan.mesh.pp if cluster.shared > 1 else 1
+    on = Arithmetic(cluster.device, training, crowd)
+    setting = Setting(graph, plan, cluster, training, batch / plan.num_microbatches, on)
+    times = _times(setting, {block.name: block_time(block, setting) for block in graph.blocks})
+    stages = _memory(setting)
+    fullest = max(stages, key=lambda each: each.total)
+    step = times.total
+    peak = cluster.device.flops[training.dtype] * (cluster.num_devices if cluster.shared == 1 else 1)
+    return Prediction(
+        step_seconds=step,
+        mfu=3 * graph.flops_per_sample * batch / (step * peak),
+        tokens_per_second=batch * graph.tokens / step,
+        memory=fullest,
+        stages=stages,
+        times=times,
+        capacity=cluster.device.memory * cluster.device.usable,
+        binds=_binds(times),
+    )
+
+
+def _check_dtype(training: Training, cluster: Cluster) -> None:
+    known = [dtype for dtype in cluster.device.flops if dtype in ITEMSIZE]
+    if training.dtype not in known:
+        raise ConfigError(
+            f"device kind {cluster.device.name!r} has no FLOP/s of dtype {training.dtype!r}"
+            f"{did_you_mean(training.dtype, known)}"
+        )
+
+
+class _Chunk(NamedTuple):
+    """Seconds of one chunk on one microbatch, as BlockTime."""
+
+    forward: float
+    inputs: float
+    weights: float
+    again: float
+    exposed_forward: Mapping[str, float]
+    exposed_backward: Mapping[str, float]
+
+    def durations(self, send: float) -> Durations:
+        """As the schedule takes them."""
+        return Durations(
+            self.forward + sum(self.exposed_forward.values()),
+            self.inputs + self.again + sum(self.exposed_backward.values()),
+            self.weights,
+            send,
+        )
+
+
+def _chunk(piece: Piece, times: Mapping[str, BlockTime]) -> _Chunk:
+    found = [(times[block.name], count) for block, count in piece]
+
+    def scaled(name: str) -> dict[str, float]:
+        return added(*({axis: s * count for axis, s in getattr(time, name).items()} for time, count in found))
+
+    return _Chunk(
+        forward=sum(time.forward * count for time, count in found),
+        inputs=sum(time.inputs * count for time, count in found),
+        weights=sum(time.weights * count for time, count in found),
+        again=sum(time.again * count for time, count in found),
+        exposed_forward=scaled("exposed_forward"),
+        exposed_backward=scaled("exposed_backward"),
+    )
+
+
+def _times(setting: Setting, blocks: Mapping[str, BlockTime]) -> Times:
+    plan, m = setting.plan, setting.plan.num_microbatches
+    cut = pieces(setting.graph, plan, setting.training.cut)
+    chunks = [_chunk(piece, blocks) for piece in cut]
+    stages: list[list[int]] = [[] for _ in range(plan.mesh.pp)]
+    for at, owner in enumerate(plan.stage_of_chunk if plan.schedule else (0,)):
+        stages[owner].append(at)
+    send = _send(setting)
+    durations = [chunk.durations(send) for chunk in chunks]
+    works = [sum(sum(durations[at][:3]) for at in stage) for stage in stages]
+    slowest = stages[max(range(len(works)), key=works.__getitem__)]
+    is_serial = setting.cluster.shared > 1
+    counted = [chunks[at] for at in (range(len(chunks)) if is_serial else slowest)]
+    exposed = {
+        axis: m * seconds
+        for axis, seconds in added(
+            *(c.exposed_forward for c in counted), *(c.exposed_backward for c in counted)
+        ).items()
+    }
+    if is_serial:
+        waiting = _serial_tasks(setting, len(chunks))
+    else:
+        waiting = pipeline_seconds(plan, durations) - m * max(works)
+    for axis, seconds in _reduction(setting, [cut[at] for at in slowest], chunks, slowest).items():
+        exposed[axis] = exposed.get(axis, 0.0) + seconds
+    return Times(
+        compute=m * sum(c.forward + c.inputs + c.weights for c in counted),
+        recompute=m * sum(c.again for c in counted),
+        exposed={axis: seconds for axis, seconds in exposed.items() if seconds > 0},
+        bubble=waiting,
+        optimizer=_update(setting, cut, stages) + setting.training.overhead,
+        offload=_offload(setting, cut, stages),
+    )
+
+
+def _serial_tasks(setting: Setting, num_chunks: int) -> float:
+    """Where programs run one at a time nobody waits for another stage, but every task is dispatched and sent on."""
+    if num_chunks == 1:
+        return 0.0
+    sends = 2 * (num_chunks - 1) * _send(setting)
+    return setting.plan.num_microbatches * (2 * num_chunks * setting.cluster.task + sends)
+
+
+def _send(setting: Setting) -> float:
+    """Seconds to give a microbatch of the residual stream to the next stage: each device sends what it holds."""
+    block = next((b for b in setting.graph.blocks if b.part == "layer"), setting.graph.blocks[-1])
+    value = block.operations[-1].output
+    nbytes = cuts_of(setting.plan).local(value, setting.samples) * (value.itemsize or setting.on.itemsize)
+    return group(setting.cluster, setting.plan.mesh, ("pp",)).send(nbytes)
+
+
+def _reduction(
+    setting: Setting, held: Sequence[Piece], chunks: Sequence[_Chunk], stage: Sequence[int]
+) -> dict[str, float]:
+    """Seconds of summing gradients over the axes that cut the data, and of gathering updated parameters, that are not
+    hidden: a sum runs beside the backward of the last microbatch (of every one under ZeRO stage 2), a gather beside the
+    first forward; one block's part sticks out. Source: arXiv:1910.02054, section 7."""
+    plan, cluster = setting.plan, setting.cluster
+    sums, gathers, blocks = _summed(setting, held)
+    room = {
+        True: sum(sum(chunks[at].durations(0.0)[1:3]) for at in stage),
+        False: sum(chunks[at].durations(0.0)[0] for at in stage),
+    }
+    found: dict[str, float] = defaultdict(float)
+    for (axes, what, times), nbytes in (*sums.items(), *gathers.items()):
+        if not axes:
+            continue
+        seconds = getattr(group(cluster, plan.mesh, axes), what)(nbytes)
+        axis = "dp" if "dp" in axes else min(axes)
+        if setting.hides(axis):
+            seconds = max(seconds / blocks, seconds - room[what != "all_gather"])
+        found[axis] += times * seconds
+    return found
+
+
+_Sums = dict[tuple[frozenset[str], str, int], float]
+
+
+def _summed(setting: Setting, held: Sequence[Piece]) -> tuple[_Sums, _Sums, int]:
+    """Bytes by (axes, collective, times a step): sums of gradients, gathers of parameters; and how many blocks held."""
+    plan, cuts, training = setting.plan, cuts_of(setting.plan), setting.training
+    sums: _Sums = defaultdict(float)
+    gathers: _Sums = defaultdict(float)
+    tokens = cuts.axes("act", ("batch", "block_seq"), (1, 0))
+    of_parameter = setting.on.itemsize if training.master else 4
+    for block, count in (each for piece in held for each in piece):
+        for value in block.parameters:
+            used = cuts.axes("use", value.dims, value.shape)
+            whole = count * value.size / cuts.degree(used)
+            data = tokens - used
+            kept = cuts.axes("param", value.dims, value.shape) - used
+            state = (cuts.axes("state", value.dims, value.shape) - used) & data
+            if kept:  # stage 3 has scattered them, block by block
+                sums[data - kept, "all_reduce", 1] += whole / cuts.degree(kept) * training.gradients
+                continue
+            split = (cuts.axes("grad", value.dims, value.shape) - used) & data
+            times = plan.num_microbatches if split else 1
+            if state:
+                sums[state, "reduce_scatter", times] += whole * training.gradients
+                gathers[state, "all_gather", 1] += whole * of_parameter
+            sums[data - state, "all_reduce", 1] += whole / cuts.degree(state) * training.gradients
+    return sums, gathers, max(1, sum(count for piece in held for _, count in piece))
+
+
+def _on_stages(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[int]], kind: str) -> list[float]:
+    """Elements of parameters on one device of each stage, as tensors of the kind are cut."""
+    cuts = cuts_of(setting.plan)
+    of = {b.name: sum(value.size / cuts.ways(kind, value) for value in b.parameters) for b in setting.graph.blocks}
+    return [sum(of[block.name] * count for at in stage for block, count in cut[at]) for stage in stages]
+
+
+def _update(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[int]]) -> float:
+    """Seconds of AdamW: parameter, two moments and gradient read, the first three written (and the copy in the compute
+    dtype), 4 bytes each; the gradient is read once more for its norm."""
+    training, on = setting.training, setting.on
+    each = 4 * 6 + training.gradients + (on.itemsize if training.master else 0)
+    states = _on_stages(setting, cut, stages, "state")
+    gradients = _on_stages(setting, cut, stages, "grad")
+    seconds = [on.copy(s * each + g * training.gradients) for s, g in zip(states, gradients, strict=True)]
+    return sum(seconds) if setting.cluster.shared > 1 else max(seconds)
+
+
+def _offload(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[int]]) -> float:
+    """Seconds of moving what is kept in host memory: moments (and master parameters) there and back once a step."""
+    plan, host = setting.plan, setting.cluster.device.host
+    total = 0.0
+    if "state" in plan.offload:
+        total += 2 * max(_on_stages(setting, cut, stages, "state")) * (12 if setting.training.master else 8) / host
+    if "param" in plan.offload:
+        total += 2 * max(_on_stages(setting, cut, stages, "param")) * setting.on.itemsize * plan.num_microbatches / host
+    if "grad" in plan.offload:
+        total += 2 * max(_on_stages(setting, cut, stages, "grad")) * setting.training.gradients / host
+    if "act" in plan.offload:
+        saved = max(sum(_saved(setting, block) * count for at in s for block, count in cut[at]) for s in stages)
+        total += 2 * saved * plan.num_microbatches / host
+    return total
+
+
+def _saved(setting: Setting, block: Block) -> float:
+    """Bytes that one run of a layer keeps for its backward; its input alone where it is computed again."""
+    if block.part != "layer":
+        return 0.0
+    cuts, itemsize, recompute = cuts_of(setting.plan), setting.on.itemsize, setting.plan.recompute
+    values = {value.name: value for op in block.operations for value in (*op.inputs, op.output)}
+    first = block.operations[0].inputs[0]
+    kept = {first.name} if recompute == "full" else {name for op in block.operations for name in op.saved}
+    return sum(cuts.local(values[n], setting.samples) * (values[n].itemsize or itemsize) for n in kept if n in values)
+
+
+def _memory(setting: Setting) -> tuple[Memory, ...]:
+    """A first estimate."""
+    plan, training = setting.plan, setting.training
+    cut = pieces(setting.graph, plan, training.cut)
+    stages: list[list[int]] = [[] for _ in range(plan.mesh.pp)]
+    for at, owner in enumerate(plan.stage_of_chunk if plan.schedule else (0,)):
+        stages[owner].append(at)
+    p, g, s = (_on_stages(setting, cut, stages, kind) for kind in ("param", "grad", "state"))
+    found = []
+    for stage, held in enumerate(stages):
+        saved = sum(_saved(setting, block) * count for at in held for block, count in cut[at])
+        live = min(plan.num_microbatches, plan.mesh.pp - stage) if plan.schedule else 1
+        found.append(
+            Memory(
+                p[stage] * (setting.on.itemsize if training.master else 4),
+                g[stage] * training.gradients,
+                s[stage] * (12 if training.master else 8),
+                saved * live,
+                0.0,
+            )
+        )
+    return tuple(found)
+
+
+def _binds(times: Times) -> str:
+    """The two largest parts of the step, in words."""
+    parts = {
+        "arithmetic": times.compute,
+        "arithmetic done again (recompute)": times.recompute,
+        "waiting in the pipeline": times.bubble,
+        "the optimizer's update": times.optimizer,
+        "moving to and from host memory": times.offload,
+        **{f"communication over {axis}": seconds for axis, seconds in times.exposed.items()},
+    }
+    most = sorted(parts, key=parts.__getitem__, reverse=True)[:2]
+    total = times.total or 1.0
+    return ", then ".join(f"{name}: {parts[name] / total:.0%} of the step" for name in most if parts[name] > 0)
