@@ -14,6 +14,7 @@ import numpy as np
 from polyreme.core import dtype as dtypes
 from polyreme.core import place as places
 from polyreme.core import state
+from polyreme.core.abstract import Abstract, mode
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import refuse_sizes
 from polyreme.errors import DTypeError, ShapeError
@@ -88,6 +89,8 @@ def put(array: jax.Array | np.ndarray, where: Any) -> jax.Array:
 
     Over a mesh that spans processes, what this process holds for itself must be the same in every process.
     """
+    if mode.on:
+        return Abstract.of(array.shape, array.dtype, where)
     return jax.device_put(array, where, may_alias=False) if _here(where) else _over_processes(array, where)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from polyreme.core import dtype as dtypes
 from polyreme.core import place as places
 from polyreme.core import state
+from polyreme.core.abstract import Abstract
 from polyreme.core.op import recorded
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import Symbol
@@ -60,7 +61,7 @@ class Tensor(TensorState, SparseMembers, Casts, Memory, Rewriting, OpMethods):
     def __init__(self, data: Any, dtype: Any = None, place: Any = None, stop_gradient: bool = True) -> None:
         array = (
             data
-            if isinstance(data, (jax.Array, Symbol)) and dtype is None and place is None
+            if isinstance(data, (jax.Array, Symbol, Abstract)) and dtype is None and place is None
             else as_array(data, dtype, place)
         )
         super().__init__(array, stop_gradient)

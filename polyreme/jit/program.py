@@ -18,9 +18,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from polyreme.core import amp_policy, backend, state
 from polyreme.core import dtype as dtypes
+from polyreme.core.abstract import described
 from polyreme.core.kernel import Kernel
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
+from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError
 from polyreme.jit import host_calls
@@ -212,8 +214,8 @@ class Program:
 
     def compiled(self, arguments: list[TensorState]) -> Any:
         """The jax.stages.Compiled of this program for these arguments."""
-        tensors, given = self._current(), [arguments[i]._array for i in self._free]
-        arrays = [t._array for t in tensors]
+        tensors, given = self._current(), [described(arguments[i]._array) for i in self._free]
+        arrays = [described(t._array) for t in tensors]
         with names_in_cache_key():
             if self.found.differentiable:
                 forward: Any = self._kernel.forward
@@ -450,7 +452,7 @@ class Program:
         everywhere = NamedSharding(mesh, PartitionSpec())
         for tensor in tensors[: self._num_written]:
             if not tensor._array.committed:
-                tensor._array = jax.device_put(tensor._array, everywhere, may_alias=False)
+                tensor._array = put(tensor._array, everywhere)
 
     def _out_shardings(self) -> Any:
         """State keeps its layout over devices; the compiler chooses for the rest."""

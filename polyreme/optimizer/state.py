@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from polyreme.core import abstract, state
 from polyreme.core import dtype as dtypes
-from polyreme.core import state
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor, to_tensor
@@ -61,7 +61,7 @@ class OptimizerState:
         self._multi_precision = True
         for p in self._parameters:
             if id(p) in values and id(p) not in self._masters:
-                self._masters[id(p)] = Tensor(self._place(p, jnp.array(values[id(p)], jnp.float32), _concrete(p)))
+                self._masters[id(p)] = Tensor(self._place(p, abstract.copied(values[id(p)], jnp.float32), _concrete(p)))
 
     def _ensure_state(self, live: list[Any]) -> list[MeshGroup]:
         """Make what is missing of these parameters' state; -> them by the devices that hold them."""
@@ -84,7 +84,7 @@ class OptimizerState:
                 master = Tensor(self._place(p, value.astype(jnp.float32), value))
                 self._masters[id(p)] = self._restored(p, "master", master)
             for name in missing:
-                fresh = jnp.full(p.shape, self.slot_start(name, p), self.slot_dtype(p))
+                fresh = abstract.full(p.shape, self.slot_start(name, p), self.slot_dtype(p))
                 self._slots[name][id(p)] = self._restored(p, name, Tensor(self._place(p, fresh, value)))
 
     def _has_master(self, p: Any) -> bool:
