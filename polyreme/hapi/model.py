@@ -173,7 +173,7 @@ class Model:
         every = self._callbacks(callbacks, params, ModelCheckpoint(save_freq, save_dir))
         self.stop_training = False
         left = math.inf if num_iters is None else num_iters
-        with _closing(every):
+        with closing(every):
             every.on_begin("train")
             logs: dict[str, Any] = {}
             for epoch in range(epochs):
@@ -202,7 +202,7 @@ class Model:
         loader = as_loader(eval_data, batch_size, False, False, num_workers)
         params = {"verbose": verbose, "metrics": self._names(), "log_freq": log_freq, "steps": length_of(loader)}
         every = self._callbacks(callbacks, params)
-        with _closing(every):
+        with closing(every):
             return self._evaluate(loader, every, num_iters)
 
     def predict(
@@ -220,7 +220,7 @@ class Model:
         every = self._callbacks(callbacks, {"verbose": verbose, "log_freq": 1, "steps": steps, "metrics": []})
         self.network.eval()
         batches = []
-        with _closing(every):
+        with closing(every):
             every.on_begin("predict", {"steps": steps})
             logs: dict[str, Any] = {}
             for step, batch in enumerate(loader):
@@ -348,25 +348,31 @@ class Model:
         return [*(["loss"] if self._steps.loss is not None else []), *metric_names(self._metrics)]
 
     def _callbacks(self, given: Any, params: dict[str, Any], *more: Callback) -> CallbackList:
-        mine = as_list(given)
-        kinds = tuple(type(c) for c in mine)
-        every = [] if any(issubclass(k, ProgBarLogger) for k in kinds) else [
-            ProgBarLogger(params["log_freq"], params["verbose"])
-        ]  # fmt: skip
-        every += mine
-        every += [c for c in (LRScheduler(), *more) if not any(issubclass(k, type(c)) for k in kinds)]
-        for callback in every:
-            if isinstance(callback, ModelCheckpoint) and callback.save_dir is None:
-                callback.save_dir = params.get("save_dir")
-        return CallbackList(every).bind(self, params)
+        return callbacks_of(self, given, params, *more)
 
     def _need(self, what: str, optimizer: bool) -> None:
         if self._steps.loss is None or (optimizer and self.optimizer is None):
             raise ConfigError(f"Model.{what}: no loss or no optimizer is set; call prepare(optimizer, loss) first")
 
 
+def callbacks_of(owner: Any, given: Any, params: dict[str, Any], *more: Callback) -> CallbackList:
+    """The callbacks given and those there always are (a progress bar, the schedule's steps, and more), of whose kinds
+    one that is given takes the place; bound to their owner, whose run has the settings params."""
+    mine = as_list(given)
+    kinds = tuple(type(c) for c in mine)
+    every = [] if any(issubclass(k, ProgBarLogger) for k in kinds) else [
+        ProgBarLogger(params["log_freq"], params["verbose"])
+    ]  # fmt: skip
+    every += mine
+    every += [c for c in (LRScheduler(), *more) if not any(issubclass(k, type(c)) for k in kinds)]
+    for callback in every:
+        if isinstance(callback, ModelCheckpoint) and callback.save_dir is None:
+            callback.save_dir = params.get("save_dir")
+    return CallbackList(every).bind(owner, params)
+
+
 @contextmanager
-def _closing(callbacks: CallbackList) -> Iterator[None]:
+def closing(callbacks: CallbackList) -> Iterator[None]:
     """Leaves no live bar on the terminal when a run ends, by an error or by ctrl-C too."""
     try:
         yield

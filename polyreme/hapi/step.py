@@ -33,8 +33,8 @@ _SCALER_KEYS = (
 
 @dataclass(frozen=True)
 class Precision:
-    """Mixed precision as prepare() was asked for it: level O0, O1 or O2, settings of auto_cast and of GradScaler, or None
-    where the loss is not scaled."""
+    """Mixed precision as prepare() was asked for it: level O0, O1 or O2, settings of auto_cast and of GradScaler (None
+    where the loss is not scaled)."""
 
     level: str
     cast: dict[str, Any]
