@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -21,9 +21,11 @@ class TensorState:
     """An array that persists, and its tape slots.
 
     array: the value, a jax array (a tracer while captured). grad: Tensor or None. node, index: the tape entry that made
-    it and which of its outputs it is; None for a leaf.
+    it and which of its outputs it is; None for a leaf. own_form: what is kept is not the value, which reading `_array`
+    makes of it: addends that several devices hold, or uneven pieces.
     """
 
+    own_form: ClassVar[bool] = False
     __slots__ = ("__weakref__", "_array", "_grad", "_index", "_node", "stop_gradient")
 
     def __init__(self, array: Any, stop_gradient: bool = True) -> None:

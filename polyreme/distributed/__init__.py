@@ -1,7 +1,9 @@
 """Parallel training: processes, collectives, placement and checkpoints."""
 
+from polyreme.distributed.auto_parallel.dist_tensor import dtensor_from_fn, shard_tensor
 from polyreme.distributed.auto_parallel.placements import Partial, Placement, ReduceType, Replicate, Shard
 from polyreme.distributed.auto_parallel.process_mesh import ProcessMesh, get_mesh, set_mesh
+from polyreme.distributed.auto_parallel.reshard import reshard
 from polyreme.distributed.checkpoint import (
     ShardedStateDict,
     ShardedWeight,
@@ -85,6 +87,7 @@ __all__ = [
     "broadcast_object_list",
     "build_sharded_state_dict",
     "destroy_process_group",
+    "dtensor_from_fn",
     "gather",
     "get_backend",
     "get_group",
@@ -106,12 +109,14 @@ __all__ = [
     "recv_object_list",
     "reduce",
     "reduce_scatter",
+    "reshard",
     "save_state_dict",
     "scatter",
     "scatter_object_list",
     "send",
     "send_object_list",
     "set_mesh",
+    "shard_tensor",
     "shard_weight",
     "spawn",
     "split",

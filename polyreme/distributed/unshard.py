@@ -9,19 +9,24 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from polyreme.core import state
 from polyreme.core.state import Tracer
+from polyreme.distributed.auto_parallel.kept import form_of
+from polyreme.distributed.auto_parallel.reshard import dense
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError
 from polyreme.ops.layout import sharding_constraint
 
 
 def unshard_dtensor(dist_tensor: Tensor) -> Tensor:
-    """The Tensor with a whole copy on every device of its mesh; gradients flow through. Itself if it is on no mesh.
+    """The whole value as a dense Tensor; gradients flow through. Itself if it is on no mesh.
 
-    Over a mesh that spans processes each of them must call it; the result's value can then be read in each.
-    Raises CaptureError inside a captured function, where the compiler chooses layouts.
+    One that a plan placed has a whole copy on every device of the plan's mesh. Over a mesh that spans processes each of
+    them must call it; the result's value can then be read in each. Raises CaptureError inside a captured function for
+    what a plan placed, as the compiler chooses its layout there.
     """
     if not isinstance(dist_tensor, Tensor):
         raise TypeError(f"unshard_dtensor takes a Tensor, got {type(dist_tensor).__name__}")
+    if form_of(dist_tensor) is not None:
+        return dense(dist_tensor)
     array = state.read(dist_tensor)
     if isinstance(array, Tracer):
         raise CaptureError("unshard_dtensor inside a captured function: layouts are chosen later; call it outside")

@@ -47,10 +47,11 @@ grad_mode = GradMode()
 
 
 class Factory:
-    """Makes the Tensor class's values; set once by eager.tensor, which stands above."""
+    """Makes the Tensor class's values; set once by eager.tensor, which stands above. add: the op of that name."""
 
-    __slots__ = ("tensor",)
+    __slots__ = ("add", "tensor")
     tensor: Callable[[Any], TensorState]
+    add: Callable[[TensorState, TensorState], TensorState]
 
 
 factory = Factory()
@@ -325,6 +326,8 @@ _ADD = Kernel(lambda a, b: a + b, "accumulate")
 
 
 def _sum(a: TensorState | None, b: TensorState) -> TensorState:
+    if a is not None and (a.own_form or b.own_form):
+        return factory.add(a, b)
     return b if a is None else apply(_ADD, (a._array, b._array), (edge_of(a), edge_of(b)))
 
 
@@ -525,8 +528,8 @@ def backward(
     with GradEnabled(False):
         _start(walk, roots, cotangents, "backward()")
         walk.run()
-        for leaf, array in leaf_gradients(walk):
-            _store(leaf, array)
+        for leaf, gradient in [(leaf, _hooked(leaf, gradient)) for leaf, gradient in walk.leaves.values()]:
+            _store(leaf, gradient)
         if after_backward.refs:
             after_backward.tell([leaf for leaf, _ in walk.leaves.values()])
 
@@ -539,8 +542,12 @@ def _not_recorded(what: str) -> None:
         )
 
 
-def _store(leaf: TensorState, array: Any) -> None:
+def _store(leaf: TensorState, gradient: TensorState) -> None:
     have = leaf._grad
+    if gradient.own_form and state.watch.active is None:  # addends stay addends until something reads the value
+        leaf._grad = gradient.detach() if have is None else factory.add(have, gradient)  # type: ignore[attr-defined]
+        return
+    array = _laid_out(leaf, gradient._array)
     if have is None:
         if state.watch.active is not None:
             state.watch.active.touch(leaf)

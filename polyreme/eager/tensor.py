@@ -23,6 +23,7 @@ from polyreme.core.symbol import Symbol
 from polyreme.eager import tape
 from polyreme.eager.casts import Casts
 from polyreme.eager.dispatch import Operator, constant, rebind, refuse_copy
+from polyreme.eager.dist_members import DistMembers
 from polyreme.eager.host import as_array, like, put
 from polyreme.eager.index import check_mask, split_index, value_of
 from polyreme.eager.memory import ElementCount, Memory
@@ -44,7 +45,7 @@ _multiply, _divide = Operator(ar.multiply), Operator(ar.divide, None)
 _matmul = Operator(ar.matmul, False, False)
 
 
-class Tensor(TensorState, SparseMembers, Casts, Memory, Rewriting, OpMethods):
+class Tensor(TensorState, SparseMembers, DistMembers, Casts, Memory, Rewriting, OpMethods):
     """A multi-dimensional array that ops read and write, on a device or spread over a mesh.
 
     stop_gradient=True (the default) keeps it out of differentiation. Tensors hash by identity; == is elementwise.
@@ -247,7 +248,7 @@ class Tensor(TensorState, SparseMembers, Casts, Memory, Rewriting, OpMethods):
             return f"Tensor({facts}, in pieces over several processes)"
         with np.printoptions(**print_options):
             value = np.array2string(np.asarray(self._array), separator=", ")
-        return f"Tensor({facts},\n       {value.replace(chr(10), chr(10) + ' ' * 7)})"
+        return f"Tensor({facts}{self._dist_facts() or ','}\n       {value.replace(chr(10), chr(10) + ' ' * 7)})"
 
     def __format__(self, spec: str) -> str:
         return (
@@ -656,7 +657,7 @@ def _wrap(array: Any) -> Tensor:
     return tensor
 
 
-tape.factory.tensor = _wrap
+tape.factory.tensor, tape.factory.add = _wrap, ar.add
 _copy_kernel = tape.Kernel(
     lambda x: x + jnp.zeros((), x.dtype) if dtypes.is_inexact(x.dtype) else jnp.array(x), "clone"
 )

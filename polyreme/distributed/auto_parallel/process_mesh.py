@@ -82,6 +82,13 @@ class ProcessMesh:
         return _unique_ids.setdefault(self._value, len(_unique_ids))
 
     @property
+    def here(self) -> int:
+        """The first process id whose device this process drives; the first of all if it drives none."""
+        devices, here = jax.devices(), jax.process_index()
+        mine = (i for i in self._value[1] if i < len(devices) and devices[i].process_index == here)
+        return next(mine, self._value[1][0])
+
+    @property
     def jax_mesh(self) -> Mesh:
         """The jax Mesh of these devices, with these names. PlacementError if a device is not there."""
         if self._jax_mesh is None:
@@ -126,7 +133,7 @@ class ProcessMesh:
     def get_submesh_with_dim(self, dim_name: str) -> ProcessMesh:
         """The 1-D mesh along a dim that holds this process's first device on the mesh."""
         at = self._dim(dim_name)
-        here = np.argwhere(self._mesh == self._caller())[0]
+        here = np.argwhere(self._mesh == self.here)[0]
         along = tuple(slice(None) if i == at else int(here[i]) for i in range(self.ndim))
         return ProcessMesh(self._mesh[along], [self._names[at]])
 
@@ -161,12 +168,6 @@ class ProcessMesh:
         if isinstance(dim, (int, np.integer)) and not isinstance(dim, bool) and -self.ndim <= dim < self.ndim:
             return int(dim) % self.ndim
         raise ConfigError(f"{self} has no dim {dim!r}{did_you_mean(dim, self._names)}")
-
-    def _caller(self) -> int:
-        """The first process id whose device this process drives; the first of all if it drives none."""
-        devices, here = jax.devices(), jax.process_index()
-        mine = (i for i in self._value[1] if i < len(devices) and devices[i].process_index == here)
-        return next(mine, self._value[1][0])
 
     def __enter__(self) -> ProcessMesh:
         _current.inside.append(self)
