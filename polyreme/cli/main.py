@@ -18,9 +18,11 @@ import typer
 from polyreme import flags
 from polyreme.cli import launch as launcher
 from polyreme.cli import run as runner
+from polyreme.cli.calibrate import calibrate
 from polyreme.cli.comm import comm
 from polyreme.cli.deploy import export, infer
 from polyreme.cli.failure import exit_code, report
+from polyreme.cli.plan import plan
 from polyreme.cli.prove import prove
 from polyreme.cli.schedule import schedule
 from polyreme.errors import EXIT_INTERNAL, ConfigError, did_you_mean
@@ -137,9 +139,11 @@ def doctor(
         raise typer.Exit(1)
 
 
+app.command()(plan)
 app.command()(prove)
 app.command()(schedule)
 app.command()(comm)
+app.command()(calibrate)
 app.command()(export)
 app.command()(infer)
 

@@ -46,7 +46,7 @@ class Arithmetic(NamedTuple):
     def product(self, flops: float, moved: float, share: float) -> float:
         """Seconds of arithmetic that also moves bytes: the slower of the two, and no less than a launch."""
         device = self.device
-        arithmetic = flops / (device.flops[self.training.dtype] * share)
+        arithmetic = flops / (device.flops[self.training.products or self.training.dtype] * share)
         return max(self.crowd * max(arithmetic, self.stream(moved)), device.launch)
 
     def stream(self, moved: float) -> float:

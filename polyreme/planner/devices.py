@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -70,6 +70,25 @@ def cluster_of_kind(
         raise ConfigError(f"{num_devices} devices of {name!r} do not make {slices} equal slices; change one of them")
     links = _links(nodes[node], name, num_devices // slices, tuple(torus))
     return Cluster(device_kind(name), num_devices, links)
+
+
+def node_of(name: str) -> str:
+    """The machine that a kind usually comes in. Raises ConfigError for a kind that is not known."""
+    return str(_row(name)["node"])
+
+
+def unknown_kind(name: str, num_devices: int, flops: float, memory: float) -> Cluster:
+    """Devices of a kind of which only FLOP/s and bytes are known: the rest is the A100's, in proportion."""
+    basis = cluster_of_kind("a100-80g", num_devices)
+    ratio = flops / basis.device.flops["bfloat16"]
+    device = replace(
+        basis.device,
+        name=name,
+        flops={dtype: rate * ratio for dtype, rate in basis.device.flops.items()},
+        memory=memory,
+        bandwidth=basis.device.bandwidth * ratio**0.5,
+    )
+    return replace(basis, device=device)
 
 
 def torus_of(num_devices: int, dims: int) -> tuple[int, ...]:

@@ -67,11 +67,11 @@ def predict(
 
 def _check_dtype(training: Training, cluster: Cluster) -> None:
     known = [dtype for dtype in cluster.device.flops if dtype in ITEMSIZE]
-    if training.dtype not in known:
-        raise ConfigError(
-            f"device kind {cluster.device.name!r} has no FLOP/s of dtype {training.dtype!r}"
-            f"{did_you_mean(training.dtype, known)}"
-        )
+    for dtype in (training.dtype, training.products or training.dtype):
+        if dtype not in known:
+            raise ConfigError(
+                f"device kind {cluster.device.name!r} has no FLOP/s of dtype {dtype!r}{did_you_mean(dtype, known)}"
+            )
 
 
 class _Chunk(NamedTuple):

@@ -13,8 +13,9 @@ from typing import Literal
 class Training:
     """How a step computes, apart from the plan.
 
-    dtype: of the arithmetic. master: float32 parameters, gradients and two moments are kept beside parameters in dtype
-    (autocast O2); else everything is float32 and cast in use. attention: "fused" never stores the scores, "plain" does.
+    dtype: of the arithmetic; products: of matrix products, if another ("float8"). master: float32 parameters and two
+    moments are kept beside parameters in dtype (autocast O2); else everything is float32 and cast in use. attention:
+    "fused" never stores the scores, "plain" does.
     gradients: bytes of a gradient's element where it is added up and reduced. cut: how a pipeline cuts the model:
     "items" counts the embedding and the head as a layer each (PipelineLayer's uniform), "layers" gives every chunk as
     many layers, the first the embedding besides, the last the head. overlap: mesh axes whose communication runs beside
@@ -26,6 +27,7 @@ class Training:
     attention: Literal["fused", "plain"] = "fused"
     gradients: int = 4
     cut: Literal["items", "layers"] = "items"
+    products: str = ""
     overlap: tuple[str, ...] = ("dp", "sharding")
     overhead: float = 0.0
 

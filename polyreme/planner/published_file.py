@@ -1,0 +1,88 @@
+"""Files of rows that describe training runs (CSV, YAML, JSON), and the answer to each.
+
+Floor: 1.  Never imports: jax.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from polyreme.errors import ConfigError, PlacementError, ShapeError
+from polyreme.planner.conventions import flops_by_convention
+from polyreme.planner.published import run_of
+
+Row = Mapping[str, Any]
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """Rows of a .csv file with a header line, or of a .yaml, .yml or .json file that has one row or a list of them.
+
+    Raises ConfigError for a file that cannot be read as what its ending says, and for one without rows.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    reader = {".csv": _csv, ".yaml": yaml.safe_load, ".yml": yaml.safe_load, ".json": json.loads}.get(
+        path.suffix.lower()
+    )
+    if reader is None:
+        raise ConfigError(f"{path}: rows come as .csv, .yaml, .yml or .json; rename or convert the file")
+    try:
+        found = reader(text)
+    except (yaml.YAMLError, ValueError, csv.Error) as error:
+        raise ConfigError(f"{path} is not valid {path.suffix[1:]}: {error}") from error
+    rows = [found] if isinstance(found, Mapping) else found
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
+        raise ConfigError(f"{path} has no rows; give a header line and lines, or a list of mappings")
+    return rows
+
+
+def _csv(text: str) -> list[Row]:
+    rows: list[Row] = list(csv.DictReader(text.splitlines(), restkey="", strict=True))
+    for number, row in enumerate(rows, start=2):
+        if "" in row:
+            raise ConfigError(f"line {number} has more cells than the header has columns; quote cells with commas")
+    return rows
+
+
+def answer(row: Row) -> dict[str, Any]:
+    """What predict says of a row, as plain values; {"id", "error"} for a row that describes no run.
+
+    Seconds, bytes, tokens a second and 1e12 FLOP a second, of the model's FLOP without recompute;
+    tflops_by_convention counts them as the row's flops_convention does.
+    """
+    name = {key: row[key] for key in ("id", "model") if row.get(key)}
+    try:
+        run = run_of(row)
+        found = run.predict()
+    except (ConfigError, PlacementError, ShapeError) as error:
+        return {**name, "error": str(error)}
+    devices, step = run.cluster.num_devices, found.step_seconds
+    rate = 1e12 * step * devices
+    convention = str(row.get("flops_convention") or "model")
+    plan = run.plan
+    return {
+        **name,
+        "step_seconds": step,
+        "tokens_per_second_per_device": found.tokens_per_second / devices,
+        "tflops_per_device": flops_by_convention("model", run.model, run.batch) / rate,
+        "tflops_by_convention": flops_by_convention(convention, run.model, run.batch) / rate,
+        "mfu": found.mfu,
+        "fits": found.fits,
+        "memory": {**asdict(found.memory), "total": found.memory.total, "capacity": found.capacity},
+        "times": asdict(found.times),
+        "binds": found.binds,
+        "batch": run.batch,
+        "plan": plan.to_dict(),
+        "device": run.cluster.device.name,
+        "assumed": dict(run.assumed),
+    }
