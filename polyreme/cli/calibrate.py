@@ -1,0 +1,58 @@
+"""`polyreme calibrate`: measure this machine for the planner.
+
+Floor: 7.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyreme.errors import ConfigError
+from polyreme.planner.calibration import calibration_file, to_yaml
+
+
+def calibrate(
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="How many virtual CPU devices to make; by default CPU_NUM, else 8.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write; by default the user's cache folder.")
+    ] = None,
+) -> None:
+    """Measure matmul, collectives, memory and dispatch on this machine's devices, in under a minute.
+
+    `polyreme plan --devices N` then plans for what was measured. The file is a cluster file: `polyreme plan --cluster`
+    takes it too, on any machine. On a processor the devices share its cores, and all are kept busy while measuring.
+
+    Example: polyreme calibrate --output this_machine.yaml
+    """
+    path = calibration_file() if output is None else output
+    _check(path, is_own=output is None)
+    if devices is not None:
+        os.environ["CPU_NUM"] = str(devices)
+    os.environ.setdefault("CPU_NUM", "8")  # of no effect on accelerators
+    from polyreme.recipes import calibrate as recipe
+
+    cluster = recipe.run(typer.echo)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(f"# measured by `polyreme calibrate`\n{to_yaml(cluster)}", encoding="utf-8")
+    os.replace(temporary, path)
+    count = f"{cluster.num_devices} device{'s' if cluster.num_devices > 1 else ''} of kind {cluster.device.name!r}"
+    typer.echo(f"{count}: written to {path}; `polyreme plan CONFIG --devices {cluster.num_devices}` uses it")
+
+
+def _check(path: Path, *, is_own: bool) -> None:
+    """Raise ConfigError before a minute of measuring, if the result could not be written."""
+    if path.is_dir():
+        raise ConfigError(f"--output {path}: is a folder; give the name of a file in it")
+    if is_own:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{path.parent}: cannot be made ({error.strerror}); give --output FILE") from None
+    if not path.parent.is_dir():
+        raise ConfigError(f"--output {path}: there is no folder {path.parent}; make it first")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{path}: the folder {path.parent} cannot be written to; give another --output FILE")

@@ -1,0 +1,260 @@
+"""Which devices to plan for: a cluster.yaml, a topology such as v5e:16x16, or this machine's own.
+
+Floor: 1.  Never imports: jax.  A cluster file says
+
+    device: h100            # a kind of devices.yaml, or every figure of one (as `polyreme calibrate` writes)
+    devices_per_node: 8
+    nodes: 128              # 1 if left out
+    torus: [16, 16]         # of a TPU's slice, and slices: 2; the most even torus if left out
+    links:                  # those of the kind if left out; nearest first
+      - {name: nvlink, devices: 8, bandwidth: 4.5e11, latency: 5e-6}
+      - {name: infiniband, devices: 1024, bandwidth: 5e10, latency: 1e-5}
+    memory: 64e9            # bytes of a device, where it is not the kind's
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from polyreme.errors import ConfigError, did_you_mean
+from polyreme.planner.calibration import calibration_file, declared, resized
+from polyreme.planner.cluster import Cluster, DeviceKind, Link
+from polyreme.planner.devices import cluster_of_kind, device_kinds
+
+_MAX_BYTES = 1 << 20  # written by hand; more is some other file given by mistake
+_NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_KEYS = ("device", "devices_per_node", "nodes", "node", "torus", "slices", "links", "memory", "shared", "task")
+_OF_KIND = ("node", "torus", "slices")
+
+
+def read(path: str | Path) -> Cluster:
+    """The Cluster that a YAML file describes.
+
+    Raises ConfigError, naming file and key, for a file that cannot be read, a key or a device kind that does not exist
+    (with the nearest that does), a value of the wrong type or out of range, and links that do not reach all devices.
+    """
+    path = Path(path)
+    values = _mapping(_load(path), str(path), _KEYS)
+    if "device" not in values:
+        raise ConfigError(f"{path}: device is missing; name a kind such as h100, or give its figures")
+    count = math.prod(_whole(values.get(key, 1), f"{path}: {key}") for key in ("devices_per_node", "nodes"))
+    cluster = _basis(values, count, str(path))
+    if "links" in values:
+        cluster = replace(cluster, links=_links(values["links"], count, str(path)))
+    if "memory" in values:
+        memory = _positive(values["memory"], f"{path}: memory")
+        cluster = replace(cluster, device=replace(cluster.device, memory=memory))
+    shared = _whole(values.get("shared", cluster.shared), f"{path}: shared")
+    if shared not in (1, count):
+        raise ConfigError(f"{path}: shared is {shared}; give 1, or {count} where all devices share one set of units")
+    return replace(cluster, shared=shared, task=_not_negative(values.get("task", cluster.task), f"{path}: task"))
+
+
+def of_topology(text: str) -> Cluster:
+    """A Cluster from a kind and its shape.
+
+    v5e:16x16 is one slice of a TPU, v5e:2x16x16 two of them; h100:64 is 64 GPUs in the machines they come in, h100:8x8
+    the same as machines x GPUs.
+
+    >>> of_topology("v5p:4x4x8").num_devices, of_topology("h100:2x8").links[0].devices
+    (128, 8)
+    """
+    kind, _, shape = text.partition(":")
+    if not re.fullmatch(r"\d+(x\d+)*", shape) or math.prod(map(int, shape.split("x"))) < 1:
+        raise ConfigError(f"--topology {text}: needs KIND:SHAPE, such as v5e:16x16 or h100:8x8; kinds: {_kinds()}")
+    sizes = [int(size) for size in shape.split("x")]
+    link = cluster_of_kind(kind, 1).links[0]
+    if not link.torus:
+        return _of_machines(text, kind, sizes, link.devices)
+    dims = len(link.torus)
+    if len(sizes) not in (1, dims, dims + 1):
+        raise ConfigError(f"--topology {text}: {kind} has a torus of {dims} dims; give as many lengths, or a count")
+    slices = sizes[0] if len(sizes) > dims else 1
+    return cluster_of_kind(kind, math.prod(sizes), slices=slices, torus=sizes[-dims:] if len(sizes) > 1 else ())
+
+
+def of_devices(count: int) -> Cluster:
+    """This machine with so many devices: as `polyreme calibrate` found it, else a processor by declared figures."""
+    path = calibration_file()
+    if not path.exists():
+        return declared(count)
+    try:
+        return resized(read(path), count)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; `polyreme calibrate` measures the machine again") from None
+
+
+def _of_machines(text: str, kind: str, sizes: list[int], node: int) -> Cluster:
+    if len(sizes) > 2 or (len(sizes) == 2 and sizes[1] > node):
+        raise ConfigError(
+            f"--topology {text}: give {kind} as a number of devices or as machines x devices, of which a machine has "
+            f"{node}; describe other machines in a file for --cluster"
+        )
+    return cluster_of_kind(kind, math.prod(sizes))
+
+
+def _basis(values: Mapping[str, Any], count: int, path: str) -> Cluster:
+    """The cluster by its device alone."""
+    device = values["device"]
+    if isinstance(device, Mapping):
+        stray = [key for key in _OF_KIND if key in values]
+        if stray:
+            raise ConfigError(f"{path}: {stray[0]} is for a kind of devices.yaml; leave it out, or name such a kind")
+        if count > 1 and "links" not in values:
+            raise ConfigError(f"{path}: links are missing; a device with figures of its own needs those of its links")
+        return Cluster(_device(device, path), count, ())
+    if not isinstance(device, str):
+        raise ConfigError(f"{path}: device is {device!r}; give the name of a kind, or its figures")
+    node, torus = values.get("node"), values.get("torus", ())
+    slices = _whole(values.get("slices", 1), f"{path}: slices")
+    if not isinstance(torus, (list, tuple)):
+        raise ConfigError(f"{path}: torus is {torus!r}; give its lengths, such as [16, 16]")
+    lengths = tuple(_whole(length, f"{path}: torus") for length in torus)
+    try:
+        found = cluster_of_kind(device, count, node=None if node is None else str(node), slices=slices, torus=lengths)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if found.links[0].torus or "devices_per_node" not in values:
+        return found
+    near, *far = found.links
+    inside = _whole(values["devices_per_node"], f"{path}: devices_per_node")
+    return replace(found, links=(replace(near, devices=inside), *far) if inside > 1 else tuple(far))
+
+
+def _device(values: Mapping[str, Any], path: str) -> DeviceKind:
+    where = f"{path}: device"
+    checked = _section(values, DeviceKind, where)
+    flops = checked.get("flops")
+    if not isinstance(flops, Mapping) or not flops:
+        raise ConfigError(f"{where}.flops is {flops!r}; give FLOP/s by dtype, such as {{bfloat16: 3.12e14}}")
+    checked["flops"] = {str(dtype): _positive(rate, f"{where}.flops.{dtype}") for dtype, rate in flops.items()}
+    return DeviceKind(**checked)
+
+
+def _links(values: Any, count: int, path: str) -> tuple[Link, ...]:
+    if not isinstance(values, list):
+        raise ConfigError(f"{path}: links is {values!r}; give a list, the nearest link first")
+    found = []
+    for at, each in enumerate(values):
+        where = f"{path}: links[{at}]"
+        checked = _section(_mapping(each, where, [f.name for f in fields(Link)]), Link, where)
+        found.append(Link(**checked))
+    reach = [link.devices for link in found]
+    if reach != sorted(set(reach)):
+        raise ConfigError(f"{path}: links join {reach} devices; list them nearest first, each joining more")
+    if count > 1 and (not reach or reach[-1] < count):
+        raise ConfigError(f"{path}: links join {reach[-1] if reach else 1} of {count} devices; add one that joins all")
+    return tuple(found)
+
+
+_CURVES = ("efficiency", "matmul", "attention", "streaming")
+_WHOLE = ("devices", "closes")
+_TEXT = ("name", "source")
+
+
+def _section(values: Mapping[str, Any], kind: type, where: str) -> dict[str, Any]:
+    """The checked fields of a DeviceKind or Link."""
+    known = {f.name: f for f in fields(kind)}
+    checked: dict[str, Any] = {}
+    for key, value in _mapping(values, where, known).items():
+        at = f"{where}.{key}"
+        if key in _CURVES:
+            checked[key] = _curve(value, at)
+        elif key == "torus":
+            checked[key] = tuple(_whole(each, at) for each in value)
+        elif key in _TEXT:
+            checked[key] = str(value)
+        elif key == "flops":
+            checked[key] = value
+        else:
+            check = _whole if key in _WHOLE else _not_negative if key in _MAY_BE_NOTHING else _positive
+            checked[key] = check(value, at)
+    missing = [name for name, f in known.items() if f.default is MISSING and name not in checked]
+    if missing:
+        raise ConfigError(f"{where}: {missing[0]} is missing; a {kind.__name__} needs {', '.join(missing)}")
+    return checked
+
+
+_MAY_BE_NOTHING = ("latency", "launch")
+
+
+def _curve(value: Any, where: str) -> tuple[tuple[float, float], ...]:
+    shape = f"{where} is {value!r}; give points [size, share], sizes rising, shares above 0 and up to 1"
+    if not isinstance(value, list) or not value or not all(isinstance(p, list) and len(p) == 2 for p in value):
+        raise ConfigError(shape)
+    points = tuple((_not_negative(x, where), _positive(y, where)) for x, y in value)
+    sizes = [x for x, _ in points]
+    if sizes != sorted(set(sizes)) or any(share > 1 for _, share in points):
+        raise ConfigError(shape)
+    return points
+
+
+def _mapping(value: Any, where: str, known: Iterable[str]) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: needs key: value lines, got {value!r}")
+    names = tuple(known)
+    for key in value:
+        if key not in names:
+            raise ConfigError(f"{where}: unknown key {key!r}{did_you_mean(str(key), names)}")
+    return value
+
+
+def _load(path: Path) -> Any:
+    try:
+        if path.is_dir():
+            raise ConfigError(f"{path}: is a folder; name a cluster file inside it")
+        if path.stat().st_size > _MAX_BYTES:
+            raise ConfigError(f"{path}: {path.stat().st_size:,} bytes is too long for a cluster file")
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        near = [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
+        raise ConfigError(f"{path}: no such cluster file{did_you_mean(path.name, near) if near else ''}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise ConfigError(f"{path}{line}: not YAML: {getattr(error, 'problem', None) or error}") from None
+
+
+def _number(value: Any, where: str) -> float:
+    """YAML 1.1 reads 5e10 as text; text that is a number is meant as one."""
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ConfigError(f"{where} is {value!r}; give a number")
+    return float(value)
+
+
+def _positive(value: Any, where: str) -> float:
+    number = _number(value, where)
+    if number <= 0:
+        raise ConfigError(f"{where} is {value!r}; give a number above 0")
+    return number
+
+
+def _not_negative(value: Any, where: str) -> float:
+    number = _number(value, where)
+    if number < 0:
+        raise ConfigError(f"{where} is {value!r}; give a number of at least 0")
+    return number
+
+
+def _whole(value: Any, where: str) -> int:
+    number = _number(value, where)
+    if number < 1 or number != int(number):
+        raise ConfigError(f"{where} is {value!r}; give a whole number of at least 1")
+    return int(number)
+
+
+def _kinds() -> str:
+    return ", ".join(device_kinds())

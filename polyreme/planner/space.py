@@ -1,0 +1,207 @@
+"""Which plans there are for a model on a cluster: meshes that divide, then how a step is cut, then what is kept.
+
+Floor: 1.  Never imports: jax.  What divides is asked of Plan and Strategy themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+
+from polyreme.errors import PlacementError
+from polyreme.mesh import Plan
+from polyreme.mesh.axes import AXES
+from polyreme.planner.cluster import Cluster
+from polyreme.planner.graph import Graph
+
+SCHEDULES = ("1F1B", "VPP", "ZBH1", "ZBVPP")
+"""Those that are looked at. FThenB has the bubble of 1F1B and holds more, so it is never better."""
+
+_DIM_OF = {"mp": ("heads", "kv_heads", "ffn", "inner", "vocab"), "ep": ("expert",), "sep": ("block_seq",)}
+_MOST_CHUNKS = 8  # of a stage under VPP; each further one sends more and saves little bubble
+_MOST_ROWS = 16  # of a pipeline's microbatch; larger ones lengthen the bubble and no longer the products
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What a search may choose. axes: mesh axes of degree above 1; microbatches: their numbers, () for any that divide
+    the batch; sharding_stages, schedules, recompute and offload as in Plan; rows_per_microbatch: of one device, 0 for
+    any."""
+
+    axes: tuple[str, ...] = AXES
+    sharding_stages: tuple[int, ...] = (1, 2, 3)
+    schedules: tuple[str, ...] = SCHEDULES
+    recompute: tuple[str, ...] = ("none", "core_attn", "full_attn", "full")
+    offload: tuple[tuple[str, ...], ...] = ((), ("state",), ("state", "act"))
+    microbatches: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The part of a plan that says which device holds what."""
+
+    dp: int = 1
+    pp: int = 1
+    sharding: int = 1
+    sep: int = 1
+    mp: int = 1
+    ep: int = 1
+    sharding_stage: int = 1
+    sequence_parallel: bool = False
+
+    @property
+    def batch_ways(self) -> int:
+        """Parts that a microbatch is split into."""
+        return self.dp * self.sharding * self.ep
+
+    def plan(self, **rest: object) -> Plan:
+        """A Plan of this shape."""
+        return Plan.from_degrees(**{f.name: getattr(self, f.name) for f in fields(self)}, **rest)  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class Refused:
+    """Meshes that cannot be, by reason, with how many plans' worth of meshes each reason refuses."""
+
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    def add(self, reason: str) -> None:
+        """Count one more."""
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+
+
+def shapes(graph: Graph, cluster: Cluster, batch: int, space: Space, refused: Refused) -> Iterator[Shape]:
+    """Every shape that uses all devices and that the model and the batch divide into; why others do not, in refused.
+
+    mp stays inside a node (the nearest link). Of the degrees of sharding, those are taken that span all replicas, a
+    node, or nothing between: one in between costs as much memory as time.
+    """
+    for mp, sep, ep, pp in _degrees(graph, cluster, space):
+        for is_sequence_parallel in (False, True) if mp > 1 and _names(graph, ("seq",)) else (False,):
+            reason = _misfit(graph, mp, sep, ep, is_sequence_parallel) or _too_many_stages(graph, pp)
+            if reason:
+                refused.add(reason)
+                continue
+            inner = Shape(pp=pp, sep=sep, mp=mp, ep=ep, sequence_parallel=is_sequence_parallel)
+            replicas = cluster.num_devices // (mp * sep * ep * pp)
+            if batch % (replicas * ep):
+                refused.add(f"batch {batch} does not divide over {replicas * ep} replicas")
+                continue
+            yield from _split_replicas(inner, replicas, cluster, space)
+
+
+def cuts(shape: Shape, graph: Graph, batch: int, space: Space) -> list[dict[str, object]]:
+    """How a step may be cut: num_microbatches, schedule and virtual_stages, as arguments of Shape.plan.
+
+    Without a pipeline fewer microbatches are better while they fit, so they come in rising number.
+    """
+    rows = batch // shape.batch_ways
+    counts = [m for m in divisors(rows) if not space.microbatches or m in space.microbatches]
+    if shape.pp == 1:
+        return [{"num_microbatches": m} for m in counts]
+    counts = [m for m in counts if rows // m <= _MOST_ROWS or m == max(counts)]
+    layers = sum(block.repeats for block in graph.blocks)
+    found: list[dict[str, object]] = []
+    for m, schedule in itertools.product(counts, space.schedules):
+        chunks = {"VPP": range(2, _MOST_CHUNKS + 1), "ZBVPP": (2,)}.get(schedule, (1,))
+        for virtual in chunks:
+            # VPP walks microbatches in groups of pp; chunks as even as the layers allow
+            if virtual * shape.pp > layers or (schedule == "VPP" and m % shape.pp):
+                continue
+            found.append({"num_microbatches": m, "schedule": schedule, "virtual_stages": virtual})
+    return found
+
+
+@lru_cache(maxsize=4096)
+def divisors(number: int) -> tuple[int, ...]:
+    """All of them, rising.
+
+    >>> divisors(12)
+    (1, 2, 3, 4, 6, 12)
+    """
+    return tuple(d for d in range(1, number + 1) if number % d == 0)
+
+
+def simplicity(plan: Plan) -> tuple:
+    """A key by which the plainer of two plans is the smaller: fewer axes, then fewer other features."""
+    mesh = plan.mesh
+    degrees = [mesh.degree(axis) for axis in AXES]
+    return (
+        sum(degree > 1 for degree in degrees),
+        len(plan.offload),
+        ("none", "core_attn", "full_attn", "full").index(plan.recompute),
+        (None, "1F1B", "VPP", "ZBH1", "ZBVPP", "FThenB").index(plan.schedule),
+        plan.virtual_stages,
+        len(plan.strategy.rule("param")) + len(plan.strategy.rule("grad")) + len(plan.strategy.rule("act")),
+        plan.num_microbatches,
+        [-degree for degree in degrees],
+    )
+
+
+def _degrees(graph: Graph, cluster: Cluster, space: Space) -> Iterator[tuple[int, int, int, int]]:
+    near = cluster.links[0].devices if cluster.links else 1
+    most = {"mp": near, "sep": near}
+    choices = {
+        axis: [
+            n
+            for n in divisors(cluster.num_devices)
+            if n == 1 or (axis in space.axes and n <= most.get(axis, n) and _names(graph, _DIM_OF[axis]))
+        ]
+        for axis in ("mp", "sep", "ep")
+    }
+    stages = divisors(cluster.num_devices) if "pp" in space.axes else (1,)
+    for mp, sep, ep, pp in itertools.product(choices["mp"], choices["sep"], choices["ep"], stages):
+        if cluster.num_devices % (mp * sep * ep * pp) == 0:
+            yield mp, sep, ep, pp
+
+
+def _split_replicas(inner: Shape, replicas: int, cluster: Cluster, space: Space) -> Iterator[Shape]:
+    if replicas == 1 or "dp" in space.axes:
+        yield replace(inner, dp=replicas)
+    if replicas == 1 or "sharding" not in space.axes:
+        return
+    node = cluster.links[0].devices if cluster.links else 1
+    inside = node // (inner.mp * inner.sep * inner.ep)
+    degrees = {n for n in divisors(replicas) if n > 1 and (n in (replicas, inside) or replicas <= 8)}
+    if "dp" not in space.axes:
+        degrees = {replicas}
+    for sharding, stage in itertools.product(sorted(degrees), space.sharding_stages):
+        yield replace(inner, dp=replicas // sharding, sharding=sharding, sharding_stage=stage)
+
+
+@lru_cache(maxsize=64)
+def _dims(graph: Graph) -> frozenset[str | None]:
+    values = [v for b in graph.blocks for op in b.operations for v in (*op.inputs, op.output)]
+    values += [p for b in graph.blocks for p in b.parameters]
+    return frozenset(dim for value in values for dim in value.dims)
+
+
+def _names(graph: Graph, dims: tuple[str, ...]) -> bool:
+    return not _dims(graph).isdisjoint(dims)
+
+
+@lru_cache(maxsize=4096)
+def _misfit(graph: Graph, mp: int, sep: int, ep: int, is_sequence_parallel: bool) -> str:
+    """Why the model's tensors do not divide over these degrees; "" if they do."""
+    plan = Plan.from_degrees(mp=mp, sep=sep, ep=ep, sequence_parallel=is_sequence_parallel)
+    try:
+        for block in graph.blocks:
+            for p in block.parameters:
+                plan.strategy.param_spec(p.dims, p.shape, plan.mesh)
+            for value in {v for op in block.operations for v in (*op.inputs, op.output)}:
+                # a sample is no dim to divide: the batch is checked as a whole
+                dims = tuple(None if dim == "batch" else dim for dim in value.dims)
+                plan.strategy.act_spec(dims, value.shape, plan.mesh)
+    except PlacementError as error:
+        return f"{plan.mesh}: {error}"
+    return ""
+
+
+@lru_cache(maxsize=4096)
+def _too_many_stages(graph: Graph, pp: int) -> str:
+    layers = sum(block.repeats for block in graph.blocks)
+    if pp <= layers:
+        return ""
+    return f"pp{pp} has more stages than the model has layers ({layers}, embedding and head counted)"

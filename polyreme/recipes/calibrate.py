@@ -1,0 +1,207 @@
+"""Measuring this machine for the planner: one matmul curve, one collective curve, memory, and what a call costs.
+
+Floor: 7.  What is measured becomes a planner.Cluster in planner/calibration.py. Devices that share their units, as
+virtual CPU devices do, are all kept busy in every measurement, as they are in training.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from polyreme.core import rng
+from polyreme.core.backend import Device
+from polyreme.distributed.fleet.meta_parallel import PipelineLayer
+from polyreme.distributed.pipeline.batch import cut
+from polyreme.distributed.pipeline.runtime import Pipeline
+from polyreme.distributed.placement import apply_plan, clear_plan
+from polyreme.kernels import attention
+from polyreme.mesh import Plan
+from polyreme.nn import Linear
+from polyreme.planner.calibration import Measured, cluster_of
+from polyreme.planner.cluster import Cluster
+
+Report = Callable[[str], None]
+
+_TIMES = 0.12  # seconds that one measurement is repeated for, at least three times
+_CHAIN = 8  # calls of an operation in one program, so that the program's dispatch does not count
+
+
+def run(report: Report = lambda line: None, devices: Sequence[Device] | None = None) -> Cluster:
+    """Measure the devices (all of this process by default); under a minute on a processor with two cores.
+
+    report is called with a line about each part as it is done.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    bench = _Bench(devices)
+    measured = Measured(
+        kind=devices[0].device_kind,
+        platform=devices[0].platform,
+        num_devices=len(devices),
+        memory=_memory_bytes(devices),
+        matmul={dtype: bench.matmul(dtype, report) for dtype in bench.dtypes},
+        attention=bench.attention(report),
+        streaming=bench.streaming(report),
+        all_reduce=bench.collective("all-reduce", report),
+        all_gather=bench.collective("all-gather", report),
+        launch=bench.launch(report),
+        task=bench.task(report),
+    )
+    return cluster_of(measured)
+
+
+class _Bench:
+    """Programs over all devices, each device with its own part of dim 0."""
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self.devices = devices
+        self.is_cpu = devices[0].platform == "cpu"
+        self.mesh = Mesh(np.array(devices), ("all",))
+        self.split = NamedSharding(self.mesh, P("all"))
+        self.dtypes = ("float32", "bfloat16") if self.is_cpu else ("bfloat16", "float16", "float32")
+
+    def matmul(self, dtype: str, report: Report) -> list[tuple[float, float]]:
+        """(FLOP of a product on one device, FLOP/s of all devices together) for square products of rising size."""
+        sizes = (32, 64, 128, 256, 512) if self.is_cpu else (256, 512, 1024, 2048, 4096, 8192)
+        found = []
+        for size in sizes:
+            x = self._ones((size, size), dtype)
+
+            def chain(x: Any) -> Any:
+                y = x
+                for _ in range(_CHAIN):
+                    y = jnp.matmul(y, x)
+                return y
+
+            flops = 2.0 * size**3
+            found.append((flops, flops * _CHAIN * len(self.devices) / self._seconds(chain, x)))
+        report(f"matmul {dtype}: {max(rate for _, rate in found) / 1e9:,.0f} GFLOP/s on all devices together")
+        return found
+
+    def attention(self, report: Report) -> list[tuple[float, float]]:
+        """As matmul, of causal attention in the forward: half of the products' FLOP are carried out."""
+        heads, width = (4, 32) if self.is_cpu else (16, 128)
+        found = []
+        for seq in (64, 256, 512) if self.is_cpu else (512, 1024, 2048, 4096):
+            q = self._ones((2, seq, heads, width), self.dtypes[0])
+
+            def chain(q: Any) -> Any:
+                rows = q.reshape(-1, *q.shape[2:])
+                for _ in range(2):
+                    rows = attention(rows, rows, rows, causal=True)
+                return rows
+
+            flops = 2.0 * 2 * seq * seq * heads * width  # two products of 2 s s d, half of each, two rows
+            found.append((flops, flops * 2 * len(self.devices) / self._seconds(chain, q)))
+        report(f"attention: {max(rate for _, rate in found) / 1e9:,.0f} GFLOP/s")
+        return found
+
+    def streaming(self, report: Report) -> list[tuple[float, float]]:
+        """(bytes read and written on one device, bytes/s of all devices together)."""
+        sizes = (1 << 12, 1 << 15, 1 << 18, 1 << 20) if self.is_cpu else (1 << 16, 1 << 20, 1 << 24, 1 << 27)
+        found = []
+        for size in sizes:
+            x = self._ones((size,), "float32")
+            moved = 2.0 * 4 * size
+            found.append((moved, moved * len(self.devices) / self._seconds(lambda x: x + 1, x, out=x)))
+        report(f"memory: {max(rate for _, rate in found) / 1e9:,.1f} GB/s")
+        return found
+
+    def collective(self, kind: str, report: Report) -> list[tuple[float, float]]:
+        """(bytes of the whole result on one device, seconds) of a collective over all devices; [] for one device."""
+        count = len(self.devices)
+        if count == 1:
+            return []
+        run = jax.lax.psum if kind == "all-reduce" else jax.lax.all_gather
+        found = []
+        for shift in (8, 14, 18, 20, 22) if self.is_cpu else (12, 18, 22, 26):
+            nbytes = 1 << shift
+            each = nbytes // 4 if kind == "all-reduce" else max(1, nbytes // 4 // count)
+            x = self._ones((each,), "float32")
+
+            def chain(x: Any) -> Any:
+                # each waits for the one before; what is added keeps them from being merged
+                for _ in range(_CHAIN):
+                    y = run(x, "all")
+                    x = x + y.reshape(-1)[: x.size].reshape(x.shape)
+                return x
+
+            spread = jax.shard_map(chain, mesh=self.mesh, in_specs=P("all"), out_specs=P("all"), check_vma=False)
+            made = 4.0 * each * (1 if kind == "all-reduce" else count)
+            found.append((made, self._seconds(spread, x) / _CHAIN))
+        report(", ".join([f"{kind}:", *(f"{seconds * 1e6:,.0f} us for {size:,.0f} B" for size, seconds in found)]))
+        return found
+
+    def launch(self, report: Report) -> float:
+        """Seconds from one small operation of a program to the next, all devices running it."""
+        x = self._ones((4, 4), "float32")
+
+        def chain(count: int) -> Callable[[Any], Any]:
+            def repeat(x: Any) -> Any:
+                y = x
+                for _ in range(count):
+                    y = jnp.matmul(y, x)
+                return y
+
+            return repeat
+
+        few, many = self._seconds(chain(8), x), self._seconds(chain(72), x)
+        report(f"operation: {max(many - few, 0) / 64 * 1e6:,.1f} us")
+        return max(many - few, 0.0) / 64
+
+    def task(self, report: Report) -> float:
+        """Seconds that the pipeline runtime takes to dispatch one task of next to no work."""
+        if len(self.devices) < 2:
+            return 0.0
+        parts = 8
+        plan = Plan.from_degrees(pp=2, num_microbatches=parts)
+        layers = PipelineLayer([Linear(4, 4) for _ in range(2)], num_stages=2)
+        layout = apply_plan(plan, layers, self.devices[:2], chunks=layers.get_model_chunks())
+        pipeline = Pipeline(layers.get_model_chunks(), [lambda out, y: (out - y).square().mean()], layout)
+        data = np.ones((parts, 4), np.float32)
+        batch, best = cut([data, data], parts, None), math.inf
+        for _ in range(12):
+            for p in layers.parameters():
+                p.clear_grad()
+            keys = rng.default_generator.branches(parts)
+            jax.block_until_ready(keys)
+            start = time.perf_counter()
+            jax.block_until_ready(pipeline.train(batch, keys))
+            best = min(best, time.perf_counter() - start)
+        clear_plan()
+        tasks = sum(map(len, pipeline.schedule(parts).tables))
+        report(f"pipeline task: {best / tasks * 1e6:,.0f} us")
+        return best / tasks
+
+    def _ones(self, shape: tuple[int, ...], dtype: str) -> jax.Array:
+        """An array with `shape` on each device; small enough values that a chain of products stays finite."""
+        whole = np.full((len(self.devices), *shape), 1 / 1024, np.float32)
+        return jax.device_put(jnp.asarray(whole, dtype), self.split)
+
+    def _seconds(self, fn: Callable[[Any], Any], x: jax.Array, out: jax.Array | None = None) -> float:
+        """Seconds of one call: the best of several, as others may be using the machine."""
+        program = jax.jit(fn, out_shardings=self.split)
+        jax.block_until_ready(program(x))
+        best, times, stop = math.inf, 0, time.perf_counter() + _TIMES
+        while times < 3 or time.perf_counter() < stop:
+            start = time.perf_counter()
+            jax.block_until_ready(program(x))
+            best, times = min(best, time.perf_counter() - start), times + 1
+        return best
+
+
+def _memory_bytes(devices: Sequence[Device]) -> float:
+    """Bytes of one device; virtual CPU devices have the machine's memory together."""
+    stats = devices[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return float(stats["bytes_limit"])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / len(devices)
