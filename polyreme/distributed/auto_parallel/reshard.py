@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import jax
 
 from polyreme.core import state
+from polyreme.core.op import recorded
 from polyreme.core.state import Tracer
 from polyreme.distributed.auto_parallel.form import Form, converter
 from polyreme.distributed.auto_parallel.kept import encoded, form_of, in_form, stored_of
@@ -23,6 +24,7 @@ from polyreme.errors import CaptureError, ConfigError, PlacementError
 from polyreme.ops.layout import relayout, sharding_constraint
 
 
+@recorded
 def reshard(dist_tensor: Tensor, mesh: ProcessMesh, placements: Sequence[Placement]) -> Tensor:
     """The same value under other placements, on the same mesh, a part of it, or another one.
 
