@@ -70,20 +70,20 @@ def block_time(block: Block, setting: Setting) -> BlockTime:
             if name not in weights:  # the head's, where it is the embedding's
                 weights[name] = setting.graph.parameter(name)
     time, each = BlockTime(), {}
-    is_again = _again(block, plan)
+    is_again = _again(block, setting)
     for op in block.operations:
         seconds = each[op.name] = operation_seconds(op, weights, cuts, setting.samples, setting.on)
         time.forward += seconds.forward
         time.inputs += seconds.inputs
         time.weights += seconds.weights
-        repeated = seconds.forward if op.part in is_again else 0.0
+        repeated = seconds.forward if op.name in is_again else 0.0
         time.again += repeated
         if op.kind in ("product", "attention", "convolution"):
             time.products += sum(seconds) + repeated
     found = list(collectives(block, weights, cuts, setting.samples, setting.on.itemsize, plan.sep_attention))
     time.exposed_forward = _exposed(found, each, setting, is_forward=True)
     time.exposed_backward = _exposed(found, each, setting, is_forward=False)
-    repeats = _exposed([c for c in found if c.part in is_again], each, setting, is_forward=True)
+    repeats = _exposed([c for c in found if c.beside in is_again], each, setting, is_forward=True)
     time.exposed_backward = added(time.exposed_backward, repeats)
     _gather_parameters(block, time, setting)
     return time
@@ -98,11 +98,25 @@ def added(*parts: Mapping[str, float]) -> dict[str, float]:
     return dict(total)
 
 
-def _again(block: Block, plan: Plan) -> tuple[str, ...]:
-    """Parts that the block's backward computes again; whole layers only: embeddings and heads are kept."""
-    if block.part != "layer":
-        return ()
-    return ("", "core_attn", "full_attn") if plan.recompute == "full" else RECOMPUTED[plan.recompute]
+def _again(block: Block, setting: Setting) -> set[str]:
+    """Names of the operations that the block's backward runs again; whole layers only: embeddings and heads are kept.
+
+    A compiler prunes those from which nothing that a gradient reads follows: a layer's last product, for one.
+    """
+    recompute = setting.plan.recompute
+    if block.part != "layer" or recompute == "none":
+        return set()
+    parts = ("", "core_attn", "full_attn") if recompute == "full" else RECOMPUTED[recompute]
+    rerun = [op for op in block.operations if op.part in parts]
+    if not setting.training.prunes:
+        return {op.name for op in rerun}
+    wanted = {name for op in block.operations for name in op.saved}
+    kept: set[str] = set()
+    for op in reversed(rerun):
+        if op.output.name in wanted:
+            kept.add(op.name)
+            wanted.update(value.name for value in op.inputs)
+    return kept
 
 
 def _exposed(
@@ -119,6 +133,8 @@ def _exposed(
         room = beside.forward if is_forward else beside.inputs + beside.weights
         if c.what == "send" or setting.hides(axis):  # in as many parts as devices, of which one sticks out
             seconds = max(seconds / among.size, seconds - room)
+        elif not is_forward and setting.hides(f"{axis}_grad"):
+            seconds = max(0.0, seconds - beside.weights)
         exposed[axis] += seconds
     return exposed
 

@@ -120,10 +120,13 @@ def _copies(op: Operation, weights: Mapping[str, Value], cuts: Cuts, samples: fl
     if op.kind == "lookup":
         # reads the rows that are looked up; the backward adds gradients to those rows of a gradient of the whole table
         return Seconds(on.copy(sum(read.values()) + 2 * made), 0.0, on.copy(made * 3 + table))
+    fusion = on.training.fusion
+    more = op.unfused if fusion == "none" or (fusion == "layers" and op.kind == "loss") else 1.0
     if op.kind == "loss":
         # forward: the largest, the sum of exponentials, the label's; backward: softmax minus one-hot, in place
-        logits = sum(read.values())
+        logits = sum(read.values()) * more
         return Seconds(on.copy(2 * logits), on.copy(2 * logits), 0.0)
     again = sum(n for name, n in read.items() if name in op.saved) + (made if op.output.name in op.saved else 0)
     gradients = sum(_bytes(value, cuts, samples, on.itemsize) for value in op.inputs if not value.itemsize)
-    return Seconds(on.copy(sum(read.values()) + made + table), on.copy(made + gradients + again), 0.0)
+    forward, backward = sum(read.values()) + made + table, made + gradients + again
+    return Seconds(on.copy(more * forward), on.copy(more * backward), 0.0)

@@ -47,7 +47,8 @@ class Operation:
     contracted: for a product, the logical dim summed over (for a lookup, the table's dim that is looked up); split over
     an axis it leaves a sum to be reduced there. part: what recompute leaves out of memory: "core_attn" (softmax(q k)
     v), "full_attn" (the rest of the attention block) or "". executed: share of the flops that the kernel carries out;
-    causal attention by tiles leaves half of them out.
+    causal attention by tiles leaves half of them out. unfused: bytes moved where each elementary operation is a kernel
+    of its own, over those of one kernel for all.
     """
 
     kind: Kind
@@ -60,6 +61,7 @@ class Operation:
     contracted: str | None = None
     part: Part = ""
     executed: float = 1.0
+    unfused: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

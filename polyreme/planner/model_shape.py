@@ -24,8 +24,8 @@ class ModelShape:
     ffn: width of the feed-forward; gated: with three matrices (SwiGLU) instead of two. kv_heads: of grouped-query
     attention, heads if 0; head_dim: hidden / heads if 0. experts: of each layer's feed-forward, of which
     experts_per_token work on a token; 0 for dense. expert_ffn: their width, ffn if 0; shared_experts: that work on
-    every token besides; dense_layers: first layers that have the dense feed-forward even so. biases, learned_positions, tied:
-    as in GPT-2; rms_norm: as in LLaMA. dropout: whether masks are drawn.
+    every token besides; dense_layers: first layers that have the dense feed-forward even so. biases,
+    learned_positions, tied: as in GPT-2; rms_norm: as in LLaMA. dropout: whether masks are drawn.
 
     Raises ConfigError for a dimension below 1 and for heads that do not divide.
     """
@@ -173,7 +173,10 @@ class _Builder:
         weights = [self.weight(name, ("embed",), (hidden,))]
         if not self.shape.rms_norm:
             weights.append(self.weight(f"{name}_bias", ("embed",), (hidden,)))
-        return self.add("norm", name, [x], self.residual(f"{name}_out"), weights=tuple(weights), saved=(x.name,))
+        # of RMSNorm: to float32, square, mean, scale, back, weigh: 34 bytes an element for 4
+        more = 8.0 if self.shape.rms_norm else 1.0
+        out = self.residual(f"{name}_out")
+        return self.add("norm", name, [x], out, weights=tuple(weights), saved=(x.name,), unfused=more)
 
     def join(self, name: str, x: Value, branch: Value) -> Value:
         """x + branch, through a dropout mask where the model draws one."""
@@ -217,7 +220,9 @@ def _head(shape: ModelShape) -> Block:
         saved=(x.name,),
         contracted="embed",
     )
-    build.add("loss", "loss", [logits], build.value("loss", "batch", "block_seq", itemsize=4), saved=("logits",))
+    out = build.value("loss", "batch", "block_seq", itemsize=4)
+    # unfused: to float32, largest, shifted, exponentials, their sum; backward: scaled, shifted, back: 60 bytes for 8
+    build.add("loss", "loss", [logits], out, saved=("logits",), unfused=7.5)
     return build.block("head", "head")
 
 
@@ -254,7 +259,14 @@ def _attention(build: _Builder, x: Value, attend: _Part) -> Value:
         )
         if not shape.learned_positions:
             q, k = (
-                build.add("elementwise", f"rotate_{y.name}", [y], replace(y, name=f"{y.name}_turned"), part="full_attn")
+                build.add(
+                    "elementwise",
+                    f"rotate_{y.name}",
+                    [y],
+                    replace(y, name=f"{y.name}_turned"),
+                    part="full_attn",
+                    unfused=5.0,
+                )
                 for y in (q, k)
             )
         mixed = attend(build, q, k, v)
@@ -304,7 +316,8 @@ def _dense(build: _Builder, x: Value) -> Value:
         [build.linear("gate", x, build.value("gate", "batch", "block_seq", "ffn"), wide, inner)] if shape.gated else []
     )
     bent = build.value("bent", "batch", "block_seq", "ffn")
-    build.add("elementwise", "activation", [*gate, up], bent, saved=tuple(y.name for y in (*gate, up)))
+    more = 5 / 3 if shape.gated else 1.0  # the bent gate is written and read again
+    build.add("elementwise", "activation", [*gate, up], bent, saved=tuple(y.name for y in (*gate, up)), unfused=more)
     return build.linear("down", bent, build.residual("ffn_out"), inner, wide)
 
 

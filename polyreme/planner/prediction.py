@@ -15,11 +15,14 @@ class Training:
 
     dtype: of the arithmetic; products: of matrix products, if another ("float8"). master: float32 parameters and two
     moments are kept beside parameters in dtype (autocast O2); else everything is float32 and cast in use. attention:
-    "fused" never stores the scores, "plain" does.
-    gradients: bytes of a gradient's element where it is added up and reduced. cut: how a pipeline cuts the model:
-    "items" counts the embedding and the head as a layer each (PipelineLayer's uniform), "layers" gives every chunk as
-    many layers, the first the embedding besides, the last the head. overlap: mesh axes whose communication runs beside
-    arithmetic where there is enough of it. overhead: seconds a step that no device works (input, logging, the host).
+    "fused" never stores the scores, "plain" does. gradients: bytes of a gradient's element where it is added up and
+    reduced. cut: how a pipeline cuts the model: "items" counts the embedding and the head as a layer each
+    (PipelineLayer's uniform), "layers" gives every chunk as many layers, the first the embedding besides, the last the
+    head. overlap: mesh axes whose communication runs beside arithmetic where there is enough of it: "mp" in pieces
+    beside the product it belongs to, "mp_grad" only sums of inputs' gradients beside weights' gradients. prunes:
+    whether a compiler leaves out of what is computed again all that no gradient reads (XLA does). fusion: which chains
+    of elementwise operations are one kernel: "all" (XLA), "layers" (kernels made for a layer's parts, not for the
+    loss), "none". overhead: seconds a step that no device works (input, logging, the host).
     """
 
     dtype: str = "bfloat16"
@@ -29,6 +32,8 @@ class Training:
     cut: Literal["items", "layers"] = "items"
     products: str = ""
     overlap: tuple[str, ...] = ("dp", "sharding")
+    prunes: bool = True
+    fusion: Literal["all", "layers", "none"] = "all"
     overhead: float = 0.0
 
 

@@ -192,32 +192,52 @@ _FUSED = 2023.0
 reduction beside the backward, and no dropout."""
 
 
+_ASYNCHRONOUS = 2022.0
+"""From when sums of input gradients are taken to run beside weight gradients (arXiv:2205.05198, section 6)."""
+
+
 def _training(cells: _Cells) -> Training:
     text = cells.text("dtype").lower()
     dtype = "float16" if "fp16" in text else "float32" if text in ("fp32", "float32") else "bfloat16"
     is_new = cells.year >= _FUSED or cells.has("flash")
-    overlap = ("dp", "sharding") if is_new else ()
+    compiled, is_tpu = cells.has(*_COMPILED), cells.text("hardware").lower().startswith("tpu")
+    overlap = ("dp", "sharding") if is_new and not cells.has("paddle") else ()
+    if cells.year >= _ASYNCHRONOUS:
+        overlap = (*overlap, "mp_grad")
     # XLA for TPUs runs collectives in pieces beside the products they feed; Megatron-LM does where it says so
-    if cells.has("tp-comm-overlap", "tp comm overlap", "userbuffer") or cells.text("hardware").lower().startswith(
-        "tpu"
-    ):
+    if is_tpu or cells.has("tp-comm-overlap", "tp comm overlap", "userbuffer"):
         overlap = (*overlap, "mp")
+    if is_tpu:  # the sum between slices runs after the backward
+        overlap = tuple(axis for axis in overlap if axis != "dp")
     return Training(
         dtype=dtype,
         products="float8" if "fp8" in text else "",
         attention="fused" if is_new else "plain",
-        gradients=2 if dtype == "float16" else 4,
+        # XLA and float16 sum gradients as they are computed; bfloat16 elsewhere in float32
+        gradients=2 if dtype == "float16" or compiled or cells.has("paddle") else 4,
         cut="layers",
         overlap=overlap,
+        prunes=compiled,
+        fusion="all" if compiled else "layers" if cells.has(*_LAYER_KERNELS) else "none",
     )
+
+
+_COMPILED = ("maxtext", "xla", "jax", "levanter", "tensorflow", "paxml", "t5x")
+_LAYER_KERNELS = ("megatron", "nemo", "transformer engine", "compile", "fused", "liger", "fleetx")
+"""Words in notes or system: compiled whole by XLA; with kernels made for norms, rotations and activations."""
 
 
 def _recompute(cells: _Cells) -> str | None:
     text = cells.text("recompute").lower()
     if not text:
-        return None
+        return "full" if cells.has("maxtext") else None  # its default
+    counted = cells.text("flops_convention").lower()
+    if "shipped" in text and "full-recompute" in counted:
+        text = "full"  # the table counts a second forward; what a configuration file has says less of the run
+        cells.assumed["recompute"] = "full, as the table counts FLOP"
     for words, value in (
         (("full_attn",), "full_attn"),
+        (("except",), "full"),  # most products again
         (("core_attn", "selective", "minimal", "save_dot", "attention", "offload", "custom"), "core_attn"),
         (("full", "yes", "uniform", "block", "activation"), "full"),
         (("none", "no", "false", "0", "off"), "none"),
