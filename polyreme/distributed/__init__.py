@@ -1,9 +1,33 @@
 """Parallel training: processes, collectives, placement and checkpoints."""
 
 from polyreme.distributed.auto_parallel.dist_tensor import dtensor_from_fn, shard_tensor
+from polyreme.distributed.auto_parallel.parallelize import parallelize
 from polyreme.distributed.auto_parallel.placements import Partial, Placement, ReduceType, Replicate, Shard
+from polyreme.distributed.auto_parallel.plans import (
+    ColWiseParallel,
+    PrepareLayerInput,
+    PrepareLayerOutput,
+    RowWiseParallel,
+)
+from polyreme.distributed.auto_parallel.plans_sequence import (
+    SequenceParallelBegin,
+    SequenceParallelDisable,
+    SequenceParallelEnable,
+    SequenceParallelEnd,
+)
+from polyreme.distributed.auto_parallel.plans_spatial import ContextParallel, ConvParallel, PrepareContextParallel
 from polyreme.distributed.auto_parallel.process_mesh import ProcessMesh, get_mesh, set_mesh
 from polyreme.distributed.auto_parallel.reshard import reshard
+from polyreme.distributed.auto_parallel.shard_dataloader import shard_dataloader
+from polyreme.distributed.auto_parallel.shard_layer import shard_layer
+from polyreme.distributed.auto_parallel.shard_optimizer import (
+    ShardingStage1,
+    ShardingStage2,
+    ShardingStage3,
+    shard_optimizer,
+    shard_scaler,
+)
+from polyreme.distributed.auto_parallel.split_points import SplitPoint
 from polyreme.distributed.checkpoint import (
     ShardedStateDict,
     ShardedWeight,
@@ -62,19 +86,34 @@ from polyreme.distributed.split import split
 from polyreme.distributed.unshard import unshard_dtensor
 
 __all__ = [
+    "ColWiseParallel",
+    "ContextParallel",
+    "ConvParallel",
     "DataParallel",
     "Group",
     "P2POp",
     "ParallelEnv",
     "Partial",
     "Placement",
+    "PrepareContextParallel",
+    "PrepareLayerInput",
+    "PrepareLayerOutput",
     "ProcessMesh",
     "ReduceOp",
     "ReduceType",
     "Replicate",
+    "RowWiseParallel",
+    "SequenceParallelBegin",
+    "SequenceParallelDisable",
+    "SequenceParallelEnable",
+    "SequenceParallelEnd",
     "Shard",
     "ShardedStateDict",
     "ShardedWeight",
+    "ShardingStage1",
+    "ShardingStage2",
+    "ShardingStage3",
+    "SplitPoint",
     "all_gather",
     "all_gather_object",
     "all_reduce",
@@ -105,6 +144,7 @@ __all__ = [
     "load_merged_state_dict",
     "load_state_dict",
     "new_group",
+    "parallelize",
     "recv",
     "recv_object_list",
     "reduce",
@@ -116,6 +156,10 @@ __all__ = [
     "send",
     "send_object_list",
     "set_mesh",
+    "shard_dataloader",
+    "shard_layer",
+    "shard_optimizer",
+    "shard_scaler",
     "shard_tensor",
     "shard_weight",
     "spawn",

@@ -6,7 +6,9 @@ Floor: 2.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +42,30 @@ class Exchange:
         return kernel(q, k, v, split=self.split, **options)
 
 
+Chooser = Callable[[Sequence[int], Sequence[int]], Exchange | None]
+"""(shape of the queries, of the keys) -> how attention of them exchanges."""
+
+
+class _Chosen(threading.local):
+    """What stands in for the plan in force in this thread."""
+
+    def __init__(self) -> None:
+        self.by: Chooser | None = None
+
+
+_chosen = _Chosen()
+
+
+@contextmanager
+def exchanging(chooser: Chooser) -> Iterator[None]:
+    """Inside the block attention exchanges as chooser says, whatever plan is in force."""
+    outer, _chosen.by = _chosen.by, chooser
+    try:
+        yield
+    finally:
+        _chosen.by = outer
+
+
 def exchange(query: Sequence[int], key: Sequence[int]) -> Exchange | None:
     """What attention of these shapes ([batch, s, heads, d] or [s, heads, d]) does, None if its sequence is whole.
 
@@ -47,6 +73,8 @@ def exchange(query: Sequence[int], key: Sequence[int]) -> Exchange | None:
     heads and sequence. Raises ShapeError for a length that does not divide, ConfigError where Ulysses is asked for and
     the heads do not.
     """
+    if _chosen.by is not None:
+        return _chosen.by(query, key)
     placed = layout.active.layout
     if placed is None or len(query) not in (3, 4) or len(key) != len(query):
         return None

@@ -56,6 +56,8 @@ class Optimizer(OptimizerState):
     _bound: Any = ()
     parameters_given: Sequence[Any] | None = None
     rate_variable: Any = None
+    gradient_accumulation_steps: int = 1
+    """Backward passes that make one step, for who runs the steps: set by distributed.shard_optimizer."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         made = super().__new__(cls)

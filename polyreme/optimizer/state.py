@@ -5,7 +5,7 @@ Floor: 4.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -89,6 +89,13 @@ class OptimizerState:
 
     def _has_master(self, p: Any) -> bool:
         return self._multi_precision and p.dtype in _LOW
+
+    def map_state(self, change: Callable[[Any, Tensor], Tensor]) -> None:
+        """Put change(parameter, Tensor) in the place of every slot and master weight; call create_state before."""
+        for held in (*self._slots.values(), self._masters):
+            for p in self._parameters:
+                if id(p) in held:
+                    held[id(p)] = change(p, held[id(p)])
 
     @staticmethod
     def _place(param: Any, array: jax.Array, value: jax.Array) -> jax.Array:
