@@ -24,13 +24,16 @@ _MP = ("heads", "kv_heads", "ffn", "vocab")
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A weight in a product: its leaves that are summed over, that it gives to the result, and that both sides have."""
+    """A weight in a product: its leaves that are summed over, that it gives to the result, and that both sides have;
+    summed: the dims of the first.
+    """
 
     product: Product
     weight: str
     rows: tuple[Factor, ...]
     columns: tuple[Factor, ...]
     batch: tuple[Factor, ...]
+    summed: Dims
 
     @property
     def all(self) -> tuple[Factor, ...]:
@@ -104,7 +107,8 @@ def _uses(facts: Facts) -> list[Use]:
             continue
         columns = product.left if left is not None else product.right
         weight = left or right or ""
-        found.append(Use(product, weight, _flat(product.contracted[0]), _flat(columns), _flat(product.batch)))
+        summed = product.contracted[0 if left is not None else 1]
+        found.append(Use(product, weight, _flat(summed), _flat(columns), _flat(product.batch), summed))
     return found
 
 

@@ -73,8 +73,8 @@ class Facts:
     """All that was found.
 
     mixed: dims whose parts depend on each other; reduced: summed or the like; classes: over which a loss normalizes;
-    heads: (of queries, of keys) of attention; channels: of convolutions; pieces: (dim, a run of it) where the runs are
-    not its equal parts. where: index of the op that is looked at.
+    heads: (of queries, of keys) of attention; channels: of convolutions; convolutions: (op, its FLOP); pieces: (dim, a
+    run of it) where the runs are not its equal parts. where: index of the op that is looked at.
     """
 
     products: list[Product] = field(default_factory=list)
@@ -84,6 +84,7 @@ class Facts:
     classes: list[Factor] = field(default_factory=list)
     heads: list[tuple[Factor, Factor]] = field(default_factory=list)
     channels: list[Factor] = field(default_factory=list)
+    convolutions: list[tuple[int, float]] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     pieces: list[tuple[Factor, Factor]] = field(default_factory=list)
     where: int = 0
@@ -166,6 +167,8 @@ def _convolution(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
     facts.mixed += [x.dims[i] for i in numbers.lhs_spec[2:]]
     facts.mixed += [w.dims[i] for i in numbers.rhs_spec[2:]]
     facts.channels += [x.dims[numbers.lhs_spec[1]], *(w.dims[i] for i in numbers.rhs_spec[:2])]
+    taps = math.prod(w.dims[i].size for i in numbers.rhs_spec[1:])
+    facts.convolutions.append((facts.where, 2.0 * taps * math.prod(d.size for d in made)))
     return [Seen(tuple(made))]
 
 
