@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 
 from polyreme.core import layout as layouts
 from polyreme.core import rng, state
+from polyreme.core.abstract import mode
 from polyreme.core.backend import Device
 from polyreme.core.layout import Layout
 from polyreme.core.meshes import HOST
@@ -49,7 +50,7 @@ def apply_plan(
         except ValueError as error:
             raise type(error)(f"parameter {name}: {error}") from None
     holder = rng.default_generator.key_state()
-    if replicas.spans_processes(layout.mesh):
+    if replicas.spans_processes(layout.mesh) and not mode.on:
         replicas.agree([*model.parameters(), *model.buffers(), holder])
     for p, shardings in placed:
         p.layouts = shardings

@@ -90,7 +90,7 @@ def put(array: jax.Array | np.ndarray, where: Any) -> jax.Array:
     Over a mesh that spans processes, what this process holds for itself must be the same in every process.
     """
     if mode.on:
-        return Abstract.of(array.shape, array.dtype, where)
+        return Abstract.of(array.shape, array.dtype, where)  # type: ignore[return-value]  # stands for one
     return jax.device_put(array, where, may_alias=False) if _here(where) else _over_processes(array, where)
 
 

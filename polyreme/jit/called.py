@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from polyreme.core.abstract import Abstract, described, mode
 from polyreme.core.backend import config
 
 
@@ -26,20 +27,33 @@ class Called:
         self.lower = self._run.lower
         self.calls = 0
         self._first: tuple[Any, ...] = ()
+        self._program: Any = None
 
     def __call__(self, *args: Any) -> Any:
         if not self.calls:
             self._first = jax.tree.map(_described, args)  # now: the call may donate them
         self.calls += 1
-        return self._run(*args)
+        return self._abstractly(args) if mode.on else self._run(*args)
 
     def compiled(self) -> Any:
         """The program of the first call, compiled again with its own names: a jax.stages.Compiled.
 
         Only after a call.
         """
+        if self._program is None:
+            with names_in_cache_key():
+                self._program = self.lower(*self._first).compile()
+        return self._program
+
+    def _abstractly(self, args: tuple[Any, ...]) -> Any:
+        """What the call would give, without memory: the program is compiled for where its results lie."""
         with names_in_cache_key():
-            return self.lower(*self._first).compile()
+            lowered = self.lower(*jax.tree.map(described, args))
+            self._program = lowered.compile()
+        places = jax.tree.leaves(self._program.output_shardings)
+        shapes, form = jax.tree.flatten(lowered.out_info)
+        made = [Abstract.of(s.shape, s.dtype, place) for s, place in zip(shapes, places, strict=True)]
+        return jax.tree.unflatten(form, made)
 
 
 @contextmanager
@@ -58,5 +72,5 @@ def names_in_cache_key() -> Iterator[None]:
 
 def _described(leaf: Any) -> Any:
     if not isinstance(leaf, jax.Array):
-        return leaf
+        return described(leaf)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.weak_type)

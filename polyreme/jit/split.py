@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding
 
 from polyreme.core import amp_policy, backend, layout, rng, state
 from polyreme.core import dtype as dtypes
+from polyreme.core.abstract import Abstract, mode
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
@@ -208,7 +209,7 @@ class SplitProgram:
                 shapes = jax.eval_shape(self._trace_backward, read, inputs, residuals, cotangents, None)[1]
             with self._as_captured():
                 made = [(s.shape, s.dtype, _gradient_layout(leaf)) for s, leaf in zip(shapes, self.leaves, strict=True)]
-            make = self._zeros[given] = _zeros(tuple(made))
+            make = self._zeros[given] = _nothing(made) if mode.on else _zeros(tuple(made))
         return make()
 
     def backward(
@@ -458,6 +459,11 @@ def _laid_out(array: Any, place: Any) -> Any:
     if array is None or not isinstance(place, NamedSharding):
         return array
     return jax.lax.with_sharding_constraint(array, place)
+
+
+def _nothing(made: list[tuple]) -> Any:
+    """What _zeros gives, without memory."""
+    return lambda: [Abstract.of(*each) for each in made]
 
 
 @functools.lru_cache(maxsize=256)

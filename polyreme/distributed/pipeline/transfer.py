@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from polyreme.core.abstract import Abstract, mode
 from polyreme.core.layout import Layout
 from polyreme.eager.host import put
 from polyreme.jit.split import Flow
@@ -83,10 +84,10 @@ def place(value: Any, stage: Layout) -> Flow:
     spec = flatten(value, leaves)
     arrays = [v for v in leaves if isinstance(v, (np.ndarray, jax.Array))]
     places = [stage.activation(("batch", *[None] * (a.ndim - 1)) if a.ndim else (), a.shape) for a in arrays]
-    several = stage.mesh.is_multi_process
+    several = stage.mesh.is_multi_process or mode.on
     placed = iter(map(put, arrays, places) if several else jax.device_put(arrays, places))
     ours = [next(placed) if isinstance(v, (np.ndarray, jax.Array)) else v for v in leaves]
-    return Flow(spec, ours, tuple(False if isinstance(v, jax.Array) else None for v in ours))
+    return Flow(spec, ours, tuple(False if isinstance(v, (jax.Array, Abstract)) else None for v in ours))
 
 
 def join(flow: Flow, other: Flow) -> Flow:
