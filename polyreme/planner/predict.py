@@ -41,13 +41,8 @@ def predict(
     >>> got.fits, 0.3 < got.mfu < 0.6
     (True, True)
     """
-    graph = model.graph(training.attention) if isinstance(model, ModelShape) else model
-    plan.mesh.check_devices(cluster.num_devices)
-    plan.rows_per_device(batch)
-    _check_dtype(training, cluster)
-    crowd = cluster.num_devices // plan.mesh.pp if cluster.shared > 1 else 1
-    on = Arithmetic(cluster.device, training, crowd)
-    setting = Setting(graph, plan, cluster, training, batch / plan.num_microbatches, on)
+    setting = _setting(model, plan, cluster, batch, training)
+    graph = setting.graph
     times = _times(setting, {block.name: block_time(block, setting) for block in graph.blocks})
     stages = _memory(setting)
     fullest = max(stages, key=lambda each: each.total)
@@ -63,6 +58,27 @@ def predict(
         capacity=cluster.device.memory * cluster.device.usable,
         binds=_binds(times),
     )
+
+
+def chunk_durations(
+    model: ModelShape | Graph, plan: Plan, cluster: Cluster, batch: int, training: Training
+) -> tuple[Durations, ...]:
+    """Seconds that each chunk of the model takes on one microbatch, in the order that data flows; raises as predict."""
+    setting = _setting(model, plan, cluster, batch, training)
+    blocks = {block.name: block_time(block, setting) for block in setting.graph.blocks}
+    send = _send(setting)
+    return tuple(_chunk(piece, blocks).durations(send) for piece in pieces(setting.graph, plan, training.cut))
+
+
+def _setting(model: ModelShape | Graph, plan: Plan, cluster: Cluster, batch: int, training: Training) -> Setting:
+    """What blocks are priced under, checked."""
+    graph = model.graph(training.attention) if isinstance(model, ModelShape) else model
+    plan.mesh.check_devices(cluster.num_devices)
+    plan.rows_per_device(batch)
+    _check_dtype(training, cluster)
+    crowd = cluster.num_devices // plan.mesh.pp if cluster.shared > 1 else 1
+    on = Arithmetic(cluster.device, training, crowd)
+    return Setting(graph, plan, cluster, training, batch / plan.num_microbatches, on)
 
 
 def _check_dtype(training: Training, cluster: Cluster) -> None:
