@@ -1,5 +1,6 @@
 """Parallel training: processes, collectives, placement and checkpoints."""
 
+from polyreme.distributed.auto_parallel.dist_model import DistModel, to_static
 from polyreme.distributed.auto_parallel.dist_tensor import dtensor_from_fn, shard_tensor
 from polyreme.distributed.auto_parallel.parallelize import parallelize
 from polyreme.distributed.auto_parallel.placements import Partial, Placement, ReduceType, Replicate, Shard
@@ -28,6 +29,7 @@ from polyreme.distributed.auto_parallel.shard_optimizer import (
     shard_scaler,
 )
 from polyreme.distributed.auto_parallel.split_points import SplitPoint
+from polyreme.distributed.auto_parallel.strategy import Strategy
 from polyreme.distributed.checkpoint import (
     ShardedStateDict,
     ShardedWeight,
@@ -90,6 +92,7 @@ __all__ = [
     "ContextParallel",
     "ConvParallel",
     "DataParallel",
+    "DistModel",
     "Group",
     "P2POp",
     "ParallelEnv",
@@ -114,6 +117,7 @@ __all__ = [
     "ShardingStage2",
     "ShardingStage3",
     "SplitPoint",
+    "Strategy",
     "all_gather",
     "all_gather_object",
     "all_reduce",
@@ -165,6 +169,7 @@ __all__ = [
     "spawn",
     "split",
     "stream",
+    "to_static",
     "unshard_dtensor",
     "wait",
 ]

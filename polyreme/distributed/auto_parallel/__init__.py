@@ -7,13 +7,17 @@ from polyreme.distributed.auto_parallel.annotate import (
     shard_op,
     shard_tensor,
 )
+from polyreme.distributed.auto_parallel.engine import Engine
 from polyreme.distributed.auto_parallel.process_mesh import ProcessMesh, create_mesh, get_mesh, set_mesh
 from polyreme.distributed.auto_parallel.ring import RingConv2d, RingFlashAttention
+from polyreme.distributed.auto_parallel.strategy import Strategy
 
 __all__ = [
+    "Engine",
     "ProcessMesh",
     "RingConv2d",
     "RingFlashAttention",
+    "Strategy",
     "create_mesh",
     "fetch",
     "get_mesh",

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from polyreme import amp
 from polyreme.core import rng
 from polyreme.core.layout import Layout
-from polyreme.distributed.auto_parallel.engine_placement import Placed, place
+from polyreme.distributed.auto_parallel.engine_placement import Placed, needs_batch, place
 from polyreme.distributed.auto_parallel.engine_steps import StagedSteps, WholeSteps
 from polyreme.distributed.auto_parallel.strategy import Settled, Strategy, settle
 from polyreme.distributed.fleet.base.job import Job
@@ -65,8 +66,6 @@ class DistModel:
         strategy: Strategy | str | None = None,
         metrics: Any = None,
         input_spec: Any = None,
-        *,
-        placed: Placed | None = None,
     ) -> None:
         check_arguments("a DistModel", layer, loss, optimizer)
         self.network, self.loss = layer, loss
@@ -76,9 +75,13 @@ class DistModel:
         if self.settled.seed is not None:
             rng.seed(self.settled.seed)
         self._cast(optimizer)
-        self._placed = placed or place(layer, self.settled)
         self._optimizer = self._merging(optimizer)
-        self._steps = self._make_steps()
+        self._placed: Placed | None = None
+        self._made: WholeSteps | StagedSteps | None = None
+        if not needs_batch(layer, self.settled):
+            self._begin([])
+        elif self._specs:
+            self._begin([_example(spec) for spec in self._specs[0]])
         self._mode = "predict" if loss is None else "eval" if optimizer is None else "train"
 
     def _cast(self, optimizer: Any) -> None:
@@ -90,22 +93,37 @@ class DistModel:
             )
 
     def _merging(self, optimizer: Any) -> Any:
-        if optimizer is None or self.settled.merge_steps == 1:
-            return optimizer
-        merge = Job(merge_steps=self.settled.merge_steps, merge_average=self.settled.merge_average)
-        return HybridParallelOptimizer(inner_optimizer(optimizer), job=merge)
+        """The optimizer, updating once in several batches if the strategy says so, or shard_optimizer was told so."""
+        if optimizer is None:
+            return None
+        inner, settled = inner_optimizer(optimizer), self.settled
+        job = Job(merge_steps=settled.merge_steps, merge_average=settled.merge_average)
+        if settled.merge_steps == 1:
+            job = Job(merge_steps=inner.gradient_accumulation_steps, merge_average=False)
+        return optimizer if job.merge_steps == 1 else HybridParallelOptimizer(inner, job=job)
 
-    def _make_steps(self) -> Any:
-        if self._placed.layout.plan.mesh.pp > 1:
-            return StagedSteps(
-                self._placed.chunks, self._placed.output, self.loss, self._optimizer, self.settled, self._placed.layout
+    def _begin(self, inputs: Sequence[Tensor]) -> None:
+        """Put the model in its place, for batches like this one where that counts."""
+        self._placed = placed = place(self.network, self.settled, inputs)
+        if placed.layout.plan.mesh.pp > 1:
+            self._made = StagedSteps(placed, self.loss, self._optimizer, self.settled)
+        else:
+            precision = self.settled.precision
+            self._made = WholeSteps(self.network, self.loss, self._optimizer, precision, placed.layout)
+
+    @property
+    def _steps(self) -> Any:
+        if self._made is None:
+            raise ConfigError(
+                "the model is not in its place yet: cutting it into stages, and planning, need the shapes of a batch; "
+                "run one first, or give input_spec"
             )
-        return WholeSteps(self.network, self.loss, self._optimizer, self.settled.precision, self._placed.layout)
+        return self._made
 
     @property
     def layout(self) -> Layout:
-        """The plan bound to devices."""
-        return self._placed.layout
+        """The plan bound to devices. Raises ConfigError where the first batch decides it and there was none yet."""
+        return self._steps.layout
 
     @property
     def plan(self) -> Plan:
@@ -116,11 +134,6 @@ class DistModel:
     def optimizer(self) -> Any:
         """The optimizer, None without one."""
         return self._optimizer
-
-    @property
-    def trains_with_outputs(self) -> bool:
-        """Whether a training step can give outputs too; over the stages of a pipeline it gives the loss alone."""
-        return self._steps.trains_with_outputs
 
     @property
     def scaler(self) -> Any:
@@ -174,6 +187,8 @@ class DistModel:
         (self.network.train if mode == "train" else self.network.eval)()
         given = as_tensors("input", inputs, self._specs[0] if self._specs else [])
         wanted = [] if mode == "predict" else as_tensors("label", labels, self._specs[1] if self._specs else [])
+        if self._made is None:
+            self._begin(given)
         return self._steps.run(mode, given, wanted, wants_outputs)
 
     def compiled(self, mode: str | None = None, shapes: Any = None) -> jax.stages.Compiled:
@@ -182,6 +197,8 @@ class DistModel:
         For batches of the shapes last seen, or shapes: ([(shape, dtype) of each input], [... of each label]). Raises
         ConfigError before the first batch, and for a pipeline, whose step is many programs.
         """
+        if self._made is None and shapes is not None:
+            self._begin([Tensor(jnp.zeros(*each)) for each in shapes[0]])
         return self._steps.compiled(checked_mode(mode or self._mode, self.loss, self._optimizer), shapes)
 
     # state
@@ -289,6 +306,11 @@ def _checked_specs(given: Any) -> list[list[InputSpec]]:
     if not isinstance(given, (list, tuple)) or len(given) != 2:
         raise ConfigError(f"input_spec={given!r}; give [specs of the inputs, specs of the labels]")
     return [[as_spec("input_spec", spec) for spec in as_list(group)] for group in given]
+
+
+def _example(spec: InputSpec) -> Tensor:
+    """A batch's input of these sizes, of as many rows as there are devices where the spec leaves them open."""
+    return Tensor(jnp.zeros([jax.device_count() if size is None else size for size in spec.shape], spec.dtype))
 
 
 def as_spec(what: str, spec: Any) -> InputSpec:

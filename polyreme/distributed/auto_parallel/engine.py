@@ -307,13 +307,13 @@ class Engine:
         return found
 
     def _train_epoch(self, loader: Any, steps: int | None, split: int | None, every: CallbackList) -> Logs:
-        # a pipeline gives no outputs while it trains
-        metrics = self._metrics if self._placed().trains_with_outputs else []
-        results, logs, done = Results(metrics, averages=False), {}, 0
+        results, logs, done = Results([], averages=False), {}, 0
         for step, batch in _numbered(loader, steps):
             every.on_batch_begin("train", step, logs)
             inputs, labels = self._batch(batch, split)
-            outputs, losses = self._placed().step("train", inputs, labels, bool(metrics))
+            outputs, losses = self._placed().step("train", inputs, labels, bool(self._metrics))
+            if step == 0 and outputs:  # a pipeline gives none while it trains
+                results = Results(self._metrics, averages=False)
             results.add(outputs, labels, losses, samples_in(inputs))
             done += 1
             if every.needs_logs("train", step) or done == steps:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ import numpy as np
 from polyreme.core import layout as layouts
 from polyreme.core import rng, state
 from polyreme.core.layout import Layout
+from polyreme.distributed.auto_parallel.engine_placement import Placed
 from polyreme.distributed.auto_parallel.strategy import Settled
 from polyreme.distributed.fleet.optimizer import HybridParallelOptimizer
 from polyreme.distributed.pipeline.batch import cut
@@ -37,8 +38,6 @@ Shapes = tuple[tuple[tuple[int, ...], np.dtype], ...]
 
 class WholeSteps:
     """Each step of a model, over all devices of a layout, as one captured program."""
-
-    trains_with_outputs = True
 
     def __init__(self, network: Any, loss: Any, optimizer: Any, precision: Precision, layout: Layout) -> None:
         self.layout = layout
@@ -105,25 +104,14 @@ class WholeSteps:
 class StagedSteps:
     """Each step of a model cut into the stages of a pipeline, a program for each task.
 
-    chunks: the parts of the model, in the order that data flows; the first takes a batch's input, of several inputs a
-    tuple. output: what the model makes of the last chunk's output. Training gives losses alone.
+    The model's first part takes a batch's input, of several inputs a tuple. Training gives losses alone.
     """
 
-    trains_with_outputs = False
-
-    def __init__(
-        self,
-        chunks: Sequence[Callable[[Any], Any]],
-        output: Callable[[Any], Any],
-        loss: Any,
-        optimizer: Any,
-        settled: Settled,
-        layout: Layout,
-    ) -> None:
-        self.layout, self._settled, self._optimizer = layout, settled, optimizer
+    def __init__(self, placed: Placed, loss: Any, optimizer: Any, settled: Settled) -> None:
+        self.layout, self._settled, self._optimizer = placed.layout, settled, optimizer
         self._loss = loss
-        losses = [] if loss is None else [lambda out, labels: loss(*as_list(output(out)), *labels)]
-        self._pipeline = Pipeline(chunks, losses, layout, output)
+        losses = [] if loss is None else [lambda out, labels: loss(*as_list(placed.output(out)), *labels)]
+        self._pipeline = Pipeline(placed.chunks, losses, placed.layout, placed.output)
         self.scaler = settled.precision.make_scaler()
         self._update: tuple[Any, Any] = (None, None)
 

@@ -1,5 +1,6 @@
 """fleet: hybrid parallelism as the public API spells it."""
 
+from polyreme.distributed import auto_parallel as auto
 from polyreme.distributed.fleet import meta_parallel, recompute, utils
 from polyreme.distributed.fleet.base.distributed_strategy import DistributedStrategy
 from polyreme.distributed.fleet.base.role_maker import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
@@ -53,6 +54,7 @@ __all__ = [
     "Role",
     "UserDefinedRoleMaker",
     "UtilBase",
+    "auto",
     "barrier_worker",
     "distributed_model",
     "distributed_optimizer",
