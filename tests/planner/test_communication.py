@@ -1,0 +1,239 @@
+"""Collectives: seconds by hand over the links a group spans, and which ones a plan makes necessary."""
+
+import doctest
+import math
+
+import pytest
+
+from polyreme.errors import ConfigError
+from polyreme.mesh import MeshShape, Plan
+from polyreme.planner import Cluster, Link, ModelShape, cluster_of_kind, collectives, devices, sharding
+from polyreme.planner.communication import group
+from polyreme.planner.sharding import cuts_of, pieces, stage_pieces
+
+FAST = Link("near", 8, 100e9, 1e-6)
+SLOW = Link("far", 1 << 20, 10e9, 1e-5)
+NODES = Cluster(cluster_of_kind("a100", 1).device, 64, (FAST, SLOW))
+
+
+def test_examples():
+    for module in (devices, sharding):
+        assert doctest.testmod(module).failed == 0
+
+
+def test_rings_inside_a_node():
+    """An all-reduce of V over n moves 2 (n - 1) / n V from each device, a gather or scatter half of that."""
+    among = group(NODES, MeshShape(mp=8), ("mp",))
+    v = 1e9
+    once = 7 / 8 * v / 100e9
+    assert among.all_gather(v) == pytest.approx(once + 7e-6)
+    assert among.reduce_scatter(v) == pytest.approx(once + 7e-6)
+    assert among.all_reduce(v) == pytest.approx(2 * once + 2 * 6 * 1e-6)  # a tree of 8 is 2 log2(8) deep
+    assert among.all_to_all(v) == pytest.approx(once + 1e-6)
+    assert among.send(v) == pytest.approx(v / 100e9 + 1e-6)
+    alone = group(NODES, MeshShape(mp=8), ("dp",))
+    assert alone.all_reduce(v) == alone.send(v) == alone.all_to_all(v) == alone.all_gather(v) == 0
+
+
+def test_a_group_of_one_device_a_node_has_one_way_out():
+    among = group(NODES, MeshShape(dp=8, mp=8), ("dp",))
+    assert [tier.link.name for tier in among.tiers] == ["far"]
+    assert among.all_gather(1e9) == pytest.approx(7 / 8 * 1e9 / 10e9 + 7e-5)
+
+
+def test_a_group_of_whole_nodes_uses_all_their_ways_out():
+    """Eight rings, each over another device's way: 1 / 8 of the bytes over each; the near link carries all of them."""
+    among = group(NODES, MeshShape(dp=64), ("dp",))
+    assert [(tier.parties, tier.inside) for tier in among.tiers] == [(8, 1), (8, 8)]
+    far = 63 / 64 * 1e9 / 8 / 10e9
+    assert among.all_gather(1e9) == pytest.approx(max(far, 63 / 64 * 1e9 / 100e9) + 7e-6 + 7e-5)
+
+
+def test_the_order_of_the_mesh_decides_the_link():
+    inner = MeshShape(dp=8, mp=8)
+    outer = MeshShape(dp=8, mp=8, order=("mp", "dp"))
+    assert group(NODES, inner, ("mp",)).all_reduce(1e9) < group(NODES, outer, ("mp",)).all_reduce(1e9) / 5
+    assert group(NODES, inner, ("dp", "mp")).size == 64
+
+
+def test_an_all_to_all_sends_to_far_parties_what_is_theirs():
+    among = group(NODES, MeshShape(ep=16), ("ep",))
+    near, far = 7 / 16 * 1e9 / 100e9 + 1e-6, 8 / 16 * 1e9 / 10e9 + 1e-5
+    assert among.all_to_all(1e9) == pytest.approx(near + far)
+
+
+def test_a_torus_gives_each_dim_its_links():
+    """TPU v5p: 90 GB/s a link and way, so a ring over one dim of three has 180 GB/s, over two of them 360."""
+    chips = cluster_of_kind("v5p", 64)
+    mesh = MeshShape(sharding=16, mp=4)
+    v, share = 1e9, 0.95  # the curve's share at a gigabyte
+    assert group(chips, mesh, ("mp",)).all_gather(v) == pytest.approx(3 / 4 * v / (180e9 * share) + 3e-6)
+    assert group(chips, mesh, ("sharding",)).all_gather(v) == pytest.approx(15 / 16 * v / (360e9 * share) + 15e-6)
+    assert group(chips, MeshShape(dp=64), ("dp",)).all_gather(v) == pytest.approx(63 / 64 * v / (540e9 * share) + 63e-6)
+    line = group(chips, MeshShape(dp=32, mp=2), ("mp",))  # half a dim is a line, not a ring
+    assert line.all_gather(v) == pytest.approx(1 / 2 * v / (90e9 * share) + 1e-6)
+    ring = group(chips, mesh, ("mp",))
+    assert ring.all_to_all(v) == pytest.approx(v * 4 / 8 / (90e9 * share) + 1e-6)
+    assert ring.send(v) == pytest.approx(v / (90e9 * share) + 1e-6)
+
+
+def test_slices_meet_over_the_network():
+    two = cluster_of_kind("v5p", 128, slices=2)
+    among = group(two, MeshShape(dp=2, sharding=64), ("dp",))
+    assert [tier.link.name for tier in among.tiers] == ["DCN"]
+    assert among.all_reduce(1e9) > 0.1
+
+
+def test_processors_have_no_reduce_scatter():
+    shared = Cluster(NODES.device, 8, (FAST,), shared=8)
+    among = group(shared, MeshShape(dp=8), ("dp",))
+    assert among.reduce_scatter(1e6) == among.all_reduce(1e6) > among.all_gather(1e6)
+
+
+def test_efficiency_grows_with_the_message():
+    link = Link("near", 8, 100e9, 0.0, ((1e3, 0.1), (1e9, 0.9)))
+    among = group(Cluster(NODES.device, 8, (link,)), MeshShape(dp=8), ("dp",))
+    assert among.all_gather(1e6) == pytest.approx(7 / 8 * 1e6 / (100e9 * 0.5))  # halfway between on a log axis
+    assert among.all_gather(1.0) == pytest.approx(7 / 8 / (100e9 * 0.1))
+
+
+def test_links_must_reach():
+    with pytest.raises(
+        ConfigError, match="mesh dp16 has 16 devices, but the links of the cluster .* join 8; use fewer"
+    ):
+        group(Cluster(NODES.device, 16, (FAST,)), MeshShape(dp=16), ("dp",))
+
+
+GPT = ModelShape(hidden=64, layers=4, heads=8, seq=32, vocab=128, ffn=256)
+LAYER = GPT.graph().blocks[1]
+BSH = 2 * 32 * 64 * 2  # bytes of a residual stream of 2 samples in 16 bits
+
+
+def made(plan, block=LAYER, samples=2.0):
+    """(what, axes, bytes, is_forward) of a block's collectives."""
+    weights = {value.name: value for b in GPT.graph().blocks for value in b.parameters}
+    found = collectives.collectives(block, weights, cuts_of(plan), samples, 2, plan.sep_attention)
+    return sorted((c.what, *sorted(c.axes), c.nbytes, c.is_forward) for c in found)
+
+
+def test_tensor_parallelism_sums_twice_each_way():
+    """arXiv:1909.08053, figure 3: two all-reduces forward and two backward, of batch x seq x hidden."""
+    assert made(Plan.from_degrees(mp=4)) == [
+        *[("all_reduce", "mp", BSH, False)] * 2,
+        *[("all_reduce", "mp", BSH, True)] * 2,
+    ]
+
+
+def test_sequence_parallelism_gathers_and_scatters():
+    """arXiv:2205.05198, figure 5: each all-reduce becomes a gather and a scatter of the same bytes."""
+    assert made(Plan.from_degrees(mp=4, sequence_parallel=True)) == [
+        *[("all_gather", "mp", BSH, False)] * 2,
+        *[("all_gather", "mp", BSH, True)] * 2,
+        *[("reduce_scatter", "mp", BSH, False)] * 2,
+        *[("reduce_scatter", "mp", BSH, True)] * 2,
+    ]
+
+
+def test_cut_sequences_exchange_heads_or_pass_keys():
+    ulysses = made(Plan.from_degrees(sep=4))
+    local = BSH / 4
+    assert ulysses == [
+        *[("all_to_all", "sep", way * local, forward) for way, forward in ((1, False), (1, True))],
+        *[("all_to_all", "sep", way * local, forward) for way, forward in ((3, False), (3, True))],
+    ]
+    ring = made(Plan.from_degrees(sep=4, sep_attention="ring"))
+    assert ring == [("send", "sep", 6.0 * local, True), ("send", "sep", 12.0 * local, False)]
+    assert made(Plan.from_degrees(sep=4, mp=4, sep_attention="auto"))[-1][0] == "send"  # 2 heads left for 4 devices
+
+
+def test_experts_exchange_tokens():
+    moe = ModelShape(64, 2, 8, 32, 128, 256, experts=4, experts_per_token=2)
+    block = moe.graph().blocks[1]
+    weights = {value.name: value for value in block.parameters}
+    found = list(collectives.collectives(block, weights, cuts_of(Plan.from_degrees(ep=2)), 2.0, 2, "auto"))
+    assert [(c.what, c.nbytes) for c in found] == [
+        ("all_to_all", 2 * BSH / 2)
+    ] * 4  # two experts a token, on two devices
+
+
+def test_the_head_compares_logits_that_are_cut():
+    head = GPT.graph().blocks[-1]
+    assert made(Plan.from_degrees(mp=4), head) == [
+        ("all_reduce", "mp", 12.0 * 2 * 32, True),
+        ("all_reduce", "mp", BSH, False),
+    ]
+
+
+def test_one_device_says_nothing():
+    assert made(Plan()) == []
+
+
+def test_pieces_are_those_that_the_pipeline_layer_makes():
+    """Six items over four chunks: what is left over goes to the last; or four layers, one each."""
+    plan = Plan.from_degrees(pp=4, num_microbatches=4)
+    graph = GPT.graph()
+    assert [sum(n for _, n in piece) for piece in pieces(graph, plan)] == [1, 1, 2, 2]
+    assert [[(b.part, n) for b, n in piece] for piece in pieces(graph, plan, "layers")] == [
+        [("embed", 1), ("layer", 1)],
+        [("layer", 1)],
+        [("layer", 1)],
+        [("layer", 1), ("head", 1)],
+    ]
+    v = Plan.from_degrees(pp=2, num_microbatches=4, schedule="ZBVPP")
+    assert [len(stage) for stage in stage_pieces(graph, v)] == [2, 2]
+    assert [b.part for piece in stage_pieces(graph, v)[0] for b, _ in piece][-1] == "head"  # the V comes back up
+    with pytest.raises(ConfigError, match="has 4 layers to cut, which cannot fill 8 chunks"):
+        pieces(graph, Plan.from_degrees(pp=8, num_microbatches=8), "layers")
+
+
+def test_an_axis_counts_once_and_a_dim_that_does_not_divide_stays_whole():
+    cuts = cuts_of(Plan.from_degrees(dp=2, ep=4, mp=8, sharding=2, sharding_stage=3))
+    assert cuts.axes("act", ("batch", "expert"), (1, 4)) == {"dp", "ep", "sharding"}
+    assert cuts.axes("act", ("batch", "kv_heads"), (1, 4)) == {"dp", "ep", "sharding"}  # 4 heads, 8 devices
+    assert cuts.axes("param", ("embed", "ffn"), (64, 256)) == {"sharding", "mp"}
+    assert cuts.axes("use", ("embed", "ffn"), (64, 256)) == {"mp"}
+    assert cuts.axes("param", ("embed",), (63,)) == frozenset()
+    assert cuts.batch_ways == 16
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: devices.device_kind("h10"), "unknown device kind 'h10'; did you mean"),
+        (lambda: cluster_of_kind("h100", 8, node="dgx-h10"), "unknown node type 'dgx-h10'.*did you mean 'dgx-h100'"),
+        (lambda: cluster_of_kind("h100", 0), "num_devices=0 of device kind 'h100'; give a whole number"),
+        (lambda: cluster_of_kind("v5p", 9, slices=2), "9 devices of 'v5p' do not make 2 equal slices"),
+        (
+            lambda: cluster_of_kind("v5p", 64, torus=(4, 4)),
+            r"a torus \(4, 4\) of 'v5p' has 16 devices, the slice has 64",
+        ),
+        (lambda: cluster_of_kind("h100", 16, torus=(4, 4)), "joined by switches; leave torus"),
+        (lambda: cluster_of_kind("v5e", 512), "a slice of 'v5e' has 256 devices at most, not 512; give more slices"),
+    ],
+)
+def test_refusals_of_devices(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+def test_every_kind_has_a_sheet_with_a_source():
+    assert {"a100-40g", "a100-80g", "h100-80g", "h100-pcie", "h200", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e"} <= set(
+        devices.device_kinds()
+    )
+    for name in devices.device_kinds():
+        kind, cluster = devices.device_kind(name), cluster_of_kind(name, 8)
+        assert kind.source
+        assert kind.flops["bfloat16"] > 1e14
+        assert kind.memory > 1e10
+        for curve in (kind.matmul, kind.attention, kind.streaming, *(link.efficiency for link in cluster.links)):
+            assert all(0 < y <= 1 for _, y in curve)
+            assert [x for x, _ in curve] == sorted(x for x, _ in curve)
+            assert [y for _, y in curve] == sorted(y for _, y in curve)
+        assert cluster.links[0].devices == 8
+    assert len(devices.node_types()) >= 5
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8, 12, 16, 32, 64, 100, 256, 512, 1024, 4096])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_a_torus_has_all_devices(count, dims):
+    assert math.prod(devices.torus_of(count, dims)) == count
