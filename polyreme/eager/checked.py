@@ -19,7 +19,7 @@ from polyreme.eager import tape
 from polyreme.eager.dispatch import Eager
 from polyreme.flags import FLAGS
 
-_plain = mode.current.mode
+_plain = mode.current.plain
 
 
 class CheckedEager(Eager):
@@ -101,7 +101,7 @@ _checked = CheckedEager()
 
 
 def _follow() -> None:
-    mode.current.mode = _checked if checked.on else _plain
+    mode.current.settle(_checked if checked.on else _plain)
 
 
 FLAGS["FLAGS_check_nan_inf"].changed.append(_follow)

@@ -214,7 +214,7 @@ def inplace(fn: Any) -> Any:
 
 
 _eager = Eager()
-mode.current.mode = _eager
+mode.current.settle(_eager)
 
 
 class Operator:

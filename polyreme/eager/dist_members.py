@@ -5,18 +5,20 @@ Floor: 3.  What they answer is found in distributed.auto_parallel, which stands 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from polyreme.errors import PlacementError
 
 
 class _Lookup:
-    """form: Tensor -> how it lies on a mesh, None for a dense one. local: (Tensor, process id or None) -> its part."""
+    """form: Tensor -> how it lies on a mesh, None for a dense one. local: (Tensor, process id or None) -> its part.
+    used: whether any Tensor was put on a mesh yet."""
 
-    __slots__ = ("form", "local")
+    __slots__ = ("form", "local", "used")
 
     def __init__(self) -> None:
+        self.used = False
         self.form: Callable[[Any], Any] = _nowhere
         self.local: Callable[[Any, int | None], Any] | None = None
 
@@ -26,6 +28,17 @@ def _nowhere(tensor: Any) -> None:
 
 
 lookup = _Lookup()
+
+
+def forms_of(tensors: Sequence[Any]) -> list[Any]:
+    """How each of these Tensors lies on a mesh; [] where no Tensor ever was on one."""
+    return [lookup.form(t) for t in tensors] if lookup.used else []
+
+
+def say_form(tensor: Any, form: Any) -> None:
+    """Note how a Tensor made in a captured function lies, if it is on a mesh."""
+    if form is not None:
+        tensor.__dict__["_form"] = form
 
 
 class DistMembers:

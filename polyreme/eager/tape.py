@@ -177,6 +177,14 @@ class Node:
         raise NotImplementedError
 
 
+def freed_error(name: str) -> GradError:
+    """The error for a second walk through a node."""
+    return GradError(
+        f"backward through {name!r} a second time: its saved values were freed by the first backward; "
+        "call the first one with retain_graph=True"
+    )
+
+
 class KernelNode(Node):
     """A kernel's call: mask says which inputs carry gradients; primals are the input arrays, None once freed."""
 
@@ -207,10 +215,7 @@ class KernelNode(Node):
     def gradients(self, cotangents: list[TensorState | None], create_graph: bool) -> list[TensorState | None]:
         primals = self.primals
         if primals is None:
-            raise GradError(
-                f"backward through {self.name!r} a second time: its saved values were freed by the first backward; "
-                "call the first one with retain_graph=True"
-            )
+            raise freed_error(self.name)
         if primals.__class__ is Packed:
             primals = primals.arrays()
         if create_graph:

@@ -22,6 +22,7 @@ from polyreme.core.abstract import described
 from polyreme.core.kernel import Kernel
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
+from polyreme.eager.dist_members import forms_of, say_form
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError
@@ -111,6 +112,7 @@ class Program:
         self.fn = fn
         self.call = call
         self.flags = [(a.stop_gradient, a._node is not None) for a in arguments]
+        self._forms = forms_of(arguments)
         # arguments that are also met as state are not copied: the program is for these very Tensors
         self.pinned: dict[int, TensorState] = {}
         self._modes = (amp_policy.active.policy, tape.grad_mode.enabled, dtypes.default_dtype())
@@ -152,6 +154,8 @@ class Program:
                 return False
         if state.leaf_hooks.version != self._hooks_seen and not self._same_hooks():
             return False
+        if forms_of(arguments) != self._forms:
+            return False
         for i, argument in enumerate(arguments):
             if id(argument) in self._state_ids and self.pinned.get(i) is not argument:
                 return False
@@ -178,6 +182,8 @@ class Program:
                 return f"the gradient of {name_of(tensor)} was {'present' if has_grad else 'absent'}, now it is not"
         if not self._same_hooks():
             return "the gradient hooks of a leaf changed"
+        if forms_of(arguments) != self._forms:
+            return "an argument lies on a mesh in another way"
         return "a Tensor is both an argument and state of the function, or no longer is"
 
     # running
@@ -365,6 +371,8 @@ class Program:
                 continue
             array = next(arrays)
             tensor = Tensor(array, stop_gradient=stop_gradient)
+            if self._forms:
+                say_form(tensor, self._forms[i])
             if has_history and not stop_gradient:
                 tensor._node = Border(array.shape)
             self._given[i] = array

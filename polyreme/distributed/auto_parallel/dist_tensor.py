@@ -12,7 +12,8 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import Symbol
-from polyreme.distributed.auto_parallel.kept import encoded, form_of, in_form
+from polyreme.distributed.auto_parallel.dist_mode import install
+from polyreme.distributed.auto_parallel.kept import encoded, form_of, in_form, note, started
 from polyreme.distributed.auto_parallel.kept import place as place_kept
 from polyreme.distributed.auto_parallel.placements import Placement
 from polyreme.distributed.auto_parallel.process_mesh import ProcessMesh
@@ -21,6 +22,8 @@ from polyreme.eager.host import as_array
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, ConfigError
 from polyreme.nn.parameter import Parameter
+
+started.call = install
 
 
 def shard_tensor(
@@ -58,7 +61,7 @@ def shard_tensor(
     array = as_array(data, dtype, None)
     form = form_for("shard_tensor", mesh, placements, array.shape)
     result = Tensor(array) if state.capturing() else in_form(encoded(array, form), form)
-    result.__dict__["_form"] = form
+    note(result, form)
     result.stop_gradient = True if stop_gradient is None else stop_gradient
     return result
 

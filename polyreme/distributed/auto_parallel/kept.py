@@ -25,8 +25,28 @@ from polyreme.eager.dist_members import lookup
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.nn.parameter import Parameter
+from polyreme.ops import OPS
 
 _slot: Any = TensorState.__dict__["_array"]
+
+
+class _Started:
+    """What is called when the first Tensor is put on a mesh, if anything."""
+
+    __slots__ = ("call",)
+
+    def __init__(self) -> None:
+        self.call: Callable[[], None] | None = None
+
+    def now(self) -> None:
+        """Call it, once."""
+        if self.call is not None:
+            call, self.call = self.call, None
+            lookup.used = True
+            call()
+
+
+started = _Started()
 
 
 class _InForm:
@@ -97,6 +117,10 @@ class _InForm:
         """The same value outside the tape, kept the same way."""
         return in_form(self.stored, self._form) if "_whole" not in self.__dict__ else Tensor.detach(self)  # type: ignore[arg-type]
 
+    def clone(self) -> Tensor:
+        """A copy that gradients flow through."""
+        return OPS["clone"](self)
+
 
 class DistTensor(_InForm, Tensor):
     """A Tensor that is partial, or in uneven pieces."""
@@ -146,7 +170,7 @@ def in_form(stored: Any, form: Form) -> Tensor:
 
 def _adopt(tensor: Any, stored: Any, form: Form) -> None:
     """Make a new Tensor's array one kept in this form."""
-    tensor.__dict__["_form"] = form
+    note(tensor, form)
     if form.plain:
         TensorState.__init__(tensor, stored)
         return
@@ -154,6 +178,13 @@ def _adopt(tensor: Any, stored: Any, form: Form) -> None:
     TensorState.__init__(tensor, stored)
     del tensor.__dict__["_seen"]
     _slot.__set__(tensor, stored)
+
+
+def note(tensor: Any, form: Form) -> None:
+    """Say of a Tensor how it lies."""
+    if started.call is not None:
+        started.now()
+    tensor.__dict__["_form"] = form
 
 
 def form_of(tensor: Any) -> Form | None:
@@ -207,7 +238,7 @@ def place(tensor: Any, form: Form) -> None:
     else:
         tensor.__class__ = DistParameter if isinstance(tensor, Parameter) else DistTensor
         _slot.__set__(tensor, stored)
-    tensor.__dict__["_form"] = form
+    note(tensor, form)
     if isinstance(tensor, Parameter):
         tensor.layouts = {kind: form.sharding for kind in ("param", "grad", "state")} if form.plain else {}
 

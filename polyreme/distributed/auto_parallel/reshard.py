@@ -14,7 +14,7 @@ from polyreme.core import state
 from polyreme.core.op import recorded
 from polyreme.core.state import Tracer
 from polyreme.distributed.auto_parallel.form import Form, converter
-from polyreme.distributed.auto_parallel.kept import encoded, form_of, in_form, stored_of
+from polyreme.distributed.auto_parallel.kept import encoded, form_of, in_form, note, stored_of
 from polyreme.distributed.auto_parallel.placements import Placement, checked
 from polyreme.distributed.auto_parallel.process_mesh import ProcessMesh
 from polyreme.eager import tape
@@ -167,7 +167,7 @@ def _constrained(tensor: Tensor, source: Form | None, target: Form) -> Tensor:
     if result is tensor:
         result = Tensor(array, stop_gradient=tensor.stop_gradient)
         result._node, result._index = tensor._node, tensor._index
-    result.__dict__["_form"] = target
+    note(result, target)
     return result
 
 
