@@ -1,31 +1,198 @@
-"""`polyreme plan`: what a configuration will cost on devices that need not be there.
+"""`polyreme plan`: the best parallel plans for a configuration on devices that need not be there.
 
-Floor: 7.  Never imports: jax.
+Floor: 7.  Never imports: jax; --verify compiles in processes of their own.
 """
 
+import importlib.util
 import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from polyreme.errors import ConfigError
 from polyreme.planner.published_file import answer, read_rows
 
+_VERIFIED = 3  # plans that --verify compiles, and more until one is not refuted
+_WIDTH = 150  # of tables that do not go to a terminal
+
 
 def plan(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="YAML configuration of a pretraining run.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the file's, dotted.")
+    ] = None,
+    devices: Annotated[int | None, typer.Option(min=1, help="Plan for so many devices of this machine.")] = None,
+    topology: Annotated[
+        str | None, typer.Option(metavar="KIND:SHAPE", help="Plan for known devices: v5e:16x16, h100:8x8, a100:1024.")
+    ] = None,
+    cluster: Annotated[Path | None, typer.Option(metavar="FILE", help="Plan for a cluster described in YAML.")] = None,
+    global_batch: Annotated[int | None, typer.Option(min=1, help="Rows of a step (sets train.global_batch).")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many plans to show.")] = 10,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FEATURE", help="Not to be used: recompute, offload, sharding, pp, mp, sep; may be repeated."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the chosen plan as a configuration for pretrain.")
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Compile the best plans, choose none refuted.")] = False,
+    explain: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw memory and timeline of the chosen plan: .png, .svg, .pdf.")
+    ] = None,
     rows: Annotated[
         Path | None, typer.Option("--predict", metavar="FILE", help="Rows of runs to predict: CSV, YAML or JSON.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of lines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
 ) -> None:
-    """Predict the step time, MFU and memory of training runs, one for each row of a file.
+    """Find the fastest parallel plans that fit, and say what binds them, what would not fit and why.
 
-    Example: polyreme plan --predict rows.csv --json
+    Nothing of the devices need be there. With --predict: the step time, MFU and memory of runs, one a row of a file.
+
+    Example: polyreme plan configs/gpt3_175b.yaml --topology a100:128x8 --output plan.yaml
     """
-    if rows is None:
-        raise ConfigError("polyreme plan needs --predict FILE")
-    _predict(rows, as_json)
+    if rows is not None:
+        given = {"CONFIG": config, "--devices": devices, "--topology": topology, "--cluster": cluster}
+        for name, value in given.items():
+            if value is not None:
+                raise ConfigError(f"--predict {rows} with {name}: the rows say what is run where; leave {name} out")
+        _predict(rows, as_json)
+        return
+    if config is None:
+        raise ConfigError("polyreme plan needs a CONFIG, such as configs/gpt_kjv.yaml, or --predict FILE")
+    from polyreme.recipes import plan_drawing as drawing
+
+    if explain is not None:
+        drawing.check_picture(explain)
+    if output is not None:
+        _check_output(output, config)
+    where = _cluster(devices, topology, cluster)
+    _plan(config, overrides or [], where, global_batch, top, without or [], output, verify, explain, topology, as_json)
+
+
+def _plan(
+    path: Path,
+    overrides: Sequence[str],
+    where: Any,
+    global_batch: int | None,
+    top: int,
+    without: Sequence[str],
+    output: Path | None,
+    verify: bool,
+    explain: Path | None,
+    topology: str | None,
+    as_json: bool,
+) -> None:
+    from polyreme.recipes import config_file, plan_report
+    from polyreme.recipes import plan as recipe
+
+    batch = [] if global_batch is None else [f"train.global_batch={global_batch}"]
+    loaded = config_file.load(path, [*overrides, *batch])
+    found = recipe.answer(loaded.config, where, top=top, without=without)
+    if verify and found.found.plans:
+        found = replace(found, verified=_verified(found, where, topology, is_quiet=as_json))
+    if as_json:
+        typer.echo(json.dumps(plan_report.to_json(found), indent=1))
+    else:
+        console = Console(file=sys.stdout, highlight=False)
+        if not console.is_terminal:
+            console = Console(file=sys.stdout, highlight=False, width=_WIDTH)
+        console.print(plan_report.report(found))
+    chosen = found.chosen
+    if chosen is None:
+        if explain is not None and found.found.too_big:
+            _draw(found, plan_report.too_big(found)[0], explain, as_json)
+        raise ConfigError(_nothing(found))
+    if explain is not None:
+        _draw(found, found.found.plans[chosen], explain, as_json)
+    if output is not None:
+        _write(output, recipe.run_file(loaded, found, output))
+        _say(f"\nwritten: {output}; run it with: polyreme pretrain {output}", as_json)
+    elif not as_json:
+        typer.echo("\n--output FILE writes the plan marked * as a configuration for polyreme pretrain")
+
+
+def _cluster(devices: int | None, topology: str | None, cluster: Path | None) -> Any:
+    from polyreme.planner import cluster_file
+
+    given = {"--devices": devices, "--topology": topology, "--cluster": cluster}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        got = " and ".join(named) or "none of them"
+        raise ConfigError(f"say what to plan for: --devices N, --topology v5e:16x16 or --cluster FILE; got {got}")
+    if devices is not None:
+        return cluster_file.of_devices(devices)
+    return cluster_file.of_topology(topology) if topology is not None else cluster_file.read(str(cluster))
+
+
+def _verified(found: Any, where: Any, topology: str | None, *, is_quiet: bool) -> tuple[Any, ...]:
+    """Compile plans in their order: some, and as many as it takes to find one that is not refuted."""
+    from polyreme.recipes import plan_verify
+    from polyreme.recipes.plan import plan_words
+
+    is_tpu = bool(where.links) and bool(where.links[0].torus)
+    verified: list[Any] = []
+    for at, each in enumerate(found.found.plans):
+        if at >= _VERIFIED and replace(found, verified=tuple(verified)).chosen in range(at):
+            break
+        if not is_quiet:
+            typer.echo(f"compiling plan {at + 1}: {plan_words(each.plan)}", err=True)
+        slices = topology if topology is not None and is_tpu and importlib.util.find_spec("libtpu") else ""
+        verified.append(plan_verify.verify_apart(found.config, each.plan, topology=slices))
+    return tuple(verified)
+
+
+def _draw(found: Any, ranked: Any, path: Path, as_json: bool) -> None:
+    from polyreme.planner.predict import chunk_durations
+    from polyreme.recipes import plan_drawing as drawing
+    from polyreme.recipes.plan import plan_words, shape_of
+
+    shape, batch = shape_of(found.config.model), found.config.train.global_batch
+    durations = chunk_durations(shape, ranked.plan, found.cluster, batch, found.training)
+    title = f"{plan_words(ranked.plan)}  on {found.cluster.num_devices} x {found.cluster.device.name}"
+    is_serial = found.cluster.shared > 1
+    drawing.draw(path, title, ranked.plan, ranked.prediction, durations, is_serial=is_serial)
+    _say(f"\ndrawn: {path}", as_json)
+
+
+def _nothing(found: Any) -> str:
+    what = f"no plan fits {found.cluster.num_devices} x {found.cluster.device.name}"
+    if found.verified:
+        return f"{what}: the compiler refuted all {len(found.verified)}; ask for more with --top, or for more devices"
+    if found.changes:
+        return f"{what}; the cheapest change: {found.changes[0].what}"
+    if not found.found.too_big:
+        return f"{what}: none divides the model and the batch; the reasons are listed, another --global-batch may help"
+    return f"{what}, nor many more of them; the model needs a kind with more memory"
+
+
+def _check_output(path: Path, config: Path) -> None:
+    if path.is_dir():
+        raise ConfigError(f"--output {path}: is a folder; give the name of a file in it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--output {path}: there is no folder {path.parent}; make it first")
+    if path.exists() and config.exists() and path.samefile(config):
+        raise ConfigError(f"--output {path}: is the configuration itself; give another name")
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _say(text: str, as_json: bool) -> None:
+    """A line for a person: beside JSON it goes to standard error."""
+    typer.echo(text, err=as_json)
 
 
 def _predict(path: Path, as_json: bool) -> None:

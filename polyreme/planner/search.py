@@ -6,7 +6,7 @@ twice: every mesh with a few ways to cut the step, then the best meshes with all
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from polyreme.errors import ConfigError
@@ -27,6 +27,9 @@ _NEAR = 1.25  # and how much slower than the fastest they may be at the first lo
 
 Way = dict[str, object]
 """How a step is cut, as arguments of Shape.plan."""
+
+Refuse = Callable[[Plan], str]
+"""Of a plan, why whoever asks cannot run it; "" if he can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,48 +61,83 @@ def search(
     training: Training | None = None,
     space: Space | None = None,
     top: int = 10,
+    refuse: Refuse | None = None,
 ) -> Found:
     """The `top` best plans by predicted step time, and the plans that do not fit.
 
-    batch: samples of a step over all devices. Of recompute and offload a plan has the cheapest that fits. The same
-    question gives the same answer. Raises ConfigError for a batch below 1.
+    batch: samples of a step over all devices. Of recompute and offload a plan has the cheapest that fits. refuse: of a
+    mesh's plan, why it cannot be run, or "". The same question gives the same answer. Raises ConfigError for a batch
+    below 1.
     """
-    if batch < 1:
-        raise ConfigError(f"a global batch of {batch}; give at least 1")
-    training = training or Training()
-    graph = model.graph(training.attention) if isinstance(model, ModelShape) else model
-    return _Search(graph, cluster, batch, training, space or Space(), top).run()
+    asked = _Search(model, cluster, batch, training or Training(), space or Space(), refuse)
+    return asked.run(top)
+
+
+def fits_at_all(
+    model: ModelShape | Graph,
+    cluster: Cluster,
+    batch: int,
+    training: Training,
+    space: Space,
+    refuse: Refuse | None = None,
+) -> bool:
+    """Whether any plan fits, which takes fewer predictions than which is best."""
+    asked = _Search(model, cluster, batch, training, space, refuse)
+    return any(asked.can_fit(shape, ways) for shape, ways in asked.meshes().items())
 
 
 class _Search:
     """One search: the plans kept so far."""
 
-    def __init__(self, graph: Graph, cluster: Cluster, batch: int, training: Training, space: Space, top: int) -> None:
-        self.graph, self.cluster, self.batch, self.training = graph, cluster, batch, training
-        self.space, self.top = space, top
+    def __init__(
+        self,
+        model: ModelShape | Graph,
+        cluster: Cluster,
+        batch: int,
+        training: Training,
+        space: Space,
+        refuse: Refuse | None,
+    ) -> None:
+        if batch < 1:
+            raise ConfigError(f"a global batch of {batch}; give at least 1")
+        self.graph = model.graph(training.attention) if isinstance(model, ModelShape) else model
+        self.cluster, self.batch, self.training = cluster, batch, training
+        self.space, self.refuse = space, refuse
+        self.refused = Refused()
         # where attention stores no scores there is nothing for core_attn to leave out
         self.modes = [mode for mode in space.recompute if mode != "core_attn" or training.attention == "plain"]
         self.looked_at = 0
         self.fitting: dict[Plan, Ranked] = {}
         self.too_big: dict[Plan, Ranked] = {}
 
-    def run(self) -> Found:
-        refused = Refused()
-        found = list(shapes(self.graph, self.cluster, self.batch, self.space, refused))
-        ways = {shape: cuts(shape, self.graph, self.batch, self.space) for shape in found}
-        found = [shape for shape in found if ways[shape] and self._can_fit(shape, ways[shape])]
+    def meshes(self) -> dict[Shape, list[Way]]:
+        """Every mesh that can be run, with the ways to cut a step."""
+        found: dict[Shape, list[Way]] = {}
+        for shape in shapes(self.graph, self.cluster, self.batch, self.space, self.refused):
+            reason = self.refuse(shape.plan()) if self.refuse else ""
+            ways = cuts(shape, self.graph, self.batch, self.space)
+            if reason:
+                self.refused.add(reason)
+            elif ways:
+                found[shape] = ways
+        return found
+
+    def run(self, top: int) -> Found:
+        """The answer."""
+        ways = self.meshes()
+        found = [shape for shape in ways if self.can_fit(shape, ways[shape])]
         if sum(len(ways[shape]) for shape in found) > _SMALL:
             found = self._promising(found, ways)
         for shape in found:
             self._look_at(shape, ways[shape], self.space.offload)
         return Found(
-            tuple(_ordered(self.fitting, self.top)),
-            tuple(_ordered(self.too_big, self.top)),
-            refused.reasons,
+            tuple(_ordered(self.fitting, top)),
+            tuple(_ordered(self.too_big, top)),
+            self.refused.reasons,
             self.looked_at,
         )
 
-    def _can_fit(self, shape: Shape, ways: list[Way]) -> bool:
+    def can_fit(self, shape: Shape, ways: list[Way]) -> bool:
         """Whether a mesh fits with all that saves memory: the first question, as most of a large space fails it."""
         smallest = max(ways, key=lambda way: way["num_microbatches"])  # type: ignore[arg-type,return-value]
         plan = shape.plan(**smallest, recompute=self.modes[-1], offload=self.space.offload[-1])

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from typing import Any
 
 from polyreme.errors import PlacementError
 from polyreme.mesh import Plan
@@ -27,8 +28,7 @@ _MOST_ROWS = 16  # of a pipeline's microbatch; larger ones lengthen the bubble a
 @dataclass(frozen=True, slots=True)
 class Space:
     """What a search may choose. axes: mesh axes of degree above 1; microbatches: their numbers, () for any that divide
-    the batch; sharding_stages, schedules, recompute and offload as in Plan; rows_per_microbatch: of one device, 0 for
-    any."""
+    the batch; sequence_parallel: whether mp splits the residual stream; the others as in Plan."""
 
     axes: tuple[str, ...] = AXES
     sharding_stages: tuple[int, ...] = (1, 2, 3)
@@ -36,6 +36,7 @@ class Space:
     recompute: tuple[str, ...] = ("none", "core_attn", "full_attn", "full")
     offload: tuple[tuple[str, ...], ...] = ((), ("state",), ("state", "act"))
     microbatches: tuple[int, ...] = ()
+    sequence_parallel: tuple[bool, ...] = (False, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,14 @@ class Shape:
         """Parts that a microbatch is split into."""
         return self.dp * self.sharding * self.ep
 
-    def plan(self, **rest: object) -> Plan:
-        """A Plan of this shape."""
-        return Plan.from_degrees(**{f.name: getattr(self, f.name) for f in fields(self)}, **rest)  # type: ignore[arg-type]
+    def plan(self, **rest: Any) -> Plan:
+        """A Plan of this shape; plans of a shape share their mesh and strategy, by which predict remembers."""
+        return replace(_base(self), **rest)
+
+
+@lru_cache(maxsize=4096)
+def _base(shape: Shape) -> Plan:
+    return Plan.from_degrees(**{f.name: getattr(shape, f.name) for f in fields(shape)})
 
 
 @dataclass(slots=True)
@@ -79,7 +85,7 @@ def shapes(graph: Graph, cluster: Cluster, batch: int, space: Space, refused: Re
     node, or nothing between: one in between costs as much memory as time.
     """
     for mp, sep, ep, pp in _degrees(graph, cluster, space):
-        for is_sequence_parallel in (False, True) if mp > 1 and _names(graph, ("seq",)) else (False,):
+        for is_sequence_parallel in space.sequence_parallel if mp > 1 and _names(graph, ("seq",)) else (False,):
             reason = _misfit(graph, mp, sep, ep, is_sequence_parallel) or _too_many_stages(graph, pp)
             if reason:
                 refused.add(reason)

@@ -1,22 +1,96 @@
 """From a pretraining configuration to the planner's question, and from its answer back to a configuration.
 
+The answer is an Answer: the search's plans, the configuration's own plan, what the compiler said, and what to change.
+
 Floor: 7.  Never imports: jax.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import yaml
 from pydantic import ValidationError
 
-from polyreme.errors import ConfigError
+from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import Plan
 from polyreme.mesh.axes import AXES
 from polyreme.planner import ModelShape, Training
 from polyreme.planner.cluster import Cluster
+from polyreme.planner.explain import Change, changes
+from polyreme.planner.predict import predict
+from polyreme.planner.search import Found, Ranked, search
 from polyreme.planner.space import Space
 from polyreme.recipes.config import ModelConfig, PlanConfig, PretrainConfig
+from polyreme.recipes.config_file import Loaded
+from polyreme.recipes.estimate import bytes_text
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What `polyreme plan` found.
+
+    own: the configuration's own plan, where it uses as many devices. verified: what the compiler found of the first of
+    found.plans, in their order. changes: if nothing fits, what would make something fit.
+    """
+
+    config: PretrainConfig
+    cluster: Cluster
+    training: Training
+    space: Space
+    found: Found
+    own: Ranked | None = None
+    verified: tuple[Verified, ...] = ()
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def chosen(self) -> int | None:
+        """Place in found.plans of the plan to run: the first that the compiler did not refute."""
+        places = range(len(self.found.plans))
+        return next((at for at in places if at >= len(self.verified) or not self.is_refuted(at)), None)
+
+    def is_refuted(self, at: int) -> bool:
+        """Whether the compiler needs more memory for a plan than a device has."""
+        return at < len(self.verified) and self.verified[at].total > self.found.plans[at].prediction.capacity
+
+
+class Verified(Protocol):
+    """What recipes/plan_verify.py finds: bytes of the fullest device, and what each stage exchanges."""
+
+    @property
+    def total(self) -> int:
+        """Bytes of the fullest device."""
+        ...
+
+    @property
+    def stages(self) -> tuple[Any, ...]:
+        """Of each pipeline stage."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        ...
+
+
+def answer(config: PretrainConfig, cluster: Cluster, *, top: int = 10, without: Sequence[str] = ()) -> Answer:
+    """The best plans for a configuration's model and batch on a cluster; its own plan is only compared.
+
+    without: what may not be used, any of FEATURES. Raises ConfigError for another word.
+    """
+    space, training, shape = space_of(without), training_of(config, cluster), shape_of(config.model)
+    batch = config.train.global_batch
+    refuse = functools.partial(_refused, config)
+    found = search(shape, cluster, batch, training, space, top, refuse)
+    own = None
+    if config.plan.num_devices == cluster.num_devices:
+        plan = config.parallel_plan
+        own = Ranked(plan, predict(shape, plan, cluster, batch, training))
+    wanted = () if found.plans else changes(shape, cluster, batch, training, space, refuse)
+    return Answer(config, cluster, training, space, found, own, changes=wanted)
 
 
 def shape_of(model: ModelConfig) -> ModelShape:
@@ -51,9 +125,34 @@ def training_of(config: PretrainConfig, cluster: Cluster) -> Training:
     return Training(dtype=dtype, master=train.amp_level == "O2", attention=_attention(config, cluster, dtype))
 
 
-def space_of(config: PretrainConfig) -> Space:
-    """The plans that a configuration can say: of its families none has experts."""
-    return Space(axes=tuple(axis for axis in AXES if axis != "ep"))
+FEATURES = ("recompute", "offload", "sharding", "pp", "mp", "sep", "sequence_parallel", "virtual_stages")
+"""What `polyreme plan --without` takes."""
+
+
+def space_of(without: Sequence[str] = ()) -> Space:
+    """The plans that a configuration can say (of its families none has experts), less what is not wanted."""
+    for name in without:
+        if name not in FEATURES:
+            raise ConfigError(f"--without {name}{did_you_mean(name, FEATURES)}")
+    left_out = {"ep", *without}
+    space = Space(axes=tuple(axis for axis in AXES if axis not in left_out))
+    if "recompute" in left_out:
+        space = replace(space, recompute=("none",))
+    if "offload" in left_out:
+        space = replace(space, offload=((),))
+    if "virtual_stages" in left_out:
+        space = replace(space, schedules=tuple(name for name in space.schedules if name not in ("VPP", "ZBVPP")))
+    if "sequence_parallel" in left_out:
+        space = replace(space, sequence_parallel=(False,))
+    return space
+
+
+def _refused(config: PretrainConfig, plan: Plan) -> str:
+    try:
+        with_plan(config, plan)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def with_plan(config: PretrainConfig, plan: Plan) -> PretrainConfig:
@@ -112,6 +211,31 @@ def plan_words(plan: Plan) -> str:
     if plan.offload:
         words.append(f"offload={'+'.join(plan.offload)}")
     return " ".join(words)
+
+
+def run_file(loaded: Loaded, found: Answer, output: Path) -> str:
+    """The file that `polyreme pretrain` takes to run the chosen plan; for a processor it says so.
+
+    Data that lie beside the configuration are named so that they are found from the new file too.
+    """
+    assert found.chosen is not None  # who asks has looked
+    ranked = found.found.plans[found.chosen]
+    config = with_plan(loaded.config, ranked.plan)
+    values: dict[str, Any] = {}
+    if found.cluster.shared > 1 and config.device is None:
+        values["device"] = "cpu"
+    if not config.data.is_synthetic and output.parent.resolve() != loaded.folder.resolve():
+        beside = [(loaded.folder / name) for name in config.data.text]
+        names = [str(p.resolve()) if p.exists() else name for p, name in zip(beside, config.data.text, strict=True)]
+        values["data"] = config.data.model_copy(update={"text": names})
+    prediction = ranked.prediction
+    heading = (
+        f"{loaded.path.name} with the plan that `polyreme plan` chose for {found.cluster.num_devices} x "
+        f"{found.cluster.device.name}: {plan_words(ranked.plan)}\n"
+        f"predicted: {prediction.step_seconds:.3g} s a step, {prediction.tokens_per_second:,.0f} tokens/s, "
+        f"{bytes_text(prediction.memory.total)} a device"
+    )
+    return to_yaml(config.model_copy(update=values), heading)
 
 
 def to_yaml(config: PretrainConfig, heading: str) -> str:

@@ -184,7 +184,9 @@ def _draw_timeline(axes: Any, bars: Sequence[Bar], stages: int, busy: float, end
         row = [bar for bar in bars if bar.stage == stage]
         spans = [(bar.start / unit, (bar.end - bar.start) / unit) for bar in row]
         colours = [_COLOURS[bar.kind] for bar in row]
-        axes.broken_barh(spans, (stage - 0.42, 0.84), facecolors=colours, edgecolor="white", linewidth=0.4)
+        # an edge around thin bars would hide them
+        edge = 0.4 if len(row) < 150 else 0.0
+        axes.broken_barh(spans, (stage - 0.42, 0.84), facecolors=colours, edgecolor="white", linewidth=edge)
         if end > busy:
             axes.broken_barh([(busy / unit, (end - busy) / unit)], (stage - 0.42, 0.84), facecolor=_COLOURS["end"])
         for bar in row:
