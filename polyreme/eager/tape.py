@@ -549,7 +549,8 @@ def _not_recorded(what: str) -> None:
 
 def _store(leaf: TensorState, gradient: TensorState) -> None:
     have = leaf._grad
-    if gradient.own_form and state.watch.active is None:  # addends stay addends until something reads the value
+    # addends stay addends until something reads the value, unless each device is to have a part of the sum
+    if gradient.own_form and state.watch.active is None and not _splits_gradient(leaf):
         leaf._grad = gradient.detach() if have is None else factory.add(have, gradient)  # type: ignore[attr-defined]
         return
     array = _laid_out(leaf, gradient._array)
@@ -564,6 +565,13 @@ def _store(leaf: TensorState, gradient: TensorState) -> None:
 
 def _nowhere(kind: str) -> None:
     return None
+
+
+def _splits_gradient(leaf: TensorState) -> bool:
+    """Whether the strategy keeps the gradient in other pieces than the leaf is used in."""
+    sharding_of = getattr(leaf, "sharding_of", _nowhere)
+    used = sharding_of("use") or sharding_of("param")
+    return used is not None and sharding_of("grad") != used
 
 
 def _laid_out(leaf: TensorState, array: Any) -> Any:

@@ -33,7 +33,7 @@ def moved(tensor: Tensor, mesh: ProcessMesh, name: str, placement: Placement) ->
 
 def put_on(tensor: Tensor, mesh: ProcessMesh, placements: Sequence[Placement]) -> Tensor:
     """The Tensor, dense or on any mesh, on this mesh with these placements; gradients flow."""
-    if state.capturing():
+    if state.capturing() or state.recording():
         return reshard(tensor, mesh, placements)
     return brought(tensor, form_for("parallelize", mesh, placements, tensor.shape))
 

@@ -84,13 +84,13 @@ def parallelize(
     config = _checked(model, optimizer, mesh, config)
     set_mesh(mesh)
     meshes = Meshes(model, mesh, config.get("pp_config"))
+    _split_batch(model, meshes)
     for name in meshes.entries():
         _move_inputs(meshes.layers[name], meshes.of[name])
     for key in ("mp_config", "cp_config"):
         _apply_plans(key, config.get(key, {}).get("parallelize_plan", {}), meshes)
     _place_rest(meshes)
     data = config.get("dp_config", {})
-    _split_batch(model, meshes)
     level, dim = data.get("sharding_level", 0), data.get("sharding_mesh_dim", "dp")
     if level:
         stage = STAGES[level](dim, mesh)

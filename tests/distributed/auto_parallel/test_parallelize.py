@@ -32,6 +32,7 @@ from polyreme.distributed import (
 from polyreme.distributed.auto_parallel import plans
 from polyreme.distributed.auto_parallel.process_mesh import clear_mesh
 from polyreme.errors import ConfigError, ProgramError
+from polyreme.nn import functional as F
 
 from .small_models import RATE, Plain, assert_same, batches, llama, train
 
@@ -113,3 +114,208 @@ def test_plain_layers_equal_one_device(plain_alone, captured):
     assert model.blocks[0].up.bias.placements == [Replicate(), Shard(0)]
     assert model.blocks[0].down.bias.placements == [Replicate(), Replicate()]
     assert_same(train(model, optimizer, batches(16), captured), plain_alone)
+
+
+class Swapped(nn.Layer):
+    """Layers on [seq, batch, 8] between layers on [batch, seq, 8]; swap=True: the model itself exchanges the dims."""
+
+    def __init__(self):
+        super().__init__()
+        paddle.seed(7)
+        self.begin, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+        self.block = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+        self.after, self.local, self.end = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+
+    def forward(self, x, swap):
+        turned = (lambda h: h.transpose([1, 0, 2])) if swap else (lambda h: h)
+        h = turned(self.begin(x))
+        h = h + self.norm(h)
+        h = h + turned(self.block(turned(h)))
+        self.middle = h
+        return self.end(self.local(self.after(turned(h))))
+
+
+def test_sequence_parallel_plans_change_no_values():
+    x = paddle.to_tensor(np.random.default_rng(1).standard_normal((2, 8, 8)).astype(np.float32))
+    alone, seen = Swapped(), {}
+    alone(x, True).square().mean().backward()
+
+    def note(mesh):
+        return lambda layer, inputs, out: seen.update({layer.full_name().split("_")[0]: inputs[0].placements})
+
+    config = {
+        "begin": SequenceParallelBegin(),
+        "block": SequenceParallelDisable(),
+        "block.0": ColWiseParallel(),
+        "block.2": RowWiseParallel(),
+        "after": SequenceParallelEnd(),
+        "local": [SequenceParallelEnable(), PrepareLayerOutput(note)],
+        "end": PrepareLayerInput(lambda mesh: lambda layer, inputs: seen.update(end=inputs[0].placements)),
+    }
+    mesh = ProcessMesh(np.arange(4).reshape(1, 4), ["dp", "mp"])
+    model, _ = parallelize(Swapped(), None, mesh, {"mp_config": {"parallelize_plan": config}})
+    out = model(x, False)
+    out.square().mean().backward()
+    np.testing.assert_allclose(out.numpy(), alone(x, True).numpy(), rtol=0, atol=16 * 6e-8 * 4)
+    for (name, p), q in zip(model.named_parameters(), alone.parameters(), strict=True):
+        np.testing.assert_allclose(p.grad.numpy(), q.grad.numpy(), rtol=0, atol=128 * 6e-8, err_msg=name)
+    assert (model.middle.shape, model.middle.placements) == ([8, 2, 8], [Replicate(), Shard(0)])
+    assert seen == {"layernorm": [Replicate(), Shard(1)], "end": [Replicate(), Replicate()]}
+
+
+class Attending(nn.Layer):
+    """scaled_dot_product_attention of a sublayer's own, after an Embedding."""
+
+    def __init__(self):
+        super().__init__()
+        paddle.seed(9)
+        self.tokens, self.sdpa = nn.Embedding(16, 16), Sdpa()
+
+    def forward(self, x):
+        h = self.tokens(x).reshape([*x.shape, 4, 4])
+        return self.sdpa(h, h * 2.0, h + 1.0)
+
+
+class Sdpa(nn.Layer):
+    def forward(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize(("backend", "name"), [("p2p", "sep"), ("all2all", "cp")])
+def test_context_parallel_attends_over_a_split_sequence(backend, name):
+    x = paddle.to_tensor(np.random.default_rng(2).integers(0, 16, (2, 8)))
+    alone = Attending()
+    alone(x).square().sum().backward()
+    mesh = ProcessMesh(np.arange(4).reshape(2, 2), ["dp", name])
+    config = {"": PrepareContextParallel(backend), "sdpa": ContextParallel(backend)}
+    model, _ = parallelize(Attending(), None, mesh, {"cp_config": {"parallelize_plan": config}})
+    out = model(x)
+    out.square().sum().backward()
+    assert out.placements == [Shard(0), Shard(1)]
+    np.testing.assert_allclose(out.numpy(), alone(x).numpy(), rtol=0, atol=16 * 6e-8 * 4)
+    # gradients are sums of 16 terms below 20
+    got, want = (m.tokens.weight.grad.numpy() for m in (model, alone))
+    np.testing.assert_allclose(got, want, rtol=0, atol=16 * 20 * 6e-8)
+
+
+def test_convolutions_over_a_split_width():
+    paddle.seed(4)
+    net, x = (
+        nn.Sequential(nn.Conv2D(2, 3, 3, padding=1), nn.Conv2D(3, 2, 3, stride=2, padding=1)),
+        paddle.randn([2, 2, 4, 8]),
+    )
+    want = net(x).numpy()
+    mesh = ProcessMesh([0, 1], ["mp"])
+    net, _ = parallelize(net, None, mesh, {"mp_config": {"parallelize_plan": {r"\d": ConvParallel()}}})
+    out = net(x)
+    assert out.placements == [Shard(3)]
+    np.testing.assert_allclose(out.numpy(), want, rtol=0, atol=27 * 6e-8 * 4)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["blocks", ["blocks"], {"blocks.1": SplitPoint.END}, {"blocks.2": SplitPoint.BEGINNING}],
+    ids=["name", "names", "end", "beginning"],
+)
+def test_layers_go_to_the_meshes_of_their_stages(spec):
+    mesh = ProcessMesh(np.arange(4).reshape(2, 2), ["pp", "mp"])
+    config = {"pp_config": {"split_spec": spec, "global_spec": "head"}}
+    config["mp_config"] = {"parallelize_plan": {"blocks.*.up": ColWiseParallel()}}
+    model = Plain(blocks=3)
+    optimizer = momentum(model)
+    assert parallelize(model, optimizer, mesh, config) == (model, optimizer)
+    where = {name: p.process_mesh.process_ids for name, p in model.named_parameters()}
+    assert where["tokens.weight"] == where["blocks.0.out.bias"] == where["blocks.1.up.weight"] == [0, 1]
+    assert where["blocks.2.up.weight"] == [2, 3]
+    assert where["head.weight"] == [0, 1, 2, 3]  # global_spec: on every stage
+    assert model.blocks[2].up.weight.placements == [Shard(1)]
+    # data goes on to the mesh of the stage that takes it
+    sent = model.blocks[2](model.blocks[1](model.blocks[0](model.tokens(paddle.to_tensor([[1, 2]])))))
+    assert sent.process_mesh.process_ids == [2, 3]
+
+
+def test_parameters_of_a_layer_over_several_stages_are_on_all():
+    class Tied(Plain):
+        def __init__(self):
+            super().__init__(blocks=2)
+            self.scale = self.create_parameter([8])
+
+    mesh = ProcessMesh([0, 1], ["pp"])
+    model, _ = parallelize(Tied(), None, mesh, {"pp_config": {"split_spec": {"blocks.0": SplitPoint.END}}})
+    assert [p.process_mesh.process_ids for p in (model.scale, model.tokens.weight, model.head.bias)] == [
+        [0, 1],
+        [0],
+        [1],
+    ]
+
+
+def test_sharding_levels_and_a_model_alone():
+    mesh = ProcessMesh([0, 1, 2, 3], ["dp"])
+    for level, optimizer in ((1, True), (3, True), (3, False)):
+        model = nn.Linear(8, 8)
+        found = momentum(model) if optimizer else None
+        parallelize(model, found, mesh, {"dp_config": {"sharding_level": level}})
+        assert model.weight.placements == [Shard(0) if level == 3 else Replicate()]
+        if found is not None:
+            assert found._slots["velocity"][id(model.weight)].placements == [Shard(0)]
+    assert model(paddle.ones([4, 8])).placements == [Shard(0)]  # a dense batch is split where it divides
+    model(paddle.ones([3, 8]))
+
+
+def test_what_is_wrong_in_a_config_is_told():
+    model, mesh = Plain(), ProcessMesh([0, 1], ["mp"])
+    for given in ({"config": None}, {"config": {"dp_config": {}}, "mesh": None}):
+        with pytest.warns(UserWarning, match="stays on one device"):
+            assert parallelize(model, None, **{"mesh": mesh, **given}) == (model, None)
+    assert not model.head.weight.is_dist()
+    with pytest.warns(UserWarning, match=r"mp_config 'haed' fits no layer"):
+        parallelize(Plain(), None, mesh, {"mp_config": {"parallelize_plan": {"haed": ColWiseParallel()}}})
+
+    def by_plan(plan):
+        return lambda: parallelize(Plain(), None, mesh, {"mp_config": {"parallelize_plan": plan}})
+
+    def by(config, names=("mp",), model=model, optimizer=None):
+        where = ProcessMesh(np.arange(2 ** len(names)).reshape([2] * len(names)), list(names))
+        return lambda: parallelize(model, optimizer, where, config)
+
+    ends = {"blocks.0": SplitPoint.END}
+    for message, call in [
+        ("takes a Layer", by({}, model=3)),
+        ("optimizer is int", by({}, optimizer=3)),
+        ("mesh is list", lambda: parallelize(model, None, [0], {})),
+        ("config is list", by([])),
+        ("unknown config 'mp_confg'; did you mean 'mp_config'", by({"mp_confg": {}})),
+        ("no setting 'plan'; the choices are parallelize_plan", by({"mp_config": {"plan": {}}})),
+        ("offload=True is not available", by({"dp_config": {"offload": True}})),
+        ("sharding_level=4", by({"dp_config": {"sharding_level": 4}})),
+        ("dp_config needs a mesh dim 'dp'", by({"dp_config": {"sharding_level": 1}})),
+        ("mp_config needs a mesh dim 'mp'", by({"mp_config": {}}, ["dp"])),
+        ("pp_config needs split_spec", by({"pp_config": {}}, ["pp"])),
+        ("maps 'head' to 'col'", by_plan({"head": "col"})),
+        (r"\('head',\) is no name", by_plan({("head",): ColWiseParallel()})),
+        (r"'\(' is no regular expression", by_plan({"(": ColWiseParallel()})),
+        ("ColWiseParallel: weight of .* has shape", by_plan({"blocks.0.norm": ColWiseParallel()})),
+        ("fn=None; give a function", lambda: PrepareLayerInput()),
+        ("backend='p2'; did you mean 'p2p'", lambda: ContextParallel("p2")),
+        ("needs a mesh dim 'sep' or 'cp'", by({"cp_config": {"parallelize_plan": {"": PrepareContextParallel()}}})),
+        ("ConvParallel is for Conv2D", by_plan({"head": ConvParallel()})),
+        ("is 'END'; give SplitPoint", by({"pp_config": {"split_spec": {"head": "END"}}}, ["pp"])),
+        ("fits 0 layers", by({"pp_config": {"split_spec": {"x": SplitPoint.END}}}, ["pp"])),
+        ("has 1 layers to divide over 2 stages", by({"pp_config": {"split_spec": "blocks"}}, ["pp"])),
+        ("split_spec=3; give a name", by({"pp_config": {"split_spec": 3}}, ["pp"])),
+        ("cuts the model 2 times", by({"pp_config": {"split_spec": {**ends, "tokens": SplitPoint.END}}}, ["pp"])),
+        ("process_mesh is None", lambda: shard_layer(model, None)),
+        ("process_mesh is a list", lambda: shard_layer(model, [0])),
+        ("takes a Layer, got int", lambda: shard_layer(3, mesh)),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            call()
+    with pytest.raises(NotImplementedError, match="LayerPlan has no apply"):
+        plans.LayerPlan().apply(model, mesh)
+    paddle.enable_static()
+    try:
+        with pytest.raises(ProgramError, match="in static mode"):
+            shard_layer(model, mesh)
+    finally:
+        paddle.disable_static()
+    assert doctest.testmod(plans).failed == 0
