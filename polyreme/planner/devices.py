@@ -6,6 +6,7 @@ Floor: 1.  Never imports: jax.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
@@ -72,9 +73,12 @@ def cluster_of_kind(
     return Cluster(device_kind(name), num_devices, links)
 
 
-def node_of(name: str) -> str:
-    """The machine that a kind usually comes in. Raises ConfigError for a kind that is not known."""
-    return str(_row(name)["node"])
+def most_in_a_slice(name: str) -> int:
+    """Devices that the near links of a kind's usual machine can join: of a TPU its largest slice; others have no limit.
+
+    Raises ConfigError for a kind that is not known.
+    """
+    return _sheet()["nodes"][_row(name)["node"]].get("most", _EVERYWHERE)
 
 
 def unknown_kind(name: str, num_devices: int, flops: float, memory: float) -> Cluster:
@@ -128,9 +132,15 @@ def _links(node: dict[str, Any], name: str, per_slice: int, torus: tuple[int, ..
 def _row(name: str) -> dict[str, Any]:
     kinds = _sheet()["kinds"]
     names = {each: row for key, row in kinds.items() for each in (key, *row["also"], row["name"].lower())}
-    if not isinstance(name, str) or name.lower() not in names:
+    found = {_letters(each): row for each, row in names.items()}.get(_letters(str(name)))
+    if found is None:
         raise ConfigError(f"unknown device kind {name!r}{did_you_mean(str(name).lower(), names)}")
-    return names[name.lower()]
+    return found
+
+
+def _letters(name: str) -> str:
+    """Without case and signs: H100-80G, h100 80g."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _count(what: str, name: str, value: object) -> None:

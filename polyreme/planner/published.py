@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from polyreme.errors import ConfigError, PlacementError, did_you_mean
-from polyreme.mesh import Plan
+from polyreme.errors import ConfigError, did_you_mean
+from polyreme.mesh import Plan, nearest_divisor
 from polyreme.planner.cluster import Cluster
-from polyreme.planner.devices import cluster_of_kind, node_of, unknown_kind
+from polyreme.planner.devices import cluster_of_kind, most_in_a_slice, unknown_kind
 from polyreme.planner.model_shape import ModelShape
 from polyreme.planner.predict import predict
 from polyreme.planner.prediction import Prediction, Training
+from polyreme.planner.published_cells import Cells
 
 COLUMNS = (
     *("id", "system", "date", "source", "model", "params_b", "h", "layers", "heads", "kv_heads", "head_dim", "ffn"),
@@ -26,9 +27,8 @@ COLUMNS = (
     *("dp", "zero_or_fsdp", "tp", "sp", "pp", "vpp", "cp", "ep", "mbs", "gbs", "recompute", "dtype", "tokens_s_dev"),
     *("tflops_dev", "flops_convention", "mfu_pct", "mem_gib", "mem_metric", "step_s", "evidence", "notes", "quality"),
 )
-"""Columns that a row may have; those after dtype are what was measured, and never looked at to predict."""
-
-_UNKNOWN = ("", "?", "n/a", "na", "-", "none given", "unknown")
+"""Columns that a row may have. Those after dtype are what was measured: of them only the notes, and which formula the
+table counts FLOP by, are looked at to predict."""
 
 _ORDER = ("pp", "dp", "sharding", "ep", "sep", "mp")
 """Devices of published runs: tensor parallelism inside a node, pipelines outermost (Megatron-LM's order)."""
@@ -60,31 +60,23 @@ def run_of(row: Mapping[str, Any]) -> Run:
     for column in row:
         if column not in COLUMNS:
             raise ConfigError(f"unknown column {column!r}{did_you_mean(str(column), COLUMNS)}")
-    cells = _Cells({key: "" if value is None else str(value).strip() for key, value in row.items()})
+    cells = Cells({key: "" if value is None else str(value).strip() for key, value in row.items()})
     model = _model(cells)
     degrees, cluster = _degrees(cells)
-    training = _training(cells)
+    training = _training(cells, cluster.device.flops)
     runs = [
         Run(model, plan, cluster, batch, training, {}) for plan, batch in _candidates(cells, model, degrees, cluster)
     ]
-    if not runs:
-        raise ConfigError(
-            f"row {cells.label}: no microbatch makes a batch of {cells.text('gbs') or 'any size'} on {degrees}; "
-            "check gbs, mbs and the degrees"
-        )
     best = runs[0] if len(runs) == 1 else min(runs, key=_preference)
-    return replace(best, assumed=cells.assumed | _choices(cells, best))
+    return replace(best, assumed=_choices(cells, best) | cells.assumed)
 
 
 def _preference(run: Run) -> tuple[bool, float]:
-    try:
-        found = run.predict()
-    except PlacementError:
-        return True, float("inf")
+    found = run.predict()
     return not found.fits, -found.tokens_per_second if found.fits else found.memory.total
 
 
-def _choices(cells: _Cells, run: Run) -> dict[str, object]:
+def _choices(cells: Cells, run: Run) -> dict[str, object]:
     plan = run.plan
     open_to = {
         "gbs": run.batch,
@@ -98,79 +90,24 @@ def _choices(cells: _Cells, run: Run) -> dict[str, object]:
     return {**chosen, "attention": run.training.attention, "overlap": list(run.training.overlap)}
 
 
-class _Cells:
-    """A row's cells, and what was taken where they say nothing."""
-
-    def __init__(self, row: Mapping[str, str]) -> None:
-        self._row = row
-        self.assumed: dict[str, object] = {}
-
-    @property
-    def label(self) -> str:
-        """How messages name the row."""
-        return self._row.get("id") or self._row.get("model") or "without an id"
-
-    def text(self, column: str) -> str:
-        """The cell, "" if not known; a doubtful value is taken."""
-        value = self._row.get(column, "")
-        value = "" if value.lower() in _UNKNOWN else value
-        return value[:-1].strip() if value.endswith("?") else value
-
-    def number(self, column: str) -> int | None:
-        """The cell as a whole number. Raises ConfigError for one that starts with something else."""
-        text = self.text(column).replace(",", "").replace("_", "")
-        if not text:
-            return None
-        match = re.match(r"\d+(\.\d*)?([eE]\+?\d+)?", text)
-        if not match:
-            if column == "vpp":  # words, such as "interleaved for large"
-                return None
-            raise ConfigError(f"row {self.label}: column {column!r} has {text!r}; give a number, or ? if not known")
-        return int(float(match[0]))
-
-    def need(self, column: str) -> int:
-        """The number that a row must have."""
-        value = self.number(column)
-        if not value:
-            raise ConfigError(f"row {self.label}: column {column!r} is {self._row.get(column, '')!r}; give a number")
-        return value
-
-    def take(self, column: str, default: int) -> int:
-        """The number, or a default, which is told."""
-        value = self.number(column)
-        if value is None:
-            self.assumed[column] = default
-            return default
-        return value
-
-    def has(self, *words: str) -> bool:
-        """Whether notes, recompute or system mention one of the words."""
-        text = " ".join(self._row.get(c, "") for c in ("notes", "recompute", "system", "zero_or_fsdp")).lower()
-        return any(word in text for word in words)
-
-    @property
-    def year(self) -> float:
-        """Of the run, with its month as a part; 2024 if not told."""
-        match = re.search(r"(20\d\d)(?:-(\d\d))?", self._row.get("date", ""))
-        return int(match[1]) + (int(match[2] or 6) - 1) / 12 if match else 2024.0
-
-
-def _model(cells: _Cells) -> ModelShape:
-    h, layers, heads = cells.need("h"), cells.need("layers"), cells.need("heads")
-    is_gated = cells.text("gated_mlp").lower() in ("1", "yes", "true") or (
-        not cells.text("gated_mlp") and bool(cells.number("experts"))
-    )
+def _model(cells: Cells) -> ModelShape:
+    h, layers = cells.number("h") or 0, cells.number("layers") or 0
+    if not h or not layers:
+        layers, h = _of_size(cells, layers, h)
     experts = cells.number("experts") or 0
+    gated = cells.text("gated_mlp").lower()
+    is_gated = gated in ("1", "yes", "true") or (not gated and bool(experts))
     wide = cells.number("ffn") or (cells.number("moe_ffn") if experts else 0)
     if not wide:
         # LLaMA's rule: as many numbers in three matrices as two of 4 h have, rounded up to 256
         wide = cells.assumed["ffn"] = -(-8 * h // (3 * 256)) * 256 if is_gated else 4 * h
+    heads = cells.take("heads", nearest_divisor(h, max(1, h // 128)))
     return ModelShape(
         name=cells.text("model") or "transformer",
         hidden=h,
         layers=layers,
         heads=heads,
-        seq=cells.need("seq"),
+        seq=cells.take("seq", 2048),
         vocab=cells.take("vocab", 32000 if is_gated else 51200),
         ffn=wide,
         kv_heads=cells.number("kv_heads") or heads,
@@ -187,6 +124,21 @@ def _model(cells: _Cells) -> ModelShape:
     )
 
 
+def _of_size(cells: Cells, layers: int, h: int) -> tuple[int, int]:
+    """(layers, hidden) of a model of which the number of parameters is known: 12 layers hidden^2 (arXiv:2001.08361)."""
+    match = re.match(r"\d+(\.\d*)?", cells.text("params_b"))
+    if not match:
+        raise ConfigError(
+            f"row {cells.label}: columns 'h' and 'layers' are {cells.text('h')!r} and {cells.text('layers')!r}; give "
+            "numbers, or params_b"
+        )
+    count = float(match[0]) * 1e9
+    layers = layers or next((n for most, n in ((2e9, 24), (1e10, 32), (3e10, 48), (1e11, 80)) if count <= most), 96)
+    h = h or max(1, round((count / (12 * layers)) ** 0.5 / 128)) * 128
+    cells.assumed |= {"layers": layers, "h": h}
+    return layers, h
+
+
 _FUSED = 2023.0
 """From when runs are taken to use fused attention (arXiv:2205.14135 was in the large frameworks by then), bucketed
 reduction beside the backward, and no dropout."""
@@ -196,9 +148,11 @@ _ASYNCHRONOUS = 2022.0
 """From when sums of input gradients are taken to run beside weight gradients (arXiv:2205.05198, section 6)."""
 
 
-def _training(cells: _Cells) -> Training:
+def _training(cells: Cells, flops: Mapping[str, float]) -> Training:
     text = cells.text("dtype").lower()
     dtype = "float16" if "fp16" in text else "float32" if text in ("fp32", "float32") else "bfloat16"
+    if dtype not in flops:
+        dtype = next(iter(flops))
     is_new = cells.year >= _FUSED or cells.has("flash")
     compiled, is_tpu = cells.has(*_COMPILED), cells.text("hardware").lower().startswith("tpu")
     overlap = ("dp", "sharding") if is_new and not cells.has("paddle") else ()
@@ -211,7 +165,7 @@ def _training(cells: _Cells) -> Training:
         overlap = tuple(axis for axis in overlap if axis != "dp")
     return Training(
         dtype=dtype,
-        products="float8" if "fp8" in text else "",
+        products="float8" if ("fp8" in text or "int8" in text) and "float8" in flops else "",
         attention="fused" if is_new else "plain",
         # XLA and float16 sum gradients as they are computed; bfloat16 elsewhere in float32
         gradients=2 if dtype == "float16" or compiled or cells.has("paddle") else 4,
@@ -227,7 +181,7 @@ _LAYER_KERNELS = ("megatron", "nemo", "transformer engine", "compile", "fused", 
 """Words in notes or system: compiled whole by XLA; with kernels made for norms, rotations and activations."""
 
 
-def _recompute(cells: _Cells) -> str | None:
+def _recompute(cells: Cells) -> str | None:
     text = cells.text("recompute").lower()
     if not text:
         return "full" if cells.has("maxtext") else None  # its default
@@ -237,10 +191,12 @@ def _recompute(cells: _Cells) -> str | None:
         cells.assumed["recompute"] = "full, as the table counts FLOP"
     for words, value in (
         (("full_attn",), "full_attn"),
-        (("except",), "full"),  # most products again
-        (("core_attn", "selective", "minimal", "save_dot", "attention", "offload", "custom"), "core_attn"),
-        (("full", "yes", "uniform", "block", "activation"), "full"),
-        (("none", "no", "false", "0", "off"), "none"),
+        (("core_attn", "selective", "minimal", "attention"), "core_attn"),
+        (("except", "custom", "offload"), "full"),  # most products again
+        (("save_dot",), "core_attn"),
+        (("none", "false", "off"), "none"),
+        (("full", "yes", "true", "uniform", "block", "activation", "1"), "full"),
+        (("no", "0"), "none"),
     ):
         if any(word in text for word in words):
             return value
@@ -248,109 +204,110 @@ def _recompute(cells: _Cells) -> str | None:
     return None
 
 
-def _degrees(cells: _Cells) -> tuple[dict[str, int], Cluster]:
+def _degrees(cells: Cells) -> tuple[dict[str, int], Cluster]:
     total = cells.need("n_dev")
     degrees = {axis: cells.number(column) or 1 for axis, column in (("mp", "tp"), ("pp", "pp"), ("sep", "cp"))}
-    ep = cells.number("ep") or 1
-    stage, ways = _sharding(cells)
-    rest = total // (degrees["mp"] * degrees["pp"] * degrees["sep"])
-    data = cells.number("dp") or (rest // ways if ways else rest)
-    if ways is None:  # ZeRO over the whole data-parallel group
-        ways, data = (data, 1) if stage else (1, data)
-        if data == 1 and stage and ways != rest and rest % ways == 0:
-            data = rest // ways
-    if data * ways != rest and rest * ep == data * ways * ep and rest % ways == 0:
-        data = rest // ways
-    if data * ways * ep != rest and ep > 1 and data * ways == rest:  # experts live on ranks of the data-parallel group
-        if data % ep == 0:
-            data //= ep
-        elif ways % ep == 0:
-            ways //= ep
-    degrees |= {"dp": data, "sharding": ways, "ep": ep, "stage": stage}
-    made = degrees["mp"] * degrees["pp"] * degrees["sep"] * data * ways * ep
-    if made != total:
+    inner = degrees["mp"] * degrees["pp"] * degrees["sep"]
+    if total % inner:
         raise ConfigError(
-            f"row {cells.label}: tp {degrees['mp']} x pp {degrees['pp']} x cp {degrees['sep']} x dp {data} x sharding "
-            f"{ways} x ep {ep} are {made} devices, n_dev is {total}; correct one of them"
+            f"row {cells.label}: tp {degrees['mp']} x pp {degrees['pp']} x cp {degrees['sep']} = {inner} does not "
+            f"divide n_dev {total}; correct one of them"
         )
-    return degrees, _cluster(cells, total, data)
+    rest, ep = total // inner, cells.number("ep") or 1
+    stage, ways = _sharding(cells)
+    # experts live on ranks of the data-parallel group, unless the degrees say that they have devices of their own
+    told = cells.number("dp")
+    apart = told is not None and told * (ways or 1) * ep == rest
+    data = rest // ep if ep > 1 and (apart or rest % ep == 0) else rest
+    ep = rest // data
+    if ways is None or data % ways:  # ZeRO over the whole group; with a dp told besides, over what that leaves
+        ways = data // told if told and data % told == 0 and 1 < told < data else data
+    if told is not None and told * ways * ep != rest and told != rest:
+        cells.assumed["dp"] = data // ways
+    degrees |= {"dp": data // ways, "sharding": ways, "ep": ep, "stage": stage}
+    return degrees, _cluster(cells, total)
 
 
-def _sharding(cells: _Cells) -> tuple[int, int | None]:
+def _sharding(cells: Cells) -> tuple[int, int | None]:
     """ZeRO stage (0: none) and its degree, None for that of the data-parallel group."""
-    text = cells.text("zero_or_fsdp").lower().replace(" ", "")
-    if text in ("", "0", "no", "none", "ddp", "false"):
+    text = cells.text("zero_or_fsdp").lower().replace(" ", "").replace("_", "")
+    if text in ("", "0", "no", "none", "ddp", "false", "zero0"):
         return 0, 1
-    match = re.search(r"(?:deg|fsdp|x)=?(\d+)", text)
+    match = re.search(r"(?:deg|degree|fsdp|sdp|x|:)=?(\d+)", text)
     degree = int(match[1]) if match else None
-    stage = re.match(r"(?:zero-?|stage)?([123])", text)
-    return (int(stage[1]) if stage else 3), degree
+    if degree == 1:
+        return 0, 1
+    stage = re.match(r"(?:deepspeed|zero|stage|-)*([123])", text)
+    if stage:
+        return int(stage[1]), degree
+    return (1 if "dist" in text or "optim" in text else 3), degree
 
 
-def _cluster(cells: _Cells, total: int, data: int) -> Cluster:
+def _cluster(cells: Cells, total: int) -> Cluster:
     name = cells.text("hardware") or "?"
     match = re.search(r"\b(\d+) ?x ?v\d", cells.text("notes").lower())
     slices = int(match[1]) if match and total % int(match[1]) == 0 else 1
     peak, memory = cells.number("peak_bf16_tflops"), cells.number("hbm_gb")
     try:
-        node = node_of(name)
+        most = most_in_a_slice(name)
     except ConfigError:
         if not peak:
             raise
         cells.assumed["hardware"] = f"{name!r} is not known: curves of an A100, peak and memory of the row"
         return unknown_kind(name, total, peak * 1e12, (memory or 80) * 1e9)
-    return cluster_of_kind(name, total, node=node, slices=slices)
+    while total % slices or total // slices > most:
+        slices += 1
+    return cluster_of_kind(name, total, slices=slices)
 
 
 def _candidates(
-    cells: _Cells, model: ModelShape, degrees: Mapping[str, int], cluster: Cluster
+    cells: Cells, model: ModelShape, degrees: Mapping[str, int], cluster: Cluster
 ) -> Iterator[tuple[Plan, int]]:
-    ways = degrees["dp"] * degrees["sharding"] * degrees["ep"]
-    per_chunk = model.layers // degrees["pp"]
-    virtual = cells.number("vpp")
-    if virtual is None and degrees["pp"] > 1:
-        chunks = [v for v in range(1, min(per_chunk, 8) + 1) if per_chunk % v == 0]
+    ways, pp = degrees["dp"] * degrees["sharding"] * degrees["ep"], degrees["pp"]
+    per_stage = model.layers // pp
+    virtual = min(cells.number("vpp") or 0, per_stage)
+    if not virtual and pp > 1:
+        chunks = [v for v in range(1, min(per_stage, 8) + 1) if per_stage % v == 0]
     else:
-        chunks = [virtual or 1]
+        chunks = [virtual if pp > 1 else 1]
     recompute = _recompute(cells)
     kinds = [recompute] if recompute else ["none", "core_attn", "full_attn", "full"]
     is_whole = cells.text("sp").lower().startswith(("yes", "1", "true"))
-    for batch, rows in _batches(cells, ways, degrees["pp"], cluster):
+    for batch, rows in _batches(cells, ways, pp):
         for chunk, kind in itertools.product(chunks, kinds):
-            many = batch // (ways * rows)
             yield (
                 Plan.from_degrees(
                     dp=degrees["dp"],
-                    pp=degrees["pp"],
+                    pp=pp,
                     sharding=degrees["sharding"],
                     sep=degrees["sep"],
                     mp=degrees["mp"],
                     ep=degrees["ep"],
                     sharding_stage=degrees["stage"] or 1,
                     sequence_parallel=is_whole and degrees["mp"] > 1,
-                    schedule=None if degrees["pp"] == 1 else "VPP" if chunk > 1 else "1F1B",
+                    schedule=None if pp == 1 else "VPP" if chunk > 1 else "1F1B",
                     virtual_stages=chunk,
-                    num_microbatches=many,
+                    num_microbatches=batch // (ways * rows),
                     recompute=kind,
+                    sep_attention="ulysses" if cells.has("ulysses") else "ring",
                     order=_ORDER,
                 ),
                 batch,
             )
 
 
-def _batches(cells: _Cells, ways: int, stages: int, cluster: Cluster) -> Iterator[tuple[int, int]]:
+def _batches(cells: Cells, ways: int, stages: int) -> list[tuple[int, int]]:
     """(batch, samples of a microbatch on one data-parallel rank) to consider."""
-    batch, rows = cells.number("gbs"), cells.number("mbs")
+    batch, rows, devices = cells.number("gbs"), cells.number("mbs"), cells.need("n_dev")
     powers = [1, 2, 4, 8, 16, 32, 64]
-    if batch and rows and rows * cluster.num_devices == batch and rows * ways < batch and stages == 1:
-        rows = batch // ways  # told for each device, as MaxText does
-    if batch and rows and (batch % (rows * ways) != 0):
-        cells.assumed["mbs"] = f"{rows} does not divide gbs"
-        rows = None
-    if batch:
-        for each in [rows] if rows else powers:
-            if batch % (each * ways) == 0:
-                yield batch, each
-        return
-    for each in [rows] if rows else powers:
-        yield each * ways * (4 * stages if stages > 1 else 1), each
+    if rows and stages == 1 and cells.has(*_COMPILED) and (batch is None or rows * devices == batch):
+        batch, rows = rows * devices, rows * devices // ways or 1  # told for each device, and never cut
+    if batch is None:
+        return [(each * ways * (4 * stages if stages > 1 else 1), each) for each in ([rows] if rows else powers)]
+    found = [(batch, each) for each in ([rows] if rows else powers) if batch % (each * ways) == 0]
+    if found:
+        return found
+    each = rows if rows and rows * ways <= batch else 1
+    cells.assumed["gbs"] = each * ways * max(1, round(batch / (each * ways)))
+    cells.assumed["mbs"] = each
+    return [(cells.assumed["gbs"], each)]

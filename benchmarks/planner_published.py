@@ -1,0 +1,105 @@
+"""Predicted step times against published ones, by system; and what the curves would be, had half of the rows set them.
+
+    python benchmarks/planner_published.py [ROWS.csv] [--half] > benchmarks/results/planner_published_DATE.md
+
+Rows are those of benchmarks/published_runs.csv unless given. --half: for each device kind, scale its matmul and
+attention curves by the factor that makes the median error of every second row of each system least, and show the others.
+"""
+
+import argparse
+import platform
+import statistics
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+from polyreme.planner.conventions import measured_seconds
+from polyreme.planner.published import run_of
+from polyreme.planner.published_file import read_rows
+
+ROWS = Path(__file__).with_name("published_runs.csv")
+
+
+def compared(row, scale=1.0):
+    """(run, prediction, measured seconds, relative error) of a row, with curves scaled."""
+    run = run_of(row)
+    if scale != 1.0:
+        device = run.cluster.device
+        curves = {
+            name: tuple((x, min(1.0, y * scale)) for x, y in getattr(device, name)) for name in ("matmul", "attention")
+        }
+        run = replace(run, cluster=replace(run.cluster, device=replace(device, **curves)))
+    found = run.predict()
+    measured = measured_seconds(row, run.model, run.batch, run.cluster.num_devices)
+    return run, found, measured, found.step_seconds / measured - 1
+
+
+def system_of(row):
+    """System and year, as rows are grouped."""
+    return f"{row['system'].split('@')[0]} {row['date'].lstrip('<=')[:4]}"
+
+
+def summary(errors):
+    """Cells: count, median, p90 and worst of absolute errors, median error with its sign."""
+    sizes = sorted(map(abs, errors))
+    ninth = sizes[min(len(sizes) - 1, round(0.9 * (len(sizes) - 1)))]
+    signed = statistics.median(errors)
+    return f"{len(sizes)} | {statistics.median(sizes):.1%} | {ninth:.1%} | {sizes[-1]:.1%} | {signed:+.1%}"
+
+
+def table(rows):
+    """Every row, then a summary by system."""
+    lines = [
+        "| row | system | model | devices | plan | measured s | predicted s | error | predicted GiB | what it waits for |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    errors = defaultdict(list)
+    for row in rows:
+        run, found, measured, error = compared(row)
+        errors[system_of(row)].append(error)
+        plan = run.plan
+        shape = f"{' '.join(f'{axis}{n}' for axis, n in plan.mesh.degrees.items() if n > 1)}"
+        shape += (
+            f", {plan.num_microbatches} x {plan.rows_per_device(run.batch)}, v{plan.virtual_stages}, {plan.recompute}"
+        )
+        lines.append(
+            f"| {row['id']} | {row['system']} | {row['model']} | {run.cluster.num_devices} {run.cluster.device.name} | "
+            f"{shape} | {measured:.3f} | {found.step_seconds:.3f} | {error:+.1%} | "
+            f"{found.memory.total / 2**30:.0f} | {found.binds} |"
+        )
+    lines += ["", "| system | rows | median | p90 | worst | bias |", "|---|---|---|---|---|---|"]
+    lines += [f"| {system} | {summary(each)} |" for system, each in sorted(errors.items())]
+    lines.append(f"| all | {summary([e for each in errors.values() for e in each])} |")
+    return lines
+
+
+def halves(rows):
+    """Curves scaled on every second row of each system, judged on the others."""
+    seen, half = defaultdict(int), {}
+    for row in rows:
+        half[row["id"]] = seen[system_of(row)] % 2
+        seen[system_of(row)] += 1
+    lines = ["| device kind | scale from half A | A: rows, median, p90, worst, bias | B |", "|---|---|---|---|"]
+    scales = [0.80 + 0.02 * i for i in range(21)]
+    for kind in sorted({row["hardware"] for row in rows}):
+        mine = [row for row in rows if row["hardware"] == kind]
+        a, b = ([row for row in mine if half[row["id"]] == which] for which in (0, 1))
+        best = min(scales, key=lambda s: statistics.median(abs(compared(row, s)[3]) for row in a))
+        shown = [summary([compared(row, best)[3] for row in each]).replace(" | ", ", ") for each in (a, b) if each]
+        lines.append(f"| {kind} | {best:.2f} | {' | '.join(shown)} |")
+    return lines
+
+
+def main() -> None:
+    """Prints Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="?", type=Path, default=ROWS)
+    parser.add_argument("--half", action="store_true", help="scale curves on half of the rows, show the other half")
+    given = parser.parse_args()
+    rows = read_rows(given.rows)
+    print(f"Python {platform.python_version()}, {platform.machine()}; {len(rows)} rows of {given.rows.name}.\n")
+    print("\n".join(halves(rows) if given.half else table(rows)))
+
+
+if __name__ == "__main__":
+    main()
