@@ -134,12 +134,13 @@ def dims_of_traced(traced: Traced, overrides: Mapping[str, Sequence[str | None]]
         seen = values[traced.parameters[name]]
         found = _parameter_dims(roles, seen, name in gates and len(seen.dims) == 2)
         marked = tuple(parameter.dims)
-        note = "" if all(map(roles.is_outermost, seen.dims)) else "its parts are not outermost: using it moves them"
         source = sources.get(name, "not used")
         if any(marked):
             found, source = marked, "marked"
         parts = tuple(_parts(roles, dim, logical) for dim, logical in zip(seen.dims, found, strict=True))
         shown = tuple(map(repr, seen.dims))
+        cut = [dim for dim, logical in zip(seen.dims, found, strict=True) if is_split_by_mp(logical)]
+        note = "" if all(map(roles.is_outermost, cut)) else "its parts are not outermost: using it moves them"
         rows[name] = Row(name, tuple(parameter.shape), shown, found, source, note, parts)
     made = Inferred(traced, rows, values, facts, roles)
     _override(made, overrides or {})
@@ -204,7 +205,8 @@ def _collapsed(rows: Any) -> list[tuple[str, ...]]:
     """Lines of the table; parameters of repeated blocks, equal but for a number in their names, share one."""
     found: dict[tuple, list[Row]] = {}
     for row in rows:
-        found.setdefault((re.sub(r"\d+", "*", row.name), row.shape, row.factors, row.dims, row.source), []).append(row)
+        pattern = re.sub(r"\b\d+(?=\.)", "*", row.name)
+        found.setdefault((pattern, row.shape, row.factors, row.dims, row.source), []).append(row)
     lines = []
     for (pattern, *_), group in found.items():
         row = group[0]

@@ -58,6 +58,8 @@ class _Builder:
         self.numbers = {id(op): at for at, op in enumerate(self.traced.ops)}
         self.parts = self._parts()
         self.listed: set[str] = set()
+        # values that are made of parameters alone, such as a slice of a table: the parameters
+        self.held: dict[TracedValue, tuple[str, ...]] = {}
 
     def graph(self, name: str) -> Graph:
         runs = repeated_blocks(self.traced)
@@ -80,7 +82,7 @@ class _Builder:
         end = others[0].first if others else first.last
         made = self.block(first.path, "layer", range(first.first, end))
         for call in others:
-            self.listed.update(n for op in self.traced.ops_in(call) for n in _parameters(op))
+            self.listed.update(v.name for op in self.traced.ops_in(call) for v in op.inputs if v.source == "parameter")
             for ours, theirs in zip(first.outputs, call.outputs, strict=True):
                 if ours in self.values:  # what comes out of each is like what comes out of the first
                     self.values[theirs] = self.values[ours]
@@ -99,6 +101,11 @@ class _Builder:
         op = self.traced.ops[at]
         if not op.outputs or (op.outputs[0].size <= 1 and not self.products.get(at)):
             return []
+        activations = [v for v in op.inputs if self.is_activation(v)]
+        if not activations:
+            if self.weights(op):
+                self.held.update(dict.fromkeys(op.outputs, self.weights(op)))
+            return []
         if op.name in _ATTENTION:
             return [self.attention(op)]
         if at in self.convolutions:
@@ -107,13 +114,10 @@ class _Builder:
             return self.product(at, op)
         if at in self.lookups:
             return [self.lookup(op, self.lookups[at])]
-        activations = [v for v in op.inputs if self.is_activation(v)]
         if op.name in _VIEWS.split() and len(activations) == 1:
             source = self.value(activations[0])
             for out in op.outputs:
                 self.values[out] = source
-            return []
-        if not activations and not _parameters(op):
             return []
         if "cross_entropy" in op.name:
             return [self.loss(op, self.value(op.inputs[0]))]
@@ -145,7 +149,7 @@ class _Builder:
         dims = [*("block_seq" if d == "seq" else d for d, _ in tokens), self.roles.name(classes)]
         logits = Value(f"{name}_logits", tuple(dims), (*(n for _, n in tokens), classes.size))
         made = Operation(
-            "product", f"{name}_logits", (hidden,), logits, _parameters(op), flops / self.traced.batch,
+            "product", f"{name}_logits", (hidden,), logits, self.weights(op), flops / self.traced.batch,
             (hidden.name,), self.roles.name(product.contracted[1][0]),
         )  # fmt: skip
         return [made, self.loss(op, logits)]
@@ -157,7 +161,7 @@ class _Builder:
         summed = [self.roles.name(dim) for use in uses for dim in use.summed]
         contracted = next((n for n in summed if is_split_by_mp(n)), summed[0] if summed else None)
         saved = tuple(v.name for v in inputs)
-        weights = _parameters(op)
+        weights = self.weights(op)
         output = self.value(op.outputs[0])
         return Operation(
             kind, self.title(op), inputs, output, weights, flops / self.traced.batch, saved, contracted, part
@@ -168,7 +172,7 @@ class _Builder:
         rows = self.roles.name(lookup.rows)
         saved = tuple(v.name for v in inputs)
         output = self.value(op.outputs[0])
-        return Operation("lookup", self.title(op), inputs, output, _parameters(op), saved=saved, contracted=rows)
+        return Operation("lookup", self.title(op), inputs, output, self.weights(op), saved=saved, contracted=rows)
 
     def loss(self, op: TracedOp, logits: Value) -> Operation:
         output = Value(self.title(op), logits.dims[:-1], logits.shape[:-1])
@@ -181,13 +185,13 @@ class _Builder:
         if op.name.startswith("dropout"):
             mask = replace(output, name=f"{output.name}_mask", itemsize=1)
             inputs, saved = (*inputs, mask), [mask.name]
-        elif op.name in _NOTHING.split() or (op.name in _FACTORS.split() and len(factors) + len(_parameters(op)) < 2):
+        elif op.name in _NOTHING.split() or (op.name in _FACTORS.split() and len(factors) + len(self.weights(op)) < 2):
             saved = []
         elif op.name in _OUTPUT.split():
             saved = [output.name]
         kind = "norm" if "norm" in op.name else "elementwise"
         part = self.parts.get(at, "")
-        return Operation(kind, self.title(op), inputs, output, _parameters(op), saved=tuple(saved), part=part)
+        return Operation(kind, self.title(op), inputs, output, self.weights(op), saved=tuple(saved), part=part)
 
     # values
 
@@ -195,9 +199,13 @@ class _Builder:
         """Activations that an op reads, each once."""
         return tuple(dict.fromkeys(self.value(v) for v in op.inputs if self.is_activation(v)))
 
-    @staticmethod
-    def is_activation(value: TracedValue) -> bool:
-        return value.source in ("op", "input", "label") and value.size > 1
+    def is_activation(self, value: TracedValue) -> bool:
+        return value.source in ("op", "input", "label") and value.size > 1 and value not in self.held
+
+    def weights(self, op: TracedOp) -> tuple[str, ...]:
+        """Parameters that an op reads, as they are or rearranged."""
+        found = [(v.name,) if v.source == "parameter" else self.held.get(v, ()) for v in op.inputs]
+        return tuple(dict.fromkeys(name for names in found for name in names))
 
     @staticmethod
     def traced_given(op: TracedOp, name: str) -> TracedValue:
@@ -281,10 +289,6 @@ class _Builder:
         """Of a sample: the size of its seq, 1 without one."""
         sizes = [n for v in self.values.values() for d, n in zip(v.dims, v.shape, strict=True) if d == "seq"]
         return max(sizes, default=1)
-
-
-def _parameters(op: TracedOp) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(v.name for v in op.inputs if v.source == "parameter"))
 
 
 def _can_be_cut(name: str | None, size: int) -> bool:
