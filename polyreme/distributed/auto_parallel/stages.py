@@ -30,10 +30,14 @@ class StageChunk(Layer):
     outputs. What passes between is theirs alone. Its parameters and buffers are the model's own.
     """
 
-    def __init__(self, forwards: _Forwards, at: int, named: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, forwards: _Forwards, at: int, layers: Mapping[str, Layer], tensors: Mapping[str, Tensor]
+    ) -> None:
         super().__init__()
         self._forwards, self._at = forwards, at
-        for name, tensor in named.items():
+        for name, layer in layers.items():
+            self.add_sublayer(name.replace(".", "/"), layer)
+        for name, tensor in tensors.items():
             table = self._parameters if isinstance(tensor, Parameter) else self._buffers
             table[name.replace(".", "/")] = tensor
 
@@ -72,8 +76,9 @@ def cut_into_stages(
     forwards = _Forwards(model, chunks)
     recorded = record(model, signature(inputs))
     forwards.cut = _chosen(at, recorded, chunks)
-    named = _homes(model, recorded, forwards.keep(signature(inputs), recorded))
-    return [StageChunk(forwards, k, tensors) for k, tensors in enumerate(named)]
+    parts = forwards.keep(signature(inputs), recorded)
+    held = _held(model, parts)
+    return [StageChunk(forwards, k, *_in_layers(model, parts[k], tensors)) for k, tensors in enumerate(held)]
 
 
 def _chosen(at: Any, recorded: Recorded, chunks: int) -> Cut:
@@ -91,21 +96,35 @@ def _chosen(at: Any, recorded: Recorded, chunks: int) -> Cut:
     return AtEnds(tuple((name, 0) for name in at))
 
 
-def _homes(model: Layer, recorded: Recorded, parts: Sequence[Slice]) -> list[dict[str, Tensor]]:
+def _held(model: Layer, parts: Sequence[Slice]) -> list[dict[str, Tensor]]:
     """The model's parameters and buffers that each chunk reads; what none reads goes where its Layer is called."""
     found: list[dict[str, Tensor]] = [{} for _ in parts]
     readers = [{id(t) for t in part.held} for part in parts]
     callers = [{id(layer) for layer in part.layers} for part in parts]
-    owners: dict[int, Layer] = {}
-    for layer in model.sublayers(include_self=True):
-        for tensor in (*layer._parameters.values(), *layer._buffers.values()):
-            owners.setdefault(id(tensor), layer)
+    owners = {id(t): layer for layer in model.sublayers(include_self=True) for t in _own(layer)}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         where = [k for k, ids in enumerate(readers) if id(tensor) in ids]
         where = where or [k for k, ids in enumerate(callers) if id(owners[id(tensor)]) in ids][:1] or [0]
         for k in where:
             found[k][name] = tensor
     return found
+
+
+def _in_layers(model: Layer, part: Slice, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Layer], dict[str, Tensor]]:
+    """Layers called in a chunk that hold nothing but what it holds, by name, and what else it holds: a Layer tells
+    whether it trains, which processes that run other chunks must know."""
+    ours, called = {id(t) for t in tensors.values()}, {id(layer) for layer in part.layers}
+    layers = {
+        name: layer
+        for name, layer in model.named_sublayers()
+        if id(layer) in called and not layer._sub_layers and ours.issuperset(map(id, _own(layer)))
+    }
+    inside = {id(t) for layer in layers.values() for t in _own(layer)}
+    return layers, {name: t for name, t in tensors.items() if id(t) not in inside}
+
+
+def _own(layer: Layer) -> list[Tensor]:
+    return [t for t in (*layer._parameters.values(), *layer._buffers.values()) if t is not None]
 
 
 class _Forwards:

@@ -9,23 +9,25 @@ for inference of dims, notes ops as they compute, inside composites and off any 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from polyreme.autograd.recompute import Keep, run_again
 from polyreme.core import dtype as dtypes
 from polyreme.core import layout as layouts
-from polyreme.core import rng, state, unique_name
+from polyreme.core import mode, rng, state, unique_name
 from polyreme.core.state import TensorState
 from polyreme.distributed.auto_parallel.form import Form
 from polyreme.distributed.auto_parallel.reshard import form_for, reshard
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, ConfigError, ProgramError
-from polyreme.jit.capture import user_line
+from polyreme.jit.capture import Capture, user_line
 from polyreme.jit.convert import converted
 from polyreme.jit.structure import Spec, flatten, rebuild
 from polyreme.nn.layer import Layer
@@ -160,7 +162,7 @@ def record(model: Layer, token: str) -> Recorded:
     """
     main, startup = Program(), Program()
     drawn, outer = rng.default_generator.drawn, state.watch.active
-    with jax.ensure_compile_time_eval(), unique_name.guard(), program_guard(main, startup), tape.GradEnabled(True):
+    with _uncaptured(), unique_name.guard(), program_guard(main, startup), tape.GradEnabled(True):
         recorder = _Recorder(model)
         state.watch.active = recorder
         try:
@@ -177,6 +179,24 @@ def record(model: Layer, token: str) -> Recorded:
     _check(model, main, startup)
     mesh = layouts.active.layout.mesh if layouts.active.layout is not None else None
     return Recorded(main, names, (spec, gives), recorder.calls, frozenset(recorder.random), mesh)
+
+
+@contextmanager
+def _uncaptured() -> Iterator[None]:
+    """Inside the block, state has the values that it had before the capture in progress, if there is one, began."""
+    generator, capture = rng.default_generator, state.watch.active
+    before = list(capture.before.values()) if isinstance(capture, Capture) else []
+    now, bound = [b.tensor._array for b in before], generator.is_bound
+    for b in before:
+        b.tensor._array = b.array
+    generator.is_bound = False
+    try:
+        with jax.ensure_compile_time_eval():
+            yield
+    finally:
+        generator.is_bound = bound
+        for b, array in zip(before, now, strict=True):
+            b.tensor._array = array
 
 
 def _declared(program: Program, token: str) -> tuple[Any, list[str]]:
@@ -274,24 +294,40 @@ class _Recorder(Recorder):
 
 
 def run(recorded: Recorded, indexes: Sequence[int], given: Mapping[str, Tensor], names: Sequence[str]) -> list[Any]:
-    """Run these operations on given values, under the layout in force; -> the values of these names."""
+    """Run these operations on given values, under the layout in force; -> the values of these names.
+
+    They run as on plain Tensors: a weight that is marked on another stage's mesh is read as a copy here.
+    """
     placed = layouts.active.layout
     program = recorded.on(placed.mesh if placed is not None else None)
     block = program.global_block()
     frame = Frame(block, Scope())
     frame.values.update(given)
-    for index in indexes:
-        op = block.ops[index]
-        try:
-            target = moved_to(op)
-            if target is None:
-                op.run(frame)
-            else:
-                frame.define(op.outputs[0], _laid_out(frame.get(op.reads()[0]), target))
-        except Exception as error:
-            error.add_note(f"in the recorded operation: {line(op, block)}")
-            raise
+    with mode.using(mode.current.plain):
+        for index in indexes:
+            op = block.ops[index]
+            try:
+                _run(op, frame)
+            except Exception as error:
+                error.add_note(f"in the recorded operation: {line(op, block)}")
+                raise
     return [frame.get(name) for name in names]
+
+
+def _run(op: Operation, frame: Frame) -> None:
+    target = moved_to(op)
+    if target is not None:
+        frame.define(op.outputs[0], _laid_out(frame.get(op.reads()[0]), target))
+    elif isinstance(op, Recompute):
+        block, given = op.block, tuple(frame.get(name) for name in op.inputs)
+        placed = layouts.active.layout
+        # the plan says how the inputs are kept, which a Program does not know
+        keep = Keep(offload=placed is not None and "act" in placed.plan.offload)
+        results = run_again(lambda *now: frame.inside(block, now), given, {}, keep)
+        for name, result in zip(op.outputs, results, strict=True):
+            frame.define(name, result)
+    else:
+        op.run(frame)
 
 
 def moved_to(op: Operation) -> Form | None:
