@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
 from polyreme.errors import ConfigError
+from polyreme.mesh.axes import AXES
 from polyreme.planner.calibration import resized
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.devices import cluster_of_kind, device_kind, device_kinds
@@ -49,7 +50,7 @@ def changes(
     refuse: Refuse | None = None,
     most: int = 3,
 ) -> tuple[Change, ...]:
-    """The changes, at most `most`, that cost the fewest device seconds a step, cheapest first; () if none helps.
+    """The cheapest changes, at most `most`: settings first, then devices, by device seconds a step; () if none helps.
 
     Looked at: what the space leaves out (one thing at a time), more devices of the kind (the fewest that do), kinds of
     device with more memory, and arithmetic in 16 bits.
@@ -59,8 +60,16 @@ def changes(
         best = _best(model, asked, batch, arithmetic, allowed, refuse)
         if best is not None:
             found.append(Change(what, asked.num_devices, best))
-    found.sort(key=lambda change: change.devices * change.best.prediction.step_seconds)
-    return tuple(found[:most])
+    return tuple(sorted(found, key=lambda change: _cost(change, cluster))[:most])
+
+
+def _cost(change: Change, cluster: Cluster) -> tuple[bool, bool, float]:
+    """Other settings before more of the same devices, those before other devices; then device seconds of a step."""
+    return (
+        " of kind " in change.what,
+        change.devices != cluster.num_devices,
+        change.devices * change.best.prediction.step_seconds,
+    )
 
 
 def _best(
@@ -76,53 +85,75 @@ _Asked = tuple[str, Cluster, Training, Space]
 def _asked(
     model: ModelShape, cluster: Cluster, batch: int, training: Training, space: Space, refuse: Refuse | None
 ) -> Iterator[_Asked]:
+    allowed = list(_allowed(space))
+    if len(allowed) > 1:
+        allowed.append((" and ".join(what for what, _ in allowed), _joined(space, [each for _, each in allowed])))
+    for what, wider in allowed:
+        yield f"allow {what}", cluster, training, wider
+    if training.dtype == "float32":
+        yield "train.amp_level=O2 (bfloat16)", cluster, replace(training, dtype="bfloat16", master=True), space
+    for name, like in (("", cluster), *_other_kinds(cluster)):
+        count = _fewest(lambda asked: fits_at_all(model, asked, batch, training, space, refuse), like)
+        words = f"{count} devices instead of {cluster.num_devices}" if count != cluster.num_devices else ""
+        kind = f"devices of kind {name}" if name else ""
+        if count and (words or kind):
+            both = f"{words}, of kind {name}" if words and kind else words or kind
+            yield both, of_size(like, count), training, space
+
+
+def _allowed(space: Space) -> Iterator[tuple[str, Space]]:
+    """What the space leaves out, and the space with it."""
     whole = Space()
     for field in fields(Space):
         if field.name != "axes" and getattr(space, field.name) != getattr(whole, field.name):
-            allowed = replace(space, **{field.name: getattr(whole, field.name)})
-            yield f"allow {_WORDS[field.name]}", cluster, training, allowed
+            yield _WORDS[field.name], replace(space, **{field.name: getattr(whole, field.name)})
     for axis in ("pp", "mp", "sharding", "sep"):
         if axis not in space.axes:
-            yield f"allow {axis}", cluster, training, replace(space, axes=(*space.axes, axis))
-    if training.dtype == "float32":
-        yield "train.amp_level=O2 (bfloat16)", cluster, replace(training, dtype="bfloat16", master=True), space
-    yield from _other_kinds(cluster, training, space)
-    count = _fewest(lambda asked: fits_at_all(model, asked, batch, training, space, refuse), cluster)
-    if count:
-        yield f"{count} devices instead of {cluster.num_devices}", _of_size(cluster, count), training, space
+            yield axis, replace(space, axes=(*space.axes, axis))
 
 
-def _other_kinds(cluster: Cluster, training: Training, space: Space) -> Iterator[_Asked]:
-    """Kinds with more memory whose name begins alike, as GPUs and TPUs differ in more."""
+def _joined(space: Space, wider: list[Space]) -> Space:
+    """Everything that any of the spaces allows more than `space`."""
+    found = space
+    for each in wider:
+        for field in fields(Space):
+            if getattr(each, field.name) != getattr(space, field.name) and field.name != "axes":
+                found = replace(found, **{field.name: getattr(each, field.name)})
+        found = replace(found, axes=tuple(axis for axis in AXES if axis in (*found.axes, *each.axes)))
+    return found
+
+
+def _other_kinds(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
+    """Kinds with more memory, GPUs for GPUs and TPUs for TPUs, least memory first."""
     if cluster.shared > 1:
         return
     is_tpu = bool(cluster.links) and bool(cluster.links[0].torus)
-    larger = []
-    for name in device_kinds():
-        kind = device_kind(name)
-        if kind.memory > cluster.device.memory * 1.05 and name.startswith("tpu") is is_tpu:
-            larger.append((kind.memory, name))
-    for _, name in sorted(larger):
-        try:
-            yield f"devices of kind {name}", cluster_of_kind(name, cluster.num_devices), training, space
-        except ConfigError:  # no slice of so many
-            continue
+    kinds = sorted((device_kind(name).memory, name) for name in device_kinds())
+    for memory, name in kinds:
+        if memory > cluster.device.memory * 1.05 and name.startswith("tpu") is is_tpu:
+            try:
+                yield name, cluster_of_kind(name, cluster.num_devices)
+            except ConfigError:  # no slice of so many
+                continue
 
 
 def _fewest(fits: Callable[[Cluster], bool], cluster: Cluster) -> int:
-    """Fewest devices at which something fits, to an eighth of what is between a half and the whole; 0 if none do."""
+    """Fewest devices at which something fits: of a torus the number doubles; else whole machines are tried, eight steps
+    between a half and the whole. 0 if none of up to _MOST_TIMES as many do."""
+    node = cluster.links[0].devices if cluster.links and not cluster.links[0].torus else 0
+    if fits(cluster):
+        return cluster.num_devices
     count = failed = cluster.num_devices
     while (count := 2 * count) <= cluster.num_devices * _MOST_TIMES:
-        if fits(_of_size(cluster, count)):
-            # whole nodes, and numbers that a batch may divide over
-            unit = max(1, (count - failed) // 8)
-            return next((n for n in range(failed + unit, count, unit) if fits(_of_size(cluster, n))), count)
+        if fits(of_size(cluster, count)):
+            unit = -(-(count - failed) // (8 * node)) * node if node and failed % node == 0 else count
+            return next((n for n in range(failed + unit, count, unit) if fits(of_size(cluster, n))), count)
         failed = count
     return 0
 
 
-def _of_size(cluster: Cluster, count: int) -> Cluster:
-    """A cluster like this one; of a torus the shortest lengths grow."""
+def of_size(cluster: Cluster, count: int) -> Cluster:
+    """A cluster like this one with another number of devices; of a torus the shortest lengths grow."""
     if cluster.shared > 1:
         return resized(cluster, count)
     links = []

@@ -172,7 +172,7 @@ def _ruled_out(answer: Answer) -> Iterator[RenderableType]:
 
 
 def _changes(answer: Answer) -> Table:
-    table = _table("\nThe cheapest changes after which a plan fits, by device seconds", "change", "the plan then")
+    table = _table("\nThe cheapest changes after which a plan fits: settings, then devices", "change", "the plan then")
     for name in ("devices", "step s", "tokens/s", "MFU", "GiB/device", "of"):
         table.add_column(name, justify="right", no_wrap=True)
     for each in answer.changes:

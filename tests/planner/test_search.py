@@ -1,0 +1,151 @@
+"""The search: against every plan of a small space, what divides, what fits, ties, and what helps if nothing does."""
+
+import doctest
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from polyreme.errors import ConfigError, PlacementError
+from polyreme.mesh import Plan
+from polyreme.planner import ModelShape, Training, explain, search, space
+from polyreme.planner.cluster import Cluster
+from polyreme.planner.devices import cluster_of_kind
+from polyreme.planner.explain import changes
+from polyreme.planner.predict import predict
+from polyreme.planner.space import Refused, Shape, Space, cuts, divisors, shapes
+
+GPT = ModelShape(hidden=1024, layers=6, heads=16, seq=512, vocab=4096, ffn=4096)
+BIG = ModelShape(hidden=8192, layers=48, heads=64, seq=2048, vocab=51200, ffn=4 * 8192, kv_heads=8)
+TRAINING = Training()
+NODE = cluster_of_kind("a100-40g", 8)
+
+
+def with_memory(cluster: Cluster, nbytes: float) -> Cluster:
+    return replace(cluster, device=replace(cluster.device, memory=nbytes))
+
+
+def by_hand(cluster, batch):
+    """Every plan of three axes, all recompute modes and microbatches, by trying them."""
+    degrees = [n for n in divisors(8)]
+    for dp, mp, pp in itertools.product(degrees, repeat=3):
+        if dp * mp * pp != 8:
+            continue
+        for m, mode in itertools.product(divisors(batch // dp), ("none", "full_attn", "full")):
+            plan = Plan.from_degrees(dp=dp, mp=mp, pp=pp, num_microbatches=m, recompute=mode)
+            found = predict(GPT, plan, cluster, batch, TRAINING)
+            if found.fits:
+                yield found.step_seconds
+
+
+@pytest.mark.parametrize("module", [space, search, explain])
+def test_examples(module):
+    assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize("memory", [42e9, 2.5e9])
+def test_nothing_by_hand_is_faster(memory):
+    cluster = with_memory(NODE, memory)
+    asked = Space(axes=("dp", "mp", "pp"), schedules=("1F1B",), offload=((),), sequence_parallel=(False,))
+    found = search.search(GPT, cluster, 32, TRAINING, asked)
+    best = found.plans[0].prediction.step_seconds
+    assert best <= min(by_hand(cluster, 32)) * (1 + search.TIE)
+    assert all(each.prediction.fits for each in found.plans)
+    assert not any(each.prediction.fits for each in found.too_big)
+
+
+def test_the_same_question_has_the_same_answer_and_simpler_plans_win_ties():
+    asked = Space(axes=("dp", "mp", "pp", "sharding"), schedules=("1F1B",))
+    first, second = (search.search(GPT, NODE, 16, TRAINING, asked) for _ in range(2))
+    assert first == second
+    times = [each.prediction.step_seconds for each in first.plans]
+    assert all(b >= a * (1 - search.TIE) for a, b in itertools.pairwise(times))
+    chosen = first.plans[0]
+    limit = min(times) * (1 + search.TIE)
+    near = [each for each in first.plans if each.prediction.step_seconds <= limit]
+    assert all(space.simplicity(chosen.plan) <= space.simplicity(each.plan) for each in near)
+
+
+def test_meshes_divide_the_model_and_the_batch():
+    refused = Refused()
+    found = list(shapes(BIG.graph(), cluster_of_kind("a100", 64), 128, Space(), refused))
+    assert found
+    for shape in found:
+        plan = shape.plan()
+        assert plan.mesh.size == 64
+        assert BIG.kv_heads % shape.mp == 0
+        plan.rows_per_device(128)
+    assert {shape.mp for shape in found} == {1, 2, 4, 8}  # inside a node
+    odd = ModelShape(hidden=96, layers=6, heads=6, seq=64, vocab=384, ffn=384)
+    refused = Refused()
+    assert all(s.mp in (1, 2) for s in shapes(odd.graph(), NODE, 12, Space(), refused))
+    assert any("dim 'heads' of size" in reason for reason in refused.reasons)
+    assert any("batch 12 does not divide over 8 replicas" in reason for reason in refused.reasons)
+    with pytest.raises(PlacementError):
+        Plan.from_degrees(mp=4).strategy.act_spec((None, "heads"), (1, 6), Plan.from_degrees(mp=4).mesh)
+
+
+def test_a_space_leaves_out_what_it_is_told_to():
+    asked = Space(axes=("sharding", "mp"), sharding_stages=(3,), sequence_parallel=(True,))
+    found = list(shapes(GPT.graph(), NODE, 32, asked, Refused()))
+    assert {(s.dp, s.pp, s.sep) for s in found} == {(1, 1, 1)}
+    assert all(s.sequence_parallel for s in found if s.mp > 1)
+    assert all(s.sharding_stage == 3 for s in found if s.sharding > 1)
+    moe = replace(GPT, experts=8, experts_per_token=2)
+    assert {s.ep for s in shapes(moe.graph(), NODE, 32, Space(), Refused())} == {1, 2, 4, 8}
+
+
+def test_cuts_of_a_pipeline_are_schedules_that_exist():
+    shape = Shape(dp=2, pp=4)
+    found = cuts(shape, GPT.graph(), 32, Space())
+    assert {way["schedule"] for way in found} == {"1F1B", "VPP", "ZBH1", "ZBVPP"}
+    for way in found:
+        plan = shape.plan(**way)
+        assert len(plan.stage_of_chunk) <= GPT.layers + 2
+        plan.rows_per_device(32)
+    assert [way["num_microbatches"] for way in cuts(Shape(dp=8), GPT.graph(), 32, Space())] == [1, 2, 4]
+    assert cuts(Shape(dp=8), GPT.graph(), 32, Space(microbatches=(2,))) == [{"num_microbatches": 2}]
+
+
+def test_what_does_not_fit_says_by_how_much_and_which_part():
+    asked = Space(axes=("dp", "mp", "sharding"))
+    fastest = search.search(GPT, NODE, 32, TRAINING, asked).plans[0].prediction
+    found = search.search(GPT, with_memory(NODE, 0.8 * fastest.memory.total), 32, TRAINING, asked)
+    faster = [e for e in found.too_big if e.prediction.step_seconds < found.plans[0].prediction.step_seconds]
+    assert faster
+    lack, part = search.shortfall(faster[0].prediction)
+    assert lack == faster[0].prediction.memory.total - faster[0].prediction.capacity > 0
+    assert part in ("activations", "optimizer", "gradients", "parameters", "workspace")
+    reason = "not here"
+    none = search.search(GPT, NODE, 32, TRAINING, asked, refuse=lambda plan: reason)
+    assert none.plans == ()
+    assert reason in none.refused
+    with pytest.raises(ConfigError, match="a global batch of 0"):
+        search.search(GPT, NODE, 0)
+
+
+def test_when_nothing_fits_the_changes_do():
+    bare = Space(axes=("dp", "mp"), recompute=("none",), offload=((),), microbatches=(1,))
+    held = [each.prediction.memory.total for each in search.search(GPT, NODE, 32, TRAINING, bare).plans]
+    small = with_memory(NODE, 0.9 * min(held))
+    assert not search.fits_at_all(GPT, small, 32, TRAINING, bare)
+    found = changes(GPT, small, 32, TRAINING, bare)
+    assert len(found) == 3
+    assert all(each.best.prediction.fits and each.devices == 8 for each in found)
+    assert all(each.what.startswith("allow") for each in found)
+    few = Space(axes=("mp", "sharding"), sharding_stages=(3,), recompute=("full",), offload=((),), microbatches=(1, 2))
+    more = changes(BIG, with_memory(NODE, 30e9), 64, TRAINING, few)
+    devices = [each for each in more if "instead of 8" in each.what]
+    assert devices
+    assert all(each.devices > 8 and each.devices == each.best.plan.mesh.size for each in devices)
+
+
+def test_gpt_175b_on_1024_devices_is_planned_in_seconds():
+    shape = ModelShape(hidden=12288, layers=96, heads=96, seq=2048, vocab=51200, ffn=4 * 12288)
+    asked = Space(axes=("sharding", "mp", "pp"), sharding_stages=(1,), offload=((),), schedules=("1F1B",))
+    found = search.search(shape, cluster_of_kind("a100", 1024), 1536, TRAINING, asked)
+    best = found.plans[0]
+    assert best.prediction.fits
+    assert best.plan.mesh.size == 1024
+    assert 0.4 < best.prediction.mfu < 0.7
+    assert found.looked_at < 2500
