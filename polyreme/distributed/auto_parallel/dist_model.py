@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from polyreme import amp
 from polyreme.core import rng
 from polyreme.core.layout import Layout
-from polyreme.distributed.auto_parallel.engine_placement import Placed, needs_batch, place
+from polyreme.distributed.auto_parallel.choose import Chosen
+from polyreme.distributed.auto_parallel.engine_placement import Batch, Placed, needs_batch, place
 from polyreme.distributed.auto_parallel.engine_steps import StagedSteps, WholeSteps
 from polyreme.distributed.auto_parallel.strategy import Settled, Strategy, settle
 from polyreme.distributed.fleet.base.job import Job
@@ -28,6 +29,7 @@ from polyreme.mesh import Plan
 from polyreme.metric.metrics import Metric
 from polyreme.nn import Layer
 from polyreme.optimizer import Optimizer
+from polyreme.planner import Cluster
 
 MODES = ("train", "eval", "predict")
 _NEEDS = {"train": ("loss", "optimizer"), "eval": ("loss",), "predict": ()}
@@ -78,10 +80,11 @@ class DistModel:
         self._optimizer = self._merging(optimizer)
         self._placed: Placed | None = None
         self._made: WholeSteps | StagedSteps | None = None
+        self.cluster: Cluster | None = None
         if not needs_batch(layer, self.settled):
-            self._begin([])
+            self._begin([], [])
         elif self._specs:
-            self._begin([_example(spec) for spec in self._specs[0]])
+            self._begin(*[[_example(spec) for spec in group] for group in self._specs])
         self._mode = "predict" if loss is None else "eval" if optimizer is None else "train"
 
     def _cast(self, optimizer: Any) -> None:
@@ -102,9 +105,11 @@ class DistModel:
             job = Job(merge_steps=inner.gradient_accumulation_steps, merge_average=False)
         return optimizer if job.merge_steps == 1 else HybridParallelOptimizer(inner, job=job)
 
-    def _begin(self, inputs: Sequence[Tensor]) -> None:
+    def _begin(self, inputs: Sequence[Tensor], labels: Sequence[Tensor]) -> None:
         """Put the model in its place, for batches like this one where that counts."""
-        self._placed = placed = place(self.network, self.settled, inputs)
+        optimizer = None if self._optimizer is None else inner_optimizer(self._optimizer)
+        batch = Batch(inputs, labels, self.loss, optimizer)
+        self._placed = placed = place(self.network, self.settled, batch, self.cluster)
         if placed.layout.plan.mesh.pp > 1:
             self._made = StagedSteps(placed, self.loss, self._optimizer, self.settled)
         else:
@@ -129,6 +134,16 @@ class DistModel:
     def plan(self) -> Plan:
         """How the model runs: what was marked, or found, as one value."""
         return self.layout.plan
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the model is in its place: at once, or with the first batch where that decides it."""
+        return self._placed is not None
+
+    @property
+    def chosen(self) -> Chosen | None:
+        """How the planner came to the plan: str() of it is the report. None if it was not asked, or not yet."""
+        return None if self._placed is None else self._placed.chosen
 
     @property
     def optimizer(self) -> Any:
@@ -188,7 +203,7 @@ class DistModel:
         given = as_tensors("input", inputs, self._specs[0] if self._specs else [])
         wanted = [] if mode == "predict" else as_tensors("label", labels, self._specs[1] if self._specs else [])
         if self._made is None:
-            self._begin(given)
+            self._begin(given, wanted)
         return self._steps.run(mode, given, wanted, wants_outputs)
 
     def compiled(self, mode: str | None = None, shapes: Any = None) -> jax.stages.Compiled:
@@ -198,7 +213,7 @@ class DistModel:
         ConfigError before the first batch, and for a pipeline, whose step is many programs.
         """
         if self._made is None and shapes is not None:
-            self._begin([Tensor(jnp.zeros(*each)) for each in shapes[0]])
+            self._begin(*[[Tensor(jnp.zeros(*each)) for each in group] for group in shapes])
         return self._steps.compiled(checked_mode(mode or self._mode, self.loss, self._optimizer), shapes)
 
     # state

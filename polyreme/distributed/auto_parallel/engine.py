@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from polyreme.distributed.auto_parallel import engine_data as data_of
+from polyreme.distributed.auto_parallel.annotate import fetched
 from polyreme.distributed.auto_parallel.dist_model import (
     DistModel,
     as_spec,
@@ -20,8 +21,10 @@ from polyreme.distributed.auto_parallel.dist_model import (
     checked_mode,
     inner_optimizer,
 )
+from polyreme.distributed.auto_parallel.engine_cost import cost_of
 from polyreme.distributed.auto_parallel.engine_data import EngineLoader, History
 from polyreme.distributed.auto_parallel.engine_files import load_training, save_training
+from polyreme.distributed.auto_parallel.engine_placement import Batch, plan_of
 from polyreme.distributed.auto_parallel.strategy import Strategy, settle
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, DataError, ProgramError
@@ -36,6 +39,7 @@ from polyreme.hapi.step import as_list
 from polyreme.io import DataLoader
 from polyreme.mesh import Plan
 from polyreme.metric.metrics import Metric
+from polyreme.planner import Prediction
 
 Logs = dict[str, Any]
 
@@ -94,8 +98,13 @@ class Engine:
 
     @property
     def plan(self) -> Plan:
-        """How the model runs."""
+        """How the model runs. Raises ConfigError where the first batch decides it and there was none yet."""
         return self._placed().plan
+
+    @property
+    def chosen(self) -> Any:
+        """How the planner came to the plan: str() of it is the report; None if it was not asked, or not yet."""
+        return self._placed().chosen
 
     @property
     def optimizer(self) -> Any:
@@ -187,6 +196,7 @@ class Engine:
     def _placed(self) -> DistModel:
         if self._job is None:
             self._job = DistModel(self._network, None, self._loss, self._optimizer, self._strategy, self._metrics)
+            self._job.cluster = self._cluster
         return self._job
 
     # whole data sets
@@ -348,7 +358,7 @@ class Engine:
 
     def run(self, data: Any = None, feed: Any = None, fetch_list: Any = None, mode: str | None = None) -> Logs:
         """One batch in a mode, that of to_mode() by default: -> {"loss", metric names} of this batch when training or
-        evaluating, {"outputs": list} when predicting.
+        evaluating, {"outputs": list} when predicting; "fetches" besides, if the model calls auto_parallel.fetch.
 
         data: inputs and labels as a list, as dataloader() gives them; or by name, in data or feed, where prepare() was
         given named specs. fetch_list: ["outputs"] adds the outputs when training or evaluating. Values are ndarrays
@@ -358,19 +368,19 @@ class Engine:
             raise ConfigError("Engine.run: give one batch, as data=[inputs and labels] or feed={name: value}")
         if mode is not None:
             self.to_mode(mode)
-        unknown = [
-            name for name in as_list(fetch_list) if name not in ("outputs", "loss", *metric_names(self._metrics))
-        ]
+        known = ("outputs", "loss", *metric_names(self._metrics))
+        unknown = [name for name in as_list(fetch_list) if name not in known]
         if unknown:
-            raise ConfigError(
-                f"Engine.run: fetch_list has {unknown[0]!r}; give any of 'outputs', 'loss' and metrics' names"
-            )
+            raise ConfigError(f"Engine.run: fetch_list has {unknown[0]!r}; give any of {', '.join(map(repr, known))}")
         inputs, labels = self._batch(data if feed is None else feed, self._split)
         wants = "outputs" in as_list(fetch_list)
         outputs, losses = self._placed().step(self._mode, inputs, labels, wants or bool(self._metrics))
         found: Logs = {"outputs": [self._value(out) for out in outputs]} if wants or self._mode == "predict" else {}
         if losses:
             found["loss"] = [self._value(loss) for loss in losses]
+        fetches = fetched.take()
+        if fetches:
+            found["fetches"] = dict(fetches)
         if outputs and self._mode != "predict":
             for metric in self._metrics:
                 metric.reset()
@@ -439,6 +449,23 @@ class Engine:
         if mode is not None:
             self.to_mode(mode)
         return loader
+
+    def cost(self, inputs_spec: Any = None, labels_spec: Any = None, mode: str | None = None) -> Prediction:
+        """What a training step will cost on the cluster, before it runs: step_seconds, mfu, memory of a device by what
+        holds it, and what binds; by the planner's model, read off the network's own ops and the plan.
+
+        inputs_spec, labels_spec: of a global batch; by default what prepare() was given. Raises ConfigError for specs
+        that leave its rows open, and for another mode than "train", which the planner has no model of.
+        """
+        if mode not in (None, "train"):
+            raise ConfigError(f"Engine.cost: mode={mode!r}; the planner predicts training steps: give 'train'")
+        given = (_as_specs(inputs_spec), _as_specs(labels_spec)) if inputs_spec is not None else self._specs
+        batch = Batch(*given, self._loss, self._optimizer and inner_optimizer(self._optimizer))
+        is_known = self._job is not None and self._job.is_placed
+        if self._settled.is_planned and not is_known:
+            raise ConfigError("Engine.cost: the plan is chosen with the first batch; call prepare() with whole specs")
+        plan = self.plan if is_known else plan_of(self._network, self._settled)
+        return cost_of(self._network, self._settled, batch, plan, self._cluster)
 
     # files
 

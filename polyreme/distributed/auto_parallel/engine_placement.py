@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 
@@ -16,6 +17,7 @@ from polyreme.core import layout as layouts
 from polyreme.core import rng, state
 from polyreme.core.backend import Device
 from polyreme.core.layout import Layout
+from polyreme.distributed.auto_parallel.choose import choose_plan
 from polyreme.distributed.auto_parallel.engine_stages import (
     Placed,
     cuts_by_class,
@@ -38,6 +40,17 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import Plan
 from polyreme.nn.layer import Layer
+from polyreme.planner import Cluster
+
+
+class Batch(NamedTuple):
+    """What a model trains on: Tensors or specs of a global batch, and what makes a loss and an update of it."""
+
+    inputs: Sequence[Any]
+    labels: Sequence[Any] = ()
+    loss: Any = None
+    optimizer: Any = None
+
 
 _log = logging.getLogger("polyreme.distributed.auto_parallel")
 
@@ -49,25 +62,49 @@ def needs_batch(layer: Layer, settled: Settled) -> bool:
     return settled.is_planned or (cut and not isinstance(layer, PipelineLayer))
 
 
-def place(layer: Layer, settled: Settled, inputs: Sequence[Tensor]) -> Placed:
+def place(layer: Layer, settled: Settled, batch: Batch, cluster: Cluster | None = None) -> Placed:
     """Put the model on devices: as its parameters are marked, else by a plan for all devices of the global mesh, or of
-    the machine. It is put in force by `using`, not for good.
+    the machine: the planner's, if the strategy asks for it. It is put in force by `using`, not for good.
 
-    inputs: of a batch, where needs_batch says so. Raises PlacementError for parameters on meshes that do not go
-    together, and for degrees that do not fit.
+    batch: what the model trains on, where needs_batch says so. cluster: what the devices are like, for the planner.
+    Raises PlacementError for parameters on meshes that do not go together, and for degrees that do not fit; ConfigError
+    where marks and a planner would both say where parameters go.
     """
     with layouts.using(None):
         meshes = stage_meshes(layer)
+        if settled.is_planned and meshes:
+            raise ConfigError(
+                f"strategy 'auto': {type(layer).__name__} is marked on the mesh {meshes[0]}; take the marks away for "
+                "the planner to choose, or give a Strategy without auto_mode='full'"
+            )
         if len(meshes) > 1:
-            placed = on_stages(layer, meshes, settled, inputs)
+            placed = on_stages(layer, meshes, settled, batch.inputs)
         elif meshes:
             placed = Placed(_keep_marks(layer, meshes[0], settled))
         else:
-            devices = devices_of(get_mesh())
-            placed = by_plan(layer, settled.plan_for(len(devices)), devices, settled, inputs)
+            placed = _unmarked(layer, settled, batch, cluster)
     _recompute(layer, settled, placed.layout.plan)
     _log.info("%s lies by\n%s", type(layer).__name__, placed.layout.plan)
     return placed
+
+
+def _unmarked(layer: Layer, settled: Settled, batch: Batch, cluster: Cluster | None) -> Placed:
+    devices = devices_of(get_mesh())
+    if not settled.is_planned:
+        return by_plan(layer, settled.plan_for(len(devices)), devices, settled, batch.inputs)
+    with settled.precision.casting():
+        chosen = choose_plan(layer, *batch, devices=devices, cluster=cluster)
+    plan = chosen.prepare()
+    _log.info("%s", chosen)
+    return replace(by_plan(layer, plan, devices, settled, batch.inputs), chosen=chosen)
+
+
+def plan_of(layer: Layer, settled: Settled) -> Plan:
+    """The plan that place would put the model on devices by, where no batch decides it."""
+    meshes = stage_meshes(layer)
+    if meshes:
+        return plan_of_marks(layer, meshes[0], settled, len(meshes))
+    return settled.plan_for(len(devices_of(get_mesh())))
 
 
 def devices_of(mesh: ProcessMesh | None) -> list[Device]:

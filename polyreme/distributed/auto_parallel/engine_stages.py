@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyreme.core.layout import Layout
+from polyreme.distributed.auto_parallel.choose import Chosen
 from polyreme.distributed.auto_parallel.kept import form_of
 from polyreme.distributed.auto_parallel.process_mesh import ProcessMesh
 from polyreme.distributed.auto_parallel.stages_marks import cut_by_marks
@@ -27,11 +28,12 @@ BATCH_NAMES = ("dp", "data", "batch", "fsdp", "sharding")
 @dataclass(frozen=True)
 class Placed:
     """A model in its place: the layout, and under a pipeline its parts in the order that data flows, with what the
-    model makes of the last one's output."""
+    model makes of the last one's output. chosen: how the planner came to the plan, if it did."""
 
     layout: Layout
     chunks: Sequence[Callable[[Any], Any]] = ()
     output: Callable[[Any], Any] = lambda out: out
+    chosen: Chosen | None = None
 
 
 def stage_meshes(layer: Layer) -> list[ProcessMesh]:
