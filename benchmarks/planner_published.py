@@ -3,7 +3,7 @@
     python benchmarks/planner_published.py [ROWS.csv] [--half] > benchmarks/results/planner_published_DATE.md
 
 Rows are those of benchmarks/published_runs.csv unless given. --half: for each device kind, scale its matmul and
-attention curves by the factor that makes the median error of every second row of each system least, and show the others.
+attention curves by the factor that makes the median error of every second row of each system least; show the others.
 """
 
 import argparse

@@ -129,7 +129,9 @@ def _chunk(piece: Piece, times: Mapping[str, BlockTime]) -> _Chunk:
 def _times(setting: Setting, blocks: Mapping[str, BlockTime]) -> Times:
     plan, m = setting.plan, setting.plan.num_microbatches
     cut = pieces(setting.graph, plan, setting.training.cut)
-    chunks = [_chunk(piece, blocks) for piece in cut]
+    alike = {tuple((block.name, count) for block, count in piece): piece for piece in cut}
+    made = {key: _chunk(piece, blocks) for key, piece in alike.items()}
+    chunks = [made[tuple((block.name, count) for block, count in piece)] for piece in cut]
     stages: list[list[int]] = [[] for _ in range(plan.mesh.pp)]
     for at, owner in enumerate(plan.stage_of_chunk if plan.schedule else (0,)):
         stages[owner].append(at)

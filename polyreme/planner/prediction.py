@@ -5,7 +5,7 @@ Floor: 1.  Never imports: jax.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 
@@ -50,7 +50,7 @@ class Memory:
     @property
     def total(self) -> float:
         """Sum of all parts."""
-        return sum(asdict(self).values())
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.workspace
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def test_efficiency_grows_with_the_message():
 
 def test_links_must_reach():
     with pytest.raises(
-        ConfigError, match="mesh dp16 has 16 devices, but the links of the cluster .* join 8; use fewer"
+        ConfigError, match=r"mesh dp16 has 16 devices, but the links of the cluster .* join 8; use fewer"
     ):
         group(Cluster(NODES.device, 16, (FAST,)), MeshShape(dp=16), ("dp",))
 

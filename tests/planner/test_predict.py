@@ -98,8 +98,10 @@ def test_a_curve_is_read_between_its_points():
     [(False, "none", 7.7, 11.9), (True, "none", 7.2, 11.8), (True, "core_attn", 7.2, 13.1), (False, "full", 7.7, 19.5)],
 )
 def test_a_layer_of_the_22b_model_takes_as_long_as_was_published(is_cut, recompute, forward, backward):
-    """Milliseconds a layer, forward and backward: arXiv:2205.05198, table 4; A100, tensor parallelism over 8. The curves
-    were not set by this table; within 15%, which is the worst of a published row of that system."""
+    """Milliseconds a layer, forward and backward: arXiv:2205.05198, table 4; A100, tensor parallelism over 8.
+
+    The curves were not set by this table; 15% is the worst of a published row of that system.
+    """
     model = ModelShape(6144, 48, 64, 2048, 51200, 24576, dropout=True)
     training = Training("float16", attention="plain", gradients=2, overlap=("mp_grad",), fusion="layers", prunes=False)
     device = cluster_of_kind("a100", 8)

@@ -1,0 +1,217 @@
+"""Rows of published runs: how cells are read, what defaults are told, how far predictions are from measurements."""
+
+import json
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from polyreme.cli.main import app
+from polyreme.errors import ConfigError
+from polyreme.planner.conventions import measured_seconds
+from polyreme.planner.published import run_of
+from polyreme.planner.published_file import answer, read_rows
+
+ROWS = Path(__file__).parents[2] / "benchmarks" / "published_runs.csv"
+ROW = {
+    "id": "r1",
+    "system": "Megatron-LM",
+    "date": "2022-05",
+    "model": "gpt3-175B",
+    "h": 12288,
+    "layers": 96,
+    "heads": 96,
+    "ffn": 49152,
+    "vocab": 51200,
+    "seq": 2048,
+    "gated_mlp": 0,
+    "hardware": "A100-80G",
+    "n_dev": 64,
+    "dp": 1,
+    "zero_or_fsdp": 0,
+    "tp": 8,
+    "sp": "yes",
+    "pp": 8,
+    "vpp": 3,
+    "mbs": 1,
+    "gbs": 64,
+    "recompute": "selective(attention)",
+    "dtype": "fp16",
+}
+
+
+@pytest.fixture(scope="module")
+def errors():
+    """Relative error of every row of the sample, by device kind."""
+    found = {}
+    for row in read_rows(ROWS):
+        run = run_of(row)
+        measured = measured_seconds(row, run.model, run.batch, run.cluster.num_devices)
+        found.setdefault(row["hardware"], []).append(run.predict().step_seconds / measured - 1)
+    return found
+
+
+def test_the_median_error_over_the_sample_is_at_most_a_tenth(errors):
+    sizes = [abs(error) for each in errors.values() for error in each]
+    assert len(sizes) == 64
+    assert statistics.median(sizes) <= 0.10
+    assert sorted(sizes)[int(0.9 * len(sizes))] <= 0.25
+
+
+def test_no_device_kind_is_far_off(errors):
+    """One set of curves a kind: no kind's rows may pay for another's."""
+    for kind, each in errors.items():
+        assert statistics.median(map(abs, each)) <= 0.15, kind
+
+
+def test_a_row_becomes_a_plan():
+    run = run_of(ROW)
+    plan = run.plan
+    assert (plan.mesh.degrees["pp"], plan.mesh.mp, plan.schedule, plan.virtual_stages) == (8, 8, "VPP", 3)
+    assert plan.mesh.strides["mp"] == 1  # tensor parallelism inside a node
+    assert (plan.recompute, plan.num_microbatches, run.batch) == ("core_attn", 64, 64)
+    assert plan.strategy.rule("act")["seq"] == ("mp",)
+    assert run.model.graph().num_parameters == pytest.approx(175e9, rel=0.01)
+    training = run.training
+    assert (training.dtype, training.attention, training.gradients, training.cut) == ("float16", "plain", 2, "layers")
+    assert set(run.assumed) == {"attention", "overlap"}  # nothing else was left open
+
+
+def test_years_tell_what_software_did():
+    new = run_of({**ROW, "date": "2024-07", "dtype": "bf16", "notes": "tp-comm-overlap"}).training
+    assert (new.attention, new.overlap, new.gradients) == ("fused", ("dp", "sharding", "mp_grad", "mp"), 4)
+    old = run_of({**ROW, "date": "2021-04"}).training
+    assert (old.attention, old.overlap, old.prunes, old.fusion) == ("plain", (), False, "layers")
+    tpu = run_of({**ROW, "system": "MaxText", "hardware": "TPUv5p", "dtype": "bf16"}).training
+    assert (tpu.prunes, tpu.fusion, "mp" in tpu.overlap, "dp" in tpu.overlap) == (True, "all", True, False)
+    assert run_of({**ROW, "system": "PaddleNLP"}).training.fusion == "none"
+    eight = run_of({**ROW, "hardware": "H100-80G", "dtype": "fp8"}).training
+    assert (eight.dtype, eight.products) == ("bfloat16", "float8")
+    assert run_of({**ROW, "dtype": "fp8"}).training.products == ""  # an A100 has none
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"zero_or_fsdp": "2(deg4)", "dp": 1}, {"dp": 1, "sharding": 4, "stage": 2}),
+        ({"zero_or_fsdp": "1?", "dp": "4"}, {"dp": 1, "sharding": 4, "stage": 1}),
+        ({"zero_or_fsdp": "fsdp2", "dp": 2}, {"dp": 2, "sharding": 2, "stage": 3}),
+        ({"zero_or_fsdp": "0", "dp": "?"}, {"dp": 4, "sharding": 1, "stage": None}),
+        ({"zero_or_fsdp": "fsdp", "dp": ""}, {"dp": 1, "sharding": 4, "stage": 3}),
+        ({"zero_or_fsdp": "dist-opt", "dp": 4}, {"dp": 1, "sharding": 4, "stage": 1}),
+    ],
+)
+def test_ways_to_write_sharding(changes, expected):
+    run = run_of(
+        {**ROW, "n_dev": 8, "pp": 1, "vpp": 1, "tp": 2, "h": 1024, "ffn": 4096, "layers": 4, "heads": 8, **changes}
+    )
+    mesh, rules = run.plan.mesh, run.plan.strategy
+    assert (mesh.dp, mesh.sharding, mesh.mp) == (expected["dp"], expected["sharding"], 2)
+    found = [stage for stage, kind in ((3, "param"), (2, "grad"), (1, "state")) if "embed" in rules.rule(kind)]
+    assert (found[0] if found else None) == expected["stage"]
+
+
+def test_experts_live_on_data_parallel_ranks_or_have_devices_of_their_own():
+    moe = {**ROW, "n_dev": 8, "pp": 1, "tp": 1, "h": 512, "layers": 2, "heads": 8, "experts": 8, "topk": 2, "ep": 4}
+    inside = run_of({**moe, "dp": 8}).plan.mesh
+    assert (inside.dp, inside.ep) == (2, 4)
+    apart = run_of({**moe, "dp": 2}).plan.mesh
+    assert (apart.dp, apart.ep) == (2, 4)
+
+
+def test_what_is_open_is_chosen_and_told():
+    run = run_of({**ROW, "mbs": "?", "vpp": "interleaved", "recompute": "?", "vocab": "", "gbs": ""})
+    assert {"mbs", "vpp", "recompute", "vocab", "gbs", "attention", "overlap"} <= set(run.assumed)
+    assert run.predict().fits
+    doubtful = run_of({**ROW, "mbs": "1?"})
+    assert "mbs" not in doubtful.assumed
+    sized = run_of({**ROW, "h": "", "layers": "?", "heads": "", "params_b": 175})
+    assert sized.assumed["layers"] == 96
+    assert sized.model.num_parameters == pytest.approx(175e9, rel=0.1)
+    odd = run_of({**ROW, "gbs": 100, "mbs": 3})
+    assert odd.assumed["gbs"] == odd.batch == 99
+
+
+def test_tpu_slices_and_batches_for_each_device():
+    row = {**ROW, "system": "MaxText", "hardware": "TPUv5p", "n_dev": 128, "tp": 4, "pp": 1, "vpp": 1, "dp": 2}
+    run = run_of({**row, "zero_or_fsdp": "fsdp16", "mbs": 6, "gbs": 768, "notes": "2x v5p-128 (cores)"})
+    assert run.cluster.links[0].torus == (4, 4, 4)
+    assert run.plan.num_microbatches == 1
+    assert run.plan.rows_per_device(run.batch) == 24
+    many = run_of({**row, "hardware": "TPUv5e", "n_dev": 512, "zero_or_fsdp": "fsdp64"})
+    assert many.cluster.links[0].devices == 256
+
+
+def test_a_kind_that_is_not_known_takes_the_rows_figures():
+    run = run_of({**ROW, "hardware": "MI300X", "peak_bf16_tflops": 1307, "hbm_gb": 192})
+    assert run.cluster.device.flops["bfloat16"] == pytest.approx(1307e12)
+    assert "MI300X" in str(run.assumed["hardware"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hiden": 3}, "unknown column 'hiden'"),
+        ({"n_dev": "?"}, "row r1: column 'n_dev' is '\\?'; give a number"),
+        ({"layers": "many"}, "row r1: column 'layers' has 'many'; give a number, or \\? if not known"),
+        ({"n_dev": 60}, "tp 8 x pp 8 x cp 1 = 64 does not divide n_dev 60"),
+        ({"hardware": "MI300X"}, "unknown device kind 'MI300X'"),
+        ({"h": "?"}, "columns 'h' and 'layers' are '' and '96'; give numbers, or params_b"),
+    ],
+)
+def test_refusals(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        run_of({**ROW, **changes})
+
+
+def test_files_of_rows(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps([ROW]))
+    (tmp_path / "b.yaml").write_text("".join(f"{key}: {value}\n" for key, value in ROW.items()))
+    (tmp_path / "c.csv").write_text(f"{','.join(ROW)}\n{','.join(map(str, ROW.values()))}\n")
+    steps = {answer(read_rows(tmp_path / name)[0])["step_seconds"] for name in ("a.json", "b.yaml", "c.csv")}
+    assert len(steps) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.txt", "x", "rows come as .csv, .yaml, .yml or .json"),
+        ("a.json", "{", "is not valid json"),
+        ("a.yaml", "a: [", "is not valid yaml"),
+        ("a.csv", "id,h\n", "has no rows"),
+        ("a.csv", "id\n1,2\n", "line 2 has more cells than the header"),
+        ("a.json", "[1]", "has no rows"),
+    ],
+)
+def test_files_that_have_no_rows(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_rows(tmp_path / name)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_rows(tmp_path / "none.csv")
+
+
+def test_the_command(tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([ROW]))
+    result = CliRunner().invoke(app, ["plan", "--predict", str(path), "--json"])
+    assert result.exit_code == 0
+    (found,) = json.loads(result.stdout)
+    assert found["step_seconds"] == pytest.approx(13.75, rel=0.15)  # arXiv:2205.05198, table 5
+    tokens = 64 * 2048 / 64 / found["step_seconds"]
+    assert found["tokens_per_second_per_device"] == pytest.approx(tokens)
+    assert found["mfu"] == pytest.approx(found["tflops_per_device"] / 312)
+    parts = ("parameters", "gradients", "optimizer", "activations", "workspace")
+    assert math.isclose(sum(found["memory"][name] for name in parts), found["memory"]["total"])
+    text = CliRunner().invoke(app, ["plan", "--predict", str(path)])
+    assert "gpt3-175B" in text.stdout
+    path.write_text(json.dumps([ROW, {**ROW, "id": "bad", "n_dev": 7}]))
+    mixed = CliRunner().invoke(app, ["plan", "--predict", str(path), "--json"])
+    assert "does not divide n_dev 7" in json.loads(mixed.stdout)[1]["error"]
+    assert isinstance(mixed.exception, ConfigError)
+    assert "1 of 2 rows describe no run" in str(mixed.exception)
