@@ -207,7 +207,8 @@ def _seconds(seconds: float, unit: str = " s") -> str:
 
 
 def _gib(nbytes: float) -> str:
-    return f"{nbytes / 2**30:,.2f}" if nbytes < 100 * 2**30 else f"{nbytes / 2**30:,.0f}"
+    size = nbytes / 2**30
+    return f"{size:.3f}" if size < 1 else f"{size:.2f}" if size < 100 else f"{size:,.0f}"
 
 
 def _axes(axes: Sequence[str] | None) -> str:

@@ -1,0 +1,156 @@
+"""`polyreme plan CONFIG` and `polyreme calibrate`: tables, JSON, the file for pretrain, pictures, and refusals."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from polyreme.cli.main import main
+from polyreme.planner import calibration
+from polyreme.recipes import calibrate, config_file, plan_verify
+
+ROOT = Path(__file__).parents[2]
+SMALL = """
+model: {family: gpt, vocab_size: 512, hidden_size: 64, num_layers: 4, num_heads: 4, seq_len: 64}
+data: {text: words.txt}
+train: {global_batch: 16, accumulation: 2}
+plan: {dp: 4, mp: 2}
+"""
+FAST = ("--without", "pp", "--without", "sep")
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    (tmp_path / "words.txt").write_text("in the beginning")
+    return path
+
+
+def test_the_best_plans_and_a_file_that_pretrain_takes(small, tmp_path, capsys):
+    (tmp_path / "elsewhere").mkdir()
+    out, picture = tmp_path / "elsewhere" / "plan.yaml", tmp_path / "plan.png"
+    assert main(["plan", str(small), "--devices", "8", "--output", str(out), "--explain", str(picture), *FAST]) == 0
+    shown = capsys.readouterr().out
+    assert "1*" in shown
+    assert "Memory of a device of the plan marked *" in shown
+    assert "dp4 mp2 x2" in shown  # the file's own plan, beside
+    assert picture.stat().st_size > 10_000
+    written = config_file.load(out).config
+    assert written.plan.num_devices == 8
+    assert written.device == "cpu"
+    assert written.data.text == [str(tmp_path / "words.txt")]  # found from the new folder too
+    assert written.model == config_file.load(small).config.model
+    assert main(["pretrain", str(out), "--dry-run"]) == 0
+    assert "(8 devices)" in capsys.readouterr().out
+
+
+def test_json_has_everything(small, capsys):
+    # 30 rows do not go with the file's own plan and accumulation, which are only compared
+    words = ["plan", str(small), "--topology", "h100:2x8", "--global-batch", "32", "--top", "3", "--json", *FAST]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["cluster"]["num_devices"] == 16
+    assert found["global_batch"] == 32
+    assert found["chosen"] == 0
+    best = found["plans"][0]
+    assert best["memory"]["total"] == pytest.approx(sum(best["memory"][part] for part in best["memory"]) / 2)
+    assert best["times"]["total"] == pytest.approx(best["step_seconds"])
+    assert len({each["words"] for each in found["plans"]}) == 3
+    assert found["own"] is None  # of 8 devices
+    assert all(set(each) == {"why", "meshes"} for each in found["ruled_out"])
+
+
+def test_a_plan_that_the_compiler_refutes_is_not_chosen(small, capsys, monkeypatch):
+    stage = SimpleNamespace(total=1, exchanges=(plan_verify.Exchange("all-reduce", ("dp",), 3, 2048.0),))
+    sizes = iter([1e15, 1.0, 2.0])
+
+    def compiled(config, plan, *, topology):
+        assert topology == ""
+        total = next(sizes)
+        return SimpleNamespace(total=total, stages=(stage,), to_dict=lambda: {"platform": "cpu"})
+
+    monkeypatch.setattr(plan_verify, "verify_apart", compiled)
+    assert main(["plan", str(small), "--devices", "8", "--verify", *FAST]) == 0
+    shown = capsys.readouterr().out
+    assert "1refuted" in shown
+    assert "2*" in shown
+    assert "3 all-reduce over dp: 2.0 KiB" in shown
+    monkeypatch.setattr(plan_verify, "verify_apart", lambda *a, **k: SimpleNamespace(total=1e15, stages=(stage,)))
+    assert main(["plan", str(small), "--devices", "8", "--verify", "--top", "2", *FAST]) == 2
+    assert "the compiler refuted all 2" in capsys.readouterr().err
+
+
+def test_when_nothing_fits_changes_are_named(small, tmp_path, capsys):
+    cluster = tmp_path / "tiny.yaml"
+    cluster.write_text("device: a100-40g\ndevices_per_node: 2\nmemory: 4.0e5\n")
+    words = ["plan", str(small), "--cluster", str(cluster), "train.global_batch=8", "model.num_layers=2"]
+    assert main([*words, *FAST, "--explain", str(tmp_path / "no.svg")]) == 2
+    shown = capsys.readouterr()
+    assert "No plan fits" in shown.out
+    assert "The cheapest changes" in shown.out
+    assert "no plan fits 2 x A100-SXM4-40GB; the cheapest change: " in shown.err
+    assert (tmp_path / "no.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "say what to plan for: --devices N, --topology v5e:16x16 or --cluster FILE; got none of them"),
+        (["--devices", "8", "--topology", "v5e:2x2"], "got --devices and --topology"),
+        (["--topology", "v5:8"], "unknown device kind 'v5'"),
+        (["--devices", "8", "--without", "recomputes"], "did you mean 'recompute'"),
+        (["--devices", "8", "--explain", "x.gif"], "a picture ends in .png"),
+        (["--devices", "8", "--explain", "nowhere/x.png"], "there is no folder nowhere"),
+        (["--devices", "8", "--output", "nowhere/x.yaml"], "there is no folder nowhere"),
+        (["--devices", "8", "--output", "."], "is a folder"),
+        (["--devices", "8", "--predict", "rows.csv"], "leave CONFIG out"),
+        (["--devices", "8", "--global-batch", "7"], "7"),
+        (["--device", "8"], "did you mean --devices"),
+        (["--cluster", "nowhere.yaml"], "no such cluster file"),
+    ],
+)
+def test_refusals_are_one_line(small, capsys, words, problem):
+    assert main(["plan", str(small), *words]) == 2
+    error = capsys.readouterr().err
+    assert problem in error
+    assert "Traceback" not in error
+
+
+def test_output_never_overwrites_the_configuration(small, capsys):
+    assert main(["plan", str(small), "--devices", "8", "--output", str(small)]) == 2
+    assert "is the configuration itself" in capsys.readouterr().err
+    assert main(["plan"]) == 2
+    assert "needs a CONFIG" in capsys.readouterr().err
+
+
+def test_shipped_configurations_are_planned_without_jax():
+    code = (
+        "import sys; from polyreme.cli.main import main; "
+        "words = ['configs/llama2_7b.yaml', '--topology', 'h100:8', '--global-batch', '64', '--without', 'pp']; "
+        "code = main(['plan', *words]); assert 'jax' not in sys.modules; sys.exit(code)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "6,738,415,616 parameters" in run.stdout
+    gpt3 = config_file.load(ROOT / "configs" / "gpt3_175b.yaml").config
+    assert gpt3.model.hidden_size == 12288
+
+
+def test_calibrate_writes_what_plan_reads(small, tmp_path, capsys, monkeypatch):
+    assert calibration.calibration_file() == tmp_path / "cache" / "polyreme" / "calibration.yaml"
+    declared = calibration.declared(8)
+    measured = replace(declared, device=replace(declared.device, source="polyreme calibrate"))
+    monkeypatch.setattr(calibrate, "run", lambda report: measured)
+    assert main(["calibrate"]) == 0
+    assert "`polyreme plan CONFIG --devices 8` uses it" in capsys.readouterr().out
+    assert main(["plan", str(small), "--devices", "8", *FAST]) == 0
+    assert "figures of the devices: polyreme calibrate" in capsys.readouterr().out
+    assert main(["calibrate", "--output", str(tmp_path)]) == 2
+    assert main(["calibrate", "--output", str(tmp_path / "no" / "x.yaml")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
