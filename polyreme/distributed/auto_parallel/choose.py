@@ -180,9 +180,9 @@ def _ranked(chosen: Chosen, space: Space, inputs: Sequence[Any]) -> tuple[Ranked
 def cluster_of(devices: Sequence[Device]) -> Cluster:
     """What is known of devices: the data sheet of their kind, else of this machine as it was calibrated or declared."""
     kind = devices[0].device_kind.lower().replace(" lite", "e")
-    known = [name for name in device_kinds() if name.split("-")[0] in kind]
+    known = [name for name in device_kinds() if all(word in kind for word in name.split("-"))]
     if devices[0].platform != "cpu" and known:
-        return cluster_of_kind(known[0], len(devices))
+        return cluster_of_kind(known[-1], len(devices))
     return of_devices(len(devices))
 
 

@@ -58,7 +58,7 @@ class _Builder:
         self.numbers = {id(op): at for at, op in enumerate(self.traced.ops)}
         self.parts = self._parts()
         self.listed: set[str] = set()
-        # values that are made of parameters alone, such as a slice of a table: the parameters
+        # values that are made of parameters and constants alone, such as a slice of a table: the parameters
         self.held: dict[TracedValue, tuple[str, ...]] = {}
 
     def graph(self, name: str) -> Graph:
@@ -73,7 +73,7 @@ class _Builder:
             at = end
         rest = range(at, len(self.traced.ops))
         blocks.append(self.block("head" if runs else "model", "head" if runs else "layer", rest))
-        blocks = [block for block in blocks if block.operations]
+        blocks = fused([block for block in blocks if block.operations])
         return Graph(name, tuple(blocks), self._is_tied(blocks), self._tokens())
 
     def repeated(self, run: Repeated) -> Block:
@@ -103,8 +103,7 @@ class _Builder:
             return []
         activations = [v for v in op.inputs if self.is_activation(v)]
         if not activations:
-            if self.weights(op):
-                self.held.update(dict.fromkeys(op.outputs, self.weights(op)))
+            self.held.update(dict.fromkeys(op.outputs, self.weights(op)))
             return []
         if op.name in _ATTENTION:
             return [self.attention(op)]
@@ -294,3 +293,42 @@ class _Builder:
 def _can_be_cut(name: str | None, size: int) -> bool:
     """Whether a dim of this size keeps its name: an odd one stays whole under any mesh of two, whatever it is."""
     return name in ("batch", "embed") or size % 2 == 0
+
+
+def fused(blocks: Sequence[Block]) -> list[Block]:
+    """The blocks with elementwise operations joined to the elementwise ones that read them, as compilers do: what is
+    made in between is never stored, and the backward makes it again from what the first of them read."""
+    readers: dict[str, list[tuple[int, Operation]]] = {}
+    for at, block in enumerate(blocks):
+        for op in block.operations:
+            for value in op.inputs:
+                readers.setdefault(value.name, []).append((at, op))
+    found = []
+    for at, block in enumerate(blocks):
+        gone: dict[str, Operation] = {}
+        kept: list[Operation] = []
+        for op in block.operations:
+            made = op
+            for value in op.inputs:
+                if value.name in gone:
+                    made = _joined(gone[value.name], made, value)
+            reading = readers.get(op.output.name, [])
+            inside = reading and all(where == at and reader.kind == "elementwise" for where, reader in reading)
+            if made.kind == "elementwise" and inside and op is not block.operations[-1]:
+                gone[op.output.name] = made
+            else:
+                kept.append(made)
+        found.append(replace(block, operations=tuple(kept)))
+    return found
+
+
+def _joined(first: Operation, second: Operation, between: Value) -> Operation:
+    inputs = [v for v in (*first.inputs, *second.inputs) if v.name != between.name]
+    again = [v.name for v in first.inputs] if between.name in second.saved or between.name in first.saved else []
+    saved = [n for n in (*first.saved, *again, *second.saved) if n != between.name]
+    return replace(
+        second,
+        inputs=tuple(dict.fromkeys(inputs)),
+        weights=tuple(dict.fromkeys((*first.weights, *second.weights))),
+        saved=tuple(dict.fromkeys(saved)),
+    )

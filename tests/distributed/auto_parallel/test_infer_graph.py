@@ -1,0 +1,78 @@
+"""Graphs of traced models against those made from dimensions, and against the counter of multiply-adds."""
+
+import pytest
+
+from polyreme import nn
+from polyreme.distributed.auto_parallel.infer_dims import infer_dims
+from polyreme.distributed.auto_parallel.traced_graph import graph_of
+from polyreme.hapi import InputSpec
+from polyreme.mesh import Plan
+from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.nn.flops import flops
+from polyreme.planner import ModelShape, cluster_of_kind
+from polyreme.planner.predict import predict
+from polyreme.vision.models import LeNet
+from tests.distributed.auto_parallel.plain_models import Language, strip
+
+SIZES = {"hidden": 64, "layers": 3, "heads": 8, "seq": 32, "vocab": 512, "ffn": 128}
+GPT_SIZES = GPTConfig(512, 64, 3, 8, 32, 128)
+LLAMA_SIZES = LlamaConfig(512, 64, 3, 8, 4, 128, 32)
+CASES = {
+    "gpt": (lambda: GPT(GPT_SIZES), ModelShape(**SIZES)),
+    "llama": (
+        lambda: Llama(LLAMA_SIZES),
+        ModelShape(**SIZES, kv_heads=4, gated=True, biases=False, learned_positions=False, tied=False, rms_norm=True),
+    ),
+}
+PLANS = [
+    Plan.from_degrees(dp=8),
+    Plan.from_degrees(dp=2, mp=4, sequence_parallel=True),
+    Plan.from_degrees(sharding=4, mp=2, sharding_stage=3),
+    Plan.from_degrees(dp=2, pp=2, mp=2, num_microbatches=4),
+    Plan.from_degrees(dp=8, recompute="full"),
+]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_traced_decoder_is_the_graph_of_its_dimensions(name):
+    make, shape = CASES[name]
+    ids = InputSpec([None, 32], "int64")
+    graph, want = graph_of(infer_dims(strip(make()), [ids], [ids])), shape.graph()
+    assert graph.num_parameters == want.num_parameters
+    assert graph.flops_per_sample == want.flops_per_sample
+    assert graph.tokens == want.tokens
+    assert graph.tied == want.tied
+    assert [(b.part, b.repeats) for b in graph.blocks] == [(b.part, b.repeats) for b in want.blocks]
+    for traced, written in zip(graph.blocks, want.blocks, strict=True):
+        kinds = [[op.kind for op in block.operations if op.flops] for block in (traced, written)]
+        assert sorted(kinds[0]) == sorted(kinds[1])
+    cluster = cluster_of_kind("a100-80g", 8)
+    for plan in PLANS:
+        got, model = (predict(each, plan, cluster, 64) for each in (graph, want))
+        # the traced model rotates positions in ops of their own, and looks its positions up
+        assert got.step_seconds == pytest.approx(model.step_seconds, rel=0.02), plan
+        assert got.memory.parameters == pytest.approx(model.memory.parameters, rel=1e-6)
+        assert got.memory.optimizer == pytest.approx(model.memory.optimizer, rel=1e-6)
+
+
+def test_flop_are_twice_the_multiply_adds_that_layers_count():
+    net = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 4))
+    assert graph_of(infer_dims(net, [InputSpec([None, 6])])).flops_per_sample == 2 * flops(net, [1, 6])
+    lenet = LeNet()
+    biases = 6 * 28 * 28 + 16 * 10 * 10  # which the counter adds to a convolution's multiply-adds
+    found = graph_of(infer_dims(lenet, [InputSpec([None, 1, 28, 28])])).flops_per_sample
+    assert found == 2 * (flops(lenet, [1, 1, 28, 28]) - biases)
+
+
+def test_attention_written_out_is_what_recompute_leaves_out():
+    graph = graph_of(infer_dims(Language(("repeat", "repeat"), kv_heads=2), [InputSpec([None, 12], "int64")]))
+    embed, layer, head = graph.blocks
+    assert (embed.part, layer.part, layer.repeats, head.part) == ("embed", "layer", 2, "head")
+    core = [op for op in layer.operations if op.part == "core_attn" and op.flops]
+    assert [op.kind for op in core] == ["product", "product"]
+    assert core[0].output.dims == ("batch", "heads", "block_seq", None)
+    rest = [op.weights for op in layer.operations if op.part == "full_attn" and op.kind == "product"]
+    assert len(rest) == 4  # q, k, v and the output
+    assert graph.tied
+    assert {p.name for p in embed.parameters} == {"tokens.weight", "places"}
