@@ -1,5 +1,6 @@
 """Parallel training: processes, collectives, placement and checkpoints."""
 
+from polyreme.distributed.auto_parallel.annotate import DistAttr
 from polyreme.distributed.auto_parallel.dist_model import DistModel, to_static
 from polyreme.distributed.auto_parallel.dist_tensor import dtensor_from_fn, shard_tensor
 from polyreme.distributed.auto_parallel.parallelize import parallelize
@@ -30,6 +31,7 @@ from polyreme.distributed.auto_parallel.shard_optimizer import (
 )
 from polyreme.distributed.auto_parallel.split_points import SplitPoint
 from polyreme.distributed.auto_parallel.strategy import Strategy
+from polyreme.distributed.auto_parallel.to_distributed import to_distributed
 from polyreme.distributed.checkpoint import (
     ShardedStateDict,
     ShardedWeight,
@@ -92,6 +94,7 @@ __all__ = [
     "ContextParallel",
     "ConvParallel",
     "DataParallel",
+    "DistAttr",
     "DistModel",
     "Group",
     "P2POp",
@@ -169,6 +172,7 @@ __all__ = [
     "spawn",
     "split",
     "stream",
+    "to_distributed",
     "to_static",
     "unshard_dtensor",
     "wait",

@@ -67,6 +67,37 @@ def placements_of(what: str, mesh: ProcessMesh, spec: Spec, ndim: int) -> list[P
     return placements
 
 
+class DistAttr:
+    """A mesh and the name of the mesh dim, or None, that splits each dim of a tensor; see placements_of for errors.
+
+    >>> mesh = ProcessMesh([[2, 4, 5], [0, 1, 3]], dim_names=["x", "y"])
+    >>> DistAttr(mesh, ["x", None]).dims_mapping, DistAttr(mesh, ["x", None]).placements
+    ([0, -1], [Shard(dim=0), Replicate()])
+    """
+
+    def __init__(self, mesh: ProcessMesh, sharding_specs: Sequence[str | None]) -> None:
+        if not isinstance(mesh, ProcessMesh):
+            raise ConfigError(f"DistAttr: mesh is a {type(mesh).__name__}; give a ProcessMesh")
+        self.process_mesh, self.sharding_specs = mesh, list(sharding_specs)
+        self.placements = placements_of("DistAttr", mesh, self.sharding_specs, len(self.sharding_specs))
+
+    @property
+    def dims_mapping(self) -> list[int]:
+        """Index of the mesh dim that splits each tensor dim; -1 for none."""
+        names = self.process_mesh.dim_names
+        return [-1 if name is None else names.index(name) for name in self.sharding_specs]
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, DistAttr) and other.process_mesh == self.process_mesh
+        return same and other.placements == self.placements and len(other.sharding_specs) == len(self.sharding_specs)
+
+    def __hash__(self) -> int:
+        return hash((self.process_mesh, tuple(self.dims_mapping)))
+
+    def __repr__(self) -> str:
+        return f"DistAttr({self.process_mesh!r}, {self.sharding_specs})"
+
+
 def shard_op(
     op: Callable[..., Any],
     process_mesh: ProcessMesh | None = None,

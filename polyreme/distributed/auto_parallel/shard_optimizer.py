@@ -45,8 +45,11 @@ class ShardingStage:
         if mesh is not None:
             mesh.get_dim_size(sharding_mesh_dim)
 
-    def place(self, parameters: Iterable[Parameter]) -> None:
-        """Place parameters by this stage: their state, from stage 2 on their gradients, under 3 themselves."""
+    def place(self, parameters: Iterable[Parameter], dim: int | None = None) -> None:
+        """Place parameters by this stage: their state, from stage 2 on their gradients, under 3 themselves.
+
+        dim: the tensor dim to split; by default it is chosen.
+        """
         default = self.mesh if self.mesh is not None else get_mesh()
         for p in parameters:
             found = form_of(p)
@@ -57,7 +60,8 @@ class ShardingStage:
                     )
                 found = Form(default, (Replicate(),) * default.ndim, tuple(p.shape))
                 place(p, found)
-            self._place(p, found, self._axis(found.mesh, default))
+            axis = self._axis(found.mesh, default)
+            self._place(p, found, split_along(found, axis, range(len(found.shape)) if dim is None else [dim]))
 
     def _axis(self, mesh: ProcessMesh, default: ProcessMesh | None) -> int:
         """Index of the mesh dim, on the mesh that a parameter lies on."""
@@ -70,8 +74,7 @@ class ShardingStage:
             raise PlacementError(f"{type(self).__name__}: a parameter lies on {mesh}, which has no dim {dim!r}")
         return mesh.dim_names.index(dim)
 
-    def _place(self, p: Parameter, whole: Form, axis: int) -> None:
-        split = split_along(whole, axis)
+    def _place(self, p: Parameter, whole: Form, split: Form | None) -> None:
         if not whole.plain or split is None:
             return
         own, part = whole.sharding, split.sharding
@@ -105,12 +108,15 @@ class ShardingStage3(ShardingStage):
 STAGES: dict[int, type[ShardingStage]] = {1: ShardingStage1, 2: ShardingStage2, 3: ShardingStage3}
 
 
-def split_along(form: Form, axis: int) -> Form | None:
-    """The form, evenly split along a mesh dim too; None if it is split there already, partial, or nothing divides."""
+def split_along(form: Form, axis: int, among: Iterable[int]) -> Form | None:
+    """The form, evenly split along a mesh dim too; None if it is split there already, partial, or nothing divides.
+
+    among: the tensor dims that may be split.
+    """
     ways = form.mesh.get_dim_size(axis)
     if not form.placements[axis].is_replicated() or ways == 1:
         return None
-    dims = sorted(range(len(form.shape)), key=lambda d: form.ways(d) > 1)  # those that are whole yet come first
+    dims = sorted(among, key=lambda d: form.ways(d) > 1)  # those that are whole yet come first
     for dim in dims:
         if form.shape[dim] and form.factor(dim) == 1 and form.shape[dim] % (form.ways(dim) * ways) == 0:
             placements: list[Placement] = list(form.placements)

@@ -7,7 +7,7 @@ import pytest
 
 import polyreme as paddle
 from polyreme import nn
-from polyreme.distributed import ProcessMesh, Replicate, Shard, auto_parallel, set_mesh
+from polyreme.distributed import DistAttr, ProcessMesh, Replicate, Shard, auto_parallel, set_mesh
 from polyreme.distributed import shard_tensor as by_placements
 from polyreme.distributed.auto_parallel import RingConv2d, RingFlashAttention, annotate
 from polyreme.distributed.auto_parallel.process_mesh import clear_mesh
@@ -132,3 +132,12 @@ def test_what_does_not_fit_is_told():
     ]:
         with pytest.raises(kind, match=message):
             call()
+
+
+def test_dist_attr():
+    attr = DistAttr(MESH, sharding_specs=["y", None])
+    assert attr == DistAttr(MESH, ["y", None]) != DistAttr(MESH, [None, "y"])
+    assert hash(attr) == hash(DistAttr(MESH, ["y", None]))
+    assert repr(attr).endswith("['y', None])")
+    with pytest.raises(ConfigError, match="mesh is a list"):
+        DistAttr([0], ["x"])

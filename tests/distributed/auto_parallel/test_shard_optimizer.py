@@ -22,6 +22,7 @@ from polyreme.distributed import (
 from polyreme.distributed.auto_parallel.form import Form
 from polyreme.distributed.auto_parallel.process_mesh import clear_mesh
 from polyreme.distributed.auto_parallel.shard_optimizer import split_along
+from polyreme.distributed.fsdp import fully_shard
 from polyreme.errors import ConfigError, PlacementError, ProgramError
 
 MESH = ProcessMesh(np.arange(8).reshape(4, 2), ["dp", "mp"])
@@ -163,7 +164,7 @@ def test_uneven_parameters_have_uneven_state():
     ],
 )
 def test_the_dim_that_is_split(shape, placements, found):
-    split = split_along(Form(MESH, tuple(placements), shape), 0)
+    split = split_along(Form(MESH, tuple(placements), shape), 0, range(len(shape)))
     assert (None if split is None else list(split.placements)) == found
 
 
@@ -196,3 +197,40 @@ def test_what_is_no_stage_is_told():
     scaler = paddle.amp.GradScaler()
     assert shard_scaler(scaler) is scaler
     assert repr(ShardingStage2("x")) == "ShardingStage2('x')"
+
+
+def test_fully_shard_puts_all_in_parts():
+    net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1D(8), nn.Linear(8, 4))
+    paddle.seed(1)
+    for p in net.parameters():
+        p.set_value(paddle.randn(p.shape) / 3)
+    want = net(paddle.to_tensor(X)).numpy()
+    set_mesh(MESH)
+    first, kept = net[0].weight, net[0].bias
+    found = fully_shard(net, None, True, lambda p: Shard(-1) if p is first else None, ignored_params=[kept])
+    assert found is net
+    assert (first.placements, kept.placements) == ([Shard(1), Replicate()], [Replicate(), Replicate()])
+    assert (net[2].weight.placements, pieces(net[2].bias)) == ([Shard(0), Replicate()], (1,))
+    assert net[1]._mean.placements == [Replicate(), Replicate()]
+    net.eval()
+    net.train()
+    out = net(shard_tensor(X, MESH, [Shard(0)]))
+    np.testing.assert_allclose(out.numpy(), want, rtol=0, atol=64 * 8 * 6e-8)
+    optimizer = paddle.optimizer.AdamW(0.1, parameters=net.parameters())
+    out.square().mean().backward()
+    optimizer.step()
+    assert pieces(optimizer._slots["moment1"][id(first)]) == (8, 2)
+    alone = ProcessMesh([0, 1, 2, 3], ["x"])
+    for message, call in [
+        ("takes a Layer", lambda: fully_shard(first)),
+        ("reshard_after_forward=False", lambda: fully_shard(net, reshard_after_forward=False)),
+        ("mp_policy is not available", lambda: fully_shard(net, mp_policy=1)),
+        ("which dim of .* splits", lambda: fully_shard(net, ProcessMesh([[0], [1]], ["x", "y"]))),
+        ("gave Replicate", lambda: fully_shard(nn.Linear(2, 2), alone, shard_placement_fn=lambda p: Replicate())),
+        ("no even split over 4", lambda: fully_shard(nn.Linear(2, 2), alone, shard_placement_fn=lambda p: Shard(0))),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            call()
+    clear_mesh()
+    with pytest.raises(PlacementError, match="no mesh was given"):
+        fully_shard(net)
