@@ -319,7 +319,8 @@ def _run(op: Operation, frame: Frame) -> None:
     if target is not None:
         frame.define(op.outputs[0], _laid_out(frame.get(op.reads()[0]), target))
     elif isinstance(op, Recompute):
-        block, given = op.block, tuple(frame.get(name) for name in op.inputs)
+        block: Any = op.block
+        given = tuple(frame.get(name) for name in op.inputs)
         placed = layouts.active.layout
         # the plan says how the inputs are kept, which a Program does not know
         keep = Keep(offload=placed is not None and "act" in placed.plan.offload)
