@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from polyreme.distributed.auto_parallel import engine_data as data_of
 from polyreme.distributed.auto_parallel.annotate import fetched
 from polyreme.distributed.auto_parallel.dist_model import (
@@ -378,8 +380,8 @@ class Engine:
         found: Logs = {"outputs": [self._value(out) for out in outputs]} if wants or self._mode == "predict" else {}
         if losses:
             found["loss"] = [self._value(loss) for loss in losses]
-        fetches = fetched.take()
-        if fetches:
+        jax.effects_barrier()  # what fetch was given comes by a call from the devices
+        if fetches := fetched.take():
             found["fetches"] = dict(fetches)
         if outputs and self._mode != "predict":
             for metric in self._metrics:

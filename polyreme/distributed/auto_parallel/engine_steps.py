@@ -36,6 +36,13 @@ _log = logging.getLogger("polyreme.distributed.auto_parallel")
 Shapes = tuple[tuple[tuple[int, ...], np.dtype], ...]
 
 
+def bring_key(layout: Layout) -> None:
+    """Put the generator's key on the layout's devices, if another model's program has left it elsewhere."""
+    holder = rng.default_generator.key_state()
+    if holder._array.sharding.device_set != set(layout.mesh.devices.flat):
+        state.write(holder, put(holder._array, layout.replicated()))
+
+
 class WholeSteps:
     """Each step of a model, over all devices of a layout, as one captured program."""
 
@@ -55,11 +62,22 @@ class WholeSteps:
         given, wanted = ([self.place(t) for t in tensors] for tensors in (inputs, labels))
         self._seen[kind] = tuple(tuple((tuple(t.shape), t.dtype) for t in group) for group in (given, wanted))
         with layouts.using(self.layout):
-            if kind == "train":
-                return self._steps.train(given, wanted, True, wants_outputs)
-            if kind == "eval":
-                return self._steps.evaluate(given, wanted, wants_outputs)
-            return self._steps.predict(given), []
+            bring_key(self.layout)
+            outputs, losses = self._run(kind, given, wanted, wants_outputs)
+        return [self._readable(out) for out in outputs], losses
+
+    def _run(self, kind: str, inputs: list[Tensor], labels: list[Tensor], wants_outputs: bool) -> tuple[list, list]:
+        if kind == "train":
+            return self._steps.train(inputs, labels, True, wants_outputs)
+        if kind == "eval":
+            return self._steps.evaluate(inputs, labels, wants_outputs)
+        return self._steps.predict(inputs), []
+
+    def _readable(self, out: Tensor) -> Tensor:
+        """An output that lies in several processes, whole in each; others as they are."""
+        if not isinstance(out, Tensor) or out._array.is_fully_addressable or out._array.is_fully_replicated:
+            return out
+        return Tensor(jax.jit(jnp.copy, out_shardings=self.layout.replicated())(out._array))
 
     def place(self, tensor: Tensor) -> Tensor:
         """A batch's Tensor, its rows split over the devices, or whole on each where they do not divide; one that lies
@@ -119,6 +137,7 @@ class StagedSteps:
         """As WholeSteps.run; training gives no outputs."""
         batch = self._cut(inputs, labels)
         with layouts.using(self.layout), self._settled.precision.casting():
+            bring_key(self.layout)
             if kind == "train":
                 return [], [self._train(batch)]
             return self._evaluate(kind, batch, labels, wants_outputs)

@@ -164,6 +164,70 @@ def test_loaders_of_every_kind():
     assert str(on_mesh.plan.mesh) == "dp4"
 
 
+class Noted(nn.Layer):
+    """Dropout, running statistics and a value that is fetched."""
+
+    def __init__(self, mesh=None):
+        super().__init__()
+        paddle.seed(3)
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1D(8), nn.Linear(8, 3))
+        if mesh is not None:
+            self.layers[0].weight = shard_tensor(self.layers[0].weight, mesh, [Replicate()])
+
+    def forward(self, x):
+        out = self.layers(x)
+        auto.fetch(out.square().sum(), "total")
+        return out
+
+
+def test_two_engines_share_one_generator_over_different_devices():
+    """Each draws from it where it runs; statistics of the global batch are those of one device."""
+    eight, four = engine(layer=Noted()), engine(layer=Noted(ProcessMesh([0, 1, 2, 3], ["dp"])))
+    paddle.seed(5)
+    found = [each.run([X[:8], Y[:8]], fetch_list=["outputs"]) for each in (eight, four, eight)]
+    layer = Noted()
+    paddle.seed(5)
+    want = nn.CrossEntropyLoss()(layer(paddle.to_tensor(X[:8])), paddle.to_tensor(Y[:8]))
+    np.testing.assert_allclose(found[0]["loss"], float(want), **NEAR)
+    means = [each.layers[2]._mean.numpy() for each in (eight.model.network, layer)]
+    assert not np.allclose(*means)  # eight has run twice
+    for each in found:
+        np.testing.assert_allclose(each["fetches"]["total"], (each["outputs"][0] ** 2).sum(), rtol=24 * 1.2e-7)
+
+
+def test_the_planner_chooses_and_predicts():
+    made = auto.Engine(
+        layer := network(),
+        nn.CrossEntropyLoss(),
+        paddle.optimizer.Adam(0.01, parameters=layer.parameters()),
+        strategy="auto",
+    )
+    with pytest.raises(ConfigError, match="the model is not in its place yet"):
+        _ = made.plan
+    specs = InputSpec([8, 4], "float32"), InputSpec([8, 1], "int64")
+    with pytest.raises(ConfigError, match="the plan is chosen with the first batch"):
+        made.cost(*specs)
+    losses = [made.run([X[:8], Y[:8]])["loss"] for _ in range(2)]
+    plain = engine()
+    np.testing.assert_allclose(losses, [plain.run([X[:8], Y[:8]])["loss"] for _ in range(2)], **NEAR)
+    assert made.plan.mesh.size == 8
+    assert "plans, best first" in str(made.chosen)
+    for each in (made, plain):
+        cost = each.cost(*specs)
+        assert cost.step_seconds > 0
+        assert cost.fits
+    weights = 4 * (4 * 8 + 8 + 8 * 3 + 3)  # bytes, of which data parallel keeps a copy on each device
+    assert cost.memory.parameters == weights
+    with pytest.raises(ConfigError, match="leave the rows of a batch open"):
+        plain.cost(InputSpec([None, 4], "float32"), specs[1])
+    with pytest.raises(ConfigError, match="mode='eval'; the planner predicts training steps"):
+        plain.cost(*specs, mode="eval")
+    layer = network()
+    layer[0].weight = shard_tensor(layer[0].weight, ProcessMesh(list(range(8)), ["dp"]), [Replicate()])
+    with pytest.raises(ConfigError, match="strategy 'auto': Sequential is marked on the mesh"):
+        auto.Engine(layer, strategy="auto").predict(DATA, batch_size=8, verbose=0)
+
+
 class Staged(nn.Layer):
     """Two layers, on two meshes if there are."""
 
