@@ -1,0 +1,182 @@
+"""Bytes on a device of each pipeline stage under a plan: what is kept, what is gathered, and the largest transient.
+
+Floor: 1.  Never imports: jax.  Parameters, gradients and optimizer state follow from the strategy alone. Activations
+are counted value by value from what each operation's backward reads, and the peak is looked for where it can be: at the
+loss, where every activation is there; where the backward of the last block begins; at the end, where every gradient is.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from polyreme.mesh import Plan
+from polyreme.planner.graph import Block, Graph
+from polyreme.planner.memory_cpu import OnProcessor
+from polyreme.planner.memory_live import standings
+from polyreme.planner.memory_stage import Held, Stage, total
+from polyreme.planner.prediction import Memory, Training
+from polyreme.planner.sharding import Piece, stage_pieces
+
+Compiler = Literal["accelerator", "cpu"]
+
+AHEAD = 2
+"""Blocks whose gathered parameters, or inputs brought back from the host, are there at once: the one at work and the
+next."""
+
+
+class Moment(NamedTuple):
+    """What a device holds at one time of the step beside parameters and optimizer state."""
+
+    gradients: float
+    activations: float
+    workspace: float
+
+
+def memory(
+    graph: Graph, plan: Plan, batch: int, training: Training, compiler: Compiler = "accelerator"
+) -> tuple[Memory, ...]:
+    """Bytes on a device of each pipeline stage, at the time of the step when that stage holds most.
+
+    batch: samples of a step over the whole job. compiler: whose programs they are: "accelerator" keeps what each
+    backward reads and no more; "cpu" is XLA's compiler for the processor (memory_cpu.py), with which any plan can be
+    verified.
+
+    >>> from polyreme.planner.model_shape import ModelShape
+    >>> gpt = ModelShape(hidden=768, layers=12, heads=12, seq=1024, vocab=50304, ffn=3072).graph()
+    >>> [stage] = memory(gpt, Plan.from_degrees(sharding=4, sharding_stage=2), 16, Training())
+    >>> stage.parameters == 2 * gpt.num_parameters, stage.optimizer == 12 * gpt.num_parameters / 4
+    (True, True)
+    """
+    stages = stage_pieces(graph, plan, training.cut)
+    return tuple(_of(Stage(graph, plan, batch, training, at, chunks), compiler) for at, chunks in enumerate(stages))
+
+
+def _of(stage: Stage, compiler: Compiler) -> Memory:
+    """The parts at the stage's worst moment."""
+    plan = stage.plan
+    processor = OnProcessor(stage) if compiler == "cpu" else None
+    if plan.schedule is not None:
+        moments = _in_pipeline(stage, processor)
+    else:
+        moments = [Moment(*each) for each in processor.moments()] if processor else _on_accelerator(stage)
+    peak = max(moments, key=sum)
+    away = () if processor else plan.offload
+    return Memory(
+        0.0 if "param" in away else stage.parameters,
+        0.0 if "grad" in away else peak.gradients,
+        0.0 if "state" in away else total(stage.slots),
+        peak.activations,
+        peak.workspace,
+    )
+
+
+def _on_accelerator(stage: Stage) -> list[Moment]:
+    """Without a pipeline; several microbatches run one after another and add up their gradients."""
+    kept = sum(count * _staying(stage, total(stage.kept(block).values()), count) for block, count in stage.blocks)
+    again = max(stage.again(block) for block, _ in stage.blocks)
+    loss, working = stage.loss(), _gathered(stage) + _low_copies(stage)
+    before = stage.gradients if stage.plan.num_microbatches > 1 else loss.weight
+    inside = again + stage.transient() + working
+    return [
+        Moment(before, kept, loss.logits + loss.hidden + working),
+        Moment(before, kept, inside),
+        Moment(stage.gradients, 0.0, inside),
+    ]
+
+
+def _staying(stage: Stage, nbytes: float, count: int) -> float:
+    """Of what each of count blocks keeps, the part that stays on the device."""
+    is_away = "act" in stage.plan.offload and stage.plan.recompute == "full"
+    return nbytes * min(1.0, AHEAD / count) if is_away else nbytes
+
+
+def _gathered(stage: Stage) -> float:
+    """Bytes of parameters that are whole while their block is at work, beyond the pieces that are always there."""
+    ways = stage.cuts.ways
+    blocks = (
+        sum(v.size * (1 / ways("use", v) - 1 / ways("param", v)) for v in block.parameters) for block, _ in stage.blocks
+    )
+    return AHEAD * max(blocks) * stage.itemsize
+
+
+def _low_copies(stage: Stage) -> float:
+    """Bytes of the matrices as products read them where float32 ones are kept: from forward to backward."""
+    if stage.kept_itemsize == stage.itemsize:
+        return 0.0
+    return sum(n * v.size / stage.cuts.ways("param", v) for v, n in stage.weights if len(v.shape) > 1) * stage.itemsize
+
+
+def _in_pipeline(stage: Stage, processor: OnProcessor | None) -> list[Moment]:
+    """What forwards leave waits for its backward outside of any program; each program works in scratch of its own."""
+    leaves, stash, scratch = [], [], []
+    for at, chunk in enumerate(stage.chunks):
+        is_last = at == len(stage.chunks) - 1
+        loss = stage.loss() if is_last else None
+        leaves.append(_left(stage, chunk) + (loss.weight + loss.hidden if loss else 0.0))
+        stash.append(_put_off(stage, chunk))
+        scratch.append(processor.scratch(chunk) if processor else _scratch(stage, chunk))
+    beside = stage.foreign(stage.kept_itemsize) + _gathered(stage)
+    found = []
+    for standing in standings(stage.plan, stage.at):
+        held = sum(n * each for n, each in zip(standing.live, leaves, strict=True))
+        held += sum(n * each for n, each in zip(standing.waiting, stash, strict=True))
+        work = _work(stage, standing.kind, stash[standing.chunk], scratch[standing.chunk], processor)
+        found.append(Moment(stage.gradients, held, work + beside))
+    copies = total(stage.slots) if processor else 0.0
+    forward = 2 * stage.loss().logits + (stage.transient() if processor else 0.0)
+    most = max(found, key=sum).activations
+    return [*found, Moment(stage.gradients, most, forward + beside), Moment(stage.gradients, 0.0, copies)]
+
+
+def _work(stage: Stage, kind: str, stash: float, scratch: float, processor: OnProcessor | None) -> float:
+    """Bytes that a task works in. A backward that is cut makes its stash with the attention's part of the scratch; the
+    rest is the weights'. A chunk that begins with the embedding has no input gradients: all of it is the weights'."""
+    if stage.plan.schedule not in ("ZBH1", "ZBVPP"):
+        return scratch
+    if kind == "W":
+        return scratch if not stash else 0.0
+    return stash + (scratch * _OF_ATTENTION if stash else 0.0)
+
+
+_OF_ATTENTION = 0.55
+"""Share of a backward's scratch that the first part of one cut in two works in: 18 of 32 units of a GPT, 11.5 of 24 of
+a LLaMA with grouped heads, read off their programs."""
+
+
+def _scratch(stage: Stage, chunk: Piece) -> float:
+    return stage.transient() + max((stage.again(block) for block, _ in chunk), default=0.0) + _low_copies(stage)
+
+
+def _left(stage: Stage, chunk: Piece) -> float:
+    """Bytes that a forward of a chunk leaves for its backward."""
+    found = 0.0
+    for block, count in chunk:
+        kept = stage.kept(block)
+        if (
+            block.part == "head"
+        ):  # the loss makes its gradients at once, and the normed hidden values are not read again
+            kept = {name: held for name, held in kept.items() if not name.endswith("norm_out")}
+        found += count * (total(kept.values()) + _twice(block, kept))
+    return found
+
+
+def _twice(block: Block, kept: dict[str, Held]) -> float:
+    """Bytes of values that two operations keep in shapes of their own: attention's output, by heads and joined; a
+    gate's activation, which the graph has in one operation with the product."""
+    found = 0.0
+    for op in block.operations:
+        if op.output.name not in kept:
+            continue
+        if op.kind == "attention":
+            found += kept[op.output.name].nbytes
+        elif op.kind == "elementwise" and op.saved and set(op.saved) <= set(kept):
+            found += (sum(value.itemsize != 1 for value in op.inputs) - 1) * kept[op.output.name].nbytes
+    return found
+
+
+def _put_off(stage: Stage, chunk: Piece) -> float:
+    """Bytes that a backward cut in two leaves for the weights: gradients of what each operation with weights gives."""
+    if stage.plan.schedule not in ("ZBH1", "ZBVPP") or any(block.part == "embed" for block, _ in chunk):
+        return 0.0
+    outputs = ((op.output, n) for block, n in chunk for op in block.operations if op.weights and op.kind != "loss")
+    return sum(n * stage.local(value, stage.itemsize) for value, n in outputs if "vocab" not in value.dims)

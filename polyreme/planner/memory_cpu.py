@@ -1,0 +1,288 @@
+"""What XLA's CPU compiler keeps of a training step beyond what the arithmetic needs.
+
+Floor: 1.  Never imports: jax.  Read off buffer assignments (jaxlib 0.10, --xla_dump_to): each rule names the buffers it
+stands for. Products and attention run in float32 whatever the compute dtype; no value is computed twice to spare
+memory, so that what a backward shares with its forward stays; what waits for nothing is made at once; and the
+microbatches of a step without a pipeline are all there together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from polyreme.planner.graph import Block, Operation, Value
+from polyreme.planner.memory_stage import PARTS, WIDE, Held, Stage, total
+from polyreme.planner.sharding import Cuts, Piece
+
+QUERIES = 64
+"""Rows of a block of attention (kernels.attention_blocked.BLOCK_QUERIES)."""
+
+MAX_SPANS = 8
+"""Most spans of blocks (kernels.attention_blocked.MAX_SPANS)."""
+
+CONVOLUTION = 4
+"""Dims of a convolution's weight (of images)."""
+
+GATHERED_KEPT = 0.5
+"""Share of the gathered weights of sharding stage 3 that stay whole from forward to backward, where the backward shares
+the forward's gather: that of the head and of the first product of each block; the others are gathered again."""
+
+PACKING = 1.03
+"""Bytes of scratch over the bytes in it at the peak: buffers of unlike lifetimes leave gaps."""
+
+PIECES = 16
+"""Buffers that a block's recomputed values are about."""
+
+
+class Span(NamedTuple):
+    """Queries walked in `blocks` blocks, over `rows` rows together, against the first `keys` keys."""
+
+    rows: int
+    blocks: int
+    keys: int
+
+
+def spans(seq: int, causal: bool) -> list[Span]:
+    """How attention of seq queries is cut, as kernels.attention_blocked.spans does it."""
+    whole, tail = divmod(seq, QUERIES)
+    step = QUERIES * -(-whole // min(MAX_SPANS, max(1, math.isqrt(whole)))) or QUERIES
+    edges = [*range(0, whole * QUERIES, step), whole * QUERIES]
+    found = [Span(b - a, (b - a) // QUERIES, b if causal else seq) for a, b in pairwise(edges) if b > a]
+    return [*found, Span(tail, 1, seq)] if tail else found
+
+
+def kept_by_attention(op: Operation, cuts: Cuts, samples: float, itemsize: int = WIDE) -> Iterator[tuple[str, Held]]:
+    """(what, buffers) of one attention from its forward to its backward."""
+    out = cuts.local(op.output, samples) * WIDE
+    keys = out if len(op.inputs) < 3 else cuts.local(op.inputs[1], samples) * WIDE
+    seq = op.output.shape[1]
+    sums = next((v for v in op.inputs if v.name == "log_sums"), None)
+    rows = cuts.local(sums, samples) / seq * WIDE if sums else 0.0  # bytes of one number for each head and sample
+    cut = spans(seq, op.executed < 1)
+    looped = [s for s in cut if s.blocks > 1]
+    yield "out by head", Held(out)
+    yield "log sums", Held(rows * seq)
+    yield "queries by head", Held(out)
+    yield "keys and values by head", Held(keys, 2)
+    for span in cut:
+        if span.keys < seq:
+            yield "keys and values a span sees", Held(keys * span.keys / seq, 2)
+    for span in looped:
+        yield "start of the gradient of keys and values", Held(keys * span.keys / seq, 2)
+        yield "start of the gradient of queries", Held(out * span.rows / seq)
+    for span in cut:
+        if span.blocks == 1:
+            yield "probabilities", Held(rows * span.rows * span.keys)
+    if len(looped) < len(cut) and len(op.inputs) < 3 and itemsize == WIDE:
+        yield "queries, keys and values", Held(3 * out)
+
+
+def kept_by_elementwise(op: Operation, cuts: Cuts, samples: float, itemsize: int) -> Iterator[tuple[str, Held]]:
+    """The parts of an activation function that its derivative shares: tanh of a GELU, sigmoid and product of a SiLU."""
+    inputs = [value for value in op.inputs if value.itemsize != 1]
+    if not op.saved or op.output.name in op.saved:
+        return
+    size = cuts.local(op.output, samples)
+    if op.name == "gelu":  # by the error function, which has two branches
+        yield "branches", Held(size * WIDE, 2)
+        return
+    for at in range(len(inputs)):
+        yield f"shared with the derivative {at}", Held(size * (WIDE if at == 0 else itemsize))
+
+
+def kept_by_block(
+    block: Block, cuts: Cuts, samples: float, itemsize: int, parts: frozenset[str] = frozenset()
+) -> dict[str, Held]:
+    """What one microbatch leaves of a block for its backward, by name. parts: of operations computed again."""
+    found: dict[str, Held] = {}
+    makers = {op.output.name: op.kind for op in block.operations}
+    for op in block.operations:
+        if op.part and op.part in parts:
+            continue
+        values = {v.name: v for v in (*op.inputs, op.output)}
+        if op.kind == "attention":
+            found |= {
+                f"{op.name}: {what} {at}": held
+                for at, (what, held) in enumerate(kept_by_attention(op, cuts, samples, itemsize))
+            }
+            continue
+        if op.kind == "loss":
+            continue
+        for name in op.saved:
+            wide = op.kind in ("product", "norm", "convolution")
+            width = values[name].itemsize or (WIDE if wide else itemsize)
+            nbytes = cuts.local(_read(values[name], op), samples) * width
+            if name not in found or found[name].nbytes < nbytes:
+                found[name] = Held(nbytes)
+        if op.kind == "norm":
+            # of a batch norm, which is made by channels, the centred and the scaled values
+            parts_kept = 2 if makers.get(op.inputs[0].name) == "convolution" else 1
+            found[f"{op.name}: normalised"] = Held(cuts.local(op.inputs[0], samples) * WIDE, parts_kept)
+        elif op.kind == "route" and "expert" in op.output.dims:
+            # what is sent to the experts stays in its own layout and, twice, in that of the products
+            found[f"{op.name}: other layouts"] = Held(cuts.local(op.output, samples) * WIDE, 2)
+        elif op.kind == "elementwise":
+            found |= {f"{op.name}: {what}": h for what, h in kept_by_elementwise(op, cuts, samples, itemsize)}
+    return found
+
+
+def _read(value: Value, op: Operation) -> Value:
+    """A value as an operation reads it: gathered along seq where the operation works on block_seq."""
+    if "block_seq" not in op.output.dims or "seq" not in value.dims:
+        return value
+    return replace(value, dims=tuple("block_seq" if dim == "seq" else dim for dim in value.dims))
+
+
+def reused(values: Iterable[Held], buffers: Iterable[Held]) -> float:
+    """Bytes of values that lie in buffers that hold nothing meanwhile: each takes one value that is no larger.
+
+    XLA places the largest values first. The optimizer's moments are such buffers, once they are copied.
+
+    >>> reused([Held(8, 2), Held(3, 2)], [Held(4, 3), Held(8, 1)])
+    14.0
+    """
+    free = [[b.nbytes, b.number] for b in sorted(buffers)]
+    placed = 0.0
+    for value in sorted(values, reverse=True):
+        left = value.number
+        for buffer in free:
+            if buffer[0] >= value.nbytes and left > 0:
+                taken = min(left, buffer[1])
+                placed += taken * value.nbytes
+                buffer[1] -= taken
+                left -= taken
+    return placed
+
+
+def kept_by_recompute(block: Block, cuts: Cuts, samples: float) -> dict[str, Held]:
+    """What a block leaves that is computed again as a whole: its input, and where its loops start from: those are
+    copies of zeros, which wait for nothing and are made at once."""
+    found = {"x": Held(cuts.local(_first(block), samples) * WIDE)}
+    for op in block.operations:
+        if op.kind == "attention":
+            found |= {f"{op.name}: {what} {at}": h for at, (what, h) in enumerate(_starts(op, cuts, samples))}
+    return found
+
+
+def _first(block: Block) -> Value:
+    return block.operations[0].inputs[0]
+
+
+def _starts(op: Operation, cuts: Cuts, samples: float) -> Iterator[tuple[str, Held]]:
+    """Of loops that a recomputed attention runs: those of its backward, and of its second forward."""
+    for what, held in kept_by_attention(op, cuts, samples):
+        if what.startswith("start"):
+            yield what, held
+            if what.endswith("queries"):
+                yield "start of the output", held
+
+
+def attention_again(block: Block, cuts: Cuts, samples: float) -> float:
+    """Bytes of one block of probabilities while a forward is computed again."""
+    return sum(_probabilities(op, cuts, samples) for op in block.operations if op.kind == "attention")
+
+
+def _probabilities(op: Operation, cuts: Cuts, samples: float) -> float:
+    """Bytes of the probabilities of one block of queries."""
+    sums = next((v for v in op.inputs if v.name == "log_sums"), None)
+    seq = op.output.shape[1]
+    return cuts.local(sums, samples) * WIDE * min(QUERIES, seq) if sums else 0.0
+
+
+class OnProcessor:
+    """What a stage's programs hold when XLA's CPU compiler makes them."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+
+    def moments(self) -> list[tuple[float, float, float]]:
+        """(gradients, activations, workspace) at each time that may be the worst, of the one program of a step without
+        a pipeline."""
+        stage = self.stage
+        live, copies = stage.plan.num_microbatches, self.copies()
+        kept = [*self.weights(stage.blocks), Held(self.inputs(), live)]
+        again = 0.0
+        for block, count in stage.blocks:
+            held, missing = self.kept(block)
+            kept += [Held(h.nbytes, h.number * count * live) for h in held.values()]
+            again = max(again, missing)
+        loss, table = stage.loss(), Held(stage.table())
+        # every microbatch's loss adds up a gradient of the head's weight of its own
+        at_loss = [Held(loss.logits), Held(loss.weight, live), Held(loss.hidden, live), table]
+        starting = [Held(stage.transient()), table, Held(again / PIECES, PIECES)]
+        activations, slots = total(kept), stage.slots
+        return [
+            _packed(0.0, activations, copies + total(at_loss) - reused([*kept, *at_loss], slots)),
+            _packed(loss.weight * live, activations, copies + total(starting) - reused([*kept, *starting], slots)),
+            _packed(stage.gradients, 0.0, copies + stage.transient() + again),
+        ]
+
+    def copies(self) -> float:
+        """Bytes of copies of the optimizer's arrays: the fusion that makes the new parameter reads the old moments too,
+        so the new ones may not take their places. The copies are made at once; the places are free until the update."""
+        return total(self.stage.slots)
+
+    def kept(self, block: Block) -> tuple[dict[str, Held], float]:
+        """(what a block leaves for its backward, bytes of it that are computed again)."""
+        stage, mode = self.stage, self.stage.mode(block)
+        whole = kept_by_block(block, stage.cuts, stage.samples, stage.itemsize)
+        if mode == "none":
+            return whole, 0.0
+        starts = kept_by_recompute(block, stage.cuts, stage.samples)
+        if mode == "full":
+            held = starts
+        else:
+            part = kept_by_block(block, stage.cuts, stage.samples, stage.itemsize, PARTS[mode])
+            inputs = {name: h for name, h in stage.kept(block).items() if name not in part}
+            held = {**part, **inputs, **{name: h for name, h in starts.items() if name != "x"}}
+        missing = total(h for name, h in whole.items() if name not in held and "start" not in name)
+        return held, missing + attention_again(block, stage.cuts, stage.samples)
+
+    def inputs(self) -> float:
+        """Bytes of a microbatch as the model takes it."""
+        stage = self.stage
+        first = next((block.operations[0].inputs[0] for block, _ in stage.blocks if block.part == "embed"), None)
+        return stage.local(first, first.itemsize or WIDE) if first else 0.0
+
+    def weights(self, blocks: Iterable[tuple[Block, int]]) -> list[Held]:
+        """Weights as products read them, from forward to backward: in float32 where they are kept in fewer bits,
+        gathered where they are kept in pieces, in two other layouts for convolutions."""
+        stage, found = self.stage, []
+        for block, count in blocks:
+            for value in block.parameters:
+                whole, pieces = stage.cuts.ways("use", value), stage.cuts.ways("param", value)
+                nbytes = value.size / whole * WIDE
+                if len(value.shape) == CONVOLUTION:
+                    found.append(Held(nbytes, 2 * count))
+                elif len(value.shape) > 1 and stage.itemsize < WIDE:
+                    found.append(Held(nbytes, count))
+                elif len(value.shape) > 1 and whole < pieces:
+                    found.append(Held(nbytes, count * GATHERED_KEPT))
+        return found
+
+    def scratch(self, chunk: Piece) -> float:
+        """Bytes that the backward of a pipeline's chunk works in."""
+        stage = self.stage
+        extra = sum(count * self._extra(block) for block, count in chunk)
+        again = max((self.kept(block)[1] for block, _ in chunk), default=0.0)
+        table = stage.table() if again else 0.0
+        return extra + again + table + stage.transient() + total(self.weights(chunk))
+
+    def _extra(self, block: Block) -> float:
+        """Bytes that a chunk's backward makes of what its forward left: other layouts, wider elements, parts of
+        derivatives. They wait for nothing, so they are there for all blocks at once."""
+        left, found = self.stage.kept(block), 0.0
+        for name, held in self.kept(block)[0].items():
+            have = left[name].nbytes if name in left else 0.0
+            # attention's output is left by heads too
+            found += held.nbytes * held.number if have < held.nbytes and "out by head" not in name else 0.0
+        return found
+
+
+def _packed(*moment: float) -> tuple[float, float, float]:
+    gradients, activations, workspace = (nbytes * PACKING for nbytes in moment)
+    return gradients, activations, workspace

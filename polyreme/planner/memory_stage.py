@@ -1,0 +1,177 @@
+"""A pipeline stage under a plan (the whole model without one): its parameters' bytes, what its blocks keep, its loss.
+
+Floor: 1.  Never imports: jax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from polyreme.mesh import Plan
+from polyreme.planner.graph import Block, Graph, Operation, Value
+from polyreme.planner.prediction import Training
+from polyreme.planner.sharding import Cuts, Piece, cuts_of
+
+WIDE = 4
+"""Bytes of an element of what is kept in float32."""
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+MOMENTS = 2
+"""Arrays like the parameter that the optimizer keeps."""
+
+PARTS = {"core_attn": frozenset({"core_attn"}), "full_attn": frozenset({"core_attn", "full_attn"})}
+"""Parts of a block that a recompute mode leaves out of memory; "full" leaves out the whole block but its input."""
+
+CHUNK = 8 << 20
+"""Bytes of logits that the loss makes at a time (kernels.linear_cross_entropy.CHUNK_BYTES)."""
+
+
+class Held(NamedTuple):
+    """number buffers of so many bytes each."""
+
+    nbytes: float
+    number: float = 1.0
+
+
+def total(held: Iterable[Held]) -> float:
+    """Bytes of all of them."""
+    return sum(each.nbytes * each.number for each in held)
+
+
+class Loss(NamedTuple):
+    """Bytes of the logits that are there at once, of the gradient of the head's weight, of that of what it reads."""
+
+    logits: float = 0.0
+    weight: float = 0.0
+    hidden: float = 0.0
+
+
+class Stage:
+    """What one stage's devices hold; chunks: the parts of the model it has, in the order that data flows."""
+
+    def __init__(
+        self, graph: Graph, plan: Plan, batch: int, training: Training, at: int, chunks: tuple[Piece, ...]
+    ) -> None:
+        self.graph, self.plan, self.training, self.at, self.chunks = graph, plan, training, at, chunks
+        self.cuts: Cuts = cuts_of(plan)
+        self.samples = batch / plan.num_microbatches
+        self.itemsize = ITEMSIZE[training.dtype]
+        self.blocks = [pair for chunk in chunks for pair in chunk]
+        self.weights = [(value, count) for block, count in self.blocks for value in block.parameters]
+
+    # what parameters bring
+
+    def bytes_of(self, kind: str, itemsize: float) -> float:
+        """Of all the stage's parameters, kept as kind says."""
+        return sum(count * value.size / self.cuts.ways(kind, value) for value, count in self.weights) * itemsize
+
+    @property
+    def kept_itemsize(self) -> int:
+        """Bytes of an element of a parameter."""
+        return self.itemsize if self.training.master else WIDE
+
+    @property
+    def parameters(self) -> float:
+        """Bytes of the parameters as they are kept."""
+        return self.bytes_of("param", self.kept_itemsize)
+
+    @property
+    def gradients(self) -> float:
+        """Bytes of all gradients, those of another stage's weights that are read here too."""
+        return self.bytes_of("grad", self.training.gradients) + self.foreign(self.training.gradients)
+
+    @property
+    def slots(self) -> list[Held]:
+        """The optimizer's buffers: its moments and, beside parameters of fewer bits, float32 masters."""
+        arrays = MOMENTS + self.training.master
+        return [Held(v.size / self.cuts.ways("state", v) * WIDE, arrays * count) for v, count in self.weights]
+
+    def foreign(self, itemsize: float) -> float:
+        """Bytes of weights that this stage reads and another keeps: the embedding's, of a head that is tied to it."""
+        own = {value.name for value, _ in self.weights}
+        names = {name for op in self.operations() for name in op.weights if name not in own}
+        return sum(v.size / self.cuts.ways("param", v) for v in map(self.graph.parameter, names)) * itemsize
+
+    def operations(self) -> Iterator[Operation]:
+        """Every operation, of each kind of block once."""
+        for block, _ in self.blocks:
+            yield from block.operations
+
+    # what is kept for backward
+
+    def local(self, value: Value, itemsize: float) -> float:
+        """Bytes of an activation on one device, of one microbatch."""
+        return self.cuts.local(value, self.samples) * itemsize
+
+    def mode(self, block: Block) -> str:
+        """How a block is computed again."""
+        return self.plan.recompute if block.part == "layer" else "none"
+
+    def kept(self, block: Block) -> dict[str, Held]:
+        """What one microbatch leaves of a block under the plan's recompute mode, by name."""
+        mode = self.mode(block)
+        if mode == "full":
+            return {"x": Held(self.local(block.operations[0].inputs[0], WIDE))}
+        return self.read_later(block, PARTS.get(mode, frozenset()))
+
+    def read_later(self, block: Block, again: frozenset[str] = frozenset()) -> dict[str, Held]:
+        """The values that backward reads. again: parts computed again, of which what goes in is kept."""
+        found: dict[str, Held] = {}
+        made = {op.output.name for op in block.operations if op.part in again}
+        for op in block.operations:
+            values = {v.name: v for v in (*op.inputs, op.output)}
+            if op.part and op.part in again:
+                names: Iterable[str] = (v.name for v in op.inputs if v.name not in made and v.name != "log_sums")
+            else:
+                names = () if op.kind == "loss" else op.saved
+            for name in names:
+                # the residual stream, which norms read, is added up in float32
+                width = WIDE if op.kind == "norm" else values[name].itemsize or self.itemsize
+                found[name] = max(found.get(name, Held(0.0)), Held(self.local(values[name], width)))
+        return found
+
+    def again(self, block: Block) -> float:
+        """Bytes of a block that was left out and is there again while its backward runs."""
+        kept = self.kept(block)
+        return total(held for name, held in self.read_later(block).items() if name not in kept)
+
+    def transient(self) -> float:
+        """Bytes of the largest gradient inside a block: that of what an activation function gave comes when all that
+        the block kept is still there; those of attention come when the feed-forward's share is gone."""
+        bent = (op.output for op in self.operations() if op.kind == "elementwise" and op.saved)
+        return max((self.local(value, WIDE) for value in bent), default=0.0)
+
+    # the loss
+
+    def loss(self) -> Loss:
+        """Of the stage that has the loss; zeros for others."""
+        for before, op in pairwise(self.operations()):
+            if op.kind == "loss":
+                heads = [self.graph.parameter(name) for name in before.weights]
+                weight = sum(w.size / self.cuts.ways("use", w) for w in heads) * WIDE
+                return Loss(self._logits(op.inputs[0]), weight, self.local(before.inputs[0], WIDE))
+        return Loss()
+
+    def _logits(self, value: Value) -> float:
+        """All of them, or, over a vocabulary, a chunk."""
+        local = self.local(value, WIDE)
+        if "vocab" not in value.dims:
+            return local
+        axes = self.cuts.axes("act", value.dims[:-1], value.shape[:-1])
+        vocab = value.shape[-1]
+        return local / _chunks(int(value.size / vocab * self.samples / self.cuts.degree(axes)), vocab)
+
+    def table(self) -> float:
+        """Bytes of the gradient of the embedding's table."""
+        tables = [self.graph.parameter(op.weights[0]) for op in self.operations() if op.kind == "lookup"]
+        return sum(value.size / self.cuts.ways("use", value) * WIDE for value in tables)
+
+
+def _chunks(rows: int, vocab: int) -> int:
+    """As kernels.linear_cross_entropy cuts the tokens of a device: the least divisor that fits, of 64 rows or more."""
+    least = -(-rows * vocab * WIDE // CHUNK)
+    most = max(1, rows // 64)
+    return next((n for n in range(max(1, least), most + 1) if rows % n == 0), most)
