@@ -142,7 +142,7 @@ class Wired(nn.Layer):
 WIRES = st.sampled_from(["plain", "norm", "gelu", "halves", "add", "times"])
 
 
-@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.sampled_from([2, 4, 6]), WIRES), min_size=1, max_size=5))
 def test_any_graph_of_linears_trains_as_on_one_device(parts):
     sizes, wires = zip(*parts, strict=True)
