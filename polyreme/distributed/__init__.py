@@ -3,6 +3,8 @@
 from polyreme.distributed.auto_parallel.annotate import DistAttr
 from polyreme.distributed.auto_parallel.dist_model import DistModel, to_static
 from polyreme.distributed.auto_parallel.dist_tensor import dtensor_from_fn, shard_tensor
+from polyreme.distributed.auto_parallel.local_layer import LocalLayer
+from polyreme.distributed.auto_parallel.local_map import local_map
 from polyreme.distributed.auto_parallel.parallelize import parallelize
 from polyreme.distributed.auto_parallel.placements import Partial, Placement, ReduceType, Replicate, Shard
 from polyreme.distributed.auto_parallel.plans import (
@@ -97,6 +99,7 @@ __all__ = [
     "DistAttr",
     "DistModel",
     "Group",
+    "LocalLayer",
     "P2POp",
     "ParallelEnv",
     "Partial",
@@ -150,6 +153,7 @@ __all__ = [
     "isend",
     "load_merged_state_dict",
     "load_state_dict",
+    "local_map",
     "new_group",
     "parallelize",
     "recv",

@@ -39,6 +39,24 @@ class DistKernel:
         self._backward: dict[Any, Any] = {}
         self.forward = self._compiled()
 
+    @classmethod
+    def of(
+        cls,
+        base: Kernel,
+        kept: Callable[..., tuple],
+        call: Call,
+        forms: Sequence[Form | None],
+        mesh: ProcessMesh,
+        outs: Sequence[Form],
+    ) -> DistKernel:
+        """One whose forward on what is kept is given, base being the same function on values."""
+        made = cls.__new__(cls)
+        made.base, made.dims, made.call, made.forms, made.mesh = base, None, call, tuple(forms), mesh
+        made.flow, made.outs, made.many, made._backward = None, list(outs), tuple, {}
+        kept.__name__ = kept.__qualname__ = base.name
+        made.forward = jax.jit(kept, out_shardings=tuple(f.sharding for f in outs))
+        return made
+
     @property
     def rule(self) -> tuple[Dims, Flow]:
         """The rule and what follows from it, for a call that has one."""

@@ -65,12 +65,7 @@ class DistMode:
         kernel = self.kernels.get(key)
         if kernel is None:
             kernel = self.kernels[key] = _kernel(bound, arrays, mesh)
-        outs = kernel.forward(*arrays)
-        forms = kernel.outs if kernel.outs is not None else [None] * len(outs)
-        results = [_result(o, f, mesh) for o, f in zip(outs, forms, strict=True)]
-        edges = tuple(_edge(t) for t in bound.tensors)
-        if tape.grad_mode.enabled and any(e is not None for e in edges):
-            _tape(kernel, tuple(arrays), edges, results, [_lies(t) for t in bound.tensors])
+        results = _run(kernel, arrays, bound.tensors, mesh)
         made = results[0] if kernel.many is None else kernel.many(results)
         return made if out is None else rebind(out, made, op.name)
 
@@ -93,6 +88,33 @@ class DistMode:
             for tensor, form in zip(results, flow(dims, bound.forms, call, mesh).outs, strict=True):
                 _note(tensor, form)
         return result
+
+
+def _run(kernel: DistKernel, arrays: Sequence[Any], tensors: Sequence[Any], mesh: ProcessMesh) -> list[Any]:
+    """The results, taped if some input wants a gradient."""
+    outs = kernel.forward(*arrays)
+    forms = kernel.outs if kernel.outs is not None else [None] * len(outs)
+    results = [_result(o, f, mesh) for o, f in zip(outs, forms, strict=True)]
+    edges = tuple(_edge(t) for t in tensors)
+    if tape.grad_mode.enabled and any(e is not None for e in edges):
+        _tape(kernel, tuple(arrays), edges, results, [_lies(t) for t in tensors])
+    return results
+
+
+def run_kernel(kernel: DistKernel, tensors: Sequence[Any], outs: Sequence[Form]) -> list[Any]:
+    """Results of a kernel that is no op's, on Tensors that lie as it was made for; in a captured function too."""
+    if state.watch.active is None:
+        forms = kernel.forms
+        arrays = [
+            _beside(state.read(t), kernel.mesh) if f is None else stored_of(t)
+            for t, f in zip(tensors, forms, strict=True)
+        ]
+        return _run(kernel, arrays, tensors, kernel.mesh)
+    edges = tuple(tape.edge_of(t) for t in tensors)
+    results = list(tape.apply(kernel.base, tuple(state.read(t) for t in tensors), edges))
+    for tensor, form in zip(results, outs, strict=True):
+        _note(tensor, form)
+    return results
 
 
 def _note(tensor: Any, form: Form) -> None:

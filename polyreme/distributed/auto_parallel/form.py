@@ -73,7 +73,11 @@ class Form:
 
     def axes(self, dim: int) -> tuple[int, ...]:
         """The mesh dims that split a tensor dim, outermost first."""
-        found = [(p.get_co_shard_order(), i) for i, p in enumerate(self.placements) if _splits(p, dim)]
+        found = [
+            (p.get_co_shard_order(), i)
+            for i, p in enumerate(self.placements)
+            if isinstance(p, Shard) and p.is_shard(dim)
+        ]
         return tuple(i for _, i in sorted(found))
 
     def ways(self, dim: int) -> int:
@@ -272,10 +276,6 @@ class Form:
 
     def __str__(self) -> str:
         return f"{list(self.shape)} as {list(self.placements)} on {self.mesh}"
-
-
-def _splits(placement: Placement, dim: int) -> Any:
-    return isinstance(placement, Shard) and placement.is_shard(dim)
 
 
 def convert(array: Any, source: Form, target: Form) -> Any:

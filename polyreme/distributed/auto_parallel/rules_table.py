@@ -62,7 +62,7 @@ _SUMS = {"add", "subtract", "add_n", "neg", "positive", "assign", "clone", "real
 
 
 @_rules(_ELEMENTWISE)
-def elementwise(c: Call) -> Dims:
+def elementwise(c: Call) -> Dims | None:
     """Dims that broadcast together are one; a dim of size 1 that grows is whole."""
     out = c.outs[0]
     ins = tuple(
@@ -95,7 +95,7 @@ def prelu(c: Call) -> Dims:
 
 
 @_rules("swiglu")
-def swiglu(c: Call) -> Dims:
+def swiglu(c: Call) -> Dims | None:
     """Of two, element by element; of the halves of one, all but the last dim."""
     if len(c.shapes) == 2:
         return elementwise(c)
@@ -114,12 +114,10 @@ def matmul(c: Call) -> Dims | None:
         return None
     out = c.outs[0]
     batch = out[: len(out) - (len(x) > 1) - (len(y) > 1)]
-    xs = (*spread(x[:-2], batch, "b"), "m", "k") if len(x) > 1 else ("k",)
-    ys = (*spread(y[:-2], batch, "b"), "k", "n") if len(y) > 1 else ("k",)
-    if c.attrs.get("transpose_x") and len(x) > 1:
-        xs = (*xs[:-2], xs[-1], xs[-2])
-    if c.attrs.get("transpose_y") and len(y) > 1:
-        ys = (*ys[:-2], ys[-1], ys[-2])
+    last = {True: ("k", "m"), False: ("m", "k")}[bool(c.attrs.get("transpose_x"))]
+    xs = (*spread(x[:-2], batch, "b"), *last) if len(x) > 1 else ("k",)
+    last = {True: ("n", "k"), False: ("k", "n")}[bool(c.attrs.get("transpose_y"))]
+    ys = (*spread(y[:-2], batch, "b"), *last) if len(y) > 1 else ("k",)
     made = (*letters(batch, "b"), *("m",) * (len(x) > 1), *("n",) * (len(y) > 1))
     return Dims((xs, ys), (made,), reduce=SUM, passes="each", pieces=True)
 

@@ -19,6 +19,7 @@ from polyreme.core.state import Tracer
 from polyreme.distributed import watchdog
 from polyreme.distributed.communication import bodies
 from polyreme.distributed.communication.group import Group
+from polyreme.distributed.communication.local_body import running
 from polyreme.eager.host import put
 from polyreme.errors import ShapeError
 
@@ -32,8 +33,11 @@ def run(
     """The collective of this kind on the local values of global arrays, all of one shape and dtype.
 
     An array that is not on a mesh with the group's axes is put whole on every device of the group's mesh first; so is a
-    value inside a captured function, whose layout the compiler has yet to choose.
+    value inside a captured function, whose layout the compiler has yet to choose. In a function that local_map runs,
+    arrays are the device's own.
     """
+    if running.body is not None and set(group.axes) <= set(running.body.axes):
+        return bodies.run(kind, list(arrays), group.axes, group.nranks, split, join, static)
     mesh = _mesh_of(arrays[0], group)
     spec = _spec(arrays[0], mesh)
     placed = [_placed(a, mesh, spec) for a in arrays]

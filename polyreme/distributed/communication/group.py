@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from polyreme import flags
+from polyreme.distributed.communication.local_body import running
 from polyreme.distributed.progress import WORLD
 from polyreme.errors import ConfigError, PlacementError, did_you_mean
 
@@ -148,7 +149,7 @@ def default_group() -> Group:
 def resolve(group: Group | None, what: str) -> Group | None:
     """The group meant (all processes for None), or None with a warning where this process is not in it."""
     if group is None:
-        return default_group()
+        return default_group() if running.body is None else running.body.group
     if not isinstance(group, Group):
         raise ConfigError(f"{what}: group must come from new_group() or axis_group(), got {type(group).__name__}")
     if not group.axes and group is not groups.alone and groups.by_id.get(group.id) is not group:
@@ -234,7 +235,12 @@ def get_group(id: int = 0) -> Group | None:
 
 
 def get_rank(group: Group | None = None) -> int:
-    """Rank of this process among all, or in a group (-1 outside it). 0 with one process, however many its devices."""
+    """Rank of this process among all, or in a group (-1 outside it). 0 with one process, however many its devices.
+
+    In a function that local_map runs: of the device that runs it, a Tensor.
+    """
+    if running.body is not None and (group is None or group.axes):
+        return running.body.rank(() if group is None else group.axes)  # type: ignore[return-value]
     return this_rank() if group is None else group.rank
 
 
