@@ -22,6 +22,10 @@ _BACKWARD_OF_ATTENTION = 2.5
 _SLOWER_BACKWARD = 0.85
 """Rate of the attention's backward over its forward's. Source: arXiv:2307.08691, figures 4 and 5: 0.75 to 0.9."""
 
+_SHARE_OF_8_BITS = 0.7
+"""Share of the peak that a product in 8 bits reaches, over that of one in 16: the same power and operands for twice the
+FLOP. Source: arXiv:2209.05433 and NVIDIA's Transformer Engine documentation: 1.3 to 1.5 times 16 bits, of 2."""
+
 
 class Seconds(NamedTuple):
     """Of one operation on one device: forward; gradients of its inputs; gradients of its weights."""
@@ -87,6 +91,10 @@ def _product(op: Operation, weights: Mapping[str, Value], cuts: Cuts, samples: f
     y = _bytes(op.output, cuts, samples, on.itemsize)
     w = sum(weights[name].size / cuts.ways("use", weights[name]) for name in op.weights) * on.itemsize
     share = at(on.device.matmul, flops / _matrices(op, weights, cuts))
+    if on.training.products:  # operands are read in 16 bits and written in 8 first
+        share *= _SHARE_OF_8_BITS
+        cast = on.itemsize + ITEMSIZE[on.training.products]
+        x, w, y = (nbytes * (1 + cast / on.itemsize) for nbytes in (x, w, y))
     forward = on.product(flops, x + y + w, share)
     if not op.weights:  # a product of activations: one backward product for each input
         return Seconds(forward, 2 * on.product(flops, x + y, share), 0.0)

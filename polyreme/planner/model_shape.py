@@ -173,8 +173,9 @@ class _Builder:
         weights = [self.weight(name, ("embed",), (hidden,))]
         if not self.shape.rms_norm:
             weights.append(self.weight(f"{name}_bias", ("embed",), (hidden,)))
-        # of RMSNorm: to float32, square, mean, scale, back, weigh: 34 bytes an element for 4
-        more = 8.0 if self.shape.rms_norm else 1.0
+        # RMSNorm: to float32, square, mean, scale, back, weigh: 34 bytes an element for 4; LayerNorm is one kernel, in
+        # float32 with casts around it under autocast: 20 for 4, if a framework has no better
+        more = 8.0 if self.shape.rms_norm else 4.0
         out = self.residual(f"{name}_out")
         return self.add("norm", name, [x], out, weights=tuple(weights), saved=(x.name,), unfused=more)
 

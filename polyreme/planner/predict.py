@@ -187,9 +187,12 @@ def _reduction(
     first forward; one block's part sticks out. Source: arXiv:1910.02054, section 7."""
     plan, cluster = setting.plan, setting.cluster
     sums, gathers, blocks = _summed(setting, held)
+    # a chunk's sum begins when its last microbatch is done: interleaved, p microbatches of the other chunks come after
+    v = plan.virtual_stages
+    rounds = min(plan.num_microbatches, (plan.mesh.pp * (v - 1) + 1) / v) if plan.schedule == "VPP" else 1
     room = {
-        True: sum(sum(chunks[at].durations(0.0)[1:3]) for at in stage),
-        False: sum(chunks[at].durations(0.0)[0] for at in stage),
+        True: rounds * sum(sum(chunks[at].durations(0.0)[1:3]) for at in stage),
+        False: rounds * sum(chunks[at].durations(0.0)[0] for at in stage),
     }
     found: dict[str, float] = defaultdict(float)
     for (axes, what, times), nbytes in (*sums.items(), *gathers.items()):

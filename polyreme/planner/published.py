@@ -191,6 +191,7 @@ def _recompute(cells: Cells) -> str | None:
         cells.assumed["recompute"] = "full, as the table counts FLOP"
     for words, value in (
         (("full_attn",), "full_attn"),
+        (("selective op", "selective(op", "op_sac", "selective ac"), "full_attn"),  # about half of the products
         (("core_attn", "selective", "minimal", "attention"), "core_attn"),
         (("except", "custom", "offload"), "full"),  # most products again
         (("save_dot",), "core_attn"),
