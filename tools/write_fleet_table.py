@@ -1,14 +1,16 @@
-"""Writes the table of strategy settings into docs/fleet.md, between its two marks.
+"""Writes the tables of strategy settings into docs/fleet.md and docs/auto_parallel.md, between their two marks.
 
-Run it after changing polyreme/distributed/fleet/base/strategy_fields.py: `python tools/write_fleet_table.py`.
-tests/distributed/fleet/test_strategy.py fails when it is out of date.
+Run it after changing a strategy_fields.py (distributed/fleet/base, distributed/auto_parallel):
+`python tools/write_fleet_table.py`. The test_strategy.py of each fails when its page is out of date.
 """
 
 from pathlib import Path
 
-from polyreme.distributed.fleet.base.strategy_fields import HARMLESS, HONOURED, OWN, REFUSED, walk
+from polyreme.distributed.auto_parallel import strategy_fields as auto
+from polyreme.distributed.fleet.base.strategy_fields import FIELDS, HARMLESS, HONOURED, OWN, REFUSED, Table, walk
 
-PAGE = Path(__file__).parent.parent / "docs" / "fleet.md"
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = {"fleet.md": FIELDS, "auto_parallel.md": auto.FIELDS}
 START, END = "<!-- settings -->", "<!-- end of settings -->"
 TITLES = {
     HONOURED: ("Honoured", "what it becomes"),
@@ -17,14 +19,14 @@ TITLES = {
 }
 
 
-def table() -> str:
+def table(fields: Table = FIELDS) -> str:
     """Three tables, one for each class; settings of one group with one note share a line."""
-    return "\n".join(part for kind in TITLES for part in _part(kind))
+    return "\n".join(part for kind in TITLES for part in _part(fields, kind))
 
 
-def _part(kind: str) -> list[str]:
+def _part(fields: Table, kind: str) -> list[str]:
     lines: dict[tuple[str, str], list[str]] = {}
-    for name, field in walk():
+    for name, field in walk(fields):
         if field.kind == kind:
             group, _, last = name.rpartition(".")
             group = "every group of NCCL settings" if group.endswith("nccl_config") else group
@@ -41,6 +43,7 @@ def _shown(group: str) -> str:
 
 
 if __name__ == "__main__":
-    text = PAGE.read_text()
-    before, after = text.split(START)[0], text.split(END)[1]
-    PAGE.write_text(f"{before}{START}\n{table()}\n{END}{after}")
+    for name, fields in PAGES.items():
+        text = (DOCS / name).read_text()
+        before, after = text.split(START)[0], text.split(END)[1]
+        (DOCS / name).write_text(f"{before}{START}\n{table(fields)}\n{END}{after}")

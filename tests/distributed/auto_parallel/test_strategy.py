@@ -1,7 +1,9 @@
 """Strategy: sections and fields, what they mean, and what is refused."""
 
 import copy
+import importlib.util
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,8 @@ from polyreme.distributed.auto_parallel.strategy_fields import FIELDS
 from polyreme.distributed.fleet.base.strategy_fields import REFUSED, walk
 from polyreme.errors import ConfigError, PlacementError, StrategyError
 
+ROOT = Path(__file__).parents[3]
+LISTED = Path(__file__).with_name("strategy_fields.txt")
 CHANGED = {bool: lambda v: not v, int: lambda v: v + 1, float: lambda v: v + 1.0, str: lambda v: v + "x"}
 
 
@@ -34,15 +38,25 @@ def test_sections_are_read_and_set_by_attribute_key_and_dict():
     assert "sharding.stage" in repr(strategy)
 
 
-def test_defaults_of_the_public_api():
-    """Values that PaddlePaddle 3.3.1's auto.Strategy() printed for a few fields of each section."""
+def test_names_and_defaults_of_the_public_api():
+    """strategy_fields.txt: what PaddlePaddle 3.3.1's auto.Strategy() (and dist.Strategy(), for fused_passes) holds."""
+    listed = dict(line.split(" ", 1) for line in LISTED.read_text().splitlines())
+    assert {name: repr(field.default) for name, field in walk(FIELDS)} == listed
     strategy = Strategy()
-    assert strategy.auto_mode == "semi"
-    assert (strategy.sharding.stage, strategy.sharding.degree) == (1, 8)
-    assert (strategy.pipeline.schedule_mode, strategy.pipeline.pp_degree) == ("1F1B", 1)
-    assert (strategy.amp.dtype, strategy.amp.level, strategy.amp.init_loss_scaling) == ("float16", "o1", 32768.0)
-    assert strategy.qat.not_quant_pattern == ["skip_quant"]
-    assert strategy.sp_optimization.enable is True
+    assert {name: repr(_at(strategy, name)) for name in listed} == listed
+
+
+def _at(strategy, name):
+    section, _, key = name.rpartition(".")
+    return getattr(strategy.get(section) if section else strategy, key)
+
+
+def test_the_page_lists_what_each_setting_does():
+    spec = importlib.util.spec_from_file_location("write_fleet_table", ROOT / "tools" / "write_fleet_table.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    page = (ROOT / "docs" / "auto_parallel.md").read_text()
+    assert tool.table(FIELDS) in page, "run: python tools/write_fleet_table.py"
 
 
 def test_wrong_names_and_types():

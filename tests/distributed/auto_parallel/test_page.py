@@ -1,0 +1,33 @@
+"""The Python of docs/auto_parallel.md runs as it is written, section by section; its links lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from polyreme.distributed.auto_parallel.process_mesh import clear_mesh
+
+PAGE = Path(__file__).parents[3] / "docs" / "auto_parallel.md"
+SECTIONS = {part.split("\n", 1)[0]: part for part in re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]}
+BLOCKS = {name: re.findall(r"```python\n(.*?)```", part, re.DOTALL) for name, part in SECTIONS.items()}
+NEEDS = {"to_static and DistModel": "Engine"}
+"""Sections that go on with the data of another."""
+
+
+@pytest.mark.parametrize("name", [name for name, blocks in BLOCKS.items() if blocks])
+def test_the_examples_run(name, capsys):
+    blocks = [*BLOCKS.get(NEEDS.get(name, ""), [])[:1], *BLOCKS[name]]
+    code = "\n".join(blocks)
+    try:
+        exec(compile(code, str(PAGE), "exec"), {"__name__": "docs"})
+    finally:
+        clear_mesh()
+    printed = capsys.readouterr().out.splitlines()
+    # what a print is said to give stands behind it
+    for shown in re.findall(r"^ *print\(.*\)  # (.+)$", code, re.MULTILINE):
+        assert shown in printed, shown
+
+
+def test_links_lead_somewhere():
+    for link in re.findall(r"\]\(([\w/]+\.md)(?:#[\w-]+)?\)", PAGE.read_text()):
+        assert (PAGE.parent / link).exists(), link
