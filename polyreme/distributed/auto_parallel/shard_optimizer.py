@@ -135,7 +135,7 @@ def shard_optimizer(
     shard_fn: ShardingStage1, 2 or 3; by default the state lies as the parameters do. State that is there already is
     moved, the rest is made. Numbers that it keeps per parameter (steps) are whole everywhere.
     gradient_accumulation_steps: how many backward passes make one step; gradients add up, and dividing the loss is
-    yours; dist.to_static, whose call is a pass, steps on every such call.
+    yours; a model of dist.to_static, whose call is one pass, updates once in so many calls.
 
     Works for every optimizer whose state is per parameter. Raises ConfigError for LBFGS, whose state is not, for
     another shard_fn, and for steps below 1; PlacementError for parameters on no mesh; ProgramError in static mode.

@@ -24,21 +24,26 @@ from polyreme.distributed import (
     SequenceParallelEnd,
     Shard,
     SplitPoint,
+    Strategy,
     get_mesh,
     parallelize,
     shard_layer,
     shard_tensor,
+    to_static,
 )
 from polyreme.distributed.auto_parallel import plans
 from polyreme.distributed.auto_parallel.process_mesh import clear_mesh
+from polyreme.distributed.comm_report import find_collectives
+from polyreme.distributed.placement import apply_plan, clear_plan, shard_batch
 from polyreme.errors import ConfigError, ProgramError
+from polyreme.mesh import MeshShape, Plan
 from polyreme.nn import functional as F
 
 from .small_models import RATE, Plain, assert_same, batches, llama, train
 
 MESH = ProcessMesh(np.arange(8).reshape(2, 4), ["dp", "mp"])
 LLAMA_PLAN = {
-    "tokens": ColWiseParallel(),
+    "tokens": RowWiseParallel(),
     r"blocks\.\d+\.attention\.[qkv]": ColWiseParallel(),
     "blocks.*.attention.out": RowWiseParallel(),
     "blocks.*.ffn.(gate|up)": ColWiseParallel(),
@@ -114,6 +119,62 @@ def test_plain_layers_equal_one_device(plain_alone, captured):
     assert model.blocks[0].up.bias.placements == [Replicate(), Shard(0)]
     assert model.blocks[0].down.bias.placements == [Replicate(), Replicate()]
     assert_same(train(model, optimizer, batches(16), captured), plain_alone)
+
+
+def collectives(step, inputs):
+    """(kind, bytes) of each in a captured step."""
+    found = find_collectives(step.compiled(*inputs).as_text(), MeshShape(dp=2, mp=4))
+    return sorted((c.kind, c.payload) for c in found)
+
+
+@pytest.mark.slow
+def test_marks_communicate_as_a_plan_by_hand_does():
+    def captured(model, inputs):
+        optimizer = momentum(model)
+
+        def step(x, y):
+            loss = model(x, y)
+            loss.backward()
+            optimizer.step()
+            optimizer.clear_grad()
+            return loss
+
+        run = paddle.jit.to_static(step)
+        run(*inputs)
+        return collectives(run, inputs)
+
+    inputs = batches(32)[0]
+    model, _ = parallelize(llama(), None, MESH, {"mp_config": {"parallelize_plan": LLAMA_PLAN}})
+    marked = captured(model, inputs)
+    model = llama()
+    layout = apply_plan(Plan.from_degrees(dp=2, mp=4), model)
+    try:
+        by_hand = captured(model, [shard_batch(layout, x.numpy(), "batch", "seq") for x in inputs])
+    finally:
+        clear_plan()
+    assert marked == by_hand
+
+
+@pytest.mark.slow
+def test_stages_of_a_parallelized_model_run_as_a_pipeline():
+    class Logits(Plain):
+        def forward(self, x):
+            h = self.tokens(x)
+            for block in self.blocks:
+                h = block(h)
+            return self.head(h)
+
+    loss = nn.CrossEntropyLoss()
+    alone = Plain(blocks=2)
+    want = train(alone, momentum(alone), batches(16), captured=False)
+    model = Logits(blocks=2)
+    mesh = ProcessMesh(np.arange(8).reshape(2, 2, 2), ["pp", "dp", "mp"])
+    config = {"mp_config": {"parallelize_plan": PLAIN_PLAN}, "pp_config": {"split_spec": "blocks"}}
+    _, optimizer = parallelize(model, momentum(model), mesh, config | {"dp_config": {"sharding_level": 1}})
+    strategy = Strategy({"pipeline": {"enable": True, "accumulate_steps": 2, "schedule_mode": "1F1B"}})
+    staged = to_static(model, None, loss, optimizer, strategy)
+    losses = [float(staged(x, y)) for x, y in batches(16)]
+    assert_same((losses, {n: p.numpy() for n, p in model.named_parameters()}), want)
 
 
 class Swapped(nn.Layer):
