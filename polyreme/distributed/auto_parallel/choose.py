@@ -34,7 +34,7 @@ from polyreme.planner import Graph, Training
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.cluster_file import of_devices
 from polyreme.planner.devices import cluster_of_kind, device_kinds
-from polyreme.planner.search import TIE, Found, Ranked, search
+from polyreme.planner.search import TIE, Found, Ranked, Refuse, search
 from polyreme.planner.space import Space
 
 SHOWN = 5
@@ -226,11 +226,11 @@ def _staged(chosen: Chosen, space: Space, inputs: Sequence[Any]) -> list[Ranked]
     """Plans with a pipeline into whose stages the model can be cut; the notes say which it cannot."""
     refused: dict[int, str] = {}
     kept: list[Ranked] = []
-    for each in _search(chosen, space).plans:
+    for each in _search(chosen, space, lambda plan: "" if plan.mesh.pp > 1 else "no pipeline").plans:
         count = len(each.plan.stage_of_chunk)
-        if each.plan.mesh.pp > 1 and count not in refused:
+        if count not in refused:
             refused[count] = _cannot_cut(chosen.model, inputs, count)
-        if each.plan.mesh.pp > 1 and not refused[count]:
+        if not refused[count]:
             kept.append(each)
     chosen.notes += [f"no pipeline of {count} chunks: {why}" for count, why in refused.items() if why]
     return kept
@@ -250,8 +250,8 @@ def _cannot_cut(model: Layer, inputs: Sequence[Any], chunks: int) -> str:
     return ""
 
 
-def _search(chosen: Chosen, space: Space) -> Found:
-    return search(chosen.graph, chosen.cluster, chosen.batch, chosen.training, space)
+def _search(chosen: Chosen, space: Space, refuse: Refuse | None = None) -> Found:
+    return search(chosen.graph, chosen.cluster, chosen.batch, chosen.training, space, refuse=refuse)
 
 
 def _nothing_fits(chosen: Chosen, space: Space) -> str:
