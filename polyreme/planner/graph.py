@@ -7,7 +7,7 @@ time, memory and communication is read from this one description.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from polyreme.errors import ConfigError, did_you_mean
@@ -24,18 +24,17 @@ class Value:
 
     dims: logical dim of each dim, as in mesh/strategy.py; None for one without a name. shape: whole sizes over all
     devices; an activation's "batch" dim has size 1: one sample. itemsize: bytes of an element, 0 for that of the
-    compute dtype.
+    compute dtype. size: elements, of one sample for an activation.
     """
 
     name: str
     dims: tuple[str | None, ...]
     shape: tuple[int, ...]
     itemsize: int = 0
+    size: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def size(self) -> int:
-        """Elements, of one sample for an activation."""
-        return math.prod(self.shape)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", math.prod(self.shape))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Floor: 1.  Never imports: jax.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -61,6 +62,7 @@ class Stage:
         self.itemsize = ITEMSIZE[training.dtype]
         self.blocks = [pair for chunk in chunks for pair in chunk]
         self.weights = [(value, count) for block, count in self.blocks for value in block.parameters]
+        self._read_later: dict[tuple[str, frozenset[str]], dict[str, Held]] = {}
 
     # what parameters bring
 
@@ -73,17 +75,17 @@ class Stage:
         """Bytes of an element of a parameter."""
         return self.itemsize if self.training.master else WIDE
 
-    @property
+    @cached_property
     def parameters(self) -> float:
         """Bytes of the parameters as they are kept."""
         return self.bytes_of("param", self.kept_itemsize)
 
-    @property
+    @cached_property
     def gradients(self) -> float:
         """Bytes of all gradients, those of another stage's weights that are read here too."""
         return self.bytes_of("grad", self.training.gradients) + self.foreign(self.training.gradients)
 
-    @property
+    @cached_property
     def slots(self) -> list[Held]:
         """The optimizer's buffers: its moments and, beside parameters of fewer bits, float32 masters."""
         arrays = MOMENTS + self.training.master
@@ -119,6 +121,12 @@ class Stage:
 
     def read_later(self, block: Block, again: frozenset[str] = frozenset()) -> dict[str, Held]:
         """The values that backward reads. again: parts computed again, of which what goes in is kept."""
+        key = (block.name, again)
+        if key not in self._read_later:
+            self._read_later[key] = self._reads(block, again)
+        return self._read_later[key]
+
+    def _reads(self, block: Block, again: frozenset[str]) -> dict[str, Held]:
         found: dict[str, Held] = {}
         made = {op.output.name for op in block.operations if op.part in again}
         for op in block.operations:

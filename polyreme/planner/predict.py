@@ -17,9 +17,10 @@ from polyreme.planner.cluster import Cluster
 from polyreme.planner.communication import group
 from polyreme.planner.compute import ITEMSIZE, Arithmetic
 from polyreme.planner.graph import Block, Graph
+from polyreme.planner.memory import memory
 from polyreme.planner.model_shape import ModelShape
 from polyreme.planner.pipeline import pipeline_seconds
-from polyreme.planner.prediction import Memory, Prediction, Times, Training
+from polyreme.planner.prediction import Prediction, Times, Training
 from polyreme.planner.sharding import Piece, cuts_of, pieces
 
 
@@ -44,7 +45,7 @@ def predict(
     setting = _setting(model, plan, cluster, batch, training)
     graph = setting.graph
     times = _times(setting, {block.name: block_time(block, setting) for block in graph.blocks})
-    stages = _memory(setting)
+    stages = memory(graph, plan, batch, training, "cpu" if cluster.shared > 1 else "accelerator")
     fullest = max(stages, key=lambda each: each.total)
     step = times.total
     peak = cluster.device.flops[training.dtype] * (cluster.num_devices if cluster.shared == 1 else 1)
@@ -278,30 +279,6 @@ def _saved(setting: Setting, block: Block) -> float:
     first = block.operations[0].inputs[0]
     kept = {first.name} if recompute == "full" else {name for op in block.operations for name in op.saved}
     return sum(cuts.local(values[n], setting.samples) * (values[n].itemsize or itemsize) for n in kept if n in values)
-
-
-def _memory(setting: Setting) -> tuple[Memory, ...]:
-    """A first estimate."""
-    plan, training = setting.plan, setting.training
-    cut = pieces(setting.graph, plan, training.cut)
-    stages: list[list[int]] = [[] for _ in range(plan.mesh.pp)]
-    for at, owner in enumerate(plan.stage_of_chunk if plan.schedule else (0,)):
-        stages[owner].append(at)
-    p, g, s = (_on_stages(setting, cut, stages, kind) for kind in ("param", "grad", "state"))
-    found = []
-    for stage, held in enumerate(stages):
-        saved = sum(_saved(setting, block) * count for at in held for block, count in cut[at])
-        live = min(plan.num_microbatches, plan.mesh.pp - stage) if plan.schedule else 1
-        found.append(
-            Memory(
-                p[stage] * (setting.on.itemsize if training.master else 4),
-                g[stage] * training.gradients,
-                s[stage] * (12 if training.master else 8),
-                saved * live,
-                0.0,
-            )
-        )
-    return tuple(found)
 
 
 def _binds(times: Times) -> str:
