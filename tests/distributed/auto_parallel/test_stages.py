@@ -1,11 +1,14 @@
 """Plain models cut into stages: the same loss, gradients and updated weights as on one device."""
 
+import doctest
+
 import numpy as np
 import pytest
 
 import polyreme as paddle
 from polyreme import nn
 from polyreme.core import rng
+from polyreme.distributed.auto_parallel import stages
 from polyreme.distributed.auto_parallel.split_points import SplitPoint
 from polyreme.distributed.auto_parallel.stages import cut_into_stages
 from polyreme.distributed.pipeline.batch import cut
@@ -167,3 +170,7 @@ def test_an_even_cut_balances_arithmetic():
     model = nn.Sequential(*[nn.Linear(512, size) for size in (512, 512, 512, 512, 2048)])
     parts = cut_into_stages(model, np.zeros((4, 512), "float32"), 2)
     assert [len(part.parameters()) for part in parts] == [8, 2]
+
+
+def test_examples():
+    assert doctest.testmod(stages).failed == 0
