@@ -62,7 +62,7 @@ def run_of(row: Mapping[str, Any]) -> Run:
             raise ConfigError(f"unknown column {column!r}{did_you_mean(str(column), COLUMNS)}")
     cells = Cells({key: "" if value is None else str(value).strip() for key, value in row.items()})
     model = _model(cells)
-    degrees, cluster = _degrees(cells)
+    degrees, cluster = _degrees(cells, model.hidden)
     training = _training(cells, cluster.device.flops)
     runs = [
         Run(model, plan, cluster, batch, training, {}) for plan, batch in _candidates(cells, model, degrees, cluster)
@@ -205,7 +205,7 @@ def _recompute(cells: Cells) -> str | None:
     return None
 
 
-def _degrees(cells: Cells) -> tuple[dict[str, int], Cluster]:
+def _degrees(cells: Cells, hidden: int) -> tuple[dict[str, int], Cluster]:
     total = cells.need("n_dev")
     degrees = {axis: cells.number(column) or 1 for axis, column in (("mp", "tp"), ("pp", "pp"), ("sep", "cp"))}
     inner = degrees["mp"] * degrees["pp"] * degrees["sep"]
@@ -225,6 +225,8 @@ def _degrees(cells: Cells) -> tuple[dict[str, int], Cluster]:
         ways = data // told if told and data % told == 0 and 1 < told < data else data
     if told is not None and told * ways * ep != rest and told != rest:
         cells.assumed["dp"] = data // ways
+    # optimizers and FSDP cut flat buffers into any number of parts; a Strategy cuts dims: the most parts that divide
+    ways = max(n for n in range(1, ways + 1) if ways % n == 0 and hidden % n == 0)
     degrees |= {"dp": data // ways, "sharding": ways, "ep": ep, "stage": stage}
     return degrees, _cluster(cells, total)
 
@@ -273,7 +275,8 @@ def _candidates(
         chunks = [virtual if pp > 1 else 1]
     recompute = _recompute(cells)
     kinds = [recompute] if recompute else ["none", "core_attn", "full_attn", "full"]
-    is_whole = cells.text("sp").lower().startswith(("yes", "1", "true"))
+    # MaxText cuts the residual stream over its tensor axis, by embed: the same bytes as by seq
+    is_whole = cells.text("sp").lower().startswith(("yes", "1", "true")) or cells.has("maxtext")
     for batch, rows in _batches(cells, ways, pp):
         for chunk, kind in itertools.product(chunks, kinds):
             yield (
