@@ -183,7 +183,8 @@ def record(model: Layer, token: str) -> Recorded:
 
 @contextmanager
 def _uncaptured() -> Iterator[None]:
-    """Inside the block, state has the values that it had before the capture in progress, if there is one, began."""
+    """Inside the block, state has the values that it had before the capture in progress, if there is one, began, and
+    shapes are found as for plain Tensors."""
     generator, capture = rng.default_generator, state.watch.active
     before = list(capture.before.values()) if isinstance(capture, Capture) else []
     now, bound = [b.tensor._array for b in before], generator.is_bound
@@ -191,7 +192,7 @@ def _uncaptured() -> Iterator[None]:
         b.tensor._array = b.array
     generator.is_bound = False
     try:
-        with jax.ensure_compile_time_eval():
+        with jax.ensure_compile_time_eval(), mode.using(mode.current.plain):
             yield
     finally:
         generator.is_bound = bound
