@@ -65,6 +65,9 @@ class Form:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple:
+        return Form, (self.mesh, self.placements, self.shape)  # without the devices that properties keep
+
     @functools.cached_property
     def _hash(self) -> int:
         return hash((self.mesh, self.placements, self.shape))
@@ -205,9 +208,11 @@ class Form:
     def spread(self, array: Any, axes: Sequence[int]) -> Any:
         """The array as addends along these Partial mesh dims, in front."""
         for axis in reversed(axes):
-            filler = _FILLER.get(self.reduce_type(axis), lambda v: v)
-            others = [filler(array)] * (self.mesh.get_dim_size(axis) - 1)
-            array = jnp.stack([array, *others])
+            size, filler = self.mesh.get_dim_size(axis), _FILLER.get(self.reduce_type(axis))
+            every = jnp.broadcast_to(array, (size, *array.shape))
+            # chosen by position, which each device knows; pieces put together would be sent around
+            first = jax.lax.broadcasted_iota(np.int32, every.shape, 0) == 0
+            array = every if filler is None else jnp.where(first, every, filler(every))
         return array
 
     # one device's part
@@ -233,12 +238,12 @@ class Form:
 
     def local_value(self, stored: jax.Array, process_id: int) -> jax.Array:
         """The part that a device holds, on that device. PlacementError if another process drives it."""
-        device = jax.devices()[process_id]
+        where, device = self.coordinates(process_id), jax.devices()[process_id]
         held = next((s.data for s in stored.addressable_shards if s.device == device), None)
         if held is None:
             raise PlacementError(f"process id {process_id} is driven by another process, which holds its part")
         held = held.reshape(held.shape[len(self.partial) :])
-        return self._own(held, self.coordinates(process_id))
+        return self._own(held, where)
 
     def _own(self, held: Any, where: Sequence[int]) -> Any:
         for dim in range(len(self.shape)):

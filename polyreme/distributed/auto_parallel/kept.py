@@ -7,12 +7,14 @@ which keeps that array and makes the value of it where something reads `_array`:
 
 from __future__ import annotations
 
+import copy
 import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
@@ -121,6 +123,24 @@ class _InForm:
         """A copy that gradients flow through."""
         return OPS["clone"](self)
 
+    def __deepcopy__(self, memo: dict) -> Tensor:
+        if self._node is not None:  # type: ignore[attr-defined]
+            return Tensor.__deepcopy__(self, memo)  # type: ignore[arg-type]  (which refuses)
+        copied = type(self).__new__(type(self))
+        _adopt(copied, self.stored, self._form)
+        copied.stop_gradient = self.stop_gradient  # type: ignore[attr-defined]
+        own = ("_hooks", "_name", "_seen", "_whole")
+        copied.__dict__.update({k: v for k, v in self.__dict__.items() if k not in own})
+        memo[id(self)] = copied
+        return copied  # type: ignore[return-value]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        dense = copy.deepcopy(self.detach() if self._node is not None else self)  # type: ignore[attr-defined]
+        dense._leave(jnp.asarray(np.asarray(dense._array)))  # type: ignore[attr-defined]
+        if "_name" in self.__dict__:
+            dense.__dict__["_name"] = self.__dict__["_name"]
+        return _same, (dense,)
+
 
 class DistTensor(_InForm, Tensor):
     """A Tensor that is partial, or in uneven pieces."""
@@ -128,6 +148,10 @@ class DistTensor(_InForm, Tensor):
 
 class DistParameter(_InForm, Parameter):
     """A Parameter that is in uneven pieces."""
+
+
+def _same(dense: Tensor) -> Tensor:
+    return dense
 
 
 def _now(run: Callable[[Any], Any], array: Any) -> Any:
@@ -198,7 +222,7 @@ def form_of(tensor: Any) -> Form | None:
     array = tensor._array
     if isinstance(array, (Tracer, Symbol)):
         return noted if noted is not None and noted.shape == tuple(array.shape) else None
-    sharding = array.sharding
+    sharding = getattr(array, "sharding", None)  # a constant of a Program that is recorded is an ndarray
     if not isinstance(sharding, NamedSharding):
         return None
     if noted is not None and noted.shape == array.shape and _lies(sharding, noted, array.ndim):
