@@ -7,6 +7,7 @@ can be made for a mesh that is larger than this machine, or not there at all.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,6 +36,7 @@ class Abstract(np.ndarray):
         """An array of this shape, dtype and layout."""
         made = np.broadcast_to(np.zeros((), dtype), tuple(shape)).view(cls)
         made.sharding = sharding
+        _made[_address(made)] = made
         return made
 
     def __array_finalize__(self, obj: Any) -> None:
@@ -48,6 +50,18 @@ class Abstract(np.ndarray):
     def described(self) -> jax.ShapeDtypeStruct:
         """What jax lowers a program for."""
         return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=self.sharding)
+
+
+_made: weakref.WeakValueDictionary[int, Abstract] = weakref.WeakValueDictionary()
+
+
+def _address(array: Any) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def original(array: Any) -> Any:
+    """The Abstract that jax made its own view of when it closed over it; anything else itself."""
+    return _made.get(_address(array), array) if mode.on and hasattr(array, "__array_interface__") else array
 
 
 class _Mode(threading.local):
@@ -85,4 +99,4 @@ def copied(array: Any, dtype: Any) -> Any:
     return array.astype(dtype) if isinstance(array, Abstract) else jnp.array(array, dtype)
 
 
-__all__ = ["Abstract", "abstractly", "copied", "described", "full"]
+__all__ = ["Abstract", "abstractly", "copied", "described", "full", "original"]

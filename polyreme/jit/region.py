@@ -17,6 +17,7 @@ from jax.extend import core as jex
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
+from polyreme.core.abstract import original
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.errors import CaptureError
@@ -138,7 +139,7 @@ class Inputs:
 
     def consts(self, region: Region) -> list[int]:
         """Positions of what a region's jaxpr closes over."""
-        return [self.add(c) for c in region.closed.consts]
+        return [self.add(original(c)) for c in region.closed.consts]
 
 
 class SharedArrayError(Exception):

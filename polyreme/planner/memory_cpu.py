@@ -218,13 +218,19 @@ class OnProcessor:
         return [
             _packed(0.0, activations, copies + total(at_loss) - reused([*kept, *at_loss], slots)),
             _packed(loss.weight * live, activations, copies + total(starting) - reused([*kept, *starting], slots)),
-            _packed(stage.gradients, 0.0, copies + stage.transient() + again),
+            _packed(stage.gradients + self.reduced(), 0.0, copies + stage.transient() + again),
         ]
 
     def copies(self) -> float:
         """Bytes of copies of the optimizer's arrays: the fusion that makes the new parameter reads the old moments too,
         so the new ones may not take their places. The copies are made at once; the places are free until the update."""
         return total(self.stage.slots)
+
+    def reduced(self) -> float:
+        """Bytes of gradients summed over devices, as the update takes them: one collective sums all of them, so that
+        none of its operands can be let go before."""
+        stage = self.stage
+        return stage.bytes_of("state", stage.training.gradients) if stage.cuts.batch_ways > 1 else 0.0
 
     def kept(self, block: Block) -> tuple[dict[str, Held], float]:
         """(what a block leaves for its backward, bytes of it that are computed again)."""

@@ -164,13 +164,15 @@ class Stage:
         return Loss()
 
     def _logits(self, value: Value) -> float:
-        """All of them, or, over a vocabulary, a chunk."""
+        """All of them, or, over a vocabulary, a chunk of them; with their gradient."""
         local = self.local(value, WIDE)
         if "vocab" not in value.dims:
             return local
         axes = self.cuts.axes("act", value.dims[:-1], value.shape[:-1])
         vocab = value.shape[-1]
-        return local / _chunks(int(value.size / vocab * self.samples / self.cuts.degree(axes)), vocab)
+        chunks = _chunks(int(value.size / vocab * self.samples / self.cuts.degree(axes)), vocab)
+        # a loop makes the gradient where the logits were
+        return local / chunks if chunks > 1 else 2 * local
 
     def table(self) -> float:
         """Bytes of the gradient of the embedding's table."""
