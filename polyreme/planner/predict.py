@@ -44,7 +44,8 @@ def predict(
     """
     setting = _setting(model, plan, cluster, batch, training)
     graph = setting.graph
-    times = _times(setting, {block.name: block_time(block, setting) for block in graph.blocks})
+    blocks = {block.name: block_time(block, setting) for block in graph.blocks}
+    times = _times(setting, blocks)
     stages = memory(graph, plan, batch, training, "cpu" if cluster.shared > 1 else "accelerator")
     fullest = max(stages, key=lambda each: each.total)
     step = times.total
@@ -57,7 +58,7 @@ def predict(
         stages=stages,
         times=times,
         capacity=cluster.device.memory * cluster.device.usable,
-        binds=_binds(times),
+        binds=_binds(times, _products(setting, blocks)),
     )
 
 
@@ -281,11 +282,19 @@ def _saved(setting: Setting, block: Block) -> float:
     return sum(cuts.local(values[n], setting.samples) * (values[n].itemsize or itemsize) for n in kept if n in values)
 
 
-def _binds(times: Times) -> str:
+def _products(setting: Setting, blocks: Mapping[str, BlockTime]) -> float:
+    """Share of the arithmetic that is matrix products and attention; the rest moves bytes."""
+    found = [(blocks[block.name], block.repeats) for block in setting.graph.blocks]
+    whole = sum((time.forward + time.backward + time.again) * count for time, count in found)
+    return sum(time.products * count for time, count in found) / whole if whole else 1.0
+
+
+def _binds(times: Times, products: float) -> str:
     """The two largest parts of the step, in words."""
     parts = {
-        "arithmetic": times.compute,
-        "arithmetic done again (recompute)": times.recompute,
+        "matrix products": times.compute * products,
+        "operations that only move bytes": times.compute * (1 - products),
+        "computing again (recompute)": times.recompute,
         "waiting in the pipeline": times.bubble,
         "the optimizer's update": times.optimizer,
         "moving to and from host memory": times.offload,

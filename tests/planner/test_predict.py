@@ -164,7 +164,7 @@ def test_a_step_on_one_device_is_its_flops_and_its_update():
     assert got.mfu == pytest.approx(3 * graph.flops_per_sample * 16 / (got.step_seconds * 1e12))
     assert got.tokens_per_second == pytest.approx(16 * 128 / got.step_seconds)
     assert got.times.total == got.step_seconds
-    assert got.binds.startswith("arithmetic: 100%")
+    assert got.binds.startswith("matrix products: 100%")
 
 
 def test_recompute_runs_forwards_again_but_not_what_a_compiler_prunes():
