@@ -18,7 +18,7 @@ from polyreme.distributed.auto_parallel.process_mesh import ProcessMesh, get_mes
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, PlacementError, ProgramError
-from polyreme.nn.parameter import Parameter
+from polyreme.nn.parameter import Parameter, Unmade
 from polyreme.optimizer import LBFGS, Optimizer
 
 
@@ -138,7 +138,8 @@ def shard_optimizer(
     yours; a model of dist.to_static, whose call is one pass, updates once in so many calls.
 
     Works for every optimizer whose state is per parameter. Raises ConfigError for LBFGS, whose state is not, for
-    another shard_fn, and for steps below 1; PlacementError for parameters on no mesh; ProgramError in static mode.
+    another shard_fn, for steps below 1 and for parameters of LazyGuard that have no values yet; PlacementError for
+    parameters on no mesh; ProgramError in static mode.
     """
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(f"shard_optimizer takes an Optimizer, got {type(optimizer).__name__}")
@@ -153,6 +154,9 @@ def shard_optimizer(
         raise ProgramError(
             "shard_optimizer in static mode, where there is no state yet; call it after disable_static()"
         )
+    for p in optimizer._parameters:
+        if isinstance(p._array, Unmade):
+            raise p._array.refuse()
     if shard_fn is not None:
         shard_fn.place(optimizer._parameters)
     optimizer.gradient_accumulation_steps = steps

@@ -121,6 +121,32 @@ def test_plain_layers_equal_one_device(plain_alone, captured):
     assert_same(train(model, optimizer, batches(16), captured), plain_alone)
 
 
+def test_sizes_that_the_mesh_does_not_divide():
+    def made():
+        paddle.seed(2)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+        return model, momentum(model)
+
+    def run(model, optimizer):
+        class Loss(nn.Layer):
+            def __init__(self):
+                super().__init__()
+                self.inner = model
+
+            def forward(self, x, y):
+                return (self.inner(x) - y).square().mean()
+
+        data = [(paddle.ones([5, 4]) * (i + 1), paddle.ones([5, 4])) for i in range(2)]
+        return train(Loss(), optimizer, data)
+
+    want = run(*made())
+    plan = {"0": ColWiseParallel(), "2": RowWiseParallel()}
+    model, optimizer = parallelize(*made(), ProcessMesh([0, 1, 2], ["mp"]), {"mp_config": {"parallelize_plan": plan}})
+    assert [model[0].weight._local_value(i).shape for i in range(3)] == [[4, 3], [4, 3], [4, 2]]
+    assert_same(run(model, optimizer), want)
+    assert model[0].weight.placements == [Shard(1)]
+
+
 def collectives(step, inputs):
     """(kind, bytes) of each in a captured step."""
     found = find_collectives(step.compiled(*inputs).as_text(), MeshShape(dp=2, mp=4))

@@ -170,12 +170,15 @@ def test_the_dim_that_is_split(shape, placements, found):
 
 def test_what_is_no_stage_is_told():
     w = nn.Linear(2, 2).weight
+    with paddle.LazyGuard():
+        lazy = paddle.optimizer.SGD(parameters=nn.Linear(2, 2).parameters())
     sgd, elsewhere = paddle.optimizer.SGD(parameters=[w]), ProcessMesh([0, 1], ["x"])
     for message, call in [
         ("takes an Optimizer, got Linear", lambda: shard_optimizer(nn.Linear(2, 2))),
         ("LBFGS keeps vectors", lambda: shard_optimizer(paddle.optimizer.LBFGS(parameters=[w]))),
         ("shard_fn=<function", lambda: shard_optimizer(sgd, lambda name, p, t: t)),
         ("steps=0", lambda: shard_optimizer(sgd, None, 0)),
+        ("made under LazyGuard", lambda: shard_optimizer(lazy)),
         ("sharding_mesh_dim=1.5", lambda: ShardingStage1(1.5)),
         ("mesh is a list", lambda: ShardingStage2("x", [0, 1])),
         ("has no dim 'y'", lambda: ShardingStage3("y", elsewhere)),
