@@ -30,6 +30,7 @@ from polyreme.errors import CaptureError, ConfigError
 from polyreme.hapi.input_spec import InputSpec
 from polyreme.mesh import Plan
 from polyreme.nn.layer import Layer
+from polyreme.nn.parameter import Unmade
 from polyreme.planner import Graph, Training
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.cluster_file import of_devices
@@ -238,8 +239,9 @@ def _staged(chosen: Chosen, space: Space, inputs: Sequence[Any]) -> list[Ranked]
 
 def _cannot_cut(model: Layer, inputs: Sequence[Any], chunks: int) -> str:
     """Why a model cannot be cut into so many chunks; "" if it can."""
-    if isinstance(model, PipelineLayer) or hasattr(model, "pipeline_items"):
-        return ""
+    unmade = any(isinstance(p._array, Unmade) for p in model.parameters())
+    if isinstance(model, PipelineLayer) or hasattr(model, "pipeline_items") or unmade:
+        return ""  # what has no values yet is cut when it has
     specs = [abstract(x) for x in inputs]
     given = [InputSpec([BATCH, *s.shape[1:]], s.dtype.name) for s in specs]
     try:

@@ -74,7 +74,8 @@ class Facts:
 
     mixed: dims whose parts depend on each other; reduced: summed or the like; classes: over which a loss normalizes;
     heads: (of queries, of keys) of attention; channels: of convolutions; convolutions: (op, its FLOP); pieces: (dim, a
-    run of it) where the runs are not its equal parts. where: index of the op that is looked at.
+    run of it) where the runs are not its equal parts. where: index of the op that is looked at; times: how often its
+    loops, of which there are so many around each other, run what is looked at.
     """
 
     products: list[Product] = field(default_factory=list)
@@ -88,6 +89,8 @@ class Facts:
     runs: list[Run] = field(default_factory=list)
     pieces: list[tuple[Factor, Factor]] = field(default_factory=list)
     where: int = 0
+    times: int = 1
+    loops: int = 0
 
 
 Rule = Callable[[Any, list[Seen], Facts], list[Seen]]
@@ -150,8 +153,11 @@ def _dot_general(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
     right = tuple(d for i, d in enumerate(b.dims) if i not in (*rhs_sum, *rhs_batch))
     batch = tuple(a.dims[i] for i in lhs_batch)
     sums = (tuple(a.dims[i] for i in lhs_sum), tuple(b.dims[j] for j in rhs_sum))
+    if facts.loops:  # split, it would be summed over devices in every round
+        facts.mixed += [dim for side in (a, b) if side.origin is not None for dim in side.dims]
     every = [d.size for dims in (batch, left, right, sums[0]) for d in dims]
-    facts.products.append(Product(facts.where, (a.origin, b.origin), sums, batch, left, right, 2.0 * math.prod(every)))
+    flops = 2.0 * facts.times * math.prod(every)
+    facts.products.append(Product(facts.where, (a.origin, b.origin), sums, batch, left, right, flops))
     return [Seen((*batch, *left, *right))]
 
 
@@ -168,7 +174,7 @@ def _convolution(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
     facts.mixed += [w.dims[i] for i in numbers.rhs_spec[2:]]
     facts.channels += [x.dims[numbers.lhs_spec[1]], *(w.dims[i] for i in numbers.rhs_spec[:2])]
     taps = math.prod(w.dims[i].size for i in numbers.rhs_spec[1:])
-    facts.convolutions.append((facts.where, 2.0 * taps * math.prod(d.size for d in made)))
+    facts.convolutions.append((facts.where, 2.0 * facts.times * taps * math.prod(d.size for d in made)))
     return [Seen(tuple(made))]
 
 
@@ -317,6 +323,26 @@ def _tile(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
     return [Seen(tuple(made))]
 
 
+def _reduce_window(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+    found = []
+    for x, var in zip(given, eqn.outvars, strict=False):
+        made = list(fresh(var.aval.shape))
+        for i, (dim, window) in enumerate(zip(x.dims, eqn.params["window_dimensions"], strict=True)):
+            if window == 1 and dim.size == made[i].size:
+                made[i] = dim
+            else:
+                facts.mixed.append(dim)
+        found.append(Seen(tuple(made)))
+    return found
+
+
+def _stack(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+    at = eqn.params["axis"]
+    for x in given[1:]:
+        all_same(x.dims, given[0].dims)
+    return [Seen((*given[0].dims[:at], Factor(len(given)), *given[0].dims[at:]))]
+
+
 def _top_k(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
     dims = given[0].dims
     facts.mixed.append(dims[-1])
@@ -383,7 +409,9 @@ def _scan(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
     start = given[consts : consts + carried]
     each = given[consts + carried :]
     facts.mixed += [x.dims[0] for x in each]
+    outer, facts.times, facts.loops = facts.times, facts.times * eqn.params["length"], facts.loops + 1
     ends = run(eqn.params["jaxpr"], [*given[:consts], *start, *(Seen(x.dims[1:]) for x in each)], facts)
+    facts.times, facts.loops = outer, facts.loops - 1
     for before, after in zip(start, ends[:carried], strict=True):
         all_same(before.dims, after.dims)
     stacked = [Seen((Factor(eqn.params["length"]), *y.dims)) for y in ends[carried:]]
@@ -393,7 +421,9 @@ def _scan(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
 def _while(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
     skip, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     start = given[skip + consts :]
+    facts.loops += 1
     ends = run(eqn.params["body_jaxpr"], given[skip:], facts)
+    facts.loops -= 1
     for before, after in zip(start, ends, strict=True):
         all_same(before.dims, after.dims)
     return [Seen(x.dims) for x in start]
@@ -414,6 +444,7 @@ igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to m
 polygamma population_count pow real reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left
 shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta name
 sharding_constraint device_put pvary
+bitcast_convert_type
 """
 _REDUCTIONS = "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin"
 _CALLS = """
@@ -432,6 +463,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_REDUCTIONS.split(), _reduce),
     **dict.fromkeys(_CALLS.split(), _call),
     **dict.fromkeys(_CONSTANTS.split(), _constant),
+    **dict.fromkeys(("reduce_window_max", "reduce_window_min", "reduce_window_sum"), _reduce_window),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along("axis")),
     **dict.fromkeys(("scatter", "scatter-add", "scatter_add", "scatter_mul", "scatter_max", "scatter_min"), _scatter),
     "broadcast_in_dim": _broadcast_in_dim,
@@ -450,6 +482,7 @@ RULES: dict[str, Rule] = {
     "slice": _slice,
     "sort": _along("dimension"),
     "split": _split,
+    "stack": _stack,
     "squeeze": _squeeze,
     "tile": _tile,
     "top_k": _top_k,

@@ -361,9 +361,12 @@ class _Tracing:
         return self._value(constant(value))
 
     def _value(self, array: Any) -> TracedValue:
-        """What stands for an array; one that no op is known to have made is a constant."""
+        """What stands for an array. One that no op made is a constant, or, if it depends on something that is traced,
+        came out of a branch or loop: of an op that is not known."""
         found = self.values.get(id(array))
-        return found[1] if found is not None else self._new(array, "constant")
+        if found is None:
+            return self._new(array, "op" if isinstance(array, state.Tracer) else "constant")
+        return found[1]
 
     def _made(self, array: Any) -> TracedValue:
         return self._new(array, "op")

@@ -81,16 +81,20 @@ class Language(nn.Layer):
         super().__init__()
         self.tokens = nn.Embedding(vocab, width)
         self.places = self.create_parameter([12, width])
-        self.blocks = nn.LayerList([
-            Block(
-                width,
-                nn.MultiHeadAttention(width, heads) if kind == "layer" else WrittenOut(width, heads, heads if kind == "fused" else kv_heads, kind),
-                nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
-                if kind == "layer"
-                else Gated(width, hidden),
-            )
-            for kind in kinds
-        ])
+        self.blocks = nn.LayerList(
+            [
+                Block(
+                    width,
+                    nn.MultiHeadAttention(width, heads)
+                    if kind == "layer"
+                    else WrittenOut(width, heads, heads if kind == "fused" else kv_heads, kind),
+                    nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+                    if kind == "layer"
+                    else Gated(width, hidden),
+                )
+                for kind in kinds
+            ]
+        )
 
     def forward(self, ids):
         x = self.tokens(ids) + self.places[: ids.shape[1]]

@@ -114,6 +114,37 @@ def test_encoder_and_decoder_with_layers_of_the_library():
     assert found == want
 
 
+class Recurrent(nn.Layer):
+    def __init__(self, kind):
+        super().__init__()
+        self.steps, self.head = kind(6, 8), nn.Linear(8, 6)
+
+    def forward(self, x):
+        return self.head(self.steps(x)[0])
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.SimpleRNN])
+def test_what_a_loop_sums_over_stays_whole(kind):
+    found = infer_dims(Recurrent(kind), [InputSpec([None, 5, 6])]).dims
+    assert {name for dims in found.values() for name in dims} == {None}
+
+
+class Branching(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6)
+
+    def forward(self, x):
+        x = self.up(x)
+        if x.sum() > 0:
+            x = x * 2
+        return self.down(x)
+
+
+def test_what_comes_out_of_a_branch_is_not_known():
+    assert infer_dims(Branching(), [InputSpec([None, 6])]).dims["up.weight"] == (None, None)
+
+
 class Mixing(nn.Layer):
     """Hidden values that are sorted, summed up or shifted along the hidden dim cannot be split there."""
 
@@ -136,8 +167,11 @@ class Mixing(nn.Layer):
         lambda h: h[..., paddle.arange(15, -1, -1)],
         lambda h: h * h.topk(1, -1)[0],
         lambda h: paddle.fft.fft(h).real(),
+        lambda h: F.max_pool1d(h.unsqueeze(1), 3, 1, 1).squeeze(1),
+        lambda h: F.pad(h.unsqueeze(1), [1, 1], data_format="NCL")[:, 0, 1:-1],
+        lambda h: F.conv1d(h.unsqueeze(1), paddle.ones([1, 1, 3]), padding=1).squeeze(1),
     ],
-    ids=["sort", "cumsum", "roll", "flip", "rotate", "gather", "topk", "fft"],
+    ids=["sort", "cumsum", "roll", "flip", "rotate", "gather", "topk", "fft", "pool", "pad", "convolution"],
 )
 def test_what_is_mixed_stays_whole(mix):
     assert infer_dims(Mixing(mix), [InputSpec([None, 6])]).dims["up.weight"] == (None, None)
@@ -152,8 +186,12 @@ def test_what_is_mixed_stays_whole(mix):
         lambda h: F.dropout(h, 0.5),
         lambda h: F.layer_norm(h, [16]),
         lambda h: paddle.where(h > 0, h, h * 0.1),
+        lambda h: paddle.stack([h, h * 2]).sum(0),
+        lambda h: paddle.concat(h.chunk(2, 0), 0),
+        lambda h: h.tile([1, 1, 1])[0],
+        lambda h: h * F.softmax(h, 0),
     ],
-    ids=["gelu", "transpose", "reshape", "dropout", "norm", "where"],
+    ids=["gelu", "transpose", "reshape", "dropout", "norm", "where", "stack", "rows", "tile", "softmax"],
 )
 def test_what_works_on_each_element_is_split(keep):
     found = infer_dims(Mixing(keep), [InputSpec([None, 6])]).dims
