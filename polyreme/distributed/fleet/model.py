@@ -57,7 +57,8 @@ def distributed_model(model: Layer) -> Layer:
     if job.plan.mesh.pp > 1 and not isinstance(model, PipelineLayer):
         raise ConfigError(
             f"distributed_model: pp_degree is {job.plan.mesh.pp} and {type(model).__name__} is no PipelineLayer; "
-            "describe the model as a PipelineLayer, or set pp_degree to 1"
+            "describe the model as a PipelineLayer, train it by dist.to_static or Engine, which cut any model into "
+            "stages, or set pp_degree to 1"
         )
     _recompute(model, job)
     masters = _cast(model, job.amp)

@@ -21,8 +21,9 @@ def in_chunks(model: Any, plan: Plan) -> PipelineLayer:
         return model
     if not hasattr(model, "pipeline_items"):
         raise ConfigError(
-            f"mesh {plan.mesh} needs a model in chunks; make {type(model).__name__} a PipelineLayer, or give it "
-            "pipeline_items() and pipeline_loss(output, labels)"
+            f"mesh {plan.mesh} needs a model in chunks; make {type(model).__name__} a PipelineLayer, give it "
+            "pipeline_items() and pipeline_loss(output, labels), or cut it as it is with "
+            "distributed.auto_parallel.stages.cut_into_stages"
         )
     is_v = plan.schedule == "ZBVPP"
     return PipelineLayer(
