@@ -62,6 +62,18 @@ def predict(
     )
 
 
+def times_of(
+    model: ModelShape | Graph,
+    plan: Plan,
+    cluster: Cluster,
+    batch: int,
+    training: Training = Training(),  # noqa: B008
+) -> Times:
+    """The seconds alone, for a search that looks at the memory of the fastest plans only; raises as predict."""
+    setting = _setting(model, plan, cluster, batch, training)
+    return _times(setting, {block.name: block_time(block, setting) for block in setting.graph.blocks})
+
+
 def chunk_durations(
     model: ModelShape | Graph, plan: Plan, cluster: Cluster, batch: int, training: Training
 ) -> tuple[Durations, ...]:

@@ -17,7 +17,7 @@ from polyreme.mesh import Plan, nearest_divisor
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.devices import cluster_of_kind, most_in_a_slice, unknown_kind
 from polyreme.planner.model_shape import ModelShape
-from polyreme.planner.predict import predict
+from polyreme.planner.predict import predict, times_of
 from polyreme.planner.prediction import Prediction, Training
 from polyreme.planner.published_cells import Cells
 
@@ -45,6 +45,10 @@ class Run:
     training: Training
     assumed: Mapping[str, object]
 
+    def seconds(self) -> float:
+        """Of a step."""
+        return times_of(self.model, self.plan, self.cluster, self.batch, self.training).total
+
     def predict(self) -> Prediction:
         """The prediction."""
         return predict(self.model, self.plan, self.cluster, self.batch, self.training)
@@ -67,13 +71,21 @@ def run_of(row: Mapping[str, Any]) -> Run:
     runs = [
         Run(model, plan, cluster, batch, training, {}) for plan, batch in _candidates(cells, model, degrees, cluster)
     ]
-    best = runs[0] if len(runs) == 1 else min(runs, key=_preference)
+    best = runs[0] if len(runs) == 1 else _fastest_that_fits(runs)
     return replace(best, assumed=_choices(cells, best) | cells.assumed)
 
 
-def _preference(run: Run) -> tuple[bool, float]:
-    found = run.predict()
-    return not found.fits, -found.tokens_per_second if found.fits else found.memory.total
+def _fastest_that_fits(runs: list[Run]) -> Run:
+    """The run of most tokens a second whose memory is enough; if none is, that of least memory."""
+    by_rate = sorted(runs, key=lambda run: run.seconds() / run.batch)
+    least = None
+    for run in by_rate:
+        found = run.predict()
+        if found.fits:
+            return run
+        if least is None or found.memory.total < least[0]:
+            least = found.memory.total, run
+    return least[1] if least else by_rate[0]
 
 
 def _choices(cells: Cells, run: Run) -> dict[str, object]:
