@@ -192,7 +192,7 @@ class DistKernel:
     def _gradient_letters(self, mask: Mask, present: Mask) -> dict[str, list[int]]:
         """Letters along which the gradient of some input is a sum of addends: split in results, not in that input."""
         dims, found = self.dims, self.flow
-        if dims is None or found is None or not dims.pieces or found.lead or not all(present):
+        if dims is None or found is None or not dims.pieces or not all(present):
             return {}
         ends = {letter for letters in dims.outputs for letter in letters}
         cut = {}
