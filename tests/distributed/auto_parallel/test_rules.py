@@ -166,7 +166,7 @@ TABLE = [
     ("batch", [((4, 6), [S0, R]), ((6, 8), [R, R])], lambda x, w: x @ w, [S0, R], [[S0, R], [P, R]]),
     ("column", [((4, 6), [S0, R]), ((6, 8), [R, S1])], lambda x, w: x @ w, [S0, S1], [[S0, P], [P, S1]]),
     ("row", [((4, 6), [R, S1]), ((6, 8), [R, S0])], lambda x, w: x @ w, [R, P], [[R, S1], [R, S0]]),
-    ("partial in", [((4, 6), [P, R]), ((6, 8), [R, S1])], lambda x, w: x @ w, [P, S1], [[R, R], [R, S1]]),
+    ("partial in", [((4, 6), [P, R]), ((6, 8), [R, S1])], lambda x, w: x @ w, [P, S1], [[R, P], [R, S1]]),
     ("bias", [((4, 6), [S0, R]), ((6,), [R, R])], lambda x, b: x + b, [S0, R], [[S0, R], [P, R]]),
     ("linear ops", [((4, 6), [P, R])], lambda x: (-x * 2).reshape([8, 3]).transpose([1, 0]), [P, R], [[R, R]]),
     ("not linear", [((4, 6), [P, S0])], lambda x: polyreme.exp(x), [R, S0], [[R, S0]]),
