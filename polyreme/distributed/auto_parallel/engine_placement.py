@@ -24,10 +24,15 @@ from polyreme.distributed.auto_parallel.engine_stages import (
     microbatch,
     on_stages,
     plan_of_marks,
+    sharding_of_marks,
     stage_meshes,
 )
+from polyreme.distributed.auto_parallel.form import Form
 from polyreme.distributed.auto_parallel.kept import form_of
+from polyreme.distributed.auto_parallel.kept import place as place_tensor
+from polyreme.distributed.auto_parallel.placements import Replicate
 from polyreme.distributed.auto_parallel.process_mesh import ProcessMesh, get_mesh
+from polyreme.distributed.auto_parallel.shard_optimizer import shard_optimizer
 from polyreme.distributed.auto_parallel.stages import cut_into_stages
 from polyreme.distributed.auto_parallel.strategy import Settled
 from polyreme.distributed.communication import replicas
@@ -70,6 +75,7 @@ def place(layer: Layer, settled: Settled, batch: Batch, cluster: Cluster | None 
     Raises PlacementError for parameters on meshes that do not go together, and for degrees that do not fit; ConfigError
     where marks and a planner would both say where parameters go.
     """
+    _recompute(layer, settled)
     with layouts.using(None):
         meshes = stage_meshes(layer)
         if settled.is_planned and meshes:
@@ -80,10 +86,9 @@ def place(layer: Layer, settled: Settled, batch: Batch, cluster: Cluster | None 
         if len(meshes) > 1:
             placed = on_stages(layer, meshes, settled, batch.inputs)
         elif meshes:
-            placed = Placed(_keep_marks(layer, meshes[0], settled))
+            placed = Placed(_keep_marks(layer, meshes[0], settled, batch.optimizer))
         else:
             placed = _unmarked(layer, settled, batch, cluster)
-    _recompute(layer, settled, placed.layout.plan)
     _log.info("%s lies by\n%s", type(layer).__name__, placed.layout.plan)
     return placed
 
@@ -130,33 +135,29 @@ def by_plan(layer: Layer, plan: Plan, devices: Sequence[Device], settled: Settle
     return Placed(layout, chunks) if output is None else Placed(layout, chunks, output)
 
 
-def _keep_marks(layer: Layer, mesh: ProcessMesh, settled: Settled) -> Layout:
+def _keep_marks(layer: Layer, mesh: ProcessMesh, settled: Settled, optimizer: Any) -> Layout:
     """The layout of a marked model's mesh; unmarked parameters and buffers get a copy on each of its devices."""
     plan = plan_of_marks(layer, mesh, settled)
     layout = Layout(plan, devices_of(mesh))
-    whole = layout.replicated()
-    spans = replicas.spans_processes(layout.mesh)
-    loose = [t for t in (*layer.parameters(), *layer.buffers()) if not _is_on(t, layout)]
+    loose = [t for t in (*layer.parameters(), *layer.buffers()) if form_of(t) is None]
     holder = rng.default_generator.key_state()
-    if spans:
+    if replicas.spans_processes(layout.mesh):
         replicas.agree([*loose, holder])
-    for tensor in (*loose, holder):
-        state.write(tensor, put(state.read(tensor), whole))
-    for p in layer.parameters():
-        if not p.layouts and not p.own_form:
-            p.layouts = dict.fromkeys(("param", "grad", "state"), p._array.sharding)
+    for tensor in loose:
+        place_tensor(tensor, Form(mesh, (Replicate(),) * mesh.ndim, tuple(tensor.shape)))
+    state.write(holder, put(state.read(holder), layout.replicated()))
+    stage = sharding_of_marks(mesh, settled)
+    if stage is not None and optimizer is not None:
+        shard_optimizer(optimizer, stage, optimizer.gradient_accumulation_steps)
+    elif stage is not None:
+        stage.place(layer.parameters())
     return layout
-
-
-def _is_on(tensor: Any, layout: Layout) -> bool:
-    form = form_of(tensor)
-    return form is not None and form.sharding.device_set == set(layout.mesh.devices.flat)
 
 
 # recompute
 
 
-def _recompute(layer: Layer, settled: Settled, plan: Plan) -> None:
+def _recompute(layer: Layer, settled: Settled) -> None:
     """Wrap the sublayers that are named; without names, check that the model does what the plan says."""
     layers = dict(layer.named_sublayers())
     for name in settled.recompute_layers:
@@ -168,7 +169,7 @@ def _recompute(layer: Layer, settled: Settled, plan: Plan) -> None:
     for name in settled.recompute_layers:
         layers[name].forward = again(layers[name].forward, Keep())
     follows = any(hasattr(s, "recompute") for s in layer.sublayers(include_self=True))
-    if settled.recompute and not settled.recompute_layers and plan.recompute != "none" and not follows:
+    if settled.recompute and not settled.recompute_layers and not follows:
         raise ConfigError(
             f"Strategy.recompute: {type(layer).__name__} does not say what of it is run again in backward; name the "
             "sublayers in checkpoints, or call recompute in its forward"

@@ -14,6 +14,7 @@ from polyreme.core.layout import Layout
 from polyreme.distributed.auto_parallel.choose import Chosen
 from polyreme.distributed.auto_parallel.kept import form_of
 from polyreme.distributed.auto_parallel.process_mesh import ProcessMesh
+from polyreme.distributed.auto_parallel.shard_optimizer import STAGES, ShardingStage
 from polyreme.distributed.auto_parallel.stages_marks import cut_by_marks
 from polyreme.distributed.auto_parallel.strategy import Settled
 from polyreme.eager.tensor import Tensor
@@ -86,6 +87,28 @@ def plan_of_marks(layer: Layer, mesh: ProcessMesh, settled: Settled, num_stages:
     return Plan.from_degrees(order=order, **degrees, **settled.how)
 
 
+def sharding_of_marks(mesh: ProcessMesh, settled: Settled) -> ShardingStage | None:
+    """What the strategy splits over the batch's dim of a marked model's mesh; None for nothing.
+
+    Raises ConfigError for a mesh without such a dim, and for another degree than its size.
+    """
+    if not settled.sharding_stage:
+        return None
+    names = [name for name in ("sharding", *BATCH_NAMES) if name in mesh.dim_names]
+    if not names:
+        raise ConfigError(
+            f"Strategy.sharding: the model is marked on the mesh {mesh}, none of whose dims is named "
+            f"{' or '.join(map(repr, BATCH_NAMES))}; name the one to split over, or use a ShardingStage"
+        )
+    size = mesh.get_dim_size(names[0])
+    if settled.sharding_degree not in (None, size):
+        raise ConfigError(
+            f"Strategy.sharding.degree={settled.sharding_degree}, and dim {names[0]!r} of the mesh that the model is "
+            f"marked on has {size} devices; leave it out"
+        )
+    return STAGES[settled.sharding_stage](names[0], mesh)
+
+
 def _splitting_dims(layer: Layer) -> set[str]:
     """Names of the mesh dims that split a parameter."""
     found: set[str] = set()
@@ -108,6 +131,9 @@ def on_stages(layer: Layer, meshes: Sequence[ProcessMesh], settled: Settled, inp
             f"Strategy.pipeline.pp_degree={given.degree}, and the model is marked on {len(meshes)} meshes; leave it out"
         )
     plan = plan_of_marks(layer, meshes[0], settled, len(meshes))
+    sharding = sharding_of_marks(meshes[0], settled)
+    if sharding is not None:
+        sharding.place(p for p in layer.parameters() if (form := form_of(p)) is not None and form.mesh in meshes)
     layout, chunks = cut_by_marks(layer, meshes, plan, microbatch(inputs, plan, settled))
     return Placed(layout, chunks)
 

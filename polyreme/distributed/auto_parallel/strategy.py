@@ -206,6 +206,13 @@ def settle(strategy: Strategy | str | None) -> Settled:
     if not isinstance(strategy, Strategy):
         raise TypeError(f"strategy is an auto_parallel.Strategy or 'auto', got {type(strategy).__name__}")
     _check_refused(strategy)
+    is_planned = _chosen("auto_mode", strategy.auto_mode, _AUTO_MODES) == "full"
+    chosen_twice = [name for name in ("recompute", "sharding", "pipeline") if strategy.get(name).enable]
+    if is_planned and chosen_twice:
+        raise ConfigError(
+            f"Strategy.auto_mode='full' lets the planner choose {' and '.join(chosen_twice)}, and so do you; "
+            "switch one of the two off"
+        )
     merge = strategy.gradient_merge
     return Settled(
         precision=_precision(strategy.amp),
@@ -218,7 +225,7 @@ def settle(strategy: Strategy | str | None) -> Settled:
         sharding_degree=_set_degree(strategy.sharding),
         stages=_stages(strategy.pipeline) if strategy.pipeline.enable else None,
         seed=strategy.seed,
-        is_planned=_chosen("auto_mode", strategy.auto_mode, _AUTO_MODES) == "full",
+        is_planned=is_planned,
         return_numpy=strategy.return_numpy,
     )
 

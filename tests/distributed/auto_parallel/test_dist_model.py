@@ -108,17 +108,36 @@ def test_mixed_precision(eager, amp):
     assert model.network[0].weight.dtype == (paddle.bfloat16 if amp.get("level") else paddle.float32)
 
 
-def test_marks_are_kept_and_dims_of_any_name_understood(eager):
-    mesh = ProcessMesh(np.arange(8).reshape(2, 4), ["x", "y"])
+def marked(mesh):
+    """The network, its first layer split by columns over the mesh's last dim and its second by rows."""
     layer = network()
     layer[0].weight = shard_tensor(layer[0].weight, mesh, [Replicate(), Shard(1)])
     layer[2].weight = shard_tensor(layer[2].weight, mesh, [Replicate(), Shard(0)])
+    return layer
+
+
+def test_marks_are_kept_and_dims_of_any_name_understood(eager):
+    layer = marked(ProcessMesh(np.arange(8).reshape(2, 4), ["x", "y"]))
     model = made(layer=layer)
     np.testing.assert_allclose([float(model(X, Y)) for _ in range(3)], eager, **NEAR)
     assert (model.plan.mesh.dp, model.plan.mesh.mp) == (2, 4)  # y splits parameters, x does not
     assert model.network[0].weight.placements == [Replicate(), Shard(1)]
     assert model.network[0].weight._local_shape == [4, 2]
     assert model.optimizer._slots["moment1"][id(layer[0].weight)]._local_shape == [4, 2]
+    with pytest.raises(ConfigError, match="none of whose dims is named 'dp' or"):
+        made({"sharding": {"enable": True}}, marked(ProcessMesh(np.arange(8).reshape(2, 4), ["x", "y"])))
+
+
+def test_state_of_a_marked_model_is_sharded_over_the_batch_s_dim(eager):
+    mesh = ProcessMesh(np.arange(8).reshape(2, 4), ["dp", "mp"])
+    layer = marked(mesh)
+    model = made({"sharding": {"enable": True, "stage": 3, "degree": 2}}, layer)
+    np.testing.assert_allclose([float(model(X, Y)) for _ in range(3)], eager, **NEAR)
+    weight = layer[0].weight
+    assert weight.sharding.shard_shape((4, 8)) == (2, 2)
+    assert model.optimizer._slots["moment2"][id(weight)].sharding.shard_shape((4, 8)) == (2, 2)
+    with pytest.raises(ConfigError, match=r"sharding.degree=4, and dim 'dp' of the mesh .* has 2 devices"):
+        made({"sharding": {"enable": True, "degree": 4}}, marked(mesh))
 
 
 def test_state_dicts(eager):

@@ -135,6 +135,7 @@ def test_what_a_strategy_means():
         ({"gradient_merge": {"enable": True, "k_steps": 0}}, r"gradient_merge.k_steps=0"),
         ({"pipeline": {"enable": True, "schedule_mode": "2F2B"}}, r"pipeline.schedule_mode='2F2B'"),
         ({"auto_mode": "random"}, r"auto_mode='random'"),
+        ({"auto_mode": "full", "sharding": {"enable": True}}, r"lets the planner choose sharding, and so do you"),
     ],
 )
 def test_values_out_of_range(config, message):
