@@ -50,7 +50,7 @@ def summary(errors):
 def table(rows):
     """Every row, then a summary by system."""
     lines = [
-        "| row | system | model | devices | plan | measured s | predicted s | error | predicted GiB | what it waits for |",
+        "| row | system | model | devices | plan | measured s | predicted s | error | GiB | what it waits for |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     errors = defaultdict(list)
