@@ -15,11 +15,13 @@ NEEDS = {"to_static and DistModel": "Engine"}
 
 
 @pytest.mark.parametrize("name", [name for name, blocks in BLOCKS.items() if blocks])
-def test_the_examples_run(name, capsys):
+def test_the_examples_run(name, capsys, tmp_path):
     blocks = [*BLOCKS.get(NEEDS.get(name, ""), [])[:1], *BLOCKS[name]]
     code = "\n".join(blocks)
+    script = tmp_path / "example.py"  # where captured code looks for its source
+    script.write_text(code)
     try:
-        exec(compile(code, str(PAGE), "exec"), {"__name__": "docs"})
+        exec(compile(code, str(script), "exec"), {"__name__": "docs"})
     finally:
         clear_mesh()
     printed = capsys.readouterr().out.splitlines()
