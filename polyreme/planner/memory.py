@@ -47,16 +47,22 @@ def memory(
     >>> stage.parameters == 2 * gpt.num_parameters, stage.optimizer == 12 * gpt.num_parameters / 4
     (True, True)
     """
-    stages = stage_pieces(graph, plan, training.cut)
-    return tuple(_of(Stage(graph, plan, batch, training, at, chunks), compiler) for at, chunks in enumerate(stages))
+    alike: dict[object, Stage] = {}  # most stages of a long pipeline have as many of the same blocks
+    found = []
+    for at, chunks in enumerate(stage_pieces(graph, plan, training.cut)):
+        content = tuple(tuple((block.name, count) for block, count in chunk) for chunk in chunks)
+        if content not in alike:
+            alike[content] = Stage(graph, plan, batch, training, chunks)
+        found.append(_of(alike[content], at, compiler))
+    return tuple(found)
 
 
-def _of(stage: Stage, compiler: Compiler) -> Memory:
-    """The parts at the stage's worst moment."""
+def _of(stage: Stage, at: int, compiler: Compiler) -> Memory:
+    """The parts at the worst moment of a stage in its place of the pipeline."""
     plan = stage.plan
     processor = OnProcessor(stage) if compiler == "cpu" else None
     if plan.schedule is not None:
-        moments = _in_pipeline(stage, processor)
+        moments = _in_pipeline(stage, at, processor)
     else:
         moments = [Moment(*each) for each in processor.moments()] if processor else _on_accelerator(stage)
     peak = max(moments, key=sum)
@@ -106,8 +112,38 @@ def _low_copies(stage: Stage) -> float:
     return sum(n * v.size / stage.cuts.ways("param", v) for v, n in stage.weights if len(v.shape) > 1) * stage.itemsize
 
 
-def _in_pipeline(stage: Stage, processor: OnProcessor | None) -> list[Moment]:
+def _in_pipeline(stage: Stage, place: int, processor: OnProcessor | None) -> list[Moment]:
     """What forwards leave waits for its backward outside of any program; each program works in scratch of its own."""
+    chunks = _of_chunks(stage, processor)
+    beside = chunks.beside
+    found = []
+    for standing in standings(stage.plan, place):
+        held = sum(n * each for n, each in zip(standing.live, chunks.leaves, strict=True))
+        held += sum(n * each for n, each in zip(standing.waiting, chunks.stash, strict=True))
+        work = _work(stage, standing.kind, chunks.stash[standing.chunk], chunks.scratch[standing.chunk], processor)
+        found.append(Moment(stage.gradients, held, work + beside))
+    copies = total(stage.slots) if processor else 0.0
+    most = max(found, key=sum).activations
+    return [*found, Moment(stage.gradients, most, chunks.forward + beside), Moment(stage.gradients, 0.0, copies)]
+
+
+class _Chunks(NamedTuple):
+    """Bytes that each chunk of a stage leaves, puts off and works in; those beside every task; a forward's scratch."""
+
+    leaves: list[float]
+    stash: list[float]
+    scratch: list[float]
+    beside: float
+    forward: float
+
+
+def _of_chunks(stage: Stage, processor: OnProcessor | None) -> _Chunks:
+    if stage.of_chunks is None:
+        stage.of_chunks = _made_of_chunks(stage, processor)
+    return stage.of_chunks
+
+
+def _made_of_chunks(stage: Stage, processor: OnProcessor | None) -> _Chunks:
     leaves, stash, scratch = [], [], []
     for at, chunk in enumerate(stage.chunks):
         is_last = at == len(stage.chunks) - 1
@@ -116,16 +152,8 @@ def _in_pipeline(stage: Stage, processor: OnProcessor | None) -> list[Moment]:
         stash.append(_put_off(stage, chunk))
         scratch.append(processor.scratch(chunk) if processor else _scratch(stage, chunk))
     beside = stage.foreign(stage.kept_itemsize) + _gathered(stage)
-    found = []
-    for standing in standings(stage.plan, stage.at):
-        held = sum(n * each for n, each in zip(standing.live, leaves, strict=True))
-        held += sum(n * each for n, each in zip(standing.waiting, stash, strict=True))
-        work = _work(stage, standing.kind, stash[standing.chunk], scratch[standing.chunk], processor)
-        found.append(Moment(stage.gradients, held, work + beside))
-    copies = total(stage.slots) if processor else 0.0
     forward = 2 * stage.loss().logits + (stage.transient() if processor else 0.0)
-    most = max(found, key=sum).activations
-    return [*found, Moment(stage.gradients, most, forward + beside), Moment(stage.gradients, 0.0, copies)]
+    return _Chunks(leaves, stash, scratch, beside, forward)
 
 
 def _work(stage: Stage, kind: str, stash: float, scratch: float, processor: OnProcessor | None) -> float:

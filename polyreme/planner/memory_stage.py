@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from polyreme.mesh import Plan
+from polyreme.planner.compute import ITEMSIZE
 from polyreme.planner.graph import Block, Graph, Operation, Value
 from polyreme.planner.prediction import Training
 from polyreme.planner.sharding import Cuts, Piece, cuts_of
 
 WIDE = 4
 """Bytes of an element of what is kept in float32."""
-
-ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 MOMENTS = 2
 """Arrays like the parameter that the optimizer keeps."""
@@ -53,10 +52,10 @@ class Loss(NamedTuple):
 class Stage:
     """What one stage's devices hold; chunks: the parts of the model it has, in the order that data flows."""
 
-    def __init__(
-        self, graph: Graph, plan: Plan, batch: int, training: Training, at: int, chunks: tuple[Piece, ...]
-    ) -> None:
-        self.graph, self.plan, self.training, self.at, self.chunks = graph, plan, training, at, chunks
+    def __init__(self, graph: Graph, plan: Plan, batch: int, training: Training, chunks: tuple[Piece, ...]) -> None:
+        self.graph, self.plan, self.training, self.chunks = graph, plan, training, chunks
+        # what memory.py finds of the chunks, once for all the stages that have such chunks
+        self.of_chunks: Any = None
         self.cuts: Cuts = cuts_of(plan)
         self.samples = batch / plan.num_microbatches
         self.itemsize = ITEMSIZE[training.dtype]
