@@ -488,6 +488,29 @@ def check_a_captured_step_trains_under_a_plan_over_all_processes(rank):
         np.testing.assert_allclose(state[name], value, atol=3 * 0.01 * 0.05, err_msg=name)
 
 
+def check_state_dicts_are_saved_together_and_each_reads_its_part(rank):
+    from polyreme import distributed as dist  # noqa: PLC0415
+
+    folder = Path(os.environ["PADDLE_LOG_DIR"], "state")
+    mesh = dist.ProcessMesh(np.arange(SIZE * DEVICES).reshape(SIZE, DEVICES), ["dp", "mp"])
+    whole = values(0, 6, 8)
+    split = dist.shard_tensor(whole, mesh, [dist.Shard(0), dist.Shard(1)])
+    own = dist.shard_weight("own", tensor(np.full((2, 3), rank)), 0, dist.get_group(0))
+    for step in (3, 4):
+        dist.save_state_dict({"a": {"split": split, "own": own}, "step": step}, folder, async_save=step == 4)
+    other = dist.shard_tensor(whole * 0, mesh, [dist.Replicate(), dist.Shard(0)])
+    part = dist.shard_weight("own", tensor(np.full((2, 3), -1)), 0, dist.get_group(0))
+    state = {"a": {"split": other, "own": part}, "step": 0}
+    dist.load_state_dict(state, folder)
+    assert state["step"] == 4
+    for shard in other._array.addressable_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), whole[shard.index])
+    np.testing.assert_array_equal(part.local_tensor.numpy(), np.full((2, 3), rank))
+    np.testing.assert_array_equal(
+        dist.load_merged_state_dict(folder)["a.own"].numpy(), np.repeat(np.arange(SIZE), 2)[:, None] * np.ones(3)
+    )
+
+
 CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}
 
 

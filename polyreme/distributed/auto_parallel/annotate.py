@@ -88,8 +88,9 @@ class DistAttr:
         return [-1 if name is None else names.index(name) for name in self.sharding_specs]
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, DistAttr) and other.process_mesh == self.process_mesh
-        return same and other.placements == self.placements and len(other.sharding_specs) == len(self.sharding_specs)
+        if not isinstance(other, DistAttr):
+            return False
+        return (other.process_mesh, other.dims_mapping) == (self.process_mesh, self.dims_mapping)
 
     def __hash__(self) -> int:
         return hash((self.process_mesh, tuple(self.dims_mapping)))
