@@ -1,0 +1,151 @@
+"""Memory of a plan: state by placement exactly, activations by hand, and what must hold for any plan."""
+
+import doctest
+from dataclasses import replace
+
+import pytest
+
+from polyreme.kernels import attention_blocked
+from polyreme.kernels.linear_cross_entropy import CHUNK_BYTES
+from polyreme.mesh import RECOMPUTE, SCHEDULES, Plan, make_schedule
+from polyreme.planner import ModelShape, Training, memory_cpu, memory_live
+from polyreme.planner import memory as memories
+from polyreme.planner.memory import memory
+from polyreme.planner.memory_live import standings
+from polyreme.planner.memory_stage import CHUNK, Held, total
+
+GPT = ModelShape(hidden=64, layers=4, heads=4, seq=128, vocab=512, ffn=256)
+LLAMA = replace(GPT, kv_heads=2, gated=True, biases=False, learned_positions=False, tied=False, rms_norm=True)
+WIDE = Training(dtype="float32", master=False)
+LOW = Training()
+
+
+def only(shape: ModelShape = GPT, batch: int = 8, training: Training = WIDE, compiler="accelerator", **plan):
+    (found,) = memory(shape.graph(), Plan.from_degrees(**plan), batch, training, compiler)
+    return found
+
+
+@pytest.mark.parametrize("module", [memories, memory_live, memory_cpu])
+def test_examples_in_docstrings_are_true(module):
+    assert doctest.testmod(module).failed == 0
+
+
+def test_state_of_one_device_is_four_float32_arrays():
+    count = GPT.num_parameters
+    found = only()
+    assert (found.parameters, found.optimizer) == (4 * count, 8 * count)
+    low = only(training=LOW)
+    # two moments and the master, beside parameters in 16 bits
+    assert (low.parameters, low.optimizer) == (2 * count, 12 * count)
+    assert only(num_microbatches=2).gradients == 4 * count
+
+
+@pytest.mark.parametrize("training", [WIDE, LOW])
+def test_zero_divides_what_its_stage_names_and_nothing_else(training):
+    base = only(training=training, num_microbatches=2, dp=4)
+    parts = ("parameters", "gradients", "optimizer")
+    for stage, divided in ((1, (1, 1, 4)), (2, (1, 4, 4)), (3, (4, 4, 4))):
+        found = only(training=training, num_microbatches=2, sharding=4, sharding_stage=stage)
+        assert [getattr(found, part) for part in parts] == [
+            getattr(base, part) / by for part, by in zip(parts, divided, strict=True)
+        ]
+
+
+def test_a_parameter_that_does_not_divide_stays_whole():
+    odd = replace(GPT, hidden=60, heads=4, ffn=240, vocab=511, seq=127)
+    # sharding 8 divides 240 (ffn, its bias and qkv's heads * 3) and nothing of 60, 511 or 127
+    found = only(odd, sharding=8, sharding_stage=3)
+    divided = odd.layers * (2 * 60 * 240 + 240)
+    rest = odd.num_parameters - divided
+    heads = odd.layers * (60 * 180 + 180 + 60 * 60 + 60)
+    assert 4 * (divided / 8 + rest - heads) <= found.parameters <= 4 * (divided / 8 + rest)
+
+
+def test_tensor_parallel_divides_matrices_and_leaves_norms():
+    whole, half = only().parameters, only(mp=2).parameters
+    # norms (scale and shift), biases after a row-parallel product, positions
+    kept = GPT.layers * (4 * 64 + 2 * 64) + 2 * 64 + GPT.seq * 64
+    assert half == (whole - 4 * kept) / 2 + 4 * kept
+
+
+def test_activations_of_a_layer_by_hand():
+    tokens, width = 8 * 128, 64
+    per_layer = only(replace(GPT, layers=5)).activations - only().activations
+    # two inputs of norms and their outputs, q k v, attention's output, and of the feed-forward up and its GELU
+    floats = tokens * (4 * width + 3 * width + width + 4 * width + 4 * width)
+    assert per_layer == 4 * (floats + 8 * 4 * 128)  # and a log-sum for each head and query
+    full = only(replace(GPT, layers=5), recompute="full").activations - only(recompute="full").activations
+    assert full == 4 * tokens * width
+
+
+def test_sequence_parallel_splits_the_residual_stream_too():
+    def layer(**plan):
+        return only(replace(GPT, layers=5), **plan).activations - only(**plan).activations
+
+    residual = 4 * 8 * 128 * 64
+    # x, x after attention, and both norms' outputs
+    assert layer(mp=2) - layer(mp=2, sequence_parallel=True) == 4 * residual / 2
+    assert layer(sep=2) == layer() / 2
+
+
+@pytest.mark.parametrize("compiler", ["accelerator", "cpu"])
+@pytest.mark.parametrize("shape", [GPT, LLAMA])
+def test_more_samples_or_less_recompute_need_no_less(shape, compiler):
+    by_batch = [only(shape, batch, compiler=compiler).total for batch in (1, 2, 4, 8, 16, 64)]
+    assert by_batch == sorted(by_batch)
+    by_mode = [only(shape, 64, compiler=compiler, recompute=mode).total for mode in reversed(RECOMPUTE)]
+    assert by_mode == sorted(by_mode) if compiler == "accelerator" else by_mode[0] < by_mode[-1]
+    assert only(shape, 64, compiler=compiler, dp=4).total < by_batch[-1]
+    # the processor's program keeps all microbatches at once, others one
+    cut = only(shape, 64, compiler=compiler, num_microbatches=4).activations
+    assert (cut < only(shape, 64).activations) == (compiler == "accelerator")
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("pp", "m"), [(2, 1), (2, 5), (4, 3), (4, 8), (4, 21)])
+def test_live_microbatches_are_those_of_the_schedule(name, pp, m):
+    virtual = {"VPP": 3, "ZBVPP": 2}.get(name, 1)
+    plan = Plan.from_degrees(pp=pp, schedule=name, num_microbatches=m, virtual_stages=virtual)
+    schedule = make_schedule(name, pp, m, virtual)
+    for stage in range(pp):
+        assert max(sum(s.live) for s in standings(plan, stage)) == schedule.peak_live(stage)
+
+
+def test_stages_of_a_pipeline_hold_their_share():
+    plan = Plan.from_degrees(pp=2, num_microbatches=4)
+    first, last = memory(GPT.graph(), plan, 16, WIDE)
+    # the head is tied: its table is the first stage's, its gradient is on both
+    assert first.parameters + last.parameters == 4 * GPT.num_parameters
+    assert first.gradients + last.gradients == 4 * (GPT.num_parameters + 512 * 64)
+    # the first stage keeps two microbatches, the last one
+    assert first.activations > 1.5 * last.activations
+    more, _ = memory(GPT.graph(), Plan.from_degrees(pp=2, num_microbatches=4, schedule="FThenB"), 16, WIDE)
+    assert more.activations == 2 * first.activations
+
+
+def test_what_is_offloaded_is_not_on_the_device():
+    found = only(offload=["state"])
+    assert found.optimizer == 0
+    assert found.parameters == only().parameters
+    deep = replace(GPT, layers=8)
+    kept = only(deep, 64, recompute="full", offload=["act"]).activations
+    # inputs of two blocks of eight stay; embedding and head as before
+    assert kept == only(deep, 64, recompute="full").activations - 6 * 4 * 64 * 128 * 64
+
+
+def test_the_processor_model_follows_the_kernels():
+    for seq in (32, 64, 65, 128, 256, 300, 1024):
+        for causal in (True, False):
+            ours = memory_cpu.spans(seq, causal)
+            spec = attention_blocked.Spec(causal, 1.0, 0.0)
+            theirs = [(s.stop - s.start, s.blocks, s.keys) for s in attention_blocked.spans(spec, seq, seq)]
+            assert [tuple(s) for s in ours] == theirs
+    assert CHUNK_BYTES == CHUNK
+    assert attention_blocked.BLOCK_QUERIES == memory_cpu.QUERIES
+
+
+def test_values_lie_in_free_buffers_largest_first():
+    assert total([Held(3.0, 2), Held(1.0)]) == 7
+    # one of 5 in the 6; of the two of 3, one in the 4; the 1 in what is left of nothing
+    assert memory_cpu.reused([Held(3, 2), Held(5)], [Held(4), Held(6)]) == 8
+    assert memory_cpu.reused([Held(7)], [Held(6, 3)]) == 0
