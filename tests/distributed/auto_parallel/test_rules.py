@@ -162,6 +162,7 @@ def test_many_placements_give_the_dense_value_and_gradients(case):
 
 # (what, inputs' shapes and placements on GRID, function, placements of the result, of the inputs' gradients)
 S0, S1 = Shard(0), Shard(1)
+V4 = np.array([1.5, 2.0, 3.0, 0.5], "float32")  # 2, 2 and no rows over LINE
 TABLE = [
     ("batch", [((4, 6), [S0, R]), ((6, 8), [R, R])], lambda x, w: x @ w, [S0, R], [[S0, R], [P, R]]),
     ("column", [((4, 6), [S0, R]), ((6, 8), [R, S1])], lambda x, w: x @ w, [S0, S1], [[S0, P], [P, S1]]),
@@ -191,6 +192,16 @@ def test_placements_follow_the_rules(inputs, fn, placements, grads):
     assert result.placements == placements
     result.sum().backward()
     assert [x.grad.placements for x in on_mesh] == grads
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "max", "min", "prod", "any", "all", "count_nonzero"])
+def test_reductions_of_uneven_pieces(name):
+    values = {"max": -V4, "any": V4 > 9, "all": V4 > 0}.get(name, V4)  # what zeros in the padding would change
+    result = getattr(polyreme, name)(shard_tensor(values, LINE, [S0]))
+    want = getattr(np, name)(values)
+    assert result.placements[0].is_partial()
+    np.testing.assert_allclose(result.numpy(), want, rtol=1e-6)
+    np.testing.assert_allclose(pieces_joined(result), want, rtol=1e-6)
 
 
 def test_embedding_of_split_rows():
