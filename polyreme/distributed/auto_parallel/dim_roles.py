@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from polyreme.distributed.auto_parallel.dim_rules import Facts, Product, Seen
+from polyreme.distributed.auto_parallel.dim_facts import Facts, Product, Seen
 from polyreme.distributed.auto_parallel.factors import Dims, Factor, count, leaves
 from polyreme.distributed.auto_parallel.trace import Traced, TracedValue
 

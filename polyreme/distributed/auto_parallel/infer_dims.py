@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from polyreme.distributed.auto_parallel.dim_facts import Facts, Seen
 from polyreme.distributed.auto_parallel.dim_roles import Roles, is_split_by_mp, roles_of
-from polyreme.distributed.auto_parallel.dim_rules import Facts, Seen
 from polyreme.distributed.auto_parallel.factors import Factor
 from polyreme.distributed.auto_parallel.op_rules import propagate
 from polyreme.distributed.auto_parallel.trace import BATCH, Traced, TracedValue, trace

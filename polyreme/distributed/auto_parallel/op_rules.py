@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from polyreme.distributed.auto_parallel.dim_rules import Facts, Product, Seen, run, settle_runs, unknown
+from polyreme.distributed.auto_parallel.dim_facts import Facts, Product, Seen, settle_runs, unknown
+from polyreme.distributed.auto_parallel.dim_rules import run
 from polyreme.distributed.auto_parallel.factors import Factor, align, fresh, same
 from polyreme.distributed.auto_parallel.trace import Traced, TracedOp, TracedValue
 

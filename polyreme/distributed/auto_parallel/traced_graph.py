@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Literal
 
 from polyreme.distributed.auto_parallel.blocks import Repeated, repeated_blocks
+from polyreme.distributed.auto_parallel.dim_facts import Lookup, Product
 from polyreme.distributed.auto_parallel.dim_roles import is_split_by_mp
-from polyreme.distributed.auto_parallel.dim_rules import Lookup, Product
 from polyreme.distributed.auto_parallel.factors import Factor, leaves
 from polyreme.distributed.auto_parallel.infer_dims import Inferred, Row
 from polyreme.distributed.auto_parallel.trace import TracedOp, TracedValue
