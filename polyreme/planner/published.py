@@ -76,16 +76,20 @@ def run_of(row: Mapping[str, Any]) -> Run:
 
 
 def _fastest_that_fits(runs: list[Run]) -> Run:
-    """The run of most tokens a second whose memory is enough; if none is, that of least memory."""
+    """The run of most tokens a second whose memory is enough. If none is, the row ran all the same, so memory is
+    predicted too high: the fastest of those that need about the least."""
     by_rate = sorted(runs, key=lambda run: run.seconds() / run.batch)
-    least = None
+    needs = []
     for run in by_rate:
         found = run.predict()
         if found.fits:
             return run
-        if least is None or found.memory.total < least[0]:
-            least = found.memory.total, run
-    return least[1] if least else by_rate[0]
+        needs.append(found.memory.total)
+    return next(run for run, need in zip(by_rate, needs, strict=True) if need <= _NEAR_LEAST * min(needs))
+
+
+_NEAR_LEAST = 1.25
+"""Memory over the least of a row's candidates, of those that are taken to need about as much."""
 
 
 def _choices(cells: Cells, run: Run) -> dict[str, object]:
