@@ -28,7 +28,7 @@ def _one_device_afterwards():
 
 
 class Skips(nn.Layer):
-    """A skip over the cut, a mask that later layers read, BatchNorm, and a table that follows from constants."""
+    """A skip over the cut, a mask and noise that later layers read too, BatchNorm, and a table of constants."""
 
     def __init__(self):
         super().__init__()
@@ -41,10 +41,10 @@ class Skips(nn.Layer):
         self.head = nn.Linear(6, 1)
 
     def forward(self, x, keep):
-        table = paddle.arange(6).astype("float32") / 6
-        start = self.norm(self.first(x))
+        table, noise = paddle.arange(6).astype("float32") / 6, paddle.rand([6])
+        start = self.norm(self.first(x)) + noise
         x = F.relu(self.second(start)) * keep
-        x = self.drop(self.third(x) + table) + start
+        x = self.drop(self.third(x) + table) + start * noise
         out = self.head(self.last_norm(x) * keep)
         return (out**2).mean()
 
@@ -148,20 +148,28 @@ def test_modes_shapes_and_frozen_parameters_are_followed():
     assert np.abs(values["norm._mean"] - mean).max() <= bound.gradient(mean, 1.0)
 
     model.eval()
+    scale = values["norm.weight"] / np.sqrt(values["norm._variance"] + 1e-5)
+    normed = (ROWS.astype("float64") @ values["first.weight"] - values["norm._mean"]) * scale
+    out = normed @ values["last.weight"]
+    want = 2 * normed.T @ out / len(ROWS)
+
+    def assert_evaluates(losses, ends):
+        for loss, part in zip(losses, np.split(out, ends), strict=True):
+            assert abs(float(loss) - (part**2).mean()) <= bound.loss((part**2).mean())
+
+    model.last.weight.clear_grad()
+    assert_evaluates(pipeline.train(cut([(ROWS,), ()], 2, None), keys), [4])
+    assert np.abs(np.asarray(model.last.weight.grad._array) - want).max() <= bound.gradient(want, 1.0)
+
     for p in (model.first.weight, model.last.bias):
         p.clear_grad()
         p.stop_gradient = True
     model.last.weight.clear_grad()
-    scale = values["norm.weight"] / np.sqrt(values["norm._variance"] + 1e-5)
-    normed = (ROWS.astype("float64") @ values["first.weight"] - values["norm._mean"]) * scale
-    out = normed @ values["last.weight"]
-    batch = cut([[(ROWS[:5],), (ROWS[5:],)], [(), ()]], 2, None)
-    for losses in (pipeline.evaluate(batch, keys), pipeline.train(batch, keys)):
-        for loss, part in zip(losses, (out[:5], out[5:]), strict=True):
-            assert abs(float(loss) - (part**2).mean()) <= bound.loss((part**2).mean())
+    uneven = cut([[(ROWS[:5],), (ROWS[5:],)], [(), ()]], 2, None)
+    assert_evaluates(pipeline.evaluate(uneven, keys), [5])
+    assert_evaluates(pipeline.train(uneven, keys), [5])
     assert model.first.weight.grad is None
     assert model.last.bias.grad is None
-    want = 2 * normed.T @ out / len(ROWS)
     assert np.abs(np.asarray(model.last.weight.grad._array) - want).max() <= bound.gradient(want, 1.0)
 
 
