@@ -41,7 +41,7 @@ from polyreme.hapi.step import as_list
 from polyreme.io import DataLoader
 from polyreme.mesh import Plan
 from polyreme.metric.metrics import Metric
-from polyreme.planner import Prediction
+from polyreme.planner import Cluster, Prediction
 
 Logs = dict[str, Any]
 
@@ -78,6 +78,8 @@ class Engine:
         strategy: Strategy | str | None = None,
     ) -> None:
         check_arguments("Engine", model, loss, optimizer)
+        if cluster is not None and not isinstance(cluster, Cluster):
+            raise TypeError(f"Engine: cluster is a planner.Cluster, got {type(cluster).__name__}")
         self._settled = settle(strategy)
         self._strategy = copy.deepcopy(strategy)
         self._network, self._loss, self._optimizer = model, loss, optimizer

@@ -15,6 +15,7 @@ from polyreme.errors import CheckpointError, ConfigError, DataError, DTypeError,
 from polyreme.io import DataLoader, IterableDataset, TensorDataset
 from polyreme.metric import Accuracy
 from polyreme.nn import functional as F
+from polyreme.planner import cluster_of_kind
 from polyreme.static import InputSpec
 
 X = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
@@ -93,7 +94,7 @@ def test_plain_code_on_eight_devices_equals_model_on_one(one_device, tmp_path, c
 
 def test_training_goes_on_from_a_save_on_another_mesh(tmp_path):
     made = engine(HALF_WAY)
-    made.fit(DATA, batch_size=8, steps_per_epoch=1, verbose=0)  # half way to an update
+    made.fit(DATA, batch_size=8, verbose=0)  # three batches: one update, and half way to the next
     path = str(tmp_path / "run" / "model")
     made.save(path)
     assert sorted(os.listdir(tmp_path / "run")) == ["model.train"]
@@ -218,6 +219,9 @@ def test_the_planner_chooses_and_predicts():
         cost = each.cost(*specs)
         assert cost.step_seconds > 0
         assert cost.fits
+    a100 = cluster_of_kind("a100-40g", 8)
+    other = auto.Engine(network(), nn.CrossEntropyLoss(), cluster=a100).cost(*specs)
+    assert other.capacity == a100.device.memory * a100.device.usable
     weights = 4 * (4 * 8 + 8 + 8 * 3 + 3)  # bytes, of which data parallel keeps a copy on each device
     assert cost.memory.parameters == weights
     with pytest.raises(ConfigError, match="leave the rows of a batch open"):
@@ -290,6 +294,8 @@ def test_what_an_engine_refuses():
     made = engine(layer=layer)
     with pytest.raises(TypeError, match="Engine takes a Layer, got NoneType"):
         auto.Engine()
+    with pytest.raises(TypeError, match=r"cluster is a planner.Cluster, got str"):
+        auto.Engine(layer, cluster="v5e")
     with pytest.raises(ConfigError, match=r"nvprof_range=\[1, 2\]; nothing is profiled here"):
         made.fit(DATA, nvprof_range=[1, 2])
     with pytest.raises(ConfigError, match=r"Engine.fit: epochs=0; give a whole number of at least 1"):
