@@ -673,7 +673,14 @@ def _with_item(x: Tensor, index: Any, value: Any) -> Tensor:
 
 @recorded
 def _copy(x: Tensor) -> Tensor:
-    return tape.apply(_copy_kernel, (state.read(x),), (tape.edge_of(x),))
+    return _same_value(x, tape.apply(_copy_kernel, (state.read(x),), (tape.edge_of(x),)))
+
+
+def _same_value(x: Tensor, made: Tensor) -> Tensor:
+    """made, a copy of x, of which whoever watches is told: no op made it."""
+    if state.watch.active is not None:
+        state.watch.active.copied(x, made)
+    return made
 
 
 def to_tensor(data: Any, dtype: Any = None, place: Any = None, stop_gradient: bool = True) -> Tensor:
@@ -699,7 +706,7 @@ def _filled(x: Tensor, value: float) -> Tensor:
 @recorded
 def _move(x: Tensor, place: places.Place) -> Tensor:
     device = place.device()
-    return tape.apply(_move_kernel(device), (state.read(x),), (tape.edge_of(x),))
+    return _same_value(x, tape.apply(_move_kernel(device), (state.read(x),), (tape.edge_of(x),)))
 
 
 _movers: dict[Any, tape.Kernel] = {}

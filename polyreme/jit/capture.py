@@ -167,6 +167,9 @@ class Capture:
             return jax.lax.stop_gradient(array)
         return array
 
+    def copied(self, tensor: TensorState, made: TensorState) -> None:
+        """A Tensor was made with the value of another."""
+
     def entered(self, layer: Any) -> Callable[..., Any]:
         """A Layer was called: its training flag becomes a guard. Returns the forward to run."""
         self.layers.setdefault(id(layer), (layer, layer.training, parts_of(layer)))

@@ -219,6 +219,9 @@ class _Watching(Capture):
 
         return run
 
+    def copied(self, tensor: TensorState, made: TensorState) -> None:
+        self.tracing.copied(tensor, made)
+
     def left(self) -> None:
         super().left()
         self.tracing.leave()
@@ -306,6 +309,10 @@ class _Tracing:
     def leave(self) -> None:
         """The innermost Layer's call ends."""
         self.traced.calls[self.open.pop()].last = len(self.traced.ops)
+
+    def copied(self, tensor: TensorState, made: TensorState) -> None:
+        """A copy stands for the same value."""
+        self.values[id(made._array)] = (made._array, self._value(tensor._array))
 
     # ops
 

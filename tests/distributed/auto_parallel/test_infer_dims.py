@@ -190,8 +190,9 @@ def test_what_is_mixed_stays_whole(mix):
         lambda h: paddle.concat(h.chunk(2, 0), 0),
         lambda h: h.tile([1, 1, 1])[0],
         lambda h: h * F.softmax(h, 0),
+        lambda h: h.clone().cpu().astype("float32"),
     ],
-    ids=["gelu", "transpose", "reshape", "dropout", "norm", "where", "stack", "rows", "tile", "softmax"],
+    ids=["gelu", "transpose", "reshape", "dropout", "norm", "where", "stack", "rows", "tile", "softmax", "clone"],
 )
 def test_what_works_on_each_element_is_split(keep):
     found = infer_dims(Mixing(keep), [InputSpec([None, 6])]).dims
