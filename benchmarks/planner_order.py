@@ -44,7 +44,7 @@ PLANS = [
 ]
 CONFIG = PretrainConfig.model_validate(
     {
-        "model": {"vocab_size": 2048, "hidden_size": 256, "num_layers": 4, "num_heads": 8, "seq_len": 128},
+        "model": {"vocab_size": 2048, "hidden_size": 256, "num_layers": 6, "num_heads": 8, "seq_len": 64},
         "data": {"tokenizer_vocab_size": 2048},
         "train": {"global_batch": 32},
     }
@@ -68,7 +68,7 @@ def main() -> None:
     cluster = s.calibrated()
     shape, training = shape_of(CONFIG.model), training_of(CONFIG, cluster)
     predicted = [predict(shape, plan, cluster, CONFIG.train.global_batch, training) for plan in PLANS[: options.plans]]
-    sides = [s.decoder(CONFIG, plan) for plan in PLANS[: options.plans]]
+    sides = [s.made(f"{at + 1} of {options.plans}", CONFIG, plan) for at, plan in enumerate(PLANS[: options.plans])]
     s.in_turn(sides, options.rounds, options.seconds)
     found = list(zip(sides, predicted, strict=True))
     found.sort(key=lambda pair: pair[0].median)

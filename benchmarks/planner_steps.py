@@ -29,7 +29,7 @@ from polyreme.planner.cluster import Cluster  # noqa: E402
 from polyreme.planner.cluster_file import of_devices  # noqa: E402
 from polyreme.recipes import calibrate  # noqa: E402
 from polyreme.recipes.config import PretrainConfig  # noqa: E402
-from polyreme.recipes.plan import with_plan  # noqa: E402
+from polyreme.recipes.plan import plan_words, with_plan  # noqa: E402
 from polyreme.recipes.training import Trainer  # noqa: E402
 
 
@@ -74,6 +74,15 @@ def decoder(config: PretrainConfig, plan: Plan) -> Side:
     side = Side(plan, step)
     side.run()
     side.run()  # the second step is the first that compiles nothing
+    return side
+
+
+def made(number: str, config: PretrainConfig, plan: Plan) -> Side:
+    """decoder, telling how long it took."""
+    start = time.perf_counter()
+    side = decoder(config, plan)
+    text = f"compiled {number}: {plan_words(plan)}, {time.perf_counter() - start:.0f} s; a step took {side.run():.3f} s"
+    print(text, file=sys.stderr, flush=True)
     return side
 
 

@@ -5,6 +5,7 @@ Floor: 1.  Never imports: jax.  The measuring is in recipes/calibrate.py; the fi
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -63,8 +64,8 @@ def cluster_of(measured: Measured) -> Cluster:
         flops=peaks,
         memory=measured.memory,
         bandwidth=bandwidth,
-        matmul=_share(measured.matmul[first], peaks[first] * parts),
-        attention=_share(measured.attention, peaks[first] * parts),
+        matmul=_rising(_share(measured.matmul[first], peaks[first] * parts)),
+        attention=_rising(_share(measured.attention, peaks[first] * parts)),
         streaming=_share(measured.streaming, bandwidth * parts),
         launch=measured.launch,
         host=bandwidth if measured.platform == "cpu" else DeviceKind.host,
@@ -137,6 +138,12 @@ def _listed(points: tuple) -> list:
 
 def _share(points: Points, peak: float) -> Curve:
     return tuple((size, round(min(1.0, rate / peak), 4)) for size, rate in points)
+
+
+def _rising(curve: Curve) -> Curve:
+    """A larger product can be done in parts, so where one was measured slower that was the cache, or other work."""
+    shares = itertools.accumulate((share for _, share in curve), max)
+    return tuple((size, share) for (size, _), share in zip(curve, shares, strict=True))
 
 
 def _link(measured: Measured) -> Link:

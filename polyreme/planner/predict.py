@@ -165,7 +165,8 @@ def _times(setting: Setting, blocks: Mapping[str, BlockTime]) -> Times:
         waiting = _serial_tasks(setting, len(chunks))
     else:
         waiting = pipeline_seconds(plan, durations) - m * max(works)
-    for axis, seconds in _reduction(setting, [cut[at] for at in slowest], chunks, slowest).items():
+    summing = list(range(len(chunks))) if is_serial else slowest
+    for axis, seconds in _reduction(setting, [cut[at] for at in summing], chunks, summing).items():
         exposed[axis] = exposed.get(axis, 0.0) + seconds
     return Times(
         compute=m * sum(c.forward + c.inputs + c.weights for c in counted),
@@ -230,6 +231,7 @@ def _summed(setting: Setting, held: Sequence[Piece]) -> tuple[_Sums, _Sums, int]
     gathers: _Sums = defaultdict(float)
     tokens = cuts.axes("act", ("batch", "block_seq"), (1, 0))
     of_parameter = setting.on.itemsize if training.master else 4
+    is_each = training.sums == "program" and (plan.schedule is not None or setting.cluster.shared > 1)
     for block, count in (each for piece in held for each in piece):
         for value in block.parameters:
             used = cuts.axes("use", value.dims, value.shape)
@@ -241,11 +243,11 @@ def _summed(setting: Setting, held: Sequence[Piece]) -> tuple[_Sums, _Sums, int]
                 sums[data - kept, "all_reduce", 1] += whole / cuts.degree(kept) * training.gradients
                 continue
             split = (cuts.axes("grad", value.dims, value.shape) - used) & data
-            times = plan.num_microbatches if split else 1
+            times = plan.num_microbatches if split or is_each else 1
             if state:
                 sums[state, "reduce_scatter", times] += whole * training.gradients
                 gathers[state, "all_gather", 1] += whole * of_parameter
-            sums[data - state, "all_reduce", 1] += whole / cuts.degree(state) * training.gradients
+            sums[data - state, "all_reduce", times if is_each else 1] += whole / cuts.degree(state) * training.gradients
     return sums, gathers, max(1, sum(count for piece in held for _, count in piece))
 
 

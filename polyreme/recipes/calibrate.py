@@ -74,12 +74,13 @@ class _Bench:
         sizes = (32, 64, 128, 256, 512) if self.is_cpu else (256, 512, 1024, 2048, 4096, 8192)
         found = []
         for size in sizes:
-            x = self._ones((size, size), dtype)
+            # each product reads a matrix of its own, as a step's do
+            x = self._ones((_CHAIN, size, size), dtype)
 
             def chain(x: Any) -> Any:
-                y = x
-                for _ in range(_CHAIN):
-                    y = jnp.matmul(y, x)
+                y = x[:, 0]
+                for at in range(_CHAIN):
+                    y = jnp.matmul(y, x[:, at])
                 return y
 
             flops = 2.0 * size**3
@@ -138,7 +139,8 @@ class _Bench:
             spread = jax.shard_map(chain, mesh=self.mesh, in_specs=P("all"), out_specs=P("all"), check_vma=False)
             made = 4.0 * each * (1 if kind == "all-reduce" else count)
             found.append((made, self._seconds(spread, x) / _CHAIN))
-        report(", ".join([f"{kind}:", *(f"{seconds * 1e6:,.0f} us for {size:,.0f} B" for size, seconds in found)]))
+        times = (f"{seconds * 1e6:,.0f} us for {size:,.0f} B" for size, seconds in found)
+        report(f"{kind}: {', '.join(times)}")
         return found
 
     def launch(self, report: Report) -> float:

@@ -122,7 +122,8 @@ def training_of(config: PretrainConfig, cluster: Cluster) -> Training:
     """How the configured step computes on a cluster's devices."""
     train = config.train
     dtype = "float32" if train.amp_level == "O0" else train.amp_dtype
-    return Training(dtype=dtype, master=train.amp_level == "O2", attention=_attention(config, cluster, dtype))
+    attention = _attention(config, cluster, dtype)
+    return Training(dtype=dtype, master=train.amp_level == "O2", attention=attention, sums="program")
 
 
 FEATURES = ("recompute", "offload", "sharding", "pp", "mp", "sep", "sequence_parallel", "virtual_stages")
