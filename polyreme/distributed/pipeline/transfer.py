@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from polyreme.core.abstract import Abstract, mode
 from polyreme.core.layout import Layout
@@ -64,7 +64,14 @@ def note(what: str, arrays: Iterable[Any]) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def _on(sharding: Any, stage: Layout) -> NamedSharding:
-    return NamedSharding(stage.mesh, sharding.spec) if isinstance(sharding, NamedSharding) else stage.replicated()
+    if not isinstance(sharding, NamedSharding):
+        return stage.replicated()
+    named = {n for entry in sharding.spec for n in ((entry,) if isinstance(entry, str) else entry or ())}
+    if named <= set(stage.mesh.axis_names):
+        return NamedSharding(stage.mesh, sharding.spec)
+    # of a mesh whose dims a user named: the same grid of this stage's devices
+    grid = stage.mesh.devices.reshape(tuple(sharding.mesh.shape.values()))
+    return NamedSharding(Mesh(grid, sharding.mesh.axis_names), sharding.spec)
 
 
 def send(arrays: Sequence[Any], stage: Layout, what: str = "activations") -> list[Any]:

@@ -4,11 +4,21 @@ import numpy as np
 import pytest
 
 import polyreme as paddle
-from polyreme.distributed import ProcessMesh, Replicate, Shard, shard_dataloader
+from polyreme import nn
+from polyreme.distributed import (
+    ProcessMesh,
+    Replicate,
+    Shard,
+    reshard,
+    shard_dataloader,
+    shard_optimizer,
+    shard_tensor,
+    to_static,
+)
 from polyreme.errors import ConfigError, DataError
 from polyreme.io import DataLoader, Dataset
 
-FIRST, SECOND = (ProcessMesh(np.arange(s, s + 4).reshape(2, 2), ["dp", "mp"]) for s in (0, 4))
+FIRST, SECOND = (ProcessMesh(np.arange(s, s + 4).reshape(2, 2), ["x", "y"]) for s in (0, 4))
 X = np.arange(36, dtype=np.float32).reshape(9, 4)
 
 
@@ -30,7 +40,7 @@ def loader(named=False, batch_size=4):
 
 
 def test_batches_are_whole_and_split_over_a_mesh_dim():
-    spread = shard_dataloader(loader(), FIRST, shard_dims="mp")
+    spread = shard_dataloader(loader(), FIRST, shard_dims="y")
     assert len(spread) == 3
     for (x, y), start in zip(spread, (0, 4, 8), strict=True):
         np.testing.assert_array_equal(x.numpy(), X[start : start + 4])
@@ -41,11 +51,11 @@ def test_batches_are_whole_and_split_over_a_mesh_dim():
 
 
 def test_a_mesh_for_each_input_and_dicts():
-    x, y = next(iter(shard_dataloader(loader(), [FIRST, SECOND], shard_dims=["dp", 1])))
+    x, y = next(iter(shard_dataloader(loader(), [FIRST, SECOND], shard_dims=["x", 1])))
     assert (x.process_mesh, x.placements) == (FIRST, [Shard(0), Replicate()])
     assert (y.process_mesh, y.placements) == (SECOND, [Replicate(), Shard(0)])
     keys = ["inputs", "label"]
-    spread = shard_dataloader(loader(True), [[FIRST, SECOND], SECOND], keys, "dp", True, [[1], []])
+    spread = shard_dataloader(loader(True), [[FIRST, SECOND], SECOND], keys, "x", True, [[1], []])
     batch = next(iter(spread))
     assert list(batch) == keys
     first, second = batch["inputs"]
@@ -64,9 +74,9 @@ def test_what_does_not_fit_is_told():
         ("needs shard_dims", lambda: shard_dataloader(loader(), FIRST, is_dataset_splitted=True)),
         ("meshes holds a int", lambda: shard_dataloader(loader(), [3])),
         ("1 input_keys .* for 2 meshes", lambda: shard_dataloader(loader(True), [FIRST, SECOND], ["label"])),
-        ("3 shard_dims", lambda: shard_dataloader(loader(), [FIRST, SECOND], shard_dims=["dp"] * 3)),
+        ("3 shard_dims", lambda: shard_dataloader(loader(), [FIRST, SECOND], shard_dims=["x"] * 3)),
         ("batch_size 3 .* does not divide into 2", lambda: shard_dataloader(loader(False, 3), FIRST, shard_dims=0)),
-        ("no dim 'x'", lambda: shard_dataloader(loader(), FIRST, shard_dims="x")),
+        ("no dim 'z'", lambda: shard_dataloader(loader(), FIRST, shard_dims="z")),
         ("dense_tensor_idx=3", lambda: shard_dataloader(loader(), FIRST, dense_tensor_idx=3)),
     ]:
         with pytest.raises(ConfigError, match=message):
@@ -79,3 +89,39 @@ def test_what_does_not_fit_is_told():
         with pytest.raises(DataError, match=message):
             next(iter(spread))
     assert paddle.distributed.get_mesh() is None
+
+
+class OverMeshes(nn.Layer):
+    """A product on each of two meshes whose dims have names of the user's own."""
+
+    def __init__(self):
+        super().__init__()
+        paddle.seed(1)
+        self.w0 = shard_tensor(self.create_parameter([4, 4]), FIRST, [Replicate(), Shard(1)])
+        self.w1 = shard_tensor(self.create_parameter([4, 4]), SECOND, [Replicate(), Shard(0)])
+
+    def forward(self, x):
+        y = reshard(paddle.matmul(x, self.w0), SECOND, [Shard(0), Shard(1)])
+        return paddle.matmul(y, self.w1).sum(1)
+
+
+@pytest.mark.slow
+def test_inputs_on_the_meshes_of_stages_train_eagerly_and_captured():
+    losses = []
+    for staged in (False, True):
+        model = OverMeshes()
+        optimizer = shard_optimizer(paddle.optimizer.AdamW(0.001, parameters=model.parameters()))
+        loss = nn.MSELoss(reduction="sum")
+        step = to_static(model, None, loss, optimizer) if staged else None
+        found = []
+        for x, y in shard_dataloader(loader(), [FIRST, SECOND], shard_dims="x"):
+            if step is not None:
+                found.append(float(step(x, y)))
+                continue
+            value = loss(model(x), y)
+            value.backward()
+            optimizer.step()
+            optimizer.clear_grad()
+            found.append(float(value))
+        losses.append(found)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=64 * 6e-8)
