@@ -1,10 +1,12 @@
 """The Python of docs/auto_parallel.md runs as it is written, section by section; its links lead somewhere."""
 
+import doctest
 import re
 from pathlib import Path
 
 import pytest
 
+from polyreme.distributed.auto_parallel import dist_model, engine, strategy
 from polyreme.distributed.auto_parallel.process_mesh import clear_mesh
 
 PAGE = Path(__file__).parents[3] / "docs" / "auto_parallel.md"
@@ -33,3 +35,10 @@ def test_the_examples_run(name, capsys, tmp_path):
 def test_links_lead_somewhere():
     for link in re.findall(r"\]\(([\w/]+\.md)(?:#[\w-]+)?\)", PAGE.read_text()):
         assert (PAGE.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("module", [strategy, dist_model, engine], ids=lambda m: m.__name__.rpartition(".")[2])
+def test_the_doctests_run(module):
+    failed, attempted = doctest.testmod(module)
+    assert attempted
+    assert failed == 0
