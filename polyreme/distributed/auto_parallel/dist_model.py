@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from polyreme import amp
-from polyreme.core import rng
+from polyreme.core import rng, state
 from polyreme.core.layout import Layout
 from polyreme.distributed.auto_parallel.choose import Chosen
 from polyreme.distributed.auto_parallel.engine_placement import Batch, Placed, needs_batch, place
@@ -281,7 +281,9 @@ def to_static(
 
 
 def check_arguments(what: str, layer: Any, loss: Any, optimizer: Any) -> None:
-    """Raises TypeError for what is no Layer, no function and no Optimizer."""
+    """Raises TypeError for what is no Layer, no function and no Optimizer, ProgramError in static mode."""
+    if state.recording():
+        raise ProgramError(f"{what} runs imperative code, and static mode only records it; call disable_static() first")
     if not isinstance(layer, Layer):
         raise TypeError(f"{what} takes a Layer, got {type(layer).__name__}")
     if loss is not None and not callable(loss):

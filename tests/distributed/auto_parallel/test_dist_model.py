@@ -194,6 +194,16 @@ def test_arguments_of_other_kinds():
         to_static(layer, input_spec=[[spec], []])(X)
 
 
+def test_static_mode_is_refused():
+    layer = network()
+    paddle.enable_static()
+    try:
+        with pytest.raises(ProgramError, match=r"static mode only records it; call disable_static\(\) first"):
+            to_static(layer)
+    finally:
+        paddle.disable_static()
+
+
 def test_meshes_that_do_not_go_together():
     layer = network()
     layer[0].weight = shard_tensor(layer[0].weight, ProcessMesh([0, 1, 2]), [])
