@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from polyreme.core import state
 from polyreme.errors import PlacementError
 
 
@@ -42,13 +43,14 @@ def say_form(tensor: Any, form: Any) -> None:
 
 
 class DistMembers:
-    """Members of Tensor about meshes. A dense Tensor, on no ProcessMesh, has None for each."""
+    """Members of Tensor about meshes. A dense Tensor has None for each; what a plan placed has no ProcessMesh."""
 
     __slots__ = ()
+    _array: Any
 
     def is_dist(self) -> bool:
-        """True if shard_tensor, or an op on such a Tensor, put it on a ProcessMesh."""
-        return lookup.form(self) is not None
+        """True if it lies on a ProcessMesh, or on several devices in another way."""
+        return self.num_shard is not None
 
     @property
     def process_mesh(self) -> Any:
@@ -64,9 +66,12 @@ class DistMembers:
 
     @property
     def num_shard(self) -> int | None:
-        """Number of different pieces that the value is split in."""
+        """Number of different pieces that the value is split in; of a Tensor on no ProcessMesh, of its devices."""
         form = lookup.form(self)
-        return None if form is None else form.pieces
+        if form is not None:
+            return form.pieces
+        sharding = None if isinstance(self._array, state.Tracer) else getattr(self._array, "sharding", None)
+        return None if sharding is None or len(sharding.device_set) == 1 else len(sharding.device_set)
 
     @property
     def _local_shape(self) -> list[int] | None:

@@ -159,13 +159,3 @@ class Memory:
     def is_cuda(self: Any) -> bool:
         """Whether it lies on a GPU."""
         return self.place.is_gpu_place()
-
-    def is_dist(self: Any) -> bool:
-        """Whether it is spread, or copied, over several devices."""
-        return self.num_shard is not None
-
-    @property
-    def num_shard(self: Any) -> int | None:
-        """Devices it is spread or copied over; None for a Tensor on one device, or without a value."""
-        sharding = None if isinstance(self._array, state.Tracer) else getattr(self._array, "sharding", None)
-        return None if sharding is None or len(sharding.device_set) == 1 else len(sharding.device_set)
