@@ -138,8 +138,8 @@ def shard_optimizer(
     yours; a model of dist.to_static, whose call is one pass, updates once in so many calls.
 
     Works for every optimizer whose state is per parameter. Raises ConfigError for LBFGS, whose state is not, for
-    another shard_fn, for steps below 1 and for parameters of LazyGuard that have no values yet; PlacementError for
-    parameters on no mesh; ProgramError in static mode.
+    another shard_fn, for steps below 1 and for parameters of LazyGuard that have no values yet; PlacementError for a
+    stage whose parameters are on no mesh; ProgramError in static mode.
     """
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(f"shard_optimizer takes an Optimizer, got {type(optimizer).__name__}")
