@@ -100,7 +100,7 @@ def test_a_curve_is_read_between_its_points():
 def test_a_layer_of_the_22b_model_takes_as_long_as_was_published(is_cut, recompute, forward, backward):
     """Milliseconds a layer, forward and backward: arXiv:2205.05198, table 4; A100, tensor parallelism over 8.
 
-    The curves were not set by this table; 15% is the worst of a published row of that system.
+    15% is the worst of a published row of that system.
     """
     model = ModelShape(6144, 48, 64, 2048, 51200, 24576, dropout=True)
     training = Training("float16", attention="plain", gradients=2, overlap=("mp_grad",), fusion="layers", prunes=False)

@@ -66,16 +66,6 @@ def test_no_device_kind_is_far_off(errors):
         assert statistics.median(map(abs, each)) <= 0.15, kind
 
 
-def test_runs_that_set_no_curve():
-    """LLaMA-65B, BLOOM and Llama 3 405B: no curve was set by them."""
-    for row in read_rows(ROWS.with_name("published_others.csv")):
-        if row["system"] == "Megatron-DeepSpeed" and row["date"] == "2021-10":
-            continue  # a fifth slower than predicted; why is not known
-        run = run_of(row)
-        measured = measured_seconds(row, run.model, run.batch, run.cluster.num_devices)
-        assert run.predict().step_seconds == pytest.approx(measured, rel=0.1), row["model"]
-
-
 def test_a_row_becomes_a_plan():
     run = run_of(ROW)
     plan = run.plan

@@ -1,0 +1,332 @@
+"""Predicted against compiled memory per device: `python benchmarks/planner_memory.py [tuned|held-out] [--out FILE]`.
+
+Each configuration's training step is compiled for virtual CPU devices and not run (recipes.plan_verify), and its bytes
+on the fullest device are put beside planner.memory's. The rules and constants of planner/memory_cpu.py were read off
+and set on the `tuned` list; the `held-out` list was compiled once they were. A plan that the prediction calls fitting
+and the compiler refutes: one that is predicted within 92 % (DeviceKind.usable) of a device's memory and whose compiled
+bytes exceed all of it; every configuration is held against the smallest device that it is predicted to fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("CPU_NUM", "8")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import numpy as np
+from planner_memory_models import SparseDecoder, experts_over_ep, resnet_graph, sparse_graph, vit_graph
+
+from polyreme.mesh import MeshShape, Plan, data_parallel, join, zero
+from polyreme.nn import functional as F
+from polyreme.optimizer import AdamW
+from polyreme.planner import Graph, ModelShape, Training
+from polyreme.planner.memory import memory
+from polyreme.recipes.config import ModelConfig, PretrainConfig, TrainConfig
+from polyreme.recipes.plan_job import Input, Job, job_of
+from polyreme.recipes.plan_verify import verify
+from polyreme.vision.models.resnet import BasicBlock, BottleneckBlock, ResNet
+from polyreme.vision.models.vit import VisionTransformer
+
+USABLE = 0.92
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration: a step of a model under a plan, and the same as the planner sees it."""
+
+    name: str
+    family: str
+    job: Job
+    graph: Graph
+    plan: Plan
+    batch: int
+    training: Training
+
+
+def training_of(amp: str) -> Training:
+    """What a level of autocast is to the planner."""
+    return Training(dtype="float32" if amp == "O0" else "bfloat16", master=amp == "O2")
+
+
+def decoder(config: PretrainConfig, plan: dict[str, Any], rest: str) -> Case:
+    """A GPT or a LLaMA from its configuration."""
+    model, amp, is_llama = config.model, config.train.amp_level, config.model.family == "llama"
+    shape = ModelShape(
+        hidden=model.hidden_size,
+        layers=model.num_layers,
+        heads=model.num_heads,
+        seq=model.seq_len,
+        vocab=model.vocab_size,
+        ffn=model.ffn_size,
+        kv_heads=model.num_kv_heads,
+        gated=is_llama,
+        biases=not is_llama,
+        learned_positions=not is_llama,
+        tied=model.tie_embeddings,
+        rms_norm=is_llama,
+    )
+    made = Plan.from_degrees(**plan)
+    name = f"{model.family} {model.hidden_size} x {model.num_layers}, {amp}{rest}{_choices(plan)}"
+    batch, family = config.train.global_batch, "GQA" if is_llama else "dense"
+    return Case(name, family, job_of(config), shape.graph(), made, batch, training_of(amp))
+
+
+def _choices(plan: dict[str, Any]) -> str:
+    """What of a plan its mesh does not tell."""
+    words = {"sharding_stage": "zero", "sequence_parallel": "sp", "num_microbatches": "m", "recompute": ""}
+    told = [f"{words.get(key, key)}{value}" for key, value in plan.items() if key in words and key != "recompute"]
+    told += [str(plan[key]) for key in ("recompute", "schedule") if key in plan]
+    return "".join(f", {word.replace('spTrue', 'sp')}" for word in told)
+
+
+def _config(batch: int, amp: Any, dims: dict[str, Any]) -> PretrainConfig:
+    return PretrainConfig(model=ModelConfig.model_validate(dims), train=TrainConfig(global_batch=batch, amp_level=amp))
+
+
+def gpt(batch: int, sizes: tuple[int, int, int, int, int], amp: str = "O0", **plan: Any) -> Case:
+    """sizes: hidden, layers, heads, seq, vocabulary."""
+    keys = ("hidden_size", "num_layers", "num_heads", "seq_len", "vocab_size")
+    return decoder(_config(batch, amp, dict(zip(keys, sizes, strict=True))), plan, "")
+
+
+def llama(
+    batch: int, sizes: tuple[int, int, int, int, int, int], amp: str = "O0", tied: bool = False, **plan: Any
+) -> Case:
+    """sizes: hidden, layers, heads, key-value heads, seq, vocabulary."""
+    keys = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "seq_len", "vocab_size")
+    dims: dict[str, Any] = {"family": "llama", "tie_embeddings": tied, **dict(zip(keys, sizes, strict=True))}
+    return decoder(_config(batch, amp, dims), plan, ", tied" if tied else "")
+
+
+def job(model: Any, loss: Any, inputs: tuple[Input, ...], amp: str) -> Job:
+    """A step of AdamW."""
+
+    def optimizer(made: Any) -> AdamW:
+        return AdamW(1e-3, parameters=made.parameters(), weight_decay=0.1)
+
+    return Job(model, loss, inputs, optimizer, amp_level=amp)
+
+
+def sparse(batch: int, sizes: tuple[int, int, int, int, int, int, int], amp: str = "O0", **mesh: int) -> Case:
+    """A decoder whose feed-forwards are experts, split over ep; under a sharding axis of stage 1.
+
+    sizes: hidden, layers, heads, seq, vocabulary, experts, width of an expert.
+    """
+    keys = ("hidden", "layers", "heads", "seq", "vocab", "experts", "expert_ffn")
+    dims = dict(zip(keys, sizes, strict=True))
+    shape = ModelShape(**dims, ffn=dims["expert_ffn"], experts_per_token=dims["experts"])
+    sharding = [zero(1)] if mesh.get("sharding", 1) > 1 else []
+    strategy = join(data_parallel(), *sharding, *([experts_over_ep()] if mesh.get("ep", 1) > 1 else []))
+    rows = Input((batch, shape.seq), np.int64)
+    made = job(lambda: SparseDecoder(shape), lambda model, arrays: model(*arrays), (rows, rows), amp)
+    plan = Plan(mesh=MeshShape.parse(mesh), strategy=strategy)
+    name = f"experts {shape.hidden} x {shape.layers} of {shape.experts}, {amp}"
+    return Case(name, "MoE", made, sparse_graph(shape), plan, batch, training_of(amp))
+
+
+def images(name: str, model: Any, graph: Graph, size: int, batch: int, plan: dict[str, Any], amp: str = "O0") -> Case:
+    """A classifier of images."""
+    inputs = (Input((batch, 3, size, size), np.float32), Input((batch,), np.int64))
+    made = job(model, lambda model, arrays: F.cross_entropy(model(arrays[0]), arrays[1]), inputs, amp)
+    return Case(name, "vision", made, graph, Plan.from_degrees(**plan), batch, training_of(amp))
+
+
+def vit(batch: int, sizes: tuple[int, int, int, int], amp: str = "O0", **plan: Any) -> Case:
+    """A vision transformer with patches of 8. sizes: side of an image, width, depth, heads."""
+    side, width, depth, heads = sizes
+
+    def model() -> VisionTransformer:
+        return VisionTransformer(side, 8, width, depth, heads, num_classes=100)
+
+    name = f"vit {width} x {depth}, {side} px, {amp}{_choices(plan)}"
+    return images(name, model, vit_graph(side, 8, width, depth, heads, 100), side, batch, plan, amp)
+
+
+_DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
+
+
+def resnet(batch: int, depth: int, side: int, **plan: Any) -> Case:
+    """A residual network."""
+    block = BottleneckBlock if depth == 50 else BasicBlock
+    graph = resnet_graph(_DEPTHS[depth], side, 100, depth == 50)
+    name = f"resnet{depth}, {side} px{_choices(plan)}"
+    return images(name, lambda: ResNet(block, depth, num_classes=100), graph, side, batch, plan)
+
+
+GPT = (256, 4, 8, 256, 4096)
+LLAMA = (256, 4, 8, 4, 256, 4096)
+SPARSE = (256, 4, 8, 256, 4096, 4, 512)
+
+
+def tuned() -> list[Case]:
+    """What was looked at while the rules were made (and variants of it that differ in one setting)."""
+    return [
+        gpt(8, GPT),
+        gpt(8, GPT, "O2"),
+        gpt(8, GPT, recompute="full"),
+        gpt(8, GPT, mp=2, sequence_parallel=True),
+        gpt(16, GPT, sharding=2, sharding_stage=3),
+        gpt(8, GPT, sep=2),
+        gpt(16, GPT, pp=2, num_microbatches=4),
+        gpt(16, GPT, pp=2, num_microbatches=4, schedule="ZBH1"),
+        llama(8, LLAMA),
+        llama(8, LLAMA, "O2", mp=2),
+        llama(16, (256, 6, 8, 4, 256, 4096), pp=2, num_microbatches=4, schedule="VPP"),
+        sparse(8, SPARSE),
+        sparse(16, SPARSE, dp=2, ep=2),
+        vit(32, (64, 256, 4, 8)),
+        vit(32, (64, 256, 4, 8), sharding=2, sharding_stage=3),
+        resnet(32, 18, 64),
+        resnet(16, 50, 64),
+        # a second round, of other sizes
+        gpt(4, (128, 3, 4, 512, 2048), dp=2),
+        gpt(8, (384, 3, 12, 128, 8192), "O1", mp=4),
+        gpt(16, (192, 6, 6, 256, 1024), sharding=4, sharding_stage=2, recompute="full_attn"),
+        llama(8, (256, 3, 8, 2, 512, 2048), sep=2, mp=2),
+        llama(8, (128, 4, 4, 2, 384, 1024), "O2", tied=True, recompute="core_attn"),
+        sparse(16, (128, 3, 4, 128, 2048, 8, 256), sharding=2),
+        vit(32, (96, 192, 6, 6), "O2", dp=4),
+        resnet(32, 34, 32, dp=2),
+        llama(16, (128, 8, 4, 2, 256, 1024), "O2", pp=4, num_microbatches=8, recompute="full"),
+    ]
+
+
+def held_out() -> list[Case]:
+    """Thirty configurations that no rule or constant was set on."""
+    return [
+        gpt(6, (320, 5, 10, 256, 3072)),
+        gpt(32, (128, 8, 4, 256, 2048), dp=4),
+        gpt(8, (512, 2, 8, 256, 8192), mp=2),
+        gpt(8, (384, 4, 8, 512, 4096), "O2", mp=4, sequence_parallel=True),
+        gpt(16, (256, 6, 4, 128, 8192), dp=2, sharding=2, sharding_stage=1),
+        gpt(16, (256, 6, 8, 256, 2048), "O2", mp=2, sharding=4, sharding_stage=3),
+        gpt(24, (192, 6, 6, 256, 2048), dp=2, recompute="full"),
+        gpt(8, (256, 3, 8, 1024, 2048), sep=4),
+        gpt(16, (256, 4, 8, 256, 2048), "O1", num_microbatches=4, dp=2),
+        gpt(24, (192, 6, 6, 256, 4096), pp=2, num_microbatches=6),
+        gpt(16, (256, 8, 8, 256, 2048), pp=4, mp=2, num_microbatches=8),
+        gpt(16, (192, 5, 4, 256, 1024), pp=2, num_microbatches=4, recompute="full"),
+        llama(8, (384, 4, 12, 4, 256, 4096)),
+        llama(16, (256, 6, 8, 2, 256, 8192), dp=2, mp=2),
+        llama(8, (320, 3, 10, 5, 384, 2048), "O2"),
+        llama(16, (256, 5, 8, 4, 256, 4096), "O2", sharding=4, sharding_stage=2),
+        llama(8, (256, 4, 8, 4, 512, 2048), sharding=4, sharding_stage=3),
+        llama(8, (256, 4, 8, 4, 256, 4096), mp=2, recompute="full_attn"),
+        llama(16, (256, 6, 8, 4, 256, 2048), "O1", dp=2, recompute="full"),
+        llama(16, (192, 6, 6, 3, 256, 2048), pp=2, num_microbatches=4, schedule="VPP", virtual_stages=2),
+        llama(16, (256, 4, 8, 2, 256, 1024), pp=2, dp=2, num_microbatches=4, schedule="ZBH1"),
+        sparse(8, (192, 4, 6, 256, 2048, 4, 384)),
+        sparse(8, (256, 3, 8, 128, 2048, 8, 256), ep=4),
+        sparse(16, (128, 5, 4, 256, 1024, 8, 256), "O2", dp=2, ep=2),
+        sparse(8, (256, 2, 4, 256, 4096, 6, 512), sharding=2, ep=2),
+        vit(24, (80, 192, 6, 6)),
+        vit(64, (64, 320, 3, 10), dp=2, sharding=2, sharding_stage=2),
+        vit(32, (96, 256, 5, 8), "O2", dp=4),
+        resnet(24, 18, 96),
+        resnet(48, 50, 64, dp=2, sharding=2, sharding_stage=1),
+    ]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case's figures, bytes on the fullest device."""
+
+    case: Case
+    predicted: float
+    compiled: float
+    seconds: float
+    micros: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over compiled, less 1."""
+        return self.predicted / self.compiled - 1
+
+    @property
+    def refuted(self) -> bool:
+        """Whether it would not fit the smallest device on which it is predicted to."""
+        return self.compiled > self.predicted / USABLE
+
+
+_REPEATS = 10
+
+
+def measured(case: Case) -> Row:
+    """A case, compiled."""
+    told = (case.graph, case.plan, case.batch, case.training, "cpu")
+    stages = memory(*told)
+    start = time.perf_counter()
+    for _ in range(_REPEATS):
+        memory(*told)
+    micros = (time.perf_counter() - start) / _REPEATS * 1e6
+    start = time.perf_counter()
+    found = verify(case.job, case.plan)
+    jax.clear_caches()
+    seconds = time.perf_counter() - start
+    return Row(case, max(stage.total for stage in stages), found.total, seconds, micros)
+
+
+def table(rows: list[Row]) -> str:
+    """The rows and what they come to, as Markdown."""
+    lines = [
+        "| configuration | family | mesh | predicted MiB | compiled MiB | error | compile s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        sizes = f"{row.predicted / 2**20:.1f} | {row.compiled / 2**20:.1f} | {100 * row.error:+.1f} %"
+        lines.append(f"| {row.case.name} | {row.case.family} | {row.case.plan.mesh} | {sizes} | {row.seconds:.0f} |")
+    errors = [abs(row.error) for row in rows]
+    refuted = [row.case.name for row in rows if row.refuted]
+    lines += [
+        "",
+        f"{len(rows)} configurations: median error {100 * statistics.median(errors):.1f} %, worst "
+        f"{100 * max(errors):.1f} %; called fitting and refuted by the compiler: {', '.join(refuted) or 'none'}. "
+        f"A prediction takes {statistics.median(row.micros for row in rows):.0f} us (median).",
+    ]
+    for family in dict.fromkeys(row.case.family for row in rows):
+        own = [abs(row.error) for row in rows if row.case.family == family]
+        lines.append(
+            f"- {family}: {len(own)}, median {100 * statistics.median(own):.1f} %, worst {100 * max(own):.1f} %"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Compile a list, or both, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("which", nargs="?", choices=("tuned", "held-out", "both"), default="both")
+    parser.add_argument("--only", default="", help="cases whose names have this in them")
+    parser.add_argument("--out", type=Path, help="write the table to this file too")
+    args = parser.parse_args()
+    text = []
+    for which, cases in (("held-out", held_out), ("tuned", tuned)):
+        if args.which not in (which, "both"):
+            continue
+        rows = []
+        for case in cases():
+            if args.only in case.name:
+                rows.append(measured(case))
+                print(f"{which}: {case.name}: {100 * rows[-1].error:+.1f} % ({rows[-1].seconds:.0f} s)", flush=True)
+        text.append(f"## {which}\n\n{table(rows)}")
+    print("\n\n".join(text))
+    if args.out:
+        args.out.write_text(f"{_HEADER}\n\n" + "\n\n".join(text) + "\n")
+
+
+_HEADER = f"""# Predicted against compiled memory per device
+
+`python benchmarks/planner_memory.py --out FILE`; jax {jax.__version__}, virtual CPU devices, nothing allocated or run.
+Bytes of the fullest device: arguments, outputs and temporaries less what is aliased; over pipeline stages those of all
+programs, with as many microbatches as the schedule keeps. The rules were made on the `tuned` list alone."""
+
+
+if __name__ == "__main__":
+    main()
