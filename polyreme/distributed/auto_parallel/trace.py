@@ -166,8 +166,8 @@ def trace(
     open batch, for which `batch` stands. loss: called as loss(*outputs, *labels); without it the model is given the
     labels too. The model runs in the mode it is in (train or eval), under the autocast in force, off any mesh.
 
-    Raises CaptureError if the model reads the value of a Tensor (control flow on Tensors is recorded as one op, if it
-    can be captured), ConfigError for an input without shape or dtype. What the model raises comes through.
+    What comes out of control flow on Tensors is a value that no op made. Raises CaptureError if the model reads the
+    value of a Tensor, ConfigError for an input without shape or dtype. What the model raises comes through.
 
     >>> from polyreme.nn.layers.linear import Linear
     >>> trace(Linear(3, 5), [np.zeros((2, 3), "float32")]).ops
