@@ -135,6 +135,7 @@ class Small(nn.Layer):
 
 def test_modes_shapes_and_frozen_parameters_are_followed():
     """One Pipeline: its model trained, then frozen in part, evaluated and trained with other numbers of rows."""
+    rng.seed(3)
     model = Small()
     chunks, pipeline = in_stages(model, (ROWS,), Plan.from_degrees(pp=2, num_microbatches=2), ["norm"])
     assert [len(chunk.parameters()) for chunk in chunks] == [4, 2]
