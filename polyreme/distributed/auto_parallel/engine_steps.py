@@ -122,13 +122,14 @@ class WholeSteps:
 class StagedSteps:
     """Each step of a model cut into the stages of a pipeline, a program for each task.
 
-    The model's first part takes a batch's input, of several inputs a tuple. Training gives losses alone.
+    The model's first part takes a batch's input, of several inputs a tuple. Training gives the loss alone, several of
+    them added up.
     """
 
     def __init__(self, placed: Placed, loss: Any, optimizer: Any, settled: Settled) -> None:
         self.layout, self._settled, self._optimizer = placed.layout, settled, optimizer
         self._loss = loss
-        losses = [] if loss is None else [lambda out, labels: loss(*as_list(placed.output(out)), *labels)]
+        losses = [] if loss is None else [lambda out, labels: self._total(as_list(placed.output(out)), labels)]
         self._pipeline = Pipeline(placed.chunks, losses, placed.layout, placed.output)
         self.scaler = settled.precision.make_scaler()
         self._update: tuple[Any, Any] = (None, None)
@@ -168,14 +169,18 @@ class StagedSteps:
             return outputs, self._losses(parts, batch)
 
     def _losses(self, parts: list[list[Tensor]], batch: list[Microbatch]) -> list[Tensor]:
-        """The losses of the microbatches' outputs, in the mean over rows."""
+        """The loss of the microbatches' outputs, in the mean over rows."""
         whole = self._pipeline.last_stage.replicated()
+        rows = sum(each.rows for each in batch)
         found = []
         for outputs, each in zip(parts, batch, strict=True):
             labels = [Tensor(put(v, whole)) for v in each.labels]
-            share = each.rows / sum(b.rows for b in batch)
-            found.append([loss * share for loss in as_list(self._loss(*outputs, *labels))])
-        return [functools.reduce(operator.add, group) for group in zip(*found, strict=True)]
+            found.append(self._total(outputs, labels) * (each.rows / rows))
+        return [functools.reduce(operator.add, found)]
+
+    def _total(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> Tensor:
+        """The loss, several added up."""
+        return functools.reduce(operator.add, as_list(self._loss(*outputs, *labels)))
 
     def _cut(self, inputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Microbatch]:
         """Microbatches, fewer of them where a last batch has not rows enough."""
