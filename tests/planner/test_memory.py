@@ -2,13 +2,14 @@
 
 import doctest
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from polyreme.kernels import attention_blocked
 from polyreme.kernels.linear_cross_entropy import CHUNK_BYTES
 from polyreme.mesh import RECOMPUTE, SCHEDULES, Plan, make_schedule
-from polyreme.planner import ModelShape, Training, memory_cpu, memory_live
+from polyreme.planner import Memory, ModelShape, Training, memory_cpu, memory_live
 from polyreme.planner import memory as memories
 from polyreme.planner.memory import memory
 from polyreme.planner.memory_live import standings
@@ -20,7 +21,9 @@ WIDE = Training(dtype="float32", master=False)
 LOW = Training()
 
 
-def only(shape: ModelShape = GPT, batch: int = 8, training: Training = WIDE, compiler="accelerator", **plan):
+def only(
+    shape: ModelShape = GPT, batch: int = 8, training: Training = WIDE, compiler: Any = "accelerator", **plan: Any
+) -> Memory:
     (found,) = memory(shape.graph(), Plan.from_degrees(**plan), batch, training, compiler)
     return found
 

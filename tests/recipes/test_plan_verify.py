@@ -1,0 +1,96 @@
+"""Plans verified by compiling: nothing is allocated, state is exact, and the planner's memory is near what is found."""
+
+import gc
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from polyreme.core import layout
+from polyreme.core.abstract import Abstract, abstractly, copied, full
+from polyreme.errors import PlacementError
+from polyreme.mesh import Plan
+from polyreme.planner import ModelShape, Training
+from polyreme.planner.memory import memory
+from polyreme.recipes.config import ModelConfig, PretrainConfig, TrainConfig
+from polyreme.recipes.plan_verify import Verified, verify, verify_apart
+
+# the bound that benchmarks/planner_memory.py holds the planner to, for its worst configuration
+BOUND = 0.12
+
+
+def config(layers: int = 2, amp: Any = "O0", batch: int = 32) -> PretrainConfig:
+    dims = {"hidden_size": 64, "num_layers": layers, "num_heads": 4, "seq_len": 128, "vocab_size": 512}
+    return PretrainConfig(model=ModelConfig.model_validate(dims), train=TrainConfig(global_batch=batch, amp_level=amp))
+
+
+def predicted(given: PretrainConfig, plan: Plan):
+    dims = given.model
+    shape = ModelShape(
+        hidden=dims.hidden_size,
+        layers=dims.num_layers,
+        heads=dims.num_heads,
+        seq=dims.seq_len,
+        vocab=dims.vocab_size,
+        ffn=dims.ffn_size,
+    )
+    low = given.train.amp_level != "O0"
+    training = Training(dtype="bfloat16" if low else "float32", master=given.train.amp_level == "O2")
+    return memory(shape.graph(), plan, given.train.global_batch, training, "cpu")
+
+
+def test_a_step_over_three_axes_is_as_the_planner_says():
+    plan, given = Plan.from_degrees(dp=2, sharding=2, mp=2, sharding_stage=3), config(amp="O2")
+    gc.collect()
+    before = sum(array.nbytes for array in jax.live_arrays())
+    found = verify(given, plan)
+    assert sum(array.nbytes for array in jax.live_arrays()) - before < 4096
+    assert layout.active.layout is None
+    (stage,), (ours,) = found.stages, predicted(given, plan)
+    assert stage.parameters == ours.parameters
+    assert stage.optimizer == ours.optimizer
+    assert abs(ours.total / stage.total - 1) < BOUND
+    kinds = {(e.kind, e.axes) for e in stage.exchanges}
+    assert ("all-reduce", ("mp",)) in kinds
+    assert ("all-gather", ("sharding",)) in kinds
+    assert all(e.count > 0 and e.wire_bytes > 0 for e in stage.exchanges)
+    assert Verified.from_dict(found.to_dict()) == found
+
+
+def test_each_stage_of_a_pipeline_is_as_the_planner_says():
+    plan, given = Plan.from_degrees(pp=2, num_microbatches=4), config(layers=3, batch=16)
+    found = verify(given, plan)
+    assert len(found.stages) == 2
+    for stage, ours in zip(found.stages, predicted(given, plan), strict=True):
+        assert stage.parameters == ours.parameters
+        assert stage.optimizer == ours.optimizer
+        assert stage.gradients == ours.gradients
+        assert abs(ours.total / stage.total - 1) < BOUND
+    assert found.total == max(stage.total for stage in found.stages)
+    assert found.seconds > 0
+
+
+def test_too_few_devices_are_refused():
+    with pytest.raises(PlacementError, match=r"needs 16 devices .* has 8; set CPU_NUM=16"):
+        verify(config(), Plan.from_degrees(dp=16))
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_has_as_many_devices_as_the_plan_needs():
+    given, plan = config(layers=1), Plan.from_degrees(dp=32)
+    found = verify_apart(given, plan)
+    assert abs(predicted(given, plan)[0].total / found.total - 1) < 2 * BOUND  # so little on a device: odds and ends
+    with pytest.raises(PlacementError, match=r"(?s)failed: .*batch"):
+        verify_apart(given, Plan.from_degrees(dp=64))
+
+
+def test_arrays_without_memory_behave_as_arrays_in_shape_and_dtype():
+    wide = Abstract.of((1 << 20, 1 << 20), np.float32, None)
+    assert wide.strides == (0, 0)
+    assert wide.astype(np.int8).dtype == np.int8
+    with abstractly():
+        made = full((3, 5), 2.0, np.float32)
+        assert isinstance(made, Abstract)
+        assert isinstance(copied(made, np.float64), Abstract)
+    assert full((3, 5), 2.0, np.float32).sum() == 30
