@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from polyreme.core import state
+from polyreme.core.symbol import Symbol
 from polyreme.errors import PlacementError
 
 
@@ -70,7 +71,8 @@ class DistMembers:
         form = lookup.form(self)
         if form is not None:
             return form.pieces
-        sharding = None if isinstance(self._array, state.Tracer) else getattr(self._array, "sharding", None)
+        unknown = isinstance(self._array, (state.Tracer, Symbol))
+        sharding = None if unknown else getattr(self._array, "sharding", None)
         return None if sharding is None or len(sharding.device_set) == 1 else len(sharding.device_set)
 
     @property

@@ -179,7 +179,7 @@ def _place_rest(meshes: Meshes) -> None:
     """Parameters and buffers that no plan placed: whole on the mesh of their layer."""
     for name, layer in meshes.layers.items():
         for tensor in (*layer._parameters.values(), *layer._buffers.values()):
-            if tensor is not None and not tensor.is_dist():
+            if tensor is not None and tensor.process_mesh is None:
                 place_tensor(tensor, meshes.of[name], [Replicate()] * meshes.of[name].ndim)
 
 
@@ -198,7 +198,7 @@ def _split_batch(model: Layer, meshes: Meshes) -> None:
     placements = [Shard(0) if name == "dp" else Replicate() for name in mesh.dim_names]
 
     def split(x: Tensor) -> Tensor:
-        fits = not x.is_dist() and x.ndim and x.shape[0] % mesh.get_dim_size("dp") == 0
+        fits = x.process_mesh is None and x.ndim and x.shape[0] % mesh.get_dim_size("dp") == 0
         return put_on(x, mesh, placements) if fits else x
 
     model.register_forward_pre_hook(lambda _, inputs: each_tensor(inputs, split))

@@ -44,7 +44,7 @@ def shard_layer(
         for name, sublayer in layer.named_sublayers(include_self=True):
             shard_fn(name, sublayer, process_mesh)
     for tensor in (*layer.parameters(), *layer.buffers()):
-        if not tensor.is_dist():
+        if tensor.process_mesh is None:
             place_tensor(tensor, process_mesh, [Replicate()] * process_mesh.ndim)
     if input_fn is not None:
         layer.register_forward_pre_hook(lambda _, inputs: input_fn(inputs, process_mesh))
