@@ -141,3 +141,13 @@ def test_dist_attr():
     assert repr(attr).endswith("['y', None])")
     with pytest.raises(ConfigError, match="mesh is a list"):
         DistAttr([0], ["x"])
+
+
+def test_a_variable_of_a_program_lies_nowhere():
+    paddle.enable_static()
+    try:
+        with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
+            x = paddle.static.data("x", [2, 3])
+            assert (x.is_dist(), x.num_shard, x.placements) == (False, None, None)
+    finally:
+        paddle.disable_static()
