@@ -108,7 +108,7 @@ class _Bench:
 
     def streaming(self, report: Report) -> list[tuple[float, float]]:
         """(bytes read and written on one device, bytes/s of all devices together)."""
-        sizes = (1 << 12, 1 << 15, 1 << 18, 1 << 20) if self.is_cpu else (1 << 16, 1 << 20, 1 << 24, 1 << 27)
+        sizes = (1 << 12, 1 << 15, 1 << 18, 1 << 20, 1 << 22) if self.is_cpu else (1 << 16, 1 << 20, 1 << 24, 1 << 27)
         found = []
         for size in sizes:
             x = self._ones((size,), "float32")
