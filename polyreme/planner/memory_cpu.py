@@ -264,10 +264,10 @@ class OnProcessor:
                 nbytes = value.size / whole * WIDE
                 if len(value.shape) == CONVOLUTION:
                     found.append(Held(nbytes, 2 * count))
-                elif len(value.shape) > 1 and stage.itemsize < WIDE:
-                    found.append(Held(nbytes, count))
                 elif len(value.shape) > 1 and whole < pieces:
                     found.append(Held(nbytes, count * GATHERED_KEPT))
+                elif len(value.shape) > 1 and stage.itemsize < WIDE:
+                    found.append(Held(nbytes, count))
         return found
 
     def scratch(self, chunk: Piece) -> float:
