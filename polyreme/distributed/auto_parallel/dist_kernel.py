@@ -79,7 +79,23 @@ class DistKernel:
 
     def values(self, stored: Sequence[Any]) -> list[Any]:
         """The value of every input. Traceable."""
-        return [a if f is None else f.decode(a) for a, f in zip(stored, self.forms, strict=True)]
+        values = [a if f is None else f.decode(a) for a, f in zip(stored, self.forms, strict=True)]
+        return values if self.dims is None else self._laid_out(values, self.dims.inputs)
+
+    def _laid_out(self, values: Sequence[Any], letters: Sequence[Letters]) -> list[Any]:
+        """values laid out by their letters, for an op that wants it so."""
+        if self.dims is None or self.dims.kind != "held":
+            return list(values)
+        return [self._told(v, own) for v, own in zip(values, letters, strict=True)]
+
+    def _told(self, value: Any, letters: Letters) -> Any:
+        _, found = self.rule
+        names, entries = self.mesh.dim_names, []
+        for size, letter in zip(value.shape, letters, strict=True):
+            axes = tuple(names[a] for a in found.split.get(letter or "", ()))
+            entries.append(axes if axes and size % found.ways(letter or "") == 0 else None)
+        where = jax.sharding.NamedSharding(self.mesh.jax_mesh, jax.sharding.PartitionSpec(*entries))
+        return jax.lax.with_sharding_constraint(value, where)
 
     def _whole(self, stored: Sequence[Any]) -> tuple:
         outs = self._flat(self.base.fn(*self.values(stored)))
@@ -228,11 +244,17 @@ class DistKernel:
         def backward(stored: tuple, given: tuple) -> tuple:
             values = self.values(stored)
             cotangents = [f.decode(c) for f, c in zip(cots, given, strict=True)]
+            if self.dims is not None and all(present):
+                cotangents = self._laid_out(cotangents, self.dims.outputs)
             if cut:
                 return self._cut_gradients(pull, values, cotangents, mask, cut, forms)
             waiting = iter(cotangents)
             full = tuple(next(waiting) if p else None for p in present)
-            return tuple(f.encode(g) for f, g in zip(forms, pull(tuple(values), full), strict=True))
+            grads = pull(tuple(values), full)
+            if self.dims is not None:
+                own = [letters for letters, m in zip(self.dims.inputs, mask, strict=True) if m]
+                grads = self._laid_out(grads, own)
+            return tuple(f.encode(g) for f, g in zip(forms, grads, strict=True))
 
         backward.__name__ = backward.__qualname__ = f"{self.base.name}_grad"
         return jax.jit(backward, out_shardings=tuple(f.sharding for f in forms))

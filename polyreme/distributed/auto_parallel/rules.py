@@ -34,7 +34,8 @@ class Dims:
     to make uneven pieces even hold, so that they change no result; None if there is no such value. passes: which
     Partial inputs stay so; of: the inputs that "each" allows. aligned: letters split only where pieces are even.
     pieces: the op's function computes a piece of its results from the same pieces of its inputs, so that the gradient
-    of an input without the letter is a sum of addends. kind: "mean" scales uneven pieces, "rows" looks up rows.
+    of an input without the letter is a sum of addends. kind: "mean" scales uneven pieces, "rows" looks up rows, "held"
+    has inputs laid out by their letters before the op runs: XLA's partitioner aborts on some layouts of a convolution.
     """
 
     inputs: tuple[Letters, ...]

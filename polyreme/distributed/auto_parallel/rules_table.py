@@ -155,16 +155,23 @@ def einsum(c: Call) -> Dims | None:
 
 @_rules("conv1d conv2d conv3d")
 def convolution(c: Call) -> Dims:
-    """Batch and output channels; input channels make the result Partial; places are whole."""
+    """Batch and output channels go through, a sum over split input channels is joined at once; places are whole."""
     last = not str(c.attrs["data_format"]).startswith("NC")
     rank, alone = len(c.shapes[0]), c.attrs["groups"] == 1
     places = (None,) * (rank - 2)
     into, made = "c" if alone else None, "o" if alone else None
     x = ("b", *places, into) if last else ("b", into, *places)
     out = ("b", *places, made) if last else ("b", made, *places)
-    biased = "bias" in c.params
     ins = c.each(x=x, weight=(made, into, *places), bias=(made,))
-    return Dims(ins, (out,), reduce=None if biased else SUM, passes="no" if biased else "each", pieces=True)
+    return Dims(ins, (out,), kind="held")
+
+
+@_rules("conv1d_transpose conv2d_transpose conv3d_transpose deform_conv2d")
+def transposed_convolution(c: Call) -> Dims:
+    """The batch goes through."""
+    own = ("b", *(None,) * (len(c.shapes[0]) - 1))
+    deformed = {"offset": own, "mask": own} if c.name == "deform_conv2d" else {}
+    return Dims(c.each(x=own, **deformed), (own,), kind="held")
 
 
 # reductions

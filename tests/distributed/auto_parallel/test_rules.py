@@ -178,7 +178,7 @@ TABLE = [
     ("prod", [((4, 6), [S0, R])], lambda x: x.prod(0), [Partial(ReduceType.kRedProd), R], [[S0, R]]),
     ("softmax", [((4, 6), [S0, S1])], lambda x: F.softmax(x), [S0, R], [[S0, S1]]),
     ("merge", [((4, 2, 3), [S0, S1])], lambda x: x.reshape([8, 3]), [S0, R], [[S0, S1]]),
-    ("conv", [((4, 4, 3, 3), [S0, S1]), ((2, 4, 1, 1), [R, S1])], F.conv2d, [S0, P], [[S0, S1], [P, S1]]),
+    ("conv", [((4, 4, 3, 3), [S0, S1]), ((2, 4, 1, 1), [R, S1])], F.conv2d, [S0, R], [[S0, S1], [R, S1]]),
     ("norm", [((4, 6), [S0, R]), ((6,), [R, R])], lambda x, w: F.layer_norm(x, [6], w), [S0, R], [[S0, R], [P, R]]),
     ("two orders", [((4, 6), [S0, R]), ((4, 6), [R, S0])], lambda x, y: x + y, [S0, S0], [[S0, R], [R, S0]]),
 ]  # fmt: skip
