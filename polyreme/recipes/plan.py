@@ -97,7 +97,7 @@ def shape_of(model: ModelConfig) -> ModelShape:
     """The planner's view of a configured model.
 
     >>> shape_of(PretrainConfig().model).num_parameters
-    4235264
+    4240896
     """
     is_llama = model.family == "llama"
     return ModelShape(

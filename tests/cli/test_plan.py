@@ -1,5 +1,6 @@
 """`polyreme plan CONFIG` and `polyreme calibrate`: tables, JSON, the file for pretrain, pictures, and refusals."""
 
+import doctest
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from polyreme.cli.main import main
 from polyreme.planner import calibration
-from polyreme.recipes import calibrate, config_file, plan_verify
+from polyreme.recipes import calibrate, config_file, plan, plan_drawing, plan_verify
 
 ROOT = Path(__file__).parents[2]
 SMALL = """
@@ -30,6 +31,11 @@ def small(tmp_path, monkeypatch):
     path.write_text(SMALL)
     (tmp_path / "words.txt").write_text("in the beginning")
     return path
+
+
+@pytest.mark.parametrize("module", [plan, plan_drawing])
+def test_examples(module):
+    assert doctest.testmod(module).failed == 0
 
 
 def test_the_best_plans_and_a_file_that_pretrain_takes(small, tmp_path, capsys):
