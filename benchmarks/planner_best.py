@@ -4,8 +4,8 @@
     python benchmarks/planner_best.py --model gpt [--plans 16] [--rounds 12] [--seconds 150] [--save NAME]
 
 One model an invocation: gpt, llama (grouped heads), vocab (a GPT with a large vocabulary), rows (a LLaMA with long
-rows). The search gives one plan for each mesh and sharding that fits; timed in turn are the ten best predicted and others
-spread evenly over the rest. The goal: the chosen plan's median within 5% of the least median.
+rows). The search gives one plan for each mesh and sharding that fits; timed in turn are the ten best predicted and
+others spread evenly over the rest. The goal: the chosen plan's median within 5% of the least median.
 """
 
 import argparse
