@@ -198,6 +198,8 @@ def tuned() -> list[Case]:
         llama(16, (128, 8, 4, 2, 256, 1024), "O2", pp=4, num_microbatches=8, recompute="full"),
         # was held out, at +14.0 %: weights that are gathered again are converted to float32 again
         gpt(16, (256, 6, 8, 256, 2048), "O2", mp=2, sharding=4, sharding_stage=3),
+        # was held out, at +23.2 %: weights of 1 x 1 convolutions are not turned round
+        resnet(48, 50, 64, dp=2, sharding=2, sharding_stage=1),
     ]
 
 
@@ -233,7 +235,7 @@ def held_out() -> list[Case]:
         vit(64, (64, 320, 3, 10), dp=2, sharding=2, sharding_stage=2),
         vit(32, (96, 256, 5, 8), "O2", dp=4),
         resnet(24, 18, 96),
-        resnet(48, 50, 64, dp=2, sharding=2, sharding_stage=1),
+        resnet(24, 34, 64, sharding=2, sharding_stage=2),
     ]
 
 
@@ -265,10 +267,10 @@ def measured(case: Case) -> Row:
     """A case, compiled."""
     told = (case.graph, case.plan, case.batch, case.training, "cpu")
     stages = memory(*told)
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(_REPEATS):
         memory(*told)
-    micros = (time.perf_counter() - start) / _REPEATS * 1e6
+    micros = (time.process_time() - start) / _REPEATS * 1e6
     start = time.perf_counter()
     found = verify(case.job, case.plan)
     jax.clear_caches()

@@ -256,14 +256,15 @@ class OnProcessor:
 
     def weights(self, blocks: Iterable[tuple[Block, int]]) -> list[Held]:
         """Weights as products read them, from forward to backward: in float32 where they are kept in fewer bits,
-        gathered where they are kept in pieces, in two other layouts for convolutions."""
+        gathered where they are kept in pieces, in other layouts for convolutions."""
         stage, found = self.stage, []
         for block, count in blocks:
             for value in block.parameters:
                 whole, pieces = stage.cuts.ways("use", value), stage.cuts.ways("param", value)
                 nbytes = value.size / whole * WIDE
                 if len(value.shape) == CONVOLUTION:
-                    found.append(Held(nbytes, 2 * count))
+                    # that of the forward, and turned round for the input's gradient, if there is anything to turn
+                    found.append(Held(nbytes, (2 if math.prod(value.shape[2:]) > 1 else 1) * count))
                 elif len(value.shape) > 1 and whole < pieces:
                     found.append(Held(nbytes, count * GATHERED_KEPT))
                 elif len(value.shape) > 1 and stage.itemsize < WIDE:
