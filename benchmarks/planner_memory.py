@@ -329,10 +329,10 @@ _HEADER = f"""# Predicted against compiled memory per device
 
 `python benchmarks/planner_memory.py --out FILE`; jax {jax.__version__}, virtual CPU devices, nothing allocated or run.
 Bytes of the fullest device: arguments, outputs and temporaries less what is aliased; over pipeline stages those of all
-programs, with as many microbatches as the schedule keeps. The rules were made on the `tuned` list. Two configurations that
-were held out came out beyond 12 % (a GPT under sharding stage 3 and O2 at +14.0 %, a ResNet-50 under stage 1 at +23.2 %) and
-showed what a rule left out; they are in the `tuned` list since, and two that had not been compiled before took their places.
-Compile seconds are of a machine that others were using."""
+programs, with as many microbatches as the schedule keeps. The rules were made on the `tuned` list. Two configurations
+that were held out came out beyond 12 % (a GPT under sharding stage 3 and O2 at +14.0 %, a ResNet-50 under stage 1 at
++23.2 %) and showed what a rule left out; they are in the `tuned` list since, and two that had not been compiled before
+took their places. Compile seconds are of a machine that others were using."""
 
 
 if __name__ == "__main__":
