@@ -6,7 +6,7 @@ Run it after changing a strategy_fields.py (distributed/fleet/base, distributed/
 
 from pathlib import Path
 
-from polyreme.distributed.auto_parallel import strategy_fields as auto
+from polyreme.distributed.auto_parallel.engine import strategy_fields as auto
 from polyreme.distributed.fleet.base.strategy_fields import FIELDS, HARMLESS, HONOURED, OWN, REFUSED, Table, walk
 
 DOCS = Path(__file__).parent.parent / "docs"

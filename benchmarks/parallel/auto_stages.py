@@ -16,7 +16,7 @@ import steps as s
 from steps import jax, np, rng
 
 from polyreme.core.layout import Layout
-from polyreme.distributed.auto_parallel.stages import cut_into_stages
+from polyreme.distributed.auto_parallel.stages.chunks import cut_into_stages
 from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.pipeline.chunks import in_chunks
 from polyreme.distributed.pipeline.runtime import Pipeline

@@ -1,39 +1,43 @@
 """Parallel training: processes, collectives, placement and checkpoints."""
 
-from polyreme.distributed.auto_parallel.annotate import DistAttr
-from polyreme.distributed.auto_parallel.dist_model import DistModel, to_static
-from polyreme.distributed.auto_parallel.dist_tensor import dtensor_from_fn, shard_tensor
-from polyreme.distributed.auto_parallel.local_layer import LocalLayer
-from polyreme.distributed.auto_parallel.local_map import local_map
-from polyreme.distributed.auto_parallel.parallelize import parallelize
-from polyreme.distributed.auto_parallel.placements import Partial, Placement, ReduceType, Replicate, Shard
-from polyreme.distributed.auto_parallel.plans import (
+from polyreme.distributed.auto_parallel.engine.dist_model import DistModel, to_static
+from polyreme.distributed.auto_parallel.engine.strategy import Strategy
+from polyreme.distributed.auto_parallel.layers.annotate import DistAttr
+from polyreme.distributed.auto_parallel.layers.parallelize import parallelize
+from polyreme.distributed.auto_parallel.layers.plans import (
     ColWiseParallel,
     PrepareLayerInput,
     PrepareLayerOutput,
     RowWiseParallel,
 )
-from polyreme.distributed.auto_parallel.plans_sequence import (
+from polyreme.distributed.auto_parallel.layers.plans_sequence import (
     SequenceParallelBegin,
     SequenceParallelDisable,
     SequenceParallelEnable,
     SequenceParallelEnd,
 )
-from polyreme.distributed.auto_parallel.plans_spatial import ContextParallel, ConvParallel, PrepareContextParallel
-from polyreme.distributed.auto_parallel.process_mesh import ProcessMesh, get_mesh, set_mesh
-from polyreme.distributed.auto_parallel.reshard import reshard
-from polyreme.distributed.auto_parallel.shard_dataloader import shard_dataloader
-from polyreme.distributed.auto_parallel.shard_layer import shard_layer
-from polyreme.distributed.auto_parallel.shard_optimizer import (
+from polyreme.distributed.auto_parallel.layers.plans_spatial import (
+    ContextParallel,
+    ConvParallel,
+    PrepareContextParallel,
+)
+from polyreme.distributed.auto_parallel.layers.shard_dataloader import shard_dataloader
+from polyreme.distributed.auto_parallel.layers.shard_layer import shard_layer
+from polyreme.distributed.auto_parallel.layers.shard_optimizer import (
     ShardingStage1,
     ShardingStage2,
     ShardingStage3,
     shard_optimizer,
     shard_scaler,
 )
-from polyreme.distributed.auto_parallel.split_points import SplitPoint
-from polyreme.distributed.auto_parallel.strategy import Strategy
-from polyreme.distributed.auto_parallel.to_distributed import to_distributed
+from polyreme.distributed.auto_parallel.layers.split_points import SplitPoint
+from polyreme.distributed.auto_parallel.layers.to_distributed import to_distributed
+from polyreme.distributed.auto_parallel.tensors.dist_tensor import dtensor_from_fn, shard_tensor
+from polyreme.distributed.auto_parallel.tensors.local_layer import LocalLayer
+from polyreme.distributed.auto_parallel.tensors.local_map import local_map
+from polyreme.distributed.auto_parallel.tensors.placements import Partial, Placement, ReduceType, Replicate, Shard
+from polyreme.distributed.auto_parallel.tensors.process_mesh import ProcessMesh, get_mesh, set_mesh
+from polyreme.distributed.auto_parallel.tensors.reshard import reshard
 from polyreme.distributed.checkpoint import (
     ShardedStateDict,
     ShardedWeight,

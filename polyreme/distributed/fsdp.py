@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from polyreme.distributed.auto_parallel.form import Form
-from polyreme.distributed.auto_parallel.kept import form_of, place
-from polyreme.distributed.auto_parallel.placements import Replicate, Shard
-from polyreme.distributed.auto_parallel.process_mesh import ProcessMesh, get_mesh
-from polyreme.distributed.auto_parallel.shard_optimizer import ShardingStage3
+from polyreme.distributed.auto_parallel.layers.shard_optimizer import ShardingStage3
+from polyreme.distributed.auto_parallel.tensors.form import Form
+from polyreme.distributed.auto_parallel.tensors.kept import form_of, place
+from polyreme.distributed.auto_parallel.tensors.placements import Replicate, Shard
+from polyreme.distributed.auto_parallel.tensors.process_mesh import ProcessMesh, get_mesh
 from polyreme.errors import ConfigError, PlacementError
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import Parameter

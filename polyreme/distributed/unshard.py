@@ -9,8 +9,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from polyreme.core import state
 from polyreme.core.state import Tracer
-from polyreme.distributed.auto_parallel.kept import form_of
-from polyreme.distributed.auto_parallel.reshard import dense
+from polyreme.distributed.auto_parallel.tensors.kept import form_of
+from polyreme.distributed.auto_parallel.tensors.reshard import dense
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError
 from polyreme.ops.layout import sharding_constraint

@@ -1,16 +1,16 @@
 """Tensors spread over a mesh by placements, and what distributes programs by them."""
 
-from polyreme.distributed.auto_parallel.annotate import (
+from polyreme.distributed.auto_parallel.engine.engine import Engine
+from polyreme.distributed.auto_parallel.engine.strategy import Strategy
+from polyreme.distributed.auto_parallel.layers.annotate import (
     fetch,
     parallel_manual_seed,
     recompute,
     shard_op,
     shard_tensor,
 )
-from polyreme.distributed.auto_parallel.engine import Engine
-from polyreme.distributed.auto_parallel.process_mesh import ProcessMesh, create_mesh, get_mesh, set_mesh
-from polyreme.distributed.auto_parallel.ring import RingConv2d, RingFlashAttention
-from polyreme.distributed.auto_parallel.strategy import Strategy
+from polyreme.distributed.auto_parallel.layers.ring import RingConv2d, RingFlashAttention
+from polyreme.distributed.auto_parallel.tensors.process_mesh import ProcessMesh, create_mesh, get_mesh, set_mesh
 
 __all__ = [
     "Engine",

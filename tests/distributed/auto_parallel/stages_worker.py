@@ -10,7 +10,7 @@ from polyreme import distributed as dist
 from polyreme.core import layout as layouts
 from polyreme.core import rng
 from polyreme.core.layout import Layout
-from polyreme.distributed.auto_parallel.stages import cut_into_stages
+from polyreme.distributed.auto_parallel.stages.chunks import cut_into_stages
 from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.pipeline.update import StagedUpdate

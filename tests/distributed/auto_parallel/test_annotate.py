@@ -9,8 +9,9 @@ import polyreme as paddle
 from polyreme import nn
 from polyreme.distributed import DistAttr, ProcessMesh, Replicate, Shard, auto_parallel, set_mesh
 from polyreme.distributed import shard_tensor as by_placements
-from polyreme.distributed.auto_parallel import RingConv2d, RingFlashAttention, annotate
-from polyreme.distributed.auto_parallel.process_mesh import clear_mesh
+from polyreme.distributed.auto_parallel import RingConv2d, RingFlashAttention
+from polyreme.distributed.auto_parallel.layers import annotate
+from polyreme.distributed.auto_parallel.tensors.process_mesh import clear_mesh
 from polyreme.errors import ConfigError, PlacementError, ShapeError
 from polyreme.nn import functional as F
 

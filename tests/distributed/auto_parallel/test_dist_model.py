@@ -6,8 +6,8 @@ import pytest
 import polyreme as paddle
 from polyreme import nn
 from polyreme.distributed import ProcessMesh, Replicate, Shard, shard_layer, shard_optimizer, shard_tensor
-from polyreme.distributed.auto_parallel.dist_model import DistModel, to_static
-from polyreme.distributed.auto_parallel.strategy import Strategy
+from polyreme.distributed.auto_parallel.engine.dist_model import DistModel, to_static
+from polyreme.distributed.auto_parallel.engine.strategy import Strategy
 from polyreme.errors import CheckpointError, ConfigError, PlacementError, ProgramError
 
 X = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)

@@ -18,8 +18,8 @@ from polyreme.distributed import (
     shard_tensor,
     unshard_dtensor,
 )
-from polyreme.distributed.auto_parallel import dist_tensor, kept, local_values
 from polyreme.distributed.auto_parallel.api import dtensor_from_local, dtensor_to_local
+from polyreme.distributed.auto_parallel.tensors import dist_tensor, kept, local_values
 from polyreme.errors import CaptureError, ConfigError, GradError, PlacementError, ShapeError
 
 R = Replicate()

@@ -9,8 +9,8 @@ import pytest
 
 import polyreme as paddle
 from polyreme import amp, nn
-from polyreme.distributed.auto_parallel import choose
-from polyreme.distributed.auto_parallel.choose import choose_plan, cluster_of, training_of
+from polyreme.distributed.auto_parallel.engine import choose
+from polyreme.distributed.auto_parallel.engine.choose import choose_plan, cluster_of, training_of
 from polyreme.distributed.placement import clear_plan, shard_batch
 from polyreme.errors import ConfigError
 from polyreme.hapi import InputSpec

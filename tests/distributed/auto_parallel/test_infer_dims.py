@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import polyreme as paddle
 from polyreme import nn
-from polyreme.distributed.auto_parallel import blocks, factors
-from polyreme.distributed.auto_parallel import infer_dims as inferring
-from polyreme.distributed.auto_parallel.blocks import repeated_blocks
-from polyreme.distributed.auto_parallel.constrain_layers import constraints
-from polyreme.distributed.auto_parallel.infer_dims import infer_dims
+from polyreme.distributed.auto_parallel.dims import blocks, factors
+from polyreme.distributed.auto_parallel.dims import infer as inferring
+from polyreme.distributed.auto_parallel.dims.blocks import repeated_blocks
+from polyreme.distributed.auto_parallel.dims.constrain import constraints
+from polyreme.distributed.auto_parallel.dims.infer import infer_dims
 from polyreme.errors import ConfigError
 from polyreme.hapi import InputSpec
 from polyreme.mesh import Plan

@@ -3,8 +3,8 @@
 import pytest
 
 from polyreme import nn
-from polyreme.distributed.auto_parallel.infer_dims import infer_dims
-from polyreme.distributed.auto_parallel.traced_graph import graph_of
+from polyreme.distributed.auto_parallel.dims.graph import graph_of
+from polyreme.distributed.auto_parallel.dims.infer import infer_dims
 from polyreme.hapi import InputSpec
 from polyreme.mesh import Plan
 from polyreme.models.gpt import GPT, GPTConfig

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import polyreme as paddle
 from polyreme import nn
 from polyreme.core import rng
-from polyreme.distributed.auto_parallel.constrain_layers import constrain_layers, constraints
-from polyreme.distributed.auto_parallel.infer_dims import infer_dims
+from polyreme.distributed.auto_parallel.dims.constrain import constrain_layers, constraints
+from polyreme.distributed.auto_parallel.dims.infer import infer_dims
 from polyreme.distributed.comm_report import find_collectives
 from polyreme.distributed.placement import apply_plan, clear_plan, shard_batch
 from polyreme.jit import to_static

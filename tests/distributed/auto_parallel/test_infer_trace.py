@@ -8,8 +8,8 @@ import pytest
 
 import polyreme as paddle
 from polyreme import nn
-from polyreme.distributed.auto_parallel import trace as tracing
-from polyreme.distributed.auto_parallel.trace import trace
+from polyreme.distributed.auto_parallel.dims import trace as tracing
+from polyreme.distributed.auto_parallel.dims.trace import trace
 from polyreme.errors import CaptureError, ConfigError
 from polyreme.hapi import InputSpec
 

@@ -136,6 +136,6 @@ def test_writes_to_tensors_outside_are_refused():
 
 
 def test_examples():
-    module = sys.modules["polyreme.distributed.auto_parallel.local_map"]
+    module = sys.modules["polyreme.distributed.auto_parallel.tensors.local_map"]
     names = {"Shard": Shard, "Partial": Partial, "shard_tensor": shard_tensor}
     assert doctest.testmod(module, extraglobs=names).failed == 0

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from polyreme.distributed.auto_parallel import dist_model, engine, strategy
-from polyreme.distributed.auto_parallel.process_mesh import clear_mesh
+from polyreme.distributed.auto_parallel.engine import dist_model, engine, strategy
+from polyreme.distributed.auto_parallel.tensors.process_mesh import clear_mesh
 
 PAGE = Path(__file__).parents[3] / "docs" / "auto_parallel.md"
 SECTIONS = {part.split("\n", 1)[0]: part for part in re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]}

@@ -31,8 +31,8 @@ from polyreme.distributed import (
     shard_tensor,
     to_static,
 )
-from polyreme.distributed.auto_parallel import plans
-from polyreme.distributed.auto_parallel.process_mesh import clear_mesh
+from polyreme.distributed.auto_parallel.layers import plans
+from polyreme.distributed.auto_parallel.tensors.process_mesh import clear_mesh
 from polyreme.distributed.comm_report import find_collectives
 from polyreme.distributed.placement import apply_plan, clear_plan, shard_batch
 from polyreme.errors import ConfigError, ProgramError

@@ -18,7 +18,8 @@ from polyreme.distributed import (
     get_mesh,
     set_mesh,
 )
-from polyreme.distributed.auto_parallel import create_mesh, placements, process_mesh
+from polyreme.distributed.auto_parallel import create_mesh
+from polyreme.distributed.auto_parallel.tensors import placements, process_mesh
 from polyreme.errors import ConfigError, PlacementError
 
 MESH = ProcessMesh([[2, 4, 5], [0, 1, 3]], dim_names=["x", "y"])

@@ -10,7 +10,7 @@ import pytest
 
 import polyreme
 from polyreme.distributed import Partial, ProcessMesh, ReduceType, Replicate, Shard, reshard, shard_tensor
-from polyreme.distributed.auto_parallel import form, kept
+from polyreme.distributed.auto_parallel.tensors import form, kept
 from polyreme.errors import CaptureError, ConfigError, PlacementError
 
 R, P = Replicate(), Partial()
@@ -145,6 +145,6 @@ def test_misuse_is_refused():
 
 
 def test_examples():
-    module = sys.modules["polyreme.distributed.auto_parallel.reshard"]
+    module = sys.modules["polyreme.distributed.auto_parallel.tensors.reshard"]
     names = {"Shard": Shard, "shard_tensor": shard_tensor}
     assert doctest.testmod(module, extraglobs=names).failed == 0

@@ -14,9 +14,9 @@ import polyreme.nn.functional as F
 from polyreme.core import mode
 from polyreme.core.op import OPS as OPS_OF_THE_LIBRARY
 from polyreme.distributed import Partial, ProcessMesh, ReduceType, Replicate, Shard, shard_tensor
-from polyreme.distributed.auto_parallel.form import Form
-from polyreme.distributed.auto_parallel.kept import form_of, place
-from polyreme.distributed.auto_parallel.rules_table import RULES
+from polyreme.distributed.auto_parallel.tensors.form import Form
+from polyreme.distributed.auto_parallel.tensors.kept import form_of, place
+from polyreme.distributed.auto_parallel.tensors.rules_table import RULES
 from polyreme.errors import GradError, PlacementError
 
 R, P = Replicate(), Partial()

@@ -7,7 +7,7 @@ import polyreme
 from polyreme.core import dtype as dtypes
 from polyreme.core import rng
 from polyreme.distributed import Partial, ProcessMesh, Replicate, Shard, shard_tensor
-from polyreme.distributed.auto_parallel.rules_table import RULES
+from polyreme.distributed.auto_parallel.tensors.rules_table import RULES
 from tests.ops.contract import arrays, assert_close, flat, tensors, tensors_in
 from tests.ops.test_contract import CASES
 

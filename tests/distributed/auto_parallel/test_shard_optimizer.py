@@ -19,9 +19,9 @@ from polyreme.distributed import (
     shard_scaler,
     shard_tensor,
 )
-from polyreme.distributed.auto_parallel.form import Form
-from polyreme.distributed.auto_parallel.process_mesh import clear_mesh
-from polyreme.distributed.auto_parallel.shard_optimizer import split_along
+from polyreme.distributed.auto_parallel.layers.shard_optimizer import split_along
+from polyreme.distributed.auto_parallel.tensors.form import Form
+from polyreme.distributed.auto_parallel.tensors.process_mesh import clear_mesh
 from polyreme.distributed.fsdp import fully_shard
 from polyreme.errors import ConfigError, PlacementError, ProgramError
 

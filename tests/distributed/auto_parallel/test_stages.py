@@ -8,9 +8,9 @@ import pytest
 import polyreme as paddle
 from polyreme import nn
 from polyreme.core import rng
-from polyreme.distributed.auto_parallel import stages
-from polyreme.distributed.auto_parallel.split_points import SplitPoint
-from polyreme.distributed.auto_parallel.stages import cut_into_stages
+from polyreme.distributed.auto_parallel.layers.split_points import SplitPoint
+from polyreme.distributed.auto_parallel.stages import chunks as stages
+from polyreme.distributed.auto_parallel.stages.chunks import cut_into_stages
 from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.placement import clear_plan
 from polyreme.mesh import Plan

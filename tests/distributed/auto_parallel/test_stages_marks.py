@@ -6,14 +6,14 @@ import pytest
 
 from polyreme import nn
 from polyreme.core import rng
-from polyreme.distributed.auto_parallel.dist_tensor import shard_tensor
-from polyreme.distributed.auto_parallel.parallelize import parallelize
-from polyreme.distributed.auto_parallel.placements import Replicate, Shard
-from polyreme.distributed.auto_parallel.plans import ColWiseParallel, RowWiseParallel
-from polyreme.distributed.auto_parallel.process_mesh import ProcessMesh, clear_mesh
-from polyreme.distributed.auto_parallel.reshard import reshard
-from polyreme.distributed.auto_parallel.split_points import SplitPoint
-from polyreme.distributed.auto_parallel.stages_marks import cut_by_marks
+from polyreme.distributed.auto_parallel.layers.parallelize import parallelize
+from polyreme.distributed.auto_parallel.layers.plans import ColWiseParallel, RowWiseParallel
+from polyreme.distributed.auto_parallel.layers.split_points import SplitPoint
+from polyreme.distributed.auto_parallel.stages.marks import cut_by_marks
+from polyreme.distributed.auto_parallel.tensors.dist_tensor import shard_tensor
+from polyreme.distributed.auto_parallel.tensors.placements import Replicate, Shard
+from polyreme.distributed.auto_parallel.tensors.process_mesh import ProcessMesh, clear_mesh
+from polyreme.distributed.auto_parallel.tensors.reshard import reshard
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.placement import clear_plan
 from polyreme.errors import ConfigError, PlacementError

@@ -6,8 +6,8 @@ import pytest
 
 import polyreme as paddle
 from polyreme import nn
-from polyreme.distributed.auto_parallel.split_points import SplitPoint
-from polyreme.distributed.auto_parallel.stages import cut_into_stages
+from polyreme.distributed.auto_parallel.layers.split_points import SplitPoint
+from polyreme.distributed.auto_parallel.stages.chunks import cut_into_stages
 from polyreme.errors import CaptureError, ConfigError
 from polyreme.mesh.schedule import Task
 from tests.distributed.auto_parallel.one_device import ROWS

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from polyreme.distributed.auto_parallel.strategy import Strategy, settle
-from polyreme.distributed.auto_parallel.strategy_fields import FIELDS
+from polyreme.distributed.auto_parallel.engine.strategy import Strategy, settle
+from polyreme.distributed.auto_parallel.engine.strategy_fields import FIELDS
 from polyreme.distributed.fleet.base.strategy_fields import REFUSED, walk
 from polyreme.errors import ConfigError, PlacementError, StrategyError
 

@@ -1,0 +1,4 @@
+"""The logical dims of a model that names none, found from its own ops.
+
+Floor: 5.
+"""

@@ -1,0 +1,334 @@
+"""A traced model as the planner sees it: a Graph of operations with kinds, FLOP, saved values and named dims.
+
+Floor: 5.  The same description as ModelShape.graph() makes from dimensions, made from a model's own ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from polyreme.distributed.auto_parallel.dims.blocks import Repeated, repeated_blocks
+from polyreme.distributed.auto_parallel.dims.factors import Factor, leaves
+from polyreme.distributed.auto_parallel.dims.facts import Lookup, Product
+from polyreme.distributed.auto_parallel.dims.infer import Inferred, Row
+from polyreme.distributed.auto_parallel.dims.roles import is_split_by_mp
+from polyreme.distributed.auto_parallel.dims.trace import TracedOp, TracedValue
+from polyreme.planner.graph import Block, Graph, Kind, Operation, Part, Value
+
+BlockPart = Literal["embed", "layer", "head"]
+_ATTENTION = ("attention", "attention_with_dropout")
+
+_VIEWS = """
+reshape flatten transpose t squeeze unsqueeze getitem slice split chunk unbind unstack expand expand_as broadcast_to
+cast astype detach assign view swapaxes moveaxis permute tile repeat_interleave repeat_each
+"""
+"""Ops whose result is the same numbers in another shape, or some of them: no pass over memory of their own."""
+
+_NOTHING = "add subtract neg scale sum mean concat stack roll pad flip cumsum add_n"
+_FACTORS = "multiply divide"
+_OUTPUT = "relu sigmoid tanh softmax exp sqrt rsqrt log_softmax relu6"
+"""What the backward of an elementwise op reads: nothing (of a product with a number neither), its output, or, for all
+others, its inputs."""
+
+
+def graph_of(inferred: Inferred, name: str = "") -> Graph:
+    """The Graph of a model whose dims were inferred: blocks that repeat are one, with a count; all of one sample.
+
+    What stands before the first repeated block is the embedding, what stands after the last the head. A model without
+    repeated blocks is one layer.
+    """
+    return _Builder(inferred).graph(name or type(inferred.traced.model).__name__)
+
+
+class _Builder:
+    """Values, parameters and operations made so far."""
+
+    def __init__(self, inferred: Inferred) -> None:
+        self.inferred, self.traced, self.roles = inferred, inferred.traced, inferred.roles
+        self.products: dict[int, list[Product]] = {}
+        for product in inferred.facts.products:
+            self.products.setdefault(product.where, []).append(product)
+        self.lookups: dict[int, Lookup] = {x.where: x for x in inferred.facts.lookups if x.table is not None}
+        self.convolutions: dict[int, float] = {}
+        for where, flops in inferred.facts.convolutions:
+            self.convolutions[where] = self.convolutions.get(where, 0.0) + flops
+        self.values: dict[TracedValue, Value] = {}
+        self.numbers = {id(op): at for at, op in enumerate(self.traced.ops)}
+        self.parts = self._parts()
+        self.listed: set[str] = set()
+        # values that are made of parameters and constants alone, such as a slice of a table: the parameters
+        self.held: dict[TracedValue, tuple[str, ...]] = {}
+
+    def graph(self, name: str) -> Graph:
+        runs = repeated_blocks(self.traced)
+        blocks: list[Block] = []
+        at = 0
+        for number, run in enumerate(runs):
+            start, end = run.calls[0].first, run.calls[-1].last
+            if start > at:
+                blocks.append(self.block(f"before_{run.paths[0]}", "layer" if number else "embed", range(at, start)))
+            blocks.append(self.repeated(run))
+            at = end
+        rest = range(at, len(self.traced.ops))
+        blocks.append(self.block("head" if runs else "model", "head" if runs else "layer", rest))
+        blocks = fused([block for block in blocks if block.operations])
+        return Graph(name, tuple(blocks), self._is_tied(blocks), self._tokens())
+
+    def repeated(self, run: Repeated) -> Block:
+        """The first block, which stands for all; what is called between it and the next belongs to it."""
+        first, *others = run.calls
+        end = others[0].first if others else first.last
+        made = self.block(first.path, "layer", range(first.first, end))
+        for call in others:
+            self.listed.update(v.name for op in self.traced.ops_in(call) for v in op.inputs if v.source == "parameter")
+            for ours, theirs in zip(first.outputs, call.outputs, strict=True):
+                if ours in self.values:  # what comes out of each is like what comes out of the first
+                    self.values[theirs] = self.values[ours]
+        return replace(made, repeats=len(run.calls))
+
+    def block(self, name: str, part: BlockPart, ops: Iterable[int]) -> Block:
+        operations = [made for at in ops for made in self.operations(at)]
+        names = dict.fromkeys(w for op in operations for w in op.weights if w not in self.listed)
+        self.listed.update(names)
+        return Block(name, part, tuple(operations), tuple(self.parameter(self.inferred.rows[n]) for n in names))
+
+    # operations
+
+    def operations(self, at: int) -> list[Operation]:
+        """What the planner sees of one op; nothing of one that only changes a shape."""
+        op = self.traced.ops[at]
+        if not op.outputs or (op.outputs[0].size <= 1 and not self.products.get(at)):
+            return []
+        activations = [v for v in op.inputs if self.is_activation(v)]
+        if not activations:
+            self.held.update(dict.fromkeys(op.outputs, self.weights(op)))
+            return []
+        if op.name in _ATTENTION:
+            return [self.attention(op)]
+        if at in self.convolutions:
+            return [self.weighted(op, "convolution", self.convolutions[at])]
+        if self.products.get(at):
+            return self.product(at, op)
+        if at in self.lookups:
+            return [self.lookup(op, self.lookups[at])]
+        if op.name in _VIEWS.split() and len(activations) == 1:
+            source = self.value(activations[0])
+            for out in op.outputs:
+                self.values[out] = source
+            return []
+        if "cross_entropy" in op.name:
+            return [self.loss(op, self.value(op.inputs[0]))]
+        return [self.elementwise(at, op)]
+
+    def attention(self, op: TracedOp) -> Operation:
+        q, k, v = (self.traced_given(op, n) for n in ("query", "key", "value"))
+        inputs = list(dict.fromkeys(self.value(x) for x in (q, k, v)))
+        heads, seq = q.shape[-2], q.shape[-3]
+        flops = 2.0 * q.size * k.shape[-3] + 2.0 * q.size // q.shape[-1] * k.shape[-3] * v.shape[-1]
+        output = self.value(op.outputs[0])
+        dims = [output.dims[i] if i < len(output.dims) else None for i in (0, 2, 1)]
+        sums = Value(f"{output.name}_log_sums", tuple(dims), (1, heads, seq), 4)
+        saved = [x.name for x in (*inputs, output, sums)]
+        return Operation(
+            "attention", self.title(op), (*inputs, sums), output, (), flops / self.traced.batch, tuple(saved),
+            None, "core_attn", 0.5 if op.attributes.get("is_causal") else 1.0,
+        )  # fmt: skip
+
+    def product(self, at: int, op: TracedOp) -> list[Operation]:
+        found = self.products[at]
+        flops = sum(p.flops for p in found)
+        if op.name != "linear_cross_entropy_of_classes":
+            return [self.weighted(op, "product", flops, self.parts.get(at, ""))]
+        hidden, (product, *_) = self.value(op.inputs[0]), found
+        name = self.title(op)
+        classes = product.right[0]
+        tokens = [(d, n) for d, n in zip(hidden.dims, hidden.shape, strict=True)][:-1]
+        dims = [*("block_seq" if d == "seq" else d for d, _ in tokens), self.roles.name(classes)]
+        logits = Value(f"{name}_logits", tuple(dims), (*(n for _, n in tokens), classes.size))
+        made = Operation(
+            "product", f"{name}_logits", (hidden,), logits, self.weights(op), flops / self.traced.batch,
+            (hidden.name,), self.roles.name(product.contracted[1][0]),
+        )  # fmt: skip
+        return [made, self.loss(op, logits)]
+
+    def weighted(self, op: TracedOp, kind: Kind, flops: float, part: Part = "") -> Operation:
+        """A product or convolution: what its backward reads is every input that is no parameter."""
+        inputs = self.inputs(op)
+        uses = [u for u in self.roles.uses if self.traced.ops[u.product.where] is op]
+        summed = [self.roles.name(dim) for use in uses for dim in use.summed]
+        contracted = next((n for n in summed if is_split_by_mp(n)), summed[0] if summed else None)
+        saved = tuple(v.name for v in inputs)
+        weights = self.weights(op)
+        output = self.value(op.outputs[0])
+        return Operation(
+            kind, self.title(op), inputs, output, weights, flops / self.traced.batch, saved, contracted, part
+        )
+
+    def lookup(self, op: TracedOp, lookup: Lookup) -> Operation:
+        inputs = tuple(replace(v, itemsize=4) for v in self.inputs(op))
+        rows = self.roles.name(lookup.rows)
+        saved = tuple(v.name for v in inputs)
+        output = self.value(op.outputs[0])
+        return Operation("lookup", self.title(op), inputs, output, self.weights(op), saved=saved, contracted=rows)
+
+    def loss(self, op: TracedOp, logits: Value) -> Operation:
+        output = Value(self.title(op), logits.dims[:-1], logits.shape[:-1])
+        return Operation("loss", self.title(op), (logits,), output, saved=(logits.name,))
+
+    def elementwise(self, at: int, op: TracedOp) -> Operation:
+        inputs, output = self.inputs(op), self.value(op.outputs[0])
+        saved = [v.name for v in inputs]
+        factors = [v for v in inputs if not v.itemsize]
+        if op.name.startswith("dropout"):
+            mask = replace(output, name=f"{output.name}_mask", itemsize=1)
+            inputs, saved = (*inputs, mask), [mask.name]
+        elif op.name in _NOTHING.split() or (op.name in _FACTORS.split() and len(factors) + len(self.weights(op)) < 2):
+            saved = []
+        elif op.name in _OUTPUT.split():
+            saved = [output.name]
+        kind = "norm" if "norm" in op.name else "elementwise"
+        part = self.parts.get(at, "")
+        return Operation(kind, self.title(op), inputs, output, self.weights(op), saved=tuple(saved), part=part)
+
+    # values
+
+    def inputs(self, op: TracedOp) -> tuple[Value, ...]:
+        """Activations that an op reads, each once."""
+        return tuple(dict.fromkeys(self.value(v) for v in op.inputs if self.is_activation(v)))
+
+    def is_activation(self, value: TracedValue) -> bool:
+        return value.source in ("op", "input", "label") and value.size > 1 and value not in self.held
+
+    def weights(self, op: TracedOp) -> tuple[str, ...]:
+        """Parameters that an op reads, as they are or rearranged."""
+        found = [(v.name,) if v.source == "parameter" else self.held.get(v, ()) for v in op.inputs]
+        return tuple(dict.fromkeys(name for names in found for name in names))
+
+    @staticmethod
+    def traced_given(op: TracedOp, name: str) -> TracedValue:
+        found = op.given(name)
+        assert found is not None  # attention has all three
+        return found
+
+    def value(self, traced: TracedValue) -> Value:
+        """The Value of a traced one, its dims taken apart into factors where one of them has a name."""
+        if traced not in self.values:
+            found: list[tuple[str | None, int]] = []
+            for dim in self.inferred.values[traced].dims:
+                found += self._named_factors(dim)
+            names = [name if _can_be_cut(name, size) else None for name, size in found]
+            if any(is_split_by_mp(n) for n in names) or traced.source in ("input", "label"):
+                names = ["block_seq" if n == "seq" else n for n in names]
+            names = [n if n is None or names.index(n) == i else None for i, n in enumerate(names)]
+            itemsize = 0 if traced.dtype.kind == "f" else min(traced.dtype.itemsize, 4)
+            label = traced.name or f"v{len(self.values)}"
+            self.values[traced] = Value(label, tuple(names), tuple(n for _, n in found), itemsize)
+        return self.values[traced]
+
+    def _named_factors(self, dim: Factor) -> list[tuple[str | None, int]]:
+        named = [f for f in leaves(dim) if f in self.roles.names]
+        if not named:
+            return [(self.roles.name(dim), dim.size)]
+        found: list[tuple[str | None, int]] = []
+        for leaf in leaves(dim):
+            name = self.roles.name(dim) if leaf is named[0] else self.roles.names.get(leaf)
+            if self.roles.names.get(leaf) == "batch":
+                if ("batch", 1) not in found:
+                    found.append(("batch", 1))
+            elif found and found[-1][0] is None and name is None:
+                found[-1] = (None, found[-1][1] * leaf.size)
+            elif found and self.roles.names.get(named[0]) == "heads" and leaf in self.roles.heads and found[-1][0]:
+                found[-1] = (found[-1][0], found[-1][1] * leaf.size)  # groups of heads count as heads
+            else:
+                found.append((name, leaf.size))
+        return found
+
+    def parameter(self, row: Row) -> Value:
+        """A parameter, heads taken apart from what each of them holds."""
+        dims: list[str | None] = []
+        shape: list[int] = []
+        for dim, size, parts in zip(row.dims, row.shape, row.parts, strict=True):
+            cut = dim is not None and 0 < parts < size
+            name = dim if _can_be_cut(dim, parts or size) else None
+            dims += [name, None] if cut else [name]
+            shape += [parts, size // parts] if cut else [size]
+        return Value(row.name, tuple(dims), tuple(shape))
+
+    # the model
+
+    def title(self, op: TracedOp) -> str:
+        """A name for an op, of which there is one in the model."""
+        return f"{op.path or self.traced.model.__class__.__name__}:{op.name}:{self.numbers[id(op)]}"
+
+    def _parts(self) -> dict[int, Part]:
+        """What recompute may leave out: softmax(q k) v, written out from the first product of activations in a Layer's
+        call to the last; and the other ops of that Layer, if it is not a whole block."""
+        found: dict[int, Part] = {}
+        spans: dict[int, list[int]] = {}
+        for at, op in enumerate(self.traced.ops):
+            if op.name in _ATTENTION or any(p.of_activations and p.batch for p in self.products.get(at, [])):
+                spans.setdefault(op.call, []).append(at)
+        blocks = {id(call) for run in repeated_blocks(self.traced) for call in run.calls}
+        for at, ends in spans.items():
+            call = self.traced.calls[at]
+            if at >= 0 and call.outer >= 0 and id(call) not in blocks:
+                found.update(dict.fromkeys(range(call.first, call.last), "full_attn"))
+            inside = [i for i in range(min(ends), max(ends) + 1) if self.traced.ops[i].call == at]
+            found.update(dict.fromkeys(inside, "core_attn"))
+        return found
+
+    def _is_tied(self, blocks: Sequence[Block]) -> bool:
+        """Whether the head reads a weight that another block lists."""
+        own = {p.name for p in blocks[-1].parameters}
+        return any(w not in own for op in blocks[-1].operations for w in op.weights)
+
+    def _tokens(self) -> int:
+        """Of a sample: the size of its seq, 1 without one."""
+        sizes = [n for v in self.values.values() for d, n in zip(v.dims, v.shape, strict=True) if d == "seq"]
+        return max(sizes, default=1)
+
+
+def _can_be_cut(name: str | None, size: int) -> bool:
+    """Whether a dim of this size keeps its name: an odd one stays whole under any mesh of two, whatever it is."""
+    return name in ("batch", "embed") or size % 2 == 0
+
+
+def fused(blocks: Sequence[Block]) -> list[Block]:
+    """The blocks with elementwise operations joined to the elementwise ones that read them, as compilers do: what is
+    made in between is never stored, and the backward makes it again from what the first of them read."""
+    readers: dict[str, list[tuple[int, Operation]]] = {}
+    for at, block in enumerate(blocks):
+        for op in block.operations:
+            for value in op.inputs:
+                readers.setdefault(value.name, []).append((at, op))
+    found = []
+    for at, block in enumerate(blocks):
+        gone: dict[str, Operation] = {}
+        kept: list[Operation] = []
+        for op in block.operations:
+            made = op
+            for value in op.inputs:
+                if value.name in gone:
+                    made = _joined(gone[value.name], made, value)
+            reading = readers.get(op.output.name, [])
+            inside = reading and all(where == at and reader.kind == "elementwise" for where, reader in reading)
+            if made.kind == "elementwise" and inside and op is not block.operations[-1]:
+                gone[op.output.name] = made
+            else:
+                kept.append(made)
+        found.append(replace(block, operations=tuple(kept)))
+    return found
+
+
+def _joined(first: Operation, second: Operation, between: Value) -> Operation:
+    inputs = [v for v in (*first.inputs, *second.inputs) if v.name != between.name]
+    again = [v.name for v in first.inputs] if between.name in second.saved or between.name in first.saved else []
+    saved = [n for n in (*first.saved, *again, *second.saved) if n != between.name]
+    return replace(
+        second,
+        inputs=tuple(dict.fromkeys(inputs)),
+        weights=tuple(dict.fromkeys((*first.weights, *second.weights))),
+        saved=tuple(dict.fromkeys(saved)),
+    )

@@ -1,0 +1,186 @@
+"""What a primitive says of dims: which of its inputs' and outputs' are the same, which are summed, which are mixed.
+
+Floor: 5.  An op's rule is that of the primitives it is made of, so there is one set of rules for all ops; attention and
+losses, whose kernels differ by device, have rules of their own (op_rules.py). A primitive without a rule says nothing,
+and its inputs' dims are mixed: not to be split.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend import core as jex
+
+from polyreme.distributed.auto_parallel.dims.factors import Factor, all_same, fresh, same
+from polyreme.distributed.auto_parallel.dims.facts import Facts, Product, Rule, Seen, unknown
+from polyreme.distributed.auto_parallel.dims.moves import MOVES
+
+
+def run(jaxpr: Any, given: Sequence[Seen], facts: Facts) -> list[Seen]:
+    """What is known of a jaxpr's outputs; jaxpr: open or closed."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    env: dict[Any, Seen] = dict(zip(inner.invars, given, strict=True))
+    for var in inner.constvars:
+        env[var] = Seen(fresh(var.aval.shape))
+
+    def seen(atom: Any) -> Seen:
+        if isinstance(atom, jex.Literal):
+            return Seen(fresh(np.shape(atom.val)))
+        return env[atom]
+
+    for eqn in inner.eqns:
+        rule = RULES.get(eqn.primitive.name, _unknown)
+        found = rule(eqn, [seen(v) for v in eqn.invars], facts)
+        env.update(zip(eqn.outvars, found, strict=True))
+    return [seen(v) for v in inner.outvars]
+
+
+def _unknown(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+    return unknown([getattr(v.aval, "shape", ()) for v in eqn.outvars], given, facts)
+
+
+def _elementwise(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+    arrays = [x for x in given if x.dims]
+    first = max(arrays, key=lambda x: math.prod(d.size for d in x.dims), default=Seen(()))
+    for x in arrays:
+        if len(x.dims) == len(first.dims):
+            all_same(x.dims, first.dims)
+    origin = arrays[0].origin if len(arrays) == 1 else None
+    found = []
+    for var in eqn.outvars:
+        fits = tuple(d.size for d in first.dims) == tuple(var.aval.shape)
+        found.append(Seen(first.dims if fits else fresh(var.aval.shape), origin if fits else None))
+    return found
+
+
+def _each(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+    """Each output is the input of its place."""
+    return given[: len(eqn.outvars)]
+
+
+def _dot_general(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+    (lhs_sum, rhs_sum), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
+    a, b = given[0], given[1]
+    for i, j in zip((*lhs_sum, *lhs_batch), (*rhs_sum, *rhs_batch), strict=True):
+        same(a.dims[i], b.dims[j])
+    left = tuple(d for i, d in enumerate(a.dims) if i not in (*lhs_sum, *lhs_batch))
+    right = tuple(d for i, d in enumerate(b.dims) if i not in (*rhs_sum, *rhs_batch))
+    batch = tuple(a.dims[i] for i in lhs_batch)
+    sums = (tuple(a.dims[i] for i in lhs_sum), tuple(b.dims[j] for j in rhs_sum))
+    if facts.loops:  # split, it would be summed over devices in every round
+        facts.mixed += [dim for side in (a, b) if side.origin is not None for dim in side.dims]
+    every = [d.size for dims in (batch, left, right, sums[0]) for d in dims]
+    flops = 2.0 * facts.times * math.prod(every)
+    facts.products.append(Product(facts.where, (a.origin, b.origin), sums, batch, left, right, flops))
+    return [Seen((*batch, *left, *right))]
+
+
+def _convolution(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+    numbers = eqn.params["dimension_numbers"]
+    x, w = given[0], given[1]
+    made = list(fresh(eqn.outvars[0].aval.shape))
+    if eqn.params["batch_group_count"] == 1:
+        made[numbers.out_spec[0]] = x.dims[numbers.lhs_spec[0]]
+    made[numbers.out_spec[1]] = w.dims[numbers.rhs_spec[0]]
+    if eqn.params["feature_group_count"] == 1:
+        same(x.dims[numbers.lhs_spec[1]], w.dims[numbers.rhs_spec[1]])
+    facts.mixed += [x.dims[i] for i in numbers.lhs_spec[2:]]
+    facts.mixed += [w.dims[i] for i in numbers.rhs_spec[2:]]
+    facts.channels += [x.dims[numbers.lhs_spec[1]], *(w.dims[i] for i in numbers.rhs_spec[:2])]
+    taps = math.prod(w.dims[i].size for i in numbers.rhs_spec[1:])
+    facts.convolutions.append((facts.where, 2.0 * facts.times * taps * math.prod(d.size for d in made)))
+    return [Seen(tuple(made))]
+
+
+def _reduce(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+    axes = eqn.params["axes"]
+    dims = given[0].dims
+    facts.reduced += [dims[i] for i in axes]
+    kept = tuple(d for i, d in enumerate(dims) if i not in axes)
+    return [Seen(kept) for _ in eqn.outvars]
+
+
+def _call(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+    inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    if inner is None:
+        return _unknown(eqn, given, facts)
+    return run(inner, given, facts)
+
+
+def _scan(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+    consts, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+    start = given[consts : consts + carried]
+    each = given[consts + carried :]
+    facts.mixed += [x.dims[0] for x in each]
+    outer, facts.times, facts.loops = facts.times, facts.times * eqn.params["length"], facts.loops + 1
+    ends = run(eqn.params["jaxpr"], [*given[:consts], *start, *(Seen(x.dims[1:]) for x in each)], facts)
+    facts.times, facts.loops = outer, facts.loops - 1
+    for before, after in zip(start, ends[:carried], strict=True):
+        all_same(before.dims, after.dims)
+    stacked = [Seen((Factor(eqn.params["length"]), *y.dims)) for y in ends[carried:]]
+    return [*(Seen(x.dims) for x in start), *stacked]
+
+
+def _while(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+    skip, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    start = given[skip + consts :]
+    facts.loops += 1
+    ends = run(eqn.params["body_jaxpr"], given[skip:], facts)
+    facts.loops -= 1
+    for before, after in zip(start, ends, strict=True):
+        all_same(before.dims, after.dims)
+    return [Seen(x.dims) for x in start]
+
+
+def _cond(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+    first, *others = [run(branch, given[1:], facts) for branch in eqn.params["branches"]]
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            all_same(a.dims, b.dims)
+    return [Seen(x.dims) for x in first]
+
+
+_ELEMENTWISE = """
+abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp complex conj
+convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
+igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul ne neg nextafter not or
+polygamma population_count pow real reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left
+shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta name
+sharding_constraint device_put pvary
+bitcast_convert_type
+"""
+
+
+_REDUCTIONS = "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin"
+
+
+_CALLS = """
+jit pjit closed_call core_call remat remat2 checkpoint custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr
+custom_lin linear_call run_state
+"""
+
+
+_CONSTANTS = "iota random_bits random_seed random_wrap random_unwrap threefry2x32 create_token empty"
+
+
+def _constant(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+    return [Seen(fresh(getattr(v.aval, "shape", ()))) for v in eqn.outvars]
+
+
+RULES: dict[str, Rule] = {
+    **MOVES,
+    **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
+    **dict.fromkeys(_REDUCTIONS.split(), _reduce),
+    **dict.fromkeys(_CALLS.split(), _call),
+    **dict.fromkeys(_CONSTANTS.split(), _constant),
+    "cond": _cond,
+    "conv_general_dilated": _convolution,
+    "dot_general": _dot_general,
+    "optimization_barrier": _each,
+    "scan": _scan,
+    "while": _while,
+}
+"""By the name of the primitive."""

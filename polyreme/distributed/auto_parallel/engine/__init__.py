@@ -1,0 +1,4 @@
+"""Engine, DistModel and Strategy: a model with its loss and optimizer over all devices.
+
+Floor: 5.
+"""

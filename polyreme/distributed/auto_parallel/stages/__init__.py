@@ -1,0 +1,4 @@
+"""Plain models cut into pipeline stages.
+
+Floor: 5.
+"""

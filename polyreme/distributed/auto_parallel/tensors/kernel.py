@@ -1,0 +1,326 @@
+"""A kernel on Tensors that lie on a mesh: from what is kept of its inputs to what is kept of its results.
+
+Floor: 5.  The op's own function runs on values (padding cut, addends joined) inside one compiled program, whose inputs
+and results lie as the placement rules say; XLA's partitioner splits the work. Partial is real: along a mesh dim where a
+result is Partial the function is mapped over pieces (of a dim that is summed over) or addends, one for each device,
+and the results stay apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from polyreme.core import dtype as dtypes
+from polyreme.core.kernel import Kernel, Mask
+from polyreme.distributed.auto_parallel.tensors.form import Form
+from polyreme.distributed.auto_parallel.tensors.placements import Partial, ReduceType, Replicate
+from polyreme.distributed.auto_parallel.tensors.process_mesh import ProcessMesh
+from polyreme.distributed.auto_parallel.tensors.rules import Call, Dims, Flow, Letters, even, flow
+
+
+class DistKernel:
+    """base on inputs kept in these forms (None: a dense one, whole everywhere).
+
+    dims: the op's rule for this call, or None: results lie as XLA leaves them. outs: the forms of results, None if they
+    are read off the results. many: the sequence class of several results, None for one.
+    """
+
+    def __init__(
+        self, base: Kernel, dims: Dims | None, call: Call, forms: Sequence[Form | None], mesh: ProcessMesh
+    ) -> None:
+        self.base, self.dims, self.call, self.forms, self.mesh = base, dims, call, tuple(forms), mesh
+        self.flow = None if dims is None else flow(dims, forms, call, mesh)
+        self.outs: list[Form] | None = None if self.flow is None else self.flow.outs
+        self.many: Any = None
+        self._backward: dict[Any, Any] = {}
+        self.forward = self._compiled()
+
+    @classmethod
+    def of(
+        cls,
+        base: Kernel,
+        kept: Callable[..., tuple],
+        call: Call,
+        forms: Sequence[Form | None],
+        mesh: ProcessMesh,
+        outs: Sequence[Form],
+    ) -> DistKernel:
+        """One whose forward on what is kept is given, base being the same function on values."""
+        made = cls.__new__(cls)
+        made.base, made.dims, made.call, made.forms, made.mesh = base, None, call, tuple(forms), mesh
+        made.flow, made.outs, made.many, made._backward = None, list(outs), tuple, {}
+        kept.__name__ = kept.__qualname__ = base.name
+        made.forward = jax.jit(kept, out_shardings=tuple(f.sharding for f in outs))
+        return made
+
+    @property
+    def rule(self) -> tuple[Dims, Flow]:
+        """The rule and what follows from it, for a call that has one."""
+        assert self.dims is not None, self.call.name
+        assert self.flow is not None, self.call.name
+        return self.dims, self.flow
+
+    # forward
+
+    def _compiled(self) -> Callable[..., Any]:
+        run = self._apart if self.flow is not None and self.flow.lead else self._whole
+
+        def forward(*stored: Any) -> tuple:
+            return run(stored)
+
+        forward.__name__ = forward.__qualname__ = self.base.name
+        if self.outs is None:
+            return jax.jit(forward)
+        return jax.jit(forward, out_shardings=tuple(f.sharding for f in self.outs))
+
+    def values(self, stored: Sequence[Any]) -> list[Any]:
+        """The value of every input. Traceable."""
+        values = [a if f is None else f.decode(a) for a, f in zip(stored, self.forms, strict=True)]
+        return values if self.dims is None else self._laid_out(values, self.dims.inputs)
+
+    def _laid_out(self, values: Sequence[Any], letters: Sequence[Letters]) -> list[Any]:
+        """values laid out by their letters, for an op that wants it so."""
+        if self.dims is None or self.dims.kind != "held":
+            return list(values)
+        return [self._told(v, own) for v, own in zip(values, letters, strict=True)]
+
+    def _told(self, value: Any, letters: Letters) -> Any:
+        _, found = self.rule
+        names, entries = self.mesh.dim_names, []
+        for size, letter in zip(value.shape, letters, strict=True):
+            axes = tuple(names[a] for a in found.split.get(letter or "", ()))
+            entries.append(axes if axes and size % found.ways(letter or "") == 0 else None)
+        where = jax.sharding.NamedSharding(self.mesh.jax_mesh, jax.sharding.PartitionSpec(*entries))
+        return jax.lax.with_sharding_constraint(value, where)
+
+    def _whole(self, stored: Sequence[Any]) -> tuple:
+        outs = self._flat(self.base.fn(*self.values(stored)))
+        if self.outs is None:
+            return outs
+        return tuple(f.encode(o) for f, o in zip(self.outs, outs, strict=True))
+
+    def _flat(self, outs: Any) -> tuple:
+        self.many = type(outs) if isinstance(outs, (tuple, list)) else None
+        return tuple(outs) if self.many is not None else (outs,)
+
+    def _apart(self, stored: Sequence[Any]) -> tuple:
+        """Results in addends."""
+        dims, found = self.rule
+        given, leads = [], []
+        for array, form, letters in zip(stored, self.forms, dims.inputs, strict=True):
+            kept = [] if form is None else [a for a in form.partial if a in found.kept]
+            value = array if form is None else form.cut(form.joining(array, kept), len(kept))
+            value, lead = self._pieces(value, letters, found.made, kept)
+            given.append(value)
+            leads.append(lead)
+        fn = self._rows(found) if dims.kind == "rows" and found.made else self.base.fn
+        outs = self._flat(mapped(fn, leads, found.lead)(*given))
+        if dims.kind == "mean":
+            outs = tuple(o * self._uneven_mean(found) for o in outs) if self._uneven_mean(found) != 1 else outs
+        return tuple(f.padded(o, len(found.lead)) for f, o in zip(found.outs, outs, strict=True))
+
+    def _pieces(
+        self, value: Any, letters: Letters, cut: dict[str, list[int]], lead: Sequence[int]
+    ) -> tuple[Any, list[int]]:
+        """value with the dims of the letters in cut taken apart: their pieces in front, by mesh dim, in order."""
+        front, at = list(lead), len(lead)
+        dims, found = self.rule
+        for letter in letters:
+            axes = cut.get(letter or "", [])
+            if not axes:
+                at += 1
+                continue
+            ways = found.ways(letter or "")
+            value = _padded(value, at, ways, dims.padding)
+            sizes = [self.mesh.get_dim_size(a) for a in axes]
+            value = value.reshape(*value.shape[:at], *sizes, value.shape[at] // ways, *value.shape[at + 1 :])
+            value = jnp.moveaxis(value, range(at, at + len(axes)), range(len(front), len(front) + len(axes)))
+            front += axes
+            at += len(axes) + 1
+        order = sorted(range(len(front)), key=front.__getitem__)
+        value = jnp.transpose(value, [*order, *range(len(front), value.ndim)])
+        front.sort()
+        return self._held(value, front, letters, cut), front
+
+    def _held(self, value: Any, front: Sequence[int], letters: Letters, cut: dict[str, list[int]]) -> Any:
+        """value told where it lies, so that taking dims apart moves nothing."""
+        _, found = self.rule
+        names = self.mesh.dim_names
+        entries: list[Any] = [names[a] for a in front]
+        for size, letter in zip(value.shape[len(front) :], letters, strict=True):
+            axes = () if letter in cut else tuple(found.split.get(letter or "", ()))
+            fits = axes and size % found.ways(letter or "") == 0
+            entries.append(tuple(names[a] for a in axes) if fits else jax.sharding.PartitionSpec.UNCONSTRAINED)
+        if not front:
+            return value
+        where = jax.sharding.NamedSharding(self.mesh.jax_mesh, jax.sharding.PartitionSpec(*entries))
+        return jax.lax.with_sharding_constraint(value, where)
+
+    def _uneven_mean(self, found: Flow) -> float:
+        """What makes means over padded pieces average to the mean of all."""
+        factor = 1.0
+        for letter in found.made:
+            size = next(n for at, n in zip(self.rule[0].inputs[0], self.call.shapes[0], strict=True) if at == letter)
+            room = -(-size // found.ways(letter)) * found.ways(letter)
+            factor *= room / size if size else 1.0
+        return factor
+
+    def _rows(self, found: Flow) -> Callable[..., Any]:
+        """A lookup of rows where each device has some of them: what it has not is zero."""
+        axes = found.made["v"]
+        sizes = [self.mesh.get_dim_size(a) for a in axes]
+        names = {a: f"piece{a}" for a in axes}
+        padding_idx = self.call.attrs.get("padding_idx")
+
+        def lookup(ids: Any, weight: Any) -> Any:
+            at: Any = 0
+            for axis, size in zip(axes, sizes, strict=True):
+                at = at * size + jax.lax.axis_index(names[axis])
+            rows = weight.shape[0]
+            mine = (ids >= at * rows) & (ids < (at + 1) * rows)
+            found_rows = weight[jnp.where(mine, ids - at * rows, 0)]
+            kept = mine if padding_idx is None else mine & (ids != padding_idx)
+            # an id that no device has is out of range, and makes NaN, as without a mesh
+            missing = ((ids < 0) | (ids >= self.call.shapes[1][0]))[..., None]
+            return jnp.where(missing, jnp.nan, jnp.where(kept[..., None], found_rows, 0)).astype(weight.dtype)
+
+        return lookup
+
+    # backward
+
+    def backward(self, mask: Mask, present: Mask, cots: Sequence[Form]) -> tuple[Callable[..., Any], list[Form]]:
+        """((inputs as kept, cotangents as kept) -> gradients as kept, their forms).
+
+        present: which results have a cotangent; cots: how those lie.
+        """
+        key = (mask, present, tuple(cots))
+        found = self._backward.get(key)
+        if found is None:
+            cut = self._gradient_letters(mask, present)
+            forms = self._gradient_forms(mask, cut)
+            found = self._backward[key] = (self._compiled_backward(mask, present, cots, cut, forms), forms)
+        return found
+
+    def _gradient_letters(self, mask: Mask, present: Mask) -> dict[str, list[int]]:
+        """Letters along which the gradient of some input is a sum of addends: split in results, not in that input."""
+        dims, found = self.dims, self.flow
+        if dims is None or found is None or not dims.pieces or not all(present):
+            return {}
+        ends = {letter for letters in dims.outputs for letter in letters}
+        cut = {}
+        for letter, axes in found.split.items():
+            lacking = any(m and letter not in letters for m, letters in zip(mask, dims.inputs, strict=True))
+            everywhere = all(letter in letters for letters in dims.outputs)
+            if letter in ends and everywhere and lacking and even(found, dims, self.call, letter):
+                cut[letter] = axes
+        return cut
+
+    def _gradient_forms(self, mask: Mask, cut: dict[str, list[int]]) -> list[Form]:
+        forms = []
+        for i, wanted in enumerate(mask):
+            if not wanted:
+                continue
+            form = self.forms[i]
+            whole = Form(self.mesh, (Replicate(),) * self.mesh.ndim, self.call.shapes[i])
+            base = whole if form is None else form.joined()
+            placements = list(base.placements)
+            for letter, axes in cut.items():
+                if form is not None and self.dims is not None and letter not in self.dims.inputs[i]:
+                    for axis in axes:
+                        if placements[axis].is_replicated():
+                            placements[axis] = Partial(ReduceType.kRedSum)
+            forms.append(base.having(placements))
+        return forms
+
+    def _compiled_backward(
+        self, mask: Mask, present: Mask, cots: Sequence[Form], cut: dict[str, list[int]], forms: Sequence[Form]
+    ) -> Callable[..., Any]:
+        pull = self.base.backward(mask)
+
+        def backward(stored: tuple, given: tuple) -> tuple:
+            values = self.values(stored)
+            cotangents = [f.decode(c) for f, c in zip(cots, given, strict=True)]
+            if self.dims is not None and all(present):
+                cotangents = self._laid_out(cotangents, self.dims.outputs)
+            if cut:
+                return self._cut_gradients(pull, values, cotangents, mask, cut, forms)
+            waiting = iter(cotangents)
+            full = tuple(next(waiting) if p else None for p in present)
+            grads = pull(tuple(values), full)
+            if self.dims is not None:
+                own = [letters for letters, m in zip(self.dims.inputs, mask, strict=True) if m]
+                grads = self._laid_out(grads, own)
+            return tuple(f.encode(g) for f, g in zip(forms, grads, strict=True))
+
+        backward.__name__ = backward.__qualname__ = f"{self.base.name}_grad"
+        return jax.jit(backward, out_shardings=tuple(f.sharding for f in forms))
+
+    def _cut_gradients(
+        self, pull: Any, values: list, cotangents: list, mask: Mask, cut: dict[str, list[int]], forms: Sequence[Form]
+    ) -> tuple:
+        """Gradients piece by piece, so that those of inputs that all pieces share stay addends."""
+        dims, _ = self.rule
+        n = len(values)
+        given, leads = [], []
+        for value, letters in zip([*values, *cotangents], [*dims.inputs, *dims.outputs], strict=True):
+            piece, lead = self._pieces(value, letters, cut, [])
+            given.append(piece)
+            leads.append(lead)
+        lead = sorted(a for axes in cut.values() for a in axes)
+        run = mapped(lambda *arrays: pull(tuple(arrays[:n]), tuple(arrays[n:])), leads, lead)
+        wanted = [i for i, m in enumerate(mask) if m]
+        return tuple(
+            self._gradient(g, i, form, lead, cut) for g, i, form in zip(run(*given), wanted, forms, strict=True)
+        )  # fmt: skip
+
+    def _gradient(self, g: Any, i: int, form: Form, lead: list[int], cut: dict[str, list[int]]) -> Any:
+        """A gradient in pieces put together, or kept as addends where its input is without the letter."""
+        letters = self.rule[0].inputs[i]
+        for axis in reversed(lead):
+            if axis not in form.partial and not any(axis in cut.get(at or "", ()) for at in letters):
+                g = g.sum(lead.index(axis), dtype=g.dtype)
+        front = [a for a in lead if a in form.partial or any(a in cut.get(at or "", ()) for at in letters)]
+        for at, letter in enumerate(letters):
+            axes = cut.get(letter or "", [])
+            if not axes:
+                continue
+            places = [front.index(a) for a in axes]
+            dim = len(front) + at
+            g = jnp.moveaxis(g, places, range(dim - len(axes), dim))
+            front = [a for a in front if a not in axes]
+            start = len(front) + at
+            size = self.call.shapes[i][at]
+            g = g.reshape(*g.shape[:start], size, *g.shape[start + len(axes) + 1 :])
+        return form.padded(g, len(front))
+
+
+def mapped(fn: Callable[..., Any], leads: Sequence[Sequence[int]], lead: Sequence[int]) -> Callable[..., Any]:
+    """fn over the leading dims of its inputs: leads says which mesh dims each has, lead which the results have."""
+    for axis in reversed(lead):
+        ins = tuple(0 if axis in own else None for own in leads)
+        fn = jax.vmap(fn, in_axes=ins, axis_name=f"piece{axis}")
+    return fn
+
+
+def _padded(value: Any, at: int, ways: int, padding: str | None) -> Any:
+    """value with a dim grown to a multiple of ways by what changes no result."""
+    missing = -value.shape[at] % ways
+    if not missing or padding is None:
+        return value
+    widths = [(0, missing) if i == at else (0, 0) for i in range(value.ndim)]
+    return jnp.pad(value, widths, constant_values=_neutral(padding, value.dtype))
+
+
+def _neutral(padding: str, dtype: Any) -> Any:
+    if padding in ("zero", "one"):
+        return padding == "one"
+    if dtype == jnp.bool_:
+        return padding == "high"
+    if dtypes.is_inexact(dtype):
+        return jnp.inf if padding == "high" else -jnp.inf
+    limits = jnp.iinfo(dtype)
+    return limits.max if padding == "high" else limits.min
