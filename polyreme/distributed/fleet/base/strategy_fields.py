@@ -14,8 +14,8 @@ HONOURED, HARMLESS, REFUSED = "honoured", "harmless", "refused"
 
 
 class Field(NamedTuple):
-    """One setting. default also gives the type: a bool, a whole number, a number, a text, or a list or None (then `item`
-    says of what). note: what it maps to, why it changes nothing, or what to do instead.
+    """One setting. default also gives the type: a bool, a whole number, a number, a text, or a list or None (then
+    `item` says of what). note: what it maps to, why it changes nothing, or what to do instead.
     """
 
     default: Any
