@@ -9,6 +9,7 @@ from dataclasses import asdict
 from polyreme.recipes import estimate
 from polyreme.recipes.config import PretrainConfig, digest, flatten
 from polyreme.recipes.config_file import Loaded
+from polyreme.recipes.plan import memory_of
 
 
 def describe(loaded: Loaded) -> str:
@@ -25,7 +26,7 @@ def _settings(loaded: Loaded) -> list[str]:
 
 def _costs(config: PretrainConfig) -> list[str]:
     model, train = config.model, config.train
-    memory = estimate.memory(config)
+    memory = memory_of(config)
     parts = ", ".join(f"{name} {estimate.bytes_text(nbytes)}" for name, nbytes in asdict(memory).items())
     tokens = train.steps * config.tokens_per_step
     flops = estimate.flops_per_token(model)

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from polyreme import host_random
+from polyreme.core import layout as layouts
 from polyreme.core import state
 from polyreme.errors import ConfigError
 
@@ -123,9 +124,17 @@ class Generator:
         """One key of its own, advancing the stream."""
         self.drawn += 1
         holder = self.key_state()
-        following, key = _split(state.read(holder))
+        following, key = _split(_at_home(state.read(holder)))
         state.write(holder, following)
         return key
+
+
+def _at_home(key: Any) -> Any:
+    """The key itself; where a program over a mesh that is no longer in force left it there, a copy that lies nowhere in
+    particular, so that what is drawn from it can go with any Tensor."""
+    if layouts.active.layout is None and isinstance(key, jax.Array) and not isinstance(key, jax.core.Tracer):
+        return key if len(key.devices()) == 1 else jax.numpy.asarray(np.asarray(key))
+    return key
 
 
 @jax.jit

@@ -38,14 +38,19 @@ class CheckedEager(Eager):
             # jax will differentiate this code without walking the tape
             args = tuple(_observed(a, f"the backward of {op.name}", i, layer) for i, a in enumerate(args))
         result = super().run(op, args, kwargs)
-        results = list(result) if isinstance(result, (tuple, list)) else [result]
-        for tensor in results:
-            if tensor._node is not None:
-                checked.layer_of[tensor._node] = layer
-        names = ["its result"] if len(results) == 1 else [f"its result {i}" for i in range(len(results))]
-        named = [(n, t._array) for n, t in zip(names, results, strict=True) if dtypes.is_inexact(t._array.dtype)]
-        check_values(op.name, named, given, layer)
+        look(op.name, result, given, layer)
         return result
+
+
+def look(what: str, result: Any, given: Sequence[Any], layer: str) -> None:
+    """Look at what an op gave: a Tensor or several. given: floats_in its inputs; layer: layer_here() at the call."""
+    results = list(result) if isinstance(result, (tuple, list)) else [result]
+    for tensor in results:
+        if tensor._node is not None:
+            checked.layer_of[tensor._node] = layer
+    names = ["its result"] if len(results) == 1 else [f"its result {i}" for i in range(len(results))]
+    named = [(n, t._array) for n, t in zip(names, results, strict=True) if dtypes.is_inexact(t._array.dtype)]
+    check_values(what, named, given, layer)
 
 
 def _observed(value: Any, what: str, at: int, layer: str) -> Any:

@@ -20,19 +20,21 @@ from jax.sharding import PartitionSpec as P
 
 from polyreme.core import rng
 from polyreme.core.backend import Device
-from polyreme.distributed.fleet.meta_parallel import PipelineLayer
 from polyreme.distributed.pipeline.batch import cut
+from polyreme.distributed.pipeline.chunks import in_chunks
 from polyreme.distributed.pipeline.runtime import Pipeline
-from polyreme.distributed.placement import apply_plan, clear_plan
+from polyreme.distributed.placement import apply_plan, clear_plan, shard_batch
+from polyreme.jit import to_static
 from polyreme.kernels import attention
 from polyreme.mesh import Plan
-from polyreme.nn import Linear
+from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.planner.calibration import Measured, cluster_of
 from polyreme.planner.cluster import Cluster
 
 Report = Callable[[str], None]
 
 _TIMES = 0.12  # seconds that one measurement is repeated for, at least three times
+_DECODER = GPTConfig.nano(num_layers=4)
 _CHAIN = 8  # calls of an operation in one program, so that the program's dispatch does not count
 
 
@@ -161,28 +163,41 @@ class _Bench:
         return max(many - few, 0.0) / 64
 
     def task(self, report: Report) -> float:
-        """Seconds that the pipeline runtime takes to dispatch one task of next to no work."""
-        if len(self.devices) < 2:
+        """Seconds that a pipeline's task costs beyond its operations: forward and backward of a decoder of next to no
+        work over stages, less the same as one program over all devices."""
+        count = len(self.devices)
+        stages = next((n for n in (4, 2) if count % n == 0), 0)
+        if not stages:
             return 0.0
-        parts = 8
-        plan = Plan.from_degrees(pp=2, num_microbatches=parts)
-        layers = PipelineLayer([Linear(4, 4) for _ in range(2)], num_stages=2)
-        layout = apply_plan(plan, layers, self.devices[:2], chunks=layers.get_model_chunks())
-        pipeline = Pipeline(layers.get_model_chunks(), [lambda out, y: (out - y).square().mean()], layout)
-        data = np.ones((parts, 4), np.float32)
-        batch, best = cut([data, data], parts, None), math.inf
-        for _ in range(12):
-            for p in layers.parameters():
-                p.clear_grad()
-            keys = rng.default_generator.branches(parts)
-            jax.block_until_ready(keys)
-            start = time.perf_counter()
-            jax.block_until_ready(pipeline.train(batch, keys))
-            best = min(best, time.perf_counter() - start)
-        clear_plan()
-        tasks = sum(map(len, pipeline.schedule(parts).tables))
-        report(f"pipeline task: {best / tasks * 1e6:,.0f} us")
-        return best / tasks
+        rows = np.ones((8 * count, 16), np.int64)
+        whole = self._whole_decoder(Plan.from_degrees(dp=count), rows)
+        plan = Plan.from_degrees(pp=stages, dp=count // stages, num_microbatches=8)
+        cut_up, tasks = self._cut_decoder(plan, rows)
+        report(f"pipeline task: {max(cut_up - whole, 0) / tasks * 1e6:,.0f} us")
+        return max(cut_up - whole, 0.0) / tasks
+
+    def _whole_decoder(self, plan: Plan, rows: np.ndarray) -> float:
+        model = GPT(_DECODER)
+        layout = apply_plan(plan, model, self.devices)
+        batch = shard_batch(layout, rows, "batch", "seq")
+
+        @to_static
+        def step(tokens: Any) -> Any:
+            loss = model(tokens, tokens)
+            loss.backward()
+            return loss
+
+        return _least(model, lambda: step(batch)._array)
+
+    def _cut_decoder(self, plan: Plan, rows: np.ndarray) -> tuple[float, int]:
+        model = GPT(_DECODER)
+        chunks = in_chunks(model, plan).get_model_chunks()
+        layout = apply_plan(plan, model, self.devices, chunks=chunks)
+        pipeline = Pipeline(chunks, [model.pipeline_loss], layout)
+        batch = cut([rows, rows], plan.num_microbatches, None)
+        keys = rng.default_generator.branches(len(batch))
+        seconds = _least(model, lambda: pipeline.train(batch, keys))
+        return seconds, sum(map(len, pipeline.schedule(len(batch)).tables))
 
     def _ones(self, shape: tuple[int, ...], dtype: str) -> jax.Array:
         """An array with `shape` on each device; small enough values that a chain of products stays finite."""
@@ -199,6 +214,20 @@ class _Bench:
             jax.block_until_ready(program(x))
             best, times = min(best, time.perf_counter() - start), times + 1
         return best
+
+
+def _least(model: GPT, step: Callable[[], Any]) -> float:
+    """Seconds of a forward and backward: the least of several. The plan in force is cleared."""
+    best = math.inf
+    for _ in range(12):
+        for p in model.parameters():
+            p.clear_grad()
+        jax.block_until_ready(rng.default_generator.key_state()._array)
+        start = time.perf_counter()
+        jax.block_until_ready(step())
+        best = min(best, time.perf_counter() - start)
+    clear_plan()
+    return best
 
 
 def _memory_bytes(devices: Sequence[Device]) -> float:

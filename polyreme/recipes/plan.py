@@ -19,9 +19,10 @@ from pydantic import ValidationError
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import Plan
 from polyreme.mesh.axes import AXES
-from polyreme.planner import ModelShape, Training
+from polyreme.planner import Memory, ModelShape, Training
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.explain import Change, changes
+from polyreme.planner.memory import memory
 from polyreme.planner.predict import predict
 from polyreme.planner.search import Found, Ranked, search
 from polyreme.planner.space import Space
@@ -124,6 +125,17 @@ def training_of(config: PretrainConfig, cluster: Cluster) -> Training:
     dtype = "float32" if train.amp_level == "O0" else train.amp_dtype
     attention = _attention(config, cluster, dtype)
     return Training(dtype=dtype, master=train.amp_level == "O2", attention=attention, sums="program")
+
+
+def memory_of(config: PretrainConfig) -> Memory:
+    """Bytes on the fullest device under the configuration's own plan, with fused attention; on a processor, as XLA's
+    compiler for it keeps them."""
+    train = config.train
+    dtype = "float32" if train.amp_level == "O0" else train.amp_dtype
+    training = Training(dtype=dtype, master=train.amp_level == "O2", sums="program")
+    compiler = "cpu" if config.device == "cpu" else "accelerator"
+    stages = memory(shape_of(config.model).graph(), config.parallel_plan, train.global_batch, training, compiler)
+    return max(stages, key=lambda stage: stage.total)
 
 
 FEATURES = ("recompute", "offload", "sharding", "pp", "mp", "sep", "sequence_parallel", "virtual_stages")

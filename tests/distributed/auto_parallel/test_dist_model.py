@@ -215,3 +215,24 @@ def test_meshes_that_do_not_go_together():
     layer[0].weight = shard_tensor(layer[0].weight, mesh, [Shard(0), Shard(1)])
     with pytest.raises(PlacementError, match="dim 'y' would be the axis mp, as another one is; name the dims"):
         to_static(layer)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_master_weights_are_split_like_the_moments(stage):
+    paddle.seed(3)
+    layer = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+    optimizer = adam(layer)
+    amp = {"enable": True, "dtype": "bfloat16", "level": "o2"}
+    strategy = Strategy({"amp": amp, "sharding": {"enable": True, "stage": stage}})
+    model = to_static(layer, None, nn.CrossEntropyLoss(), optimizer, strategy)
+    model(np.zeros((8, 16), np.float32), np.zeros(8, np.int64))
+    state = optimizer.state_arrays({id(p): name for name, p in layer.named_parameters()})
+    pieces = {name: array.addressable_shards[0].data.size / array.size for name, array in state.items()}
+    kinds = {name.split("/")[0] for name in pieces if name.endswith("/0.weight")}
+    assert kinds == {"master", "moment1", "moment2"}
+    assert {pieces[f"{kind}/0.weight"] for kind in kinds} == {1 / 8}
+
+
+def test_what_is_drawn_after_a_step_over_all_devices_lies_on_one():
+    made()(X, Y)
+    assert len(paddle.rand([2])._array.devices()) == 1

@@ -20,7 +20,7 @@ from polyreme.distributed import (
 )
 from polyreme.distributed.auto_parallel.api import dtensor_from_local, dtensor_to_local
 from polyreme.distributed.auto_parallel.tensors import dist_tensor, kept, local_values
-from polyreme.errors import CaptureError, ConfigError, GradError, PlacementError, ShapeError
+from polyreme.errors import CaptureError, ConfigError, GradError, NumericsError, PlacementError, ShapeError
 
 R = Replicate()
 GRID = ProcessMesh([[0, 1], [2, 3]], dim_names=["x", "y"])
@@ -236,3 +236,16 @@ def test_a_tensor_without_values_is_refused():
 def test_examples(module):
     names = {"Shard": Shard, "Partial": Partial, "Replicate": R.__class__, "to_tensor": polyreme.to_tensor}
     assert doctest.testmod(module, extraglobs={**names, "ProcessMesh": ProcessMesh}).failed == 0
+
+
+def test_the_checked_mode_looks_at_what_ops_on_a_mesh_give():
+    line = ProcessMesh([0, 1], ["x"])
+    polyreme.set_flags({"FLAGS_check_nan_inf": True})
+    try:
+        for data, placements in (([1.0, 0.0, 2.0], [Shard(0)]), ([1.0, 0.0], [Partial()])):
+            with pytest.raises(NumericsError, match=r"log: its result, .* has 0 NaN and 1 infinite"):
+                polyreme.log(shard_tensor(np.array(data, "float32"), line, placements))
+        uneven = shard_tensor(np.ones(3, "float32"), line, [Shard(0)])
+        assert polyreme.log(uneven).sum().item() == 0  # padding is no value
+    finally:
+        polyreme.set_flags({"FLAGS_check_nan_inf": False})

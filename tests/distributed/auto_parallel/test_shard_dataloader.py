@@ -125,3 +125,8 @@ def test_inputs_on_the_meshes_of_stages_train_eagerly_and_captured():
             found.append(float(value))
         losses.append(found)
     np.testing.assert_allclose(losses[1], losses[0], rtol=64 * 6e-8)
+
+
+def test_keys_of_inputs_want_batches_that_are_dicts():
+    with pytest.raises(DataError, match=r"input_keys .* are for batches that are dicts, the loader gives a list"):
+        next(iter(shard_dataloader(loader(), FIRST, input_keys=["a", "b"])))

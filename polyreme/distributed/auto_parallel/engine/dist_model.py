@@ -18,6 +18,7 @@ from polyreme.distributed.auto_parallel.engine.choose import Chosen
 from polyreme.distributed.auto_parallel.engine.placement import Batch, Placed, needs_batch, place
 from polyreme.distributed.auto_parallel.engine.steps import StagedSteps, WholeSteps
 from polyreme.distributed.auto_parallel.engine.strategy import Settled, Strategy, settle
+from polyreme.distributed.auto_parallel.layers.shard_optimizer import laid_out
 from polyreme.distributed.fleet.base.job import Job
 from polyreme.distributed.fleet.optimizer import HybridParallelOptimizer
 from polyreme.eager.tensor import Tensor
@@ -110,6 +111,8 @@ class DistModel:
         optimizer = None if self._optimizer is None else inner_optimizer(self._optimizer)
         batch = Batch(inputs, labels, self.loss, optimizer)
         self._placed = placed = place(self.network, self.settled, batch, self.cluster)
+        if optimizer is not None:
+            optimizer.map_state(laid_out)  # master weights were made of parameters that lay nowhere yet
         if placed.layout.plan.mesh.pp > 1:
             self._made = StagedSteps(placed, self.loss, self._optimizer, self.settled)
         else:
@@ -121,7 +124,7 @@ class DistModel:
         if self._made is None:
             raise ConfigError(
                 "the model is not in its place yet: cutting it into stages, and planning, need the shapes of a batch; "
-                "run one first, or give input_spec"
+                "call engine.prepare(inputs_spec, labels_spec), give dist.to_static an input_spec, or run a batch first"
             )
         return self._made
 

@@ -97,6 +97,11 @@ class ShardDataloader:
                 raise DataError(f"shard_dataloader: input_keys {missing} are not in the batch, which has {list(batch)}")
             self._check_inputs(len(keys))
             return {key: self._input(i, batch[key]) for i, key in enumerate(keys)}
+        if self.input_keys is not None:
+            raise DataError(
+                f"shard_dataloader: input_keys {self.input_keys} are for batches that are dicts, the loader gives a "
+                f"{type(batch).__name__}; leave input_keys out"
+            )
         if isinstance(batch, (list, tuple)):
             self._check_inputs(len(batch))
             return type(batch)([self._input(i, entry) for i, entry in enumerate(batch)])

@@ -161,11 +161,11 @@ def shard_optimizer(
         shard_fn.place(optimizer._parameters)
     optimizer.gradient_accumulation_steps = steps
     optimizer.create_state()
-    optimizer.map_state(_laid_out)
+    optimizer.map_state(laid_out)
     return optimizer
 
 
-def _laid_out(p: Any, kept: Tensor) -> Tensor:
+def laid_out(p: Any, kept: Tensor) -> Tensor:
     """A Tensor of a parameter's state where the parameter says, in the pieces that the parameter is in."""
     form = form_of(p)
     if form is not None and not form.plain:

@@ -104,9 +104,10 @@ def _wanted(tensor: Tensor, placements: Placed, mesh: ProcessMesh | None, may_mo
     if full == form.placements and (mesh is None or mesh == form.mesh):
         return tensor
     if not may_move:
+        wanted = f"in_placements says {list(full)}" if full != form.placements else f"process_mesh is {mesh}"
         raise PlacementError(
-            f"local_map: an input of shape {list(form.shape)} lies as {list(form.placements)}, in_placements says "
-            f"{list(full)}; reshard it, or pass reshard_inputs=True"
+            f"local_map: an input of shape {list(form.shape)} lies as {list(form.placements)} on {form.mesh}, "
+            f"{wanted}; reshard it, or pass reshard_inputs=True"
         )
     return reshard(tensor, form.mesh if mesh is None else mesh, full)
 
@@ -285,7 +286,8 @@ class _Mapped:
         if len(self.placed) != len(self.traced.plain) or None in tensors:
             raise ConfigError(
                 f"local_map: out_placements has {len(self.placed)} entries, {sum(p is not None for p in self.placed)} "
-                f"of them placements, for {len(self.traced.plain)} values, {len(shapes)} of them Tensors"
+                f"of them placements, for {len(self.traced.plain)} values, {len(shapes)} of them Tensors; give one "
+                "list of placements for each Tensor returned, such as [[Shard(0)]] for one, and None for other values"
             )
         forms = [_grown(p, s, self.mesh) for p, s in zip(tensors, shapes, strict=True) if p is not None]
         if self.traced.draws:

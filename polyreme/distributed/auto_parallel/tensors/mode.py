@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from polyreme.core import amp_policy, mode, rng, state
 from polyreme.core import dtype as dtypes
+from polyreme.core.checked import checked, floats_in, layer_here, raise_late
 from polyreme.core.kernel import Kernel, Mask
 from polyreme.core.meshes import devices_of
 from polyreme.core.op import ATTR, KEY, TENSORS, Op, freeze
@@ -27,6 +28,7 @@ from polyreme.distributed.auto_parallel.tensors.reshard import leaf_or_edge, mov
 from polyreme.distributed.auto_parallel.tensors.rules import Call, flow
 from polyreme.distributed.auto_parallel.tensors.rules_table import RULES
 from polyreme.eager import tape
+from polyreme.eager.checked import look
 from polyreme.eager.dispatch import constant, rebind
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
@@ -51,7 +53,13 @@ class DistMode:
             return self.under.run(op, args, kwargs)
         if watching is not None:
             return self._captured(op, args, kwargs)
-        return self._eager(op, args, kwargs)
+        if not checked.on:
+            return self._eager(op, args, kwargs)
+        raise_late()
+        given, layer = floats_in([*args, *kwargs.values()]), layer_here()
+        result = self._eager(op, args, kwargs)
+        look(op.name, result, given, layer)
+        return result
 
     # now
 

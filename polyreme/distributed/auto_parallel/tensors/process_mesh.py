@@ -167,7 +167,10 @@ class ProcessMesh:
             return self._names.index(dim)
         if isinstance(dim, (int, np.integer)) and not isinstance(dim, bool) and -self.ndim <= dim < self.ndim:
             return int(dim) % self.ndim
-        raise ConfigError(f"{self} has no dim {dim!r}{did_you_mean(dim, self._names)}")
+        raise ConfigError(
+            f"a ProcessMesh of shape {self.shape} with dims {list(self._names)} has no dim {dim!r}"
+            f"{did_you_mean(dim, self._names)}"
+        )
 
     def __enter__(self) -> ProcessMesh:
         _current.inside.append(self)
