@@ -209,4 +209,5 @@ def _line(found: dict[str, Any]) -> str:
         return f"{name} {found['error']}"
     total = f"{found['memory']['total'] / 2**30:6.1f} GiB{'' if found['fits'] else ', more than there is'}"
     tokens = f"{found['tokens_per_second_per_device']:9.0f} tokens/s a device"
-    return f"{name} {found['step_seconds']:10.3f} s  {tokens}  MFU {found['mfu']:.1%}  {total}  {found['binds']}"
+    assumed = f"; assumed: {', '.join(found['assumed'])}" if found["assumed"] else ""
+    return f"{name} {found['step_seconds']:10.3f} s  {tokens}  MFU {found['mfu']:.1%}  {total}  {found['binds']}{assumed}"

@@ -1,5 +1,6 @@
 """Parallel training: processes, collectives, placement and checkpoints."""
 
+from polyreme.distributed import auto_parallel, sharding
 from polyreme.distributed.auto_parallel.engine.dist_model import DistModel, to_static
 from polyreme.distributed.auto_parallel.engine.strategy import Strategy
 from polyreme.distributed.auto_parallel.layers.annotate import DistAttr
@@ -133,6 +134,7 @@ __all__ = [
     "all_reduce",
     "alltoall",
     "alltoall_single",
+    "auto_parallel",
     "axis_group",
     "barrier",
     "batch_isend_irecv",
@@ -177,6 +179,7 @@ __all__ = [
     "shard_scaler",
     "shard_tensor",
     "shard_weight",
+    "sharding",
     "spawn",
     "split",
     "stream",

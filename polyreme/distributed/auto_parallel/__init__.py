@@ -1,5 +1,6 @@
 """Tensors spread over a mesh by placements, and what distributes programs by them."""
 
+from polyreme.distributed.auto_parallel import api
 from polyreme.distributed.auto_parallel.engine.engine import Engine
 from polyreme.distributed.auto_parallel.engine.strategy import Strategy
 from polyreme.distributed.auto_parallel.layers.annotate import (
@@ -18,6 +19,7 @@ __all__ = [
     "RingConv2d",
     "RingFlashAttention",
     "Strategy",
+    "api",
     "create_mesh",
     "fetch",
     "get_mesh",
