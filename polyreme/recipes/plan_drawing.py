@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from polyreme.errors import ConfigError
 from polyreme.mesh import Durations, Plan, Task, make_schedule
+from polyreme.planner.pipeline import pipeline_seconds
 from polyreme.planner.prediction import Memory, Prediction
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -74,8 +75,9 @@ def draw(
     bars = timeline(plan, durations, shown, is_serial=is_serial)
     busy = max(bar.end for bar in bars)
     # what comes after the last task: gradients summed over replicas, the update, moves to and from the host
-    rest = prediction.times.optimizer + prediction.times.offload
-    end = busy + rest
+    in_turn = plan.num_microbatches * sum(sum(each[:3]) for each in durations)
+    tasks = in_turn if is_serial else pipeline_seconds(plan, durations)
+    end = busy + max(prediction.step_seconds - tasks, 0.0)
     stages = plan.mesh.pp
     height = 3.6 + min(0.34 * stages, 6.0)
     figure = _matplotlib("figure").Figure(figsize=(11, height), dpi=150, facecolor="white", layout="constrained")
