@@ -210,4 +210,5 @@ def _line(found: dict[str, Any]) -> str:
     total = f"{found['memory']['total'] / 2**30:6.1f} GiB{'' if found['fits'] else ', more than there is'}"
     tokens = f"{found['tokens_per_second_per_device']:9.0f} tokens/s a device"
     assumed = f"; assumed: {', '.join(found['assumed'])}" if found["assumed"] else ""
-    return f"{name} {found['step_seconds']:10.3f} s  {tokens}  MFU {found['mfu']:.1%}  {total}  {found['binds']}{assumed}"
+    seconds = f"{found['step_seconds']:10.3f} s"
+    return f"{name} {seconds}  {tokens}  MFU {found['mfu']:.1%}  {total}  {found['binds']}{assumed}"
