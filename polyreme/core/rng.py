@@ -132,7 +132,7 @@ class Generator:
 def _at_home(key: Any) -> Any:
     """The key itself; where a program over a mesh that is no longer in force left it there, a copy that lies nowhere in
     particular, so that what is drawn from it can go with any Tensor."""
-    if layouts.active.layout is None and isinstance(key, jax.Array) and not isinstance(key, jax.core.Tracer):
+    if layouts.active.layout is None and isinstance(key, jax.Array) and not isinstance(key, state.Tracer):
         return key if len(key.devices()) == 1 else jax.numpy.asarray(np.asarray(key))
     return key
 

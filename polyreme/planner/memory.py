@@ -120,7 +120,7 @@ def _in_pipeline(stage: Stage, place: int, processor: OnProcessor | None) -> lis
     for standing in standings(stage.plan, place):
         held = sum(n * each for n, each in zip(standing.live, chunks.leaves, strict=True))
         held += sum(n * each for n, each in zip(standing.waiting, chunks.stash, strict=True))
-        work = _work(stage, standing.kind, chunks.stash[standing.chunk], chunks.scratch[standing.chunk], processor)
+        work = _work(stage, standing.kind, chunks.stash[standing.chunk], chunks.scratch[standing.chunk])
         found.append(Moment(stage.gradients, held, work + beside))
     copies = total(stage.slots) if processor else 0.0
     most = max(found, key=sum).activations
@@ -156,7 +156,7 @@ def _made_of_chunks(stage: Stage, processor: OnProcessor | None) -> _Chunks:
     return _Chunks(leaves, stash, scratch, beside, forward)
 
 
-def _work(stage: Stage, kind: str, stash: float, scratch: float, processor: OnProcessor | None) -> float:
+def _work(stage: Stage, kind: str, stash: float, scratch: float) -> float:
     """Bytes that a task works in. A backward that is cut makes its stash with the attention's part of the scratch; the
     rest is the weights'. A chunk that begins with the embedding has no input gradients: all of it is the weights'."""
     if stage.plan.schedule not in ("ZBH1", "ZBVPP"):

@@ -68,9 +68,7 @@ def run_of(row: Mapping[str, Any]) -> Run:
     model = _model(cells)
     degrees, cluster = _degrees(cells, model.hidden)
     training = _training(cells, cluster.device.flops)
-    runs = [
-        Run(model, plan, cluster, batch, training, {}) for plan, batch in _candidates(cells, model, degrees, cluster)
-    ]
+    runs = [Run(model, plan, cluster, batch, training, {}) for plan, batch in _candidates(cells, model, degrees)]
     best = runs[0] if len(runs) == 1 else _fastest_that_fits(runs)
     return replace(best, assumed=_choices(cells, best) | cells.assumed)
 
@@ -279,9 +277,7 @@ def _cluster(cells: Cells, total: int) -> Cluster:
     return cluster_of_kind(name, total, slices=slices)
 
 
-def _candidates(
-    cells: Cells, model: ModelShape, degrees: Mapping[str, int], cluster: Cluster
-) -> Iterator[tuple[Plan, int]]:
+def _candidates(cells: Cells, model: ModelShape, degrees: Mapping[str, int]) -> Iterator[tuple[Plan, int]]:
     ways, pp = degrees["dp"] * degrees["sharding"] * degrees["ep"], degrees["pp"]
     per_stage = model.layers // pp
     virtual = min(cells.number("vpp") or 0, per_stage)

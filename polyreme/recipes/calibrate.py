@@ -115,7 +115,7 @@ class _Bench:
         for size in sizes:
             x = self._ones((size,), "float32")
             moved = 2.0 * 4 * size
-            found.append((moved, moved * len(self.devices) / self._seconds(lambda x: x + 1, x, out=x)))
+            found.append((moved, moved * len(self.devices) / self._seconds(lambda x: x + 1, x)))
         report(f"memory: {max(rate for _, rate in found) / 1e9:,.1f} GB/s")
         return found
 
@@ -204,7 +204,7 @@ class _Bench:
         whole = np.full((len(self.devices), *shape), 1 / 1024, np.float32)
         return jax.device_put(jnp.asarray(whole, dtype), self.split)
 
-    def _seconds(self, fn: Callable[[Any], Any], x: jax.Array, out: jax.Array | None = None) -> float:
+    def _seconds(self, fn: Callable[[Any], Any], x: jax.Array) -> float:
         """Seconds of one call: the best of several, as others may be using the machine."""
         program = jax.jit(fn, out_shardings=self.split)
         jax.block_until_ready(program(x))

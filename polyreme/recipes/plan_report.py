@@ -65,7 +65,7 @@ def _parts(answer: Answer) -> Iterator[RenderableType]:
         yield _best(answer)
         chosen = answer.chosen
         if chosen is not None:
-            yield from _details(answer, found.plans[chosen])
+            yield from _details(found.plans[chosen])
         if answer.verified:
             yield _verified(answer)
     else:
@@ -102,7 +102,7 @@ def _best(answer: Answer) -> Table:
     return table
 
 
-def _details(answer: Answer, chosen: Ranked) -> Iterator[RenderableType]:
+def _details(chosen: Ranked) -> Iterator[RenderableType]:
     prediction = chosen.prediction
     table = _table("\nMemory of a device of the plan marked *, GiB, by what holds it", "stage")
     for name in (*PARTS, "total"):

@@ -110,6 +110,7 @@ def test_what_does_not_fit_is_told():
     x, op = paddle.ones([4, 4]), paddle.add
     on = by_placements(np.ones((2, 4, 4, 4), np.float32), MESH, [Shard(0)])
     odd = by_placements(np.ones((2, 3, 4, 4), np.float32), MESH, [Replicate(), Shard(1)])
+    wide = by_placements(np.ones((2, 4, 4, 4), np.float32), MESH, [Replicate(), Shard(3)])
     for kind, message, call in [
         (TypeError, "takes a Tensor, got int", lambda: auto_parallel.shard_tensor(3, MESH)),
         (TypeError, "takes a Tensor, got int", lambda: auto_parallel.fetch(3)),
@@ -128,6 +129,7 @@ def test_what_does_not_fit_is_told():
         (PlacementError, "lies on no mesh", lambda: RingFlashAttention.apply(paddle.ones([1, 2, 1, 4]), on, on)),
         (ShapeError, "3 queries do not divide into 2", lambda: RingFlashAttention.apply(odd, odd, odd)),
         (ConfigError, "channel_dim=3", lambda: RingConv2d.apply(on, on, channel_dim=3)),
+        (ConfigError, "padding_algorithm='FULL'", lambda: RingConv2d.apply(wide, on, padding_algorithm="FULL")),
         (ConfigError, "data_format 'NCL'", lambda: RingConv2d.apply(on, on, data_format="NCL")),
         (PlacementError, "split along dim 3, its width", lambda: RingConv2d.apply(on, on)),
     ]:

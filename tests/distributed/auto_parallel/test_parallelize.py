@@ -385,6 +385,7 @@ def test_what_is_wrong_in_a_config_is_told():
         ("fn=None; give a function", lambda: PrepareLayerInput()),
         ("backend='p2'; did you mean 'p2p'", lambda: ContextParallel("p2")),
         ("needs a mesh dim 'sep' or 'cp'", by({"cp_config": {"parallelize_plan": {"": PrepareContextParallel()}}})),
+        ("one parameter, to SequenceParallelEnable.*drop .weight", by_plan({"head.weight": SequenceParallelEnable()})),
         ("ConvParallel is for Conv2D", by_plan({"head": ConvParallel()})),
         ("is 'END'; give SplitPoint", by({"pp_config": {"split_spec": {"head": "END"}}}, ["pp"])),
         ("fits 0 layers", by({"pp_config": {"split_spec": {"x": SplitPoint.END}}}, ["pp"])),

@@ -157,6 +157,12 @@ def _apply_plans(part: str, plans: Mapping[str, Any], meshes: Meshes) -> None:
                 f"parallelize: {part} maps {pattern!r} to {wrong[0]!r}; give a plan, such as ColWiseParallel()"
             )
         stem, only = _parameter(pattern)
+        misplaced = [] if only is None else [p for p in chosen if not p.of_parameters]
+        if misplaced:
+            raise ConfigError(
+                f"parallelize: {part} maps {pattern!r}, one parameter, to {misplaced[0]}, which is of a whole layer; "
+                f"drop .{only} from the key"
+            )
         names = (
             list(meshes.layers)
             if only is None

@@ -6,7 +6,7 @@ Floor: 5.  A plan places a layer's parameters on a mesh and hooks what goes in a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from polyreme.distributed.auto_parallel.tensors.moves import (
     each_tensor,
@@ -25,7 +25,12 @@ MP = "mp"
 
 
 class LayerPlan:
-    """What parallelize does to a layer. A subclass writes apply."""
+    """What parallelize does to a layer. A subclass writes apply.
+
+    of_parameters: whether it can be asked of one parameter, by a key that ends in .weight or .bias.
+    """
+
+    of_parameters: ClassVar[bool] = False
 
     def apply(self, layer: Layer, mesh: ProcessMesh, only: str | None = None) -> None:
         """Place the layer's parameters on the mesh and register hooks. only: the one parameter that was named."""
@@ -45,6 +50,8 @@ class ColWiseParallel(LayerPlan):
     ColWiseParallel(gather_output=True)
     """
 
+    of_parameters = True
+
     def __init__(self, gather_output: bool = False) -> None:
         self.gather_output = gather_output
 
@@ -61,6 +68,8 @@ class RowWiseParallel(LayerPlan):
     is_input_parallel: the input's last dim is split already, as ColWiseParallel leaves it; else it is split first.
     Raises ConfigError for a weight that has not 2 dims.
     """
+
+    of_parameters = True
 
     def __init__(self, is_input_parallel: bool = True) -> None:
         self.is_input_parallel = is_input_parallel

@@ -102,8 +102,8 @@ class RingConv2d:
         """conv2d of x that lies over a mesh, split along its width -> split in the same way.
 
         The partitioner sends the borders, so any stride, padding and dilation will do. padding_algorithm: "SAME" or
-        "VALID" in place of padding. Raises PlacementError for x not split along its width, ConfigError for a
-        channel_dim that is not data_format's.
+        "VALID" in place of padding, "EXPLICIT" for padding. Raises PlacementError for x not split along its width,
+        ConfigError for another padding_algorithm and for a channel_dim that is not data_format's.
         """
         form, width = form_of(x), width_dim(data_format)
         if channel_dim != data_format.index("C"):
@@ -112,6 +112,8 @@ class RingConv2d:
             raise PlacementError(
                 f"RingConv2d: x is to be split along dim {width}, its width, and is not: shard_tensor it"
             )
+        if padding_algorithm not in (None, "EXPLICIT", "SAME", "VALID"):
+            raise ConfigError(f"RingConv2d: padding_algorithm={padding_algorithm!r}; give EXPLICIT, SAME or VALID")
         pads = padding_algorithm if padding_algorithm in ("SAME", "VALID") else padding
         out = F.conv2d(x, weight, bias, stride, pads, dilation, groups, data_format)
         kept: list[Placement] = [
