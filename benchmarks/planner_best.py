@@ -1,7 +1,7 @@
 """Is the plan that the planner chooses the fastest? Its step against every mesh of 8 virtual CPU devices that is timed.
 
     polyreme calibrate                      # once on this machine, at a quiet time; else it is done here
-    python benchmarks/planner_best.py --model gpt [--plans 16] [--rounds 12] [--seconds 150] [--save NAME]
+    python benchmarks/planner_best.py --model gpt [--plans 16] [--rounds 5] [--seconds 150] [--save NAME]
 
 One model an invocation: gpt, llama (grouped heads), vocab (a GPT with a large vocabulary), rows (a LLaMA with long
 rows). The search gives one plan for each mesh and sharding that fits; timed in turn are the ten best predicted and
@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SIZES, required=True)
     parser.add_argument("--plans", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=150, help="stop after the round in which these are over")
     parser.add_argument("--save", metavar="NAME", help="also write benchmarks/results/NAME.md")
     options = parser.parse_args()
@@ -83,7 +83,8 @@ def main() -> None:
     text = f"{s.markdown(rows)}\n\n{verdict}"
     print(text)
     if options.save:
-        what = f"{s.what(config)} {len(sides)} of {len(feasible)} plans that fit, {len(sides[0].seconds)} rounds."
+        steps = len(sides[0].seconds)
+        what = f"{s.what(config)} {len(sides)} of {len(feasible)} plans that fit, {steps} timed steps of each."
         print(s.save(options.save, f"The planner's choice against measured steps: {options.model}", what, text))
 
 

@@ -1,7 +1,7 @@
 """Does the planner put plans in the right order? 20 plans of a small GPT on 8 virtual CPU devices, and their times.
 
     polyreme calibrate                      # once on this machine, at a quiet time; else it is done here
-    python benchmarks/planner_order.py [--rounds 15] [--seconds 150] [--save NAME]
+    python benchmarks/planner_order.py [--rounds 5] [--seconds 150] [--save NAME]
 
 Every plan's step is compiled, then all are timed in turn, in another order each round; medians are compared with
 planner.predict by Spearman's rank correlation. The goal is 0.8. Nothing of the prediction is fitted to these steps: it
@@ -60,7 +60,7 @@ def spearman(xs: list[float], ys: list[float]) -> float:
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=150, help="stop after the round in which these are over")
     parser.add_argument("--plans", type=int, default=len(PLANS), help="the first few, to try the script")
     parser.add_argument("--save", metavar="NAME", help="also write benchmarks/results/NAME.md")
@@ -83,7 +83,7 @@ def main() -> None:
     text = f"{s.markdown([head, *rows])}\n\n{verdict}"
     print(text)
     if options.save:
-        what = f"{s.what(CONFIG)} {len(sides)} plans, {len(sides[0].seconds)} rounds, in another order each round."
+        what = f"{s.what(CONFIG)} {len(sides)} plans, {len(sides[0].seconds)} timed steps of each."
         print(s.save(options.save, "Predicted order of plans against measured steps", what, text))
 
 

@@ -14,10 +14,12 @@ from typing import Any
 DEVICES = 8
 os.environ.setdefault("CPU_NUM", str(DEVICES))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+_STEPS = 3  # timed of a side in a row
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks" / "parallel")]
 
-import numpy as np  # noqa: E402  (the number of devices is fixed before jax starts)
+import jax  # noqa: E402  (the number of devices is fixed before it starts)
+import numpy as np  # noqa: E402
 from steps import markdown, save  # noqa: E402, F401  (benchmarks/parallel/steps.py)
 
 from polyreme.core import layout as layouts  # noqa: E402
@@ -42,7 +44,7 @@ class Side:
     seconds: list[float] = field(default_factory=list)
 
     def run(self) -> float:
-        """Seconds of one step, which ends when its loss is there."""
+        """Seconds of one step, which ends when the loss and every updated parameter are there."""
         start = time.perf_counter()
         self.step()
         return time.perf_counter() - start
@@ -60,6 +62,7 @@ def decoder(config: PretrainConfig, plan: Plan) -> Side:
     size = (config.train.global_batch, config.model.seq_len + 1)
     rows = np.random.default_rng(0).integers(0, config.model.vocab_size, size)
 
+    parameters = trainer.model.parameters()
     holder = rng.default_generator.key_state()
     key = holder._array
 
@@ -69,6 +72,8 @@ def decoder(config: PretrainConfig, plan: Plan) -> Side:
         layouts.active.layout = trainer.layout
         state.write(holder, key)
         float(trainer.step(rows[:, :-1], rows[:, 1:]).loss)
+        # a pipeline's loss is there before its last tasks and its updates are
+        jax.block_until_ready([p._array for p in parameters])
         key = holder._array
 
     side = Side(plan, step)
@@ -87,12 +92,13 @@ def made(number: str, config: PretrainConfig, plan: Plan) -> Side:
 
 
 def in_turn(sides: Sequence[Side], rounds: int, seconds: float) -> None:
-    """Time every side once a round, until there are enough rounds or the time is over."""
+    """Time a few steps of every side a round, until there are enough rounds or the time is over."""
     stop = time.perf_counter() + seconds
     for number in range(rounds):
         # another order each round, so that no side always follows the same one
         for side in np.random.default_rng(number).permutation(np.array(sides, object)):
-            side.seconds.append(side.run())
+            side.run()  # finds the caches as the side before left them; training finds its own
+            side.seconds += [side.run() for _ in range(_STEPS)]
         if time.perf_counter() > stop:
             break
 

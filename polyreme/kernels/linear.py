@@ -16,7 +16,9 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     On CPU the leading dims are flattened first: the weight gradient is then one 2-D product, which XLA gives to its
     fast matmul; contracting over two leading dims takes about twice as long. A leading dim that is sharded stays
     sharded (it is the major one of the flattened dim); a sharded second dim is gathered there, on CPU only: join such
-    dims first (ops.segment.join_tokens).
+    dims first (ops.segment.join_tokens). That gradient is made as [in, out]; JAX makes [out, in] and transposes, which
+    XLA cannot undo where a sum over devices stands between, and every pass of the optimizer then reads across rows.
+    Reverse mode of any order; for forward mode use linear_plain.
 
     Raises ShapeError when the dims do not fit.
 
@@ -26,14 +28,32 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     _check(x, weight, bias)
     if select.backend() != "cpu" or x.ndim <= 2:
         return linear_plain(x, weight, bias)
-    flat = linear_plain(x.reshape(-1, x.shape[-1]), weight, bias)
-    return flat.reshape(*x.shape[:-1], weight.shape[1])
+    flat = _product(x.reshape(-1, x.shape[-1]), weight).reshape(*x.shape[:-1], weight.shape[1])
+    return flat if bias is None else flat + bias
 
 
 def linear_plain(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """The plain twin of linear: the product on the dims as they come."""
     y = jnp.matmul(x, weight)
     return y if bias is None else y + bias
+
+
+@jax.custom_vjp
+def _product(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """[n, in] @ [in, out]."""
+    return jnp.matmul(x, weight)
+
+
+def _product_fwd(x, weight):
+    return jnp.matmul(x, weight), (x, weight)
+
+
+def _product_bwd(residuals, dy):
+    x, weight = residuals
+    return jnp.matmul(dy, weight.T).astype(x.dtype), jnp.matmul(x.T, dy).astype(weight.dtype)
+
+
+_product.defvjp(_product_fwd, _product_bwd)
 
 
 def _check(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> None:
