@@ -61,8 +61,8 @@ def adamw(
 
 
 def _written(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """The same arrays. On CPU, whose fusions have one result each, the parameter's pass then reads the new moments; else
-    it would make them again from the old, of which XLA would have to keep copies."""
+    """The same arrays. On CPU, whose fusions have one result each, the parameter's pass then reads the new moments;
+    else it would make them again from the old, of which XLA would have to keep copies."""
     return jax.lax.optimization_barrier(arrays) if select.backend() == "cpu" else arrays
 
 
