@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from polyreme.errors import ShapeError
-from polyreme.kernels import select
 
 Arrays = Sequence[jax.Array]
 
@@ -49,7 +48,6 @@ def adamw(
         g = g.astype(acc)
         new_m = jnp.asarray(beta1, acc) * m.astype(acc) + jnp.asarray(1 - beta1, acc) * g
         new_v = jnp.asarray(beta2, acc) * v.astype(acc) + jnp.asarray(1 - beta2, acc) * g * g
-        new_m, new_v = _written(new_m, new_v)
         # One square root and one division an element: sqrt(v / c2) + eps = (sqrt(v) + eps sqrt(c2)) / sqrt(c2).
         root = jnp.sqrt(c2)
         move = new_m / (jnp.sqrt(new_v) + jnp.asarray(epsilon, acc) * root)
@@ -58,12 +56,6 @@ def adamw(
 
     done = [update(*each) for each in zip(params, grads, ms, vs, decays, strict=True)]
     return [d[0] for d in done], [d[1] for d in done], [d[2] for d in done]
-
-
-def _written(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """The same arrays. On CPU, whose fusions have one result each, the parameter's pass then reads the new moments;
-    else it would make them again from the old, of which XLA would have to keep copies."""
-    return jax.lax.optimization_barrier(arrays) if select.backend() == "cpu" else arrays
 
 
 def adamw_plain(

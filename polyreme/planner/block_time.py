@@ -147,14 +147,14 @@ def _gather_parameters(block: Block, time: BlockTime, setting: Setting) -> None:
     """ZeRO stage 3: parameters are gathered before they are used, forward and backward, and gradients scattered after,
     each beside the arithmetic of the block before. Source: arXiv:1910.02054, section 5.3; arXiv:2304.11277."""
     cuts = cuts_of(setting.plan)
-    parts: dict[frozenset[str], float] = defaultdict(float)
+    parts: dict[frozenset[str], list[float]] = defaultdict(list)
     for value in block.parameters:
         moved = cuts.axes("param", value.dims, value.shape) - cuts.axes("use", value.dims, value.shape)
         if moved:
-            parts[moved] += value.size / cuts.ways("use", value)
-    for axes, elements in parts.items():
-        among = group(setting.cluster, setting.plan.mesh, axes)
-        gather = among.all_gather(elements * setting.on.itemsize)
+            parts[moved].append(value.size / cuts.ways("use", value))
+    for axes, sizes in parts.items():
+        among, elements = group(setting.cluster, setting.plan.mesh, axes), sum(sizes)
+        gather = among.all_gather(elements * setting.on.itemsize, len(sizes))
         scatter = among.reduce_scatter(elements * setting.training.gradients)
         axis = "sharding" if "sharding" in axes else next(iter(axes))
         forward, backward = gather, gather + scatter

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -34,24 +35,25 @@ class Tier(NamedTuple):
 class Group(NamedTuple):
     """Devices that differ only along some mesh axes, as the tiers of links they span, nearest first.
 
-    has_reduce_scatter: False where a reduce-scatter is an all-reduce and a cut (XLA's compiler for processors).
+    on_processor: devices that share their units. XLA's compiler for them makes a reduce-scatter of an all-reduce and a
+    cut, and does not join gathers, as it does sums.
     """
 
     size: int
     tiers: tuple[Tier, ...]
-    has_reduce_scatter: bool = True
+    on_processor: bool = False
 
-    def all_gather(self, nbytes: float) -> float:
-        """Seconds until every device has the nbytes that the group holds in parts."""
+    def all_gather(self, nbytes: float, arrays: int = 1) -> float:
+        """Seconds until every device has the nbytes, of so many arrays, that the group holds in parts."""
         if self.size == 1 or nbytes <= 0:
             return 0.0
-        return max(self._moved(nbytes, t) for t in self.tiers) + sum(
-            (t.parties - 1) * t.link.latency for t in self.tiers
-        )
+        messages = arrays if self.on_processor else 1
+        hops = sum((t.parties - 1) * t.link.latency for t in self.tiers)
+        return messages * (max(self._moved(nbytes / messages, t) for t in self.tiers) + hops)
 
     def reduce_scatter(self, nbytes: float) -> float:
         """Seconds until every device has its part of the sum of nbytes on each."""
-        return self.all_gather(nbytes) if self.has_reduce_scatter else self.all_reduce(nbytes)
+        return self.all_reduce(nbytes) if self.on_processor else self.all_gather(nbytes)
 
     def all_reduce(self, nbytes: float) -> float:
         """Seconds until every device has the sum of nbytes on each; far tiers by trees, whose depth is a logarithm."""
@@ -104,7 +106,10 @@ def _group(cluster: Cluster, mesh: MeshShape, axes: tuple[str, ...]) -> Group:
     if size == 1:
         return Group(1, ())
     tiers, inside = [], 1
+    is_shared = cluster.shared > 1
     for link in cluster.links:
+        if is_shared:  # one stage works at a time, and has what all devices together were measured to have
+            link = replace(link, bandwidth=link.bandwidth * mesh.pp)
         reached = _members(lines, link.devices)
         if reached > inside:
             tiers.append(Tier(link, reached // inside, inside, *_share(link, lines)))
@@ -115,7 +120,7 @@ def _group(cluster: Cluster, mesh: MeshShape, axes: tuple[str, ...]) -> Group:
             f"{max((link.devices for link in cluster.links), default=1)}; use fewer devices, or give the cluster a "
             "link that joins more"
         )
-    return Group(size, tuple(tiers), has_reduce_scatter=cluster.shared == 1)
+    return Group(size, tuple(tiers), is_shared)
 
 
 def _members(lines: list[tuple[int, int]], devices: int) -> int:

@@ -210,10 +210,11 @@ def _reduction(
         False: rounds * sum(chunks[at].durations(0.0)[0] for at in stage),
     }
     found: dict[str, float] = defaultdict(float)
-    for (axes, what, times), nbytes in (*sums.items(), *gathers.items()):
+    for (axes, what, times), (nbytes, arrays) in (*sums.items(), *gathers.items()):
         if not axes:
             continue
-        seconds = getattr(group(cluster, plan.mesh, axes), what)(nbytes)
+        among = group(cluster, plan.mesh, axes)
+        seconds = among.all_gather(nbytes, arrays) if what == "all_gather" else getattr(among, what)(nbytes)
         axis = "dp" if "dp" in axes else min(axes)
         if setting.hides(axis):
             seconds = max(seconds / blocks, seconds - room[what != "all_gather"])
@@ -221,14 +222,20 @@ def _reduction(
     return found
 
 
-_Sums = dict[tuple[frozenset[str], str, int], float]
+_Sums = dict[tuple[frozenset[str], str, int], tuple[float, int]]
 
 
 def _summed(setting: Setting, held: Sequence[Piece]) -> tuple[_Sums, _Sums, int]:
-    """Bytes by (axes, collective, times a step): sums of gradients, gathers of parameters; and how many blocks held."""
+    """(bytes, arrays) by (axes, collective, times a step): of sums of gradients, of gathers of parameters; and how many
+    blocks there are."""
     plan, cuts, training = setting.plan, cuts_of(setting.plan), setting.training
-    sums: _Sums = defaultdict(float)
-    gathers: _Sums = defaultdict(float)
+    sums: _Sums = {}
+    gathers: _Sums = {}
+
+    def add(found: _Sums, key: tuple[frozenset[str], str, int], nbytes: float, arrays: int) -> None:
+        before, others = found.get(key, (0.0, 0))
+        found[key] = before + nbytes, others + arrays
+
     tokens = cuts.axes("act", ("batch", "block_seq"), (1, 0))
     of_parameter = setting.on.itemsize if training.master else 4
     is_each = training.sums == "program" and (plan.schedule is not None or setting.cluster.shared > 1)
@@ -240,14 +247,15 @@ def _summed(setting: Setting, held: Sequence[Piece]) -> tuple[_Sums, _Sums, int]
             kept = cuts.axes("param", value.dims, value.shape) - used
             state = (cuts.axes("state", value.dims, value.shape) - used) & data
             if kept:  # stage 3 has scattered them, block by block
-                sums[data - kept, "all_reduce", 1] += whole / cuts.degree(kept) * training.gradients
+                add(sums, (data - kept, "all_reduce", 1), whole / cuts.degree(kept) * training.gradients, count)
                 continue
             split = (cuts.axes("grad", value.dims, value.shape) - used) & data
             times = plan.num_microbatches if split or is_each else 1
             if state:
-                sums[state, "reduce_scatter", times] += whole * training.gradients
-                gathers[state, "all_gather", 1] += whole * of_parameter
-            sums[data - state, "all_reduce", times if is_each else 1] += whole / cuts.degree(state) * training.gradients
+                add(sums, (state, "reduce_scatter", times), whole * training.gradients, count)
+                add(gathers, (state, "all_gather", 1), whole * of_parameter, count)
+            reduced = whole / cuts.degree(state) * training.gradients
+            add(sums, (data - state, "all_reduce", times if is_each else 1), reduced, count)
     return sums, gathers, max(1, sum(count for piece in held for _, count in piece))
 
 
@@ -260,9 +268,11 @@ def _on_stages(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence
 
 def _update(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[int]]) -> float:
     """Seconds of AdamW: parameter, two moments and gradient read, the first three written (and the copy in the compute
-    dtype), 4 bytes each; the gradient is read once more for its norm."""
+    dtype), 4 bytes each; the gradient is read once more for its norm. XLA's compiler for processors makes a pass for
+    each of the three, and copies of the moments for the parameter's."""
     training, on = setting.training, setting.on
-    each = 4 * 6 + training.gradients + (on.itemsize if training.master else 0)
+    passes = 3 if setting.cluster.shared > 1 else 1
+    each = 4 * (6 if passes == 1 else 12) + passes * training.gradients + (on.itemsize if training.master else 0)
     states = _on_stages(setting, cut, stages, "state")
     gradients = _on_stages(setting, cut, stages, "grad")
     seconds = [on.copy(s * each + g * training.gradients) for s, g in zip(states, gradients, strict=True)]
