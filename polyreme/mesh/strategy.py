@@ -171,7 +171,8 @@ def data_parallel() -> Strategy:
 
 
 def zero(stage: int) -> Strategy:
-    """Parameter sharding over the `sharding` axis: on the embed dim where that divides, else on another dim.
+    """Parameter sharding over the `sharding` axis: on the first dim that divides and has no other axis, whose parts
+    are contiguous, else on one that has.
 
     Stage 1 splits the optimizer state, 2 also the gradients, 3 also the parameters. Source: arXiv:1910.02054.
     Raises ConfigError for another stage.
@@ -180,7 +181,7 @@ def zero(stage: int) -> Strategy:
         raise ConfigError(
             f"sharding stage {stage!r}; give 1 (optimizer state), 2 (also gradients) or 3 (also parameters)"
         )
-    split = {"embed": ("sharding",), ANY: ("sharding",)}
+    split = {ANY: ("sharding",)}
     return Strategy(param=split if stage == 3 else {}, grad=split if stage >= 2 else {}, state=split)
 
 
