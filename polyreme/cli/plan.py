@@ -3,6 +3,7 @@
 Floor: 7.  Never imports: jax; --verify compiles in processes of their own.
 """
 
+import functools
 import importlib.util
 import json
 import os
@@ -16,6 +17,7 @@ import typer
 from rich.console import Console
 
 from polyreme.errors import ConfigError
+from polyreme.planner.published import columns_not_read
 from polyreme.planner.published_file import answer, read_rows
 
 _VERIFIED = 3  # plans that --verify compiles, and more until one is not refuted
@@ -39,7 +41,9 @@ def plan(
     without: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FEATURE", help="Not to be used: recompute, offload, sharding, pp, mp, sep; may be repeated."
+            metavar="FEATURE",
+            help="Not to be used: recompute, offload, sharding, pp, mp, sep, sequence_parallel, virtual_stages; may be "
+            "repeated.",
         ),
     ] = None,
     output: Annotated[
@@ -97,7 +101,8 @@ def _plan(
 
     batch = [] if global_batch is None else [f"train.global_batch={global_batch}"]
     loaded = config_file.load(path, [*overrides, *batch])
-    found = recipe.answer(loaded.config, where, top=top, without=without)
+    tell = functools.partial(typer.echo, err=True)
+    found = recipe.answer(loaded.config, where, top=top, without=without, report=tell)
     if verify and found.found.plans:
         found = replace(found, verified=_verified(found, where, topology, is_quiet=as_json))
     if as_json:
@@ -196,7 +201,10 @@ def _say(text: str, as_json: bool) -> None:
 
 
 def _predict(path: Path, as_json: bool) -> None:
-    answers = [answer(row) for row in read_rows(path)]
+    rows = read_rows(path)
+    for column in dict.fromkeys(column for row in rows for column in columns_not_read(row)):
+        typer.echo(f"{path}: not read: column {column}", err=True)
+    answers = [answer(row) for row in rows]
     typer.echo(json.dumps(answers, indent=2) if as_json else "\n".join(map(_line, answers)))
     failed = [each for each in answers if "error" in each]
     if failed:

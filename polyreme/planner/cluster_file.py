@@ -41,7 +41,10 @@ def read(path: str | Path) -> Cluster:
     (with the nearest that does), a value of the wrong type or out of range, and links that do not reach all devices.
     """
     path = Path(path)
-    values = _mapping(_load(path), str(path), _KEYS)
+    loaded = _load(path)
+    if isinstance(loaded, Mapping) and "device" not in loaded and {"model", "train"} & set(loaded):
+        raise ConfigError(f"{path}: is the configuration of a run, not a cluster; give it as CONFIG")
+    values = _mapping(loaded, str(path), _KEYS)
     if "device" not in values:
         raise ConfigError(f"{path}: device is missing; name a kind such as h100, or give its figures")
     count = math.prod(_whole(values.get(key, 1), f"{path}: {key}") for key in ("devices_per_node", "nodes"))

@@ -49,14 +49,16 @@ def changes(
     space: Space,
     refuse: Refuse | None = None,
     most: int = 3,
+    report: Callable[[str], None] = lambda line: None,
 ) -> tuple[Change, ...]:
     """The cheapest changes, at most `most`: settings first, then devices, by device seconds a step; () if none helps.
 
     Looked at: what the space leaves out (one thing at a time), more devices of the kind (the fewest that do), kinds of
-    device with more memory, and arithmetic in 16 bits.
+    device with more memory, and arithmetic in 16 bits. report is called with a line about each.
     """
     found: list[Change] = []
     for what, asked, arithmetic, allowed in _asked(model, cluster, batch, training, space, refuse):
+        report(f"nothing fits; trying: {what}")
         best = _best(model, asked, batch, arithmetic, allowed, refuse)
         if best is not None:
             found.append(Change(what, asked.num_devices, best))
@@ -92,7 +94,7 @@ def _asked(
         yield f"allow {what}", cluster, training, wider
     if training.dtype == "float32":
         yield "train.amp_level=O2 (bfloat16)", cluster, replace(training, dtype="bfloat16", master=True), space
-    for name, like in (("", cluster), *_other_kinds(cluster)):
+    for name, like in (("", cluster), *_other_kinds(cluster, training)):
         count = _fewest(lambda asked: fits_at_all(model, asked, batch, training, space, refuse), like)
         words = f"{count} devices instead of {cluster.num_devices}" if count != cluster.num_devices else ""
         kind = f"devices of kind {name}" if name else ""
@@ -123,12 +125,13 @@ def _joined(space: Space, wider: list[Space]) -> Space:
     return found
 
 
-def _other_kinds(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
-    """Kinds with more memory, GPUs for GPUs and TPUs for TPUs, least memory first."""
+def _other_kinds(cluster: Cluster, training: Training) -> Iterator[tuple[str, Cluster]]:
+    """Kinds with more memory that have units for the dtypes, GPUs for GPUs and TPUs for TPUs, least memory first."""
     if cluster.shared > 1:
         return
     is_tpu = bool(cluster.links) and bool(cluster.links[0].torus)
-    kinds = sorted((device_kind(name).memory, name) for name in device_kinds())
+    dtypes = {training.dtype, training.products or training.dtype}
+    kinds = sorted((device_kind(name).memory, name) for name in device_kinds() if dtypes <= {*device_kind(name).flops})
     for memory, name in kinds:
         if memory > cluster.device.memory * 1.05 and name.startswith("tpu") is is_tpu:
             try:

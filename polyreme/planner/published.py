@@ -10,9 +10,10 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
-from polyreme.errors import ConfigError, did_you_mean
+from polyreme.errors import ConfigError
 from polyreme.mesh import Plan, nearest_divisor
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.devices import cluster_of_kind, most_in_a_slice, unknown_kind
@@ -58,12 +59,9 @@ def run_of(row: Mapping[str, Any]) -> Run:
     """The run that a row describes. What it leaves open of batch, microbatch, virtual stages and recompute is what
     predict finds fastest of those that fit the memory.
 
-    Raises ConfigError for a column that there is not, for a cell that is not of its column's kind, and for degrees that
-    do not make the row's number of devices.
+    A column that is not one of COLUMNS is not read (columns_not_read). Raises ConfigError for a cell that is not of its
+    column's kind, and for degrees that do not make the row's number of devices.
     """
-    for column in row:
-        if column not in COLUMNS:
-            raise ConfigError(f"unknown column {column!r}{did_you_mean(str(column), COLUMNS)}")
     cells = Cells({key: "" if value is None else str(value).strip() for key, value in row.items()})
     model = _model(cells)
     degrees, cluster = _degrees(cells, model.hidden)
@@ -71,6 +69,19 @@ def run_of(row: Mapping[str, Any]) -> Run:
     runs = [Run(model, plan, cluster, batch, training, {}) for plan, batch in _candidates(cells, model, degrees)]
     best = runs[0] if len(runs) == 1 else _fastest_that_fits(runs)
     return replace(best, assumed=_choices(cells, best) | cells.assumed)
+
+
+def columns_not_read(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Columns of a row that are none of COLUMNS, each with the nearest that is.
+
+    >>> columns_not_read({"h": 512, "layer": 8, "remark": "a"})
+    ("'layer'; did you mean 'layers'?", "'remark'")
+    """
+    found = []
+    for column in (column for column in row if column not in COLUMNS):
+        near = get_close_matches(str(column), COLUMNS, 1)
+        found.append(f"{column!r}; did you mean {near[0]!r}?" if near else f"{column!r}")
+    return tuple(found)
 
 
 def _fastest_that_fits(runs: list[Run]) -> Run:
@@ -167,6 +178,7 @@ def _training(cells: Cells, flops: Mapping[str, float]) -> Training:
     dtype = "float16" if "fp16" in text else "float32" if text in ("fp32", "float32") else "bfloat16"
     if dtype not in flops:
         dtype = next(iter(flops))
+        cells.assumed["dtype"] = dtype
     is_new = cells.year >= _FUSED or cells.has("flash")
     compiled, is_tpu = cells.has(*_COMPILED), cells.text("hardware").lower().startswith("tpu")
     overlap = ("dp", "sharding") if is_new and not cells.has("paddle") else ()

@@ -8,7 +8,7 @@ Floor: 7.  Never imports: jax.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -77,10 +77,18 @@ class Verified(Protocol):
         ...
 
 
-def answer(config: PretrainConfig, cluster: Cluster, *, top: int = 10, without: Sequence[str] = ()) -> Answer:
+def answer(
+    config: PretrainConfig,
+    cluster: Cluster,
+    *,
+    top: int = 10,
+    without: Sequence[str] = (),
+    report: Callable[[str], None] = lambda line: None,
+) -> Answer:
     """The best plans for a configuration's model and batch on a cluster; its own plan is only compared.
 
-    without: what may not be used, any of FEATURES. Raises ConfigError for another word.
+    without: what may not be used, any of FEATURES. report is called with a line about each change that is tried where
+    nothing fits, which may take a minute. Raises ConfigError for another word.
     """
     space, training, shape = space_of(without), training_of(config, cluster), shape_of(config.model)
     batch = config.train.global_batch
@@ -90,7 +98,9 @@ def answer(config: PretrainConfig, cluster: Cluster, *, top: int = 10, without: 
     if config.plan.num_devices == cluster.num_devices:
         plan = config.parallel_plan
         own = Ranked(plan, predict(shape, plan, cluster, batch, training))
-    wanted = () if found.plans else changes(shape, cluster, batch, training, space, refuse)
+    wanted: tuple[Change, ...] = ()
+    if not found.plans:
+        wanted = changes(shape, cluster, batch, training, space, refuse, report=report)
     return Answer(config, cluster, training, space, found, own, changes=wanted)
 
 

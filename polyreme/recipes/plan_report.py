@@ -208,7 +208,7 @@ def _seconds(seconds: float, unit: str = " s") -> str:
 
 def _gib(nbytes: float) -> str:
     size = nbytes / 2**30
-    return f"{size:.3f}" if size < 1 else f"{size:.2f}" if size < 100 else f"{size:,.0f}"
+    return f"{size:.3g}" if size < 1 else f"{size:.2f}" if size < 100 else f"{size:,.0f}"
 
 
 def _axes(axes: Sequence[str] | None) -> str:

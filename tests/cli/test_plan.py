@@ -101,6 +101,7 @@ def test_when_nothing_fits_changes_are_named(small, tmp_path, capsys):
     assert "No plan fits" in shown.out
     assert "The cheapest changes" in shown.out
     assert "no plan fits 2 x A100-SXM4-40GB; the cheapest change: " in shown.err
+    assert "nothing fits; trying: allow pp" in shown.err
     assert (tmp_path / "no.svg").exists()
 
 

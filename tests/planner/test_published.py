@@ -12,7 +12,7 @@ from polyreme.cli.main import app
 from polyreme.errors import ConfigError
 from polyreme.mesh import ANY
 from polyreme.planner.conventions import measured_seconds
-from polyreme.planner.published import run_of
+from polyreme.planner.published import columns_not_read, run_of
 from polyreme.planner.published_file import answer, read_rows
 
 ROWS = Path(__file__).parents[2] / "benchmarks" / "published_runs.csv"
@@ -154,7 +154,6 @@ def test_a_kind_that_is_not_known_takes_the_rows_figures():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hiden": 3}, "unknown column 'hiden'"),
         ({"n_dev": "?"}, "row r1: column 'n_dev' is '\\?'; give a number"),
         ({"layers": "many"}, "row r1: column 'layers' has 'many'; give a number, or \\? if not known"),
         ({"n_dev": 60}, "tp 8 x pp 8 x cp 1 = 64 does not divide n_dev 60"),
@@ -165,6 +164,20 @@ def test_a_kind_that_is_not_known_takes_the_rows_figures():
 def test_refusals(changes, message):
     with pytest.raises(ConfigError, match=message):
         run_of({**ROW, **changes})
+
+
+def test_columns_that_are_not_read_are_told(tmp_path):
+    told = ("'layer'; did you mean 'layers'?", "'remark'")
+    assert columns_not_read({**ROW, "layer": 8, "remark": "a"}) == told
+    (tmp_path / "rows.json").write_text(json.dumps([{**ROW, "layer": 8, "remark": "a"}] * 2))
+    shown = CliRunner().invoke(app, ["plan", "--predict", str(tmp_path / "rows.json"), "--json"])
+    assert [line.partition("not read: column ")[2] for line in shown.stderr.splitlines()] == list(told)
+    assert json.loads(shown.stdout)[1]["step_seconds"] == answer(ROW)["step_seconds"]
+
+
+def test_a_dtype_that_the_kind_has_no_units_for_is_told():
+    run = run_of({**ROW, "dtype": "bf16", "hardware": "V100-32G", "peak_bf16_tflops": "", "hbm_gb": ""})
+    assert (run.training.dtype, run.assumed["dtype"]) == ("float16", "float16")
 
 
 def test_files_of_rows(tmp_path):
