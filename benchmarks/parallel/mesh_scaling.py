@@ -41,6 +41,7 @@ class Stages:
         self.layout = s.apply_plan(plan, layers, s.jax.devices()[: plan.mesh.size], chunks=layers.get_model_chunks())
         optimizer = s.AdamW(1e-3, parameters=layers.parameters(), grad_clip=s.ClipGradByGlobalNorm(1.0))
         self.train = StagedStep(model, layers, self.layout, optimizer, contextlib.nullcontext)
+        self.parameters = layers.parameters()
         tokens = s.np.random.default_rng(0).integers(0, sizes["vocab_size"], (batch, sizes["seq_len"] + 1))
         self.arguments = tokens[:, :-1], tokens[:, 1:]
 
@@ -48,6 +49,8 @@ class Stages:
         """One step; its loss."""
         s.layouts.active.layout = self.layout
         loss, _, _ = self.train.step(*self.arguments)
+        # the loss is there before the last tasks and the updates are
+        s.jax.block_until_ready([p._array for p in self.parameters])
         return float(loss)
 
 

@@ -25,7 +25,8 @@ Points = Sequence[tuple[float, float]]
 class Measured:
     """What recipes/calibrate.py finds. Rates are of all devices together, sizes those of one device.
 
-    matmul, by dtype, and attention: (FLOP of one call, FLOP/s). streaming: (bytes moved, bytes/s). all_reduce,
+    matmul, by dtype, and attention: (FLOP of one call, FLOP/s). streaming: (bytes moved, bytes/s). few: (devices at
+    work, FLOP/s of attention on them together), nothing where devices have units of their own. all_reduce,
     all_gather: (bytes of the result, seconds), nothing on one device. launch: seconds from one operation of a program
     to the next. task: seconds to dispatch a task of a pipeline. memory: bytes of one device.
     """
@@ -37,6 +38,7 @@ class Measured:
     matmul: Mapping[str, Points]
     attention: Points
     streaming: Points
+    few: Points
     all_reduce: Points
     all_gather: Points
     launch: float
@@ -66,6 +68,7 @@ def cluster_of(measured: Measured) -> Cluster:
         bandwidth=bandwidth,
         matmul=_rising(_share(measured.matmul[first], peaks[first] * parts)),
         attention=_rising(_share(measured.attention, peaks[first] * parts)),
+        few=_few(measured.few) if is_shared else DeviceKind.few,
         streaming=_share(measured.streaming, bandwidth * parts),
         launch=measured.launch,
         host=bandwidth if measured.platform == "cpu" else DeviceKind.host,
@@ -140,6 +143,11 @@ def _share(points: Points, peak: float) -> Curve:
     return tuple((size, round(min(1.0, rate / peak), 4)) for size, rate in points)
 
 
+def _few(points: Points) -> Curve:
+    """Share of the rate of all devices that fewer reach."""
+    return _rising(_share(points, points[-1][1])) if points else DeviceKind.few
+
+
 def _rising(curve: Curve) -> Curve:
     """A larger product can be done in parts, so where one was measured slower that was the cache, or other work."""
     shares = itertools.accumulate((share for _, share in curve), max)
@@ -152,7 +160,8 @@ def _link(measured: Measured) -> Link:
     Hops and bytes are those of planner/communication.py, which reads the figures.
     """
     n = measured.num_devices
-    sent, hops = (n - 1) / n, (2 * min(n - 1, 2 * math.log2(n)), n - 1)  # of an all-reduce, of an all-gather
+    sent = 1 if measured.platform == "cpu" else (n - 1) / n
+    hops = (2 * min(n - 1, 2 * math.log2(n)), n - 1)  # of an all-reduce, of an all-gather
     smallest = (measured.all_reduce[0][1], measured.all_gather[0][1])
     latency = sum(seconds / count for seconds, count in zip(smallest, hops, strict=True)) / 2
     rates = []

@@ -39,7 +39,8 @@ class DeviceKind:
 
     flops: FLOP/s by compute dtype ("bfloat16", "float16", "float32"), dense. memory: bytes, bandwidth: bytes a second.
     matmul: share of flops that a matrix product reaches, by its FLOP; attention: likewise for fused attention.
-    streaming: share of bandwidth that an operation limited by memory reaches, by its bytes. launch: seconds from one
+    streaming: share of bandwidth that an operation limited by memory reaches, by its bytes. few: of devices that share
+    their units, the share of attention's rate that so many of them reach, the others idle. launch: seconds from one
     operation to the next. host: bytes a second to and from host memory. usable: share of memory a job can use (the rest
     is the runtime's). source: where the figures are from.
     """
@@ -51,6 +52,7 @@ class DeviceKind:
     matmul: Curve
     attention: Curve
     streaming: Curve = ((0.0, 0.85),)
+    few: Curve = ((1.0, 1.0),)
     usable: float = 0.92
     launch: float = 5e-6
     host: float = 25e9

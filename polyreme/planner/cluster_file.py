@@ -157,7 +157,7 @@ def _links(values: Any, count: int, path: str) -> tuple[Link, ...]:
     return tuple(found)
 
 
-_CURVES = ("efficiency", "matmul", "attention", "streaming")
+_CURVES = ("efficiency", "matmul", "attention", "streaming", "few")
 _WHOLE = ("devices", "closes")
 _TEXT = ("name", "source")
 

@@ -36,7 +36,7 @@ class Group(NamedTuple):
     """Devices that differ only along some mesh axes, as the tiers of links they span, nearest first.
 
     on_processor: devices that share their units. XLA's compiler for them makes a reduce-scatter of an all-reduce and a
-    cut, and does not join gathers, as it does sums.
+    cut, and does not join gathers, as it does sums; its collectives read all bytes of every device, own ones too.
     """
 
     size: int
@@ -86,7 +86,7 @@ class Group(NamedTuple):
 
     def _moved(self, nbytes: float, tier: Tier) -> float:
         """As many rings as a party has devices, each over another's way out, carry a part each."""
-        sent = nbytes * (self.size - 1) / self.size / tier.inside
+        sent = nbytes * (1 if self.on_processor else (self.size - 1) / self.size) / tier.inside
         return sent / (tier.link.bandwidth * tier.share * at(tier.link.efficiency, nbytes))
 
 

@@ -116,7 +116,7 @@ def _matrices(op: Operation, weights: Mapping[str, Value], cuts: Cuts) -> float:
 def _attention(op: Operation, cuts: Cuts, samples: float, on: Arithmetic) -> Seconds:
     flops = local_flops(op, {}, cuts, samples) * op.executed
     moved = sum(_bytes(value, cuts, samples, on.itemsize) for value in (*op.inputs, op.output))
-    share = at(on.device.attention, flops)
+    share = at(on.device.attention, flops) * at(on.device.few, on.crowd)
     backward = on.product(_BACKWARD_OF_ATTENTION * flops, 3 * moved, share * _SLOWER_BACKWARD)
     return Seconds(on.product(flops, moved, share), backward, 0.0)
 

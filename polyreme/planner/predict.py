@@ -268,11 +268,9 @@ def _on_stages(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence
 
 def _update(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[int]]) -> float:
     """Seconds of AdamW: parameter, two moments and gradient read, the first three written (and the copy in the compute
-    dtype), 4 bytes each; the gradient is read once more for its norm. XLA's compiler for processors makes a pass for
-    each of the three, and copies of the moments for the parameter's."""
+    dtype), 4 bytes each; the gradient is read once more for its norm."""
     training, on = setting.training, setting.on
-    passes = 3 if setting.cluster.shared > 1 else 1
-    each = 4 * (6 if passes == 1 else 12) + passes * training.gradients + (on.itemsize if training.master else 0)
+    each = 4 * 6 + training.gradients + (on.itemsize if training.master else 0)
     states = _on_stages(setting, cut, stages, "state")
     gradients = _on_stages(setting, cut, stages, "grad")
     seconds = [on.copy(s * each + g * training.gradients) for s, g in zip(states, gradients, strict=True)]

@@ -53,12 +53,24 @@ def run(report: Report = lambda line: None, devices: Sequence[Device] | None = N
         matmul={dtype: bench.matmul(dtype, report) for dtype in bench.dtypes},
         attention=bench.attention(report),
         streaming=bench.streaming(report),
+        few=_few(devices, report),
         all_reduce=bench.collective("all-reduce", report),
         all_gather=bench.collective("all-gather", report),
         launch=bench.launch(report),
         task=bench.task(report),
     )
     return cluster_of(measured)
+
+
+def _few(devices: Sequence[Device], report: Report) -> list[tuple[float, float]]:
+    """(devices, FLOP/s of attention on them together) for rising numbers of a processor's devices."""
+    count = len(devices)
+    if devices[0].platform != "cpu" or count == 1:
+        return []
+    counts = [n for n in (1, 2, 4, 8, 16) if n < count] + [count]
+    found = [(float(n), max(r for _, r in _Bench(devices[:n]).attention(lambda line: None))) for n in counts]
+    report("attention on few: " + ", ".join(f"{rate / 1e9:,.0f} GFLOP/s on {n:.0f}" for n, rate in found))
+    return found
 
 
 class _Bench:

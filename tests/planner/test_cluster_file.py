@@ -37,6 +37,7 @@ def measured(**changes):
         "matmul": {"float32": [(1e5, 1e11), (1e7, 4e11)], "bfloat16": [(1e5, 1e11), (1e7, 2e11)]},
         "attention": [(1e6, 1e11)],
         "streaming": [(1e4, 1e10), (1e6, 2e10)],
+        "few": [(1.0, 1e10), (8.0, 2e10)],
         "all_reduce": reduce,
         "all_gather": gather,
         "launch": 1e-6,

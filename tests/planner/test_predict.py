@@ -253,11 +253,10 @@ def test_devices_that_share_their_units_are_together_as_fast_as_one():
     spread = predict(GPT, Plan.from_degrees(dp=8), shared, 16)
     assert spread.times.compute == pytest.approx(alone.times.compute, rel=0.2)  # weights are read by each
     assert spread.times.compute >= alone.times.compute
-    update = alone.times.optimizer * 66 / 34  # bytes an element: a processor makes three passes, and copies of moments
-    assert spread.times.optimizer == pytest.approx(8 * update)
+    assert spread.times.optimizer == pytest.approx(8 * alone.times.optimizer)
     piped = predict(GPT, Plan.from_degrees(pp=8, num_microbatches=8), shared, 16)
     assert piped.times.bubble == pytest.approx(0.0)
-    assert piped.times.optimizer == pytest.approx(update)
+    assert piped.times.optimizer == pytest.approx(alone.times.optimizer)
     tasks = predict(GPT, Plan.from_degrees(pp=8, num_microbatches=8), replace(shared, task=1e-3), 16)
     assert tasks.times.bubble == pytest.approx(1e-3 * 8 * 16)
     assert spread.mfu == pytest.approx(alone.mfu * alone.step_seconds / spread.step_seconds)

@@ -29,8 +29,14 @@ def again(layer, x):
     return paddle.distributed.fleet.utils.recompute(layer.norm, x)
 
 
+def lazily():
+    with paddle.LazyGuard():
+        return Odd()
+
+
 REFUSED = {
     "no Layer": (lambda: abs, {}, TypeError, "takes a Layer, got builtin_function_or_method"),
+    "no values": (lazily, {}, ConfigError, "made under LazyGuard and has no value yet"),
     "no chunks": (Odd, {"chunks": 0}, ConfigError, "chunks=0"),
     "a name": (Odd, {"at": "first"}, ConfigError, "at='first'; give a list"),
     "a beginning": (Odd, {"at": {"first": SplitPoint.BEGINNING}}, ConfigError, "cut at the end of a layer"),

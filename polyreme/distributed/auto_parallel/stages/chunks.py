@@ -19,7 +19,7 @@ from polyreme.errors import ConfigError
 from polyreme.jit.capture import Capture, parts_of
 from polyreme.jit.structure import flatten, rebuild
 from polyreme.nn.layer import Layer
-from polyreme.nn.parameter import Parameter
+from polyreme.nn.parameter import Parameter, Unmade
 from polyreme.program.values import Ref
 
 
@@ -60,8 +60,8 @@ def cut_into_stages(
     chunk needs are handed on through those between; a weight that several chunks use is one Parameter, at home on the
     first of them; random numbers are drawn in the order that chunks run.
 
-    Raises ConfigError for a cut that the model has no place for and for what stages cannot share, CaptureError for
-    Python control flow that depends on the value of a Tensor.
+    Raises ConfigError for a cut that the model has no place for, for what stages cannot share and for parameters of
+    LazyGuard that have no values yet, CaptureError for Python control flow that depends on the value of a Tensor.
 
     >>> import numpy as np
     >>> from polyreme.nn import Linear, Sequential
@@ -73,6 +73,9 @@ def cut_into_stages(
         raise TypeError(f"cut_into_stages takes a Layer, got {type(model).__name__}")
     if not isinstance(chunks, int) or isinstance(chunks, bool) or chunks < 1:
         raise ConfigError(f"cut_into_stages: chunks={chunks!r}; give a whole number of at least 1")
+    unmade = next((p._array for p in model.parameters() if isinstance(p._array, Unmade)), None)
+    if unmade is not None:
+        raise unmade.refuse()
     forwards = _Forwards(model, chunks)
     recorded = record(model, signature(inputs))
     forwards.cut = _chosen(at, recorded, chunks)
