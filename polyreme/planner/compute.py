@@ -36,11 +36,13 @@ class Seconds(NamedTuple):
 
 
 class Arithmetic(NamedTuple):
-    """What operations run on: a device kind in one dtype, and how many devices share its units (1: none do)."""
+    """What operations run on: a device kind in one dtype, how many devices work at a time on its units, and whether
+    they share them."""
 
     device: DeviceKind
     training: Training
     crowd: int = 1
+    is_shared: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -48,10 +50,12 @@ class Arithmetic(NamedTuple):
         return ITEMSIZE[self.training.dtype]
 
     def product(self, flops: float, moved: float, share: float) -> float:
-        """Seconds of arithmetic that also moves bytes: the slower of the two, and no less than a launch."""
+        """Seconds of arithmetic that also moves bytes: the slower of the two, of a processor one after the other, and
+        no less than a launch."""
         device = self.device
         arithmetic = flops / (device.flops[self.training.products or self.training.dtype] * share)
-        return max(self.crowd * max(arithmetic, self.stream(moved)), device.launch)
+        both = sum if self.is_shared else max
+        return max(self.crowd * both((arithmetic, self.stream(moved))), device.launch)
 
     def stream(self, moved: float) -> float:
         """Seconds to read and write bytes of the device's memory, all together."""

@@ -91,7 +91,7 @@ def _setting(model: ModelShape | Graph, plan: Plan, cluster: Cluster, batch: int
     plan.rows_per_device(batch)
     _check_dtype(training, cluster)
     crowd = cluster.num_devices // plan.mesh.pp if cluster.shared > 1 else 1
-    on = Arithmetic(cluster.device, training, crowd)
+    on = Arithmetic(cluster.device, training, crowd, cluster.shared > 1)
     return Setting(graph, plan, cluster, training, batch / plan.num_microbatches, on)
 
 
