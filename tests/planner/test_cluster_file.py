@@ -23,12 +23,14 @@ links:
 
 
 def measured(**changes):
-    """A machine whose collectives take exactly as long as a ring with 10 us a hop and 2 GB/s takes."""
+    """A machine whose collectives take exactly as long as one with 10 us a hop and 2 GB/s takes: a ring, or, of a
+    processor, one that moves all bytes."""
     n, hop, rate = 8, 1e-5, 2e9
     sizes = (256.0, 1e5, 1e6)
     hops = 2 * min(n - 1, 2 * math.log2(n))
-    reduce = [(size, hops * hop + (2 * (n - 1) / n * size / rate if size > 256 else 0)) for size in sizes]
-    gather = [(size, (n - 1) * hop + ((n - 1) / n * size / rate if size > 256 else 0)) for size in sizes]
+    sent = 1 if changes.get("platform", "cpu") == "cpu" else (n - 1) / n
+    reduce = [(size, hops * hop + (2 * sent * size / rate if size > 256 else 0)) for size in sizes]
+    gather = [(size, (n - 1) * hop + (sent * size / rate if size > 256 else 0)) for size in sizes]
     values = {
         "kind": "cpu",
         "platform": "cpu",
@@ -136,6 +138,7 @@ def test_a_calibration_gives_the_figures_it_was_made_from(tmp_path):
     cluster = cluster_of(measured())
     assert (cluster.shared, cluster.device.flops["float32"], cluster.device.bandwidth) == (8, 4e11, 2e10)
     assert cluster.device.matmul == ((1e5, 0.25), (1e7, 1.0))
+    assert cluster.device.few == ((1.0, 0.5), (8.0, 1.0))
     link = cluster.links[0]
     assert link.latency == pytest.approx(1e-5)
     assert link.bandwidth == pytest.approx(2e9)

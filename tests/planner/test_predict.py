@@ -14,6 +14,7 @@ from polyreme.errors import ConfigError, PlacementError
 from polyreme.mesh import Durations, Plan, make_schedule
 from polyreme.planner import Cluster, DeviceKind, Link, ModelShape, Training, cluster, cluster_of_kind, predict
 from polyreme.planner.block_time import Setting, block_time
+from polyreme.planner.communication import group
 from polyreme.planner.compute import Arithmetic, operation_seconds
 from polyreme.planner.graph import Operation, Value
 from polyreme.planner.pipeline import closed_form, pipeline_seconds
@@ -244,6 +245,25 @@ def test_offload_costs_what_the_host_moves():
     assert act.times.offload > 0
     grads = predict(GPT, Plan.from_degrees(offload=("grad", "param")), ONE, 8)
     assert grads.times.offload == pytest.approx(2 * (4 + 2) * GPT.num_parameters / KIND.host)
+
+
+def test_work_on_a_processor():
+    """Bytes come on top of arithmetic; few devices reach a part of attention's rate; each gather is a message."""
+    alone, shared = Arithmetic(KIND, Training()), Arithmetic(KIND, Training(), 1, True)
+    flops, moved = 1e9, 1e8  # 2 ms at half of 1e12, 2 ms at half of 1e11
+    assert (alone.product(flops, moved, 0.5), shared.product(flops, moved, 0.5)) == pytest.approx((2e-3, 4e-3))
+    block = next(block for block in GPT.graph().blocks if block.part == "layer")
+    op = next(op for op in block.operations if op.kind == "attention")
+    kind = replace(KIND, few=((1.0, 0.5), (8.0, 1.0)))
+    one, all_of_them = (
+        operation_seconds(op, {}, cuts_of(Plan()), 1e6, Arithmetic(kind, Training(), crowd)) for crowd in (1, 8)
+    )
+    assert all_of_them.forward == pytest.approx(4 * one.forward)  # eight times the work at twice the rate
+    link = (Link("near", 8, 1e10, 1e-5),)
+    far, near = (group(Cluster(KIND, 8, link, shared=n), Plan.from_degrees(dp=8).mesh, ("dp",)) for n in (1, 8))
+    assert near.all_gather(1e6, 10) - near.all_gather(1e6) == pytest.approx(9 * 7e-5)
+    assert far.all_gather(1e6, 10) == far.all_gather(1e6)
+    assert (near.all_gather(8e6), far.all_gather(8e6)) == pytest.approx((8e-4 + 7e-5, 7e-4 + 7e-5))
 
 
 def test_devices_that_share_their_units_are_together_as_fast_as_one():
