@@ -42,7 +42,7 @@ def read(path: str | Path) -> Cluster:
     """
     path = Path(path)
     loaded = _load(path)
-    if isinstance(loaded, Mapping) and "device" not in loaded and {"model", "train"} & set(loaded):
+    if isinstance(loaded, Mapping) and {"model", "train"} & set(loaded):
         raise ConfigError(f"{path}: is the configuration of a run, not a cluster; give it as CONFIG")
     values = _mapping(loaded, str(path), _KEYS)
     if "device" not in values:

@@ -111,7 +111,7 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(ConfigError, match="byte 8 is not UTF-8"):
         cluster_file.read(tmp_path / "cluster.yaml")
     with pytest.raises(ConfigError, match="is the configuration of a run, not a cluster; give it as CONFIG"):
-        cluster_file.read(write(tmp_path, "model: {family: gpt}\n"))
+        cluster_file.read(write(tmp_path, "model: {family: gpt}\ndevice: cpu\n"))
     (tmp_path / "cluster.yaml").write_bytes(b"#" * (1 << 21))
     with pytest.raises(ConfigError, match="too long for a cluster file"):
         cluster_file.read(tmp_path / "cluster.yaml")
