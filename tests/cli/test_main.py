@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -68,10 +67,12 @@ def test_help_does_not_import_jax():
 def test_help_is_quick():
     best = 9.0
     for _ in range(3):
-        start = time.monotonic()
+        start = os.times()
         assert run("--help").returncode == 0
-        best = min(best, time.monotonic() - start)
-    # 0.2 s on an idle core and 0.5 s is what we promise; twice that only catches an import that should not be there
+        end = os.times()
+        best = min(best, end.children_user + end.children_system - start.children_user - start.children_system)
+    # of the processor, whatever else runs: 0.2 s, and 0.5 s is what we promise; twice that only catches an import that
+    # should not be there
     assert best < 1.0
 
 
