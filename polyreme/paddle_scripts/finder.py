@@ -56,8 +56,13 @@ class AsPaddle(AbstractContextManager):
         for holder, entry in self._added:
             holder.remove(entry)
         if self._added:
-            for name in [n for n in sys.modules if n == "paddle" or n.startswith("paddle.")]:
+            gone = {n: m for n, m in sys.modules.items() if n == "paddle" or n.startswith("paddle.")}
+            for name, module in gone.items():
                 del sys.modules[name]
+                parent, _, child = name.rpartition(".")
+                # the import system has made a stand-in an attribute of polyreme's own package
+                if module.__name__ == name and vars(gone.get(parent, module)).get(child) is module:
+                    delattr(gone[parent], child)
 
 
 def _is_ours(module: ModuleType) -> bool:

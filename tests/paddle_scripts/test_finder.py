@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import subprocess
 import sys
 
 import pytest
@@ -186,3 +187,17 @@ def test_a_paddle_imported_before_is_refused(monkeypatch):
 def test_doctests():
     for module in (finder, hints, command):
         assert doctest.testmod(module).failed == 0
+
+
+def test_a_stand_in_goes_with_the_block():
+    """paddle.fluid.layers.rnn is a path of PaddlePaddle; polyreme.fluid.layers has nothing of that name."""
+    code = (
+        "import polyreme.fluid as fluid; from polyreme.paddle_scripts import as_paddle\n"
+        "with as_paddle():\n"
+        "    import paddle.fluid.layers.rnn, paddle.nn.functional\n"
+        "    assert paddle.fluid.layers.rnn.gru_unit is fluid.layers.gru_unit\n"
+        "assert not hasattr(fluid.layers, 'rnn')\n"
+        "import polyreme; assert polyreme.nn.functional.relu\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
