@@ -59,7 +59,7 @@ class AsPaddle(AbstractContextManager):
             gone = {n: m for n, m in sys.modules.items() if n == "paddle" or n.startswith("paddle.")}
             for name, module in gone.items():
                 del sys.modules[name]
-                parent, _, child = name.rpartition(".")
+                parent, child = name.rpartition(".")[::2]
                 # the import system has made a stand-in an attribute of polyreme's own package
                 if module.__name__ == name and vars(gone.get(parent, module)).get(child) is module:
                     delattr(gone[parent], child)
