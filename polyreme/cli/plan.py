@@ -17,7 +17,6 @@ import typer
 from rich.console import Console
 
 from polyreme.errors import ConfigError
-from polyreme.planner.published import columns_not_read
 from polyreme.planner.published_file import answer, read_rows
 
 _VERIFIED = 3  # plans that --verify compiles, and more until one is not refuted
@@ -201,10 +200,9 @@ def _say(text: str, as_json: bool) -> None:
 
 
 def _predict(path: Path, as_json: bool) -> None:
-    rows = read_rows(path)
-    for column in dict.fromkeys(column for row in rows for column in columns_not_read(row)):
+    answers = [answer(row) for row in read_rows(path)]
+    for column in dict.fromkeys(column for each in answers for column in each["not_read"]):
         typer.echo(f"{path}: not read: column {column}", err=True)
-    answers = [answer(row) for row in rows]
     typer.echo(json.dumps(answers, indent=2) if as_json else "\n".join(map(_line, answers)))
     failed = [each for each in answers if "error" in each]
     if failed:

@@ -16,7 +16,7 @@ import yaml
 
 from polyreme.errors import ConfigError, PlacementError, ShapeError
 from polyreme.planner.conventions import flops_by_convention
-from polyreme.planner.published import run_of
+from polyreme.planner.published import columns_not_read, run_of
 
 Row = Mapping[str, Any]
 
@@ -55,12 +55,12 @@ def _csv(text: str) -> list[Row]:
 
 
 def answer(row: Row) -> dict[str, Any]:
-    """What predict says of a row, as plain values; {"id", "error"} for a row that describes no run.
+    """What predict says of a row, as plain values; {"id", "not_read", "error"} for a row that describes no run.
 
-    Seconds, bytes, tokens a second and 1e12 FLOP a second, of the model's FLOP without recompute;
-    tflops_by_convention counts them as the row's flops_convention does.
+    Seconds, bytes, tokens a second and 1e12 FLOP a second, of the model's FLOP without recompute; tflops_by_convention
+    counts them as the row's flops_convention does. not_read: as columns_not_read.
     """
-    name = {key: row[key] for key in ("id", "model") if row.get(key)}
+    name = {key: row[key] for key in ("id", "model") if row.get(key)} | {"not_read": columns_not_read(row)}
     try:
         run = run_of(row)
         found = run.predict()

@@ -173,6 +173,10 @@ def test_columns_that_are_not_read_are_told(tmp_path):
     shown = CliRunner().invoke(app, ["plan", "--predict", str(tmp_path / "rows.json"), "--json"])
     assert [line.partition("not read: column ")[2] for line in shown.stderr.splitlines()] == list(told)
     assert json.loads(shown.stdout)[1]["step_seconds"] == answer(ROW)["step_seconds"]
+    assert json.loads(shown.stdout)[1]["not_read"] == list(told)
+    no_run = answer({"layer": 8})
+    assert set(no_run) == {"not_read", "error"}
+    assert no_run["not_read"] == told[:1]
 
 
 def test_a_dtype_that_the_kind_has_no_units_for_is_told():

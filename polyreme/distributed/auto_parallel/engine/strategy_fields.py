@@ -7,13 +7,12 @@ Names, nesting and defaults are those of the public API.
 
 from __future__ import annotations
 
-from polyreme.distributed.fleet.base.strategy_fields import Table, no, on, same
+from polyreme.distributed.fleet.base.strategy_fields import Table, autocast, no, on, same
 
 _TUNES_COMM = "tunes how collectives are sent; XLA's partitioner chooses them, with the same values"
 _XLA_FUSES = "names a fusion; XLA does its own, with the same values"
 _OVERLAP = "asks for overlap of communication and compute; XLA schedules that, with the same values"
 _MEMORY = "says when a buffer is freed; XLA frees it after its last use"
-_TO_SCALER = "GradScaler, for float16"
 _NO_QAT = "there is no quantisation-aware training"
 _NO_TUNING = "nothing is tuned by running: auto_mode='full' asks the planner, which predicts"
 _NO_GUARD = "there is no guarded region: a level covers the whole model"
@@ -45,14 +44,7 @@ _AMP: Table = {
     "enable": on(False, "layers run under amp.auto_cast"),
     "dtype": on("float16", "'float16' or 'bfloat16'"),
     "level": on("o1", "auto_cast's level: o0, o1 or o2"),
-    "init_loss_scaling": on(32768.0, _TO_SCALER),
-    "incr_every_n_steps": on(1000, _TO_SCALER),
-    "decr_every_n_nan_or_inf": on(2, _TO_SCALER),
-    "incr_ratio": on(2.0, _TO_SCALER),
-    "decr_ratio": on(0.8, _TO_SCALER),
-    "use_dynamic_loss_scaling": on(True, _TO_SCALER),
-    "custom_white_list": on([], "amp.auto_cast(custom_white_list)", str),
-    "custom_black_list": on([], "amp.auto_cast(custom_black_list)", str),
+    **autocast("GradScaler, for float16"),
     "custom_black_varnames": no([], "belongs to static programs, which name variables; use custom_black_list", str),
     "use_fp16_guard": no(False, _NO_GUARD),
     "use_bf16_guard": no(False, _NO_GUARD),

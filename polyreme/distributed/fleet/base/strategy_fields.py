@@ -42,6 +42,23 @@ def no(default: Any, note: str, item: type | None = None) -> Field:
     return Field(default, REFUSED, note, item)
 
 
+def autocast(scaler: str) -> dict[str, Field]:
+    """Fields of loss scaling, noted as those of `scaler`, and of autocast's lists."""
+    scaling = {
+        "init_loss_scaling": 32768.0,
+        "incr_every_n_steps": 1000,
+        "decr_every_n_nan_or_inf": 2,
+        "incr_ratio": 2.0,
+        "decr_ratio": 0.8,
+        "use_dynamic_loss_scaling": True,
+    }
+    lists = ("custom_white_list", "custom_black_list")
+    return {
+        **{name: on(default, scaler) for name, default in scaling.items()},
+        **{name: on([], f"amp.auto_cast({name})", str) for name in lists},
+    }
+
+
 _TUNES_COMM = "tunes how collectives are sent; XLA's partitioner chooses them, with the same values"
 _XLA_FUSES = "names a fusion or a memory reuse; XLA does its own, with the same values"
 _IN_STEP = "tensors are global and collectives are part of the compiled step, so there is no copy that could drift"
@@ -56,7 +73,6 @@ _AS_LAMB = "give fleet.distributed_optimizer an optimizer.Lamb with these argume
 _AS_LARS = "there is no Lars; give fleet.distributed_optimizer another optimizer, such as optimizer.Lamb"
 _STATIC = "belongs to static programs, which name variables; leave it out"
 _TIMING = "prints nothing here; measure with polyreme.profiler or the command line"
-_TO_SCALER = "GradScaler of train_batch and distributed_scaler()"
 _TO_MESH = "Plan.mesh"
 
 
@@ -126,14 +142,7 @@ _MODES: dict[str, Table] = {
         "refined_ops_patterns": no([], _STATIC, dict),
     },
     "amp_configs": {
-        "init_loss_scaling": on(32768.0, _TO_SCALER),
-        "incr_every_n_steps": on(1000, _TO_SCALER),
-        "decr_every_n_nan_or_inf": on(2, _TO_SCALER),
-        "incr_ratio": on(2.0, _TO_SCALER),
-        "decr_ratio": on(0.8, _TO_SCALER),
-        "use_dynamic_loss_scaling": on(True, _TO_SCALER),
-        "custom_white_list": on([], "amp.auto_cast(custom_white_list)", str),
-        "custom_black_list": on([], "amp.auto_cast(custom_black_list)", str),
+        **autocast("GradScaler of train_batch and distributed_scaler()"),
         "custom_black_varnames": no([], _STATIC, str),
         "use_pure_fp16": on(False, "level O2 in float16"),
         "use_fp16_guard": same(True, "there is no fp16_guard region: a level covers the whole model"),
