@@ -14,7 +14,7 @@ from typing import Any
 DEVICES = 8
 os.environ.setdefault("CPU_NUM", str(DEVICES))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-_STEPS = 3  # timed of a side in a row
+_STEPS = 2  # timed of a side in a row
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks" / "parallel")]
 
@@ -37,22 +37,17 @@ from polyreme.recipes.training import Trainer  # noqa: E402
 
 @dataclass
 class Side:
-    """One plan: its training step, and the seconds it took each time."""
+    """One plan: its training step, and the seconds it took in each round."""
 
     plan: Plan
     step: Any
-    seconds: list[float] = field(default_factory=list)
+    rounds: list[float] = field(default_factory=list)
 
     def run(self) -> float:
         """Seconds of one step, which ends when the loss and every updated parameter are there."""
         start = time.perf_counter()
         self.step()
         return time.perf_counter() - start
-
-    @property
-    def median(self) -> float:
-        """Seconds."""
-        return statistics.median(self.seconds)
 
 
 def decoder(config: PretrainConfig, plan: Plan) -> Side:
@@ -91,16 +86,24 @@ def made(number: str, config: PretrainConfig, plan: Plan) -> Side:
     return side
 
 
-def in_turn(sides: Sequence[Side], rounds: int, seconds: float) -> None:
-    """Time a few steps of every side a round, until there are enough rounds or the time is over."""
+def in_turn(sides: Sequence[Side], rounds: int, seconds: float) -> list[float]:
+    """Seconds of each side's step: a few steps of every side a round, until there are enough rounds or time is over.
+
+    A machine is now slower, now faster, for minutes, by more than sides differ. So a side's time is the median over
+    rounds of its share of the round's geometric mean; times the geometric mean of all.
+    """
     stop = time.perf_counter() + seconds
+    for side in sides:
+        side.rounds.clear()
     for number in range(rounds):
         # another order each round, so that no side always follows the same one
         for side in np.random.default_rng(number).permutation(np.array(sides, object)):
             side.run()  # finds the caches as the side before left them; training finds its own
-            side.seconds += [side.run() for _ in range(_STEPS)]
+            side.rounds.append(statistics.mean(side.run() for _ in range(_STEPS)))
         if time.perf_counter() > stop:
             break
+    logs = np.log([side.rounds for side in sides])
+    return np.exp(np.median(logs - logs.mean(0), axis=1) + logs.mean()).tolist()
 
 
 def calibrated() -> Cluster:
