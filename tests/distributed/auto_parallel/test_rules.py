@@ -16,6 +16,7 @@ from polyreme.core.op import OPS as OPS_OF_THE_LIBRARY
 from polyreme.distributed import Partial, ProcessMesh, ReduceType, Replicate, Shard, shard_tensor
 from polyreme.distributed.auto_parallel.tensors.form import Form
 from polyreme.distributed.auto_parallel.tensors.kept import form_of, place
+from polyreme.distributed.auto_parallel.tensors.local_values import dtensor_from_local
 from polyreme.distributed.auto_parallel.tensors.rules_table import RULES
 from polyreme.errors import GradError, PlacementError
 
@@ -202,6 +203,33 @@ def test_reductions_of_uneven_pieces(name):
     assert result.placements[0].is_partial()
     np.testing.assert_allclose(result.numpy(), want, rtol=1e-6)
     np.testing.assert_allclose(pieces_joined(result), want, rtol=1e-6)
+
+
+HALVES, TRUTHS = [np.array([0.5, 1.5], "float32")] * 2, [np.array([True, True]), np.array([True, False])]
+INTS, BYTES = [np.array([1, 7]), np.array([2, 4])], [np.array([100, 7], "int8"), np.array([100, 4], "int8")]
+
+
+@pytest.mark.parametrize(
+    ("addends", "kind", "fn"),
+    [
+        (HALVES, ReduceType.kRedSum, lambda x: polyreme.cumsum(x, 0, dtype="int32")),
+        (HALVES, ReduceType.kRedSum, lambda x: polyreme.sum(x, dtype="int32")),
+        (TRUTHS, ReduceType.kRedSum, lambda x: x * 2.0),
+        (TRUTHS, ReduceType.kRedSum, lambda x: polyreme.cumsum(x, 0)),
+        (TRUTHS, ReduceType.kRedSum, lambda x: polyreme.outer(x, polyreme.ones([2]))),
+        (TRUTHS, ReduceType.kRedSum, lambda x: x + shard_tensor([1.0, 2.0], GRID, [P, P])),
+        (INTS, ReduceType.kRedAvg, lambda x: x * 3),
+        (INTS, ReduceType.kRedAvg, lambda x: x + x),
+        (BYTES, ReduceType.kRedSum, lambda x: x * polyreme.to_tensor([10, 10])),
+    ],
+)
+def test_addends_join_in_their_own_dtype(addends, kind, fn):
+    parts = [polyreme.to_tensor(addend) for addend in addends]
+    x = dtensor_from_local(parts * 2, GRID, [R, Partial(kind)])
+    want = fn(polyreme.to_tensor(x.numpy()))
+    got = fn(x)
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got.numpy(), want.numpy())
 
 
 def test_embedding_of_split_rows():

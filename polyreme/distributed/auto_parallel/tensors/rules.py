@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from polyreme.core import dtype as dtypes
 from polyreme.distributed.auto_parallel.tensors.form import Form
 from polyreme.distributed.auto_parallel.tensors.placements import Partial, Placement, ReduceType, Replicate, Shard
 from polyreme.distributed.auto_parallel.tensors.process_mesh import ProcessMesh
@@ -108,7 +109,7 @@ def flow(dims: Dims, forms: Sequence[Form | None], call: Call, mesh: ProcessMesh
     found = Flow(mesh)
     _split(found, dims, forms)
     _drop_unaligned(found, dims, call)
-    _keep_partial(found, dims, forms)
+    _keep_partial(found, dims, forms, call)
     _make_partial(found, dims, call)
     for letters, shape in zip(dims.outputs, call.outs, strict=True):
         found.outs.append(_placed(found, dims, letters, shape))
@@ -145,7 +146,7 @@ def _drop_unaligned(found: Flow, dims: Dims, call: Call) -> None:
             del found.split[letter]
 
 
-def _keep_partial(found: Flow, dims: Dims, forms: Sequence[Form | None]) -> None:
+def _keep_partial(found: Flow, dims: Dims, forms: Sequence[Form | None], call: Call) -> None:
     taken = {a for axes in found.split.values() for a in axes}
     if dims.passes == "no":
         return
@@ -161,8 +162,22 @@ def _keep_partial(found: Flow, dims: Dims, forms: Sequence[Form | None]) -> None
             "each": len(partial) == 1 and kind <= LINEAR and (dims.of is None or partial[0] in dims.of),
             "moved": alike,
         }[dims.passes]
-        if fits and commute(kind.union(found.kept.values())):
+        given = {call.dtypes[i] for i in partial}
+        if fits and commute(kind.union(found.kept.values())) and _exact(kind, dims, given, call.out_dtypes):
             found.kept[axis] = kind.pop()
+
+
+def _exact(kind: set[ReduceType], dims: Dims, given: set[Any], out: Sequence[Any]) -> bool:
+    """Whether addends of these dtypes join to the same value after the op as before it, but for rounding.
+
+    Truth values and whole numbers join by other arithmetic than what they are cast to, and averages of whole numbers
+    are rounded down.
+    """
+    if dims.passes == "moved":
+        return len(given.union(out)) == 1 or (kind <= LINEAR and all(map(dtypes.is_inexact, given.union(out))))
+    if all(map(dtypes.is_inexact, given)):
+        return all(map(dtypes.is_inexact, out))
+    return kind == {ReduceType.kRedSum} and dtypes.bool_ not in given and len(given.union(out)) == 1
 
 
 def commute(types: set[ReduceType]) -> bool:
