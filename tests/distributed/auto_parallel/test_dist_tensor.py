@@ -20,7 +20,7 @@ from polyreme.distributed import (
 )
 from polyreme.distributed.auto_parallel.api import dtensor_from_local, dtensor_to_local
 from polyreme.distributed.auto_parallel.tensors import dist_tensor, kept, local_values
-from polyreme.errors import CaptureError, ConfigError, GradError, NumericsError, PlacementError, ShapeError
+from polyreme.errors import CaptureError, ConfigError, DTypeError, GradError, NumericsError, PlacementError, ShapeError
 
 R = Replicate()
 GRID = ProcessMesh([[0, 1], [2, 3]], dim_names=["x", "y"])
@@ -207,6 +207,24 @@ def test_a_part_of_a_whole():
             ShapeError,
             r"process id 4 has a part of shape \[4, 2\], but its part of \[9, 2\]",
         ),
+        (
+            lambda: shard_tensor(V, LINE, [Partial(ReduceType.kRedAny)]),
+            PlacementError,
+            r"Partial\(reduce_type=ANY\) joins truth values, and the tensor is of float32; cast it to bool",
+        ),
+        (
+            lambda: shard_tensor(V.astype("complex64"), LINE, [Partial(ReduceType.kRedMax)]),
+            PlacementError,
+            r"Partial\(reduce_type=MAX\) of complex64, which has no order",
+        ),
+        (lambda: shard_tensor(1.0, LINE, [Shard(0)]), PlacementError, r"of shape \[\], which has no dims"),
+        (lambda: dtensor_from_local([V] * 3, LINE, [R]), TypeError, "takes a Tensor, or a list of them, got ndarray"),
+        (
+            lambda: dtensor_from_local([leaf(), leaf().astype("int32"), leaf()], LINE, [R]),
+            DTypeError,
+            "parts of one whole are of float32, int32; cast them to one dtype",
+        ),
+        (lambda: dtensor_to_local(V), TypeError, "dtensor_to_local takes a Tensor, got ndarray"),
         (lambda: dtensor_to_local(leaf()), PlacementError, "dtensor_to_local: this Tensor lies on no ProcessMesh"),
         (
             lambda: polyreme.jit.to_static(lambda x: dtensor_to_local(x))(shard_tensor(V, LINE, [R])),
@@ -223,6 +241,25 @@ def test_a_part_of_a_whole():
 def test_misuse_is_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("shape", [(3, 0, 2), (0, 6)], ids=str)
+@pytest.mark.parametrize("placement", [Shard(0), Shard(-1), Shard(-1, split_factor=2), Partial()], ids=str)
+def test_a_tensor_without_elements(shape, placement):
+    x = shard_tensor(polyreme.zeros(shape), LINE, [placement])
+    assert polyreme.concat([x, x]).numpy().shape == (2 * shape[0], *shape[1:])
+    np.testing.assert_array_equal(x.sum(0).numpy(), np.zeros(shape[1:]))
+    parts = [x._local_value(i) for i in LINE.process_ids]
+    assert dtensor_from_local(parts, LINE, [placement]).shape == list(shape)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("float16", 60000), ("int8", 100), ("uint8", 200), ("bool", True), ("int64", 7)]
+)
+def test_an_average_of_copies_is_the_value(dtype, value):
+    x = shard_tensor(polyreme.to_tensor([value, 0]).astype(dtype), LINE, [Partial(ReduceType.kRedAvg)])
+    assert x.numpy().dtype == dtype
+    assert x.tolist() == [value, 0]
 
 
 def test_a_tensor_without_values_is_refused():

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 import polyreme
-from polyreme.distributed import Partial, ProcessMesh, ReduceType, Replicate, Shard, reshard, shard_tensor
+from polyreme.distributed import (
+    Partial,
+    ProcessMesh,
+    ReduceType,
+    Replicate,
+    Shard,
+    reshard,
+    shard_tensor,
+    unshard_dtensor,
+)
 from polyreme.distributed.auto_parallel.tensors import form, kept
 from polyreme.errors import CaptureError, ConfigError, PlacementError
 
@@ -132,6 +141,29 @@ def test_in_a_captured_function():
     np.testing.assert_array_equal(y.numpy(), 2 * V)
     with pytest.raises(CaptureError, match="inside a captured function: one program runs on one set of devices"):
         polyreme.jit.to_static(lambda v: reshard(v, OTHER, [R]))(x)
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        lambda x: reshard(x, LINE, [P]),
+        lambda x: reshard(x, LINE, [Shard(1)]),  # 5 columns over 2 devices
+        lambda x: reshard(x, LINE, [Shard(0, split_factor=2)]),
+        lambda x: shard_tensor(x, LINE, [P]),
+        unshard_dtensor,
+    ],
+    ids=["partial", "uneven", "split_factor", "shard_tensor", "unshard"],
+)
+def test_a_leaf_gets_its_gradient_in_a_captured_function(moved):
+    @polyreme.jit.to_static
+    def run(x):
+        loss = (moved(x) ** 2).sum() + x.sum()
+        loss.backward()
+        return loss
+
+    x = leaf(LINE, [Shard(0)])
+    run(x)
+    np.testing.assert_array_equal(x.grad.numpy(), 2 * V + 1)
 
 
 def test_misuse_is_refused():

@@ -53,13 +53,13 @@ def shard_tensor(
         return _parameter(data, mesh, placements)
     if isinstance(data, Tensor):
         cast = data if dtype is None else data.astype(dtype)
-        form = form_for("shard_tensor", mesh, placements, data.shape)
+        form = form_for("shard_tensor", mesh, placements, cast.shape, cast.dtype)
         result = reshard(cast, mesh, placements) if state.capturing() else _on_mesh(cast, form)
         if dtype is not None and stop_gradient is not None:
             result.stop_gradient = stop_gradient
         return result
     array = as_array(data, dtype, None)
-    form = form_for("shard_tensor", mesh, placements, array.shape)
+    form = form_for("shard_tensor", mesh, placements, array.shape, array.dtype)
     result = Tensor(array) if state.capturing() else in_form(encoded(array, form), form)
     note(result, form)
     result.stop_gradient = True if stop_gradient is None else stop_gradient
@@ -80,7 +80,7 @@ def _on_mesh(tensor: Tensor, form: Any) -> Tensor:
 
 
 def _parameter(p: Parameter, mesh: ProcessMesh, placements: Sequence[Placement]) -> Parameter:
-    form = form_for("shard_tensor", mesh, placements, p.shape)
+    form = form_for("shard_tensor", mesh, placements, p.shape, p.dtype)
     if state.capturing():
         raise CaptureError(f"shard_tensor of parameter {p.name} inside a captured function; place parameters before")
     made = Parameter.__new__(Parameter)

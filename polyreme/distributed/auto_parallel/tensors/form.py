@@ -29,8 +29,12 @@ _LINEAR = frozenset({ReduceType.kRedSum, ReduceType.kRedAvg})
 
 
 def _average(x: Any) -> Any:
-    total = x.sum(0, dtype=x.dtype)
-    return total / x.shape[0] if dtypes.is_inexact(x.dtype) else total // x.shape[0]
+    # narrow dtypes overflow before they are divided
+    if dtypes.is_inexact(x.dtype):
+        wide = np.float32 if x.dtype == jnp.float16 else x.dtype
+        return (x.sum(0, dtype=wide) / x.shape[0]).astype(x.dtype)
+    wide = np.int64 if x.dtype.itemsize < 8 else x.dtype
+    return (x.sum(0, dtype=wide) // x.shape[0]).astype(x.dtype)
 
 
 _JOIN: dict[ReduceType, Callable[[Any], Any]] = {
@@ -129,6 +133,8 @@ class Form:
     @functools.cached_property
     def spec(self) -> PartitionSpec:
         """How jax splits the array that is kept."""
+        if 0 in self.shape:  # XLA splits nothing without elements
+            return PartitionSpec()
         names = self.mesh.dim_names
         entries: list[Any] = [names[i] for i in self.partial]
         for dim in range(len(self.shape)):
@@ -272,7 +278,7 @@ class Form:
         for dim in range(len(self.shape)):
             factor = self.factor(dim)
             if factor > 1:
-                part = part.reshape(*part.shape[:at], factor, -1, *part.shape[at + 1 :])
+                part = part.reshape(*part.shape[:at], factor, part.shape[at] // factor, *part.shape[at + 1 :])
                 at += 1
             at += 1
         full = np.zeros(body, part.dtype)

@@ -19,7 +19,7 @@ from polyreme.distributed.auto_parallel.tensors.process_mesh import ProcessMesh
 from polyreme.distributed.auto_parallel.tensors.reshard import brought, form_for, reshard
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import CaptureError, ConfigError, PlacementError, ShapeError
+from polyreme.errors import CaptureError, ConfigError, DTypeError, PlacementError, ShapeError
 
 
 def dtensor_from_local(
@@ -29,7 +29,7 @@ def dtensor_from_local(
 
     local_tensor: a list with the part of each process id of the mesh, in its order, or one Tensor that is every
     device's part. Sizes of a split dim add up. Gradients flow back to the parts. Raises ShapeError for parts that make
-    no whole, ConfigError for another number of parts than of devices.
+    no whole, DTypeError for parts of several dtypes, ConfigError for another number of parts than of devices.
 
     >>> mesh = ProcessMesh([0, 1], dim_names=["x"])
     >>> parts = [to_tensor([1.0]), to_tensor([2.0])]
@@ -37,11 +37,18 @@ def dtensor_from_local(
     ([1.0, 2.0], [3.0])
     """
     _refuse_captured("dtensor_from_local")
-    alike = isinstance(local_tensor, Tensor)
+    alike = not isinstance(local_tensor, (list, tuple))
     ids = form_for("dtensor_from_local", mesh, [], ()).mesh.process_ids
-    parts = [local_tensor] * len(ids) if isinstance(local_tensor, Tensor) else list(local_tensor)
+    given: Any = local_tensor
+    parts = [given] * len(ids) if alike else list(given)
     if len(parts) != len(ids):
         raise ConfigError(f"dtensor_from_local: {len(parts)} parts for the {len(ids)} devices of {mesh}")
+    for part in parts:
+        if not isinstance(part, Tensor):
+            raise TypeError(f"dtensor_from_local takes a Tensor, or a list of them, got {type(part).__name__}")
+    found = sorted({str(part.dtype) for part in parts})
+    if len(found) > 1:
+        raise DTypeError(f"dtensor_from_local: parts of one whole are of {', '.join(found)}; cast them to one dtype")
     form = _whole(parts, mesh, placements)
     by_id = dict(zip(ids, parts, strict=True))
     for pid, part in by_id.items():
@@ -84,6 +91,8 @@ def dtensor_to_local(
     mesh, placements: where the Tensor is brought first, if it does not lie so. Raises PlacementError for a dense one.
     """
     _refuse_captured("dtensor_to_local")
+    if not isinstance(dist_tensor, Tensor):
+        raise TypeError(f"dtensor_to_local takes a Tensor, got {type(dist_tensor).__name__}")
     have = form_of(dist_tensor)
     if have is None:
         raise PlacementError("dtensor_to_local: this Tensor lies on no ProcessMesh; shard_tensor puts it on one")

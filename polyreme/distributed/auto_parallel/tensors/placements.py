@@ -9,6 +9,7 @@ import enum
 from collections.abc import Sequence
 from typing import Any
 
+from polyreme.core import dtype as dtypes
 from polyreme.errors import ConfigError, PlacementError
 
 
@@ -167,12 +168,25 @@ def checked(what: str, placements: Any, mesh: Any, shape: Sequence[int]) -> tupl
     return tuple(_placed(what, p, shape) for p in full)
 
 
+def check_joins(what: str, placements: Sequence[Placement], dtype: Any) -> None:
+    """Raises PlacementError for addends that do not join to the value that they were made of, in a dtype."""
+    for placement in placements:
+        kind = placement.reduce_type() if isinstance(placement, Partial) else None
+        if kind in (ReduceType.kRedAny, ReduceType.kRedAll) and dtype != dtypes.bool_:
+            raise PlacementError(
+                f"{what}: {placement} joins truth values, and the tensor is of {dtype}; cast it to bool"
+            )
+        if kind in (ReduceType.kRedMax, ReduceType.kRedMin) and dtypes.is_complex(dtype):
+            raise PlacementError(f"{what}: {placement} of {dtype}, which has no order; use Partial(ReduceType.kRedSum)")
+
+
 def _placed(what: str, placement: Placement, shape: Sequence[int]) -> Placement:
     if not isinstance(placement, Shard):
         return placement
     dim, ndim = placement.get_dim(), len(shape)
     if not -ndim <= dim < ndim:
-        raise PlacementError(f"{what}: {placement} of a tensor of shape {list(shape)}, which has dims 0..{ndim - 1}")
+        has = f"dims 0..{ndim - 1}" if ndim else "no dims"
+        raise PlacementError(f"{what}: {placement} of a tensor of shape {list(shape)}, which has {has}")
     factor = placement.get_split_factor()
     if shape[dim] % factor:
         raise PlacementError(f"{what}: {placement} cuts a dim of size {shape[dim]} into {factor} equal parts")

@@ -15,12 +15,13 @@ from polyreme.core.op import recorded
 from polyreme.core.state import Tracer
 from polyreme.distributed.auto_parallel.tensors.form import Form, converter
 from polyreme.distributed.auto_parallel.tensors.kept import encoded, form_of, in_form, note, stored_of
-from polyreme.distributed.auto_parallel.tensors.placements import Placement, checked
+from polyreme.distributed.auto_parallel.tensors.placements import Placement, check_joins, checked
 from polyreme.distributed.auto_parallel.tensors.process_mesh import ProcessMesh
 from polyreme.eager import tape
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, ConfigError, PlacementError
+from polyreme.ops import OPS
 from polyreme.ops.layout import relayout, sharding_constraint
 
 
@@ -41,7 +42,7 @@ def reshard(dist_tensor: Tensor, mesh: ProcessMesh, placements: Sequence[Placeme
     if not isinstance(dist_tensor, Tensor):
         raise TypeError(f"reshard takes a Tensor, got {type(dist_tensor).__name__}")
     source = form_of(dist_tensor)
-    target = form_for("reshard", mesh, placements, dist_tensor.shape)
+    target = form_for("reshard", mesh, placements, dist_tensor.shape, dist_tensor.dtype)
     if isinstance(state.read(dist_tensor) if not dist_tensor.own_form else None, Tracer) or state.capturing():
         return _constrained(dist_tensor, source, target)
     if source is None:
@@ -51,11 +52,17 @@ def reshard(dist_tensor: Tensor, mesh: ProcessMesh, placements: Sequence[Placeme
     return moved(dist_tensor, source, target)
 
 
-def form_for(what: str, mesh: Any, placements: Any, shape: Sequence[int]) -> Form:
-    """The Form of these placements of a shape on a mesh; ConfigError or PlacementError for what is none."""
+def form_for(what: str, mesh: Any, placements: Any, shape: Sequence[int], dtype: Any = None) -> Form:
+    """The Form of these placements of a shape on a mesh; ConfigError or PlacementError for what is none.
+
+    dtype: that of the value to be kept so, if there is one yet.
+    """
     if not isinstance(mesh, ProcessMesh):
         raise ConfigError(f"{what}: mesh must be a ProcessMesh, got {type(mesh).__name__}")
-    return Form(mesh, checked(what, placements, mesh, shape), tuple(shape))
+    found = Form(mesh, checked(what, placements, mesh, shape), tuple(shape))
+    if dtype is not None and found.partial:
+        check_joins(what, found.placements, dtype)
+    return found
 
 
 def moved(tensor: Tensor, source: Form, target: Form) -> Tensor:
@@ -146,8 +153,8 @@ def dense(tensor: Tensor) -> Tensor:
     if form is None:
         return tensor
     if state.capturing():
-        result = Tensor(state.read(tensor), stop_gradient=tensor.stop_gradient)
-        result._node, result._index = tensor._node, tensor._index
+        result = OPS["clone"](tensor)
+        result.__dict__.pop("_form", None)
         return result
     whole = moved_array(stored_of(tensor), form, form.replicated())
     copy = next(iter(whole.addressable_shards)).data
@@ -157,7 +164,6 @@ def dense(tensor: Tensor) -> Tensor:
 
 def _constrained(tensor: Tensor, source: Form | None, target: Form) -> Tensor:
     """In a captured function: the value, told where it lies."""
-    array = state.read(tensor)
     if source is not None and set(source.mesh.process_ids) != set(target.mesh.process_ids):
         raise CaptureError(
             f"reshard from {source.mesh} to {target.mesh} inside a captured function: one program runs on one set of "
@@ -165,8 +171,7 @@ def _constrained(tensor: Tensor, source: Form | None, target: Form) -> Tensor:
         )
     result = laid_out(tensor, source, target)
     if result is tensor:
-        result = Tensor(array, stop_gradient=tensor.stop_gradient)
-        result._node, result._index = tensor._node, tensor._index
+        result = OPS["clone"](tensor)  # not the Tensor itself, which lies elsewhere
     note(result, target)
     return result
 
