@@ -2,6 +2,9 @@
 
 import doctest
 import re
+import warnings
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -349,6 +352,69 @@ def test_sharding_levels_and_a_model_alone():
     model(paddle.ones([3, 8]))
 
 
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class Pairs(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.weight = self.create_parameter([4, 8])
+
+    def forward(self, pair):
+        y = pair.first @ self.weight
+        return OrderedDict(pair=Pair(y, pair.second @ self.weight))
+
+
+def test_named_tuples_and_ordered_dicts_stay_what_they_are():
+    mesh = ProcessMesh([[0, 1], [2, 3]], ["dp", "mp"])
+    model, x = Pairs(), paddle.ones([2, 4])
+    want = model(Pair(x, 2 * x))
+    parallelize(model, None, mesh, {"mp_config": {"parallelize_plan": {"": ColWiseParallel(gather_output=True)}}})
+    got = model(Pair(x, 2 * x))
+    assert isinstance(got, OrderedDict)
+    assert isinstance(got["pair"], Pair)
+    for mine, dense in zip(got["pair"], want["pair"], strict=True):
+        assert mine.placements == [Shard(0), Replicate()]
+        np.testing.assert_allclose(mine.numpy(), dense.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "optimizer"),
+    [
+        ({"mp_config": {"parallelize_plan": {"0": [SequenceParallelBegin()], "2": "oops"}}}, None),
+        ({"mp_config": {"parallelize_plan": {"0": [SequenceParallelBegin()], "2": ConvParallel()}}}, None),
+        ({"mp_config": {"parallelize_plan": {"0": ColWiseParallel(), "1": ColWiseParallel()}}}, None),
+        ({"mp_config": {"parallelize_plan": {"0": ColWiseParallel(), "2": ContextParallel()}}}, None),
+        ({"dp_config": {"sharding_level": 1}}, paddle.optimizer.LBFGS),
+    ],
+    ids=["no plan", "of another layer", "of other dims", "without its mesh dim", "no state per parameter"],
+)
+def test_what_fails_changes_nothing(config, optimizer):
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
+    x = paddle.ones([2, 6, 4])
+    want = model(x).numpy()
+    made = None if optimizer is None else optimizer(parameters=model.parameters())
+    with pytest.raises(ConfigError):
+        parallelize(model, made, ProcessMesh([[0, 1], [2, 3]], ["dp", "mp"]), config)
+    assert get_mesh() is None
+    assert not any(p.is_dist() for p in model.parameters())
+    np.testing.assert_array_equal(model(x).numpy(), want)
+
+
+def test_a_plan_without_a_parameter_to_split_is_warned_of():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    plan = {"mp_config": {"parallelize_plan": {r"\d": ColWiseParallel()}}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parallelize(model, None, ProcessMesh([0, 1], ["mp"]), plan)  # one of two has parameters
+    for pattern, name in (("1", "ReLU"), ("", "Sequential")):
+        plan = {"mp_config": {"parallelize_plan": {pattern: RowWiseParallel()}}}
+        with pytest.warns(UserWarning, match=rf"RowWiseParallel\(.*\), and a {name} has no weight or bias of its own"):
+            parallelize(model, None, ProcessMesh([0, 1], ["mp"]), plan)
+
+
 def test_what_is_wrong_in_a_config_is_told():
     model, mesh = Plain(), ProcessMesh([0, 1], ["mp"])
     for given in ({"config": None}, {"config": {"dp_config": {}}, "mesh": None}):
@@ -373,6 +439,10 @@ def test_what_is_wrong_in_a_config_is_told():
         ("config is list", by([])),
         ("unknown config 'mp_confg'; did you mean 'mp_config'", by({"mp_confg": {}})),
         ("no setting 'plan'; the choices are parallelize_plan", by({"mp_config": {"plan": {}}})),
+        ("parallelize_plan is a list; give {name: plan}", by_plan([ColWiseParallel()])),
+        ("mp_config is True; give a dict", by({"mp_config": True})),
+        ("optimizer has no parameter of the model", by({}, optimizer=momentum(nn.Linear(2, 2)))),
+        ("parallelize: LBFGS keeps vectors", by({}, optimizer=paddle.optimizer.LBFGS(parameters=model.parameters()))),
         ("offload=True is not available", by({"dp_config": {"offload": True}})),
         ("sharding_level=4", by({"dp_config": {"sharding_level": 4}})),
         ("dp_config needs a mesh dim 'dp'", by({"dp_config": {"sharding_level": 1}})),

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyreme.distributed.auto_parallel.layers.plans import MP, LayerPlan
-from polyreme.distributed.auto_parallel.layers.shard_optimizer import STAGES, shard_optimizer
+from polyreme.distributed.auto_parallel.layers.shard_optimizer import STAGES, check_optimizer, shard_optimizer
 from polyreme.distributed.auto_parallel.layers.split_points import matching, stages_of_layers
 from polyreme.distributed.auto_parallel.tensors.moves import each_tensor, place_tensor, placements_on, put_on
 from polyreme.distributed.auto_parallel.tensors.placements import Replicate, Shard
@@ -26,6 +26,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "pp_config": ("split_spec", "global_spec"),
     "cp_config": ("parallelize_plan",),
 }
+_PLANS = ("mp_config", "cp_config")
 PP = "pp"
 
 
@@ -82,13 +83,15 @@ def parallelize(
         warnings.warn("parallelize: no mesh was given or set, so the model stays on one device", stacklevel=2)
         return model, optimizer
     config = _checked(model, optimizer, mesh, config)
-    set_mesh(mesh)
     meshes = Meshes(model, mesh, config.get("pp_config"))
+    # all that is asked is checked before anything is changed, so that what fails can be asked again
+    plans = [plan for key in _PLANS for plan in _plans(key, config.get(key, {}).get("parallelize_plan"), meshes)]
+    set_mesh(mesh)
     _split_batch(model, meshes)
     for name in meshes.entries():
         _move_inputs(meshes.layers[name], meshes.of[name])
-    for key in ("mp_config", "cp_config"):
-        _apply_plans(key, config.get(key, {}).get("parallelize_plan", {}), meshes)
+    for plan, name, only in plans:
+        plan.apply(meshes.layers[name], meshes.of[name], only)
     _place_rest(meshes)
     data = config.get("dp_config", {})
     level, dim = data.get("sharding_level", 0), data.get("sharding_mesh_dim", "dp")
@@ -112,9 +115,16 @@ def _checked(model: Any, optimizer: Any, mesh: Any, config: Any) -> dict[str, An
         raise ConfigError(f"parallelize: mesh is {type(mesh).__name__}; give a ProcessMesh")
     if not isinstance(config, Mapping):
         raise ConfigError(f"parallelize: config is {type(config).__name__}; give a dict with any of {', '.join(_KEYS)}")
+    if optimizer is not None:
+        check_optimizer("parallelize", optimizer)
+        own = set(map(id, model.parameters()))
+        if optimizer._parameters and not own.intersection(map(id, optimizer._parameters)):
+            raise ConfigError("parallelize: the optimizer has no parameter of the model; make it with those it has now")
     for part, settings in config.items():
         if part not in _KEYS:
             raise ConfigError(f"parallelize: unknown config {part!r}{did_you_mean(part, _KEYS)}")
+        if not isinstance(settings or {}, Mapping):
+            raise ConfigError(f"parallelize: {part} is {settings!r}; give a dict with any of {', '.join(_KEYS[part])}")
         for name in settings or {}:
             if name not in _KEYS[part]:
                 raise ConfigError(f"parallelize: {part} has no setting {name!r}{did_you_mean(name, _KEYS[part])}")
@@ -148,29 +158,52 @@ def _found(what: str, pattern: Any, names: Sequence[str]) -> list[str]:
     return found
 
 
-def _apply_plans(part: str, plans: Mapping[str, Any], meshes: Meshes) -> None:
-    for pattern, given in plans.items():
+def _plans(part: str, plans: Any, meshes: Meshes) -> list[tuple[LayerPlan, str, str | None]]:
+    """(plan, name of a layer, its parameter that is meant or None), in order, each checked against its layer."""
+    if not isinstance(plans or {}, Mapping):
+        raise ConfigError(f"parallelize: {part}: parallelize_plan is a {type(plans).__name__}; give {{name: plan}}")
+    found = []
+    for pattern, given in (plans or {}).items():
         chosen = given if isinstance(given, (list, tuple)) else [given]
-        wrong = [p for p in chosen if not isinstance(p, LayerPlan)]
-        if wrong:
-            raise ConfigError(
-                f"parallelize: {part} maps {pattern!r} to {wrong[0]!r}; give a plan, such as ColWiseParallel()"
-            )
         stem, only = _parameter(pattern)
-        misplaced = [] if only is None else [p for p in chosen if not p.of_parameters]
-        if misplaced:
-            raise ConfigError(
-                f"parallelize: {part} maps {pattern!r}, one parameter, to {misplaced[0]}, which is of a whole layer; "
-                f"drop .{only} from the key"
-            )
+        _check_plans(part, pattern, chosen, only)
         names = (
             list(meshes.layers)
             if only is None
             else [n for n, la in meshes.layers.items() if la._parameters.get(only) is not None]
         )
-        for name in _found(part, stem, names):
-            for plan in chosen:
-                plan.apply(meshes.layers[name], meshes.of[name], only)
+        fits = _found(part, stem, names)
+        _warn_of_none(part, pattern, chosen, [meshes.layers[n] for n in fits])
+        found += [(plan, name, only) for name in fits for plan in chosen]
+    for plan, name, only in found:
+        plan.check(meshes.layers[name], meshes.of[name], only)
+    return found
+
+
+def _check_plans(part: str, pattern: Any, chosen: Sequence[Any], only: str | None) -> None:
+    wrong = [p for p in chosen if not isinstance(p, LayerPlan)]
+    if wrong:
+        raise ConfigError(
+            f"parallelize: {part} maps {pattern!r} to {wrong[0]!r}; give a plan, such as ColWiseParallel()"
+        )
+    misplaced = [] if only is None else [p for p in chosen if not p.of_parameters]
+    if misplaced:
+        raise ConfigError(
+            f"parallelize: {part} maps {pattern!r}, one parameter, to {misplaced[0]}, which is of a whole layer; "
+            f"drop .{only} from the key"
+        )
+
+
+def _warn_of_none(part: str, pattern: Any, chosen: Sequence[LayerPlan], layers: Sequence[Layer]) -> None:
+    """Warn of plans that split parameters where no layer has one of its own."""
+    lacking = layers and not any(la._parameters.get(name) is not None for la in layers for name in ("weight", "bias"))
+    for plan in chosen:
+        if lacking and plan.of_parameters:
+            warnings.warn(
+                f"parallelize: {part} maps {pattern!r} to {plan}, and a {type(layers[0]).__name__} has no weight or "
+                "bias of its own; name the layers that have",
+                stacklevel=4,
+            )
 
 
 def _parameter(pattern: Any) -> tuple[Any, str | None]:

@@ -25,12 +25,15 @@ MP = "mp"
 
 
 class LayerPlan:
-    """What parallelize does to a layer. A subclass writes apply.
+    """What parallelize does to a layer. A subclass writes apply, and check where a layer may not fit.
 
     of_parameters: whether it can be asked of one parameter, by a key that ends in .weight or .bias.
     """
 
     of_parameters: ClassVar[bool] = False
+
+    def check(self, layer: Layer, mesh: ProcessMesh, only: str | None = None) -> None:
+        """Raises ConfigError if the plan is not for such a layer or mesh; changes nothing."""
 
     def apply(self, layer: Layer, mesh: ProcessMesh, only: str | None = None) -> None:
         """Place the layer's parameters on the mesh and register hooks. only: the one parameter that was named."""
@@ -55,6 +58,10 @@ class ColWiseParallel(LayerPlan):
     def __init__(self, gather_output: bool = False) -> None:
         self.gather_output = gather_output
 
+    def check(self, layer: Layer, mesh: ProcessMesh, only: str | None = None) -> None:
+        parameter_of(self, layer, "weight", 2, only)
+        parameter_of(self, layer, "bias", 1, only)
+
     def apply(self, layer: Layer, mesh: ProcessMesh, only: str | None = None) -> None:
         split_parameter(self, layer, mesh, "weight", 2, 1, only)
         split_parameter(self, layer, mesh, "bias", 1, 0, only)
@@ -73,6 +80,9 @@ class RowWiseParallel(LayerPlan):
 
     def __init__(self, is_input_parallel: bool = True) -> None:
         self.is_input_parallel = is_input_parallel
+
+    def check(self, layer: Layer, mesh: ProcessMesh, only: str | None = None) -> None:
+        parameter_of(self, layer, "weight", 2, only)
 
     def apply(self, layer: Layer, mesh: ProcessMesh, only: str | None = None) -> None:
         split_parameter(self, layer, mesh, "weight", 2, 0, only)
@@ -104,17 +114,25 @@ def split_parameter(
     plan: LayerPlan, layer: Layer, mesh: ProcessMesh, name: str, ndim: int, dim: int, only: str | None
 ) -> None:
     """Split a parameter of the layer along dim over MP, if it has one of that name and it is the one asked for."""
+    parameter = parameter_of(plan, layer, name, ndim, only)
+    if parameter is None:
+        return
+    placements = placements_on(parameter, mesh)
+    placements[mesh.dim_names.index(MP)] = Shard(dim)
+    place_tensor(parameter, mesh, placements)
+
+
+def parameter_of(plan: LayerPlan, layer: Layer, name: str, ndim: int, only: str | None) -> Any:
+    """The layer's parameter of that name, None if it has none or another is asked for; ConfigError for other dims."""
     parameter = layer._parameters.get(name)
     if parameter is None or only not in (None, name):
-        return
+        return None
     if parameter.ndim != ndim:
         raise ConfigError(
             f"{type(plan).__name__}: {name} of {layer.full_name()} has shape {parameter.shape}, and is to have {ndim} "
             "dims; place it with shard_tensor instead"
         )
-    placements = placements_on(parameter, mesh)
-    placements[mesh.dim_names.index(MP)] = Shard(dim)
-    place_tensor(parameter, mesh, placements)
+    return parameter
 
 
 def before(layer: Layer, change: Callable[[Any], Any]) -> None:

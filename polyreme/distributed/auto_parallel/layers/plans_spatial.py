@@ -32,6 +32,9 @@ class _OverSequence(LayerPlan):
             raise ConfigError(f"{type(self).__name__}: backend={backend!r}{did_you_mean(backend, _BACKENDS)}")
         self.backend = backend
 
+    def check(self, layer: Layer, mesh: ProcessMesh, only: str | None = None) -> None:
+        self._dim(mesh)
+
     def _dim(self, mesh: ProcessMesh) -> str:
         found = next((name for name in _NAMES if name in mesh.dim_names), None)
         if found is None:
@@ -70,9 +73,12 @@ class ConvParallel(LayerPlan):
     Raises ConfigError for another layer.
     """
 
-    def apply(self, layer: Layer, mesh: ProcessMesh, only: str | None = None) -> None:
+    def check(self, layer: Layer, mesh: ProcessMesh, only: str | None = None) -> None:
         if not isinstance(layer, Conv2D):
             raise ConfigError(f"ConvParallel is for Conv2D, {layer.full_name()} is a {type(layer).__name__}")
+
+    def apply(self, layer: Layer, mesh: ProcessMesh, only: str | None = None) -> None:
+        assert isinstance(layer, Conv2D)
         width = width_dim(layer.data_format)
         before(layer, lambda args: first_tensor(args, lambda x: moved(x, mesh, MP, Shard(width))))
         after(layer, lambda out: first_tensor(out, lambda x: moved(x, mesh, MP, Shard(width))))

@@ -143,8 +143,7 @@ def shard_optimizer(
     """
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(f"shard_optimizer takes an Optimizer, got {type(optimizer).__name__}")
-    if isinstance(optimizer, LBFGS):
-        raise ConfigError("shard_optimizer: LBFGS keeps vectors over all parameters joined; use another optimizer")
+    check_optimizer("shard_optimizer", optimizer)
     if shard_fn is not None and not isinstance(shard_fn, ShardingStage):
         raise ConfigError(f"shard_optimizer: shard_fn={shard_fn!r}; give ShardingStage1, 2 or 3, made with a mesh dim")
     steps = gradient_accumulation_steps
@@ -154,15 +153,21 @@ def shard_optimizer(
         raise ProgramError(
             "shard_optimizer in static mode, where there is no state yet; call it after disable_static()"
         )
-    for p in optimizer._parameters:
-        if isinstance(p._array, Unmade):
-            raise p._array.refuse()
     if shard_fn is not None:
         shard_fn.place(optimizer._parameters)
     optimizer.gradient_accumulation_steps = steps
     optimizer.create_state()
     optimizer.map_state(laid_out)
     return optimizer
+
+
+def check_optimizer(what: str, optimizer: Optimizer) -> None:
+    """Raises ConfigError for an optimizer whose state is not per parameter, or whose parameters have no values yet."""
+    if isinstance(optimizer, LBFGS):
+        raise ConfigError(f"{what}: LBFGS keeps vectors over all parameters joined; use another optimizer")
+    for p in optimizer._parameters:
+        if isinstance(p._array, Unmade):
+            raise p._array.refuse()
 
 
 def laid_out(p: Any, kept: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ Floor: 5.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,7 +51,7 @@ def first_tensor(values: Any, change: Change) -> Any:
     if isinstance(values, (tuple, list)):
         for i, value in enumerate(values):
             if isinstance(value, Tensor):
-                return type(values)([*values[:i], change(value), *values[i + 1 :]])
+                return _like(values, [*values[:i], change(value), *values[i + 1 :]])
     return values
 
 
@@ -59,7 +60,14 @@ def each_tensor(values: Any, change: Change) -> Any:
     if isinstance(values, Tensor):
         return change(values)
     if isinstance(values, (tuple, list)):
-        return type(values)([each_tensor(v, change) for v in values])
+        return _like(values, [each_tensor(v, change) for v in values])
     if isinstance(values, dict):
-        return {k: each_tensor(v, change) for k, v in values.items()}
+        changed = copy.copy(values)  # a subclass stays one
+        changed.update({k: each_tensor(v, change) for k, v in values.items()})
+        return changed
     return values
+
+
+def _like(values: Any, items: list[Any]) -> Any:
+    """items as a list or tuple of the class of values, a named one too."""
+    return values._make(items) if hasattr(values, "_make") else type(values)(items)
