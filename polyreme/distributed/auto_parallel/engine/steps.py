@@ -18,6 +18,7 @@ import numpy as np
 from polyreme.core import layout as layouts
 from polyreme.core import rng, state
 from polyreme.core.layout import Layout
+from polyreme.distributed.auto_parallel.engine.counts import is_counted, with_factors
 from polyreme.distributed.auto_parallel.engine.placement import Placed
 from polyreme.distributed.auto_parallel.engine.strategy import Settled
 from polyreme.distributed.fleet.optimizer import HybridParallelOptimizer
@@ -128,7 +129,7 @@ class StagedSteps:
 
     def __init__(self, placed: Placed, loss: Any, optimizer: Any, settled: Settled) -> None:
         self.layout, self._settled, self._optimizer = placed.layout, settled, optimizer
-        self._loss = loss
+        self._loss, self._is_counted = loss, is_counted(loss)
         losses = [] if loss is None else [lambda out, labels: self._total(as_list(placed.output(out)), labels)]
         self._pipeline = Pipeline(placed.chunks, losses, placed.layout, placed.output)
         self.scaler = settled.precision.make_scaler()
@@ -179,8 +180,11 @@ class StagedSteps:
         return [functools.reduce(operator.add, found)]
 
     def _total(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> Tensor:
-        """The loss, several added up."""
-        return functools.reduce(operator.add, as_list(self._loss(*outputs, *labels)))
+        """The loss, several added up, by the factor behind the labels if there is one."""
+        if not self._is_counted:
+            return functools.reduce(operator.add, as_list(self._loss(*outputs, *labels)))
+        *labels, factor = labels
+        return functools.reduce(operator.add, as_list(self._loss(*outputs, *labels))) * factor
 
     def _cut(self, inputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Microbatch]:
         """Microbatches, fewer of them where a last batch has not rows enough."""
@@ -188,7 +192,8 @@ class StagedSteps:
         count = self._count(rows)
         each = -(-rows // count)
         given = inputs[0] if len(inputs) == 1 else tuple(inputs)
-        return cut([given, tuple(labels)], -(-rows // each), None)
+        batch = cut([given, tuple(labels)], -(-rows // each), None)
+        return with_factors(self._loss, batch) if self._is_counted else batch
 
     def _count(self, rows: int) -> int:
         stages = self._settled.stages

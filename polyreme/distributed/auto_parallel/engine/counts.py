@@ -1,0 +1,67 @@
+"""What a microbatch counts for in the loss of its batch, where that is not by its rows.
+
+Floor: 5.  A pipeline takes the mean of its microbatches' losses, by rows. A batch's sum is another thing, and so is a
+mean over labels that are not ignored, or by weights of classes: there each microbatch's loss is multiplied by a factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from polyreme.distributed.pipeline.run import Microbatch
+from polyreme.nn.layers.functional_layer import FunctionalLayer
+from polyreme.nn.layers.loss import CrossEntropyLoss, NLLLoss
+
+_BY_LABELS = (CrossEntropyLoss.function, NLLLoss.function)
+_DEFAULTS = {"reduction": "mean", "ignore_index": -100}
+
+
+def is_counted(loss: Any) -> bool:
+    """Whether a batch's loss is something else than the mean of its microbatches' by rows. Of a function of the user's
+    own, and of a Layer with a forward of its own, that is not known: False."""
+    function, settings = _known(loss)
+    reduction = settings.get("reduction")
+    return reduction == "sum" or (reduction == "mean" and function in _BY_LABELS)
+
+
+def with_factors(loss: Any, batch: Sequence[Microbatch]) -> list[Microbatch]:
+    """The microbatches, behind the labels of each what its loss is multiplied by."""
+    _, settings = _known(loss)
+    rows = sum(each.rows for each in batch)
+    if settings["reduction"] == "sum":
+        factors = [rows / each.rows for each in batch]
+    else:
+        counts = [_count(settings, each) for each in batch]
+        total = sum(counts)
+        factors = [n * rows / (total * each.rows) if total else 1.0 for n, each in zip(counts, batch, strict=True)]
+    return [
+        each._replace(labels=(*each.labels, np.asarray(factor, np.float32)))
+        for each, factor in zip(batch, factors, strict=True)
+    ]
+
+
+def _known(loss: Any) -> tuple[Any, Mapping[str, Any]]:
+    """The function of a loss, and its settings; (None, {}) for another one than the library's."""
+    if isinstance(loss, FunctionalLayer) and type(loss).forward is FunctionalLayer.forward:
+        return type(loss).function, loss.settings
+    return (loss, _DEFAULTS) if loss in _BY_LABELS else (None, {})
+
+
+def _count(settings: Mapping[str, Any], each: Microbatch) -> float:
+    """What the mean over a microbatch's labels divides by; its rows where there are none."""
+    weight, smoothing = settings.get("weight"), settings.get("label_smoothing", 0.0)
+    if not each.labels or (settings.get("soft_label") and weight is None):
+        return each.rows
+    label = np.asarray(each.labels[0])
+    live = label[label != settings["ignore_index"]]
+    if weight is None:
+        return live.size
+    weight = np.asarray(getattr(weight, "_array", weight), np.float64)
+    if settings.get("soft_label"):
+        picked = np.moveaxis(label, settings["axis"], -1) @ weight
+    else:
+        picked = weight[np.clip(live, 0, weight.size - 1)]
+    return float((1 - smoothing) * picked.sum() + smoothing * weight.mean() * picked.size)
