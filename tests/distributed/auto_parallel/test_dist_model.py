@@ -194,6 +194,16 @@ def test_arguments_of_other_kinds():
         to_static(layer, input_spec=[[spec], []])(X)
 
 
+def test_an_optimizer_of_other_parameters():
+    layer = network()
+    optimizer = adam(layer)
+    with pytest.raises(ConfigError, match="the optimizer has none of the parameters of Sequential"):
+        to_static(network(), None, nn.CrossEntropyLoss(), optimizer)
+    layer[0].weight = shard_tensor(layer[0].weight, ProcessMesh(list(range(8)), ["dp"]), [Replicate()])
+    with pytest.raises(ConfigError, match=r"under the names \['linear.*'\]: marking a Parameter .* makes a new one"):
+        to_static(layer, None, nn.CrossEntropyLoss(), optimizer)
+
+
 def test_static_mode_is_refused():
     layer = network()
     paddle.enable_static()

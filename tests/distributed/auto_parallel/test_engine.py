@@ -219,6 +219,9 @@ def test_the_planner_chooses_and_predicts():
         cost = each.cost(*specs)
         assert cost.step_seconds > 0
         assert cost.fits
+    first = engine(strategy={"auto_mode": "full"})
+    predicted = first.predict(DATA, batch_size=8, verbose=0)  # before there was a label to plan for
+    np.testing.assert_allclose(predicted[0][0], engine().predict(DATA, batch_size=8, verbose=0)[0][0], rtol=1e-5)
     a100 = cluster_of_kind("a100-40g", 8)
     other = auto.Engine(network(), nn.CrossEntropyLoss(), cluster=a100).cost(*specs)
     assert other.capacity == a100.device.memory * a100.device.usable
@@ -265,6 +268,9 @@ def test_stages(one_device, tmp_path, marked):
     assert (made.plan.mesh.pp, made.plan.mesh.dp, made.plan.schedule) == (2, 4, "1F1B")
     if marked:
         return
+    ready = engine(strategy, Staged())
+    ready.prepare(InputSpec([8, 4], "float32"), InputSpec([8, 1], "int64"), mode="train")
+    assert ready.plan == made.plan
     made.save(str(tmp_path / "two"))
     plain = engine(layer=Staged())
     plain.load(str(tmp_path / "two"))

@@ -71,6 +71,7 @@ class DistModel:
         input_spec: Any = None,
     ) -> None:
         check_arguments("a DistModel", layer, loss, optimizer)
+        _check_trained(layer, loss, optimizer)
         self.network, self.loss = layer, loss
         self.settled: Settled = settle(strategy)
         self.metrics: list[Metric] = checked_metrics(metrics)
@@ -85,7 +86,8 @@ class DistModel:
         if not needs_batch(layer, self.settled):
             self._begin([], [])
         elif self._specs:
-            self._begin(*[[_example(spec) for spec in group] for group in self._specs])
+            inputs, labels = ([_example(spec) for spec in group] for group in self._specs)
+            self._begin(inputs, labels)
         self._mode = "predict" if loss is None else "eval" if optimizer is None else "train"
 
     def _cast(self, optimizer: Any) -> None:
@@ -106,10 +108,10 @@ class DistModel:
             job = Job(merge_steps=inner.gradient_accumulation_steps, merge_average=False)
         return optimizer if job.merge_steps == 1 else HybridParallelOptimizer(inner, job=job)
 
-    def _begin(self, inputs: Sequence[Tensor], labels: Sequence[Tensor]) -> None:
-        """Put the model in its place, for batches like this one where that counts."""
+    def _begin(self, inputs: Sequence[Tensor], labels: Sequence[Tensor], mode: str | None = None) -> None:
+        """Put the model in its place, for batches like this one where that counts; one to predict has no loss."""
         optimizer = None if self._optimizer is None else inner_optimizer(self._optimizer)
-        batch = Batch(inputs, labels, self.loss, optimizer)
+        batch = Batch(inputs, labels, None if mode == "predict" else self.loss, optimizer)
         self._placed = placed = place(self.network, self.settled, batch, self.cluster)
         if optimizer is not None:
             optimizer.map_state(laid_out)  # master weights were made of parameters that lay nowhere yet
@@ -206,7 +208,7 @@ class DistModel:
         given = as_tensors("input", inputs, self._specs[0] if self._specs else [])
         wanted = [] if mode == "predict" else as_tensors("label", labels, self._specs[1] if self._specs else [])
         if self._made is None:
-            self._begin(given, wanted)
+            self._begin(given, wanted, mode)
         return self._steps.run(mode, given, wanted, wants_outputs)
 
     def compiled(self, mode: str | None = None, shapes: Any = None) -> jax.stages.Compiled:
@@ -215,9 +217,22 @@ class DistModel:
         For batches of the shapes last seen, or shapes: ([(shape, dtype) of each input], [... of each label]). Raises
         ConfigError before the first batch, and for a pipeline, whose step is many programs.
         """
-        if self._made is None and shapes is not None:
-            self._begin(*[[Tensor(jnp.zeros(*each)) for each in group] for group in shapes])
-        return self._steps.compiled(checked_mode(mode or self._mode, self.loss, self._optimizer), shapes)
+        mode = checked_mode(mode or self._mode, self.loss, self._optimizer)
+        if shapes is not None:
+            self._begin_for(mode, shapes)
+        return self._steps.compiled(mode, shapes)
+
+    def prepare(self, mode: str, shapes: Any) -> None:
+        """Put the model in its place for batches of these shapes, as compiled() takes them, and compile the mode's step
+        if it is one program; those of a pipeline are compiled by the first batch."""
+        self._begin_for(mode, shapes)
+        if isinstance(self._made, WholeSteps):
+            self._made.compiled(mode, shapes)
+
+    def _begin_for(self, mode: str, shapes: Any) -> None:
+        if self._made is None:
+            inputs, labels = ([Tensor(jnp.zeros(*each)) for each in group] for group in shapes)
+            self._begin(inputs, labels, mode)
 
     # state
 
@@ -293,6 +308,24 @@ def check_arguments(what: str, layer: Any, loss: Any, optimizer: Any) -> None:
         raise TypeError(f"{what}: loss is a Layer or a function of (*outputs, *labels), got {type(loss).__name__}")
     if optimizer is not None and not isinstance(inner_optimizer(optimizer), Optimizer):
         raise TypeError(f"{what}: optimizer is an Optimizer, got {type(optimizer).__name__}")
+
+
+def _check_trained(layer: Layer, loss: Any, optimizer: Any) -> None:
+    """Raises ConfigError for an optimizer that would leave the layer as it is."""
+    trained = [] if optimizer is None else inner_optimizer(optimizer)._parameters
+    ours = {id(p): p.name for part in (layer, loss) if isinstance(part, Layer) for p in part.parameters()}
+    others = {p.name for p in trained if id(p) not in ours}
+    left = {name for key, name in ours.items() if key not in {id(p) for p in trained}}
+    if stale := sorted(others & left):
+        raise ConfigError(
+            f"the optimizer has other Tensors than {type(layer).__name__} under the names {stale[:5]}: marking a "
+            "Parameter (shard_tensor) makes a new one; make the optimizer after the marks"
+        )
+    if ours and trained and len(others) == len(trained):
+        raise ConfigError(
+            f"the optimizer has none of the parameters of {type(layer).__name__} (it has {sorted(others)[:5]}); make "
+            "it with parameters=model.parameters()"
+        )
 
 
 def checked_mode(mode: Any, loss: Any, optimizer: Any) -> str:

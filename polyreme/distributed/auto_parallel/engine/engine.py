@@ -171,7 +171,8 @@ class Engine:
         mode: str | None = None,
         init_parameters: bool = True,
     ) -> None:
-        """Move the model to the devices; with specs of whole shapes, compile the mode's step for them.
+        """Move the model to the devices; with specs of whole shapes, compile the mode's step for them (that of a
+        pipeline with the first batch).
 
         inputs_spec, labels_spec: InputSpec or a list of them, of global batches; those with a name let run() take a
         batch by names. init_parameters changes nothing: parameters have values already. Raises ProgramError for inputs,
@@ -191,7 +192,7 @@ class Engine:
             self.to_mode(mode)
         whole = all(None not in spec.shape for group in self._specs for spec in group)
         if inputs_spec is not None and whole:
-            job.compiled(self._mode, self._shapes(self._mode))
+            job.prepare(self._mode, self._shapes(self._mode))
 
     def _shapes(self, mode: str) -> Any:
         inputs, labels = ([(spec.shape, spec.dtype) for spec in group] for group in self._specs)
