@@ -232,6 +232,16 @@ def test_addends_join_in_their_own_dtype(addends, kind, fn):
     np.testing.assert_array_equal(got.numpy(), want.numpy())
 
 
+@pytest.mark.parametrize("placements", [[S0], [S1]], ids=str)
+def test_the_gradient_of_a_sort_of_uneven_pieces(placements):
+    values = rng.normal(size=(4, 5)).astype("float32")
+    x, seed = put(values, LINE, placements), polyreme.to_tensor(rng.normal(size=(4, 5)).astype("float32"))
+    polyreme.sort(x, 0).backward(seed)
+    want = np.empty_like(values)
+    np.put_along_axis(want, values.argsort(0), seed.numpy(), 0)
+    np.testing.assert_array_equal(x.grad.numpy(), want)
+
+
 def test_embedding_of_split_rows():
     ids = shard_tensor(np.array([[0, 5], [3, 2]]), GRID, [S0, R])
     table = put(rng.normal(size=(6, 4)).astype("float32"), GRID, [R, S0])

@@ -259,7 +259,8 @@ def along(c: Call) -> Dims | None:
     own = without(letters(shape), *whole)
     made = tuple(_through(own, whole, shape, out) for out in c.outs)
     passes = "moved" if c.name in _MOVES else "linear" if c.name == "cumsum" else "no"
-    return None if None in made else Dims(c.each(x=own), made, passes=passes)  # type: ignore[arg-type]
+    kind = "held" if c.name == "sort" else ""  # XLA's partitioner aborts on uneven pieces in its gradient
+    return None if None in made else Dims(c.each(x=own), made, passes=passes, kind=kind)  # type: ignore[arg-type]
 
 
 def _through(own: Letters, whole: set[int], shape: Sequence[int], out: Sequence[int]) -> Letters | None:
