@@ -116,6 +116,11 @@ def test_a_local_layer():
         ),
         (lambda x: local_map(lambda v: v * x.sum(1, keepdim=True)[:2], [[R]])(x), PlacementError, "pass it as an arg"),
         (lambda x: local_map(lambda a, b: a, [[R]])(x, put(V, GRID, [R])), PlacementError, "inputs lie on"),
+        (
+            lambda x: local_map(lambda a, b: a, [[R]], [None, [Shard(0)]])(x, polyreme.ones([2])),
+            PlacementError,
+            r"of shape \[2\] is dense, and is given whole; in_placements says \[Shard\(dim=0\)\]",
+        ),
         (lambda x: LocalLayer([None], []), ConfigError, "out_dist_attrs must name one mesh"),
     ],
 )

@@ -102,6 +102,8 @@ def test_the_mesh_in_force():
     [
         ({}, "needs mesh, or both shape and process_ids"),
         ({"shape": [2, 2], "process_ids": [0, 1]}, r"shape=\[2, 2\] does not hold the 2 process_ids"),
+        ({"shape": [-1, -2], "process_ids": [0, 1]}, r"shape=\[-1, -2\] must be whole numbers of at least 1"),
+        ({"shape": [2.0], "process_ids": [0, 1]}, r"shape=\[2.0\] must be whole numbers of at least 1"),
         ({"mesh": (0, 1)}, "must be a list or an ndarray, got tuple"),
         ({"mesh": [[0, 1], [2]]}, "equally long"),
         ({"mesh": [0.5, 1]}, "whole numbers, at least one"),
@@ -123,6 +125,8 @@ def test_other_misuse_is_refused():
         MESH.get_dim_size("xx")
     with pytest.raises(ConfigError, match=r"cannot be indexed with 1\.5"):
         MESH[1.5]
+    with pytest.raises(ConfigError, match="cannot be indexed with True"):
+        MESH[True]
     with pytest.raises(ConfigError, match="has no devices"):
         MESH[0:0]
     with pytest.raises(ConfigError, match="set_mesh takes a ProcessMesh, got list"):

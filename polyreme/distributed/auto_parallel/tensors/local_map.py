@@ -25,7 +25,7 @@ from polyreme.distributed.auto_parallel.tensors.form import Form
 from polyreme.distributed.auto_parallel.tensors.kept import form_of
 from polyreme.distributed.auto_parallel.tensors.kernel import DistKernel
 from polyreme.distributed.auto_parallel.tensors.mode import run_kernel
-from polyreme.distributed.auto_parallel.tensors.placements import Placement, checked
+from polyreme.distributed.auto_parallel.tensors.placements import Placement, Replicate, checked
 from polyreme.distributed.auto_parallel.tensors.process_mesh import ProcessMesh
 from polyreme.distributed.auto_parallel.tensors.reshard import reshard
 from polyreme.distributed.auto_parallel.tensors.rules import Call
@@ -98,8 +98,15 @@ def _given(
 
 def _wanted(tensor: Tensor, placements: Placed, mesh: ProcessMesh | None, may_move: bool) -> Tensor:
     form = form_of(tensor)
-    if form is None or placements is None:
+    if placements is None:
         return tensor
+    if form is None:
+        if isinstance(placements, (list, tuple)) and all(isinstance(p, Replicate) for p in placements):
+            return tensor
+        raise PlacementError(
+            f"local_map: an input of shape {tensor.shape} is dense, and is given whole; in_placements says "
+            f"{placements}: put it on the mesh with shard_tensor, or say None"
+        )
     full = checked("local_map", placements, form.mesh, form.shape)
     if full == form.placements and (mesh is None or mesh == form.mesh):
         return tensor

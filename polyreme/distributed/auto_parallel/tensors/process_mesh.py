@@ -150,7 +150,9 @@ class ProcessMesh:
         if isinstance(index, str):
             return self.get_submesh_with_dim(index)
         parts = index if isinstance(index, tuple) else (index,)
-        if len(parts) > self.ndim or not all(isinstance(p, (int, np.integer, slice)) for p in parts):
+        if len(parts) > self.ndim or not all(
+            isinstance(p, (int, np.integer, slice)) and not isinstance(p, bool) for p in parts
+        ):
             raise ConfigError(
                 f"{self} cannot be indexed with {index!r}; give a dim's name, a whole number or slice per dim, or a "
                 "tuple of them"
@@ -205,6 +207,8 @@ def _grid(mesh: Any, shape: Sequence[int] | None, process_ids: Iterable[int] | N
     if mesh is None:
         if shape is None or process_ids is None:
             raise ConfigError("ProcessMesh needs mesh, or both shape and process_ids")
+        if not all(isinstance(n, (int, np.integer)) and n > 0 for n in shape):
+            raise ConfigError(f"ProcessMesh: shape={list(shape)} must be whole numbers of at least 1")
         mesh = np.asarray(list(process_ids))
         if mesh.size != math.prod(shape):
             raise ConfigError(f"ProcessMesh: shape={list(shape)} does not hold the {mesh.size} process_ids given")
