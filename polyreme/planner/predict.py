@@ -152,8 +152,12 @@ def _times(setting: Setting, blocks: Mapping[str, BlockTime]) -> Times:
     send = _send(setting)
     durations = [chunk.durations(send) for chunk in chunks]
     works = [sum(sum(durations[at][:3]) for at in stage) for stage in stages]
-    slowest = stages[max(range(len(works)), key=works.__getitem__)]
     is_serial = setting.cluster.shared > 1
+    summed = _summing(setting, cut, chunks, [range(len(chunks))] if is_serial else stages)
+    # a stage of little work may be the last one all the same, by the gradients that it sums
+    ends = [m * work + sum(summing.values()) for work, summing in zip(works, summed, strict=not is_serial)]
+    last = max(range(len(ends)), key=ends.__getitem__)
+    slowest = stages[last]
     counted = [chunks[at] for at in (range(len(chunks)) if is_serial else slowest)]
     exposed = {
         axis: m * seconds
@@ -164,9 +168,8 @@ def _times(setting: Setting, blocks: Mapping[str, BlockTime]) -> Times:
     if is_serial:
         waiting = _serial_tasks(setting, len(chunks))
     else:
-        waiting = pipeline_seconds(plan, durations) - m * max(works)
-    summing = list(range(len(chunks))) if is_serial else slowest
-    for axis, seconds in _reduction(setting, [cut[at] for at in summing], chunks, summing).items():
+        waiting = max(0.0, pipeline_seconds(plan, durations) - m * max(works))
+    for axis, seconds in summed[last].items():
         exposed[axis] = exposed.get(axis, 0.0) + seconds
     return Times(
         compute=m * sum(c.forward + c.inputs + c.weights for c in counted),
@@ -194,6 +197,20 @@ def _send(setting: Setting) -> float:
     return group(setting.cluster, setting.plan.mesh, ("pp",)).send(nbytes)
 
 
+def _summing(
+    setting: Setting, cut: Sequence[Piece], chunks: Sequence[_Chunk], stages: Sequence[Sequence[int]]
+) -> list[dict[str, float]]:
+    """Of each stage what _reduction says; once of stages that have such chunks."""
+    made: dict[object, dict[str, float]] = {}
+    found = []
+    for stage in stages:
+        key = tuple(tuple((block.name, count) for block, count in cut[at]) for at in stage)
+        if key not in made:
+            made[key] = _reduction(setting, [cut[at] for at in stage], chunks, stage)
+        found.append(made[key])
+    return found
+
+
 def _reduction(
     setting: Setting, held: Sequence[Piece], chunks: Sequence[_Chunk], stage: Sequence[int]
 ) -> dict[str, float]:
@@ -205,10 +222,8 @@ def _reduction(
     # a chunk's sum begins when its last microbatch is done: interleaved, p microbatches of the other chunks come after
     v = plan.virtual_stages
     rounds = min(plan.num_microbatches, (plan.mesh.pp * (v - 1) + 1) / v) if plan.schedule == "VPP" else 1
-    room = {
-        True: rounds * sum(sum(chunks[at].durations(0.0)[1:3]) for at in stage),
-        False: rounds * sum(chunks[at].durations(0.0)[0] for at in stage),
-    }
+    backward = sum(sum(chunks[at].durations(0.0)[1:3]) for at in stage)
+    forward = sum(chunks[at].durations(0.0)[0] for at in stage)
     found: dict[str, float] = defaultdict(float)
     for (axes, what, times), (nbytes, arrays) in (*sums.items(), *gathers.items()):
         if not axes:
@@ -217,7 +232,9 @@ def _reduction(
         seconds = among.all_gather(nbytes, arrays) if what == "all_gather" else getattr(among, what)(nbytes)
         axis = "dp" if "dp" in axes else min(axes)
         if setting.hides(axis):
-            seconds = max(seconds / blocks, seconds - room[what != "all_gather"])
+            # what is sent for each microbatch has no more room than that one gives
+            room = (forward if what == "all_gather" else backward) * (rounds if times == 1 else 1)
+            seconds = max(seconds / blocks, seconds - room)
         found[axis] += times * seconds
     return found
 

@@ -327,6 +327,30 @@ def test_more_work_is_never_faster(degrees, more):
     assert again.mfu <= predict(GPT, plan, machine, 64).mfu < 1
 
 
+def test_a_stage_of_little_work_is_the_last_if_it_sums_most():
+    """The head's stage has most work but, tied, nothing to sum; others sum gradients for every microbatch."""
+    shape = ModelShape(
+        4096, 6, 32, 4096, 50257, 16384, gated=True, biases=False, learned_positions=False, rms_norm=True
+    )
+    plan = Plan.from_degrees(dp=4, pp=8, sep=4, num_microbatches=64, schedule="FThenB", recompute="full_attn")
+    each = Training(dtype="float16", fusion="none", sums="program")
+    machine = cluster_of_kind("a100-40g", 128)
+    found = predict(shape, plan, machine, 256, each)
+    assert predict(replace(shape, vocab=2 * 50257), plan, machine, 256, each).step_seconds >= found.step_seconds
+    assert found.times.bubble >= 0
+
+
+def test_a_sum_for_each_microbatch_hides_beside_that_one_alone():
+    """Of many microbatches under VPP a sum once a step has the room; one for each of them does not."""
+    shape = replace(GPT, hidden=2048, layers=30, heads=16, seq=512, vocab=32000, ffn=8192, head_dim=0, kv_heads=0)
+    plan = Plan.from_degrees(dp=4, pp=4, num_microbatches=8, schedule="VPP", virtual_stages=4)
+    machine = cluster_of_kind("v100", 16)
+    for sums in ("program", "once"):
+        training = Training(dtype="float16", sums=sums)
+        found = [predict(shape, plan, machine, 32 * rows, training).step_seconds for rows in (1, 2, 4, 8)]
+        assert found == sorted(found)
+
+
 def test_it_is_fast_for_deep_models():
     """Thousands of plans are searched: 96 layers take no longer than 8, and less than the 2 ms of a quiet machine."""
     big = ModelShape(12288, 96, 96, 2048, 51200, 49152)
