@@ -7,6 +7,7 @@ are read as "yes" and "1". What is not known and chosen here is told in Run.assu
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -121,12 +122,14 @@ def _model(cells: Cells) -> ModelShape:
         layers, h = _of_size(cells, layers, h)
     experts = cells.number("experts") or 0
     gated = cells.text("gated_mlp").lower()
-    is_gated = gated in ("1", "yes", "true") or (not gated and bool(experts))
+    is_gated = "glu" in gated or cells.is_yes("gated_mlp") or (not gated and bool(experts))
     wide = cells.number("ffn") or (cells.number("moe_ffn") if experts else 0)
     if not wide:
         # LLaMA's rule: as many numbers in three matrices as two of 4 h have, rounded up to 256
         wide = cells.assumed["ffn"] = -(-8 * h // (3 * 256)) * 256 if is_gated else 4 * h
-    heads = cells.take("heads", nearest_divisor(h, max(1, h // 128)))
+    heads = cells.number("heads")
+    if heads is None:
+        heads = cells.take("heads", nearest_divisor(h, max(1, h // 128)))
     return ModelShape(
         name=cells.text("model") or "transformer",
         hidden=h,
@@ -175,10 +178,9 @@ _ASYNCHRONOUS = 2022.0
 
 def _training(cells: Cells, flops: Mapping[str, float]) -> Training:
     text = cells.text("dtype").lower()
-    dtype = "float16" if "fp16" in text else "float32" if text in ("fp32", "float32") else "bfloat16"
+    dtype = _dtype(text)
     if dtype not in flops:
-        dtype = next(iter(flops))
-        cells.assumed["dtype"] = dtype
+        dtype = cells.assumed["dtype"] = "bfloat16" if not dtype and "bfloat16" in flops else next(iter(flops))
     is_new = cells.year >= _FUSED or cells.has("flash")
     compiled, is_tpu = cells.has(*_COMPILED), cells.text("hardware").lower().startswith("tpu")
     overlap = ("dp", "sharding") if is_new and not cells.has("paddle") else ()
@@ -202,6 +204,15 @@ def _training(cells: Cells, flops: Mapping[str, float]) -> Training:
     )
 
 
+def _dtype(text: str) -> str:
+    """Of the arithmetic, "" if the text does not say; in 8 bits what stands beside the products is bfloat16."""
+    if "fp16" in text or re.search(r"(?<!b)float16", text):
+        return "float16"
+    if re.match(r"(fp|tf|float)32\b", text) and "16" not in text:
+        return "float32"
+    return "bfloat16" if any(word in text for word in ("bf16", "bfloat16", "fp8", "int8")) else ""
+
+
 _COMPILED = ("maxtext", "xla", "jax", "levanter", "tensorflow", "paxml", "t5x")
 _LAYER_KERNELS = ("megatron", "nemo", "transformer engine", "compile", "fused", "liger", "fleetx")
 """Words in notes or system: compiled whole by XLA; with kernels made for norms, rotations and activations."""
@@ -215,6 +226,8 @@ def _recompute(cells: Cells) -> str | None:
     if "shipped" in text and "full-recompute" in counted:
         text = "full"  # the table counts a second forward; what a configuration file has says less of the run
         cells.assumed["recompute"] = "full, as the table counts FLOP"
+    if re.match(r"(no|not|without|w/o)\b", text):
+        return "none"
     for words, value in (
         (("full_attn",), "full_attn"),
         (("selective op", "selective(op", "op_sac", "selective ac"), "full_attn"),  # about half of the products
@@ -252,7 +265,7 @@ def _degrees(cells: Cells, hidden: int) -> tuple[dict[str, int], Cluster]:
     if told is not None and told * ways * ep != rest and told != rest:
         cells.assumed["dp"] = data // ways
     # optimizers and FSDP cut flat buffers into any number of parts; a Strategy cuts dims: the most parts that divide
-    ways = max(n for n in range(1, ways + 1) if ways % n == 0 and hidden % n == 0)
+    ways = math.gcd(ways, hidden)
     degrees |= {"dp": data // ways, "sharding": ways, "ep": ep, "stage": stage}
     return degrees, _cluster(cells, total)
 
@@ -269,14 +282,18 @@ def _sharding(cells: Cells) -> tuple[int, int | None]:
     stage = re.match(r"(?:deepspeed|zero|stage|-)*([123])", text)
     if stage:
         return int(stage[1]), degree
+    if not any(word in text for word in ("dist", "optim", "dp", "shard", "zero", "yes", "true")):
+        cells.assumed["zero_or_fsdp"] = f"stage 3, as {text!r} is not known"
     return (1 if "dist" in text or "optim" in text else 3), degree
 
 
 def _cluster(cells: Cells, total: int) -> Cluster:
-    name = cells.text("hardware") or "?"
+    name = cells.text("hardware")
+    if not name:
+        raise ConfigError(f"row {cells.label}: column 'hardware' is not known; name a kind such as A100-80G")
     match = re.search(r"\b(\d+) ?x ?v\d", cells.text("notes").lower())
     slices = int(match[1]) if match and total % int(match[1]) == 0 else 1
-    peak, memory = cells.number("peak_bf16_tflops"), cells.number("hbm_gb")
+    peak, memory = cells.rate("peak_bf16_tflops"), cells.rate("hbm_gb")
     try:
         most = most_in_a_slice(name)
     except ConfigError:
@@ -300,7 +317,7 @@ def _candidates(cells: Cells, model: ModelShape, degrees: Mapping[str, int]) -> 
     recompute = _recompute(cells)
     kinds = [recompute] if recompute else ["none", "core_attn", "full_attn", "full"]
     # MaxText cuts the residual stream over its tensor axis, by embed: the same bytes as by seq
-    is_whole = cells.text("sp").lower().startswith(("yes", "1", "true")) or cells.has("maxtext")
+    is_whole = cells.is_yes("sp") or cells.has("maxtext")
     for batch, rows in _batches(cells, ways, pp):
         for chunk, kind in itertools.product(chunks, kinds):
             yield (

@@ -10,6 +10,12 @@ from collections.abc import Mapping
 
 from polyreme.errors import ConfigError
 
+MOST = 10**9
+"""Of any number of a row: more is a slip, and some questions would take hours."""
+
+_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE]\+?[0-9]+)?)(?:,?\s.*|[(;].*)?")
+"""A number, and perhaps words after it."""
+
 _UNKNOWN = ("", "?", "n/a", "na", "-", "none given", "unknown")
 
 
@@ -32,16 +38,27 @@ class Cells:
         return value[:-1].strip() if value.endswith("?") else value
 
     def number(self, column: str) -> int | None:
-        """The cell as a whole number. Raises ConfigError for one that starts with something else."""
-        text = self.text(column).replace(",", "").replace("_", "")
+        """The cell as a whole number, as rate. Raises ConfigError for a fraction too."""
+        value = self.rate(column)
+        if value is None or value == int(value):
+            return None if value is None else int(value)
+        raise ConfigError(f"row {self.label}: column {column!r} has {self.text(column)!r}; give a whole number")
+
+    def rate(self, column: str) -> float | None:
+        """The cell as a number; words may follow it: "8 (estimated)". Raises ConfigError for anything else, such as
+        4k, 2x8 or 1-2, whose first number alone would be another one, and for a number above MOST."""
+        text = re.sub(r"(?<=[0-9])[,_](?=[0-9]{3}(?![0-9]))", "", self.text(column))
         if not text:
             return None
-        match = re.match(r"\d+(\.\d*)?([eE]\+?\d+)?", text)
+        match = _NUMBER.fullmatch(text)
         if not match:
-            if column == "vpp":  # words, such as "interleaved for large"
+            if column == "vpp" and not text[0].isdigit():  # words, such as "interleaved for large"
                 return None
             raise ConfigError(f"row {self.label}: column {column!r} has {text!r}; give a number, or ? if not known")
-        return int(float(match[0]))
+        value = float(match[1])
+        if value > MOST:
+            raise ConfigError(f"row {self.label}: column {column!r} has {text!r}; give a number of at most {MOST:.0e}")
+        return value
 
     def need(self, column: str) -> int:
         """The number that a row must have."""
@@ -57,6 +74,15 @@ class Cells:
             self.assumed[column] = default
             return default
         return value
+
+    def is_yes(self, column: str) -> bool:
+        """Whether the cell says so; a word that is neither is taken as no, which is told."""
+        text = self.text(column).lower()
+        if text.startswith(("yes", "1", "true")) or text == "on":
+            return True
+        if text and not text.startswith(("no", "0", "false", "off")):
+            self.assumed[column] = f"no, as {text!r} is not known"
+        return False
 
     def has(self, *words: str) -> bool:
         """Whether notes, recompute or system mention one of the words."""

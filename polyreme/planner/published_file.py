@@ -6,7 +6,9 @@ Floor: 1.  Never imports: jax.
 from __future__ import annotations
 
 import csv
+import io
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -38,7 +40,7 @@ def read_rows(path: str | Path) -> list[Row]:
         raise ConfigError(f"{path}: rows come as .csv, .yaml, .yml or .json; rename or convert the file")
     try:
         found = reader(text)
-    except (yaml.YAMLError, ValueError, csv.Error) as error:
+    except (yaml.YAMLError, ValueError, csv.Error, RecursionError) as error:
         raise ConfigError(f"{path} is not valid {path.suffix[1:]}: {error}") from error
     rows = [found] if isinstance(found, Mapping) else found
     if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
@@ -47,11 +49,22 @@ def read_rows(path: str | Path) -> list[Row]:
 
 
 def _csv(text: str) -> list[Row]:
-    rows: list[Row] = list(csv.DictReader(text.splitlines(), restkey="", strict=True))
-    for number, row in enumerate(rows, start=2):
+    reader = csv.DictReader(io.StringIO(text, newline=""), restkey="", strict=True)
+    twice = [name for name, count in Counter(reader.fieldnames or ()).items() if count > 1]
+    if twice:
+        raise ConfigError(f"the header has column {twice[0]!r} twice; leave one out")
+    rows: list[Row] = []
+    for row in reader:
         if "" in row:
-            raise ConfigError(f"line {number} has more cells than the header has columns; quote cells with commas")
+            line = reader.line_num
+            raise ConfigError(f"line {line} has more cells than the header has columns; quote cells with commas")
+        rows.append(row)
     return rows
+
+
+def _plain(value: object) -> object:
+    """As JSON can say it: YAML reads a date as one."""
+    return value if isinstance(value, (int, float)) else str(value)
 
 
 def answer(row: Row) -> dict[str, Any]:
@@ -60,7 +73,8 @@ def answer(row: Row) -> dict[str, Any]:
     Seconds, bytes, tokens a second and 1e12 FLOP a second, of the model's FLOP without recompute; tflops_by_convention
     counts them as the row's flops_convention does. not_read: as columns_not_read.
     """
-    name = {key: row[key] for key in ("id", "model") if row.get(key)} | {"not_read": columns_not_read(row)}
+    name: dict[str, Any] = {key: _plain(row[key]) for key in ("id", "model") if row.get(key)}
+    name |= {"not_read": columns_not_read(row)}
     try:
         run = run_of(row)
         found = run.predict()

@@ -158,12 +158,48 @@ def test_a_kind_that_is_not_known_takes_the_rows_figures():
         ({"layers": "many"}, "row r1: column 'layers' has 'many'; give a number, or \\? if not known"),
         ({"n_dev": 60}, "tp 8 x pp 8 x cp 1 = 64 does not divide n_dev 60"),
         ({"hardware": "MI300X"}, "unknown device kind 'MI300X'"),
+        ({"n_dev": "8x8"}, "row r1: column 'n_dev' has '8x8'; give a number"),
+        ({"seq": "4k"}, "column 'seq' has '4k'; give a number"),
+        ({"mbs": "1-2"}, "column 'mbs' has '1-2'; give a number"),
+        ({"gbs": "1e-3"}, "column 'gbs' has '1e-3'; give a number"),
+        ({"heads": 3.7}, "column 'heads' has '3.7'; give a whole number"),
+        ({"vpp": "2x"}, "column 'vpp' has '2x'; give a number"),
+        ({"h": "1e400"}, "column 'h' has '1e400'; give a number of at most 1e\\+09"),
+        ({"hardware": "?"}, "row r1: column 'hardware' is not known; name a kind"),
         ({"h": "?"}, "columns 'h' and 'layers' are '' and '96'; give numbers, or params_b"),
     ],
 )
 def test_refusals(changes, message):
     with pytest.raises(ConfigError, match=message):
         run_of({**ROW, **changes})
+
+
+def test_numbers_may_have_words_after_them():
+    run = run_of({**ROW, "gbs": "64 (estimated)", "vocab": "51,200", "seq": "2048?"})
+    assert (run.batch, run.model.vocab, run.model.seq) == (64, 51200, 2048)
+    odd = run_of({**ROW, "hardware": "MI300X", "peak_bf16_tflops": 1307.4, "hbm_gb": "?"})
+    assert odd.cluster.device.flops["bfloat16"] == pytest.approx(1307.4e12)
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        ("float16", "float16"),
+        ("fp32 (no AMP)", "float32"),
+        ("bf16, fp32 gradients", "bfloat16"),
+        ("bfloat16", "bfloat16"),
+    ],
+)
+def test_ways_to_write_a_dtype(text, dtype):
+    assert run_of({**ROW, "dtype": text}).training.dtype == dtype
+
+
+def test_words_that_are_not_known_are_told():
+    assert run_of({**ROW, "recompute": "no activation checkpointing"}).plan.recompute == "none"
+    assert run_of({**ROW, "gated_mlp": "SwiGLU"}).model.gated
+    told = run_of({**ROW, "dtype": "int4", "sp": "maybe", "zero_or_fsdp": "abc"}).assumed
+    assert (told["dtype"], told["sp"]) == ("bfloat16", "no, as 'maybe' is not known")
+    assert told["zero_or_fsdp"] == "stage 3, as 'abc' is not known"
 
 
 def test_columns_that_are_not_read_are_told(tmp_path):
@@ -201,12 +237,24 @@ def test_files_of_rows(tmp_path):
         ("a.csv", "id,h\n", "has no rows"),
         ("a.csv", "id\n1,2\n", "line 2 has more cells than the header"),
         ("a.json", "[1]", "has no rows"),
+        ("a.json", "[" * 100_000, "is not valid json"),
+        ("a.csv", "id,h,h\n1,2,3\n", "the header has column 'h' twice"),
+        ("a.csv", 'id,h\n"1\n2",3\n\n4,5,6\n', "line 5 has more cells than the header"),
     ],
 )
 def test_files_that_have_no_rows(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_rows(tmp_path / name)
+
+
+def test_names_of_any_kind_are_shown(tmp_path):
+    path = tmp_path / "rows.yaml"
+    path.write_text("".join(f"{key}: {value}\n" for key, value in {**ROW, "id": "2024-01-15", "model": 7}.items()))
+    assert (
+        json.loads(CliRunner().invoke(app, ["plan", "--predict", str(path), "--json"]).stdout)[0]["id"] == "2024-01-15"
+    )
+    assert "2024-01-15 7" in CliRunner().invoke(app, ["plan", "--predict", str(path)]).stdout
 
 
 def test_a_file_that_is_not_there(tmp_path):
