@@ -26,11 +26,13 @@ import yaml
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.planner.calibration import calibration_file, declared, resized
 from polyreme.planner.cluster import Cluster, DeviceKind, Link
-from polyreme.planner.devices import cluster_of_kind, device_kinds
+from polyreme.planner.devices import MOST, cluster_of_kind, device_kinds
 
 _MAX_BYTES = 1 << 20  # written by hand; more is some other file given by mistake
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _KEYS = ("device", "devices_per_node", "nodes", "node", "torus", "slices", "links", "memory", "shared", "task")
+_HUGE = 1e30  # more than any figure of a machine
+_MOST_VIRTUAL = 1 << 16  # devices of one machine
 _OF_KIND = ("node", "torus", "slices")
 
 
@@ -48,6 +50,8 @@ def read(path: str | Path) -> Cluster:
     if "device" not in values:
         raise ConfigError(f"{path}: device is missing; name a kind such as h100, or give its figures")
     count = math.prod(_whole(values.get(key, 1), f"{path}: {key}") for key in ("devices_per_node", "nodes"))
+    if count > MOST:
+        raise ConfigError(f"{path}: {count:,} devices; give at most {MOST:,}")
     cluster = _basis(values, count, str(path))
     if "links" in values:
         cluster = replace(cluster, links=_links(values["links"], count, str(path)))
@@ -85,6 +89,8 @@ def of_topology(text: str) -> Cluster:
 
 def of_devices(count: int) -> Cluster:
     """This machine with so many devices: as `polyreme calibrate` found it, else a processor by declared figures."""
+    if count > _MOST_VIRTUAL:
+        raise ConfigError(f"--devices {count}: give at most {_MOST_VIRTUAL:,}; for devices elsewhere, --topology")
     path = calibration_file()
     if not path.exists():
         return declared(count)
@@ -117,18 +123,24 @@ def _basis(values: Mapping[str, Any], count: int, path: str) -> Cluster:
         raise ConfigError(f"{path}: device is {device!r}; give the name of a kind, or its figures")
     node, torus = values.get("node"), values.get("torus", ())
     slices = _whole(values.get("slices", 1), f"{path}: slices")
-    if not isinstance(torus, (list, tuple)):
-        raise ConfigError(f"{path}: torus is {torus!r}; give its lengths, such as [16, 16]")
-    lengths = tuple(_whole(length, f"{path}: torus") for length in torus)
+    lengths = _torus(torus, f"{path}: torus")
     try:
         found = cluster_of_kind(device, count, node=None if node is None else str(node), slices=slices, torus=lengths)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+    if slices > 1 and not found.links[0].torus:
+        raise ConfigError(f"{path}: slices is {slices}, but devices {device!r} are joined by switches; leave it out")
     if found.links[0].torus or "devices_per_node" not in values:
         return found
     near, *far = found.links
     inside = _whole(values["devices_per_node"], f"{path}: devices_per_node")
     return replace(found, links=(replace(near, devices=inside), *far) if inside > 1 else tuple(far))
+
+
+def _torus(value: Any, where: str) -> tuple[int, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(f"{where} is {value!r}; give its lengths, such as [16, 16]")
+    return tuple(_whole(length, where) for length in value)
 
 
 def _device(values: Mapping[str, Any], path: str) -> DeviceKind:
@@ -148,7 +160,10 @@ def _links(values: Any, count: int, path: str) -> tuple[Link, ...]:
     for at, each in enumerate(values):
         where = f"{path}: links[{at}]"
         checked = _section(_mapping(each, where, [f.name for f in fields(Link)]), Link, where)
-        found.append(Link(**checked))
+        link = Link(**checked)
+        if link.torus and math.prod(link.torus) != link.devices:
+            raise ConfigError(f"{where}.torus has {math.prod(link.torus)} devices, the link joins {link.devices}")
+        found.append(link)
     reach = [link.devices for link in found]
     if reach != sorted(set(reach)):
         raise ConfigError(f"{path}: links join {reach} devices; list them nearest first, each joining more")
@@ -171,7 +186,7 @@ def _section(values: Mapping[str, Any], kind: type, where: str) -> dict[str, Any
         if key in _CURVES:
             checked[key] = _curve(value, at)
         elif key == "torus":
-            checked[key] = tuple(_whole(each, at) for each in value)
+            checked[key] = _torus(value, at)
         elif key in _TEXT:
             checked[key] = str(value)
         elif key == "flops":
@@ -179,6 +194,8 @@ def _section(values: Mapping[str, Any], kind: type, where: str) -> dict[str, Any
         else:
             check = _whole if key in _WHOLE else _not_negative if key in _MAY_BE_NOTHING else _positive
             checked[key] = check(value, at)
+            if key == "usable" and checked[key] > 1:
+                raise ConfigError(f"{at} is {value!r}; give a share of the memory, above 0 and up to 1")
     missing = [name for name, f in known.items() if f.default is MISSING and name not in checked]
     if missing:
         raise ConfigError(f"{where}: {missing[0]} is missing; a {kind.__name__} needs {', '.join(missing)}")
@@ -223,7 +240,7 @@ def _load(path: Path) -> Any:
         raise ConfigError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         raise ConfigError(f"{path}{line}: not YAML: {getattr(error, 'problem', None) or error}") from None
@@ -233,8 +250,9 @@ def _number(value: Any, where: str) -> float:
     """YAML 1.1 reads 5e10 as text; text that is a number is meant as one."""
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         value = float(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ConfigError(f"{where} is {value!r}; give a number")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _HUGE:
+        shown = repr(value)
+        raise ConfigError(f"{where} is {shown[:40]}{'...' * (len(shown) > 40)}; give a number")
     return float(value)
 
 

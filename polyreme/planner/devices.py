@@ -21,6 +21,9 @@ from polyreme.planner.cluster import Cluster, DeviceKind, Link
 _EVERYWHERE = 1 << 40
 """Devices that a network without a limit of its own joins."""
 
+MOST = 1 << 24
+"""Devices of a cluster: more than there are of any kind."""
+
 
 def device_kinds() -> tuple[str, ...]:
     """Names of the kinds that devices.yaml has."""
@@ -146,6 +149,8 @@ def _letters(name: str) -> str:
 def _count(what: str, name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{what}={value!r} of device kind {name!r}; give a whole number of at least 1")
+    if value > MOST:
+        raise ConfigError(f"{what}={value} of device kind {name!r}; give at most {MOST:,}")
 
 
 def _plain(value: Any) -> Any:

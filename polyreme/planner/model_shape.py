@@ -55,6 +55,17 @@ class ModelShape:
         for field in ("hidden", "layers", "heads", "seq", "vocab", "ffn"):
             if getattr(self, field) < 1:
                 raise ConfigError(f"model {self.name!r}: {field}={getattr(self, field)}; give at least 1")
+        for field in (
+            "kv_heads",
+            "head_dim",
+            "experts",
+            "experts_per_token",
+            "expert_ffn",
+            "shared_experts",
+            "dense_layers",
+        ):
+            if getattr(self, field) < 0:
+                raise ConfigError(f"model {self.name!r}: {field}={getattr(self, field)}; give at least 0")
         if not self.head_dim and self.hidden % self.heads:
             raise ConfigError(
                 f"model {self.name!r}: hidden={self.hidden} does not divide into heads={self.heads}; give head_dim, or "

@@ -21,6 +21,9 @@ from polyreme.planner.space import Refused, Shape, Space, cuts, shapes, simplici
 TIE = 0.01
 """Predicted times this close, as a share, are taken as equal: the simpler plan goes first."""
 
+MOST_ROWS = 1 << 32
+"""Samples of a step: more is a slip, and its divisors would take long to find."""
+
 _SMALL = 1500  # ways to cut that are all looked at
 _KEPT = 32  # meshes of a large space that are looked at again
 _NEAR = 1.25  # and how much slower than the fastest they may be at the first look
@@ -67,7 +70,7 @@ def search(
 
     batch: samples of a step over all devices. Of recompute and offload a plan has the cheapest that fits. refuse: of a
     mesh's plan, why it cannot be run, or "". The same question gives the same answer. Raises ConfigError for a batch
-    below 1.
+    below 1 or above MOST_ROWS.
     """
     asked = _Search(model, cluster, batch, training or Training(), space or Space(), refuse)
     return asked.run(top)
@@ -100,6 +103,8 @@ class _Search:
     ) -> None:
         if batch < 1:
             raise ConfigError(f"a global batch of {batch}; give at least 1")
+        if batch > MOST_ROWS:
+            raise ConfigError(f"a global batch of {batch}; give at most {MOST_ROWS:,}")
         self.graph = model.graph(training.attention) if isinstance(model, ModelShape) else model
         self.cluster, self.batch, self.training = cluster, batch, training
         self.space, self.refuse = space, refuse

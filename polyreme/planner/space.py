@@ -6,6 +6,7 @@ Floor: 1.  Never imports: jax.  What divides is asked of Plan and Strategy thems
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -127,7 +128,8 @@ def divisors(number: int) -> tuple[int, ...]:
     >>> divisors(12)
     (1, 2, 3, 4, 6, 12)
     """
-    return tuple(d for d in range(1, number + 1) if number % d == 0)
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return tuple(small + [number // d for d in reversed(small) if d * d != number])
 
 
 def simplicity(plan: Plan) -> tuple:

@@ -94,6 +94,16 @@ def test_a_file_names_a_kind_or_gives_every_figure(tmp_path):
         (OWN + "shared: 3\n", "shared is 3; give 1, or 8"),
         (OWN + "task: -1\n", "task is -1; give a number of at least 0"),
         (OWN + "task: soon\n", "task is 'soon'; give a number"),
+        (OWN.replace("memory: 8e10", "memory: 8e10, usable: 5"), "usable is 5; give a share of the memory"),
+        (OWN.replace("latency: 5e-6", "latency: 5e-6, torus: 4"), "torus is 4; give its lengths"),
+        (OWN.replace("latency: 5e-6", "latency: 5e-6, torus: [4, 4]"), "torus has 16 devices, the link joins 4"),
+        (
+            f"device: h100\nmemory: 1{'0' * 400}\n",
+            "memory is 1000000000000000000000000000000000000000...; give a number",
+        ),
+        ("device: h100\nnodes: 99999999\n", "99,999,999 devices; give at most 16,777,216"),
+        ("device: h100\nnodes: 2\nslices: 2\n", "slices is 2, but devices 'h100' are joined by switches"),
+        (f"device: {'[' * 5000}", "not YAML"),
     ],
 )
 def test_what_a_file_may_not_say(tmp_path, text, problem):
@@ -169,6 +179,8 @@ def test_this_machine_is_calibrated_or_declared(tmp_path, monkeypatch):
     path.write_text(to_yaml(cluster_of(measured())))
     four = cluster_file.of_devices(4)
     assert (four.num_devices, four.shared, four.device.memory) == (4, 4, 2e9)
+    with pytest.raises(ConfigError, match="--devices 100000: give at most 65,536; for devices elsewhere, --topology"):
+        cluster_file.of_devices(100_000)
     path.write_text("device: nothing\n")
     with pytest.raises(ConfigError, match="measures the machine again"):
         cluster_file.of_devices(4)

@@ -207,6 +207,10 @@ def test_an_axis_counts_once_and_a_dim_that_does_not_divide_stays_whole():
             lambda: cluster_of_kind("v5p", 64, torus=(4, 4)),
             r"a torus \(4, 4\) of 'v5p' has 16 devices, the slice has 64",
         ),
+        (
+            lambda: cluster_of_kind("h100", 1 << 25),
+            "num_devices=33554432 of device kind 'h100'; give at most 16,777,216",
+        ),
         (lambda: cluster_of_kind("h100", 16, torus=(4, 4)), "joined by switches; leave torus"),
         (lambda: cluster_of_kind("v5e", 512), "a slice of 'v5e' has 256 devices at most, not 512; give more slices"),
     ],

@@ -116,6 +116,7 @@ def test_experts_after_dense_layers_and_beside_shared_ones():
         ({"layers": 0}, "layers=0; give at least 1"),
         ({"heads": 7}, "hidden=256 does not divide into heads=7; give head_dim, or heads=8"),
         ({"kv_heads": 3}, "heads=8 is not a multiple of kv_heads=3; make kv_heads 2"),
+        ({"kv_heads": -4}, "kv_heads=-4; give at least 0"),
         ({"experts": 4}, "experts_per_token=0 of experts=4; give 1 to 4"),
     ],
 )

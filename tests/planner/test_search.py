@@ -66,6 +66,13 @@ def test_the_same_question_has_the_same_answer_and_simpler_plans_win_ties():
     assert all(space.simplicity(chosen.plan) <= space.simplicity(each.plan) for each in near)
 
 
+def test_divisors_of_large_numbers_are_found_at_once():
+    assert [divisors(n) for n in (1, 4, 12, 13)] == [(1,), (1, 2, 4), (1, 2, 3, 4, 6, 12), (1, 13)]
+    assert len(divisors(1_000_000_007)) == 2
+    with pytest.raises(ConfigError, match="a global batch of 8589934592; give at most 4,294,967,296"):
+        search.search(GPT, NODE, 1 << 33)
+
+
 def test_meshes_divide_the_model_and_the_batch():
     refused = Refused()
     found = list(shapes(BIG.graph(), cluster_of_kind("a100", 64), 128, Space(), refused))
