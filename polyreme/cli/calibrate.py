@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from polyreme.cli.plan import check_writable
 from polyreme.errors import ConfigError
 from polyreme.planner.calibration import calibration_file, to_yaml
 
@@ -45,14 +46,9 @@ def calibrate(
 
 def _check(path: Path, *, is_own: bool) -> None:
     """Raise ConfigError before a minute of measuring, if the result could not be written."""
-    if path.is_dir():
-        raise ConfigError(f"--output {path}: is a folder; give the name of a file in it")
     if is_own:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"{path.parent}: cannot be made ({error.strerror}); give --output FILE") from None
-    if not path.parent.is_dir():
-        raise ConfigError(f"--output {path}: there is no folder {path.parent}; make it first")
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"{path}: the folder {path.parent} cannot be written to; give another --output FILE")
+    check_writable(path)

@@ -64,8 +64,9 @@ def plan(
     Example: polyreme plan configs/gpt3_175b.yaml --topology a100:128x8 --output plan.yaml
     """
     if rows is not None:
-        given = {"CONFIG": config, "--devices": devices, "--topology": topology, "--cluster": cluster}
-        for name, value in given.items():
+        where = {"CONFIG": config, "--devices": devices, "--topology": topology, "--cluster": cluster}
+        asked = {"--global-batch": global_batch, "--without": without, "--output": output, "--explain": explain}
+        for name, value in (where | asked | {"--verify": verify or None}).items():
             if value is not None:
                 raise ConfigError(f"--predict {rows} with {name}: the rows say what is run where; leave {name} out")
         _predict(rows, as_json)
@@ -77,7 +78,7 @@ def plan(
     if explain is not None:
         drawing.check_picture(explain)
     if output is not None:
-        _check_output(output, config)
+        _check_output(output, config, explain)
     where = _cluster(devices, topology, cluster)
     _plan(config, overrides or [], where, global_batch, top, without or [], output, verify, explain, topology, as_json)
 
@@ -179,19 +180,33 @@ def _nothing(found: Any) -> str:
     return f"{what}, nor many more of them; the model needs a kind with more memory"
 
 
-def _check_output(path: Path, config: Path) -> None:
-    if path.is_dir():
-        raise ConfigError(f"--output {path}: is a folder; give the name of a file in it")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--output {path}: there is no folder {path.parent}; make it first")
+def _check_output(path: Path, config: Path, explain: Path | None) -> None:
+    check_writable(path)
     if path.exists() and config.exists() and path.samefile(config):
         raise ConfigError(f"--output {path}: is the configuration itself; give another name")
+    if explain is not None and path.resolve() == explain.resolve():
+        raise ConfigError(f"--output {path}: is the picture of --explain; give another name")
+
+
+def check_writable(path: Path) -> None:
+    """Raise ConfigError for an --output that a file cannot be put at, or that is a device or a pipe."""
+    if path.is_dir():
+        raise ConfigError(f"--output {path}: is a folder; give the name of a file in it")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"--output {path}: is no regular file, and would be replaced by one; give another name")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--output {path}: there is no folder {path.parent}; make it first")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"--output {path}: the folder {path.parent} cannot be written to; give another")
 
 
 def _write(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigError(f"--output {path}: cannot be written ({error.strerror}); give another name") from None
 
 
 def _say(text: str, as_json: bool) -> None:
@@ -210,7 +225,7 @@ def _predict(path: Path, as_json: bool) -> None:
 
 
 def _line(found: dict[str, Any]) -> str:
-    name = f"{found.get('id', ''):8} {found.get('model', '')[:24]:24}"
+    name = f"{found.get('id', '')!s:8} {str(found.get('model', ''))[:24]:24}"
     if "error" in found:
         return f"{name} {found['error']}"
     total = f"{found['memory']['total'] / 2**30:6.1f} GiB{'' if found['fits'] else ', more than there is'}"

@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -127,6 +128,42 @@ def test_refusals_are_one_line(small, capsys, words, problem):
     error = capsys.readouterr().err
     assert problem in error
     assert "Traceback" not in error
+
+
+def test_output_replaces_no_device_and_no_picture(small, tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    picture = str(tmp_path / "x.png")
+    for words, problem in (
+        (["--output", str(tmp_path / "pipe")], "is no regular file, and would be replaced by one"),
+        (["--output", picture, "--explain", picture], "is the picture of --explain; give another name"),
+    ):
+        assert main(["plan", str(small), "--devices", "8", *words]) == 2
+        assert problem in capsys.readouterr().err
+    assert main(["calibrate", "--output", str(tmp_path / "pipe")]) == 2
+    assert "is no regular file" in capsys.readouterr().err
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(small, tmp_path, monkeypatch, capsys):
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    words = ["plan", str(small), "--devices", "8", "--output", str(tmp_path / "out.yaml"), *FAST]
+    with monkeypatch.context() as inner:
+        inner.setattr(os, "replace", refuse)
+        assert main(words) == 2
+    assert "cannot be written (No space left on device)" in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda _path, mode: mode != os.W_OK)
+    assert main(words) == 2
+    assert "cannot be written to; give another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--output", "a"], ["--explain", "a.png"], ["--verify"], ["--without", "pp"]])
+def test_rows_go_with_no_option_that_they_would_not_heed(capsys, words):
+    assert main(["plan", "--predict", "rows.csv", *words]) == 2
+    assert f"leave {words[0]} out" in capsys.readouterr().err
+    assert main(["plan", "--predict", "rows.csv", "--global-batch", "8"]) == 2
+    assert "leave --global-batch out" in capsys.readouterr().err
 
 
 def test_output_never_overwrites_the_configuration(small, capsys):
