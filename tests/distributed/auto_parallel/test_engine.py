@@ -280,6 +280,32 @@ def test_stages(one_device, tmp_path, marked):
         made.get_dist_main_program("train")
 
 
+class Named(Staged):
+    """Outputs by name: rows, a mean of them, and nothing."""
+
+    def forward(self, x):
+        scores = super().forward(x)
+        return {"scores": scores, "mean": scores.mean(), "more": (scores * 2, None)}
+
+
+def test_outputs_of_any_structure():
+    pipeline = {"pipeline": {"enable": True, "pp_degree": 2, "accumulate_steps": 2}}
+    found = [engine(s, Named()).predict(DATA, batch_size=8, steps=1, verbose=0)[0][0] for s in (None, pipeline)]
+    for out in found:
+        np.testing.assert_array_equal(out["more"][0], out["scores"] * 2)
+        np.testing.assert_allclose(out["mean"], out["scores"].mean(), rtol=1e-5)
+        assert out["more"][1] is None
+    np.testing.assert_allclose(found[0]["scores"], found[1]["scores"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_with_parameters_has_no_stage():
+    layer, loss = Staged(), nn.Sequential(nn.Linear(3, 1))
+    optimizer = paddle.optimizer.SGD(0.1, parameters=[*layer.parameters(), *loss.parameters()])
+    made = auto.Engine(layer, loss, optimizer, strategy=auto.Strategy({"pipeline": {"enable": True, "pp_degree": 2}}))
+    with pytest.raises(ConfigError, match="the loss Sequential has parameters to train, which no stage"):
+        made.run([X[:8]], mode="train")
+
+
 def test_callbacks_stop_and_limits_limit():
     made = engine(rate=0.0)
     history = made.fit(

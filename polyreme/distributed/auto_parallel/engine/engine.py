@@ -39,6 +39,7 @@ from polyreme.hapi.results import Results, metric_names, metric_values, update_m
 from polyreme.hapi.schedule_callbacks import ModelCheckpoint
 from polyreme.hapi.step import as_list
 from polyreme.io import DataLoader
+from polyreme.jit.structure import flatten, rebuild
 from polyreme.mesh import Plan
 from polyreme.metric.metrics import Metric
 from polyreme.planner import Cluster, Prediction
@@ -513,8 +514,13 @@ class Engine:
             self._specs = (_seen(given), _seen(wanted))
         return given, wanted
 
-    def _value(self, tensor: Tensor) -> Any:
-        return tensor.numpy() if self._settled.return_numpy else tensor
+    def _value(self, out: Any) -> Any:
+        """An output as results have it: a Tensor, or a structure of them, as ndarrays unless Tensors are asked for."""
+        if not self._settled.return_numpy:
+            return out
+        leaves: list[Any] = []
+        spec = flatten(out, leaves)
+        return rebuild(spec, iter([leaf.numpy() if isinstance(leaf, Tensor) else leaf for leaf in leaves]))
 
     def _names(self) -> list[str]:
         return [*(["loss"] if self._loss is not None else []), *metric_names(self._metrics)]

@@ -31,6 +31,8 @@ from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.hapi.step import Precision, Steps, as_list
+from polyreme.jit.structure import flatten, rebuild
+from polyreme.nn.layer import Layer
 from polyreme.ops.manipulation import concat
 
 _log = logging.getLogger("polyreme.distributed.auto_parallel")
@@ -129,6 +131,7 @@ class StagedSteps:
 
     def __init__(self, placed: Placed, loss: Any, optimizer: Any, settled: Settled) -> None:
         self.layout, self._settled, self._optimizer = placed.layout, settled, optimizer
+        _check_loss(loss, placed)
         self._loss, self._is_counted = loss, is_counted(loss)
         losses = [] if loss is None else [lambda out, labels: self._total(as_list(placed.output(out)), labels)]
         self._pipeline = Pipeline(placed.chunks, losses, placed.layout, placed.output)
@@ -164,7 +167,7 @@ class StagedSteps:
             if kind == "eval" and not wants_outputs and self._loss is not None:
                 return [], [Tensor(self._pipeline.mean(self._pipeline.evaluate(batch, keys), batch))]
             parts = [as_list(out) for out in self._pipeline.evaluate(batch, keys, loss=None)]
-            outputs = [concat(list(part)) if part[0].ndim else part[0] for part in zip(*parts, strict=True)]
+            outputs = [_joined(part, batch) for part in zip(*parts, strict=True)]
             if kind == "predict" or self._loss is None:
                 return outputs, []
             return outputs, self._losses(parts, batch)
@@ -220,3 +223,31 @@ class StagedSteps:
             f"the {kind} step of a pipeline is a program for each stage and task, not one; look at one stage's with "
             "pp_degree 1, or at `polyreme comm`"
         )
+
+
+def _check_loss(loss: Any, placed: Placed) -> None:
+    """Raises ConfigError for parameters that no stage has."""
+    held = {id(p) for chunk in placed.chunks if isinstance(chunk, Layer) for p in chunk.parameters()}
+    if isinstance(loss, Layer) and any(not p.stop_gradient and id(p) not in held for p in loss.parameters()):
+        raise ConfigError(
+            f"the loss {type(loss).__name__} has parameters to train, which no stage of a pipeline holds; make them "
+            "parameters of the model, or run without stages"
+        )
+
+
+def _joined(parts: Sequence[Any], batch: Sequence[Microbatch]) -> Any:
+    """An output of the batch, of any structure, of those of its microbatches: rows together, a floating number the mean
+    by rows, anything else the first's."""
+    leaves: list[list[Any]] = [[] for _ in parts]
+    specs = [flatten(part, found) for part, found in zip(parts, leaves, strict=True)]
+    return rebuild(specs[0], iter([_joined_leaf(each, batch) for each in zip(*leaves, strict=True)]))
+
+
+def _joined_leaf(parts: Sequence[Any], batch: Sequence[Microbatch]) -> Any:
+    first = parts[0]
+    if isinstance(first, Tensor) and first.ndim:
+        return concat(list(parts))
+    if not isinstance(first, Tensor) or not first.is_floating_point():
+        return first
+    rows = sum(each.rows for each in batch)
+    return functools.reduce(operator.add, [p * (each.rows / rows) for p, each in zip(parts, batch, strict=True)])
