@@ -93,6 +93,8 @@ def test_bad_input():
         trace(nn.Linear(3, 4), [3])
     with pytest.raises(ConfigError, match="the loss gave no Tensor"):
         trace(nn.Linear(3, 4), [InputSpec([2, 3])], loss=lambda y: None)
+    with pytest.raises(CaptureError, match=r"Linear asks for gradients as it computes .* take hooks"):
+        trace(nn.Linear(3, 4), [InputSpec([2, 3])], loss=lambda y: y.register_hook(lambda g: g))
 
 
 def test_examples():

@@ -35,6 +35,12 @@ def lazily():
 
 
 REFUSED = {
+    "a hook": (
+        lambda: Odd(lambda _, x: x.register_hook(lambda g: g)),
+        {},
+        CaptureError,
+        r"Odd cannot be cut into stages: register_hook.* or describe the model as a PipelineLayer",
+    ),
     "no Layer": (lambda: abs, {}, TypeError, "takes a Layer, got builtin_function_or_method"),
     "no values": (lazily, {}, ConfigError, "made under LazyGuard and has no value yet"),
     "no chunks": (Odd, {"chunks": 0}, ConfigError, "chunks=0"),

@@ -24,7 +24,7 @@ from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.eager.dispatch import constant
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import CaptureError, ConfigError, HostValueError
+from polyreme.errors import CaptureError, ConfigError, GradError, HostValueError
 from polyreme.jit.capture import Capture, watching
 from polyreme.jit.convert import converted
 from polyreme.jit.structure import tensors_in
@@ -167,7 +167,8 @@ def trace(
     labels too. The model runs in the mode it is in (train or eval), under the autocast in force, off any mesh.
 
     What comes out of control flow on Tensors is a value that no op made. Raises CaptureError if the model reads the
-    value of a Tensor, ConfigError for an input without shape or dtype. What the model raises comes through.
+    value of a Tensor, or asks for gradients, ConfigError for an input without shape or dtype. What the model raises
+    comes through.
 
     >>> from polyreme.nn.layers.linear import Linear
     >>> trace(Linear(3, 5), [np.zeros((2, 3), "float32")]).ops
@@ -177,6 +178,11 @@ def trace(
     rows = next((x.shape[0] for x in given if x.shape), 1)
     try:
         return _Tracing(model, given, len(inputs), loss, rows).record(_as_written)
+    except GradError as error:
+        raise CaptureError(
+            f"{type(model).__name__} asks for gradients as it computes ({error}), and a model that is traced has none; "
+            "take hooks and gradients out of its forward, or mark it by hand"
+        ) from error
     except HostValueError:
         try:
             return _Tracing(model, given, len(inputs), loss, rows).record(converted)

@@ -26,7 +26,7 @@ from polyreme.distributed.auto_parallel.tensors.form import Form
 from polyreme.distributed.auto_parallel.tensors.reshard import form_for, reshard
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import CaptureError, ConfigError, ProgramError
+from polyreme.errors import CaptureError, ConfigError, GradError, ProgramError
 from polyreme.jit.capture import Capture, user_line
 from polyreme.jit.convert import converted
 from polyreme.jit.structure import Spec, flatten, rebuild
@@ -171,7 +171,7 @@ def record(model: Layer, token: str) -> Recorded:
             leaves: list[Any] = []
             spec = flatten(model(*args, **kwargs), leaves)
             gives = [Ref(recorder.name_of(v)) if isinstance(v, TensorState) else v for v in leaves]
-        except (CaptureError, ProgramError) as error:
+        except (CaptureError, GradError, ProgramError) as error:
             raise CaptureError(f"{type(model).__name__} cannot be cut into stages: {error}; {_REMEDY}") from error
         finally:
             state.watch.active = outer
