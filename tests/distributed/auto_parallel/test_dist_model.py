@@ -204,6 +204,14 @@ def test_an_optimizer_of_other_parameters():
         to_static(layer, None, nn.CrossEntropyLoss(), optimizer)
 
 
+def test_batches_to_merge_are_said_once():
+    layer = network()
+    optimizer = shard_optimizer(adam(layer), gradient_accumulation_steps=2)
+    strategy = Strategy({"gradient_merge": {"enable": True, "k_steps": 3}})
+    with pytest.raises(ConfigError, match=r"k_steps=3, and shard_optimizer was told gradient_accumulation_steps=2"):
+        to_static(layer, None, nn.CrossEntropyLoss(), optimizer, strategy)
+
+
 def test_static_mode_is_refused():
     layer = network()
     paddle.enable_static()

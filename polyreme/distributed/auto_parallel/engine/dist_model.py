@@ -103,9 +103,15 @@ class DistModel:
         if optimizer is None:
             return None
         inner, settled = inner_optimizer(optimizer), self.settled
+        told = inner.gradient_accumulation_steps
+        if settled.merge_steps > 1 and told not in (1, settled.merge_steps):
+            raise ConfigError(
+                f"Strategy.gradient_merge.k_steps={settled.merge_steps}, and shard_optimizer was told "
+                f"gradient_accumulation_steps={told}; say it in one place"
+            )
         job = Job(merge_steps=settled.merge_steps, merge_average=settled.merge_average)
         if settled.merge_steps == 1:
-            job = Job(merge_steps=inner.gradient_accumulation_steps, merge_average=False)
+            job = Job(merge_steps=told, merge_average=False)
         return optimizer if job.merge_steps == 1 else HybridParallelOptimizer(inner, job=job)
 
     def _begin(self, inputs: Sequence[Tensor], labels: Sequence[Tensor], mode: str | None = None) -> None:
