@@ -99,6 +99,9 @@ def _plan(
     from polyreme.recipes import config_file, plan_report
     from polyreme.recipes import plan as recipe
 
+    twice = [each for each in overrides if each.startswith("train.global_batch=")]
+    if global_batch is not None and twice:
+        raise ConfigError(f"--global-batch {global_batch} with {twice[0]}: both set the rows of a step; leave one out")
     batch = [] if global_batch is None else [f"train.global_batch={global_batch}"]
     loaded = config_file.load(path, [*overrides, *batch])
     tell = functools.partial(typer.echo, err=True)

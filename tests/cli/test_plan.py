@@ -119,6 +119,10 @@ def test_when_nothing_fits_changes_are_named(small, tmp_path, capsys):
         (["--devices", "8", "--output", "."], "is a folder"),
         (["--devices", "8", "--predict", "rows.csv"], "leave CONFIG out"),
         (["--devices", "8", "--global-batch", "7"], "7"),
+        (
+            ["--devices", "8", "--global-batch", "8", "train.global_batch=16"],
+            "both set the rows of a step; leave one out",
+        ),
         (["--device", "8"], "did you mean --devices"),
         (["--cluster", "nowhere.yaml"], "no such cluster file"),
     ],
