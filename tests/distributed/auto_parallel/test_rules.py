@@ -242,6 +242,26 @@ def test_the_gradient_of_a_sort_of_uneven_pieces(placements):
     np.testing.assert_array_equal(x.grad.numpy(), want)
 
 
+@pytest.mark.parametrize("placements", [[S0], [S1]], ids=str)
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: polyreme.index_select(x, polyreme.to_tensor([1, 0, 0]), 1),
+        lambda x: polyreme.take(x, polyreme.to_tensor([1, 7, 9])),  # no rule
+        lambda x: polyreme.masked_scatter(x, x > 0, polyreme.ones([30])),
+    ],
+)
+def test_rows_looked_up_and_put_in_uneven_pieces(fn, placements):
+    values = rng.normal(size=(5, 6)).astype("float32")
+    line, dense = ProcessMesh([0, 1, 2, 3], ["x"]), polyreme.to_tensor(values, stop_gradient=False)
+    x = put(values, line, placements)
+    got, want = fn(x), fn(dense)
+    (got * got).sum().backward()
+    (want * want).sum().backward()
+    np.testing.assert_array_equal(got.numpy(), want.numpy())
+    np.testing.assert_allclose(x.grad.numpy(), dense.grad.numpy(), rtol=1e-6)
+
+
 def test_embedding_of_split_rows():
     ids = shard_tensor(np.array([[0, 5], [3, 2]]), GRID, [S0, R])
     table = put(rng.normal(size=(6, 4)).astype("float32"), GRID, [R, S0])

@@ -117,6 +117,11 @@ class Form:
         dims = range(len(self.shape))
         return not self.partial and all(self.shape[d] % self.ways(d) == 0 and self.factor(d) == 1 for d in dims)
 
+    @functools.cached_property
+    def cut_off(self) -> bool:
+        """Whether some dim is in uneven pieces, kept padded."""
+        return any(n != self.rows(d) * self.ways(d) * self.factor(d) for d, n in enumerate(self.shape))
+
     def rows(self, dim: int) -> int:
         """Rows of one part of a dim that a device has room for."""
         return -(-(self.shape[dim] // self.factor(dim)) // self.ways(dim))

@@ -8,6 +8,7 @@ and the results stay apart.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ class DistKernel:
         """One whose forward on what is kept is given, base being the same function on values."""
         made = cls.__new__(cls)
         made.base, made.dims, made.call, made.forms, made.mesh = base, None, call, tuple(forms), mesh
-        made.flow, made.outs, made.many, made._backward = None, list(outs), tuple, {}
+        made.flow, made.outs, made.many, made._backward, made.held = None, list(outs), tuple, {}, False
         kept.__name__ = kept.__qualname__ = base.name
         made.forward = jax.jit(kept, out_shardings=tuple(f.sharding for f in outs))
         return made
@@ -80,13 +81,34 @@ class DistKernel:
     def values(self, stored: Sequence[Any]) -> list[Any]:
         """The value of every input. Traceable."""
         values = [a if f is None else f.decode(a) for a, f in zip(stored, self.forms, strict=True)]
-        return values if self.dims is None else self._laid_out(values, self.dims.inputs)
+        return self._laid_out(values, None if self.dims is None else self.dims.inputs)
 
-    def _laid_out(self, values: Sequence[Any], letters: Sequence[Letters]) -> list[Any]:
-        """values laid out by their letters, for an op that wants it so."""
-        if self.dims is None or self.dims.kind != "held":
+    @functools.cached_property
+    def held(self) -> bool:
+        """Whether values are laid out by their letters, in even pieces: where the rule says so, and where rows are
+        looked up or put in uneven pieces, on which XLA's partitioner aborts."""
+        if self.dims is not None and self.dims.kind != "indexed":
+            return self.dims.kind == "held"
+        uneven = any(f is not None and 0 not in f.shape and f.cut_off for f in self.forms)
+        return uneven and (self.dims is not None or self._indexes())
+
+    def _indexes(self) -> bool:
+        """Whether the op looks up or puts rows, or sorts."""
+        given = [jax.ShapeDtypeStruct(s, d) for s, d in zip(self.call.shapes, self.call.dtypes, strict=True)]
+        return any(name in str(jax.make_jaxpr(self.base.fn)(*given)) for name in ("gather", "scatter", "sort"))
+
+    def _laid_out(self, values: Sequence[Any], letters: Sequence[Letters] | None) -> list[Any]:
+        """values laid out by their letters, whole without any, for an op that wants it so."""
+        if not self.held:
             return list(values)
+        if letters is None:
+            return [jax.lax.with_sharding_constraint(v, self.everywhere) for v in values]
         return [self._told(v, own) for v, own in zip(values, letters, strict=True)]
+
+    @property
+    def everywhere(self) -> jax.sharding.NamedSharding:
+        """A whole copy on every device."""
+        return jax.sharding.NamedSharding(self.mesh.jax_mesh, jax.sharding.PartitionSpec())
 
     def _told(self, value: Any, letters: Letters) -> Any:
         _, found = self.rule
@@ -99,6 +121,7 @@ class DistKernel:
 
     def _whole(self, stored: Sequence[Any]) -> tuple:
         outs = self._flat(self.base.fn(*self.values(stored)))
+        outs = tuple(self._laid_out(outs, None if self.dims is None else self.dims.outputs))
         if self.outs is None:
             return outs
         return tuple(f.encode(o) for f, o in zip(self.outs, outs, strict=True))
@@ -244,16 +267,15 @@ class DistKernel:
         def backward(stored: tuple, given: tuple) -> tuple:
             values = self.values(stored)
             cotangents = [f.decode(c) for f, c in zip(cots, given, strict=True)]
-            if self.dims is not None and all(present):
-                cotangents = self._laid_out(cotangents, self.dims.outputs)
+            if self.dims is None or all(present):
+                cotangents = self._laid_out(cotangents, None if self.dims is None else self.dims.outputs)
             if cut:
                 return self._cut_gradients(pull, values, cotangents, mask, cut, forms)
             waiting = iter(cotangents)
             full = tuple(next(waiting) if p else None for p in present)
             grads = pull(tuple(values), full)
-            if self.dims is not None:
-                own = [letters for letters, m in zip(self.dims.inputs, mask, strict=True) if m]
-                grads = self._laid_out(grads, own)
+            own = None if self.dims is None else [at for at, m in zip(self.dims.inputs, mask, strict=True) if m]
+            grads = self._laid_out(grads, own)
             return tuple(f.encode(g) for f, g in zip(forms, grads, strict=True))
 
         backward.__name__ = backward.__qualname__ = f"{self.base.name}_grad"

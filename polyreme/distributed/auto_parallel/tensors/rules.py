@@ -36,7 +36,8 @@ class Dims:
     Partial inputs stay so; of: the inputs that "each" allows. aligned: letters split only where pieces are even.
     pieces: the op's function computes a piece of its results from the same pieces of its inputs, so that the gradient
     of an input without the letter is a sum of addends. kind: "mean" scales uneven pieces, "rows" looks up rows, "held"
-    has inputs laid out by their letters before the op runs: XLA's partitioner aborts on some layouts of a convolution.
+    has inputs laid out by their letters before the op runs: XLA's partitioner aborts on some layouts of a convolution;
+    "indexed" the same, where pieces are uneven.
     """
 
     inputs: tuple[Letters, ...]

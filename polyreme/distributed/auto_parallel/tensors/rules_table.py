@@ -487,7 +487,7 @@ def gather(c: Call) -> Dims | None:
         return None
     at = (c.attrs.get("axis") or 0) % len(x)
     own = letters(x)
-    return Dims((without(own, at), ("i",)), ((*own[:at], "i", *own[at + 1 :]),))
+    return Dims((without(own, at), ("i",)), ((*own[:at], "i", *own[at + 1 :]),), kind="indexed")
 
 
 @_rules("take_along_axis")
