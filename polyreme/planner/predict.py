@@ -216,7 +216,8 @@ def _reduction(
 ) -> dict[str, float]:
     """Seconds of summing gradients over the axes that cut the data, and of gathering updated parameters, that are not
     hidden: a sum runs beside the backward of the last microbatch (of every one under ZeRO stage 2), a gather beside the
-    first forward; one block's part sticks out. Source: arXiv:1910.02054, section 7."""
+    first forward; one block's part sticks out, and sums over several groups share the room. Source: arXiv:1910.02054,
+    section 7."""
     plan, cluster = setting.plan, setting.cluster
     sums, gathers, blocks = _summed(setting, held)
     # a chunk's sum begins when its last microbatch is done: interleaved, p microbatches of the other chunks come after
@@ -224,6 +225,8 @@ def _reduction(
     rounds = min(plan.num_microbatches, (plan.mesh.pp * (v - 1) + 1) / v) if plan.schedule == "VPP" else 1
     backward = sum(sum(chunks[at].durations(0.0)[1:3]) for at in stage)
     forward = sum(chunks[at].durations(0.0)[0] for at in stage)
+    # what is sent for each microbatch has no more room than that one gives
+    room = {(f, once): (forward if f else backward) * (rounds if once else 1) for f in (0, 1) for once in (0, 1)}
     found: dict[str, float] = defaultdict(float)
     for (axes, what, times), (nbytes, arrays) in (*sums.items(), *gathers.items()):
         if not axes:
@@ -232,9 +235,9 @@ def _reduction(
         seconds = among.all_gather(nbytes, arrays) if what == "all_gather" else getattr(among, what)(nbytes)
         axis = "dp" if "dp" in axes else min(axes)
         if setting.hides(axis):
-            # what is sent for each microbatch has no more room than that one gives
-            room = (forward if what == "all_gather" else backward) * (rounds if times == 1 else 1)
-            seconds = max(seconds / blocks, seconds - room)
+            hidden = min(seconds - seconds / blocks, room[what == "all_gather", times == 1])
+            room[what == "all_gather", times == 1] -= hidden
+            seconds -= hidden
         found[axis] += times * seconds
     return found
 

@@ -112,7 +112,11 @@ def _choices(cells: Cells, run: Run) -> dict[str, object]:
     }
     known = {"gbs": cells.number("gbs"), "mbs": cells.number("mbs"), "vpp": cells.number("vpp") or plan.mesh.pp == 1}
     known["recompute"] = _recompute(cells)
-    chosen = {key: value for key, value in open_to.items() if not known[key]}
+    chosen = {
+        key: f"{value}, as {cells.text(key)!r} is not known" if cells.text(key) else value
+        for key, value in open_to.items()
+        if not known[key]
+    }
     return {**chosen, "attention": run.training.attention, "overlap": list(run.training.overlap)}
 
 

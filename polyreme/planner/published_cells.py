@@ -16,6 +16,9 @@ MOST = 10**9
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE]\+?[0-9]+)?)(?:,?\s.*|[(;].*)?")
 """A number, and perhaps words after it."""
 
+_OPEN = ("gbs", "mbs", "vpp")
+"""Columns that a row can leave open: what predict finds fastest is taken."""
+
 _UNKNOWN = ("", "?", "n/a", "na", "-", "none given", "unknown")
 
 
@@ -46,13 +49,14 @@ class Cells:
 
     def rate(self, column: str) -> float | None:
         """The cell as a number; words may follow it: "8 (estimated)". Raises ConfigError for anything else, such as
-        4k, 2x8 or 1-2, whose first number alone would be another one, and for a number above MOST."""
+        4k, 2x8 or 1-2, whose first number alone would be another one, and for a number above MOST; in a column that can
+        be left open it is not known."""
         text = re.sub(r"(?<=[0-9])[,_](?=[0-9]{3}(?![0-9]))", "", self.text(column))
         if not text:
             return None
         match = _NUMBER.fullmatch(text)
         if not match:
-            if column == "vpp" and not text[0].isdigit():  # words, such as "interleaved for large"
+            if column in _OPEN:  # words, such as "interleaved for large" or "1-4": what is taken is told
                 return None
             raise ConfigError(f"row {self.label}: column {column!r} has {text!r}; give a number, or ? if not known")
         value = float(match[1])

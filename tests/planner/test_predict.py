@@ -351,6 +351,18 @@ def test_a_sum_for_each_microbatch_hides_beside_that_one_alone():
         assert found == sorted(found)
 
 
+def test_a_faster_device_is_never_slower():
+    """Sums over dp and over sharding share what hides them."""
+    plan, machine = Plan.from_degrees(dp=4, sharding=4, sharding_stage=1), cluster_of_kind("a100-40g", 16)
+    shape = ModelShape(4096, 16, 32, 1024, 50257, 16384)
+    seconds = []
+    for factor in (0.25, 0.5, 1, 2, 4):
+        flops = {dtype: rate * factor for dtype, rate in machine.device.flops.items()}
+        faster = replace(machine, device=replace(machine.device, flops=flops))
+        seconds.append(predict(shape, plan, faster, 16, Training()).step_seconds)
+    assert seconds == sorted(seconds, reverse=True)
+
+
 def test_it_is_fast_for_deep_models():
     """Thousands of plans are searched: 96 layers take no longer than 8, and less than the 2 ms of a quiet machine."""
     big = ModelShape(12288, 96, 96, 2048, 51200, 49152)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import statistics
 from pathlib import Path
 
@@ -160,10 +161,9 @@ def test_a_kind_that_is_not_known_takes_the_rows_figures():
         ({"hardware": "MI300X"}, "unknown device kind 'MI300X'"),
         ({"n_dev": "8x8"}, "row r1: column 'n_dev' has '8x8'; give a number"),
         ({"seq": "4k"}, "column 'seq' has '4k'; give a number"),
-        ({"mbs": "1-2"}, "column 'mbs' has '1-2'; give a number"),
-        ({"gbs": "1e-3"}, "column 'gbs' has '1e-3'; give a number"),
+        ({"kv_heads": "1-2"}, "column 'kv_heads' has '1-2'; give a number"),
+        ({"pp": "1e-3"}, "column 'pp' has '1e-3'; give a number"),
         ({"heads": 3.7}, "column 'heads' has '3.7'; give a whole number"),
-        ({"vpp": "2x"}, "column 'vpp' has '2x'; give a number"),
         ({"h": "1e400"}, "column 'h' has '1e400'; give a number of at most 1e\\+09"),
         ({"hardware": "?"}, "row r1: column 'hardware' is not known; name a kind"),
         ({"h": "?"}, "columns 'h' and 'layers' are '' and '96'; give numbers, or params_b"),
@@ -200,6 +200,9 @@ def test_words_that_are_not_known_are_told():
     told = run_of({**ROW, "dtype": "int4", "sp": "maybe", "zero_or_fsdp": "abc"}).assumed
     assert (told["dtype"], told["sp"]) == ("bfloat16", "no, as 'maybe' is not known")
     assert told["zero_or_fsdp"] == "stage 3, as 'abc' is not known"
+    left_open = run_of({**ROW, "mbs": "1-2", "vpp": "interleaved"}).assumed
+    assert re.fullmatch(r"\d+, as '1-2' is not known", left_open["mbs"])
+    assert re.fullmatch(r"\d+, as 'interleaved' is not known", left_open["vpp"])
 
 
 def test_columns_that_are_not_read_are_told(tmp_path):
