@@ -3,6 +3,8 @@
 Floor: 0.  Never imports: polyreme.core.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -17,7 +19,8 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     fast matmul; contracting over two leading dims takes about twice as long. A leading dim that is sharded stays
     sharded (it is the major one of the flattened dim); a sharded second dim is gathered there, on CPU only: join such
     dims first (ops.segment.join_tokens). That gradient is made as [in, out]; JAX makes [out, in] and transposes, which
-    XLA cannot undo where a sum over devices stands between, and every pass of the optimizer then reads across rows.
+    XLA cannot undo where a sum over devices stands between, and every pass of the optimizer then reads across rows. (Of
+    2-D inputs it was measured to take as long either way.)
     Reverse mode of any order; for forward mode use linear_plain.
 
     Raises ShapeError when the dims do not fit.
@@ -28,8 +31,9 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     _check(x, weight, bias)
     if select.backend() != "cpu" or x.ndim <= 2:
         return linear_plain(x, weight, bias)
-    flat = _product(x.reshape(-1, x.shape[-1]), weight).reshape(*x.shape[:-1], weight.shape[1])
-    return flat if bias is None else flat + bias
+    *leading, inner = x.shape
+    y = _product(x.reshape(math.prod(leading), inner), weight).reshape(*leading, weight.shape[1])
+    return y if bias is None else y + bias
 
 
 def linear_plain(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:

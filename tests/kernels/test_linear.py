@@ -34,6 +34,22 @@ def test_equals_twin_and_numpy(leading, dtype, bias):
     assert_near(got[0], x @ w + (b[0] if b else 0), dtype, terms=6)
 
 
+def test_gradient_of_the_weight_is_made_as_the_weight_lies():
+    x, w = normal(0, 2, 5, 6), normal(1, 6, 4)
+    step = jax.make_jaxpr(jax.grad(lambda w: linear(x, w).sum()))(w)
+    (made,) = (eqn for eqn in step.eqns if eqn.outvars == step.jaxpr.outvars)
+    assert made.primitive.name == "dot_general"
+
+
+@pytest.mark.parametrize(("shape", "inner"), [((2, 3, 0), 0), ((0, 3, 2), 2), ((0, 2), 2)])
+def test_empty(shape, inner):
+    x, w = jnp.zeros(shape), jnp.ones((inner, 4))
+    out, (dx, dw) = value_and_grads(linear, x, w)
+    assert (out.shape, dx.shape, dw.shape) == ((*shape[:-1], 4), shape, (inner, 4))
+    assert not out.any()
+    assert not dw.any()
+
+
 def test_batch_stays_sharded():
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("dp", "mp"))
     x = jax.device_put(normal(0, 8, 5, 6), NamedSharding(mesh, P("dp", None, None)))
