@@ -8,7 +8,7 @@ in and out is arrays; the function is walked as a jaxpr, primitive by primitive 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from jax.extend import core as jex
 
 from polyreme.core import dtype as dtypes
 from polyreme.core.jet_rules import Series, coefficients
+from polyreme.core.primitives import primitives
 from polyreme.kernels import select
 
 # Up to so many directions each has arrays of its own, which XLA fuses better (2-64x4-1 network, 1024 points, Laplacian
@@ -84,7 +85,7 @@ def propagate(
     inside, in their plain form.
     """
     closed = jax.make_jaxpr(fn)(*arrays)
-    if _holds(closed.jaxpr, "custom_vjp_call"):
+    if "custom_vjp_call" in primitives(closed.jaxpr):
         with select.portable():
             closed = jax.make_jaxpr(fn)(*arrays)
     jets = [None if g is None else _Jet.of(g, spec) for g in given]
@@ -180,12 +181,3 @@ def _inside(eqn: Any) -> Any:
         return None
     found = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
     return found if found is None or hasattr(found, "consts") else jex.ClosedJaxpr(found, ())
-
-
-def _inner_jaxprs(jaxpr: Any) -> Iterator[Any]:
-    for eqn in jaxpr.eqns:
-        yield from (j for j in jex.jaxprs_in_params(eqn.params))
-
-
-def _holds(jaxpr: Any, name: str) -> bool:
-    return any(eqn.primitive.name == name for eqn in jaxpr.eqns) or any(_holds(j, name) for j in _inner_jaxprs(jaxpr))

@@ -221,8 +221,12 @@ def _few(shape: Shape, ways: list[Way]) -> list[Way]:
 
 
 def _ordered(found: dict[Plan, Ranked], top: int) -> list[Ranked]:
-    """The `top` fastest, one of each mesh and sharding; of those within TIE of the fastest left, the simplest first."""
-    left = sorted(found.values(), key=lambda each: (each.prediction.step_seconds, simplicity(each.plan)))
+    """The `top` fastest, one of each mesh and sharding: of those within TIE of the fastest left the fastest of the
+    simplest."""
+    left = sorted(
+        found.values(),
+        key=lambda each: (each.prediction.step_seconds, simplicity(each.plan), each.prediction.memory.total),
+    )
     best: list[Ranked] = []
     while left and len(best) < top:
         limit = left[0].prediction.step_seconds * (1 + TIE)

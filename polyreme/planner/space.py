@@ -133,18 +133,19 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def simplicity(plan: Plan) -> tuple:
-    """A key by which the plainer of two plans is the smaller: fewer axes, then fewer other features."""
+    """A key by which the plainer of two plans is the smaller: fewer things cut, then fewer other features.
+
+    dp and sharding cut the same thing, the batch: a sharded state is no less plain than one that every device holds.
+    """
     mesh = plan.mesh
-    degrees = [mesh.degree(axis) for axis in AXES]
     return (
-        sum(degree > 1 for degree in degrees),
+        sum(degree > 1 for degree in (mesh.dp * mesh.sharding, mesh.pp, mesh.sep, mesh.mp, mesh.ep)),
         len(plan.offload),
         ("none", "core_attn", "full_attn", "full").index(plan.recompute),
         (None, "1F1B", "VPP", "ZBH1", "ZBVPP", "FThenB").index(plan.schedule),
         plan.virtual_stages,
-        len(plan.strategy.rule("param")) + len(plan.strategy.rule("grad")) + len(plan.strategy.rule("act")),
+        len(plan.strategy.rule("act")),
         plan.num_microbatches,
-        [-degree for degree in degrees],
     )
 
 

@@ -64,6 +64,13 @@ def test_the_same_question_has_the_same_answer_and_simpler_plans_win_ties():
     limit = min(times) * (1 + search.TIE)
     near = [each for each in first.plans if each.prediction.step_seconds <= limit]
     assert all(space.simplicity(chosen.plan) <= space.simplicity(each.plan) for each in near)
+    as_simple = [each for each in near if space.simplicity(each.plan) == space.simplicity(chosen.plan)]
+    assert chosen.prediction.step_seconds == min(each.prediction.step_seconds for each in as_simple)
+
+
+def test_a_sharded_state_is_no_less_simple():
+    whole, cut = Plan.from_degrees(dp=8), Plan.from_degrees(dp=2, sharding=4, sharding_stage=2)
+    assert space.simplicity(whole) == space.simplicity(cut) < space.simplicity(Plan.from_degrees(dp=4, mp=2))
 
 
 def test_divisors_of_large_numbers_are_found_at_once():

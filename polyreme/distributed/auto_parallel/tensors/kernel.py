@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from polyreme.core import dtype as dtypes
 from polyreme.core.kernel import Kernel, Mask
+from polyreme.core.primitives import primitives
 from polyreme.distributed.auto_parallel.tensors.form import Form
 from polyreme.distributed.auto_parallel.tensors.placements import Partial, ReduceType, Replicate
 from polyreme.distributed.auto_parallel.tensors.process_mesh import ProcessMesh
@@ -95,7 +96,8 @@ class DistKernel:
     def _indexes(self) -> bool:
         """Whether the op looks up or puts rows, or sorts."""
         given = [jax.ShapeDtypeStruct(s, d) for s, d in zip(self.call.shapes, self.call.dtypes, strict=True)]
-        return any(name in str(jax.make_jaxpr(self.base.fn)(*given)) for name in ("gather", "scatter", "sort"))
+        found = primitives(jax.make_jaxpr(self.base.fn)(*given).jaxpr)
+        return any(name.startswith(("gather", "scatter", "sort")) for name in found)
 
     def _laid_out(self, values: Sequence[Any], letters: Sequence[Letters] | None) -> list[Any]:
         """values laid out by their letters, whole without any, for an op that wants it so."""
