@@ -324,6 +324,35 @@ def test_layers_go_to_the_meshes_of_their_stages(spec):
     assert sent.process_mesh.process_ids == [2, 3]
 
 
+def test_a_layer_of_every_stage_computes_for_the_one_that_calls_it():
+    class Net(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            x = self.norm(self.first(x)) + self.first(x)
+            return self.last(self.norm(x))
+
+    paddle.seed(3)
+    net, x = Net(), paddle.randn([4, 8])
+    want = net(x)
+    (want**2).sum().backward()
+    grads = [p.grad.numpy() for p in net.parameters()]
+    net.clear_gradients()
+    mesh = ProcessMesh(np.arange(4).reshape(2, 2), ["pp", "dp"])
+    config = {"pp_config": {"split_spec": {"norm": SplitPoint.END}, "global_spec": "norm"}}
+    net, _ = parallelize(net, None, mesh, config)
+    assert net.norm.weight.process_mesh == mesh
+    got = net(x)
+    (got**2).sum().backward()
+    assert got.process_mesh.process_ids == [2, 3]
+    np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=0, atol=8 * 6e-8 * 8)
+    for p, grad in zip(net.parameters(), grads, strict=True):
+        # sums over 4 rows and 8 columns of terms below 20
+        np.testing.assert_allclose(p.grad.numpy(), grad, rtol=0, atol=32 * 20 * 6e-8)
+
+
 def test_parameters_of_a_layer_over_several_stages_are_on_all():
     class Tied(Plain):
         def __init__(self):

@@ -31,20 +31,24 @@ PP = "pp"
 
 
 class Meshes:
-    """The mesh of every layer of a model, by name: the whole one, or, under a pipeline, its stage's slice along PP."""
+    """The mesh of every layer of a model, by name: the whole one, or, under a pipeline, its stage's slice along PP.
+
+    shared: names of the layers that every stage has.
+    """
 
     def __init__(self, model: Layer, whole: ProcessMesh, config: Mapping[str, Any] | None) -> None:
         self.whole = whole
         self.layers = dict(model.named_sublayers(include_self=True))
         self.of = dict.fromkeys(self.layers, whole)
+        self.shared: list[str] = []
         if config is None:
             return
         stages = [whole.get_mesh_with_dim(PP, s) for s in range(whole.get_dim_size(PP))]
         spread = config.get("global_spec")
-        everywhere = [] if spread is None else _found("pp_config: global_spec", spread, list(self.layers))
+        self.shared += [] if spread is None else _found("pp_config: global_spec", spread, list(self.layers))
         for name, stage in stages_of_layers(model, config["split_spec"], len(stages)).items():
-            shared = stage is None or any(name == g or name.startswith(f"{g}.") for g in everywhere)
-            self.of[name] = whole if shared or stage is None else stages[stage]
+            is_shared = stage is None or any(name == g or name.startswith(f"{g}.") for g in self.shared)
+            self.of[name] = whole if is_shared or stage is None else stages[stage]
 
     def entries(self) -> list[str]:
         """The outermost layers that lie on one stage as a whole: where data comes from another stage."""
@@ -90,6 +94,8 @@ def parallelize(
     _split_batch(model, meshes)
     for name in meshes.entries():
         _move_inputs(meshes.layers[name], meshes.of[name])
+    for name in meshes.shared:
+        _move_there_and_back(meshes.layers[name], mesh)
     for plan, name, only in plans:
         plan.apply(meshes.layers[name], meshes.of[name], only)
     _place_rest(meshes)
@@ -227,6 +233,32 @@ def _move_inputs(layer: Layer, mesh: ProcessMesh) -> None:
         return each_tensor(inputs, lambda x: put_on(x, mesh, placements_on(x, mesh)))
 
     layer.register_forward_pre_hook(here)
+
+
+def _move_there_and_back(layer: Layer, mesh: ProcessMesh) -> None:
+    """Have a layer that every stage has compute on the whole mesh, and give the stage that called it what it gives."""
+    stage: ProcessMesh | None = None
+
+    def there(_: Layer, inputs: tuple) -> tuple:
+        nonlocal stage
+        found: list[ProcessMesh] = []
+
+        def move(x: Tensor) -> Tensor:
+            if x.process_mesh is None or x.process_mesh == mesh:
+                return x
+            found.append(x.process_mesh)
+            return put_on(x, mesh, placements_on(x, mesh))
+
+        moved = each_tensor(inputs, move)
+        stage = found[0] if found else None
+        return moved
+
+    def back(_layer: Layer, _inputs: tuple, outputs: Any) -> Any:
+        home = stage
+        return outputs if home is None else each_tensor(outputs, lambda x: put_on(x, home, placements_on(x, home)))
+
+    layer.register_forward_pre_hook(there)
+    layer.register_forward_post_hook(back)
 
 
 def _split_batch(model: Layer, meshes: Meshes) -> None:
