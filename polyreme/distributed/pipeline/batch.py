@@ -82,7 +82,10 @@ def _rows(leaves: Sequence[Any]) -> int | None:
     """The common size of dim 0, None if no array has one."""
     sizes = {v.shape[0] for v in leaves if _has_rows(v)}
     if len(sizes) > 1:
-        raise ShapeError(f"the arrays of a batch have {sorted(sizes)} rows in dim 0; they must all have as many")
+        raise ShapeError(
+            f"the arrays of a batch have {sorted(sizes)} rows in dim 0; they must all have as many: expand "
+            "what is not by rows, such as a mask, over the batch"
+        )
     return next(iter(sizes), None)
 
 
