@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from polyreme.cli.plan import check_writable
+from polyreme.cli.output_file import check_writable, write
 from polyreme.errors import ConfigError
 from polyreme.planner.calibration import calibration_file, to_yaml
 
@@ -37,9 +37,7 @@ def calibrate(
     from polyreme.recipes import calibrate as recipe
 
     cluster = recipe.run(typer.echo)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(f"# measured by `polyreme calibrate`\n{to_yaml(cluster)}", encoding="utf-8")
-    os.replace(temporary, path)
+    write(path, f"# measured by `polyreme calibrate`\n{to_yaml(cluster)}")
     count = f"{cluster.num_devices} device{'s' if cluster.num_devices > 1 else ''} of kind {cluster.device.name!r}"
     typer.echo(f"{count}: written to {path}; `polyreme plan CONFIG --devices {cluster.num_devices}` uses it")
 

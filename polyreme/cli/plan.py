@@ -6,7 +6,6 @@ Floor: 7.  Never imports: jax; --verify compiles in processes of their own.
 import functools
 import importlib.util
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from polyreme.cli.output_file import check_writable, write
 from polyreme.errors import ConfigError
 from polyreme.planner.published_file import answer, read_rows
 
@@ -123,7 +123,7 @@ def _plan(
     if explain is not None:
         _draw(found, found.found.plans[chosen], explain, as_json)
     if output is not None:
-        _write(output, recipe.run_file(loaded, found, output))
+        write(output, recipe.run_file(loaded, found, output))
         _say(f"\nwritten: {output}; run it with: polyreme pretrain {output}", as_json)
     elif not as_json:
         typer.echo("\n--output FILE writes the plan marked * as a configuration for polyreme pretrain")
@@ -189,27 +189,6 @@ def _check_output(path: Path, config: Path, explain: Path | None) -> None:
         raise ConfigError(f"--output {path}: is the configuration itself; give another name")
     if explain is not None and path.resolve() == explain.resolve():
         raise ConfigError(f"--output {path}: is the picture of --explain; give another name")
-
-
-def check_writable(path: Path) -> None:
-    """Raise ConfigError for an --output that a file cannot be put at, or that is a device or a pipe."""
-    if path.is_dir():
-        raise ConfigError(f"--output {path}: is a folder; give the name of a file in it")
-    if path.exists() and not path.is_file():
-        raise ConfigError(f"--output {path}: is no regular file, and would be replaced by one; give another name")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--output {path}: there is no folder {path.parent}; make it first")
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"--output {path}: the folder {path.parent} cannot be written to; give another")
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ConfigError(f"--output {path}: cannot be written ({error.strerror}); give another name") from None
 
 
 def _say(text: str, as_json: bool) -> None:
