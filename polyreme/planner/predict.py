@@ -226,7 +226,11 @@ def _reduction(
     backward = sum(sum(chunks[at].durations(0.0)[1:3]) for at in stage)
     forward = sum(chunks[at].durations(0.0)[0] for at in stage)
     # what is sent for each microbatch has no more room than that one gives
-    room = {(f, once): (forward if f else backward) * (rounds if once else 1) for f in (0, 1) for once in (0, 1)}
+    room = {
+        (is_gather, is_once): (forward if is_gather else backward) * (rounds if is_once else 1)
+        for is_gather in (True, False)
+        for is_once in (True, False)
+    }
     found: dict[str, float] = defaultdict(float)
     for (axes, what, times), (nbytes, arrays) in (*sums.items(), *gathers.items()):
         if not axes:
@@ -235,8 +239,9 @@ def _reduction(
         seconds = among.all_gather(nbytes, arrays) if what == "all_gather" else getattr(among, what)(nbytes)
         axis = "dp" if "dp" in axes else min(axes)
         if setting.hides(axis):
-            hidden = min(seconds - seconds / blocks, room[what == "all_gather", times == 1])
-            room[what == "all_gather", times == 1] -= hidden
+            beside = what == "all_gather", times == 1
+            hidden = min(seconds - seconds / blocks, room[beside])
+            room[beside] -= hidden
             seconds -= hidden
         found[axis] += times * seconds
     return found

@@ -320,9 +320,9 @@ def _check_trained(layer: Layer, loss: Any, optimizer: Any) -> None:
     """Raises ConfigError for an optimizer that would leave the layer as it is."""
     trained = [] if optimizer is None else inner_optimizer(optimizer)._parameters
     ours = {id(p): p.name for part in (layer, loss) if isinstance(part, Layer) for p in part.parameters()}
-    others = {p.name for p in trained if id(p) not in ours}
+    others = [p.name for p in trained if id(p) not in ours]
     left = {name for key, name in ours.items() if key not in {id(p) for p in trained}}
-    if stale := sorted(others & left):
+    if stale := sorted(left.intersection(others)):
         raise ConfigError(
             f"the optimizer has other Tensors than {type(layer).__name__} under the names {stale[:5]}: marking a "
             "Parameter (shard_tensor) makes a new one; make the optimizer after the marks"

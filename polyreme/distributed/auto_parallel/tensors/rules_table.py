@@ -257,10 +257,11 @@ def along(c: Call) -> Dims | None:
         return None
     whole = {a % len(shape) for a in ([axis] if isinstance(axis, int) else axis)}
     own = without(letters(shape), *whole)
-    made = tuple(_through(own, whole, shape, out) for out in c.outs)
+    found = [_through(own, whole, shape, out) for out in c.outs]
+    made = tuple(each for each in found if each is not None)
     passes = "moved" if c.name in _MOVES else "linear" if c.name == "cumsum" else "no"
     kind = "held" if c.name == "sort" else ""  # XLA's partitioner aborts on uneven pieces in its gradient
-    return None if None in made else Dims(c.each(x=own), made, passes=passes, kind=kind)  # type: ignore[arg-type]
+    return Dims(c.each(x=own), made, passes=passes, kind=kind) if len(made) == len(found) else None
 
 
 def _through(own: Letters, whole: set[int], shape: Sequence[int], out: Sequence[int]) -> Letters | None:
