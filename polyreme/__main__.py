@@ -1,7 +1,4 @@
-"""`python -m polyreme`: the polyreme command.
-
-Floor: 8.
-"""
+"""`python -m polyreme`: the polyreme command."""
 
 import sys
 

@@ -1,7 +1,4 @@
-"""Every name of the root namespace. Written by tools/write_api.py; root.py lists what is not an op.
-
-Floor: 7.
-"""
+"""Every name of the root namespace. Written by tools/write_api.py; root.py lists what is not an op."""
 
 import difflib
 

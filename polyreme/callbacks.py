@@ -1,7 +1,4 @@
-"""Callbacks of Model.
-
-Floor: 5.
-"""
+"""Callbacks of Model."""
 
 from polyreme.hapi.board import TensorBoard, VisualDL, WandbCallback
 from polyreme.hapi.callback import Callback, CallbackList

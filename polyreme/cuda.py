@@ -1,6 +1,4 @@
 """polyreme.cuda: devices by the names of the CUDA-first API. All of them speak of the default device where no GPU is.
-
-Floor: 4.
 """
 
 from typing import NoReturn

@@ -1,6 +1,6 @@
 """Every error class a user can meet; each subclasses the builtin a Python reader expects.
 
-Floor: 0.  A message says what was asked, what was got and what to change.
+A message says what was asked, what was got and what to change.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """Named points at which a test can make polyreme fail: killed, raising, hung or slow.
 
-Floor: 0.  FAULTS="ckpt.rename:kill@2,data.worker:hang@17" lists faults as POINT:ACTION[=ARGUMENT][@N].
+FAULTS="ckpt.rename:kill@2,data.worker:hang@17" lists faults as POINT:ACTION[=ARGUMENT][@N].
 
 Actions: kill (SIGKILL to this process), raise (FaultInjected), raise=ENOSPC (OSError with that errno), hang (for ever),
 delay=0.5 (seconds). @N picks the point's index where the caller gives one (a step, a sample id), else its N-th passing

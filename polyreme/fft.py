@@ -1,7 +1,4 @@
-"""polyreme.fft: discrete Fourier transforms under their public path.
-
-Floor: 5.
-"""
+"""polyreme.fft: discrete Fourier transforms under their public path."""
 
 import polyreme.eager.tensor  # noqa: F401  (what ops run on, whichever name is used first)
 from polyreme.ops.fft import (

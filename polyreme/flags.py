@@ -1,6 +1,6 @@
 """Every environment variable polyreme reads, typed and documented in one place; the flags of set_flags and get_flags.
 
-Floor: 0.  Values are read when asked for, so a test or a launcher may set them late.
+Values are read when asked for, so a test or a launcher may set them late.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""polyreme.functional: some functions under their public path.
-
-Floor: 4.
-"""
+"""polyreme.functional: some functions under their public path."""
 
 import polyreme.eager.tensor  # noqa: F401  (what ops run on, whichever name is used first)
 from polyreme.ops.by_dim import split

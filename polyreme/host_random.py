@@ -1,7 +1,4 @@
-"""Random numbers drawn on the host, for samplers and splits: from the seed if one was given, else numpy's own.
-
-Floor: 0.  Never imports: jax, so that loader workers stay free of it.
-"""
+"""Random numbers drawn on the host, for samplers and splits: from the seed if one was given, else numpy's own."""
 
 import numpy as np
 

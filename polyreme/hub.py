@@ -1,6 +1,6 @@
 """polyreme.hub: models that a repository offers in its hubconf.py, on this machine or on GitHub or Gitee.
 
-Floor: 5.  hubconf.py is ordinary Python and is run: load from repositories you trust.
+hubconf.py is ordinary Python and is run: load from repositories you trust.
 """
 
 from __future__ import annotations

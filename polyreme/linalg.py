@@ -1,7 +1,4 @@
-"""polyreme.linalg: linear algebra under its public path.
-
-Floor: 5.
-"""
+"""polyreme.linalg: linear algebra under its public path."""
 
 import polyreme.eager.tensor  # noqa: F401  (what ops run on, whichever name is used first)
 from polyreme.ops.arithmetic import matmul

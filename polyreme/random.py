@@ -1,7 +1,4 @@
-"""polyreme.random: the default generator's seed.
-
-Floor: 4.
-"""
+"""polyreme.random: the default generator's seed."""
 
 from polyreme.core.rng import default_generator
 

@@ -1,7 +1,4 @@
-"""Readers, functions without parameters that return an iterator over samples, and what makes readers of readers.
-
-Floor: 4.  Never imports: jax.
-"""
+"""Readers, functions without parameters that return an iterator over samples, and what makes readers of readers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Penalties on the size of parameters, given to an optimizer or to one parameter by its ParamAttr.
-
-Floor: 4.
-"""
+"""Penalties on the size of parameters, given to an optimizer or to one parameter by its ParamAttr."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Root names that are not ops: Tensor, dtypes, devices, modes, seeds, saving, and the high-level entry points.
-
-Floor: 7.
-"""
+"""Root names that are not ops: Tensor, dtypes, devices, modes, seeds, saving, and the high-level entry points."""
 
 import builtins
 import math

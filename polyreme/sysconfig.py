@@ -1,7 +1,4 @@
-"""polyreme.sysconfig: folders that compiling code of one's own needs; utils.cpp_extension.load adds them by itself.
-
-Floor: 7.
-"""
+"""polyreme.sysconfig: folders that compiling code of one's own needs; utils.cpp_extension.load adds them by itself."""
 
 from pathlib import Path
 

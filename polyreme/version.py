@@ -1,6 +1,6 @@
 """polyreme.version: which release this is, and which vendor libraries the jax here computes with.
 
-Floor: 0.  What is not there is "False", as text, as in Paddle.
+What is not there is "False", as text, as in Paddle.
 """
 
 import importlib.metadata

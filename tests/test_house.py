@@ -21,7 +21,7 @@ FLOORS = [
     "vision text audio distribution incubate hub",
     "distributed hapi callbacks inference dataset",
     "models",
-    "recipes serve",
+    "recipes",
     "utils sysconfig static fluid root api compat",
     "cli paddle_scripts __main__",
 ]

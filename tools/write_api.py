@@ -100,8 +100,6 @@ ROOT_TABLES = sorted(
 )
 
 HEAD = '''"""Every name of the root namespace. Written by tools/write_api.py; root.py lists what is not an op.
-
-Floor: 7.
 """
 
 import difflib

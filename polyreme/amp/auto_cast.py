@@ -1,6 +1,6 @@
 """auto_cast: run ops in float16 or bfloat16 where their declared class allows it.
 
-Floor: 4.  Each op declares its class ("low", "fp32" or "widest") where it is defined; core.amp_policy says what it
+Each op declares its class ("low", "fp32" or "widest") where it is defined; core.amp_policy says what it
 means.
 """
 

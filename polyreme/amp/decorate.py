@@ -1,7 +1,4 @@
-"""decorate: cast models to float16 or bfloat16 for level O2, with master weights in their optimizers.
-
-Floor: 4.
-"""
+"""decorate: cast models to float16 or bfloat16 for level O2, with master weights in their optimizers."""
 
 from __future__ import annotations
 

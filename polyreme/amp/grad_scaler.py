@@ -1,6 +1,6 @@
 """GradScaler: scale the loss so that float16 gradients do not vanish, and leave out steps whose gradients overflowed.
 
-Floor: 4.  Source: arXiv:1710.03740, section 3.2.  Everything that changes is a persistent Tensor and no value is read
+Source: arXiv:1710.03740, section 3.2.  Everything that changes is a persistent Tensor and no value is read
 on the host, so a captured step may hold scale, backward, step and update.
 """
 

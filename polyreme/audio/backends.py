@@ -1,7 +1,4 @@
-"""Reading and writing sound files: one backend, "wave_backend", for WAVE files.
-
-Floor: 6.
-"""
+"""Reading and writing sound files: one backend, "wave_backend", for WAVE files."""
 
 from __future__ import annotations
 

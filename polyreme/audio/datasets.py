@@ -1,7 +1,4 @@
-"""ESC-50 and TESS from local archives.
-
-Floor: 6.  Never imports: jax, unless a feature other than the raw samples is asked for.
-"""
+"""ESC-50 and TESS from local archives."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Spectrograms, mel spectrograms and cepstra of waveforms, as Layers: differentiable, and captured with a model.
 
-Floor: 6.  x is [samples] or [batch, samples]; the result has frequencies (or mels, or coefficients) and frames last.
+x is [samples] or [batch, samples]; the result has frequencies (or mels, or coefficients) and frames last.
 sr is samples a second; hop_length is n_fft // 4 and win_length n_fft if None; frequencies are hertz.
 """
 

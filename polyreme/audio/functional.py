@@ -1,6 +1,6 @@
 """Windows, mel scales, filter banks, the cosine transform and decibels.
 
-Floor: 6.  Matrices that depend on settings alone are computed on the host in float64, then cast. The mel scale is
+Matrices that depend on settings alone are computed on the host in float64, then cast. The mel scale is
 Slaney's (Auditory Toolbox, 1998: linear below 1000 Hz, logarithmic above), or with htk that of the HTK book:
 2595 log10(1 + f / 700).
 """

@@ -1,6 +1,5 @@
 """The window functions, as float64 ndarrays of n samples, symmetric.
 
-Floor: 6.  Never imports: jax.  Definitions: F. J. Harris, "On the use of windows for harmonic analysis with the
 discrete Fourier transform", Proc. IEEE 66(1), 1978; for Taylor's, W. Carrara et al., "Spotlight Synthetic Aperture
 Radar", 1995, appendix D.2.
 """

@@ -1,7 +1,4 @@
-"""Gradients as functions: grad, backward, vjp, jvp and hvp.
-
-Floor: 4.
-"""
+"""Gradients as functions: grad, backward, vjp, jvp and hvp."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Jacobian and Hessian matrices whose rows are computed when they are asked for; all at once by forward mode.
-
-Floor: 4.
-"""
+"""Jacobian and Hessian matrices whose rows are computed when they are asked for; all at once by forward mode."""
 
 from __future__ import annotations
 

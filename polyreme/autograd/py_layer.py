@@ -1,6 +1,6 @@
 """PyLayer: a function with a backward of the user's own.
 
-Floor: 4.  On the tape it is one node whose gradient is the user's code. Inside a captured function the same rule is
+On the tape it is one node whose gradient is the user's code. Inside a captured function the same rule is
 told to jax too, since eager code differentiates a captured function as a whole.
 """
 

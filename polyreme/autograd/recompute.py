@@ -1,6 +1,6 @@
 """Recompute: a call of which only the inputs are kept, and which is run again when its gradients are asked for.
 
-Floor: 4.  Source: arXiv:1604.06174. Two ways, by where the call is made (docs/decisions/0005-recompute.md):
+Source: arXiv:1604.06174. Two ways, by where the call is made (docs/decisions/0005-recompute.md):
 
 - in eager code the function runs as it stands, and once more in backward, with every Tensor it reads, random keys and
   buffers included, put back for that run to what it was: _Again is the tape node;

@@ -1,7 +1,4 @@
-"""saved_tensors_hooks: what the tape keeps for backward goes through two functions of the user's.
-
-Floor: 4.
-"""
+"""saved_tensors_hooks: what the tape keeps for backward goes through two functions of the user's."""
 
 from __future__ import annotations
 

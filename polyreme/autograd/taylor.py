@@ -1,6 +1,6 @@
 """Derivatives of order two and up along directions, in one pass forward: derivatives and laplacian.
 
-Floor: 4.  Nesting gradients computes everything several times over: the cost grows exponentially with the order. Taylor
+Nesting gradients computes everything several times over: the cost grows exponentially with the order. Taylor
 mode carries the coefficients of a series through the function once (core.jet), so the cost grows with its square.
 """
 

@@ -1,7 +1,4 @@
-"""`polyreme calibrate`: measure this machine for the planner.
-
-Floor: 7.
-"""
+"""`polyreme calibrate`: measure this machine for the planner."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""`polyreme comm`: every collective of a training step, with its bytes beside the formula's.
-
-Floor: 7.
-"""
+"""`polyreme comm`: every collective of a training step, with its bytes beside the formula's."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""`polyreme export` and `polyreme infer`: a trained model written as an artefact, and an artefact run on files.
-
-Floor: 7.
-"""
+"""`polyreme export` and `polyreme infer`: a trained model written as an artefact, and an artefact run on files."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""What `polyreme pretrain --dry-run` prints: every setting with its origin, and what the run will cost.
-
-Floor: 7.  Never imports: jax.
-"""
+"""What `polyreme pretrain --dry-run` prints: every setting with its origin, and what the run will cost."""
 
 import json
 from dataclasses import asdict

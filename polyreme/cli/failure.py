@@ -1,6 +1,4 @@
 """How a command ends: every exception as one line on standard error and an exit code; tracebacks only when asked for.
-
-Floor: 7.  Never imports: jax.
 """
 
 import difflib

@@ -1,7 +1,4 @@
-"""`polyreme launch`: hands its words to the launcher, which knows where those of the script begin.
-
-Floor: 7.
-"""
+"""`polyreme launch`: hands its words to the launcher, which knows where those of the script begin."""
 
 from collections.abc import Sequence
 

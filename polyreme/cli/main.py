@@ -1,7 +1,4 @@
-"""The `polyreme` command. Anything that needs jax is imported once the command is known, so that --help is instant.
-
-Floor: 7.
-"""
+"""The `polyreme` command. Anything that needs jax is imported once the command is known, so that --help is instant."""
 
 import importlib.metadata
 import io

@@ -1,7 +1,4 @@
-"""The file that --output names: whether it can be written, and writing it whole or not at all.
-
-Floor: 7.
-"""
+"""The file that --output names: whether it can be written, and writing it whole or not at all."""
 
 import os
 from pathlib import Path

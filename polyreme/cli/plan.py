@@ -1,7 +1,4 @@
-"""`polyreme plan`: the best parallel plans for a configuration on devices that need not be there.
-
-Floor: 7.  Never imports: jax; --verify compiles in processes of their own.
-"""
+"""`polyreme plan`: the best parallel plans for a configuration on devices that need not be there."""
 
 import functools
 import importlib.util

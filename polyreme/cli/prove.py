@@ -1,7 +1,4 @@
-"""`polyreme prove`: a configuration's plan against one device, tensor by tensor.
-
-Floor: 7.
-"""
+"""`polyreme prove`: a configuration's plan against one device, tensor by tensor."""
 
 import os
 from pathlib import Path

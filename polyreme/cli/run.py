@@ -1,7 +1,4 @@
-"""`polyreme run`: hands its words to Python, with polyreme in place of PaddlePaddle.
-
-Floor: 8.
-"""
+"""`polyreme run`: hands its words to Python, with polyreme in place of PaddlePaddle."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`polyreme schedule`: show, compare and draw pipeline schedules.
-
-Floor: 7.  Never imports: jax.
-"""
+"""`polyreme schedule`: show, compare and draw pipeline schedules."""
 
 import shutil
 import sys

@@ -1,7 +1,4 @@
-"""enable_compat: `import torch` in a process gives polyreme's functions and layers under torch's paths.
-
-Floor: 7.
-"""
+"""enable_compat: `import torch` in a process gives polyreme's functions and layers under torch's paths."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Arrays of a shape, a dtype and a layout over devices that have no memory: what programs are compiled for, not run on.
 
-Floor: 1.  Inside `abstractly` whatever is put on devices becomes one, so that a model, its optimizer and their programs
+Inside `abstractly` whatever is put on devices becomes one, so that a model, its optimizer and their programs
 can be made for a mesh that is larger than this machine, or not there at all.
 """
 

@@ -1,6 +1,6 @@
 """Which dtype an op's inputs are cast to under autocast: each op declares its class, the policy says what it means.
 
-Floor: 1.  A policy is hashable and part of every kernel's cache key; the cast happens inside the kernel, where it
+A policy is hashable and part of every kernel's cache key; the cast happens inside the kernel, where it
 fuses.
 """
 

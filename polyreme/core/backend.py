@@ -1,6 +1,6 @@
 """Configures jax once, before any array exists: virtual CPU devices, 64-bit types, mesh-independent random numbers.
 
-Floor: 1.  Imported first by polyreme.core.  Never imports: anything above.
+Imported first by polyreme.core.  Never imports: anything above.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """The checked mode, FLAGS_check_nan_inf: what ops give is looked at, and what is wrong is said with op, layer and step.
 
-Floor: 1.  Off, it costs one attribute lookup where a backward pass visits a node, and nothing in captured code. On,
+Off, it costs one attribute lookup where a backward pass visits a node, and nothing in captured code. On,
 eager code looks at every value as it is made; captured code gets a host call for every op, which looks when the program
 runs. docs/numerics.md says what is found where.
 """

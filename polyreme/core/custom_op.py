@@ -1,6 +1,6 @@
 """register_op: a function of the user's on jax arrays becomes an op like those of the tables.
 
-Floor: 1.  It may be plain jax, a Pallas kernel or an FFI call; see docs/custom_ops.md.
+It may be plain jax, a Pallas kernel or an FFI call; see docs/custom_ops.md.
 """
 
 from __future__ import annotations

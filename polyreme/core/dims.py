@@ -1,6 +1,6 @@
 """Dim strings, "*b m k": pairing each name with the sizes at its place in a shape, and checking that they agree.
 
-Floor: 1.  "*name" takes as many dims as are left over, "_" and "..." match without being compared, a number must be
+"*name" takes as many dims as are left over, "_" and "..." match without being compared, a number must be
 met.
 """
 

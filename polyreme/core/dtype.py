@@ -1,6 +1,6 @@
 """Dtypes and their promotion: NumPy dtypes with Paddle's names and rules.
 
-Floor: 1.  A dtype is a numpy.dtype, so it compares equal to its own name: `x.dtype == "float32"`.
+A dtype is a numpy.dtype, so it compares equal to its own name: `x.dtype == "float32"`.
 """
 
 from typing import Any

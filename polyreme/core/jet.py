@@ -1,6 +1,6 @@
 """Derivatives of any order along directions, in one pass forward through a function: Taylor mode.
 
-Floor: 1.  Each value carries the coefficients of its Taylor series along R directions. A sum over directions of the
+Each value carries the coefficients of its Taylor series along R directions. A sum over directions of the
 highest derivative (a Laplacian) carries one sum instead of R highest coefficients: collapsed Taylor mode
 (arXiv:2505.13644; for order 2, the forward Laplacian of arXiv:2307.08214). Order 1 is ordinary forward mode. What goes
 in and out is arrays; the function is walked as a jaxpr, primitive by primitive (core.jet_rules).

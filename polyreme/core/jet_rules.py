@@ -1,6 +1,6 @@
 """How Taylor coefficients go through one primitive: a table of rules, and nested forward mode for all the others.
 
-Floor: 1.  A series is [c1, ..., cK], the coefficients of f(x + v t + ...) = f0 + c1 t + c2 t^2 + ..., so c_k is the
+A series is [c1, ..., cK], the coefficients of f(x + v t + ...) = f0 + c1 t + c2 t^2 + ..., so c_k is the
 k-th derivative over k!; a coefficient that is known to be zero is None. With the value in front the same list is called
 x or y here: x[0] is the value. Source of the recurrences: Griewank and Walther, Evaluating Derivatives, chapter 13.
 """

@@ -1,6 +1,6 @@
 """A pure function on arrays, compiled once, and its vector-Jacobian products, compiled once each.
 
-Floor: 1.  The backward of a kernel takes the kernel's own inputs: what it needs of the forward is computed again inside
+The backward of a kernel takes the kernel's own inputs: what it needs of the forward is computed again inside
 it, where XLA drops the parts no gradient needs (all of a matmul, all of a convolution) and, in a captured step, merges
 the rest with the forward. A kernel that is dear to run twice says `saves=True` and keeps its residuals instead.
 """

@@ -1,6 +1,6 @@
 """The plan in force and the device mesh it runs on: what turns logical dims into layouts over devices.
 
-Floor: 1.  One plan is in force at a time; without one everything lives on one device and dims are names only.
+One plan is in force at a time; without one everything lives on one device and dims are names only.
 """
 
 from __future__ import annotations

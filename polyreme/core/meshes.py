@@ -1,6 +1,6 @@
 """Arrays on several sets of devices, such as pipeline stages: who holds an array, and copies of small ones elsewhere.
 
-Floor: 1.  One compiled program takes arrays of one set of devices only.
+One compiled program takes arrays of one set of devices only.
 """
 
 from __future__ import annotations

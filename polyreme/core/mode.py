@@ -1,7 +1,4 @@
-"""What happens when an op is called: run it now, or record it. One interpreter is current at a time.
-
-Floor: 1.
-"""
+"""What happens when an op is called: run it now, or record it. One interpreter is current at a time."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """One declaration per op. Eager, tape, capture, Program, AMP, errors, docs and tests all read it.
 
-Floor: 1.  Never imports: ops, eager, static, nn.
-
     @op(amp="low")
     def matmul(x: Inexact[Array, "*b m k"], y: ..., transpose_x: bool = False) -> ...:
 

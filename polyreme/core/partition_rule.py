@@ -1,6 +1,6 @@
 """How an op that XLA cannot look into is split over a mesh: a rule over named dims, "*b [n], [n] -> *b [n]".
 
-Floor: 1.  A dim that inputs and results share is computed piece by piece, wherever its pieces lie; a dim in brackets,
+A dim that inputs and results share is computed piece by piece, wherever its pieces lie; a dim in brackets,
 and one that only inputs or only results have, is whole on every device. "*b" stands for as many dims as there are.
 """
 

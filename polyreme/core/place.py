@@ -1,6 +1,6 @@
 """Devices by Paddle's names: places, and the one that new Tensors go to.
 
-Floor: 1.  "cpu", "gpu:1" and the Place classes all name jax devices; any other platform is a CustomPlace.
+"cpu", "gpu:1" and the Place classes all name jax devices; any other platform is a CustomPlace.
 """
 
 from __future__ import annotations

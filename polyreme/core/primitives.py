@@ -1,7 +1,4 @@
-"""The primitives that a jaxpr is made of.
-
-Floor: 1.
-"""
+"""The primitives that a jaxpr is made of."""
 
 from __future__ import annotations
 

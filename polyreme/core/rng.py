@@ -1,6 +1,6 @@
 """Random generators: a key held as state, split once for every random op.
 
-Floor: 1.  Numbers depend on the seed and on the order of calls only, never on how arrays are sharded
+Numbers depend on the seed and on the order of calls only, never on how arrays are sharded
 (threefry is partitionable). The key is persistent state, so a captured step reads and advances it like a parameter.
 """
 

@@ -1,6 +1,6 @@
 """Other spellings of a call: second names of parameters (dim for axis), and sizes given one by one: reshape(x, 2, 3).
 
-Floor: 1.  An op with a parameter of that very name keeps it; a second name stands for the first of its choices that
+An op with a parameter of that very name keeps it; a second name stands for the first of its choices that
 the op has. Looked up only where a call would otherwise be an error.
 """
 

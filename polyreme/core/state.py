@@ -1,6 +1,6 @@
 """What every Tensor is underneath: an array, its place in the tape, and the capture that may be watching it.
 
-Floor: 1.  Eager Tensors and random generators are made of this; capture sees all of a program's state through it.
+Eager Tensors and random generators are made of this; capture sees all of a program's state through it.
 """
 
 from __future__ import annotations

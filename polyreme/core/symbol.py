@@ -1,7 +1,4 @@
-"""Symbol: stands for the array of a Tensor in a static Program, which has no value until an Executor runs it.
-
-Floor: 1.
-"""
+"""Symbol: stands for the array of a Tensor in a static Program, which has no value until an Executor runs it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Names for layers: a counter for each prefix, "linear_0", "linear_1", and guards that start over.
 
-Floor: 1.  Parameters are named after their layer, and an optimizer's state after its parameters: a second copy of a
+Parameters are named after their layer, and an optimizer's state after its parameters: a second copy of a
 model built under `guard()` has the same names, so that state saved from the first fits it.
 """
 

@@ -1,6 +1,6 @@
 """Every XLA option polyreme sets, by backend, each with its reason.
 
-Floor: 1.  They are given to jax.jit with each captured program, not put into XLA_FLAGS: there an unknown name ends the
+They are given to jax.jit with each captured program, not put into XLA_FLAGS: there an unknown name ends the
 process, and names come and go with jaxlib. An option that this jaxlib does not know is left out and logged. What the
 user names in XLA_FLAGS or LIBTPU_INIT_ARGS is left to the user.
 

@@ -1,6 +1,6 @@
 """Handwritten digits as readers: (pixels float32 [784] from -1 to 1, label int).
 
-Floor: 5.  Files are those of polyreme.vision.datasets.MNIST, in the folders where that looks.
+Files are those of polyreme.vision.datasets.MNIST, in the folders where that looks.
 """
 
 from __future__ import annotations

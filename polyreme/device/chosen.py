@@ -1,7 +1,4 @@
-"""The device new Tensors go to: read, set, set for a block.
-
-Floor: 4.
-"""
+"""The device new Tensors go to: read, set, set for a block."""
 
 from __future__ import annotations
 

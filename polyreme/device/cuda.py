@@ -1,7 +1,4 @@
-"""polyreme.device.cuda: GPUs. On a machine without any, functions that take a device speak of the default one.
-
-Floor: 4.
-"""
+"""polyreme.device.cuda: GPUs. On a machine without any, functions that take a device speak of the default one."""
 
 from typing import Any
 

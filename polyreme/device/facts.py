@@ -1,6 +1,6 @@
 """What devices there are, and what they are.
 
-Floor: 4.  Names of hardware that XLA has no backend for here (Kunlun XPU, Graphcore IPU) say so.
+Names of hardware that XLA has no backend for here (Kunlun XPU, Graphcore IPU) say so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Memory of devices, in bytes: what the device's allocator says, and for processors the arrays that are alive.
-
-Floor: 4.
-"""
+"""Memory of devices, in bytes: what the device's allocator says, and for processors the arrays that are alive."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Streams and events over the one queue that XLA keeps for a device.
 
-Floor: 4.  XLA orders a device's work itself, by what needs what, so streams here order nothing: all of them are that
+XLA orders a device's work itself, by what needs what, so streams here order nothing: all of them are that
 queue. What one asks of them is true: synchronize waits, query looks, events time.
 """
 

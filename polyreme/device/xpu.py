@@ -1,7 +1,4 @@
-"""polyreme.device.xpu: Kunlun XPUs, which XLA has no backend for here: there are none, and asking about one says so.
-
-Floor: 4.
-"""
+"""polyreme.device.xpu: Kunlun XPUs, which XLA has no backend for here: there are none, and asking about one says so."""
 
 from typing import Any, NoReturn
 

@@ -1,6 +1,6 @@
 """DataParallel: one model on many devices or processes, each with a part of the batch.
 
-Floor: 5.  Inside a process the batch is split over its devices by a dp plan, and gradients are those of the whole
+Inside a process the batch is split over its devices by a dp plan, and gradients are those of the whole
 batch. Between processes, each with a batch of its own, gradients are averaged after backward(), so with equal batches
 they too are those of the whole. Under a plan that spans the processes, the processes' batches become one global batch.
 """

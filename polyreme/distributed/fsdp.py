@@ -1,6 +1,6 @@
 """fully_shard: a layer whose parameters, gradients and optimizer state lie in parts over a mesh.
 
-Floor: 5.  Source: arXiv:1910.02054, stage 3.
+Source: arXiv:1910.02054, stage 3.
 """
 
 from __future__ import annotations

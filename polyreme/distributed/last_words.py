@@ -1,6 +1,6 @@
 """What a rank does when it ends by an error: report first, so that the other ranks end with it and name it.
 
-Floor: 5.  Replaces sys.excepthook, threading.excepthook and sys.exit, and registers an exit function that runs before
+Replaces sys.excepthook, threading.excepthook and sys.exit, and registers an exit function that runs before
 jax's own, which would wait minutes for ranks that will never come.
 """
 

@@ -1,6 +1,6 @@
 """The server's side of the watchdog: knows every rank of one attempt and concludes once why it must end.
 
-Floor: 5.  Runs in one event loop: in the launcher of node 0, or in a thread of rank 0 when there is no launcher.
+Runs in one event loop: in the launcher of node 0, or in a thread of rank 0 when there is no launcher.
 """
 
 import asyncio

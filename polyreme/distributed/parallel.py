@@ -1,6 +1,6 @@
 """Joining the processes of a job, and what each knows of its place.
 
-Floor: 5.  A rank is a process; it may drive many devices.
+A rank is a process; it may drive many devices.
 """
 
 from __future__ import annotations

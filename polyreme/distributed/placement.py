@@ -1,7 +1,4 @@
-"""Placing a model over a mesh: parameters, buffers and optimizer state by the plan's strategy.
-
-Floor: 5.
-"""
+"""Placing a model over a mesh: parameters, buffers and optimizer state by the plan's strategy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How far this rank is: its step, the phase each thread is in, and how many collectives it has entered.
 
-Floor: 5.  Kept by threads that work and read by the watchdog's; nothing here takes a lock or does I/O.
+Kept by threads that work and read by the watchdog's; nothing here takes a lock or does I/O.
 """
 
 import threading

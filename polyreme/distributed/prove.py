@@ -1,6 +1,6 @@
 """prove: a model's training step under a plan, shown equal to the same step on one device.
 
-Floor: 5.  Each step both sides begin with the very same weights, optimizer state and random key, so nothing is
+Each step both sides begin with the very same weights, optimizer state and random key, so nothing is
 amplified from step to step and the bounds stay tight. Compared are: the loss; every gradient; every weight and every
 array of optimizer state after an update from the same gradients; and checkpoints saved by each side and restored by the
 other, bit for bit.

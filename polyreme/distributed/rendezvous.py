@@ -1,6 +1,6 @@
 """Where processes of a job meet: lines of JSON over TCP, one server, many clients.
 
-Floor: 5.  The launcher of node 0 (or rank 0, without a launcher) serves; launchers and watchdogs connect. There is no
+The launcher of node 0 (or rank 0, without a launcher) serves; launchers and watchdogs connect. There is no
 authentication, as in jax's own coordinator: keep the port inside the cluster. Nothing but JSON is ever decoded.
 """
 

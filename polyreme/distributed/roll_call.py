@@ -1,7 +1,7 @@
 """The ranks of a job say that they are there before jax connects them: who is missing, twice or of another job is
 named.
 
-Floor: 5.  jax ends the whole process, without an exception, when a port is taken or a rank does not come; this looks
+jax ends the whole process, without an exception, when a port is taken or a rank does not come; this looks
 first. One line of JSON each way over TCP, at the address where jax's coordinator will listen.
 """
 

@@ -1,6 +1,6 @@
 """spawn: run a function in several processes of this machine, each a rank of one job.
 
-Floor: 5.  The first rank that fails is named, with its traceback; the others are ended.
+The first rank that fails is named, with its traceback; the others are ended.
 """
 
 from __future__ import annotations

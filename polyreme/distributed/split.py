@@ -1,7 +1,4 @@
-"""split: one linear or embedding whose weight `mp` splits, made and called at once.
-
-Floor: 5.
-"""
+"""split: one linear or embedding whose weight `mp` splits, made and called at once."""
 
 from __future__ import annotations
 

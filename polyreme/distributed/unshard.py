@@ -1,7 +1,4 @@
-"""A Tensor in pieces made whole.
-
-Floor: 5.
-"""
+"""A Tensor in pieces made whole."""
 
 from __future__ import annotations
 

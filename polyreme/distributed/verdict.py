@@ -1,6 +1,6 @@
 """Why a job of several ranks must end, and which rank is to blame: values and pure functions over what ranks reported.
 
-Floor: 5.  A Status is what a rank says of itself (see progress.py); a Verdict is what the monitor concludes, once.
+A Status is what a rank says of itself (see progress.py); a Verdict is what the monitor concludes, once.
 """
 
 import signal

@@ -1,6 +1,6 @@
 """The watchdog of a rank: no rank of a job dies, raises or hangs without every other rank ending, and saying why.
 
-Floor: 5.  A thread sends signs of life to a store (the launcher's, else one in rank 0) and learns there what became of
+A thread sends signs of life to a store (the launcher's, else one in rank 0) and learns there what became of
 the other ranks. When one is lost the rest leave through os._exit with code 86: a collective cannot be woken otherwise.
 Ages are measured by the monotonic clock of the rank itself, so clocks may jump and differ.
 """

@@ -1,7 +1,4 @@
-"""Distributions over categories: Categorical, Multinomial.
-
-Floor: 5.
-"""
+"""Distributions over categories: Categorical, Multinomial."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """ContinuousBernoulli: the Bernoulli mass function, normalised as a density on [0, 1].
 
-Floor: 5.  Source: arXiv:1907.06845.
+Source: arXiv:1907.06845.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Distributions over counts: Bernoulli, Binomial, Geometric, Poisson.
 
-Floor: 5.  Mass is -inf (in logs) outside the support; a value between two counts is not refused: the formula is smooth.
+Mass is -inf (in logs) outside the support; a value between two counts is not refused: the formula is smooth.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Distribution: what every family has, and what it writes itself.
-
-Floor: 5.
-"""
+"""Distribution: what every family has, and what it writes itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Transforms that act on each element: absolute value, affine, exponential, power, sigmoid, hyperbolic tangent.
-
-Floor: 5.
-"""
+"""Transforms that act on each element: absolute value, affine, exponential, power, sigmoid, hyperbolic tangent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""ExponentialFamily: entropy and divergence from the derivative of the log normalizer.
-
-Floor: 5.
-"""
+"""ExponentialFamily: entropy and divergence from the derivative of the log normalizer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Families made of Gamma draws: Gamma, Chi2, Exponential, Beta, Dirichlet. Their draws have implicit gradients.
-
-Floor: 5.
-"""
+"""Families made of Gamma draws: Gamma, Chi2, Exponential, Beta, Dirichlet. Their draws have implicit gradients."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Independent: batch dims of a distribution counted as dims of its events.
-
-Floor: 5.
-"""
+"""Independent: batch dims of a distribution counted as dims of its events."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """kl_divergence between two distributions, by functions registered for pairs of classes.
 
-Floor: 5.  The functions stand beside the families they are of.
+The functions stand beside the families they are of.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """LKJCholesky: Cholesky factors of random correlation matrices.
 
-Floor: 5.  Source: Lewandowski, Kurowicka and Joe 2009, sections 2.4 (C-vine) and 3.2 (onion).
+Source: Lewandowski, Kurowicka and Joe 2009, sections 2.4 (C-vine) and 3.2 (onion).
 """
 
 from __future__ import annotations

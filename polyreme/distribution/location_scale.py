@@ -1,7 +1,4 @@
-"""Families of loc + scale * a standard draw: Normal, Laplace, Cauchy, Gumbel, StudentT; and Uniform.
-
-Floor: 5.
-"""
+"""Families of loc + scale * a standard draw: Normal, Laplace, Cauchy, Gumbel, StudentT; and Uniform."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""LogNormal: exp of a normal draw.
-
-Floor: 5.
-"""
+"""LogNormal: exp of a normal draw."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""MultivariateNormal: the normal distribution of vectors, by its mean and one of three matrices.
-
-Floor: 5.
-"""
+"""MultivariateNormal: the normal distribution of vectors, by its mean and one of three matrices."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Parameters of a distribution: numbers, sequences, ndarrays and Tensors as Tensors of one dtype and shape, checked.
-
-Floor: 5.
-"""
+"""Parameters of a distribution: numbers, sequences, ndarrays and Tensors as Tensors of one dtype and shape, checked."""
 
 from __future__ import annotations
 

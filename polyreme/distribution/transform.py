@@ -1,7 +1,4 @@
-"""Transforms of random variables, chains of them, and the distributions they make of others.
-
-Floor: 5.
-"""
+"""Transforms of random variables, chains of them, and the distributions they make of others."""
 
 from __future__ import annotations
 

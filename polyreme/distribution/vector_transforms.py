@@ -1,7 +1,4 @@
-"""Transforms that act on whole events: reshaping, softmax, stacking, stick breaking.
-
-Floor: 5.
-"""
+"""Transforms that act on whole events: reshaping, softmax, stacking, stick breaking."""
 
 from __future__ import annotations
 

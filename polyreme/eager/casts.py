@@ -1,7 +1,4 @@
-"""Tensor methods named after dtypes: x.float(), x.long(), x.bfloat16(); and type_as.
-
-Floor: 3.
-"""
+"""Tensor methods named after dtypes: x.float(), x.long(), x.bfloat16(); and type_as."""
 
 from __future__ import annotations
 

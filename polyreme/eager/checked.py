@@ -1,7 +1,4 @@
-"""How ops are run in the checked mode: as always, and what each gives is looked at; see core.checked.
-
-Floor: 3.
-"""
+"""How ops are run in the checked mode: as always, and what each gives is looked at; see core.checked."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The eager mode: run an op now, through a kernel found by the op's attributes.
 
-Floor: 3.  This is the hot path of imperative code: a call that was seen before costs a tuple, a dict lookup and the
+This is the hot path of imperative code: a call that was seen before costs a tuple, a dict lookup and the
 jitted call.
 """
 

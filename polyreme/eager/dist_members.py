@@ -1,6 +1,6 @@
 """What a Tensor says of its place on a mesh of processes: is_dist(), process_mesh, placements and its local part.
 
-Floor: 3.  What they answer is found in distributed.auto_parallel, which stands above and sets `lookup` when loaded.
+What they answer is found in distributed.auto_parallel, which stands above and sets `lookup` when loaded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Tensors to and from other libraries on the same device, by DLPack.
-
-Floor: 3.
-"""
+"""Tensors to and from other libraries on the same device, by DLPack."""
 
 from __future__ import annotations
 

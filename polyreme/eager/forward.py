@@ -1,6 +1,6 @@
 """Forward over the tape: Taylor coefficients pushed from some Tensors, through the nodes that used them, to others.
 
-Floor: 3.  What was taped for backward also says how to go forward: a node's kernel and its input arrays. The kernel's
+What was taped for backward also says how to go forward: a node's kernel and its input arrays. The kernel's
 jet (core.jet) is a kernel itself and is taped like one, so that the results can be differentiated in turn, backward or
 forward; nothing is traced or compiled anew for a function whose ops were met before.
 """

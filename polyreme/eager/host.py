@@ -1,7 +1,4 @@
-"""Values on the host turned into arrays: numbers, nested lists, ndarrays and Tensors.
-
-Floor: 3.
-"""
+"""Values on the host turned into arrays: numbers, nested lists, ndarrays and Tensors."""
 
 from __future__ import annotations
 

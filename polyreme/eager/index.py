@@ -1,6 +1,6 @@
 """Python index expressions taken apart: what is static, what is an array, what is out of range.
 
-Floor: 3.  The result is what ops.indexing takes.
+The result is what ops.indexing takes.
 """
 
 from __future__ import annotations

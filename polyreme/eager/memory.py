@@ -1,6 +1,6 @@
 """What a Tensor says about the memory it lies in: strides, address, device, whether it is spread over a mesh.
 
-Floor: 3.  Arrays are contiguous in row-major order here and share no memory, so strides follow from the shape.
+Arrays are contiguous in row-major order here and share no memory, so strides follow from the shape.
 """
 
 from __future__ import annotations

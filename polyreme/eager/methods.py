@@ -1,7 +1,4 @@
-"""Methods of Tensor made from the op tables: each op declared as a method, and each in-place form.
-
-Floor: 3.
-"""
+"""Methods of Tensor made from the op tables: each op declared as a method, and each in-place form."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,4 @@
-"""Turning the tape off and on: no_grad, enable_grad, set_grad_enabled; each a context manager and a decorator.
-
-Floor: 3.
-"""
+"""Turning the tape off and on: no_grad, enable_grad, set_grad_enabled; each a context manager and a decorator."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Tensor methods that give a Tensor another value, shape or dtype in place, or make one like it.
 
-Floor: 3.  Tensors share no memory: where Paddle makes two names for one memory (set_, data), the value is taken over;
+Tensors share no memory: where Paddle makes two names for one memory (set_, data), the value is taken over;
 only x.data stays bound to x.
 """
 

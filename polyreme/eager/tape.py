@@ -1,6 +1,6 @@
 """The tape: what was computed from what, and the walk back over it. Derivatives of any order.
 
-Floor: 3.  A node keeps its kernel, its input arrays and where each input came from. With create_graph the node's
+A node keeps its kernel, its input arrays and where each input came from. With create_graph the node's
 gradient runs as a kernel like any other, so it is taped again; nothing else is needed for third order and up.
 """
 

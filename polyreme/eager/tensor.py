@@ -1,6 +1,6 @@
 """Tensor: an array with the tape behind it, its operators and its methods.
 
-Floor: 3.  Methods that are ops come from the op tables (eager.methods); here stands what needs the Tensor itself.
+Methods that are ops come from the op tables (eager.methods); here stands what needs the Tensor itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""FloatTensor and its like: Tensors of one dtype by the name of a class.
-
-Floor: 3.
-"""
+"""FloatTensor and its like: Tensors of one dtype by the name of a class."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Reads an artefact and runs it: no code of the model is needed, or imported.
-
-Floor: 4.
-"""
+"""Reads an artefact and runs it: no code of the model is needed, or imported."""
 
 from __future__ import annotations
 

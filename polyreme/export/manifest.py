@@ -1,7 +1,4 @@
-"""The JSON manifest of an artefact: what its functions take and give, which files hold them, and their digests.
-
-Floor: 4.
-"""
+"""The JSON manifest of an artefact: what its functions take and give, which files hold them, and their digests."""
 
 from __future__ import annotations
 

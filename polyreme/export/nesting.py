@@ -1,7 +1,4 @@
-"""Nested arguments and results as JSON: lists, tuples, dicts and namedtuples around tensors and plain values.
-
-Floor: 4.
-"""
+"""Nested arguments and results as JSON: lists, tuples, dicts and namedtuples around tensors and plain values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A pure function exported as StableHLO for several platforms, with open sizes where its code allows.
-
-Floor: 4.
-"""
+"""A pure function exported as StableHLO for several platforms, with open sizes where its code allows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""jit.save: a Layer or function written as an artefact.
-
-Floor: 4.
-"""
+"""jit.save: a Layer or function written as an artefact."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a program takes and gives: names, dtypes, and shapes of which some dims are open.
-
-Floor: 4.
-"""
+"""What a program takes and gives: names, dtypes, and shapes of which some dims are open."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A Layer or function made into the pure functions that artefacts hold: its state found, its outputs named.
-
-Floor: 4.
-"""
+"""A Layer or function made into the pure functions that artefacts hold: its state found, its outputs named."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""jit.load: an artefact as a Layer, which runs and trains without the code it was saved from.
-
-Floor: 4.
-"""
+"""jit.load: an artefact as a Layer, which runs and trains without the code it was saved from."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Writes an artefact: StableHLO programs, safetensors weights and a JSON manifest with their digests.
-
-Floor: 4.
-"""
+"""Writes an artefact: StableHLO programs, safetensors weights and a JSON manifest with their digests."""
 
 from __future__ import annotations
 

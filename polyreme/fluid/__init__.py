@@ -1,7 +1,4 @@
-"""polyreme.fluid: the names and behaviours of PaddlePaddle 1.7's `fluid`, over programs and ops. See docs/fluid.md.
-
-Floor: 7.
-"""
+"""polyreme.fluid: the names and behaviours of PaddlePaddle 1.7's `fluid`, over programs and ops. See docs/fluid.md."""
 
 from polyreme.core import unique_name
 from polyreme.core.place import CPUPlace, CUDAPlace, is_compiled_with_cuda

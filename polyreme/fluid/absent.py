@@ -1,7 +1,4 @@
-"""Names of 1.7 that are not here, and what to use in their place.
-
-Floor: 7.
-"""
+"""Names of 1.7 that are not here, and what to use in their place."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""WeightedAverage.
-
-Floor: 7.
-"""
+"""WeightedAverage."""
 
 from __future__ import annotations
 

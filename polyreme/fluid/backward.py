@@ -1,7 +1,4 @@
-"""fluid.backward: append_backward and gradients.
-
-Floor: 7.
-"""
+"""fluid.backward: append_backward and gradients."""
 
 from polyreme.program.gradient import append_backward, gradients
 

@@ -1,7 +1,4 @@
-"""Gradient clips under 1.7's names: attached to parameters, recorded between backward and the update.
-
-Floor: 7.
-"""
+"""Gradient clips under 1.7's names: attached to parameters, recorded between backward and the update."""
 
 from __future__ import annotations
 

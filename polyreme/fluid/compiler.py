@@ -1,7 +1,4 @@
-"""fluid.compiler: CompiledProgram and its strategies, as polyreme.static has them.
-
-Floor: 7.
-"""
+"""fluid.compiler: CompiledProgram and its strategies, as polyreme.static has them."""
 
 from polyreme.static.compiled import BuildStrategy, CompiledProgram, ExecutionStrategy
 

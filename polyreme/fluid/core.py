@@ -1,7 +1,4 @@
-"""fluid.core: the names of it that scripts use.
-
-Floor: 7.
-"""
+"""fluid.core: the names of it that scripts use."""
 
 from polyreme.core.place import CPUPlace, CUDAPlace, device_count, is_compiled_with_cuda
 from polyreme.fluid.lod_tensor import LoDTensor, LoDTensorArray

@@ -1,7 +1,4 @@
-"""DataFeeder: minibatches of samples as a feed.
-
-Floor: 7.
-"""
+"""DataFeeder: minibatches of samples as a feed."""
 
 from __future__ import annotations
 

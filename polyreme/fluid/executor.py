@@ -1,7 +1,4 @@
-"""Executor that takes and gives LoDTensors.
-
-Floor: 7.
-"""
+"""Executor that takes and gives LoDTensors."""
 
 from __future__ import annotations
 

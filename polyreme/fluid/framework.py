@@ -1,7 +1,4 @@
-"""fluid.framework: Programs, places, and what version this is.
-
-Floor: 7.
-"""
+"""fluid.framework: Programs, places, and what version this is."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Initializers under 1.7's names: initial values of parameters, with a seed of their own if one is given.
-
-Floor: 7.
-"""
+"""Initializers under 1.7's names: initial values of parameters, with a seed of their own if one is given."""
 
 from __future__ import annotations
 

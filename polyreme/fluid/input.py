@@ -1,7 +1,4 @@
-"""fluid.data, fluid.embedding and fluid.one_hot, which take shapes and ids as they are.
-
-Floor: 7.
-"""
+"""fluid.data, fluid.embedding and fluid.one_hot, which take shapes and ids as they are."""
 
 from __future__ import annotations
 

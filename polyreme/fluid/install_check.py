@@ -1,7 +1,4 @@
-"""run_check: whether a Program trains here.
-
-Floor: 7.
-"""
+"""run_check: whether a Program trains here."""
 
 from __future__ import annotations
 

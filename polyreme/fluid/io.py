@@ -1,6 +1,6 @@
 """fluid.io: variables in files, one for each or one for all, models for inference, and fluid.save and fluid.load.
 
-Floor: 7.  Files are safetensors under a digest, never pickles: a file of one variable is named after it, as in 1.7,
+Files are safetensors under a digest, never pickles: a file of one variable is named after it, as in 1.7,
 but its contents are this project's.
 """
 

@@ -1,6 +1,6 @@
 """Layer functions for labels of sequences: linear_chain_crf, crf_decoding, edit_distance, ctc_greedy_decoder.
 
-Floor: 7.  Source: PaddlePaddle 1.7, `fluid.layers`, nn.py and loss.py.
+Source: PaddlePaddle 1.7, `fluid.layers`, nn.py and loss.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What every function of fluid.layers is made with: recording, parameters by name, activations.
-
-Floor: 7.
-"""
+"""What every function of fluid.layers is made with: recording, parameters by name, activations."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How the division into sequences travels through a Program, and comes in and out with LoDTensors.
 
-Floor: 7.  A Variable's `lod` holds a Variable of offsets for each level. A sequence layer sets it; every other
+A Variable's `lod` holds a Variable of offsets for each level. A sequence layer sets it; every other
 operation passes on that of its first input that has one to results with as many rows. The length of the longest
 sequence, which padded forms need as a size, is fed beside the offsets, as the size of an array: `<offsets>@MAX`.
 """

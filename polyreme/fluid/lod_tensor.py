@@ -1,6 +1,6 @@
 """LoDTensor: rows on the host with their division into sequences, and into sequences of sequences.
 
-Floor: 7.  Level of detail, "lod": for each level a list of offsets [n + 1], outermost first. A level's offsets count
+Level of detail, "lod": for each level a list of offsets [n + 1], outermost first. A level's offsets count
 the entries of the next one, the innermost's count rows. Source: PaddlePaddle 1.7, `fluid.LoDTensor` and lod_tensor.py.
 """
 

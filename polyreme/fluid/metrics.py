@@ -1,7 +1,4 @@
-"""Metrics added up over minibatches on the host, from what a Program computed for each.
-
-Floor: 7.
-"""
+"""Metrics added up over minibatches on the host, from what a Program computed for each."""
 
 from __future__ import annotations
 

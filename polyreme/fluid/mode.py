@@ -1,6 +1,6 @@
 """Which code of a Fluid script is recorded: all of it, outside `dygraph.guard()`.
 
-Floor: 7.  In 1.7 nobody calls enable_static: a Program is what code builds unless it is told otherwise. Here the first
+In 1.7 nobody calls enable_static: a Program is what code builds unless it is told otherwise. Here the first
 call that builds one (any of fluid.layers, fluid.data, an optimizer) switches static mode on in its thread, as
 enable_static() would, so that `x + y` of two Variables, outside any fluid call, is recorded as well. Importing
 polyreme.fluid does nothing. `dygraph.guard()` runs what is inside as it is called, and disable_static() leaves static

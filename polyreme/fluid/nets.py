@@ -1,7 +1,4 @@
-"""Small networks of several layers.
-
-Floor: 7.
-"""
+"""Small networks of several layers."""
 
 from __future__ import annotations
 

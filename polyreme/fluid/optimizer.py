@@ -1,7 +1,4 @@
-"""Optimizers under 1.7's names and parameters, each over the one of polyreme.optimizer.
-
-Floor: 7.
-"""
+"""Optimizers under 1.7's names and parameters, each over the one of polyreme.optimizer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""ParallelExecutor: a Program's data-parallel runs, with the scope and the places it was made for.
-
-Floor: 7.
-"""
+"""ParallelExecutor: a Program's data-parallel runs, with the scope and the places it was made for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""ParamAttr with 1.7's parameters.
-
-Floor: 7.
-"""
+"""ParamAttr with 1.7's parameters."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """DataLoader.from_generator and PyReader: minibatches from Python generators, iterated over or read by the Program.
 
-Floor: 7.  One that is not iterable is started, read by every Executor.run of a Program with its Variables until
+One that is not iterable is started, read by every Executor.run of a Program with its Variables until
 EOFException, and reset.
 """
 

@@ -1,7 +1,7 @@
 """Recurrent layer functions on Variables whose rows are sequences: dynamic_lstm, dynamic_lstmp, dynamic_gru; and single
 steps: lstm_unit, gru_unit.
 
-Floor: 7.  The number of steps is the length of the longest sequence, which is fed beside the offsets; for sequences
+The number of steps is the length of the longest sequence, which is fed beside the offsets; for sequences
 that other layers made it is the number of rows, which takes longer and gives the same. Source: PaddlePaddle 1.7.
 """
 

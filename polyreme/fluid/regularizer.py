@@ -1,7 +1,4 @@
-"""Penalties under 1.7's names.
-
-Floor: 7.
-"""
+"""Penalties under 1.7's names."""
 
 from polyreme import regularizer as ours
 

@@ -1,6 +1,6 @@
 """Layer functions on Variables whose rows are sequences: fluid.layers.sequence_*.
 
-Floor: 7.  Static mode alone, as in 1.7. Where a result's number of rows depends on fed values other than offsets
+Static mode alone, as in 1.7. Where a result's number of rows depends on fed values other than offsets
 (sequence_slice, sequence_expand of sequences, sequence_unpad by lengths that are fed), the Program is run op by op
 instead of compiled. Source: PaddlePaddle 1.7, `fluid.layers`, sequence_lod.py; `name=` is accepted throughout.
 """

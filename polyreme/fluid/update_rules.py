@@ -1,7 +1,4 @@
-"""Update rules that 1.7 has and polyreme.optimizer has not: LARS, decayed Adagrad, FTRL.
-
-Floor: 7.
-"""
+"""Update rules that 1.7 has and polyreme.optimizer has not: LARS, decayed Adagrad, FTRL."""
 
 from __future__ import annotations
 

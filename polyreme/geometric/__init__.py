@@ -1,7 +1,4 @@
-"""polyreme.geometric: messages along the edges of graphs, sums by segment, sampled neighbours.
-
-Floor: 4.
-"""
+"""polyreme.geometric: messages along the edges of graphs, sums by segment, sampled neighbours."""
 
 from polyreme.geometric.reindex import reindex_graph, reindex_heter_graph
 from polyreme.geometric.sampling import sample_neighbors, weighted_sample_neighbors

@@ -1,7 +1,4 @@
-"""Nodes of a sampled graph numbered from 0. On the host: how many there are is a shape.
-
-Floor: 4.
-"""
+"""Nodes of a sampled graph numbered from 0. On the host: how many there are is a shape."""
 
 from __future__ import annotations
 

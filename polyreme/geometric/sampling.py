@@ -1,6 +1,6 @@
 """Neighbours of nodes, all or a random choice of them, read off a graph in compressed columns. On the host.
 
-Floor: 4.  The neighbours of node i are row[colptr[i]:colptr[i + 1]]. Numbers follow from polyreme.seed.
+The neighbours of node i are row[colptr[i]:colptr[i + 1]]. Numbers follow from polyreme.seed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A run's losses and metrics for a board: TensorBoard's event files, Weights & Biases; VisualDL is refused.
 
-Floor: 5.  The only file that imports tensorboardX and wandb, which are optional.
+The only file that imports tensorboardX and wandb, which are optional.
 """
 
 from __future__ import annotations

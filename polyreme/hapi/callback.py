@@ -1,7 +1,4 @@
-"""Callback: what may happen between the batches and epochs of Model; CallbackList: several as one.
-
-Floor: 5.
-"""
+"""Callback: what may happen between the batches and epochs of Model; CallbackList: several as one."""
 
 from __future__ import annotations
 

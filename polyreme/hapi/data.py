@@ -1,7 +1,4 @@
-"""What Model makes of the data it is given: loaders, batches as Tensors, and checks against InputSpecs.
-
-Floor: 5.
-"""
+"""What Model makes of the data it is given: loaders, batches as Tensors, and checks against InputSpecs."""
 
 from __future__ import annotations
 

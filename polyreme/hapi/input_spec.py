@@ -1,7 +1,4 @@
-"""InputSpec: the shape, dtype and name an input is going to have.
-
-Floor: 5.
-"""
+"""InputSpec: the shape, dtype and name an input is going to have."""
 
 from __future__ import annotations
 

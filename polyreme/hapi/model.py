@@ -1,7 +1,4 @@
-"""Model: a network with its loss, optimizer and metrics, trained, evaluated and used by one call each.
-
-Floor: 5.
-"""
+"""Model: a network with its loss, optimizer and metrics, trained, evaluated and used by one call each."""
 
 from __future__ import annotations
 

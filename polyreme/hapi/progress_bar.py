@@ -1,7 +1,4 @@
-"""ProgBarLogger: how far a run of Model is, as a bar on a terminal and as plain lines elsewhere.
-
-Floor: 5.
-"""
+"""ProgBarLogger: how far a run of Model is, as a bar on a terminal and as plain lines elsewhere."""
 
 from __future__ import annotations
 

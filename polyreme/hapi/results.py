@@ -1,7 +1,4 @@
-"""Results: losses and metrics of a pass over the data, fetched from the device only when somebody reads them.
-
-Floor: 5.
-"""
+"""Results: losses and metrics of a pass over the data, fetched from the device only when somebody reads them."""
 
 from __future__ import annotations
 

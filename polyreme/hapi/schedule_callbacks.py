@@ -1,7 +1,4 @@
-"""Callbacks that steer training: LRScheduler, EarlyStopping, ReduceLROnPlateau, and ModelCheckpoint.
-
-Floor: 5.
-"""
+"""Callbacks that steer training: LRScheduler, EarlyStopping, ReduceLROnPlateau, and ModelCheckpoint."""
 
 from __future__ import annotations
 

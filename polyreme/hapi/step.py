@@ -1,7 +1,4 @@
-"""Steps: what Model does with one batch, as captured programs, or eagerly once a capture was refused.
-
-Floor: 5.
-"""
+"""Steps: what Model does with one batch, as captured programs, or eagerly once a capture was refused."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Earlier spellings of polyreme.geometric, and neighbours sampled over several hops.
-
-Floor: 5.
-"""
+"""Earlier spellings of polyreme.geometric, and neighbours sampled over several hops."""
 
 from __future__ import annotations
 

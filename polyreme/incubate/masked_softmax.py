@@ -1,6 +1,6 @@
 """Softmax under a mask, in the spellings of incubate, and the mark of a final loss.
 
-Floor: 5.  XLA makes one kernel of the mask and the softmax; there is nothing to fuse by hand.
+XLA makes one kernel of the mask and the softmax; there is nothing to fuse by hand.
 """
 
 from __future__ import annotations

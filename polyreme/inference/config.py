@@ -1,7 +1,4 @@
-"""Config: which artefact a predictor runs, on which device, and for which batch sizes it is compiled.
-
-Floor: 5.
-"""
+"""Config: which artefact a predictor runs, on which device, and for which batch sizes it is compiled."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
 """What predictors of one model share: weights on a device, and programs compiled for the shapes they are called with.
-
-Floor: 5.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Kinds of data, places and precision by the names of paddle.inference, and what this build has of other engines.
-
-Floor: 5.
-"""
+"""Kinds of data, places and precision by the names of paddle.inference, and what this build has of other engines."""
 
 from __future__ import annotations
 

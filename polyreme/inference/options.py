@@ -1,6 +1,6 @@
 """The options of paddle.inference.Config that choose among engines, passes and devices that are not here.
 
-Floor: 5.  One table: what is accepted because results are the same either way, what is refused because they are not,
+One table: what is accepted because results are the same either way, what is refused because they are not,
 and what the questions about them answer. docs/deployment.md shows it.
 """
 

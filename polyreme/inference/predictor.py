@@ -1,7 +1,4 @@
-"""Predictor: runs an artefact through named handles or lists; clones share its weights and compiled programs.
-
-Floor: 5.
-"""
+"""Predictor: runs an artefact through named handles or lists; clones share its weights and compiled programs."""
 
 from __future__ import annotations
 

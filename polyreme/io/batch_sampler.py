@@ -1,7 +1,4 @@
-"""Batch samplers: sample indices in batches, for one process and for several.
-
-Floor: 4.  Never imports: jax.
-"""
+"""Batch samplers: sample indices in batches, for one process and for several."""
 
 import math
 from collections.abc import Iterable, Iterator

@@ -1,6 +1,6 @@
 """Where NumPy batches become Tensors: in the parent process, never in a worker.
 
-Floor: 4.  The only file of the loader that imports jax.
+The only file of the loader that imports jax.
 """
 
 from typing import Any

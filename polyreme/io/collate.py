@@ -1,6 +1,5 @@
 """Collation: a list of samples becomes one batch of stacked NumPy arrays.
 
-Floor: 4.  Never imports: jax.  Two steps, so that a worker can stack straight into shared memory: `plan` says
 which arrays go into which leaf, `Stack.write` copies them.
 """
 

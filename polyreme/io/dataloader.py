@@ -1,6 +1,6 @@
 """DataLoader: batches of a dataset as Tensors, read here or by worker processes, resumable exactly.
 
-Floor: 4.  The parent's side; workers never import this file.
+The parent's side; workers never import this file.
 """
 
 import itertools

@@ -1,7 +1,4 @@
-"""Datasets: samples by index, samples as a stream, and datasets made of others.
-
-Floor: 4.  Never imports: jax.
-"""
+"""Datasets: samples by index, samples as a stream, and datasets made of others."""
 
 import bisect
 import itertools

@@ -1,7 +1,4 @@
-"""Files by URL, kept in a folder: from this machine, or fetched by HTTP once and checked.
-
-Floor: 4.
-"""
+"""Files by URL, kept in a folder: from this machine, or fetched by HTTP once and checked."""
 
 from __future__ import annotations
 

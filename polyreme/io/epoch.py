@@ -1,7 +1,4 @@
-"""One pass over a DataLoader: where its batches come from, and where it stands.
-
-Floor: 4.
-"""
+"""One pass over a DataLoader: where its batches come from, and where it stands."""
 
 from collections import deque
 from collections.abc import Callable, Iterator

@@ -1,7 +1,4 @@
-"""Failures while reading data: carried from a worker to the parent, and worded there.
-
-Floor: 4.  Never imports: jax.
-"""
+"""Failures while reading data: carried from a worker to the parent, and worded there."""
 
 import builtins
 import traceback

@@ -1,7 +1,4 @@
-"""Reading the samples of one batch, the same way in a worker and in the parent.
-
-Floor: 4.  Never imports: jax.
-"""
+"""Reading the samples of one batch, the same way in a worker and in the parent."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

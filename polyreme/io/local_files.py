@@ -1,7 +1,4 @@
-"""Published data files on this machine: where they are looked for, their digests, archives read safely.
-
-Floor: 4.  Never imports: jax.  Nothing is downloaded.
-"""
+"""Published data files on this machine: where they are looked for, their digests, archives read safely."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""MmapStorage: parts of a file of numbers as Tensors, without reading the rest of it.
-
-Floor: 4.
-"""
+"""MmapStorage: parts of a file of numbers as Tensors, without reading the rest of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The parent's side of the worker processes: hands out tasks, takes batches in order, notices the dead and the hung.
-
-Floor: 4.  Never imports: jax.
-"""
+"""The parent's side of the worker processes: hands out tasks, takes batches in order, notices the dead and the hung."""
 
 import contextlib
 import itertools

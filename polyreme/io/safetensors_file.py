@@ -1,6 +1,6 @@
 """The safetensors file format, read without trust: every size is checked against the file before it is used.
 
-Floor: 4.  Layout: 8 bytes little-endian length of the header, a JSON header, then the data of the tensors without gaps.
+Layout: 8 bytes little-endian length of the header, a JSON header, then the data of the tensors without gaps.
 Source: https://github.com/huggingface/safetensors#format. Written here and not by the library because a digest of the
 data goes into the header, and because the library accepts duplicate keys.
 """

@@ -1,7 +1,4 @@
-"""Samplers: the order in which sample indices are read, a pure function of (seed, epoch).
-
-Floor: 4.  Never imports: jax.
-"""
+"""Samplers: the order in which sample indices are read, a pure function of (seed, epoch)."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

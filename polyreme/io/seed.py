@@ -1,7 +1,4 @@
-"""Seeds: what a generator argument means, and the random numbers of one epoch.
-
-Floor: 4.  Never imports: jax.
-"""
+"""Seeds: what a generator argument means, and the random numbers of one epoch."""
 
 from typing import Any
 

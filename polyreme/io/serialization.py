@@ -1,6 +1,6 @@
 """save and load: nested Python values and Tensors in one safetensors file, digested; no pickle.
 
-Floor: 4.  The values' structure is JSON in the file's metadata, so any safetensors reader still sees the weights.
+The values' structure is JSON in the file's metadata, so any safetensors reader still sees the weights.
 """
 
 import errno

@@ -1,6 +1,5 @@
 """Batches in shared memory: the slots a worker writes, and the parent's view of them.
 
-Floor: 4.  Never imports: jax.  A worker's n-th batch goes into slot n % slots, and the parent asks for batch n + slots
 only after it has taken batch n, so that a slot is never written while it is read. A slot grows by becoming a new
 segment `<prefix>w<worker>s<slot>g<generation>`; since the names can be told in advance, the parent can remove the
 segments of a worker that was killed.

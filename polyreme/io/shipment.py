@@ -1,7 +1,4 @@
-"""How a dataset reaches the workers: pickled once, its arrays in one shared segment, memory-mapped files by name.
-
-Floor: 4.  Never imports: jax.  These bytes go from a process to the children it started, never to or from a file.
-"""
+"""How a dataset reaches the workers: pickled once, its arrays in one shared segment, memory-mapped files by name."""
 
 import io
 import mmap

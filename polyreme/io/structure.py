@@ -1,7 +1,4 @@
-"""Nested batches: dicts, lists, tuples and namedtuples with leaves in them.
-
-Floor: 4.  Never imports: jax.
-"""
+"""Nested batches: dicts, lists, tuples and namedtuples with leaves in them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

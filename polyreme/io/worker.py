@@ -1,7 +1,4 @@
-"""The worker process: takes tasks from its pipe, reads the samples, and sends batches back.
-
-Floor: 4.  Never imports: jax (what the user's own modules import is theirs to choose).
-"""
+"""The worker process: takes tasks from its pipe, reads the samples, and sends batches back."""
 
 import os
 import queue

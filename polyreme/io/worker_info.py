@@ -1,7 +1,4 @@
-"""What a dataset may ask about the worker process it is running in.
-
-Floor: 4.  Never imports: jax.
-"""
+"""What a dataset may ask about the worker process it is running in."""
 
 from dataclasses import dataclass
 from typing import Any

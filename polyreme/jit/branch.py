@@ -1,7 +1,4 @@
-"""One of two pieces of Python, chosen by a Tensor: both are traced, and become one kernel around jax.lax.cond.
-
-Floor: 3.
-"""
+"""One of two pieces of Python, chosen by a Tensor: both are traced, and become one kernel around jax.lax.cond."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Python's builtin functions that decide by the values they are given, for Tensors whose value is not known yet.
 
-Floor: 3.  Without such a Tensor among the arguments each is Python's own.
+Without such a Tensor among the arguments each is Python's own.
 """
 
 from __future__ import annotations

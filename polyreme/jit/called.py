@@ -1,7 +1,4 @@
-"""A compiled call that remembers how it was called, so that its program can be read later.
-
-Floor: 3.
-"""
+"""A compiled call that remembers how it was called, so that its program can be read later."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Watches a function run once, and learns which persistent Tensors it reads and writes.
 
-Floor: 3.  While a capture is active every Tensor read and write reports here (core.state). Tensors made inside belong
+While a capture is active every Tensor read and write reports here (core.state). Tensors made inside belong
 to the captured code; any other Tensor met is state: an input of the program, and an output if it was written. A branch
 or loop body is watched by a capture of its own, inside the capture of the function.
 """

@@ -1,6 +1,6 @@
 """Control flow on Tensors: cond, while_loop, case and switch_case, and the operators converted Python code calls.
 
-Floor: 3.  Eagerly a condition has a value and plain Python runs. While capturing it has none: both branches are traced
+Eagerly a condition has a value and plain Python runs. While capturing it has none: both branches are traced
 into one kernel (jit.branch), a loop into one (jit.loop). A condition that is a Python value always stays Python.
 """
 

@@ -1,6 +1,6 @@
 """Python to Python: if, while, for, and, or, not become calls of jit.control_flow, by AutoGraph's transpiler.
 
-Floor: 3.  Conversion follows calls into the user's functions, never into this package, its engine or the standard
+Conversion follows calls into the user's functions, never into this package, its engine or the standard
 library. Converted code keeps the file and line numbers of the source it came from.
 """
 

@@ -1,6 +1,6 @@
 """print, assert and raise of captured code: what has to wait for values happens when the program runs, on the host.
 
-Floor: 3.  Each becomes a jax.debug.callback. A failed assertion or a raise cannot stop a program halfway: it is
+Each becomes a jax.debug.callback. A failed assertion or a raise cannot stop a program halfway: it is
 remembered, and raised when the call that ran the program ends.
 """
 

@@ -1,7 +1,4 @@
-"""Which arguments of a traced function its results depend on.
-
-Floor: 3.
-"""
+"""Which arguments of a traced function its results depend on."""
 
 from __future__ import annotations
 

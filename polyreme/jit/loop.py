@@ -1,6 +1,6 @@
 """A loop whose number of steps depends on a Tensor: test and body are traced, and become one kernel around a jax loop.
 
-Floor: 3.  What the body changes is found by tracing it: variables and state that change are carried, all else is
+What the body changes is found by tracing it: variables and state that change are carried, all else is
 constant.
 """
 

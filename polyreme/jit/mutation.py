@@ -1,6 +1,6 @@
 """What a branch or loop on a Tensor changes in Python objects: items of lists, dicts and sets, and attributes.
 
-Floor: 3.  Both sides of a branch are traced, and a loop's body several times, so a change may not simply happen. Each
+Both sides of a branch are traced, and a loop's body several times, so a change may not simply happen. Each
 one is noted, undone when the trace ends, and what it left is merged or carried like a variable.
 """
 

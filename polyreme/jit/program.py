@@ -1,6 +1,6 @@
 """One captured program: a function's Python, run twice on tracers, becomes one compiled call over its state.
 
-Floor: 3.  The first run (abstract) finds the state; the second, under jax.jit, makes the program. State that the
+The first run (abstract) finds the state; the second, under jax.jit, makes the program. State that the
 function writes is donated. A function whose result wants gradients is one tape node instead, so it trains like any op.
 """
 

@@ -1,6 +1,6 @@
 """A branch or loop body run once on tracers: a jaxpr, and what it does to variables, state and gradients.
 
-Floor: 3.  Tensors of the surrounding code are met as state (jit.capture); what the jaxpr closes over becomes the inputs
+Tensors of the surrounding code are met as state (jit.capture); what the jaxpr closes over becomes the inputs
 of one kernel, so the whole statement is one node of the tape.
 """
 

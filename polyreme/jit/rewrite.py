@@ -1,6 +1,6 @@
 """Statements that malt leaves alone or cannot take, written as calls of ag__ operators, before malt's passes run.
 
-Floor: 3.  Stores into items and attributes, in-place operators, container displays, f-strings, print, assert and raise
+Stores into items and attributes, in-place operators, container displays, f-strings, print, assert and raise
 become calls, so that a branch or loop on a Tensor can account for them (jit.mutation, jit.host_calls). What
 Python would compile differently outside its class or statement is spelled out: private names, `except E as e`, `:=`
 inside an operand.

@@ -1,6 +1,6 @@
 """Names of layers in compiled programs: which Layer each operation, forward or backward, was written in.
 
-Floor: 3.  While a function is captured, every Layer call opens a jax.named_scope with the layer's name within its
+While a function is captured, every Layer call opens a jax.named_scope with the layer's name within its
 parent, so the op_name of each XLA instruction reads Model/blocks.0/attention/... The tape numbers its nodes in order,
 so a list of (number, scope) at each change tells a node's scope in the backward pass at no cost to the nodes.
 """

@@ -1,6 +1,6 @@
 """A captured function whose forward and backward are programs of their own, the backward cut in two if wanted.
 
-Floor: 3.  What a pipeline needs: the forward of a part of a model runs now, its backward later, the gradients of its
+What a pipeline needs: the forward of a part of a model runs now, its backward later, the gradients of its
 weights later still. The forward is traced with the tape on; the arrays that the tape's nodes keep are further outputs.
 The backward is the tape's walk over the same nodes, traced with those arrays given back (tape.Node.saved, reload). The
 cut between input gradients and weight gradients is a cut of the tape: edges from which an input is reached are followed

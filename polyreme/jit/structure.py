@@ -1,6 +1,6 @@
 """Nested arguments and results taken apart into leaves and put together again, dict order and types kept.
 
-Floor: 3.  Containers: list, tuple, namedtuple, dict, OrderedDict, and dataclasses that hold a Tensor. All else is a
+Containers: list, tuple, namedtuple, dict, OrderedDict, and dataclasses that hold a Tensor. All else is a
 leaf.
 """
 

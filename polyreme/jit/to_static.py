@@ -1,7 +1,4 @@
-"""to_static: a function or Layer whose calls run captured programs, one for each structure of arguments.
-
-Floor: 3.
-"""
+"""to_static: a function or Layer whose calls run captured programs, one for each structure of arguments."""
 
 from __future__ import annotations
 

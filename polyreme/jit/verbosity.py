@@ -1,7 +1,4 @@
-"""How much capturing tells: its log, and the code that control flow is converted into.
-
-Floor: 3.
-"""
+"""How much capturing tells: its log, and the code that control flow is converted into."""
 
 from __future__ import annotations
 

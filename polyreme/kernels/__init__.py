@@ -1,7 +1,4 @@
-"""Fused kernels on jax arrays, each with its plain twin.
-
-Floor: 0.  Never imports: polyreme.core.
-"""
+"""Fused kernels on jax arrays, each with its plain twin."""
 
 from polyreme.kernels.adamw import adamw, adamw_plain
 from polyreme.kernels.attention import attention, attention_plain

@@ -1,7 +1,4 @@
-"""One Adam or AdamW step over a list of parameters.
-
-Floor: 0.  Never imports: polyreme.core.
-"""
+"""One Adam or AdamW step over a list of parameters."""
 
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Scaled dot-product attention: blocked with its own backward on CPU, cuDNN on GPU, and the plain twin.
 
-Floor: 0.  Never imports: polyreme.core.
-
 Shape legend: b batch, h query heads, n key heads, g = h / n query heads that share a key head, s query length,
 t key length, d head dim.
 """

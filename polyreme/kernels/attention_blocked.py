@@ -1,7 +1,5 @@
 """Attention by query blocks with its own backward pass: the CPU path of kernels.attention.
 
-Floor: 0.  Never imports: polyreme.core.
-
 Shape legend: b batch, n key heads, g query heads that share a key head, s queries (r in one block), t keys (e of them
 needed by a block), d head dim. Inside, arrays are [b, n, g, s, d] (queries) and [b, n, t, d] (keys, values); the
 arithmetic is in float32 or wider whatever the input dtype.

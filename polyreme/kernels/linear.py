@@ -1,7 +1,4 @@
-"""The affine map of the last dim.
-
-Floor: 0.  Never imports: polyreme.core.
-"""
+"""The affine map of the last dim."""
 
 import math
 

@@ -1,7 +1,5 @@
 """Softmax cross-entropy of a linear map, without the logits ever being whole in memory.
 
-Floor: 0.  Never imports: polyreme.core.
-
 Shape legend: t tokens, m hidden size, v vocabulary; a chunk holds c tokens.
 """
 

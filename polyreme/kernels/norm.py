@@ -1,7 +1,4 @@
-"""layer_norm and rms_norm over the last dim, with their own backward pass, and the plain twins.
-
-Floor: 0.  Never imports: polyreme.core.
-"""
+"""layer_norm and rms_norm over the last dim, with their own backward pass, and the plain twins."""
 
 from functools import partial
 

@@ -1,7 +1,5 @@
 """A recurrent layer over whole sequences: Elman, LSTM and GRU cells in one scan with its own backward, and its twin.
 
-Floor: 0.  Never imports: polyreme.core.
-
 Letters: t steps, b sequences, d inputs, h units, p what a layer hands on (h, or the projection's size), g gates * h.
 State is (h,), or (h, c) for LSTM. Gates are computed in at least float32.
 """

@@ -1,7 +1,5 @@
 """dropout + add + norm, the joint of a transformer block.
 
-Floor: 0.  Never imports: polyreme.core.
-
 One form on every backend: XLA fuses the dropout and the addition into one loop by itself, and the norms carry their
 own backward pass (kernels.norm). A backward pass of its own for the whole was left out: it would save nothing but the
 dropout bits, at the price of drawing them twice, and drawing is the dear part on CPU.

@@ -1,7 +1,5 @@
 """Attention over a sequence that is split over devices: keys and values passed round a ring, or heads split instead.
 
-Floor: 0.  Never imports: polyreme.core.
-
 ring_attention (source: arXiv:2310.01889): each device keeps its queries; the keys and values travel from device to
 device, and what each block of them adds is merged by its logsumexp. The backward pass sends them round once more, with
 their gradients. Memory a device: (sequence / ways)^2 scores at most, in blocks.

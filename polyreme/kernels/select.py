@@ -1,7 +1,4 @@
-"""Which backend a kernel is traced for: the one place where kernels ask.
-
-Floor: 0.  Never imports: polyreme.core.
-"""
+"""Which backend a kernel is traced for: the one place where kernels ask."""
 
 from typing import Any, Literal
 

@@ -1,6 +1,6 @@
 """The six mesh axes and the shape of a device mesh: degrees, order, strides and coordinates.
 
-Floor: 0.  Devices are whole numbers here; nothing touches one.
+Devices are whole numbers here; nothing touches one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Plan: the one value that says how a job runs in parallel. Nothing else turns parallelism on.
 
-Floor: 0.  The planner returns it, a person writes it in YAML, the log prints it and the checkpoint stores it.
+The planner returns it, a person writes it in YAML, the log prints it and the checkpoint stores it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Schedule: which stage of a pipeline runs what, in which order, as a table; and what such a table costs.
 
-Floor: 0.  The runtime walks any Schedule and knows none by name.
+The runtime walks any Schedule and knows none by name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Published bubble of each pipeline schedule, to hold its table against. Costs are the papers': F = B = W.
-
-Floor: 0.
-"""
+"""Published bubble of each pipeline schedule, to hold its table against. Costs are the papers': F = B = W."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The order of work of each pipeline schedule: pure functions of a few counts to task lists.
 
-Floor: 0.  Names: p stages, m microbatches, v chunks per stage, s one stage.
+Names: p stages, m microbatches, v chunks per stage, s one stage.
 A table is written as its list of (kind, chunk): the n-th F of a chunk is of microbatch n, and so for B and W.
 """
 

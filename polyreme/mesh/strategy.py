@@ -1,6 +1,6 @@
 """Parallel strategies as values: which mesh axes split which logical dims of which tensors.
 
-Floor: 0.  Layers name the logical dims of their tensors, a Strategy maps them to axes, and nothing else decides.
+Layers name the logical dims of their tensors, a Strategy maps them to axes, and nothing else decides.
 
 The vocabulary of logical dims:
 

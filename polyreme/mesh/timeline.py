@@ -1,6 +1,4 @@
 """Tasks of a pipeline and when they run: every stage works through its list in order, each task waiting for its inputs.
-
-Floor: 0.
 """
 
 from __future__ import annotations

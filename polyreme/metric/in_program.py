@@ -1,7 +1,4 @@
-"""Accuracy and area under the ROC curve made of ops, for predictions whose values are not known yet.
-
-Floor: 4.
-"""
+"""Accuracy and area under the ROC curve made of ops, for predictions whose values are not known yet."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Metrics computed on the host from arrays or Tensors: Accuracy, Precision, Recall, Auc.
 
-Floor: 4.  Predictions and labels are numpy arrays or Tensors; values are read on the host, so call these outside a
+Predictions and labels are numpy arrays or Tensors; values are read on the host, so call these outside a
 captured step.
 """
 

@@ -1,6 +1,4 @@
 """What the decoder families share: embed, blocks, norm, output projection, loss; and the same as a sequence of layers.
-
-Floor: 7.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """GPT: a decoder of pre-norm blocks with learned positions and a GELU feed-forward.
 
-Floor: 7.  Source: Radford et al., 2019 (GPT-2); same function as transformers' GPT2LMHeadModel, whose values are the
+Source: Radford et al., 2019 (GPT-2); same function as transformers' GPT2LMHeadModel, whose values are the
 fixtures of tests/models/test_gpt.py. Logical dims of parameters: embed, heads (num_heads * head_dim, times 3 in qkv:
 split by whole heads where mp divides num_heads), ffn, vocab; the positions' first dim has no name: mp leaves it whole.
 """

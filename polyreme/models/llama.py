@@ -1,6 +1,6 @@
 """LLaMA: a decoder with RMSNorm, rotary positions, grouped key-value heads and a SwiGLU feed-forward.
 
-Floor: 7.  Source: arXiv:2302.13971; grouped heads arXiv:2305.13245; rotary positions arXiv:2104.09864 (the two halves
+Source: arXiv:2302.13971; grouped heads arXiv:2305.13245; rotary positions arXiv:2104.09864 (the two halves
 of a head are rotated against each other). Same function as transformers' LlamaForCausalLM, whose values are the
 fixtures of tests/models/test_llama.py. Logical dims of parameters: embed, heads and kv_heads (each times head_dim:
 split by whole heads where mp divides their number), ffn, vocab.

@@ -1,7 +1,4 @@
-"""Vocabulary sizes that split evenly over devices.
-
-Floor: 7.
-"""
+"""Vocabulary sizes that split evenly over devices."""
 
 from polyreme.errors import ConfigError
 

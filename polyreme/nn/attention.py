@@ -1,7 +1,4 @@
-"""Which kernel attention may run.
-
-Floor: 5.
-"""
+"""Which kernel attention may run."""
 
 from __future__ import annotations
 

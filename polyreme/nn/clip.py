@@ -1,6 +1,6 @@
 """Gradient clipping: by value, by each gradient's norm, by the norm of all of them.
 
-Floor: 4.  `arrays` is the pure form that optimizers compile into their update; calling a clip works on
+`arrays` is the pure form that optimizers compile into their update; calling a clip works on
 (parameter, gradient) pairs.
 """
 

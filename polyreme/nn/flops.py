@@ -1,7 +1,4 @@
-"""flops: multiply-adds of a network's layers, counted in one forward.
-
-Floor: 4.
-"""
+"""flops: multiply-adds of a network's layers, counted in one forward."""
 
 from __future__ import annotations
 

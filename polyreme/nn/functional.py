@@ -1,6 +1,6 @@
 """polyreme.nn.functional: the functions behind the layers.
 
-Floor: 4.  Everything is declared in the op tables; this file only gathers the names.
+Everything is declared in the op tables; this file only gathers the names.
 """
 
 from polyreme.eager.methods import INPLACE

@@ -1,6 +1,6 @@
 """Layer: parameters, buffers and sublayers under names, and a forward.
 
-Floor: 4.  A layer names the logical dims of its parameters; it knows no device.
+A layer names the logical dims of its parameters; it knows no device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""LazyGuard: layers made inside it have parameters of a shape and a dtype, but no memory until they are initialized.
-
-Floor: 4.
-"""
+"""LazyGuard: layers made inside it have parameters of a shape and a dtype, but no memory until they are initialized."""
 
 from __future__ import annotations
 

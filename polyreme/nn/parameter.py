@@ -1,7 +1,4 @@
-"""Parameter: a Tensor that training changes, and ParamAttr: how a Layer should make one.
-
-Floor: 4.
-"""
+"""Parameter: a Tensor that training changes, and ParamAttr: how a Layer should make one."""
 
 from __future__ import annotations
 

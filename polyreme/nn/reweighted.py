@@ -1,6 +1,6 @@
 """A layer's weight made a function of other parameters: by its direction and length, or by its largest singular value.
 
-Floor: 4.  The layer becomes one of a class of its own, whose attribute of the weight's name computes it each time, so
+The layer becomes one of a class of its own, whose attribute of the weight's name computes it each time, so
 that nothing computed is kept and captured code sees the parameters themselves.
 """
 

@@ -1,7 +1,4 @@
-"""The second spellings of Layer's methods in the public API, and looking parts up by dotted names.
-
-Floor: 4.
-"""
+"""The second spellings of Layer's methods in the public API, and looking parts up by dotted names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""summary: a table of a network's layers, their shapes and their parameters.
-
-Floor: 4.
-"""
+"""summary: a table of a network's layers, their shapes and their parameters."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Parameters as one vector, gradients clipped in place, and weights that are computed.
-
-Floor: 4.
-"""
+"""Parameters as one vector, gradients clipped in place, and weights that are computed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Activation functions: elementwise ones, gated ones, and the softmax family.
 
-Floor: 2.  Half-precision inputs are computed in float32 inside and come back in their own dtype; integers become the
+Half-precision inputs are computed in float32 inside and come back in their own dtype; integers become the
 default floating dtype.
 """
 

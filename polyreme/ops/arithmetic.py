@@ -1,6 +1,6 @@
 """Binary arithmetic, comparison, logic and bit ops, and the cast: what Python's operators call.
 
-Floor: 2.  Operands broadcast, and promote by Paddle's rules (core.dtype.promote).
+Operands broadcast, and promote by Paddle's rules (core.dtype.promote).
 """
 
 from __future__ import annotations

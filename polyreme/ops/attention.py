@@ -1,6 +1,6 @@
 """Attention and rotary positions, on the fused kernels.
 
-Floor: 2.  Layout [batch, seq, heads, head_dim]; s is the number of queries, t of keys.
+Layout [batch, seq, heads, head_dim]; s is the number of queries, t of keys.
 """
 
 from __future__ import annotations

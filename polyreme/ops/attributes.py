@@ -1,7 +1,4 @@
-"""Questions about a Tensor: its size, shape, rank and dtype.
-
-Floor: 2.
-"""
+"""Questions about a Tensor: its size, shape, rank and dtype."""
 
 from __future__ import annotations
 

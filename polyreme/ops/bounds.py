@@ -1,6 +1,6 @@
 """Checks of dims and indices that ops share, and the host-side step that stands before an op.
 
-Floor: 2.  A dim out of range is a ShapeError, found from shapes alone. An index out of range is an IndexError in eager
+A dim out of range is a ShapeError, found from shapes alone. An index out of range is an IndexError in eager
 code (2-3 us on the processor; on an accelerator it waits for the index), and in captured code in the checked mode.
 Otherwise a read gives NaN (the lowest value for integers) there, and a write is dropped. It never wraps or clamps.
 """

@@ -1,6 +1,6 @@
 """Boxes around objects: overlap, the boxes a detector starts from, and boxes as offsets from those.
 
-Floor: 2.  A box is (x1, y1, x2, y2). "Not normalized" boxes are in whole pixels, both ends inside: one more wide and
+A box is (x1, y1, x2, y2). "Not normalized" boxes are in whole pixels, both ends inside: one more wide and
 high than the difference of their corners.
 """
 

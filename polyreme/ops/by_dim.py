@@ -1,6 +1,6 @@
 """Functions in the form that other libraries give them: over `dim`, with values and indices together.
 
-Floor: 2.  Made of the ops, so they run wherever those do. They are public as polyreme.compat's; softmax and split
+Made of the ops, so they run wherever those do. They are public as polyreme.compat's; softmax and split
 elsewhere too.
 """
 

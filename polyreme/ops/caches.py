@@ -1,6 +1,6 @@
 """Caches of keys and values that attention reads and grows: one row a sequence, or blocks that sequences share.
 
-Floor: 2.  b batch, n key heads, d head_dim. Writes give the new cache; callers write it in place with out=.
+b batch, n key heads, d head_dim. Writes give the new cache; callers write it in place with out=.
 """
 
 from __future__ import annotations

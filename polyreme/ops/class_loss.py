@@ -1,6 +1,6 @@
 """Losses over classes: margins between scores, trees and clusters of classes, angular margins.
 
-Floor: 2.  All compute in at least float32; reduction as in ops/loss.py. A label out of range raises IndexError in
+All compute in at least float32; reduction as in ops/loss.py. A label out of range raises IndexError in
 eager code; in captured code it gives NaN.
 """
 

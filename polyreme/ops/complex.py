@@ -1,6 +1,6 @@
 """Complex numbers: parts, angle, conjugate, and the same data seen as pairs of real numbers.
 
-Floor: 2.  Gradients follow the convention dL/dx + i dL/dy.
+Gradients follow the convention dL/dx + i dL/dy.
 """
 
 from __future__ import annotations

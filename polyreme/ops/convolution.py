@@ -1,6 +1,6 @@
 """Convolutions, transposed convolutions, and windows laid out as columns.
 
-Floor: 2.  Weights are [out, in / groups, *kernel] ([in, out / groups, *kernel] transposed) in every data format.
+Weights are [out, in / groups, *kernel] ([in, out / groups, *kernel] transposed) in every data format.
 padding: an int, one int or one (before, after) pair a spatial dim, "SAME" or "VALID".
 """
 

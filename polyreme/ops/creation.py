@@ -1,6 +1,6 @@
 """Making Tensors: filled, counted and diagonal ones, triangles, grids, copies.
 
-Floor: 2.  Where a size decides the result's shape it is a static attribute; a fill value is an argument of the program,
+Where a size decides the result's shape it is a static attribute; a fill value is an argument of the program,
 so that another value does not compile again.
 """
 

@@ -1,6 +1,6 @@
 """Cross-entropy against class labels and class probabilities.
 
-Floor: 2.  Computed in at least float32; the result has the input's dtype. Where the values of labels can be seen (not
+Computed in at least float32; the result has the input's dtype. Where the values of labels can be seen (not
 inside a captured function) a label out of range raises IndexError; in a captured function it gives NaN.
 """
 

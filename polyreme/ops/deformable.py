@@ -1,6 +1,6 @@
 """Convolution whose sampling points are moved by learned offsets.
 
-Floor: 2.  Sources: Dai et al., 2017, arXiv:1703.06211 (offsets); Zhu et al., 2018, arXiv:1811.11168 (the mask).
+Sources: Dai et al., 2017, arXiv:1703.06211 (offsets); Zhu et al., 2018, arXiv:1811.11168 (the mask).
 """
 
 from __future__ import annotations

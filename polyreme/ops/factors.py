@@ -1,6 +1,6 @@
 """Matrices given by their factors: LU and what solves with it, Householder reflectors, low-rank SVD and PCA.
 
-Floor: 2.  Matrices are the last two dims, leading dims are a batch. The layouts are LAPACK's: L (its unit diagonal left
+Matrices are the last two dims, leading dims are a batch. The layouts are LAPACK's: L (its unit diagonal left
 out) and U in one matrix, pivots counted from 1, reflectors below the diagonal.
 """
 

@@ -1,6 +1,6 @@
 """Discrete Fourier transforms: complex, of real signals, and of signals with real spectra; in 1, 2 and n dims.
 
-Floor: 2.  All are one of three bodies, complex to complex, real to half a spectrum, half a spectrum to real. "Forward"
+All are one of three bodies, complex to complex, real to half a spectrum, half a spectrum to real. "Forward"
 has exp(-2 pi i k n / N) in it. norm says where the factor 1 / N goes: "backward" on the inverse, "forward" on the
 forward one, "ortho" its square root on both. n and s are sizes that dims are cut or filled with zeros to; they default
 to those of x, and for a real result of half a spectrum of m frequencies to 2 (m - 1). Half precision is computed in

@@ -1,6 +1,6 @@
 """Blocks of 128 numbers in float8 with a scale each, the gated activations beside them, and other fused gradients.
 
-Floor: 2.  Source: arXiv:2209.05433. q = x / scale, in float8_e4m3fn, whose largest number is 448.
+Source: arXiv:2209.05433. q = x / scale, in float8_e4m3fn, whose largest number is 448.
 """
 
 from __future__ import annotations

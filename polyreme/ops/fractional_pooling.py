@@ -1,6 +1,6 @@
 """Max pooling over windows of uneven sizes that a random number places: output sizes need not divide the input's.
 
-Floor: 2.  Source: arXiv:1412.6071.
+Source: arXiv:1412.6071.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reading elements at given indices or under a mask: gather, index_select, take, masked_select and their relatives.
 
-Floor: 2.  A negative index counts from the end, except where an op says otherwise; one out of range: see ops.bounds.
+A negative index counts from the end, except where an op says otherwise; one out of range: see ops.bounds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checking integers against a range: indices, ids and labels. One place for every op that takes them.
 
-Floor: 2.  Eager code raises IndexError at once, which waits for the device. In captured code there are no values yet:
+Eager code raises IndexError at once, which waits for the device. In captured code there are no values yet:
 in the checked mode (core.checked) the program looks when it runs; otherwise a read gives NaN and a write is dropped.
 """
 

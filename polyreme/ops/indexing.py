@@ -1,6 +1,6 @@
 """Reading and writing parts of a Tensor by Python index expressions.
 
-Floor: 2.  An index is split into a static spec (slices, new dims) and arrays (integers too, so that x[i] in a loop
+An index is split into a static spec (slices, new dims) and arrays (integers too, so that x[i] in a loop
 compiles once). Spec entries: ("int",), ("array",), ("new",), ("all",), ("slice", start, stop, step).
 """
 

@@ -1,7 +1,4 @@
-"""Layouts over devices as ops: saying where an activation lives.
-
-Floor: 2.
-"""
+"""Layouts over devices as ops: saying where an activation lives."""
 
 from __future__ import annotations
 

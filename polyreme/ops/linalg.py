@@ -1,6 +1,6 @@
 """Linear algebra: factorizations, inverses, solving, eigenvalues, and what follows from singular values.
 
-Floor: 2.  Matrices are the last two dims, leading dims are a batch. Where only one triangle of a Hermitian matrix is
+Matrices are the last two dims, leading dims are a batch. Where only one triangle of a Hermitian matrix is
 read, its gradient is shared evenly by both. A matrix that cannot be factored or inverted raises NumericsError; inside a
 captured function, where there is no value to look at, it gives NaN or inf.
 """

@@ -1,6 +1,6 @@
 """Losses.
 
-Floor: 2.  All compute in at least float32. reduction is "none", "mean" (over elements unless said otherwise) or "sum";
+All compute in at least float32. reduction is "none", "mean" (over elements unless said otherwise) or "sum";
 the result has the floating inputs' common dtype.
 """
 

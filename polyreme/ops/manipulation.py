@@ -1,7 +1,4 @@
-"""Shape and order of Tensors, joining and splitting: reshape, transpose, flip, concat, split and their relatives.
-
-Floor: 2.
-"""
+"""Shape and order of Tensors, joining and splitting: reshape, transpose, flip, concat, split and their relatives."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Elementwise functions of one or more Tensors.
 
-Floor: 2.  Operands broadcast and promote (core.dtype.promote). Integers given to a function with real values become the
+Operands broadcast and promote (core.dtype.promote). Integers given to a function with real values become the
 default dtype. Where two operands tie, the gradient goes where Paddle sends it.
 """
 

@@ -1,6 +1,6 @@
 """Rows added up by segment, and messages along the edges of a graph: what geometric and sparse are made of.
 
-Floor: 2.  A segment without rows is 0. A read out of range gives NaN and a write is dropped where the value of an index
+A segment without rows is 0. A read out of range gives NaN and a write is dropped where the value of an index
 is not at hand (see ops.bounds); where it is, IndexError.
 """
 

@@ -1,7 +1,4 @@
-"""The statistics that norms divide by, for callers that want them beside the norm.
-
-Floor: 2.
-"""
+"""The statistics that norms divide by, for callers that want them beside the norm."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Layers' functions: linear and bilinear maps, embedding, dropout, similarities, masks of lengths.
-
-Floor: 2.
-"""
+"""Layers' functions: linear and bilinear maps, embedding, dropout, similarities, masks of lengths."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Normalization: over the last dims, over batches, instances, groups and neighbouring channels.
 
-Floor: 2.  Statistics are computed in at least float32; results have x's dtype.
+Statistics are computed in at least float32; results have x's dtype.
 """
 
 from __future__ import annotations

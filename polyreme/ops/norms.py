@@ -1,6 +1,6 @@
 """Norms of vectors and matrices, and distances between points.
 
-Floor: 2.  The gradient of a norm at 0 is 0. p-norm: (sum |x|^p)^(1/p); p inf, -inf and 0 mean the largest |x|, the
+The gradient of a norm at 0 is 0. p-norm: (sum |x|^p)^(1/p); p inf, -inf and 0 mean the largest |x|, the
 smallest, and the number of nonzero elements.
 """
 

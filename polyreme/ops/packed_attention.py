@@ -1,6 +1,6 @@
 """Attention of packed and of ragged batches, and under masks that are kept as column bounds or compressed rows.
 
-Floor: 2.  Layout [batch, seq, heads, head_dim], or [tokens, heads, head_dim] for sequences that lie end to end.
+Layout [batch, seq, heads, head_dim], or [tokens, heads, head_dim] for sequences that lie end to end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pooling: max, average and power means over windows, adaptive forms, and the inverse of max pooling.
 
-Floor: 2.  padding: an int, one int or one (before, after) pair a spatial dim, "SAME" or "VALID". Indices of maxima
+padding: an int, one int or one (before, after) pair a spatial dim, "SAME" or "VALID". Indices of maxima
 are int32 and count through the spatial dims of their own image and channel. In shapes, o is an output size and k the
 size of a window.
 """

@@ -1,7 +1,4 @@
-"""What the families of polyreme.distribution need: products with logs, draws, entropies by sums.
-
-Floor: 2.
-"""
+"""What the families of polyreme.distribution need: products with logs, draws, entropies by sums."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Products of vectors and matrices: inner, outer, batched, Kronecker, cross, Einstein sums.
 
-Floor: 2.  Half-precision inputs accumulate in float32. Sums over a dim whose sizes differ raise ShapeError naming it.
+Half-precision inputs accumulate in float32. Sums over a dim whose sizes differ raise ShapeError naming it.
 """
 
 from __future__ import annotations

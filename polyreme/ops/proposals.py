@@ -1,6 +1,6 @@
 """Choosing among boxes: non-maximum suppression, proposals of a region network, and their levels in a pyramid.
 
-Floor: 2.  How many boxes remain is a value, so all of these compute on the host and raise CaptureError inside a
+How many boxes remain is a value, so all of these compute on the host and raise CaptureError inside a
 capture. Boxes are (x1, y1, x2, y2); sorting by score is stable, so of equal scores the first comes first.
 """
 

@@ -1,6 +1,6 @@
 """Medians and quantiles over dims.
 
-Floor: 2.  axis and keepdim as in ops.reduce. The plain forms give NaN where there is a NaN, the nan forms leave
+axis and keepdim as in ops.reduce. The plain forms give NaN where there is a NaN, the nan forms leave
 NaNs out.
 """
 

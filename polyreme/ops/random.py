@@ -1,6 +1,6 @@
 """Random numbers: each op takes a key, filled in from the default generator.
 
-Floor: 2.  The numbers depend on the seed and on the order of calls, never on how an array is laid out over devices.
+The numbers depend on the seed and on the order of calls, never on how an array is laid out over devices.
 A seed other than 0 given to an op fixes that call's numbers.
 """
 

@@ -1,6 +1,6 @@
 """Recurrent layers over padded sequences, single steps of them, the states they start from, and beam search.
 
-Floor: 2.  Formulas and the loop over time are in kernels/recurrent.py. Source: PaddlePaddle 3.3, `paddle.nn.LSTM`,
+Formulas and the loop over time are in kernels/recurrent.py. Source: PaddlePaddle 3.3, `paddle.nn.LSTM`,
 `GRU`, `SimpleRNN`, `functional.gather_tree`; doi:10.1162/neco.1997.9.8.1735 (LSTM), arXiv:1406.1078 (GRU).
 """
 

@@ -1,6 +1,6 @@
 """Reductions over dims.
 
-Floor: 2.  axis is None (all dims), an int or a list of ints, negative from the end; keepdim leaves size-1 dims.
+axis is None (all dims), an int or a list of ints, negative from the end; keepdim leaves size-1 dims.
 A dim that is not there raises ShapeError.
 """
 

@@ -1,6 +1,6 @@
 """Pooling over regions of images (RoIs): align, max and position-sensitive average, all to one size.
 
-Floor: 2.  Each bin of a region is a rectangle, so weights of a mean are an outer product of one vector a dim: a region
+Each bin of a region is a rectangle, so weights of a mean are an outer product of one vector a dim: a region
 is averaged by one matrix [bins, size] for the rows and one for the columns. Regions are taken a few at a time, so that
 the images are not copied for every one. Gradients flow to x, not to the boxes.
 """

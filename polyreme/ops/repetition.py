@@ -1,7 +1,4 @@
-"""Repeating elements: tile, expand and broadcast, repeat_interleave, products and combinations.
-
-Floor: 2.
-"""
+"""Repeating elements: tile, expand and broadcast, repeat_interleave, products and combinations."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Images at other sizes and places: interpolation, sampling along a grid, pixels and channels rearranged.
-
-Floor: 2.
-"""
+"""Images at other sizes and places: interpolation, sampling along a grid, pixels and channels rearranged."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Tokens sent to experts and brought back: rows sorted by expert, weights by gate, and the loss that balances them.
 
-Floor: 2.  Sources: arXiv:1701.06538, arXiv:2006.16668. s tokens, e experts, k experts a token.
+Sources: arXiv:1701.06538, arXiv:2006.16668. s tokens, e experts, k experts a token.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Drawing tokens from the distributions that a language model gives.
-
-Floor: 2.
-"""
+"""Drawing tokens from the distributions that a language model gives."""
 
 from __future__ import annotations
 

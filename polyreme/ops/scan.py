@@ -1,6 +1,6 @@
 """Running sums, products and extremes along a dim, differences, and integrals by the trapezoidal rule.
 
-Floor: 2.  axis None flattens the Tensor first.
+axis None flattens the Tensor first.
 """
 
 from __future__ import annotations

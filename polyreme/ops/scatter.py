@@ -1,6 +1,6 @@
 """Writing elements at given indices: scatter, index_add, index_put, put_along_axis, diagonals and their relatives.
 
-Floor: 2.  Each gives a new Tensor; its `name_` form writes into the first. A negative index counts from the end; for
+Each gives a new Tensor; its `name_` form writes into the first. A negative index counts from the end; for
 one out of range see ops.bounds. Of two writes to one place the last stays on a host, any one on an accelerator.
 """
 

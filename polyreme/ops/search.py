@@ -1,6 +1,6 @@
 """Order and comparison: sorting, the largest and smallest elements and where they are, membership.
 
-Floor: 2.  Indices are int64. Among equal elements the first one counts.
+Indices are int64. Among equal elements the first one counts.
 """
 
 from __future__ import annotations

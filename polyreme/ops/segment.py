@@ -1,7 +1,4 @@
-"""How attention exchanges what it needs when the plan in force splits the sequence over devices.
-
-Floor: 2.
-"""
+"""How attention exchanges what it needs when the plan in force splits the sequence over devices."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Ops within the sequences of ragged rows: pooling, softmax, convolution, reversal, windows.
 
-Floor: 2.  x [total, ...] and lengths [n] as in sequence_rows. Source: PaddlePaddle 1.7, `fluid.layers.sequence_*`.
+x [total, ...] and lengths [n] as in sequence_rows. Source: PaddlePaddle 1.7, `fluid.layers.sequence_*`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Labels of sequences: linear-chain conditional random fields, edit distance, greedy CTC decoding.
 
-Floor: 2.  Ragged rows and lengths [n] as in sequence_rows; maxlen as in sequence_recurrent:
+Ragged rows and lengths [n] as in sequence_rows; maxlen as in sequence_recurrent:
 more than the longest sequence changes nothing. Source: PaddlePaddle 1.7, `linear_chain_crf`,
 `crf_decoding`, `edit_distance`, `ctc_greedy_decoder` of `fluid.layers`.
 """

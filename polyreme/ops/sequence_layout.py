@@ -1,6 +1,6 @@
 """Ops that move the rows of sequences: padding, expansion, concatenation, slices, removal.
 
-Floor: 2.  x [total, ...] and lengths [n] as in sequence_rows. A result whose number of rows depends on the
+x [total, ...] and lengths [n] as in sequence_rows. A result whose number of rows depends on the
 values of lengths takes it as an attribute; where it is not given it is read on the host, which raises CaptureError
 inside a captured function. Source: PaddlePaddle 1.7, `fluid.layers.sequence_*`.
 """

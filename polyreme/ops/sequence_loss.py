@@ -1,6 +1,6 @@
 """Losses over alignments of two sequences: CTC and RNN transducer.
 
-Floor: 2.  Sums over all alignments in the log domain, one scan over time (CTC) or over anti-diagonals of the lattice
+Sums over all alignments in the log domain, one scan over time (CTC) or over anti-diagonals of the lattice
 (transducer), in at least float32. An alignment that cannot be makes the loss infinite, and its gradient 0.
 Sources: doi:10.1145/1143844.1143891 (CTC), arXiv:1211.3711 (RNN-T), arXiv:2010.11148 (FastEmit).
 """

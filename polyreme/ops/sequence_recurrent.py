@@ -1,6 +1,6 @@
 """LSTM and GRU over the sequences of ragged rows.
 
-Floor: 2.  x [total, ...] holds the inputs already multiplied by their weights; lengths [n] as in sequence_rows. All
+x [total, ...] holds the inputs already multiplied by their weights; lengths [n] as in sequence_rows. All
 sequences step together in a rectangle [maxlen, n, ...], those that have ended keeping their state. maxlen may
 be more than the longest sequence, which costs time and changes nothing; without it the longest is read on the host.
 Source: PaddlePaddle 1.7, `fluid.layers.dynamic_lstm`, `dynamic_lstmp`, `dynamic_gru`; arXiv:1402.1128, 1406.1078.

@@ -1,6 +1,6 @@
 """Ragged rows: which sequence each row belongs to, and rows laid out in a rectangle and back.
 
-Floor: 2.  The sequences of a batch lie one after the other in the rows of x [total, ...]; lengths [n] says how many
+The sequences of a batch lie one after the other in the rows of x [total, ...]; lengths [n] says how many
 rows each has. Every shape follows from total and n, so that one program serves every division of total rows into n
 sequences. Rows behind the last sequence belong to none: they are zero in every result.
 """

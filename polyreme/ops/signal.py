@@ -1,6 +1,6 @@
 """Short-time Fourier transform and its inverse.
 
-Floor: 2.  Frames of n_fft samples start hop_length apart; each is multiplied with the window and transformed. The
+Frames of n_fft samples start hop_length apart; each is multiplied with the window and transformed. The
 inverse is the least squares one of D. Griffin and J. Lim, "Signal estimation from modified short-time Fourier
 transform", IEEE ASSP 32(2), 1984, eq. 6: what stft gave comes back exactly.
 """

@@ -1,6 +1,6 @@
 """Parts of a Tensor and room around it: slice, crop, pad, windows and views of its memory.
 
-Floor: 2.  Views are copies as far as a user can see: they never share later writes. XLA removes the copies it can.
+Views are copies as far as a user can see: they never share later writes. XLA removes the copies it can.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Kernels of sparse Tensors: sums and products over stored elements, and the neighbours that convolutions read.
 
-Floor: 2.  `where` says at which coordinates elements are stored: [indices] with indices [sparse dims, n], or [crows,
+`where` says at which coordinates elements are stored: [indices] with indices [sparse dims, n], or [crows,
 cols] of rows compressed, [rows + 1] and [n], for a batch of matrices [batch * (rows + 1)] and [n]. All shapes follow
 from those of the arguments, so every kernel can be captured; elements may repeat and stand in any order. Where an index
 is out of range, reads give NaN and writes are dropped; what is public checks before.

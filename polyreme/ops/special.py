@@ -1,6 +1,6 @@
 """Special functions, elementwise: error function, gamma and its relatives, Bessel functions, the logit.
 
-Floor: 2.  Integers become the default dtype; half precision is computed in float32 under autocast.
+Integers become the default dtype; half precision is computed in float32 under autocast.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Counts over values and covariances.
-
-Floor: 2.
-"""
+"""Counts over values and covariances."""
 
 from __future__ import annotations
 

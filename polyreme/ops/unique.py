@@ -1,6 +1,6 @@
 """Distinct elements: unique and unique_consecutive.
 
-Floor: 2.  Both read the host, since the number found is the shape; the elements are gathered, so that gradients flow.
+Both read the host, since the number found is the shape; the elements are gathered, so that gradients flow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Viterbi decoding: the tags of highest score under emissions and transitions.
-
-Floor: 2.
-"""
+"""Viterbi decoding: the tags of highest score under emissions and transitions."""
 
 from __future__ import annotations
 

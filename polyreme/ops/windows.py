@@ -1,7 +1,4 @@
-"""Sliding windows: how stride, dilation and padding are given, and what sizes they make.
-
-Floor: 2.
-"""
+"""Sliding windows: how stride, dilation and padding are given, and what sizes they make."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """YOLO heads: boxes from what a network says, and the loss of it.
 
-Floor: 2.  Sources: Redmon and Farhadi, 2018, arXiv:1804.02767, section 2; scale_x_y from Bochkovskiy et al., 2020,
+Sources: Redmon and Farhadi, 2018, arXiv:1804.02767, section 2; scale_x_y from Bochkovskiy et al., 2020,
 arXiv:2004.10934, section 3.3. A head says, for each anchor and cell, (x, y, w, h, objectness, a score a class).
 """
 

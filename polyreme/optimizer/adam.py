@@ -1,6 +1,6 @@
 """Adam, AdamW and Adamax.
 
-Floor: 4.  Source: arXiv:1412.6980, algorithms 1 and 2; arXiv:1711.05101, algorithm 2; amsgrad: arXiv:1904.09237.
+Source: arXiv:1412.6980, algorithms 1 and 2; arXiv:1711.05101, algorithm 2; amsgrad: arXiv:1904.09237.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """NAdam and RAdam: Adam's two running means, corrected in other ways.
 
-Floor: 4.  Source: Dozat, Incorporating Nesterov momentum into Adam (2016), algorithm 8, with the schedule of momentum
+Source: Dozat, Incorporating Nesterov momentum into Adam (2016), algorithm 8, with the schedule of momentum
 of its section 3; arXiv:1908.03265, algorithm 2.
 """
 

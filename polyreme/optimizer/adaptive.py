@@ -1,6 +1,6 @@
 """Adagrad, Adadelta and RMSProp.
 
-Floor: 4.  Source: Duchi et al., JMLR 12 (2011), section 1.1; arXiv:1212.5701, algorithm 1; Tieleman and Hinton,
+Source: Duchi et al., JMLR 12 (2011), section 1.1; arXiv:1212.5701, algorithm 1; Tieleman and Hinton,
 lecture 6.5 (2012), with centering from arXiv:1308.0850, equations 38 to 45.
 """
 

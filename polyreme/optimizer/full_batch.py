@@ -1,6 +1,6 @@
 """Optimizers that remember gradients: ASGD (one for each batch of an epoch) and Rprop (the signs of the last).
 
-Floor: 4.  Source: Schmidt, Le Roux and Bach, Minimizing finite sums with the stochastic average gradient (2017),
+Source: Schmidt, Le Roux and Bach, Minimizing finite sums with the stochastic average gradient (2017),
 algorithm 1; Riedmiller and Braun, A direct adaptive method for faster backpropagation learning (1993).
 """
 

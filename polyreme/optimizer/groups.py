@@ -1,7 +1,4 @@
-"""Parameter groups: parameters that share settings, and the checks on what is given.
-
-Floor: 4.
-"""
+"""Parameter groups: parameters that share settings, and the checks on what is given."""
 
 from __future__ import annotations
 

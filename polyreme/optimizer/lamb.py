@@ -1,6 +1,6 @@
 """Lamb: Adam's direction, with a step length for each parameter in proportion to its norm.
 
-Floor: 4.  Source: arXiv:1904.00962, algorithm 2.
+Source: arXiv:1904.00962, algorithm 2.
 """
 
 from __future__ import annotations

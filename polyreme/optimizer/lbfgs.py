@@ -1,6 +1,6 @@
 """LBFGS: a quasi-Newton method that asks for the loss itself, several times a step.
 
-Floor: 4.  Source: Nocedal and Wright, Numerical Optimization, 2nd edition, algorithm 7.5; defaults, first step and
+Source: Nocedal and Wright, Numerical Optimization, 2nd edition, algorithm 7.5; defaults, first step and
 stopping rules as in PyTorch and PaddlePaddle. The loop runs on the host, which reads a few numbers each evaluation;
 what it computes with arrays is compiled, and the closure may be captured.
 """

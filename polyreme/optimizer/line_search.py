@@ -1,6 +1,6 @@
 """A line search for the strong Wolfe conditions, as a state that one evaluation of the function moves on.
 
-Floor: 4.  Pure functions of arrays: a loop on the host and a jax.lax.while_loop drive the same search. Source: Nocedal
+Pure functions of arrays: a loop on the host and a jax.lax.while_loop drive the same search. Source: Nocedal
 and Wright, Numerical Optimization, 2nd edition, algorithms 3.5 and 3.6, with cubic interpolation (equation 3.59).
 """
 

@@ -1,6 +1,6 @@
 """Learning rate schedulers: the learning rate as a function of the step, held on the host.
 
-Floor: 4.  Each is a closed form of `last_epoch`, so a jump (`step(epoch)`), a resume and a walk give the same rate.
+Each is a closed form of `last_epoch`, so a jump (`step(epoch)`), a resume and a walk give the same rate.
 "Epoch" is the public API's word for one call of `step`, be it per batch or per pass over the data.
 """
 

@@ -1,6 +1,6 @@
 """BFGS and L-BFGS as loops inside one compiled program, for a function of one vector.
 
-Floor: 4.  Source: Nocedal and Wright, Numerical Optimization, 2nd edition, algorithms 6.1 and 7.5.
+Source: Nocedal and Wright, Numerical Optimization, 2nd edition, algorithms 6.1 and 7.5.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Optimizer: which parameters, what state they have, and one compiled update over all that lie on the same devices.
 
-Floor: 4.  A subclass declares its state and a pure rule for one parameter; everything else (groups, clipping,
+A subclass declares its state and a pure rule for one parameter; everything else (groups, clipping,
 regularizers, master weights, learning rate, skipping a step on overflow, placement, state_dict) is here, once.
 """
 

@@ -1,6 +1,6 @@
 """Directions from past gradients: the two-loop recursion of L-BFGS, and BFGS's inverse Hessian.
 
-Floor: 4.  Pure functions of arrays. Source: Nocedal and Wright, Numerical Optimization, 2nd edition, algorithms 7.4 and
+Pure functions of arrays. Source: Nocedal and Wright, Numerical Optimization, 2nd edition, algorithms 7.4 and
 6.1, equation 7.20 for the scale.
 """
 

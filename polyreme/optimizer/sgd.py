@@ -1,7 +1,4 @@
-"""SGD and Momentum.
-
-Floor: 4.
-"""
+"""SGD and Momentum."""
 
 from __future__ import annotations
 

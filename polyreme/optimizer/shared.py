@@ -1,6 +1,6 @@
 """Parameters by the devices that hold them, and a copy on each set of devices of what all parameters share.
 
-Floor: 4.  Under a pipeline every stage holds its parameters on devices of its own, and a compiled update takes arrays
+Under a pipeline every stage holds its parameters on devices of its own, and a compiled update takes arrays
 of one set of devices only.
 """
 

@@ -1,7 +1,4 @@
-"""What an optimizer keeps from one step to the next, and how that goes into checkpoints and out again.
-
-Floor: 4.
-"""
+"""What an optimizer keeps from one step to the next, and how that goes into checkpoints and out again."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The compiled update of an optimizer: clip, regularize, apply the rule to every parameter, leave out a skipped step.
 
-Floor: 4.  Pure functions of arrays; what else they depend on is in the frozen values here.
+Pure functions of arrays; what else they depend on is in the frozen values here.
 """
 
 from __future__ import annotations

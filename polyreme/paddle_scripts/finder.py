@@ -1,7 +1,4 @@
-"""Makes `import paddle.x.y` give the module polyreme.x.y itself, one and the same object, not a copy.
-
-Floor: 8.  Never imports: jax.
-"""
+"""Makes `import paddle.x.y` give the module polyreme.x.y itself, one and the same object, not a copy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What to say of a name or module that a Paddle script asks for and polyreme does not have there.
-
-Floor: 8.  Never imports: jax.
-"""
+"""What to say of a name or module that a Paddle script asks for and polyreme does not have there."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Module paths of PaddlePaddle whose names polyreme has in another module.
 
-Floor: 8.  A path that is the same in both needs no entry. For a path that polyreme has as well, the entry says where
+A path that is the same in both needs no entry. For a path that polyreme has as well, the entry says where
 the names it lacks are.
 """
 

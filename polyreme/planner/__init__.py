@@ -1,7 +1,4 @@
-"""The planner: what a model will cost under a plan on a cluster, and which plan is best.
-
-Floor: 1.  Never imports: jax.
-"""
+"""The planner: what a model will cost under a plan on a cluster, and which plan is best."""
 
 from polyreme.planner.cluster import Cluster, DeviceKind, Link
 from polyreme.planner.devices import cluster_of_kind, device_kind, device_kinds

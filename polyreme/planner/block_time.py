@@ -1,7 +1,4 @@
-"""Seconds of one block on one microbatch: arithmetic, what is computed again, and communication that nothing hides.
-
-Floor: 1.  Never imports: jax.
-"""
+"""Seconds of one block on one microbatch: arithmetic, what is computed again, and communication that nothing hides."""
 
 from __future__ import annotations
 

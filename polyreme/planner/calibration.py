@@ -1,7 +1,4 @@
-"""From what was measured on a machine to a Cluster, and where such a Cluster is kept.
-
-Floor: 1.  Never imports: jax.  The measuring is in recipes/calibrate.py; the file is a cluster file (cluster_file.py).
-"""
+"""From what was measured on a machine to a Cluster, and where such a Cluster is kept."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Devices and how they are connected: what a prediction is for.
 
-Floor: 1.  Never imports: jax.  Data sheets of known kinds are in devices.yaml; `polyreme calibrate` measures a
 machine's.
 """
 

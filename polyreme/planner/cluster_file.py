@@ -1,15 +1,13 @@
 """Which devices to plan for: a cluster.yaml, a topology such as v5e:16x16, or this machine's own.
 
-Floor: 1.  Never imports: jax.  A cluster file says
-
-    device: h100            # a kind of devices.yaml, or every figure of one (as `polyreme calibrate` writes)
-    devices_per_node: 8
-    nodes: 128              # 1 if left out
-    torus: [16, 16]         # of a TPU's slice, and slices: 2; the most even torus if left out
-    links:                  # those of the kind if left out; nearest first
-      - {name: nvlink, devices: 8, bandwidth: 4.5e11, latency: 5e-6}
-      - {name: infiniband, devices: 1024, bandwidth: 5e10, latency: 1e-5}
-    memory: 64e9            # bytes of a device, where it is not the kind's
+device: h100            # a kind of devices.yaml, or every figure of one (as `polyreme calibrate` writes)
+devices_per_node: 8
+nodes: 128              # 1 if left out
+torus: [16, 16]         # of a TPU's slice, and slices: 2; the most even torus if left out
+links:                  # those of the kind if left out; nearest first
+  - {name: nvlink, devices: 8, bandwidth: 4.5e11, latency: 5e-6}
+  - {name: infiniband, devices: 1024, bandwidth: 5e10, latency: 1e-5}
+memory: 64e9            # bytes of a device, where it is not the kind's
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Seconds of collectives over the links that a group of devices really spans.
 
-Floor: 1.  Never imports: jax.  Bytes are those of ring algorithms: of V bytes over n devices an all-gather or
 reduce-scatter sends (n - 1) / n V from each, an all-reduce twice that, an all-to-all (n - 1) / n of what one holds.
 Sources: Patarasuk and Yuan, JPDC 69(2), 2009; Thakur et al., IJHPCA 19(1), 2005.
 """

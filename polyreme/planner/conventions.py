@@ -1,7 +1,4 @@
-"""How published tables count: FLOP of a step by a table's own formula, and the step's seconds from what it prints.
-
-Floor: 1.  Never imports: jax.
-"""
+"""How published tables count: FLOP of a step by a table's own formula, and the step's seconds from what it prints."""
 
 from __future__ import annotations
 

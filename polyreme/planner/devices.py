@@ -1,7 +1,4 @@
-"""Known device kinds and the clusters they come in, read from devices.yaml.
-
-Floor: 1.  Never imports: jax.
-"""
+"""Known device kinds and the clusters they come in, read from devices.yaml."""
 
 from __future__ import annotations
 

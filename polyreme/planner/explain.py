@@ -1,7 +1,4 @@
-"""When nothing fits: the cheapest changes after which something does.
-
-Floor: 1.  Never imports: jax.  Each change is searched like the question itself; none is guessed.
-"""
+"""When nothing fits: the cheapest changes after which something does."""
 
 from __future__ import annotations
 

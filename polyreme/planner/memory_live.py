@@ -1,7 +1,4 @@
-"""How many microbatches of each of its chunks a pipeline stage keeps when, under each schedule.
-
-Floor: 1.  Never imports: jax.
-"""
+"""How many microbatches of each of its chunks a pipeline stage keeps when, under each schedule."""
 
 from __future__ import annotations
 

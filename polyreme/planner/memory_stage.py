@@ -1,6 +1,4 @@
 """A pipeline stage under a plan (the whole model without one): its parameters' bytes, what its blocks keep, its loss.
-
-Floor: 1.  Never imports: jax.
 """
 
 from __future__ import annotations

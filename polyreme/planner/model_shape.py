@@ -1,7 +1,4 @@
-"""A transformer from its dimensions: what a configuration file, or a row of published runs, says of a model.
-
-Floor: 1.  Never imports: jax.
-"""
+"""A transformer from its dimensions: what a configuration file, or a row of published runs, says of a model."""
 
 from __future__ import annotations
 

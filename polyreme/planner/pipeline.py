@@ -1,6 +1,5 @@
 """Seconds of a pipeline over its stages: the real schedule where it is short, else its closed form.
 
-Floor: 1.  Never imports: jax.  The closed forms are exact for stages that take equally long and within a few percent of
 the timeline of uneven ones, which the tests compare them with.
 """
 

@@ -1,6 +1,5 @@
 """predict: seconds of a step, MFU and memory of any (model, plan, cluster, batch), from first principles.
 
-Floor: 1.  Never imports: jax.  Formulas and sources: docs/planner.md. Blocks of a kind cost the same, so nothing
 here takes longer for a deeper model.
 """
 

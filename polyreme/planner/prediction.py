@@ -1,7 +1,4 @@
-"""What predict gives: time of a step and where it goes, memory of a device and what holds it.
-
-Floor: 1.  Never imports: jax.
-"""
+"""What predict gives: time of a step and where it goes, memory of a device and what holds it."""
 
 from __future__ import annotations
 

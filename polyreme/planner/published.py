@@ -1,6 +1,5 @@
 """A row that describes a training run, as published tables do, for predict; with defaults for what it leaves out.
 
-Floor: 1.  Never imports: jax.  Columns: COLUMNS. A cell that is empty, "?", "n/a" or "-" is not known; "yes?" and "1?"
 are read as "yes" and "1". What is not known and chosen here is told in Run.assumed.
 """
 

@@ -1,7 +1,4 @@
-"""Cells of a row of published runs: text and numbers, doubtful ones, and what was taken where they say nothing.
-
-Floor: 1.  Never imports: jax.
-"""
+"""Cells of a row of published runs: text and numbers, doubtful ones, and what was taken where they say nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Files of rows that describe training runs (CSV, YAML, JSON), and the answer to each.
-
-Floor: 1.  Never imports: jax.
-"""
+"""Files of rows that describe training runs (CSV, YAML, JSON), and the answer to each."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The best plans for a model on a cluster, and what was ruled out and why.
 
-Floor: 1.  Never imports: jax.  Every number is predict's; this file decides what to ask it. A large space is looked at
 twice: every mesh with a few ways to cut the step, then the best meshes with all of them.
 """
 

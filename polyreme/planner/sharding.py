@@ -1,7 +1,4 @@
-"""How many parts a plan cuts a value into, and what part of the model a pipeline stage holds.
-
-Floor: 1.  Never imports: jax.
-"""
+"""How many parts a plan cuts a value into, and what part of the model a pipeline stage holds."""
 
 from __future__ import annotations
 

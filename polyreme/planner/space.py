@@ -1,7 +1,4 @@
-"""Which plans there are for a model on a cluster: meshes that divide, then how a step is cut, then what is kept.
-
-Floor: 1.  Never imports: jax.  What divides is asked of Plan and Strategy themselves.
-"""
+"""Which plans there are for a model on a cluster: meshes that divide, then how a step is cut, then what is kept."""
 
 from __future__ import annotations
 

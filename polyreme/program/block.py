@@ -1,7 +1,4 @@
-"""Blocks of a Program, and the Variables that are defined in them.
-
-Floor: 4.
-"""
+"""Blocks of a Program, and the Variables that are defined in them."""
 
 from __future__ import annotations
 

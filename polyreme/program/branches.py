@@ -1,7 +1,4 @@
-"""Operations with blocks of their own: branches, loops and calls that backward runs again.
-
-Floor: 4.
-"""
+"""Operations with blocks of their own: branches, loops and calls that backward runs again."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Buckets: feeds of any size padded up to one of a few, so that a Program is compiled once for each of those.
 
-Floor: 4.  Padding must not be seen in a result. So a fetch has to grow with the padded dims, and when a bucket is used
+Padding must not be seen in a result. So a fetch has to grow with the padded dims, and when a bucket is used
 first the part that is kept is compared with what the Program gives, run operation by operation, without padding.
 """
 

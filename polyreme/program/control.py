@@ -1,6 +1,6 @@
 """Branches, loops and recomputed calls, recorded as operations with blocks of their own.
 
-Floor: 4.  A Variable from outside that code in a block gives a new value (increment, assign with output=) is carried:
+A Variable from outside that code in a block gives a new value (increment, assign with output=) is carried:
 it becomes a result of the operation.
 """
 

@@ -1,7 +1,4 @@
-"""The Programs, and the block, that code is recorded into.
-
-Floor: 4.
-"""
+"""The Programs, and the block, that code is recorded into."""
 
 from __future__ import annotations
 

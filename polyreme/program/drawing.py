@@ -1,6 +1,6 @@
 """Pictures of Programs: SVG of our own, and DOT text for Graphviz.
 
-Floor: 4.  Both show one model: a graph of boxes for each block, an operation with blocks holding theirs. Parameters and
+Both show one model: a graph of boxes for each block, an operation with blocks holding theirs. Parameters and
 other persistable values are listed in the boxes that read them, instead of edges from one place to all over.
 """
 

@@ -1,6 +1,6 @@
 """Values of Programs as JSON: arguments of operations, arrays, and the objects that initialize, update and schedule.
 
-Floor: 4.  What JSON has is itself; everything else is an object of one key that begins with "$". Objects are looked up
+What JSON has is itself; everything else is an object of one key that begins with "$". Objects are looked up
 among the classes that are declared here: reading a file imports nothing and calls no function that it names.
 """
 

@@ -1,7 +1,4 @@
-"""What a Program's operations are in evaluation: without backward and updates, dropout and statistics switched off.
-
-Floor: 4.
-"""
+"""What a Program's operations are in evaluation: without backward and updates, dropout and statistics switched off."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Executor: runs a Program in a scope, compiled once for each version, scope, feed shapes and fetch list.
 
-Floor: 4.  A run that was seen before costs the making of its key, a lookup and the call of what was compiled.
+A run that was seen before costs the making of its key, a lookup and the call of what was compiled.
 """
 
 from __future__ import annotations

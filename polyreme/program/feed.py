@@ -1,7 +1,4 @@
-"""What a run is given and asked for: feeds checked against their Variables, and the names to fetch.
-
-Floor: 4.
-"""
+"""What a run is given and asked for: feeds checked against their Variables, and the names to fetch."""
 
 from __future__ import annotations
 

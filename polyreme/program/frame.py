@@ -1,7 +1,4 @@
-"""Frame: the values of one run of a block.
-
-Floor: 4.
-"""
+"""Frame: the values of one run of a block."""
 
 from __future__ import annotations
 

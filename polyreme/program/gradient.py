@@ -1,7 +1,4 @@
-"""append_backward and gradients: backward recorded as one operation, and the minimize of optimizers.
-
-Floor: 4.
-"""
+"""append_backward and gradients: backward recorded as one operation, and the minimize of optimizers."""
 
 from __future__ import annotations
 

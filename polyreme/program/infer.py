@@ -1,6 +1,6 @@
 """Shapes and dtypes of what operations give, found by running them on abstract Tensors.
 
-Floor: 4.  Where a size is not known the run is made twice, with two sizes in its place: what differs is not known.
+Where a size is not known the run is made twice, with two sizes in its place: what differs is not known.
 """
 
 from __future__ import annotations

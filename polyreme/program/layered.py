@@ -1,6 +1,6 @@
 """Where boxes and edges of a graph go on paper: top down in layers, so that no edge crosses a box.
 
-Floor: 4.  Source: Sugiyama, Tagawa and Toda 1981: layers by longest path, an order of few crossings by barycentres, and
+Source: Sugiyama, Tagawa and Toda 1981: layers by longest path, an order of few crossings by barycentres, and
 places nearest to the neighbours' (isotonic regression). An edge over several layers gets a slot in each.
 """
 

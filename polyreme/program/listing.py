@@ -1,7 +1,4 @@
-"""A Program as text.
-
-Floor: 4.
-"""
+"""A Program as text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Static mode: whether code of this thread is recorded; and the Variables that are fed.
-
-Floor: 4.
-"""
+"""Static mode: whether code of this thread is recorded; and the Variables that are fed."""
 
 from __future__ import annotations
 

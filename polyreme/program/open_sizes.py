@@ -1,6 +1,6 @@
 """A run of a Program in which sizes may be open, as in jax.export: what it computes from them stays an expression.
 
-Floor: 4.  `shape(x)[0] * 2` is an integer array to an op that takes arrays, and to one that takes a size the expression
+`shape(x)[0] * 2` is an integer array to an op that takes arrays, and to one that takes a size the expression
 itself; an array cannot be a size. In branches and loops sizes are arrays only.
 """
 

@@ -1,7 +1,7 @@
 """What a Program is a list of: operations. Each reads values by name, runs ordinary eager code, and names what comes
 out.
 
-Floor: 4.  Operations run inside one compiled program (program.executor), on Tensors whose arrays are tracers. So none
+Operations run inside one compiled program (program.executor), on Tensors whose arrays are tracers. So none
 of them has a kernel or a gradient of its own: an op is its one declaration, backward is the tape, the update is the
 optimizer's, a branch is jit's.
 """

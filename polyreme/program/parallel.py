@@ -1,6 +1,6 @@
 """Data-parallel runs: one compiled program over several devices, each of which runs a Program on its part of the feeds.
 
-Floor: 4.  The Program is replayed under jax.shard_map on a mesh of one axis. Persistable values have a copy on each
+The Program is replayed under jax.shard_map on a mesh of one axis. Persistable values have a copy on each
 device. What differs from device to device: the feeds, and what follows from them; random numbers; batch statistics, of
 which the first device's count. Parameters' gradients are reduced, so every device makes the same update.
 """

@@ -1,7 +1,4 @@
-"""Feeds in parts: a batch cut for several devices, along dim 0 or between sequences.
-
-Floor: 4.
-"""
+"""Feeds in parts: a batch cut for several devices, along dim 0 or between sequences."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where persistable values are: on one device for a plain run, a copy on each for a run over several.
-
-Floor: 4.
-"""
+"""Where persistable values are: on one device for a plain run, a copy on each for a run over several."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Program: recorded code as data, in blocks of operations over named values.
-
-Floor: 4.
-"""
+"""Program: recorded code as data, in blocks of operations over named values."""
 
 from __future__ import annotations
 

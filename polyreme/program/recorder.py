@@ -1,7 +1,4 @@
-"""Recorder: watches code in static mode, and appends what it calls to the current Program instead of running it.
-
-Floor: 4.
-"""
+"""Recorder: watches code in static mode, and appends what it calls to the current Program instead of running it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What runs a Program: compiled as one captured step over its scope, or operation by operation.
-
-Floor: 4.
-"""
+"""What runs a Program: compiled as one captured step over its scope, or operation by operation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Scope: persistable values by name, and the optimizers that update them.
-
-Floor: 4.
-"""
+"""Scope: persistable values by name, and the optimizers that update them."""
 
 from __future__ import annotations
 

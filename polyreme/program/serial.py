@@ -1,6 +1,6 @@
 """Programs as JSON and as bytes.
 
-Floor: 4.  The file lists blocks of operations as they are in the Program: operations by class, ops by the names they
+The file lists blocks of operations as they are in the Program: operations by class, ops by the names they
 are declared under, arguments by program.encoding. It holds no code: a Python function in a Program is refused.
 """
 

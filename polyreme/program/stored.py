@@ -1,6 +1,6 @@
 """The values of a Program as files: persistable variables, the state of optimizers, streams of random numbers.
 
-Floor: 4.  Files are safetensors, with a digest; each appears whole or not at all.
+Files are safetensors, with a digest; each appears whole or not at all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Operations of training: gradients by the tape, updates by the optimizer.
-
-Floor: 4.
-"""
+"""Operations of training: gradients by the tape, updates by the optimizer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Parts of different sizes: devices of one compiled program each take the branch compiled for the size of their part.
 
-Floor: 4.  Devices must come to a reduction together, so the operations up to the last backward are in the branches, and
+Devices must come to a reduction together, so the operations up to the last backward are in the branches, and
 the reductions and everything after them is done by all alike. Values leave the branches padded to the largest.
 """
 

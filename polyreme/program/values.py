@@ -1,7 +1,4 @@
-"""Arguments and results of recorded calls, with names in place of Tensors.
-
-Floor: 3.5.
-"""
+"""Arguments and results of recorded calls, with names in place of Tensors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Batches whose samples can be named: ids travel with the rows, and token ids are checked before a step sees them.
-
-Floor: 7.  Never imports: jax, so that loader workers start fast.
-"""
+"""Batches whose samples can be named: ids travel with the rows, and token ids are checked before a step sees them."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,4 @@
-"""From a configuration to a model: the one place that knows the families by name.
-
-Floor: 7.
-"""
+"""From a configuration to a model: the one place that knows the families by name."""
 
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.models.llama import Llama, LlamaConfig

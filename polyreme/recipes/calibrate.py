@@ -1,6 +1,6 @@
 """Measuring this machine for the planner: one matmul curve, one collective curve, memory, and what a call costs.
 
-Floor: 7.  What is measured becomes a planner.Cluster in planner/calibration.py. Devices that share their units, as
+What is measured becomes a planner.Cluster in planner/calibration.py. Devices that share their units, as
 virtual CPU devices do, are all kept busy in every measurement, as they are in training.
 """
 

@@ -1,6 +1,4 @@
 """What a pretraining step communicates, beside the formula: its compiled programs read, and what stages send counted.
-
-Floor: 7.
 """
 
 from __future__ import annotations

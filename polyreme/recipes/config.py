@@ -1,7 +1,4 @@
-"""What a pretraining run is told: typed sections, their defaults, the checks between them, and the digest.
-
-Floor: 7.  Never imports: jax.  Files and command-line overrides are read in config_file.py.
-"""
+"""What a pretraining run is told: typed sections, their defaults, the checks between them, and the digest."""
 
 import json
 import math

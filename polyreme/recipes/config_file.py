@@ -1,7 +1,4 @@
-"""Reading a configuration: YAML, then key=value overrides, each value remembered with where it came from.
-
-Floor: 7.  Never imports: jax.  Every refusal is a ConfigError that names the file, key and line.
-"""
+"""Reading a configuration: YAML, then key=value overrides, each value remembered with where it came from."""
 
 import difflib
 import re

@@ -1,7 +1,4 @@
-"""A run's trained model as an artefact, and any artefact run on arrays from files, described and timed.
-
-Floor: 7.
-"""
+"""A run's trained model as an artefact, and any artefact run on arrays from files, described and timed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Is this machine ready: versions, devices, memory, disk, caches, optional packages, each failure with its remedy.
-
-Floor: 7.  Never imports: jax; devices are asked for in a subprocess, so that a backend that hangs cannot hang this.
-"""
+"""Is this machine ready: versions, devices, memory, disk, caches, optional packages, each failure with its remedy."""
 
 import importlib.metadata
 import json

@@ -1,7 +1,4 @@
-"""What a configuration will cost, from its dimensions alone: parameters and FLOP; memory is the planner's.
-
-Floor: 7.  Never imports: jax.
-"""
+"""What a configuration will cost, from its dimensions alone: parameters and FLOP; memory is the planner's."""
 
 from polyreme.recipes.config import ModelConfig
 

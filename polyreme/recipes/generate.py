@@ -1,7 +1,4 @@
-"""Writing text with a run's newest checkpoint.
-
-Floor: 7.
-"""
+"""Writing text with a run's newest checkpoint."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a run leaves to read: metrics.jsonl, which is the truth, TensorBoard files, and a picture of the loss.
 
-Floor: 7.  tensorboardX and matplotlib come with the extra polyreme[logs] and are imported when asked for.
+tensorboardX and matplotlib come with the extra polyreme[logs] and are imported when asked for.
 """
 
 import importlib

@@ -1,7 +1,4 @@
-"""The output folder of a run: held by one run at a time, and what an earlier run left there kept out of the way.
-
-Floor: 7.
-"""
+"""The output folder of a run: held by one run at a time, and what an earlier run left there kept out of the way."""
 
 import os
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,4 @@
-"""The arithmetic rate a device can reach: from its data sheet where known, else measured with one matmul.
-
-Floor: 7.
-"""
+"""The arithmetic rate a device can reach: from its data sheet where known, else measured with one matmul."""
 
 import time
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """From a pretraining configuration to the planner's question, and from its answer back to a configuration.
 
 The answer is an Answer: the search's plans, the configuration's own plan, what the compiler said, and what to change.
-
-Floor: 7.  Never imports: jax.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A plan as a picture: memory of the fullest device over a step, by what holds it, and the timeline of every stage.
 
-Floor: 7.  matplotlib comes with the extra polyreme[logs] and is imported when a picture is asked for.
+matplotlib comes with the extra polyreme[logs] and is imported when a picture is asked for.
 Never imports: jax.
 """
 

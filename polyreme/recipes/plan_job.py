@@ -1,7 +1,4 @@
-"""A training step to be compiled and not run: what it is of, and its programs under a plan, made without memory.
-
-Floor: 7.
-"""
+"""A training step to be compiled and not run: what it is of, and its programs under a plan, made without memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """A pipeline's programs, compiled and not run: each chunk's forward and backward, each stage's update; and what a stage
 holds while its schedule's table is worked through.
-
-Floor: 7.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What `polyreme plan` prints: tables of the best plans, of their memory, and of what was ruled out and why.
-
-Floor: 7.  Never imports: jax.
-"""
+"""What `polyreme plan` prints: tables of the best plans, of their memory, and of what was ruled out and why."""
 
 from __future__ import annotations
 

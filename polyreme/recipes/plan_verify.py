@@ -1,7 +1,7 @@
 """A plan verified by compiling: the training step's programs, compiled for the plan's devices and never run, say how
 many bytes each device needs and what it sends.
 
-Floor: 7.  Nothing is allocated: parameters and optimizer state are shapes. The devices are virtual ones of the
+Nothing is allocated: parameters and optimizer state are shapes. The devices are virtual ones of the
 processor, as many as wanted, or, with libtpu installed, those of a TPU slice that need not exist.
 """
 

@@ -1,7 +1,4 @@
-"""Pretraining: a configuration in, a trained model out, with logs, checkpoints and a sample.
-
-Floor: 7.
-"""
+"""Pretraining: a configuration in, a trained model out, with logs, checkpoints and a sample."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How far a run is: rates measured between reports, shown as a live line on a terminal and as plain lines elsewhere.
-
-Floor: 7.  Never imports: jax; the caller passes device memory and the peak rate in.
-"""
+"""How far a run is: rates measured between reports, shown as a live line on a terminal and as plain lines elsewhere."""
 
 import os
 import sys

@@ -1,7 +1,4 @@
-"""Proving that a configuration's plan trains as one device does.
-
-Floor: 7.
-"""
+"""Proving that a configuration's plan trains as one device does."""
 
 from __future__ import annotations
 

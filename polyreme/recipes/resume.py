@@ -1,7 +1,4 @@
-"""What may change between a run and its continuation, and how a change that may not is reported.
-
-Floor: 7.  Never imports: jax.
-"""
+"""What may change between a run and its continuation, and how a change that may not is reported."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,4 @@
-"""Writing text with a model: one captured forward over a window, a token at a time.
-
-Floor: 7.
-"""
+"""Writing text with a model: one captured forward over a window, a token at a time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A pipeline schedule as a reader sees it: timeline in text, one line of figures, and a picture.
 
-Floor: 7.  matplotlib comes with the extra polyreme[logs] and is imported when a picture is asked for.
+matplotlib comes with the extra polyreme[logs] and is imported when a picture is asked for.
 Never imports: jax.
 """
 

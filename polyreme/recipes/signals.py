@@ -1,7 +1,4 @@
-"""Stopping a run politely: the first SIGTERM or Ctrl-C asks the loop to save and leave, the second leaves at once.
-
-Floor: 7.
-"""
+"""Stopping a run politely: the first SIGTERM or Ctrl-C asks the loop to save and leave, the second leaves at once."""
 
 import contextlib
 import os

@@ -1,7 +1,4 @@
-"""The training step of a model over pipeline stages: what recipes.training does in one program, in one a stage.
-
-Floor: 7.
-"""
+"""The training step of a model over pipeline stages: what recipes.training does in one program, in one a stage."""
 
 from __future__ import annotations
 

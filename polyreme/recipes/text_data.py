@@ -1,6 +1,5 @@
 """Text to training samples: a tokenizer trained on the text, tokens in one memory-mapped file, windows of it.
 
-Floor: 7.  Never imports: jax, so that loader workers start fast.  What was prepared is kept in a folder named by the
 digest of everything it came from, written aside and renamed, so that any number of runs may share it.
 """
 

@@ -1,7 +1,4 @@
-"""The model of a run's newest checkpoint.
-
-Floor: 7.
-"""
+"""The model of a run's newest checkpoint."""
 
 from __future__ import annotations
 

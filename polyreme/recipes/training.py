@@ -1,6 +1,4 @@
 """Training state of a run: model, optimizer and schedule under a plan, one captured step, and what a checkpoint holds.
-
-Floor: 7.
 """
 
 from __future__ import annotations

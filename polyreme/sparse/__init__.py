@@ -1,7 +1,4 @@
-"""polyreme.sparse: Tensors of mostly zeros, by coordinates (COO) or by rows (CSR). See docs/sparse.md.
-
-Floor: 4.
-"""
+"""polyreme.sparse: Tensors of mostly zeros, by coordinates (COO) or by rows (CSR). See docs/sparse.md."""
 
 from polyreme.eager.sparse import SparseCooTensor, SparseCsrTensor
 from polyreme.eager.sparse.elementwise import UNARY, add, cast, divide, multiply, pow, subtract

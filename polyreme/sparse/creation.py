@@ -1,7 +1,4 @@
-"""Making sparse Tensors from indices and values.
-
-Floor: 4.
-"""
+"""Making sparse Tensors from indices and values."""
 
 from __future__ import annotations
 

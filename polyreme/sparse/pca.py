@@ -1,7 +1,4 @@
-"""Principal components of a sparse matrix.
-
-Floor: 4.
-"""
+"""Principal components of a sparse matrix."""
 
 from __future__ import annotations
 

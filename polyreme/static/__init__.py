@@ -1,7 +1,4 @@
-"""polyreme.static: Programs, recorded in static mode and run by an Executor.
-
-Floor: 7.
-"""
+"""polyreme.static: Programs, recorded in static mode and run by an Executor."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""ExponentialMovingAverage of the parameters of a Program.
-
-Floor: 7.
-"""
+"""ExponentialMovingAverage of the parameters of a Program."""
 
 from __future__ import annotations
 

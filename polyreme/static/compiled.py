@@ -1,7 +1,4 @@
-"""CompiledProgram: a Program made ready to run, on one device or with its batch split over several.
-
-Floor: 7.
-"""
+"""CompiledProgram: a Program made ready to run, on one device or with its batch split over several."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Python functions in Programs: Print, py_func and static_pylayer.
 
-Floor: 7.  Each is recorded as one call that runs with the Program: on the host, between the compiled parts.
+Each is recorded as one call that runs with the Program: on the host, between the compiled parts.
 """
 
 from __future__ import annotations

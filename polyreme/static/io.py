@@ -1,6 +1,6 @@
 """Saving and loading in static mode: Programs, the values of their variables, models for inference.
 
-Floor: 7.  Nothing is pickled: Programs are JSON, values safetensors, a model for inference an artefact of
+Nothing is pickled: Programs are JSON, values safetensors, a model for inference an artefact of
 polyreme.export, which polyreme.inference serves and Executors run.
 """
 

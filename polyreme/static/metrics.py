@@ -1,7 +1,4 @@
-"""Metrics in Programs: accuracy and auc.
-
-Floor: 7.
-"""
+"""Metrics in Programs: accuracy and auc."""
 
 from __future__ import annotations
 

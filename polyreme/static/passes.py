@@ -1,7 +1,4 @@
-"""polyreme.static.passes: what makes another Program of a Program (see docs/passes.md).
-
-Floor: 7.
-"""
+"""polyreme.static.passes: what makes another Program of a Program (see docs/passes.md)."""
 
 from polyreme.program.passes.dead import dead_code, prune
 from polyreme.program.passes.folding import constant_folding

@@ -1,7 +1,4 @@
-"""Places for Programs: lists of devices, and device_guard.
-
-Floor: 7.
-"""
+"""Places for Programs: lists of devices, and device_guard."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """BuildStrategy and ExecutionStrategy: the settings of a CompiledProgram, each with what it does here.
 
-Floor: 7.  A setting is HONOURED, HARMLESS (the result is the same either way, for the reason noted) or REFUSED (any
+A setting is HONOURED, HARMLESS (the result is the same either way, for the reason noted) or REFUSED (any
 value but the default is an error, which says what to do instead).
 """
 

@@ -1,7 +1,4 @@
-"""Variables with initial values: create_global_var and create_parameter; parameters as direction times length.
-
-Floor: 7.
-"""
+"""Variables with initial values: create_global_var and create_parameter; parameters as direction times length."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""ViterbiDecoder: viterbi_decode with transitions of its own.
-
-Floor: 5.
-"""
+"""ViterbiDecoder: viterbi_decode with transitions of its own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Checking an installation from Python.
-
-Floor: 7.
-"""
+"""Checking an installation from Python."""
 
 from polyreme.recipes.doctor import as_text, examine
 

@@ -1,6 +1,6 @@
 """Foreign code as ops: C++ (and CUDA) sources with XLA FFI handlers, compiled with the system's compiler and loaded.
 
-Floor: 7.  A handler is what XLA_FFI_DEFINE_HANDLER_SYMBOL(Name, ...) of xla/ffi/api/ffi.h defines; the header comes
+A handler is what XLA_FFI_DEFINE_HANDLER_SYMBOL(Name, ...) of xla/ffi/api/ffi.h defines; the header comes
 with jaxlib. polyreme.utils.register_op makes an op of a call to it; see docs/custom_ops.md.
 """
 

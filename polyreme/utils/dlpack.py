@@ -1,7 +1,4 @@
-"""polyreme.utils.dlpack: see polyreme.eager.dlpack.
-
-Floor: 7.
-"""
+"""polyreme.utils.dlpack: see polyreme.eager.dlpack."""
 
 from polyreme.eager.dlpack import from_dlpack, to_dlpack
 

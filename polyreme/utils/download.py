@@ -1,7 +1,4 @@
-"""polyreme.utils.download: weights by URL.
-
-Floor: 7.
-"""
+"""polyreme.utils.download: weights by URL."""
 
 from polyreme.io.download import fetch, weights_folder
 

@@ -1,7 +1,4 @@
-"""What is installed, and what is on its way out: try_import, require_version, deprecated.
-
-Floor: 7.
-"""
+"""What is installed, and what is on its way out: try_import, require_version, deprecated."""
 
 from __future__ import annotations
 

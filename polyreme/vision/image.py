@@ -1,7 +1,4 @@
-"""Images: which class stands for one, and loading them. The only file that imports Pillow, which is optional.
-
-Floor: 4.  Never imports: jax.
-"""
+"""Images: which class stands for one, and loading them. The only file that imports Pillow, which is optional."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""MultiheadAttention with one packed projection, sequence first, and the weights returned.
-
-Floor: 7.
-"""
+"""MultiheadAttention with one packed projection, sequence first, and the weights returned."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""polyreme.compat.nn.functional: functions with the parameters and layouts of other libraries.
-
-Floor: 7.
-"""
+"""polyreme.compat.nn.functional: functions with the parameters and layouts of other libraries."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Pooling, Linear, Softmax and Unfold with the parameters and layouts of other libraries.
-
-Floor: 7.
-"""
+"""Pooling, Linear, Softmax and Unfold with the parameters and layouts of other libraries."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The folder of a run's checkpoints: names of steps, atomic commit, deletion and recovery after a crash.
 
-Floor: 5.  A step is there from the moment its folder is renamed to `step_N`; a suffix marks one that is not: `.tmp`
+A step is there from the moment its folder is renamed to `step_N`; a suffix marks one that is not: `.tmp`
 being written, `.replaced` about to be superseded, `.trash` being deleted, `.corrupt` kept for a person to look at.
 """
 

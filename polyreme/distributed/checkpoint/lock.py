@@ -1,7 +1,4 @@
-"""One writer per folder: a lock file that says who, and is taken over from a dead process.
-
-Floor: 5.
-"""
+"""One writer per folder: a lock file that says who, and is taken over from a dead process."""
 
 import contextlib
 import fcntl

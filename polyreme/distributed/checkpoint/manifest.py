@@ -1,6 +1,6 @@
 """The manifest of one checkpoint: what is in it, in which files, with which digests; as values and as JSON.
 
-Floor: 5.  The manifest carries a digest of itself, so a bit flipped in a learning rate is found like one in a weight.
+The manifest carries a digest of itself, so a bit flipped in a learning rate is found like one in a weight.
 """
 
 import json

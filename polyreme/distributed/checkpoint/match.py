@@ -1,7 +1,4 @@
-"""Whether a checkpoint fits what is asked of it: names, shapes and dtypes, with the nearest name for each miss.
-
-Floor: 5.
-"""
+"""Whether a checkpoint fits what is asked of it: names, shapes and dtypes, with the nearest name for each miss."""
 
 import difflib
 from typing import Any

@@ -1,6 +1,6 @@
 """Saving and restoring with several processes: what they agree on, and how the first collects what the others wrote.
 
-Floor: 5.  Agreement is by collectives, in the main thread of every process; while files are written in the background
+Agreement is by collectives, in the main thread of every process; while files are written in the background
 the processes meet in the checkpoint's folder alone, as a collective there would disturb the order of the program's.
 """
 

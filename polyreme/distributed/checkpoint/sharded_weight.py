@@ -1,6 +1,6 @@
 """ShardedWeight: a box of a tensor with its place in the whole, and state dicts of them.
 
-Floor: 5.  A Tensor here is global, so what a process holds of it is all of it unless its group is of processes, each
+A Tensor here is global, so what a process holds of it is all of it unless its group is of processes, each
 with a part of its own.
 """
 

@@ -1,6 +1,6 @@
 """Shards of arrays to files and back: copied off the device, packed, digested, read by the box that is asked for.
 
-Floor: 5.  A file holds whole shards one after another, so reading a box touches only the bytes of shards it meets.
+A file holds whole shards one after another, so reading a box touches only the bytes of shards it meets.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """State dicts to a folder and back, whatever mesh and placements the Tensors have on either side.
 
-Floor: 5.  The folder is a CheckpointStore's: a step of it for each unique_id, with data in safetensors files and a
+The folder is a CheckpointStore's: a step of it for each unique_id, with data in safetensors files and a
 manifest that holds a digest of every shard. Nothing is pickled.
 """
 

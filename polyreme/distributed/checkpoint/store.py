@@ -1,6 +1,6 @@
 """CheckpointStore: save, restore and keep the checkpoints of one run.
 
-Floor: 5.  The protocol: write files into a temporary folder, sync them, write MANIFEST.json, sync, rename, sync parent.
+The protocol: write files into a temporary folder, sync them, write MANIFEST.json, sync, rename, sync parent.
 """
 
 import concurrent.futures

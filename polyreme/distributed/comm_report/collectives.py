@@ -1,7 +1,5 @@
 """Every collective of a compiled program: kind, mesh axes, bytes, the layer it comes from, and whether it can hide.
 
-Floor: 5.
-
 Bytes. payload is the value the collective is about, on one device, whole: what is summed, what is gathered when it is
 complete, what is scattered before it is. wire is what one device sends in the ring form of the collective among n
 devices (Patarasuk and Yuan, 2009, doi:10.1016/j.jpdc.2008.09.002): all-reduce 2 (n - 1) / n payload; all-gather,

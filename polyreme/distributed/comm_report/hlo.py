@@ -1,6 +1,6 @@
 """Optimized HLO text as data: computations, instructions, shapes, trip counts of loops and the work in them.
 
-Floor: 5.  Reads the text that jax.stages.Compiled.as_text() gives, of any backend; no XLA library is needed for it.
+Reads the text that jax.stages.Compiled.as_text() gives, of any backend; no XLA library is needed for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The communication of a compiled step as a table: every collective, totals by axes and kind, beside the formula's.
-
-Floor: 5.
-"""
+"""The communication of a compiled step as a table: every collective, totals by axes and kind, beside the formula's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The communication of a pipelined step: a report for each stage, and what the stages send each other.
-
-Floor: 5.
-"""
+"""The communication of a pipelined step: a report for each stage, and what the stages send each other."""
 
 from __future__ import annotations
 

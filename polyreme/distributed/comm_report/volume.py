@@ -1,7 +1,5 @@
 """What a training step of a transformer must communicate under a plan, by formula, before anything is compiled.
 
-Floor: 5.
-
 Symbols: b rows of a microbatch on one device, s positions on one device, h hidden size, w bytes of an activation's
 element, l layers, v vocabulary, m microbatches, P_i bytes of parameter i on one device where an op reads it (split by
 mp only), G_i its gradient's. act = b s h w: the residual stream on one device, of a sequence not split by mp.

@@ -1,6 +1,6 @@
 """Collectives of the devices along mesh axes: on the pieces of one global Tensor that the members hold.
 
-Floor: 5.  What every member gets alike keeps the Tensor's layout (or loses the group's axes, where members' values are
+What every member gets alike keeps the Tensor's layout (or loses the group's axes, where members' values are
 listed); what differs from member to member lies along dim 0, split over the group's axes.
 """
 

@@ -1,6 +1,6 @@
 """What one member does in each collective, as a function of its local values.
 
-Floor: 5.  Run under jax.shard_map: axes are the mesh axes of the group, n the number of members. A list of values goes
+Run under jax.shard_map: axes are the mesh axes of the group, n the number of members. A list of values goes
 in and a list comes out.
 """
 

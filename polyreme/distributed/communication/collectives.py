@@ -1,6 +1,6 @@
 """Collectives on Tensors: what every member of a group calls together.
 
-Floor: 5.  They change Tensors in place and are not taped: as in Paddle, a gradient passes an all_reduce as if it were
+They change Tensors in place and are not taped: as in Paddle, a gradient passes an all_reduce as if it were
 not there. In a PyLayer, call them in forward and in backward.
 
 On a group of processes a Tensor is each process's own. On a group of mesh axes a Tensor is global, and a collective

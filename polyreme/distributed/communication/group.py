@@ -1,6 +1,6 @@
 """Groups: who takes part in a collective. Of processes, or of the devices along axes of a mesh.
 
-Floor: 5.  A rank is a process. A group of processes works on Tensors that each process holds for itself; a group of
+A rank is a process. A group of processes works on Tensors that each process holds for itself; a group of
 mesh axes works on the pieces of one global Tensor, and one process may drive all of its members.
 """
 

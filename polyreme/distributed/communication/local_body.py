@@ -1,6 +1,6 @@
 """The function that runs on each device's own part of a Tensor just now, if one does: distributed.local_map's.
 
-Floor: 5.  Inside it a rank is a device of the mesh, collectives run on local values, and get_rank() is a Tensor, as one
+Inside it a rank is a device of the mesh, collectives run on local values, and get_rank() is a Tensor, as one
 program serves all devices.
 """
 

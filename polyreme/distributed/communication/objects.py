@@ -1,6 +1,6 @@
 """Collectives on plain Python values: dicts, lists, tuples, numbers, strings, None, ndarrays and Tensors.
 
-Floor: 5.  Values travel in the format that `save` writes, never pickled: what a peer sends can be read, not run. Any
+Values travel in the format that `save` writes, never pickled: what a peer sends can be read, not run. Any
 other class is refused where it is sent (Paddle pickles it).
 """
 

@@ -1,6 +1,6 @@
 """Send and receive between two processes, through jax's transfer servers.
 
-Floor: 5.  A sender lays an array out for its peer and goes on; the receiver pulls it. So any order of sends and
+A sender lays an array out for its peer and goes on; the receiver pulls it. So any order of sends and
 receives on the two sides works, and messages between two ranks of a group arrive in the order they were sent.
 """
 

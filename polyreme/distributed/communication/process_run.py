@@ -1,6 +1,6 @@
 """Collectives of processes: each member's own array becomes its part of one array over all of them.
 
-Floor: 5.  One program a kind and number of values, compiled by jax for each shape; only the members call it.
+One program a kind and number of values, compiled by jax for each shape; only the members call it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Values that every process should hold alike: the first process's are taken.
-
-Floor: 5.
-"""
+"""Values that every process should hold alike: the first process's are taken."""
 
 from __future__ import annotations
 

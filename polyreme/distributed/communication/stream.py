@@ -1,6 +1,6 @@
 """The collectives under `communication.stream`: the same, with use_calc_stream in the signature.
 
-Floor: 5.  XLA orders communication and compute by what depends on what, so there is no stream to choose:
+XLA orders communication and compute by what depends on what, so there is no stream to choose:
 use_calc_stream changes nothing. Paddle refuses it together with sync_op=False, and so is it here.
 """
 

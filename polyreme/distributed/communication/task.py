@@ -1,7 +1,4 @@
-"""Task: a communication under way.
-
-Floor: 5.
-"""
+"""Task: a communication under way."""
 
 from __future__ import annotations
 

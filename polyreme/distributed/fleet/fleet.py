@@ -1,7 +1,4 @@
-"""Fleet: the hybrid-parallel job of this program; `fleet` is the one there is.
-
-Floor: 5.
-"""
+"""Fleet: the hybrid-parallel job of this program; `fleet` is the one there is."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Gradient merge: one update from the gradients of several steps.
 
-Floor: 5.  Everything that changes is a persistent Tensor and nothing is read on the host, so a captured step may hold
+Everything that changes is a persistent Tensor and nothing is read on the host, so a captured step may hold
 it.
 """
 

@@ -1,6 +1,6 @@
 """distributed_model and distributed_optimizer: a model and its optimizer made part of the job.
 
-Floor: 5.  They may be called in either order.
+They may be called in either order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """HybridParallelOptimizer: an optimizer of a hybrid-parallel job.
 
-Floor: 5.  Gradients are global, the state is laid out by the plan and clipping sees global norms, all in the optimizer
+Gradients are global, the state is laid out by the plan and clipping sees global norms, all in the optimizer
 itself; what is added here is gradient merge.
 """
 

@@ -1,7 +1,4 @@
-"""distributed_scaler: the loss scaler of a hybrid-parallel job.
-
-Floor: 5.
-"""
+"""distributed_scaler: the loss scaler of a hybrid-parallel job."""
 
 from __future__ import annotations
 

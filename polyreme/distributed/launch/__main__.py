@@ -1,7 +1,4 @@
-"""python -m polyreme.distributed.launch [flags] script.py [arguments of the script].
-
-Floor: 5.
-"""
+"""python -m polyreme.distributed.launch [flags] script.py [arguments of the script]."""
 
 import sys
 

@@ -1,6 +1,6 @@
 """The launch as a whole: gathers the nodes, starts attempts, ends all ranks when one fails, decides what comes next.
 
-Floor: 5.  Runs in the launcher of node 0, which also serves the store that launchers and watchdogs talk to.
+Runs in the launcher of node 0, which also serves the store that launchers and watchdogs talk to.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""Which accelerators a process of this node may use, decided without starting any.
-
-Floor: 5.
-"""
+"""Which accelerators a process of this node may use, decided without starting any."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

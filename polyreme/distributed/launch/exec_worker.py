@@ -1,6 +1,6 @@
 """Becomes a worker that dies with its launcher: python exec_worker.py LAUNCHER_PID COMMAND...
 
-Floor: 5.  Run as a file of its own, before anything is imported: the kernel's request survives exec, and asking for it
+Run as a file of its own, before anything is imported: the kernel's request survives exec, and asking for it
 between fork and exec of a launcher with threads would not be safe.
 """
 

@@ -1,7 +1,4 @@
-"""`polyreme launch` and `python -m polyreme.distributed.launch`: from the words of a command line to an exit code.
-
-Floor: 5.
-"""
+"""`polyreme launch` and `python -m polyreme.distributed.launch`: from the words of a command line to an exit code."""
 
 import asyncio
 import errno

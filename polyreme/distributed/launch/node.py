@@ -1,6 +1,6 @@
 """One node's part of a launch: starts processes when the coordinator says so, reports their ends, passes signals on.
 
-Floor: 5.  The coordinator is in the launcher of node 0; every launcher, that one too, has a Node that talks to it.
+The coordinator is in the launcher of node 0; every launcher, that one too, has a Node that talks to it.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""The launcher's flags: one table, from which parsing, environment twins, help and errors follow.
-
-Floor: 5.
-"""
+"""The launcher's flags: one table, from which parsing, environment twins, help and errors follow."""
 
 import os
 import re

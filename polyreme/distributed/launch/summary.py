@@ -1,7 +1,4 @@
-"""What the launcher says of a failure: the first failing rank, how it ended, where it was, what comes next.
-
-Floor: 5.
-"""
+"""What the launcher says of a failure: the first failing rank, how it ended, where it was, what comes next."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

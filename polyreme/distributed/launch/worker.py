@@ -1,7 +1,4 @@
-"""One local process: its command and environment, its log, and how it is ended.
-
-Floor: 5.
-"""
+"""One local process: its command and environment, its log, and how it is ended."""
 
 import asyncio
 import contextlib

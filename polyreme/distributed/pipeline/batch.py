@@ -1,7 +1,4 @@
-"""A batch cut into microbatches.
-
-Floor: 5.
-"""
+"""A batch cut into microbatches."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One chunk of a model on its pipeline stage: its programs, the values they read, the gradients they add up.
-
-Floor: 5.
-"""
+"""One chunk of a model on its pipeline stage: its programs, the values they read, the gradients they add up."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A model as the chunks that pipeline stages run.
-
-Floor: 5.
-"""
+"""A model as the chunks that pipeline stages run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A pipeline whose stages lie on devices of several processes.
 
-Floor: 5.  Every process walks the same table and runs the tasks of the stages it has devices of. What the others must
+Every process walks the same table and runs the tasks of the stages it has devices of. What the others must
 know of a task (the structure and layout of its outputs, which parameters of other stages it reads) is agreed on once
 for each shape of microbatch, by all, at the same place in the table. Arrays go from device to device: the sender lays
 its pieces out and goes on, the receiver waits for them, so stages overlap as the table says.

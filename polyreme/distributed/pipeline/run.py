@@ -1,7 +1,4 @@
-"""One batch on its way through the chunks of a model: tasks in, values sent on, losses and gradients out.
-
-Floor: 5.
-"""
+"""One batch on its way through the chunks of a model: tasks in, values sent on, losses and gradients out."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One batch on its way through chunks whose stages lie on devices of several processes.
 
-Floor: 5.  See processes.py for what is agreed and how arrays travel.
+See processes.py for what is agreed and how arrays travel.
 """
 
 from __future__ import annotations

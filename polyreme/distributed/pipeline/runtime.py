@@ -1,6 +1,6 @@
 """The pipeline runtime: walks a schedule table over the chunks of a model, each on its stage's devices.
 
-Floor: 5.  One process dispatches the tasks of all stages in the table's order of time; dispatch does not wait, so the
+One process dispatches the tasks of all stages in the table's order of time; dispatch does not wait, so the
 stages work at the same time. A value that the next stage needs is sent as soon as the task that makes it is dispatched.
 """
 

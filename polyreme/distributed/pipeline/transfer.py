@@ -1,7 +1,4 @@
-"""Values on their way between stages: the same layout on the next stage's devices.
-
-Floor: 5.
-"""
+"""Values on their way between stages: the same layout on the next stage's devices."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """An optimizer's step over the stages of a pipeline: one captured program a stage, so that the state it writes is
 donated.
-
-Floor: 5.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Grouped sharding of optimizer state, gradients and parameters, asked for by level instead of by a Plan.
 
-Floor: 5.  Source: arXiv:1910.02054.  A level is a sharding stage: what is here works out the Plan and puts it in force.
+Source: arXiv:1910.02054.  A level is a sharding stage: what is here works out the Plan and puts it in force.
 """
 
 from __future__ import annotations

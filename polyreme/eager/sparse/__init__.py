@@ -1,7 +1,4 @@
-"""Sparse Tensors: coordinates and values as Tensors of their own, and what is computed with them.
-
-Floor: 3.
-"""
+"""Sparse Tensors: coordinates and values as Tensors of their own, and what is computed with them."""
 
 from polyreme.eager.sparse.formats import SparseCooTensor, SparseCsrTensor, SparseTensor
 

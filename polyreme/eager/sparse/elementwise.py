@@ -1,7 +1,4 @@
-"""Functions of the stored elements of sparse Tensors, one by one and of two Tensors.
-
-Floor: 3.
-"""
+"""Functions of the stored elements of sparse Tensors, one by one and of two Tensors."""
 
 from __future__ import annotations
 

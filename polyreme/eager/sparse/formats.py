@@ -1,6 +1,6 @@
 """SparseCooTensor and SparseCsrTensor: Tensors of indices and of values that stand for a Tensor of mostly zeros.
 
-Floor: 3.  They are containers of Tensors, dataclasses, so that the tape sees the values and a captured function the
+They are containers of Tensors, dataclasses, so that the tape sees the values and a captured function the
 indices and the values: gradients flow to values(), and a program captured with one set of indices serves every other of
 the same number. Nothing is changed in place.
 """

@@ -1,7 +1,4 @@
-"""What a dense Tensor says of sparsity: conversions, and the questions whose answer is that it is dense.
-
-Floor: 3.
-"""
+"""What a dense Tensor says of sparsity: conversions, and the questions whose answer is that it is dense."""
 
 from __future__ import annotations
 

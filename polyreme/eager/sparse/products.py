@@ -1,7 +1,4 @@
-"""Matrix products with sparse Tensors.
-
-Floor: 3.
-"""
+"""Matrix products with sparse Tensors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Other shapes of sparse Tensors: transposed, reshaped, cut, summed, and dense ones cut down to stored places.
-
-Floor: 3.
-"""
+"""Other shapes of sparse Tensors: transposed, reshaped, cut, summed, and dense ones cut down to stored places."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Coordinates on the host, in NumPy: which elements a result stores, where that depends on values of indices.
 
-Floor: 3.  A place is a coordinate in row-major order, int64.
+A place is a coordinate in row-major order, int64.
 """
 
 from __future__ import annotations

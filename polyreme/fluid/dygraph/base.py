@@ -1,7 +1,4 @@
-"""Layer with 1.7's parameters, and Tensors from arrays.
-
-Floor: 7.
-"""
+"""Layer with 1.7's parameters, and Tensors from arrays."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Layers with 1.7's parameters, each the one of polyreme.nn.
-
-Floor: 7.
-"""
+"""Layers with 1.7's parameters, each the one of polyreme.nn."""
 
 from __future__ import annotations
 

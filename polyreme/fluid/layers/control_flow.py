@@ -1,6 +1,6 @@
 """Loops, branches and unrolled recurrences written as with blocks; the functional forms; py_func and Print.
 
-Floor: 7.  A block is recorded once, where it is written. Variables that it gives new values (increment, assign with
+A block is recorded once, where it is written. Variables that it gives new values (increment, assign with
 output=, cond=) have the loop's or branch's values afterwards.
 """
 

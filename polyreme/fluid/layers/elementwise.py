@@ -1,7 +1,4 @@
-"""Arithmetic, comparisons and logic of two Variables, with 1.7's axis, act, cond and out.
-
-Floor: 7.
-"""
+"""Arithmetic, comparisons and logic of two Variables, with 1.7's axis, act, cond and out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Python functions in a Program, printing, and layers of static.nn that are the same in 1.7.
-
-Floor: 7.
-"""
+"""Python functions in a Program, printing, and layers of static.nn that are the same in 1.7."""
 
 from __future__ import annotations
 

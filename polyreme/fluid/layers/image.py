@@ -1,7 +1,4 @@
-"""Pooling, resizing, dropout and other layers of images and rows that have no parameters; products.
-
-Floor: 7.
-"""
+"""Pooling, resizing, dropout and other layers of images and rows that have no parameters; products."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""fluid.layers.data, and the Variables that loaders feed.
-
-Floor: 7.
-"""
+"""fluid.layers.data, and the Variables that loaders feed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Learning rates that a Program computes from a counter of its runs; given to an optimizer as learning_rate.
 
-Floor: 7.  Each is float32 [1]. One counter serves all of them: it is 0 at the first run, 1 if noam_decay came first.
+Each is float32 [1]. One counter serves all of them: it is 0 at the first run, 1 if noam_decay came first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Losses, one value for each row unless said otherwise.
-
-Floor: 7.
-"""
+"""Losses, one value for each row unless said otherwise."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Metrics that a Program computes: accuracy and auc.
-
-Floor: 7.
-"""
+"""Metrics that a Program computes: accuracy and auc."""
 
 from __future__ import annotations
 

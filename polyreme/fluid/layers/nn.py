@@ -1,7 +1,4 @@
-"""Layers with parameters: fully connected, embedding, convolution, normalization, PReLU.
-
-Floor: 7.
-"""
+"""Layers with parameters: fully connected, embedding, convolution, normalization, PReLU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Activations and functions of one Variable.
-
-Floor: 7.
-"""
+"""Activations and functions of one Variable."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Sums, means and other reductions; a number has shape [1].
-
-Floor: 7.
-"""
+"""Sums, means and other reductions; a number has shape [1]."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Variables rearranged, cut, joined and looked up.
-
-Floor: 7.
-"""
+"""Variables rearranged, cut, joined and looked up."""
 
 from __future__ import annotations
 

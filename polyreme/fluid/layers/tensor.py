@@ -1,7 +1,4 @@
-"""Variables made of nothing: constants, random numbers, parameters and counters; and copies.
-
-Floor: 7.
-"""
+"""Variables made of nothing: constants, random numbers, parameters and counters; and copies."""
 
 from __future__ import annotations
 

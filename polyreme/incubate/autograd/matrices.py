@@ -1,7 +1,4 @@
-"""Jacobian and Hessian of functions: all inputs in a row against all outputs in a row.
-
-Floor: 5.
-"""
+"""Jacobian and Hessian of functions: all inputs in a row against all outputs in a row."""
 
 from __future__ import annotations
 

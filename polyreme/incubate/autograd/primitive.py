@@ -1,6 +1,6 @@
 """Derivatives of static Programs by either mode, and the switch for primitive operators.
 
-Floor: 5.  In Paddle forward_grad and grad need ops to be taken apart into primitives first (enable_prim), and put
+In Paddle forward_grad and grad need ops to be taken apart into primitives first (enable_prim), and put
 together again before the Program runs (prim2orig). Here every op is made of primitives that XLA fuses, so derivatives
 of both modes and of any order work with the switch on or off, and there is nothing to convert back.
 """

@@ -1,6 +1,6 @@
 """Linear, dropout, attention and feed-forward layers over incubate.nn.functional.
 
-Floor: 5.  Logical dims of the weights: embed, heads, ffn.
+Logical dims of the weights: embed, heads, ffn.
 """
 
 from __future__ import annotations

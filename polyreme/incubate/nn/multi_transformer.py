@@ -1,7 +1,4 @@
-"""A stack of transformer layers that decodes with caches.
-
-Floor: 5.
-"""
+"""A stack of transformer layers that decodes with caches."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Averages of parameters over the steps of a training: ModelAverage and ExponentialMovingAverage.
 
-Floor: 5.  The averages are persistent Tensors, so `step()` or `update()` may stand in a captured training step.
+The averages are persistent Tensors, so `step()` or `update()` may stand in a captured training step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """LookAhead: another optimizer's steps, of which every k-th is followed by a step back towards where they began.
 
-Floor: 5.  Source: arXiv:1907.08610, algorithm 1.
+Source: arXiv:1907.08610, algorithm 1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What an initializer is, and how many inputs and outputs a parameter has.
-
-Floor: 4.
-"""
+"""What an initializer is, and how many inputs and outputs a parameter has."""
 
 from __future__ import annotations
 

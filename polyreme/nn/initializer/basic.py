@@ -1,7 +1,4 @@
-"""Constant, normal, truncated normal, uniform and Xavier initial values.
-
-Floor: 4.
-"""
+"""Constant, normal, truncated normal, uniform and Xavier initial values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Initial values chosen for a whole program.
-
-Floor: 4.
-"""
+"""Initial values chosen for a whole program."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Kaiming initial values, and the gain of an activation.
 
-Floor: 4.  Source: arXiv:1502.01852.
+Source: arXiv:1502.01852.
 """
 
 from __future__ import annotations

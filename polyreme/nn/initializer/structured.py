@@ -1,7 +1,4 @@
-"""Initial values with a structure: given ones, orthogonal rows, convolutions that pass on or upsample.
-
-Floor: 4.
-"""
+"""Initial values with a structure: given ones, orthogonal rows, convolutions that pass on or upsample."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Activation layers.
 
-Floor: 4.  Each is one function of polyreme.nn.functional with its settings; formulas are there.
+Each is one function of polyreme.nn.functional with its settings; formulas are there.
 """
 
 from __future__ import annotations

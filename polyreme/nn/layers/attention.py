@@ -1,6 +1,6 @@
 """Multi-head attention.
 
-Floor: 4.  Shapes: b batch, s sequence, e embed, h heads, d head_dim. Source: arXiv:1706.03762, section 3.2.2.
+Shapes: b batch, s sequence, e embed, h heads, d head_dim. Source: arXiv:1706.03762, section 3.2.2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Batch normalization.
 
-Floor: 4.  Running statistics are the buffers `_mean` and `_variance`. A Tensor laid out over a mesh is one Tensor, so
+Running statistics are the buffers `_mean` and `_variance`. A Tensor laid out over a mesh is one Tensor, so
 the statistics of a batch split over devices are those of the whole batch: every BatchNorm here is a synchronized one.
 """
 

@@ -1,7 +1,4 @@
-"""Loss layers over many classes, with weights of their own.
-
-Floor: 4.
-"""
+"""Loss layers over many classes, with weights of their own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Layers and parameters held in lists and dicts.
-
-Floor: 4.
-"""
+"""Layers and parameters held in lists and dicts."""
 
 from __future__ import annotations
 

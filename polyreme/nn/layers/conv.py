@@ -1,6 +1,6 @@
 """Convolution layers and their transposes, of 1 to 3 spatial dims.
 
-Floor: 4.  The weight of a convolution is [out, in / groups, *kernel], of a transposed one [in, out / groups, *kernel].
+The weight of a convolution is [out, in / groups, *kernel], of a transposed one [in, out / groups, *kernel].
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decoding step by step: dynamic_decode, and beam search over a recurrent cell.
 
-Floor: 4.  A decoder has initialize(inits) -> (inputs, states, finished) and step(time, inputs, states, **kwargs) ->
+A decoder has initialize(inits) -> (inputs, states, finished) and step(time, inputs, states, **kwargs) ->
 (outputs, states, inputs, finished); it may have finalize(outputs, states, lengths) -> (outputs, states),
 tracks_own_finished, and idle(outputs), which gives what stands behind the end of everything in a captured program.
 """

@@ -1,7 +1,4 @@
-"""Distances between two Tensors.
-
-Floor: 4.
-"""
+"""Distances between two Tensors."""
 
 from __future__ import annotations
 

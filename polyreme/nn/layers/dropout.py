@@ -1,7 +1,4 @@
-"""Dropout layers: they drop while training and pass everything on in eval mode.
-
-Floor: 4.
-"""
+"""Dropout layers: they drop while training and pass everything on in eval mode."""
 
 from __future__ import annotations
 

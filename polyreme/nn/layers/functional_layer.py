@@ -1,7 +1,4 @@
-"""FunctionalLayer: a layer without parameters whose forward is one function and its settings.
-
-Floor: 4.
-"""
+"""FunctionalLayer: a layer without parameters whose forward is one function and its settings."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Layers that resize images, trade channels for pixels and cut windows.
 
-Floor: 4.  Each is one function of polyreme.nn.functional with its settings.
+Each is one function of polyreme.nn.functional with its settings.
 """
 
 from __future__ import annotations

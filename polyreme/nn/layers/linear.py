@@ -1,7 +1,4 @@
-"""Linear and Embedding: the layers that hold nearly all parameters.
-
-Floor: 4.
-"""
+"""Linear and Embedding: the layers that hold nearly all parameters."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Loss layers.
 
-Floor: 4.  Each is one function of polyreme.nn.functional with its settings; formulas and errors are there.
+Each is one function of polyreme.nn.functional with its settings; formulas and errors are there.
 """
 
 from __future__ import annotations

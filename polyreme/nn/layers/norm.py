@@ -1,6 +1,6 @@
 """Normalization over features, groups of channels, single channels and neighbouring channels.
 
-Floor: 4.  Batch normalization is in batch_norm.py.
+Batch normalization is in batch_norm.py.
 """
 
 from __future__ import annotations

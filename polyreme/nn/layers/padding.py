@@ -1,6 +1,6 @@
 """Padding layers, of 1 to 3 spatial dims.
 
-Floor: 4.  padding: elements before and after each spatial dim, the last dim first; one number for all of them.
+padding: elements before and after each spatial dim, the last dim first; one number for all of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pooling layers, of 1 to 3 spatial dims.
 
-Floor: 4.  Each is one function of polyreme.nn.functional with its settings.
+Each is one function of polyreme.nn.functional with its settings.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Recurrent layers over sequences: RNN and BiRNN around a cell, and stacks SimpleRNN, LSTM and GRU.
 
-Floor: 4.  A cell of this library runs as one op with its loop inside; any other cell is called once a step. Behind the
+A cell of this library runs as one op with its loop inside; any other cell is called once a step. Behind the
 end of a padded sequence outputs are 0 and states stand still, whichever of the two runs.
 """
 

@@ -1,6 +1,6 @@
 """Cells of recurrent layers: one step from input and state to output and new state.
 
-Floor: 4.  Formulas: kernels/recurrent.py. A cell of one's own is a RNNCellBase with a state_shape and a forward
+Formulas: kernels/recurrent.py. A cell of one's own is a RNNCellBase with a state_shape and a forward
 (inputs, states) -> (outputs, new states).
 """
 

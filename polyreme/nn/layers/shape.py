@@ -1,7 +1,4 @@
-"""Layers that pass on or reshape.
-
-Floor: 4.
-"""
+"""Layers that pass on or reshape."""
 
 from __future__ import annotations
 

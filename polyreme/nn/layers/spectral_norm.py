@@ -1,7 +1,4 @@
-"""A weight divided by its largest singular value.
-
-Floor: 4.
-"""
+"""A weight divided by its largest singular value."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Transformer encoder and decoder stacks.
 
-Floor: 4.  Shapes are [batch, seq, embed]. Source: arXiv:1706.03762; normalize_before: arXiv:2002.04745.
+Shapes are [batch, seq, embed]. Source: arXiv:1706.03762; normalize_before: arXiv:2002.04745.
 Logical dims: embed, heads (heads * head_dim), ffn.
 """
 

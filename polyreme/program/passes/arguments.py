@@ -1,7 +1,4 @@
-"""The arguments of recorded calls by parameter.
-
-Floor: 4.
-"""
+"""The arguments of recorded calls by parameter."""
 
 from __future__ import annotations
 

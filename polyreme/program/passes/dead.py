@@ -1,7 +1,4 @@
-"""Taking away what nothing needs: dead_code keeps every effect of a Program, prune only what given results need.
-
-Floor: 4.
-"""
+"""Taking away what nothing needs: dead_code keeps every effect of a Program, prune only what given results need."""
 
 from __future__ import annotations
 

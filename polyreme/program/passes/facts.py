@@ -1,6 +1,6 @@
 """What passes ask of a Program: who reads and writes what, what an operation may do besides giving its results.
 
-Floor: 4.  Values are assigned once; persistable ones (parameters, statistics, held Tensors) are not: whoever writes one
+Values are assigned once; persistable ones (parameters, statistics, held Tensors) are not: whoever writes one
 between two reads keeps these apart.
 """
 

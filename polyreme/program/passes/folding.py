@@ -1,7 +1,4 @@
-"""constant_folding: what follows from constants alone is computed once, before the Program runs.
-
-Floor: 4.
-"""
+"""constant_folding: what follows from constants alone is computed once, before the Program runs."""
 
 from __future__ import annotations
 

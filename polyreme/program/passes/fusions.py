@@ -1,6 +1,6 @@
 """fusion: the table of patterns, and the pass that applies them.
 
-Floor: 4.  A pattern is here when the one call exists: there is none for linear + activation, nor for residual + norm
+A pattern is here when the one call exists: there is none for linear + activation, nor for residual + norm
 (the kernel in kernels.residual_norm is no op), which XLA fuses by itself.
 """
 

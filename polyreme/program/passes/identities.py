@@ -1,7 +1,4 @@
-"""identity: calls that give their input back are taken away. Which those are is a table.
-
-Floor: 4.
-"""
+"""identity: calls that give their input back are taken away. Which those are is a table."""
 
 from __future__ import annotations
 

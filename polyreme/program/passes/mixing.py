@@ -1,6 +1,6 @@
 """amp: which calls run in which dtype under automatic mixed precision.
 
-Floor: 4.  Each op declares its class where it is declared, and core.amp_policy says what it means; the pass puts the
+Each op declares its class where it is declared, and core.amp_policy says what it means; the pass puts the
 policy into the calls and works out anew what dtypes their results have.
 """
 

@@ -1,6 +1,6 @@
 """Patterns: several calls, written as lines of text, and the one call that does the same.
 
-Floor: 4.  A pattern is data. This file reads the lines, finds them in a block, and says when they may be replaced.
+A pattern is data. This file reads the lines, finds them in a block, and says when they may be replaced.
 """
 
 from __future__ import annotations

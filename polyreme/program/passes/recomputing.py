@@ -1,6 +1,6 @@
 """recompute: what lies between checkpoints is not kept for backward, but computed again there.
 
-Floor: 4.  Source: arXiv:1604.06174. The operations up to each checkpoint become a block of a Recompute operation, of
+Source: arXiv:1604.06174. The operations up to each checkpoint become a block of a Recompute operation, of
 which backward keeps what goes in; what comes after the last checkpoint stays as it is.
 """
 

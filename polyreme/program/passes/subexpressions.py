@@ -1,7 +1,4 @@
-"""common_subexpression: what was computed already is not computed again.
-
-Floor: 4.
-"""
+"""common_subexpression: what was computed already is not computed again."""
 
 from __future__ import annotations
 

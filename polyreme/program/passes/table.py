@@ -1,7 +1,4 @@
-"""PASSES: all passes by name; apply runs some in order, show prints what one changes.
-
-Floor: 4.
-"""
+"""PASSES: all passes by name; apply runs some in order, show prints what one changes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""polyreme.sparse.nn: layers over sparse Tensors.
-
-Floor: 4.
-"""
+"""polyreme.sparse.nn: layers over sparse Tensors."""
 
 from polyreme.sparse.nn import functional
 from polyreme.sparse.nn.layers import (

@@ -1,6 +1,6 @@
 """Convolution and pooling of sparse images: the windows are looked up, then read and multiplied as dense arrays.
 
-Floor: 4.  An image is a SparseCooTensor of shape [batch, *spatial, channels] that stores whole pixels: its last dim is
+An image is a SparseCooTensor of shape [batch, *spatial, channels] that stores whole pixels: its last dim is
 dense. Source of the submanifold kind: arXiv:1706.01307.
 """
 

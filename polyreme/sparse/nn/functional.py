@@ -1,7 +1,4 @@
-"""polyreme.sparse.nn.functional: activations, softmax, attention, convolution and pooling of sparse Tensors.
-
-Floor: 4.
-"""
+"""polyreme.sparse.nn.functional: activations, softmax, attention, convolution and pooling of sparse Tensors."""
 
 from __future__ import annotations
 

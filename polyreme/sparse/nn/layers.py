@@ -1,7 +1,4 @@
-"""Layers over sparse Tensors.
-
-Floor: 4.
-"""
+"""Layers over sparse Tensors."""
 
 from __future__ import annotations
 

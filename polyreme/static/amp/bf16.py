@@ -1,7 +1,4 @@
-"""polyreme.static.amp.bf16: mixed precision with bfloat16, which needs no loss scaling.
-
-Floor: 7.
-"""
+"""polyreme.static.amp.bf16: mixed precision with bfloat16, which needs no loss scaling."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """decorate: an optimizer whose minimize puts its Program under autocast and scales the loss.
 
-Floor: 7.  Casts are the amp pass's; the scale is a persistable variable, and what happens to it is recorded ops.
+Casts are the amp pass's; the scale is a persistable variable, and what happens to it is recorded ops.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Layer functions that convolve: conv2d, conv3d, their transposes, and deform_conv2d.
-
-Floor: 7.
-"""
+"""Layer functions that convolve: conv2d, conv3d, their transposes, and deform_conv2d."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Layer functions that multiply by a matrix or look rows up: fc, embedding, bilinear_tensor_product.
-
-Floor: 7.
-"""
+"""Layer functions that multiply by a matrix or look rows up: fc, embedding, bilinear_tensor_product."""
 
 from __future__ import annotations
 

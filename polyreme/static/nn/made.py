@@ -1,7 +1,4 @@
-"""What layer functions share: where their parameters come from, and activations by name.
-
-Floor: 7.
-"""
+"""What layer functions share: where their parameters come from, and activations by name."""
 
 from __future__ import annotations
 

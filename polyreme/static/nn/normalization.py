@@ -1,7 +1,4 @@
-"""Layer functions that normalize, and prelu.
-
-Floor: 7.
-"""
+"""Layer functions that normalize, and prelu."""
 
 from __future__ import annotations
 

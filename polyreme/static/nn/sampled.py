@@ -1,7 +1,4 @@
-"""nce: a loss over many classes that tells the true one from a few drawn ones.
-
-Floor: 7.
-"""
+"""nce: a loss over many classes that tells the true one from a few drawn ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Conll05st: sentences with the semantic roles of their verbs.
-
-Floor: 5.  Never imports: jax.  The format: https://www.cs.upc.edu/~srlconll/spec.html (columns of words and of roles).
-"""
+"""Conll05st: sentences with the semantic roles of their verbs."""
 
 from __future__ import annotations
 

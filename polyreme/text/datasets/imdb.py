@@ -1,7 +1,4 @@
-"""Imdb: film reviews, good and bad.
-
-Floor: 5.  Never imports: jax.  The format: https://ai.stanford.edu/~amaas/data/sentiment (Maas et al. 2011).
-"""
+"""Imdb: film reviews, good and bad."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Imikolov: the Penn Treebank as prepared for language models.
-
-Floor: 5.  Never imports: jax.  The format: a sentence a line, words between spaces (Mikolov et al. 2010).
-"""
+"""Imikolov: the Penn Treebank as prepared for language models."""
 
 from __future__ import annotations
 

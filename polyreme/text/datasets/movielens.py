@@ -1,7 +1,4 @@
-"""Movielens: a million ratings of films, with what is known of the viewers and the films.
-
-Floor: 5.  Never imports: jax.  The format: https://grouplens.org/datasets/movielens/1m (README of ml-1m).
-"""
+"""Movielens: a million ratings of films, with what is known of the viewers and the films."""
 
 from __future__ import annotations
 

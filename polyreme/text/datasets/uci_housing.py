@@ -1,7 +1,4 @@
-"""UCIHousing: prices of houses in Boston, and thirteen features of where they stand.
-
-Floor: 5.  Never imports: jax.  The format: https://archive.ics.uci.edu/ml/datasets/Housing (14 numbers a row).
-"""
+"""UCIHousing: prices of houses in Boston, and thirteen features of where they stand."""
 
 from __future__ import annotations
 

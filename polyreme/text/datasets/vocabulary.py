@@ -1,7 +1,4 @@
-"""Words to numbers: counted words in the order of how often they occur, and sentences between marks.
-
-Floor: 5.  Never imports: jax.
-"""
+"""Words to numbers: counted words in the order of how often they occur, and sentences between marks."""
 
 from __future__ import annotations
 

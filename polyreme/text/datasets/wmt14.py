@@ -1,6 +1,5 @@
 """WMT14: sentences in French and English.
 
-Floor: 5.  Never imports: jax.  The format: http://www.statmt.org/wmt14, as packed by PaddlePaddle: two dictionaries, a
 word a line, and pairs of sentences, a tab between them.
 """
 

@@ -1,6 +1,5 @@
 """WMT16: descriptions of pictures in English and German.
 
-Floor: 5.  Never imports: jax.  The format: Multi30K (Elliott et al. 2016) as packed by PaddlePaddle: a pair of
 sentences a line, English first, a tab between them.
 """
 

@@ -1,7 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from their archives of pickled batches.
-
-Floor: 5.  Never imports: jax.  The format: https://www.cs.toronto.edu/~kriz/cifar.html.
-"""
+"""CIFAR-10 and CIFAR-100 from their archives of pickled batches."""
 
 from __future__ import annotations
 

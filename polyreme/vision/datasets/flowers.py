@@ -1,7 +1,4 @@
-"""Flowers: Oxford's 102 kinds of flowers.
-
-Floor: 5.  Never imports: jax.  The format: https://www.robots.ox.ac.uk/~vgg/data/flowers/102/.
-"""
+"""Flowers: Oxford's 102 kinds of flowers."""
 
 from __future__ import annotations
 

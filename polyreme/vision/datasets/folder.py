@@ -1,7 +1,4 @@
-"""DatasetFolder and ImageFolder: files of one's own in folders.
-
-Floor: 5.  Never imports: jax.
-"""
+"""DatasetFolder and ImageFolder: files of one's own in folders."""
 
 from __future__ import annotations
 

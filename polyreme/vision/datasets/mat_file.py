@@ -1,7 +1,4 @@
-"""Numeric arrays from MATLAB files of version 5.
-
-Floor: 5.  Never imports: jax.  Source: "MAT-File Format", The MathWorks, R2024, chapter 1.
-"""
+"""Numeric arrays from MATLAB files of version 5."""
 
 from __future__ import annotations
 

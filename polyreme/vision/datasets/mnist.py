@@ -1,7 +1,4 @@
-"""MNIST and FashionMNIST from local idx files.
-
-Floor: 4.  Never imports: jax.  The format: http://yann.lecun.com/exdb/mnist (big-endian magic number, sizes, bytes).
-"""
+"""MNIST and FashionMNIST from local idx files."""
 
 from __future__ import annotations
 

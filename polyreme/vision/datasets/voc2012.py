@@ -1,7 +1,4 @@
-"""VOC2012: pictures and their segmentation into classes.
-
-Floor: 5.  Never imports: jax.  The format: http://host.robots.ox.ac.uk/pascal/VOC/voc2012/.
-"""
+"""VOC2012: pictures and their segmentation into classes."""
 
 from __future__ import annotations
 

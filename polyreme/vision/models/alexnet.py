@@ -1,6 +1,6 @@
 """AlexNet.
 
-Floor: 4.  Source: Krizhevsky, 2014, arXiv:1404.5997 ("one weird trick": one column of the network of 2012). Parameters
+Source: Krizhevsky, 2014, arXiv:1404.5997 ("one weird trick": one column of the network of 2012). Parameters
 have the names and shapes of Paddle's.
 """
 

@@ -1,7 +1,4 @@
-"""What several families are made of: a convolution with its normalization and activation; widths that suit hardware.
-
-Floor: 4.
-"""
+"""What several families are made of: a convolution with its normalization and activation; widths that suit hardware."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """DenseNet with 121 to 264 layers.
 
-Floor: 4.  Source: Huang et al., 2016, arXiv:1608.06993, table 1. Parameters have the names and shapes of Paddle's.
+Source: Huang et al., 2016, arXiv:1608.06993, table 1. Parameters have the names and shapes of Paddle's.
 """
 
 from __future__ import annotations

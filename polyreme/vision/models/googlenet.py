@@ -1,6 +1,6 @@
 """GoogLeNet (Inception v1).
 
-Floor: 4.  Source: Szegedy et al., 2014, arXiv:1409.4842, table 1, without local response normalization; ReLU stands
+Source: Szegedy et al., 2014, arXiv:1409.4842, table 1, without local response normalization; ReLU stands
 after each inception module only, as in Paddle's. Parameters have the names and shapes of Paddle's.
 """
 

@@ -1,6 +1,6 @@
 """Inception v3.
 
-Floor: 4.  Source: Szegedy et al., 2015, arXiv:1512.00567, table 1 and figures 5 to 7. A block is parallel branches,
+Source: Szegedy et al., 2015, arXiv:1512.00567, table 1 and figures 5 to 7. A block is parallel branches,
 each a chain of convolutions; parameters have the names and shapes of Paddle's.
 """
 

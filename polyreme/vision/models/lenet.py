@@ -1,6 +1,6 @@
 """LeNet for 28 x 28 grey images.
 
-Floor: 4.  Source: LeCun et al., 1998 (LeNet-5), with ReLU and max pooling, the first kernel 3 x 3 with padding, and
+Source: LeCun et al., 1998 (LeNet-5), with ReLU and max pooling, the first kernel 3 x 3 with padding, and
 three linear layers without activations between them, as Paddle's vision.models.LeNet has it: parameters have the same
 names and shapes.
 """

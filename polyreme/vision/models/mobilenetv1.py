@@ -1,6 +1,6 @@
 """MobileNet V1.
 
-Floor: 4.  Source: Howard et al., 2017, arXiv:1704.04861, table 1. Parameters have the names and shapes of Paddle's.
+Source: Howard et al., 2017, arXiv:1704.04861, table 1. Parameters have the names and shapes of Paddle's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """MobileNet V2.
 
-Floor: 4.  Source: Sandler et al., 2018, arXiv:1801.04381, table 2. Parameters have the names and shapes of Paddle's.
+Source: Sandler et al., 2018, arXiv:1801.04381, table 2. Parameters have the names and shapes of Paddle's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """MobileNet V3, small and large.
 
-Floor: 4.  Source: Howard et al., 2019, arXiv:1905.02244, tables 1 and 2. Parameters have the names and shapes of
+Source: Howard et al., 2019, arXiv:1905.02244, tables 1 and 2. Parameters have the names and shapes of
 Paddle's.
 """
 

@@ -1,6 +1,6 @@
 """ResNet, wide ResNet and ResNeXt.
 
-Floor: 4.  Sources: He et al., 2015, arXiv:1512.03385 (table 1), with the stride in the 3 x 3 convolution of a
+Sources: He et al., 2015, arXiv:1512.03385 (table 1), with the stride in the 3 x 3 convolution of a
 bottleneck ("v1.5"); Zagoruyko and Komodakis, 2016, arXiv:1605.07146; Xie et al., 2016, arXiv:1611.05431 (table 1).
 Parameters have the names and shapes of Paddle's.
 """

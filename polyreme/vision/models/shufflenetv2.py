@@ -1,6 +1,6 @@
 """ShuffleNet V2 in six widths.
 
-Floor: 4.  Source: Ma et al., 2018, arXiv:1807.11164, table 5. Parameters have the names and shapes of Paddle's.
+Source: Ma et al., 2018, arXiv:1807.11164, table 5. Parameters have the names and shapes of Paddle's.
 """
 
 from __future__ import annotations

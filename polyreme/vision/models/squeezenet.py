@@ -1,6 +1,6 @@
 """SqueezeNet 1.0 and 1.1.
 
-Floor: 4.  Source: Iandola et al., 2016, arXiv:1602.07360, table 1; 1.1 is its authors' version with less to compute.
+Source: Iandola et al., 2016, arXiv:1602.07360, table 1; 1.1 is its authors' version with less to compute.
 Parameters have the names and shapes of Paddle's.
 """
 

@@ -1,6 +1,6 @@
 """VGG with 11 to 19 layers.
 
-Floor: 4.  Source: Simonyan and Zisserman, 2014, arXiv:1409.1556, table 1; batch normalization is of 2015. Parameters
+Source: Simonyan and Zisserman, 2014, arXiv:1409.1556, table 1; batch normalization is of 2015. Parameters
 have the names and shapes of Paddle's.
 """
 

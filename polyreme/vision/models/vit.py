@@ -1,6 +1,6 @@
 """Vision transformer.
 
-Floor: 4.  Source: Dosovitskiy et al., 2020, arXiv:2010.11929, figure 1 and table 1. A weight is [in, out].
+Source: Dosovitskiy et al., 2020, arXiv:2010.11929, figure 1 and table 1. A weight is [in, out].
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Weights of published networks, read from files that lie on this machine: what pretrained=True loads.
-
-Floor: 4.
-"""
+"""Weights of published networks, read from files that lie on this machine: what pretrained=True loads."""
 
 from __future__ import annotations
 

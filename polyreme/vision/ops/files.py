@@ -1,7 +1,4 @@
-"""Image files as Tensors of bytes and of pixels. They read the host, so they cannot be captured.
-
-Floor: 4.
-"""
+"""Image files as Tensors of bytes and of pixels. They read the host, so they cannot be captured."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Layers over the ops of detectors: deformable convolution and pooling over regions.
-
-Floor: 4.
-"""
+"""Layers over the ops of detectors: deformable convolution and pooling over regions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""BaseTransform and Compose: what a transform is applied to, and several in a row.
-
-Floor: 4.  Never imports: jax.
-"""
+"""BaseTransform and Compose: what a transform is applied to, and several in a row."""
 
 from __future__ import annotations
 

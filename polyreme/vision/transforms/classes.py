@@ -1,6 +1,4 @@
 """The transforms that are classes; random ones draw from Python's `random`, which the DataLoader seeds in its workers.
-
-Floor: 4.  Never imports: jax.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Image functions on Pillow images, ndarrays [height, width(, channels)] and Tensors [channels, height, width].
 
 The class stays the same; Tensors leave the tape.
-
-Floor: 4.  Never imports: jax.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Transforms that change colours at random, by Python's `random`.
-
-Floor: 4.  Never imports: jax.
-"""
+"""Transforms that change colours at random, by Python's `random`."""
 
 from __future__ import annotations
 

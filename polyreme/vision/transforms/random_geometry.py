@@ -1,7 +1,4 @@
-"""Transforms that turn, move, distort and erase at random, by Python's `random`.
-
-Floor: 4.  Never imports: jax.
-"""
+"""Transforms that turn, move, distort and erase at random, by Python's `random`."""
 
 from __future__ import annotations
 

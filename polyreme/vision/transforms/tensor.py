@@ -1,7 +1,4 @@
-"""to_tensor of an image; apart from the other transforms because it loads jax.
-
-Floor: 4.
-"""
+"""to_tensor of an image; apart from the other transforms because it loads jax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,1 @@
-"""The logical dims of a model that names none, found from its own ops.
-
-Floor: 5.
-"""
+"""The logical dims of a model that names none, found from its own ops."""

@@ -1,6 +1,6 @@
 """Blocks of a traced model: runs of layers that do the same thing on values of the same shapes, one after another.
 
-Floor: 5.  What recompute, pipelines and the planner cut a model by.
+What recompute, pipelines and the planner cut a model by.
 """
 
 from __future__ import annotations

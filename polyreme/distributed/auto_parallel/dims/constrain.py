@@ -1,6 +1,6 @@
 """Where a plan's activations should live, said at the layers of a model that does not say it itself.
 
-Floor: 5.  The partitioner finds most placements from those of the parameters. What pays to say: what comes out of
+The partitioner finds most placements from those of the parameters. What pays to say: what comes out of
 weights that are split by columns, the residual stream between blocks, and tokens looked up in a split table.
 """
 

@@ -1,6 +1,6 @@
 """Dims of arrays as products of factors, and which factors are the same one.
 
-Floor: 5.  A reshape of 96 to [4, 3, 8] says that the dim of 96 is made of three factors, outermost first; an addition
+A reshape of 96 to [4, 3, 8] says that the dim of 96 is made of three factors, outermost first; an addition
 says that two dims are one. Both are said here, in any order; what is left at the end are classes of factors that run
 through the whole model.
 """

@@ -1,7 +1,4 @@
-"""What ops say of dims, as facts: products, lookups, and dims that are summed, mixed or cut.
-
-Floor: 5.
-"""
+"""What ops say of dims, as facts: products, lookups, and dims that are summed, mixed or cut."""
 
 from __future__ import annotations
 

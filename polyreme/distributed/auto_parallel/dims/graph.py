@@ -1,6 +1,6 @@
 """A traced model as the planner sees it: a Graph of operations with kinds, FLOP, saved values and named dims.
 
-Floor: 5.  The same description as ModelShape.graph() makes from dimensions, made from a model's own ops.
+The same description as ModelShape.graph() makes from dimensions, made from a model's own ops.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Logical dims of a model that names none, found from its own ops; printed as a table, overridden by name.
 
-Floor: 5.  What is inferred decides where tensors live, never what is computed: the partitioner keeps a program's
+What is inferred decides where tensors live, never what is computed: the partitioner keeps a program's
 meaning whatever the placement. A dim of which nothing sure is known stays without a name, whole on every device.
 """
 

@@ -1,7 +1,4 @@
-"""What primitives that move elements say of dims: which stay as they are, are cut, joined or looked up.
-
-Floor: 5.
-"""
+"""What primitives that move elements say of dims: which stay as they are, are cut, joined or looked up."""
 
 from __future__ import annotations
 

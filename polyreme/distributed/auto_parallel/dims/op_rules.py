@@ -1,7 +1,4 @@
-"""What whole ops say of dims where their kernels differ by device, or hide what they compute: attention and losses.
-
-Floor: 5.
-"""
+"""What whole ops say of dims where their kernels differ by device, or hide what they compute: attention and losses."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What each factor of a model's dims is for: batch, sequence, width of the residual stream, heads, hidden, vocabulary,
 experts.
 
-Floor: 5.  A factor can be split over devices that then work on their parts alone if some weights make it (their columns
+A factor can be split over devices that then work on their parts alone if some weights make it (their columns
 are split) and other weights sum over it (their rows are), and nothing between mixes its parts: Megatron's pairs,
 arXiv:1909.08053, found in any graph. No weight is split in two.
 """

@@ -1,6 +1,6 @@
 """What a primitive says of dims: which of its inputs' and outputs' are the same, which are summed, which are mixed.
 
-Floor: 5.  An op's rule is that of the primitives it is made of, so there is one set of rules for all ops; attention and
+An op's rule is that of the primitives it is made of, so there is one set of rules for all ops; attention and
 losses, whose kernels differ by device, have rules of their own (op_rules.py). A primitive without a rule says nothing,
 and its inputs' dims are mixed: not to be split.
 """

@@ -1,6 +1,6 @@
 """Traced: the ops of one forward of an imperative model, recorded without running it.
 
-Floor: 5.  The model runs once as it is written, on arrays that have a shape and a dtype but no values; every op that it
+The model runs once as it is written, on arrays that have a shape and a dtype but no values; every op that it
 calls is noted with what it read and made, its attributes, and the Layer it was called in. Nothing is computed, no
 parameter is changed, no random number drawn.
 """

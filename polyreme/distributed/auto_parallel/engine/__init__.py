@@ -1,4 +1,1 @@
-"""Engine, DistModel and Strategy: a model with its loss and optimizer over all devices.
-
-Floor: 5.
-"""
+"""Engine, DistModel and Strategy: a model with its loss and optimizer over all devices."""

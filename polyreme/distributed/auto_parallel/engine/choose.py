@@ -1,6 +1,6 @@
 """choose_plan: a plan for a model that was written for one device, with the reasons for it.
 
-Floor: 5.  The model is traced, its dims are inferred, the planner searches the plans of the graph that results, and the
+The model is traced, its dims are inferred, the planner searches the plans of the graph that results, and the
 best one is what `prepare` makes the model ready for. docs/auto_parallel.md, section "Nothing marked".
 """
 

@@ -1,7 +1,4 @@
-"""What an Engine's training step will cost, predicted before it runs.
-
-Floor: 5.
-"""
+"""What an Engine's training step will cost, predicted before it runs."""
 
 from __future__ import annotations
 

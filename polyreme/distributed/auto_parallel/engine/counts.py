@@ -1,6 +1,6 @@
 """What a microbatch counts for in the loss of its batch, where that is not by its rows.
 
-Floor: 5.  A pipeline takes the mean of its microbatches' losses, by rows. A batch's sum is another thing, and so is a
+A pipeline takes the mean of its microbatches' losses, by rows. A batch's sum is another thing, and so is a
 mean over labels that are not ignored, or by weights of classes: there each microbatch's loss is multiplied by a factor.
 """
 

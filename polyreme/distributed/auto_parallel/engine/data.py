@@ -1,7 +1,4 @@
-"""What an Engine makes of the data it is given: loaders, epochs, and batches in inputs and labels.
-
-Floor: 5.
-"""
+"""What an Engine makes of the data it is given: loaders, epochs, and batches in inputs and labels."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""DistModel: a model with its loss and optimizer over all devices, a batch at a time; dist.to_static makes one.
-
-Floor: 5.
-"""
+"""DistModel: a model with its loss and optimizer over all devices, a batch at a time; dist.to_static makes one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Engine: single-card code trained, evaluated and used over all devices by one call each.
-
-Floor: 5.
-"""
+"""Engine: single-card code trained, evaluated and used over all devices by one call each."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What an Engine saves and loads: training state that any mesh can go on from, and artefacts for inference.
 
-Floor: 5.  Training state is a folder PATH.train, a checkpoint (docs/checkpoints.md) with parameters and buffers under
+Training state is a folder PATH.train, a checkpoint (docs/checkpoints.md) with parameters and buffers under
 "model", the optimizer's arrays under "optimizer" by the parameters' names in the model, gradients merged so far under
 "merged", and plain numbers of the schedule and the loss scaler. Placements are in its manifest. Nothing is pickled.
 """

@@ -1,7 +1,4 @@
-"""Where a model of an Engine or a DistModel lies: by its own marks, or data parallel over all devices.
-
-Floor: 5.
-"""
+"""Where a model of an Engine or a DistModel lies: by its own marks, or data parallel over all devices."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A model's marks as a plan, and a model over several meshes, or cut by itself, as the stages of a pipeline.
-
-Floor: 5.
-"""
+"""A model's marks as a plan, and a model over several meshes, or cut by itself, as the stages of a pipeline."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One batch trained, evaluated or predicted by a placed model: as one captured program, or in a program for each stage.
 
-Floor: 5.  Both kinds have the same methods; a batch is the Tensors of its inputs and of its labels, with global rows.
+Both kinds have the same methods; a batch is the Tensors of its inputs and of its labels, with global rows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Strategy: settings of auto-parallel training, and what they mean for a job.
 
-Floor: 5.  strategy_fields.py says what each setting does; `settle` reads every honoured one, and nothing else does.
+strategy_fields.py says what each setting does; `settle` reads every honoured one, and nothing else does.
 """
 
 from __future__ import annotations

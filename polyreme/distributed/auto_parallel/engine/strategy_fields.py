@@ -1,6 +1,6 @@
 """Every field of an auto-parallel Strategy as data: its default, and what setting it does here.
 
-Floor: 5.  Kinds are those of fleet/base/strategy_fields.py: a field is HONOURED, HARMLESS (the result is the same
+Kinds are those of fleet/base/strategy_fields.py: a field is HONOURED, HARMLESS (the result is the same
 either way, for the reason noted) or REFUSED (any value but the default is an error, which says what to do instead).
 Names, nesting and defaults are those of the public API.
 """

@@ -1,4 +1,1 @@
-"""Layers, optimizers and loaders put on meshes: by functions, by plans for names, by marks of the older form.
-
-Floor: 5.
-"""
+"""Layers, optimizers and loaders put on meshes: by functions, by plans for names, by marks of the older form."""

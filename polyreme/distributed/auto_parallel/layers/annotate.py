@@ -1,6 +1,6 @@
 """The older names of auto_parallel: marks by names of mesh dims, one per dim of the tensor.
 
-Floor: 5.  Under these names `shard_tensor` is another function than distributed.shard_tensor, which takes placements.
+Under these names `shard_tensor` is another function than distributed.shard_tensor, which takes placements.
 """
 
 from __future__ import annotations

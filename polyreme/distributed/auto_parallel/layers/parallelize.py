@@ -1,7 +1,4 @@
-"""parallelize: a model and optimizer of one device spread over a mesh, as a dictionary of plans says.
-
-Floor: 5.
-"""
+"""parallelize: a model and optimizer of one device spread over a mesh, as a dictionary of plans says."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Plans of tensor parallelism: what parallelize does to the layers that a pattern names.
 
-Floor: 5.  A plan places a layer's parameters on a mesh and hooks what goes in and comes out; it changes no values.
+A plan places a layer's parameters on a mesh and hooks what goes in and comes out; it changes no values.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Plans of sequence parallelism: between the parallel layers, activations are split along the sequence over mp.
 
-Floor: 5.  Source: arXiv:2205.05198, section 4.2.2.  Inside the range activations are [seq, batch, hidden].
+Source: arXiv:2205.05198, section 4.2.2.  Inside the range activations are [seq, batch, hidden].
 """
 
 from __future__ import annotations

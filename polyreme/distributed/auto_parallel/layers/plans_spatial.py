@@ -1,6 +1,4 @@
 """Plans that split what goes through a layer, and not its parameters: context parallelism and convolutions over width.
-
-Floor: 5.
 """
 
 from __future__ import annotations

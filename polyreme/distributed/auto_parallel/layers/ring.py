@@ -1,7 +1,4 @@
-"""Attention and convolution over a dim that a mesh splits, under the names that take Tensors of such placements.
-
-Floor: 5.
-"""
+"""Attention and convolution over a dim that a mesh splits, under the names that take Tensors of such placements."""
 
 from __future__ import annotations
 

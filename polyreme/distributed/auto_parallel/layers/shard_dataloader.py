@@ -1,7 +1,4 @@
-"""shard_dataloader: batches of a DataLoader as Tensors that lie over meshes.
-
-Floor: 5.
-"""
+"""shard_dataloader: batches of a DataLoader as Tensors that lie over meshes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""shard_layer: the parameters, inputs and outputs of a layer spread over a mesh by functions.
-
-Floor: 5.
-"""
+"""shard_layer: the parameters, inputs and outputs of a layer spread over a mesh by functions."""
 
 from __future__ import annotations
 

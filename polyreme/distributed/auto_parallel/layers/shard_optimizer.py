@@ -1,6 +1,6 @@
 """shard_optimizer: where an optimizer's state, and with it gradients and parameters, lie over a mesh; shard_scaler.
 
-Floor: 5.  Source of the stages: arXiv:1910.02054.  A stage changes no values: it tells each parameter where it, its
+Source of the stages: arXiv:1910.02054.  A stage changes no values: it tells each parameter where it, its
 gradient and its state go (`Parameter.layouts`), and the one optimizer there is does the rest.
 """
 

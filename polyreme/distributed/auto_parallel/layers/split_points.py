@@ -1,6 +1,6 @@
 """Where a model is cut into pipeline stages: SplitPoint, and the stage of every layer by a pp_config.
 
-Floor: 5.  The cut is told by meshes: a layer of stage s has its parameters on the s-th slice of the mesh along "pp".
+The cut is told by meshes: a layer of stage s has its parameters on the s-th slice of the mesh along "pp".
 """
 
 from __future__ import annotations

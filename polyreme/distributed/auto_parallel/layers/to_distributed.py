@@ -1,7 +1,4 @@
-"""to_distributed: a model, optimizer and loader written for one device, on many by the best plan that is found.
-
-Floor: 5.
-"""
+"""to_distributed: a model, optimizer and loader written for one device, on many by the best plan that is found."""
 
 from __future__ import annotations
 

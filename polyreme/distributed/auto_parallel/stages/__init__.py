@@ -1,4 +1,1 @@
-"""Plain models cut into pipeline stages.
-
-Floor: 5.
-"""
+"""Plain models cut into pipeline stages."""

@@ -1,6 +1,6 @@
 """A plain imperative model cut into the chunks that pipeline stages run, by the runtime that runs a PipelineLayer's.
 
-Floor: 5.  docs/auto_parallel.md, section "Stages".
+docs/auto_parallel.md, section "Stages".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where a recorded forward is cut into chunks, and what each chunk runs, takes and gives.
 
-Floor: 5.  A value that a later chunk needs is handed on through the chunks between. What depends on constants alone (a
+A value that a later chunk needs is handed on through the chunks between. What depends on constants alone (a
 causal mask, a rotary table) is computed where it is needed and never sent.
 """
 

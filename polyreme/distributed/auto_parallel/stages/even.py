@@ -1,6 +1,6 @@
 """Cutting a recorded forward into chunks that cost about the same.
 
-Floor: 5.  The price of a chunk is its arithmetic and what it sends and receives; the dearest chunk sets the pace, so
+The price of a chunk is its arithmetic and what it sends and receives; the dearest chunk sets the pace, so
 the cuts make that one as cheap as can be.
 """
 

@@ -1,7 +1,4 @@
-"""A model whose layers are marked on several meshes, cut into pipeline stages by those marks.
-
-Floor: 5.
-"""
+"""A model whose layers are marked on several meshes, cut into pipeline stages by those marks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Recorded: a model's forward as operations that can be run again, with the calls of its Layers: what is cut into
 stages.
 
-Floor: 5.  The operations are those of a static Program (docs/decisions/0008): calls of public functions, with names in
+The operations are those of a static Program (docs/decisions/0008): calls of public functions, with names in
 place of Tensors, so that a stage makes the very calls the model makes, tape, autocast and layouts included. trace.py,
 for inference of dims, notes ops as they compute, inside composites and off any mesh, which nothing could run again.
 """

@@ -1,4 +1,1 @@
-"""Tensors on a mesh: placements, what is stored, rules for what ops give, functions of one device's part.
-
-Floor: 5.
-"""
+"""Tensors on a mesh: placements, what is stored, rules for what ops give, functions of one device's part."""

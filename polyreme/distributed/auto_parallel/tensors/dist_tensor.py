@@ -1,7 +1,4 @@
-"""Tensors put on a mesh and taken off it: shard_tensor and its like.
-
-Floor: 5.
-"""
+"""Tensors put on a mesh and taken off it: shard_tensor and its like."""
 
 from __future__ import annotations
 

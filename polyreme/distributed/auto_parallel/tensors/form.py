@@ -1,6 +1,6 @@
 """Form: how the value of a Tensor is kept on a mesh, as one jax array with a NamedSharding.
 
-Floor: 5.  Where every split is even and nothing is partial, the array kept is the value itself. Else it differs: a dim
+Where every split is even and nothing is partial, the array kept is the value itself. Else it differs: a dim
 that its devices do not divide is padded to ceil(n / k) rows each (jax splits evenly only), and cut when it is read. A
 Partial tensor's addends are stacked on leading dims, one for each Partial mesh dim, which that mesh dim splits: every
 device really holds its own addend and no other. A split_factor f makes two dims of one, [f, n / f].

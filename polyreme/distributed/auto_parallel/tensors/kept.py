@@ -1,6 +1,6 @@
 """Tensors on a mesh: how they are kept, and told from dense ones.
 
-Floor: 5.  A Tensor whose array is its value is an ordinary Tensor whose array has a NamedSharding; its Form is noted
+A Tensor whose array is its value is an ordinary Tensor whose array has a NamedSharding; its Form is noted
 beside it, or read off the sharding. Only what is partial, uneven or cut by a split_factor is of a class of its own,
 which keeps that array and makes the value of it where something reads `_array`: tape, capture, checkpoints, the host.
 """

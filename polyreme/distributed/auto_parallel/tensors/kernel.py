@@ -1,6 +1,6 @@
 """A kernel on Tensors that lie on a mesh: from what is kept of its inputs to what is kept of its results.
 
-Floor: 5.  The op's own function runs on values (padding cut, addends joined) inside one compiled program, whose inputs
+The op's own function runs on values (padding cut, addends joined) inside one compiled program, whose inputs
 and results lie as the placement rules say; XLA's partitioner splits the work. Partial is real: along a mesh dim where a
 result is Partial the function is mapped over pieces (of a dim that is summed over) or addends, one for each device,
 and the results stay apart.

@@ -1,7 +1,4 @@
-"""LocalLayer: a Layer whose forward sees one device's parts of Tensors.
-
-Floor: 5.
-"""
+"""LocalLayer: a Layer whose forward sees one device's parts of Tensors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """local_map: a function written for one device's part of Tensors, run on every device of a mesh at once.
 
-Floor: 5.  The function is traced once, under jax.shard_map, and becomes one kernel on the whole values, so that it is
+The function is traced once, under jax.shard_map, and becomes one kernel on the whole values, so that it is
 taped and differentiated like any op; see also communication/local_body.py.
 """
 

@@ -1,6 +1,6 @@
 """Tensors on a mesh made of the devices' own parts, and taken apart into them.
 
-Floor: 5.  One process drives all devices, so it has every device's part at hand.
+One process drives all devices, so it has every device's part at hand.
 """
 
 from __future__ import annotations

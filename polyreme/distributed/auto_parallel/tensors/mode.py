@@ -1,6 +1,6 @@
 """The mode that runs ops on Tensors that lie on a mesh; all other calls go to the mode under it.
 
-Floor: 5.  It is put in force when the first such Tensor is made, so that programs without one pay nothing. In
+It is put in force when the first such Tensor is made, so that programs without one pay nothing. In
 a captured function the ops run on values as always, and results are told where they lie.
 """
 

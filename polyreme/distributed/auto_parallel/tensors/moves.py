@@ -1,7 +1,4 @@
-"""Moving Tensors along one dim of a mesh, alone or inside the inputs and outputs of a layer.
-
-Floor: 5.
-"""
+"""Moving Tensors along one dim of a mesh, alone or inside the inputs and outputs of a layer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Placements: how a tensor lies along one dim of a mesh: split, whole, or as addends yet to be joined.
 
-Floor: 5.  A tensor has one placement per mesh dim, outermost first.
+A tensor has one placement per mesh dim, outermost first.
 """
 
 from __future__ import annotations

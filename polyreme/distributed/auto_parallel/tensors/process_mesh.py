@@ -1,6 +1,6 @@
 """ProcessMesh: devices in a grid whose dims have names, and the mesh that is in force.
 
-Floor: 5.  Process id i is jax.devices()[i]: one process drives all its devices, and tensors lie in pieces on them.
+Process id i is jax.devices()[i]: one process drives all its devices, and tensors lie in pieces on them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Tensors moved between placements and meshes; gradients come back in the placement they went from.
-
-Floor: 5.
-"""
+"""Tensors moved between placements and meshes; gradients come back in the placement they went from."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a placement rule says of an op, and how placements follow from it: SPMD propagation over one mesh.
 
-Floor: 5.  A rule names the dims of an op's inputs and results by letters, as einsum does. A letter that a mesh dim
+A rule names the dims of an op's inputs and results by letters, as einsum does. A letter that a mesh dim
 splits in an input is split in the results that have it; where no result has it, the results are Partial along that mesh
 dim, if the rule says how its pieces join. rules_table.py holds the rules; values never depend on them, only layouts do.
 """

@@ -1,6 +1,6 @@
 """The placement rule of each op, in families; see rules.py for what a rule says.
 
-Floor: 5.  An op that is not here takes its inputs as they lie (Partial ones joined); its results lie as XLA left them.
+An op that is not here takes its inputs as they lie (Partial ones joined); its results lie as XLA left them.
 """
 
 from __future__ import annotations

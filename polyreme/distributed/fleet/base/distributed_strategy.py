@@ -1,6 +1,6 @@
 """DistributedStrategy: every setting of a hybrid-parallel job, checked as it is set.
 
-Floor: 5.  strategy_fields.py says what each setting does; job.py turns a strategy into a Plan.
+strategy_fields.py says what each setting does; job.py turns a strategy into a Plan.
 """
 
 from __future__ import annotations

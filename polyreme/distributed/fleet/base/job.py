@@ -1,6 +1,6 @@
 """Job: what a DistributedStrategy says, resolved for a number of devices: one Plan, and how the loop around it runs.
 
-Floor: 5.  Every HONOURED field of strategy_fields.py is read here and nowhere else.
+Every HONOURED field of strategy_fields.py is read here and nowhere else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Amp: the mixed precision that a strategy asks for.
-
-Floor: 5.
-"""
+"""Amp: the mixed precision that a strategy asks for."""
 
 from __future__ import annotations
 

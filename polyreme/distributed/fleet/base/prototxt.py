@@ -1,6 +1,6 @@
 """Nested settings as protobuf's text format: written so that its parsers accept it, and read back.
 
-Floor: 5.  Source: protobuf.dev/reference/protobuf/textformat-spec. A group of settings is a message, a list a repeated
+Source: protobuf.dev/reference/protobuf/textformat-spec. A group of settings is a message, a list a repeated
 field. What is read is untyped: words and numbers stay `Word`s until the table says what they are.
 """
 

@@ -1,6 +1,6 @@
 """Roles: which worker this process is, out of how many, and where the others are.
 
-Floor: 5.  A worker is a process. There are no servers: a role that asks for one is refused by fleet.init.
+A worker is a process. There are no servers: a role that asks for one is refused by fleet.init.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every field of a DistributedStrategy as data: its default, and what setting it does here.
 
-Floor: 5.  A field is HONOURED (it changes the Plan or how the job is run), HARMLESS (the result is the same either way,
+A field is HONOURED (it changes the Plan or how the job is run), HARMLESS (the result is the same either way,
 for the reason noted) or REFUSED (any value but the default is an error, which says what to do instead). Names, nesting
 and defaults are those of the public API; the fields in OWN are additions. docs/fleet.md prints this table.
 """

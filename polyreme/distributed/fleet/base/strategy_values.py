@@ -1,6 +1,6 @@
 """Settings: values for a table of fields, checked as they are set, read by key or by attribute.
 
-Floor: 5.  Remembers which fields were set, as the saved form of a strategy holds those alone.
+Remembers which fields were set, as the saved form of a strategy holds those alone.
 """
 
 from __future__ import annotations

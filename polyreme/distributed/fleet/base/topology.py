@@ -1,6 +1,6 @@
 """Topology of a hybrid-parallel job: which rank sits where on which axis, and the groups that talk along an axis.
 
-Floor: 5.  A rank is the index of a device in the mesh. "This rank" is the first device that this process drives: with
+A rank is the index of a device in the mesh. "This rank" is the first device that this process drives: with
 one process, rank 0.
 """
 

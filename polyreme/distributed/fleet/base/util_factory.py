@@ -1,6 +1,6 @@
 """UtilBase: small things that workers do together with values on the host.
 
-Floor: 5.  A worker is a process; with one process each of these is what that process gave.
+A worker is a process; with one process each of these is what that process gave.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Descriptions of layers to be built, and of weights that several of them share.
-
-Floor: 5.
-"""
+"""Descriptions of layers to be built, and of weights that several of them share."""
 
 from __future__ import annotations
 

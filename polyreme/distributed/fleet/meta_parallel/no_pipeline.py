@@ -1,7 +1,4 @@
-"""NoPipelineParallel: a PipelineLayer of one stage, which trains whole batches as one of several stages does.
-
-Floor: 5.
-"""
+"""NoPipelineParallel: a PipelineLayer of one stage, which trains whole batches as one of several stages does."""
 
 from __future__ import annotations
 

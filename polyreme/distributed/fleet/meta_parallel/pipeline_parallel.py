@@ -1,6 +1,6 @@
 """PipelineParallel: a PipelineLayer that trains and evaluates whole batches over pipeline stages.
 
-Floor: 5.  Which schedule runs is the plan's affair; there is one runtime for all of them (distributed.pipeline).
+Which schedule runs is the plan's affair; there is one runtime for all of them (distributed.pipeline).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """PipelineLayer: a model as a sequence of layers, cut into the chunks that pipeline stages run.
 
-Floor: 5.  Tensors are global, so one process builds every layer, whatever stage will run it: a chunk is a view of the
+Tensors are global, so one process builds every layer, whatever stage will run it: a chunk is a view of the
 one model, layers that share a weight hold the very same Parameter, and the whole runs on one device as it stands.
 """
 

@@ -1,6 +1,6 @@
 """Where a sequence of layers is cut into parts: boundaries from a rule, by count, by class name or by parameters.
 
-Floor: 5.  Boundaries are a list that starts at 0 and ends at the number of layers: part k is [b[k], b[k + 1]).
+Boundaries are a list that starts at 0 and ends at the number of layers: part k is [b[k], b[k + 1]).
 """
 
 from __future__ import annotations

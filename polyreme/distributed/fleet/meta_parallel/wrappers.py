@@ -1,6 +1,6 @@
 """Models placed by the plan of a hybrid-parallel job: TensorParallel, ShardingParallel, SegmentParallel.
 
-Floor: 5.  The plan does the work, in placements: all of these are one class under the names that the public API has for
+The plan does the work, in placements: all of these are one class under the names that the public API has for
 what a job mainly is. Tensors are global, so there is nothing to broadcast.
 """
 

@@ -1,7 +1,4 @@
-"""recompute, recompute_sequential, recompute_hybrid: calls whose inner results are not kept for backward.
-
-Floor: 5.
-"""
+"""recompute, recompute_sequential, recompute_hybrid: calls whose inner results are not kept for backward."""
 
 from __future__ import annotations
 

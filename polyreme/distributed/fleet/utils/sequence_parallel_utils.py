@@ -1,6 +1,6 @@
 """Megatron's sequence parallelism: activations [seq, batch, ...] split along seq over `mp` between parallel layers.
 
-Floor: 5.  Source: arXiv:2205.05198, section 4.2.2.  Tensors are global, so none of these changes a value: they say
+Source: arXiv:2205.05198, section 4.2.2.  Tensors are global, so none of these changes a value: they say
 where the seq dim lies before and after, for the value and, the other way round, for its gradient. XLA puts an
 all-gather where a whole is needed, and a reduce-scatter (on CPU: an all-reduce and a slice) where a sum over `mp` is
 wanted split. Everything here is the identity without a plan and under one whose `mp` is 1.

@@ -1,6 +1,6 @@
 """The functions that Paddle fuses by hand; XLA fuses them here.
 
-Floor: 5.  This file only gathers the names.
+This file only gathers the names.
 """
 
 from polyreme.incubate.nn.functional.blocks import (

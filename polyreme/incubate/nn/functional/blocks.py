@@ -1,7 +1,4 @@
-"""Linear maps, activations, norms and dropout that Paddle fuses by hand; XLA fuses them here.
-
-Floor: 5.
-"""
+"""Linear maps, activations, norms and dropout that Paddle fuses by hand; XLA fuses them here."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Attention of tokens to a cache of those before: in rows of one length, in blocks, and of padded batches.
 
-Floor: 5.  b batch, h query heads, n key heads, d head_dim. Caches are written in place.
+b batch, h query heads, n key heads, d head_dim. Caches are written in place.
 """
 
 from __future__ import annotations

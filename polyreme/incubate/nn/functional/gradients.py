@@ -1,7 +1,4 @@
-"""Gradients that are added up in place.
-
-Floor: 5.
-"""
+"""Gradients that are added up in place."""
 
 from __future__ import annotations
 

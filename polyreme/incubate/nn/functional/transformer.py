@@ -1,6 +1,6 @@
 """Multi-head attention and whole stacks of transformer layers as functions of their weights.
 
-Floor: 5.  b batch, s sequence, e embed, h heads, d head_dim.
+b batch, s sequence, e embed, h heads, d head_dim.
 """
 
 from __future__ import annotations

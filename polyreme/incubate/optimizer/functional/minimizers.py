@@ -1,6 +1,6 @@
 """minimize_bfgs and minimize_lbfgs: the minimum of a function of one vector.
 
-Floor: 5.  The objective is traced once, and the whole minimization is one compiled program; inside a captured function
+The objective is traced once, and the whole minimization is one compiled program; inside a captured function
 it is part of that one. Called eagerly it is compiled at each call: capture the caller to compile it once.
 """
 

@@ -1,6 +1,6 @@
 """What `import paddle` finds in a process that `polyreme run` started: it makes way for polyreme.
 
-Floor: 8.  This folder's parent is on PYTHONPATH there, and so in every Python process that the script starts.
+This folder's parent is on PYTHONPATH there, and so in every Python process that the script starts.
 """
 
 import importlib.util

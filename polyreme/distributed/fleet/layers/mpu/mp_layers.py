@@ -1,6 +1,6 @@
 """The tensor-parallel layers of the public API: nn's own Linear and Embedding with their dims named, and a loss.
 
-Floor: 5.  Weights have their global shapes, on one device and on any mesh; a plan places them: see
+Weights have their global shapes, on one device and on any mesh; a plan places them: see
 docs/tensor_parallel.md. Source of the scheme: arXiv:1909.08053, section 3.
 """
 

@@ -1,6 +1,6 @@
 """Where one dim of an activation lies over the `mp` axis; the other dims are left to the partitioner.
 
-Floor: 5.  A layer that is told nothing about its input's other dims (is the first one batch or seq?) must not say
+A layer that is told nothing about its input's other dims (is the first one batch or seq?) must not say
 where they go: naming them whole would gather the batch.
 """
 

@@ -1,6 +1,6 @@
 """Named streams of random numbers, and dropout that draws from one.
 
-Floor: 5.  A random number belongs to an element of a global Tensor, not to a device, so every stream gives the same
+A random number belongs to an element of a global Tensor, not to a device, so every stream gives the same
 numbers on every mesh; there is no stream of one rank.
 """
 
