@@ -1,5 +1,4 @@
-"""polyreme.cuda: devices by the names of the CUDA-first API. All of them speak of the default device where no GPU is.
-"""
+"""polyreme.cuda: devices by the names of the CUDA-first API. Without a GPU they speak of the default device."""
 
 from typing import NoReturn
 

@@ -1,5 +1,4 @@
-"""How a command ends: every exception as one line on standard error and an exit code; tracebacks only when asked for.
-"""
+"""How a command ends: every exception as a line on standard error and an exit code; tracebacks only when asked for."""
 
 import difflib
 import traceback

@@ -1,5 +1,4 @@
-"""What predictors of one model share: weights on a device, and programs compiled for the shapes they are called with.
-"""
+"""What predictors of one model share: weights on a device, and programs compiled for the shapes they meet."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tasks of a pipeline and when they run: every stage works through its list in order, each task waiting for its inputs.
-"""
+"""Tasks of a pipeline and when they run: a stage works through its list in order, a task waits for its inputs."""
 
 from __future__ import annotations
 

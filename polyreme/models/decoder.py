@@ -1,5 +1,4 @@
-"""What the decoder families share: embed, blocks, norm, output projection, loss; and the same as a sequence of layers.
-"""
+"""What decoder families share: embed, blocks, norm, output projection, loss; and the same as a sequence of layers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A pipeline stage under a plan (the whole model without one): its parameters' bytes, what its blocks keep, its loss.
-"""
+"""A pipeline stage under a plan (without one, the model): bytes of its parameters, what its blocks keep, its loss."""
 
 from __future__ import annotations
 

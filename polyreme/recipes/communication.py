@@ -1,5 +1,4 @@
-"""What a pretraining step communicates, beside the formula: its compiled programs read, and what stages send counted.
-"""
+"""What a pretraining step communicates, beside the formula: from its compiled programs and what stages send."""
 
 from __future__ import annotations
 

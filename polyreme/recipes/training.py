@@ -1,5 +1,4 @@
-"""Training state of a run: model, optimizer and schedule under a plan, one captured step, and what a checkpoint holds.
-"""
+"""Training state of a run: model, optimizer and schedule under a plan, one step, and what a checkpoint holds."""
 
 from __future__ import annotations
 

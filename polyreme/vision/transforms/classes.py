@@ -1,5 +1,4 @@
-"""The transforms that are classes; random ones draw from Python's `random`, which the DataLoader seeds in its workers.
-"""
+"""Transforms that are classes; random ones draw from Python's `random`, which DataLoader workers seed."""
 
 from __future__ import annotations
 

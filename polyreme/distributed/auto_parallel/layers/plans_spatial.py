@@ -1,5 +1,4 @@
-"""Plans that split what goes through a layer, and not its parameters: context parallelism and convolutions over width.
-"""
+"""Plans that split a layer's inputs, not its parameters: context parallelism and convolutions over width."""
 
 from __future__ import annotations
 
