@@ -16,8 +16,8 @@ import steps as s
 from steps import jax, np, rng
 
 from polyreme import nn
-from polyreme.distributed.fleet.meta_parallel import PipelineLayer
 from polyreme.distributed.pipeline.batch import cut
+from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.pipeline.runtime import Pipeline
 
 STAGES, MICROBATCHES = 8, 16

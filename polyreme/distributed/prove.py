@@ -25,10 +25,10 @@ from polyreme.core import layout as layouts
 from polyreme.core import rng, state
 from polyreme.core.backend import Device
 from polyreme.distributed.checkpoint import CheckpointStore
-from polyreme.distributed.fleet.meta_parallel.pp_layers import PipelineLayer
 from polyreme.distributed.pipeline import transfer
 from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.pipeline.chunks import in_chunks
+from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.pipeline.run import Microbatch
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.pipeline.update import StagedUpdate

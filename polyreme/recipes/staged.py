@@ -12,8 +12,8 @@ import numpy as np
 
 from polyreme.core import rng, state
 from polyreme.core.layout import Layout
-from polyreme.distributed.fleet.meta_parallel import PipelineLayer
 from polyreme.distributed.pipeline.batch import cut
+from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.pipeline.transfer import Sent, recorded
 from polyreme.distributed.pipeline.update import StagedUpdate

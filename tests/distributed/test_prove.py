@@ -7,8 +7,8 @@ import pytest
 import polyreme as paddle
 from polyreme import nn
 from polyreme.core import layout
-from polyreme.distributed.fleet.meta_parallel import PipelineLayer
 from polyreme.distributed.pipeline import runtime
+from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.prove import prove
 from polyreme.errors import ConfigError, NumericsError
 from polyreme.mesh import Plan

@@ -20,7 +20,6 @@ from polyreme.distributed.fleet.base.topology import ParallelMode
 from polyreme.distributed.fleet.fleet import fleet
 from polyreme.distributed.fleet.meta_parallel.no_pipeline import NoPipelineParallel
 from polyreme.distributed.fleet.meta_parallel.pipeline_parallel import PipelineParallel
-from polyreme.distributed.fleet.meta_parallel.pp_layers import PipelineLayer
 from polyreme.distributed.fleet.meta_parallel.wrappers import (
     DataParallelModel,
     MetaParallelBase,
@@ -29,6 +28,7 @@ from polyreme.distributed.fleet.meta_parallel.wrappers import (
     TensorParallel,
 )
 from polyreme.distributed.fleet.optimizer import HybridParallelOptimizer
+from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.nn.layer import Layer
 from polyreme.optimizer import Optimizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyreme.distributed.fleet.meta_parallel.pp_layers import PipelineLayer
+from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.errors import ConfigError
 from polyreme.mesh import Plan
 

@@ -9,9 +9,9 @@ import pytest
 import polyreme as paddle
 from polyreme import nn
 from polyreme.core import layout, rng
-from polyreme.distributed.fleet.meta_parallel import PipelineLayer
 from polyreme.distributed.pipeline import run
 from polyreme.distributed.pipeline.batch import cut
+from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.placement import apply_plan, clear_plan
 from polyreme.errors import GradError, PlacementError, ShapeError

@@ -23,8 +23,8 @@ from polyreme.distributed.auto_parallel.dims.graph import graph_of
 from polyreme.distributed.auto_parallel.dims.infer import Inferred, infer_dims
 from polyreme.distributed.auto_parallel.dims.trace import BATCH, abstract
 from polyreme.distributed.auto_parallel.stages.chunks import cut_into_stages
-from polyreme.distributed.fleet.meta_parallel.pp_layers import PipelineLayer
 from polyreme.distributed.fleet.model import again
+from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.placement import apply_plan
 from polyreme.errors import CaptureError, ConfigError
 from polyreme.hapi.input_spec import InputSpec

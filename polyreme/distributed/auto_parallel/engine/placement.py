@@ -33,9 +33,9 @@ from polyreme.distributed.auto_parallel.tensors.kept import place as place_tenso
 from polyreme.distributed.auto_parallel.tensors.placements import Replicate
 from polyreme.distributed.auto_parallel.tensors.process_mesh import ProcessMesh, get_mesh
 from polyreme.distributed.communication import replicas
-from polyreme.distributed.fleet.meta_parallel.pp_layers import PipelineLayer
 from polyreme.distributed.fleet.model import again
 from polyreme.distributed.pipeline.chunks import in_chunks
+from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.placement import apply_plan
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor

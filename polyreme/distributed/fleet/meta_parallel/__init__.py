@@ -11,13 +11,14 @@ from polyreme.distributed.fleet.layers.mpu import (
 )
 from polyreme.distributed.fleet.meta_parallel.no_pipeline import NoPipelineParallel
 from polyreme.distributed.fleet.meta_parallel.pipeline_parallel import PipelineParallel
-from polyreme.distributed.fleet.meta_parallel.pp_layers import LayerDesc, PipelineLayer, SharedLayerDesc
 from polyreme.distributed.fleet.meta_parallel.wrappers import (
     MetaParallelBase,
     SegmentParallel,
     ShardingParallel,
     TensorParallel,
 )
+from polyreme.distributed.pipeline.layer_desc import LayerDesc, SharedLayerDesc
+from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 
 __all__ = [
     "ColumnParallelLinear",

@@ -6,8 +6,8 @@ from typing import Any
 
 from polyreme.distributed.fleet.base.mixed_precision import autocast
 from polyreme.distributed.fleet.meta_parallel.pipeline_parallel import PipelineParallel
-from polyreme.distributed.fleet.meta_parallel.pp_layers import PipelineLayer
 from polyreme.distributed.fleet.meta_parallel.wrappers import split_batch
+from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 
 
 class NoPipelineParallel(PipelineParallel):

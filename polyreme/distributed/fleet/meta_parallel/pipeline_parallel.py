@@ -16,9 +16,9 @@ from polyreme.core import rng, state
 from polyreme.distributed.fleet.base.distributed_strategy import DistributedStrategy
 from polyreme.distributed.fleet.base.job import Job, resolve
 from polyreme.distributed.fleet.base.mixed_precision import autocast, make_scaler
-from polyreme.distributed.fleet.meta_parallel.pp_layers import PipelineLayer
 from polyreme.distributed.fleet.optimizer import HybridParallelOptimizer
 from polyreme.distributed.pipeline.batch import cut
+from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.pipeline.run import Microbatch
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.pipeline.update import StagedUpdate, frozen_settings

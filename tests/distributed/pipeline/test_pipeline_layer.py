@@ -7,7 +7,7 @@ import pytest
 
 from polyreme.core import rng
 from polyreme.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
-from polyreme.distributed.fleet.meta_parallel.segments import balanced
+from polyreme.distributed.pipeline.segments import balanced
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError
 from polyreme.jit import to_static
