@@ -1,6 +1,5 @@
 """House rules CI can check: what imports what. The floors live here and nowhere else."""
 
-import ast
 import re
 import sys
 import tomllib
@@ -8,70 +7,208 @@ from pathlib import Path
 
 import pytest
 
+from tests.house import Source, Tree, cycles
+
 ROOT = Path(__file__).parent.parent / "polyreme"
-FLOORS = [
-    "errors flags faults host_random version mesh kernels",
-    "planner",
-    "core",
-    "ops",
-    "eager",
-    "jit",
-    "nn optimizer amp autograd io metric regularizer device cuda linalg fft signal special functional random sparse "
-    "geometric reader program export",
-    "vision text audio distribution incubate hub",
-    "distributed hapi callbacks inference dataset",
-    "models",
-    "recipes",
-    "utils sysconfig static fluid root api compat",
-    "cli paddle_scripts __main__",
-]
-"""Lowest first. jit stands above eager because a captured function is a node of the tape."""
-RANK = {module: floor for floor, modules in enumerate(FLOORS) for module in modules.split()}
-FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
-# the one place that reads optional things late, so that --help needs no jax
-LATE_IMPORTS = {"cli"}
+FLOORS = {
+    "polyreme": [
+        "errors flags faults host_random version mesh kernels",
+        "planner",
+        "core",
+        "ops",
+        "eager",
+        "jit",
+        "nn optimizer amp autograd io metric regularizer device cuda linalg fft signal special functional random "
+        "sparse geometric reader program export",
+        "vision text audio distribution incubate hub",
+        "distributed hapi callbacks inference dataset",
+        "models",
+        "recipes",
+        "utils sysconfig static fluid root api compat",
+        "cli paddle_scripts __main__",
+    ],
+    "polyreme.eager": [
+        "casts host index memory tape dist_members",
+        "dispatch forward mode",
+        "sparse checked methods rewriting",
+        "tensor",
+        "dlpack typed",
+    ],
+    "polyreme.nn": [
+        "attention clip functional parameter second_names initializer",
+        "layer lazy",
+        "layers summary",
+        "flops reweighted utils",
+    ],
+    "polyreme.distributed": [
+        "comm_report progress rendezvous spawn verdict",
+        "last_words monitor roll_call",
+        "launch watchdog",
+        "communication",
+        "checkpoint parallel placement",
+        "data_parallel",
+        "pipeline",
+        "auto_parallel fleet",
+        "fsdp prove sharding split unshard",
+    ],
+    "polyreme.distributed.auto_parallel": ["dims tensors", "layers", "stages", "engine", "api"],
+    "polyreme.distributed.fleet": [
+        "base gradient_merge layers recompute",
+        "fleet optimizer utils",
+        "meta_optimizers meta_parallel scaler",
+        "model",
+    ],
+    "polyreme.vision": ["image models", "ops datasets transforms"],
+}
+"""Packages whose parts have an order, lowest floor first. jit stands above eager because a captured function is a node
+of the tape. A package that is not here may order its parts as it likes, without cycles."""
+CYCLES = {("polyreme", "fluid", "static"), ("polyreme.distributed", "auto_parallel", "fleet")}
+"""Cycles between parts of a package that are still to be undone."""
+PUBLIC_ABOVE = {("polyreme.jit", "polyreme.export")}
+"""Packages whose public names stand on a higher floor, and are loaded when one is asked for."""
+# loaded when needed: --help wants no jax, loader workers have none, scripts choose which module of a name they mean
+LATE_IMPORTS = (
+    "polyreme.cli.",
+    "polyreme.audio.datasets",
+    "polyreme.vision.transforms.classes",
+    "polyreme.compat.proxy",
+)
+# what loads without jax (for --help, loader workers, plans for devices that are not there), and the parts that do not
+JAX_FREE = {
+    "polyreme.cli": "",
+    "polyreme.dataset": "",
+    "polyreme.errors": "",
+    "polyreme.faults": "",
+    "polyreme.flags": "",
+    "polyreme.host_random": "",
+    "polyreme.mesh": "",
+    "polyreme.paddle_scripts": "",
+    "polyreme.planner": "",
+    "polyreme.text.datasets": "",
+    "polyreme.version": "",
+    "polyreme.vision.datasets": "",
+    "polyreme.vision.transforms": "tensor",
+}
 # packages whose module has another name, and those that come with jax
 DISTRIBUTIONS = {"malt": "diastatic-malt", "yaml": "pyyaml", "jaxlib": "jax", "ml_dtypes": "jax"}
 
 
-def package(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+@pytest.fixture(scope="module")
+def tree() -> Tree:
+    return Tree(ROOT)
 
 
-def modules(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.ImportFrom) and node.module:
-        if node.module == "polyreme":
-            return [f"polyreme.{a.name}" for a in node.names]
-        return [node.module]
-    return [a.name for a in node.names] if isinstance(node, ast.Import) else []
+def list_all(breaches) -> None:
+    """Fail with every breach, a line each."""
+    breaches = sorted({str(b).replace(f"{ROOT.parent}/", "") for b in breaches})
+    assert not breaches, "\n" + "\n".join(breaches)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_go_down(path):
-    tree = ast.parse(path.read_text())
-    assert ast.get_docstring(tree), "a file says on its first line what it holds"
-    for node in ast.walk(tree):
-        for module in modules(node):
-            assert not module.startswith("jax._src"), f"line {node.lineno}: {module} is private to jax"
-            if not module.startswith("polyreme."):
-                continue
-            assert module.split(".")[1] in RANK, f"line {node.lineno}: {module} has no floor; add it to FLOORS"
-            assert RANK[module.split(".")[1]] <= RANK[package(path)], f"line {node.lineno}: {module} is a higher floor"
-            late = node.col_offset > 0 and package(path) not in LATE_IMPORTS
-            assert not late, f"line {node.lineno}: hidden import of {module}; move the code down a floor instead"
+def floor_breaches(tree: Tree, floors: dict[str, list[str]]):
+    for package, levels in floors.items():
+        rank = {name: floor for floor, names in enumerate(levels) for name in names.split()}
+        children = {source.module[len(package) + 1 :].split(".")[0] for source in tree.below(package)}
+        yield from (f"{package}.{name} has no floor; add it to FLOORS" for name in children - rank.keys())
+        yield from (f"FLOORS[{package!r}] names {name}, which is not there" for name in rank.keys() - children)
+        for (child, other), places in tree.edges(package, PUBLIC_ABOVE).items():
+            if rank.get(child, -1) < rank.get(other, -1):
+                yield from (f"{place}: {package}.{other} is a higher floor than {child}" for place in places)
 
 
-def test_no_file_names_the_folder_it_was_written_in():
-    for path in FILES:
-        assert str(ROOT.parent) + "/" not in path.read_text(), path
+def cycle_breaches(tree: Tree):
+    for package in tree.packages:
+        links = tree.edges(package, PUBLIC_ABOVE)
+        for group in cycles(links):
+            if (package, *group) not in CYCLES:
+                inside = [f"{a} -> {b} ({p[0]})" for (a, b), p in links.items() if a in group and b in group]
+                yield f"{package}: parts import each other: {'; '.join(inside)}"
 
 
-def test_every_package_imported_on_import_is_a_dependency():
+def import_breaches(source: Source):
+    for link in source.imports:
+        place = f"{source.path}:{link.line}"
+        if link.module.startswith("jax._src"):
+            yield f"{place}: {link.module} is private to jax"
+        if not link.module.startswith("polyreme.") or source.module == "polyreme":
+            continue
+        # a package may load its names when they are asked for; all else does when it is loaded itself
+        may_wait = source.module.startswith(LATE_IMPORTS) or (link.literal and source.is_package)
+        if (link.late or link.type_only) and not may_wait:
+            yield f"{place}: hidden import of {link.module}; move the code down a floor instead"
+
+
+def test_every_file_says_what_it_holds(tree):
+    list_all(f"{s.path}: no docstring on its first line" for s in tree.sources.values() if not s.has_docstring)
+
+
+def test_imports_go_down(tree):
+    list_all(floor_breaches(tree, FLOORS))
+
+
+def test_no_import_is_hidden(tree):
+    list_all(breach for source in tree.sources.values() for breach in import_breaches(source))
+
+
+def test_packages_have_no_cycles(tree):
+    list_all(cycle_breaches(tree))
+
+
+def test_jax_is_loaded_only_where_it_may_be(tree):
+    free = tree.without("jax")
+    for package, parts in JAX_FREE.items():
+        loads = {f"{package}.{part}" for part in parts.split()}
+        inside = {name for name in tree.sources if name == package or name.startswith(package + ".")}
+        list_all(f"{name} loads jax, which {package} does without" for name in inside - free - loads)
+        list_all(f"{name} loads no jax: take it from JAX_FREE" for name in loads & free)
+
+
+def test_no_file_names_the_folder_it_was_written_in(tree):
+    list_all(str(s.path) for s in tree.sources.values() if str(ROOT.parent) + "/" in s.text)
+
+
+def test_every_package_imported_on_import_is_a_dependency(tree):
     """One that merely lies in a developer's environment is missing on a fresh machine."""
     declared = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]["dependencies"]
     known = {re.split(r"[<>=\[]", requirement)[0] for requirement in declared} | {"polyreme"} | sys.stdlib_module_names
-    for path in FILES:
-        for node in ast.parse(path.read_text()).body:
-            for module in modules(node):
-                package_name = module.split(".")[0]
-                assert DISTRIBUTIONS.get(package_name, package_name) in known, f"{path}:{node.lineno}: {module}"
+    list_all(
+        f"{source.path}:{link.line}: {link.module} is no dependency"
+        for source in tree.sources.values()
+        for link in source.imports
+        if link.required
+        if DISTRIBUTIONS.get(name := link.module.split(".")[0], name) not in known
+    )
+
+
+def write_tree(root: Path, files: dict[str, str]) -> Tree:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Tree(root)
+
+
+def test_each_breach_is_seen(tmp_path):
+    tree = write_tree(
+        tmp_path / "polyreme",
+        {
+            "low.py": "from polyreme import high\n",
+            "high.py": "import jax._src.core\ndef f():\n    import polyreme.low\n",
+            "ring/a/x.py": "from polyreme.ring.b import y\n",
+            "ring/b/y.py": "import importlib\nimportlib.import_module('polyreme.ring.a.x')\n",
+            "new.py": "",
+        },
+    )
+    floors = list(floor_breaches(tree, {"polyreme": ["low", "ring", "high", "gone"]}))
+    assert [re.sub(r"^.*/", "", breach) for breach in floors] == [
+        "polyreme.new has no floor; add it to FLOORS",
+        "FLOORS['polyreme'] names gone, which is not there",
+        "low.py:1: polyreme.high is a higher floor than low",
+    ]
+    assert any("polyreme.ring: parts import each other: a -> b" in breach for breach in cycle_breaches(tree))
+    hidden = [breach for source in tree.sources.values() for breach in import_breaches(source)]
+    assert [breach.split(": ")[1].split(";")[0] for breach in hidden] == [
+        "jax._src.core is private to jax",
+        "hidden import of polyreme.low",
+        "hidden import of polyreme.ring.a.x",
+    ]
+    assert tree.without("jax") == {"polyreme.new", "polyreme.ring.a.x", "polyreme.ring.b.y"}

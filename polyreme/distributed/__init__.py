@@ -3,6 +3,7 @@
 from polyreme.distributed import auto_parallel, sharding
 from polyreme.distributed.auto_parallel.engine.dist_model import DistModel, to_static
 from polyreme.distributed.auto_parallel.engine.strategy import Strategy
+from polyreme.distributed.auto_parallel.engine.to_distributed import to_distributed
 from polyreme.distributed.auto_parallel.layers.annotate import DistAttr
 from polyreme.distributed.auto_parallel.layers.parallelize import parallelize
 from polyreme.distributed.auto_parallel.layers.plans import (
@@ -32,7 +33,6 @@ from polyreme.distributed.auto_parallel.layers.shard_optimizer import (
     shard_scaler,
 )
 from polyreme.distributed.auto_parallel.layers.split_points import SplitPoint
-from polyreme.distributed.auto_parallel.layers.to_distributed import to_distributed
 from polyreme.distributed.auto_parallel.tensors.dist_tensor import dtensor_from_fn, shard_tensor
 from polyreme.distributed.auto_parallel.tensors.local_layer import LocalLayer
 from polyreme.distributed.auto_parallel.tensors.local_map import local_map

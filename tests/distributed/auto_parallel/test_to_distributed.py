@@ -5,7 +5,7 @@ import pytest
 
 import polyreme as paddle
 from polyreme.distributed import to_distributed
-from polyreme.distributed.auto_parallel.layers.to_distributed import ToDistributedConfig
+from polyreme.distributed.auto_parallel.engine.to_distributed import ToDistributedConfig
 from polyreme.distributed.placement import clear_plan
 from polyreme.errors import ConfigError, DeviceError
 from polyreme.hapi import InputSpec
