@@ -18,7 +18,8 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import mode
 from polyreme.core.amp_policy import AmpClass
 from polyreme.core.op import OPS, TENSOR, TENSORS, Op
-from polyreme.core.partition_rule import PartitionRule
+from polyreme.core.partition import partitioned
+from polyreme.core.sharding_rule import OpCall
 from polyreme.errors import ConfigError, GradError, ShapeError, did_you_mean
 from polyreme.kernels import select
 
@@ -29,7 +30,8 @@ Backward = Callable[..., Any] | Literal["traced"] | None
 class CustomOp(Op):
     """An op made of a user's function; see register_op.
 
-    kernels: platform as jax names it -> the function there. rule: how it is split over a mesh.
+    kernels: platform as jax names it -> the function there. rule: dims such as "*b [n] -> *b [n]" by which it is split
+    over a mesh. Raises ConfigError for a rule that does not fit the parameters.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class CustomOp(Op):
         kernels: Mapping[str, Callable[..., Any]],
         amp: AmpClass,
         saves: bool,
+        rule: str | None,
     ) -> None:
         parameters = _parameters(name, function)
         self.fn = self._run
@@ -55,26 +58,13 @@ class CustomOp(Op):
         self.function = function
         self.backward = backward
         self.platforms = kernels
-        self.rule: PartitionRule | None = None
         self.inputs = tuple(n for n, k in zip(self.names, self.kinds, strict=True) if k in (TENSOR, TENSORS))
         if not self.inputs:
             raise ConfigError(
                 f"register_op: {name!r} has no tensor parameter; one is annotated jax.Array or list[jax.Array], or has "
                 "neither annotation nor default"
             )
-
-    def split_by(self, text: str) -> None:
-        """Take a sharding rule; ConfigError for one that does not fit the parameters."""
-        what = f"register_op: {self.name!r}"
-        rule = PartitionRule.parse(text, what)
-        if TENSORS in self.kinds:
-            raise ConfigError(f"{what} takes a list of tensors, whose sharding no rule can tell; leave sharding out")
-        if len(rule.inputs) != len(self.inputs):
-            raise ConfigError(
-                f"{what}: its sharding rule names {len(rule.inputs)} inputs, and it has {len(self.inputs)}: "
-                f"{', '.join(self.inputs)}"
-            )
-        self.rule = rule
+        self.rule = self.read_rule(rule, f"register_op: {name!r}")
 
     # computing
 
@@ -104,10 +94,14 @@ class CustomOp(Op):
             branches = {p: self._kernel(p, fn, given, want) for p, fn in self.platforms.items()}
             return jax.lax.platform_dependent(now, default=plain, **branches)
 
+        arrays = list(tensors.values())
         if self.rule is None:
-            return pick(*tensors.values())
-        present = [self.inputs.index(n) for n in tensors]
-        return self.rule.split(pick, list(tensors.values()), present, self.name)
+            return pick(*arrays)
+        results = jax.eval_shape(pick, *arrays)
+        many = type(results) if isinstance(results, (tuple, list)) else None
+        attrs = {n: v for n, v in given.items() if n not in self.inputs}
+        rule = self.rule(OpCall.of(self.name, tuple(tensors), arrays, attrs, [results] if many is None else results))
+        return pick(*arrays) if rule is None else partitioned(pick, arrays, rule, many)
 
     def _kernel(self, platform: str, fn: Callable, given: dict[str, Any], want: str) -> Callable:
         def kernel(tensors: dict[str, Any]) -> Any:
@@ -286,9 +280,7 @@ def register_op(
         raise ConfigError(f"{what}: amp={amp!r}; choose 'low', 'fp32' or 'widest'")
     if backward is not None and backward != "traced" and not callable(backward):
         raise ConfigError(f"{what}: backward={backward!r}; give a function, 'traced' or None")
-    new = CustomOp(name, fn, backward, _by_platform(kernels or {}, what), amp, saves)
-    if sharding is not None:
-        new.split_by(sharding)
+    new = CustomOp(name, fn, backward, _by_platform(kernels or {}, what), amp, saves, sharding)
     current = mode.current
 
     def public(*args: Any, **kwargs: Any) -> Any:

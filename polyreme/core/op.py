@@ -23,6 +23,7 @@ import numpy as np
 from polyreme.core import amp_policy, dims, mode, spelling, state
 from polyreme.core.amp_policy import AmpClass
 from polyreme.core.kernel import Kernel
+from polyreme.core.sharding_rule import DimsRule, RuleFor
 from polyreme.errors import ConfigError, DTypeError, HostValueError, ShapeError
 
 Key = NewType("Key", jax.Array)
@@ -43,16 +44,26 @@ class Op:
 
     fn's signature is the public one (`name=None` and `out=None` are accepted for every op). amp: dtype class under
     autocast. saves: keep residuals for backward rather than compute them again. method: also a Tensor method.
-    inplace: there is a `name_` that writes the result back into the first tensor.
+    inplace: there is a `name_` that writes the result back into the first tensor. rule: how its dims go together over
+    a mesh, a function of the call or dims such as "*b [n] -> *b [n]"; None for an op whose function tells.
     """
 
-    def __init__(self, fn: Callable[..., Any], amp: AmpClass, saves: bool, method: bool, inplace: bool) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        amp: AmpClass,
+        saves: bool,
+        method: bool,
+        inplace: bool,
+        rule: RuleFor | str | None = None,
+    ) -> None:
         self.fn = fn
         self.name = fn.__name__
         self.amp: AmpClass = amp
         self.saves = saves
         self.method = method
         self.inplace = inplace
+        self.declared_rule = rule
         self.kernels: dict[Any, Kernel] = {}
         # read off the code object: inspect.signature of every op would take a tenth of the import
         code, given = fn.__code__, fn.__defaults__ or ()
@@ -92,6 +103,20 @@ class Op:
         return {
             n: tuple(t.dtypes) for n, t in found.items() if t is not None and isinstance(getattr(t, "dtypes", 0), list)
         }
+
+    @functools.cached_property
+    def rule(self) -> RuleFor | None:
+        """The declared sharding rule; None for an op whose function tells how its dims go together."""
+        return self.read_rule(self.declared_rule, self.name)
+
+    def read_rule(self, rule: RuleFor | str | None, what: str) -> RuleFor | None:
+        """A rule, read if it is written as dims. ConfigError, beginning with `what`, for dims that do not fit."""
+        if not isinstance(rule, str):
+            return rule
+        if TENSORS in self.kinds:
+            raise ConfigError(f"{what} takes a list of tensors, whose sharding no rule can tell; leave it out")
+        tensors = [n for n, kind in zip(self.names, self.kinds, strict=True) if kind is TENSOR]
+        return DimsRule.parse(rule, tensors, what)
 
     def bind(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """All parameters in order; raises TypeError as a Python call would. Other spellings: core.spelling."""
@@ -206,14 +231,16 @@ def op(
     saves: bool = False,
     method: bool = True,
     inplace: bool = False,
+    rule: RuleFor | str | None = None,
 ) -> Any:
     """Declare a function on arrays as an op; returns the public function, which takes Tensors.
 
-    Raises ValueError if the name is taken or there is no docstring.
+    rule: how its dims go together over a mesh, where its function does not tell; see core/sharding_rule.py. Raises
+    ValueError if the name is taken or there is no docstring.
     """
 
     def declare(fn: Callable[..., Any]) -> Callable[..., Any]:
-        new = Op(fn, amp, saves, method, inplace)
+        new = Op(fn, amp, saves, method, inplace, rule)
         _register(new.name, fn)
         current = mode.current
 

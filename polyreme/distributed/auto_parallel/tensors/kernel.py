@@ -18,24 +18,25 @@ import jax.numpy as jnp
 from polyreme.core import dtype as dtypes
 from polyreme.core.kernel import Kernel, Mask
 from polyreme.core.primitives import primitives
+from polyreme.core.sharding_rule import DimNames, OpCall, Padding, ShardingRule
 from polyreme.distributed.auto_parallel.tensors.form import Form
 from polyreme.distributed.auto_parallel.tensors.placements import Partial, ReduceType, Replicate
 from polyreme.distributed.auto_parallel.tensors.process_mesh import ProcessMesh
-from polyreme.distributed.auto_parallel.tensors.rules import Call, Dims, Flow, Letters, even, flow
+from polyreme.distributed.auto_parallel.tensors.rules import Flow, is_even, propagate
 
 
 class DistKernel:
     """base on inputs kept in these forms (None: a dense one, whole everywhere).
 
-    dims: the op's rule for this call, or None: results lie as XLA leaves them. outs: the forms of results, None if they
+    rule: the op's for this call, or None: results lie as XLA leaves them. outs: the forms of results, None if they
     are read off the results. many: the sequence class of several results, None for one.
     """
 
     def __init__(
-        self, base: Kernel, dims: Dims | None, call: Call, forms: Sequence[Form | None], mesh: ProcessMesh
+        self, base: Kernel, rule: ShardingRule | None, call: OpCall, forms: Sequence[Form | None], mesh: ProcessMesh
     ) -> None:
-        self.base, self.dims, self.call, self.forms, self.mesh = base, dims, call, tuple(forms), mesh
-        self.flow = None if dims is None else flow(dims, forms, call, mesh)
+        self.base, self.rule, self.call, self.forms, self.mesh = base, rule, call, tuple(forms), mesh
+        self.flow = None if rule is None else propagate(rule, forms, call, mesh)
         self.outs: list[Form] | None = None if self.flow is None else self.flow.outs
         self.many: Any = None
         self._backward: dict[Any, Any] = {}
@@ -46,25 +47,25 @@ class DistKernel:
         cls,
         base: Kernel,
         kept: Callable[..., tuple],
-        call: Call,
+        call: OpCall,
         forms: Sequence[Form | None],
         mesh: ProcessMesh,
         outs: Sequence[Form],
     ) -> DistKernel:
         """One whose forward on what is kept is given, base being the same function on values."""
         made = cls.__new__(cls)
-        made.base, made.dims, made.call, made.forms, made.mesh = base, None, call, tuple(forms), mesh
-        made.flow, made.outs, made.many, made._backward, made.held = None, list(outs), tuple, {}, False
+        made.base, made.rule, made.call, made.forms, made.mesh = base, None, call, tuple(forms), mesh
+        made.flow, made.outs, made.many, made._backward, made.laid_out = None, list(outs), tuple, {}, False
         kept.__name__ = kept.__qualname__ = base.name
         made.forward = jax.jit(kept, out_shardings=tuple(f.sharding for f in outs))
         return made
 
     @property
-    def rule(self) -> tuple[Dims, Flow]:
+    def rule_and_flow(self) -> tuple[ShardingRule, Flow]:
         """The rule and what follows from it, for a call that has one."""
-        assert self.dims is not None, self.call.name
+        assert self.rule is not None, self.call.name
         assert self.flow is not None, self.call.name
-        return self.dims, self.flow
+        return self.rule, self.flow
 
     # forward
 
@@ -82,16 +83,15 @@ class DistKernel:
     def values(self, stored: Sequence[Any]) -> list[Any]:
         """The value of every input. Traceable."""
         values = [a if f is None else f.decode(a) for a, f in zip(stored, self.forms, strict=True)]
-        return self._laid_out(values, None if self.dims is None else self.dims.inputs)
+        return self._laid_out(values, None if self.rule is None else self.rule.inputs)
 
     @functools.cached_property
-    def held(self) -> bool:
-        """Whether values are laid out by their letters, in even pieces: where the rule says so, and where rows are
+    def laid_out(self) -> bool:
+        """Whether values are laid out by their names, in even pieces: where the rule says so, and where rows are
         looked up or put in uneven pieces, on which XLA's partitioner aborts."""
-        if self.dims is not None and self.dims.kind != "indexed":
-            return self.dims.kind == "held"
-        uneven = any(f is not None and 0 not in f.shape and f.cut_off for f in self.forms)
-        return uneven and (self.dims is not None or self._indexes())
+        if self.rule is not None and self.rule.laid_out:
+            return True
+        return any(f is not None and 0 not in f.shape and f.cut_off for f in self.forms) and self._indexes()
 
     def _indexes(self) -> bool:
         """Whether the op looks up or puts rows, or sorts."""
@@ -99,31 +99,31 @@ class DistKernel:
         found = primitives(jax.make_jaxpr(self.base.fn)(*given).jaxpr)
         return any(name.startswith(("gather", "scatter", "sort")) for name in found)
 
-    def _laid_out(self, values: Sequence[Any], letters: Sequence[Letters] | None) -> list[Any]:
-        """values laid out by their letters, whole without any, for an op that wants it so."""
-        if not self.held:
+    def _laid_out(self, values: Sequence[Any], names: Sequence[DimNames] | None) -> list[Any]:
+        """values laid out by their names, whole without any, for an op that wants it so."""
+        if not self.laid_out:
             return list(values)
-        if letters is None:
+        if names is None:
             return [jax.lax.with_sharding_constraint(v, self.everywhere) for v in values]
-        return [self._told(v, own) for v, own in zip(values, letters, strict=True)]
+        return [self._told(v, own) for v, own in zip(values, names, strict=True)]
 
     @property
     def everywhere(self) -> jax.sharding.NamedSharding:
         """A whole copy on every device."""
         return jax.sharding.NamedSharding(self.mesh.jax_mesh, jax.sharding.PartitionSpec())
 
-    def _told(self, value: Any, letters: Letters) -> Any:
-        _, found = self.rule
-        names, entries = self.mesh.dim_names, []
-        for size, letter in zip(value.shape, letters, strict=True):
-            axes = tuple(names[a] for a in found.split.get(letter or "", ()))
-            entries.append(axes if axes and size % found.ways(letter or "") == 0 else None)
+    def _told(self, value: Any, names: DimNames) -> Any:
+        _, flow = self.rule_and_flow
+        axis_names, entries = self.mesh.dim_names, []
+        for size, name in zip(value.shape, names, strict=True):
+            axes = tuple(axis_names[a] for a in flow.split.get(name or "", ()))
+            entries.append(axes if axes and size % flow.ways(name or "") == 0 else None)
         where = jax.sharding.NamedSharding(self.mesh.jax_mesh, jax.sharding.PartitionSpec(*entries))
         return jax.lax.with_sharding_constraint(value, where)
 
     def _whole(self, stored: Sequence[Any]) -> tuple:
         outs = self._flat(self.base.fn(*self.values(stored)))
-        outs = tuple(self._laid_out(outs, None if self.dims is None else self.dims.outputs))
+        outs = tuple(self._laid_out(outs, None if self.rule is None else self.rule.outputs))
         if self.outs is None:
             return outs
         return tuple(f.encode(o) for f, o in zip(self.outs, outs, strict=True))
@@ -134,33 +134,33 @@ class DistKernel:
 
     def _apart(self, stored: Sequence[Any]) -> tuple:
         """Results in addends."""
-        dims, found = self.rule
+        rule, flow = self.rule_and_flow
         given, leads = [], []
-        for array, form, letters in zip(stored, self.forms, dims.inputs, strict=True):
-            kept = [] if form is None else [a for a in form.partial if a in found.kept]
+        for array, form, names in zip(stored, self.forms, rule.inputs, strict=True):
+            kept = [] if form is None else [a for a in form.partial if a in flow.partial]
             value = array if form is None else form.cut(form.joining(array, kept), len(kept))
-            value, lead = self._pieces(value, letters, found.made, kept)
+            value, lead = self._pieces(value, names, flow.reduced, kept)
             given.append(value)
             leads.append(lead)
-        fn = self._rows(found) if dims.kind == "rows" and found.made else self.base.fn
-        outs = self._flat(mapped(fn, leads, found.lead)(*given))
-        if dims.kind == "mean":
-            outs = tuple(o * self._uneven_mean(found) for o in outs) if self._uneven_mean(found) != 1 else outs
-        return tuple(f.padded(o, len(found.lead)) for f, o in zip(found.outs, outs, strict=True))
+        fn = self._rows(flow, rule.lookup) if rule.lookup in flow.reduced else self.base.fn
+        outs = self._flat(mapped(fn, leads, flow.lead)(*given))
+        if rule.reduce == "avg" and (factor := self._uneven_mean(flow)) != 1:
+            outs = tuple(o * factor for o in outs)
+        return tuple(f.padded(o, len(flow.lead)) for f, o in zip(flow.outs, outs, strict=True))
 
     def _pieces(
-        self, value: Any, letters: Letters, cut: dict[str, list[int]], lead: Sequence[int]
+        self, value: Any, names: DimNames, cut: dict[str, list[int]], lead: Sequence[int]
     ) -> tuple[Any, list[int]]:
-        """value with the dims of the letters in cut taken apart: their pieces in front, by mesh dim, in order."""
+        """value with the dims of the names in cut taken apart: their pieces in front, by mesh dim, in order."""
         front, at = list(lead), len(lead)
-        dims, found = self.rule
-        for letter in letters:
-            axes = cut.get(letter or "", [])
+        rule, flow = self.rule_and_flow
+        for name in names:
+            axes = cut.get(name or "", [])
             if not axes:
                 at += 1
                 continue
-            ways = found.ways(letter or "")
-            value = _padded(value, at, ways, dims.padding)
+            ways = flow.ways(name or "")
+            value = _padded(value, at, ways, rule.padding)
             sizes = [self.mesh.get_dim_size(a) for a in axes]
             value = value.reshape(*value.shape[:at], *sizes, value.shape[at] // ways, *value.shape[at + 1 :])
             value = jnp.moveaxis(value, range(at, at + len(axes)), range(len(front), len(front) + len(axes)))
@@ -169,34 +169,35 @@ class DistKernel:
         order = sorted(range(len(front)), key=front.__getitem__)
         value = jnp.transpose(value, [*order, *range(len(front), value.ndim)])
         front.sort()
-        return self._held(value, front, letters, cut), front
+        return self._held(value, front, names, cut), front
 
-    def _held(self, value: Any, front: Sequence[int], letters: Letters, cut: dict[str, list[int]]) -> Any:
+    def _held(self, value: Any, front: Sequence[int], names: DimNames, cut: dict[str, list[int]]) -> Any:
         """value told where it lies, so that taking dims apart moves nothing."""
-        _, found = self.rule
-        names = self.mesh.dim_names
-        entries: list[Any] = [names[a] for a in front]
-        for size, letter in zip(value.shape[len(front) :], letters, strict=True):
-            axes = () if letter in cut else tuple(found.split.get(letter or "", ()))
-            fits = axes and size % found.ways(letter or "") == 0
-            entries.append(tuple(names[a] for a in axes) if fits else jax.sharding.PartitionSpec.UNCONSTRAINED)
+        _, flow = self.rule_and_flow
+        axis_names = self.mesh.dim_names
+        entries: list[Any] = [axis_names[a] for a in front]
+        for size, name in zip(value.shape[len(front) :], names, strict=True):
+            axes = () if name in cut else tuple(flow.split.get(name or "", ()))
+            fits = axes and size % flow.ways(name or "") == 0
+            entries.append(tuple(axis_names[a] for a in axes) if fits else jax.sharding.PartitionSpec.UNCONSTRAINED)
         if not front:
             return value
         where = jax.sharding.NamedSharding(self.mesh.jax_mesh, jax.sharding.PartitionSpec(*entries))
         return jax.lax.with_sharding_constraint(value, where)
 
-    def _uneven_mean(self, found: Flow) -> float:
+    def _uneven_mean(self, flow: Flow) -> float:
         """What makes means over padded pieces average to the mean of all."""
+        sizes = dict(zip(self.rule_and_flow[0].inputs[0], self.call.shapes[0], strict=True))
         factor = 1.0
-        for letter in found.made:
-            size = next(n for at, n in zip(self.rule[0].inputs[0], self.call.shapes[0], strict=True) if at == letter)
-            room = -(-size // found.ways(letter)) * found.ways(letter)
+        for name in flow.reduced:
+            size = sizes[name]
+            room = -(-size // flow.ways(name)) * flow.ways(name)
             factor *= room / size if size else 1.0
         return factor
 
-    def _rows(self, found: Flow) -> Callable[..., Any]:
-        """A lookup of rows where each device has some of them: what it has not is zero."""
-        axes = found.made["v"]
+    def _rows(self, flow: Flow, name: str) -> Callable[..., Any]:
+        """A lookup of rows, split by name, where each device has some of them: what it has not is zero."""
+        axes = flow.reduced[name]
         sizes = [self.mesh.get_dim_size(a) for a in axes]
         names = {a: f"piece{a}" for a in axes}
         padding_idx = self.call.attrs.get("padding_idx")
@@ -225,23 +226,23 @@ class DistKernel:
         key = (mask, present, tuple(cots))
         found = self._backward.get(key)
         if found is None:
-            cut = self._gradient_letters(mask, present)
+            cut = self._gradient_names(mask, present)
             forms = self._gradient_forms(mask, cut)
             found = self._backward[key] = (self._compiled_backward(mask, present, cots, cut, forms), forms)
         return found
 
-    def _gradient_letters(self, mask: Mask, present: Mask) -> dict[str, list[int]]:
-        """Letters along which the gradient of some input is a sum of addends: split in results, not in that input."""
-        dims, found = self.dims, self.flow
-        if dims is None or found is None or not dims.pieces or not all(present):
+    def _gradient_names(self, mask: Mask, present: Mask) -> dict[str, list[int]]:
+        """Names along which the gradient of some input is a sum of addends: split in results, not in that input."""
+        rule, flow = self.rule, self.flow
+        if rule is None or flow is None or not rule.piecewise or not all(present):
             return {}
-        ends = {letter for letters in dims.outputs for letter in letters}
+        ends = {name for names in rule.outputs for name in names}
         cut = {}
-        for letter, axes in found.split.items():
-            lacking = any(m and letter not in letters for m, letters in zip(mask, dims.inputs, strict=True))
-            everywhere = all(letter in letters for letters in dims.outputs)
-            if letter in ends and everywhere and lacking and even(found, dims, self.call, letter):
-                cut[letter] = axes
+        for name, axes in flow.split.items():
+            lacking = any(m and name not in names for m, names in zip(mask, rule.inputs, strict=True))
+            everywhere = all(name in names for names in rule.outputs)
+            if name in ends and everywhere and lacking and is_even(flow, rule, self.call, name):
+                cut[name] = axes
         return cut
 
     def _gradient_forms(self, mask: Mask, cut: dict[str, list[int]]) -> list[Form]:
@@ -253,8 +254,8 @@ class DistKernel:
             whole = Form(self.mesh, (Replicate(),) * self.mesh.ndim, self.call.shapes[i])
             base = whole if form is None else form.joined()
             placements = list(base.placements)
-            for letter, axes in cut.items():
-                if form is not None and self.dims is not None and letter not in self.dims.inputs[i]:
+            for name, axes in cut.items():
+                if form is not None and self.rule is not None and name not in self.rule.inputs[i]:
                     for axis in axes:
                         if placements[axis].is_replicated():
                             placements[axis] = Partial(ReduceType.kRedSum)
@@ -269,14 +270,14 @@ class DistKernel:
         def backward(stored: tuple, given: tuple) -> tuple:
             values = self.values(stored)
             cotangents = [f.decode(c) for f, c in zip(cots, given, strict=True)]
-            if self.dims is None or all(present):
-                cotangents = self._laid_out(cotangents, None if self.dims is None else self.dims.outputs)
+            if self.rule is None or all(present):
+                cotangents = self._laid_out(cotangents, None if self.rule is None else self.rule.outputs)
             if cut:
                 return self._cut_gradients(pull, values, cotangents, mask, cut, forms)
             waiting = iter(cotangents)
             full = tuple(next(waiting) if p else None for p in present)
             grads = pull(tuple(values), full)
-            own = None if self.dims is None else [at for at, m in zip(self.dims.inputs, mask, strict=True) if m]
+            own = None if self.rule is None else [at for at, m in zip(self.rule.inputs, mask, strict=True) if m]
             grads = self._laid_out(grads, own)
             return tuple(f.encode(g) for f, g in zip(forms, grads, strict=True))
 
@@ -287,11 +288,11 @@ class DistKernel:
         self, pull: Any, values: list, cotangents: list, mask: Mask, cut: dict[str, list[int]], forms: Sequence[Form]
     ) -> tuple:
         """Gradients piece by piece, so that those of inputs that all pieces share stay addends."""
-        dims, _ = self.rule
+        rule, _ = self.rule_and_flow
         n = len(values)
         given, leads = [], []
-        for value, letters in zip([*values, *cotangents], [*dims.inputs, *dims.outputs], strict=True):
-            piece, lead = self._pieces(value, letters, cut, [])
+        for value, names in zip([*values, *cotangents], [*rule.inputs, *rule.outputs], strict=True):
+            piece, lead = self._pieces(value, names, cut, [])
             given.append(piece)
             leads.append(lead)
         lead = sorted(a for axes in cut.values() for a in axes)
@@ -302,14 +303,14 @@ class DistKernel:
         )  # fmt: skip
 
     def _gradient(self, g: Any, i: int, form: Form, lead: list[int], cut: dict[str, list[int]]) -> Any:
-        """A gradient in pieces put together, or kept as addends where its input is without the letter."""
-        letters = self.rule[0].inputs[i]
+        """A gradient in pieces put together, or kept as addends where its input is without the name."""
+        names = self.rule_and_flow[0].inputs[i]
         for axis in reversed(lead):
-            if axis not in form.partial and not any(axis in cut.get(at or "", ()) for at in letters):
+            if axis not in form.partial and not any(axis in cut.get(at or "", ()) for at in names):
                 g = g.sum(lead.index(axis), dtype=g.dtype)
-        front = [a for a in lead if a in form.partial or any(a in cut.get(at or "", ()) for at in letters)]
-        for at, letter in enumerate(letters):
-            axes = cut.get(letter or "", [])
+        front = [a for a in lead if a in form.partial or any(a in cut.get(at or "", ()) for at in names)]
+        for at, name in enumerate(names):
+            axes = cut.get(name or "", [])
             if not axes:
                 continue
             places = [front.index(a) for a in axes]
@@ -330,7 +331,7 @@ def mapped(fn: Callable[..., Any], leads: Sequence[Sequence[int]], lead: Sequenc
     return fn
 
 
-def _padded(value: Any, at: int, ways: int, padding: str | None) -> Any:
+def _padded(value: Any, at: int, ways: int, padding: Padding | None) -> Any:
     """value with a dim grown to a multiple of ways by what changes no result."""
     missing = -value.shape[at] % ways
     if not missing or padding is None:
@@ -339,7 +340,7 @@ def _padded(value: Any, at: int, ways: int, padding: str | None) -> Any:
     return jnp.pad(value, widths, constant_values=_neutral(padding, value.dtype))
 
 
-def _neutral(padding: str, dtype: Any) -> Any:
+def _neutral(padding: Padding, dtype: Any) -> Any:
     if padding in ("zero", "one"):
         return padding == "one"
     if dtype == jnp.bool_:

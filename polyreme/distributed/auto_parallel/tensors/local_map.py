@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec
 from polyreme.core import amp_policy, rng, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.kernel import Kernel
+from polyreme.core.sharding_rule import OpCall
 from polyreme.core.state import TensorState, Tracer
 from polyreme.distributed.auto_parallel.tensors.form import Form
 from polyreme.distributed.auto_parallel.tensors.kept import form_of
@@ -28,7 +29,6 @@ from polyreme.distributed.auto_parallel.tensors.mode import run_kernel
 from polyreme.distributed.auto_parallel.tensors.placements import Placement, Replicate, checked
 from polyreme.distributed.auto_parallel.tensors.process_mesh import ProcessMesh
 from polyreme.distributed.auto_parallel.tensors.reshard import reshard
-from polyreme.distributed.auto_parallel.tensors.rules import Call
 from polyreme.distributed.communication.group import axis_group
 from polyreme.distributed.communication.local_body import LocalBody, inside
 from polyreme.eager import tape
@@ -316,7 +316,7 @@ class _Mapped:
 
         name = getattr(self.func, "__name__", "local_map")
         shapes = (*self.shapes, *(tuple(t._array.shape) for t in self.traced.outside))
-        call = Call(name, (), shapes, (), {}, (), ())
+        call = OpCall(name, (), shapes, (), {}, (), ())
         return DistKernel.of(Kernel(whole, name), kept, call, forms, self.mesh, self.outs)
 
 

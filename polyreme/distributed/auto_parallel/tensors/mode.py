@@ -19,13 +19,14 @@ from polyreme.core.checked import checked, floats_in, layer_here, raise_late
 from polyreme.core.kernel import Kernel, Mask
 from polyreme.core.meshes import devices_of
 from polyreme.core.op import ATTR, KEY, TENSORS, Op, freeze
+from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.core.state import TensorState, Tracer
 from polyreme.distributed.auto_parallel.tensors.form import Form
 from polyreme.distributed.auto_parallel.tensors.kept import encoded, form_of, in_form, note, stored_of
 from polyreme.distributed.auto_parallel.tensors.kernel import DistKernel
 from polyreme.distributed.auto_parallel.tensors.process_mesh import ProcessMesh
 from polyreme.distributed.auto_parallel.tensors.reshard import leaf_or_edge, moved_array
-from polyreme.distributed.auto_parallel.tensors.rules import Call, flow
+from polyreme.distributed.auto_parallel.tensors.rules import propagate
 from polyreme.distributed.auto_parallel.tensors.rules_table import RULES
 from polyreme.eager import tape
 from polyreme.eager.checked import look
@@ -89,13 +90,17 @@ class DistMode:
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         bound = _Bound(op, args, given, values=True)
         mesh = bound.mesh()
-        rule = RULES.get(op.name)
         call = bound.call([(tuple(t._array.shape), t._array.dtype) for t in results])
-        dims = None if rule is None else rule(call)
-        if dims is not None:
-            for tensor, form in zip(results, flow(dims, bound.forms, call, mesh).outs, strict=True):
+        rule = _rule(op, call)
+        if rule is not None:
+            for tensor, form in zip(results, propagate(rule, bound.forms, call, mesh).outs, strict=True):
                 _note(tensor, form)
         return result
+
+
+def _rule(op: Op, call: OpCall) -> ShardingRule | None:
+    rule = op.rule or RULES.get(op.name)
+    return None if rule is None else rule(call)
 
 
 def _run(kernel: DistKernel, arrays: Sequence[Any], tensors: Sequence[Any], mesh: ProcessMesh) -> list[Any]:
@@ -214,12 +219,12 @@ class _Bound:
             )
         return found[0]
 
-    def call(self, outs: Sequence[tuple[tuple[int, ...], Any]]) -> Call:
+    def call(self, outs: Sequence[tuple[tuple[int, ...], Any]]) -> OpCall:
         """The call as rules see it; outs: shape and dtype of each result."""
         shapes = tuple(
             f.shape if f is not None else tuple(a.shape) for a, f in zip(self.arrays, self.forms, strict=True)
         )
-        return Call(
+        return OpCall(
             self.op.name,
             tuple(self.params),
             shapes,
@@ -251,9 +256,7 @@ def _kernel(bound: _Bound, arrays: Sequence[Any], mesh: ProcessMesh) -> DistKern
     outs = jax.eval_shape(base.fn, *structs)
     listed = list(outs) if isinstance(outs, (tuple, list)) else [outs]
     call = bound.call([(tuple(o.shape), o.dtype) for o in listed])
-    rule = RULES.get(bound.op.name)
-    dims = None if rule is None else rule(call)
-    made = DistKernel(base, dims, call, bound.forms, mesh)
+    made = DistKernel(base, _rule(bound.op, call), call, bound.forms, mesh)
     made.many = type(outs) if isinstance(outs, (tuple, list)) else None
     return made
 

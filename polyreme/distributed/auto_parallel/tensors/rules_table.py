@@ -10,35 +10,32 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from polyreme.core import dtype as dtypes
-from polyreme.distributed.auto_parallel.tensors.placements import ReduceType
-from polyreme.distributed.auto_parallel.tensors.rules import Call, Dims, Letters
+from polyreme.core.sharding_rule import DimNames, OpCall, Padding, Reduce, RuleFor, ShardingRule
 
-Rule = Callable[[Call], Dims | None]
-RULES: dict[str, Rule] = {}
-SUM, AVG = ReduceType.kRedSum, ReduceType.kRedAvg
+RULES: dict[str, RuleFor] = {}
 
 
-def _rules(names: str) -> Callable[[Rule], Rule]:
-    def declare(rule: Rule) -> Rule:
+def _rules(names: str) -> Callable[[RuleFor], RuleFor]:
+    def declare(rule: RuleFor) -> RuleFor:
         RULES.update(dict.fromkeys(names.split(), rule))
         return rule
 
     return declare
 
 
-def letters(shape: Sequence[int], prefix: str = "d") -> Letters:
+def letters(shape: Sequence[int], prefix: str = "d") -> DimNames:
     """A letter for each dim, counted from the last, so that shapes that broadcast share theirs."""
     return tuple(f"{prefix}{len(shape) - i}" for i in range(len(shape)))
 
 
-def spread(shape: Sequence[int], out: Sequence[int], prefix: str = "d") -> Letters:
+def spread(shape: Sequence[int], out: Sequence[int], prefix: str = "d") -> DimNames:
     """The letters of a shape that broadcasts to out: none for a dim of size 1 that grows."""
     full = letters(shape, prefix)
     grown = out[len(out) - len(shape) :]
     return tuple(None if n != m else at for at, n, m in zip(full, shape, grown, strict=True))
 
 
-def without(given: Letters, *dims: int) -> Letters:
+def without(given: DimNames, *dims: int) -> DimNames:
     """The letters, but none for these dims."""
     return tuple(None if i in dims else at for i, at in enumerate(given))
 
@@ -62,52 +59,52 @@ _SUMS = {"add", "subtract", "add_n", "neg", "positive", "assign", "clone", "real
 
 
 @_rules(_ELEMENTWISE)
-def elementwise(c: Call) -> Dims | None:
-    """Dims that broadcast together are one; a dim of size 1 that grows is whole."""
+def elementwise(c: OpCall) -> ShardingRule | None:
+    """ShardingRule that broadcast together are one; a dim of size 1 that grows is whole."""
     out = c.outs[0]
     ins = tuple(
         (None,) * len(s) if len(s) > len(out) else spread(s, out) for s in c.shapes
     )  # fmt: skip
     passes, of = _linearity(c)
     made = tuple(letters(s) if s == out else (None,) * len(s) for s in c.outs)
-    return Dims(ins, made, passes=passes, of=of, pieces=not c.drawn)
+    return ShardingRule(ins, made, linear=passes, linear_in=of, piecewise=not c.drawn)
 
 
-def _linearity(c: Call) -> tuple[Any, tuple[int, ...] | None]:
+def _linearity(c: OpCall) -> tuple[Any, tuple[int, ...] | None]:
     inexact = all(dtypes.is_inexact(d) for d in c.dtypes)
     if c.name in _SUMS or (c.name == "cast" and inexact and dtypes.is_inexact(c.out_dtypes[0])):
-        return "linear", None
+        return "jointly", None
     if c.name == "scale" and inexact:
         plain = "bias" not in c.params and c.attrs.get("bias") == 0 and c.attrs.get("act") is None
-        return ("each" if plain else "no"), (0,)
+        return ("alone" if plain else "no"), (0,)
     if c.name == "multiply":
-        return "each", None
+        return "alone", None
     if c.name == "divide" and inexact and c.attrs.get("rounding_mode") is None:
-        return "each", (0,)
+        return "alone", (0,)
     return "no", None
 
 
 @_rules("prelu")
-def prelu(c: Call) -> Dims:
+def prelu(c: OpCall) -> ShardingRule:
     """The weight, one number or one per channel, is whole."""
     own = letters(c.shapes[0])
-    return Dims(c.each(x=own), (own,), pieces=True)
+    return ShardingRule(c.inputs(x=own), (own,), piecewise=True)
 
 
 @_rules("swiglu")
-def swiglu(c: Call) -> Dims | None:
+def swiglu(c: OpCall) -> ShardingRule | None:
     """Of two, element by element; of the halves of one, all but the last dim."""
     if len(c.shapes) == 2:
         return elementwise(c)
     own = without(letters(c.shapes[0]), len(c.shapes[0]) - 1)
-    return Dims((own,), (own,))
+    return ShardingRule((own,), (own,))
 
 
 # products
 
 
 @_rules("matmul bmm mm mv dot")
-def matmul(c: Call) -> Dims | None:
+def matmul(c: OpCall) -> ShardingRule | None:
     """[*b, m, k] x [*b, k, n]; the dim that is summed over makes the result Partial."""
     x, y = c.shapes[0], c.shapes[1]
     if not x or not y or (c.name == "dot" and len(x) > 1):
@@ -119,30 +116,30 @@ def matmul(c: Call) -> Dims | None:
     last = {True: ("n", "k"), False: ("k", "n")}[bool(c.attrs.get("transpose_y"))]
     ys = (*spread(y[:-2], batch, "b"), *last) if len(y) > 1 else ("k",)
     made = (*letters(batch, "b"), *("m",) * (len(x) > 1), *("n",) * (len(y) > 1))
-    return Dims((xs, ys), (made,), reduce=SUM, passes="each", pieces=True)
+    return ShardingRule((xs, ys), (made,), reduce="sum", linear="alone", piecewise=True)
 
 
 @_rules("linear")
-def linear(c: Call) -> Dims:
+def linear(c: OpCall) -> ShardingRule:
     """[*b, in] x [in, out] + [out]; with a bias the sum over a split `in` is joined at once."""
     batch = letters(c.shapes[0][:-1], "b")
     biased = "bias" in c.params
-    ins = c.each(x=(*batch, "k"), weight=("k", "n"), bias=("n",) if len(c.shapes[-1]) == 1 else (None, "n"))
-    return Dims(
-        ins, ((*batch, "n"),), reduce=None if biased else SUM, passes="no" if biased else "each", pieces=True
+    ins = c.inputs(x=(*batch, "k"), weight=("k", "n"), bias=("n",) if len(c.shapes[-1]) == 1 else (None, "n"))
+    return ShardingRule(
+        ins, ((*batch, "n"),), reduce=None if biased else "sum", linear="no" if biased else "alone", piecewise=True
     )  # fmt: skip
 
 
 @_rules("outer")
-def outer(c: Call) -> Dims | None:
+def outer(c: OpCall) -> ShardingRule | None:
     """[m] x [n] -> [m, n]."""
     if any(len(s) != 1 for s in c.shapes):
         return None
-    return Dims((("m",), ("n",)), (("m", "n"),), passes="each", pieces=True)
+    return ShardingRule((("m",), ("n",)), (("m", "n"),), linear="alone", piecewise=True)
 
 
 @_rules("einsum")
-def einsum(c: Call) -> Dims | None:
+def einsum(c: OpCall) -> ShardingRule | None:
     """The letters of the equation."""
     equation = str(c.attrs["equation"]).replace(" ", "")
     left, arrow, right = equation.partition("->")
@@ -150,11 +147,15 @@ def einsum(c: Call) -> Dims | None:
     if not arrow or "." in equation or any(len(set(t)) != len(t) for t in [*terms, right]):
         return None
     fits = all(len(t) == len(s) for t, s in zip(terms, c.shapes, strict=True))
-    return Dims(tuple(map(tuple, terms)), (tuple(right),), reduce=SUM, passes="each", pieces=True) if fits else None
+    return (
+        ShardingRule(tuple(map(tuple, terms)), (tuple(right),), reduce="sum", linear="alone", piecewise=True)
+        if fits
+        else None
+    )
 
 
 @_rules("conv1d conv2d conv3d")
-def convolution(c: Call) -> Dims:
+def convolution(c: OpCall) -> ShardingRule:
     """Batch and output channels go through, a sum over split input channels is joined at once; places are whole."""
     last = not str(c.attrs["data_format"]).startswith("NC")
     rank, alone = len(c.shapes[0]), c.attrs["groups"] == 1
@@ -162,32 +163,32 @@ def convolution(c: Call) -> Dims:
     into, made = "c" if alone else None, "o" if alone else None
     x = ("b", *places, into) if last else ("b", into, *places)
     out = ("b", *places, made) if last else ("b", made, *places)
-    ins = c.each(x=x, weight=(made, into, *places), bias=(made,))
-    return Dims(ins, (out,), kind="held")
+    ins = c.inputs(x=x, weight=(made, into, *places), bias=(made,))
+    return ShardingRule(ins, (out,), laid_out=True)
 
 
 @_rules("conv1d_transpose conv2d_transpose conv3d_transpose deform_conv2d")
-def transposed_convolution(c: Call) -> Dims:
+def transposed_convolution(c: OpCall) -> ShardingRule:
     """The batch goes through."""
     own = ("b", *(None,) * (len(c.shapes[0]) - 1))
     deformed = {"offset": own, "mask": own} if c.name == "deform_conv2d" else {}
-    return Dims(c.each(x=own, **deformed), (own,), kind="held")
+    return ShardingRule(c.inputs(x=own, **deformed), (own,), laid_out=True)
 
 
 # reductions
 
-_REDUCTIONS: dict[str, tuple[ReduceType | None, str | None]] = {
-    "sum": (SUM, "zero"),
-    "nansum": (SUM, "zero"),
-    "count_nonzero": (SUM, "zero"),
-    "mean": (AVG, "zero"),
-    "prod": (ReduceType.kRedProd, "one"),
-    "max": (ReduceType.kRedMax, "low"),
-    "amax": (ReduceType.kRedMax, "low"),
-    "min": (ReduceType.kRedMin, "high"),
-    "amin": (ReduceType.kRedMin, "high"),
-    "any": (ReduceType.kRedAny, "zero"),
-    "all": (ReduceType.kRedAll, "one"),
+_REDUCTIONS: dict[str, tuple[Reduce | None, Padding | None]] = {
+    "sum": ("sum", "zero"),
+    "nansum": ("sum", "zero"),
+    "count_nonzero": ("sum", "zero"),
+    "mean": ("avg", "zero"),
+    "prod": ("prod", "one"),
+    "max": ("max", "low"),
+    "amax": ("max", "low"),
+    "min": ("min", "high"),
+    "amin": ("min", "high"),
+    "any": ("any", "zero"),
+    "all": ("all", "one"),
     "var": (None, None),
     "std": (None, None),
     "nanmean": (None, None),
@@ -202,7 +203,7 @@ _REDUCTIONS: dict[str, tuple[ReduceType | None, str | None]] = {
 
 
 @_rules(" ".join(_REDUCTIONS))
-def reduction(c: Call) -> Dims | None:
+def reduction(c: OpCall) -> ShardingRule | None:
     """The dims in axis are gone, or 1 with keepdim; split, they make the result Partial."""
     shape = c.shapes[0]
     axis, keep = c.attrs.get("axis"), bool(c.attrs.get("keepdim", False))
@@ -213,9 +214,8 @@ def reduction(c: Call) -> Dims | None:
     own = letters(shape)
     made = tuple(None if i in gone else at for i, at in enumerate(own) if keep or i not in gone)
     reduce, padding = _REDUCTIONS[c.name]
-    passes = "linear" if c.name in ("sum", "mean") and dtypes.is_inexact(c.dtypes[0]) else "no"
-    kind = "mean" if c.name == "mean" else ""
-    return Dims(c.each(x=own), (made,) * len(c.outs), reduce=reduce, padding=padding, passes=passes, kind=kind)
+    passes = "jointly" if c.name in ("sum", "mean") and dtypes.is_inexact(c.dtypes[0]) else "no"
+    return ShardingRule(c.inputs(x=own), (made,) * len(c.outs), reduce=reduce, padding=padding, linear=passes)
 
 
 _LOSSES = """
@@ -225,16 +225,16 @@ _LOSSES = """
 
 
 @_rules(_LOSSES)
-def loss(c: Call) -> Dims | None:
+def loss(c: OpCall) -> ShardingRule | None:
     """Element by element, then a sum (Partial) or mean (Partial, AVG) where all pieces are equal."""
     shape = max(c.shapes, key=len)
     ins = tuple(spread(s, shape) for s in c.shapes)
     how = c.attrs["reduction"]
     if how == "none":
-        return Dims(ins, (letters(shape),)) if c.outs[0] == shape else None
-    reduce = {"sum": SUM, "mean": AVG}.get(how)
+        return ShardingRule(ins, (letters(shape),)) if c.outs[0] == shape else None
+    reduce = {"sum": "sum", "mean": "avg"}.get(how)
     alike = all(s == shape for s in c.shapes)
-    return Dims(ins, ((),), reduce=reduce if alike else None, padding=None)
+    return ShardingRule(ins, ((),), reduce=reduce if alike else None, padding=None)
 
 
 # one dim is whole
@@ -247,7 +247,7 @@ _MOVES = frozenset(["flip", "roll"])
 
 
 @_rules(_ALONG)
-def along(c: Call) -> Dims | None:
+def along(c: OpCall) -> ShardingRule | None:
     """Every device needs the dims in axis whole; the others go through."""
     shape = c.shapes[0]
     axis = c.attrs.get("axis", c.attrs.get("dim"))
@@ -259,12 +259,11 @@ def along(c: Call) -> Dims | None:
     own = without(letters(shape), *whole)
     found = [_through(own, whole, shape, out) for out in c.outs]
     made = tuple(each for each in found if each is not None)
-    passes = "moved" if c.name in _MOVES else "linear" if c.name == "cumsum" else "no"
-    kind = "held" if c.name == "sort" else ""  # XLA's partitioner aborts on uneven pieces in its gradient
-    return Dims(c.each(x=own), made, passes=passes, kind=kind) if len(made) == len(found) else None
+    passes = "moves" if c.name in _MOVES else "jointly" if c.name == "cumsum" else "no"
+    return ShardingRule(c.inputs(x=own), made, linear=passes) if len(made) == len(found) else None
 
 
-def _through(own: Letters, whole: set[int], shape: Sequence[int], out: Sequence[int]) -> Letters | None:
+def _through(own: DimNames, whole: set[int], shape: Sequence[int], out: Sequence[int]) -> DimNames | None:
     """The letters of a result that has the dims of `shape`, those in whole of any size or gone."""
     if len(out) == len(shape):
         return own
@@ -272,20 +271,22 @@ def _through(own: Letters, whole: set[int], shape: Sequence[int], out: Sequence[
 
 
 @_rules("layer_norm rms_norm")
-def normalization(c: Call) -> Dims:
+def normalization(c: OpCall) -> ShardingRule:
     """The normalized dims are whole, the ones before go through."""
     sizes = c.attrs["normalized_shape"]
     last = 1 if isinstance(sizes, int) else len(sizes)
     own = letters(c.shapes[0])
     own = (*own[: len(own) - last], *(None,) * last)
-    return Dims((own, *((None,) * len(s) for s in c.shapes[1:])), (own,), pieces=True)
+    return ShardingRule((own, *((None,) * len(s) for s in c.shapes[1:])), (own,), piecewise=True)
 
 
 @_rules("group_norm instance_norm_train batch_norm_train batch_norm_eval local_response_norm")
-def channel_norm(c: Call) -> Dims:
+def channel_norm(c: OpCall) -> ShardingRule:
     """The batch goes through; statistics over a split batch are of all of it."""
     own = ("b", *(None,) * (len(c.shapes[0]) - 1))
-    return Dims((own, *((None,) * len(s) for s in c.shapes[1:])), (own, *((None,) * len(s) for s in c.outs[1:])))
+    return ShardingRule(
+        (own, *((None,) * len(s) for s in c.shapes[1:])), (own, *((None,) * len(s) for s in c.outs[1:]))
+    )
 
 
 _PLACES = """
@@ -296,7 +297,7 @@ _PLACES = """
 
 
 @_rules(_PLACES)
-def places(c: Call) -> Dims:
+def places(c: OpCall) -> ShardingRule:
     """Batch (and channels, where they stay) go through; places are whole."""
     last = not str(c.attrs.get("data_format", "NC")).startswith("NC")
     rank = len(c.shapes[0])
@@ -305,15 +306,15 @@ def places(c: Call) -> Dims:
     own[0] = "b"
     if c.outs[0][channel] == c.shapes[0][channel] and c.name != "channel_shuffle":
         own[channel] = "c"
-    return Dims((tuple(own), *((None,) * len(s) for s in c.shapes[1:])), (tuple(own),) * len(c.outs))
+    return ShardingRule((tuple(own), *((None,) * len(s) for s in c.shapes[1:])), (tuple(own),) * len(c.outs))
 
 
 # elements moved
 
 
 @_rules("reshape flatten ravel unflatten squeeze unsqueeze view")
-def reshape(c: Call) -> Dims | None:
-    """Dims that join or part: the first of each group keeps its letter, where pieces stay whole rows."""
+def reshape(c: OpCall) -> ShardingRule | None:
+    """ShardingRule that join or part: the first of each group keeps its letter, where pieces stay whole rows."""
     shape, out = c.shapes[0], c.outs[0]
     if 0 in shape or math.prod(shape) != math.prod(out):
         return None
@@ -326,11 +327,11 @@ def reshape(c: Call) -> Dims | None:
         own[ins[0]] = made[outs[0]] = f"g{number}"
         if len(ins) > 1 or len(outs) > 1:
             aligned.add(f"g{number}")
-    return Dims((tuple(own),), (tuple(made),), passes="moved", aligned=frozenset(aligned))
+    return ShardingRule((tuple(own),), (tuple(made),), linear="moves", aligned=frozenset(aligned))
 
 
 def _groups(shape: Sequence[int], out: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Dims of both, none of size 1, in the smallest runs that hold equally many elements."""
+    """ShardingRule of both, none of size 1, in the smallest runs that hold equally many elements."""
     ins = [i for i, n in enumerate(shape) if n != 1]
     outs = [i for i, n in enumerate(out) if n != 1]
     found: list[tuple[list[int], list[int]]] = []
@@ -350,14 +351,14 @@ def _groups(shape: Sequence[int], out: Sequence[int]) -> list[tuple[list[int], l
 
 
 @_rules("transpose permute t moveaxis swapaxes matrix_transpose")
-def transpose(c: Call) -> Dims:
-    """Letters move with their dims."""
+def transpose(c: OpCall) -> ShardingRule:
+    """DimNames move with their dims."""
     ndim = len(c.shapes[0])
     own = letters(c.shapes[0])
-    return Dims((own,), (tuple(own[i] for i in _order(c, ndim)),), passes="moved", pieces=True)
+    return ShardingRule((own,), (tuple(own[i] for i in _order(c, ndim)),), linear="moves", piecewise=True)
 
 
-def _order(c: Call, ndim: int) -> list[int]:
+def _order(c: OpCall, ndim: int) -> list[int]:
     order = list(range(ndim))
     if c.name in ("transpose", "permute"):
         given = c.attrs["perm" if c.name == "transpose" else "dims"]
@@ -382,42 +383,42 @@ def _moved(order: list[int], source: Any, destination: Any) -> list[int]:
 
 
 @_rules("concat")
-def concat(c: Call) -> Dims:
+def concat(c: OpCall) -> ShardingRule:
     """The joined dim is whole."""
     own = without(letters(c.outs[0]), c.dim(c.attrs["axis"]))
-    return Dims((own,) * len(c.shapes), (own,), passes="moved", pieces=True)
+    return ShardingRule((own,) * len(c.shapes), (own,), linear="moves", piecewise=True)
 
 
 @_rules("stack")
-def stack(c: Call) -> Dims:
+def stack(c: OpCall) -> ShardingRule:
     """A new dim that is whole."""
     at = c.attrs["axis"] % len(c.outs[0])
     own = letters(c.shapes[0])
-    return Dims((own,) * len(c.shapes), ((*own[:at], None, *own[at:]),), passes="moved", pieces=True)
+    return ShardingRule((own,) * len(c.shapes), ((*own[:at], None, *own[at:]),), linear="moves", piecewise=True)
 
 
 @_rules("split chunk tensor_split unbind unstack")
-def split(c: Call) -> Dims:
+def split(c: OpCall) -> ShardingRule:
     """The dim that is cut is whole."""
     at = c.dim(c.attrs["axis"])
     own = without(letters(c.shapes[0]), at)
     gone = len(c.outs[0]) < len(c.shapes[0]) if c.outs else False
     made = (*own[:at], *own[at + 1 :]) if gone else own
-    return Dims((own,), (made,) * len(c.outs), passes="moved")
+    return ShardingRule((own,), (made,) * len(c.outs), linear="moves")
 
 
 @_rules("slice strided_slice narrow crop pad zeropad2d")
-def same_dims(c: Call) -> Dims:
+def same_dims(c: OpCall) -> ShardingRule:
     """A dim whose size changes is whole."""
     own = tuple(
         at if n == m else None for at, n, m in zip(letters(c.shapes[0]), c.shapes[0], c.outs[0], strict=True)
     )  # fmt: skip
-    return Dims(c.each(**{c.params[0]: own}), (own,), passes="no" if "pad" in c.name else "moved")
+    return ShardingRule(c.inputs(**{c.params[0]: own}), (own,), linear="no" if "pad" in c.name else "moves")
 
 
 @_rules("getitem")
-def getitem(c: Call) -> Dims | None:
-    """Dims taken whole (":") keep their letters; of an index by arrays, only those after it."""
+def getitem(c: OpCall) -> ShardingRule | None:
+    """ShardingRule taken whole (":") keep their letters; of an index by arrays, only those after it."""
     spec, shape = c.attrs["spec"], c.shapes[0]
     if any(entry[0] == "array" for entry in spec):
         return None
@@ -438,24 +439,24 @@ def getitem(c: Call) -> Dims | None:
                 own[dim] = f"d{dim}" if whole else None
                 made.append(own[dim])
                 dim += 1
-    return Dims(c.each(x=tuple(own)), (tuple(made),), passes="no")
+    return ShardingRule(c.inputs(x=tuple(own)), (tuple(made),), linear="no")
 
 
 @_rules("setitem setitem_where tril triu")
-def kept(c: Call) -> Dims:
+def kept(c: OpCall) -> ShardingRule:
     """The result lies as the first input."""
     own = letters(c.shapes[0])
     ins = (own, *((None,) * len(s) for s in c.shapes[1:]))
-    return Dims(ins, (own,), passes="moved" if c.name in ("tril", "triu") else "no")
+    return ShardingRule(ins, (own,), linear="moves" if c.name in ("tril", "triu") else "no")
 
 
 @_rules("expand broadcast_to tile")
-def expand(c: Call) -> Dims:
-    """Dims that keep their size go through."""
-    return Dims((spread(c.shapes[0], c.outs[0]),), (_grown(c.shapes[0], c.outs[0]),), passes="moved")
+def expand(c: OpCall) -> ShardingRule:
+    """ShardingRule that keep their size go through."""
+    return ShardingRule((spread(c.shapes[0], c.outs[0]),), (_grown(c.shapes[0], c.outs[0]),), linear="moves")
 
 
-def _grown(shape: Sequence[int], out: Sequence[int]) -> Letters:
+def _grown(shape: Sequence[int], out: Sequence[int]) -> DimNames:
     kept = spread(shape, out)
     return (*(None,) * (len(out) - len(shape)), *kept)
 
@@ -464,49 +465,49 @@ def _grown(shape: Sequence[int], out: Sequence[int]) -> Letters:
 
 
 @_rules("embedding_rows")
-def embedding(c: Call) -> Dims:
+def embedding(c: OpCall) -> ShardingRule:
     """The dims of the ids and of a row go through; split rows make the result Partial: each device adds what it has."""
     ids = letters(c.shapes[0], "b")
     counted = c.attrs.get("scale_grad_by_freq")
-    return Dims(
-        (ids, ("v", "h")), ((*ids, "h"),), reduce=None if counted else SUM, pieces=not counted, kind="rows"
+    return ShardingRule(
+        (ids, ("v", "h")), ((*ids, "h"),), reduce=None if counted else "sum", piecewise=not counted, lookup="v"
     )  # fmt: skip
 
 
 @_rules("one_hot")
-def one_hot(c: Call) -> Dims:
+def one_hot(c: OpCall) -> ShardingRule:
     """The dims of the ids go through."""
     ids = letters(c.shapes[0], "b")
-    return Dims((ids,), ((*ids, None),))
+    return ShardingRule((ids,), ((*ids, None),))
 
 
 @_rules("gather index_select")
-def gather(c: Call) -> Dims | None:
+def gather(c: OpCall) -> ShardingRule | None:
     """The dim that is looked up is whole; the index's takes its place."""
     x, index = c.shapes[0], c.shapes[1]
     if len(index) != 1 or len(c.outs[0]) != len(x):
         return None
     at = (c.attrs.get("axis") or 0) % len(x)
     own = letters(x)
-    return Dims((without(own, at), ("i",)), ((*own[:at], "i", *own[at + 1 :]),), kind="indexed")
+    return ShardingRule((without(own, at), ("i",)), ((*own[:at], "i", *own[at + 1 :]),))
 
 
 @_rules("take_along_axis")
-def take_along_axis(c: Call) -> Dims | None:
+def take_along_axis(c: OpCall) -> ShardingRule | None:
     """The dim that is looked up is whole in arr."""
     arr, index = c.shapes[0], c.shapes[1]
     at = c.attrs["axis"] % len(arr)
     own = letters(c.outs[0])
     if len(arr) != len(index) or any(n != m for i, (n, m) in enumerate(zip(arr, index, strict=True)) if i != at):
         return None
-    return Dims((without(own, at), own), (own,))
+    return ShardingRule((without(own, at), own), (own,))
 
 
 # models
 
 
 @_rules("cross_entropy_of_classes nll_of_classes softmax_and_cross_entropy")
-def cross_entropy(c: Call) -> Dims:
+def cross_entropy(c: OpCall) -> ShardingRule:
     """Classes are whole to the result, batches go through; a sum over split ones is Partial, a mean joined at once."""
     shape = c.shapes[0]
     at = 1 if c.name == "nll_of_classes" and len(shape) > 1 else c.dim(c.attrs.get("axis", -1))
@@ -517,35 +518,35 @@ def cross_entropy(c: Call) -> Dims:
     ins = (without(own, at), without(seen, at) if label == shape else seen)
     ins = (*ins, *((None,) * len(s) for s in c.shapes[2:]))
     if c.name == "softmax_and_cross_entropy":
-        return Dims(ins, (without(own, at), without(own, at)))
+        return ShardingRule(ins, (without(own, at), without(own, at)))
     if c.attrs["reduction"] != "none":
-        return Dims(ins, ((),), reduce=SUM if c.attrs["reduction"] == "sum" else None, padding=None)
-    return Dims(ins, (rest if len(c.outs[0]) == len(rest) else without(own, at),))
+        return ShardingRule(ins, ((),), reduce="sum" if c.attrs["reduction"] == "sum" else None, padding=None)
+    return ShardingRule(ins, (rest if len(c.outs[0]) == len(rest) else without(own, at),))
 
 
 @_rules("linear_cross_entropy_of_classes")
-def linear_cross_entropy(c: Call) -> Dims | None:
+def linear_cross_entropy(c: OpCall) -> ShardingRule | None:
     """As cross_entropy; the loss of each token keeps the tokens' letters."""
     batch = letters(c.shapes[0][:-1], "b")
     label = batch if len(c.shapes[2]) == len(batch) else (*batch, None)
     made = batch if len(c.outs[0]) == len(batch) else ()
-    return Dims(((*batch, None), (None, None), label), (made,)) if len(c.outs[0]) in (0, len(batch)) else None
+    return ShardingRule(((*batch, None), (None, None), label), (made,)) if len(c.outs[0]) in (0, len(batch)) else None
 
 
 @_rules("attention attention_with_dropout")
-def attention(c: Call) -> Dims:
+def attention(c: OpCall) -> ShardingRule:
     """[batch, seq, heads, head_dim]: batches, heads and the queries' places go through, keys are whole."""
     q, k = c.shapes[0], c.shapes[1]
     grouped = q[2] != k[2]
     keys = ("b", None, "h", None)
     queries = ("b", "s", "h", None)
-    ins = c.each(query=queries, key=keys, value=keys)
+    ins = c.inputs(query=queries, key=keys, value=keys)
     aligned = frozenset({"h"}) if grouped else frozenset()
-    return Dims(ins, (queries,), aligned=aligned)
+    return ShardingRule(ins, (queries,), aligned=aligned)
 
 
 @_rules("rotated turned_by")
-def rotary(c: Call) -> Dims | None:
+def rotary(c: OpCall) -> ShardingRule | None:
     """All but the last dim goes through; angles are whole."""
     first = "tensors" if c.name == "rotated" else "x"
     own = without(letters(c.shapes[0]), len(c.shapes[0]) - 1)
@@ -553,4 +554,4 @@ def rotary(c: Call) -> Dims | None:
         return None
     share = c.shapes[0][2] == min(s[2] for p, s in zip(c.params, c.shapes, strict=True) if p == first)
     own = own if share or c.name == "turned_by" else without(own, 2)
-    return Dims(c.each(**{first: own}), (own,) * len(c.outs))
+    return ShardingRule(c.inputs(**{first: own}), (own,) * len(c.outs))
