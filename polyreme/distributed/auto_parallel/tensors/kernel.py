@@ -245,6 +245,11 @@ class DistKernel:
                 cut[name] = axes
         return cut
 
+    def _carried(self) -> list[DimNames]:
+        """Dim names of the results that have cotangents: those of inexact dtypes."""
+        names = zip(self.rule_and_flow[0].outputs, self.call.out_dtypes, strict=True)
+        return [own for own, dtype in names if dtypes.is_inexact(dtype)]
+
     def _gradient_forms(self, mask: Mask, cut: dict[str, list[int]]) -> list[Form]:
         forms = []
         for i, wanted in enumerate(mask):
@@ -271,7 +276,7 @@ class DistKernel:
             values = self.values(stored)
             cotangents = [f.decode(c) for f, c in zip(cots, given, strict=True)]
             if self.rule is None or all(present):
-                cotangents = self._laid_out(cotangents, None if self.rule is None else self.rule.outputs)
+                cotangents = self._laid_out(cotangents, None if self.rule is None else self._carried())
             if cut:
                 return self._cut_gradients(pull, values, cotangents, mask, cut, forms)
             waiting = iter(cotangents)
@@ -291,7 +296,7 @@ class DistKernel:
         rule, _ = self.rule_and_flow
         n = len(values)
         given, leads = [], []
-        for value, names in zip([*values, *cotangents], [*rule.inputs, *rule.outputs], strict=True):
+        for value, names in zip([*values, *cotangents], [*rule.inputs, *self._carried()], strict=True):
             piece, lead = self._pieces(value, names, cut, [])
             given.append(piece)
             leads.append(lead)
