@@ -41,19 +41,20 @@ FLOORS = {
         "flops reweighted utils",
     ],
     "polyreme.distributed": [
-        "comm_report progress rendezvous spawn verdict",
+        "comm_report progress rendezvous spawn verdict settings",
         "last_words monitor roll_call",
         "launch watchdog",
         "communication",
-        "checkpoint parallel placement",
-        "data_parallel",
+        "checkpoint parallel placement gradient_merge",
+        "data_parallel tensor_parallel",
         "pipeline",
-        "auto_parallel fleet",
+        "auto_parallel",
+        "fleet",
         "fsdp prove sharding split unshard",
     ],
     "polyreme.distributed.auto_parallel": ["dims tensors", "layers", "stages", "engine", "api"],
     "polyreme.distributed.fleet": [
-        "base gradient_merge layers recompute",
+        "base layers recompute",
         "fleet optimizer utils",
         "meta_optimizers meta_parallel scaler",
         "model",
@@ -62,7 +63,7 @@ FLOORS = {
 }
 """Packages whose parts have an order, lowest floor first. jit stands above eager because a captured function is a node
 of the tape. A package that is not here may order its parts as it likes, without cycles."""
-CYCLES = {("polyreme", "fluid", "static"), ("polyreme.distributed", "auto_parallel", "fleet")}
+CYCLES = {("polyreme", "fluid", "static")}
 """Cycles between parts of a package that are still to be undone."""
 PUBLIC_ABOVE = {("polyreme.jit", "polyreme.export")}
 """Packages whose public names stand on a higher floor, and are loaded when one is asked for."""

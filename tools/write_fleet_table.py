@@ -7,7 +7,8 @@ Run it after changing a strategy_fields.py (distributed/fleet/base, distributed/
 from pathlib import Path
 
 from polyreme.distributed.auto_parallel.engine import strategy_fields as auto
-from polyreme.distributed.fleet.base.strategy_fields import FIELDS, HARMLESS, HONOURED, OWN, REFUSED, Table, walk
+from polyreme.distributed.fleet.base.strategy_fields import FIELDS, OWN
+from polyreme.distributed.settings import HARMLESS, HONOURED, REFUSED, Table, walk
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = {"fleet.md": FIELDS, "auto_parallel.md": auto.FIELDS}

@@ -10,6 +10,7 @@ Source: arXiv:1604.06174. Two ways, by where the call is made (docs/decisions/00
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -100,6 +101,16 @@ def run_again(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any],
     if active is None or isinstance(active, _Notes):
         return _call_eagerly(function, args, kwargs, keep)
     return separating(lambda: _call_captured(function, args, kwargs, keep))
+
+
+def recompute_forward(forward: Callable[..., Any], keep: Keep = AS_IT_IS) -> Callable[..., Any]:
+    """A layer's forward, run again in backward."""
+
+    @functools.wraps(forward)
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        return run_again(forward, args, kwargs, keep)
+
+    return recomputed
 
 
 def chosen(own: str) -> tuple[str, Keep]:

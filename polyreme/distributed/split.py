@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyreme.core import layout as layouts
-from polyreme.distributed.fleet.layers.mpu.mp_layers import (
+from polyreme.distributed.tensor_parallel.constraints import settle
+from polyreme.distributed.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
 )
-from polyreme.distributed.fleet.layers.mpu.mp_ops import settle
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn.layer import Layer
 

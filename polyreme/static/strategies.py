@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from polyreme.distributed.fleet.base.strategy_fields import HARMLESS, HONOURED, REFUSED, Field
+from polyreme.distributed.settings import HARMLESS, HONOURED, REFUSED, Field
 from polyreme.errors import ConfigError, did_you_mean
 
 

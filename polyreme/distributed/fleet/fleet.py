@@ -18,13 +18,13 @@ from polyreme.distributed.fleet.base.job import Job, resolve
 from polyreme.distributed.fleet.base.role_maker import PaddleCloudRoleMaker, RoleMakerBase
 from polyreme.distributed.fleet.base.topology import CommunicateTopology, HybridCommunicateGroup, topology_of
 from polyreme.distributed.fleet.base.util_factory import UtilBase
-from polyreme.distributed.fleet.layers.mpu.random import (
+from polyreme.distributed.parallel import init_parallel_env
+from polyreme.distributed.placement import clear_plan
+from polyreme.distributed.tensor_parallel.random_streams import (
     MODEL_PARALLEL_RNG,
     get_rng_state_tracker,
     model_parallel_random_seed,
 )
-from polyreme.distributed.parallel import init_parallel_env
-from polyreme.distributed.placement import clear_plan
 from polyreme.errors import ConfigError
 from polyreme.mesh import Plan
 

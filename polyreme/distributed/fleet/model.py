@@ -5,13 +5,12 @@ They may be called in either order.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 
 from polyreme.amp import decorate
-from polyreme.autograd.recompute import Keep, run_again
+from polyreme.autograd.recompute import Keep, recompute_forward
 from polyreme.core import state
 from polyreme.distributed.fleet.base.distributed_strategy import DistributedStrategy
 from polyreme.distributed.fleet.base.job import Job, resolve
@@ -126,19 +125,9 @@ def _recompute(model: Layer, job: Job) -> None:
                     f"{type(model).__name__}{did_you_mean(name, layers)}"
                 )
         for name in job.recompute_layers:
-            layers[name].forward = again(layers[name].forward, Keep(offload=job.recompute_offloads))
+            layers[name].forward = recompute_forward(layers[name].forward, Keep(offload=job.recompute_offloads))
     elif job.plan.recompute != "none" and not any(hasattr(s, "recompute") for s in model.sublayers(include_self=True)):
         raise ConfigError(
             f"strategy.recompute: {type(model).__name__} does not say what of it is run again in backward; name the "
             'sublayers, recompute_configs = {"checkpoints": ["blocks.0", ...]}, or call recompute in its forward'
         )
-
-
-def again(forward: Any, keep: Keep) -> Any:
-    """A layer's forward, run again in backward."""
-
-    @functools.wraps(forward)
-    def recomputed(*args: Any, **kwargs: Any) -> Any:
-        return run_again(forward, args, kwargs, keep)
-
-    return recomputed

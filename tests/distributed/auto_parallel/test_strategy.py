@@ -9,7 +9,7 @@ import pytest
 
 from polyreme.distributed.auto_parallel.engine.strategy import Strategy, settle
 from polyreme.distributed.auto_parallel.engine.strategy_fields import FIELDS
-from polyreme.distributed.fleet.base.strategy_fields import REFUSED, walk
+from polyreme.distributed.settings import REFUSED, walk
 from polyreme.errors import ConfigError, PlacementError, StrategyError
 
 ROOT = Path(__file__).parents[3]

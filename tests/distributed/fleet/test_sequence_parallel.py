@@ -9,11 +9,11 @@ from polyreme.amp import auto_cast
 from polyreme.core import rng
 from polyreme.distributed.fleet.layers.mpu import VocabParallelEmbedding
 from polyreme.distributed.fleet.utils import sequence_parallel_utils as sp
-from polyreme.distributed.fleet.utils.sequence_parallel_utils import (
+from polyreme.distributed.placement import apply_plan, clear_plan, shard_batch
+from polyreme.distributed.tensor_parallel.sequence import (
     ColumnSequenceParallelLinear,
     RowSequenceParallelLinear,
 )
-from polyreme.distributed.placement import apply_plan, clear_plan, shard_batch
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, PlacementError
 from polyreme.jit import to_static

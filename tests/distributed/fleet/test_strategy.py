@@ -31,7 +31,7 @@ from polyreme.mesh import Plan
 
 ROOT = Path(__file__).parents[3]
 LISTED = Path(__file__).with_name("strategy_fields.txt").read_text().splitlines()
-ALL = dict(walk())
+ALL = dict(walk(FIELDS))
 NOT_IN_PROTO = {*OWN, "hybrid_configs.order", "hybrid_configs.mp_configs.sync_param_name"}
 WITHOUT_FIELDS = {"trainer_desc_configs", "downpour_table_param"}
 """Messages whose fields the list leaves out."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from polyreme.autograd.recompute import Keep
+from polyreme.autograd.recompute import Keep, recompute_forward
 from polyreme.core import amp_policy, layout
 from polyreme.core.backend import Device
 from polyreme.core.layout import Layout
@@ -23,7 +23,6 @@ from polyreme.distributed.auto_parallel.dims.graph import graph_of
 from polyreme.distributed.auto_parallel.dims.infer import Inferred, infer_dims
 from polyreme.distributed.auto_parallel.dims.trace import BATCH, abstract
 from polyreme.distributed.auto_parallel.stages.chunks import cut_into_stages
-from polyreme.distributed.fleet.model import again
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.placement import apply_plan
 from polyreme.errors import CaptureError, ConfigError
@@ -74,7 +73,7 @@ class Chosen:
         if self.plan.recompute == "full" and not _follows_plan(self.model):
             for run in repeated_blocks(self.inferred.traced):
                 for call in run.calls:
-                    call.layer.forward = again(call.layer.forward, Keep("act" in self.plan.offload))
+                    call.layer.forward = recompute_forward(call.layer.forward, Keep("act" in self.plan.offload))
         return self.plan
 
     def apply(self) -> Layout:

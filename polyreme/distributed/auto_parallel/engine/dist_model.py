@@ -16,8 +16,7 @@ from polyreme.distributed.auto_parallel.engine.placement import Batch, Placed, n
 from polyreme.distributed.auto_parallel.engine.steps import StagedSteps, WholeSteps
 from polyreme.distributed.auto_parallel.engine.strategy import Settled, Strategy, settle
 from polyreme.distributed.auto_parallel.layers.shard_optimizer import laid_out
-from polyreme.distributed.fleet.base.job import Job
-from polyreme.distributed.fleet.optimizer import HybridParallelOptimizer
+from polyreme.distributed.gradient_merge import MergingOptimizer
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CheckpointError, ConfigError, ProgramError
 from polyreme.hapi.data import as_tensors, needed_arguments
@@ -106,10 +105,10 @@ class DistModel:
                 f"Strategy.gradient_merge.k_steps={settled.merge_steps}, and shard_optimizer was told "
                 f"gradient_accumulation_steps={told}; say it in one place"
             )
-        job = Job(merge_steps=settled.merge_steps, merge_average=settled.merge_average)
-        if settled.merge_steps == 1:
-            job = Job(merge_steps=told, merge_average=False)
-        return optimizer if job.merge_steps == 1 else HybridParallelOptimizer(inner, job=job)
+        steps, average = settled.merge_steps, settled.merge_average
+        if steps == 1:
+            steps, average = told, False
+        return optimizer if steps == 1 else MergingOptimizer(inner, steps, average)
 
     def _begin(self, inputs: Sequence[Tensor], labels: Sequence[Tensor], mode: str | None = None) -> None:
         """Put the model in its place, for batches like this one where that counts; one to predict has no loss."""

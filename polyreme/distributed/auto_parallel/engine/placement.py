@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from polyreme.autograd.recompute import Keep
+from polyreme.autograd.recompute import Keep, recompute_forward
 from polyreme.core import layout as layouts
 from polyreme.core import rng, state
 from polyreme.core.backend import Device
@@ -33,7 +33,6 @@ from polyreme.distributed.auto_parallel.tensors.kept import place as place_tenso
 from polyreme.distributed.auto_parallel.tensors.placements import Replicate
 from polyreme.distributed.auto_parallel.tensors.process_mesh import ProcessMesh, get_mesh
 from polyreme.distributed.communication import replicas
-from polyreme.distributed.fleet.model import again
 from polyreme.distributed.pipeline.chunks import in_chunks
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.placement import apply_plan
@@ -164,7 +163,7 @@ def _recompute(layer: Layer, settled: Settled) -> None:
                 f"{type(layer).__name__}{did_you_mean(name, layers)}"
             )
     for name in settled.recompute_layers:
-        layers[name].forward = again(layers[name].forward, Keep())
+        layers[name].forward = recompute_forward(layers[name].forward, Keep())
     follows = any(hasattr(s, "recompute") for s in layer.sublayers(include_self=True))
     if settled.recompute and not settled.recompute_layers and not follows:
         raise ConfigError(

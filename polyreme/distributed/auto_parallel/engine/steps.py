@@ -21,7 +21,7 @@ from polyreme.core.layout import Layout
 from polyreme.distributed.auto_parallel.engine.counts import is_counted, with_factors
 from polyreme.distributed.auto_parallel.engine.placement import Placed
 from polyreme.distributed.auto_parallel.engine.strategy import Settled
-from polyreme.distributed.fleet.optimizer import HybridParallelOptimizer
+from polyreme.distributed.gradient_merge import MergingOptimizer
 from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.pipeline.run import Microbatch
 from polyreme.distributed.pipeline.runtime import Pipeline
@@ -208,9 +208,9 @@ class StagedSteps:
 
     def _stepping(self) -> Any:
         """The optimizer, or where its step is the plain one, the same in a program a stage."""
-        is_hybrid = isinstance(self._optimizer, HybridParallelOptimizer)
-        plain = self._optimizer.inner_opt if is_hybrid else self._optimizer
-        if not StagedUpdate.serves(plain) or (is_hybrid and self._optimizer.merges):
+        is_merging = isinstance(self._optimizer, MergingOptimizer)
+        plain = self._optimizer.inner_opt if is_merging else self._optimizer
+        if not StagedUpdate.serves(plain) or (is_merging and self._optimizer.merges):
             return self._optimizer
         key = frozen_settings(plain)
         if self._update[0] != key:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyreme.distributed.auto_parallel.engine.strategy_fields import FIELDS
-from polyreme.distributed.fleet.base.strategy_fields import REFUSED, Field
-from polyreme.distributed.fleet.base.strategy_values import Settings
+from polyreme.distributed.settings import REFUSED, Field, Settings
 from polyreme.errors import ConfigError, PlacementError, StrategyError, did_you_mean
 from polyreme.hapi.step import Precision
 from polyreme.mesh import SCHEDULES, Plan

@@ -1,13 +1,13 @@
 """Every field of an auto-parallel Strategy as data: its default, and what setting it does here.
 
-Kinds are those of fleet/base/strategy_fields.py: a field is HONOURED, HARMLESS (the result is the same
+Kinds are those of distributed/settings.py: a field is HONOURED, HARMLESS (the result is the same
 either way, for the reason noted) or REFUSED (any value but the default is an error, which says what to do instead).
 Names, nesting and defaults are those of the public API.
 """
 
 from __future__ import annotations
 
-from polyreme.distributed.fleet.base.strategy_fields import Table, autocast, no, on, same
+from polyreme.distributed.settings import Table, autocast, no, on, same
 
 _TUNES_COMM = "tunes how collectives are sent; XLA's partitioner chooses them, with the same values"
 _XLA_FUSES = "names a fusion; XLA does its own, with the same values"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from polyreme.distributed.fleet.base import prototxt
-from polyreme.distributed.fleet.base.strategy_fields import FIELDS, GATES, Field, Table
-from polyreme.distributed.fleet.base.strategy_values import Settings
+from polyreme.distributed.fleet.base.strategy_fields import FIELDS, GATES
+from polyreme.distributed.settings import Field, Settings, Table
 from polyreme.errors import StrategyError, did_you_mean
 
 _WIDTH = 98  # characters between the rules

@@ -10,7 +10,8 @@ from typing import Any
 
 from polyreme.distributed.fleet.base.distributed_strategy import DistributedStrategy
 from polyreme.distributed.fleet.base.mixed_precision import Amp
-from polyreme.distributed.fleet.base.strategy_fields import REFUSED, walk
+from polyreme.distributed.fleet.base.strategy_fields import FIELDS
+from polyreme.distributed.settings import REFUSED, walk
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import SCHEDULES, MeshShape, Plan
 
@@ -94,7 +95,7 @@ def resolve(strategy: DistributedStrategy | Plan, num_devices: int) -> Job:
 
 
 def _check_refused(strategy: DistributedStrategy) -> None:
-    fields = dict(walk())
+    fields = dict(walk(FIELDS))
     refused = [f"{n}={v!r}: {fields[n].note}" for n, v in strategy.changed().items() if fields[n].kind == REFUSED]
     if refused:
         raise ConfigError("DistributedStrategy asks for what is not done here: " + "; ".join(refused))

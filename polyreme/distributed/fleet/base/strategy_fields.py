@@ -1,63 +1,12 @@
 """Every field of a DistributedStrategy as data: its default, and what setting it does here.
 
-A field is HONOURED (it changes the Plan or how the job is run), HARMLESS (the result is the same either way,
-for the reason noted) or REFUSED (any value but the default is an error, which says what to do instead). Names, nesting
-and defaults are those of the public API; the fields in OWN are additions. docs/fleet.md prints this table.
+Names, nesting and defaults are those of the public API; the fields in OWN are additions. docs/fleet.md prints this
+table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
-
-HONOURED, HARMLESS, REFUSED = "honoured", "harmless", "refused"
-
-
-class Field(NamedTuple):
-    """One setting. default also gives the type: a bool, a whole number, a number, a text, or a list or None (then
-    `item` says of what). note: what it maps to, why it changes nothing, or what to do instead.
-    """
-
-    default: Any
-    kind: str
-    note: str
-    item: type | None = None
-
-
-Table = Mapping[str, "Field | Table"]
-
-
-def on(default: Any, note: str, item: type | None = None) -> Field:
-    """A field that is honoured."""
-    return Field(default, HONOURED, note, item)
-
-
-def same(default: Any, note: str, item: type | None = None) -> Field:
-    """A field that is harmless."""
-    return Field(default, HARMLESS, note, item)
-
-
-def no(default: Any, note: str, item: type | None = None) -> Field:
-    """A field that is refused."""
-    return Field(default, REFUSED, note, item)
-
-
-def autocast(scaler: str) -> dict[str, Field]:
-    """Fields of loss scaling, noted as those of `scaler`, and of autocast's lists."""
-    scaling = {
-        "init_loss_scaling": 32768.0,
-        "incr_every_n_steps": 1000,
-        "decr_every_n_nan_or_inf": 2,
-        "incr_ratio": 2.0,
-        "decr_ratio": 0.8,
-        "use_dynamic_loss_scaling": True,
-    }
-    lists = ("custom_white_list", "custom_black_list")
-    return {
-        **{name: on(default, scaler) for name, default in scaling.items()},
-        **{name: on([], f"amp.auto_cast({name})", str) for name in lists},
-    }
-
+from polyreme.distributed.settings import Field, Table, autocast, no, on, same
 
 _TUNES_COMM = "tunes how collectives are sent; XLA's partitioner chooses them, with the same values"
 _XLA_FUSES = "names a fusion or a memory reuse; XLA does its own, with the same values"
@@ -361,12 +310,3 @@ OWN = (
     "hybrid_configs.sep_configs.attention",
 )
 """Fields that the public API does not have."""
-
-
-def walk(table: Table = FIELDS, prefix: str = "") -> Iterator[tuple[str, Field]]:
-    """(dotted name, Field) of every setting."""
-    for name, entry in table.items():
-        if isinstance(entry, Field):
-            yield prefix + name, entry
-        else:
-            yield from walk(entry, f"{prefix}{name}.")

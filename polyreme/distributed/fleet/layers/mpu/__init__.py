@@ -1,12 +1,12 @@
 """polyreme.distributed.fleet.layers.mpu: tensor-parallel layers, their random streams, and dropout over them."""
 
-from polyreme.distributed.fleet.layers.mpu.mp_layers import (
+from polyreme.distributed.tensor_parallel.layers import (
     ColumnParallelLinear,
     ParallelCrossEntropy,
     RowParallelLinear,
     VocabParallelEmbedding,
 )
-from polyreme.distributed.fleet.layers.mpu.random import (
+from polyreme.distributed.tensor_parallel.random_streams import (
     RNGStatesTracker,
     dropout,
     get_rng_state_tracker,

@@ -1,6 +1,8 @@
 """Settings: values for a table of fields, checked as they are set, read by key or by attribute.
 
-Remembers which fields were set, as the saved form of a strategy holds those alone.
+A field is HONOURED (it changes the Plan or how the job is run), HARMLESS (the result is the same either way, for the
+reason noted) or REFUSED (any value but the default is an error, which says what to do instead). Settings remember which
+fields were set, as the saved form of a strategy holds those alone.
 """
 
 from __future__ import annotations
@@ -8,12 +10,68 @@ from __future__ import annotations
 import copy
 import numbers
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyreme.distributed.fleet.base.strategy_fields import Field, Table
 from polyreme.errors import StrategyError, did_you_mean
+
+HONOURED, HARMLESS, REFUSED = "honoured", "harmless", "refused"
+
+
+class Field(NamedTuple):
+    """One setting. default also gives the type: a bool, a whole number, a number, a text, or a list or None (then
+    `item` says of what). note: what it maps to, why it changes nothing, or what to do instead.
+    """
+
+    default: Any
+    kind: str
+    note: str
+    item: type | None = None
+
+
+Table = Mapping[str, "Field | Table"]
+
+
+def on(default: Any, note: str, item: type | None = None) -> Field:
+    """A field that is honoured."""
+    return Field(default, HONOURED, note, item)
+
+
+def same(default: Any, note: str, item: type | None = None) -> Field:
+    """A field that is harmless."""
+    return Field(default, HARMLESS, note, item)
+
+
+def no(default: Any, note: str, item: type | None = None) -> Field:
+    """A field that is refused."""
+    return Field(default, REFUSED, note, item)
+
+
+def autocast(scaler: str) -> dict[str, Field]:
+    """Fields of loss scaling, noted as those of `scaler`, and of autocast's lists."""
+    scaling = {
+        "init_loss_scaling": 32768.0,
+        "incr_every_n_steps": 1000,
+        "decr_every_n_nan_or_inf": 2,
+        "incr_ratio": 2.0,
+        "decr_ratio": 0.8,
+        "use_dynamic_loss_scaling": True,
+    }
+    lists = ("custom_white_list", "custom_black_list")
+    return {
+        **{name: on(default, scaler) for name, default in scaling.items()},
+        **{name: on([], f"amp.auto_cast({name})", str) for name in lists},
+    }
+
+
+def walk(table: Table, prefix: str = "") -> Iterator[tuple[str, Field]]:
+    """(dotted name, Field) of every setting."""
+    for name, entry in table.items():
+        if isinstance(entry, Field):
+            yield prefix + name, entry
+        else:
+            yield from walk(entry, f"{prefix}{name}.")
 
 
 class Settings(MutableMapping[str, Any]):
