@@ -41,9 +41,8 @@ FLOORS = {
         "flops reweighted utils",
     ],
     "polyreme.distributed": [
-        "comm_report progress rendezvous spawn verdict settings",
-        "last_words monitor roll_call",
-        "launch watchdog",
+        "comm_report job settings spawn",
+        "launch",
         "communication",
         "checkpoint parallel placement gradient_merge",
         "data_parallel tensor_parallel",

@@ -85,6 +85,7 @@ from polyreme.distributed.communication import (
     wait,
 )
 from polyreme.distributed.data_parallel import DataParallel
+from polyreme.distributed.job import watchdog
 from polyreme.distributed.parallel import (
     ParallelEnv,
     gloo_barrier,
@@ -187,4 +188,5 @@ __all__ = [
     "to_static",
     "unshard_dtensor",
     "wait",
+    "watchdog",
 ]

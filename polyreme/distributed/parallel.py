@@ -14,7 +14,6 @@ import jax
 
 from polyreme import flags
 from polyreme.core import backend, place
-from polyreme.distributed import roll_call, watchdog
 from polyreme.distributed.communication.collectives import barrier
 from polyreme.distributed.communication.group import (
     Group,
@@ -27,8 +26,9 @@ from polyreme.distributed.communication.group import (
 )
 from polyreme.distributed.communication.objects import broadcast_object_list
 from polyreme.distributed.communication.point_to_point import own_address, wires
-from polyreme.distributed.last_words import exit_code, leave_now
-from polyreme.distributed.rendezvous import Address
+from polyreme.distributed.job import roll_call, watchdog
+from polyreme.distributed.job.last_words import exit_code, leave_now
+from polyreme.distributed.job.rendezvous import Address
 from polyreme.errors import ConfigError
 
 

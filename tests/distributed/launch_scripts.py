@@ -16,7 +16,7 @@ STEPS = """
     import ctypes, os, sys, time
     from pathlib import Path
     from polyreme import faults
-    from polyreme.distributed import watchdog
+    from polyreme.distributed.job import watchdog
 
     rank, world = int(os.environ["PADDLE_TRAINER_ID"]), int(os.environ["PADDLE_TRAINERS_NUM"])
     watchdog.start(rank, world)
@@ -56,7 +56,7 @@ TRAINING = """
     import polyreme as paddle
     import polyreme.distributed as dist
     from polyreme import faults, flags
-    from polyreme.distributed import watchdog
+    from polyreme.distributed.job import watchdog
 
     dist.init_parallel_env()
     rank = dist.get_rank()

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from polyreme.cli.main import main as command_line
+from polyreme.distributed.job.rendezvous import Address, free_port
+from polyreme.distributed.job.verdict import Verdict
 from polyreme.distributed.launch import devices, options, worker
 from polyreme.distributed.launch.summary import Ending, decide, failure_text, stopped_code
-from polyreme.distributed.rendezvous import Address, free_port
-from polyreme.distributed.verdict import Verdict
 from polyreme.errors import ConfigError
 from tests.distributed.launch_scripts import ENVIRONMENT, STEPS, TRAINING, write
 

@@ -13,8 +13,8 @@ import jax
 import pytest
 
 from polyreme import distributed as dist
-from polyreme.distributed import roll_call
-from polyreme.distributed.rendezvous import Address
+from polyreme.distributed.job import roll_call
+from polyreme.distributed.job.rendezvous import Address
 from polyreme.distributed.spawn import spawn
 from polyreme.errors import ConfigError, RankError
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from polyreme.distributed import last_words, monitor, progress, rendezvous, verdict, watchdog
-from polyreme.distributed.monitor import Monitor
-from polyreme.distributed.progress import Phase, Progress
-from polyreme.distributed.rendezvous import Address, Client
-from polyreme.distributed.verdict import Verdict, blame, ending_code, meaning, place, process_code
+from polyreme.distributed.job import last_words, monitor, progress, rendezvous, verdict, watchdog
+from polyreme.distributed.job.monitor import Monitor
+from polyreme.distributed.job.progress import Phase, Progress
+from polyreme.distributed.job.rendezvous import Address, Client
+from polyreme.distributed.job.verdict import Verdict, blame, ending_code, meaning, place, process_code
 from polyreme.errors import ConfigError, DataError
 
 # ranks not watched
@@ -375,7 +375,7 @@ def test_ages_are_measured_by_clocks_that_do_not_jump():
 ALONE = """
 import os, sys, time
 from pathlib import Path
-from polyreme.distributed import watchdog
+from polyreme.distributed.job import watchdog
 
 rank, world, meeting = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 

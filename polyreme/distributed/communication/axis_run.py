@@ -16,10 +16,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from polyreme.core import layout as layouts
 from polyreme.core.state import Tracer
-from polyreme.distributed import watchdog
 from polyreme.distributed.communication import bodies
 from polyreme.distributed.communication.group import Group
 from polyreme.distributed.communication.local_body import running
+from polyreme.distributed.job import watchdog
 from polyreme.eager.host import put
 from polyreme.errors import ShapeError
 

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from polyreme import flags
 from polyreme.distributed.communication.local_body import running
-from polyreme.distributed.progress import WORLD
+from polyreme.distributed.job.progress import WORLD
 from polyreme.errors import ConfigError, PlacementError, did_you_mean
 
 PROCESS_AXIS = "ranks"

@@ -18,11 +18,11 @@ from jax.sharding import SingleDeviceSharding
 
 from polyreme import flags
 from polyreme.core import state
-from polyreme.distributed import watchdog
 from polyreme.distributed.communication import process_run
 from polyreme.distributed.communication.group import Group, default_group, position, resolve
 from polyreme.distributed.communication.task import Task
-from polyreme.distributed.rendezvous import Address, own_host
+from polyreme.distributed.job import watchdog
+from polyreme.distributed.job.rendezvous import Address, own_host
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, ConfigError, DeviceError, DTypeError, PlacementError, RankError, ShapeError

@@ -17,9 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from polyreme import flags
 from polyreme.core.state import Tracer
-from polyreme.distributed import watchdog
 from polyreme.distributed.communication import bodies
 from polyreme.distributed.communication.group import PROCESS_AXIS, REDUCE_NAMES, Group, ReduceOp, process_mesh
+from polyreme.distributed.job import watchdog
 from polyreme.eager.host import put
 from polyreme.errors import CaptureError, PlacementError, RankError
 

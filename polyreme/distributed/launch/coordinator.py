@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from polyreme import flags
+from polyreme.distributed.job.monitor import Monitor, write_report
+from polyreme.distributed.job.rendezvous import Address, Connection, Message, free_port
+from polyreme.distributed.job.verdict import Verdict, ending_code
 from polyreme.distributed.launch.node import LEAVE_SECONDS
 from polyreme.distributed.launch.options import Options
 from polyreme.distributed.launch.summary import Ending, decide, failure_text, stopped_code
-from polyreme.distributed.monitor import Monitor, write_report
-from polyreme.distributed.rendezvous import Address, Connection, Message, free_port
-from polyreme.distributed.verdict import Verdict, ending_code
 from polyreme.errors import EXIT_PREEMPTED, ConfigError
 
 STOPPED_SECONDS = 20.0

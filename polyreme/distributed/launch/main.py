@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from polyreme import flags
+from polyreme.distributed.job.rendezvous import Address, serve
 from polyreme.distributed.launch.coordinator import Coordinator
 from polyreme.distributed.launch.node import Node
 from polyreme.distributed.launch.options import Options, help_text, parse
-from polyreme.distributed.rendezvous import Address, serve
 from polyreme.errors import ConfigError
 
 _log = logging.getLogger("polyreme.launch")

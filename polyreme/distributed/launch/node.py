@@ -10,11 +10,11 @@ import signal
 from pathlib import Path
 
 from polyreme import flags
+from polyreme.distributed.job.rendezvous import Address, Client, Message, free_port, own_host
+from polyreme.distributed.job.verdict import FINE
 from polyreme.distributed.launch import devices
 from polyreme.distributed.launch.options import Options
 from polyreme.distributed.launch.worker import Follower, Worker, command, environment
-from polyreme.distributed.rendezvous import Address, Client, Message, free_port, own_host
-from polyreme.distributed.verdict import FINE
 from polyreme.errors import EXIT_WATCHDOG, ConfigError
 
 LEAVE_SECONDS = 5.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyreme.distributed.rendezvous import Address
+from polyreme.distributed.job.rendezvous import Address
 from polyreme.errors import ConfigError, did_you_mean
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")

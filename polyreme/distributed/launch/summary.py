@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from polyreme.distributed.verdict import Verdict, meaning, place, process_code
+from polyreme.distributed.job.verdict import Verdict, meaning, place, process_code
 from polyreme.errors import EXIT_WATCHDOG
 
 SAME_STEP_LIMIT = 3

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from polyreme.distributed.rendezvous import Message
+from polyreme.distributed.job.rendezvous import Message
 from polyreme.errors import ConfigError
 
 _EXEC = Path(__file__).with_name("exec_worker.py")

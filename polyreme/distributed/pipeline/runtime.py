@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyreme.core.layout import Layout
-from polyreme.distributed import watchdog
+from polyreme.distributed.job import watchdog
 from polyreme.distributed.pipeline.chunk import Chunk
 from polyreme.distributed.pipeline.processes import from_all, leader, spans_processes
 from polyreme.distributed.pipeline.run import Microbatch, Run

@@ -17,15 +17,8 @@ from hypothesis import strategies as st
 from polyreme.distributed.fleet.base import prototxt
 from polyreme.distributed.fleet.base.distributed_strategy import DistributedStrategy
 from polyreme.distributed.fleet.base.job import resolve
-from polyreme.distributed.fleet.base.strategy_fields import (
-    FIELDS,
-    GATES,
-    HARMLESS,
-    HONOURED,
-    OWN,
-    REFUSED,
-    walk,
-)
+from polyreme.distributed.fleet.base.strategy_fields import FIELDS, GATES, OWN
+from polyreme.distributed.settings import HARMLESS, HONOURED, REFUSED, walk
 from polyreme.errors import ConfigError, PlacementError, StrategyError
 from polyreme.mesh import Plan
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from polyreme.distributed.rendezvous import Address, Connection, Message, serve
-from polyreme.distributed.verdict import FINE, Status, Verdict, behind, blame
+from polyreme.distributed.job.rendezvous import Address, Connection, Message, serve
+from polyreme.distributed.job.verdict import FINE, Status, Verdict, behind, blame
 from polyreme.errors import ConfigError
 
 ERROR_GRACE = 0.7

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from polyreme import flags
-from polyreme.distributed.last_words import Failure, LastWords, hold_aborts, leave_now, print_error
-from polyreme.distributed.monitor import HostedMonitor
-from polyreme.distributed.progress import WORLD, Phase, Progress
-from polyreme.distributed.rendezvous import Address, Client, Message
-from polyreme.distributed.verdict import place
+from polyreme.distributed.job.last_words import Failure, LastWords, hold_aborts, leave_now, print_error
+from polyreme.distributed.job.monitor import HostedMonitor
+from polyreme.distributed.job.progress import WORLD, Phase, Progress
+from polyreme.distributed.job.rendezvous import Address, Client, Message
+from polyreme.distributed.job.verdict import place
 from polyreme.errors import EXIT_WATCHDOG, ConfigError
 
 _STOP_SIGNALS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, NoReturn
 
-from polyreme.distributed.verdict import FINE
+from polyreme.distributed.job.verdict import FINE
 from polyreme.errors import EXIT_CODES, EXIT_INTERNAL
 
 _EXIT_INTERRUPTED = 130  # 128 + SIGINT, the shell's custom

@@ -13,7 +13,7 @@ import json
 import socket
 import time
 
-from polyreme.distributed.rendezvous import Address
+from polyreme.distributed.job.rendezvous import Address
 from polyreme.errors import ConfigError
 
 _LINE = 4096  # bytes; a longer greeting is not from one of ours
