@@ -1,5 +1,6 @@
 """House rules CI can check: what imports what. The floors live here and nowhere else."""
 
+import ast
 import re
 import sys
 import tomllib
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from polyreme.mesh import SCHEDULES
 from tests.house import Source, Tree, cycles
 
 ROOT = Path(__file__).parent.parent / "polyreme"
@@ -162,6 +164,29 @@ def test_jax_is_loaded_only_where_it_may_be(tree):
         list_all(f"{name} loads no jax: take it from JAX_FREE" for name in loads & free)
 
 
+def name_breaches(source: Source, names: re.Pattern[str], instead: str):
+    """Strings with one of these names in them. What stands as a statement, a docstring, is for readers and may."""
+    if not names.search(source.text):
+        return
+    nodes = list(ast.walk(ast.parse(source.text)))
+    prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            for name in names.findall(node.value):
+                yield f"{source.path}:{node.lineno}: says {name!r}; {instead}"
+
+
+def test_schedules_are_named_in_their_own_files_only(tree):
+    """Code asks a schedule's record what it does; which one it is, a default included, is said in mesh.schedules."""
+    names = re.compile(rf"\b(?:{'|'.join(map(re.escape, SCHEDULES))})\b")
+    list_all(
+        breach
+        for source in tree.sources.values()
+        if not source.module.startswith("polyreme.mesh.schedules.")
+        for breach in name_breaches(source, names, "read it from mesh.SCHEDULES")
+    )
+
+
 def test_no_file_names_the_folder_it_was_written_in(tree):
     list_all(str(s.path) for s in tree.sources.values() if str(ROOT.parent) + "/" in s.text)
 
@@ -211,4 +236,7 @@ def test_each_breach_is_seen(tmp_path):
         "hidden import of polyreme.low",
         "hidden import of polyreme.ring.a.x",
     ]
+    text = 'def f():\n    """VPP is fine here."""\n    return "VPP", f"{f} of VPP", "MVPP"\n'
+    named = write_tree(tmp_path / "other", {"x.py": text}).sources["other.x"]
+    assert [b.split(": ")[1] for b in name_breaches(named, re.compile(r"\bVPP\b"), "")] == ["says 'VPP'; "] * 2
     assert tree.without("jax") == {"polyreme.new", "polyreme.ring.a.x", "polyreme.ring.b.y"}

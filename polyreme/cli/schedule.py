@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from polyreme.errors import ConfigError
-from polyreme.mesh.plan import SCHEDULES
-from polyreme.mesh.schedule import LEAST_VIRTUAL, Schedule, make_schedule
+from polyreme.mesh.schedule import Schedule, make_schedule
+from polyreme.mesh.schedules import SCHEDULES, ScheduleKind, schedule_kind
 from polyreme.recipes import schedule_drawing as drawing
 
 _STYLES = {"F": "white on blue", "B": "black on green", "W": "black on yellow"}
@@ -22,7 +22,8 @@ def schedule(
     stages: Annotated[int, typer.Option(min=1, help="Stages of the pipeline.")] = 4,
     microbatches: Annotated[int, typer.Option(min=1, help="Microbatches of a batch.")] = 8,
     virtual: Annotated[
-        int | None, typer.Option(min=1, help="Chunks per stage; by default the fewest. With --all, those of VPP.")
+        int | None,
+        typer.Option(min=1, help="Chunks per stage; by default the fewest. With --all, where there is a choice."),
     ] = None,
     draw: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the timeline: .png, .svg or .pdf.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Compare all schedules.")] = False,
@@ -36,12 +37,12 @@ def schedule(
     if every:
         if name is not None:
             raise ConfigError(f"schedule {name} --all: give a name or --all, not both")
-        chosen = [make_schedule(each, stages, microbatches, _chunks(each, virtual)) for each in SCHEDULES]
+        chosen = [make_schedule(each, stages, microbatches, _chunks(kind, virtual)) for each, kind in SCHEDULES.items()]
         typer.echo(f"stages: {stages}, microbatches: {microbatches}\n\n{drawing.comparison(chosen)}")
     else:
         if name is None:
             raise ConfigError(f"polyreme schedule needs the name of one ({', '.join(SCHEDULES)}) or --all")
-        least = LEAST_VIRTUAL.get(name, 1)  # an unknown name is refused by make_schedule
+        least = schedule_kind(name).least_virtual
         chosen = [make_schedule(name, stages, microbatches, least if virtual is None else virtual)]
         _show(chosen[0])
     if draw is not None:
@@ -49,8 +50,9 @@ def schedule(
         typer.echo(f"\ndrawn: {draw}")
 
 
-def _chunks(name: str, virtual: int | None) -> int:
-    return virtual if name == "VPP" and virtual is not None else LEAST_VIRTUAL[name]
+def _chunks(kind: ScheduleKind, virtual: int | None) -> int:
+    has_choice = kind.most_virtual > kind.least_virtual
+    return virtual if has_choice and virtual is not None else kind.least_virtual
 
 
 def _show(chosen: Schedule) -> None:

@@ -1,8 +1,9 @@
 """Parallelism as values: mesh axes, strategies and plans. No device is touched here."""
 
 from polyreme.mesh.axes import AXES, MeshShape, check_axis, nearest_divisor, nearest_multiples
-from polyreme.mesh.plan import OFFLOAD, RECOMPUTE, SCHEDULES, Plan
+from polyreme.mesh.plan import OFFLOAD, RECOMPUTE, Plan
 from polyreme.mesh.schedule import Schedule, make_schedule
+from polyreme.mesh.schedules import DEFAULT_SCHEDULE, SCHEDULES, ScheduleKind, default_schedule
 from polyreme.mesh.strategy import (
     ANY,
     Rule,
@@ -21,6 +22,7 @@ from polyreme.mesh.timeline import Durations, Span, Task
 __all__ = [
     "ANY",
     "AXES",
+    "DEFAULT_SCHEDULE",
     "OFFLOAD",
     "RECOMPUTE",
     "SCHEDULES",
@@ -29,12 +31,14 @@ __all__ = [
     "Plan",
     "Rule",
     "Schedule",
+    "ScheduleKind",
     "Span",
     "Spec",
     "Strategy",
     "Task",
     "check_axis",
     "data_parallel",
+    "default_schedule",
     "expert_parallel",
     "join",
     "make_schedule",

@@ -6,14 +6,15 @@ The planner returns it, a person writes it in YAML, the log prints it and the ch
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import yaml
 
 from polyreme.errors import ConfigError, PlacementError, did_you_mean
 from polyreme.mesh.axes import AXES, MeshShape, nearest_multiples
-from polyreme.mesh.schedule import LEAST_VIRTUAL, check_schedule, stage_of_chunk
+from polyreme.mesh.schedule import Schedule, check_schedule, make_schedule, stage_of_chunk
+from polyreme.mesh.schedules import DEFAULT_SCHEDULE, SCHEDULES, WITHOUT_PIPELINE, ScheduleKind, schedule_kind
 from polyreme.mesh.strategy import (
     Strategy,
     data_parallel,
@@ -24,9 +25,6 @@ from polyreme.mesh.strategy import (
     tensor_parallel,
     zero,
 )
-
-SCHEDULES = ("FThenB", "1F1B", "VPP", "ZBH1", "ZBVPP")
-"""Names of pipeline schedules, as the public API spells them."""
 
 RECOMPUTE = ("none", "core_attn", "full_attn", "full")
 """What is computed again in the backward pass: nothing, softmax(q k) v, the attention block, or whole layers."""
@@ -45,7 +43,7 @@ class Plan:
 
     mesh and strategy: a value, or what their `parse` and `from_dict` take.
     schedule: one of SCHEDULES when mesh.pp > 1, else None.
-    virtual_stages: chunks of the model a stage holds; VPP takes 2 or more, ZBVPP takes 2, the others 1.
+    virtual_stages: chunks of the model a stage holds, as many as the schedule takes.
     num_microbatches: parts a batch is cut into, run one after another (through the stages, or to accumulate gradients).
     recompute: one of RECOMPUTE. offload: any of OFFLOAD. sep_attention: one of SEP_ATTENTION.
 
@@ -106,8 +104,8 @@ class Plan:
     ) -> Plan:
         """A Plan from the degree of each mesh axis (dp, pp, sharding, sep, mp, ep; 1 if not given).
 
-        An axis of degree 1 adds nothing to the strategy. With pp > 1 the schedule is 1F1B unless given, and
-        virtual_stages the fewest that the schedule takes.
+        An axis of degree 1 adds nothing to the strategy. With pp > 1 the schedule is DEFAULT_SCHEDULE unless
+        given, and virtual_stages the fewest that the schedule takes.
         sequence_parallel splits the residual stream's seq over mp.
 
         Raises ConfigError for an unknown name, with the closest valid one, and for any value Plan refuses.
@@ -120,13 +118,15 @@ class Plan:
                 raise ConfigError(f"unknown setting {name!r} of a plan{did_you_mean(name, (*AXES, *_FROM_DEGREES))}")
         _check_bool("sequence_parallel", sequence_parallel)
         mesh = MeshShape(**degrees, order=order)  # type: ignore[arg-type]
-        schedule = "1F1B" if schedule is None and mesh.pp > 1 else schedule
+        schedule = DEFAULT_SCHEDULE if schedule is None and mesh.pp > 1 else schedule
         _check_schedule(schedule, mesh.pp)
+        if virtual_stages is None:
+            virtual_stages = schedule_kind(schedule).least_virtual if schedule is not None else 1
         return cls(
             mesh=mesh,
             strategy=_strategy_for(mesh, zero(sharding_stage), sequence_parallel),
             schedule=schedule,
-            virtual_stages=LEAST_VIRTUAL.get(schedule or "", 1) if virtual_stages is None else virtual_stages,
+            virtual_stages=virtual_stages,
             num_microbatches=num_microbatches,
             recompute=recompute,
             offload=offload,  # type: ignore[arg-type]  # __post_init__ checks it
@@ -134,10 +134,24 @@ class Plan:
         )
 
     @property
+    def schedule_kind(self) -> ScheduleKind:
+        """The record of the schedule; without a pipeline, of what runs on its one stage."""
+        return WITHOUT_PIPELINE if self.schedule is None else schedule_kind(self.schedule)
+
+    def make_schedule(self, num_microbatches: int | None = None) -> Schedule:
+        """The table that the stages walk, of num_microbatches of the plan's or as many as said.
+
+        >>> Plan(num_microbatches=2).make_schedule().stage_text(0)
+        'f0;f1;b0;b1;'
+        """
+        count = self.num_microbatches if num_microbatches is None else num_microbatches
+        return make_schedule(self.schedule_kind.name, self.mesh.pp, count, self.virtual_stages)
+
+    @property
     def stage_of_chunk(self) -> tuple[int, ...]:
         """The pipeline stage of each chunk of the model, in the order that data flows through them.
 
-        Round after round, except under ZBVPP, where the second round goes back up (a V).
+        Round after round, except in a V, where the second round goes back up.
         """
         if self.schedule is None:
             return (0,) * self.virtual_stages
@@ -269,7 +283,7 @@ def _check_bool(name: str, value: object) -> None:
         raise ConfigError(f"{name}={value!r} in plan; give True or False")
 
 
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: object, choices: Collection[str]) -> None:
     if value not in choices:
         raise ConfigError(f"unknown {name} {value!r} in plan{did_you_mean(value, choices)}")
 
@@ -280,7 +294,7 @@ def _check_schedule(schedule: object, stages: int) -> None:
             f"schedule {schedule!r} with pp=1: there is no pipeline to schedule; drop it or set pp above 1"
         )
     if stages > 1:
-        _check_choice("schedule", schedule, SCHEDULES)
+        _check_choice("schedule", schedule, tuple(SCHEDULES))
 
 
 def _check_microbatches(number: object) -> None:

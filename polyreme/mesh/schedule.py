@@ -6,15 +6,12 @@ The runtime walks any Schedule and knows none by name.
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import NamedTuple
 
-from polyreme.errors import ConfigError, did_you_mean
-from polyreme.mesh import schedule_tables as tables_of
+from polyreme.errors import ConfigError
+from polyreme.mesh.schedules import SCHEDULES, BubbleFormula, ScheduleKind, schedule_kind
 from polyreme.mesh.timeline import Durations, Span, Task, label, run_in_order
 
 UNIT = Durations()
@@ -161,53 +158,23 @@ def _idle_fraction(spans: Sequence[Span], total: float) -> float:
     return (total - sum(span.end - span.start for span in spans)) / total if total else 0.0
 
 
-class _Builder(NamedTuple):
-    tables: Callable[..., list[list[Task]]]
-    least_virtual: int = 1
-    most_virtual: float = 1
-    split_backward: bool = False
-    is_v: bool = False
-    instead: str = ""
-
-
-_BUILDERS: Mapping[str, _Builder] = MappingProxyType(
-    {
-        "FThenB": _Builder(tables_of.gpipe),
-        "1F1B": _Builder(tables_of.one_forward_one_backward, instead="VPP"),
-        "VPP": _Builder(tables_of.interleaved, least_virtual=2, most_virtual=math.inf, instead="1F1B"),
-        "ZBH1": _Builder(tables_of.zero_bubble_h1, split_backward=True, instead="ZBVPP"),
-        "ZBVPP": _Builder(
-            tables_of.zero_bubble_v, least_virtual=2, most_virtual=2, split_backward=True, is_v=True, instead="ZBH1"
-        ),
-    }
-)
-
-LEAST_VIRTUAL: Mapping[str, int] = MappingProxyType({name: each.least_virtual for name, each in _BUILDERS.items()})
-"""Fewest chunks per stage of each schedule, by name."""
-
-
 def make_schedule(name: str, num_stages: int, num_microbatches: int, num_virtual: int = 1) -> Schedule:
-    """The named schedule for any number of stages and microbatches.
-
-    FThenB (GPipe), 1F1B (PipeDream-Flush), VPP (interleaved; num_virtual >= 2), ZBH1 (zero bubble, the memory of 1F1B)
-    and ZBVPP (ZB-V; num_virtual is 2). Sources are with the tables, in schedule_tables.
+    """The named schedule, one of SCHEDULES, for any number of stages and microbatches.
 
     Raises ConfigError for an unknown name, a count below 1 and a num_virtual the schedule does not have.
     """
-    check_schedule(name, num_stages, num_microbatches, num_virtual)
-    return _build(name, num_stages, num_microbatches, num_virtual)
+    kind = check_schedule(name, num_stages, num_microbatches, num_virtual)
+    return _build(kind, num_stages, num_microbatches, num_virtual)
 
 
-def check_schedule(name: str, num_stages: int, num_microbatches: int, num_virtual: int = 1) -> None:
-    """Raises what make_schedule would, without making the tables."""
-    if name not in _BUILDERS:
-        raise ConfigError(f"unknown schedule {name!r}{did_you_mean(name, _BUILDERS)}")
+def check_schedule(name: str, num_stages: int, num_microbatches: int, num_virtual: int = 1) -> ScheduleKind:
+    """The schedule's record; raises what make_schedule would, without making the tables."""
+    kind = schedule_kind(name)
     _check_counts(name, num_stages, num_microbatches, num_virtual)
-    builder = _BUILDERS[name]
-    if not builder.least_virtual <= num_virtual <= builder.most_virtual:
-        least = f"{builder.least_virtual}{' or more' if builder.most_virtual > builder.least_virtual else ''}"
-        instead = f", or schedule {builder.instead}" if builder.instead else ""
-        raise ConfigError(f"schedule {name} with num_virtual={num_virtual}; give {least}{instead}")
+    if not kind.takes(num_virtual):
+        instead = f", or schedule {kind.alternative}" if kind.alternative else ""
+        raise ConfigError(f"schedule {name} with num_virtual={num_virtual}; give {kind.chunks_text}{instead}")
+    return kind
 
 
 def stage_of_chunk(name: str, num_stages: int, num_virtual: int = 1) -> tuple[int, ...]:
@@ -216,23 +183,47 @@ def stage_of_chunk(name: str, num_stages: int, num_virtual: int = 1) -> tuple[in
     >>> stage_of_chunk("VPP", 2, 2), stage_of_chunk("ZBVPP", 2, 2)
     ((0, 1, 0, 1), (0, 1, 1, 0))
     """
-    check_schedule(name, num_stages, 1, num_virtual)
-    return tables_of.v_stage_of_chunk(num_stages) if _BUILDERS[name].is_v else tuple(range(num_stages)) * num_virtual
+    return check_schedule(name, num_stages, 1, num_virtual).stage_of_chunk(num_stages, num_virtual)
 
 
 @functools.lru_cache(maxsize=64)  # a training step asks for its schedule again and again
-def _build(name: str, num_stages: int, num_microbatches: int, num_virtual: int) -> Schedule:
-    builder = _BUILDERS[name]
-    sizes = (num_stages, num_microbatches, num_virtual) if name == "VPP" else (num_stages, num_microbatches)
+def _build(kind: ScheduleKind, num_stages: int, num_microbatches: int, num_virtual: int) -> Schedule:
     return Schedule(
-        name=name,
+        name=kind.name,
         num_stages=num_stages,
         num_virtual=num_virtual,
         num_microbatches=num_microbatches,
-        tables=tuple(tuple(table) for table in builder.tables(*sizes)),
-        stage_of_chunk=stage_of_chunk(name, num_stages, num_virtual),
-        split_backward=builder.split_backward,
+        tables=tuple(tuple(table) for table in kind.tables(num_stages, num_microbatches, num_virtual)),
+        stage_of_chunk=kind.stage_of_chunk(num_stages, num_virtual),
+        split_backward=kind.split_backward,
     )
+
+
+def bubble_formula(schedule: Schedule) -> BubbleFormula | None:
+    """What is published of the bubble of the schedule of this name; None where nothing is, or the name is not known."""
+    kind = SCHEDULES.get(schedule.name)
+    return kind.bubble if kind else None
+
+
+def published_bubble(schedule: Schedule) -> float | None:
+    """The bubble fraction its paper gives; None for a table of another name or with too few microbatches to fill.
+
+    >>> published_bubble(make_schedule("VPP", 4, 8, 2))  # 3 / (2 * 8 + 3)
+    0.15789473684210525
+    >>> published_bubble(make_schedule("VPP", 4, 3, 2)) is None
+    True
+    """
+    formula = bubble_formula(schedule)
+    p, m, v = schedule.num_stages, schedule.num_microbatches, schedule.num_virtual
+    if formula is None or m < formula.least_microbatches(p):
+        return None
+    return formula.value(p, m, v)
+
+
+def measured_bubble(schedule: Schedule) -> float:
+    """The bubble fraction that `published_bubble` is about, from the table under unit costs."""
+    formula = bubble_formula(schedule)
+    return schedule.span_bubble_fraction() if formula and formula.is_of_span else schedule.bubble_fraction()
 
 
 def _check_counts(name: str, num_stages: object, num_microbatches: object, num_virtual: object) -> None:

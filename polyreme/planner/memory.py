@@ -158,7 +158,7 @@ def _made_of_chunks(stage: Stage, processor: OnProcessor | None) -> _Chunks:
 def _work(stage: Stage, kind: str, stash: float, scratch: float) -> float:
     """Bytes that a task works in. A backward that is cut makes its stash with the attention's part of the scratch; the
     rest is the weights'. A chunk that begins with the embedding has no input gradients: all of it is the weights'."""
-    if stage.plan.schedule not in ("ZBH1", "ZBVPP"):
+    if not stage.plan.schedule_kind.split_backward:
         return scratch
     if kind == "W":
         return scratch if not stash else 0.0
@@ -203,7 +203,7 @@ def _twice(block: Block, kept: dict[str, Held]) -> float:
 
 def _put_off(stage: Stage, chunk: Piece) -> float:
     """Bytes that a backward cut in two leaves for the weights: gradients of what each operation with weights gives."""
-    if stage.plan.schedule not in ("ZBH1", "ZBVPP") or any(block.part == "embed" for block, _ in chunk):
+    if not stage.plan.schedule_kind.split_backward or any(block.part == "embed" for block, _ in chunk):
         return 0.0
     outputs = ((op.output, n) for block, n in chunk for op in block.operations if op.weights and op.kind != "loss")
     return sum(n * stage.local(value, stage.itemsize) for value, n in outputs if "vocab" not in value.dims)

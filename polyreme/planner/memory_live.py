@@ -8,11 +8,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from polyreme.mesh import Plan
-from polyreme.mesh.schedule_tables import interleaved, zero_bubble_h1, zero_bubble_v
+from polyreme.mesh.schedules import ScheduleKind
 from polyreme.mesh.timeline import Task
-
-_ENOUGH = 3
-"""Rounds of as many microbatches as stages after which a schedule only repeats itself."""
 
 
 class Standing(NamedTuple):
@@ -34,45 +31,41 @@ def standings(plan: Plan, stage: int) -> tuple[Standing, ...]:
     >>> standings(Plan.from_degrees(pp=4, num_microbatches=8), 1)
     (Standing(kind='B', chunk=0, live=(3,), waiting=(0,)),)
     """
-    pp, m = plan.mesh.pp, plan.num_microbatches
-    if plan.schedule == "1F1B":
-        return (Standing("B", 0, (min(m, pp - stage),), (0,)),)
-    if plan.schedule == "FThenB":
-        return (Standing("B", 0, (m,), (0,)),)
-    few = m if m <= _ENOUGH * pp else _ENOUGH * pp + m % pp
-    return _walked(plan.schedule or "", pp, few, plan.virtual_stages, stage)
+    kind, pp, m = plan.schedule_kind, plan.mesh.pp, plan.num_microbatches
+    if kind.peak_live is not None:
+        return (Standing("B", 0, (kind.peak_live(pp, m, stage),), (0,)),)
+    if kind.steady_rounds is not None and m > kind.steady_rounds * pp:
+        m = kind.steady_rounds * pp + m % pp
+    return _counted(kind, pp, m, plan.virtual_stages, stage)
 
 
 @lru_cache(maxsize=4096)
-def _walked(name: str, pp: int, m: int, virtual: int, stage: int) -> tuple[Standing, ...]:
-    chunks = [stage, 2 * pp - 1 - stage] if name == "ZBVPP" else [c * pp + stage for c in range(virtual)]
-    split = name != "VPP"
+def _counted(kind: ScheduleKind, pp: int, m: int, virtual: int, stage: int) -> tuple[Standing, ...]:
+    chunks = [chunk for chunk, owner in enumerate(kind.stage_of_chunk(pp, virtual)) if owner == stage]
+    split = kind.split_backward
     live: Counter[int] = Counter()
     waiting: Counter[int] = Counter()
-    found: set[Standing] = set()
-    for task in _tables(name, pp, m, virtual)[stage]:
+    highest: list[Standing] = []
+    for task in _tables(kind, pp, m, virtual)[stage]:
         if task.kind == "F":
             live[task.chunk] += 1
             continue
         counts = tuple(live[c] for c in chunks), tuple(waiting[c] for c in chunks)
-        found.add(Standing(task.kind, chunks.index(task.chunk), *counts))
+        standing = Standing(task.kind, chunks.index(task.chunk), *counts)
+        if not any(_covers(other, standing) for other in highest):
+            highest = [other for other in highest if not _covers(standing, other)] + [standing]
         waiting[task.chunk] += split * (1 if task.kind == "B" else -1)
         live[task.chunk] -= task.kind == "W" or not split
-    return tuple(sorted(each for each in found if not any(_exceeds(other, each) for other in found)))
+    return tuple(sorted(highest))
 
 
-def _exceeds(one: Standing, other: Standing) -> bool:
+def _covers(one: Standing, other: Standing) -> bool:
     """Whether the same task begins with no less held in any way."""
-    same = (one.kind, one.chunk) == (other.kind, other.chunk) and one != other
-    return same and _covers(one.live, other.live) and _covers(one.waiting, other.waiting)
-
-
-def _covers(one: Sequence[int], other: Sequence[int]) -> bool:
-    return all(a >= b for a, b in zip(one, other, strict=True))
+    if (one.kind, one.chunk) != (other.kind, other.chunk):
+        return False
+    return all(a >= b for a, b in zip(one.live + one.waiting, other.live + other.waiting, strict=True))
 
 
 @lru_cache(maxsize=64)
-def _tables(name: str, pp: int, m: int, virtual: int) -> list[list[Task]]:
-    if name == "VPP":
-        return interleaved(pp, m, virtual)
-    return zero_bubble_h1(pp, m) if name == "ZBH1" else zero_bubble_v(pp, m)
+def _tables(kind: ScheduleKind, pp: int, m: int, virtual: int) -> Sequence[Sequence[Task]]:
+    return kind.tables(pp, m, virtual)

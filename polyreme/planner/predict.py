@@ -219,9 +219,10 @@ def _reduction(
     section 7."""
     plan, cluster = setting.plan, setting.cluster
     sums, gathers, blocks = _summed(setting, held)
-    # a chunk's sum begins when its last microbatch is done: interleaved, p microbatches of the other chunks come after
+    # a chunk's sum begins when its last microbatch is done: where chunks take turns, p microbatches of the others
+    # come after
     v = plan.virtual_stages
-    rounds = min(plan.num_microbatches, (plan.mesh.pp * (v - 1) + 1) / v) if plan.schedule == "VPP" else 1
+    rounds = 1 if plan.schedule_kind.is_v else min(plan.num_microbatches, (plan.mesh.pp * (v - 1) + 1) / v)
     backward = sum(sum(chunks[at].durations(0.0)[1:3]) for at in stage)
     forward = sum(chunks[at].durations(0.0)[0] for at in stage)
     # what is sent for each microbatch has no more room than that one gives

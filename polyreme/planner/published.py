@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from polyreme.errors import ConfigError
-from polyreme.mesh import Plan, nearest_divisor
+from polyreme.mesh import Plan, default_schedule, nearest_divisor
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.devices import cluster_of_kind, most_in_a_slice, unknown_kind
 from polyreme.planner.model_shape import ModelShape
@@ -333,7 +333,7 @@ def _candidates(cells: Cells, model: ModelShape, degrees: Mapping[str, int]) -> 
                     ep=degrees["ep"],
                     sharding_stage=degrees["stage"] or 1,
                     sequence_parallel=is_whole and degrees["mp"] > 1,
-                    schedule=None if pp == 1 else "VPP" if chunk > 1 else "1F1B",
+                    schedule=None if pp == 1 else default_schedule(chunk),
                     virtual_stages=chunk,
                     num_microbatches=batch // (ways * rows),
                     recompute=kind,

@@ -12,14 +12,12 @@ from typing import Any
 from polyreme.errors import PlacementError
 from polyreme.mesh import Plan
 from polyreme.mesh.axes import AXES
+from polyreme.mesh.schedules import SCHEDULES, schedule_kind
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.graph import Graph
 
-SCHEDULES = ("1F1B", "VPP", "ZBH1", "ZBVPP")
-"""Those that are looked at. FThenB has the bubble of 1F1B and holds more, so it is never better."""
-
 _DIM_OF = {"mp": ("heads", "kv_heads", "ffn", "inner", "vocab"), "ep": ("expert",), "sep": ("block_seq",)}
-_MOST_CHUNKS = 8  # of a stage under VPP; each further one sends more and saves little bubble
+_MOST_CHUNKS = 8  # of a stage; each further one sends more and saves little bubble
 _MOST_ROWS = 16  # of a pipeline's microbatch; larger ones lengthen the bubble and no longer the products
 
 
@@ -30,7 +28,7 @@ class Space:
 
     axes: tuple[str, ...] = AXES
     sharding_stages: tuple[int, ...] = (1, 2, 3)
-    schedules: tuple[str, ...] = SCHEDULES
+    schedules: tuple[str, ...] = field(default_factory=lambda: _searched())
     recompute: tuple[str, ...] = ("none", "core_attn", "full_attn", "full")
     offload: tuple[tuple[str, ...], ...] = ((), ("state",), ("state", "act"))
     microbatches: tuple[int, ...] = ()
@@ -109,10 +107,10 @@ def cuts(shape: Shape, graph: Graph, batch: int, space: Space) -> list[dict[str,
     layers = sum(block.repeats for block in graph.blocks)
     found: list[dict[str, object]] = []
     for m, schedule in itertools.product(counts, space.schedules):
-        chunks = {"VPP": range(2, _MOST_CHUNKS + 1), "ZBVPP": (2,)}.get(schedule, (1,))
-        for virtual in chunks:
-            # VPP walks microbatches in groups of pp; chunks as even as the layers allow
-            if virtual * shape.pp > layers or (schedule == "VPP" and m % shape.pp):
+        kind = schedule_kind(schedule)
+        for virtual in range(kind.least_virtual, int(min(kind.most_virtual, _MOST_CHUNKS)) + 1):
+            # chunks as even as the layers allow
+            if virtual * shape.pp > layers or (kind.in_groups and m % shape.pp):
                 continue
             found.append({"num_microbatches": m, "schedule": schedule, "virtual_stages": virtual})
     return found
@@ -139,11 +137,20 @@ def simplicity(plan: Plan) -> tuple:
         sum(degree > 1 for degree in (mesh.dp * mesh.sharding, mesh.pp, mesh.sep, mesh.mp, mesh.ep)),
         len(plan.offload),
         ("none", "core_attn", "full_attn", "full").index(plan.recompute),
-        (None, "1F1B", "VPP", "ZBH1", "ZBVPP", "FThenB").index(plan.schedule),
+        _by_simplicity().index(plan.schedule),
         plan.virtual_stages,
         len(plan.strategy.rule("act")),
         plan.num_microbatches,
     )
+
+
+def _searched() -> tuple[str, ...]:
+    return tuple(name for name, kind in SCHEDULES.items() if kind.is_searched)
+
+
+def _by_simplicity() -> list[str | None]:
+    """No pipeline, then the schedules in the order of their table, those that are not searched last."""
+    return [None, *sorted(SCHEDULES, key=lambda name: not SCHEDULES[name].is_searched)]
 
 
 def _degrees(graph: Graph, cluster: Cluster, space: Space) -> Iterator[tuple[int, int, int, int]]:

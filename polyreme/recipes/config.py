@@ -6,9 +6,10 @@ import re
 from typing import Annotated, Any, Literal, Self
 
 import xxhash
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from polyreme.mesh import Plan
+from polyreme.errors import did_you_mean
+from polyreme.mesh import SCHEDULES, Plan
 
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
@@ -51,6 +52,12 @@ Fraction = Annotated[float, BeforeValidator(_as_float), Field(ge=0, lt=1, allow_
 Pair = Annotated[tuple[Fraction, Fraction], BeforeValidator(_as_pair)]
 Text = Annotated[str, Field(min_length=1)]
 Paths = Annotated[list[Text], BeforeValidator(_as_list), Field(min_length=1)]
+
+
+def _known_schedule(name: str) -> str:
+    if name not in SCHEDULES:
+        raise ValueError(f"unknown schedule {name!r}{did_you_mean(name, SCHEDULES)}")
+    return name
 
 
 class Section(BaseModel):
@@ -144,7 +151,7 @@ class TrainConfig(Section):
 
 class PlanConfig(Section):
     """How many devices along each mesh axis, what the sharding axis splits (ZeRO stage 1, 2 or 3), and how the pipeline
-    runs. schedule: with pp > 1, 1F1B if left out. train.accumulation is the number of microbatches.
+    runs. schedule: with pp > 1, DEFAULT_SCHEDULE if left out. train.accumulation is the number of microbatches.
     """
 
     dp: Count = 1
@@ -154,7 +161,7 @@ class PlanConfig(Section):
     mp: Count = 1
     sharding_stage: Annotated[Whole, Field(le=3)] = 0
     sequence_parallel: bool = False
-    schedule: Literal["FThenB", "1F1B", "VPP", "ZBH1", "ZBVPP"] | None = None
+    schedule: Annotated[str, AfterValidator(_known_schedule)] | None = None
     virtual_stages: Count | None = None
     sep_attention: Literal["auto", "ulysses", "ring"] = "auto"
     recompute: Literal["none", "core_attn", "full_attn", "full"] = "none"

@@ -15,7 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from polyreme.errors import ConfigError, did_you_mean
-from polyreme.mesh import Plan
+from polyreme.mesh import SCHEDULES, Plan
 from polyreme.mesh.axes import AXES
 from polyreme.planner import Memory, ModelShape, Training
 from polyreme.planner.cluster import Cluster
@@ -162,7 +162,7 @@ def space_of(without: Sequence[str] = ()) -> Space:
     if "offload" in left_out:
         space = replace(space, offload=((),))
     if "virtual_stages" in left_out:
-        space = replace(space, schedules=tuple(name for name in space.schedules if name not in ("VPP", "ZBVPP")))
+        space = replace(space, schedules=tuple(name for name in space.schedules if SCHEDULES[name].takes(1)))
     if "sequence_parallel" in left_out:
         space = replace(space, sequence_parallel=(False,))
     return space

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyreme.errors import ConfigError
-from polyreme.mesh import Durations, Plan, Task, make_schedule
+from polyreme.mesh import Durations, Plan, Task
 from polyreme.planner.pipeline import pipeline_seconds
 from polyreme.planner.prediction import Memory, Prediction
 
@@ -103,7 +103,7 @@ def timeline(plan: Plan, durations: Sequence[Durations], microbatches: int, *, i
         (only,) = durations
         tasks = [(Task(kind, m, 0), only.of(kind, False)) for m in range(microbatches) for kind in ("F", "B")]
         return _one_after_another([(0, task, seconds) for task, seconds in tasks])
-    schedule = make_schedule(str(plan.schedule), plan.mesh.pp, microbatches, plan.virtual_stages)
+    schedule = plan.make_schedule(microbatches)
     split = schedule.split_backward
     if is_serial:
         order = schedule.order(durations)

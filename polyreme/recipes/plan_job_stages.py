@@ -17,7 +17,7 @@ from polyreme.distributed.pipeline.update import StagedUpdate
 from polyreme.distributed.placement import parameter_layouts
 from polyreme.eager.tensor import Tensor
 from polyreme.jit.split import Flow, Kept, SplitProgram
-from polyreme.mesh.schedule import Schedule, make_schedule
+from polyreme.mesh.schedule import Schedule
 from polyreme.recipes.plan_job import Made, local_bytes
 
 
@@ -43,9 +43,7 @@ class StagedPrograms:
 
     def __init__(self, made: Made) -> None:
         self.made, self.plan = made, made.plan
-        self.schedule: Schedule = make_schedule(
-            made.plan.schedule or "", made.plan.mesh.pp, made.plan.num_microbatches, made.plan.virtual_stages
-        )
+        self.schedule: Schedule = made.plan.make_schedule()
         self.programs: list[Compiled] = []
         self.tasks: dict[tuple[str, int], Task] = {}
         # by chunk: bytes of gradients that are added up there, and of parameters copied from their own stage

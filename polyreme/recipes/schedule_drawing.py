@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from polyreme.errors import ConfigError
-from polyreme.mesh.schedule import Schedule
-from polyreme.mesh.schedule_formulas import FORMULAS, measured_bubble, published_bubble
+from polyreme.mesh.schedule import Schedule, bubble_formula, measured_bubble, published_bubble
 from polyreme.mesh.timeline import Span
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -90,7 +89,7 @@ def bubble_text(schedule: Schedule) -> str:
     "5.9%, 0.0% of a stage's own span (formula 0 = 0.0%)"
     """
     text, value = f"{schedule.bubble_fraction():.1%}", published_bubble(schedule)
-    formula = FORMULAS.get(schedule.name)
+    formula = bubble_formula(schedule)
     if formula and formula.is_of_span:
         text += f", {measured_bubble(schedule):.1%} of a stage's own span"
     if formula is None or value is None:

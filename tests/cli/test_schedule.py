@@ -175,7 +175,7 @@ def test_the_page_is_true():
     for words, output in listings:
         assert run(*shlex.split(words)).output == output
     snippets = re.findall(r"```python\n(.*?)```", text, re.S)
-    assert len(snippets) == 4
+    assert len(snippets) == 5
     scope = {}
     for snippet in snippets:
         exec(compile(snippet, PAGE.name, "exec"), scope)

@@ -26,7 +26,7 @@ def plans(draw):
         order=draw(st.permutations(("dp", "pp", "sharding", "sep", "mp", "ep"))),
         sharding_stage=draw(st.integers(1, 3)),
         sequence_parallel=draw(st.booleans()),
-        schedule=draw(st.sampled_from(SCHEDULES)) if pp > 1 else None,
+        schedule=draw(st.sampled_from([*SCHEDULES])) if pp > 1 else None,
         num_microbatches=draw(st.integers(1, 16)),
         recompute=draw(st.sampled_from(RECOMPUTE)),
         offload=draw(st.lists(st.sampled_from(OFFLOAD), unique=True)),

@@ -4,6 +4,7 @@ import dataclasses
 import doctest
 import math
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -16,13 +17,11 @@ from polyreme.mesh import (
     Schedule,
     Task,
     make_schedule,
-    schedule_formulas,
-    schedule_tables,
     timeline,
 )
 from polyreme.mesh import schedule as schedule_module
-from polyreme.mesh.schedule import LEAST_VIRTUAL
-from polyreme.mesh.schedule_formulas import FORMULAS, measured_bubble, published_bubble
+from polyreme.mesh.schedule import measured_bubble, published_bubble
+from polyreme.mesh.schedules import ScheduleKind, record, register_schedule, registered, registry
 
 ALL = (("FThenB", 1), ("1F1B", 1), ("VPP", 2), ("VPP", 3), ("ZBH1", 1), ("ZBVPP", 2))
 SPLIT = ("ZBH1", "ZBVPP")
@@ -185,12 +184,11 @@ def test_zero_bubble_v_never_idles_between_its_first_and_last_task(p):
 
 @every_schedule
 def test_formula_is_met_wherever_it_holds(name, v):
-    assert set(FORMULAS) == set(SCHEDULES)
     for p in range(1, 7):
         for m in range(1, 3 * p):
             schedule = make_schedule(name, p, m, v)
             value = published_bubble(schedule)
-            assert (value is None) == (m < FORMULAS[name].least_microbatches(p))
+            assert (value is None) == (m < SCHEDULES[name].bubble.least_microbatches(p))
             assert value is None or measured_bubble(schedule) == value
     renamed = dataclasses.replace(make_schedule(name, 2, 4, v), name="mine")
     assert published_bubble(renamed) is None
@@ -213,7 +211,7 @@ def test_text_of_a_stage():
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_names_are_those_a_plan_takes(name):
-    assert make_schedule(name, 2, 4, LEAST_VIRTUAL[name]).name == name
+    assert make_schedule(name, 2, 4, SCHEDULES[name].least_virtual).name == name
 
 
 @pytest.mark.parametrize(
@@ -234,6 +232,46 @@ def test_names_are_those_a_plan_takes(name):
 def test_what_cannot_be_built(arguments, message):
     with pytest.raises(ConfigError, match=message):
         make_schedule(*arguments)
+
+
+def test_the_page_lists_every_schedule():
+    page = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
+    for name, kind in SCHEDULES.items():
+        assert f"| `{name}` | {kind.summary} | {kind.chunks_text} | {kind.source} |\n" in page
+
+
+def one_chunk(name="Mine", **traits):
+    return ScheduleKind(name, "all forwards first", "this test", SCHEDULES["FThenB"].tables, **traits)
+
+
+@pytest.mark.parametrize("kind", [one_chunk("1F1B"), one_chunk("F-then-B"), one_chunk(aliases=("F-then-B",))])
+def test_a_name_is_given_once(kind):
+    with pytest.raises(ConfigError, match=r"there is a schedule '.*' already"):
+        register_schedule(kind)
+
+
+def test_a_registered_schedule_leaves_nothing_behind():
+    with registered(one_chunk()):
+        assert make_schedule("Mine", 2, 2).tables == make_schedule("FThenB", 2, 2).tables
+    with pytest.raises(ConfigError, match="unknown schedule 'Mine'"):
+        make_schedule("Mine", 2, 2)
+    # another one of that name is not mistaken for it
+    with registered(ScheduleKind("Mine", "as 1F1B", "this test", SCHEDULES["1F1B"].tables)):
+        assert make_schedule("Mine", 2, 2).tables == make_schedule("1F1B", 2, 2).tables
+
+
+@pytest.mark.parametrize(
+    ("traits", "message"),
+    [
+        ({"least_virtual": 2}, "of 2 to 1 chunks a stage; give at least 1"),
+        ({"least_virtual": 0}, "of 0 to 1 chunks a stage; give at least 1"),
+        ({"is_v": True}, "laid out as a V, of 1 to 1 chunks a stage; a V has 2"),
+        ({"peak_live": lambda p, m, s: m, "split_backward": True}, "peak_live counts one chunk a stage"),
+    ],
+)
+def test_traits_that_contradict_each_other(traits, message):
+    with pytest.raises(ConfigError, match=message):
+        one_chunk(**traits)
 
 
 def by_hand(*tables, split=False, m=1, stage_of_chunk=(0, 1)):
@@ -287,7 +325,7 @@ def test_refused_questions():
 
 
 def test_doctests():
-    for module in (timeline, schedule_tables, schedule_module, schedule_formulas):
+    for module in (timeline, record, registry, schedule_module):
         result = doctest.testmod(module)
         assert result.failed == 0
         assert result.attempted > 0

@@ -112,7 +112,7 @@ def _of_stage(work: Workload, stage: int, plan: Plan, homes: Mapping[str, int]) 
             sharers.append(p.name)
     chunks = {p.name.split(".")[1]: homes[p.name] for p in here if p.name.startswith("blocks.")}
     # nothing waits for the gradients of the first chunk's inputs: all of its backward is put off, none is done twice
-    put_off = sum(chunk > 0 for chunk in chunks.values()) if plan.schedule in ("ZBH1", "ZBVPP") else 0
+    put_off = sum(chunk > 0 for chunk in chunks.values()) if plan.schedule_kind.split_backward else 0
     return dataclasses.replace(
         work,
         parameters=tuple(here),

@@ -26,7 +26,7 @@ from polyreme.distributed.tensor_parallel.random_streams import (
     model_parallel_random_seed,
 )
 from polyreme.errors import ConfigError
-from polyreme.mesh import Plan
+from polyreme.mesh import DEFAULT_SCHEDULE, Plan
 
 logger = logging.getLogger("polyreme.distributed.fleet")
 
@@ -265,7 +265,10 @@ def _strategy_of(plan: Plan) -> DistributedStrategy:
         **{f"{axis}_degree": degree for axis, degree in plan.mesh.degrees.items()},
         "order": [*plan.mesh.order],
     }
-    made.pipeline_configs = {"accumulate_steps": plan.num_microbatches, "schedule_mode": plan.schedule or "1F1B"}
+    made.pipeline_configs = {
+        "accumulate_steps": plan.num_microbatches,
+        "schedule_mode": plan.schedule or DEFAULT_SCHEDULE,
+    }
     made.recompute = plan.recompute == "full"
     return made
 

@@ -22,7 +22,7 @@ def in_chunks(model: Any, plan: Plan) -> PipelineLayer:
             "pipeline_items() and pipeline_loss(output, labels), or cut it as it is with "
             "distributed.auto_parallel.stages.cut_into_stages"
         )
-    is_v = plan.schedule == "ZBVPP"
+    is_v = plan.schedule_kind.is_v
     return PipelineLayer(
         model.pipeline_items(),
         num_stages=plan.mesh.pp,

@@ -25,7 +25,7 @@ from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, GradError
 from polyreme.jit.called import Called
-from polyreme.mesh.schedule import Schedule, Task, make_schedule
+from polyreme.mesh.schedule import Schedule, Task
 from polyreme.nn.layer import Layer
 
 
@@ -71,8 +71,7 @@ class Pipeline:
 
     def schedule(self, num_microbatches: int) -> Schedule:
         """The table for this many microbatches."""
-        plan = self.plan
-        return make_schedule(plan.schedule or "FThenB", plan.mesh.pp, num_microbatches, plan.virtual_stages)
+        return self.plan.make_schedule(num_microbatches)
 
     def train(
         self, batch: Sequence[Microbatch], keys: Sequence[Any], *, scale: Any = None, loss: int = 0, every: bool = False

@@ -30,12 +30,12 @@ def _one_device_afterwards():
 
 def pipeline(model_items, losses, plan, **options):
     """(PipelineLayer, Pipeline) of items under a plan, on as many devices as its mesh has."""
-    virtual = None if plan.schedule == "ZBVPP" else plan.virtual_stages
+    is_v = plan.schedule_kind.is_v
     layers = PipelineLayer(
         model_items,
         num_stages=plan.mesh.pp,
-        num_virtual_pipeline_stages=virtual,
-        use_dualpipev=plan.schedule == "ZBVPP",
+        num_virtual_pipeline_stages=None if is_v else plan.virtual_stages,
+        use_dualpipev=is_v,
         **options,
     )
     bound = apply_plan(plan, layers, jax.devices()[: plan.mesh.size], chunks=layers.get_model_chunks())

@@ -15,7 +15,7 @@ from polyreme.distributed.auto_parallel.engine.strategy_fields import FIELDS
 from polyreme.distributed.settings import REFUSED, Field, Settings
 from polyreme.errors import ConfigError, PlacementError, StrategyError, did_you_mean
 from polyreme.hapi.step import Precision
-from polyreme.mesh import SCHEDULES, Plan
+from polyreme.mesh import SCHEDULES, Plan, default_schedule
 from polyreme.mesh.axes import nearest_divisor
 
 _SCALER = (
@@ -267,12 +267,14 @@ def _stages(pipeline: Section) -> Stages:
     given = pipeline.given()
     degree = _at_least_one("pipeline.pp_degree", pipeline.pp_degree)
     virtual = _at_least_one("pipeline.vpp_degree", pipeline.vpp_degree)
-    schedule = "VPP" if virtual > 1 and "schedule_mode" not in given else pipeline.schedule_mode
+    schedule = pipeline.schedule_mode if "schedule_mode" in given else default_schedule(virtual)
+    _chosen("pipeline.schedule_mode", schedule, tuple(SCHEDULES))
+    is_v = SCHEDULES[schedule].is_v
     by_rows = "accumulate_steps" not in given and "micro_batch_size" in given
     return Stages(
-        _chosen("pipeline.schedule_mode", schedule, SCHEDULES),
+        schedule,
         degree,
-        2 if schedule == "ZBVPP" else virtual,
+        SCHEDULES[schedule].least_virtual if is_v and "vpp_degree" not in given else virtual,
         pipeline.vpp_seg_method,
         None if by_rows else _at_least_one("pipeline.accumulate_steps", pipeline.accumulate_steps),
         _at_least_one("pipeline.micro_batch_size", pipeline.micro_batch_size) if by_rows else None,

@@ -8,6 +8,7 @@ Names, nesting and defaults are those of the public API.
 from __future__ import annotations
 
 from polyreme.distributed.settings import Table, autocast, no, on, same
+from polyreme.mesh import DEFAULT_SCHEDULE, SCHEDULES
 
 _TUNES_COMM = "tunes how collectives are sent; XLA's partitioner chooses them, with the same values"
 _XLA_FUSES = "names a fusion; XLA does its own, with the same values"
@@ -16,6 +17,7 @@ _MEMORY = "says when a buffer is freed; XLA frees it after its last use"
 _NO_QAT = "there is no quantisation-aware training"
 _NO_TUNING = "nothing is tuned by running: auto_mode='full' asks the planner, which predicts"
 _NO_GUARD = "there is no guarded region: a level covers the whole model"
+_SPLIT = ", ".join(name for name, kind in SCHEDULES.items() if kind.split_backward)
 _SCALES = "a gradient is that of the loss you compute over the global batch; scale the loss"
 
 _BASE: Table = {
@@ -73,7 +75,7 @@ _SHARDING: Table = {
 
 _PIPELINE: Table = {
     "enable": on(False, "the model runs in stages"),
-    "schedule_mode": on("1F1B", "FThenB, 1F1B, VPP, ZBH1 or ZBVPP"),
+    "schedule_mode": on(DEFAULT_SCHEDULE, f"one of {', '.join(SCHEDULES)}"),
     "pp_degree": on(1, "stages"),
     "vpp_degree": on(1, "chunks of the model a stage holds"),
     "vpp_seg_method": on("", "name of the class of layers that is dealt out evenly"),
@@ -85,7 +87,7 @@ _PIPELINE: Table = {
     "job_schedule_profiler_stop": no(-1, "nothing is profiled here; use polyreme.profiler"),
     "program_runtimes": same([61, 72, 71, 34, 3], "weighs tasks for a search of schedules; here they are tables", int),
     "memory_limit_times": no(-1, "every schedule holds what its table says; choose another schedule_mode"),
-    "split_backward": no(False, "choose schedule_mode ZBH1 or ZBVPP, which split the backward"),
+    "split_backward": no(False, f"choose a schedule_mode that splits the backward: {_SPLIT}"),
     "auto_parallel_sync_shared_params": same(False, "what stages share is one parameter, kept alike in any case"),
 }
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from polyreme.distributed.auto_parallel.stages.record import LayerCall, Recorded
 from polyreme.errors import ConfigError, did_you_mean
+from polyreme.mesh import default_schedule
 from polyreme.nn.parameter import Parameter
 from polyreme.program.operation import Call, Operation, function_of
 from polyreme.program.values import Ref
@@ -108,7 +109,7 @@ def _check_order(recorded: Recorded, chunk_of: Sequence[int]) -> None:
             raise ConfigError(
                 f"operation {op.kind!r} on chunk {chunk} needs {late!r} of chunk {made[late]}: data flows through the "
                 "chunks in one direction; place the layers in the order they are called, or give each stage several "
-                "chunks (VPP)"
+                f"chunks ({default_schedule(2)})"
             )
         made.update(dict.fromkeys(op.outputs, chunk))
 
@@ -218,7 +219,7 @@ class ByStage:
         raise ConfigError(
             f"operation {op.kind!r} belongs on stage {stage} but takes what chunk {after}, on stage "
             f"{self._stages[after]}, gives: data would go back; place the layers in the order they are called, or "
-            "give each stage several chunks (schedule VPP)"
+            f"give each stage several chunks (schedule {default_schedule(2)})"
         )
 
 

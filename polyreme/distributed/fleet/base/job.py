@@ -13,7 +13,8 @@ from polyreme.distributed.fleet.base.mixed_precision import Amp
 from polyreme.distributed.fleet.base.strategy_fields import FIELDS
 from polyreme.distributed.settings import REFUSED, walk
 from polyreme.errors import ConfigError, did_you_mean
-from polyreme.mesh import SCHEDULES, MeshShape, Plan
+from polyreme.mesh import SCHEDULES, MeshShape, Plan, default_schedule
+from polyreme.mesh.schedules import canonical_name
 
 _SCALER = (
     "init_loss_scaling",
@@ -23,7 +24,6 @@ _SCALER = (
     "decr_ratio",
     "use_dynamic_loss_scaling",
 )
-_SPELLINGS = {"F-then-B": "FThenB"}
 
 
 @dataclass(frozen=True)
@@ -148,14 +148,13 @@ def _sharding(strategy: DistributedStrategy, own: str, other: str) -> Any:
 
 
 def _schedule(strategy: DistributedStrategy, stages: int) -> str | None:
-    name = strategy.pipeline_configs["schedule_mode"]
-    name = _SPELLINGS.get(name, name)
+    name = canonical_name(strategy.pipeline_configs["schedule_mode"])
     if name not in SCHEDULES:
         raise ConfigError(f"pipeline_configs.schedule_mode={name!r}{did_you_mean(name, SCHEDULES)}")
-    if strategy.hybrid_configs["pp_configs"]["use_dualpipev"]:
-        if "schedule_mode" in strategy.pipeline_configs.given() and name != "ZBVPP":
+    if strategy.hybrid_configs["pp_configs"]["use_dualpipev"] and not SCHEDULES[name].is_v:
+        if "schedule_mode" in strategy.pipeline_configs.given():
             raise _two("pp_configs.use_dualpipev", True, "pipeline_configs.schedule_mode", name)
-        name = "ZBVPP"
+        name = default_schedule(is_v=True)
     return name if stages > 1 else None
 
 

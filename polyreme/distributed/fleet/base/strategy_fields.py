@@ -7,6 +7,7 @@ table.
 from __future__ import annotations
 
 from polyreme.distributed.settings import Field, Table, autocast, no, on, same
+from polyreme.mesh import DEFAULT_SCHEDULE, default_schedule
 
 _TUNES_COMM = "tunes how collectives are sent; XLA's partitioner chooses them, with the same values"
 _XLA_FUSES = "names a fusion or a memory reuse; XLA does its own, with the same values"
@@ -111,7 +112,7 @@ _MODES: dict[str, Table] = {
     "pipeline_configs": {
         "micro_batch_size": on(1, "rows of a microbatch on each part of the batch; train_batch checks it"),
         "accumulate_steps": on(1, "Plan.num_microbatches"),
-        "schedule_mode": on("1F1B", "Plan.schedule"),
+        "schedule_mode": on(DEFAULT_SCHEDULE, "Plan.schedule"),
         "p2p_cache_shape": same(True, "every program knows its shapes; none are sent"),
         "enable_partial_send_recv": same(True, _TUNES_COMM),
     },
@@ -195,7 +196,10 @@ _HYBRID: dict[str, Field | Table] = {
         "best_unbalanced_scheduler": same(False, "every schedule takes any number of microbatches"),
         "enable_offload_queue": no(False, "offload activations with recompute_configs enable_offload"),
         "enable_dynamic_shape": same(False, "a new shape compiles a new program"),
-        "use_dualpipev": on(False, "Plan.schedule = ZBVPP: the same V of two chunks a stage, backward split in two"),
+        "use_dualpipev": on(
+            False,
+            f"Plan.schedule = {default_schedule(is_v=True)}: the same V of two chunks a stage, backward split in two",
+        ),
         "forward_backward_overlap_scheduler": same(False, _OVERLAP),
         **_nccl("coll_nccl_config", "p2p_nccl_config", "shared_nccl_config"),
         "sync_param": same(False, _IN_STEP),

@@ -25,8 +25,7 @@ from polyreme.distributed.pipeline.update import StagedUpdate, frozen_settings
 from polyreme.distributed.placement import apply_plan
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
-from polyreme.mesh import Plan
-from polyreme.mesh.schedule import make_schedule
+from polyreme.mesh import SCHEDULES, Plan, default_schedule
 from polyreme.nn.layer import Layer
 from polyreme.optimizer import Optimizer
 
@@ -96,10 +95,7 @@ class PipelineParallel(Layer):
         not looked at.
         """
         if static_scheduler:
-            plan = self._job.plan
-            return make_schedule(
-                plan.schedule or "FThenB", plan.mesh.pp, plan.num_microbatches, plan.virtual_stages
-            ).stage_text(0)
+            return self._job.plan.make_schedule().stage_text(0)
         self._layers.train()
         losses, batch = self._forward_backward(data, scaler, 0)
         return self._one_or_all(losses, lambda each: self._pipeline.mean(each, batch))
@@ -199,8 +195,8 @@ def _check_trainers(optimizer: Any, scaler: Any, lr_scheduler: Any) -> None:
 
 
 def plan_of(layers: PipelineLayer, plan: Plan) -> Plan:
-    """The plan with as many chunks a stage as the model has: 1F1B becomes VPP where there are several, and a model laid
-    out as a V runs ZBVPP.
+    """The plan with as many chunks a stage as the model has: a schedule of one chunk gives way to its alternative where
+    there are several (1F1B to VPP), and one that is no V to the default of those where the model is laid out as a V.
 
     Raises ConfigError where model and plan contradict each other.
     """
@@ -210,14 +206,21 @@ def plan_of(layers: PipelineLayer, plan: Plan) -> Plan:
         )
     virtual = layers.get_num_virtual_stages()
     is_v = layers.stage_of_chunk != tuple(range(layers.num_stages)) * virtual
-    schedule = plan.schedule
-    if is_v or schedule == "ZBVPP":
-        if not is_v and layers.num_stages > 1:
-            raise ConfigError("schedule ZBVPP needs a model laid out as a V; give PipelineLayer use_dualpipev=True")
-        schedule = "ZBVPP" if plan.mesh.pp > 1 else None
-    elif virtual > 1 and schedule in ("1F1B", "VPP"):
-        schedule = "VPP"
-    return replace(plan, schedule=schedule, virtual_stages=virtual)
+    return replace(plan, schedule=_schedule_for(plan, virtual, is_v), virtual_stages=virtual)
+
+
+def _schedule_for(plan: Plan, virtual: int, is_v: bool) -> str | None:
+    """Name of the schedule of a plan for a model with so many chunks a stage."""
+    kind = plan.schedule_kind
+    if plan.schedule is None:
+        return None
+    if kind.is_v and not is_v:
+        raise ConfigError(f"schedule {kind.name} needs a model laid out as a V; give PipelineLayer use_dualpipev=True")
+    if is_v:
+        return kind.name if kind.is_v else default_schedule(is_v=True)
+    other = SCHEDULES.get(kind.alternative)
+    gives_way = virtual > kind.most_virtual and other is not None and other.takes(virtual) and not other.is_v
+    return kind.alternative if gives_way else kind.name
 
 
 __all__ = ["PipelineParallel", "plan_of"]
