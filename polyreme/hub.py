@@ -97,12 +97,12 @@ def _folder(repo_dir: str, source: str, force_reload: bool) -> Path:
         return Path(repo_dir).expanduser()
     if source not in _ARCHIVES:
         raise ConfigError(f"hub: source={source!r}{did_you_mean(source, [*_ARCHIVES, 'local'])}")
-    found = _REPOSITORY.fullmatch(repo_dir)
-    if found is None:
+    match = _REPOSITORY.fullmatch(repo_dir)
+    if match is None:
         raise ConfigError(
             f"hub: {repo_dir!r} names no repository; write 'owner/name' or 'owner/name:branch', or source='local'"
         )
-    owner, name, branch = found["owner"], found["name"], found["branch"] or "main"
+    owner, name, branch = match["owner"], match["name"], match["branch"] or "main"
     home = flags.cache_home() / "polyreme" / "hub" / f"{source}_{owner}_{name}_{branch.replace('/', '_')}"
     if force_reload or not home.is_dir():
         url = _ARCHIVES[source].format(owner=owner, name=name, branch=branch)

@@ -62,14 +62,14 @@ class GradScaler:
         use_dynamic_loss_scaling: bool = True,
     ) -> None:
         self._enable = bool(enable)
-        given = {
+        settings = {
             "scale": init_loss_scaling, "incr_count": 0, "decr_count": 0, "incr_ratio": incr_ratio,
             "decr_ratio": decr_ratio, "incr_every_n_steps": incr_every_n_steps,
             "decr_every_n_nan_or_inf": decr_every_n_nan_or_inf, "use_dynamic_loss_scaling": use_dynamic_loss_scaling,
         }  # fmt: skip
         self._init_scale = _checked("scale", init_loss_scaling)
         with state.outside_capture():
-            self._state = {n: Tensor(jnp.asarray(_checked(n, v), _STATE[n])) for n, v in given.items()}
+            self._state = {n: Tensor(jnp.asarray(_checked(n, v), _STATE[n])) for n, v in settings.items()}
         self._flights: weakref.WeakKeyDictionary[Any, _Flight] = weakref.WeakKeyDictionary()
 
     # a step
@@ -105,26 +105,26 @@ class GradScaler:
         A piece of unscale_, for a caller that compiles it for each mesh by itself: `note` takes all results. scale: the
         scale in force, copied to that mesh; by default that is done here.
         """
-        held = [p for p in parameters if p._grad is not None and not p.stop_gradient]
-        if not held:
+        trained = [p for p in parameters if p._grad is not None and not p.stop_gradient]
+        if not trained:
             return Tensor(jnp.zeros((), jnp.bool_))
-        grads = [state.read(p._grad) for p in held]
+        grads = [state.read(p._grad) for p in trained]
         scale = self._on(self._state["scale"], grads[0]) if scale is None else scale
         arrays, found = _unscale(grads, state.read(scale))
-        for p, array in zip(held, arrays, strict=True):
+        for p, array in zip(trained, arrays, strict=True):
             state.write(p._grad, array)
         return Tensor(found)
 
-    def note(self, optimizer: Any, found: Sequence[Tensor]) -> Tensor:
+    def note(self, optimizer: Any, flags: Sequence[Tensor]) -> Tensor:
         """Take down that the optimizer's gradients are unscaled; found: what unscale_group gave for each mesh.
 
         -> True if any of them is, on the first one's mesh: what step() skips by. Raises GradError if it was done
         already since the last update().
         """
         self._check_not_unscaled(optimizer)
-        first = state.read(found[0]) if found else jnp.zeros((), jnp.bool_)
-        if len(found) > 1:
-            first = _any([first, *(beside(state.read(f), first) for f in found[1:])])
+        first = state.read(flags[0]) if flags else jnp.zeros((), jnp.bool_)
+        if len(flags) > 1:
+            first = _any([first, *(beside(state.read(f), first) for f in flags[1:])])
         flight = self._flights[optimizer] = _Flight(Tensor(first), state.watch.active)
         return flight.found
 

@@ -210,12 +210,12 @@ class TESS(SoundArchive):
                 n for n in archive.namelist() if n.startswith(self.audio_path) and n.lower().endswith(".wav")
             )
         listed = []
-        for at, name in enumerate(names):
+        for index, name in enumerate(names):
             # OAF_back_angry.wav: speaker, word, emotion
             emotion = Path(name).stem.rsplit("_", 1)[-1].lower()
             if emotion not in self.label_list:
                 raise DataError(f"{self.path}: {name} ends with {emotion!r}, not one of {', '.join(self.label_list)}")
-            listed.append((name, self.label_list.index(emotion), at % n_folds + 1))
+            listed.append((name, self.label_list.index(emotion), index % n_folds + 1))
         if not listed:
             raise DataError(f"{self.path}: has no .wav files in {self.audio_path}; it is not the archive of TESS")
         return listed

@@ -124,18 +124,18 @@ def read(file: File, frame_offset: int = 0, num_frames: int = -1, normalize: boo
     int16, int32 (for 24 bits too), float32 or float64.
     """
     with _Opened(file) as (opened, name):
-        found = _layout(opened, name)
-        if not 0 <= frame_offset <= found.frames or num_frames < -1:
+        layout = _layout(opened, name)
+        if not 0 <= frame_offset <= layout.frames or num_frames < -1:
             raise ConfigError(
-                f"{name}: frame_offset={frame_offset}, num_frames={num_frames} of {found.frames} frames; give an "
+                f"{name}: frame_offset={frame_offset}, num_frames={num_frames} of {layout.frames} frames; give an "
                 "offset inside, and -1 for all that follow"
             )
-        left = found.frames - frame_offset
+        left = layout.frames - frame_offset
         count = left if num_frames == -1 else min(num_frames, left)
-        opened.seek(found.start + frame_offset * found.frame_bytes)
-        raw = opened.read(count * found.frame_bytes)
-    samples = _decoded(raw, found).reshape(count, found.channels)
-    return (_normalized(samples, found.bits) if normalize else samples), found.rate
+        opened.seek(layout.start + frame_offset * layout.frame_bytes)
+        raw = opened.read(count * layout.frame_bytes)
+    samples = _decoded(raw, layout).reshape(count, layout.channels)
+    return (_normalized(samples, layout.bits) if normalize else samples), layout.rate
 
 
 def _decoded(raw: bytes, found: _Layout) -> np.ndarray:

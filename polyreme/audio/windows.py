@@ -127,18 +127,20 @@ def window_of(window: Any, n: int, periodic: bool) -> np.ndarray:
     periodic leaves out the last of n + 1 samples, so that windows n samples apart fit together. Raises ConfigError for
     an unknown name or parameters that do not fit it.
     """
-    name, given = (window, ()) if isinstance(window, str) else (window[0], tuple(window[1:])) if window else (None, ())
+    name, arguments = (
+        (window, ()) if isinstance(window, str) else (window[0], tuple(window[1:])) if window else (None, ())
+    )
     if name not in WINDOWS:
         raise ConfigError(
             f"get_window: window={window!r}; choose one of {', '.join(WINDOWS)}, or a tuple with parameters"
         )
     if not isinstance(n, int) or n < 1:
         raise ShapeError(f"get_window: win_length={n!r}; give the number of samples, above 0")
-    if name == "exponential" and not periodic and given and given[0] is not None:
+    if name == "exponential" and not periodic and arguments and arguments[0] is not None:
         raise ConfigError(f"get_window: window={window!r} with fftbins=False, which is symmetric; give None for center")
     if n == 1:
         return np.ones(1)
     try:
-        return WINDOWS[name](n + periodic, *given)[:n]
+        return WINDOWS[name](n + periodic, *arguments)[:n]
     except TypeError as error:
         raise ConfigError(f"get_window: window={window!r}: {error}; give (name, parameters...)") from error

@@ -135,16 +135,16 @@ class Called:
     """
 
     def __init__(self, what: str, func: Callable[..., Any], xs: Any) -> None:
-        given = as_list(what, "xs", xs)
-        for at, x in enumerate(given):
+        tensors = as_list(what, "xs", xs)
+        for at, x in enumerate(tensors):
             if not dtypes.is_inexact(x.dtype):
                 raise DTypeError(f"{what}: x {at} is {x.dtype.name}, which has no derivatives; use astype('float32')")
         taping = tape.grad_mode.enabled
-        self.wants = taping and any(not x.stop_gradient for x in given)
+        self.wants = taping and any(not x.stop_gradient for x in tensors)
         with tape.GradEnabled(True):
             self.inputs: list[Tensor] = [
                 Tensor(state.read(x), stop_gradient=False) if x.stop_gradient or not taping else x.clone()
-                for x in given
+                for x in tensors
             ]
             self.result = func(*self.inputs)
         self.outputs = as_list(what, "func's result", self.result)
@@ -165,15 +165,15 @@ class Called:
 
 def directions(what: str, v: Any, inputs: list[Tensor], order: int = 1) -> tuple[list[Jet], Spec]:
     """What to push along one direction v: ones where None."""
-    found: list[Jet] = []
+    jets: list[Jet] = []
     for x, d in zip(inputs, starts(what, "v", v, len(inputs)), strict=True):
         if d is not None and d.shape != x.shape:
             raise GradError(f"{what}: a direction in v has shape {d.shape}, its x {x.shape}; give it the shape of x")
         if d is not None and dtypes.is_complex(d.dtype) and not dtypes.is_complex(x.dtype):
             raise DTypeError(f"{what}: a direction in v is {d.dtype.name}, its x {x.dtype.name}; give a real one")
         first = Tensor(jnp.ones(x._array.shape, x._array.dtype)) if d is None else d.astype(x.dtype)
-        found.append((first, *[None] * (order - 1)))
-    return found, Spec(order)
+        jets.append((first, *[None] * (order - 1)))
+    return jets, Spec(order)
 
 
 def _wanting(jets: list[Jet]) -> bool:
@@ -213,13 +213,13 @@ def starts(what: str, name: str, given: Any, count: int) -> list[Any]:
     """count gradients to start from, None where none is given. Raises GradError for another number of them."""
     if given is None:
         return [None] * count
-    found = list(given) if isinstance(given, (list, tuple)) else [given]
-    if len(found) != count:
-        raise GradError(f"{what}: {len(found)} entries in {name} for {count} Tensors; give one for each, or None")
-    for each in found:
+    vectors = list(given) if isinstance(given, (list, tuple)) else [given]
+    if len(vectors) != count:
+        raise GradError(f"{what}: {len(vectors)} entries in {name} for {count} Tensors; give one for each, or None")
+    for each in vectors:
         if each is not None and not isinstance(each, TensorState):
             raise GradError(f"{what}: {name} holds Tensors or None, got {type(each).__name__}")
-    return found
+    return vectors
 
 
 def zeros(like: TensorState) -> Tensor:
@@ -227,8 +227,8 @@ def zeros(like: TensorState) -> Tensor:
     return Tensor(jnp.zeros(like._array.shape, like._array.dtype))
 
 
-def _like(structure: Any, found: list[Any]) -> Any:
-    return found[0] if isinstance(structure, TensorState) else tuple(found)
+def _like(structure: Any, results: list[Any]) -> Any:
+    return results[0] if isinstance(structure, TensorState) else tuple(results)
 
 
 def _no_dump(what: str, path: Any) -> None:

@@ -59,25 +59,25 @@ class Jacobian:
         items = self._expanded(index)
         if not self._has_rows:
             return self._rest(self._row(0), items)
-        at = self._row_dim
-        rows = items[at] if at < len(items) else slice(None)
+        row_dim = self._row_dim
+        rows = items[row_dim] if row_dim < len(items) else slice(None)
         if isinstance(rows, (int, np.integer)) and not isinstance(rows, bool):
-            count = self._ys.shape[at]
+            count = self._ys.shape[row_dim]
             if not -count <= rows < count:
                 raise IndexError(f"row {rows} is out of range for a Jacobian of shape {self.shape}")
-            return self._rest(self._row(int(rows) % count), [*items[:at], *items[at + 1 :]])
-        chosen = range(self._ys.shape[at])
+            return self._rest(self._row(int(rows) % count), [*items[:row_dim], *items[row_dim + 1 :]])
+        chosen = range(self._ys.shape[row_dim])
         if self._whole is None and self._is_dear(rows):
             self._whole = self._columns()
         if self._whole is not None:
             return self._rest(self._whole, items)
         if isinstance(rows, slice):
             chosen = chosen[rows]
-            items = [*items[:at], slice(None), *items[at + 1 :]] if at < len(items) else items
+            items = [*items[:row_dim], slice(None), *items[row_dim + 1 :]] if row_dim < len(items) else items
         if not len(chosen):
             raise IndexError(f"{rows} selects no row of a Jacobian of shape {self.shape}")
         with tape.GradEnabled(True):
-            return self._rest(stack([self._row(i) for i in chosen], axis=at), items)
+            return self._rest(stack([self._row(i) for i in chosen], axis=row_dim), items)
 
     def numpy(self) -> np.ndarray:
         """All of it as an ndarray."""

@@ -113,14 +113,14 @@ def recompute_forward(forward: Callable[..., Any], keep: Keep = AS_IT_IS) -> Cal
     return recomputed
 
 
-def chosen(own: str) -> tuple[str, Keep]:
+def chosen(setting: str) -> tuple[str, Keep]:
     """(one of RECOMPUTE, how to keep inputs): what a model recomputes, by its own setting or the plan in force.
 
-    own: "" leaves it to the plan; without a plan that is "none". Raises ConfigError for an unknown choice, and for a
-    plan that moves activations to the host while nothing is recomputed.
+    setting: "" leaves it to the plan; without a plan that is "none". Raises ConfigError for an unknown choice, and for
+    a plan that moves activations to the host while nothing is recomputed.
     """
     plan = layout.active.layout.plan if layout.active.layout is not None else None
-    what = own or (plan.recompute if plan is not None else "none")
+    what = setting or (plan.recompute if plan is not None else "none")
     if what not in RECOMPUTE:
         raise ConfigError(f"unknown recompute {what!r}{did_you_mean(what, RECOMPUTE)}")
     offload = plan is not None and "act" in plan.offload
@@ -132,12 +132,12 @@ def chosen(own: str) -> tuple[str, Keep]:
     return what, Keep(offload=offload)
 
 
-def run_part(part: str, own: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """function(*args, **kwargs), run again in backward if part is what `chosen(own)` says.
+def run_part(part: str, setting: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """function(*args, **kwargs), run again in backward if part is what `chosen(setting)` says.
 
     part: "full" for a whole block, "full_attn" for its attention, "core_attn" for softmax(q k) v.
     """
-    what, keep = chosen(own)
+    what, keep = chosen(setting)
     return run_again(function, args, kwargs, keep) if what == part else function(*args, **kwargs)
 
 
@@ -256,13 +256,13 @@ class _Call:
 
     def take_tensors(self) -> list[TensorState]:
         """The Tensors among the arguments, each once; this holds them no longer."""
-        found: dict[int, TensorState] = {}
+        tensors: dict[int, TensorState] = {}
         for i, leaf in enumerate(self.leaves):
             if isinstance(leaf, TensorState):
-                self.places[i] = list(found).index(id(leaf)) if id(leaf) in found else len(found)
-                found[id(leaf)] = leaf
+                self.places[i] = list(tensors).index(id(leaf)) if id(leaf) in tensors else len(tensors)
+                tensors[id(leaf)] = leaf
                 self.leaves[i] = None
-        return list(found.values())
+        return list(tensors.values())
 
     def __call__(self, tensors: Sequence[TensorState]) -> Any:
         leaves = list(self.leaves)
@@ -298,18 +298,18 @@ def _ends(since: int, result: Any, args: Sequence[TensorState], state_tensors: S
 
 def _call_eagerly(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], keep: Keep) -> Any:
     call = _Call(function, args, kwargs)
-    given = call.take_tensors()
-    for tensor in given:
+    arguments = call.take_tensors()
+    for tensor in arguments:
         state.read(tensor)
-    held = [_held(t) for t in given]
+    inputs = [_held(t) for t in arguments]
     since = tape.Node("start", ()).seq
     with _noting() as notes:
-        result = call(given)
-    ours = {id(t) for t in given}
+        result = call(arguments)
+    ours = {id(t) for t in arguments}
     met = [_Held(b.tensor, _nobody, b.array, b.edge) for key, b in notes.before.items() if key not in ours]
-    ends = _ends(since, result, given, [b.tensor for b in notes.before.values()])
+    ends = _ends(since, result, arguments, [b.tensor for b in notes.before.values()])
     if ends:
-        node = _Again(call, [*held, *met], len(given), [(t._array.shape, t._array.dtype) for t in ends], keep)
+        node = _Again(call, [*inputs, *met], len(arguments), [(t._array.shape, t._array.dtype) for t in ends], keep)
         for index, tensor in enumerate(ends):
             tensor._node, tensor._index = node, index
     return result
@@ -331,14 +331,14 @@ class _Again(tape.Node):
 
     __slots__ = ("call", "held", "keep", "num_args", "num_outputs", "packed")
 
-    def __init__(self, call: _Call, held: list[_Held], num_args: int, metas: list[tuple], keep: Keep) -> None:
+    def __init__(self, call: _Call, inputs: list[_Held], num_args: int, metas: list[tuple], keep: Keep) -> None:
         name = f"recompute({getattr(call.function, '__name__', type(call.function).__name__)})"
-        super().__init__(name, tuple(h.edge for h in held), tuple(metas))
+        super().__init__(name, tuple(h.edge for h in inputs), tuple(metas))
         self.call = call
         self.keep = keep
         self.num_args = num_args
         self.num_outputs = len(metas)
-        self.held: list[_Held] | None = held
+        self.held: list[_Held] | None = inputs
         self.packed: tape.Packed | None = None
         self._pack()
 
@@ -374,13 +374,13 @@ class _Again(tape.Node):
         entrances, ends = self._run()
         wanted = [t for t in entrances if not t.stop_gradient]
         roots = [(end, c) for end, c in zip(ends, cotangents, strict=True) if c is not None]
-        found = iter(
+        gradients = iter(
             tape.grad(
                 [end for end, _ in roots], wanted, [c for _, c in roots], retain_graph=create_graph,
                 create_graph=create_graph, allow_unused=True, no_grad_vars=(),
             )
         )  # fmt: skip
-        return [None if t.stop_gradient else next(found) for t in entrances]
+        return [None if t.stop_gradient else next(gradients) for t in entrances]
 
     def _run(self) -> tuple[list[TensorState], list[TensorState]]:
         """The second run: (a Tensor at each input's entrance, one at each end)."""

@@ -77,7 +77,7 @@ def _chosen(coordinates: Any, count: int) -> list[int]:
 
 def _axes(inputs: list[Tensor], sizes: list[int], chosen: list[int], spec: Spec) -> list[Jet]:
     """The unit vectors of the chosen coordinates, as what each input carries."""
-    found: list[Jet] = []
+    jets: list[Jet] = []
     before = 0
     for x, size in zip(inputs, sizes, strict=True):
         shape, dtype = x._array.shape, x._array.dtype
@@ -88,9 +88,9 @@ def _axes(inputs: list[Tensor], sizes: list[int], chosen: list[int], spec: Spec)
         else:
             mine = [before <= c < before + size for c in chosen]
             ways = [Tensor(vector) if own else None for vector, own in zip(vectors, mine, strict=True)]
-        found.append((*ways, None))
+        jets.append((*ways, None))
         before += size
-    return found
+    return jets
 
 
 def _times(factor: int, value: Any) -> Any:

@@ -122,12 +122,12 @@ def report(error: BaseException, number: int = 0, waiting: list[BaseException] |
 
 def raise_late(others: Sequence[BaseException] = ()) -> None:
     """Programs have ended: raise what they found wrong, the first in the order of the code."""
-    found = [*others, *checked.late]
+    failures = [*others, *checked.late]
     _count(checked.stepped)
     checked.late.clear()
     checked.stepped.clear()
-    if found:
-        raise min(found, key=lambda e: getattr(e, "number", -1))
+    if failures:
+        raise min(failures, key=lambda e: getattr(e, "number", -1))
 
 
 def wait_for_programs() -> None:
@@ -171,7 +171,7 @@ def floats_in(value: Any) -> list[Any]:
     return [value] if isinstance(value, (jax.Array, np.ndarray)) and dtypes.is_inexact(value.dtype) else []
 
 
-def check_values(what: str, results: Iterable[tuple[str, Any]], given: Sequence[Any], layer: str) -> None:
+def check_values(what: str, results: Iterable[tuple[str, Any]], inputs: Sequence[Any], layer: str) -> None:
     """Report NaN among results, and infinity that was not among given already.
 
     what: "log", or "the backward of log". results: (what each is, array).
@@ -180,15 +180,15 @@ def check_values(what: str, results: Iterable[tuple[str, Any]], given: Sequence[
     if not named:
         return
     every = [a for _, a in named]
-    if any(isinstance(a, Tracer) for a in (*every, *given)):
-        facts = jnp.stack([_counts(a) for a in every] + [_counts(a) for a in given])
+    if any(isinstance(a, Tracer) for a in (*every, *inputs)):
+        facts = jnp.stack([_counts(a) for a in every] + [_counts(a) for a in inputs])
     else:
         facts = np.stack([_host_counts(a) for a in every])
         if not facts.any():
             return
-        facts = np.concatenate([facts, *(_host_counts(a)[None] for a in given)])
+        facts = np.concatenate([facts, *(_host_counts(a)[None] for a in inputs)])
     count, outlines = len(every), [(n, a.dtype.name, list(a.shape), a.size) for n, a in named]
-    asked = any(isinstance(g, (float, complex)) and g != g for g in given)  # full([2], nan)
+    asked = any(isinstance(g, (float, complex)) and g != g for g in inputs)  # full([2], nan)
 
     def describe(facts: np.ndarray, place: str) -> BaseException | None:
         had = facts[count:].sum(0) > 0 if len(facts) > count else np.zeros(2, bool)

@@ -70,20 +70,20 @@ class CustomOp(Op):
 
     def _run(self, *filled: Any) -> Any:
         """The result on arrays, with the op's own gradient."""
-        given = dict(zip(self.names, filled, strict=True))
-        tensors = {n: given[n] for n in self.inputs if given[n] is not None}
+        arguments = dict(zip(self.names, filled, strict=True))
+        tensors = {n: arguments[n] for n in self.inputs if arguments[n] is not None}
 
         def plain(tensors: dict[str, Any]) -> Any:
-            return self._checked(self.function(*{**given, **tensors}.values()), "")
+            return self._checked(self.function(*{**arguments, **tensors}.values()), "")
 
         # a program that must run on any device takes the function alone
         bare = (self.rule is None and not self.platforms) or select.backend() == "other"
-        forward = plain if bare else functools.partial(self._placed, given, plain)
+        forward = plain if bare else functools.partial(self._placed, arguments, plain)
         if self.backward == "traced" and bare:
             return plain(tensors)
-        return self._with_gradient(given, tensors, plain, forward)
+        return self._with_gradient(arguments, tensors, plain, forward)
 
-    def _placed(self, given: dict[str, Any], plain: Callable, tensors: dict[str, Any]) -> Any:
+    def _placed(self, arguments: dict[str, Any], plain: Callable, tensors: dict[str, Any]) -> Any:
         """The result from the kernel for the platform, on each device's own pieces if there is a rule."""
 
         def pick(*arrays: Any) -> Any:
@@ -91,7 +91,7 @@ class CustomOp(Op):
             if not self.platforms:
                 return plain(now)
             want = _outline(jax.eval_shape(plain, now))
-            branches = {p: self._kernel(p, fn, given, want) for p, fn in self.platforms.items()}
+            branches = {p: self._kernel(p, fn, arguments, want) for p, fn in self.platforms.items()}
             return jax.lax.platform_dependent(now, default=plain, **branches)
 
         arrays = list(tensors.values())
@@ -99,7 +99,7 @@ class CustomOp(Op):
             return pick(*arrays)
         results = jax.eval_shape(pick, *arrays)
         many = type(results) if isinstance(results, (tuple, list)) else None
-        attrs = {n: v for n, v in given.items() if n not in self.inputs}
+        attrs = {n: v for n, v in arguments.items() if n not in self.inputs}
         rule = self.rule(OpCall.of(self.name, tuple(tensors), arrays, attrs, [results] if many is None else results))
         return pick(*arrays) if rule is None else partitioned(pick, arrays, rule, many)
 
@@ -130,10 +130,12 @@ class CustomOp(Op):
 
     # the gradient
 
-    def _with_gradient(self, given: dict[str, Any], tensors: dict[str, Any], plain: Callable, forward: Callable) -> Any:
+    def _with_gradient(
+        self, arguments: dict[str, Any], tensors: dict[str, Any], plain: Callable, forward: Callable
+    ) -> Any:
         call = jax.custom_vjp(forward)
 
-        def kept(tensors: dict[str, Any]) -> tuple[Any, tuple]:
+        def saved(tensors: dict[str, Any]) -> tuple[Any, tuple]:
             outs = call(tensors)  # itself, not forward: it has a gradient when this is differentiated again
             return outs, (tensors, outs)
 
@@ -146,12 +148,14 @@ class CustomOp(Op):
                 )
             if self.backward == "traced":
                 return jax.vjp(plain, tensors)[1](cotangents)
-            return (self._own(self.backward, {**given, **tensors}, tensors, outs, cotangents),)
+            return (self._own(self.backward, {**arguments, **tensors}, tensors, outs, cotangents),)
 
-        call.defvjp(kept, pull)
+        call.defvjp(saved, pull)
         return call(tensors)
 
-    def _own(self, backward: Any, given: dict[str, Any], tensors: dict[str, Any], outs: Any, cotangents: Any) -> dict:
+    def _own(
+        self, backward: Any, arguments: dict[str, Any], tensors: dict[str, Any], outs: Any, cotangents: Any
+    ) -> dict:
         """The gradients that the user's backward gives, by input; None where it gives none."""
         many = isinstance(outs, (tuple, list))
         every = list(outs) if many else [outs]
@@ -160,8 +164,8 @@ class CustomOp(Op):
             _conjugate(c) if dtypes.is_inexact(o.dtype) else None
             for o, c in zip(every, list(cotangents) if many else [cotangents], strict=True)
         ]
-        attributes = {n: v for n, v in given.items() if n not in self.inputs}
-        positional = [*(given[n] for n in self.inputs), *every, *grads]
+        attributes = {n: v for n, v in arguments.items() if n not in self.inputs}
+        positional = [*(arguments[n] for n in self.inputs), *every, *grads]
         try:
             inspect.signature(backward).bind(*positional, **attributes)
         except TypeError as error:
@@ -170,15 +174,15 @@ class CustomOp(Op):
                 f"({', '.join(self.inputs)}), {len(every)} results, as many gradients of results"
                 f"{''.join(f', {n}=' for n in attributes)}: {error}"
             ) from None
-        found = backward(*positional, **attributes)
+        gradients = backward(*positional, **attributes)
         several = len(self.inputs) > 1 or TENSORS not in self.kinds
-        found = tuple(found) if isinstance(found, (tuple, list)) and several else (found,)
-        if len(found) != len(self.inputs):
+        gradients = tuple(gradients) if isinstance(gradients, (tuple, list)) and several else (gradients,)
+        if len(gradients) != len(self.inputs):
             raise GradError(
-                f"{self.name}: backward gave {len(found)} gradients for {len(self.inputs)} inputs "
+                f"{self.name}: backward gave {len(gradients)} gradients for {len(self.inputs)} inputs "
                 f"({', '.join(self.inputs)}); give one each, None for an input that has none"
             )
-        by_name = dict(zip(self.inputs, found, strict=True))
+        by_name = dict(zip(self.inputs, gradients, strict=True))
         return {n: self._gradient(n, t, by_name[n]) for n, t in tensors.items()}
 
     def _gradient(self, name: str, tensor: Any, gradient: Any) -> Any:
@@ -214,16 +218,16 @@ def _parameters(name: str, function: Callable[..., Any]) -> list[inspect.Paramet
     if not callable(function):
         raise ConfigError(f"register_op takes a function, got {type(function).__name__}")
     try:
-        found = list(inspect.signature(function, eval_str=True).parameters.values())
+        parameters = list(inspect.signature(function, eval_str=True).parameters.values())
     except NameError as error:
         raise ConfigError(
             f"register_op: an annotation of {name!r} cannot be read ({error}); import what it names at the top of the "
             "file"
         ) from error
-    starred = [p.name for p in found if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    starred = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     if starred:
         raise ConfigError(f"register_op: {name!r} has keyword-only or starred parameters {starred}; give plain ones")
-    return found
+    return parameters
 
 
 def _annotation(parameter: inspect.Parameter) -> Any:
@@ -295,11 +299,11 @@ def register_op(
 
 
 def _by_platform(kernels: Mapping[str, Callable[..., Any]], what: str) -> dict[str, Callable[..., Any]]:
-    found: dict[str, Callable[..., Any]] = {}
+    by_platform: dict[str, Callable[..., Any]] = {}
     for platform, kernel in kernels.items():
         if platform not in _PLATFORMS:
             raise ConfigError(f"{what}: kernels has {platform!r}, no platform{did_you_mean(platform, _PLATFORMS)}")
         if not callable(kernel):
             raise ConfigError(f"{what}: its kernel for {platform!r} is {type(kernel).__name__}, no function")
-        found |= dict.fromkeys(_PLATFORMS[platform], kernel)
-    return found
+        by_platform |= dict.fromkeys(_PLATFORMS[platform], kernel)
+    return by_platform

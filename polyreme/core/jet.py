@@ -77,7 +77,7 @@ class _Jet:
 
 
 def propagate(
-    fn: Callable[..., Any], arrays: Sequence[Any], given: Sequence[Flat | None], spec: Spec
+    fn: Callable[..., Any], arrays: Sequence[Any], coefficients: Sequence[Flat | None], spec: Spec
 ) -> list[Flat | None]:
     """The coefficients of each output of fn that is not of integers, None where all are zero.
 
@@ -88,9 +88,9 @@ def propagate(
     if "custom_vjp_call" in primitives(closed.jaxpr):
         with select.portable():
             closed = jax.make_jaxpr(fn)(*arrays)
-    jets = [None if g is None else _Jet.of(g, spec) for g in given]
-    _, found = _walk(closed.jaxpr, closed.consts, list(arrays), jets, spec)
-    kept = zip(found, closed.out_avals, strict=True)
+    jets = [None if g is None else _Jet.of(g, spec) for g in coefficients]
+    _, results = _walk(closed.jaxpr, closed.consts, list(arrays), jets, spec)
+    kept = zip(results, closed.out_avals, strict=True)
     return [None if j is None or j.is_zero else j.flat(spec) for j, aval in kept if dtypes.is_inexact(aval.dtype)]
 
 
@@ -110,15 +110,15 @@ def _walk(
         ins, carried = [value(v) for v in eqn.invars], [jet(v) for v in eqn.invars]
         inner = _inside(eqn)
         if inner is not None and any(j is not None for j in carried):
-            outs, made = _walk(inner.jaxpr, inner.consts, ins, carried, spec)
+            outs, out_jets = _walk(inner.jaxpr, inner.consts, ins, carried, spec)
         else:
             bind = _binder(eqn)
             outs = bind(*ins)
-            made = [None] * len(outs)
+            out_jets = [None] * len(outs)
             if any(j is not None for j in carried) and any(dtypes.is_inexact(v.aval.dtype) for v in eqn.outvars):
-                made = _through(eqn, bind, ins, carried, spec)
+                out_jets = _through(eqn, bind, ins, carried, spec)
         values.update(zip(eqn.outvars, outs, strict=True))
-        known.update(zip(eqn.outvars, made, strict=True))
+        known.update(zip(eqn.outvars, out_jets, strict=True))
     return [value(v) for v in jaxpr.outvars], [jet(v) for v in jaxpr.outvars]
 
 
@@ -134,18 +134,18 @@ def _through(eqn: Any, bind: Callable, ins: list[Any], jets: Sequence[_Jet | Non
         return run([None if s is None or all(c is None for c in s) else s for s in series], spec.order)
 
     pad = [None] * spec.collapsed
-    made: list[list[Series]] = []
+    directions: list[list[Series]] = []
     for way in range(spec.ways):
         series = [None if j is None else [*j.ways[way], *pad] for j in jets]
-        made.append(jax.vmap(one_way)(series) if spec.stacked and _any(series) else one_way(series))
-    outs = [_Jet([way[at][: spec.own] for way in made]) for at in range(len(eqn.outvars))]
+        directions.append(jax.vmap(one_way)(series) if spec.stacked and _any(series) else one_way(series))
+    outs = [_Jet([way[index][: spec.own] for way in directions]) for index in range(len(eqn.outvars))]
     if spec.collapsed:
         tops = [None if j is None or j.top is None else [j.top] for j in jets]
         straight = run(tops, 1) if _any(tops) else [[None] for _ in outs]
-        for at, out in enumerate(outs):
-            out.top = straight[at][0]
-            for way in made:
-                out.top = _sum(out.top, way[at][-1], spec.stacked)
+        for index, out in enumerate(outs):
+            out.top = straight[index][0]
+            for way in directions:
+                out.top = _sum(out.top, way[index][-1], spec.stacked)
     return [None if o.is_zero else o for o in outs]
 
 

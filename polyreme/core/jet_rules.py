@@ -58,11 +58,11 @@ def coefficients(
 
 
 def _linear(bind: Bind, ins: Sequence[Any], series: Sequence[Series | None], order: int) -> list[Series]:
-    found: list[list[Any]] = []
+    results: list[list[Any]] = []
     for k in range(order):
         moving = [i for i, s in enumerate(series) if s is not None and s[k] is not None]
         if not moving:
-            found.append([])
+            results.append([])
             continue
 
         def along(*moved: Any, at: Sequence[int] = moving) -> list[Any]:
@@ -72,9 +72,9 @@ def _linear(bind: Bind, ins: Sequence[Any], series: Sequence[Series | None], ord
             return bind(*full)
 
         _, out = jax.jvp(along, [ins[i] for i in moving], [series[i][k] for i in moving])  # type: ignore[index]
-        found.append(out)
-    count = max(map(len, found), default=0)
-    return [[None if not outs else _not_float0(outs[at]) for outs in found] for at in range(count)]
+        results.append(out)
+    count = max(map(len, results), default=0)
+    return [[None if not outs else _not_float0(outs[positions]) for outs in results] for positions in range(count)]
 
 
 def _not_float0(tangent: Any) -> Any:
@@ -179,14 +179,14 @@ def _reciprocal(x: Series, order: int) -> Series:
 
 def _square(x: Series, order: int) -> Series:
     """x * x, each product of two different coefficients computed once."""
-    found = [x[0] * x[0]]
+    series = [x[0] * x[0]]
     for k in range(1, order + 1):
         total = None
         for i in range((k + 1) // 2):
             total = _add(total, _times(_at(x, i), _at(x, k - i)))
         middle = _times(_at(x, k // 2), _at(x, k // 2)) if k % 2 == 0 else None
-        found.append(_add(_scaled(2, total), middle))
-    return found
+        series.append(_add(_scaled(2, total), middle))
+    return series
 
 
 def _integer_power(x: Series, n: int, order: int) -> Series:

@@ -49,55 +49,55 @@ class Kernel:
     def forward_saving(self, mask: Mask) -> Callable[..., tuple]:
         """arrays -> (outputs, pullback); the pullback is a pytree that holds the residuals."""
         key = ("saving", mask)
-        found = self._derived.get(key)
-        if found is None:
+        compiled = self._derived.get(key)
+        if compiled is None:
 
             def forward(*arrays: jax.Array) -> tuple:
                 diff = tuple(a for a, m in zip(arrays, mask, strict=True) if m)
                 _, pullback, outs = jax.vjp(lambda *d: _inexact(self.fn(*_merge(arrays, d, mask))), *diff, has_aux=True)
                 return outs, pullback
 
-            found = self._derived[key] = jax.jit(_named(forward, self.name))
-        return found
+            compiled = self._derived[key] = jax.jit(_named(forward, self.name))
+        return compiled
 
     def grad_kernel(self, mask: Mask, present: Mask) -> Kernel:
         """(primals..., the cotangents that are present...) -> gradients, as a kernel that has gradients itself."""
         key = ("grad", mask, present)
-        found = self._derived.get(key)
-        if found is None:
+        kernel = self._derived.get(key)
+        if kernel is None:
             vjp, n = self._vjp(mask), len(mask)
 
             def fn(*arrays: jax.Array) -> tuple:
                 given = iter(arrays[n:])
                 return vjp(arrays[:n], tuple(next(given) if p else None for p in present))
 
-            found = self._derived[key] = Kernel(fn, f"{self.name}_grad")
-        return found
+            kernel = self._derived[key] = Kernel(fn, f"{self.name}_grad")
+        return kernel
 
-    def jet_kernel(self, arrays: tuple, given: Sequence[Mask | None], spec: Spec) -> tuple[Kernel, list[Mask | None]]:
+    def jet_kernel(self, arrays: tuple, masks: Sequence[Mask | None], spec: Spec) -> tuple[Kernel, list[Mask | None]]:
         """(primals..., the coefficients that are present...) -> coefficients of the inexact outputs, as a kernel.
 
         arrays: the primals, for shapes. given: which coefficients each of them has, None for a constant. Returned with
         the kernel: the same of its outputs.
         """
-        key = ("jet", spec, tuple(given), tuple((a.shape, a.dtype) for a in arrays))
-        found = self._derived.get(key)
-        if found is None:
-            n = len(given)
+        key = ("jet", spec, tuple(masks), tuple((a.shape, a.dtype) for a in arrays))
+        kernel = self._derived.get(key)
+        if kernel is None:
+            n = len(masks)
 
             def jets(*arrays: jax.Array) -> list[Flat | None]:
                 coming = iter(arrays[n:])
-                flat = [None if g is None else tuple(next(coming) if p else None for p in g) for g in given]
+                flat = [None if g is None else tuple(next(coming) if p else None for p in g) for g in masks]
                 return propagate(self.fn, arrays[:n], flat, spec)
 
             def fn(*arrays: jax.Array) -> tuple:
                 return tuple(c for flat in jets(*arrays) for c in flat or () if c is not None)
 
-            like = _like(arrays, given, spec)
+            like = _like(arrays, masks, spec)
             outs = jax.eval_shape(jets, *arrays, *like)
             pattern = [None if flat is None else tuple(c is not None for c in flat) for flat in outs]
-            found = self._derived[key] = (Kernel(fn, f"{self.name}_jet"), pattern)
-        return found
+            kernel = self._derived[key] = (Kernel(fn, f"{self.name}_jet"), pattern)
+        return kernel
 
     def _vjp(self, mask: Mask) -> Callable[[tuple, tuple], tuple]:
         def vjp(primals: tuple, cotangents: tuple) -> tuple:
@@ -138,15 +138,15 @@ def _conjugate(x: jax.Array) -> jax.Array:
 
 def _like(arrays: tuple, given: Sequence[Mask | None], spec: Spec) -> list[jax.ShapeDtypeStruct]:
     """The shapes of the coefficients that are present."""
-    found = []
+    results = []
     for array, mask in zip(arrays, given, strict=True):
         for at, present in enumerate(mask or ()):
             if present:
                 apart = not spec.stacked or at == spec.ways * spec.own
-                found.append(
+                results.append(
                     jax.ShapeDtypeStruct(array.shape if apart else (spec.directions, *array.shape), array.dtype)
                 )
-    return found
+    return results
 
 
 def _merge(arrays: tuple, diff: tuple, mask: Mask) -> list:

@@ -83,13 +83,13 @@ class Generator:
 
         Where is_bound, other's stays and a branch of this one is drawn from.
         """
-        own = self.key_state()
+        outer = self.key_state()
         stream = state.TensorState(self.next_key()) if self.is_bound else other.key_state()
         self._state = stream
         try:
             yield
         finally:
-            self._state = own
+            self._state = outer
 
     @contextmanager
     def bound(self) -> Iterator[None]:

@@ -116,13 +116,13 @@ class DeviceProperties:
 def get_device_properties(device: Any = None) -> DeviceProperties:
     """Facts about a device, by default the one new Tensors go to."""
     place = place_of(device)
-    found: Any = place.device()
+    jax_device: Any = place.device()
     total = mem_get_info(place)[1]
     if place.is_cpu_place():
         return DeviceProperties(_processor_name(), total, os.cpu_count() or 1)
-    capability = getattr(found, "compute_capability", None)
+    capability = getattr(jax_device, "compute_capability", None)
     major, minor = (int(p) for p in str(capability).split(".")[:2]) if capability else (None, None)
-    return DeviceProperties(found.device_kind, total, getattr(found, "core_count", 1), major, minor)
+    return DeviceProperties(jax_device.device_kind, total, getattr(jax_device, "core_count", 1), major, minor)
 
 
 def get_device_name(device: Any = None) -> str:

@@ -74,12 +74,12 @@ def fully_shard(
 def _dim(mesh: ProcessMesh) -> str:
     if mesh.ndim == 1:
         return mesh.dim_names[0]
-    found = next((name for name in _DIMS if name in mesh.dim_names), None)
-    if found is None:
+    dim_name = next((name for name in _DIMS if name in mesh.dim_names), None)
+    if dim_name is None:
         raise ConfigError(
             f"fully_shard: which dim of {mesh} splits? call it one of {', '.join(_DIMS)}, or give it alone"
         )
-    return found
+    return dim_name
 
 
 def _split(p: Parameter, mesh: ProcessMesh, stage: ShardingStage3, chosen: Any) -> None:

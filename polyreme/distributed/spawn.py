@@ -215,7 +215,7 @@ def _environment(
     rank: int, count: int, ports: list[int], master: int, devices: list[int] | None, options: dict[str, Any]
 ) -> dict[str, str]:
     endpoints = [f"127.0.0.1:{port}" for port in ports[:count]]
-    found = {
+    variables = {
         "PADDLE_TRAINER_ID": str(rank),
         "PADDLE_TRAINERS_NUM": str(count),
         "PADDLE_MASTER": f"127.0.0.1:{master}",
@@ -227,7 +227,7 @@ def _environment(
         # of no consequence where there is none
         "FLAGS_selected_gpus": str(rank if devices is None else devices[rank]),
     }
-    return {**found, **{k: str(v) for k, v in options.get("env", {}).items()}}
+    return {**variables, **{k: str(v) for k, v in options.get("env", {}).items()}}
 
 
 @contextlib.contextmanager
@@ -247,9 +247,9 @@ def _settings(settings: dict[str, str]) -> Iterator[None]:
 
 def _free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as held:
-        found = []
+        ports = []
         for _ in range(count):
             probe = held.enter_context(contextlib.closing(socket.socket()))
             probe.bind(("127.0.0.1", 0))
-            found.append(probe.getsockname()[1])
-        return found
+            ports.append(probe.getsockname()[1])
+        return ports

@@ -36,15 +36,17 @@ class MultivariateNormal(Distribution):
         precision_matrix: Any = None,
         scale_tril: Any = None,
     ) -> None:
-        given = {
+        matrices = {
             "covariance_matrix": covariance_matrix,
             "precision_matrix": precision_matrix,
             "scale_tril": scale_tril,
         }
-        named = [name for name, value in given.items() if value is not None]
+        named = [name for name, value in matrices.items() if value is not None]
         if len(named) != 1:
-            raise ConfigError(f"MultivariateNormal: give one of {', '.join(given)}; got {', '.join(named) or 'none'}")
-        mean, matrix = as_tensors("MultivariateNormal", loc=loc, **{named[0]: given[named[0]]})
+            raise ConfigError(
+                f"MultivariateNormal: give one of {', '.join(matrices)}; got {', '.join(named) or 'none'}"
+            )
+        mean, matrix = as_tensors("MultivariateNormal", loc=loc, **{named[0]: matrices[named[0]]})
         if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
             raise ShapeError(f"MultivariateNormal: {named[0]} has shape {matrix.shape}; give [*b, k, k]")
         mean = mean if mean.ndim else reshape(mean, [1])

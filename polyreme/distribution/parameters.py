@@ -31,12 +31,12 @@ probability = Constraint(lambda v: (v >= 0) & (v <= 1), "between 0 and 1")
 above_zero_to_one = Constraint(lambda v: (v > 0) & (v <= 1), "above 0 and at most 1")
 
 
-def check(family: str, name: str, given: Any, constraint: Constraint) -> None:
+def check(family: str, name: str, value: Any, constraint: Constraint) -> None:
     """Raise ConfigError if a value does not satisfy constraint. What has no value yet (in a capture) is not looked at.
 
     Reads the host, once for each parameter.
     """
-    values = concrete(given)
+    values = concrete(value)
     if values is not None and not np.all(constraint.holds(values)):
         bad = values[~np.asarray(constraint.holds(values))] if values.ndim else values
         raise ConfigError(
@@ -50,13 +50,13 @@ def concrete(given: Any) -> np.ndarray | None:
     return visible(given) if isinstance(given, state.TensorState) else np.asarray(given)
 
 
-def as_tensors(family: str, **given: Any) -> list[Tensor]:
+def as_tensors(family: str, **parameters: Any) -> list[Tensor]:
     """Each parameter as a floating Tensor, all of the widest dtype among them (complex ones keep theirs), in its shape.
 
     Python numbers and integers take the default dtype and widen nothing.
     """
-    tensors = {name: _one(family, name, value) for name, value in given.items()}
-    strong = [t for n, t in tensors.items() if not isinstance(given[n], (bool, int, float, complex))]
+    tensors = {name: _one(family, name, value) for name, value in parameters.items()}
+    strong = [t for n, t in tensors.items() if not isinstance(parameters[n], (bool, int, float, complex))]
     common = np.result_type(*(_real(t.dtype) for t in strong or tensors.values()))
     return [t if t.dtype == common or t.is_complex() else cast(t, common) for t in tensors.values()]
 
@@ -72,12 +72,12 @@ def _one(family: str, name: str, value: Any) -> Tensor:
     return tensor if dtypes.is_inexact(tensor.dtype) else cast(tensor, dtypes.default_dtype())
 
 
-def broadcast(family: str, **given: Any) -> list[Tensor]:
+def broadcast(family: str, **parameters: Any) -> list[Tensor]:
     """as_tensors, expanded to the one shape they broadcast to; what has that shape stays the Tensor it is.
 
     Raises ShapeError if they do not broadcast.
     """
-    tensors = as_tensors(family, **given)
+    tensors = as_tensors(family, **parameters)
     if all(t.shape == tensors[0].shape for t in tensors):
         return tensors
     expanded = broadcast_tensors(tensors)

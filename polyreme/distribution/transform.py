@@ -200,20 +200,20 @@ class TransformedDistribution(Distribution):
             raise ConfigError(f"TransformedDistribution: base is a {type(base).__name__}; give a Distribution")
         chain = ChainTransform(transforms)
         self._base, self._transforms = base, _flat(chain)
-        own = (*base.batch_shape, *base.event_shape)
-        if len(own) < chain.domain_rank:
+        base_shape = (*base.batch_shape, *base.event_shape)
+        if len(base_shape) < chain.domain_rank:
             raise ShapeError(
                 f"TransformedDistribution: the transforms take events of {chain.domain_rank} dims, base has "
                 f"batch_shape {base.batch_shape} and event_shape {base.event_shape}; give base parameters of more dims"
             )
-        shape = chain.forward_shape(own)
+        shape = chain.forward_shape(base_shape)
         needed = chain.inverse_shape(shape)
-        if needed[len(needed) - len(own) :] != own:
+        if needed[len(needed) - len(base_shape) :] != base_shape:
             raise ShapeError(
-                f"TransformedDistribution: the transforms broadcast draws of shape {own} to {needed}, over a dim of "
-                "size 1; give base parameters of that shape"
+                f"TransformedDistribution: the transforms broadcast draws of shape {base_shape} to {needed}, over "
+                "a dim of size 1; give base parameters of that shape"
             )
-        self._in_front = needed[: len(needed) - len(own)]
+        self._in_front = needed[: len(needed) - len(base_shape)]
         deeper = chain.domain_rank - len(base.event_shape)
         if deeper > 0:
             self._base = Independent(base, deeper)

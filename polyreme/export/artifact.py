@@ -67,12 +67,12 @@ class ArtifactFunction:
         return program
 
     def _no_program(self, shapes: Sequence[tuple[int, ...]]) -> ShapeError:
-        for at, (spec, shape) in enumerate(zip(self.inputs, shapes, strict=True)):
+        for index, (spec, shape) in enumerate(zip(self.inputs, shapes, strict=True)):
             wrong = _misfit(spec, shape)
             if wrong:
                 return ShapeError(f"input {spec.name!r} {wrong}; give {spec}")
             for dim, size in enumerate(shape):
-                have = sorted({p.inputs[at].shape[dim] or 0 for p in self.programs})
+                have = sorted({p.inputs[index].shape[dim] or 0 for p in self.programs})
                 if 0 not in have and size not in have:
                     return ShapeError(
                         f"input {spec.name!r} has size {size} in dim {dim}, and there are programs for {have} only; "

@@ -41,20 +41,20 @@ class _Options:
     input_names_after_prune: Any = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> _Options:
+    def of(cls, settings: Mapping[str, Any]) -> _Options:
         """Checked options; ConfigError for one that is unknown or cannot be honoured."""
-        for name in given:
+        for name in settings:
             if name not in cls.__dataclass_fields__:
                 raise ConfigError(f"jit.save: unknown option {name!r}{did_you_mean(name, cls.__dataclass_fields__)}")
-        made = cls(**given)
-        if made.output_spec is not None or made.input_names_after_prune is not None:
+        options = cls(**settings)
+        if options.output_spec is not None or options.input_names_after_prune is not None:
             raise ConfigError(
                 "jit.save: output_spec and input_names_after_prune cut a recorded program; here, save a function that "
                 "takes and returns just what is wanted"
             )
-        if not made.combine_params:
+        if not options.combine_params:
             raise ConfigError("jit.save: combine_params=False (a file per parameter) is not supported; leave it out")
-        return made
+        return options
 
 
 def save(layer: Any, path: str | os.PathLike[str], input_spec: Sequence[Any] | None = None, **configs: Any) -> None:
@@ -108,15 +108,15 @@ def _functions_of(layer: Any, input_spec: Any, options: _Options) -> dict[str, T
         if not callable(layer):
             raise ConfigError(f"jit.save: {layer!r} is neither a Layer nor a function")
         return {MAIN: _traced(layer, input_spec, options)}
-    found = {}
+    functions = {}
     if not options.skip_forward:
-        found[MAIN] = _traced(layer.forward, input_spec, options, layer if options.with_hook else None)
+        functions[MAIN] = _traced(layer.forward, input_spec, options, layer if options.with_hook else None)
     for name in dir(type(layer)):
         if name != MAIN and isinstance(inspect.getattr_static(type(layer), name), StaticFunction):
-            found[name] = _traced(getattr(layer, name), None, options)
-    if not found:
+            functions[name] = _traced(getattr(layer, name), None, options)
+    if not functions:
         raise ConfigError("jit.save: skip_forward=True, and no other method is to_static; there is nothing to save")
-    return found
+    return functions
 
 
 def _plain(fn: Any) -> Any:
@@ -187,20 +187,20 @@ def _known_spec(fn: Any) -> Sequence[Any]:
 def _argument_names(fn: Callable[..., Any], count: int) -> list[str]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = list(inspect.signature(fn).parameters.values())
-    found = [p.name for p in parameters if p.kind in kinds]
+    names = [p.name for p in parameters if p.kind in kinds]
     variadic = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
-    if count > len(found):
+    if count > len(names):
         if variadic is None:
             raise ConfigError(
-                f"jit.save: input_spec has {count} entries, {where_defined(fn)} takes {len(found)}: {', '.join(found)}"
+                f"jit.save: input_spec has {count} entries, {where_defined(fn)} takes {len(names)}: {', '.join(names)}"
             )
-        found += [f"{variadic}_{i}" for i in range(count - len(found))]
+        names += [f"{variadic}_{i}" for i in range(count - len(names))]
     needed = [p.name for p in parameters[count:] if p.kind in kinds and p.default is inspect.Parameter.empty]
     if needed:
         raise ConfigError(
             f"jit.save: input_spec has {count} entries, {where_defined(fn)} needs {', '.join(needed)} too"
         )
-    return found[:count]
+    return names[:count]
 
 
 def _discover(functions: Iterable[TracedFunction], buckets: Buckets) -> str:
@@ -214,22 +214,22 @@ def _discover(functions: Iterable[TracedFunction], buckets: Buckets) -> str:
 
 def _names(root: Any, functions: Iterable[TracedFunction]) -> dict[int, tuple[Tensor, str]]:
     """id -> (state Tensor, its name): structured names for what the Layer holds, Tensors' own names for the rest."""
-    found: dict[int, tuple[Tensor, str]] = {}
+    named: dict[int, tuple[Tensor, str]] = {}
     read = {id(t): t for f in functions for t in f.reads}
     if isinstance(root, Layer):
         for name, tensor in root.to_static_state_dict().items():
             # a table that is not in checkpoints is not wanted either unless it is read
             if id(tensor) in read or name in root.state_dict():
-                found.setdefault(id(tensor), (tensor, name))
+                named.setdefault(id(tensor), (tensor, name))
         for name, tensor in root.named_parameters():
-            found.setdefault(id(tensor), (tensor, name))
-    taken = {name for _, name in found.values()}
+            named.setdefault(id(tensor), (tensor, name))
+    taken = {name for _, name in named.values()}
     for key, tensor in read.items():
-        if key not in found:
-            name = tensor.name if tensor.name not in taken else f"{tensor.name}_{len(found)}"
+        if key not in named:
+            name = tensor.name if tensor.name not in taken else f"{tensor.name}_{len(named)}"
             taken.add(name)
-            found[key] = (tensor, name)
-    return found
+            named[key] = (tensor, name)
+    return named
 
 
 def _kinds(root: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -43,23 +43,23 @@ class Spec:
         return f"{self.name} {self.dtype.name}[{', '.join('?' if s is None else str(s) for s in sizes)}]"
 
 
-def as_specs(given: Sequence[Any], what: str) -> list[Spec]:
+def as_specs(values: Sequence[Any], what: str) -> list[Spec]:
     """Specs of InputSpec-like values (shape, dtype, and a name if they have one; None or -1 is an open size).
 
     Raises ConfigError for two inputs of one name, a dim that is no size, or a value without shape and dtype.
     """
-    found: list[Spec] = []
-    for at, spec in enumerate(given):
+    specs: list[Spec] = []
+    for index, spec in enumerate(values):
         if not hasattr(spec, "shape") or not hasattr(spec, "dtype"):
             raise ConfigError(
-                f"{what} {at} is {spec!r}; give InputSpecs, Tensors or arrays, which have shape and dtype"
+                f"{what} {index} is {spec!r}; give InputSpecs, Tensors or arrays, which have shape and dtype"
             )
-        name = getattr(spec, "name", None) or f"x{at}"
+        name = getattr(spec, "name", None) or f"x{index}"
         shape = tuple(_size(dim, f"{what} {name!r}, dim {i}") for i, dim in enumerate(spec.shape))
-        if any(name == other.name for other in found):
+        if any(name == other.name for other in specs):
             raise ConfigError(f"two of the {what}s are named {name!r}; give each InputSpec a name of its own")
-        found.append(Spec(name, dtypes.as_dtype(spec.dtype), shape))
-    return found
+        specs.append(Spec(name, dtypes.as_dtype(spec.dtype), shape))
+    return specs
 
 
 def _size(dim: Any, where: str) -> int | None:
@@ -86,13 +86,13 @@ def combinations(specs: Sequence[Spec], buckets: Mapping[str, Mapping[int, Seque
             if not sizes or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
                 raise ConfigError(f"buckets: dim {dim} of {name!r} has sizes {list(sizes)}; give whole numbers from 1")
             slots.append([(name, dim, size) for size in sorted(set(sizes))])
-    found = []
+    result = []
     for chosen in itertools.product(*slots):
         fixes: Sizes = {}
         for name, dim, size in chosen:
             fixes.setdefault(name, {})[dim] = size
-        found.append(fixes)
-    return found
+        result.append(fixes)
+    return result
 
 
 def fixed(specs: Sequence[Spec], sizes: Sizes) -> list[Spec]:

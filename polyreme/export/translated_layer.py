@@ -159,20 +159,20 @@ class _Call:
 
     def _inputs(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
         """The tensors among the arguments; raises ShapeError or ConfigError for other arguments than were saved."""
-        found: list[Any] = []
+        values: list[Any] = []
         given = self._in_order(args, kwargs)
-        nesting = flatten(given, found)
+        nesting = flatten(given, values)
         if nesting != self.nesting:
             raise ShapeError(
                 f"{self.function.name}: the arguments are nested otherwise than when it was saved; it takes "
                 f"({', '.join(self.names)}) with tensors {', '.join(map(str, self.function.inputs))}"
             )
-        for leaf, value in zip(self.leaves, found, strict=True):
+        for leaf, value in zip(self.leaves, values, strict=True):
             if "value" in leaf and leaf["value"] != value:
                 raise ConfigError(
                     f"{self.function.name}: {value!r} is given where {leaf['value']!r} was saved as part of the program"
                 )
-        return [value for leaf, value in zip(self.leaves, found, strict=True) if "tensor" in leaf]
+        return [value for leaf, value in zip(self.leaves, values, strict=True) if "tensor" in leaf]
 
     def _in_order(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple:
         unknown = [n for n in kwargs if n not in self.names or self.names.index(n) < len(args)]

@@ -143,14 +143,14 @@ def _serialized(exported: Any, differentiable: bool) -> tuple[bytes, str]:
 
 def _common(sides: Sequence[list[Spec]]) -> list[Spec]:
     """The specs over all programs: a size in which they differ is open."""
-    found = []
+    common = []
     for specs in zip(*sides, strict=True):
         first = specs[0]
         same = [all(s.shape[d] == n for s in specs) for d, n in enumerate(first.shape)]
         shape = tuple(n if ok else None for n, ok in zip(first.shape, same, strict=True))
         symbols = tuple(s if n is None else None for n, s in zip(shape, first.symbols, strict=True))
-        found.append(Spec(first.name, first.dtype, shape, symbols))
-    return found
+        common.append(Spec(first.name, first.dtype, shape, symbols))
+    return common
 
 
 def _file(name: str, blobs: Mapping[str, bytes]) -> File:

@@ -25,22 +25,23 @@ def _reindexed(what: str, x: Any, neighbors: Sequence[Any], count: Sequence[Any]
     nodes = column(what, "x", x)
     if len(np.unique(nodes)) < len(nodes):
         raise ShapeError(f"{what}: x holds a node twice; make it unique")
-    found, counts = (
-        [column(what, name, each) for each in given] for name, given in (("neighbors", neighbors), ("count", count))
+    neighbor_ids, counts = (
+        [column(what, name, values) for values in columns]
+        for name, columns in (("neighbors", neighbors), ("count", count))
     )
-    for each, number in zip(found, counts, strict=True):
-        if len(number) % max(len(nodes), 1) or number.sum() != len(each):
+    for row, number in zip(neighbor_ids, counts, strict=True):
+        if len(number) % max(len(nodes), 1) or number.sum() != len(row):
             raise ShapeError(
                 f"{what}: count adds up to {number.sum()} over {len(number)} entries; needs one for each of "
-                f"{len(nodes)} nodes, adding up to the {len(each)} neighbors"
+                f"{len(nodes)} nodes, adding up to the {len(row)} neighbors"
             )
-    out, number = numbered(np.concatenate([nodes, *found]))
-    dst = [np.repeat(np.arange(len(each)) % max(len(nodes), 1), each) for each in counts]
-    ids = nodes.dtype
+    out, number = numbered(np.concatenate([nodes, *neighbor_ids]))
+    dst = [np.repeat(np.arange(len(number)) % max(len(nodes), 1), number) for number in counts]
+    dtype = nodes.dtype
     return (
-        to_tensor(number[len(nodes) :].astype(ids)),
-        to_tensor(np.concatenate(dst).astype(ids)),
-        to_tensor(out.astype(ids)),
+        to_tensor(number[len(nodes) :].astype(dtype)),
+        to_tensor(np.concatenate(dst).astype(dtype)),
+        to_tensor(out.astype(dtype)),
     )
 
 

@@ -16,12 +16,12 @@ from polyreme.errors import ConfigError, ShapeError
 
 def column(what: str, name: str, value: Any) -> np.ndarray:
     """A Tensor [n] or [n, 1] on the host, as [n]. Raises ShapeError for another shape."""
-    found = state.host(value, f"{what}, which chooses on the host,")
-    if found.ndim == 2 and found.shape[1] == 1:
-        found = found[:, 0]
-    if found.ndim != 1:
-        raise ShapeError(f"{what}: {name} {list(found.shape)} must be [n] or [n, 1]")
-    return found
+    array = state.host(value, f"{what}, which chooses on the host,")
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise ShapeError(f"{what}: {name} {list(array.shape)} must be [n] or [n, 1]")
+    return array
 
 
 class Graph:
@@ -125,10 +125,10 @@ def _sampled(
         if len(weight) != len(graph.row) or (weight < 0).any():
             raise ShapeError(f"{what}: edge_weight needs one weight, not below 0, for each of {len(graph.row)} edges")
     edges, counts = drawn(graph, nodes, size, what, weight)
-    found = [to_tensor(graph.row[edges]), to_tensor(counts.astype(np.int32))]
+    results = [to_tensor(graph.row[edges]), to_tensor(counts.astype(np.int32))]
     if return_eids:
         ids = column(what, "eids", eids)
         if len(ids) != len(graph.row):
             raise ShapeError(f"{what}: eids has {len(ids)} ids for {len(graph.row)} edges")
-        found.append(to_tensor(ids[edges]))
-    return tuple(found)
+        results.append(to_tensor(ids[edges]))
+    return tuple(results)

@@ -15,9 +15,9 @@ from polyreme.io import DataLoader, IterableDataset
 from polyreme.nn import Layer
 
 
-def as_specs(what: str, given: Any) -> list[InputSpec]:
+def as_specs(what: str, values: Any) -> list[InputSpec]:
     """The InputSpecs given, as a list. Raises ConfigError for anything else."""
-    specs = as_list(given)
+    specs = as_list(values)
     for spec in specs:
         if not isinstance(spec, InputSpec):
             raise ConfigError(f"Model: {what} holds a {type(spec).__name__}; give InputSpec(shape, dtype)")
@@ -29,14 +29,16 @@ def as_tensors(what: str, values: Any, specs: list[InputSpec]) -> list[Tensor]:
     tensors = [v if isinstance(v, Tensor) else to_tensor(v) for v in as_list(values)]
     if specs and len(tensors) > len(specs):
         raise ShapeError(f"Model: {len(specs)} {what}s are specified, the batch has {len(tensors)}")
-    for at, (tensor, spec) in enumerate(zip(tensors, specs, strict=False)):
+    for index, (tensor, spec) in enumerate(zip(tensors, specs, strict=False)):
         fits = len(spec.shape) == len(tensor.shape) and all(
             w is None or w == h for w, h in zip(spec.shape, tensor.shape, strict=True)
         )
         if not fits:
-            raise ShapeError(f"Model: {what} {at} is specified as {list(spec.shape)}, the batch has {tensor.shape}")
+            raise ShapeError(f"Model: {what} {index} is specified as {list(spec.shape)}, the batch has {tensor.shape}")
         if spec.dtype != tensor.dtype:
-            raise DTypeError(f"Model: {what} {at} is specified as {spec.dtype.name}, the batch has {tensor.dtype.name}")
+            raise DTypeError(
+                f"Model: {what} {index} is specified as {spec.dtype.name}, the batch has {tensor.dtype.name}"
+            )
     return tensors
 
 

@@ -310,9 +310,9 @@ class Model:
         skip_mismatch these are left as they are, with a warning.
         """
         base = str(path).removesuffix(".pdparams")
-        given = load(f"{base}.pdparams")
+        loaded = load(f"{base}.pdparams")
         mine = self.network.state_dict()
-        wrong = [_mismatch(name, tensor, given.get(name)) for name, tensor in mine.items()]
+        wrong = [_mismatch(name, tensor, loaded.get(name)) for name, tensor in mine.items()]
         wrong = [w for w in wrong if w]
         if wrong and not skip_mismatch:
             raise CheckpointError(
@@ -321,7 +321,7 @@ class Model:
             )
         for reason in wrong:
             warnings.warn(f"Model.load skips {reason}", stacklevel=2)
-        self.network.set_state_dict({n: v for n, v in given.items() if n in mine and not _mismatch(n, mine[n], v)})
+        self.network.set_state_dict({n: v for n, v in loaded.items() if n in mine and not _mismatch(n, mine[n], v)})
         if self.optimizer is not None and not reset_optimizer and Path(f"{base}.pdopt").exists():
             self.optimizer.set_state_dict(load(f"{base}.pdopt"))
 

@@ -76,12 +76,12 @@ class Config(OtherEngines):
             raise ConfigError("Config: no model is set; give Config(prefix), the path that jit.save was given")
         if Path(self._model).is_dir():
             return _only_artefact(Path(self._model))
-        found = _without_suffix(self._model)
-        if self._params is not None and _without_suffix(self._params) != found:
+        prefix = _without_suffix(self._model)
+        if self._params is not None and _without_suffix(self._params) != prefix:
             raise ConfigError(
                 f"Config: {self._model!r} and {self._params!r} are of two artefacts; the files of one have one prefix"
             )
-        return Path(found)
+        return Path(prefix)
 
     # the device
 

@@ -48,11 +48,11 @@ class Engine:
     def run(self, arrays: list[Any]) -> list[jax.Array]:
         """The outputs, in order, for the inputs in order. Raises ShapeError or DTypeError, naming the input."""
         key = tuple([(a.shape, a.dtype) for a in arrays])
-        found = self._runs.get(key)
-        if found is None:
+        run = self._runs.get(key)
+        if run is None:
             self.function.check(arrays)
-            found = self._prepared(key, [tuple(a.shape) for a in arrays])
-        return found(arrays)
+            run = self._prepared(key, [tuple(a.shape) for a in arrays])
+        return run(arrays)
 
     def place(self, array: jax.Array) -> jax.Array:
         """A jax array on this engine's device."""
@@ -67,13 +67,13 @@ class Engine:
 
     def _prepared(self, key: Any, shapes: list[tuple[int, ...]]) -> Run:
         with self._compiling:
-            found = self._runs.get(key)
-            if found is None:
+            run = self._runs.get(key)
+            if run is None:
                 program = self.function.program_for(shapes)
                 batch = self._batch_of(program.inputs, shapes) if self.buckets else None
-                found = self._compiled(shapes) if batch is None else self._padding(program, shapes, batch)
-                self._runs[key] = found
-            return found
+                run = self._compiled(shapes) if batch is None else self._padding(program, shapes, batch)
+                self._runs[key] = run
+            return run
 
     def _compiled(self, shapes: Sequence[tuple[int, ...]]) -> Run:
         """The program compiled ahead for exactly these shapes."""
@@ -117,7 +117,7 @@ class Engine:
         )
 
     def _usual_shapes(self) -> list[list[tuple[int, ...]]]:
-        found = []
+        shapes = []
         for program in self.function.programs:
             for spec in program.inputs:
                 for dim in spec.open_dims:
@@ -128,8 +128,8 @@ class Engine:
                         )
             has_batch = any(spec.open_dims for spec in program.inputs)
             for size in (self.buckets or (1,)) if has_batch else (1,):
-                found.append([tuple(size if n is None else n for n in s.shape) for s in program.inputs])
-        return found
+                shapes.append([tuple(size if n is None else n for n in s.shape) for s in program.inputs])
+        return shapes
 
     def _in_order(self, shapes: Mapping[str, Sequence[int]]) -> list[tuple[int, ...]]:
         names = [s.name for s in self.function.inputs]

@@ -30,17 +30,17 @@ class Published:
     url: str
     parameter: str = "data_file"
 
-    def find(self, owner: str, given: str | os.PathLike[str] | None, download: bool) -> Path:
+    def find(self, owner: str, file: str | os.PathLike[str] | None, download: bool) -> Path:
         """The file given, else the published one in a folder of `data_folders`, its digest checked.
 
         Raises DataError where there is none, or one with another digest; download=True cannot fetch it.
         """
         if not isinstance(download, bool):
             raise ConfigError(f"{owner}: download={download!r}; give True or False")
-        if given is not None:
-            if not Path(given).is_file():
-                raise DataError(f"{owner}: {self.parameter}={str(given)!r} is no file; give the path of {self.name}")
-            return Path(given)
+        if file is not None:
+            if not Path(file).is_file():
+                raise DataError(f"{owner}: {self.parameter}={str(file)!r} is no file; give the path of {self.name}")
+            return Path(file)
         folders = data_folders(self.folder)
         for path in (folder / self.name for folder in folders):
             if path.is_file():
@@ -94,15 +94,15 @@ def tar_files(path: Path) -> Iterator[tuple[str, BinaryIO]]:
 
 def tar_texts(path: Path, wanted: tuple[str, ...]) -> dict[str, bytes]:
     """Contents of the files of an archive whose names end so, by that ending. Raises DataError if one is missing."""
-    found: dict[str, bytes] = {}
+    texts: dict[str, bytes] = {}
     for name, file in tar_files(path):
         for ending in wanted:
             if name == ending or name.endswith(f"/{ending}"):
-                found[ending] = file.read()
+                texts[ending] = file.read()
     for ending in wanted:
-        if ending not in found:
+        if ending not in texts:
             raise DataError(f"{path}: holds no {ending}; is it the archive that was meant?")
-    return found
+    return texts
 
 
 # what NumPy arrays and Python 2 strings are pickled with; anything else could run code

@@ -103,15 +103,15 @@ def header(arrays: Iterable[tuple[str, np.ndarray]]) -> bytes:
 
     A dtype that the format has no code for is declared as its bytes, with a last dim of its itemsize.
     """
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     offset = 0
     for name, array in arrays:
         code, shape = _CODE_OF.get(array.dtype), list(array.shape)
         if code is None:
             code, shape = "U8", [*shape, array.dtype.itemsize]
-        found[name] = {"dtype": code, "shape": shape, "data_offsets": [offset, offset + array.nbytes]}
+        entries[name] = {"dtype": code, "shape": shape, "data_offsets": [offset, offset + array.nbytes]}
         offset += array.nbytes
-    return _framed(found)
+    return _framed(entries)
 
 
 def _framed(entries: dict[str, Any]) -> bytes:
@@ -218,12 +218,12 @@ def parse_json(text: str) -> Any:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in result:
             raise ValueError(f"the key {key!r} comes twice")
-        found[key] = value
-    return found
+        result[key] = value
+    return result
 
 
 def _metadata(header: dict[str, Any]) -> dict[str, str]:
@@ -235,15 +235,17 @@ def _metadata(header: dict[str, Any]) -> dict[str, str]:
 
 def _entries(header: dict[str, Any], data_bytes: int) -> dict[str, Entry]:
     """Entries in the order of their data, which they must tile."""
-    found = [(name, _entry(name, value)) for name, value in header.items() if name != "__metadata__"]
-    entries = dict(sorted(found, key=lambda item: (item[1].begin, item[1].end)))
-    at = 0
+    result = [(name, _entry(name, value)) for name, value in header.items() if name != "__metadata__"]
+    entries = dict(sorted(result, key=lambda item: (item[1].begin, item[1].end)))
+    offset = 0
     for name, entry in entries.items():
-        if entry.begin != at:
-            raise CheckpointError(f"tensor {name!r} begins at byte {entry.begin}, expected {at}: an overlap or a gap")
-        at = entry.end
-    if at != data_bytes:
-        raise CheckpointError(f"tensors end at byte {at} but the file holds {data_bytes} bytes of data")
+        if entry.begin != offset:
+            raise CheckpointError(
+                f"tensor {name!r} begins at byte {entry.begin}, expected {offset}: an overlap or a gap"
+            )
+        offset = entry.end
+    if offset != data_bytes:
+        raise CheckpointError(f"tensors end at byte {offset} but the file holds {data_bytes} bytes of data")
     return entries
 
 

@@ -184,15 +184,15 @@ def _check(mode: str, x: Array, weights: Weights, state: State, lengths: Array |
             f"recurrent: x {list(x.shape)}, weight_ih {list(weights.ih.shape)}, weight_hh {list(weights.hh.shape)}; "
             "needs [steps, batch, input], [gates, input] and [gates, hidden]"
         )
-    batch, (gates, given) = x.shape[1], weights.hh.shape
+    batch, (gates, projected) = x.shape[1], weights.hh.shape
     units = gates // CELLS[mode].gates
     want = {
         "weight_ih": (weights.ih, (gates, x.shape[2])),
-        "weight_hh": (weights.hh, (CELLS[mode].gates * units, units if weights.ho is None else given)),
+        "weight_hh": (weights.hh, (CELLS[mode].gates * units, units if weights.ho is None else projected)),
         "bias_ih": (weights.bias_ih, (gates,)),
         "bias_hh": (weights.bias_hh, (gates,)),
-        "weight_ho": (weights.ho, (units, given)),
-        "h": (state[0], (batch, given)),
+        "weight_ho": (weights.ho, (units, projected)),
+        "h": (state[0], (batch, projected)),
         "c": (state[1] if len(state) > 1 else None, (batch, units)),
         "lengths": (lengths, (batch,)),
     }

@@ -77,12 +77,12 @@ def _count_of(layer: Layer, custom: dict[type, Count]) -> Count | None:
     own = custom.get(type(layer))
     if own is not None:
         return own
-    found = next((f for classes, f in COUNTS.items() if type(layer) in classes), None)
-    if found is None:
+    count = next((f for classes, f in COUNTS.items() if type(layer) in classes), None)
+    if count is None:
         return None
 
     def add(layer: Any, x: tuple, y: Any) -> None:
-        layer.total_ops += found(layer, x, y)
+        layer.total_ops += count(layer, x, y)
 
     return add
 

@@ -351,14 +351,14 @@ class Layer(SecondNames):
         keep_vars: bool = True,
     ) -> dict[str, Tensor]:
         """Name -> parameter or persistable buffer: the Tensors themselves, or detached ones with keep_vars=False."""
-        found: dict[str, Tensor] = OrderedDict() if destination is None else destination
+        result: dict[str, Tensor] = OrderedDict() if destination is None else destination
         layers = self.named_sublayers(include_self=True, remove_duplicate=False) if include_sublayers else [("", self)]
         for where, layer in layers:
             prefix = structured_name_prefix + (f"{where}." if where else "")
             for name, tensor in [*layer._parameters.items(), *layer._buffers.items()]:
                 if tensor is not None and name not in layer._non_persistable:
-                    found[prefix + name] = tensor if keep_vars else tensor.detach()
-        return found
+                    result[prefix + name] = tensor if keep_vars else tensor.detach()
+        return result
 
     def set_state_dict(
         self, state_dict: Mapping[str, Any], use_structured_name: bool = True

@@ -78,12 +78,12 @@ def spectral_norm(
 
 
 def _parameter(layer: Layer, name: str, what: str) -> Parameter:
-    found = layer._parameters.get(name)
-    if found is None:
+    parameter = layer._parameters.get(name)
+    if parameter is None:
         raise ConfigError(
             f"{what}: {type(layer).__name__} has no parameter {name!r}; it has {', '.join(layer._parameters) or 'none'}"
         )
-    return found
+    return parameter
 
 
 def _replace(layer: Layer, name: str, compute: Any, parts: dict[str, Any]) -> None:

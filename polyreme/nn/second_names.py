@@ -28,16 +28,16 @@ class SecondNames:
 
     def get_submodule(self: Any, target: str) -> Any:
         """The sublayer of a dotted name, this layer for ""; raises AttributeError if there is none."""
-        found = self
+        layer = self
         for name in target.split(".") if target else ():
-            table = found._sub_layers
+            table = layer._sub_layers
             if table.get(name) is None:
                 raise AttributeError(
-                    f"{self.__class__.__name__} has no sublayer {target!r}: {found.__class__.__name__} has "
+                    f"{self.__class__.__name__} has no sublayer {target!r}: {layer.__class__.__name__} has "
                     f"{', '.join(table) or 'none'}"
                 )
-            found = table[name]
-        return found
+            layer = table[name]
+        return layer
 
     get_sublayer = get_submodule
 
@@ -52,12 +52,12 @@ class SecondNames:
     def _part(self, table: str, what: str, target: str) -> Any:
         where, _, name = target.rpartition(".")
         owner = self.get_submodule(where)
-        found = getattr(owner, table)
-        if found.get(name) is None:
+        parts = getattr(owner, table)
+        if parts.get(name) is None:
             raise AttributeError(
-                f"{owner.__class__.__name__} has no {what} {name!r}; it has {', '.join(found) or 'none'}"
+                f"{owner.__class__.__name__} has no {what} {name!r}; it has {', '.join(parts) or 'none'}"
             )
-        return found[name]
+        return parts[name]
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
         """Forget every parameter's gradient, or set it to zeros."""

@@ -319,13 +319,13 @@ def gumbel_softmax(x: Array, temperature: float = 1.0, hard: bool = False, axis:
     if temperature <= 0:
         raise ConfigError(f"gumbel_softmax: temperature={temperature}; it must be positive")
     dim = positive_dim(axis, x.ndim or 1, "gumbel_softmax")
-    own = floating(x).dtype
+    dtype = floating(x).dtype
     v = wide(x) if x.ndim else wide(x)[None]
     soft = jax.nn.softmax((v + jax.random.gumbel(key, v.shape, v.dtype)) / temperature, dim)
     if hard and soft.size:
         one = jax.nn.one_hot(jnp.argmax(soft, dim), soft.shape[dim], dtype=soft.dtype, axis=dim)
         soft = jax.lax.stop_gradient(one - soft) + soft
-    return soft.astype(own).reshape(x.shape)
+    return soft.astype(dtype).reshape(x.shape)
 
 
 ALIASES = {"swish": "silu", "logsigmoid": "log_sigmoid"}

@@ -99,9 +99,9 @@ def check_coordinates(what: str, index: Any, shape: Any) -> None:
     """check_index for an index [..., k] whose last dim holds coordinates into the first k dims of shape."""
     if not np.ndim(index) or np.shape(index)[-1] > len(shape):
         return
-    found = visible(index)
-    if found is None and checked.on:
-        found = state.read(index) if isinstance(index, TensorState) else index
-    if found is not None:
-        for dim in range(found.shape[-1]):
-            check_index(what, found[..., dim], shape[dim], dim)
+    values = visible(index)
+    if values is None and checked.on:
+        values = state.read(index) if isinstance(index, TensorState) else index
+    if values is not None:
+        for dim in range(values.shape[-1]):
+            check_index(what, values[..., dim], shape[dim], dim)

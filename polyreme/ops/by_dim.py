@@ -58,15 +58,15 @@ def _spelled(fn: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _written(found: Any, out: Any, what: str) -> Any:
+def _written(result: Any, out: Any, what: str) -> Any:
     """found, written into out if that is given: a Tensor for a Tensor, a pair for a pair."""
     if out is None:
-        return found
-    if isinstance(found, TensorState):
-        return creation.assign(found, out)
-    if not isinstance(out, (tuple, list)) or len(out) != len(found):
-        raise ConfigError(f"{what}: out must be {len(found)} Tensors ({', '.join(found._fields)}), got {out!r}")
-    return type(found)(*(creation.assign(f, o) for f, o in zip(found, out, strict=True)))
+        return result
+    if isinstance(result, TensorState):
+        return creation.assign(result, out)
+    if not isinstance(out, (tuple, list)) or len(out) != len(result):
+        raise ConfigError(f"{what}: out must be {len(result)} Tensors ({', '.join(result._fields)}), got {out!r}")
+    return type(result)(*(creation.assign(f, o) for f, o in zip(result, out, strict=True)))
 
 
 @_spelled
@@ -141,12 +141,12 @@ def _median(what: str, input: Any, dim: int | None, keepdim: builtins.bool, out:
             if ignore
             else math.clip(nans, 0, 1) * (size - nans) + (nans == 0) * ((size - 1) // 2)
         )
-        at = math.clip(middle, 0)
+        position = math.clip(middle, 0)
     else:
-        at = creation.full(
+        position = creation.full(
             [1 if i == axis % builtins.max(x.ndim, 1) else n for i, n in enumerate(x.shape)], (size - 1) // 2, "int64"
         )
-    index = gather_scatter.take_along_axis(order, at, axis, False) if x.ndim else order
+    index = gather_scatter.take_along_axis(order, position, axis, False) if x.ndim else order
     found = _picked(MedianRetType, x, index, axis, keepdim)
     if dim is None:
         return _written(manipulation.reshape(found.values, [1] * input.ndim if keepdim else []), out, what)

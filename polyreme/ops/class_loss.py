@@ -224,7 +224,7 @@ def adaptive_log_softmax_with_loss(
     size] for each cluster. Source: arXiv:1609.04309.
     """
     single = len(input.shape) == 1
-    rows, at = (input.reshape([1, -1]), label.reshape([1])) if single else (input, label)
+    rows, labels = (input.reshape([1, -1]), label.reshape([1])) if single else (input, label)
     edges = [int(c) for c in cutoffs]
     if not edges or sorted(set(edges)) != edges or edges[0] < 1:
         raise ConfigError(f"adaptive_log_softmax_with_loss: cutoffs={list(cutoffs)}; give rising numbers of classes")
@@ -233,9 +233,9 @@ def adaptive_log_softmax_with_loss(
             f"adaptive_log_softmax_with_loss: {len(tail_weights)} tail weights for {len(edges) - 1} clusters; needs "
             "two weights for each"
         )
-    check_range(at, edges[-1], "adaptive_log_softmax_with_loss: label")
+    check_range(labels, edges[-1], "adaptive_log_softmax_with_loss: label")
     flat = [w for pair in tail_weights for w in pair]
-    found = pick_classes(adaptive_log_softmax(rows, head_weight, flat, edges, head_bias), at)
+    found = pick_classes(adaptive_log_softmax(rows, head_weight, flat, edges, head_bias), labels)
     loss = -found.mean()
     return (found.reshape([]) if single else found), loss
 

@@ -253,12 +253,12 @@ def lstsq(x: Array, y: Array, rcond: float | None = None, driver: str | None = N
     m, n = x.shape[-2:]
     u, s, vh = jnp.linalg.svd(x, full_matrices=False)
     share = float(jnp.finfo(x.dtype).eps) * max(m, n) if rcond is None else rcond
-    kept = s > share * s[..., :1]
-    inverse = jnp.where(kept, 1 / jnp.where(kept, s, 1), 0).astype(x.dtype)
+    nonzero = s > share * s[..., :1]
+    inverse = jnp.where(nonzero, 1 / jnp.where(nonzero, s, 1), 0).astype(x.dtype)
     solution = turned(vh) @ (inverse[..., None] * (turned(u) @ y))
     left = jnp.real(y - x @ solution)
     residuals = jnp.sum(left**2, -2) if m > n else jnp.zeros((0,), left.dtype)
-    return solution, residuals, jnp.sum(kept, -1).astype(dtypes.int32), s
+    return solution, residuals, jnp.sum(nonzero, -1).astype(dtypes.int32), s
 
 
 @_checked(

@@ -106,13 +106,13 @@ def sigmoid_focal_loss(
     Divided by normalizer. Source: arXiv:1708.02002, equation 5. Raises ShapeError unless the shapes are equal.
     """
     _same_shape(logit, label, "sigmoid_focal_loss")
-    own, (x, y) = _together(logit, label)
+    dtype, (x, y) = _together(logit, label)
     entropy = -(y * jax.nn.log_sigmoid(x) + (1 - y) * jax.nn.log_sigmoid(-x))
     p = jax.nn.sigmoid(x)
     miss = p * (1 - y) + (1 - p) * y
     loss = (alpha * y + (1 - alpha) * (1 - y)) * jnp.power(miss, gamma) * entropy
     loss = loss if normalizer is None else loss / wide(normalizer)
-    return reduced(loss, reduction, "sigmoid_focal_loss").astype(own)
+    return reduced(loss, reduction, "sigmoid_focal_loss").astype(dtype)
 
 
 @op(amp="fp32", method=False)
@@ -224,13 +224,13 @@ def poisson_nll_loss(
     """
     if epsilon <= 0:
         raise ConfigError(f"poisson_nll_loss: epsilon={epsilon}; it must be positive")
-    own, (x, y) = _together(input, label)
+    dtype, (x, y) = _together(input, label)
     loss = jnp.exp(x) - y * x if log_input else x - y * jnp.log(x + epsilon)
     if full:
         large = y > 1
         safe = jnp.where(large, y, 1)
         loss = loss + jnp.where(large, safe * jnp.log(safe) - safe + 0.5 * jnp.log(2 * jnp.pi * safe), 0)
-    return reduced(loss, reduction, "poisson_nll_loss").astype(own)
+    return reduced(loss, reduction, "poisson_nll_loss").astype(dtype)
 
 
 @op(amp="fp32", method=False)
@@ -243,13 +243,13 @@ def gaussian_nll(
             f"gaussian_nll_loss: variance {list(variance.shape)} does not fit input {list(input.shape)}; needs its "
             "shape, or that with the last dim 1 or left out"
         )
-    own, (x, y, v) = _together(input, label, variance)
+    dtype, (x, y, v) = _together(input, label, variance)
     v = v if v.ndim == x.ndim else v[..., None]
     # held up by a constant, so that the gradient goes through
     v = jnp.where(v < 0, jnp.nan, v + jax.lax.stop_gradient(jnp.maximum(v, epsilon) - v))
     loss = 0.5 * (jnp.log(v) + jnp.square(x - y) / v)
     loss = loss + 0.5 * math.log(2 * math.pi) if full else loss
-    return reduced(loss, reduction, "gaussian_nll_loss").astype(own)
+    return reduced(loss, reduction, "gaussian_nll_loss").astype(dtype)
 
 
 @composite(method=False)
@@ -357,12 +357,12 @@ def triplet_margin_loss(
     """
     if margin <= 0:
         raise ConfigError(f"triplet_margin_loss: margin={margin}; it must be positive")
-    own, (x, near, far) = _together(input, positive, negative)
+    dtype, (x, near, far) = _together(input, positive, negative)
     apart = p_norm(x - far + epsilon, float(p), -1)
     if swap:
         apart = jnp.minimum(apart, p_norm(near - far + epsilon, float(p), -1))
     loss = jax.nn.relu(p_norm(x - near + epsilon, float(p), -1) - apart + margin)
-    return reduced(loss, reduction, "triplet_margin_loss").astype(own)
+    return reduced(loss, reduction, "triplet_margin_loss").astype(dtype)
 
 
 @composite(method=False)

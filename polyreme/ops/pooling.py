@@ -400,12 +400,12 @@ def _max_unpool(
     natural = tuple((z - 1) * s + k - 2 * p for z, s, k, p in zip(sizes, step, kernel, pads, strict=True))
     wanted = natural
     if output_size is not None:
-        given = tuple(output_size)
+        size = tuple(output_size)
         # the size of the whole Tensor is taken too
-        given = (given[1:-1] if last else given[2:]) if len(given) == n + 2 else given
-        wanted = per_dim(given, n, f"{what}: output_size")
+        size = (size[1:-1] if last else size[2:]) if len(size) == n + 2 else size
+        wanted = per_dim(size, n, f"{what}: output_size")
         if any(abs(w - have) >= s for w, have, s in zip(wanted, natural, step, strict=True)):
-            raise ShapeError(f"{what}: output_size={list(given)}; needs {list(natural)}, each less than {step} away")
+            raise ShapeError(f"{what}: output_size={list(size)}; needs {list(natural)}, each less than {step} away")
     check_range(indices, math.prod(wanted), f"{what}: index")
     return scatter_to_image(x, indices, wanted, fmt)
 

@@ -40,18 +40,18 @@ def _kept(boxes: np.ndarray, threshold: float, extra: float = 0.0, eta: float = 
 
     eta: what the threshold is multiplied by after each kept box while it is above a half.
     """
-    kept: list[int] = []
+    chosen: list[int] = []
     # of each box with the kept ones before it
     overlap = np.zeros(len(boxes))
-    for at in range(len(boxes)):
-        if len(kept) == most:
+    for index in range(len(boxes)):
+        if len(chosen) == most:
             break
-        if overlap[at] <= threshold:
-            kept.append(at)
-            rest = overlap[at + 1 :]
-            np.maximum(rest, overlaps(boxes[at + 1 :], boxes[at], extra), out=rest)
+        if overlap[index] <= threshold:
+            chosen.append(index)
+            rest = overlap[index + 1 :]
+            np.maximum(rest, overlaps(boxes[index + 1 :], boxes[index], extra), out=rest)
             threshold *= eta if threshold > 0.5 else 1.0
-    return kept
+    return chosen
 
 
 @composite(method=False)
@@ -119,7 +119,7 @@ def matrix_nms(
         raise ShapeError(f"matrix_nms: bboxes {list(b.shape)}, scores {list(s.shape)}; give [n, m, 4], [n, classes, m]")
     rows, indices, numbers = [np.zeros((0, 6), b.dtype)], [np.zeros(0, np.int64)], []
     for image in range(len(b)):
-        found = []
+        candidates = []
         for label in range(s.shape[1]):
             if label == background_label:
                 continue
@@ -127,10 +127,12 @@ def matrix_nms(
             order = order[s[image, label][order] > score_threshold][: None if nms_top_k < 0 else nms_top_k]
             factor = _decay(b[image][order], gaussian_sigma if use_gaussian else None, 0.0 if normalized else 1.0)
             decayed = s[image, label][order] * factor
-            found += [(label, at, score) for at, score in zip(order, decayed, strict=True) if score > post_threshold]
-        best = _descending(np.array([f[2] for f in found]))[: None if keep_top_k < 0 else keep_top_k]
-        rows += [np.array([[found[i][0], found[i][2], *b[image, found[i][1]]]], b.dtype) for i in best]
-        indices.append(np.array([found[i][1] + image * b.shape[1] for i in best], np.int64))
+            candidates += [
+                (label, at, score) for at, score in zip(order, decayed, strict=True) if score > post_threshold
+            ]
+        best = _descending(np.array([f[2] for f in candidates]))[: None if keep_top_k < 0 else keep_top_k]
+        rows += [np.array([[candidates[i][0], candidates[i][2], *b[image, candidates[i][1]]]], b.dtype) for i in best]
+        indices.append(np.array([candidates[i][1] + image * b.shape[1] for i in best], np.int64))
         numbers.append(len(best))
     index = _tensor(np.concatenate(indices)[:, None], np.int32) if return_index else None
     number = _tensor(numbers, np.int32) if return_rois_num else None

@@ -40,14 +40,14 @@ def _ready(x: Any, *args: Any, lengths: Any = None, **_: Any) -> None:
 
 
 def _prepared(
-    x: Array, given: list[Array | None], h: Array | None, c: Array | None, mode: str, batch: int
+    x: Array, optional: list[Array | None], h: Array | None, c: Array | None, mode: str, batch: int
 ) -> tuple[Array, Weights, State]:
     """x, weights and state in one dtype; a state that is not given is zeros."""
     if mode not in CELLS:
         raise ConfigError(f"recurrent_layer: mode={mode!r}; choose one of {', '.join(CELLS)}")
     if c is not None and mode != "LSTM":
         raise ConfigError(f"recurrent_layer: c for mode={mode!r}; only LSTM has one")
-    arrays = [x, *given, h, c]
+    arrays = [x, *optional, h, c]
     there = iter(promote_floating(*(a for a in arrays if a is not None)))
     filled: list[Any] = [None if a is None else next(there) for a in arrays]
     weights = Weights(*filled[1:6])

@@ -171,8 +171,8 @@ def _places_of_largest(
     every = (*shape, pixels.shape[1])
     first = (image[:, None] + top)[:, :, None] * width + left[:, None, :]
     start = jnp.full(every, -jnp.inf, pixels.dtype), jnp.broadcast_to(first[..., None], every)
-    _, at = lax.fori_loop(0, high * across, step, start)
-    return at, ((bottom <= top)[:, :, None] | (right <= left)[:, None, :])
+    _, place = lax.fori_loop(0, high * across, step, start)
+    return place, ((bottom <= top)[:, :, None] | (right <= left)[:, None, :])
 
 
 @preceded(_fitting("psroi_pool"))

@@ -57,19 +57,19 @@ def _dim_taps(
     size: int, out: int, mode: str, ratio: float, align_corners: bool, align_mode: int, antialias: bool
 ) -> Taps:
     """Taps of one dim; ratio is input entries per output entry."""
-    at = np.arange(out)
+    index = np.arange(out)
     if mode == "nearest":
-        return np.minimum(np.floor(at * ratio).astype(np.int64), size - 1)[:, None], np.ones((out, 1))
+        return np.minimum(np.floor(index * ratio).astype(np.int64), size - 1)[:, None], np.ones((out, 1))
     cubic = mode == "bicubic"
     if antialias:
         # the smooth form of the cubic kernel has another parameter by custom
         return _smooth_taps(size, out, ratio, (lambda t: _cubic(t, -0.5)) if cubic else _triangle, 2 if cubic else 1)
     if align_corners:
-        source = at * ((size - 1) / (out - 1) if out > 1 else 0.0)
+        source = index * ((size - 1) / (out - 1) if out > 1 else 0.0)
     elif align_mode == 1 and not cubic:
-        source = at * ratio
+        source = index * ratio
     else:
-        source = (at + 0.5) * ratio - 0.5
+        source = (index + 0.5) * ratio - 0.5
     if cubic:
         return _taps_around(source, size, 2, lambda t: _cubic(t, -0.75))
     return _taps_around(np.clip(source, 0, size - 1), size, 1, _triangle)
@@ -251,19 +251,19 @@ def grid_sample(
     sizes = x.shape[2:]
     v, places = wide(x), []
     for dim, size in enumerate(sizes):
-        at = _unnormalized(wide(grid)[..., n - 1 - dim], size, align_corners)
+        place = _unnormalized(wide(grid)[..., n - 1 - dim], size, align_corners)
         if padding_mode == "reflection":
-            at = _reflected(at, size, align_corners)
-        places.append(at if padding_mode == "zeros" else jnp.clip(at, 0, size - 1))
+            place = _reflected(place, size, align_corners)
+        places.append(place if padding_mode == "zeros" else jnp.clip(place, 0, size - 1))
     flat = v.reshape(*v.shape[:2], -1)
     if mode == "nearest":
-        return _read(flat, [jnp.round(at) for at in places], sizes).astype(x.dtype)
+        return _read(flat, [jnp.round(place) for place in places], sizes).astype(x.dtype)
     total = jnp.zeros((), v.dtype)
     for corner in np.ndindex(*(2,) * n):
-        near = [jnp.floor(at) + c for at, c in zip(places, corner, strict=True)]
+        near = [jnp.floor(place) + c for place, c in zip(places, corner, strict=True)]
         weight = jnp.ones((), v.dtype)
-        for at, lower in zip(places, near, strict=True):
-            weight = weight * (1 - jnp.abs(at - lower))
+        for place, lower in zip(places, near, strict=True):
+            weight = weight * (1 - jnp.abs(place - lower))
         total = total + weight[:, None] * _read(flat, near, sizes)
     return total.astype(x.dtype)
 
@@ -274,8 +274,8 @@ def _read(flat: Array, places: list[Array], sizes: tuple) -> Array:
     for at, size in zip(places, sizes, strict=True):
         inside = inside & (at >= 0) & (at < size)
         index = index * size + jnp.clip(at, 0, size - 1).astype(jnp.int32)
-    found = jnp.take_along_axis(flat, index.reshape(index.shape[0], 1, -1), 2)
-    return jnp.where(inside[:, None], found.reshape(*flat.shape[:2], *index.shape[1:]), 0)
+    values = jnp.take_along_axis(flat, index.reshape(index.shape[0], 1, -1), 2)
+    return jnp.where(inside[:, None], values.reshape(*flat.shape[:2], *index.shape[1:]), 0)
 
 
 def _image(x: Array, data_format: str, what: str) -> bool:

@@ -147,14 +147,14 @@ def moe_gate_dispatch(
     _, expert = lax.top_k(lax.stop_gradient(by), k)
     one_hot = expert.T.reshape(-1)[:, None] == jnp.arange(experts, dtype=expert.dtype)
     nth = ((jnp.cumsum(one_hot, 0, dtype=jnp.int32) - 1) * one_hot).sum(1).reshape(k, s)
-    kept = nth < capacity
+    fits = nth < capacity
     row = expert.T.astype(jnp.int32) * capacity + nth
-    place = jnp.where(kept, row, experts * capacity)
+    place = jnp.where(fits, row, experts * capacity)
     each = jnp.broadcast_to(x, (k, *x.shape))
     rows = jnp.zeros((experts * capacity, x.shape[1]), x.dtype).at[place].set(each, mode="drop")
-    weights = jnp.where(kept.T, jnp.take_along_axis(gate_logits, expert, 1), 0)
+    weights = jnp.where(fits.T, jnp.take_along_axis(gate_logits, expert, 1), 0)
     offsets = jnp.cumsum(one_hot.sum(0, dtype=jnp.int64))
-    return rows, weights, jnp.where(kept, row, 0), offsets, expert.astype(jnp.int32)
+    return rows, weights, jnp.where(fits, row, 0), offsets, expert.astype(jnp.int32)
 
 
 @op(method=False)

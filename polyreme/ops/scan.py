@@ -127,13 +127,13 @@ def _trapezoids(y: Array, x: Array | None, dx: float | None, axis: int, what: st
     n = y.shape[dim]
     width = jnp.asarray(1.0 if dx is None else dx, y.dtype)
     if x is not None:
-        y, at = promote(y, x)
-        if at.ndim == 1:
-            at = at.reshape([-1 if d == dim else 1 for d in range(y.ndim)])
-        if at.shape[dim] != n:
+        y, points = promote(y, x)
+        if points.ndim == 1:
+            points = points.reshape([-1 if d == dim else 1 for d in range(y.ndim)])
+        if points.shape[dim] != n:
             raise ShapeError(
-                f"{what}: x has {at.shape[dim]} samples, y of shape {list(y.shape)} has {n} in axis {axis}"
+                f"{what}: x has {points.shape[dim]} samples, y of shape {list(y.shape)} has {n} in axis {axis}"
             )
-        width = jnp.diff(at, axis=dim)
+        width = jnp.diff(points, axis=dim)
     sides = lax.slice_in_dim(y, 1, n, axis=dim) + lax.slice_in_dim(y, 0, max(n - 1, 0), axis=dim)
     return sides * width / 2, dim

@@ -97,12 +97,12 @@ def sequence_pool(x: Array, lengths: Array, pool_type: str, pad_value: float = 0
 @op(amp="fp32", method=False)
 def sequence_softmax(x: Array, lengths: Array) -> Array:
     """e^x / sum of e^x over each sequence, computed without overflow: [total] or [total, 1], in the shape of x."""
-    own, v = floating(x).dtype, wide(column("sequence_softmax", "x", x))
+    dtype, v = floating(x).dtype, wide(column("sequence_softmax", "x", x))
     rows = rows_of("sequence_softmax", lengths, x.shape[0])
     top = jax.ops.segment_max(jax.lax.stop_gradient(v), rows.ids, rows.n, indices_are_sorted=True)
     e = jnp.exp(v - rows.of_row(top))
     total = jnp.where(rows.inside, rows.of_row(_summed(e, rows)), 1)
-    return jnp.where(rows.inside, e / total, 0).reshape(x.shape).astype(own)
+    return jnp.where(rows.inside, e / total, 0).reshape(x.shape).astype(dtype)
 
 
 @preceded(with_lengths("sequence_reverse"))

@@ -87,15 +87,15 @@ def sequence_pad(
     less (where lengths cannot be read, what does not fit is cut off).
     """
     rows = rows_of("sequence_pad", lengths, x.shape[0])
-    found, valid = padded(x, rows, given_size("sequence_pad", "maxlen", maxlen))
+    result, valid = padded(x, rows, given_size("sequence_pad", "maxlen", maxlen))
     fill = pad_value.astype(x.dtype)
     if fill.shape not in ((), (1,), x.shape[1:]):
         raise ShapeError(
             f"sequence_pad: pad_value {list(fill.shape)}; needs one number or a row {list(x.shape[1:])} of x"
         )
     fill = fill if fill.shape == x.shape[1:] else fill.reshape(())
-    found = jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 1)), found, fill)
-    return found, rows.lengths.astype(dtypes.int64)
+    result = jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 1)), result, fill)
+    return result, rows.lengths.astype(dtypes.int64)
 
 
 def _unpad_ready(x: Any, length: Any, rows: int | None = None, **_: Any) -> Any:
@@ -291,17 +291,17 @@ def sequence_scatter(x: Array, index: Array, updates: Array, lengths: Array) -> 
     x [n, d]; index and updates [total] or [total, 1], divided by lengths [n]. Equal columns add up. Raises
     IndexError for one outside [0, d).
     """
-    at, add = (column("sequence_scatter", n, v) for n, v in (("index", index), ("updates", updates)))
-    if x.ndim != 2 or at.shape != add.shape:
+    positions, add = (column("sequence_scatter", n, v) for n, v in (("index", index), ("updates", updates)))
+    if x.ndim != 2 or positions.shape != add.shape:
         raise ShapeError(
             f"sequence_scatter: x {list(x.shape)}, index {list(index.shape)}, updates {list(updates.shape)}; needs "
             "[n, d] and as many indices as updates"
         )
-    rows = rows_of("sequence_scatter", lengths, at.shape[0])
+    rows = rows_of("sequence_scatter", lengths, positions.shape[0])
     _same_count("sequence_scatter", x.shape[0], rows.n)
     # a negative index would count from the end
-    inside = rows.inside & (at >= 0)
-    return x.at[jnp.where(inside, rows.ids, rows.n), at].add(add.astype(x.dtype), mode="drop")
+    inside = rows.inside & (positions >= 0)
+    return x.at[jnp.where(inside, rows.ids, rows.n), positions].add(add.astype(x.dtype), mode="drop")
 
 
 def kept_first(x: Array, rows: Rows, keep: Array) -> tuple[Array, Array]:
@@ -321,10 +321,10 @@ def sequence_erase(x: Any, lengths: Any, tokens: Any, name: str | None = None) -
     Reads the host: how many are left is the shape. Raises CaptureError inside a capture.
     """
     why = "sequence_erase(), whose result has a shape only known on the host"
-    value, found = on_host(x, why), on_host(lengths, why)
+    value, row_counts = on_host(x, why), on_host(lengths, why)
     check_lengths("sequence_erase", lengths, len(value))
     keep = ~np.isin(column("sequence_erase", "x", value), np.asarray(tokens))
     kept = np.concatenate([[0], np.cumsum(keep)])
-    ends = np.cumsum(found)
-    left = kept[ends] - kept[ends - found]
+    ends = np.cumsum(row_counts)
+    left = kept[ends] - kept[ends - row_counts]
     return gather(x, np.flatnonzero(keep), 0), OPS["cast"](left, dtypes.int64)

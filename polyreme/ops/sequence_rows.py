@@ -66,13 +66,13 @@ def rows_of(what: str, lengths: Array, total: int) -> Rows:
     return Rows(ids, ends - lengths, ends, total)
 
 
-def take_rows(x: Array, at: Array, valid: Array) -> Array:
+def take_rows(x: Array, index: Array, valid: Array) -> Array:
     """x[at] where valid, else zero: x [m, ...], at, valid [*b] -> [*b, ...]. Where it is False nothing is read."""
-    shape = at.shape + x.shape[1:]
+    shape = index.shape + x.shape[1:]
     if not x.shape[0]:
         return jnp.zeros(shape, x.dtype)
     mask = valid.reshape(valid.shape + (1,) * (x.ndim - 1))
-    return jnp.where(mask, jnp.take(x, jnp.where(valid, at, 0), 0, mode="clip"), jnp.zeros((), x.dtype))
+    return jnp.where(mask, jnp.take(x, jnp.where(valid, index, 0), 0, mode="clip"), jnp.zeros((), x.dtype))
 
 
 def padded(x: Array, rows: Rows, length: int, reverse: bool = False) -> tuple[Array, Array]:
@@ -113,13 +113,13 @@ def column(what: str, name: str, x: Any) -> Any:
 
 def check_lengths(what: str, lengths: Any, total: int) -> None:
     """Raise ShapeError if lengths are at hand and do not add up to total."""
-    found = at_hand(lengths)
-    if found is None or found.dtype.kind not in "iu":
+    values = at_hand(lengths)
+    if values is None or values.dtype.kind not in "iu":
         return
-    if found.size and found.min() < 0:
-        raise ShapeError(f"{what}: length {found.min()} is negative; a sequence has 0 rows or more")
-    if found.sum() != total:
-        raise ShapeError(f"{what}: lengths add up to {found.sum()}, x has {total} rows; they must be the same")
+    if values.size and values.min() < 0:
+        raise ShapeError(f"{what}: length {values.min()} is negative; a sequence has 0 rows or more")
+    if values.sum() != total:
+        raise ShapeError(f"{what}: lengths add up to {values.sum()}, x has {total} rows; they must be the same")
 
 
 def with_lengths(what: str) -> Callable[..., None]:

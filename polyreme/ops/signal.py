@@ -117,12 +117,12 @@ def _not_lost(
 ) -> None:
     """Raise NumericsError where a window at hand leaves samples that no frame says anything of."""
     hop, win = _lengths(n_fft, hop_length, win_length, "istft")
-    held = np.ones(win) if window is None else at_hand(window)
-    if held is None or held.shape != (win,) or len(x.shape) not in (2, 3) or x.shape[-1] < 1:
+    weights = np.ones(win) if window is None else at_hand(window)
+    if weights is None or weights.shape != (win,) or len(x.shape) not in (2, 3) or x.shape[-1] < 1:
         return
     squares = np.zeros(n_fft)
     left = (n_fft - win) // 2
-    squares[left : left + win] = np.abs(held) ** 2
+    squares[left : left + win] = np.abs(weights) ** 2
     envelope = np.bincount(_places(x.shape[-1], n_fft, hop).ravel(), np.tile(squares, x.shape[-1]))
     kept = envelope[_kept(len(envelope), n_fft, center, length)]
     if kept.size and kept.min() < _LEAST_ENVELOPE:

@@ -24,15 +24,15 @@ from polyreme.ops.manipulation import resolve_shape
 def slice_index(shape: Sequence[int], axes: Any, starts: Any, ends: Any, strides: Any, what: str) -> tuple:
     """The index x[...] of a slice along each of axes; bounds past the ends are cut as Python's are."""
     dims = dims_of(axes, len(shape), what)
-    given = [ints(starts), ints(ends), ints(strides) if strides is not None else (1,) * len(dims)]
-    if any(len(g) != len(dims) for g in given):
+    limits = [ints(starts), ints(ends), ints(strides) if strides is not None else (1,) * len(dims)]
+    if any(len(g) != len(dims) for g in limits):
         raise ShapeError(
-            f"{what}: {len(dims)} axes need as many starts, ends and strides, got {[len(g) for g in given]}"
+            f"{what}: {len(dims)} axes need as many starts, ends and strides, got {[len(g) for g in limits]}"
         )
-    if 0 in given[2]:
-        raise ShapeError(f"{what}: strides {list(given[2])} must not be 0")
+    if 0 in limits[2]:
+        raise ShapeError(f"{what}: strides {list(limits[2])} must not be 0")
     index = [builtins.slice(None)] * len(shape)
-    for dim, start, end, stride in zip(dims, *given, strict=True):
+    for dim, start, end, stride in zip(dims, *limits, strict=True):
         index[dim] = builtins.slice(start, end, stride)
     return tuple(index)
 
@@ -54,12 +54,12 @@ def strided_slice(
 @op
 def narrow(input: Array, dim: int, start: int, length: int) -> Array:
     """`length` slices of input along dim from start on, which may count from the end."""
-    at = dim_of(dim, input.ndim, "narrow")
-    size = input.shape[at]
+    index = dim_of(dim, input.ndim, "narrow")
+    size = input.shape[index]
     first = start + size if start < 0 else start
     if not 0 <= first <= first + length <= size:
-        raise ShapeError(f"narrow: start={start}, length={length} leaves dim {at} of {list(input.shape)}")
-    return jax.lax.slice_in_dim(input, first, first + length, axis=at)
+        raise ShapeError(f"narrow: start={start}, length={length} leaves dim {index} of {list(input.shape)}")
+    return jax.lax.slice_in_dim(input, first, first + length, axis=index)
 
 
 @op

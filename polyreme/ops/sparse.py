@@ -159,18 +159,18 @@ def window_sources(
     known = flat([batches, *place], (0, *spatial))
     order = jnp.argsort(known)
     known = known[order]
-    found = []
+    sources = []
     for offset in itertools.product(*(range(k) for k in kernel)):
-        at = [
+        position = [
             o.astype(dtypes.int64) * s - p + k * d
             for o, s, p, k, d in zip(outs[1:], stride, pads, offset, dilation, strict=True)
         ]
-        inside = jnp.ones(at[0].shape, bool)
-        for a, size in zip(at, spatial, strict=True):
+        inside = jnp.ones(position[0].shape, bool)
+        for a, size in zip(position, spatial, strict=True):
             inside &= (a >= 0) & (a < size)
-        wanted = flat([outs[0].astype(dtypes.int64), *at], (0, *spatial))
-        found.append(_position(known, order, wanted, inside))
-    return jnp.stack(found, 1)
+        wanted = flat([outs[0].astype(dtypes.int64), *position], (0, *spatial))
+        sources.append(_position(known, order, wanted, inside))
+    return jnp.stack(sources, 1)
 
 
 def _position(known: Array, order: Array, wanted: Array, inside: Array) -> Array:

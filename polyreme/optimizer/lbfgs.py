@@ -125,21 +125,21 @@ class LBFGS(Optimizer):
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state_dict. Raises CheckpointError, changing nothing, for one of other parameters."""
-        own = {f"lbfgs_{n}": n for n in _KEPT}
-        given = {
-            own[k]: np.asarray(v.numpy() if isinstance(v, Tensor) else v) for k, v in state_dict.items() if k in own
+        names = {f"lbfgs_{n}": n for n in _KEPT}
+        values = {
+            names[k]: np.asarray(v.numpy() if isinstance(v, Tensor) else v) for k, v in state_dict.items() if k in names
         }
-        if given and set(given) != set(_KEPT):
-            raise CheckpointError(f"LBFGS.set_state_dict: lacks {sorted(set(_KEPT) - set(given))} of lbfgs_*")
+        if values and set(values) != set(_KEPT):
+            raise CheckpointError(f"LBFGS.set_state_dict: lacks {sorted(set(_KEPT) - set(values))} of lbfgs_*")
         n = sum(p.size for p in self._parameters if not p.stop_gradient)
         for name in ("move", "gradient"):
-            if given and given[name].shape != (n,):
+            if values and values[name].shape != (n,):
                 raise CheckpointError(
-                    f"LBFGS.set_state_dict: lbfgs_{name} has shape {list(given[name].shape)}, the parameters have {n} "
+                    f"LBFGS.set_state_dict: lbfgs_{name} has shape {list(values[name].shape)}, the parameters have {n} "
                     "elements"
                 )
-        super().set_state_dict({k: v for k, v in state_dict.items() if k not in own})
-        self._kept = {name: jnp.asarray(a) for name, a in given.items()}
+        super().set_state_dict({k: v for k, v in state_dict.items() if k not in names})
+        self._kept = {name: jnp.asarray(a) for name, a in values.items()}
 
     def state_arrays(self, names: Mapping[int, str]) -> dict[str, jax.Array]:
         """Raises ConfigError: there is no state per parameter that a sharded checkpoint could keep."""
@@ -201,38 +201,38 @@ class _Run:
         self.first_loss, self.value, self.gradient = owner.evaluate(closure, self.live)
         self.evaluations = 1
 
-    def iterate(self, kept: dict[str, Any]) -> dict[str, Any]:
+    def iterate(self, saved: dict[str, Any]) -> dict[str, Any]:
         """Run the iterations; -> what the next call starts from."""
         owner, rate = self.owner, self.owner.get_lr()
         if _largest(self.gradient) <= owner._flat:
-            return kept
+            return saved
         for iteration in range(owner._most_iterations):
-            history = self._history(kept)
+            history = self._history(saved)
             way, slope, length = _next_way(history, self.gradient)
-            first = not kept
+            first = not saved
             trial = min(1.0, 1.0 / float(length)) * rate if first else rate
             if not float(slope) < -owner._still:
                 break
             before, gradient = self.value, self.gradient
             is_last = iteration + 1 == owner._most_iterations
             move = self._search(way, slope, trial) if owner._searches else self._go(way, trial, is_last)
-            kept = {**history._asdict(), "move": move, "gradient": gradient}
+            saved = {**history._asdict(), "move": move, "gradient": gradient}
             if self.evaluations >= owner._most_evaluations or _largest(self.gradient) <= owner._flat:
                 break
             if _largest(move) <= owner._still or abs(float(self.value) - float(before)) < owner._still:
                 break
-        return kept
+        return saved
 
-    def _history(self, kept: dict[str, Any]) -> History:
+    def _history(self, saved: dict[str, Any]) -> History:
         """The pairs with the last move's, once its gradient is known."""
         n, most = self.gradient.shape[0], self.owner._most_pairs
-        if not kept:
+        if not saved:
             return no_history(min(_FIRST_ROOM, most), n, self.gradient.dtype)
-        history = History(*(kept[name] for name in History._fields))
+        history = History(*(saved[name] for name in History._fields))
         room = history.steps.shape[0]
         if room < most and int(history.count) == room:
             history = with_room(history, min(2 * room, most))
-        return _remembered(history, kept["move"], self.gradient - kept["gradient"])
+        return _remembered(history, saved["move"], self.gradient - saved["gradient"])
 
     def _go(self, way: Any, step: float, is_last: bool) -> Any:
         move = way * jnp.asarray(step, way.dtype)

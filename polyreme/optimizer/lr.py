@@ -425,12 +425,12 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         super().__init__(learning_rate, last_epoch, verbose)
 
     def get_lr(self) -> float:
-        at, span = self.last_epoch + self.epoch_fraction, self.T_0
+        epoch_in_cycle, span = self.last_epoch + self.epoch_fraction, self.T_0
         if self.T_mult == 1:
-            at %= span
-        while at >= span:
-            at, span = at - span, span * self.T_mult
-        return _cosine(self.base_lr, self.eta_min, at / span)
+            epoch_in_cycle %= span
+        while epoch_in_cycle >= span:
+            epoch_in_cycle, span = epoch_in_cycle - span, span * self.T_mult
+        return _cosine(self.base_lr, self.eta_min, epoch_in_cycle / span)
 
     def state_dict(self) -> dict[str, Any]:
         """The state, with "epoch_fraction" when steps were given in fractions."""

@@ -65,29 +65,29 @@ def _minimize(
     def go_on(found: Found) -> Any:
         return ~found.stopped & (found.iterations < limits.iterations)
 
-    def iterate(found: Found) -> Found:
-        way = way_of(found.memory, found.gradient)
-        search = _searched(objective, found, way, limits)
+    def iterate(step: Found) -> Found:
+        way = way_of(step.memory, step.gradient)
+        search = _searched(objective, step, way, limits)
         point = search.low
-        move, change = point.step * way, point.gradient - found.gradient
+        move, change = point.step * way, point.gradient - step.gradient
         flat = _largest(point.gradient) <= limits.gradient
-        still = (_largest(move) <= limits.change) | (jnp.abs(point.value - found.value) <= limits.change)
+        still = (_largest(move) <= limits.change) | (jnp.abs(point.value - step.value) <= limits.change)
         # no step at all: the direction goes nowhere lower, which a change of 0 also is, but no minimum was shown
         lost = point.step == 0
         return Found(
-            flat | (still & ~lost), found.calls + search.count, found.position + move, point.value, point.gradient,
-            learnt(found.memory, move, change), found.iterations + 1, flat | still | lost,
+            flat | (still & ~lost), step.calls + search.count, step.position + move, point.value, point.gradient,
+            learnt(step.memory, move, change), step.iterations + 1, flat | still | lost,
         )  # fmt: skip
 
     return jax.lax.while_loop(go_on, iterate, begun)
 
 
-def _searched(objective: Objective, found: Found, way: Any, limits: Limits) -> line_search.Search:
+def _searched(objective: Objective, step: Found, way: Any, limits: Limits) -> line_search.Search:
     def evaluate(search: line_search.Search) -> line_search.Search:
-        value, gradient = objective(found.position + search.step * way)
+        value, gradient = objective(step.position + search.step * way)
         return line_search.advance(search, value, jnp.vdot(gradient, way), gradient, limits.search, limits.change)
 
-    begun = line_search.begin(found.value, jnp.vdot(found.gradient, way), found.gradient, limits.step)
+    begun = line_search.begin(step.value, jnp.vdot(step.gradient, way), step.gradient, limits.step)
     return jax.lax.while_loop(lambda s: s.stage != line_search.DONE, evaluate, begun)
 
 

@@ -347,12 +347,12 @@ class Optimizer(OptimizerState):
 
     def _clipped_together(self) -> dict[int, list[int]]:
         """id of each clip by global norm -> places of the parameters whose gradients it looks at."""
-        found: dict[int, list[int]] = {}
+        groups: dict[int, list[int]] = {}
         for at, p in enumerate(self._parameters):
             clip = self._clip_of[id(p)]
             if isinstance(clip, ClipGradByGlobalNorm) and getattr(p, "need_clip", True):
-                found.setdefault(id(clip), []).append(at)
-        return found
+                groups.setdefault(id(clip), []).append(at)
+        return groups
 
     def _leaves(self, live: list[Any], key: Sequence[tuple]) -> list[Leaf]:
         return [self._leaf(p, options) for p, (options, _, _) in zip(live, key, strict=True)]

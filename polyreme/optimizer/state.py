@@ -135,13 +135,13 @@ class OptimizerState:
         return found | {f"{key}_learning_rate": self._shared.first.rate}
 
     def _per_parameter(self, names: Mapping[int, str]) -> dict[str, Tensor]:
-        found = {
+        tensors = {
             f"{slot}/{names[id(p)]}": held[id(p)]
             for slot, held in self._slots.items()
             for p in self._parameters
             if id(p) in held
         }
-        return found | {f"master/{names[key]}": t for key, t in self._masters.items()}
+        return tensors | {f"master/{names[key]}": t for key, t in self._masters.items()}
 
     def _restored(self, p: Any, name: str, tensor: Tensor) -> Tensor:
         """tensor with the value that set_state_dict left for it, if any."""
@@ -164,31 +164,31 @@ class OptimizerState:
 
         Slots and master weights are the Tensors themselves: later steps change them. State not made yet is left out.
         """
-        found: dict[str, Any] = dict(self._pending)
+        result: dict[str, Any] = dict(self._pending)
         scalars = {n: self._shared.values(n, "Optimizer.state_dict()") for n in self._shared.first.scalars}
-        for at, p in enumerate(self._parameters):
+        for index, p in enumerate(self._parameters):
             for name in self.slots:
                 if id(p) in self._slots[name]:
-                    found[f"{p.name}_{name}_0"] = self._slots[name][id(p)]
+                    result[f"{p.name}_{name}_0"] = self._slots[name][id(p)]
             for name, values in scalars.items():
-                found[f"{p.name}_{name}_0"] = to_tensor(values[at])
+                result[f"{p.name}_{name}_0"] = to_tensor(values[index])
             if id(p) in self._masters:
-                found[f"{p.name}_master_0"] = self._masters[id(p)]
+                result[f"{p.name}_master_0"] = self._masters[id(p)]
         if self._scheduler is not None:
-            found["LR_Scheduler"] = self._scheduler.state_dict()
-        return found
+            result["LR_Scheduler"] = self._scheduler.state_dict()
+        return result
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state_dict; a parameter that has no entries in it starts again.
 
         Raises CheckpointError, changing nothing, for a name or shape that does not fit.
         """
-        given = {k: v for k, v in state_dict.items() if k != "LR_Scheduler"}
+        values = {k: v for k, v in state_dict.items() if k != "LR_Scheduler"}
         scheduler = state_dict.get("LR_Scheduler")
-        self._check_state(given, scheduler)
+        self._check_state(values, scheduler)
         if scheduler is not None:
             self._scheduler.set_state_dict(scheduler)  # type: ignore[union-attr]
-        self._pending = {k: np.array(v.numpy()) if isinstance(v, Tensor) else np.array(v) for k, v in given.items()}
+        self._pending = {k: np.array(v.numpy()) if isinstance(v, Tensor) else np.array(v) for k, v in values.items()}
         for p in self._parameters:
             for name in self.slots:
                 if id(p) in self._slots[name]:
@@ -203,17 +203,17 @@ class OptimizerState:
 
     set_dict = set_state_dict
 
-    def _check_state(self, given: Mapping[str, Any], scheduler: Any) -> None:
+    def _check_state(self, values: Mapping[str, Any], scheduler: Any) -> None:
         owner = type(self).__name__
         known = {f"{p.name}_{n}_0": (p, n) for p in self._parameters for n in (*self.slots, *self.scalars, "master")}
-        unknown = [k for k in given if k not in known]
+        unknown = [k for k in values if k not in known]
         if unknown:
             raise CheckpointError(
                 f"{owner}.set_state_dict: unknown entries {unknown[:10]}; this optimizer has slots "
                 f"{[*self.slots, *self.scalars]} and parameters {[p.name for p in self._parameters][:10]}. A second "
                 "copy of a model gets the first one's names when it is built under utils.unique_name.guard()"
             )
-        for key, value in given.items():
+        for key, value in values.items():
             p, name = known[key]
             shape = tuple(value.shape if hasattr(value, "shape") else np.shape(value))
             fits = shape in ((), (1,)) if name in self.scalars else shape == tuple(p.shape)
@@ -225,7 +225,7 @@ class OptimizerState:
                     "make the optimizer with multi_precision=True and the parameter float16 or bfloat16"
                 )
         for p in self._parameters:
-            lacking = [n for n in self.slots if f"{p.name}_{n}_0" not in given]
+            lacking = [n for n in self.slots if f"{p.name}_{n}_0" not in values]
             if lacking and len(lacking) < len(self.slots):
                 raise CheckpointError(
                     f"{owner}.set_state_dict: {p.name} lacks {lacking}; give the state_dict of a {owner} made with the "

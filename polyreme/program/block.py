@@ -84,12 +84,12 @@ class Block:
 
     def free(self) -> list[str]:
         """Names it takes from outside, each once."""
-        known, found = set(self.takes), {}
+        known, names = set(self.takes), {}
         for op in self.ops:
-            found.update(dict.fromkeys(n for n in op.reads() if n not in known))
+            names.update(dict.fromkeys(n for n in op.reads() if n not in known))
             known.update(op.outputs)
-        found.update(dict.fromkeys(n for n in refs(self.gives) if n not in known))
-        return list(found)
+        names.update(dict.fromkeys(n for n in refs(self.gives) if n not in known))
+        return list(names)
 
     def create_var(
         self,
@@ -107,13 +107,13 @@ class Block:
         if name in self.vars:
             raise ProgramError(f"the Program already has a variable {name!r}; names are unique in a block")
         sizes = tuple(DYNAMIC if s is None else int(s) for s in shape)
-        made = Variable.__new__(Variable)
+        variable = Variable.__new__(Variable)
         symbol = Symbol(name, sizes, dtypes.as_dtype(dtype or dtypes.default_dtype()), weak_type, known, probed)
-        Tensor.__init__(made, symbol, stop_gradient=stop_gradient)
-        made.name, made.persistable, made.block = name, persistable, self
-        self.vars[name] = made
+        Tensor.__init__(variable, symbol, stop_gradient=stop_gradient)
+        variable.name, variable.persistable, variable.block = name, persistable, self
+        self.vars[name] = variable
         self.program.changed()
-        return made
+        return variable
 
     def all_parameters(self) -> list[Tensor]:
         """The trainable and frozen parameters declared here."""

@@ -36,7 +36,7 @@ class Buckets:
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = {name: {dim: _checked(name, dim, s) for dim, s in dims.items()} for name, dims in sizes.items()}
 
-    def padded(self, program: Program, given: Mapping[str, Any]) -> Shapes:
+    def padded(self, program: Program, feed: Mapping[str, Any]) -> Shapes:
         """The shapes that feeds are padded to. Raises ProgramError for a name, dim or size that has no bucket."""
         for name, dims in self._sizes.items():
             variable = program.global_block().vars.get(name)
@@ -46,16 +46,16 @@ class Buckets:
                     raise ProgramError(
                         f"buckets: dim {dim} of {name!r} is no size that may differ, {have}; declare it with None"
                     )
-        return {n: self._shape(n, a.shape) for n, a in given.items()}
+        return {n: self._shape(n, a.shape) for n, a in feed.items()}
 
     def _shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        found = list(shape)
+        result = list(shape)
         for dim, sizes in self._sizes.get(name, {}).items():
             fits = [s for s in sizes if s >= shape[dim]]
             if not fits:
                 raise ProgramError(f"feed: {name!r} has {shape[dim]} in dim {dim}, its buckets end at {sizes[-1]}")
-            found[dim] = fits[0]
-        return tuple(found)
+            result[dim] = fits[0]
+        return tuple(result)
 
     @property
     def dims(self) -> dict[str, tuple[int, ...]]:
@@ -84,7 +84,7 @@ class BucketRun:
         self,
         program: Program,
         scope: Scope,
-        given: Mapping[str, Any],
+        feed: Mapping[str, Any],
         padded: Shapes,
         names: Sequence[str],
         bucketed: Shapes,
@@ -98,17 +98,17 @@ class BucketRun:
                 "buckets: the Program has a backward, and rows of padding would count in its loss; train without "
                 "buckets, and use them for a clone(for_test=True)"
             )
-        self._run = make_run(program, scope, _filled(given, padded), names, on_place)
+        self._run = make_run(program, scope, _filled(feed, padded), names, on_place)
         if self._run.changes:
             raise ProgramError(
                 "buckets: the Program changes persistable values or draws random numbers, which padding would change; "
                 "use a clone(for_test=True)"
             )
         grown = {n: tuple(2 * s if d in bucketed.get(n, ()) else s for d, s in enumerate(padded[n])) for n in padded}
-        self._whole = self._shapes(given, padded)
+        self._whole = self._shapes(feed, padded)
         reached = depends(program.global_block().ops, {n for n in bucketed if n in padded})
         self._cut = [name in reached for name in names]
-        for name, cut, shape, other in zip(names, self._cut, self._whole, self._shapes(given, grown), strict=True):
+        for name, cut, shape, other in zip(names, self._cut, self._whole, self._shapes(feed, grown), strict=True):
             if cut and shape == other:
                 raise ProgramError(
                     f"buckets: fetch {name!r} of shape {list(shape)} depends on the padded {sorted(bucketed)}, but its "
@@ -119,17 +119,17 @@ class BucketRun:
         """Whether the scope still looks as it did."""
         return self._run.serves(given)
 
-    def __call__(self, given: Mapping[str, Any]) -> list[Any]:
-        outs = self._run(_filled(given, self._padded))
-        if all(tuple(a.shape) == self._padded[n] for n, a in given.items()):
+    def __call__(self, feed: Mapping[str, Any]) -> list[Any]:
+        outs = self._run(_filled(feed, self._padded))
+        if all(tuple(a.shape) == self._padded[n] for n, a in feed.items()):
             return outs
-        shapes = self._shapes(given, {n: tuple(a.shape) for n, a in given.items()})
+        shapes = self._shapes(feed, {n: tuple(a.shape) for n, a in feed.items()})
         outs = [
             out[tuple(slice(0, s) for s in shape)] if cut else out
             for out, shape, cut in zip(outs, shapes, self._cut, strict=True)
         ]
         if not self._compared:
-            self._compare(given, outs)
+            self._compare(feed, outs)
             self._compared = True
         return outs
 

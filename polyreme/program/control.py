@@ -88,12 +88,12 @@ def _taken(block: Block, like: Any) -> Any:
     if not isinstance(like, TensorState):
         return like
     array = like._array
-    made = block.create_var(
+    variable = block.create_var(
         None, array.shape, array.dtype, stop_gradient=like.stop_gradient, probed=getattr(array, "sizes", None)
     )
-    made._node = block
-    block.takes.append(made.name)
-    return made
+    variable._node = block
+    block.takes.append(variable.name)
+    return variable
 
 
 def _names(recorder: Recording, value: Any) -> Any:
@@ -212,19 +212,19 @@ def recompute(recorder: Recording, function: Callable[..., Any], args: tuple, kw
     """Record a call of which backward keeps the inputs only."""
     leaves: list[Any] = []
     spec = flatten((args, kwargs), leaves)
-    given = [v for v in leaves if isinstance(v, TensorState)]
+    inputs = [v for v in leaves if isinstance(v, TensorState)]
 
     def call(*now: Any) -> Any:
         left = iter(now)
         again, named = rebuild(spec, iter([next(left) if isinstance(v, TensorState) else v for v in leaves]))
         return function(*again, **named)
 
-    side = _recorded(recorder, call, given)
+    side = _recorded(recorder, call, inputs)
     if side.carried:
         raise ProgramError("recompute: the function changes Variables from outside in place; return new ones")
     outs: list[Any] = []
     result = flatten(side.result, outs)
     side.block.gives = [_names(recorder, v) for v in outs if isinstance(v, TensorState)]
-    op = Recompute(inputs=[recorder.name_of(v) for v in given], block=side.block)
+    op = Recompute(inputs=[recorder.name_of(v) for v in inputs], block=side.block)
     made = iter(_append(recorder, op, len(side.block.gives), "recompute"))
     return rebuild(result, iter([next(made) if isinstance(v, TensorState) else v for v in outs]))

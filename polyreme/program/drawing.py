@@ -87,23 +87,23 @@ def graph_of(program: Program) -> Graph:
 
 
 def _graph(block: Block, program: Program, inner: bool = False) -> Graph:
-    graph, made = Graph(), {}
+    graph, maker_of = Graph(), {}
     entering = [*block.takes, *(n for n in block.free() if n not in block.takes and not _is_kept(n, block, program))]
     for name in entering:
         var = block.find_var(name)
         fed = not inner and getattr(var, "is_data", False)
-        made[name] = len(graph.items)
+        maker_of[name] = len(graph.items)
         graph.items.append(Item("data" if fed else "port", _short(name), [] if inner and var is None else _typed(var)))
     for op in block.ops:
         item = _item(op, block, program)
-        at = len(graph.items)
+        index = len(graph.items)
         graph.items.append(item)
-        graph.edges += [(a, at) for a in dict.fromkeys(made[n] for n in op.reads() if n in made)]
-        made.update(dict.fromkeys(op.outputs, at))
+        graph.edges += [(a, index) for a in dict.fromkeys(maker_of[n] for n in op.reads() if n in maker_of)]
+        maker_of.update(dict.fromkeys(op.outputs, index))
     if block.gives:
-        at = len(graph.items)
+        index = len(graph.items)
         graph.items.append(Item("port", "gives", [_given(v) for v in block.gives][:_LISTED]))
-        graph.edges += [(a, at) for a in dict.fromkeys(made[n] for n in refs(block.gives) if n in made)]
+        graph.edges += [(a, index) for a in dict.fromkeys(maker_of[n] for n in refs(block.gives) if n in maker_of)]
     return graph
 
 
@@ -208,33 +208,33 @@ def _part(item: Item) -> _Part:
 def _drawn(part: _Part) -> list[str]:
     item, box = part.item, part.box
     fill = _FILL["frame"] if part.frames else _FILL[item.kind]
-    found = [
+    lines = [
         f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" '
         f'rx="{12 if item.kind in ("data", "port") else 4}" fill="{fill}" stroke="{_EDGE[item.kind]}"/>'
     ]
     y = box.y + _LINE - 1
-    found.append(_written(box.centre, y, item.title, "middle", weight="bold"))
+    lines.append(_written(box.centre, y, item.title, "middle", weight="bold"))
     for text in item.lines:
         y += _LINE
-        found.append(_written(box.centre, y, text, "middle", "#57606a"))
+        lines.append(_written(box.centre, y, text, "middle", "#57606a"))
     for text in item.parameters:
         y += _LINE + 2
         width = (len(text) + 2) * _CHAR
-        found.append(
+        lines.append(
             f'<rect x="{box.centre - width / 2:.1f}" y="{y - 12:.1f}" width="{width:.1f}" height="16" rx="8" '
             'fill="#fff3cd" stroke="#c99700"/>'
         )
-        found.append(_written(box.centre, y, text, "middle", "#6b5200"))
+        lines.append(_written(box.centre, y, text, "middle", "#6b5200"))
     top = y + _PAD
     for x, width, height, name, body in part.frames:
-        found.append(
+        lines.append(
             f'<rect x="{box.x + x:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" rx="4" '
             f'fill="#ffffff" stroke="{_EDGE["frame"]}" stroke-dasharray="5 3"/>'
         )
-        found.append(_written(box.x + x + _PAD, top + _LINE - 2, name, "start", "#57606a", "bold"))
-        found.append(f'<g transform="translate({box.x + x + _PAD:.1f} {top + _LINE + _PAD:.1f})">')
-        found += [*body, "</g>"]
-    return found
+        lines.append(_written(box.x + x + _PAD, top + _LINE - 2, name, "start", "#57606a", "bold"))
+        lines.append(f'<g transform="translate({box.x + x + _PAD:.1f} {top + _LINE + _PAD:.1f})">')
+        lines += [*body, "</g>"]
+    return lines
 
 
 def _written(x: float, y: float, text: str, anchor: str, colour: str = "#1f2328", weight: str = "normal") -> str:

@@ -141,8 +141,8 @@ class Encoder:
     def _object(self, value: Any, where: str) -> Any:
         if id(value) in self._seen:
             return {"$again": self._seen[id(value)][0]}
-        made = self._described(value, where)
-        if made is None:
+        body = self._described(value, where)
+        if body is None:
             kind = "the function" if callable(value) and not isinstance(value, type) else "a value of class"
             shown = getattr(value, "__qualname__", type(value).__name__)
             raise ProgramError(
@@ -155,7 +155,7 @@ class Encoder:
             )
         number = len(self._seen)
         self._seen[id(value)] = (number, value)
-        return {**made, "id": number}
+        return {**body, "id": number}
 
     def _described(self, value: Any, where: str) -> dict[str, Any] | None:
         name = class_name(type(value))
@@ -185,20 +185,20 @@ def _arguments(optimizer: Optimizer) -> dict[str, Any]:
     args, kwargs = optimizer._made_with
     signature = inspect.signature(type(optimizer).__init__)
     bound = signature.bind(None, *args, **kwargs).arguments
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for at, (name, value) in enumerate(bound.items()):
         if at == 0:  # self
             continue
         if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-            given.update(value)
+            arguments.update(value)
         else:
-            given[name] = value
+            arguments[name] = value
     if "learning_rate" in signature.parameters:
         rate = optimizer.rate_variable
         scheduled = rate if rate is not None else optimizer._scheduler
-        given["learning_rate"] = scheduled if scheduled is not None else optimizer.get_lr()
-    given.pop("parameters", None)  # groups say which have settings, the pairs of the operation say which there are
-    return given
+        arguments["learning_rate"] = scheduled if scheduled is not None else optimizer.get_lr()
+    arguments.pop("parameters", None)  # groups say which have settings, the pairs of the operation say which there are
+    return arguments
 
 
 class Decoder:
@@ -252,19 +252,19 @@ class Decoder:
         """An array of its description."""
         dtype, shape = dtypes.as_dtype(_text(body["dtype"])), tuple(_index(n) for n in body["shape"])
         if "values" in body:
-            found = np.asarray(body["values"], dtype).reshape(shape)
+            array = np.asarray(body["values"], dtype).reshape(shape)
         elif "base64" in body:
-            found = np.frombuffer(base64.b64decode(body["base64"], validate=True), dtype).reshape(shape).copy()
+            array = np.frombuffer(base64.b64decode(body["base64"], validate=True), dtype).reshape(shape).copy()
         else:
             name = _text(body["name"])
             if name not in self._arrays:
                 raise CheckpointError(f"the values of {name!r} are missing; they are kept beside the Program")
-            found = from_stored(np.asarray(self._arrays[name]), dtype)
-            if found.dtype != dtype or found.shape != shape:
+            array = from_stored(np.asarray(self._arrays[name]), dtype)
+            if array.dtype != dtype or array.shape != shape:
                 raise CheckpointError(
-                    f"{name!r} is {found.dtype.name}{list(found.shape)}, the Program says {dtype.name}{list(shape)}"
+                    f"{name!r} is {array.dtype.name}{list(array.shape)}, the Program says {dtype.name}{list(shape)}"
                 )
-        return found[()] if body.get("scalar") else found
+        return array[()] if body.get("scalar") else array
 
     def _of_fields(self, tag: str) -> Callable[[Any, dict], Any]:
         def make(name: Any, node: dict) -> Any:

@@ -112,19 +112,19 @@ class Executor:
             (feed,) = feed
         if self._buckets is not None and feed:
             return self._run_in_bucket(self._buckets, program, feed, fetch_list, scope, return_numpy)
-        given, asked = arrays_of({} if feed is None else feed), fetch_key(fetch_list)
-        if given is None:
-            given = fed(program, feed)
+        arrays, asked = arrays_of({} if feed is None else feed), fetch_key(fetch_list)
+        if arrays is None:
+            arrays = fed(program, feed)
         if asked is None:
             asked = tuple((name,) for name in fetched(program, fetch_list))
-        shapes = (shapes_in(given), checked.on)
-        run = self.compiled((program.identity, scope.identity, asked, shapes), given)
+        shapes = (shapes_in(arrays), checked.on)
+        run = self.compiled((program.identity, scope.identity, asked, shapes), arrays)
         if run is None:
             run = self._made(program, feed, fetch_list, scope)
             # the scope's identity now: it holds the state of optimizers since
             self.keep((program.identity, scope.identity, asked, shapes), run)
         with self.on_place():
-            outs = run(given)
+            outs = run(arrays)
         return [np.asarray(out) for out in outs] if return_numpy else outs
 
     def _made(self, program: Program, feed: Any, fetch_list: Any, scope: Scope) -> Any:
@@ -136,15 +136,15 @@ class Executor:
     def _run_in_bucket(
         self, buckets: Buckets, program: Program, feed: Any, fetch_list: Any, scope: Scope, return_numpy: bool
     ) -> list[Any]:
-        given, names = fed(program, feed), fetched(program, fetch_list)
-        padded = buckets.padded(program, given)
-        about = ("bucket", checked.on, tuple(names), tuple((n, padded[n], a.dtype) for n, a in given.items()))
-        run = self.compiled((program.identity, scope.identity, *about), given)
+        arrays, names = fed(program, feed), fetched(program, fetch_list)
+        padded = buckets.padded(program, arrays)
+        about = ("bucket", checked.on, tuple(names), tuple((n, padded[n], a.dtype) for n, a in arrays.items()))
+        run = self.compiled((program.identity, scope.identity, *about), arrays)
         if run is None:
-            run = BucketRun(program, scope, given, padded, names, buckets.dims, self.on_place)
+            run = BucketRun(program, scope, arrays, padded, names, buckets.dims, self.on_place)
             self.keep((program.identity, scope.identity, *about), run)
         with self.on_place():
-            outs = run(given)
+            outs = run(arrays)
         return [np.asarray(out) for out in outs] if return_numpy else outs
 
     # what a Runnable calls

@@ -22,28 +22,28 @@ def fetch_key(fetch_list: Any) -> tuple | None:
     """What tells fetch lists apart, without looking into the Program; None for a list that has to be looked up."""
     if fetch_list is None:
         return ()
-    found = []
+    key = []
     for entry in fetch_list if isinstance(fetch_list, (list, tuple)) else (fetch_list,):
         if isinstance(entry, str):
-            found.append(entry)
+            key.append(entry)
         elif isinstance(entry, Tensor) and isinstance(entry._array, Symbol):
-            found.append((entry._array.name,))
+            key.append((entry._array.name,))
         else:
             return None
-    return tuple(found)
+    return tuple(key)
 
 
 def arrays_of(feed: Any) -> dict[str, Any] | None:
     """The feed if it is a dict of arrays and Tensors with values; None if it has to be looked at."""
     if feed.__class__ is not dict:
         return None
-    found = {}
+    arrays = {}
     for name, value in feed.items():
         array = value._array if isinstance(value, Tensor) else value
         if not isinstance(array, _ARRAYS):
             return None
-        found[name] = array
-    return found
+        arrays[name] = array
+    return arrays
 
 
 def shapes_in(given: Mapping[str, Any]) -> tuple:
@@ -91,7 +91,7 @@ def fed(program: Program, feed: Any) -> dict[str, Any]:
     data = {n: v for n, v in block.vars.items() if isinstance(v, Variable) and v.is_data}
     computed = {n for op in block.ops for n in op.outputs}
     changed = {n for op in program.every_op() for n in op.writes()}
-    given: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for name, value in feed.items():
         variable = block.vars.get(name)
         if variable is None:
@@ -110,14 +110,14 @@ def fed(program: Program, feed: Any) -> dict[str, Any]:
                 f"feed: {name!r} is changed by the Program, from the value that the scope holds; set it there: "
                 f"global_scope().find_var({name!r}).get_tensor().set(...)"
             )
-        given[name] = _checked(variable, value)
+        arrays[name] = _checked(variable, value)
         if isinstance(variable, Variable):
-            given.update(_offsets(variable, value))
+            arrays.update(_offsets(variable, value))
     needed = {n for op in block.ops for n in op.reads()}
-    missing = [n for n in data if n in needed and n not in given]
+    missing = [n for n in data if n in needed and n not in arrays]
     if missing:
         raise ProgramError(f"feed lacks {missing}, which the Program reads; it was given {sorted(feed)}")
-    return given
+    return arrays
 
 
 def _offsets(variable: Variable, value: Any) -> dict[str, Any]:

@@ -55,8 +55,8 @@ class Frame:
         found = self.scope.find(name)
         if found is not None:
             return found
-        held = self.block.program.held.get(name)
-        if held is None:
+        tensor = self.block.program.held.get(name)
+        if tensor is None:
             var = self.block.find_var(name)
             if var is not None and var.persistable:
                 raise ProgramError(
@@ -72,8 +72,8 @@ class Frame:
                     "as gradients are of clone(for_test=True)"
                 )
             )
-        self.scope.adopt(name, held)
-        return held
+        self.scope.adopt(name, tensor)
+        return tensor
 
     def define(self, name: str, tensor: Tensor) -> None:
         """Give a name its value, cut off from gradients if its Variable was told to stop them."""

@@ -62,9 +62,9 @@ def gradients(targets: Any, inputs: Any, target_gradients: Any = None, no_grad_s
     """
     ends, starts = _listed(targets), _listed(inputs)
     block = _block_of(ends[0])
-    given = [None] * len(ends) if target_gradients is None else _listed(target_gradients)
-    if len(given) != len(ends):
-        raise GradError(f"gradients: {len(given)} target_gradients for {len(ends)} targets; give one for each, or None")
+    seeds = [None] * len(ends) if target_gradients is None else _listed(target_gradients)
+    if len(seeds) != len(ends):
+        raise GradError(f"gradients: {len(seeds)} target_gradients for {len(ends)} targets; give one for each, or None")
     for x in starts:
         if x.stop_gradient:
             raise GradError(
@@ -72,7 +72,7 @@ def gradients(targets: Any, inputs: Any, target_gradients: Any = None, no_grad_s
                 "it is used"
             )
     names = [_symbol("gradients", t).name for t in ends]
-    begins = [None if g is None else _symbol("gradients", g).name for g in given]
+    begins = [None if g is None else _symbol("gradients", g).name for g in seeds]
     return _backward(block, names, starts, begins, [_named(block, v) for v in no_grad_set or ()])
 
 

@@ -65,15 +65,15 @@ def probed(
 
 
 def _abstractly(by_name: dict[str, TensorState], run: Callable, starts: dict[str, Any], probe: int) -> Any:
-    at = {n: t._array.at(probe) if isinstance(t._array, Symbol) else _abstract(t._array) for n, t in by_name.items()}
-    free = {n: a for n, a in at.items() if isinstance(a, jax.ShapeDtypeStruct)}
-    found: list[Any] = []
+    avals = {n: t._array.at(probe) if isinstance(t._array, Symbol) else _abstract(t._array) for n, t in by_name.items()}
+    free = {n: a for n, a in avals.items() if isinstance(a, jax.ShapeDtypeStruct)}
+    results: list[Any] = []
 
     def stage(arrays: dict[str, Any]) -> None:
         with watching(Capture()):
-            starts.update({n: arrays.get(n, a) for n, a in at.items()})
+            starts.update({n: arrays.get(n, a) for n, a in avals.items()})
             given = {n: _like(by_name[n], array) for n, array in starts.items()}
-            found.append(run(given))
+            results.append(run(given))
 
     try:
         jax.eval_shape(stage, free)
@@ -88,7 +88,7 @@ def _abstractly(by_name: dict[str, TensorState], run: Callable, starts: dict[str
         if shown == str(error):
             raise
         raise type(error)(shown) from error
-    return found[0]
+    return results[0]
 
 
 def _abstract(array: Any) -> Any:

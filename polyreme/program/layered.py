@@ -93,19 +93,20 @@ def _slots(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> tuple[list
 def _ordered(every: Sequence[Box], links: Sequence[tuple[int, int]]) -> list[list[int]]:
     """Boxes of each layer from left to right."""
     rows: list[list[int]] = [[] for _ in range(max((b.layer for b in every), default=-1) + 1)]
-    for at, box in enumerate(every):
-        rows[box.layer].append(at)
-    above: dict[int, list[int]] = {at: [] for at in range(len(every))}
-    below: dict[int, list[int]] = {at: [] for at in range(len(every))}
+    for index, box in enumerate(every):
+        rows[box.layer].append(index)
+    above: dict[int, list[int]] = {index: [] for index in range(len(every))}
+    below: dict[int, list[int]] = {index: [] for index in range(len(every))}
     for a, b in links:
         above[b].append(a)
         below[a].append(b)
     for sweep in range(_SWEEPS):
         near, order = (above, rows) if sweep % 2 == 0 else (below, rows[::-1])
         for row in order:
-            place_of = {at: i for other in rows for i, at in enumerate(other)}
+            place_of = {index: i for other in rows for i, index in enumerate(other)}
             weight = {
-                at: sum(place_of[n] for n in near[at]) / len(near[at]) if near[at] else place_of[at] for at in row
+                index: sum(place_of[n] for n in near[index]) / len(near[index]) if near[index] else place_of[index]
+                for index in row
             }
             row.sort(key=weight.__getitem__)
     return rows
@@ -113,28 +114,28 @@ def _ordered(every: Sequence[Box], links: Sequence[tuple[int, int]]) -> list[lis
 
 def _spread(rows: Sequence[Sequence[int]], every: Sequence[Box], links: Sequence[tuple[int, int]]) -> None:
     """Give each box an x as near as possible to its neighbours'."""
-    near: dict[int, list[int]] = {at: [] for at in range(len(every))}
+    near: dict[int, list[int]] = {index: [] for index in range(len(every))}
     for a, b in links:
         near[a].append(b)
         near[b].append(a)
     for row in rows:
         x = 0.0
-        for at in row:
-            every[at].x = x
-            x += every[at].width + GAP_X
+        for index in row:
+            every[index].x = x
+            x += every[index].width + GAP_X
     for sweep in range(2 * _SWEEPS):
         for row in rows if sweep % 2 == 0 else rows[::-1]:
             side = -1 if sweep % 2 == 0 else 1
             wanted, offsets, x = [], [], 0.0
-            for at in row:
-                box = every[at]
-                sides = [n for n in near[at] if (every[n].layer - box.layer) * side > 0] or near[at]
+            for index in row:
+                box = every[index]
+                sides = [n for n in near[index] if (every[n].layer - box.layer) * side > 0] or near[index]
                 centre = sum(every[n].centre for n in sides) / len(sides) if sides else box.centre
                 wanted.append(centre - box.width / 2 - x)
                 offsets.append(x)
                 x += box.width + GAP_X
-            for at, moved, offset in zip(row, _increasing(wanted), offsets, strict=True):
-                every[at].x = moved + offset
+            for index, moved, offset in zip(row, _increasing(wanted), offsets, strict=True):
+                every[index].x = moved + offset
 
 
 def _increasing(values: Sequence[float]) -> list[float]:
@@ -151,13 +152,13 @@ def _increasing(values: Sequence[float]) -> list[float]:
 
 def _entries(chains: Sequence[Sequence[int]], every: Sequence[Box]) -> list[float]:
     """For each edge the x at which it enters its target: those from further left enter further left."""
-    found = [0.0] * len(chains)
+    result = [0.0] * len(chains)
     for target in {chain[-1] for chain in chains}:
         into = sorted((i for i, c in enumerate(chains) if c[-1] == target), key=lambda i: every[chains[i][-2]].centre)
         box = every[target]
         for rank, i in enumerate(into):
-            found[i] = box.x + box.width * (0.2 + 0.6 * (rank + 1) / (len(into) + 1))
-    return found
+            result[i] = box.x + box.width * (0.2 + 0.6 * (rank + 1) / (len(into) + 1))
+    return result
 
 
 def _line(

@@ -49,7 +49,7 @@ def line(op: Operation, block: Block) -> str:
 
 def _right(op: Operation) -> str:
     if isinstance(op, Call):
-        given = [*map(_text, op.args), *(f"{k}={_text(v)}" for k, v in op.kwargs.items())]
+        arguments = [*map(_text, op.args), *(f"{k}={_text(v)}" for k, v in op.kwargs.items())]
         note = "".join(
             [
                 f"  writes {', '.join('%' + n for n in op.changes)}" if op.changes else "",
@@ -57,7 +57,7 @@ def _right(op: Operation) -> str:
                 "" if op.taped else "  no_grad",
             ]
         )
-        return f"{op.name}({', '.join(given)}){note}"
+        return f"{op.name}({', '.join(arguments)}){note}"
     reads = ", ".join(f"%{n}" for n in op.reads())
     blocks = f" blocks {', '.join(str(b.idx) for b in op.blocks)}" if op.blocks else ""
     writes = f"  writes {', '.join('%' + n for n in op.writes())}" if op.writes() else ""

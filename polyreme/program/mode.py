@@ -52,10 +52,10 @@ def data(name: str, shape: Sequence[int | None], dtype: Any = None, lod_level: i
     if not all(s is None or (type(s) is int and s >= -1) for s in sizes):
         raise ConfigError(f"static.data({name!r}): shape holds sizes, None or -1, got {sizes}")
     block = defaults.main.global_block()
-    made = block.create_var(name, sizes, dtypes.default_dtype() if dtype is None else dtype)
-    made.is_data = True
+    variable = block.create_var(name, sizes, dtypes.default_dtype() if dtype is None else dtype)
+    variable.is_data = True
     levels = [block.create_var(f"{name}@LOD{i}", [None], "int64") for i in range(lod_level)]
     for level in levels:
         level.is_data = True
-    made.lod = tuple(levels)
-    return made
+    variable.lod = tuple(levels)
+    return variable

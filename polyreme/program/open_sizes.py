@@ -41,13 +41,13 @@ class OpenFrame(Frame):
         """Run every operation of the block."""
         self.sizes: dict[str, np.ndarray] = {}  # expressions of open sizes, as arrays of objects, by name
         for op in self.block.ops:
-            found = self._computed(op) if isinstance(op, Call) else None
-            if found is None:
+            value = self._computed(op) if isinstance(op, Call) else None
+            if value is None:
                 self._given_sizes(op).run(self)
                 continue
-            self.sizes[op.outputs[0]] = found
-            flat = [jnp.asarray(n, jnp.int64) for n in found.reshape(-1)]
-            self.define(op.outputs[0], Tensor(jnp.stack(flat).reshape(found.shape)))
+            self.sizes[op.outputs[0]] = value
+            flat = [jnp.asarray(n, jnp.int64) for n in value.reshape(-1)]
+            self.define(op.outputs[0], Tensor(jnp.stack(flat).reshape(value.shape)))
 
     def _computed(self, op: Call) -> np.ndarray | None:
         """What op makes of open sizes alone; None if it does anything else."""

@@ -141,12 +141,12 @@ class _Step:
         named: Any = dict(zip(self._wanted, feeds, strict=True))
         with drawing(self.program, self.scope), self._own_numbers():
             if self._uneven is None:
-                found = results(self.program, self.scope, named, self._names, self._reduced)
+                tensors = results(self.program, self.scope, named, self._names, self._reduced)
             else:
                 device = jax.lax.axis_index(AXIS) if self.over_devices else 0
-                found = self._uneven.results(named, device, self._reduced)
+                tensors = self._uneven.results(named, device, self._reduced)
         # concatenated over devices on dim 0, which a number does not have
-        return [Tensor(jnp.atleast_1d(t._array)) for t in found]
+        return [Tensor(jnp.atleast_1d(t._array)) for t in tensors]
 
     def _reduced(self, of: str, gradient: Tensor) -> Tensor:
         var = self.program.global_block().vars.get(of)
@@ -194,7 +194,7 @@ class _Replicated(Captured):
             ]
         )
 
-    def _pure(self, written: list, kept: list, arguments: list) -> tuple[list, list, list]:
+    def _pure(self, written: list, unwritten: list, arguments: list) -> tuple[list, list, list]:
         whole, parts = PartitionSpec(), PartitionSpec(AXIS)
         self._step.over_devices = True
         try:
@@ -204,7 +204,7 @@ class _Replicated(Captured):
                 in_specs=(whole, whole, parts),
                 out_specs=(parts, whole, whole),
                 check_vma=False,
-            )(written, kept, arguments)
+            )(written, unwritten, arguments)
         finally:
             self._step.over_devices = False
 

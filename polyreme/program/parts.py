@@ -82,7 +82,7 @@ def _cut(name: str, value: Any, count: int) -> Sequence[Any]:
                 f"feed: {name!r} is a number, which cannot be cut for {count} devices; feed one for each"
             )
         return [rows[a:b] for a, b in _bounds(name, len(rows), count, "samples")]
-    found = []
+    pieces = []
     for a, b in _bounds(name, len(lod[0]) - 1, count, "sequences"):
         lengths = []
         for level in lod:
@@ -91,8 +91,8 @@ def _cut(name: str, value: Any, count: int) -> Sequence[Any]:
         piece = type(value)()
         piece.set(np.asarray(value)[a:b], "cpu")
         piece.set_recursive_sequence_lengths(lengths)
-        found.append(piece)
-    return found
+        pieces.append(piece)
+    return pieces
 
 
 def _bounds(name: str, size: int, count: int, what: str) -> list[tuple[int, int]]:
@@ -118,8 +118,8 @@ def _padded(array: Any, shapes: Sequence[tuple[int, ...]]) -> np.ndarray:
 
 def pieces(out: Any, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
     """What each device gave, of what lies padded one after the other: shapes of each one's without the padding."""
-    found = np.split(np.asarray(out), len(shapes))
-    return [p[tuple(slice(0, s) for s in shape)] for p, shape in zip(found, shapes, strict=True)]
+    result = np.split(np.asarray(out), len(shapes))
+    return [p[tuple(slice(0, s) for s in shape)] for p, shape in zip(result, shapes, strict=True)]
 
 
 def joined_offsets(levels: Sequence[np.ndarray]) -> np.ndarray:

@@ -27,15 +27,15 @@ def state_of(program: Program, scope: Scope) -> list[Tensor]:
 
 def updated(program: Program, scope: Scope) -> list[Tensor]:
     """What the Program's optimizers change."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for op in program.global_block().ops:
         if isinstance(op, Optimize):
             for name, _ in op.pairs:
                 if scope.find(name) is None and name in program.held:
                     scope.adopt(name, program.held[name])
-            found += [t for t in (scope.find(name) for name, _ in op.pairs) if t is not None]
-            found += scope.optimizer(op).state_tensors(op.key).values()
-    return found
+            tensors += [t for t in (scope.find(name) for name, _ in op.pairs) if t is not None]
+            tensors += scope.optimizer(op).state_tensors(op.key).values()
+    return tensors
 
 
 def spread(tensors: Iterable[TensorState], everywhere: NamedSharding) -> None:

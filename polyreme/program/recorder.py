@@ -92,13 +92,13 @@ class Recorder:
                 f"set_value: {tensor._array.name!r} has shape {list(tensor._array.shape)}, the value "
                 f"{list(array.shape)}"
             )
-        found = global_scope().find_var(tensor._array.name)
-        if found is None:
+        variable = global_scope().find_var(tensor._array.name)
+        if variable is None:
             raise ProgramError(
                 f"set_value: {tensor._array.name!r} has no value in this scope that could be replaced, and the startup "
                 "program would replace this one; run that first, or make the parameter with initializer.Assign(value)"
             )
-        found.get_tensor().set(np.asarray(array, tensor._array.dtype))
+        variable.get_tensor().set(np.asarray(array, tensor._array.dtype))
 
     def _symbol_of(self, array: Any) -> Symbol:
         return self.call("assign", (Tensor(array),), {})._array
@@ -142,14 +142,14 @@ class Recorder:
             if isinstance(tensor, Variable) and not tensor.persistable:
                 _check_here(tensor)
             return tensor._array.name
-        held = defaults.main.held
-        for name, other in held.items():
+        persistable = defaults.main.held
+        for name, other in persistable.items():
             if other is tensor:
                 return name
         name = getattr(tensor, "_name", None)
-        if name is None or name in held:
+        if name is None or name in persistable:
             name = unique_name.generate("held")
-        held[name] = tensor  # type: ignore[assignment]
+        persistable[name] = tensor  # type: ignore[assignment]
         defaults.main.changed()
         return name
 
@@ -200,7 +200,7 @@ class Recorder:
 
         def variable(seen: Seen) -> Variable:
             twin = next(others)
-            made = defaults.block.create_var(
+            result = defaults.block.create_var(
                 f"{base}.tmp_{len(op.outputs)}",
                 infer.shape_of(seen.array, twin.array),
                 seen.array.dtype,
@@ -209,9 +209,9 @@ class Recorder:
                 probed=(tuple(seen.array.shape), tuple(twin.array.shape)),
                 weak_type=getattr(seen.array, "weak_type", False),
             )
-            made._node = op  # it is no leaf
-            op.outputs.append(made.name)
-            return made
+            result._node = op  # it is no leaf
+            op.outputs.append(result.name)
+            return result
 
         result = values.replace(first, Seen, variable)
         defaults.block.append(op)
@@ -246,12 +246,12 @@ class Recorder:
         """A persistable Variable that starts from tensor's value."""
         if isinstance(tensor._array, Symbol):
             tensor = self._value_of(name, tensor)
-        made = Variable.__new__(Variable)
+        variable = Variable.__new__(Variable)
         Tensor.__init__(
-            made, Symbol(name, tensor._array.shape, tensor._array.dtype), stop_gradient=tensor.stop_gradient
+            variable, Symbol(name, tensor._array.shape, tensor._array.dtype), stop_gradient=tensor.stop_gradient
         )
-        made.name, made.persistable, made.block = name, True, defaults.main.global_block()
-        return self.declare(name, made, Given(tensor.numpy()))  # type: ignore[return-value]
+        variable.name, variable.persistable, variable.block = name, True, defaults.main.global_block()
+        return self.declare(name, variable, Given(tensor.numpy()))  # type: ignore[return-value]
 
     def _value_of(self, name: str, variable: Tensor) -> Tensor:
         """The value of a Variable that depends on nothing, such as zeros([2])."""

@@ -77,7 +77,7 @@ class _Interpreted:
 def make_run(
     program: Program,
     scope: Scope,
-    given: Mapping[str, Any],
+    feed: Mapping[str, Any],
     names: Sequence[str],
     on_place: Callable[[], AbstractContextManager],
 ) -> Any:
@@ -86,7 +86,7 @@ def make_run(
         if any(isinstance(op, (Initialize, StartOptimizer)) for op in program.global_block().ops):
             return _Interpreted(program, scope, names)
         try:
-            return Run(program, scope, given, names)
+            return Run(program, scope, feed, names)
         except HostValueError as error:
             _log.warning("Executor: the Program runs operation by operation, since it cannot be compiled: %s", error)
             return _Interpreted(program, scope, names)

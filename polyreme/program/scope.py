@@ -136,13 +136,13 @@ class Scope:
         return bound
 
     def _parameter(self, name: str) -> Tensor:
-        found = self.find(name)
-        if found is None:
+        parameter = self.find(name)
+        if parameter is None:
             raise ProgramError(
                 f"parameter {name!r} has no value in this scope; run the startup program in it first: "
                 "exe.run(static.default_startup_program())"
             )
-        return found
+        return parameter
 
     def generator(self, seed: int) -> rng.Generator:
         """The stream of random numbers of programs with this seed."""

@@ -214,12 +214,12 @@ class _Reader:
 
     def _held(self, entry: Mapping[str, Any]) -> Tensor:
         value = to_tensor(self._decoder.array(entry["value"]["$array"]))
-        made: Any = Parameter.__new__(Parameter) if entry["class"] == "Parameter" else value
-        if made is not value:
-            Tensor.__init__(made, value._array)
-        made.stop_gradient = bool(entry["stop_gradient"])
-        made.__dict__.update(self._decoder.decode(entry["attributes"]))
-        return made
+        tensor: Any = Parameter.__new__(Parameter) if entry["class"] == "Parameter" else value
+        if tensor is not value:
+            Tensor.__init__(tensor, value._array)
+        tensor.stop_gradient = bool(entry["stop_gradient"])
+        tensor.__dict__.update(self._decoder.decode(entry["attributes"]))
+        return tensor
 
     def _variables(self, block: Any, entries: list[Mapping[str, Any]]) -> None:
         for entry in entries:
@@ -227,15 +227,15 @@ class _Reader:
             name, sizes = entry["name"], tuple(entry["shape"])
             weak, stops = bool(entry.get("weak_type")), bool(entry["stop_gradient"])
             if entry["class"] == "Parameter":
-                made: Any = Parameter.__new__(Parameter)
-                Tensor.__init__(made, Symbol(name, sizes, dtypes.as_dtype(entry["dtype"])), stop_gradient=stops)
-                made.name = name
-                block.vars[name] = made
+                parameter: Any = Parameter.__new__(Parameter)
+                Tensor.__init__(parameter, Symbol(name, sizes, dtypes.as_dtype(entry["dtype"])), stop_gradient=stops)
+                parameter.name = name
+                block.vars[name] = parameter
             else:
-                made = block.create_var(name, sizes, entry["dtype"], False, stops, known, weak)
+                parameter = block.create_var(name, sizes, entry["dtype"], False, stops, known, weak)
             if "value" in entry:
-                made._array = Symbol(entry["value"], sizes, made._array.dtype, weak, known)
-            made.__dict__.update(self._decoder.decode(entry["attributes"]))
+                parameter._array = Symbol(entry["value"], sizes, parameter._array.dtype, weak, known)
+            parameter.__dict__.update(self._decoder.decode(entry["attributes"]))
         for entry in entries:
             if "lod" in entry:
                 block.vars[entry["name"]].lod = tuple(block.vars[n] for n in entry["lod"])
@@ -254,12 +254,12 @@ class _Reader:
                 f"the Program has an operation {entry['op']!r}, which is not known here"
                 f"{did_you_mean(str(entry['op']), _operations())}; upgrade polyreme"
             )
-        given = {}
+        fields = {}
         for name, node in entry.items():
             if name != "op":
                 nested = isinstance(node, dict) and "op" in node and cls is StartOptimizer
-                given[name] = self._operation(node) if nested else self._decoder.decode(node)
-        op = cls(**given)
+                fields[name] = self._operation(node) if nested else self._decoder.decode(node)
+        op = cls(**fields)
         if isinstance(op, Optimize):
             op.pairs = [(str(p), str(g)) for p, g in op.pairs]
         if isinstance(op, Call):
@@ -268,10 +268,10 @@ class _Reader:
 
 
 def _operations() -> dict[str, type[Operation]]:
-    found: dict[str, type[Operation]] = {}
+    classes: dict[str, type[Operation]] = {}
     left = Operation.__subclasses__()
     while left:
         cls = left.pop()
-        found[cls.__name__] = cls
+        classes[cls.__name__] = cls
         left += cls.__subclasses__()
-    return found
+    return classes

@@ -47,14 +47,14 @@ def optimizers(program: Program) -> list[Optimize]:
 
 def current(scope: Scope, name: str, program: Program) -> Tensor:
     """The Tensor with a variable's value; ProgramError if it has none in this scope."""
-    found = scope.find(name)
-    found = program.held.get(name) if found is None else found
-    if found is None:
+    value = scope.find(name)
+    value = program.held.get(name) if value is None else value
+    if value is None:
         raise ProgramError(
             f"variable {name!r} has no value in this scope; run the startup program in it first: "
             "exe.run(static.default_startup_program())"
         )
-    return found
+    return value
 
 
 def values_of(program: Program, scope: Scope, names: Iterable[str]) -> Arrays:
@@ -76,17 +76,17 @@ def training_state(program: Program, scope: Scope) -> tuple[Arrays, dict[str, An
 
 
 def _optimizer_tensors(program: Program, scope: Scope) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     updated(program, scope)  # brings Tensors that the Program holds into the scope
     for op in optimizers(program):
-        own = scope.optimizer(op).state_tensors(op.key)
-        twice = found.keys() & own.keys()
+        of_op = scope.optimizer(op).state_tensors(op.key)
+        twice = tensors.keys() & of_op.keys()
         if twice:
             raise ProgramError(
                 f"two optimizers of the Program have state named {_some(twice)}; let one of them update a parameter"
             )
-        found.update(own)
-    return found
+        tensors.update(of_op)
+    return tensors
 
 
 # putting back

@@ -32,7 +32,7 @@ class Backward(Operation):
     def run(self, frame: Frame) -> None:
         inputs = [frame.get(name) for name in self.inputs]
         starts = [None if s is None else frame.get(s) for s in self.starts] or [None] * len(self.targets)
-        found = tape.grad(
+        gradients = tape.grad(
             [frame.get(name) for name in self.targets],
             inputs,
             starts,
@@ -41,7 +41,7 @@ class Backward(Operation):
             allow_unused=True,
             no_grad_vars=[frame.get(name) for name in self.blocked],
         )
-        for of, name, x, gradient in zip(self.inputs, self.outputs, inputs, found, strict=True):
+        for of, name, x, gradient in zip(self.inputs, self.outputs, inputs, gradients, strict=True):
             tensor: Any = Tensor(jnp.zeros(x._array.shape, x._array.dtype)) if gradient is None else gradient
             frame.define(name, frame.reduced(of, tensor))
 

@@ -50,12 +50,12 @@ class Uneven:
         used = [n for op in rest for n in op.reads()]
         self._crossing = [n for n in dict.fromkeys([*self._gradients, *used, *names]) if n in made]
         wanted = list(dict.fromkeys([*self._crossing, *names]))
-        found = [dict(zip(wanted, self._inferred(kind, dtypes, wanted), strict=True)) for kind in self._kinds]
-        self._largest = {n: tuple(map(max, zip(*(f[n] for f in found), strict=True))) for n in self._crossing}
+        inferred = [dict(zip(wanted, self._inferred(kind, dtypes, wanted), strict=True)) for kind in self._kinds]
+        self._largest = {n: tuple(map(max, zip(*(f[n] for f in inferred), strict=True))) for n in self._crossing}
         for name in used:
-            if name in self._crossing and any(f[name] != self._largest[name] for f in found):
+            if name in self._crossing and any(f[name] != self._largest[name] for f in inferred):
                 raise self._refused(f"{name!r}, whose size differs, is used after the gradients")
-        self.fetch_shapes = {n: [found[kind][n] or (1,) for kind in self._which] for n in names}
+        self.fetch_shapes = {n: [inferred[kind][n] or (1,) for kind in self._which] for n in names}
 
     def _inferred(self, kind: Mapping[str, tuple], dtypes: Mapping[str, Any], names: list[str]) -> list[tuple]:
         feeds = {n: jax.ShapeDtypeStruct(shape, dtypes[n]) for n, shape in kind.items()}

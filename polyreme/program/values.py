@@ -48,9 +48,9 @@ def replace(value: Any, kind: type, put: Callable[[Any], Any]) -> Any:
 
 def leaves(value: Any, kind: type) -> Iterator[Any]:
     """The leaves of this kind, in order."""
-    found: list[Any] = []
-    replace(value, kind, lambda leaf: found.append(leaf))
-    return iter(found)
+    result: list[Any] = []
+    replace(value, kind, lambda leaf: result.append(leaf))
+    return iter(result)
 
 
 def refs(value: Any) -> list[str]:

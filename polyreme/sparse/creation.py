@@ -34,26 +34,30 @@ def sparse_coo_tensor(
     >>> x.to_dense().tolist()
     [[0.0, 0.0, 1.0], [2.0, 0.0, 3.0]]
     """
-    at, kept = _index("sparse_coo_tensor", "indices", indices, place, 2), _values(values, dtype, place, stop_gradient)
-    count, n = at.shape
-    if kept.ndim == 0 or kept.shape[0] != n:
+    coordinates, elements = (
+        _index("sparse_coo_tensor", "indices", indices, place, 2),
+        _values(values, dtype, place, stop_gradient),
+    )
+    count, n = coordinates.shape
+    if elements.ndim == 0 or elements.shape[0] != n:
         raise ShapeError(
-            f"sparse_coo_tensor: indices {at.shape} hold {n} coordinates, values {kept.shape} must be [n, *]"
+            f"sparse_coo_tensor: indices {coordinates.shape} hold {n} coordinates, values {elements.shape} "
+            "must be [n, *]"
         )
-    found = at_hand(at)
+    values_of_indices = at_hand(coordinates)
     if shape is None:
-        if found is None or not n:
+        if values_of_indices is None or not n:
             raise ShapeError("sparse_coo_tensor: without shape, which cannot be read off indices here; give shape")
-        shape = [*(int(s) + 1 for s in found.max(axis=1)), *kept.shape[1:]]
+        shape = [*(int(s) + 1 for s in values_of_indices.max(axis=1)), *elements.shape[1:]]
     dims = tuple(int(s) for s in shape)
-    if len(dims) != count + kept.ndim - 1 or list(dims[count:]) != kept.shape[1:] or min(dims, default=0) < 0:
+    if len(dims) != count + elements.ndim - 1 or list(dims[count:]) != elements.shape[1:] or min(dims, default=0) < 0:
         raise ShapeError(
-            f"sparse_coo_tensor: indices {at.shape} and values {kept.shape} do not fit shape {list(dims)}, which needs "
-            f"{count} sparse dims, then {kept.shape[1:]}"
+            f"sparse_coo_tensor: indices {coordinates.shape} and values {elements.shape} do not fit shape "
+            f"{list(dims)}, which needs {count} sparse dims, then {elements.shape[1:]}"
         )
     check_size(dims[:count])
-    _check_inside("sparse_coo_tensor", found, dims[:count])
-    return SparseCooTensor(at, kept, dims, False)
+    _check_inside("sparse_coo_tensor", values_of_indices, dims[:count])
+    return SparseCooTensor(coordinates, elements, dims, False)
 
 
 def sparse_csr_tensor(
@@ -76,14 +80,14 @@ def sparse_csr_tensor(
     """
     what = "sparse_csr_tensor"
     ends, columns = _index(what, "crows", crows, place, 1), _index(what, "cols", cols, place, 1)
-    kept = _values(values, dtype, place, stop_gradient)
-    if kept.shape != columns.shape:
-        raise ShapeError(f"{what}: cols {columns.shape} and values {kept.shape} must both be [n]")
-    found = at_hand(ends), at_hand(columns)
+    elements = _values(values, dtype, place, stop_gradient)
+    if elements.shape != columns.shape:
+        raise ShapeError(f"{what}: cols {columns.shape} and values {elements.shape} must both be [n]")
+    host_indices = at_hand(ends), at_hand(columns)
     if shape is None:
-        if found[1] is None or not found[1].size:
+        if host_indices[1] is None or not host_indices[1].size:
             raise ShapeError(f"{what}: without shape, which cannot be read off cols here; give shape")
-        shape = [ends.shape[0] - 1, int(found[1].max()) + 1]
+        shape = [ends.shape[0] - 1, int(host_indices[1].max()) + 1]
     dims = tuple(int(s) for s in shape)
     if len(dims) not in (2, 3) or min(dims) < 0 or ends.shape[0] != math.prod(dims[:-2]) * (dims[-2] + 1):
         raise ShapeError(
@@ -91,9 +95,9 @@ def sparse_csr_tensor(
             "columns] and needs batch * (rows + 1)"
         )
     check_size(dims)
-    made = SparseCsrTensor(ends, columns, kept, dims)
-    if found[0] is not None and found[1] is not None:
-        _check_rows(made, found[0].reshape(-1, dims[-2] + 1), found[1])
+    made = SparseCsrTensor(ends, columns, elements, dims)
+    if host_indices[0] is not None and host_indices[1] is not None:
+        _check_rows(made, host_indices[0].reshape(-1, dims[-2] + 1), host_indices[1])
     return made
 
 

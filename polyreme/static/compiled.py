@@ -186,15 +186,15 @@ def _started_from_feed(program: Program, loss: str) -> Program:
     copied = program.rewritten(list)
     block = copied.global_block()
     like = block.vars[loss]
-    given = block.create_var(f"{loss}@GRAD", [None], like.dtype)
-    given.is_data = True
+    variable = block.create_var(f"{loss}@GRAD", [None], like.dtype)
+    variable.is_data = True
     start = block.create_var(None, like.shape, like.dtype)
     ops: list[Operation] = []
     for op in block.ops:
         if isinstance(op, Backward) and loss in op.targets:
             begins = op.starts or [None] * len(op.targets)
             op = replace(op, starts=[start.name if t == loss else s for t, s in zip(op.targets, begins, strict=True)])
-            ops.append(Call(name="reshape", args=(Ref(given.name), list(like.shape)), outputs=[start.name]))
+            ops.append(Call(name="reshape", args=(Ref(variable.name), list(like.shape)), outputs=[start.name]))
         ops.append(op)
     block.ops[:] = ops
     copied.changed()

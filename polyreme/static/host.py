@@ -203,12 +203,12 @@ def _on_host(fn: Callable, wanted: Sequence[Any], arrays: Sequence[Any], what: s
     """fn(*arrays) as arrays of the shapes and dtypes wanted: now, or each time that the program runs."""
 
     def run(*given: Any) -> list[np.ndarray]:
-        found = _listed(fn(*map(np.asarray, given)))
+        results = _listed(fn(*map(np.asarray, given)))
         if not wanted:
             return []
-        if len(found) != len(wanted):
-            raise ShapeError(f"{what} returned {len(found)} arrays, {len(wanted)} are declared")
-        return [_fitted(v, meta, what, zeros) for v, meta in zip(found, wanted, strict=True)]
+        if len(results) != len(wanted):
+            raise ShapeError(f"{what} returned {len(results)} arrays, {len(wanted)} are declared")
+        return [_fitted(v, meta, what, zeros) for v, meta in zip(results, wanted, strict=True)]
 
     if not state.capturing():
         return [jnp.asarray(a) for a in run(*arrays)]

@@ -197,31 +197,31 @@ def normalize_program(program: Program, feed_vars: Any, fetch_vars: Any, **kwarg
     for v in fetches:
         if test.global_block().find_var(v.name) is None and v.name not in test.held:
             raise ProgramError(f"fetch_vars: {v.name!r} is not in the Program's forward part; give what it computes")
-    kept = test if skip else prune(test, [v.name for v in fetches], [v.name for v in feeds])
-    block, given = kept.global_block(), {v.name for v in feeds}
+    pruned = test if skip else prune(test, [v.name for v in fetches], [v.name for v in feeds])
+    block, fed = pruned.global_block(), {v.name for v in feeds}
     for v in feeds:
         for level in getattr(v, "lod", ()):
-            given.add(level.name)
+            fed.add(level.name)
             block.vars.setdefault(level.name, test.global_block().vars[level.name])
     needed = {n for op in block.ops for n in op.reads()}
     missing = [
-        n for n, v in block.vars.items() if isinstance(v, Variable) and v.is_data and n in needed and n not in given
+        n for n, v in block.vars.items() if isinstance(v, Variable) and v.is_data and n in needed and n not in fed
     ]
     if missing:
         raise ProgramError(
-            f"{[v.name for v in fetches]} need {missing} to be fed, which feed_vars {sorted(given)} lacks; add them"
+            f"{[v.name for v in fetches]} need {missing} to be fed, which feed_vars {sorted(fed)} lacks; add them"
         )
-    return kept
+    return pruned
 
 
 def _variables(what: str, given: Any) -> list[Tensor]:
-    found = list(given) if isinstance(given, (list, tuple)) else [given]
-    if not found and what == "fetch_vars":
+    result = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not result and what == "fetch_vars":
         raise ConfigError("fetch_vars is empty; give the Variables that the model computes")
-    for v in found:
+    for v in result:
         if not isinstance(v, TensorState):
             raise TypeError(f"{what} holds Variables, got {type(v).__name__}: {v!r}")
-    return found  # type: ignore[return-value]
+    return result  # type: ignore[return-value]
 
 
 def serialize_program(feed_vars: Any, fetch_vars: Any, **kwargs: Any) -> bytes:
@@ -344,14 +344,14 @@ class _Serving(Capture):
         super().touch(tensor)
 
 
-def _pure(program: Program, held: list[str], feed: list[str], fetch: list[str]) -> Callable[[dict, list], list]:
+def _pure(program: Program, names: list[str], feed: list[str], fetch: list[str]) -> Callable[[dict, list], list]:
     """The Program as a function of arrays."""
     wanted = [program.global_block().vars[n]._array.name if n in program.global_block().vars else n for n in fetch]
 
     def call(arrays: dict[str, Any], inputs: list[Any]) -> list[jax.Array]:
         with watching(_Serving()), tape.GradEnabled(False):
             scope = Scope()
-            for name in held:
+            for name in names:
                 scope.adopt(name, Tensor(arrays[name]))
             given = dict(zip(feed, map(Tensor, inputs), strict=True))
             return [state.read(t) for t in results_of(program, scope, given, wanted)]

@@ -112,15 +112,15 @@ def CUDAExtension(sources: Sequence[str], *args: Any, **kwargs: Any) -> Extensio
 
 
 def _extension(what: str, sources: Sequence[str], args: tuple, kwargs: dict[str, Any]) -> Extension:
-    given = dict(kwargs)
-    own = given.get("extra_compile_args", ())
+    settings = dict(kwargs)
+    own = settings.get("extra_compile_args", ())
     if isinstance(own, dict):
-        given["extra_compile_args"], given["extra_cuda_args"] = own.get("cxx", ()), own.get("nvcc", ())
+        settings["extra_compile_args"], settings["extra_cuda_args"] = own.get("cxx", ()), own.get("nvcc", ())
     known = set(Extension.__dataclass_fields__) - {"sources"}
-    if args or not set(given) <= known:
-        raise ConfigError(f"{what}: {args or sorted(set(given) - known)} is not known; it takes {', '.join(known)}")
-    name = given.pop("name", "")
-    return Extension(tuple(map(str, sources)), name=name, **{k: tuple(map(str, v)) for k, v in given.items()})
+    if args or not set(settings) <= known:
+        raise ConfigError(f"{what}: {args or sorted(set(settings) - known)} is not known; it takes {', '.join(known)}")
+    name = settings.pop("name", "")
+    return Extension(tuple(map(str, sources)), name=name, **{k: tuple(map(str, v)) for k, v in settings.items()})
 
 
 def load(
@@ -199,17 +199,17 @@ def _package(extension: Extension, name: str, folder: Path) -> None:
 
 def _handlers(extension: Extension) -> dict[str, str]:
     """handler -> the platform it is for."""
-    found = {
+    handlers = {
         handler: "CUDA" if source.endswith(".cu") else "cpu"
         for source in extension.sources
         for handler in _HANDLER.findall(Path(source).read_text())
     }
-    if not found:
+    if not handlers:
         raise ConfigError(
             f"{', '.join(extension.sources)}: no XLA_FFI_DEFINE_HANDLER_SYMBOL(Name, ...) in them; write a handler as "
             "docs/custom_ops.md shows (operators of other frameworks' C++ API cannot run here)"
         )
-    return found
+    return handlers
 
 
 def _digest(extension: Extension) -> str:
@@ -230,23 +230,23 @@ def _compilers(extension: Extension) -> list[str]:
 
 def _cxx() -> str:
     chosen = os.environ.get("CXX") or "c++"
-    found = shutil.which(chosen)
-    if found is None:
+    compiler = shutil.which(chosen)
+    if compiler is None:
         raise ConfigError(
             f"no C++ compiler: {chosen!r} is not found (set CXX, or install g++ or clang); a Pallas kernel needs none"
         )
-    return found
+    return compiler
 
 
 def _nvcc() -> str:
     home = os.environ.get("CUDA_HOME")
-    found = shutil.which("nvcc", path=f"{home}/bin" if home else None)
-    if found is None:
+    compiler = shutil.which("nvcc", path=f"{home}/bin" if home else None)
+    if compiler is None:
         raise ConfigError(
             "no nvcc for .cu sources: put it on PATH or set CUDA_HOME to the CUDA toolkit; a Pallas kernel "
             "(docs/custom_ops.md) runs on GPUs without it"
         )
-    return found
+    return compiler
 
 
 def _build(extension: Extension, path: Path, verbose: bool) -> None:

@@ -108,18 +108,18 @@ class MultiheadAttention(Layer):
         else:
             weights = [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
             biases = [self.q_proj_bias, self.k_proj_bias, self.v_proj_bias]
-        made = [
+        projections = [
             F.linear(x, transpose(w, [1, 0]), b) for x, w, b in zip((query, key, value), weights, biases, strict=True)
         ]
         b = query.shape[0]
         if self.bias_k is not None:
-            made[1:] = [
+            projections[1:] = [
                 concat([t, expand(row, [b, 1, self.embed_dim])], 1)
-                for t, row in zip(made[1:], (self.bias_k, self.bias_v), strict=True)
+                for t, row in zip(projections[1:], (self.bias_k, self.bias_v), strict=True)
             ]
         if self.add_zero_attn:
-            made[1:] = [concat([t, creation.zeros([b, 1, self.embed_dim], t.dtype)], 1) for t in made[1:]]
-        return made
+            projections[1:] = [concat([t, creation.zeros([b, 1, self.embed_dim], t.dtype)], 1) for t in projections[1:]]
+        return projections
 
     def _heads(self, x: Any) -> Any:
         """[b, s, embed] -> [b, heads, s, d]."""

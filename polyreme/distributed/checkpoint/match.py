@@ -12,27 +12,27 @@ LISTED = 10  # mismatches written out; a model of the wrong size has thousands
 
 def mismatches(target: dict[str, Any], tensors: dict[str, TensorEntry]) -> dict[str, str]:
     """Name -> what does not fit, for target entries missing or different and for tensors nobody asked for."""
-    found = {}
+    reasons = {}
     for name, want in target.items():
         got = tensors.get(name)
         if got is None:
-            found[name] = "missing in the checkpoint"
+            reasons[name] = "missing in the checkpoint"
         elif tuple(want.shape) != got.shape or np.dtype(want.dtype) != got.dtype:
-            found[name] = f"expected {_text(want)}, the checkpoint has {_text(got)}"
+            reasons[name] = f"expected {_text(want)}, the checkpoint has {_text(got)}"
     for name in tensors.keys() - target.keys():
-        found[name] = f"unexpected: {_text(tensors[name])} in the checkpoint, asked for by nobody"
-    return dict(sorted(found.items()))
+        reasons[name] = f"unexpected: {_text(tensors[name])} in the checkpoint, asked for by nobody"
+    return dict(sorted(reasons.items()))
 
 
-def report(found: dict[str, str], target: dict[str, Any], tensors: dict[str, TensorEntry]) -> str:
+def report(reasons: dict[str, str], target: dict[str, Any], tensors: dict[str, TensorEntry]) -> str:
     """The first ten mismatches, one a line, each missing or unexpected name with the nearest one on the other side."""
     lines = []
-    for name in list(found)[:LISTED]:
+    for name in list(reasons)[:LISTED]:
         others = tensors if name not in tensors else target if name not in target else {}
         near = difflib.get_close_matches(name, others, n=1)
-        lines.append(f"  {name}: {found[name]}" + (f" (nearest name: {near[0]})" if near else ""))
-    if len(found) > LISTED:
-        lines.append(f"  and {len(found) - LISTED} more")
+        lines.append(f"  {name}: {reasons[name]}" + (f" (nearest name: {near[0]})" if near else ""))
+    if len(reasons) > LISTED:
+        lines.append(f"  and {len(reasons) - LISTED} more")
     return "\n".join(lines)
 
 

@@ -74,13 +74,13 @@ def hand_in_failure(folder: Path, error: BaseException) -> bool:
     return True
 
 
-def collect(folder: Path, own: Written, is_abandoned: Callable[[], bool]) -> Written:
+def collect(folder: Path, part: Written, is_abandoned: Callable[[], bool]) -> Written:
     """What all processes wrote, once each has handed it in; what they left for that is taken away.
 
     Raises CheckpointError if one failed, gives the save up (is_abandoned) or is not done in POLYREME_WATCHDOG_TIMEOUT
     seconds.
     """
-    parts = [own]
+    parts = [part]
     end = time.monotonic() + flags.watchdog_timeout()
     for rank in range(1, jax.process_count()):
         path, failed = folder / _name(rank), folder / _failed(rank)

@@ -81,13 +81,13 @@ def shard_weight(key: str, weight: Tensor, axis: int, group: Group | None) -> Sh
     shape, ndim = tuple(weight.shape), len(weight.shape)
     if isinstance(axis, bool) or not isinstance(axis, int) or not -ndim <= axis < ndim:
         raise ConfigError(f"shard_weight: axis={axis!r} is not a dim of {key!r}, whose shape is {list(shape)}")
-    ways, at = 1, 0
+    ways, rank = 1, 0
     if group is not None and not group.axes:
         found = resolve(group, "shard_weight")
-        ways, at = (found.nranks, found.rank) if found is not None else (1, 0)
+        ways, rank = (found.nranks, found.rank) if found is not None else (1, 0)
     dim = axis % ndim
     whole = tuple(n * ways if d == dim else n for d, n in enumerate(shape))
-    offset = tuple(n * at if d == dim else 0 for d, n in enumerate(shape))
+    offset = tuple(n * rank if d == dim else 0 for d, n in enumerate(shape))
     return ShardedWeight(key, weight, shape, whole, offset)
 
 

@@ -219,13 +219,13 @@ class ShardReader:
         """Raise CheckpointError unless the file is there, plain and of the size in the manifest."""
         want = next(file.nbytes for file in self.manifest.files if file.name == name)
         try:
-            found = os.lstat(self.folder / name)
+            status = os.lstat(self.folder / name)
         except OSError as error:
             raise CheckpointError(f"{self._where(name)}: cannot be read ({error.strerror})") from error
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise CheckpointError(f"{self._where(name)}: is not a plain file")
-        if found.st_size != want:
-            raise CheckpointError(f"{self._where(name)}: has {found.st_size} bytes, expected {want}")
+        if status.st_size != want:
+            raise CheckpointError(f"{self._where(name)}: has {status.st_size} bytes, expected {want}")
 
     def read(self, names: list[str], shardings: dict[str, Any]) -> dict[str, Any]:
         """The named tensors, placed as shardings says; NumPy arrays where it says None."""

@@ -270,13 +270,13 @@ class CheckpointStore:
         return plain_json({**meta, "step": step}, f"meta of step {step}")
 
     def _replaces(self, step: int, overwrite: bool | str) -> tuple[str, ...]:
-        later = [found for found in self.steps() if found == step or (found > step and overwrite != "alone")]
+        later = [saved for saved in self.steps() if saved == step or (saved > step and overwrite != "alone")]
         if later and not overwrite:
             raise CheckpointError(
                 f"save of step {step}: {self.path} already has step {later[-1]}; pass overwrite=True to replace steps "
                 f"{later[0]} to {later[-1]}, or save into another folder"
             )
-        return tuple(folder.step_name(found) for found in later)
+        return tuple(folder.step_name(saved) for saved in later)
 
     def _check_room(self, step: int, nbytes: int) -> None:
         need, free = nbytes + _MANIFEST_ROOM, shutil.disk_usage(self.path).free
@@ -353,17 +353,17 @@ class CheckpointStore:
         self.wait()
         if self._is_first:
             self._warn_of_strays()
-        found = folder.scan(self.path)[0]
+        steps = folder.scan(self.path)[0]
         if self._is_shared:
-            found = everyone_says(found)[0]
+            steps = everyone_says(steps)[0]
         if step not in (None, "latest"):
-            if step not in found:
-                raise CheckpointError(f"step {step!r} is not in {self.path}, which has {self._shown(found)}")
+            if step not in steps:
+                raise CheckpointError(f"step {step!r} is not in {self.path}, which has {self._shown(steps)}")
             return self._restore_everywhere(int(step), target, partial)
-        if not found:
+        if not steps:
             raise CheckpointError(f"no checkpoint in {self.path}; check the path, or train from the start")
         reasons: dict[int, str] = {}
-        for candidate in reversed(found):
+        for candidate in reversed(steps):
             try:
                 return self._restore_everywhere(candidate, target, partial)
             except (CheckpointVersionError, _MismatchError):
@@ -398,18 +398,18 @@ class CheckpointStore:
             return reader.read(names, shardings), plain_json(manifest.meta, "meta")
 
     def _fitting(self, manifest: Manifest, target: dict[str, Any], partial: bool) -> list[str]:
-        found = mismatches(target, manifest.tensors)
-        text = report(found, target, manifest.tensors)
-        if found and not partial:
+        reasons = mismatches(target, manifest.tensors)
+        text = report(reasons, target, manifest.tensors)
+        if reasons and not partial:
             raise _MismatchError(
-                f"step {manifest.step} of {self.path} does not fit, nothing was loaded; {len(found)} differ:\n{text}\n"
-                "make the model the same as when it was saved, or pass partial=True to load what fits"
+                f"step {manifest.step} of {self.path} does not fit, nothing was loaded; {len(reasons)} differ:\n{text}"
+                "\nmake the model the same as when it was saved, or pass partial=True to load what fits"
             )
-        left = [name for name in found if name in target]
+        left = [name for name in reasons if name in target]
         if left:
-            shown = report({name: found[name] for name in left}, target, manifest.tensors)
+            shown = report({name: reasons[name] for name in left}, target, manifest.tensors)
             warnings.warn(f"step {manifest.step}: {len(left)} entries not loaded:\n{shown}", CheckpointWarning, 4)
-        return [name for name in target if name not in found]
+        return [name for name in target if name not in reasons]
 
     def _none_valid(self, reasons: dict[int, str]) -> str:
         lines = [f"  step {step}: {reason}" for step, reason in sorted(reasons.items(), reverse=True)]

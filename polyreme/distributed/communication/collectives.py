@@ -53,22 +53,22 @@ def reduce(
     tensor: Tensor, dst: int, op: int = ReduceOp.SUM, group: Group | None = None, sync_op: bool = True
 ) -> Task | None:
     """Join every member's tensor into rank dst's; the others keep theirs."""
-    found = resolve(group, "reduce")
+    members = resolve(group, "reduce")
     _check_op("reduce", op, tensor)
-    if found is None:
+    if members is None:
         return None
-    root = position(found, dst, "reduce", "dst")
-    return _into(tensor, _run("reduce", [tensor], found, op=op, root=root), "reduce")
+    root = position(members, dst, "reduce", "dst")
+    return _into(tensor, _run("reduce", [tensor], members, op=op, root=root), "reduce")
 
 
 def broadcast(tensor: Tensor, src: int, group: Group | None = None, sync_op: bool = True) -> Task | None:
     """Give every member rank src's tensor, in place, bit for bit."""
-    found = resolve(group, "broadcast")
+    members = resolve(group, "broadcast")
     _check_tensors("broadcast", [tensor])
-    if found is None:
+    if members is None:
         return None
-    root = position(found, src, "broadcast", "src")
-    return _into(tensor, _run("broadcast", [tensor], found, root=root), "broadcast")
+    root = position(members, src, "broadcast", "src")
+    return _into(tensor, _run("broadcast", [tensor], members, root=root), "broadcast")
 
 
 def all_gather(
@@ -93,17 +93,17 @@ def gather(
     sync_op: bool = True,
 ) -> Task | None:
     """all_gather of which only rank dst keeps the result, in gather_list; the others may leave it out."""
-    found = resolve(group, "gather")
+    members = resolve(group, "gather")
     _check_tensors("gather", [tensor])
-    if found is None:
+    if members is None:
         return None
-    at = position(found, dst, "gather", "dst")
+    at = position(members, dst, "gather", "dst")
     # one process drives all members of a group of mesh axes
-    if found.axes or at == found.rank:
+    if members.axes or at == members.rank:
         if gather_list is None:
             raise ConfigError("gather: rank dst needs gather_list=[] for the result")
-        return _gathered("gather", gather_list, tensor, found)
-    return Task(_run("all_gather", [tensor], found))
+        return _gathered("gather", gather_list, tensor, members)
+    return Task(_run("all_gather", [tensor], members))
 
 
 def reduce_scatter(
@@ -117,14 +117,14 @@ def reduce_scatter(
 
     tensor_list: a list, or one Tensor that is the entries along dim 0.
     """
-    found = resolve(group, "reduce_scatter")
-    whole, given = _entries("reduce_scatter", tensor_list, found)
+    members = resolve(group, "reduce_scatter")
+    whole, entries = _entries("reduce_scatter", tensor_list, members)
     _check_tensors("reduce_scatter", [tensor])
-    _check_op("reduce_scatter", op, given[0])
-    if found is None:
+    _check_op("reduce_scatter", op, entries[0])
+    if members is None:
         return None
-    _check_same("reduce_scatter", [tensor], given[0], found, whole)
-    return _into(tensor, _run("reduce_scatter", given, found, split=whole, op=op), "reduce_scatter")
+    _check_same("reduce_scatter", [tensor], entries[0], members, whole)
+    return _into(tensor, _run("reduce_scatter", entries, members, split=whole, op=op), "reduce_scatter")
 
 
 def scatter(
@@ -135,21 +135,21 @@ def scatter(
     sync_op: bool = True,
 ) -> Task | None:
     """Give each member the entry at its position of rank src's list of nranks Tensors; the others' list is not read."""
-    found = resolve(group, "scatter")
+    members = resolve(group, "scatter")
     _check_tensors("scatter", [tensor])
-    if found is None:
+    if members is None:
         return None
-    root = position(found, src, "scatter", "src")
-    if not found.axes and root != found.rank:
+    root = position(members, src, "scatter", "src")
+    if not members.axes and root != members.rank:
         blank = Tensor(jax.numpy.zeros_like(state.read(tensor)))
-        return _into(tensor, _run("scatter", [blank] * found.nranks, found, root=root), "scatter")
+        return _into(tensor, _run("scatter", [blank] * members.nranks, members, root=root), "scatter")
     if tensor_list is None:
-        raise ConfigError(f"scatter: rank src={src} needs tensor_list, the {found.nranks} Tensors to hand out")
-    whole, given = _entries("scatter", tensor_list, found)
-    _check_same("scatter", [tensor], given[0], found, whole)
-    if whole and not found.axes:
-        whole, given = False, [Tensor(a) for a in jax.numpy.split(state.read(given[0]), found.nranks)]
-    return _into(tensor, _run("scatter", given, found, split=whole, root=root), "scatter")
+        raise ConfigError(f"scatter: rank src={src} needs tensor_list, the {members.nranks} Tensors to hand out")
+    whole, given = _entries("scatter", tensor_list, members)
+    _check_same("scatter", [tensor], given[0], members, whole)
+    if whole and not members.axes:
+        whole, given = False, [Tensor(a) for a in jax.numpy.split(state.read(given[0]), members.nranks)]
+    return _into(tensor, _run("scatter", given, members, split=whole, root=root), "scatter")
 
 
 def alltoall(
@@ -163,15 +163,15 @@ def alltoall(
     out_tensor_list: an empty list is filled, the Tensors in a list of nranks are written. Both may be single Tensors,
     whose entries lie along dim 0.
     """
-    found = resolve(group, "alltoall")
-    whole, given = _entries("alltoall", in_tensor_list, found)
-    if found is None:
+    members = resolve(group, "alltoall")
+    whole, entries = _entries("alltoall", in_tensor_list, members)
+    if members is None:
         return None
     if isinstance(out_tensor_list, Tensor):
-        _check_dtype("alltoall", out_tensor_list, given[0])
-        return _into(out_tensor_list, _run("alltoall", given, found, split=whole, join=True), "alltoall")
-    slots = _slots("alltoall", out_tensor_list, found)
-    return _fill("alltoall", out_tensor_list, slots, _run("alltoall", given, found, split=whole))
+        _check_dtype("alltoall", out_tensor_list, entries[0])
+        return _into(out_tensor_list, _run("alltoall", entries, members, split=whole, join=True), "alltoall")
+    slots = _slots("alltoall", out_tensor_list, members)
+    return _fill("alltoall", out_tensor_list, slots, _run("alltoall", entries, members, split=whole))
 
 
 def alltoall_single(
@@ -188,26 +188,26 @@ def alltoall_single(
     of processes: over mesh axes every device holds pieces of one size. Raises ShapeError for sizes that do not add up,
     RankError where a member sends other than is expected of it.
     """
-    found = resolve(group, "alltoall_single")
+    members = resolve(group, "alltoall_single")
     _check_tensors("alltoall_single", [out_tensor, in_tensor])
     _check_dtype("alltoall_single", out_tensor, in_tensor)
-    if found is None:
+    if members is None:
         return None
     if in_split_sizes is None and out_split_sizes is None:
-        _check_rows("in_tensor", in_tensor, found)
-        return _into(out_tensor, _run("alltoall", [in_tensor], found, split=True, join=True), "alltoall_single")
-    if found.axes:
+        _check_rows("in_tensor", in_tensor, members)
+        return _into(out_tensor, _run("alltoall", [in_tensor], members, split=True, join=True), "alltoall_single")
+    if members.axes:
         raise ConfigError(
             "alltoall_single over mesh axes: every device holds pieces of one size; leave the split sizes out"
         )
-    sent = _sizes("in_split_sizes", in_split_sizes, in_tensor, found)
-    wanted = _sizes("out_split_sizes", out_split_sizes, out_tensor, found)
+    sent = _sizes("in_split_sizes", in_split_sizes, in_tensor, members)
+    wanted = _sizes("out_split_sizes", out_split_sizes, out_tensor, members)
     if in_tensor.shape[1:] != out_tensor.shape[1:]:
         raise ShapeError(
             f"alltoall_single: in_tensor {in_tensor.shape} and out_tensor {out_tensor.shape} differ after dim 0"
         )
     return _into(
-        out_tensor, [process_run.exchange_uneven(state.read(in_tensor), sent, wanted, found)], "alltoall_single"
+        out_tensor, [process_run.exchange_uneven(state.read(in_tensor), sent, wanted, members)], "alltoall_single"
     )
 
 
@@ -272,15 +272,15 @@ def _fill(what: str, out: list[Tensor], slots: list[Tensor], results: list[Any])
     return Task(results)
 
 
-def _entries(what: str, given: Any, group: Group | None) -> tuple[bool, list[Tensor]]:
+def _entries(what: str, tensors: Any, group: Group | None) -> tuple[bool, list[Tensor]]:
     """(whether it is one Tensor with the entries along dim 0, the Tensors)."""
-    if isinstance(given, Tensor):
+    if isinstance(tensors, Tensor):
         if group is not None:
-            _check_rows("the Tensor of entries", given, group)
-        return True, [given]
-    if not isinstance(given, (list, tuple)):
-        raise TypeError(f"{what}: the entries must be a list of Tensors or a Tensor, got {type(given).__name__}")
-    entries = list(given)
+            _check_rows("the Tensor of entries", tensors, group)
+        return True, [tensors]
+    if not isinstance(tensors, (list, tuple)):
+        raise TypeError(f"{what}: the entries must be a list of Tensors or a Tensor, got {type(tensors).__name__}")
+    entries = list(tensors)
     _check_tensors(what, entries)
     if not entries or (group is not None and len(entries) != group.nranks):
         members = "" if group is None else f", group {group.name} has {group.nranks} members"
@@ -338,9 +338,9 @@ def _sizes(name: str, sizes: Sequence[int] | None, tensor: Tensor, group: Group)
     if sizes is None:
         _check_rows(name.split("_")[0] + "_tensor", tensor, group)
         return [tensor.shape[0] // group.nranks] * group.nranks
-    found = [int(s) for s in sizes]
-    if len(found) != group.nranks or min(found) < 0 or not tensor.ndim or sum(found) != tensor.shape[0]:
+    result = [int(s) for s in sizes]
+    if len(result) != group.nranks or min(result) < 0 or not tensor.ndim or sum(result) != tensor.shape[0]:
         raise ShapeError(
-            f"alltoall_single: {name}={found} must be {group.nranks} row counts that add up to dim 0 of {tensor.shape}"
+            f"alltoall_single: {name}={result} must be {group.nranks} row counts that add up to dim 0 of {tensor.shape}"
         )
-    return found
+    return result

@@ -35,12 +35,12 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = No
 def broadcast_object_list(object_list: list[Any], src: int, group: Group | None = None) -> None:
     """Replace the values in object_list by rank src's, as many on every member."""
     _check_list("broadcast_object_list", object_list)
-    found = resolve(group, "broadcast_object_list")
-    if found is None:
+    members = resolve(group, "broadcast_object_list")
+    if members is None:
         return
-    at = position(found, src, "broadcast_object_list", "src")
-    given = object_list if _plays(found, at) else None
-    theirs = _every("broadcast_object_list", given, found)[at]
+    at = position(members, src, "broadcast_object_list", "src")
+    given = object_list if _plays(members, at) else None
+    theirs = _every("broadcast_object_list", given, members)[at]
     if len(theirs) != len(object_list):
         raise RankError(
             f"broadcast_object_list: rank {src} has {len(theirs)} objects, this list is {len(object_list)} long"
@@ -53,17 +53,17 @@ def scatter_object_list(
 ) -> None:
     """Give each member the value at its position of rank src's in_object_list, as the one entry of out_object_list."""
     _check_list("scatter_object_list", out_object_list)
-    found = resolve(group, "scatter_object_list")
-    if found is None:
+    members = resolve(group, "scatter_object_list")
+    if members is None:
         return
-    at = position(found, src, "scatter_object_list", "src")
-    if _plays(found, at) and (in_object_list is None or len(in_object_list) != found.nranks):
+    root = position(members, src, "scatter_object_list", "src")
+    if _plays(members, root) and (in_object_list is None or len(in_object_list) != members.nranks):
         raise ConfigError(
-            f"scatter_object_list: rank src={src} needs in_object_list with {found.nranks} objects, one for each "
+            f"scatter_object_list: rank src={src} needs in_object_list with {members.nranks} objects, one for each "
             f"member; got {None if in_object_list is None else len(in_object_list)}"
         )
-    theirs = _every("scatter_object_list", in_object_list if _plays(found, at) else None, found)[at]
-    out_object_list[:] = [theirs[found.rank]]
+    theirs = _every("scatter_object_list", in_object_list if _plays(members, root) else None, members)[root]
+    out_object_list[:] = [theirs[members.rank]]
 
 
 def send_object_list(
@@ -71,13 +71,13 @@ def send_object_list(
 ) -> None:
     """Send the values in object_list to one rank: dst, or the member at position dst_in_group."""
     _check_list("send_object_list", object_list)
-    found = resolve(group, "send_object_list")
-    if found is None:
+    members = resolve(group, "send_object_list")
+    if members is None:
         return
-    peer = _peer("send_object_list", "dst", dst, dst_in_group, found)
+    peer = _peer("send_object_list", "dst", dst, dst_in_group, members)
     data = _encoded("send_object_list", object_list)
-    point_to_point.send_array(jnp.asarray([len(data)], jnp.int64), peer, found, "send_object_list")
-    point_to_point.send_array(jnp.asarray(data), peer, found, "send_object_list")
+    point_to_point.send_array(jnp.asarray([len(data)], jnp.int64), peer, members, "send_object_list")
+    point_to_point.send_array(jnp.asarray(data), peer, members, "send_object_list")
 
 
 def recv_object_list(
@@ -85,13 +85,13 @@ def recv_object_list(
 ) -> None:
     """Replace the values in object_list by those that one rank sends, as many as there are."""
     _check_list("recv_object_list", object_list)
-    found = resolve(group, "recv_object_list")
-    if found is None:
+    members = resolve(group, "recv_object_list")
+    if members is None:
         return
-    what, peer = "recv_object_list", _peer("recv_object_list", "src", src, src_in_group, found)
-    (length,) = np.asarray(point_to_point.recv_array((1,), np.dtype("int64"), peer, found, what)())
-    data = np.asarray(point_to_point.recv_array((int(length),), np.dtype("uint8"), peer, found, what)())
-    theirs = _decoded(what, data, found.ranks[peer])
+    what, peer = "recv_object_list", _peer("recv_object_list", "src", src, src_in_group, members)
+    (length,) = np.asarray(point_to_point.recv_array((1,), np.dtype("int64"), peer, members, what)())
+    data = np.asarray(point_to_point.recv_array((int(length),), np.dtype("uint8"), peer, members, what)())
+    theirs = _decoded(what, data, members.ranks[peer])
     if len(theirs) != len(object_list):
         raise RankError(f"{what}: {len(theirs)} objects came, this list is {len(object_list)} long")
     object_list[:] = theirs
@@ -148,12 +148,12 @@ def _decoded(what: str, data: np.ndarray, rank: int) -> Any:
         raise RankError(f"{what}: what rank {rank} sent cannot be read: {error}") from error
 
 
-def _plays(group: Group, at: int) -> bool:
+def _plays(group: Group, position: int) -> bool:
     """True if this process is the member at a position, or drives it: of a group of mesh axes."""
     if not group.axes:
-        return group.rank == at
+        return group.rank == position
     assert group.mesh is not None
-    return group.mesh.devices.flat[group.ranks[at]].process_index == default_group().rank
+    return group.mesh.devices.flat[group.ranks[position]].process_index == default_group().rank
 
 
 def _check_list(what: str, value: Any) -> None:
@@ -161,11 +161,11 @@ def _check_list(what: str, value: Any) -> None:
         raise TypeError(f"{what}: needs a list to put objects into, got {type(value).__name__}")
 
 
-def _peer(what: str, role: str, rank: int | None, at: int | None, group: Group) -> int:
-    if (rank is None) == (at is None):
+def _peer(what: str, role: str, rank: int | None, rank_in_group: int | None, group: Group) -> int:
+    if (rank is None) == (rank_in_group is None):
         raise ConfigError(f"{what}: give exactly one of {role} (a rank) and {role}_in_group (a position)")
-    if at is None:
+    if rank_in_group is None:
         return position(group, rank, what, role)
-    if not 0 <= at < group.nranks:
-        raise ConfigError(f"{what}: {role}_in_group={at}, but group {group.name} has {group.nranks} members")
-    return at
+    if not 0 <= rank_in_group < group.nranks:
+        raise ConfigError(f"{what}: {role}_in_group={rank_in_group}, but group {group.name} has {group.nranks} members")
+    return rank_in_group

@@ -199,15 +199,15 @@ def _check_card(what: str, card: Any, wanted: str, sender: int) -> None:
 def _checked(what: str, tensor: Any, group: Group | None) -> Group | None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{what}: needs a Tensor, got {type(tensor).__name__}")
-    found = resolve(group, what)
-    if found is not None and found.axes:
+    members = resolve(group, what)
+    if members is not None and members.axes:
         raise PlacementError(
-            f"{what} on mesh axes {found.axes}: one process drives all their devices, so there is no other side; give "
-            "a group of processes, or move pieces with alltoall"
+            f"{what} on mesh axes {members.axes}: one process drives all their devices, so there is no other side; "
+            "give a group of processes, or move pieces with alltoall"
         )
     if isinstance(tensor._array, state.Tracer):
         raise CaptureError(f"{what} inside a captured function: a program reaches no other process; call it outside")
-    return found
+    return members
 
 
 def _other(what: str, role: str, rank: int, group: Group) -> int:

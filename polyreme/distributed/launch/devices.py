@@ -57,15 +57,15 @@ def share_out(
             f"numbered from 0"
         )
     count = num_processes or len(chosen)
-    each, left_over = divmod(len(chosen), count)
-    if each == 0 or left_over:
+    share, left_over = divmod(len(chosen), count)
+    if share == 0 or left_over:
         raise ConfigError(
             f"launch: {len(chosen)} devices do not divide evenly over --nproc_per_node {count}; each process needs as "
             "many as the others"
         )
     names = [visible[index] if visible is not None else str(index) for index in chosen]
-    parts = [names[i : i + each] for i in range(0, len(names), each)]
-    own = ",".join(str(index) for index in range(each))  # counted among those the process sees
+    parts = [names[i : i + share] for i in range(0, len(names), share)]
+    own = ",".join(str(index) for index in range(share))  # counted among those the process sees
     return [{_VISIBLE[name]: ",".join(part), "FLAGS_selected_gpus": own} for part in parts]
 
 

@@ -102,7 +102,7 @@ class Node:
 
     async def _start(self, plan: Message) -> None:
         backend = devices.backend(self._platform)
-        for local_rank, own in enumerate(self._devices):
+        for local_rank, device_variables in enumerate(self._devices):
             rank = plan["first_rank"] + local_rank
             log = self._options.log_dir / f"workerlog.{rank}"
             if self._options.log_overwrite and plan["attempt"] == 0:
@@ -110,7 +110,7 @@ class Node:
             if local_rank == 0:
                 self._follower = Follower(log)
             told = environment(plan, local_rank, len(self._devices), backend, self._options.log_dir)
-            worker = await Worker.start(rank, self._command, {**told, **own}, log)
+            worker = await Worker.start(rank, self._command, {**told, **device_variables}, log)
             self._workers[rank] = worker
             self._spawn(self._report_end(worker, plan["attempt"]))
             if self._signal is not None:  # it came while processes were being started

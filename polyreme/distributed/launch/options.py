@@ -120,7 +120,7 @@ def help_text() -> str:
 
 def _split(words: list[str]) -> tuple[dict[str, str], list[str]]:
     """Flags given, and what comes from the script on."""
-    given: dict[str, str] = {}
+    values: dict[str, str] = {}
     while words and words[0].startswith("-") and words[0] not in ("-", "-m"):
         word = words.pop(0)
         if word == "--":
@@ -133,8 +133,8 @@ def _split(words: list[str]) -> tuple[dict[str, str], list[str]]:
             if not words:
                 raise ConfigError(f"launch: --{name} needs a value: {flag.meaning}")
             text = words.pop(0)
-        given[flag.name] = text
-    return given, words
+        values[flag.name] = text
+    return values, words
 
 
 def _target(rest: list[str]) -> tuple[str, tuple[str, ...], bool]:

@@ -167,15 +167,15 @@ def _check_base(plan: Plan, stage: int) -> None:
 
 
 def _check_groups(plan: Plan, group: Any, dp_group: Any) -> None:
-    for name, given, axis in (("group", group, "sharding"), ("dp_group", dp_group, "dp")):
-        if given is None or tuple(getattr(given, "axes", ("?",))) == (axis,):
+    for name, value, axis in (("group", group, "sharding"), ("dp_group", dp_group, "dp")):
+        if value is None or tuple(getattr(value, "axes", ("?",))) == (axis,):
             continue
         # the default group is everyone, which is what the sharding axis is when there is no other
-        everyone = getattr(given, "axes", None) == () and given.nranks == jax.process_count()
+        everyone = getattr(value, "axes", None) == () and value.nranks == jax.process_count()
         if axis == "sharding" and everyone and plan.mesh.sharding == plan.mesh.size:
             continue
         raise PlacementError(
-            f"group_sharded_parallel: {name}={given!r} does not lie along the mesh axis {axis!r} of {plan.mesh}; leave "
+            f"group_sharded_parallel: {name}={value!r} does not lie along the mesh axis {axis!r} of {plan.mesh}; leave "
             "it out"
         )
 

@@ -72,16 +72,16 @@ def mv(x: Any, vec: Any, name: str | None = None) -> Any:
 
 def addmm(input: Any, x: Any, y: Any, beta: float = 1.0, alpha: float = 1.0, name: str | None = None) -> Any:
     """beta * input + alpha * (x @ y), where x is sparse; input and y are both dense, or both sparse as x is."""
-    found = matmul(x, y)
-    if list(input.shape) != list(found.shape):
-        raise ShapeError(f"sparse.addmm: input {list(input.shape)} and x @ y {list(found.shape)} must be alike")
-    if isinstance(found, TensorState) != isinstance(input, TensorState):
+    product = matmul(x, y)
+    if list(input.shape) != list(product.shape):
+        raise ShapeError(f"sparse.addmm: input {list(input.shape)} and x @ y {list(product.shape)} must be alike")
+    if isinstance(product, TensorState) != isinstance(input, TensorState):
         raise TypeError(
-            f"sparse.addmm: input is a {type(input).__name__}, x @ y a {type(found).__name__}; make both dense"
+            f"sparse.addmm: input is a {type(input).__name__}, x @ y a {type(product).__name__}; make both dense"
         )
-    if isinstance(found, TensorState):
-        return ar.add(ar.multiply(input, beta), ar.multiply(found, alpha))
-    return add(multiply(input, beta), multiply(found, alpha))
+    if isinstance(product, TensorState):
+        return ar.add(ar.multiply(input, beta), ar.multiply(product, alpha))
+    return add(multiply(input, beta), multiply(product, alpha))
 
 
 def masked_matmul(x: Any, y: Any, mask: Any, name: str | None = None) -> Any:

@@ -83,14 +83,14 @@ def reshape(x: Any, shape: Sequence[int], name: str | None = None) -> Any:
     need_sparse("sparse.reshape", "x", x)
     wanted = _resolved(x, [int(s) for s in shape])
     count, dense = x.sparse_dim(), x.dims[x.sparse_dim() :]
-    kept = len(wanted) - len(dense)
-    if kept < 1 or wanted[kept:] != dense or math.prod(wanted) != math.prod(x.dims):
+    num_sparse = len(wanted) - len(dense)
+    if num_sparse < 1 or wanted[num_sparse:] != dense or math.prod(wanted) != math.prod(x.dims):
         raise ShapeError(
             f"sparse.reshape: {x.shape} with {len(dense)} dense dims to {list(shape)}; needs as many elements, and "
             f"the dense dims {list(dense)} last"
         )
     coo = x.to_sparse_coo()
-    indices = sparse_reshape(coo.where, x.dims[:count], wanted[:kept])
+    indices = sparse_reshape(coo.where, x.dims[:count], wanted[:num_sparse])
     return x.from_coo(indices, coo.values(), wanted, coo.coalesced)
 
 
@@ -117,12 +117,12 @@ def slice(x: Any, axes: Any, starts: Any, ends: Any, name: str | None = None) ->
     shape = tuple(ranges[d][1] - ranges[d][0] if d in ranges else size for d, size in enumerate(x.dims))
     indices, values, coalesced = coo.indices(), coo.values(), coo.coalesced
     if any(d < count for d in ranges):
-        found = on_host(coo, "sparse.slice of sparse dims")
+        coordinates = on_host(coo, "sparse.slice of sparse dims")
         sparse = {d: r for d, r in ranges.items() if d < count}
-        inside = np.all([(found[d] >= a) & (found[d] < b) for d, (a, b) in sparse.items()], axis=0)
+        inside = np.all([(coordinates[d] >= a) & (coordinates[d] < b) for d, (a, b) in sparse.items()], axis=0)
         kept = np.flatnonzero(inside)
         start = np.array([ranges.get(d, (0, 0))[0] for d in range(count)])
-        indices = constant((found[:, kept] - start[:, None]).astype(found.dtype))
+        indices = constant((coordinates[:, kept] - start[:, None]).astype(coordinates.dtype))
         values = gather(values, kept, 0)
     dense = {d - count + 1: r for d, r in ranges.items() if d >= count}
     if dense:

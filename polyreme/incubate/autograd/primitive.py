@@ -94,12 +94,12 @@ def grad(outputs: Tensors, inputs: Tensors, grad_outputs: Any = None) -> Any:
     return _like(inputs, functional.grad(outputs, inputs, grad_outputs, create_graph=True))
 
 
-def _recorded(ends: list[Any], starts: list[Any], given: Any) -> list[Any]:
+def _recorded(ends: list[Any], starts: list[Any], grads: Any) -> list[Any]:
     """Forward mode of a Program: its backward is linear in the cotangents u; backward of that, by u."""
     back = [ones_like(y) for y in ends]
     for u in back:
         u.stop_gradient = False
-    vectors = functional.starts("forward_grad", "grad_inputs", given, len(starts))
+    vectors = functional.starts("forward_grad", "grad_inputs", grads, len(starts))
     rows = gradients(ends, starts, back)
     return gradients(rows, back, [ones_like(x) if v is None else v for x, v in zip(starts, vectors, strict=True)])
 
@@ -118,5 +118,5 @@ def _in_static_mode(what: str) -> None:
         raise ProgramError(f"{what} is for static Programs; call enable_static() first")
 
 
-def _like(structure: Any, found: list[Any]) -> Any:
-    return found[0] if isinstance(structure, TensorState) else found
+def _like(structure: Any, results: list[Any]) -> Any:
+    return results[0] if isinstance(structure, TensorState) else results

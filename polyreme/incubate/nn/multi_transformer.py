@@ -100,12 +100,12 @@ class FusedMultiTransformer(Layer):
             ]
             setattr(self, kind, None if made and made[0] is None else ParameterList(made))
 
-    def _attr(self, attrs: Any, at: int) -> Any:
+    def _attr(self, attrs: Any, index: int) -> Any:
         if not isinstance(attrs, (list, tuple)):
             return attrs
         if len(attrs) != self.num_layers:
             raise ConfigError(f"FusedMultiTransformer: {len(attrs)} attrs for {self.num_layers} layers; give one each")
-        return attrs[at]
+        return attrs[index]
 
     def forward(
         self,

@@ -104,14 +104,14 @@ class _Average:
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state_dict. Raises CheckpointError, changing nothing, if names or shapes differ."""
-        own = self.state_dict()
+        tensors = self.state_dict()
         shapes = {n: tuple(np.shape(v.numpy() if isinstance(v, Tensor) else v)) for n, v in state_dict.items()}
-        wrong = [n for n in {*own, *shapes} if n not in own or shapes.get(n) != tuple(own[n].shape)]
+        wrong = [n for n in {*tensors, *shapes} if n not in tensors or shapes.get(n) != tuple(tensors[n].shape)]
         if wrong:
             raise CheckpointError(
                 f"{type(self).__name__}.set_state_dict: {sorted(wrong)[:10]} missing, unknown or of another shape"
             )
-        for name, tensor in own.items():
+        for name, tensor in tensors.items():
             tensor.set_value(state_dict[name])
 
 
@@ -153,19 +153,19 @@ class ModelAverage(_Average):
         self._least, self._most = min_average_window, max_average_window
         super().__init__(parameters)
 
-    def updated(self, values: list[Any], kept: dict[str, list[Any]], numbers: dict[str, Any]) -> tuple[dict, dict]:
+    def updated(self, values: list[Any], sums: dict[str, list[Any]], numbers: dict[str, Any]) -> tuple[dict, dict]:
         updates, count = numbers["num_updates"] + 1, numbers["num_accumulates"] + 1
         window = jnp.minimum(self._most, jnp.floor(updates * self._rate).astype(updates.dtype))
         cut, full = (count >= self._least) & (count >= window), updates % _MOST_ADDED == 0
-        made: dict[str, list[Any]] = {n: [] for n in self.arrays}
-        for value, a, b, c in zip(values, *(kept[n] for n in self.arrays), strict=True):
+        result: dict[str, list[Any]] = {n: [] for n in self.arrays}
+        for value, a, b, c in zip(values, *(sums[n] for n in self.arrays), strict=True):
             a = a + value.astype(a.dtype)
             b, a = jnp.where(full, a + b, b), jnp.where(full, 0, a)
-            made["sum_3"].append(jnp.where(cut, a + b, c))
-            made["sum_1"].append(jnp.where(cut, 0, a))
-            made["sum_2"].append(jnp.where(cut, 0, b))
+            result["sum_3"].append(jnp.where(cut, a + b, c))
+            result["sum_1"].append(jnp.where(cut, 0, a))
+            result["sum_2"].append(jnp.where(cut, 0, b))
         old = jnp.where(cut, count, numbers["old_num_accumulates"])
-        return made, {"num_updates": updates, "num_accumulates": jnp.where(cut, 0, count), "old_num_accumulates": old}
+        return result, {"num_updates": updates, "num_accumulates": jnp.where(cut, 0, count), "old_num_accumulates": old}
 
     def averaged(self, kept: dict[str, Any], numbers: dict[str, Any]) -> Any:
         count = numbers["num_accumulates"] + numbers["old_num_accumulates"]
@@ -219,13 +219,13 @@ class ExponentialMovingAverage(_Average):
         self._warm_up = bool(warm_up)
         super().__init__(parameters)
 
-    def updated(self, values: list[Any], kept: dict[str, list[Any]], numbers: dict[str, Any]) -> tuple[dict, dict]:
+    def updated(self, values: list[Any], averages: dict[str, list[Any]], numbers: dict[str, Any]) -> tuple[dict, dict]:
         before = numbers["num_updates"]
         decay = jnp.asarray(self._decay)
         if self._warm_up:
             decay = jnp.where(before == 0, 0, jnp.minimum(decay, (1 + before) / (10 + before)))
         made = []
-        for value, average in zip(values, kept["ema"], strict=True):
+        for value, average in zip(values, averages["ema"], strict=True):
             share = decay.astype(jnp.finfo(average.dtype).dtype)
             made.append(average * share + value.astype(average.dtype) * (1 - share))
         return {"ema": made}, {"num_updates": before + 1}

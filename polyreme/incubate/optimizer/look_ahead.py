@@ -114,14 +114,14 @@ class LookAhead:
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state_dict. Raises CheckpointError, changing nothing, for one of other parameters."""
-        own = {f"{p.name}_slow_0": t for p, t in zip(self._trained, self._slow, strict=True)}
-        own["lookahead_step"] = self._count
-        for name, tensor in own.items():
+        tensors = {f"{p.name}_slow_0": t for p, t in zip(self._trained, self._slow, strict=True)}
+        tensors["lookahead_step"] = self._count
+        for name, tensor in tensors.items():
             given = state_dict.get(name)
             if given is None or tuple(np.shape(given)) != tuple(tensor.shape):
                 raise CheckpointError(f"LookAhead.set_state_dict: {name} is missing or of another shape")
-        self.inner_optimizer.set_state_dict({n: v for n, v in state_dict.items() if n not in own})
-        for name, tensor in own.items():
+        self.inner_optimizer.set_state_dict({n: v for n, v in state_dict.items() if n not in tensors})
+        for name, tensor in tensors.items():
             tensor.set_value(state_dict[name])
 
     set_dict = set_state_dict

@@ -116,12 +116,12 @@ class _ConvForward(_Conv):
             raise ConfigError(
                 f"{type(self).__name__}: padding {self.padding!r} goes with padding_mode='zeros'; give sizes"
             )
-        each = [self.padding] * self.spatial if isinstance(self.padding, int) else list(self.padding)
-        if len(each) != self.spatial:
+        amounts = [self.padding] * self.spatial if isinstance(self.padding, int) else list(self.padding)
+        if len(amounts) != self.spatial:
             raise ConfigError(
-                f"{type(self).__name__}: padding_mode={self.padding_mode!r} takes {self.spatial} sizes, got {each}"
+                f"{type(self).__name__}: padding_mode={self.padding_mode!r} takes {self.spatial} sizes, got {amounts}"
             )
-        return [size for amount in reversed(each) for size in (amount, amount)]
+        return [size for amount in reversed(amounts) for size in (amount, amount)]
 
 
 class Conv1D(_ConvForward):

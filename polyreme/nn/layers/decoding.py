@@ -78,14 +78,14 @@ class BeamSearchDecoder:
         first = jax.tree.leaves(initial_cell_states)[0]
         alike = jax.tree.map(self._beside_beams, initial_cell_states)
 
-        def each(value: Any, dtype: str) -> Any:
+        def filled(value: Any, dtype: str) -> Any:
             return initial_state(first, (self.beam_size,), value, dtype)
 
         # all but one beam are ruled out, or they would choose the same
         live = reshape(cast(arange(self.beam_size), "float32"), [1, self.beam_size]) > 0
-        log_probs = where(live, each(NEVER_CHOSEN, "float32"), each(0.0, "float32"))
-        started = BeamState(alike, log_probs, cast(each(0, "int32"), "bool"), each(0, "int64"))
-        return self._embedded(each(self.start_token, "int64")), started, started.finished
+        log_probs = where(live, filled(NEVER_CHOSEN, "float32"), filled(0.0, "float32"))
+        started = BeamState(alike, log_probs, cast(filled(0, "int32"), "bool"), filled(0, "int64"))
+        return self._embedded(filled(self.start_token, "int64")), started, started.finished
 
     def step(self, time: Any, inputs: Any, states: BeamState, **kwargs: Any) -> tuple[BeamOutput, BeamState, Any, Any]:
         """The cell on every beam, and the best continuations -> (outputs, states, next inputs, finished)."""
@@ -159,12 +159,12 @@ def dynamic_decode(
         outputs, now = _captured(decoder, advance, start, max_step_num, is_test)
     else:
         outputs, now = _eager(advance, start, max_step_num)
-    made, last = outputs, now.states
+    decoded, last = outputs, now.states
     if hasattr(decoder, "finalize"):
-        made, last = decoder.finalize(outputs, now.states, now.lengths)
+        decoded, last = decoder.finalize(outputs, now.states, now.lengths)
     if not output_time_major:
-        made = jax.tree.map(lambda leaf: transpose(leaf, [1, 0, *range(2, len(leaf.shape))]), made)
-    return (made, last, now.lengths) if return_length else (made, last)
+        decoded = jax.tree.map(lambda leaf: transpose(leaf, [1, 0, *range(2, len(leaf.shape))]), decoded)
+    return (decoded, last, now.lengths) if return_length else (decoded, last)
 
 
 def _advanced(decoder: Any, time: Any, now: _Now, impute: bool, kwargs: dict[str, Any]) -> tuple[Any, _Now]:
@@ -187,13 +187,13 @@ def _beside(flags: Any, x: Any) -> Any:
 
 
 def _eager(advance: Callable[..., Any], now: _Now, last: int | None) -> tuple[Any, _Now]:
-    each: list[Any] = []
-    while (last is None or len(each) <= last) and not bool(all_of(now.finished)):
-        outputs, now = advance(to_tensor([len(each)]), now)
-        each.append(outputs)
-    if not each:
+    steps: list[Any] = []
+    while (last is None or len(steps) <= last) and not bool(all_of(now.finished)):
+        outputs, now = advance(to_tensor([len(steps)]), now)
+        steps.append(outputs)
+    if not steps:
         raise ShapeError(f"dynamic_decode: no step was taken, max_step_num={last}; all was finished from the start")
-    return jax.tree.map(lambda *rows: stack(list(rows), 0), *each), now
+    return jax.tree.map(lambda *rows: stack(list(rows), 0), *steps), now
 
 
 def _captured(

@@ -71,12 +71,12 @@ def _step_by_step(
     states = cell.get_initial_states(x, batch_dim_idx=1) if states is None else states
 
     def call(t: Any, row: Any, states: Any) -> tuple[Any, Any]:
-        made, new = cell(row, states, **kwargs)
+        output, new = cell(row, states, **kwargs)
         if lengths is not None:
             real = lengths > t
-            made = jax.tree.map(lambda a: where(_beside(real, a), a, zeros_like(a)), made)
+            output = jax.tree.map(lambda a: where(_beside(real, a), a, zeros_like(a)), output)
             new = jax.tree.map(lambda a, b: where(_beside(real, a), a, b), new, states)
-        return made, new
+        return output, new
 
     order = range(steps - 1, -1, -1) if reverse else range(steps)
     if steps > _UNROLLED and state.capturing() and not state.recording():
@@ -95,8 +95,8 @@ def _unrolled(call: Callable[..., Any], x: Any, states: Any, order: range) -> tu
 
 def _looped(call: Callable[..., Any], x: Any, states: Any, order: range) -> tuple[Any, Any]:
     """The steps as one loop of the captured program; the first stands before it and says what is carried."""
-    made, states = call(order[0], jax.tree.map(lambda leaf: leaf[order[0]], x), states)
-    rows = jax.tree.map(lambda a: stack([a] * len(order), 0), made)
+    output, states = call(order[0], jax.tree.map(lambda leaf: leaf[order[0]], x), states)
+    rows = jax.tree.map(lambda a: stack([a] * len(order), 0), output)
 
     def body(k: Any, states: Any, rows: Any) -> list[Any]:
         t = order[0] + k * order.step
@@ -201,15 +201,15 @@ class _Stack(LayerList):
         self.num_layers, self.num_directions = num_layers, 1 if direction == "forward" else 2
         self.time_major, self.dropout = time_major, dropout
         self.state_components = 2 if cell is LSTMCell else 1
-        given = self.input_size
+        input_size = self.input_size
         for k in range(num_layers):
-            cells: list[Any] = [cell(given, self.hidden_size, **settings) for _ in range(self.num_directions)]
+            cells: list[Any] = [cell(input_size, self.hidden_size, **settings) for _ in range(self.num_directions)]
             self.append(BiRNN(cells[0], cells[1], time_major) if len(cells) == 2 else RNN(cells[0], False, time_major))
             for made, end in zip(cells, ("", "_reverse"), strict=False):
                 for name in WEIGHTS:
                     if getattr(made, name) is not None:
                         setattr(self, f"{name}_l{k}{end}", getattr(made, name))
-            given = self.num_directions * (self.proj_size or self.hidden_size)
+            input_size = self.num_directions * (self.proj_size or self.hidden_size)
         self.mode = self[0].cell.mode if self.num_directions == 1 else self[0].cell_fw.mode
 
     def forward(self, inputs: Any, initial_states: Any = None, sequence_length: Any = None) -> tuple[Any, Any]:

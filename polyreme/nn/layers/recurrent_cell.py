@@ -47,14 +47,14 @@ class RNNCellBase(Layer):
         if dtype is None:
             dtype = getattr(self, "state_dtype", None) or dtypes.default_dtype()
 
-        def made(size: Any, kind: Any) -> Any:
+        def states(size: Any, kind: Any) -> Any:
             sizes = [size] if isinstance(size, int) else list(size)
             sizes = sizes[1:] if sizes[:1] == [-1] else sizes
             return initial_state(reference, tuple(sizes), float(init_value), dtypes.as_dtype(kind).name, batch_dim_idx)
 
         if isinstance(dtype, (list, tuple, dict)):
-            return jax.tree.map(made, shape, dtype, is_leaf=_is_shape)
-        return jax.tree.map(lambda size: made(size, dtype), shape, is_leaf=_is_shape)
+            return jax.tree.map(states, shape, dtype, is_leaf=_is_shape)
+        return jax.tree.map(lambda size: states(size, dtype), shape, is_leaf=_is_shape)
 
     @property
     def state_shape(self) -> Any:

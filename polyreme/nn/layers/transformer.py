@@ -174,16 +174,16 @@ class TransformerDecoderLayer(_Block):
 
     def forward(self, tgt: Any, memory: Any, tgt_mask: Any = None, memory_mask: Any = None, cache: Any = None) -> Any:
         """-> [batch, seq, embed]; with a cache (that, (Cache moved on, StaticCache))."""
-        own, static = (None, None) if cache is None else cache
+        self_cache, static = (None, None) if cache is None else cache
         x = self._before(tgt, self.norm1)
-        made = self.self_attn(x, x, x, tgt_mask, own)
-        made, own = (made, None) if cache is None else made
-        tgt = self._after(tgt, made, self.dropout1, self.norm1)
-        made = self.cross_attn(self._before(tgt, self.norm2), memory, memory, memory_mask, static)
-        made, static = (made, None) if cache is None else made
-        tgt = self._after(tgt, made, self.dropout2, self.norm2)
+        h = self.self_attn(x, x, x, tgt_mask, self_cache)
+        h, self_cache = (h, None) if cache is None else h
+        tgt = self._after(tgt, h, self.dropout1, self.norm1)
+        h = self.cross_attn(self._before(tgt, self.norm2), memory, memory, memory_mask, static)
+        h, static = (h, None) if cache is None else h
+        tgt = self._after(tgt, h, self.dropout2, self.norm2)
         tgt = self._feed_forward(tgt, self.dropout3, self.norm3)
-        return tgt if cache is None else (tgt, (own, static))
+        return tgt if cache is None else (tgt, (self_cache, static))
 
     def gen_cache(self, memory: Any) -> tuple[Any, Any]:
         """(an empty cache for memory's batch, memory's keys and values)."""

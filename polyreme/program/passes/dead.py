@@ -33,25 +33,25 @@ def prune(program: Program, keep: Any = (), feed: Any = ()) -> Program:
     feed: values that are fed, whatever computed them before. Writes stay where what is kept reads them afterwards;
     random numbers that nothing needs are not taken, so those of the others may differ from the whole Program's.
     """
-    made = program.clone()
-    given = kept_names(program, feed)
-    facts = Facts(made, kept_names(program, keep))
-    block = made.global_block()
+    pruned = program.clone()
+    fed = kept_names(program, feed)
+    facts = Facts(pruned, kept_names(program, keep))
+    block = pruned.global_block()
     for var in block.vars.values():
-        if isinstance(var, Variable) and var._array.name in given:
+        if isinstance(var, Variable) and var._array.name in fed:
             var.is_data = True
-    needed, kept = facts.kept - given, []
+    needed, left_ops = facts.kept - fed, []
     for op in reversed(block.ops):
         if needed.isdisjoint(op.outputs) and needed.isdisjoint(op.writes()):
             continue
         left = _without_unneeded(op, needed, facts) if facts.is_removable(op) else op
-        kept.append(left)
-        needed |= set(left.reads()) - given
-    block.ops = kept[::-1]
-    needed |= facts.kept | given | {name for op in block.ops for name in op.writes()}
-    made.held = {name: held for name, held in made.held.items() if name in needed}
+        left_ops.append(left)
+        needed |= set(left.reads()) - fed
+    block.ops = left_ops[::-1]
+    needed |= facts.kept | fed | {name for op in block.ops for name in op.writes()}
+    pruned.held = {name: held for name, held in pruned.held.items() if name in needed}
     block.vars = {n: v for n, v in block.vars.items() if n in needed or v._array.name in needed or _computed(v)}
-    return settle(made)
+    return settle(pruned)
 
 
 def _computed(var: Any) -> bool:
@@ -60,7 +60,7 @@ def _computed(var: Any) -> bool:
 
 def _clear(block: Block, wanted: Iterable[str], facts: Facts) -> None:
     """Take from block what is needed neither for wanted nor for an effect."""
-    needed, kept = {*wanted, *refs(block.gives)}, []
+    needed, ops = {*wanted, *refs(block.gives)}, []
     for op in reversed(block.ops):
         if facts.is_removable(op):
             if needed.isdisjoint(op.outputs):
@@ -68,9 +68,9 @@ def _clear(block: Block, wanted: Iterable[str], facts: Facts) -> None:
             op = _without_unneeded(op, needed, facts)
         for inner in op.blocks:
             _clear(inner, (), facts)  # type: ignore[arg-type]
-        kept.append(op)
+        ops.append(op)
         needed.update(op.reads())
-    block.ops = kept[::-1]
+    block.ops = ops[::-1]
 
 
 def _without_unneeded(op: Operation, needed: set[str], facts: Facts) -> Operation:

@@ -107,15 +107,15 @@ class Facts:
 
 def likes(program: Program) -> dict[str, Tensor]:
     """Name of a value -> a Tensor like it. A Variable that was changed in place stands for its last value first."""
-    found: dict[str, Tensor] = {**program.held}
+    result: dict[str, Tensor] = {**program.held}
     for block in program.blocks:
         for var in block.vars.values():
             if isinstance(var._array, Symbol):
-                found[var._array.name] = var
+                result[var._array.name] = var
     for block in program.blocks:
         for name, var in block.vars.items():
-            found.setdefault(name, var)
-    return found
+            result.setdefault(name, var)
+    return result
 
 
 def symbol_of(likes: Mapping[str, Tensor], name: str) -> Any:

@@ -29,14 +29,14 @@ def constant_folding(program: Program, keep: Any = (), held: bool = False, limit
     So is what takes random numbers, writes, wants gradients, or follows from a shape (which is computed anyway).
     What the constants were computed from is left for dead_code.
     """
-    made = program.clone()
-    facts = Facts(made, kept_names(program, keep))
+    folded = program.clone()
+    facts = Facts(folded, kept_names(program, keep))
     known: dict[str, Tensor] = {}
     if held:
-        known.update({n: t for n, t in made.held.items() if n not in facts.written and t.stop_gradient})
+        known.update({n: t for n, t in folded.held.items() if n not in facts.written and t.stop_gradient})
     with _as_called():
-        _fold(made.global_block(), known, facts, limit)
-    return settle(made)
+        _fold(folded.global_block(), known, facts, limit)
+    return settle(folded)
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def _as_called() -> Iterator[None]:
 
 def _fold(block: Block, outer: dict[str, Tensor], facts: Facts, limit: int) -> None:
     known = {name: value for name, value in outer.items() if name not in block.takes}
-    kept: list[Operation] = []
+    ops: list[Operation] = []
     for op in block.ops:
         found = _value(op, known, facts, limit) if isinstance(op, Call) else None
         if found is not None:
@@ -60,8 +60,8 @@ def _fold(block: Block, outer: dict[str, Tensor], facts: Facts, limit: int) -> N
             op = _constant(op, found)
         for inner in op.blocks:
             _fold(inner, known, facts, limit)  # type: ignore[arg-type]
-        kept.append(op)
-    block.ops = kept
+        ops.append(op)
+    block.ops = ops
 
 
 def _constant(op: Operation, value: np.ndarray) -> Operation:

@@ -116,12 +116,12 @@ def fusion(program: Program, keep: Any = (), patterns: Any = None) -> Program:
     rounding. Attention over a row of scores that are all -inf gives 0 instead of NaN.
     """
     chosen = _chosen(patterns)
-    made = program.clone()
-    facts = Facts(made, kept_names(program, keep))
-    for block in made.blocks:
+    fused = program.clone()
+    facts = Facts(fused, kept_names(program, keep))
+    for block in fused.blocks:
         while _fuse_one(block, chosen, facts):
             pass
-    return settle(made)
+    return settle(fused)
 
 
 def _chosen(patterns: Any) -> list[Pattern]:
@@ -137,15 +137,15 @@ def _chosen(patterns: Any) -> list[Pattern]:
 
 def _fuse_one(block: Block, patterns: list[Pattern], facts: Facts) -> bool:
     """Apply one pattern somewhere in the block; False if none applies."""
-    made = {name: i for i, op in enumerate(block.ops) for name in op.outputs}
-    for at, op in enumerate(block.ops):
+    maker_of = {name: i for i, op in enumerate(block.ops) for name in op.outputs}
+    for index, op in enumerate(block.ops):
         for pattern in patterns:
             if pattern.lines[0].op != op.kind:
                 continue
-            for match in matches(pattern, block, at, made, facts):
+            for match in matches(pattern, block, index, maker_of, facts):
                 found = replaced(pattern, match)
                 if found is not None:
-                    _put(block, at, *found, facts)
+                    _put(block, index, *found, facts)
                     return True
     return False
 

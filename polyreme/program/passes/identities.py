@@ -80,17 +80,17 @@ def identity(program: Program, keep: Any = ()) -> Program:
 
 
 def _drop(block: Block, names: dict[str, str], facts: Facts) -> None:
-    kept: list[Operation] = []
+    ops: list[Operation] = []
     for op in block.ops:
         op = renamed(op, names)
         source = _given_back(op, block, facts)
         if source is not None:
             names[op.outputs[0]] = source
             continue
-        kept.append(op)
+        ops.append(op)
         for inner in op.blocks:
             _drop(inner, dict(names), facts)  # type: ignore[arg-type]
-    block.ops = kept
+    block.ops = ops
     rename(block, names)
 
 
@@ -113,14 +113,14 @@ def _same(op: Call, source: str, block: Block, facts: Facts) -> bool:
     # a name that some other block takes anew means something else inside that block
     if source in facts.written or any(source in b.takes for b in facts.program.blocks if b is not block):
         return False
-    have, made = symbol_of(facts.likes, source), symbol_of(facts.likes, op.outputs[0])
+    have, result = symbol_of(facts.likes, source), symbol_of(facts.likes, op.outputs[0])
     before, after = facts.like(source), facts.like(op.outputs[0])
-    if have is None or before is None or after is None or not isinstance(made, Symbol) or made.known is not None:
+    if have is None or before is None or after is None or not isinstance(result, Symbol) or result.known is not None:
         return False
     return (
         before.stop_gradient == after.stop_gradient
-        and (have.dtype, bool(getattr(have, "weak_type", False))) == (made.dtype, made.weak_type)
-        and _same_shape(op.name, tuple(have.shape), tuple(made.shape))
+        and (have.dtype, bool(getattr(have, "weak_type", False))) == (result.dtype, result.weak_type)
+        and _same_shape(op.name, tuple(have.shape), tuple(result.shape))
     )
 
 

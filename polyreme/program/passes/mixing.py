@@ -105,17 +105,17 @@ class _Mixing:
 
     def _as_before(self, names: Iterable[str], block: Block, done: list[Operation]) -> dict[str, str]:
         """Casts of those values whose dtype is another now; name -> name of the cast."""
-        found: dict[str, str] = {}
+        casts: dict[str, str] = {}
         for name in names:
             now, old = self.facts.likes[name]._array, self.before.get(name)
-            if old is None or now.dtype == old.dtype or name in found:
+            if old is None or now.dtype == old.dtype or name in casts:
                 continue
             stops = self.facts.likes[name].stop_gradient
             cast = block.create_var(None, now.shape, old.dtype, stop_gradient=stops)._array.name
             self.facts.likes[cast] = block.vars[cast]
             done.append(Call(name="cast", args=(Ref(name), old.dtype.name), outputs=[cast]))
-            found[name] = cast
-        return found
+            casts[name] = cast
+        return casts
 
     def _give_as_before(self, block: Block) -> None:
         done: list[Operation] = []

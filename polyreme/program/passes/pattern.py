@@ -106,7 +106,7 @@ class Match:
         return [self.block.ops[i] for i in self.places]  # type: ignore[misc]
 
 
-def matches(pattern: Pattern, block: Block, at: int, made: Mapping[str, int], facts: Facts) -> Iterator[Match]:
+def matches(pattern: Pattern, block: Block, index: int, maker_of: Mapping[str, int], facts: Facts) -> Iterator[Match]:
     """Every way in which the pattern's result can be the one of the call at this place.
 
     made: name -> the place in block where it is defined.
@@ -116,14 +116,14 @@ def matches(pattern: Pattern, block: Block, at: int, made: Mapping[str, int], fa
         if not left:
             yield Match(block, facts, places, bound)
             return
-        value = Ref(block.ops[at].outputs[0]) if not places else bound.get(left[0].out)
-        place = made.get(value.name) if isinstance(value, Ref) else None
+        value = Ref(block.ops[index].outputs[0]) if not places else bound.get(left[0].out)
+        place = maker_of.get(value.name) if isinstance(value, Ref) else None
         if place is None:
             return
         for further in _unified(left[0], block.ops[place], bound):
             yield from follow(left[1:], [*places, place], further)
 
-    if isinstance(block.ops[at], Call) and block.ops[at].outputs:
+    if isinstance(block.ops[index], Call) and block.ops[index].outputs:
         yield from follow(pattern.lines, [], {})
 
 
@@ -131,13 +131,13 @@ def _unified(line: Line, op: Any, bound: Bound) -> Iterator[Bound]:
     """bound with what the line's names stand for in op; nothing where op does not fit."""
     if not isinstance(op, Call) or op.name != line.op or len(op.outputs) != 1 or op.changes:
         return
-    given = arguments_of(op)
-    if given is None:
+    arguments = arguments_of(op)
+    if arguments is None:
         return
-    yield from _fitted(line, given, bound)
+    yield from _fitted(line, arguments, bound)
     if line.op in _SWAPPED:
         x, y = _SWAPPED[line.op]
-        yield from _fitted(line, {**given, x: given[y], y: given[x]}, bound)
+        yield from _fitted(line, {**arguments, x: arguments[y], y: arguments[x]}, bound)
 
 
 def _fitted(line: Line, given: dict[str, Any], bound: Bound) -> Iterator[Bound]:
@@ -180,16 +180,16 @@ def replaced(pattern: Pattern, match: Match) -> tuple[Call, list[int]] | None:
 
 
 def _made(line: Line, bound: Bound, like: Call) -> Call:
-    given = {p: term[0] if isinstance(term, tuple) else bound[term] for p, term in line.given.items()}
+    arguments = {p: term[0] if isinstance(term, tuple) else bound[term] for p, term in line.given.items()}
     defaults = defaults_of(line.op) or {}
-    given = {p: v for p, v in given.items() if _plain(v) != _plain(defaults[p])}
+    arguments = {p: v for p, v in arguments.items() if _plain(v) != _plain(defaults[p])}
     args = []
     for parameter in defaults:
-        if parameter not in given:
+        if parameter not in arguments:
             break
-        args.append(given.pop(parameter))
+        args.append(arguments.pop(parameter))
     return Call(
-        name=line.op, args=tuple(args), kwargs=given, outputs=like.outputs, policy=like.policy, taped=like.taped,
+        name=line.op, args=tuple(args), kwargs=arguments, outputs=like.outputs, policy=like.policy, taped=like.taped,
         scope=like.scope,
     )  # fmt: skip
 
@@ -206,13 +206,13 @@ def _draws_alone(match: Match) -> bool:
     return not any(match.facts.draws(match.block.ops[i]) for i in span if i not in match.places)
 
 
-def _gives_the_same(made: Call, facts: Facts) -> bool:
+def _gives_the_same(call: Call, facts: Facts) -> bool:
     """Whether the call is possible and its result has the shape and dtype there were."""
-    before, given = symbol_of(facts.likes, made.outputs[0]), inputs_of(made, facts.likes)
+    before, given = symbol_of(facts.likes, call.outputs[0]), inputs_of(call, facts.likes)
     if before is None or given is None:
         return False
     try:
-        results, changes = results_of(made, given)
+        results, changes = results_of(call, given)
     except (ShapeError, DTypeError, ConfigError):
         return False
     first, last = results[0], results[-1]

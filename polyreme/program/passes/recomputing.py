@@ -51,24 +51,24 @@ def checkpoint_names(program: Program, checkpoints: Any) -> list[str]:
     return names
 
 
-def wrap(block: Block, checkpoints: Sequence[str], kept: Collection[str] | None) -> None:
+def wrap(block: Block, checkpoints: Sequence[str], keep: Collection[str] | None) -> None:
     """Make Recompute operations of what block computes up to each checkpoint.
 
     kept: names that are needed later besides what operations read; None for all.
     """
     end = next((i for i, op in enumerate(block.ops) if isinstance(op, Backward)), len(block.ops))
-    made = {name: i for i, op in enumerate(block.ops[:end]) for name in op.outputs}
-    lost = [name for name in checkpoints if name not in made]
+    maker_of = {name: i for i, op in enumerate(block.ops[:end]) for name in op.outputs}
+    lost = [name for name in checkpoints if name not in maker_of]
     if lost:
         raise ConfigError(
-            f"recompute: checkpoints {lost} are not computed before backward; choose among {list(made)[:20]}"
+            f"recompute: checkpoints {lost} are not computed before backward; choose among {list(maker_of)[:20]}"
         )
     done: list[Operation] = []
     start = 0
-    for place in sorted({made[name] for name in checkpoints}):
+    for place in sorted({maker_of[name] for name in checkpoints}):
         for run in _runs(block.ops[start : place + 1]):
             start += len(run)
-            needed = None if kept is None else {*kept, *_reads(block.ops[start:])}
+            needed = None if keep is None else {*keep, *_reads(block.ops[start:])}
             done += _as_one(block, run, needed) if _runs_again(run[0]) and len(run) > 1 else run
     block.ops = done + block.ops[start:]
 
@@ -94,15 +94,15 @@ def _as_one(outer: Block, ops: list[Operation], needed: set[str] | None) -> list
     """
     known = likes(outer.program)
     again: list[Operation] = []
-    made = {name for op in ops for name in op.outputs}
-    wanted = made if needed is None else made & needed
+    computed = {name for op in ops for name in op.outputs}
+    wanted = computed if needed is None else computed & needed
     for op in reversed(ops):
         if not wanted.isdisjoint(op.outputs) and all(_of_shapes(known.get(name)) for name in op.outputs):
             again.append(op)
-            wanted = (wanted - set(op.outputs)) | (made & set(op.reads()))
+            wanted = (wanted - set(op.outputs)) | (computed & set(op.reads()))
     block = outer.program.add_block(outer)
     block.ops = list(ops)
-    block.vars = {n: copy_var(outer.vars[n], block) for n in made if n in outer.vars}
+    block.vars = {n: copy_var(outer.vars[n], block) for n in computed if n in outer.vars}
     for op in ops:
         for inner in op.blocks:
             inner.parent = block  # type: ignore[attr-defined]

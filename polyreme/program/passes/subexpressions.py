@@ -27,7 +27,7 @@ def common_subexpression(program: Program, keep: Any = ()) -> Program:
 def _merge(block: Block, known: dict[Any, Call], names: dict[str, str], facts: Facts) -> None:
     """Merge what block computes; known: calls made before it, names: what is read instead of what."""
     writes: dict[str, int] = {}
-    kept: list[Operation] = []
+    ops: list[Operation] = []
     for op in block.ops:
         op = renamed(op, names)
         for name in op.writes():
@@ -37,10 +37,10 @@ def _merge(block: Block, known: dict[Any, Call], names: dict[str, str], facts: F
         if isinstance(op, Call) and first is not None and first is not op and _alike(first, op, facts):
             names.update(zip(op.outputs, first.outputs, strict=True))
             continue
-        kept.append(op)
+        ops.append(op)
         for inner in op.blocks:
             _merge(inner, dict(known), dict(names), facts)  # type: ignore[arg-type]
-    block.ops = kept
+    block.ops = ops
     rename(block, names)
 
 

@@ -67,19 +67,19 @@ class _Window:
 
     def reached(self, sites: np.ndarray, batch: int) -> np.ndarray:
         """Coordinates of the outputs whose windows hold an element, sorted: sites [1 + d, n] -> [1 + d, m]."""
-        shape, found = (batch, *self.outs), []
+        shape, places = (batch, *self.outs), []
         for offset in itertools.product(*(range(k) for k in self.kernel)):
             moved = [
-                at + before - k * d
-                for at, (before, _), k, d in zip(sites[1:], self.pads, offset, self.dilation, strict=True)
+                outs + before - k * d
+                for outs, (before, _), k, d in zip(sites[1:], self.pads, offset, self.dilation, strict=True)
             ]
-            at = [m // s for m, s in zip(moved, self.stride, strict=True)]
+            outs = [m // s for m, s in zip(moved, self.stride, strict=True)]
             inside = [
                 (m % s == 0) & (a >= 0) & (a < size)
-                for m, s, a, size in zip(moved, self.stride, at, self.outs, strict=True)
+                for m, s, a, size in zip(moved, self.stride, outs, self.outs, strict=True)
             ]
-            found.append(places_of(np.stack([sites[0], *at])[:, np.all(inside, axis=0)], shape))
-        return indices_of(np.unique(np.concatenate(found)), shape, sites.dtype)
+            places.append(places_of(np.stack([sites[0], *outs])[:, np.all(inside, axis=0)], shape))
+        return indices_of(np.unique(np.concatenate(places)), shape, sites.dtype)
 
 
 def _slide(what: str, x: SparseCooTensor, window: _Window) -> tuple[Any, Any]:

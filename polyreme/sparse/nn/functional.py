@@ -98,19 +98,19 @@ def attention(
 def _kept(what: str, mask: SparseCsrTensor, heads: int, key_padding_mask: Any, attn_mask: Any) -> Any:
     """Which stored scores no mask leaves out, [n]; None if there is no mask."""
     total, seq, _ = mask.dims
-    at = sparse_coordinates(mask.where, mask.dims)
-    kept = None
-    for name, given, shape, row in (
-        ("key_padding_mask", key_padding_mask, [total // heads, seq], at[0] // heads),
-        ("attn_mask", attn_mask, [seq, seq], at[1]),
+    coordinates = sparse_coordinates(mask.where, mask.dims)
+    allowed = None
+    for name, mask_, shape, row in (
+        ("key_padding_mask", key_padding_mask, [total // heads, seq], coordinates[0] // heads),
+        ("attn_mask", attn_mask, [seq, seq], coordinates[1]),
     ):
-        if given is None:
+        if mask_ is None:
             continue
-        if list(given.shape) != shape:
-            raise ShapeError(f"{what}: {name} {list(given.shape)}, needs {shape}")
-        found = gather(reshape(given, [-1]), row * seq + at[2], 0) != 0
-        kept = found if kept is None else ar.logical_and(kept, found)
-    return kept
+        if list(mask_.shape) != shape:
+            raise ShapeError(f"{what}: {name} {list(mask_.shape)}, needs {shape}")
+        found = gather(reshape(mask_, [-1]), row * seq + coordinates[2], 0) != 0
+        allowed = found if allowed is None else ar.logical_and(allowed, found)
+    return allowed
 
 
 # windows

@@ -169,13 +169,13 @@ def _transpose(
     data_format: str,
 ) -> Any:  # fmt: skip
     after = activation(kind, act)
-    made, parts, have = _parts(kind, spatial, x, filters, groups, param_attr, name, data_format)
+    maker, parts, have = _parts(kind, spatial, x, filters, groups, param_attr, name, data_format)
     sizes = None if output_size is None else sizes_of(output_size, spatial, f"{kind}: output_size")
     if filter_size is None:
         filter_size = _leading_to(kind, spatial, x, sizes, padding, stride, dilation, data_format)
     kernel = sizes_of(filter_size, spatial, f"{kind}: filter_size")
-    weight = made.create_parameter([have, filters // parts, *kernel], param_attr)
-    bias = made.create_parameter([filters], bias_attr, is_bias=True)
+    weight = maker.create_parameter([have, filters // parts, *kernel], param_attr)
+    bias = maker.create_parameter([filters], bias_attr, is_bias=True)
     return after(getattr(F, kind)(x, weight, bias, stride, padding, 0, dilation, parts, sizes, data_format))
 
 

@@ -43,14 +43,16 @@ def fc(
 _activation = activation
 
 
-def _product(made: Made, x: Any, size: int, kept: int, attr: Any) -> Any:
+def _product(maker: Made, x: Any, size: int, num_dims: int, attr: Any) -> Any:
     if attr is False:
         raise ConfigError("fc: weight_attr=False leaves nothing to multiply by; leave it out")
-    keep = x.ndim - 1 if kept == -1 else kept
+    keep = x.ndim - 1 if num_dims == -1 else num_dims
     if not 0 < keep < x.ndim:
-        raise ShapeError(f"fc: num_flatten_dims={kept} for an input of shape {list(x.shape)}; keep 1 to {x.ndim - 1}")
+        raise ShapeError(
+            f"fc: num_flatten_dims={num_dims} for an input of shape {list(x.shape)}; keep 1 to {x.ndim - 1}"
+        )
     rest = x.shape[keep:]
-    weight = made.create_parameter([-1 if -1 in rest else math.prod(rest), size], attr)
+    weight = maker.create_parameter([-1 if -1 in rest else math.prod(rest), size], attr)
     return matmul(x if len(rest) == 1 else reshape(x, [*x.shape[:keep], math.prod(rest)]), weight)
 
 

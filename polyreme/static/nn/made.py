@@ -62,23 +62,23 @@ class Made(Layer):
         return super().create_parameter(shape, wanted, dtype, is_bias, default_initializer, dims)
 
     def _normalized(
-        self, shape: Sequence[int], attr: WeightNormParamAttr, each: ParamAttr, dtype: Any, initializer: Any
+        self, shape: Sequence[int], attr: WeightNormParamAttr, attr_of_part: ParamAttr, dtype: Any, initializer: Any
     ) -> Any:
         """g * v / ||v||, of parameters g and v."""
         dims = attr.lengths(shape)
-        kept = [1 if d in dims else size for d, size in enumerate(shape)]
+        norm_shape = [1 if d in dims else size for d, size in enumerate(shape)]
         v_name, g_name = (
             unique_name.generate(f"{self._full_name}.weight_norm_{part}")
             if attr.name is None
             else f"{attr.name}_{part}"
             for part in "vg"
         )
-        v = self.create_parameter(shape, replace(each, name=v_name), dtype, False, initializer)
-        count = [math.prod(kept)]
-        g = self.create_parameter(count, replace(each, name=g_name, initializer=Constant(1.0)), dtype)
+        v = self.create_parameter(shape, replace(attr_of_part, name=v_name), dtype, False, initializer)
+        count = [math.prod(norm_shape)]
+        g = self.create_parameter(count, replace(attr_of_part, name=g_name, initializer=Constant(1.0)), dtype)
         with program_guard(default_startup_program()), no_grad():
             state.write(g, state.read(reshape(_length(v, dims), count)))
-        return v * (reshape(g, kept) / _length(v, dims))
+        return v * (reshape(g, norm_shape) / _length(v, dims))
 
     def statistic(self, shape: Sequence[int], name: str | None, initializer: Any) -> Any:
         """A parameter that is not trained."""

@@ -132,17 +132,17 @@ def prelu(x: Any, mode: str, param_attr: Any = None, data_format: str = "NCHW", 
 
     Slopes are [1], [1, c, 1, 1] (or as data_format says) or [1, *x.shape[1:]], at first 0.25.
     """
-    made = Made("prelu", name, x.dtype)
+    maker = Made("prelu", name, x.dtype)
     start = Constant(0.25)
     if mode == "all":
-        return F.prelu(x, made.create_parameter([1], param_attr, default_initializer=start))
+        return F.prelu(x, maker.create_parameter([1], param_attr, default_initializer=start))
     if mode == "channel":
         size = channels("prelu", x, data_format, range(2, 6))
         at = 1 if data_format[1] == "C" else x.ndim - 1
-        slope = made.create_parameter([size if d == at else 1 for d in range(x.ndim)], param_attr,
+        slope = maker.create_parameter([size if d == at else 1 for d in range(x.ndim)], param_attr,
                                       default_initializer=start)  # fmt: skip
         return F.prelu(x, reshape(slope, [size]), data_format)
     if mode == "element":
-        slope = made.create_parameter([1, *x.shape[1:]], param_attr, default_initializer=start)
+        slope = maker.create_parameter([1, *x.shape[1:]], param_attr, default_initializer=start)
         return where(x > 0, x, slope * x)
     raise ConfigError(f"prelu: mode={mode!r}; it is 'all', 'channel' or 'element'")

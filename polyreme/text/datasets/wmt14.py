@@ -47,12 +47,12 @@ class WMT14(Dataset):
         path = self.FILE.find("WMT14", data_file, download)
         self.data_file = str(path)
         pairs = f"{self.mode}/{self.mode}"
-        found = {n: t.decode() for n, t in tar_texts(path, ("train.src.dict", "train.trg.dict", pairs)).items()}
-        self.src_dict, self.trg_dict = (_dictionary(found[f"train.{side}.dict"], dict_size) for side in ("src", "trg"))
+        texts = {n: t.decode() for n, t in tar_texts(path, ("train.src.dict", "train.trg.dict", pairs)).items()}
+        self.src_dict, self.trg_dict = (_dictionary(texts[f"train.{side}.dict"], dict_size) for side in ("src", "trg"))
         self.src_ids: list[list[int]] = []
         self.trg_ids: list[list[int]] = []
         self.trg_ids_next: list[list[int]] = []
-        for line in found[pairs].split("\n"):
+        for line in texts[pairs].split("\n"):
             parts = line.strip().split("\t")
             if len(parts) == 2:
                 self._add(*parts)

@@ -53,12 +53,12 @@ class WMT16(Dataset):
         path = self.FILE.find("WMT16", data_file, download)
         self.data_file = str(path)
         wanted = ("wmt16/train", f"wmt16/{self.mode}")
-        found = tar_texts(path, tuple(dict.fromkeys(wanted)))
+        texts = tar_texts(path, tuple(dict.fromkeys(wanted)))
         source = _LANGUAGES.index(lang)
-        training = _pairs(found["wmt16/train"])
+        training = _pairs(texts["wmt16/train"])
         self.src_dict = most_frequent((w for pair in training for w in pair[source].split()), src_dict_size)
         self.trg_dict = most_frequent((w for pair in training for w in pair[1 - source].split()), trg_dict_size)
-        pairs = _pairs(found[wanted[1]])
+        pairs = _pairs(texts[wanted[1]])
         unknown = self.src_dict.get(UNKNOWN, 2)
         self.src_ids = [ids([START, *pair[source].split(), END], self.src_dict, unknown) for pair in pairs]
         targets = [ids(pair[1 - source].split(), self.trg_dict, unknown) for pair in pairs]

@@ -59,13 +59,13 @@ class Flowers(Dataset):
         self.labels = every[self.indexes - 1]
         wanted = {f"image_{index:05d}.jpg" for index in self.indexes.tolist()}
         named = ((name.rsplit("/", 1)[-1], file) for name, file in tar_files(archive))
-        found = {name: file.read() for name, file in named if name in wanted}
-        missing = sorted(wanted - set(found))
+        files = {name: file.read() for name, file in named if name in wanted}
+        missing = sorted(wanted - set(files))
         if missing:
             raise DataError(
                 f"{archive}: holds no {missing[0]}, and {len(missing) - 1} more of {len(wanted)} are missing"
             )
-        self._pictures = [found[f"image_{index:05d}.jpg"] for index in self.indexes.tolist()]
+        self._pictures = [files[f"image_{index:05d}.jpg"] for index in self.indexes.tolist()]
 
     def __getitem__(self, idx: int) -> tuple[Any, np.ndarray]:
         image: Any = image_load(io.BytesIO(self._pictures[idx]), "pil")  # type: ignore[arg-type]

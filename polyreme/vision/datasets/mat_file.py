@@ -32,17 +32,17 @@ def read_mat(path: Path) -> dict[str, np.ndarray]:
 
 def _elements(data: bytes, order: str) -> Iterator[tuple[int, bytes]]:
     """(type, content) of one element after the other; each is padded to 8 bytes, small ones lie in their head."""
-    at = 0
-    while at + 8 <= len(data):
-        kind, size = struct.unpack_from(f"{order}II", data, at)
+    offset = 0
+    while offset + 8 <= len(data):
+        kind, size = struct.unpack_from(f"{order}II", data, offset)
         if kind >> 16:
-            yield kind & 0xFFFF, data[at + 4 : at + 4 + (kind >> 16)]
-            at += 8
+            yield kind & 0xFFFF, data[offset + 4 : offset + 4 + (kind >> 16)]
+            offset += 8
             continue
-        if at + 8 + size > len(data):
+        if offset + 8 + size > len(data):
             raise ValueError(f"an element of {size} bytes goes beyond the end")
-        yield kind, data[at + 8 : at + 8 + size]
-        at += 8 + size + (-size % 8 if kind != _COMPRESSED else 0)
+        yield kind, data[offset + 8 : offset + 8 + size]
+        offset += 8 + size + (-size % 8 if kind != _COMPRESSED else 0)
 
 
 def _arrays(kind: int, data: bytes, order: str) -> Iterator[tuple[str, np.ndarray]]:

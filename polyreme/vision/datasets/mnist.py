@@ -83,12 +83,12 @@ class MNIST(Dataset):
     def _find(self, prefix: str) -> tuple[Path, Path]:
         folders = self.folders()
         for folder in folders:
-            found = [_either(folder / f"{prefix}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1")]
-            if found[0] is not None and found[1] is not None:
-                for path, kind in zip(found, ("images", "labels"), strict=True):
+            paths = [_either(folder / f"{prefix}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1")]
+            if paths[0] is not None and paths[1] is not None:
+                for path, kind in zip(paths, ("images", "labels"), strict=True):
                     _check_digest(path, self.DIGESTS[f"{prefix}-{kind}"])
                 self._found_in(folder)
-                return found[0], found[1]
+                return paths[0], paths[1]
         raise DataError(
             f"{type(self).__name__}: no {prefix}-images-idx3-ubyte.gz with {prefix}-labels-idx1-ubyte.gz in "
             f"{' or '.join(map(str, folders))}; nothing is downloaded: put the files there, or give image_path and "

@@ -55,9 +55,9 @@ class _DenseLayer(Layer):
 class _Block(Layer):
     def __init__(self, inputs: int, growth: int, count: int, bn_size: int, dropout: float, stage: int) -> None:
         super().__init__()
-        self.names = [f"conv{stage}_{at + 1}" for at in range(count)]
-        for at, name in enumerate(self.names):
-            setattr(self, name, _DenseLayer(inputs + at * growth, growth, bn_size, dropout))
+        self.names = [f"conv{stage}_{index + 1}" for index in range(count)]
+        for index, name in enumerate(self.names):
+            setattr(self, name, _DenseLayer(inputs + index * growth, growth, bn_size, dropout))
 
     def forward(self, x: Any) -> Any:
         for name in self.names:

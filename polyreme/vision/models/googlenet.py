@@ -97,12 +97,12 @@ class GoogLeNet(Layer):
             sides = [self._side(at, side) for at, side in enumerate(sides, 1)]
         return x, sides[0], sides[1]
 
-    def _side(self, at: int, x: Any) -> Any:
-        x = getattr(self, f"_conv_o{at}")(x).flatten(1)
-        x = getattr(self, f"_fc_o{at}")(x)
+    def _side(self, index: int, x: Any) -> Any:
+        x = getattr(self, f"_conv_o{index}")(x).flatten(1)
+        x = getattr(self, f"_fc_o{index}")(x)
         # the second has no ReLU in Paddle, whose weights are made for it
-        x = F.relu(x) if at == 1 else x
-        return getattr(self, f"_out{at}")(getattr(self, f"_drop_o{at}")(x))
+        x = F.relu(x) if index == 1 else x
+        return getattr(self, f"_out{index}")(getattr(self, f"_drop_o{index}")(x))
 
 
 def _linear(inputs: int, outputs: int, fan: int) -> Linear:

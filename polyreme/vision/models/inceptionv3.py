@@ -100,27 +100,27 @@ class _Block(Layer):
     def __init__(self, inputs: int, branches: list[list[Step]], pool: int, split: dict[int, str] | None = None) -> None:
         super().__init__()
         self._branches, self._split = [[step[0] for step in b] for b in branches], split or {}
-        for at, branch in enumerate(branches):
+        for index, branch in enumerate(branches):
             channels = inputs
             for name, width, size, stride in branch:
                 setattr(self, name, ConvNorm(channels, width, size, stride, 0 if stride == 2 else None))
                 channels = width
-            if at in self._split:
+            if index in self._split:
                 for end, kernel in (("a", (1, 3)), ("b", (3, 1))):
-                    setattr(self, self._split[at] + end, ConvNorm(channels, channels, kernel))
+                    setattr(self, self._split[index] + end, ConvNorm(channels, channels, kernel))
         self.branch_pool = AvgPool2D(3, 1, 1, exclusive=False) if pool else MaxPool2D(3, 2)
         self.branch_pool_conv = ConvNorm(inputs, pool, 1) if pool else None
 
     def forward(self, x: Any) -> Any:
-        found = []
+        branches = []
         for at, names in enumerate(self._branches):
             y = x
             for name in names:
                 y = getattr(self, name)(y)
-            found += [getattr(self, self._split[at] + end)(y) for end in "ab"] if at in self._split else [y]
+            branches += [getattr(self, self._split[at] + end)(y) for end in "ab"] if at in self._split else [y]
         pooled = self.branch_pool(x)
-        found.append(pooled if self.branch_pool_conv is None else self.branch_pool_conv(pooled))
-        return concat(found, axis=1)
+        branches.append(pooled if self.branch_pool_conv is None else self.branch_pool_conv(pooled))
+        return concat(branches, axis=1)
 
 
 class InceptionV3(Layer):

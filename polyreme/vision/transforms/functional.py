@@ -54,15 +54,15 @@ def normalize(img: Any, mean: Any, std: Any, data_format: str = "CHW", to_rgb: b
     array = np.asarray(img, np.float32)
     if array.ndim != 3:
         raise ShapeError(f"normalize: the image has shape {list(array.shape)}; give three dims, {data_format}")
-    at = 0 if data_format == "CHW" else 2
+    axis = 0 if data_format == "CHW" else 2
     if to_rgb:
-        array = np.flip(array, at)
+        array = np.flip(array, axis)
     shape = [1, 1, 1]
-    shape[at] = -1
+    shape[axis] = -1
     center, scale = (np.asarray(v, np.float32).reshape(-1) for v in (mean, std))
     for name, value in (("mean", center), ("std", scale)):
-        if value.size not in (1, array.shape[at]):
-            raise ShapeError(f"normalize: {name} has {value.size} numbers, the image {array.shape[at]} channels")
+        if value.size not in (1, array.shape[axis]):
+            raise ShapeError(f"normalize: {name} has {value.size} numbers, the image {array.shape[axis]} channels")
     if not scale.all():
         raise ConfigError(f"normalize: std={std!r} has a 0; give numbers above it")
     return (array - center.reshape(shape)) / scale.reshape(shape)

@@ -179,11 +179,11 @@ def _sampled(pixels: np.ndarray, x: np.ndarray, y: np.ndarray, taps: int) -> np.
     return total.astype(pixels.dtype)
 
 
-def _dim_taps(at: np.ndarray, size: int, taps: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _dim_taps(index: np.ndarray, size: int, taps: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Indices and weights of the pixels around places along one dim."""
-    first = np.floor(at - 0.5).astype(int)
+    first = np.floor(index - 0.5).astype(int)
     far = [first + k for k in range(1 - taps // 2, taps // 2 + 1)]
-    distance = [np.abs(at - 0.5 - k) for k in far]
+    distance = [np.abs(index - 0.5 - k) for k in far]
     weights = [1 - d if taps == 2 else _cubic(d) for d in distance]
     return [np.clip(k, 0, size - 1) for k in far], weights
 

@@ -142,12 +142,12 @@ def fused_feedforward(
     not added. Raises ConfigError for ring_id.
     """
     refuse("fused_feedforward", ring_id=(ring_id, -1))
-    made = F.layer_norm(x, x.shape[-1:], ln1_scale, ln1_bias, ln1_epsilon) if pre_layer_norm else x
-    made = activated(F.linear(made, linear1_weight, linear1_bias), activation, "fused_feedforward")
-    made = F.linear(F.dropout(made, dropout1_rate, training=training, mode=mode), linear2_weight, linear2_bias)
-    made = F.dropout(made, dropout2_rate, training=training, mode=mode)
-    made = x + made if add_residual else made
-    return made if pre_layer_norm else F.layer_norm(made, made.shape[-1:], ln2_scale, ln2_bias, ln2_epsilon)
+    h = F.layer_norm(x, x.shape[-1:], ln1_scale, ln1_bias, ln1_epsilon) if pre_layer_norm else x
+    h = activated(F.linear(h, linear1_weight, linear1_bias), activation, "fused_feedforward")
+    h = F.linear(F.dropout(h, dropout1_rate, training=training, mode=mode), linear2_weight, linear2_bias)
+    h = F.dropout(h, dropout2_rate, training=training, mode=mode)
+    h = x + h if add_residual else h
+    return h if pre_layer_norm else F.layer_norm(h, h.shape[-1:], ln2_scale, ln2_bias, ln2_epsilon)
 
 
 # ---- norms ----

@@ -62,13 +62,13 @@ def fused_multi_head_attention(
     if transpose_qkv_wb and num_heads < 1:
         raise ConfigError(f"{what}: transpose_qkv_wb=True with num_heads={num_heads}; give the number of heads")
     b, s, e = x.shape
-    made = F.layer_norm(x, [e], pre_ln_scale, pre_ln_bias, pre_ln_epsilon) if pre_layer_norm else x
+    h = F.layer_norm(x, [e], pre_ln_scale, pre_ln_bias, pre_ln_epsilon) if pre_layer_norm else x
     heads = num_heads if transpose_qkv_wb else qkv_weight.shape[1]
     weight = qkv_weight if transpose_qkv_wb else transpose(qkv_weight.reshape([-1, qkv_weight.shape[-1]]), [1, 0])
     if weight.shape[0] != e or weight.shape[1] % (3 * heads):
         raise ShapeError(f"{what}: qkv_weight {list(qkv_weight.shape)} for x {list(x.shape)} and {heads} heads")
-    made = F.linear(made, weight, None if qkv_bias is None else qkv_bias.reshape([-1]))
-    q, k, v = (made.reshape([b, s, 3, heads, -1])[:, :, i] for i in range(3))
+    h = F.linear(h, weight, None if qkv_bias is None else qkv_bias.reshape([-1]))
+    q, k, v = (h.reshape([b, s, 3, heads, -1])[:, :, i] for i in range(3))
     if cache_kv is not None:
         k, v = (concat([_heads_first(cache_kv[i]), new], 1) for i, new in ((0, k), (1, v)))
     mask = attn_mask if attn_mask is None or not is_integer(attn_mask.dtype) else attn_mask != 0

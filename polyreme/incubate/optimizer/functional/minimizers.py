@@ -102,19 +102,19 @@ def _run(
     if not isinstance(value, Out) or int(np.prod(value.shape)) != 1:
         got = f"shape {list(value.shape)}" if isinstance(value, Out) else "no Tensor"
         raise ShapeError(f"{what}: objective_func must return one number, its result has {got}; sum it first")
-    given = [] if first is None else [state.read(first)]
+    starts = [] if first is None else [state.read(first)]
 
     def fn(position: Any, *rest: Any) -> tuple:
-        consts = rest[len(given) :]
+        consts = rest[len(starts) :]
 
         def objective(x: Any) -> tuple[Any, Any]:
             return jax.value_and_grad(lambda x: evaluate(region, consts, x)[value.index].reshape(()).astype(x.dtype))(x)
 
-        found = solve(objective, position, rest[0] if given else None)
+        found = solve(objective, position, rest[0] if starts else None)
         outs = (found.converged, found.calls, found.position, found.value, found.gradient)
         return (*outs, found.memory) if with_memory else outs
 
-    arrays = (array, *given, *region.closed.consts)
+    arrays = (array, *starts, *region.closed.consts)
     return tape.apply(Kernel(fn, what), arrays, (None,) * len(arrays))
 
 
