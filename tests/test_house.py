@@ -22,7 +22,7 @@ FLOORS = {
         "jit",
         "nn optimizer amp autograd io metric regularizer device cuda linalg fft signal special functional random "
         "sparse geometric reader program export",
-        "vision text audio distribution incubate hub",
+        "vision text audio distribution incubate hub sequences",
         "distributed hapi callbacks inference dataset",
         "models",
         "recipes",
@@ -64,7 +64,7 @@ FLOORS = {
 }
 """Packages whose parts have an order, lowest floor first. jit stands above eager because a captured function is a node
 of the tape. A package that is not here may order its parts as it likes, without cycles."""
-CYCLES = {("polyreme", "fluid", "static")}
+CYCLES: set[tuple[str, ...]] = set()
 """Cycles between parts of a package that are still to be undone."""
 PUBLIC_ABOVE = {("polyreme.jit", "polyreme.export")}
 """Packages whose public names stand on a higher floor, and are loaded when one is asked for."""

@@ -45,11 +45,11 @@ from polyreme.fluid.framework import (
 )
 from polyreme.fluid.input import data, embedding, one_hot
 from polyreme.fluid.io import load, save
-from polyreme.fluid.lod_tensor import LoDTensor, LoDTensorArray, create_lod_tensor, create_random_int_lodtensor
 from polyreme.fluid.mode import disable_dygraph, enable_dygraph, in_dygraph_mode
 from polyreme.fluid.parallel_executor import ParallelExecutor
 from polyreme.fluid.param_attr import ParamAttr
 from polyreme.program.scope import Scope, global_scope, scope_guard
+from polyreme.sequences.lod_tensor import LoDTensor, LoDTensorArray, create_lod_tensor, create_random_int_lodtensor
 
 Tensor = LoDTensor
 

@@ -1,8 +1,8 @@
 """fluid.core: the names of it that scripts use."""
 
 from polyreme.core.place import CPUPlace, CUDAPlace, device_count, is_compiled_with_cuda
-from polyreme.fluid.lod_tensor import LoDTensor, LoDTensorArray
 from polyreme.program.scope import Scope
+from polyreme.sequences.lod_tensor import LoDTensor, LoDTensorArray
 
 
 class EOFException(Exception):

@@ -10,10 +10,10 @@ import numpy as np
 from polyreme.core.place import as_place
 from polyreme.errors import DataError, ShapeError
 from polyreme.fluid.framework import cpu_places, cuda_places
-from polyreme.fluid.lod_tensor import LoDTensor
 from polyreme.program.block import Variable
 from polyreme.program.current import defaults
 from polyreme.program.program import Program
+from polyreme.sequences.lod_tensor import LoDTensor
 
 
 class DataFeeder:

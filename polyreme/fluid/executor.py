@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polyreme.fluid import lod
 from polyreme.fluid.reader import feed_of
 from polyreme.program import executor
 from polyreme.program.current import defaults
 from polyreme.program.program import Program
 from polyreme.program.scope import Scope
+from polyreme.sequences import lod
 from polyreme.static.compiled import CompiledProgram
 
 

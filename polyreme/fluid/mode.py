@@ -16,7 +16,6 @@ from typing import Any
 
 from polyreme.core import place as places
 from polyreme.core import state
-from polyreme.errors import ProgramError
 from polyreme.program.mode import disable_static, enable_static, in_dynamic_mode
 
 
@@ -39,15 +38,6 @@ def begin() -> None:
 def in_dygraph_mode() -> bool:
     """Whether code runs as it is called: inside dygraph.guard()."""
     return _guards.dygraph and in_dynamic_mode()
-
-
-def needs_program(what: str) -> None:
-    """ProgramError if what makes parameters by name is called where no Program is built."""
-    if not state.recording():
-        raise ProgramError(
-            f"fluid.layers.{what} makes parameters of a Program, and inside dygraph.guard() there is none; use the "
-            "layer of fluid.dygraph"
-        )
 
 
 def enable_dygraph(place: Any = None) -> None:

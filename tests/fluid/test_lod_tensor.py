@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from polyreme.core.place import CPUPlace
 from polyreme.errors import DeviceError, DTypeError, ShapeError
-from polyreme.fluid import LoDTensor, LoDTensorArray, create_lod_tensor, create_random_int_lodtensor, lod_tensor
-from polyreme.fluid.lod_tensor import lengths_to_offsets, offsets_to_lengths
+from polyreme.fluid import LoDTensor, LoDTensorArray, create_lod_tensor, create_random_int_lodtensor
+from polyreme.sequences import lod_tensor
+from polyreme.sequences.lod_tensor import lengths_to_offsets, offsets_to_lengths
 
 CPU = CPUPlace()
 LENGTHS = st.lists(st.integers(0, 5), min_size=1, max_size=6)

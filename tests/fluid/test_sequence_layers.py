@@ -10,8 +10,8 @@ from polyreme import static
 from polyreme.core import unique_name
 from polyreme.core.op import OPS
 from polyreme.errors import ConfigError, DTypeError, ProgramError, ShapeError
-from polyreme.fluid import create_lod_tensor, label_layers, lod, recurrent_layers
-from polyreme.fluid import sequence_layers as layers
+from polyreme.fluid import create_lod_tensor, layers
+from polyreme.sequences import lod
 from tests.ops import sequence_reference as ref
 
 F32 = float(np.finfo("float32").eps)
@@ -179,15 +179,15 @@ def test_layers_without_parameters_are_those_of_numpy(program):
 def test_layers_with_parameters_are_those_of_numpy(program):
     x, tags = sequences("x", 12), sequences("tags", 1, "int64")
     few, start_h = sequences("few", 3), static.data("h", [None, 3])
-    hidden, cell = recurrent_layers.dynamic_lstm(x, 12, h_0=start_h, c_0=start_h, is_reverse=True)
-    projected, _ = recurrent_layers.dynamic_lstmp(x, 12, 2, proj_clip=0.4)
-    state = recurrent_layers.dynamic_gru(x[:, :9], 3)
-    cost = label_layers.linear_chain_crf(few, tags, param_attr="crf")
-    path = label_layers.crf_decoding(few, "crf")
-    right = label_layers.crf_decoding(few, "crf", label=tags)
+    hidden, cell = layers.dynamic_lstm(x, 12, h_0=start_h, c_0=start_h, is_reverse=True)
+    projected, _ = layers.dynamic_lstmp(x, 12, 2, proj_clip=0.4)
+    state = layers.dynamic_gru(x[:, :9], 3)
+    cost = layers.linear_chain_crf(few, tags, param_attr="crf")
+    path = layers.crf_decoding(few, "crf")
+    right = layers.crf_decoding(few, "crf", label=tags)
     near = layers.row_conv(few, 2, act="relu")
-    distance, count = label_layers.edit_distance(tags, path, normalized=False)
-    decoded = label_layers.ctc_greedy_decoder(few, blank=2)
+    distance, count = layers.edit_distance(tags, path, normalized=False)
+    decoded = layers.ctc_greedy_decoder(few, blank=2)
     wanted = [hidden, cell, projected, state, cost, path, right, near, distance, count, decoded]
     exe = start()
     names = ["lstm_0.w_0", "lstm_0.b_0", "lstmp_0.w_0", "lstmp_0.b_0", "lstmp_0.w_1", "gru_0.w_0", "gru_0.b_0", "crf"]
@@ -221,10 +221,10 @@ def test_padded_labels_and_their_lengths_give_the_same_as_sequences(program):
     lengths, cut = [2, 1, 3], np.array([2, 1, 3])
     x, tags = (static.data(n, [3, 4, *s], d) for n, s, d in (("x", [3], "float32"), ("tags", [], "int64")))
     length = static.data("length", [3], "int64")
-    cost = label_layers.linear_chain_crf(x, tags, param_attr="crf", length=length)
-    path = label_layers.crf_decoding(x, "crf", length=length)
-    distance, _ = label_layers.edit_distance(tags, path, input_length=length, label_length=length)
-    decoded, count = label_layers.ctc_greedy_decoder(x, 2, input_length=length, padding_value=-1)
+    cost = layers.linear_chain_crf(x, tags, param_attr="crf", length=length)
+    path = layers.crf_decoding(x, "crf", length=length)
+    distance, _ = layers.edit_distance(tags, path, input_length=length, label_length=length)
+    decoded, count = layers.ctc_greedy_decoder(x, 2, input_length=length, padding_value=-1)
     rows, t = fed(lengths, 3).numpy(), ids(lengths, 3).numpy()
     feed = {"x": ref.pad(rows, cut, 9.0, 4)[0], "tags": ref.pad(t, cut, 0, 4)[0][:, :, 0], "length": np.array(lengths)}
     exe = start()
@@ -240,8 +240,8 @@ def test_padded_labels_and_their_lengths_give_the_same_as_sequences(program):
 
 def test_single_steps(program):
     x, h = static.data("x", [None, 4]), static.data("h", [None, 2])
-    new, reset, gates = recurrent_layers.gru_unit(x[:, :3].matmul(paddle.ones([3, 6])), h, 6)
-    hidden, cell = recurrent_layers.lstm_unit(x, h, h, forget_bias=1.0)
+    new, reset, gates = layers.gru_unit(x[:, :3].matmul(paddle.ones([3, 6])), h, 6)
+    hidden, cell = layers.lstm_unit(x, h, h, forget_bias=1.0)
     exe = start()
     gw, gb, lw, lb = values("gru_unit_0.w_0", "gru_unit_0.b_0", "lstm_unit_0.w_0", "lstm_unit_0.b_0")
     a, b = (np.random.default_rng(0).standard_normal((3, n)).astype("float32") for n in (4, 2))
@@ -366,26 +366,26 @@ def wrong_calls():
         "both": (lambda v: layers.lod_reset(v[x]), ConfigError, "give y or target_lod"),
         "target_lod": (lambda v: layers.lod_reset(v[x], target_lod=[0, 3, 2]), ShapeError, r"target_lod=\[0, 3, 2\]"),
         "values": (lambda v: layers.lod_reset(v[x], v[dense]), ShapeError, "no list of offsets"),
-        "size": (lambda v: recurrent_layers.dynamic_lstm(v[x], 12), ShapeError, "size=12 for input"),
-        "dtype": (lambda v: recurrent_layers.dynamic_lstm(v[x], 4, dtype="float64"), DTypeError, "dtype='float64'"),
-        "one state": (lambda v: recurrent_layers.dynamic_lstm(v[x], 4, h_0=v[dense]), ConfigError, "both h_0 and c_0"),
-        "no bias": (lambda v: recurrent_layers.dynamic_lstm(v[x], 4, bias_attr=False), ConfigError, "are not False"),
+        "size": (lambda v: layers.dynamic_lstm(v[x], 12), ShapeError, "size=12 for input"),
+        "dtype": (lambda v: layers.dynamic_lstm(v[x], 4, dtype="float64"), DTypeError, "dtype='float64'"),
+        "one state": (lambda v: layers.dynamic_lstm(v[x], 4, h_0=v[dense]), ConfigError, "both h_0 and c_0"),
+        "no bias": (lambda v: layers.dynamic_lstm(v[x], 4, bias_attr=False), ConfigError, "are not False"),
         "no weight": (
-            lambda v: recurrent_layers.dynamic_gru(v["wide"], 2, param_attr=False),
+            lambda v: layers.dynamic_gru(v["wide"], 2, param_attr=False),
             ConfigError,
             "False; it has",
         ),
         "step": (
-            lambda v: recurrent_layers.lstm_unit(v[x], v[dense], v["wide"]),
+            lambda v: layers.lstm_unit(v[x], v[dense], v["wide"]),
             ShapeError,
             r"hidden \[-1, 4\], cell",
         ),
-        "crf": (lambda v: label_layers.linear_chain_crf(v[x], v[x], False), ConfigError, "param_attr=False"),
-        "unnamed": (lambda v: label_layers.crf_decoding(v[x], "w"), ProgramError, "'w' names no parameter"),
+        "crf": (lambda v: layers.linear_chain_crf(v[x], v[x], False), ConfigError, "param_attr=False"),
+        "unnamed": (lambda v: layers.crf_decoding(v[x], "w"), ProgramError, "'w' names no parameter"),
         "sizes": (lambda v: layers.im2sequence(v[x], 2, out_stride=2), ConfigError, "out_stride=2 cannot be honoured"),
         "no height": (lambda v: layers.im2sequence(v["image"], 2), ShapeError, "give data the height and width"),
         "one length": (
-            lambda v: label_layers.edit_distance(v[x], v[x], input_length=v[x]),
+            lambda v: layers.edit_distance(v[x], v[x], input_length=v[x]),
             ConfigError,
             "both input_length",
         ),

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyreme import nn as ours
-from polyreme.fluid.layer import activated
 from polyreme.fluid.layers.image import pool2d
 from polyreme.nn import BatchNorm
+from polyreme.program.activations import activate
 
 
 class Linear(ours.Linear):
@@ -23,7 +23,7 @@ class Linear(ours.Linear):
         self.to(dtype=dtype)
 
     def forward(self, input: Any) -> Any:
-        return activated(super().forward(input), self._act)
+        return activate(super().forward(input), self._act)
 
 
 class Conv2D(ours.Conv2D):
@@ -42,7 +42,7 @@ class Conv2D(ours.Conv2D):
         self.to(dtype=dtype)
 
     def forward(self, x: Any) -> Any:
-        return activated(super().forward(x), self._act)
+        return activate(super().forward(x), self._act)
 
 
 class Pool2D(ours.Layer):
@@ -88,7 +88,7 @@ class LayerNorm(ours.LayerNorm):
         self.to(dtype=dtype)
 
     def forward(self, input: Any) -> Any:
-        return activated(super().forward(input), self._act)
+        return activate(super().forward(input), self._act)
 
 
 __all__ = ["BatchNorm", "Conv2D", "Embedding", "LayerNorm", "Linear", "Pool2D"]

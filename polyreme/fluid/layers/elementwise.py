@@ -10,10 +10,11 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.eager.dispatch import rebind
 from polyreme.errors import DTypeError, ShapeError
-from polyreme.fluid.layer import activated, layer
+from polyreme.fluid.layer import layer
 from polyreme.ops import arithmetic as ar
 from polyreme.ops import math as mt
 from polyreme.ops.manipulation import unsqueeze
+from polyreme.program.activations import activate
 
 
 def put(target: Any, result: Any, what: str) -> Any:
@@ -38,7 +39,7 @@ def aligned(x: Any, y: Any, axis: int, what: str) -> Any:
 
 def _elementwise(name: str, fn: Callable[[Any, Any], Any], formula: str) -> Callable[..., Any]:
     def run(x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None) -> Any:
-        return activated(fn(x, aligned(x, y, axis, run.__name__)), act)
+        return activate(fn(x, aligned(x, y, axis, run.__name__)), act)
 
     run.__name__ = run.__qualname__ = name
     run.__doc__ = f"act({formula}), element by element; y's dims stand under x's from dim axis on, -1 for the last."
@@ -122,7 +123,7 @@ def scale(
     name: str | None = None,
 ) -> Any:  # fmt: skip
     """act(scale * x + bias), or act(scale * (x + bias)) unless bias_after_scale."""
-    return activated(mt.scale(x, scale, bias, bias_after_scale), act)
+    return activate(mt.scale(x, scale, bias, bias_after_scale), act)
 
 
 @layer

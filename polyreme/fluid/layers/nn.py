@@ -8,13 +8,15 @@ from typing import Any
 
 from polyreme.core import dtype as dtypes
 from polyreme.errors import ConfigError, ShapeError
-from polyreme.fluid.layer import Parts, activated, layer
+from polyreme.fluid.layer import layer
 from polyreme.fluid.param_attr import ParamAttr
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant, Normal
 from polyreme.ops import arithmetic as ar
 from polyreme.ops.manipulation import reshape, squeeze
 from polyreme.ops.math import add_n
+from polyreme.program.activations import activate
+from polyreme.program.parameters import LayerParameters
 
 _PIXEL_DIMS = {"NCHW": "first", "NCDHW": "first", "NHWC": "last", "NDHWC": "last"}
 
@@ -29,7 +31,7 @@ def fc(
     input: one Variable or several, each with a weight [product of its features, size] of its own (param_attr may be a
     list too). num_flatten_dims: how many leading dims are kept, -1 for all but the last.
     """
-    parts = Parts("fc", name)
+    parts = LayerParameters("fc", name)
     inputs = list(input) if isinstance(input, (list, tuple)) else [input]
     attrs = list(param_attr) if isinstance(param_attr, (list, tuple)) else [param_attr] * len(inputs)
     if len(attrs) != len(inputs):
@@ -37,10 +39,10 @@ def fc(
     products = [_product(parts, x, size, num_flatten_dims, attr) for x, attr in zip(inputs, attrs, strict=True)]
     total = products[0] if len(products) == 1 else add_n(products)
     bias = parts.bias(bias_attr, [size], inputs[0].dtype)
-    return activated(total if bias is None else ar.add(total, bias), act)
+    return activate(total if bias is None else ar.add(total, bias), act)
 
 
-def _product(parts: Parts, x: Any, size: int, kept: int, attr: Any) -> Any:
+def _product(parts: LayerParameters, x: Any, size: int, kept: int, attr: Any) -> Any:
     kept = x.ndim - 1 if kept == -1 else kept
     if not 0 < kept < x.ndim:
         raise ShapeError(
@@ -56,7 +58,7 @@ def _product(parts: Parts, x: Any, size: int, kept: int, attr: Any) -> Any:
 
 def rows_of(kind: str, input: Any, size: Sequence[int], padding_idx: int | None, param_attr: Any, dtype: Any) -> Any:
     """input's ids as rows of a table [vocabulary, width] of its own."""
-    weight = Parts(kind).parameter(param_attr, list(size), dtype)
+    weight = LayerParameters(kind).parameter(param_attr, list(size), dtype)
     if padding_idx is not None and padding_idx < 0:
         padding_idx += size[0]
     return F.embedding(input, weight, padding_idx)
@@ -93,7 +95,7 @@ def _convolution(
     what: str, n: int, x: Any, filters: int, kernel: Any, stride: Any, padding: Any, dilation: Any, groups: int | None,
     param_attr: Any, bias_attr: Any, act: str | None, name: str | None, data_format: str,
 ) -> Any:  # fmt: skip
-    parts = Parts(what, name)
+    parts = LayerParameters(what, name)
     channels, groups = _channels(x, data_format, what), groups or 1
     if channels % groups or filters % groups:
         raise ShapeError(f"fluid.layers.{what}: {channels} channels and {filters} filters in {groups} groups")
@@ -102,7 +104,7 @@ def _convolution(
     weight = parts.parameter(param_attr, [filters, channels // groups, *sizes], x.dtype, Normal(0.0, spread))
     bias = parts.bias(bias_attr, [filters], x.dtype)
     run = F.conv2d if n == 2 else F.conv3d
-    return activated(run(x, weight, bias, stride, padding, dilation, groups, data_format=data_format), act)
+    return activate(run(x, weight, bias, stride, padding, dilation, groups, data_format=data_format), act)
 
 
 @layer
@@ -135,7 +137,7 @@ def _transposed(
     what: str, n: int, x: Any, filters: int, out: Any, kernel: Any, padding: Any, stride: Any, dilation: Any,
     groups: int | None, param_attr: Any, bias_attr: Any, act: str | None, name: str | None, data_format: str,
 ) -> Any:  # fmt: skip
-    parts = Parts(what, name)
+    parts = LayerParameters(what, name)
     channels, groups = _channels(x, data_format, what), groups or 1
     if kernel is None:
         kernel = _kernel_for(what, n, x, out, padding, stride, dilation, data_format)
@@ -146,7 +148,7 @@ def _transposed(
         x, weight, bias, stride, padding, dilation=dilation, groups=groups, data_format=data_format,
         output_size=None if out is None else _sizes(out, n),
     )  # fmt: skip
-    return activated(made, act)
+    return activate(made, act)
 
 
 def _kernel_for(what: str, n: int, x: Any, out: Any, padding: Any, stride: Any, dilation: Any, fmt: str) -> list[int]:
@@ -197,7 +199,7 @@ def batch_norm(
     use_global_stats and clone(for_test=True) take the moved ones. in_place: it always is a new value here, which the
     compiler may put in the old one's memory.
     """
-    parts = Parts("batch_norm", name)
+    parts = LayerParameters("batch_norm", name)
     channels = input.shape[1 if data_layout == "NCHW" and input.ndim > 1 else -1]
     wide = dtypes.float32 if input.dtype == dtypes.float16 else input.dtype
     scale = parts.parameter(param_attr, [channels], wide, Constant(1.0))
@@ -208,7 +210,7 @@ def batch_norm(
         input, mean, variance, scale, bias, not is_test, momentum, epsilon, data_layout,
         use_global_stats=True if use_global_stats else None,
     )  # fmt: skip
-    return activated(made, act)
+    return activate(made, act)
 
 
 @layer
@@ -216,7 +218,7 @@ def instance_norm(
     input: Any, epsilon: float = 1e-05, param_attr: Any = None, bias_attr: Any = None, name: str | None = None
 ) -> Any:
     """Each channel of each image to mean 0 and variance 1, then scaled and shifted: [n, c, ...]."""
-    parts = Parts("instance_norm", name)
+    parts = LayerParameters("instance_norm", name)
     scale = parts.parameter(param_attr, [input.shape[1]], input.dtype, Constant(1.0))
     return F.instance_norm(input, weight=scale, bias=parts.bias(bias_attr, [input.shape[1]], input.dtype), eps=epsilon)
 
@@ -227,13 +229,13 @@ def layer_norm(
     param_attr: Any = None, bias_attr: Any = None, act: str | None = None, name: str | None = None,
 ) -> Any:  # fmt: skip
     """Each row of dims from begin_norm_axis on to mean 0 and variance 1, scaled and shifted element by element."""
-    parts = Parts("layer_norm", name)
+    parts = LayerParameters("layer_norm", name)
     sizes = input.shape[begin_norm_axis:]
     count = [-1 if min(sizes, default=-1) < 0 else math.prod(sizes)]  # 1.7 keeps them as one row
     weight = parts.parameter(param_attr, count, input.dtype, Constant(1.0)) if scale else None
     bias = parts.bias(bias_attr, count, input.dtype) if shift else None
     shaped = [None if p is None else reshape(p, sizes) for p in (weight, bias)]
-    return activated(F.layer_norm(input, sizes, shaped[0], shaped[1], epsilon), act)
+    return activate(F.layer_norm(input, sizes, shaped[0], shaped[1], epsilon), act)
 
 
 @layer
@@ -242,11 +244,11 @@ def group_norm(
     act: str | None = None, data_layout: str = "NCHW", name: str | None = None,
 ) -> Any:  # fmt: skip
     """Groups of channels to mean 0 and variance 1, then scaled and shifted channel by channel."""
-    parts = Parts("group_norm", name)
+    parts = LayerParameters("group_norm", name)
     channels = _channels(input, data_layout, "group_norm")
     weight = parts.parameter(param_attr, [channels], input.dtype, Constant(1.0))
     bias = parts.bias(bias_attr, [channels], input.dtype)
-    return activated(F.group_norm(input, groups, epsilon, weight, bias, data_layout), act)
+    return activate(F.group_norm(input, groups, epsilon, weight, bias, data_layout), act)
 
 
 @layer
@@ -255,7 +257,7 @@ def prelu(x: Any, mode: str, param_attr: Any = None, name: str | None = None) ->
     shapes = {"all": [1], "channel": x.shape[1:2], "element": x.shape[1:]}
     if mode not in shapes:
         raise ConfigError(f"fluid.layers.prelu: mode={mode!r}; give 'all', 'channel' or 'element'")
-    slope = Parts("prelu", name).parameter(param_attr, shapes[mode], x.dtype, Constant(0.25))
+    slope = LayerParameters("prelu", name).parameter(param_attr, shapes[mode], x.dtype, Constant(0.25))
     if mode != "element":
         return F.prelu(x, slope)
     return ar.subtract(F.relu(x), ar.multiply(slope, F.relu(ar.neg(x))))
@@ -267,10 +269,10 @@ def bilinear_tensor_product(
     bias_attr: Any = None,
 ) -> Any:  # fmt: skip
     """x W_i y for each i of size: [n, a], [n, b] -> [n, size]."""
-    parts = Parts("bilinear_tensor_product", name)
+    parts = LayerParameters("bilinear_tensor_product", name)
     weight = parts.parameter(param_attr, [size, x.shape[1], y.shape[1]], x.dtype)
     bias = parts.bias(bias_attr, [1, size], x.dtype)
-    return activated(F.bilinear(x, y, weight, bias), act)
+    return activate(F.bilinear(x, y, weight, bias), act)
 
 
 __all__ = [

@@ -9,13 +9,14 @@ from typing import Any
 
 from polyreme.core import dtype as dtypes
 from polyreme.errors import ShapeError
-from polyreme.fluid.layer import activated, layer, one
+from polyreme.fluid.layer import layer, one
 from polyreme.nn import functional as F
 from polyreme.ops import arithmetic as ar
 from polyreme.ops import attributes, gather_scatter, manipulation, repetition, search, slicing
 from polyreme.ops import scatter as sc
 from polyreme.ops.creation import arange
 from polyreme.ops.math import multiplex as chosen_rows
+from polyreme.program.activations import activate
 
 
 @layer
@@ -29,7 +30,7 @@ def reshape(
     wanted = shape if actual_shape is None else actual_shape
     if isinstance(wanted, (list, tuple)):
         wanted = [x.shape[i] if type(s) is int and s == 0 else s for i, s in enumerate(wanted)]
-    return activated(manipulation.reshape(x, wanted), act)
+    return activate(manipulation.reshape(x, wanted), act)
 
 
 @layer

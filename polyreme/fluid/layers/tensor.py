@@ -10,7 +10,7 @@ import numpy as np
 from polyreme.core import state, unique_name
 from polyreme.core.state import TensorState
 from polyreme.errors import ConfigError
-from polyreme.fluid.layer import Parts, layer, one, seedless
+from polyreme.fluid.layer import layer, one, seedless
 from polyreme.fluid.layers.elementwise import put
 from polyreme.fluid.mode import begin
 from polyreme.nn.initializer import Constant
@@ -25,6 +25,7 @@ from polyreme.ops.manipulation import concat as joined
 from polyreme.ops.manipulation import flip
 from polyreme.ops.repetition import tile
 from polyreme.program.current import defaults
+from polyreme.program.parameters import LayerParameters
 
 
 @layer
@@ -234,7 +235,7 @@ def create_parameter(
     """A trained Variable: Xavier-uniform by default, zeros for a bias."""
     if attr is None and name is not None:
         attr = ParamAttr(name=name)
-    return Parts("create_parameter").parameter(attr, shape, dtype, default_initializer, is_bias)
+    return LayerParameters("create_parameter").parameter(attr, shape, dtype, default_initializer, is_bias)
 
 
 def create_global_var(

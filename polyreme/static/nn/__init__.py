@@ -1,10 +1,18 @@
 """polyreme.static.nn: layers as functions of Variables, which make their parameters; control flow; Python functions."""
 
-import importlib
 from typing import Any
 
 from polyreme.errors import did_you_mean
 from polyreme.jit.control_flow import case, cond, switch_case, while_loop
+from polyreme.sequences.layers import (
+    row_conv,
+    sequence_conv,
+    sequence_expand,
+    sequence_first_step,
+    sequence_last_step,
+    sequence_pool,
+    sequence_softmax,
+)
 from polyreme.static.host import py_func, static_pylayer
 from polyreme.static.nn.convolution import conv2d, conv2d_transpose, conv3d, conv3d_transpose, deform_conv2d
 from polyreme.static.nn.dense import bilinear_tensor_product, embedding, fc, sparse_embedding
@@ -14,28 +22,8 @@ from polyreme.static.nn.sampled import nce
 LEFT_OUT: dict[str, str] = {}
 """Public names of the API that do not exist here, and why."""
 
-SEQUENCES = (
-    "row_conv",
-    "sequence_conv",
-    "sequence_expand",
-    "sequence_first_step",
-    "sequence_last_step",
-    "sequence_pool",
-    "sequence_softmax",
-)
-"""Layers on Variables with lod, which are those of fluid: loaded when one is asked for."""
-row_conv: Any
-sequence_conv: Any
-sequence_expand: Any
-sequence_first_step: Any
-sequence_last_step: Any
-sequence_pool: Any
-sequence_softmax: Any
-
 
 def __getattr__(name: str) -> Any:
-    if name in SEQUENCES:
-        return getattr(importlib.import_module("polyreme.fluid.sequence_layers"), name)
     if name in LEFT_OUT:
         raise AttributeError(f"polyreme.static.nn has no {name}: {LEFT_OUT[name]}")
     raise AttributeError(f"polyreme.static.nn has no name {name!r}{did_you_mean(name, __all__)}")

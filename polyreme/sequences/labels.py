@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyreme.errors import ConfigError, ProgramError
-from polyreme.fluid import lod as lods
-from polyreme.fluid.layer import Parts, layer
-from polyreme.fluid.lod import divided, inner, sequences
 from polyreme.nn.parameter import ParamAttr
 from polyreme.ops import OPS
 from polyreme.program.block import Variable
 from polyreme.program.current import defaults
+from polyreme.program.parameters import LayerParameters
+from polyreme.sequences import lod as lods
+from polyreme.sequences.lod import divided, inner, sequences
 
 
 def _ragged(what: str, input: Any, length: Any, *others: Any) -> tuple[Any, Variable, Any, list[Any]]:
@@ -30,7 +30,6 @@ def _ragged(what: str, input: Any, length: Any, *others: Any) -> tuple[Any, Vari
     return unpadded[0], length, x._array.shape[1], unpadded[1:]
 
 
-@layer
 def linear_chain_crf(input: Any, label: Any, param_attr: Any = None, length: Any = None) -> Variable:
     """-log p(label | input) of each sequence, [n, 1]: input [rows, tags] and label [rows, 1] with sequences, or padded
     [n, maxlen, tags], [n, maxlen] with length [n].
@@ -40,12 +39,11 @@ def linear_chain_crf(input: Any, label: Any, param_attr: Any = None, length: Any
     tags = lods.variable("linear_chain_crf", input).shape[-1]
     if param_attr is False:
         raise ConfigError("linear_chain_crf: param_attr=False; it has a weight")
-    weight = Parts("linear_chain_crf").parameter(param_attr, [tags + 2, tags], input.dtype)
+    weight = LayerParameters("linear_chain_crf").parameter(param_attr, [tags + 2, tags], input.dtype)
     x, lengths, steps, (label,) = _ragged("linear_chain_crf", input, length, label)
     return divided(OPS["linear_chain_crf"](x, lengths, weight, label, steps), ())
 
 
-@layer
 def crf_decoding(input: Any, param_attr: Any, label: Any = None, length: Any = None) -> Variable:
     """The likeliest tag of each row, int64 [rows, 1], by the weight that linear_chain_crf made under param_attr's name.
 
@@ -65,7 +63,6 @@ def crf_decoding(input: Any, param_attr: Any, label: Any = None, length: Any = N
     return divided(OPS["squeeze"](OPS["sequence_pad"](path, lengths, 0, steps)[0], 2), ())
 
 
-@layer
 def edit_distance(
     input: Any,
     label: Any,
@@ -90,7 +87,6 @@ def edit_distance(
     return divided(found[0], ()), divided(found[1], ())
 
 
-@layer
 def ctc_greedy_decoder(
     input: Any, blank: int, input_length: Any = None, padding_value: int = 0, name: str | None = None
 ) -> Any:

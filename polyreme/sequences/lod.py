@@ -18,7 +18,6 @@ from polyreme.core.state import TensorState
 from polyreme.core.symbol import DYNAMIC, PROBES
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ProgramError, ShapeError
-from polyreme.fluid.lod_tensor import LoDTensor, create_lod_tensor
 from polyreme.ops import OPS
 from polyreme.program import infer
 from polyreme.program.block import Block, Variable
@@ -27,6 +26,7 @@ from polyreme.program.infer import Seen
 from polyreme.program.operation import Call, function_of
 from polyreme.program.program import Program
 from polyreme.program.values import Ref
+from polyreme.sequences.lod_tensor import LoDTensor, create_lod_tensor
 
 Lod = tuple[Variable, ...]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from polyreme.core import dtype as dtypes
 from polyreme.errors import ConfigError, DTypeError, ShapeError
-from polyreme.fluid import lod as lods
-from polyreme.fluid.layer import Parts, layer
-from polyreme.fluid.lod import divided, inner, sequences
 from polyreme.ops import OPS
 from polyreme.program.block import Variable
+from polyreme.program.parameters import LayerParameters
+from polyreme.sequences import lod as lods
+from polyreme.sequences.lod import divided, inner, sequences
 
 
 def _steps(x: Variable, lod: lods.Lod) -> Any:
@@ -39,7 +39,6 @@ def _states_together(what: str, h_0: Any, c_0: Any) -> None:
         raise ConfigError(f"{what}: give both h_0 and c_0, or neither")
 
 
-@layer
 def dynamic_lstm(
     input: Any,
     size: int,
@@ -73,16 +72,15 @@ def dynamic_lstm(
 
 def _lstm_parameters(
     kind: str, widths: tuple[int, int], dtype: Any, attrs: tuple[Any, Any], use_peepholes: bool, name: str | None
-) -> tuple[Parts, Any, Any]:
+) -> tuple[LayerParameters, Any, Any]:
     """(its parts, weight, bias); widths: of the cell and of what is fed back."""
     if any(a is False for a in attrs):
         raise ConfigError(f"dynamic_{kind}: param_attr and bias_attr are not False; it has a weight and a bias")
-    parts, (d, p) = Parts(kind, name), widths
+    parts, (d, p) = LayerParameters(kind, name), widths
     weight = parts.parameter(attrs[0], [p, 4 * d], dtype)
     return parts, weight, parts.bias(attrs[1], [1, (7 if use_peepholes else 4) * d], dtype)
 
 
-@layer
 def dynamic_lstmp(
     input: Any,
     size: int,
@@ -121,7 +119,6 @@ def dynamic_lstmp(
     return divided(found[0], lod), divided(found[1], lod)
 
 
-@layer
 def dynamic_gru(
     input: Any,
     size: int,
@@ -147,11 +144,10 @@ def dynamic_gru(
 def _gru_parameters(kind: str, d: int, dtype: Any, param_attr: Any, bias_attr: Any) -> tuple[Any, Any]:
     if param_attr is False:
         raise ConfigError(f"{kind}: param_attr=False; it has a weight")
-    parts = Parts(kind)
+    parts = LayerParameters(kind)
     return parts.parameter(param_attr, [d, 3 * d], dtype), parts.bias(bias_attr, [1, 3 * d], dtype)
 
 
-@layer
 def gru_unit(
     input: Any,
     hidden: Any,
@@ -169,7 +165,6 @@ def gru_unit(
     return OPS["gru_unit"](x, hidden, weight, bias, activation, gate_activation, origin_mode)
 
 
-@layer
 def lstm_unit(
     x_t: Any,
     hidden_t_prev: Any,
@@ -187,7 +182,7 @@ def lstm_unit(
     d = c.shape[-1]
     if len(x.shape) != 2 or len(h.shape) != 2 or h.shape[-1] != d:
         raise ShapeError(f"lstm_unit: x_t {x.shape}, hidden {h.shape}, cell {c.shape}; needs [n, a], [n, d], [n, d]")
-    parts = Parts("lstm_unit", name)
+    parts = LayerParameters("lstm_unit", name)
     weight = parts.parameter(param_attr, [x.shape[-1] + d, 4 * d], x.dtype)
     bias = parts.bias(bias_attr, [4 * d], x.dtype)
     total = OPS["matmul"](OPS["concat"]([x, h], 1), weight)

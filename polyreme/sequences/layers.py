@@ -1,4 +1,4 @@
-"""Layer functions on Variables whose rows are sequences: fluid.layers.sequence_*.
+"""Layer functions on Variables whose rows are sequences: sequence_pool, sequence_conv and the like.
 
 Static mode alone, as in 1.7. Where a result's number of rows depends on fed values other than offsets
 (sequence_slice, sequence_expand of sequences, sequence_unpad by lengths that are fed), the Program is run op by op
@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyreme.errors import ConfigError, ProgramError, ShapeError
-from polyreme.fluid import lod as lods
-from polyreme.fluid.layer import Parts, activated, layer
-from polyreme.fluid.lod import divided, inner, sequences
 from polyreme.nn.functional import unfold
 from polyreme.ops import OPS
+from polyreme.program.activations import activate
 from polyreme.program.block import Variable
+from polyreme.program.parameters import LayerParameters
+from polyreme.sequences import lod as lods
+from polyreme.sequences.lod import divided, inner, sequences
 
 
-@layer
 def sequence_pool(input: Any, pool_type: str, is_test: bool = False, pad_value: float = 0.0) -> Variable:
     """One row for each innermost sequence: its "sum", "average", "sqrt", "max", "min", "last" or "first".
 
@@ -30,33 +30,28 @@ def sequence_pool(input: Any, pool_type: str, is_test: bool = False, pad_value: 
     return divided(OPS["sequence_pool"](x, inner(lod), pool_type, pad_value), lod[:-1])
 
 
-@layer
 def sequence_first_step(input: Any) -> Variable:
     """The first row of each sequence."""
     return sequence_pool(input, "first")
 
 
-@layer
 def sequence_last_step(input: Any) -> Variable:
     """The last row of each sequence."""
     return sequence_pool(input, "last")
 
 
-@layer
 def sequence_softmax(input: Any, use_cudnn: bool = False, name: str | None = None) -> Variable:
     """e^x / sum of e^x over each sequence, of rows of one number. use_cudnn chooses nothing: there is one kernel."""
     x, lod = sequences("sequence_softmax", input)
     return divided(OPS["sequence_softmax"](x, inner(lod)), lod)
 
 
-@layer
 def sequence_reverse(x: Any, name: str | None = None) -> Variable:
     """The rows of each sequence from last to first."""
     x, lod = sequences("sequence_reverse", x)
     return divided(OPS["sequence_reverse"](x, inner(lod)), lod)
 
 
-@layer
 def sequence_conv(
     input: Any,
     num_filters: int,
@@ -77,22 +72,20 @@ def sequence_conv(
     if filter_stride != 1:
         raise ConfigError(f"sequence_conv: filter_stride={filter_stride}; sequences are convolved with stride 1 only")
     x, lod = sequences("sequence_conv", input)
-    parts = Parts("sequence_conv", name)
+    parts = LayerParameters("sequence_conv", name)
     weight = parts.parameter(param_attr, [filter_size * x.shape[-1], num_filters], x.dtype)
     bias = parts.bias(bias_attr, [num_filters], x.dtype)
     out = OPS["sequence_conv"](x, inner(lod), weight, filter_size, padding_start)
-    return divided(activated(out if bias is None else out + bias, act), lod)
+    return divided(activate(out if bias is None else out + bias, act), lod)
 
 
-@layer
 def row_conv(input: Any, future_context_size: int, param_attr: Any = None, act: str | None = None) -> Variable:
     """act of each row and the future_context_size rows that follow it in its sequence, weighted and added up."""
     x, lod = sequences("row_conv", input)
-    weight = Parts("row_conv").parameter(param_attr, [future_context_size + 1, x.shape[-1]], x.dtype)
-    return divided(activated(OPS["row_conv"](x, inner(lod), weight), act), lod)
+    weight = LayerParameters("row_conv").parameter(param_attr, [future_context_size + 1, x.shape[-1]], x.dtype)
+    return divided(activate(OPS["row_conv"](x, inner(lod), weight), act), lod)
 
 
-@layer
 def sequence_enumerate(input: Any, win_size: int, pad_value: int = 0, name: str | None = None) -> Variable:
     """Each id with the win_size - 1 that follow it in its sequence, pad_value after the end."""
     x, lod = sequences("sequence_enumerate", input)
@@ -102,7 +95,6 @@ def sequence_enumerate(input: Any, win_size: int, pad_value: int = 0, name: str 
 # to a rectangle and back
 
 
-@layer
 def sequence_pad(
     x: Any, pad_value: Any, maxlen: int | None = None, name: str | None = None
 ) -> tuple[Variable, Variable]:
@@ -120,7 +112,6 @@ def sequence_pad(
     return divided(found, ()), divided(length, ())
 
 
-@layer
 def sequence_unpad(x: Any, length: Any, name: str | None = None) -> Variable:
     """The first length[i] rows of each x[i], as sequences."""
     x, length = (lods.variable("sequence_unpad", v) for v in (x, length))
@@ -131,7 +122,6 @@ def sequence_unpad(x: Any, length: Any, name: str | None = None) -> Variable:
     return divided(found, [lods.offsets(length)])
 
 
-@layer
 def sequence_mask(x: Any, maxlen: Any = None, dtype: Any = "int64", name: str | None = None) -> Variable:
     """1 where the index is below the length x, else 0: [*b] -> [*b, maxlen]; maxlen is the longest unless given."""
     x = lods.variable("sequence_mask", x)
@@ -151,7 +141,6 @@ def _one_level(what: str, x: Variable, lod: lods.Lod) -> None:
 # repetition, joining, parts
 
 
-@layer
 def sequence_expand(x: Any, y: Any, ref_level: int = -1, name: str | None = None) -> Variable:
     """Row i of x, or sequence i if x has sequences, as often as entry i of y's level ref_level has entries.
 
@@ -172,7 +161,6 @@ def sequence_expand(x: Any, y: Any, ref_level: int = -1, name: str | None = None
     return divided(found, [lods.offsets(made)])
 
 
-@layer
 def sequence_expand_as(x: Any, y: Any, name: str | None = None) -> Variable:
     """Row i of x once for every row of sequence i of y; the result has y's sequences."""
     x = lods.variable("sequence_expand_as", x)
@@ -181,7 +169,6 @@ def sequence_expand_as(x: Any, y: Any, name: str | None = None) -> Variable:
     return divided(OPS["sequence_expand_as"](x, inner(of), lods.rows(y)), of)
 
 
-@layer
 def sequence_concat(input: Sequence[Any], name: str | None = None) -> Variable:
     """Sequence i of each input one after the other, as sequence i."""
     if not isinstance(input, (list, tuple)) or not input:
@@ -193,7 +180,6 @@ def sequence_concat(input: Sequence[Any], name: str | None = None) -> Variable:
     return divided(found, [lods.offsets(made)])
 
 
-@layer
 def sequence_reshape(input: Any, new_dim: int) -> Variable:
     """Each sequence's elements in rows of new_dim."""
     x, lod = sequences("sequence_reshape", input)
@@ -202,7 +188,6 @@ def sequence_reshape(input: Any, new_dim: int) -> Variable:
     return divided(found, [lods.offsets(made)])
 
 
-@layer
 def sequence_slice(input: Any, offset: Any, length: Any, name: str | None = None) -> Variable:
     """length[i] rows of sequence i from its row offset[i] on; offset and length are Variables [n, 1]."""
     x, lod = sequences("sequence_slice", input)
@@ -212,7 +197,6 @@ def sequence_slice(input: Any, offset: Any, length: Any, name: str | None = None
     return divided(found, [lods.offsets(length)])
 
 
-@layer
 def sequence_scatter(input: Any, index: Any, updates: Any, name: str | None = None) -> Variable:
     """input with the updates of sequence i added to its row i, at the columns that sequence i of index names."""
     at, lod = sequences("sequence_scatter", index)
@@ -223,7 +207,6 @@ def sequence_scatter(input: Any, index: Any, updates: Any, name: str | None = No
 # dividing anew
 
 
-@layer
 def im2sequence(
     input: Any,
     filter_size: Any = 1,
@@ -253,7 +236,6 @@ def im2sequence(
     return divided(found, [lods.offsets(many)])
 
 
-@layer
 def lod_reset(x: Any, y: Any = None, target_lod: Sequence[int] | None = None) -> Variable:
     """x divided by the sequences of y, by y's values (offsets) if it has no sequences, or by the offsets target_lod.
 
@@ -267,7 +249,6 @@ def lod_reset(x: Any, y: Any = None, target_lod: Sequence[int] | None = None) ->
     return divided(OPS["assign"](x), lods.lod_of(y) or [_as_offsets("lod_reset", y)])
 
 
-@layer
 def lod_append(x: Any, level: Any) -> Variable:
     """x with one more level, the innermost: offsets, or the last level of a Variable with sequences."""
     x = lods.variable("lod_append", x)
