@@ -6,6 +6,7 @@ default floating dtype.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +17,10 @@ from jax import Array
 from polyreme.core import dtype as dtypes
 from polyreme.core.dtype import floating
 from polyreme.core.op import DRAWN, Key, composite, op
+from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.creation import republish
+from polyreme.ops.sharding import along_axis, along_last, elementwise, like_first
 
 
 def wide(x: Array) -> Array:
@@ -52,25 +55,25 @@ def channel_dim(data_format: str, ndim: int, what: str) -> int:
     return ndim - 1 if data_format.endswith("C") and data_format != "NC" else min(1, ndim - 1)
 
 
-@op(method=False, inplace=True)
+@op(method=False, inplace=True, rule=elementwise)
 def relu(x: Array) -> Array:
     """max(x, 0), elementwise; the gradient at 0 is 0."""
     return jax.nn.relu(x)
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def relu6(x: Array) -> Array:
     """min(max(x, 0), 6), elementwise; the gradient at 0 and 6 is 0."""
     return jax.nn.relu6(x)
 
 
-@op(method=False, inplace=True)
+@op(method=False, inplace=True, rule=elementwise)
 def elu(x: Array, alpha: float = 1.0) -> Array:
     """x where x > 0, else alpha * (e^x - 1). Source: arXiv:1511.07289."""
     return _wide_inside(lambda v: jnp.where(v > 0, v, alpha * jnp.expm1(jnp.minimum(v, 0))), x)
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def selu(x: Array, scale: float = 1.0507009873554805, alpha: float = 1.6732632423543772) -> Array:
     """scale * (x where x > 0, else alpha * (e^x - 1)). Source: arXiv:1706.02515.
 
@@ -81,7 +84,7 @@ def selu(x: Array, scale: float = 1.0507009873554805, alpha: float = 1.673263242
     return _wide_inside(lambda v: scale * jnp.where(v > 0, v, alpha * jnp.expm1(jnp.minimum(v, 0))), x)
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def celu(x: Array, alpha: float = 1.0) -> Array:
     """max(x, 0) + min(0, alpha * (e^(x / alpha) - 1)). Source: arXiv:1704.07483. Raises ConfigError for alpha = 0."""
     if alpha == 0:
@@ -89,7 +92,7 @@ def celu(x: Array, alpha: float = 1.0) -> Array:
     return _wide_inside(lambda v: jnp.where(v > 0, v, alpha * jnp.expm1(jnp.minimum(v, 0) / alpha)), x)
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def gelu(x: Array, approximate: bool = False) -> Array:
     """x * Phi(x), Phi the normal distribution function. Source: arXiv:1606.08415.
 
@@ -111,19 +114,19 @@ def _with_inplace_flag(declared: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_with_inplace_flag
-@op(method=False)
+@op(method=False, rule=elementwise)
 def silu(x: Array) -> Array:
     """x * sigmoid(x), elementwise; inplace=True writes it into x. Source: arXiv:1702.03118."""
     return _wide_inside(jax.nn.silu, x)
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def mish(x: Array) -> Array:
     """x * tanh(softplus(x)). Source: arXiv:1908.08681."""
     return _wide_inside(lambda v: v * jnp.tanh(jax.nn.softplus(v)), x)
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def hardsigmoid(x: Array, slope: float = 0.1666667, offset: float = 0.5) -> Array:
     """slope * x + offset kept between 0 and 1; the gradient is 0 outside."""
     x = floating(x)
@@ -131,14 +134,14 @@ def hardsigmoid(x: Array, slope: float = 0.1666667, offset: float = 0.5) -> Arra
     return jnp.where(line <= 0, jnp.zeros_like(x), jnp.where(line >= 1, jnp.ones_like(x), line))
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def hardswish(x: Array) -> Array:
     """x * min(max(x + 3, 0), 6) / 6. Source: arXiv:1905.02244."""
     x = floating(x)
     return jnp.where(x <= -3, jnp.zeros_like(x), jnp.where(x >= 3, x, x * (x + 3) / 6))
 
 
-@op(method=False, inplace=True)
+@op(method=False, inplace=True, rule=elementwise)
 def hardtanh(x: Array, min: float = -1.0, max: float = 1.0) -> Array:
     """x kept between min and max; the gradient is 0 outside. Raises ConfigError unless min < max."""
     if min >= max:
@@ -154,14 +157,14 @@ def _threshold(threshold: float, what: str) -> float:
     return threshold
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def hardshrink(x: Array, threshold: float = 0.5) -> Array:
     """x where |x| > threshold, else 0. Raises ConfigError for a negative threshold."""
     x = floating(x)
     return jnp.where(jnp.abs(x) <= _threshold(threshold, "hardshrink"), jnp.zeros_like(x), x)
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def softshrink(x: Array, threshold: float = 0.5) -> Array:
     """x moved toward 0 by threshold, and 0 within it. Raises ConfigError for a negative threshold."""
     x = floating(x)
@@ -169,39 +172,49 @@ def softshrink(x: Array, threshold: float = 0.5) -> Array:
     return jnp.where(jnp.abs(x) <= limit, jnp.zeros_like(x), x - limit * jnp.sign(x))
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def tanhshrink(x: Array) -> Array:
     """x - tanh(x)."""
     return _wide_inside(lambda v: v - jnp.tanh(v), x)
 
 
-@op(method=False, inplace=True)
+@op(method=False, inplace=True, rule=elementwise)
 def thresholded_relu(x: Array, threshold: float = 1.0, value: float = 0.0) -> Array:
     """x where x > threshold, else value."""
     x = floating(x)
     return jnp.where(x <= threshold, jnp.asarray(value, x.dtype), x)
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def softplus(x: Array, beta: float = 1, threshold: float = 20) -> Array:
     """log(1 + e^(beta x)) / beta, and x itself where beta * x > threshold."""
     return _wide_inside(lambda v: jnp.where(beta * v > threshold, v, jax.nn.softplus(beta * v) / beta), x)
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def softsign(x: Array) -> Array:
     """x / (1 + |x|)."""
     return jax.nn.soft_sign(floating(x))
 
 
-@op(method=False, inplace=True)
+@op(method=False, inplace=True, rule=elementwise)
 def leaky_relu(x: Array, negative_slope: float = 0.01) -> Array:
     """x where x > 0, else negative_slope * x."""
     x = floating(x)
     return jnp.where(x > 0, x, negative_slope * x)
 
 
-@op(method=False)
+def _prelu_rule(call: OpCall) -> ShardingRule:
+    """The weight, one number or one per channel, is whole."""
+    return dataclasses.replace(like_first()(call), piecewise=True)
+
+
+def _swiglu_rule(call: OpCall) -> ShardingRule | None:
+    """Of two, element by element; of the halves of one, all but the last dim."""
+    return elementwise(call) if len(call.shapes) == 2 else along_last(call)
+
+
+@op(method=False, rule=_prelu_rule)
 def prelu(x: Array, weight: Array, data_format: str = "NCHW") -> Array:
     """x where x > 0, else weight * x; weight is [], [1] or one slope a channel, [C]. Source: arXiv:1502.01852.
 
@@ -218,7 +231,7 @@ def prelu(x: Array, weight: Array, data_format: str = "NCHW") -> Array:
     return jnp.where(x > 0, x, slope * x)
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def rrelu_train(x: Array, lower: float, upper: float, key: Key = DRAWN) -> Array:
     """x where x > 0, else x times a slope drawn uniformly from [lower, upper), one for each element."""
     x = floating(x)
@@ -241,13 +254,13 @@ def rrelu(
     return leaky_relu(x, (lower + upper) / 2)
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def log_sigmoid(x: Array) -> Array:
     """log(1 / (1 + e^-x)), without overflow."""
     return _wide_inside(jax.nn.log_sigmoid, x)
 
 
-@op(method=False)
+@op(method=False, rule=along_axis())
 def maxout(x: Array, groups: int, axis: int = 1) -> Array:
     """Largest of each `groups` neighbours along axis, whose size it divides. Source: arXiv:1302.4389.
 
@@ -268,7 +281,7 @@ def _halves(x: Array, axis: int, what: str) -> tuple[Array, Array]:
     return first, second
 
 
-@op(method=False)
+@op(method=False, rule=along_axis())
 def glu(x: Array, axis: int = -1) -> Array:
     """a * sigmoid(b), a and b the halves of x along axis. Source: arXiv:1612.08083.
 
@@ -278,7 +291,7 @@ def glu(x: Array, axis: int = -1) -> Array:
     return a * _wide_inside(jax.nn.sigmoid, b)
 
 
-@op(method=False)
+@op(method=False, rule=_swiglu_rule)
 def swiglu(x: Array, y: Array | None = None) -> Array:
     """silu(x) * y; with one Tensor x and y are its halves along the last dim. Source: arXiv:2002.05202.
 
@@ -294,7 +307,7 @@ def _as(x: Array, dtype: Any) -> Array:
     return floating(x) if dtype is None else x.astype(dtypes.as_dtype(dtype))
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=along_axis(default=-1))
 def softmax(x: Array, axis: int = -1, dtype: Any = None) -> Array:
     """e^x / sum of e^x along axis, computed without overflow; x is cast to dtype first if one is given."""
     x = _as(x, dtype)
@@ -302,7 +315,7 @@ def softmax(x: Array, axis: int = -1, dtype: Any = None) -> Array:
     return _wide_inside(lambda v: jax.nn.softmax(v, () if dim is None else dim), x)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=along_axis(default=-1))
 def log_softmax(x: Array, axis: int = -1, dtype: Any = None) -> Array:
     """log of softmax along axis, computed without overflow; x is cast to dtype first if one is given."""
     x = _as(x, dtype)
@@ -310,7 +323,7 @@ def log_softmax(x: Array, axis: int = -1, dtype: Any = None) -> Array:
     return _wide_inside(lambda v: jax.nn.log_softmax(v, () if dim is None else dim), x)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=along_axis())
 def gumbel_softmax(x: Array, temperature: float = 1.0, hard: bool = False, axis: int = -1, key: Key = DRAWN) -> Array:
     """softmax((x + g) / temperature) along axis, g Gumbel noise. Source: arXiv:1611.01144.
 

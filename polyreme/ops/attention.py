@@ -13,10 +13,12 @@ from jax import Array, lax
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
 from polyreme.core.op import DRAWN, Key, composite, op
+from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import promote_floating, wide
 from polyreme.ops.ids import check_range
 from polyreme.ops.segment import Exchange, exchange
+from polyreme.ops.sharding import dim_names, without
 
 
 def _attend(
@@ -52,7 +54,21 @@ def _both(mask: Array | None, seen: Array) -> Array:
     return mask & seen if mask.dtype == jnp.bool_ else jnp.where(seen, mask, -jnp.inf)
 
 
-@op(amp="low", method=False, saves=True)
+def _attention_rule(call: OpCall) -> ShardingRule:
+    """Batches, heads and the queries' places go through, keys are whole; each key head serves a run of query heads."""
+    query, key = call.shapes[0], call.shapes[1]
+    batch = dim_names(query[:-3], "b")
+    q, k, v = ((*batch, seq, "heads", dim) for seq, dim in (("s", "d"), ("t", "d"), ("t", "e")))
+    return ShardingRule(
+        call.inputs(query=q, key=k, value=v),
+        ((*batch, "s", "heads", "e"),),
+        whole=frozenset({"t", "d", "e"}),
+        aligned=frozenset({"heads"}) if query[-2] != key[-2] else frozenset(),
+        roles=(("heads", "heads"),),
+    )
+
+
+@op(amp="low", method=False, saves=True, rule=_attention_rule)
 def attention(
     query: Array,
     key: Array,
@@ -66,7 +82,7 @@ def attention(
     return _attend(query, key, value, attn_mask, is_causal, scale, 0.0, None, over)
 
 
-@op(amp="low", method=False, saves=True)
+@op(amp="low", method=False, saves=True, rule=_attention_rule)
 def attention_with_dropout(
     query: Array,
     key: Array,
@@ -172,7 +188,23 @@ def flash_attention(
 # ---- rotary positions ----
 
 
-@op(amp="widest", method=False)
+def _rotated_rule(call: OpCall) -> ShardingRule | None:
+    """All but the last dim goes through, heads if all tensors have as many; angles are whole."""
+    shapes = [s for p, s in zip(call.params, call.shapes, strict=True) if p == "tensors"]
+    if any(len(s) != len(shapes[0]) for s in shapes):
+        return None
+    whole = {3} if len({s[2] for s in shapes}) == 1 else {2, 3}
+    names = without(dim_names(shapes[0]), *whole)
+    return ShardingRule(call.inputs(tensors=names), (names,) * len(call.outs))
+
+
+def _turned_rule(call: OpCall) -> ShardingRule:
+    """All but the last dim goes through; angles are whole."""
+    names = without(dim_names(call.shapes[0]), len(call.shapes[0]) - 1)
+    return ShardingRule(call.inputs(x=names), (names,))
+
+
+@op(amp="widest", method=False, rule=_rotated_rule)
 def rotated(
     tensors: list[Array],
     sin: Array | None = None,
@@ -206,7 +238,7 @@ def rotated(
     return [(wide(t) * cos + turn(wide(t)) * sin).astype(t.dtype) for t in tensors]
 
 
-@op(amp="widest", method=False)
+@op(amp="widest", method=False, rule=_turned_rule)
 def turned_by(x: Array, cos: Array, sin: Array, adjacent: bool = True) -> Array:
     """x * cos + turned(x) * sin: [..., head_dim], angles of each place that broadcast to it.
 

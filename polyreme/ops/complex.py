@@ -12,27 +12,28 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.dtype import floating, promote
 from polyreme.core.op import op
 from polyreme.errors import DTypeError, ShapeError
+from polyreme.ops.sharding import elementwise, elementwise_sum
 
 
-@op
+@op(rule=elementwise_sum)
 def real(x: Array) -> Array:
     """The real part; a real x is copied."""
     return jnp.real(x) if dtypes.is_complex(x.dtype) else jnp.copy(x)
 
 
-@op
+@op(rule=elementwise_sum)
 def imag(x: Array) -> Array:
     """The imaginary part; zeros for a real x."""
     return jnp.imag(x)
 
 
-@op
+@op(rule=elementwise_sum)
 def conj(x: Array) -> Array:
     """The conjugate, a - ib for a + ib; a real x is copied."""
     return jnp.conj(x) if dtypes.is_complex(x.dtype) else jnp.copy(x)
 
 
-@op
+@op(rule=elementwise)
 def angle(x: Array) -> Array:
     """Angle from the positive real axis, radians in (-pi, pi]; of a real x 0 or pi, with gradient 0."""
     if dtypes.is_complex(x.dtype):
@@ -41,13 +42,13 @@ def angle(x: Array) -> Array:
     return jnp.where(jnp.isnan(x), x, jnp.where(x < 0, jnp.pi, 0).astype(x.dtype))
 
 
-@op
+@op(rule=elementwise)
 def isreal(x: Array) -> Array:
     """True where the imaginary part is 0 -> bool."""
     return jnp.isreal(x)
 
 
-@op
+@op(rule=elementwise)
 def sgn(x: Array) -> Array:
     """x / |x|, 0 at 0: the sign of a real x, the direction of a complex one."""
     if not dtypes.is_complex(x.dtype):
@@ -74,7 +75,7 @@ def as_real(x: Array) -> Array:
     return jnp.stack([jnp.real(x), jnp.imag(x)], -1)
 
 
-@op
+@op(rule=elementwise)
 def polar(abs: Array, angle: Array) -> Array:
     """abs * (cos(angle) + i sin(angle)), angle in radians; float32 gives complex64, float64 complex128."""
     abs, angle = (floating(v) for v in promote(abs, angle))

@@ -6,6 +6,7 @@ padding: an int, one int or one (before, after) pair a spatial dim, "SAME" or "V
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -16,9 +17,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from polyreme.core.op import op
+from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ShapeError
 from polyreme.kernels import select
 from polyreme.ops.activation import promote_floating, wide
+from polyreme.ops.sharding import by_batch
 from polyreme.ops.windows import Pads, is_channels_last, per_dim, resolve_pads, spatial
 
 _MOST_TAPS = 49  # of a depthwise window that is summed entry by entry
@@ -102,7 +105,23 @@ def _check_window(sizes: tuple, kernel: tuple, dilation: tuple, pads: Pads, what
             )
 
 
-@op(amp="low", method=False)
+def _conv_rule(call: OpCall) -> ShardingRule:
+    """Batch and output channels go through, a sum over split input channels is joined at once; places are whole."""
+    last = not str(call.attrs["data_format"]).startswith("NC")
+    places = (None,) * (len(call.shapes[0]) - 2)
+    channels, filters = ("c", "o") if call.attrs["groups"] == 1 else (None, None)
+    x = ("b", *places, channels) if last else ("b", channels, *places)
+    out = ("b", *places, filters) if last else ("b", filters, *places)
+    inputs = call.inputs(x=x, weight=(filters, channels, *places), bias=(filters,))
+    return ShardingRule(inputs, (out,), laid_out=True)
+
+
+def _transposed_conv_rule(call: OpCall) -> ShardingRule:
+    """The batch goes through."""
+    return dataclasses.replace(by_batch(call), laid_out=True)
+
+
+@op(amp="low", method=False, rule=_conv_rule)
 def conv1d(
     x: Array,
     weight: Array,
@@ -120,7 +139,7 @@ def conv1d(
     return _conv(1, x, weight, bias, stride, padding, dilation, groups, data_format)
 
 
-@op(amp="low", method=False)
+@op(amp="low", method=False, rule=_conv_rule)
 def conv2d(
     x: Array,
     weight: Array,
@@ -138,7 +157,7 @@ def conv2d(
     return _conv(2, x, weight, bias, stride, padding, dilation, groups, data_format)
 
 
-@op(amp="low", method=False)
+@op(amp="low", method=False, rule=_conv_rule)
 def conv3d(
     x: Array,
     weight: Array,
@@ -227,7 +246,7 @@ def _conv_transpose(
     return _with_bias(y, bias, last, what)
 
 
-@op(amp="low", method=False)
+@op(amp="low", method=False, rule=_transposed_conv_rule)
 def conv1d_transpose(
     x: Array,
     weight: Array,
@@ -251,7 +270,7 @@ def conv1d_transpose(
     )
 
 
-@op(amp="low", method=False)
+@op(amp="low", method=False, rule=_transposed_conv_rule)
 def conv2d_transpose(
     x: Array,
     weight: Array,
@@ -273,7 +292,7 @@ def conv2d_transpose(
     )
 
 
-@op(amp="low", method=False)
+@op(amp="low", method=False, rule=_transposed_conv_rule)
 def conv3d_transpose(
     x: Array,
     weight: Array,

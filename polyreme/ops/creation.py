@@ -24,8 +24,10 @@ from polyreme.core import place as places
 from polyreme.core import spelling, state
 from polyreme.core.dtype import promote
 from polyreme.core.op import OPS, op
+from polyreme.core.sharding_rule import RuleFor
 from polyreme.core.symbol import refuse_sizes
 from polyreme.errors import CaptureError, ConfigError, ShapeError
+from polyreme.ops.sharding import elementwise, elementwise_sum, like_first
 
 
 def republish(declared: Callable[..., Any], public: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,12 +51,15 @@ def _spelled(public: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def creator(fn: Callable[..., Any]) -> Callable[..., Any]:
+def creator(fn: Callable[..., Any] | None = None, *, rule: RuleFor | None = None) -> Any:
     """Declare an op that makes Tensors: its public function also takes device, requires_grad and pin_memory.
 
-    device: where the result goes, the default device if None. requires_grad: the result wants a gradient.
+    device: where the result goes, the default device if None. requires_grad: the result wants a gradient. rule: as of
+    op.
     """
-    declared = op(fn, method=False)
+    if fn is None:
+        return functools.partial(creator, rule=rule)
+    declared = op(fn, method=False, rule=rule)
     sized = fn.__code__.co_varnames[:2] == ("shape", "dtype")
 
     def public(
@@ -131,25 +136,25 @@ def empty(shape: Any, dtype: Any = None) -> Array:
     return jnp.zeros(as_shape(shape, "empty"), as_float(dtype))
 
 
-@creator
+@creator(rule=elementwise)
 def zeros_like(x: Array, dtype: Any = None) -> Array:
     """Zeros of x's shape, and of its dtype unless another is given."""
     return jnp.zeros(x.shape, _or_own(x, dtype))
 
 
-@creator
+@creator(rule=elementwise)
 def ones_like(x: Array, dtype: Any = None) -> Array:
     """Ones of x's shape, and of its dtype unless another is given."""
     return jnp.ones(x.shape, _or_own(x, dtype))
 
 
-@creator
+@creator(rule=elementwise)
 def full_like(x: Array, fill_value: Array, dtype: Any = None) -> Array:
     """One value in x's shape, and in its dtype unless another is given."""
     return jnp.broadcast_to(jnp.reshape(fill_value, ()).astype(_or_own(x, dtype)), x.shape)
 
 
-@creator
+@creator(rule=elementwise)
 def empty_like(x: Array, dtype: Any = None) -> Array:
     """A Tensor of x's shape and dtype to be written to later; it holds zeros."""
     return jnp.zeros(x.shape, _or_own(x, dtype))
@@ -263,13 +268,13 @@ def diagonal(x: Array, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array
     return jnp.diagonal(x, offset, axis1, axis2)
 
 
-@op(inplace=True)
+@op(inplace=True, rule=like_first("moves"))
 def tril(x: Array, diagonal: int = 0) -> Array:
     """[*b, m, n] with zeros above a diagonal."""
     return jnp.tril(x, diagonal)
 
 
-@op(inplace=True)
+@op(inplace=True, rule=like_first("moves"))
 def triu(x: Array, diagonal: int = 0) -> Array:
     """[*b, m, n] with zeros below a diagonal."""
     return jnp.triu(x, diagonal)
@@ -310,7 +315,7 @@ def _meshgrid(*args: Any, indexing: str = "ij", name: str | None = None) -> Any:
 meshgrid = republish(_grid, _meshgrid)
 
 
-@op(method=False)
+@op(method=False, rule=elementwise_sum)
 def assign(x: Array) -> Array:
     """A copy of a Tensor, ndarray, list or number; written into output if one is given. Gradients flow through.
 
@@ -333,13 +338,13 @@ def _assign_to(x: Any, output: Any = None) -> Any:
 assign = republish(_assign, _assign_to)
 
 
-@op(method=False)
+@op(method=False, rule=elementwise_sum)
 def clone(x: Array) -> Array:
     """A copy that gradients flow through."""
     return jnp.copy(x)
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def complex(real: Array, imag: Array) -> Array:  # the public name
     """real + i imag, elementwise; float32 parts give complex64, float64 parts complex128."""
     real, imag = (dtypes.floating(v) for v in promote(real, imag))

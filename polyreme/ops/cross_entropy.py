@@ -16,11 +16,13 @@ from polyreme import kernels
 from polyreme.core import dtype as dtypes
 from polyreme.core.dtype import floating
 from polyreme.core.op import composite, op
+from polyreme.core.sharding_rule import OpCall, Reduce, ShardingRule
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.ops import segment
 from polyreme.ops.activation import positive_dim, promote_floating, wide
 from polyreme.ops.ids import check_range
 from polyreme.ops.loss import reduced
+from polyreme.ops.sharding import dim_names, unnamed, without
 
 
 def _log_probs(input: Array, dim: int, use_softmax: bool) -> Array:
@@ -97,7 +99,45 @@ def _soft_losses(log_probs: Array, label: Array, weight: Array | None, smoothing
     return loss * by, by
 
 
-@op(amp="fp32", method=False)
+def _cross_entropy_rule(call: OpCall) -> ShardingRule:
+    """Classes are whole, batches go through; a sum over split ones is Partial, a mean is joined at once."""
+    shape, label = call.shapes[0], call.shapes[1]
+    dim = call.dim(call.attrs.get("axis", 1 if call.name == "nll_of_classes" else -1))
+    batch = dim_names(shape)
+    scores = (*batch[:dim], "classes", *batch[dim + 1 :])
+    rest, room = (*batch[:dim], *batch[dim + 1 :]), without(batch, dim)
+    labels = scores if label == shape else rest if len(label) == len(rest) else room
+    if call.attrs.get("reduction", "none") == "none":
+        outputs = tuple(rest if len(out) == len(rest) else room for out in call.outs)
+        reduce: Reduce | None = None
+    else:
+        outputs, reduce = ((),), "sum" if call.attrs["reduction"] == "sum" else None
+    return ShardingRule(
+        (scores, labels, *unnamed(call.shapes[2:])),
+        outputs,
+        whole=frozenset({"classes"}),
+        reduce=reduce,
+        padding=None,
+        roles=(("classes", "classes"),),
+    )
+
+
+def _linear_cross_entropy_rule(call: OpCall) -> ShardingRule | None:
+    """[*b, hidden] x [hidden, classes] against [*b]; the loss of each token has the tokens' dims."""
+    batch = dim_names(call.shapes[0][:-1], "b")
+    if len(call.outs[0]) not in (0, len(batch)):
+        return None
+    weight = ("classes", "hidden") if call.attrs["transpose_weight"] else ("hidden", "classes")
+    labels = batch if len(call.shapes[2]) == len(batch) else (*batch, None)
+    return ShardingRule(
+        ((*batch, "hidden"), weight, labels),
+        (batch if len(call.outs[0]) == len(batch) else (),),
+        whole=frozenset({"hidden", "classes"}),
+        roles=(("hidden", "contracted"), ("classes", "classes")),
+    )
+
+
+@op(amp="fp32", method=False, rule=_cross_entropy_rule)
 def cross_entropy_of_classes(
     input: Array,
     label: Array,
@@ -163,7 +203,7 @@ def cross_entropy(
     )
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=_cross_entropy_rule)
 def softmax_and_cross_entropy(
     logits: Array, label: Array, soft_label: bool = False, ignore_index: int = -100, axis: int = -1
 ) -> tuple[Array, Array]:
@@ -201,7 +241,7 @@ def softmax_with_cross_entropy(
     return (loss, softmax) if return_softmax else loss
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=_cross_entropy_rule)
 def nll_of_classes(
     input: Array, label: Array, weight: Array | None = None, ignore_index: int = -100, reduction: str = "mean"
 ) -> Array:
@@ -236,7 +276,7 @@ def nll_loss(
     return nll_of_classes(input, label, weight, ignore_index, reduction)
 
 
-@op(amp="low", method=False, saves=True)
+@op(amp="low", method=False, saves=True, rule=_linear_cross_entropy_rule)
 def linear_cross_entropy_of_classes(
     hidden: Array,
     weight: Array,

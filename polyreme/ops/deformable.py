@@ -12,12 +12,19 @@ import numpy as np
 from jax import Array
 
 from polyreme.core.op import op
+from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ShapeError
 from polyreme.ops.activation import promote_floating
 from polyreme.ops.windows import per_dim
 
 
-@op(amp="fp32", method=False)
+def _rule(call: OpCall) -> ShardingRule:
+    """The batch goes through."""
+    batch = ("b", None, None, None)
+    return ShardingRule(call.inputs(x=batch, offset=batch, mask=batch), (batch,), laid_out=True)
+
+
+@op(amp="fp32", method=False, rule=_rule)
 def deform_conv2d(
     x: Array,
     offset: Array,

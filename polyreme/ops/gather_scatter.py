@@ -16,10 +16,12 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.dtype import promote
 from polyreme.core.op import OPS, composite, op
+from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import DTypeError, ShapeError
 from polyreme.ops.bounds import at_hand, check_along, check_coordinates, check_index, dim_of, preceded
 from polyreme.ops.manipulation import reshape
 from polyreme.ops.repetition import broadcast_shapes, broadcast_to
+from polyreme.ops.sharding import dim_names, elementwise, without
 
 
 def need_integers(what: str, index: Array) -> None:
@@ -49,8 +51,34 @@ def _check_gather(x: Any, index: Any, axis: Any = None, dim: int | None = None, 
     return check_along("gather", index, x, 0 if axis is None else axis)
 
 
+def _gather_rule(call: OpCall) -> ShardingRule | None:
+    """The dim that is looked up is whole; the index's takes its place."""
+    x, index = call.shapes[0], call.shapes[1]
+    if len(index) != 1 or len(call.outs[0]) != len(x):
+        return None
+    dim = (call.attrs.get("axis") or 0) % len(x)
+    names = dim_names(x)
+    return ShardingRule((without(names, dim), ("i",)), ((*names[:dim], "i", *names[dim + 1 :]),))
+
+
+def _take_along_rule(call: OpCall) -> ShardingRule | None:
+    """The dim that is looked up is whole in arr; the other dims go through if they agree."""
+    arr, index = call.shapes[0], call.shapes[1]
+    dim = call.dim(call.attrs["axis"])
+    names = dim_names(call.outs[0])
+    if len(arr) != len(index) or any(n != m for i, (n, m) in enumerate(zip(arr, index, strict=True)) if i != dim):
+        return None
+    return ShardingRule((without(names, dim), names), (names,))
+
+
+def _one_hot_rule(call: OpCall) -> ShardingRule:
+    """The dims of the ids go through."""
+    ids = dim_names(call.shapes[0], "b")
+    return ShardingRule((ids,), ((*ids, None),))
+
+
 @preceded(_check_gather)
-@op
+@op(rule=_gather_rule)
 def gather(x: Array, index: Array, axis: int | None = None) -> Array:
     """The slices of x along axis (0 by default) that index names, in its order.
 
@@ -66,7 +94,7 @@ def _check_index_select(x: Any, index: Any, axis: Any = 0, **_: Any) -> None:
 
 
 @preceded(_check_index_select)
-@op
+@op(rule=_gather_rule)
 def index_select(x: Array, index: Array, axis: int = 0) -> Array:
     """The slices of x along axis that index [n] names, in its order. Raises IndexError."""
     return jnp.take(x, as_column("index_select", index), axis=dim_of(axis, x.ndim, "index_select"))
@@ -116,7 +144,7 @@ def _check_take_along(arr: Any, indices: Any, axis: Any, *_: Any, **__: Any) -> 
 
 
 @preceded(_check_take_along)
-@op
+@op(rule=_take_along_rule)
 def take_along_axis(arr: Array, indices: Array, axis: int, broadcast: bool = True) -> Array:
     """Elements of arr along axis at indices of as many dims: out[i, j] = arr[indices[i, j], j] for axis 0.
 
@@ -201,7 +229,7 @@ def _condition_alone(condition: Any, x: Any = None, y: Any = None, **_: Any) -> 
 
 
 @preceded(_condition_alone)
-@op
+@op(rule=elementwise)
 def where(condition: Array, x: Array | None = None, y: Array | None = None) -> Array:
     """x where condition is true (nonzero), y elsewhere; all three broadcast, x and y promote.
 
@@ -238,7 +266,7 @@ def masked_select(x: Any, mask: Any, name: str | None = None, out: Any = None) -
     return gather(reshape(whole, [-1]), at, 0, out=out)
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def masked_fill(x: Array, mask: Array, value: Array) -> Array:
     """x with value (a number, or a Tensor that broadcasts) where mask is True; x and mask broadcast."""
     need_mask("masked_fill", mask)
@@ -279,7 +307,7 @@ def _check_one_hot(x: Any, num_classes: int = -1, **_: Any) -> Any:
 
 
 @preceded(_check_one_hot)
-@op(method=False)
+@op(method=False, rule=_one_hot_rule)
 def one_hot(x: Array, num_classes: int = -1) -> Array:
     """Of integers, rows of the default dtype with a 1 at each one's place: [*b] -> [*b, num_classes].
 

@@ -13,7 +13,9 @@ from jax import Array
 
 from polyreme.core import dtype as dtypes
 from polyreme.core.op import op
+from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import DTypeError
+from polyreme.ops.sharding import like_first
 
 Spec = tuple[tuple, ...]
 
@@ -34,7 +36,32 @@ def _index(arrays: list[Array], spec: Spec) -> tuple:
     return tuple(index)
 
 
-@op(method=False)
+def _getitem_rule(call: OpCall) -> ShardingRule | None:
+    """Dims taken whole (":") go through, if no array is among the indexes."""
+    spec, shape = call.attrs["spec"], call.shapes[0]
+    if any(entry[0] == "array" for entry in spec):
+        return None
+    indexed = sum(entry[0] in ("int", "slice") for entry in spec)
+    if not any(entry[0] == "all" for entry in spec):
+        spec = (*spec, ("all",))
+    names: list[str | None] = [None] * len(shape)
+    out: list[str | None] = []
+    dim = 0
+    for entry in spec:
+        if entry[0] == "new":
+            out.append(None)
+        elif entry[0] == "int":
+            dim += 1
+        else:
+            for _ in range(len(shape) - indexed if entry[0] == "all" else 1):
+                if entry[0] == "all" or entry[1:] in ((None, None, None), (None, None, 1)):
+                    names[dim] = f"d{dim}"
+                out.append(names[dim])
+                dim += 1
+    return ShardingRule(call.inputs(x=tuple(names)), (tuple(out),))
+
+
+@op(method=False, rule=_getitem_rule)
 def getitem(x: Array, arrays: list[Array], spec: tuple) -> Array:
     """x[index]; spec and arrays as the module describes them. Out of range: NaN, or the lowest integer; see ops.ids."""
     # plain ints were checked where they were written, and need no mask
@@ -42,7 +69,7 @@ def getitem(x: Array, arrays: list[Array], spec: tuple) -> Array:
     return x.at[_index(arrays, spec)].get(mode="fill" if ranged else "promise_in_bounds")
 
 
-@op(method=False)
+@op(method=False, rule=like_first())
 def setitem(x: Array, value: Array, arrays: list[Array], spec: tuple) -> Array:
     """A copy of x with x[index] = value, value broadcast and cast to x's dtype."""
     index = _index(arrays, spec)
@@ -54,7 +81,7 @@ def setitem(x: Array, value: Array, arrays: list[Array], spec: tuple) -> Array:
     return x.at[index].set(value)
 
 
-@op(method=False)
+@op(method=False, rule=like_first())
 def setitem_where(x: Array, value: Array, mask: Array) -> Array:
     """A copy of x with the elements where mask is True set to a scalar value; mask covers the leading dims."""
     mask = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))

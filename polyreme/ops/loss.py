@@ -15,12 +15,14 @@ from jax import Array
 
 from polyreme.core.dtype import floating, promote
 from polyreme.core.op import composite, op
+from polyreme.core.sharding_rule import OpCall, Reduce, ShardingRule
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import wide
 from polyreme.ops.bounds import preceded
 from polyreme.ops.ids import check_range, visible
 from polyreme.ops.math import magnitude, minimum
 from polyreme.ops.norms import p_norm
+from polyreme.ops.sharding import broadcast_names, dim_names, elementwise
 
 
 def reduced(loss: Array, reduction: str, what: str) -> Array:
@@ -51,7 +53,18 @@ def _xlogy(x: Array, y: Array) -> Array:
     return jnp.where(x == 0, 0, x * jnp.log(jnp.where(x == 0, 1, y)))
 
 
-@op(amp="fp32", method=False)
+def _loss_rule(call: OpCall) -> ShardingRule | None:
+    """Element by element, then a sum or mean, Partial where all pieces are equal."""
+    shape = max(call.shapes, key=len)
+    inputs = tuple(broadcast_names(s, shape) for s in call.shapes)
+    if call.attrs["reduction"] == "none":
+        return ShardingRule(inputs, (dim_names(shape),)) if call.outs[0] == shape else None
+    reduces: dict[str, Reduce] = {"sum": "sum", "mean": "avg"}
+    alike = all(s == shape for s in call.shapes)
+    return ShardingRule(inputs, ((),), reduce=reduces.get(call.attrs["reduction"]) if alike else None, padding=None)
+
+
+@op(amp="fp32", method=False, rule=_loss_rule)
 def binary_cross_entropy(input: Array, label: Array, weight: Array | None = None, reduction: str = "mean") -> Array:
     """-(label * log(input) + (1 - label) * log(1 - input)) * weight; the logarithms are held at -100 and above.
 
@@ -72,7 +85,7 @@ def _floored_log(x: Array) -> Array:
     return jnp.where(held, -100, jnp.log(jnp.where(held, 1, x)))
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=_loss_rule)
 def binary_cross_entropy_with_logits(
     logit: Array,
     label: Array,
@@ -115,7 +128,7 @@ def sigmoid_focal_loss(
     return reduced(loss, reduction, "sigmoid_focal_loss").astype(dtype)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=elementwise)
 def log_loss(input: Array, label: Array, epsilon: float = 0.0001) -> Array:
     """-label * log(input + epsilon) - (1 - label) * log(1 - input + epsilon), elementwise."""
     _same_shape(input, label, "log_loss")
@@ -157,28 +170,28 @@ def dice_loss(input: Array, label: Array, epsilon: float = 1e-05) -> Array:
     return jnp.mean(1 - 2 * shared / (total + epsilon)).astype(floating(input).dtype)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=_loss_rule)
 def mse_loss(input: Array, label: Array, reduction: str = "mean") -> Array:
     """(input - label)^2; the two broadcast."""
     own, (x, y) = _together(input, label)
     return reduced(jnp.square(x - y), reduction, "mse_loss").astype(own)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=elementwise)
 def square_error_cost(input: Array, label: Array) -> Array:
     """(input - label)^2, elementwise."""
     own, (x, y) = _together(input, label)
     return jnp.square(x - y).astype(own)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=_loss_rule)
 def l1_loss(input: Array, label: Array, reduction: str = "mean") -> Array:
     """|input - label|, real; the two broadcast, and the gradient where they are equal is 0."""
     own, (x, y) = _together(input, label)
     return reduced(magnitude(x - y), reduction, "l1_loss").astype(jnp.finfo(own).dtype)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=_loss_rule)
 def smooth_l1_loss(
     input: Array, label: Array, reduction: str = "mean", delta: float = 1.0, is_huber: bool = True
 ) -> Array:
@@ -195,7 +208,7 @@ def smooth_l1_loss(
     return reduced(loss if is_huber else loss / delta, reduction, "smooth_l1_loss").astype(own)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=_loss_rule)
 def kl_div(input: Array, label: Array, reduction: str = "mean", log_target: bool = False) -> Array:
     """label * (log(label) - input), input being log-probabilities; log_target: label holds logarithms too.
 
@@ -208,7 +221,7 @@ def kl_div(input: Array, label: Array, reduction: str = "mean", log_target: bool
     return reduced(loss, reduction, "kl_div").astype(own)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=_loss_rule)
 def poisson_nll_loss(
     input: Array,
     label: Array,
@@ -233,7 +246,7 @@ def poisson_nll_loss(
     return reduced(loss, reduction, "poisson_nll_loss").astype(dtype)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=_loss_rule)
 def gaussian_nll(
     input: Array, label: Array, variance: Array, full: bool = False, epsilon: float = 1e-06, reduction: str = "mean"
 ) -> Array:
@@ -273,7 +286,7 @@ def gaussian_nll_loss(
     return gaussian_nll(input, label, variance, full, epsilon, reduction)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=_loss_rule)
 def margin_ranking_loss(
     input: Array, other: Array, label: Array, margin: float = 0.0, reduction: str = "mean"
 ) -> Array:
@@ -282,7 +295,7 @@ def margin_ranking_loss(
     return reduced(jax.nn.relu(-t * (x - y) + margin), reduction, "margin_ranking_loss").astype(own)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=_loss_rule)
 def hinge_embedding_loss(input: Array, label: Array, margin: float = 1.0, reduction: str = "mean") -> Array:
     """input where label is 1, max(0, margin - input) where it is -1, both added elsewhere."""
     own, (x, t) = _together(input, label)
@@ -290,7 +303,7 @@ def hinge_embedding_loss(input: Array, label: Array, margin: float = 1.0, reduct
     return reduced(loss, reduction, "hinge_embedding_loss").astype(own)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=_loss_rule)
 def soft_margin_loss(input: Array, label: Array, reduction: str = "mean") -> Array:
     """log(1 + e^(-label * input)), label 1 or -1. Raises ShapeError unless the two have one shape."""
     _same_shape(input, label, "soft_margin_loss")

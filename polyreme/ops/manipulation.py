@@ -12,8 +12,10 @@ from jax import Array
 
 from polyreme.core.dtype import promote
 from polyreme.core.op import composite, op
+from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ShapeError
 from polyreme.ops.bounds import dim_of, dims_of, ints
+from polyreme.ops.sharding import along_axis, cuts, dim_names, last_two_swapped, permutes, regroups, without
 
 # shape
 
@@ -33,7 +35,41 @@ def resolve_shape(given: tuple[int, ...], have: tuple[int, ...], what: str) -> t
     return tuple(shape)
 
 
-@op(inplace=True)
+def _order(perm: Sequence[int], ndim: int) -> list[int]:
+    """perm counted from 0; the reverse order for none."""
+    return [d % ndim for d in perm] if perm else list(reversed(range(ndim)))
+
+
+def _moved_order(call: OpCall, ndim: int) -> list[int]:
+    source, destination = ([d % ndim for d in ints(call.attrs[name])] for name in ("source", "destination"))
+    order = [i for i in range(ndim) if i not in source]
+    for there, here in sorted(zip(destination, source, strict=True)):
+        order.insert(there, here)
+    return order
+
+
+def _swapped_order(call: OpCall, ndim: int) -> list[int]:
+    order = list(range(ndim))
+    a, b = call.attrs["axis0"], call.attrs["axis1"]
+    order[a], order[b] = order[b], order[a]
+    return order
+
+
+def _concat_rule(call: OpCall) -> ShardingRule:
+    """The joined dim is whole."""
+    names = without(dim_names(call.outs[0]), call.dim(call.attrs["axis"]))
+    return ShardingRule((names,) * len(call.shapes), (names,), linear="moves", piecewise=True)
+
+
+def _stack_rule(call: OpCall) -> ShardingRule:
+    """The new dim is whole."""
+    dim = call.attrs["axis"] % len(call.outs[0])
+    names = dim_names(call.shapes[0])
+    out = (*names[:dim], None, *names[dim:])
+    return ShardingRule((names,) * len(call.shapes), (out,), linear="moves", piecewise=True)
+
+
+@op(inplace=True, rule=regroups)
 def reshape(x: Array, shape: Sequence[int]) -> Array:
     """The elements of x in row-major order under another shape; 0 keeps the dim at its place, one -1 is inferred.
 
@@ -42,13 +78,13 @@ def reshape(x: Array, shape: Sequence[int]) -> Array:
     return jnp.reshape(x, resolve_shape(ints(shape), x.shape, "reshape"))
 
 
-@op(method=True)
+@op(method=True, rule=regroups)
 def ravel(input: Array) -> Array:
     """All elements in row-major order as one dim."""
     return jnp.reshape(input, -1)
 
 
-@op(inplace=True)
+@op(inplace=True, rule=regroups)
 def flatten(x: Array, start_axis: int = 0, stop_axis: int = -1) -> Array:
     """x with dims start_axis to stop_axis, both included, made one; a 0-D Tensor becomes 1-D."""
     if x.ndim == 0:
@@ -59,7 +95,7 @@ def flatten(x: Array, start_axis: int = 0, stop_axis: int = -1) -> Array:
     return jnp.reshape(x, (*x.shape[:start], math.prod(x.shape[start : stop + 1]), *x.shape[stop + 1 :]))
 
 
-@op
+@op(rule=regroups)
 def unflatten(x: Array, axis: int, shape: Sequence[int]) -> Array:
     """x with dim axis made several of the sizes in shape, one of which may be -1."""
     dim = dim_of(axis, x.ndim, "unflatten")
@@ -67,14 +103,14 @@ def unflatten(x: Array, axis: int, shape: Sequence[int]) -> Array:
     return jnp.reshape(x, (*x.shape[:dim], *sizes, *x.shape[dim + 1 :]))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=regroups)
 def squeeze(x: Array, axis: Any = None) -> Array:
     """x without its dims of size 1: all of them, or those in axis; a dim in axis of another size stays."""
     dims = range(x.ndim) if axis in (None, ()) else dims_of(axis, x.ndim, "squeeze") if x.ndim else ()
     return jnp.squeeze(x, tuple(d for d in dims if x.shape[d] == 1))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=regroups)
 def unsqueeze(x: Array, axis: Any) -> Array:
     """x with a dim of size 1 put in at axis; several are put in one after the other."""
     for at in ints(axis):
@@ -118,7 +154,7 @@ def atleast_3d(*inputs: Any, name: str | None = None) -> Any:
 # order of dims and elements
 
 
-@op(inplace=True)
+@op(inplace=True, rule=permutes(lambda call, ndim: _order(call.attrs["perm"], ndim)))
 def transpose(x: Array, perm: Sequence[int]) -> Array:
     """x with its dims in the order perm: dim i of the result is dim perm[i] of x."""
     dims = dims_of(ints(perm), x.ndim, "transpose")
@@ -127,13 +163,13 @@ def transpose(x: Array, perm: Sequence[int]) -> Array:
     return jnp.transpose(x, dims)
 
 
-@op
+@op(rule=permutes(lambda call, ndim: _order(call.attrs["dims"], ndim)))
 def permute(input: Array, dims: Sequence[int]) -> Array:
     """transpose by another name."""
     return transpose.op.fn(input, dims)
 
 
-@op(inplace=True)
+@op(inplace=True, rule=permutes(last_two_swapped))
 def t(input: Array) -> Array:
     """A matrix transposed; 0-D and 1-D pass unchanged, more dims raise ShapeError."""
     if input.ndim > 2:
@@ -141,7 +177,7 @@ def t(input: Array) -> Array:
     return input.T
 
 
-@op
+@op(rule=permutes(_moved_order))
 def moveaxis(x: Array, source: Any, destination: Any) -> Array:
     """x with the dims of source put at destination; the other dims keep their order."""
     a, b = dims_of(source, x.ndim, "moveaxis source"), dims_of(destination, x.ndim, "moveaxis destination")
@@ -150,13 +186,13 @@ def moveaxis(x: Array, source: Any, destination: Any) -> Array:
     return jnp.moveaxis(x, a, b)
 
 
-@op
+@op(rule=permutes(_swapped_order))
 def swapaxes(x: Array, axis0: int, axis1: int) -> Array:
     """x with two dims exchanged."""
     return jnp.swapaxes(x, dim_of(axis0, x.ndim, "swapaxes"), dim_of(axis1, x.ndim, "swapaxes"))
 
 
-@op
+@op(rule=along_axis("moves"))
 def flip(x: Array, axis: Any) -> Array:
     """x with the elements along each dim of axis in reverse order."""
     return jnp.flip(x, dims_of(axis, x.ndim, "flip"))
@@ -171,7 +207,7 @@ def rot90(x: Array, k: int = 1, axes: Sequence[int] = (0, 1)) -> Array:
     return jnp.rot90(x, k, plane)
 
 
-@op
+@op(rule=along_axis("moves"))
 def roll(x: Array, shifts: Any, axis: Any = None) -> Array:
     """x with elements moved by shifts along axis, those pushed out coming in at the start; without axis, flattened."""
     if axis in (None, ()):
@@ -185,7 +221,7 @@ def roll(x: Array, shifts: Any, axis: Any = None) -> Array:
 # joining
 
 
-@op
+@op(rule=_concat_rule)
 def concat(x: list[Array], axis: int = 0) -> Array:
     """Tensors joined along a dim; their other dims must agree, dtypes promote."""
     if not x or x[0].ndim == 0:
@@ -195,7 +231,7 @@ def concat(x: list[Array], axis: int = 0) -> Array:
     return jnp.concatenate(promote(*x), dim_of(axis, x[0].ndim, "concat"))
 
 
-@op
+@op(rule=_stack_rule)
 def stack(x: list[Array], axis: int = 0) -> Array:
     """Tensors of one shape joined along a new dim at axis; dtypes promote."""
     if not x:
@@ -252,7 +288,7 @@ def _cut(x: Array, dim: int, ends: Sequence[int]) -> list[Array]:
     return [x[(*index, slice(a, b))] for a, b in zip(starts, stops, strict=True)]
 
 
-@op
+@op(rule=cuts)
 def split(x: Array, num_or_sections: Any, axis: int = 0) -> list[Array]:
     """A list of parts of x along axis: that many equal ones, or ones of the sizes given, one of which may be -1.
 
@@ -277,7 +313,7 @@ def split(x: Array, num_or_sections: Any, axis: int = 0) -> list[Array]:
     return _cut(x, dim, ends)
 
 
-@op
+@op(rule=cuts)
 def chunk(x: Array, chunks: int, axis: int = 0) -> list[Array]:
     """split into that many equal parts; raises ShapeError if they do not fill the dim."""
     return split.op.fn(x, chunks, axis)
@@ -293,7 +329,7 @@ def _tensor_split(x: Array, num_or_indices: Any, dim: int, what: str) -> list[Ar
     return _cut(x, dim, [(i + 1) * part + min(i + 1, longer) for i in range(num_or_indices - 1)])
 
 
-@op
+@op(rule=cuts)
 def tensor_split(x: Array, num_or_indices: Any, axis: int = 0) -> list[Array]:
     """A list of parts along axis: that many, the first ones longer by one if need be, or cut before each index."""
     return _tensor_split(x, num_or_indices, dim_of(axis, x.ndim, "tensor_split"), "tensor_split")
@@ -325,14 +361,14 @@ def dsplit(x: Array, num_or_indices: Any) -> list[Array]:
     return _tensor_split(x, num_or_indices, 2, "dsplit")
 
 
-@op
+@op(rule=cuts)
 def unbind(input: Array, axis: int = 0) -> list[Array]:
     """The slices along axis, as a list of Tensors without that dim."""
     dim = dim_of(axis, input.ndim, "unbind")
     return [jax.lax.index_in_dim(input, i, dim, keepdims=False) for i in range(input.shape[dim])]
 
 
-@op
+@op(rule=cuts)
 def unstack(x: Array, axis: int = 0, num: int | None = None) -> list[Array]:
     """The slices along axis, as a list of Tensors without that dim; num, if given, must be how many there are."""
     dim = dim_of(axis, x.ndim, "unstack")

@@ -6,6 +6,7 @@ default dtype. Where two operands tie, the gradient goes where Paddle sends it.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -15,12 +16,14 @@ from jax import Array, lax
 from polyreme.core import dtype as dtypes
 from polyreme.core.dtype import floating, promote
 from polyreme.core.op import op
+from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import DTypeError, ShapeError
 from polyreme.ops.bounds import check_index, preceded
 from polyreme.ops.creation import republish
+from polyreme.ops.sharding import elementwise, elementwise_sum
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def abs(x: Array) -> Array:
     """|x|; of a complex x its magnitude, real. The gradient at 0 is 0."""
     return magnitude(x)
@@ -32,121 +35,121 @@ def magnitude(x: Array) -> Array:
     return x * jnp.sign(x) if dtypes.is_floating(x.dtype) else jnp.abs(x)
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def exp(x: Array) -> Array:
     """e to the x."""
     return jnp.exp(floating(x))
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def expm1(x: Array) -> Array:
     """e^x - 1, accurate near 0."""
     return jnp.expm1(floating(x))
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def log(x: Array) -> Array:
     """Natural logarithm; -inf at 0, NaN below."""
     return jnp.log(floating(x))
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def log2(x: Array) -> Array:
     """Logarithm to base 2."""
     return jnp.log2(floating(x))
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def log10(x: Array) -> Array:
     """Logarithm to base 10."""
     return jnp.log10(floating(x))
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def log1p(x: Array) -> Array:
     """log(1 + x), accurate near 0."""
     return jnp.log1p(floating(x))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def sqrt(x: Array) -> Array:
     """Square root; NaN below 0."""
     return jnp.sqrt(floating(x))
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def rsqrt(x: Array) -> Array:
     """1 / sqrt(x)."""
     return lax.rsqrt(floating(x))
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def square(x: Array) -> Array:
     """x * x."""
     return jnp.square(x)
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def reciprocal(x: Array) -> Array:
     """1 / x."""
     return jnp.reciprocal(floating(x))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def sin(x: Array) -> Array:
     """Sine of x radians."""
     return jnp.sin(floating(x))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def cos(x: Array) -> Array:
     """Cosine of x radians."""
     return jnp.cos(floating(x))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def tan(x: Array) -> Array:
     """Tangent of x radians."""
     return jnp.tan(floating(x))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def asin(x: Array) -> Array:
     """Inverse sine, radians in [-pi/2, pi/2]; NaN outside [-1, 1]."""
     return jnp.arcsin(floating(x))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def acos(x: Array) -> Array:
     """Inverse cosine, radians in [0, pi]; NaN outside [-1, 1]."""
     return jnp.arccos(floating(x))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def atan(x: Array) -> Array:
     """Inverse tangent, radians in (-pi/2, pi/2)."""
     return jnp.arctan(floating(x))
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def sinh(x: Array) -> Array:
     """Hyperbolic sine."""
     return jnp.sinh(floating(x))
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def cosh(x: Array) -> Array:
     """Hyperbolic cosine."""
     return jnp.cosh(floating(x))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def tanh(x: Array) -> Array:
     """Hyperbolic tangent."""
     return jnp.tanh(floating(x))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def asinh(x: Array) -> Array:
     """Inverse hyperbolic sine."""
     return jnp.arcsinh(floating(x))
@@ -161,50 +164,50 @@ def _complex_acosh(x: Array) -> Array:
 _complex_acosh.defjvps(lambda slope, _, x: slope / (jnp.sqrt(x - 1) * jnp.sqrt(x + 1)))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def acosh(x: Array) -> Array:
     """Inverse hyperbolic cosine; NaN for real numbers below 1."""
     x = floating(x)
     return _complex_acosh(x) if dtypes.is_complex(x.dtype) else jnp.arccosh(x)
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def atanh(x: Array) -> Array:
     """Inverse hyperbolic tangent; NaN outside [-1, 1]."""
     return jnp.arctanh(floating(x))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def sigmoid(x: Array) -> Array:
     """1 / (1 + e^-x)."""
     return jax.nn.sigmoid(floating(x))
 
 
-@op
+@op(rule=elementwise_sum)
 def deg2rad(x: Array) -> Array:
     """Degrees to radians: x * pi / 180."""
     return jnp.deg2rad(floating(x))
 
 
-@op
+@op(rule=elementwise_sum)
 def rad2deg(x: Array) -> Array:
     """Radians to degrees: x * 180 / pi."""
     return jnp.rad2deg(floating(x))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def sinc(x: Array) -> Array:
     """sin(pi x) / (pi x), 1 at 0."""
     return jnp.sinc(floating(x))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def ceil(x: Array) -> Array:
     """Smallest integer >= x, in x's dtype; its gradient is 0."""
     return _rounded(jnp.ceil, x)
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def floor(x: Array) -> Array:
     """Largest integer <= x, in x's dtype; its gradient is 0."""
     return _rounded(jnp.floor, x)
@@ -214,43 +217,50 @@ def _rounded(fn: Any, x: Array) -> Array:
     return fn(x) if dtypes.is_inexact(x.dtype) else x
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def trunc(input: Array) -> Array:
     """The integer part, toward zero, in x's dtype; its gradient is 0."""
     return _rounded(jnp.trunc, input)
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def frac(x: Array) -> Array:
     """x - trunc(x); has the sign of x."""
     return x - _rounded(jnp.trunc, x)
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def round(x: Array, decimals: int = 0) -> Array:
     """Nearest value with so many decimals, halves to even; its gradient is 0. decimals < 0 rounds to tens, hundreds."""
     return jnp.round(x, decimals)
 
 
-@op
+@op(rule=elementwise)
 def sign(x: Array) -> Array:
     """-1, 0 or 1 as x is negative, zero or positive; of a complex number x / |x|. Its gradient is 0 for real x."""
     return jnp.sign(x)
 
 
-@op
+@op(rule=elementwise)
 def signbit(x: Array) -> Array:
     """True where the sign is minus, -0.0 included -> bool."""
     return jnp.signbit(x) if dtypes.is_floating(x.dtype) else x < 0
 
 
-@op(method=False)
+@op(method=False, rule=elementwise_sum)
 def positive(x: Array) -> Array:
     """x itself."""
     return jnp.copy(x)
 
 
-@op(inplace=True)
+def _scale_rule(call: OpCall) -> ShardingRule:
+    """Linear in x without bias and activation."""
+    plain = "bias" not in call.params and call.attrs.get("bias") == 0 and call.attrs.get("act") is None
+    linear = plain and all(map(dtypes.is_inexact, call.dtypes))
+    return dataclasses.replace(elementwise(call), linear="alone" if linear else "no", linear_in=(0,))
+
+
+@op(inplace=True, rule=_scale_rule)
 def scale(
     x: Array, scale: Array | float = 1.0, bias: Array | float = 0.0, bias_after_scale: bool = True, act: Any = None
 ) -> Array:
@@ -265,13 +275,13 @@ def scale(
     return activations[act](x * factor + shift if bias_after_scale else (x + shift) * factor)
 
 
-@op
+@op(rule=elementwise)
 def stanh(x: Array, scale_a: float = 0.67, scale_b: float = 1.7159) -> Array:
     """scale_b * tanh(scale_a * x)."""
     return scale_b * jnp.tanh(scale_a * floating(x))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def clip(x: Array, min: Array | None = None, max: Array | None = None) -> Array:
     """x kept between min and max, each a number, a Tensor or None (no bound), in x's dtype.
 
@@ -286,37 +296,37 @@ def clip(x: Array, min: Array | None = None, max: Array | None = None) -> Array:
     return x
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def nan_to_num(x: Array, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Array:
     """NaN, inf and -inf replaced; by default with 0 and the largest and smallest finite numbers of the dtype."""
     return jnp.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf)
 
 
-@op
+@op(rule=elementwise)
 def isfinite(x: Array) -> Array:
     """True where x is neither NaN nor infinite -> bool."""
     return jnp.isfinite(x)
 
 
-@op
+@op(rule=elementwise)
 def isinf(x: Array) -> Array:
     """True where x is inf or -inf -> bool."""
     return jnp.isinf(x)
 
 
-@op
+@op(rule=elementwise)
 def isnan(x: Array) -> Array:
     """True where x is NaN -> bool."""
     return jnp.isnan(x)
 
 
-@op
+@op(rule=elementwise)
 def isposinf(x: Array) -> Array:
     """True where x is inf -> bool; x is real."""
     return _is(x, jnp.inf, "isposinf")
 
 
-@op
+@op(rule=elementwise)
 def isneginf(x: Array) -> Array:
     """True where x is -inf -> bool; x is real."""
     return _is(x, -jnp.inf, "isneginf")
@@ -328,40 +338,40 @@ def _is(x: Array, value: float, what: str) -> Array:
     return x == value if dtypes.is_floating(x.dtype) else jnp.zeros(x.shape, bool)
 
 
-@op
+@op(rule=elementwise)
 def maximum(x: Array, y: Array) -> Array:
     """The larger of x and y, NaN if either is; at a tie each gets half the gradient."""
     return jnp.maximum(*promote(x, y))
 
 
-@op
+@op(rule=elementwise)
 def minimum(x: Array, y: Array) -> Array:
     """The smaller of x and y, NaN if either is; at a tie each gets half the gradient."""
     return jnp.minimum(*promote(x, y))
 
 
-@op
+@op(rule=elementwise)
 def fmax(x: Array, y: Array) -> Array:
     """The larger of x and y, the other one if one is NaN; at a tie the gradient goes to x."""
     x, y = promote(x, y)
     return jnp.where((x >= y) | jnp.isnan(y), x, y)
 
 
-@op
+@op(rule=elementwise)
 def fmin(x: Array, y: Array) -> Array:
     """The smaller of x and y, the other one if one is NaN; at a tie the gradient goes to x."""
     x, y = promote(x, y)
     return jnp.where((x <= y) | jnp.isnan(y), x, y)
 
 
-@op
+@op(rule=elementwise)
 def atan2(x: Array, y: Array) -> Array:
     """Angle of the point (y, x) from the positive y axis, that is of x / y with both signs told apart, in radians."""
     x, y = promote(x, y)
     return jnp.arctan2(floating(x), floating(y))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def hypot(x: Array, y: Array) -> Array:
     """sqrt(x^2 + y^2) without overflow; the gradient at (0, 0) is 0."""
     x, y = (floating(v) for v in promote(x, y))
@@ -373,35 +383,35 @@ def hypot(x: Array, y: Array) -> Array:
     return jnp.where(zero, 0, unit * jnp.sqrt(squares)).astype(x.dtype)
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def lerp(x: Array, y: Array, weight: Array) -> Array:
     """x + weight * (y - x): x at weight 0, y at 1."""
     x, y, weight = (floating(v) for v in promote(x, y, weight))
     return x + weight * (y - x)
 
 
-@op(amp="fp32")
+@op(amp="fp32", rule=elementwise)
 def logaddexp(x: Array, y: Array) -> Array:
     """log(e^x + e^y) without overflow."""
     x, y = promote(x, y)
     return jnp.logaddexp(floating(x), floating(y))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def copysign(x: Array, y: Array) -> Array:
     """|x| with the sign of y."""
     x, y = promote(x, y)
     return jnp.copysign(floating(x), floating(y))
 
 
-@op
+@op(rule=elementwise)
 def nextafter(x: Array, y: Array) -> Array:
     """The number that follows x on the way to y; its gradient is 0."""
     x, y = promote(x, y)
     return jnp.nextafter(*(lax.stop_gradient(floating(v)) for v in (x, y)))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def ldexp(x: Array, y: Array) -> Array:
     """x * 2^y; exact for an integer y."""
     if dtypes.is_inexact(y.dtype):
@@ -417,7 +427,7 @@ def _times_power_of_two(x: Array, y: Array) -> Array:
     return x * jnp.ldexp(ones, half) * jnp.ldexp(ones, y - half)
 
 
-@op
+@op(rule=elementwise)
 def frexp(x: Array) -> tuple[Array, Array]:
     """(m, e) with x = m * 2^e and 0.5 <= |m| < 1, both in x's dtype; (0, 0) of 0. The gradient of m is 2^-e."""
     x = floating(x)
@@ -425,20 +435,20 @@ def frexp(x: Array) -> tuple[Array, Array]:
     return _times_power_of_two(x, -power), power.astype(x.dtype)
 
 
-@op
+@op(rule=elementwise)
 def heaviside(x: Array, y: Array) -> Array:
     """0 where x < 0, y where x == 0, 1 where x > 0."""
     x, y = promote(x, y)
     return jnp.where(x == 0, y, jnp.where(jnp.isnan(x), x, (x > 0).astype(x.dtype)))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def gcd(x: Array, y: Array) -> Array:
     """Greatest common divisor of integers, >= 0."""
     return jnp.gcd(*_integers("gcd", x, y))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def lcm(x: Array, y: Array) -> Array:
     """Least common multiple of integers, >= 0."""
     return jnp.lcm(*_integers("lcm", x, y))
@@ -451,20 +461,20 @@ def _integers(what: str, x: Array, y: Array) -> tuple:
     return promote(x, y)
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def bitwise_left_shift(x: Array, y: Array, is_arithmetic: bool = True) -> Array:
     """x with its bits moved left y places, zeros coming in; both kinds of shift are the same."""
     return jnp.left_shift(*_integers("bitwise_left_shift", x, y))
 
 
-@op(inplace=True)
+@op(inplace=True, rule=elementwise)
 def bitwise_right_shift(x: Array, y: Array, is_arithmetic: bool = True) -> Array:
     """x with its bits moved right y places; copies of the sign bit come in, or zeros with is_arithmetic=False."""
     x, y = _integers("bitwise_right_shift", x, y)
     return jnp.right_shift(x, y) if is_arithmetic else lax.shift_right_logical(*jnp.broadcast_arrays(x, y))
 
 
-@op
+@op(rule=elementwise_sum)
 def add_n(inputs: list[Array]) -> Array:
     """Sum of Tensors of one shape; one Tensor alone is copied."""
     if not inputs:
@@ -487,7 +497,7 @@ def _add_some(inputs: Any, name: str | None = None) -> Any:
 add_n = republish(_add_n, _add_some)
 
 
-@op
+@op(rule=elementwise)
 def increment(x: Array, value: Array | float = 1.0) -> Array:
     """Add value to the one element of x, in place; returns x."""
     if x.size != 1:

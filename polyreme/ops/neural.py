@@ -13,6 +13,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import layout, state
 from polyreme.core.dtype import floating
 from polyreme.core.op import DRAWN, Key, composite, op
+from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.ops import segment
 from polyreme.ops.activation import positive_dim, promote_floating, wide
@@ -20,10 +21,37 @@ from polyreme.ops.creation import republish
 from polyreme.ops.ids import check_range
 from polyreme.ops.loss import cosine
 from polyreme.ops.norms import p_norm
+from polyreme.ops.sharding import dim_names, elementwise
 from polyreme.ops.windows import is_channels_last
 
 
-@op(amp="low", method=False)
+def _linear_rule(call: OpCall) -> ShardingRule:
+    """[*b, k] x [k, n] + [n] -> [*b, n]; with a bias the sum over a split k is joined at once."""
+    batch = dim_names(call.shapes[0][:-1], "b")
+    biased = "bias" in call.params
+    return ShardingRule(
+        call.inputs(x=(*batch, "k"), weight=("k", "n"), bias=("n",) if len(call.shapes[-1]) == 1 else (None, "n")),
+        ((*batch, "n"),),
+        reduce=None if biased else "sum",
+        linear="no" if biased else "alone",
+        piecewise=True,
+    )
+
+
+def _embedding_rule(call: OpCall) -> ShardingRule:
+    """[*b] in [v, h] -> [*b, h]; split rows make the result Partial: each device adds what it has."""
+    ids = dim_names(call.shapes[0], "b")
+    counted = call.attrs.get("scale_grad_by_freq")
+    return ShardingRule(
+        (ids, ("v", "h")),
+        ((*ids, "h"),),
+        reduce=None if counted else "sum",
+        piecewise=not counted,
+        lookup="v",
+    )
+
+
+@op(amp="low", method=False, rule=_linear_rule)
 def linear(x: Array, weight: Array, bias: Array | None = None, ways: tuple[int, int] = segment.WHOLE) -> Array:
     """x @ weight + bias over the last dim: [*b, in], [in, out], [out] -> [*b, out].
 
@@ -69,7 +97,7 @@ def bilinear(x1: Array, x2: Array, weight: Array, bias: Array | None = None) -> 
 # ---- embedding ----
 
 
-@op(method=False)
+@op(method=False, rule=_embedding_rule)
 def embedding_rows(x: Array, weight: Array, padding_idx: int | None = None, scale_grad_by_freq: bool = False) -> Array:
     """Rows of weight at ids x, without a check of the ids; an id out of range gives NaN."""
     if not dtypes.is_integer(x.dtype):
@@ -133,7 +161,7 @@ def _check_p(p: float, what: str) -> None:
         raise ConfigError(f"{what}: p={p}; a probability lies in [0, 1]")
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def dropout_train(x: Array, p: float, axis: Any = None, mode: str = "upscale_in_train", key: Key = DRAWN) -> Array:
     """x with each element (or slice along axis) set to 0 with probability p, the rest divided by 1 - p if upscaled."""
     x = floating(x)
@@ -147,7 +175,7 @@ def dropout_train(x: Array, p: float, axis: Any = None, mode: str = "upscale_in_
     return jnp.where(keep, x, jnp.zeros((), x.dtype))
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def scaled_by_keep(x: Array, p: float) -> Array:
     """x * (1 - p): what downscale_in_infer does outside training."""
     x = floating(x)
@@ -215,7 +243,7 @@ def dropout3d(
 _SELU_FLOOR = -1.0507009873554805 * 1.6732632423543772
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def alpha_dropout_train(x: Array, p: float, num_dims: int | None = None, key: Key = DRAWN) -> Array:
     """a * (x where kept, else selu's floor) + b, a and b keeping mean and variance; one draw over dims >= num_dims."""
     x = floating(x)

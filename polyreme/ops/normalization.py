@@ -17,9 +17,11 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.dtype import floating
 from polyreme.core.op import composite, op
+from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import channel_dim, positive_dim, wide
 from polyreme.ops.norms import p_norm
+from polyreme.ops.sharding import along_axis, by_batch, dim_names, unnamed, without
 
 
 def _last_dims(x: Array, normalized_shape: Any, what: str) -> tuple[int, ...]:
@@ -38,7 +40,16 @@ def _vector(value: Array | None, fill: float, sizes: tuple[int, ...], what: str)
     return value.reshape(count)
 
 
-@op(amp="fp32", method=False)
+def _layer_norm_rule(call: OpCall) -> ShardingRule:
+    """The normalized dims are whole, the ones before go through."""
+    sizes = call.attrs["normalized_shape"]
+    ndim = len(call.shapes[0])
+    last = 1 if isinstance(sizes, int) else len(sizes)
+    names = without(dim_names(call.shapes[0]), *range(ndim - last, ndim))
+    return ShardingRule((names, *unnamed(call.shapes[1:])), (names,), piecewise=True)
+
+
+@op(amp="fp32", method=False, rule=_layer_norm_rule)
 def layer_norm(
     x: Array, normalized_shape: Any, weight: Array | None = None, bias: Array | None = None, epsilon: float = 1e-05
 ) -> Array:
@@ -53,7 +64,7 @@ def layer_norm(
     return kernels.layer_norm(flat, w, b, epsilon).reshape(x.shape)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=_layer_norm_rule)
 def rms_norm(input: Array, normalized_shape: Any, weight: Array | None = None, eps: float = 1e-05) -> Array:
     """input / sqrt(mean(input^2) + eps) * weight over the last dims, whose sizes are normalized_shape.
 
@@ -94,7 +105,7 @@ def _moved(running: Array, batch: Array, momentum: float) -> Array:
     return (momentum * wide(running) + (1 - momentum) * batch).astype(running.dtype)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=by_batch)
 def batch_norm_train(
     x: Array,
     running_mean: Array,
@@ -119,7 +130,7 @@ def batch_norm_train(
     return y, _moved(running_mean, mean, momentum), _moved(running_var, var, momentum)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=by_batch)
 def batch_norm_eval(
     x: Array,
     running_mean: Array,
@@ -166,7 +177,7 @@ def batch_norm(
     return y
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=by_batch)
 def instance_norm_train(
     x: Array,
     running_mean: Array | None = None,
@@ -226,7 +237,7 @@ def instance_norm(
     return results[0]
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=by_batch)
 def group_norm(
     x: Array,
     num_groups: int,
@@ -250,7 +261,7 @@ def group_norm(
     return _scaled(unit, weight, bias, dim, "group_norm").astype(x.dtype)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=by_batch)
 def local_response_norm(
     x: Array, size: int, alpha: float = 0.0001, beta: float = 0.75, k: float = 1.0, data_format: str = "NCHW"
 ) -> Array:
@@ -269,7 +280,7 @@ def local_response_norm(
     return (v / jnp.power(k + alpha / size * total, beta)).astype(x.dtype)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=along_axis())
 def normalize(x: Array, p: float = 2, axis: int = 1, epsilon: float = 1e-12) -> Array:
     """x / max(||x||_p, epsilon) along axis; p is a number or inf."""
     x = floating(x)

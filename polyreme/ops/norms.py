@@ -19,6 +19,7 @@ from polyreme.core.op import op
 from polyreme.errors import ShapeError
 from polyreme.ops.math import magnitude
 from polyreme.ops.reduce import dims_of
+from polyreme.ops.sharding import reduction
 
 
 def _root(x: Array, p: float) -> Array:
@@ -81,7 +82,7 @@ def _real(x: Array, dtype: Any) -> Array:
     return floating(x) if dtype is None else x.astype(dtypes.as_dtype(dtype))
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=reduction())
 def vector_norm(x: Array, p: float = 2.0, axis: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
     """p-norm of the elements over axis (all dims if None)."""
     return p_norm(_real(x, dtype), _number(p, "vector_norm"), dims_of(x, axis, "vector_norm"), keepdim)
@@ -114,7 +115,7 @@ def _matrix_norm(x: Array, p: Any, over: tuple[int, ...], keepdim: bool, what: s
     return jnp.expand_dims(result, over) if keepdim else result
 
 
-@op(amp="fp32")
+@op(amp="fp32", rule=reduction())
 def norm(x: Array, p: Any = None, axis: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
     """Norm of a vector, of matrices, or of all elements.
 

@@ -21,6 +21,7 @@ from polyreme.core.op import composite, op
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import wide
 from polyreme.ops.ids import check_range
+from polyreme.ops.sharding import by_image
 from polyreme.ops.windows import is_channels_last, per_dim, resolve_pads, spatial
 
 
@@ -121,7 +122,7 @@ def _max_pool(
     return grid.reduce(x, _lowest(x.dtype), lax.max)
 
 
-@op(method=False)
+@op(method=False, rule=by_image)
 def max_pool1d(
     x: Array,
     kernel_size: Any,
@@ -138,7 +139,7 @@ def max_pool1d(
     return _max_pool(1, x, kernel_size, stride, padding, return_mask, ceil_mode, "NCL")
 
 
-@op(method=False)
+@op(method=False, rule=by_image)
 def max_pool2d(
     x: Array,
     kernel_size: Any,
@@ -152,7 +153,7 @@ def max_pool2d(
     return _max_pool(2, x, kernel_size, stride, padding, return_mask, ceil_mode, data_format)
 
 
-@op(method=False)
+@op(method=False, rule=by_image)
 def max_pool3d(
     x: Array,
     kernel_size: Any,
@@ -190,7 +191,7 @@ def _avg_pool(
     return (total / jnp.asarray(counts, total.dtype)).astype(x.dtype)
 
 
-@op(method=False)
+@op(method=False, rule=by_image)
 def avg_pool1d(
     x: Array,
     kernel_size: Any,
@@ -207,7 +208,7 @@ def avg_pool1d(
     return _avg_pool(1, x, kernel_size, stride, padding, ceil_mode, exclusive, None, "NCL")
 
 
-@op(method=False)
+@op(method=False, rule=by_image)
 def avg_pool2d(
     x: Array,
     kernel_size: Any,
@@ -222,7 +223,7 @@ def avg_pool2d(
     return _avg_pool(2, x, kernel_size, stride, padding, ceil_mode, exclusive, divisor_override, data_format)
 
 
-@op(method=False)
+@op(method=False, rule=by_image)
 def avg_pool3d(
     x: Array,
     kernel_size: Any,
@@ -283,7 +284,7 @@ def _adaptive_avg(n: int, x: Array, output_size: Any, fmt: str) -> Array:
     return jnp.moveaxis(adaptive_average(jnp.moveaxis(x, -1, 1), positions), 1, -1)
 
 
-@op(method=False)
+@op(method=False, rule=by_image)
 def adaptive_avg_pool1d(x: Array, output_size: Any) -> Array:
     """Means over output_size windows that cover the dim evenly, [N, C, L] -> [N, C, output_size].
 
@@ -292,13 +293,13 @@ def adaptive_avg_pool1d(x: Array, output_size: Any) -> Array:
     return _adaptive_avg(1, x, output_size, "NCL")
 
 
-@op(method=False)
+@op(method=False, rule=by_image)
 def adaptive_avg_pool2d(x: Array, output_size: Any, data_format: str = "NCHW") -> Array:
     """Means over an even grid of windows, [N, C, H, W] -> [N, C, *output_size]; None keeps a size."""
     return _adaptive_avg(2, x, output_size, data_format)
 
 
-@op(method=False)
+@op(method=False, rule=by_image)
 def adaptive_avg_pool3d(x: Array, output_size: Any, data_format: str = "NCDHW") -> Array:
     """Means over an even grid of windows, [N, C, D, H, W] -> [N, C, *output_size]; None keeps a size."""
     return _adaptive_avg(3, x, output_size, data_format)
@@ -309,19 +310,19 @@ def _adaptive_max(n: int, x: Array, output_size: Any, return_mask: bool) -> Any:
     return (value, index) if return_mask else value
 
 
-@op(method=False)
+@op(method=False, rule=by_image)
 def adaptive_max_pool1d(x: Array, output_size: Any, return_mask: bool = False) -> Any:
     """Maxima over the windows of adaptive_avg_pool1d; with return_mask also their indices."""
     return _adaptive_max(1, x, output_size, return_mask)
 
 
-@op(method=False)
+@op(method=False, rule=by_image)
 def adaptive_max_pool2d(x: Array, output_size: Any, return_mask: bool = False) -> Any:
     """Maxima over the windows of adaptive_avg_pool2d; with return_mask also their indices."""
     return _adaptive_max(2, x, output_size, return_mask)
 
 
-@op(method=False)
+@op(method=False, rule=by_image)
 def adaptive_max_pool3d(x: Array, output_size: Any, return_mask: bool = False) -> Any:
     """Maxima over the windows of adaptive_avg_pool3d; with return_mask also their indices."""
     return _adaptive_max(3, x, output_size, return_mask)
@@ -340,7 +341,7 @@ def _lp_pool(n: int, x: Array, norm_type: float, grid: _Grid) -> Array:
     return jnp.where(some, jnp.sign(total) * root, 0).astype(x.dtype)
 
 
-@op(method=False)
+@op(method=False, rule=by_image)
 def lp_pool1d(
     x: Array,
     norm_type: float,
@@ -359,7 +360,7 @@ def lp_pool1d(
     return _lp_pool(1, x, norm_type, _Grid(1, x, kernel_size, stride, padding, ceil_mode, data_format, "lp_pool1d"))
 
 
-@op(method=False)
+@op(method=False, rule=by_image)
 def lp_pool2d(
     x: Array,
     norm_type: float,

@@ -13,6 +13,7 @@ from jax.scipy import special
 from polyreme.core.dtype import floating, promote
 from polyreme.core.op import DRAWN, Key, op
 from polyreme.errors import ConfigError, ShapeError
+from polyreme.ops.sharding import elementwise
 
 
 def _floating_pair(x: Array, y: Array) -> tuple[Array, Array]:
@@ -20,13 +21,13 @@ def _floating_pair(x: Array, y: Array) -> tuple[Array, Array]:
     return floating(x), floating(y)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=elementwise)
 def xlogy(x: Array, y: Array) -> Array:
     """x * log(y), and 0 where x = 0, whatever y is; by x its derivative there is log(y) if that is finite."""
     return _xlogy(*_floating_pair(x, y))
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, rule=elementwise)
 def xlog1py(x: Array, y: Array) -> Array:
     """x * log(1 + y), and 0 where x = 0, as xlogy is."""
     x, y = _floating_pair(x, y)

@@ -14,8 +14,10 @@ from polyreme.core import dims
 from polyreme.core import dtype as dtypes
 from polyreme.core.dtype import promote
 from polyreme.core.op import op
+from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ShapeError
 from polyreme.ops.creation import republish
+from polyreme.ops.sharding import dim_names, last_two_swapped, matrix_product, permutes
 
 
 def _wide(dtype: Any) -> Any:
@@ -28,28 +30,53 @@ def _matmul(x: Array, y: Array) -> Array:
     return jnp.matmul(x, y, preferred_element_type=_wide(x.dtype)).astype(x.dtype)
 
 
-@op(amp="low")
+def _dot_rule(call: OpCall) -> ShardingRule:
+    """[*b, k] x [*b, k] -> [*b]; the sum over a split k makes the result Partial."""
+    batch = dim_names(call.shapes[0][:-1], "b")
+    return ShardingRule(((*batch, "k"),) * 2, (batch,), reduce="sum", linear="alone", piecewise=True)
+
+
+def _outer_rule(call: OpCall) -> ShardingRule | None:
+    """[m] x [n] -> [m, n]."""
+    if any(len(shape) != 1 for shape in call.shapes):
+        return None
+    return ShardingRule((("m",), ("n",)), (("m", "n"),), linear="alone", piecewise=True)
+
+
+def _einsum_rule(call: OpCall) -> ShardingRule | None:
+    """The letters of the equation, if each stands once in a term and no dims are left to an ellipsis."""
+    equation = str(call.attrs["equation"]).replace(" ", "")
+    left, arrow, right = equation.partition("->")
+    terms = left.split(",")
+    if not arrow or "." in equation or any(len(set(t)) != len(t) for t in [*terms, right]):
+        return None
+    if any(len(t) != len(s) for t, s in zip(terms, call.shapes, strict=True)):
+        return None
+    return ShardingRule(tuple(map(tuple, terms)), (tuple(right),), reduce="sum", linear="alone", piecewise=True)
+
+
+@op(amp="low", rule=matrix_product)
 def bmm(x: Array, y: Array) -> Array:
     """Matrix product of each pair in a batch: [b, m, k], [b, k, n] -> [b, m, n]."""
     dims.check("bmm", {"x": "b m k", "y": "b k n"}, {"x": x.shape, "y": y.shape})
     return _matmul(x, y)
 
 
-@op(amp="low")
+@op(amp="low", rule=matrix_product)
 def mm(input: Array, mat2: Array) -> Array:
     """Matrix product over the last two dims: [*b, m, k], [*b, k, n] -> [*b, m, n]."""
     dims.check("mm", {"input": "*_a m k", "mat2": "*_b k n"}, {"input": input.shape, "mat2": mat2.shape})
     return _matmul(input, mat2)
 
 
-@op(amp="low")
+@op(amp="low", rule=matrix_product)
 def mv(x: Array, vec: Array) -> Array:
     """Matrix times vector: [m, k], [k] -> [m]."""
     dims.check("mv", {"x": "m k", "vec": "k"}, {"x": x.shape, "vec": vec.shape})
     return _matmul(x, vec)
 
 
-@op(amp="low")
+@op(amp="low", rule=_dot_rule)
 def dot(x: Array, y: Array) -> Array:
     """Sum of x * y over the last dim, without conjugation: [k], [k] -> [] or [b, k], [b, k] -> [b]."""
     if x.ndim not in (1, 2):
@@ -75,7 +102,7 @@ def inner(x: Array, y: Array) -> Array:
     return jnp.inner(x, y, preferred_element_type=_wide(x.dtype)).astype(x.dtype)
 
 
-@op(amp="low")
+@op(amp="low", rule=_outer_rule)
 def outer(x: Array, y: Array) -> Array:
     """Every product of an element of x and one of y, both flattened: -> [x.size, y.size]."""
     x, y = promote(x, y)
@@ -121,7 +148,7 @@ def _add_product(added: Array, x: Array, y: Array, beta: float, alpha: float) ->
     return next(factors) * added + next(factors) * _matmul(x, y)
 
 
-@op
+@op(rule=permutes(last_two_swapped))
 def matrix_transpose(x: Array) -> Array:
     """The last two dims swapped: [*b, m, n] -> [*b, n, m]."""
     if x.ndim < 2:
@@ -141,7 +168,7 @@ def _einsum(equation: str, *operands: Array) -> Array:
     return jnp.einsum(equation, *operands, preferred_element_type=_wide(kind)).astype(kind)
 
 
-@op(amp="low", method=False)
+@op(amp="low", method=False, rule=_einsum_rule)
 def einsum(equation: str, operands: list[Array]) -> Array:
     """Products summed as the equation says: einsum("bik,bkj->bij", x, y) is bmm.
 

@@ -16,11 +16,12 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.op import op
 from polyreme.errors import ShapeError
 from polyreme.ops.reduce import dims_of
+from polyreme.ops.sharding import reduction
 
 _METHODS = ("linear", "lower", "higher", "nearest", "midpoint")
 
 
-@op
+@op(rule=reduction())
 def median(x: Array, axis: Any = None, keepdim: bool = False, mode: str = "avg") -> Any:
     """Middle element over axis; of an even number, the mean of the middle two (mode "avg") or the lower (mode "min").
 

@@ -20,6 +20,7 @@ from polyreme.core.op import DRAWN, Key, op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.ops.bounds import at_hand, preceded
 from polyreme.ops.creation import as_float, as_shape, creator, republish
+from polyreme.ops.sharding import elementwise
 
 
 def _key(key: Array, seed: int) -> Array:
@@ -60,13 +61,13 @@ def standard_normal(shape: Any, dtype: Any = None, key: Key = DRAWN) -> Array:
     return _normal(key, shape, dtype, "standard_normal")
 
 
-@creator
+@creator(rule=elementwise)
 def rand_like(input: Array, dtype: Any = None, key: Key = DRAWN) -> Array:
     """Uniform in [0, 1), in input's shape and, unless one is given, input's dtype."""
     return jax.random.uniform(key, input.shape, _floating(input.dtype if dtype is None else dtype, "rand_like"))
 
 
-@creator
+@creator(rule=elementwise)
 def randn_like(x: Array, dtype: Any = None, key: Key = DRAWN) -> Array:
     """Normal with mean 0 and variance 1, in x's shape and, unless one is given, x's dtype."""
     return _normal(key, x.shape, x.dtype if dtype is None else dtype, "randn_like")
@@ -150,7 +151,7 @@ def randint(low: int = 0, high: int | None = None, shape: Any = (1,), dtype: Any
     return _integers(key, as_shape(shape, "randint"), low, high, to)
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def randint_like(x: Array, low: int = 0, high: int | None = None, dtype: Any = None, key: Key = DRAWN) -> Array:
     """Integers from low up to but not including high, in x's shape and, unless one is given, x's dtype."""
     low, high = _range(low, high, "randint_like")
@@ -189,7 +190,7 @@ def _within(what: str, values: Any, high: float = np.inf) -> None:
 
 
 @preceded(lambda x, p=None, **_: _within("bernoulli", x if p is None else np.float64(p), 1))
-@op(method=False)
+@op(method=False, rule=elementwise)
 def bernoulli(x: Array, p: float | None = None, key: Key = DRAWN) -> Array:
     """1 with probability x (or p, for every element), else 0, in x's shape and dtype."""
     chance = x if p is None else jnp.full(x.shape, p, dtypes.float32)
@@ -221,13 +222,13 @@ def multinomial(x: Array, num_samples: int = 1, replacement: bool = False, key: 
 
 
 @preceded(lambda x, **_: _within("poisson", x))
-@op(method=False)
+@op(method=False, rule=elementwise)
 def poisson(x: Array, key: Key = DRAWN) -> Array:
     """Poisson counts with rates x, in x's shape and dtype."""
     return jax.random.poisson(key, x, x.shape, dtypes.int64).astype(x.dtype)
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def standard_gamma(x: Array, key: Key = DRAWN) -> Array:
     """Gamma numbers with shape parameters x and scale 1, in x's shape; gradients flow to x (arXiv:1805.08498)."""
     x = dtypes.floating(x)
@@ -240,7 +241,7 @@ def _ready_for_binomial(count: Any, prob: Any, **_: Any) -> None:
 
 
 @preceded(_ready_for_binomial)
-@op(method=False)
+@op(method=False, rule=elementwise)
 def binomial(count: Array, prob: Array, key: Key = DRAWN) -> Array:
     """Number of successes in count trials of probability prob, elementwise, int64; count and prob broadcast."""
     shape = jnp.broadcast_shapes(count.shape, prob.shape)
@@ -250,7 +251,7 @@ def binomial(count: Array, prob: Array, key: Key = DRAWN) -> Array:
 
 def _filling(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Declare an op whose public function writes the numbers it draws into its first argument, which it returns."""
-    declared = op(fn)
+    declared = op(fn, rule=elementwise)
 
     def public(x: Any, *args: Any, **kwargs: Any) -> Any:
         return declared(x, *args, **kwargs, out=x)

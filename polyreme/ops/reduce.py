@@ -16,6 +16,7 @@ from jax import Array
 from polyreme.core import dtype as dtypes
 from polyreme.core.op import op
 from polyreme.errors import ShapeError
+from polyreme.ops.sharding import reduction
 
 
 def _wide(x: Array, dtype: Any) -> Array:
@@ -47,7 +48,7 @@ def dims_of(x: Array, axis: Any, what: str) -> tuple[int, ...]:
     return found
 
 
-@op(amp="fp32")
+@op(amp="fp32", rule=reduction("sum", "zero", linear="jointly"))
 def sum(x: Array, axis: Any = None, dtype: Any = None, keepdim: bool = False) -> Array:
     """Sum over axis; bool and narrow integers are summed in int64, half precision in float32 inside."""
     return jnp.sum(_wide(x, dtype), dims_of(x, axis, "sum"), keepdims=keepdim)
@@ -66,7 +67,7 @@ def reduce_as(x: Array, target: Array) -> Array:
     return jnp.sum(_wide(x, None), grown, keepdims=True).reshape(target.shape)
 
 
-@op(amp="fp32")
+@op(amp="fp32", rule=reduction("avg", "zero", linear="jointly"))
 def mean(x: Array, axis: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
     """Mean over axis; integers give the default dtype, half precision is summed in float32 inside."""
     return jnp.mean(_real(x, dtype), dims_of(x, axis, "mean"), keepdims=keepdim)
@@ -76,13 +77,13 @@ def _real(x: Array, dtype: Any = None) -> Array:
     return dtypes.floating(x) if dtype is None else x.astype(dtypes.as_dtype(dtype))
 
 
-@op(amp="fp32")
+@op(amp="fp32", rule=reduction("sum", "zero"))
 def nansum(x: Array, axis: Any = None, dtype: Any = None, keepdim: bool = False) -> Array:
     """Sum over axis of the elements that are not NaN."""
     return jnp.nansum(_wide(x, dtype), dims_of(x, axis, "nansum"), keepdims=keepdim)
 
 
-@op(amp="fp32")
+@op(amp="fp32", rule=reduction())
 def nanmean(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
     """Mean over axis of the elements that are not NaN; NaN where all are."""
     x = _real(x)
@@ -92,31 +93,31 @@ def nanmean(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
     return total / jnp.sum(there, dims, keepdims=keepdim).astype(x.real.dtype)
 
 
-@op(amp="fp32")
+@op(amp="fp32", rule=reduction("prod", "one"))
 def prod(x: Array, axis: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
     """Product over axis; bool and narrow integers are multiplied in int64. Gradients are right at zeros too."""
     return jnp.prod(_wide(x, dtype), dims_of(x, axis, "prod"), keepdims=keepdim)
 
 
-@op
+@op(rule=reduction("max", "low"))
 def max(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
     """Largest element over axis, NaN if there is one; equal elements share the gradient evenly."""
     return _extreme(jnp.max, x, axis, keepdim, "max")
 
 
-@op
+@op(rule=reduction("min", "high"))
 def min(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
     """Smallest element over axis, NaN if there is one; equal elements share the gradient evenly."""
     return _extreme(jnp.min, x, axis, keepdim, "min")
 
 
-@op
+@op(rule=reduction("max", "low"))
 def amax(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
     """max, under its other name."""
     return _extreme(jnp.max, x, axis, keepdim, "amax")
 
 
-@op
+@op(rule=reduction("min", "high"))
 def amin(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
     """min, under its other name."""
     return _extreme(jnp.min, x, axis, keepdim, "amin")
@@ -129,25 +130,25 @@ def _extreme(reduce: Callable, x: Array, axis: Any, keepdim: bool, what: str) ->
     return reduce(x, dims, keepdims=keepdim)
 
 
-@op
+@op(rule=reduction("all", "one"))
 def all(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
     """True where every element over axis is nonzero -> bool."""
     return jnp.all(x, dims_of(x, axis, "all"), keepdims=keepdim)
 
 
-@op
+@op(rule=reduction("any", "zero"))
 def any(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
     """True where some element over axis is nonzero -> bool."""
     return jnp.any(x, dims_of(x, axis, "any"), keepdims=keepdim)
 
 
-@op
+@op(rule=reduction("sum", "zero"))
 def count_nonzero(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
     """Number of nonzero elements over axis, int64."""
     return jnp.count_nonzero(x, dims_of(x, axis, "count_nonzero"), keepdims=keepdim).astype(dtypes.int64)
 
 
-@op(amp="fp32")
+@op(amp="fp32", rule=reduction())
 def var(
     x: Array, axis: Any = None, unbiased: bool | None = None, keepdim: bool = False, correction: float = 1
 ) -> Array:
@@ -160,7 +161,7 @@ def var(
     return _variance(_real(x), dims_of(x, axis, "var"), keepdim, correction)
 
 
-@op(amp="fp32")
+@op(amp="fp32", rule=reduction())
 def std(x: Array, axis: Any = None, unbiased: bool = True, keepdim: bool = False) -> Array:
     """Square root of the variance over axis; the gradient is 0 where all elements are equal."""
     variance = _variance(_real(x), dims_of(x, axis, "std"), keepdim, 1 if unbiased else 0)
@@ -172,7 +173,7 @@ def _variance(x: Array, dims: tuple[int, ...], keepdim: bool, correction: float)
     return jnp.var(x, dims, ddof=correction, keepdims=keepdim)  # pyright: ignore[reportArgumentType]  (ddof may be a fraction)
 
 
-@op(amp="fp32")
+@op(amp="fp32", rule=reduction())
 def logsumexp(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
     """log of the sum of e^x over axis, without overflow."""
     x = _real(x)

@@ -17,9 +17,10 @@ from polyreme.core.op import composite, op
 from polyreme.core.state import TensorState
 from polyreme.errors import ShapeError
 from polyreme.ops.bounds import at_hand, dim_of, ints
+from polyreme.ops.sharding import grows
 
 
-@op
+@op(rule=grows)
 def tile(x: Array, repeat_times: Sequence[int]) -> Array:
     """x repeated that many times along each dim; of unequal lengths the shorter, shape or repeats, gets 1s in front."""
     times = ints(repeat_times)
@@ -40,13 +41,13 @@ def _expanded(given: tuple[int, ...], have: tuple[int, ...], what: str) -> tuple
     return shape
 
 
-@op
+@op(rule=grows)
 def expand(x: Array, shape: Sequence[int]) -> Array:
     """x with dims of size 1 repeated to the sizes in shape, and new ones in front; -1 keeps a dim."""
     return jnp.broadcast_to(x, _expanded(ints(shape), x.shape, "expand"))
 
 
-@op
+@op(rule=grows)
 def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
     """x with dims of size 1 repeated to the sizes in shape, and new ones in front; -1 keeps a dim."""
     return jnp.broadcast_to(x, _expanded(ints(shape), x.shape, "broadcast_to"))

@@ -17,6 +17,7 @@ from polyreme.core.op import op
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import promote_floating, wide
 from polyreme.ops.pooling import adaptive_average, even_bins
+from polyreme.ops.sharding import by_batch, by_image
 from polyreme.ops.windows import per_dim
 
 _DIMS = {"linear": (1,), "bilinear": (2,), "bicubic": (2,), "trilinear": (3,), "nearest": (1, 2, 3), "area": (1, 2, 3)}
@@ -94,7 +95,7 @@ def _new_sizes(x: Array, n: int, sizes: tuple, size: Any, scale_factor: Any, rec
     return out, [z / o for z, o in zip(sizes, out, strict=True)] if recompute else [1 / f for f in factors]
 
 
-@op(method=False)
+@op(method=False, rule=by_image)
 def interpolate(
     x: Array,
     size: Any = None,
@@ -285,7 +286,7 @@ def _image(x: Array, data_format: str, what: str) -> bool:
     return data_format == "NHWC"
 
 
-@op(method=False)
+@op(method=False, rule=by_image)
 def pixel_shuffle(x: Array, upscale_factor: int, data_format: str = "NCHW") -> Array:
     """Channels spread over r x r blocks of pixels: [N, C r^2, H, W] -> [N, C, H r, W r]. Source: arXiv:1609.05158.
 
@@ -302,7 +303,7 @@ def pixel_shuffle(x: Array, upscale_factor: int, data_format: str = "NCHW") -> A
     return jnp.moveaxis(y, 1, -1) if last else y
 
 
-@op(method=False)
+@op(method=False, rule=by_image)
 def pixel_unshuffle(x: Array, downscale_factor: int, data_format: str = "NCHW") -> Array:
     """The inverse of pixel_shuffle: [N, C, H r, W r] -> [N, C r^2, H, W]; ShapeError unless r divides H and W."""
     last, r = _image(x, data_format, "pixel_unshuffle"), downscale_factor
@@ -314,7 +315,7 @@ def pixel_unshuffle(x: Array, downscale_factor: int, data_format: str = "NCHW") 
     return jnp.moveaxis(y, 1, -1) if last else y
 
 
-@op(method=False)
+@op(method=False, rule=by_batch)
 def channel_shuffle(x: Array, groups: int, data_format: str = "NCHW") -> Array:
     """Channels of `groups` groups dealt out in turn. Source: arXiv:1707.01083, section 3.1.
 

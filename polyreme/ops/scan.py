@@ -15,6 +15,7 @@ from polyreme.core.dtype import floating, promote
 from polyreme.core.op import op
 from polyreme.errors import ShapeError
 from polyreme.ops.reduce import dims_of
+from polyreme.ops.sharding import along_axis
 
 
 def _along(x: Array, axis: int | None, what: str) -> tuple[Array, int]:
@@ -36,21 +37,21 @@ def _cast(x: Array, dtype: Any) -> Array:
     return x.astype(dtypes.int64) if x.dtype == dtypes.bool_ else x
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=along_axis("jointly"))
 def cumsum(x: Array, axis: int | None = None, dtype: Any = None) -> Array:
     """Sums of the elements up to and including each one."""
     flat, dim = _along(_cast(x, dtype), axis, "cumsum")
     return _shaped(jnp.cumsum(flat, dim, dtype=flat.dtype), x)
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=along_axis())
 def cumprod(x: Array, dim: int | None = None, dtype: Any = None) -> Array:
     """Products of the elements up to and including each one; gradients are right at zeros too."""
     flat, at = _along(_cast(x, dtype), dim, "cumprod")
     return _shaped(jnp.cumprod(flat, at, dtype=flat.dtype), x)
 
 
-@op(amp="fp32")
+@op(amp="fp32", rule=along_axis())
 def logcumsumexp(x: Array, axis: int | None = None, dtype: Any = None) -> Array:
     """log of the running sum of e^x, without overflow."""
     x = floating(x) if dtype is None else x.astype(dtypes.as_dtype(dtype))
@@ -58,13 +59,13 @@ def logcumsumexp(x: Array, axis: int | None = None, dtype: Any = None) -> Array:
     return _shaped(lax.cumlogsumexp(flat, dim), x)
 
 
-@op
+@op(rule=along_axis())
 def cummax(x: Array, axis: int | None = None, dtype: Any = "int64") -> tuple[Array, Array]:
     """(largest element so far, its index in the dim); of equal elements the last, and a NaN stays the largest."""
     return _running(x, axis, dtype, "cummax", lax.cummax)
 
 
-@op
+@op(rule=along_axis())
 def cummin(x: Array, axis: int | None = None, dtype: Any = "int64") -> tuple[Array, Array]:
     """(smallest element so far, its index in the dim); of equal elements the last, and a NaN stays the smallest."""
     return _running(x, axis, dtype, "cummin", lax.cummin)
@@ -85,7 +86,7 @@ def _running(x: Array, axis: int | None, dtype: Any, what: str, scan: Any) -> tu
     return _shaped(values, x), _shaped(index, x).astype(to)
 
 
-@op
+@op(rule=along_axis())
 def diff(x: Array, n: int = 1, axis: int = -1, prepend: Array | None = None, append: Array | None = None) -> Array:
     """n times: each element but the first, minus the one before it. prepend and append are joined on first.
 

@@ -16,6 +16,7 @@ from polyreme.core.dtype import promote
 from polyreme.core.op import op
 from polyreme.errors import DTypeError, ShapeError
 from polyreme.ops.bounds import dim_of
+from polyreme.ops.sharding import along_axis, elementwise, reduction
 
 
 def _arg(find: Any, x: Array, axis: int | None, keepdim: bool, dtype: Any, what: str) -> Array:
@@ -30,7 +31,7 @@ def _arg(find: Any, x: Array, axis: int | None, keepdim: bool, dtype: Any, what:
     return find(x, axis=dim_of(axis, x.ndim, what), keepdims=keepdim).astype(to)
 
 
-@op
+@op(rule=reduction())
 def argmax(x: Array, axis: int | None = None, keepdim: bool = False, dtype: Any = "int64") -> Array:
     """Index of the first largest element along axis, or in the flattened Tensor; NaN counts as largest.
 
@@ -39,7 +40,7 @@ def argmax(x: Array, axis: int | None = None, keepdim: bool = False, dtype: Any 
     return _arg(jnp.argmax, x, axis, keepdim, dtype, "argmax")
 
 
-@op
+@op(rule=reduction())
 def argmin(x: Array, axis: int | None = None, keepdim: bool = False, dtype: Any = "int64") -> Array:
     """Index of the first smallest element along axis, or in the flattened Tensor; NaN counts as smallest.
 
@@ -48,7 +49,7 @@ def argmin(x: Array, axis: int | None = None, keepdim: bool = False, dtype: Any 
     return _arg(jnp.argmin, x, axis, keepdim, dtype, "argmin")
 
 
-@op
+@op(rule=along_axis(default=-1))
 def topk(x: Array, k: int, axis: int | None = None, largest: bool = True, sorted: bool = True) -> tuple[Array, Array]:
     """(values, int64 indices) of the k largest (or smallest) elements along axis (the last by default).
 
@@ -74,7 +75,7 @@ def _reversed(x: Array) -> Array:
 # sorting
 
 
-@op
+@op(rule=along_axis())
 def sort(x: Array, axis: int = -1, descending: bool = False, stable: bool = False) -> Array:
     """The elements in order along axis; NaN counts as largest. Always stable."""
     return x if x.ndim == 0 else jnp.sort(x, axis=dim_of(axis, x.ndim, "sort"), descending=descending)
@@ -86,7 +87,7 @@ def msort(input: Array) -> Array:
     return sort.op.fn(input, 0)
 
 
-@op
+@op(rule=along_axis())
 def argsort(x: Array, axis: int = -1, descending: bool = False, stable: bool = False) -> Array:
     """Indices that put the elements in order along axis, always stable; NaN counts as largest."""
     if x.ndim == 0:
@@ -101,7 +102,7 @@ def _pick(x: Array, at: Array, dim: int, keepdim: bool) -> tuple[Array, Array]:
     return (values, at) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(at, dim))
 
 
-@op
+@op(rule=along_axis(default=-1))
 def kthvalue(x: Array, k: int, axis: int | None = None, keepdim: bool = False) -> tuple[Array, Array]:
     """(value, int64 index) of the k-th smallest element along axis (the last by default), k counted from 1.
 
@@ -116,7 +117,7 @@ def kthvalue(x: Array, k: int, axis: int | None = None, keepdim: bool = False) -
     return _pick(x, jax.lax.slice_in_dim(order, k - 1, k, axis=dim), dim, keepdim)
 
 
-@op
+@op(rule=along_axis(default=-1))
 def mode(x: Array, axis: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
     """(value, int64 index) of the most frequent element along axis: the smallest of several, at its last place."""
     if x.ndim == 0:
@@ -198,7 +199,7 @@ def _same_shape(x: Array, y: Array, what: str) -> tuple[Array, Array]:
     return promote(x, y)
 
 
-@op
+@op(rule=elementwise)
 def isclose(x: Array, y: Array, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Array:
     """|x - y| <= atol + rtol * |y| elementwise -> bool; infinities are close to themselves, NaN if equal_nan."""
     return jnp.isclose(*_same_shape(x, y, "isclose"), rtol=rtol, atol=atol, equal_nan=equal_nan)

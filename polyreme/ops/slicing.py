@@ -19,6 +19,7 @@ from polyreme.core.op import composite, op
 from polyreme.errors import ShapeError
 from polyreme.ops.bounds import dim_of, dims_of, ints
 from polyreme.ops.manipulation import resolve_shape
+from polyreme.ops.sharding import keeps_equal_dims, regroups
 
 
 def slice_index(shape: Sequence[int], axes: Any, starts: Any, ends: Any, strides: Any, what: str) -> tuple:
@@ -37,13 +38,13 @@ def slice_index(shape: Sequence[int], axes: Any, starts: Any, ends: Any, strides
     return tuple(index)
 
 
-@op
+@op(rule=keeps_equal_dims("moves"))
 def slice(input: Array, axes: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> Array:
     """input[starts:ends] along each of axes; bounds count from the end if negative, and are cut to the dim."""
     return input[slice_index(input.shape, axes, starts, ends, None, "slice")]
 
 
-@op
+@op(rule=keeps_equal_dims("moves"))
 def strided_slice(
     x: Array, axes: Sequence[int], starts: Sequence[int], ends: Sequence[int], strides: Sequence[int]
 ) -> Array:
@@ -51,7 +52,7 @@ def strided_slice(
     return x[slice_index(x.shape, axes, starts, ends, strides, "strided_slice")]
 
 
-@op
+@op(rule=keeps_equal_dims("moves"))
 def narrow(input: Array, dim: int, start: int, length: int) -> Array:
     """`length` slices of input along dim from start on, which may count from the end."""
     index = dim_of(dim, input.ndim, "narrow")
@@ -62,7 +63,7 @@ def narrow(input: Array, dim: int, start: int, length: int) -> Array:
     return jax.lax.slice_in_dim(input, first, first + length, axis=index)
 
 
-@op
+@op(rule=keeps_equal_dims("moves"))
 def crop(x: Array, shape: Any = None, offsets: Any = None) -> Array:
     """The block of x of that shape that starts at offsets (0 by default); -1 in shape goes to the end of x."""
     first = (0,) * x.ndim if offsets is None else ints(offsets)
@@ -103,7 +104,7 @@ def _pad_widths(
     return widths
 
 
-@op(method=False)
+@op(method=False, rule=keeps_equal_dims())
 def pad(
     x: Array,
     pad: Sequence[int],
@@ -130,7 +131,7 @@ def pad(
     return jnp.pad(x, widths, _MODES[mode])
 
 
-@op(method=False)
+@op(method=False, rule=keeps_equal_dims())
 def zeropad2d(x: Array, padding: Sequence[int], data_format: str = "NCHW") -> Array:
     """A 4-D x with zeros around its two spatial dims; padding is [left, right, top, bottom] or one number for all."""
     widths = ints(padding) * 4 if len(ints(padding)) == 1 else ints(padding)
@@ -175,7 +176,7 @@ def as_strided(x: Array, shape: Sequence[int], stride: Sequence[int], offset: in
     return x.reshape(-1)[at]
 
 
-@op
+@op(rule=regroups)
 def view(x: Array, shape_or_dtype: Any) -> Array:
     """x under another shape (one -1 is inferred), or its bytes read as another dtype.
 

@@ -14,39 +14,40 @@ from jax.scipy import special
 
 from polyreme.core.dtype import floating, promote
 from polyreme.core.op import op
+from polyreme.ops.sharding import elementwise
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def erf(x: Array) -> Array:
     """2 / sqrt(pi) * integral of e^(-t^2) from 0 to x."""
     return special.erf(floating(x))
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def erfinv(x: Array) -> Array:
     """The y with erf(y) = x; infinite at -1 and 1, NaN outside."""
     return special.erfinv(floating(x))
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def lgamma(x: Array) -> Array:
     """log |gamma(x)|."""
     return special.gammaln(floating(x))
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def gammaln(x: Array) -> Array:
     """log |gamma(x)|."""
     return special.gammaln(floating(x))
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def digamma(x: Array) -> Array:
     """Derivative of log gamma(x)."""
     return special.digamma(floating(x))
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def polygamma(x: Array, n: int) -> Array:
     """n-th derivative of digamma(x), n >= 0."""
     if not isinstance(n, int) or n < 0:
@@ -68,13 +69,13 @@ def multigammaln(x: Array, p: int) -> Array:
     return p * (p - 1) / 4 * math.log(math.pi) + jnp.sum(special.gammaln(shifted), -1)
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def gammainc(x: Array, y: Array) -> Array:
     """Regularized lower incomplete gamma function P(x, y): integral of t^(x-1) e^(-t) from 0 to y, over gamma(x)."""
     return special.gammainc(*_pair(x, y))
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def gammaincc(x: Array, y: Array) -> Array:
     """Regularized upper incomplete gamma function, 1 - gammainc(x, y)."""
     return special.gammaincc(*_pair(x, y))
@@ -85,31 +86,31 @@ def _pair(x: Array, y: Array) -> tuple[Array, Array]:
     return floating(x), floating(y)
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def i0(x: Array) -> Array:
     """Modified Bessel function of the first kind, order 0."""
     return special.i0(floating(x))
 
 
-@op(amp="fp32")
+@op(amp="fp32", rule=elementwise)
 def i0e(x: Array) -> Array:
     """i0(x) * e^-|x|."""
     return special.i0e(floating(x))
 
 
-@op(amp="fp32")
+@op(amp="fp32", rule=elementwise)
 def i1(x: Array) -> Array:
     """Modified Bessel function of the first kind, order 1."""
     return special.i1(floating(x))
 
 
-@op(amp="fp32")
+@op(amp="fp32", rule=elementwise)
 def i1e(x: Array) -> Array:
     """i1(x) * e^-|x|."""
     return special.i1e(floating(x))
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def logit(x: Array, eps: float | None = None) -> Array:
     """log(x / (1 - x)); x is first kept in [eps, 1 - eps] if eps is given, and is NaN outside [0, 1] if not."""
     x = floating(x)

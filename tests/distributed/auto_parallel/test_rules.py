@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 import polyreme
 import polyreme.nn.functional as F
 from polyreme.core import mode
-from polyreme.core.op import OPS as OPS_OF_THE_LIBRARY
 from polyreme.distributed import Partial, ProcessMesh, ReduceType, Replicate, Shard, shard_tensor
 from polyreme.distributed.auto_parallel.tensors.form import Form
 from polyreme.distributed.auto_parallel.tensors.kept import form_of, place
 from polyreme.distributed.auto_parallel.tensors.local_values import dtensor_from_local
-from polyreme.distributed.auto_parallel.tensors.rules_table import RULES
 from polyreme.errors import GradError, PlacementError
 
 R, P = Replicate(), Partial()
@@ -181,6 +179,8 @@ TABLE = [
     ("merge", [((4, 2, 3), [S0, S1])], lambda x: x.reshape([8, 3]), [S0, R], [[S0, S1]]),
     ("conv", [((4, 4, 3, 3), [S0, S1]), ((2, 4, 1, 1), [R, S1])], F.conv2d, [S0, R], [[S0, S1], [R, S1]]),
     ("norm", [((4, 6), [S0, R]), ((6,), [R, R])], lambda x, w: F.layer_norm(x, [6], w), [S0, R], [[S0, R], [P, R]]),
+    ("queries", [((4, 2, 4), [S0, S1])], lambda q: F.scaled_dot_product_attention(q, q, q), [S0, S1], [[S0, S1]]),
+    ("rows' products", [((4, 6), [S0, S1]), ((4, 6), [R, R])], polyreme.dot, [S0, P], [[S0, S1], [R, R]]),
     ("two orders", [((4, 6), [S0, R]), ((4, 6), [R, S0])], lambda x, y: x + y, [S0, S0], [[S0, R], [R, S0]]),
 ]  # fmt: skip
 
@@ -370,7 +370,3 @@ def test_other_meshes_in_one_op_are_refused_and_dense_tensors_are_whole():
         polyreme.concat(x)
     with pytest.raises(GradError, match=r"backward through .* a second time"):
         y.sum().backward()
-
-
-def test_every_rule_is_of_an_op():
-    assert [name for name in RULES if name not in OPS_OF_THE_LIBRARY] == []

@@ -27,7 +27,6 @@ from polyreme.distributed.auto_parallel.tensors.kernel import DistKernel
 from polyreme.distributed.auto_parallel.tensors.process_mesh import ProcessMesh
 from polyreme.distributed.auto_parallel.tensors.reshard import leaf_or_edge, moved_array
 from polyreme.distributed.auto_parallel.tensors.rules import propagate
-from polyreme.distributed.auto_parallel.tensors.rules_table import RULES
 from polyreme.eager import tape
 from polyreme.eager.checked import look
 from polyreme.eager.dispatch import constant, rebind
@@ -99,8 +98,7 @@ class DistMode:
 
 
 def _rule(op: Op, call: OpCall) -> ShardingRule | None:
-    rule = op.rule or RULES.get(op.name)
-    return None if rule is None else rule(call)
+    return None if op.rule is None else op.rule(call)
 
 
 def _run(kernel: DistKernel, arrays: Sequence[Any], tensors: Sequence[Any], mesh: ProcessMesh) -> list[Any]:
