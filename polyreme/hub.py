@@ -81,15 +81,15 @@ def load_state_dict_from_url(
     if map_location in ("numpy", "np"):
         return serialization.load(path, return_numpy=True)
     loaded = serialization.load(path)
-    return loaded if map_location is None else _placed(loaded, as_place(map_location))
+    return loaded if map_location is None else _place(loaded, as_place(map_location))
 
 
-def _placed(value: Any, place: Any) -> Any:
+def _place(value: Any, place: Any) -> Any:
     if isinstance(value, TensorState):
         return value.to(place)  # type: ignore[attr-defined]
     if isinstance(value, dict):
-        return {k: _placed(v, place) for k, v in value.items()}
-    return type(value)(_placed(v, place) for v in value) if isinstance(value, (builtin_list, tuple)) else value
+        return {k: _place(v, place) for k, v in value.items()}
+    return type(value)(_place(v, place) for v in value) if isinstance(value, (builtin_list, tuple)) else value
 
 
 def _folder(repo_dir: str, source: str, force_reload: bool) -> Path:

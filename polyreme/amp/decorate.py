@@ -48,8 +48,8 @@ def decorate(
             f"decorate: save_dtype={save_dtype!r} is not supported, state_dict gives the parameters themselves; cast "
             "the values when saving"
         )
-    layers, opts = _listed("models", models, Layer), _listed("optimizers", optimizers, Optimizer)
-    excluded = _excluded(excluded_layers)
+    layers, opts = _list("models", models, Layer), _list("optimizers", optimizers, Optimizer)
+    excluded = _exclude(excluded_layers)
     if level == "O2":
         for model in layers:
             _cast(model, low, excluded, opts if master_weight is not False else [], master_grad)
@@ -59,7 +59,7 @@ def decorate(
 amp_decorate = decorate
 
 
-def _listed(what: str, given: Any, kind: type) -> list[Any]:
+def _list(what: str, given: Any, kind: type) -> list[Any]:
     found = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
     for each in found:
         if not isinstance(each, kind):
@@ -67,7 +67,7 @@ def _listed(what: str, given: Any, kind: type) -> list[Any]:
     return found
 
 
-def _excluded(given: Any) -> tuple[set[int], tuple[type, ...]]:
+def _exclude(given: Any) -> tuple[set[int], tuple[type, ...]]:
     """(ids of excluded layers, excluded classes)."""
     listed = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
     for each in listed:

@@ -67,9 +67,9 @@ class GradScaler:
             "decr_ratio": decr_ratio, "incr_every_n_steps": incr_every_n_steps,
             "decr_every_n_nan_or_inf": decr_every_n_nan_or_inf, "use_dynamic_loss_scaling": use_dynamic_loss_scaling,
         }  # fmt: skip
-        self._init_scale = _checked("scale", init_loss_scaling)
+        self._init_scale = _check("scale", init_loss_scaling)
         with state.outside_capture():
-            self._state = {n: Tensor(jnp.asarray(_checked(n, v), _STATE[n])) for n, v in settings.items()}
+            self._state = {n: Tensor(jnp.asarray(_check(n, v), _STATE[n])) for n, v in settings.items()}
         self._flights: weakref.WeakKeyDictionary[Any, _Flight] = weakref.WeakKeyDictionary()
 
     # a step
@@ -168,7 +168,7 @@ class GradScaler:
             raise GradError("GradScaler.update: no gradients were unscaled since the last update(); call step() first")
         self._flights.clear()
         now = {n: state.read(t) for n, t in self._state.items()}
-        new = _adapted([beside(state.read(f.found), now["scale"]) for f in flights], now)
+        new = _adapt([beside(state.read(f.found), now["scale"]) for f in flights], now)
         for name, array in new.items():
             state.write(self._state[name], array)
 
@@ -270,7 +270,7 @@ class GradScaler:
         return state.host(self._state[name], f"GradScaler.get_{name}()").item()
 
     def _set(self, name: str, value: Any) -> None:
-        self._state[name].set_value(np.asarray(_checked(name, value), _STATE[name]))
+        self._state[name].set_value(np.asarray(_check(name, value), _STATE[name]))
 
     # state
 
@@ -292,7 +292,7 @@ class GradScaler:
                 f"GradScaler.load_state_dict needs {sorted(want)}; missing {sorted(want - set(state_dict))}, unknown "
                 f"{sorted(set(state_dict) - want)}"
             )
-        values = {n: _checked(n, np.asarray(state_dict[n]).reshape(()).item()) for n in _STATE}
+        values = {n: _check(n, np.asarray(state_dict[n]).reshape(()).item()) for n in _STATE}
         for name, value in values.items():
             self._set(name, value)
 
@@ -321,7 +321,7 @@ def _any(found: list[jax.Array]) -> jax.Array:
 
 
 @jax.jit
-def _adapted(found: list[jax.Array], now: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def _adapt(found: list[jax.Array], now: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """The new scale and counters."""
     bad, dynamic = jnp.any(jnp.stack(found)), now["use_dynamic_loss_scaling"]
     good_run = jnp.where(bad, 0, now["incr_count"] + 1)
@@ -338,7 +338,7 @@ def _adapted(found: list[jax.Array], now: dict[str, jax.Array]) -> dict[str, jax
     return {name: jnp.where(dynamic, value, now[name]) for name, value in new.items()}
 
 
-def _checked(name: str, value: Any) -> Any:
+def _check(name: str, value: Any) -> Any:
     if name == "use_dynamic_loss_scaling":
         return bool(value)
     whole = _STATE[name] is np.int32

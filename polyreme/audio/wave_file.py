@@ -69,13 +69,13 @@ def _layout(file: BinaryIO, name: str) -> _Layout:
             form = file.read(nbytes)
             file.seek(nbytes % 2, os.SEEK_CUR)
         elif tag == b"data" and form is not None:
-            return _checked(form, file, nbytes, name)
+            return _check(form, file, nbytes, name)
         else:
             file.seek(nbytes + nbytes % 2, os.SEEK_CUR)
     raise DataError(f"{name}: the file ends before its samples; it is torn, write it again")
 
 
-def _checked(form: bytes, file: BinaryIO, nbytes: int, name: str) -> _Layout:
+def _check(form: bytes, file: BinaryIO, nbytes: int, name: str) -> _Layout:
     """The layout of `nbytes` of samples that start where the file stands."""
     if len(form) < 16:
         raise DataError(f"{name}: a header of {len(form)} bytes where 16 are needed; it is torn, write it again")
@@ -134,11 +134,11 @@ def read(file: File, frame_offset: int = 0, num_frames: int = -1, normalize: boo
         count = left if num_frames == -1 else min(num_frames, left)
         opened.seek(layout.start + frame_offset * layout.frame_bytes)
         raw = opened.read(count * layout.frame_bytes)
-    samples = _decoded(raw, layout).reshape(count, layout.channels)
-    return (_normalized(samples, layout.bits) if normalize else samples), layout.rate
+    samples = _decode(raw, layout).reshape(count, layout.channels)
+    return (_normalize(samples, layout.bits) if normalize else samples), layout.rate
 
 
-def _decoded(raw: bytes, found: _Layout) -> np.ndarray:
+def _decode(raw: bytes, found: _Layout) -> np.ndarray:
     stored = np.dtype(_STORED[found.kind, found.bits])
     if found.bits != 24:
         return np.frombuffer(raw, stored).astype(stored.newbyteorder("="))
@@ -148,7 +148,7 @@ def _decoded(raw: bytes, found: _Layout) -> np.ndarray:
     return padded.view(stored).astype(np.int32)[:, 0] >> 8
 
 
-def _normalized(samples: np.ndarray, bits: int) -> np.ndarray:
+def _normalize(samples: np.ndarray, bits: int) -> np.ndarray:
     if samples.dtype.kind == "f":
         return samples.astype(np.float32)
     shifted = samples.astype(np.float64) - (128 if bits == 8 else 0)
@@ -172,7 +172,7 @@ def write(
     if samples.ndim != 2:
         raise ShapeError(f"save: samples have shape {list(samples.shape)}, need two dims: channels and frames")
     channels, nbytes = samples.shape[1], bits // 8
-    raw = _encoded(samples, kind, bits)
+    raw = _encode(samples, kind, bits)
     form = struct.pack("<HHIIHH", kind, channels, sample_rate, sample_rate * channels * nbytes, channels * nbytes, bits)
     chunks = [(b"fmt ", form if kind == _INTEGERS else form + b"\0\0")]
     if kind == _FLOATS:
@@ -186,7 +186,7 @@ def _chunk(tag: bytes, data: bytes) -> bytes:
     return tag + struct.pack("<I", len(data)) + data + b"\0" * (len(data) % 2)
 
 
-def _encoded(samples: np.ndarray, kind: int, bits: int) -> bytes:
+def _encode(samples: np.ndarray, kind: int, bits: int) -> bytes:
     stored = np.dtype(_STORED[kind, bits])
     if kind == _FLOATS:
         if samples.dtype.kind != "f":

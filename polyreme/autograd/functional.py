@@ -156,7 +156,7 @@ class Called:
         with tape.GradEnabled(is_taped):
             pairs = list(zip(self.inputs, jets, strict=True))
             found = push(self.outputs, pairs, spec, constants=not self.wants)
-            return [_filled(y, jet, spec) for y, jet in zip(self.outputs, found, strict=True)]
+            return [_fill(y, jet, spec) for y, jet in zip(self.outputs, found, strict=True)]
 
     def shaped(self, values: list[Any]) -> Any:
         """One value for each output, in the structure of func's result."""
@@ -180,7 +180,7 @@ def _wanting(jets: list[Jet]) -> bool:
     return any(c is not None and not c.stop_gradient for jet in jets for c in jet)
 
 
-def _filled(y: TensorState, jet: Jet | None, spec: Spec) -> Jet:
+def _fill(y: TensorState, jet: Jet | None, spec: Spec) -> Jet:
     whole = (None,) * (spec.ways * spec.own + spec.collapsed) if jet is None else jet
     return tuple(zeros(y) if c is None else c for c in whole)
 

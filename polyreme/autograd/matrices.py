@@ -165,7 +165,7 @@ def jacobian(ys: Any, xs: Any, batch_axis: int | None = None) -> Any:
     >>> jacobian(x * x, x)[:].tolist()
     [[2.0, 0.0], [0.0, 4.0]]
     """
-    batched = _batched("jacobian", batch_axis)
+    batched = _batch("jacobian", batch_axis)
     outputs, inputs = as_list("jacobian", "ys", ys), as_list("jacobian", "xs", xs)
     rows = [[Jacobian(y, x, batched) for x in inputs] for y in outputs]
     found = [_only(row, xs) for row in rows]
@@ -181,7 +181,7 @@ def hessian(ys: Tensor, xs: Any, batch_axis: int | None = None) -> Any:
     >>> hessian((x * x * x).sum(), x)[:].tolist()
     [[6.0, 0.0], [0.0, 12.0]]
     """
-    batched = _batched("hessian", batch_axis)
+    batched = _batch("hessian", batch_axis)
     (root,), inputs = as_list("hessian", "ys", [ys]), as_list("hessian", "xs", xs)
     per_sample = root.size // root.shape[0] if batched and root.ndim and root.shape[0] else root.size
     if per_sample != 1:
@@ -195,7 +195,7 @@ def hessian(ys: Tensor, xs: Any, batch_axis: int | None = None) -> Any:
     return _only(found, xs)
 
 
-def _batched(what: str, batch_axis: Any) -> bool:
+def _batch(what: str, batch_axis: Any) -> bool:
     if batch_axis not in (None, 0) or isinstance(batch_axis, bool):
         raise ConfigError(f"{what}: batch_axis is None or 0, got {batch_axis!r}")
     return batch_axis == 0

@@ -53,7 +53,7 @@ class PyLayerContext:
     def saved_tensor(self) -> tuple[Tensor | None, ...]:
         """The Tensors that save_for_backward was given, connected to the tape as they were."""
         arrays = iter(self._arrays())
-        return tuple(None if entry is None else _linked(next(arrays), entry[1]) for entry in self._saved)
+        return tuple(None if entry is None else _link(next(arrays), entry[1]) for entry in self._saved)
 
     @property
     def saved_tensors(self) -> tuple[Tensor | None, ...]:
@@ -199,10 +199,10 @@ def _call_backward(layer: type[PyLayer], ctx: PyLayerContext, cotangents: list, 
             f"{layer.__name__}.backward returned {len(grads)} gradients, forward took {len(shapes)} Tensors; return "
             "one for each, None where there is none"
         )
-    return [_fitted(layer, i, g, meta) for i, (g, meta) in enumerate(zip(grads, shapes, strict=True))]
+    return [_fit(layer, i, g, meta) for i, (g, meta) in enumerate(zip(grads, shapes, strict=True))]
 
 
-def _fitted(layer: type[PyLayer], i: int, gradient: Any, meta: tuple) -> Tensor | None:
+def _fit(layer: type[PyLayer], i: int, gradient: Any, meta: tuple) -> Tensor | None:
     if gradient is None or not dtypes.is_inexact(meta[1]):
         return None
     if not _is_tensor(gradient):
@@ -340,7 +340,7 @@ class _Alias(tape.Node):
         return False
 
 
-def _linked(array: Any, edge: Any) -> Tensor:
+def _link(array: Any, edge: Any) -> Tensor:
     """A Tensor of this value whose gradient goes to edge."""
     tensor = Tensor(array, stop_gradient=edge is None)
     if isinstance(edge, tuple):

@@ -403,7 +403,7 @@ class _Again(tape.Node):
         if again != self.metas:
             raise GradError(
                 f"{self.name}: run again for its backward it gave other results than the first time: "
-                f"{_shown(again)} instead of {_shown(self.metas or ())}; a recomputed function must do the same each "
+                f"{_show(again)} instead of {_show(self.metas or ())}; a recomputed function must do the same each "
                 "time (no counters, no caches, no random numbers of Python or NumPy)"
             )
         return entrances, ends
@@ -451,7 +451,7 @@ def _at_node(tensor: TensorState) -> TensorState:
     return made
 
 
-def _shown(metas: Sequence[tuple]) -> str:
+def _show(metas: Sequence[tuple]) -> str:
     return ", ".join(f"{list(shape)} {dtype.name}" for shape, dtype in metas) or "nothing that wants a gradient"
 
 

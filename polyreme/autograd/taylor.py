@@ -56,14 +56,14 @@ def laplacian(func: Callable[..., Any], xs: Tensors, coordinates: Sequence[int] 
         if not x.ndim:
             raise ShapeError(f"laplacian: x {at} is 0-D; the last dim holds coordinates, give it shape [1]")
     sizes = [x.shape[-1] for x in given]
-    chosen = _chosen(coordinates, sum(sizes))
+    chosen = _choose(coordinates, sum(sizes))
     call = Called("laplacian", func, xs)
     spec = Spec(2, len(chosen), collapsed=True)
     found = call.along(_axes(call.inputs, sizes, chosen, spec), spec)
     return call.result, call.shaped([_times(2, jet[-1]) for jet in found])
 
 
-def _chosen(coordinates: Any, count: int) -> list[int]:
+def _choose(coordinates: Any, count: int) -> list[int]:
     if coordinates is None:
         return list(range(count))
     chosen = [coordinates] if isinstance(coordinates, int) else list(coordinates)

@@ -50,13 +50,13 @@ class ReshapeTransform(Transform):
         return zeros_like(sum_of(flat, -1))
 
     def _forward_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return _exchanged(shape, self._in, self._out)
+        return _exchange(shape, self._in, self._out)
 
     def _inverse_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return _exchanged(shape, self._out, self._in)
+        return _exchange(shape, self._out, self._in)
 
 
-def _exchanged(shape: tuple[int, ...], old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
+def _exchange(shape: tuple[int, ...], old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
     cut = len(shape) - len(old)
     if cut < 0 or shape[cut:] != old:
         raise ShapeError(f"ReshapeTransform: shape {list(shape)} does not end in {list(old)}")

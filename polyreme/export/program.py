@@ -68,7 +68,7 @@ def export(
         return exported, plan, made
     if first is None or not any(s.open_dims for s in specs):
         raise first or ConfigError("export: nothing to export")
-    raise _refused(call, state, specs, platforms, first) from first
+    raise _refuse(call, state, specs, platforms, first) from first
 
 
 def _export(
@@ -93,7 +93,7 @@ def lowering_for(platforms: tuple[str, ...]) -> Iterator[None]:
         yield
 
 
-def _refused(
+def _refuse(
     call: Call, state: Mapping[str, Any], specs: Sequence[Spec], platforms: tuple[str, ...], first: Exception
 ) -> CaptureError:
     """The error for sizes that cannot stay open: says which, by leaving one open at a time."""

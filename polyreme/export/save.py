@@ -95,7 +95,7 @@ def save(layer: Any, path: str | os.PathLike[str], input_spec: Sequence[Any] | N
         by_id = {key: name for key, (_, name) in names.items()}
         write_functions(
             path,
-            {name: _exported(f, by_id, options.buckets) for name, f in functions.items()},
+            {name: _export(f, by_id, options.buckets) for name, f in functions.items()},
             {name: state.read(t) for name, t in tensors.items()},
             platforms=options.platforms,
             differentiable=refusal or options.differentiable,
@@ -107,13 +107,13 @@ def _functions_of(layer: Any, input_spec: Any, options: _Options) -> dict[str, T
     if not isinstance(layer, Layer):
         if not callable(layer):
             raise ConfigError(f"jit.save: {layer!r} is neither a Layer nor a function")
-        return {MAIN: _traced(layer, input_spec, options)}
+        return {MAIN: _trace(layer, input_spec, options)}
     functions = {}
     if not options.skip_forward:
-        functions[MAIN] = _traced(layer.forward, input_spec, options, layer if options.with_hook else None)
+        functions[MAIN] = _trace(layer.forward, input_spec, options, layer if options.with_hook else None)
     for name in dir(type(layer)):
         if name != MAIN and isinstance(inspect.getattr_static(type(layer), name), StaticFunction):
-            functions[name] = _traced(getattr(layer, name), None, options)
+            functions[name] = _trace(getattr(layer, name), None, options)
     if not functions:
         raise ConfigError("jit.save: skip_forward=True, and no other method is to_static; there is nothing to save")
     return functions
@@ -123,7 +123,7 @@ def _plain(fn: Any) -> Any:
     return fn.fn if isinstance(fn, StaticFunction) else fn
 
 
-def _traced(fn: Any, input_spec: Any, options: _Options, run: Any = None) -> TracedFunction:
+def _trace(fn: Any, input_spec: Any, options: _Options, run: Any = None) -> TracedFunction:
     """fn: the function that says what is taken; run: what is called in its stead."""
     spec = input_spec if input_spec is not None else _known_spec(fn)
     if isinstance(spec, (str, bytes, Mapping)) or not isinstance(spec, Sequence):
@@ -257,7 +257,7 @@ def _check_buckets(buckets: Buckets, functions: Iterable[TracedFunction]) -> Non
             raise ConfigError(f"jit.save: buckets: there is no input {name!r}{did_you_mean(name, known)}")
 
 
-def _exported(function: TracedFunction, names: Mapping[int, str], buckets: Buckets) -> Function:
+def _export(function: TracedFunction, names: Mapping[int, str], buckets: Buckets) -> Function:
     return Function(
         function.call(names),
         function.inputs,

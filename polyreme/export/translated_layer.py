@@ -153,7 +153,7 @@ class _Call:
 
     def _run(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         count = len(self.reads)
-        stored = dict(self._rest) | {n: _stored(a) for n, a in zip(self.reads, arrays[:count], strict=True)}
+        stored = dict(self._rest) | {n: _store(a) for n, a in zip(self.reads, arrays[:count], strict=True)}
         inputs = list(arrays[count:])
         return tuple(self.function.program_for([a.shape for a in inputs]).call(stored, inputs))
 
@@ -195,7 +195,7 @@ def as_tensor(value: Any) -> Any:
     raise TypeError(f"a tensor is needed, got {type(value).__name__}; give a Tensor or an ndarray")
 
 
-def _stored(array: jax.Array) -> jax.Array:
+def _store(array: jax.Array) -> jax.Array:
     if dtypes.is_complex(np.dtype(array.dtype)):
         return jnp.stack([jnp.real(array), jnp.imag(array)], axis=-1)
     return array

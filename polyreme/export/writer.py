@@ -120,14 +120,14 @@ def _export_all(
         parts = [base, *([] if name == MAIN else [name]), *([str(at)] if len(chosen) > 1 or sizes else []), "stablehlo"]
         file = ".".join(parts)
         exported, ins, outs = export(function.call, state, fixed(specs, sizes), function.outputs, platforms)
-        blobs[file], why = _serialized(exported, differentiable)
+        blobs[file], why = _serialize(exported, differentiable)
         refusal = refusal or why
         programs.append(ProgramRecord(_file(file, blobs), sizes, ins, outs))
     ins, outs = (_common([getattr(p, side) for p in programs]) for side in ("inputs", "outputs"))
     return FunctionRecord(ins, outs, programs, function.extra), refusal
 
 
-def _serialized(exported: Any, differentiable: bool) -> tuple[bytes, str]:
+def _serialize(exported: Any, differentiable: bool) -> tuple[bytes, str]:
     if differentiable:
         try:
             return bytes(exported.serialize(vjp_order=1)), ""

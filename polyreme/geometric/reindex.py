@@ -21,7 +21,7 @@ def numbered(nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return unique[order], number[inverse]
 
 
-def _reindexed(what: str, x: Any, neighbors: Sequence[Any], count: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor]:
+def _reindex(what: str, x: Any, neighbors: Sequence[Any], count: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor]:
     nodes = column(what, "x", x)
     if len(np.unique(nodes)) < len(nodes):
         raise ShapeError(f"{what}: x holds a node twice; make it unique")
@@ -59,7 +59,7 @@ def reindex_graph(
     >>> src.tolist(), dst.tolist(), nodes.tolist()
     ([2, 0, 1], [0, 0, 1], [0, 5, 8])
     """
-    return _reindexed("reindex_graph", x, [neighbors], [count])
+    return _reindex("reindex_graph", x, [neighbors], [count])
 
 
 def reindex_heter_graph(
@@ -73,4 +73,4 @@ def reindex_heter_graph(
     """reindex_graph for edges of several kinds: lists of neighbors and of counts, one of each kind, joined in order."""
     if len(neighbors) != len(count) or not len(count):
         raise ShapeError(f"reindex_heter_graph: {len(neighbors)} neighbors, {len(count)} counts; give as many of each")
-    return _reindexed("reindex_heter_graph", x, neighbors, count)
+    return _reindex("reindex_heter_graph", x, neighbors, count)

@@ -97,7 +97,7 @@ def sample_neighbors(
     >>> [t.tolist() for t in sample_neighbors(row, colptr, paddle.to_tensor([2, 0]))]
     [[1, 3, 7], [1, 2]]
     """
-    return _sampled("sample_neighbors", row, colptr, None, input_nodes, sample_size, eids, return_eids)
+    return _sample("sample_neighbors", row, colptr, None, input_nodes, sample_size, eids, return_eids)
 
 
 def weighted_sample_neighbors(
@@ -111,10 +111,10 @@ def weighted_sample_neighbors(
     name: str | None = None,
 ) -> tuple[Tensor, ...]:
     """sample_neighbors where an edge is drawn in proportion to edge_weight [edges], not below 0."""
-    return _sampled("weighted_sample_neighbors", row, colptr, edge_weight, input_nodes, sample_size, eids, return_eids)
+    return _sample("weighted_sample_neighbors", row, colptr, edge_weight, input_nodes, sample_size, eids, return_eids)
 
 
-def _sampled(
+def _sample(
     what: str, row: Any, colptr: Any, edge_weight: Any, input_nodes: Any, size: int, eids: Any, return_eids: bool
 ) -> tuple[Tensor, ...]:
     _check(what, size, eids, return_eids)

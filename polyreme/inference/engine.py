@@ -105,7 +105,7 @@ class Engine:
             return run
 
         def call(arrays: list[Any]) -> list[jax.Array]:
-            full = [_filled(a, size) if b else a for a, b in zip(arrays, is_batch, strict=True)]
+            full = [_fill(a, size) if b else a for a, b in zip(arrays, is_batch, strict=True)]
             return [out[:batch] for out in run(full)]
 
         return call
@@ -160,7 +160,7 @@ class Engine:
                     )
 
 
-def _filled(array: Any, size: int) -> Any:
+def _fill(array: Any, size: int) -> Any:
     """The array with copies of its last row up to size rows: rows that the program can take, whatever it is."""
     lib = jnp if isinstance(array, jax.Array) else np
     return lib.concatenate([array, lib.repeat(array[-1:], size - array.shape[0], axis=0)])

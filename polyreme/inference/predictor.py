@@ -138,11 +138,11 @@ class Predictor:
 
     def get_input_handle(self, name: str) -> Tensor:
         """The handle of an input; ConfigError for a name that is none."""
-        return _named(self._inputs, name, "input")
+        return _name(self._inputs, name, "input")
 
     def get_output_handle(self, name: str) -> Tensor:
         """The handle of an output; ConfigError for a name that is none."""
-        return _named(self._outputs, name, "output")
+        return _name(self._outputs, name, "output")
 
     def run(self, inputs: Sequence[Any] | None = None) -> Any:
         """Without arguments: from the input handles to the output handles; returns True. With a list of Tensors or
@@ -207,7 +207,7 @@ class Predictor:
         return DataError(f"run: no value for input {', '.join(missing)}; copy_from_cpu into its handle first")
 
 
-def _named(handles: Mapping[str, Tensor], name: str, what: str) -> Tensor:
+def _name(handles: Mapping[str, Tensor], name: str, what: str) -> Tensor:
     if name not in handles:
         raise ConfigError(f"there is no {what} {name!r}{did_you_mean(name, handles)}")
     return handles[name]

@@ -94,7 +94,7 @@ def unpack(path: Path, folder: Path) -> list[Path]:
     """Unpack an archive into folder, in the place of what is there; returns its files. Raises DataError for an archive
     that reaches outside of the folder.
     """
-    with tempfile.TemporaryDirectory(dir=_made(folder.parent)) as fresh:
+    with tempfile.TemporaryDirectory(dir=_make(folder.parent)) as fresh:
         try:
             if zipfile.is_zipfile(path):
                 with zipfile.ZipFile(path) as archive:
@@ -109,6 +109,6 @@ def unpack(path: Path, folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.is_file())
 
 
-def _made(folder: Path) -> Path:
+def _make(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -111,10 +111,10 @@ def header(arrays: Iterable[tuple[str, np.ndarray]]) -> bytes:
             code, shape = "U8", [*shape, array.dtype.itemsize]
         entries[name] = {"dtype": code, "shape": shape, "data_offsets": [offset, offset + array.nbytes]}
         offset += array.nbytes
-    return _framed(entries)
+    return _frame(entries)
 
 
-def _framed(entries: dict[str, Any]) -> bytes:
+def _frame(entries: dict[str, Any]) -> bytes:
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data begins aligned
     if len(text) > HEADER_BYTES:
@@ -134,7 +134,7 @@ def write(file: IO[bytes], arrays: dict[str, np.ndarray], metadata: dict[str, st
         offset = end
     data = [_bytes_of(np.ascontiguousarray(array)) for array in arrays.values()]
     entries["__metadata__"] = {**metadata, DIGEST: digest({**entries, "__metadata__": metadata}, data)}
-    file.write(_framed(entries))
+    file.write(_frame(entries))
     for block in data:
         file.write(block)
 

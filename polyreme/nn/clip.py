@@ -65,7 +65,7 @@ class ClipGradByNorm(GradientClip):
         self.clip_norm = _positive(clip_norm)
 
     def arrays(self, grads: Sequence[jax.Array]) -> list[jax.Array]:
-        return [_scaled(g, self.clip_norm, jnp.sqrt(squared_norm([g]))) for g in grads]
+        return [_scale(g, self.clip_norm, jnp.sqrt(squared_norm([g]))) for g in grads]
 
 
 class ClipGradByGlobalNorm(GradientClip):
@@ -84,7 +84,7 @@ class ClipGradByGlobalNorm(GradientClip):
 
     def scaled(self, grads: Sequence[jax.Array], norm: jax.Array) -> list[jax.Array]:
         """The gradients clipped, when the norm of all of them, others that are not here included, is `norm`."""
-        return [_scaled(g, self.clip_norm, beside(norm, g)) for g in grads]
+        return [_scale(g, self.clip_norm, beside(norm, g)) for g in grads]
 
 
 @op(amp="fp32", method=False)
@@ -110,7 +110,7 @@ def squared_norm(grads: Sequence[jax.Array]) -> jax.Array:
     return total
 
 
-def _scaled(g: jax.Array, limit: float, norm: jax.Array) -> jax.Array:
+def _scale(g: jax.Array, limit: float, norm: jax.Array) -> jax.Array:
     # limit / max(norm, limit) is 1 below the limit and never divides by zero
     factor = jnp.asarray(limit, norm.dtype) / jnp.maximum(norm, jnp.asarray(limit, norm.dtype))
     return g * factor.astype(g.dtype)

@@ -19,7 +19,7 @@ from polyreme.ops.manipulation import concat, reshape
 
 def parameters_to_vector(parameters: Iterable[Any], name: str | None = None) -> Any:
     """All parameters flattened and joined -> [number of elements]; gradients flow back to them."""
-    return concat([reshape(p, [-1]) for p in _listed(parameters)], axis=0)
+    return concat([reshape(p, [-1]) for p in _list(parameters)], axis=0)
 
 
 def vector_to_parameters(vec: Any, parameters: Iterable[Any], name: str | None = None) -> None:
@@ -27,7 +27,7 @@ def vector_to_parameters(vec: Any, parameters: Iterable[Any], name: str | None =
 
     Raises ShapeError, writing nothing, unless vec has exactly as many elements.
     """
-    listed = _listed(parameters)
+    listed = _list(parameters)
     counts = [math.prod(p.shape) for p in listed]
     if list(vec.shape) != [sum(counts)]:
         raise ShapeError(f"vector_to_parameters: the parameters have {sum(counts)} elements, vec has shape {vec.shape}")
@@ -45,7 +45,7 @@ def clip_grad_norm_(
     norm_type: p of the norm, inf for the largest element. Raises NumericsError for a norm that is NaN or infinite, if
     asked to: this reads the value and so cannot be captured.
     """
-    grads = [p.grad for p in _listed(parameters) if p.grad is not None]
+    grads = [p.grad for p in _list(parameters) if p.grad is not None]
     if not grads:
         return Tensor(jnp.zeros((), jnp.float32))
     norm = _norm([state.read(g) for g in grads], float(norm_type))
@@ -67,7 +67,7 @@ def clip_grad_value_(parameters: Any, clip_value: float) -> None:
     limit = float(clip_value)
     if not limit >= 0:
         raise ConfigError(f"clip_grad_value_: clip_value is a number of at least 0, got {clip_value!r}")
-    for p in _listed(parameters):
+    for p in _list(parameters):
         if p.grad is not None:
             state.write(p.grad, jnp.clip(state.read(p.grad), -limit, limit))
 
@@ -82,7 +82,7 @@ def _norm(arrays: list[Any], p: float) -> Any:
     return jnp.sum(jnp.stack([beside(jnp.sum(a**p), wide[0]) for a in wide])) ** (1.0 / p)
 
 
-def _listed(parameters: Any) -> list[Any]:
+def _list(parameters: Any) -> list[Any]:
     return [parameters] if isinstance(parameters, TensorState) else list(parameters)
 
 

@@ -176,7 +176,7 @@ class LBFGS(Optimizer):
 
     def position(self, live: list[Any]) -> Any:
         """All parameters in a row, master weights where there are."""
-        return _joined([state.read(self._masters.get(id(p), p)) for p in live])
+        return _join([state.read(self._masters.get(id(p), p)) for p in live])
 
     def move_to(self, live: list[Any], position: Any) -> None:
         """Set all parameters."""
@@ -277,7 +277,7 @@ _remembered = jax.jit(remembered)
 
 
 @jax.jit
-def _joined(arrays: list[Any]) -> Any:
+def _join(arrays: list[Any]) -> Any:
     return jnp.concatenate([wide(a).reshape(-1) for a in arrays])
 
 

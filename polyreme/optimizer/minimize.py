@@ -67,7 +67,7 @@ def _minimize(
 
     def iterate(step: Found) -> Found:
         way = way_of(step.memory, step.gradient)
-        search = _searched(objective, step, way, limits)
+        search = _search(objective, step, way, limits)
         point = search.low
         move, change = point.step * way, point.gradient - step.gradient
         flat = _largest(point.gradient) <= limits.gradient
@@ -82,7 +82,7 @@ def _minimize(
     return jax.lax.while_loop(go_on, iterate, begun)
 
 
-def _searched(objective: Objective, step: Found, way: Any, limits: Limits) -> line_search.Search:
+def _search(objective: Objective, step: Found, way: Any, limits: Limits) -> line_search.Search:
     def evaluate(search: line_search.Search) -> line_search.Search:
         value, gradient = objective(step.position + search.step * way)
         return line_search.advance(search, value, jnp.vdot(gradient, way), gradient, limits.search, limits.change)

@@ -79,7 +79,7 @@ def compile_update(
     """
 
     def update(inputs: dict[str, Any]) -> dict[str, Any]:
-        inputs = _fetched(inputs, leaves)
+        inputs = _fetch(inputs, leaves)
         params = [_constrain(wide(p), leaf.state_layout) for p, leaf in zip(inputs["params"], leaves, strict=True)]
         norms = _norms(inputs["squares"], together)
         grads = _gradients(inputs["grads"], params, leaves, prepare, norms)
@@ -101,7 +101,7 @@ def compile_update(
     return jax.jit(update)
 
 
-def _fetched(inputs: dict[str, Any], leaves: Sequence[Leaf]) -> dict[str, Any]:
+def _fetch(inputs: dict[str, Any], leaves: Sequence[Leaf]) -> dict[str, Any]:
     """The inputs with the state that lives in host memory brought to the devices."""
 
     def near(x: jax.Array, leaf: Leaf) -> jax.Array:
@@ -112,7 +112,7 @@ def _fetched(inputs: dict[str, Any], leaves: Sequence[Leaf]) -> dict[str, Any]:
     return inputs | {"params": params, "slots": slots}
 
 
-def _sent_home(x: jax.Array, leaf: Leaf) -> jax.Array:
+def _send_home(x: jax.Array, leaf: Leaf) -> jax.Array:
     """State as it is kept until the next update."""
     x = _constrain(x, leaf.state_layout)
     return x if leaf.home is None else jax.device_put(x, leaf.home)
@@ -171,9 +171,9 @@ def _one(rule: Rule, leaf: Leaf, p: jax.Array, g: jax.Array, inputs: dict[str, A
         new_slots = {n: jnp.where(skip, old_slots[n], s) for n, s in new_slots.items()}
         new_mine = {n: jnp.where(skip, mine[n], s) for n, s in new_mine.items()}
     return {
-        "param": _constrain(new_p, leaf.param_layout) if low is None else _sent_home(new_p, leaf),
+        "param": _constrain(new_p, leaf.param_layout) if low is None else _send_home(new_p, leaf),
         "low": None if low is None else _constrain(low, leaf.param_layout),
-        "slots": {n: _sent_home(s, leaf) for n, s in new_slots.items()},
+        "slots": {n: _send_home(s, leaf) for n, s in new_slots.items()},
         "scalars": new_mine,
     }
 
@@ -186,12 +186,12 @@ def _gradients(
     norms: Mapping[int, jax.Array],
 ) -> list[jax.Array]:
     """The gradients as the rule takes them: in its dtype, laid out as the state, clipped, with penalties."""
-    done = _clipped([_as_state(g, leaf) for g, leaf in zip(grads, leaves, strict=True)], leaves, norms)
+    done = _clip([_as_state(g, leaf) for g, leaf in zip(grads, leaves, strict=True)], leaves, norms)
     done = [prepare(g, leaf.options) for g, leaf in zip(done, leaves, strict=True)]
-    return [_regularized(g, p, leaf.options) for g, p, leaf in zip(done, params, leaves, strict=True)]
+    return [_regularize(g, p, leaf.options) for g, p, leaf in zip(done, params, leaves, strict=True)]
 
 
-def _clipped(grads: list[jax.Array], leaves: Sequence[Leaf], norms: Mapping[int, jax.Array]) -> list[jax.Array]:
+def _clip(grads: list[jax.Array], leaves: Sequence[Leaf], norms: Mapping[int, jax.Array]) -> list[jax.Array]:
     """Each gradient clipped by its clip, together with all others of that clip; need_clip=False leaves one alone.
 
     norms: of all gradients of a clip, for clips some of whose gradients are not here.
@@ -207,7 +207,7 @@ def _clipped(grads: list[jax.Array], leaves: Sequence[Leaf], norms: Mapping[int,
     return done
 
 
-def _regularized(g: jax.Array, p: jax.Array, options: ParameterOptions) -> jax.Array:
+def _regularize(g: jax.Array, p: jax.Array, options: ParameterOptions) -> jax.Array:
     """The gradient with the penalty's gradient added: a regularizer's own, or L2 of a plain coefficient."""
     if options.regularizer is not None:
         return g + options.regularizer.gradient(p).astype(g.dtype)

@@ -34,7 +34,7 @@ class Buckets:
     """Sizes that dims of feeds are padded up to: {name: {dim: sizes}}. Raises ConfigError for what is no such thing."""
 
     def __init__(self, sizes: Sizes) -> None:
-        self._sizes = {name: {dim: _checked(name, dim, s) for dim, s in dims.items()} for name, dims in sizes.items()}
+        self._sizes = {name: {dim: _check(name, dim, s) for dim, s in dims.items()} for name, dims in sizes.items()}
 
     def padded(self, program: Program, feed: Mapping[str, Any]) -> Shapes:
         """The shapes that feeds are padded to. Raises ProgramError for a name, dim or size that has no bucket."""
@@ -63,7 +63,7 @@ class Buckets:
         return {name: tuple(dims) for name, dims in self._sizes.items()}
 
 
-def _checked(name: str, dim: Any, sizes: Any) -> tuple[int, ...]:
+def _check(name: str, dim: Any, sizes: Any) -> tuple[int, ...]:
     listed = tuple(sizes) if isinstance(sizes, (list, tuple)) else ()
     whole = all(type(n) is int for n in (dim, *listed))
     if not listed or not whole or dim < 0 or min(listed) < 1:
@@ -98,7 +98,7 @@ class BucketRun:
                 "buckets: the Program has a backward, and rows of padding would count in its loss; train without "
                 "buckets, and use them for a clone(for_test=True)"
             )
-        self._run = make_run(program, scope, _filled(feed, padded), names, on_place)
+        self._run = make_run(program, scope, _fill(feed, padded), names, on_place)
         if self._run.changes:
             raise ProgramError(
                 "buckets: the Program changes persistable values or draws random numbers, which padding would change; "
@@ -120,7 +120,7 @@ class BucketRun:
         return self._run.serves(given)
 
     def __call__(self, feed: Mapping[str, Any]) -> list[Any]:
-        outs = self._run(_filled(feed, self._padded))
+        outs = self._run(_fill(feed, self._padded))
         if all(tuple(a.shape) == self._padded[n] for n, a in feed.items()):
             return outs
         shapes = self._shapes(feed, {n: tuple(a.shape) for n, a in feed.items()})
@@ -163,7 +163,7 @@ def _agree(out: np.ndarray, exact: np.ndarray) -> bool:
     return np.allclose(out.astype(exact.dtype), exact, rtol=0, atol=tolerance, equal_nan=True)
 
 
-def _filled(given: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
+def _fill(given: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
     """The feeds, padded with zeros to these shapes."""
     return {n: _pad(np.asarray(a), shapes[n]) if tuple(a.shape) != shapes[n] else a for n, a in given.items()}
 

@@ -63,9 +63,9 @@ def recording(recorder: Recording) -> Iterator[Side]:
             side.ended[key], variable._array = variable._array, before
 
 
-def _recorded(recorder: Recording, fn: Callable[..., Any], args: Sequence[Any] = ()) -> Side:
+def _record(recorder: Recording, fn: Callable[..., Any], args: Sequence[Any] = ()) -> Side:
     with recording(recorder) as side:
-        side.result = _as_now(fn(*[_taken(side.block, a) for a in args]))
+        side.result = _as_now(fn(*[_take(side.block, a) for a in args]))
     return side
 
 
@@ -83,7 +83,7 @@ def _alias(variable: Variable) -> Variable:
     return made
 
 
-def _taken(block: Block, like: Any) -> Any:
+def _take(block: Block, like: Any) -> Any:
     """A Variable that the block is given each time it runs."""
     if not isinstance(like, TensorState):
         return like
@@ -123,7 +123,7 @@ def _append(recorder: Recording, op: Operation, count: int, prefix: str) -> list
 
 def cond(recorder: Recording, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
     """Record both branches; returns their result. Raises ProgramError unless both have one structure."""
-    return cond_of(recorder, pred, [_recorded(recorder, fn) for fn in (true_fn, false_fn)])
+    return cond_of(recorder, pred, [_record(recorder, fn) for fn in (true_fn, false_fn)])
 
 
 def cond_of(recorder: Recording, pred: Any, sides: Sequence[Side]) -> Any:
@@ -132,7 +132,7 @@ def cond_of(recorder: Recording, pred: Any, sides: Sequence[Side]) -> Any:
     specs = [flatten(side.result, found) for side, found in zip(sides, leaves, strict=True)]
     if specs[0] != specs[1]:
         raise ProgramError(
-            f"cond: true_fn returned {_described(sides[0].result)}, false_fn {_described(sides[1].result)}; return the "
+            f"cond: true_fn returned {_describe(sides[0].result)}, false_fn {_describe(sides[1].result)}; return the "
             "same structure from both"
         )
     results: list[Any] = []
@@ -158,13 +158,13 @@ def cond_of(recorder: Recording, pred: Any, sides: Sequence[Side]) -> Any:
 def _given(recorder: Recording, value: Any) -> Any:
     if not isinstance(value, (TensorState, bool, int, float, complex)):
         raise ProgramError(
-            f"cond: one branch returned {_described(value)} where the other returned something else; what depends on a "
+            f"cond: one branch returned {_describe(value)} where the other returned something else; what depends on a "
             "Variable is a Tensor or a number"
         )
     return _names(recorder, value)
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     return repr(value) if not isinstance(value, TensorState) else f"a Tensor {value!r}"
 
 
@@ -173,8 +173,8 @@ def while_loop(
 ) -> list[Any]:
     """Record a loop; returns what its variables end as, numbers as Tensors."""
     start = [v if isinstance(v, TensorState) else Tensor(v) for v in init]
-    tested = _recorded(recorder, lambda *now: [test(*now)], start)
-    ran = _recorded(recorder, lambda *now: _listed(body(*now)), start)
+    tested = _record(recorder, lambda *now: [test(*now)], start)
+    ran = _record(recorder, lambda *now: _list(body(*now)), start)
     if len(ran.result) != len(start):
         raise ProgramError(f"while_loop: body returned {len(ran.result)} values for {len(start)} loop_vars")
     if tested.carried:
@@ -184,7 +184,7 @@ def while_loop(
     return loop_of(recorder, tested, ran, start, maximum)
 
 
-def _listed(result: Any) -> list[Any]:
+def _list(result: Any) -> list[Any]:
     return list(result) if isinstance(result, (list, tuple)) else [result]
 
 
@@ -219,7 +219,7 @@ def recompute(recorder: Recording, function: Callable[..., Any], args: tuple, kw
         again, named = rebuild(spec, iter([next(left) if isinstance(v, TensorState) else v for v in leaves]))
         return function(*again, **named)
 
-    side = _recorded(recorder, call, inputs)
+    side = _record(recorder, call, inputs)
     if side.carried:
         raise ProgramError("recompute: the function changes Variables from outside in place; return new ones")
     outs: list[Any] = []

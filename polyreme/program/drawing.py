@@ -93,7 +93,9 @@ def _graph(block: Block, program: Program, inner: bool = False) -> Graph:
         var = block.find_var(name)
         fed = not inner and getattr(var, "is_data", False)
         maker_of[name] = len(graph.items)
-        graph.items.append(Item("data" if fed else "port", _short(name), [] if inner and var is None else _typed(var)))
+        graph.items.append(
+            Item("data" if fed else "port", _short(name), [] if inner and var is None else _convert(var))
+        )
     for op in block.ops:
         item = _item(op, block, program)
         index = len(graph.items)
@@ -109,7 +111,7 @@ def _graph(block: Block, program: Program, inner: bool = False) -> Graph:
 
 def _item(op: Operation, block: Block, program: Program) -> Item:
     kind = "train" if op.kind in ("backward", "optimize") else "op"
-    results = [" ".join(_typed(block.vars[n])) for n in op.outputs if n in block.vars]
+    results = [" ".join(_convert(block.vars[n])) for n in op.outputs if n in block.vars]
     lines = results if kind == "op" else ([f"{len(results)} gradients"] if results else [])
     reads = [n for n in dict.fromkeys([*op.reads(), *op.writes()]) if _is_kept(n, block, program)]
     written = set(op.writes())
@@ -135,7 +137,7 @@ def _shape(var: Any) -> str:
     return "" if var is None else str([int(s) for s in var.shape])
 
 
-def _typed(var: Any) -> list[str]:
+def _convert(var: Any) -> list[str]:
     return [] if var is None else [f"{var.dtype.name} {_shape(var)}"]
 
 
@@ -153,7 +155,7 @@ def _short(name: str) -> str:
 
 def svg(program: Program) -> str:
     """The picture as SVG text."""
-    body, width, height = _placed(graph_of(program))
+    body, width, height = _place(graph_of(program))
     margin = 16
     size = f'width="{width + 2 * margin:.0f}" height="{height + 2 * margin:.0f}"'
     return "\n".join(
@@ -181,20 +183,20 @@ class _Part:
     frames: list[tuple[float, float, float, str, list[str]]]  # x, width, height, name, body
 
 
-def _placed(graph: Graph) -> tuple[list[str], float, float]:
+def _place(graph: Graph) -> tuple[list[str], float, float]:
     """(SVG elements, width, height) of a graph."""
     parts = [_part(item) for item in graph.items]
     found = place([p.box for p in parts], graph.edges)
     body = [_path(line) for line in found.lines]
     for part in parts:
-        body += _drawn(part)
+        body += _draw(part)
     return body, found.width, found.height
 
 
 def _part(item: Item) -> _Part:
     frames, x, tallest = [], _PAD, 0.0
     for name, graph in item.inside:
-        body, width, height = _placed(graph)
+        body, width, height = _place(graph)
         width = max(width, len(name) * _CHAR)
         frames.append((x, width + 2 * _PAD, height + _LINE + 2 * _PAD, name, body))
         x += width + 3 * _PAD
@@ -205,7 +207,7 @@ def _part(item: Item) -> _Part:
     return _Part(item, Box(width, height, last=item.title == "gives" and item.kind == "port"), frames)
 
 
-def _drawn(part: _Part) -> list[str]:
+def _draw(part: _Part) -> list[str]:
     item, box = part.item, part.box
     fill = _FILL["frame"] if part.frames else _FILL[item.kind]
     lines = [
@@ -213,10 +215,10 @@ def _drawn(part: _Part) -> list[str]:
         f'rx="{12 if item.kind in ("data", "port") else 4}" fill="{fill}" stroke="{_EDGE[item.kind]}"/>'
     ]
     y = box.y + _LINE - 1
-    lines.append(_written(box.centre, y, item.title, "middle", weight="bold"))
+    lines.append(_write(box.centre, y, item.title, "middle", weight="bold"))
     for text in item.lines:
         y += _LINE
-        lines.append(_written(box.centre, y, text, "middle", "#57606a"))
+        lines.append(_write(box.centre, y, text, "middle", "#57606a"))
     for text in item.parameters:
         y += _LINE + 2
         width = (len(text) + 2) * _CHAR
@@ -224,20 +226,20 @@ def _drawn(part: _Part) -> list[str]:
             f'<rect x="{box.centre - width / 2:.1f}" y="{y - 12:.1f}" width="{width:.1f}" height="16" rx="8" '
             'fill="#fff3cd" stroke="#c99700"/>'
         )
-        lines.append(_written(box.centre, y, text, "middle", "#6b5200"))
+        lines.append(_write(box.centre, y, text, "middle", "#6b5200"))
     top = y + _PAD
     for x, width, height, name, body in part.frames:
         lines.append(
             f'<rect x="{box.x + x:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" rx="4" '
             f'fill="#ffffff" stroke="{_EDGE["frame"]}" stroke-dasharray="5 3"/>'
         )
-        lines.append(_written(box.x + x + _PAD, top + _LINE - 2, name, "start", "#57606a", "bold"))
+        lines.append(_write(box.x + x + _PAD, top + _LINE - 2, name, "start", "#57606a", "bold"))
         lines.append(f'<g transform="translate({box.x + x + _PAD:.1f} {top + _LINE + _PAD:.1f})">')
         lines += [*body, "</g>"]
     return lines
 
 
-def _written(x: float, y: float, text: str, anchor: str, colour: str = "#1f2328", weight: str = "normal") -> str:
+def _write(x: float, y: float, text: str, anchor: str, colour: str = "#1f2328", weight: str = "normal") -> str:
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" font-weight="{weight}">'
         f"{escape(text)}</text>"
@@ -270,7 +272,7 @@ def dot(program: Program) -> str:
 def _dot(graph: Graph, prefix: str, indent: str) -> Iterator[str]:
     for at, item in enumerate(graph.items):
         me = f"{prefix}_{at}"
-        label = "\\n".join(map(_quoted, [item.title, *item.lines, *(f"[{p}]" for p in item.parameters)]))
+        label = "\\n".join(map(_quote, [item.title, *item.lines, *(f"[{p}]" for p in item.parameters)]))
         style = f'style="filled{",rounded" if item.kind in ("data", "port") else ""}", fillcolor="{_FILL[item.kind]}"'
         node = f'{indent}{me} [label="{label}", {style}, color="{_EDGE[item.kind]}"];'
         if not item.inside:
@@ -280,12 +282,12 @@ def _dot(graph: Graph, prefix: str, indent: str) -> Iterator[str]:
         yield f"  {node}"
         for i, (name, inner) in enumerate(item.inside):
             yield f"{indent}  subgraph cluster_{me}_{i} {{"
-            yield f'{indent}    label="{_quoted(name)}"; style=dashed; fontname="monospace"; fontsize=10;'
+            yield f'{indent}    label="{_quote(name)}"; style=dashed; fontname="monospace"; fontsize=10;'
             yield from _dot(inner, f"{me}_{i}", indent + "    ")
             yield f"{indent}  }}"
         yield f"{indent}}}"
     yield from (f"{indent}{prefix}_{a} -> {prefix}_{b};" for a, b in graph.edges)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')

@@ -16,7 +16,7 @@ def as_in_evaluation(ops: list[Operation]) -> list[Operation]:
         else:
             left.append(op)
     for_rates = _behind_rates(left, {op.rate for op in ops if isinstance(op, Optimize) and op.rate is not None})
-    return [_evaluated(op) for op in left if id(op) not in for_rates]
+    return [_evaluate(op) for op in left if id(op) not in for_rates]
 
 
 def _behind_rates(ops: list[Operation], wanted: set[str]) -> set[int]:
@@ -32,7 +32,7 @@ def _behind_rates(ops: list[Operation], wanted: set[str]) -> set[int]:
     return result
 
 
-def _evaluated(op: Operation) -> Operation:
+def _evaluate(op: Operation) -> Operation:
     if not isinstance(op, Call):
         return op
     call = op.with_argument("training", False)

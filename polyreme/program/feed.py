@@ -110,7 +110,7 @@ def fed(program: Program, feed: Any) -> dict[str, Any]:
                 f"feed: {name!r} is changed by the Program, from the value that the scope holds; set it there: "
                 f"global_scope().find_var({name!r}).get_tensor().set(...)"
             )
-        arrays[name] = _checked(variable, value)
+        arrays[name] = _check(variable, value)
         if isinstance(variable, Variable):
             arrays.update(_offsets(variable, value))
     needed = {n for op in block.ops for n in op.reads()}
@@ -133,7 +133,7 @@ def _offsets(variable: Variable, value: Any) -> dict[str, Any]:
     return {v.name: np.asarray(level, v.dtype) for v, level in zip(variable.lod, lod, strict=True)}
 
 
-def _checked(variable: Tensor, value: Any) -> Any:
+def _check(variable: Tensor, value: Any) -> Any:
     array = value._array if isinstance(value, Tensor) else value
     if isinstance(array, Symbol):
         raise ProgramError(

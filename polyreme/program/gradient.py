@@ -60,9 +60,9 @@ def gradients(targets: Any, inputs: Any, target_gradients: Any = None, no_grad_s
 
     target_gradients: what each target's gradient starts from, ones for None. Gradients of gradients are recorded alike.
     """
-    ends, starts = _listed(targets), _listed(inputs)
+    ends, starts = _list(targets), _list(inputs)
     block = _block_of(ends[0])
-    seeds = [None] * len(ends) if target_gradients is None else _listed(target_gradients)
+    seeds = [None] * len(ends) if target_gradients is None else _list(target_gradients)
     if len(seeds) != len(ends):
         raise GradError(f"gradients: {len(seeds)} target_gradients for {len(ends)} targets; give one for each, or None")
     for x in starts:
@@ -165,5 +165,5 @@ def _named(block: Block, value: Any) -> str:
     return block.var(value)._array.name if isinstance(value, str) else _symbol("no_grad_set", value).name
 
 
-def _listed(value: Any) -> list[Any]:
+def _list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -48,7 +48,7 @@ def place(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> Placed:
     slots, chains = _slots(boxes, edges)
     every = [*boxes, *slots]
     links = [(a, b) for chain in chains for a, b in pairwise(chain)]
-    rows = _ordered(every, links)
+    rows = _order(every, links)
     _spread(rows, every, links)
     left = min((b.x for b in every), default=0.0)
     y, tops, heights = 0.0, [], []
@@ -90,7 +90,7 @@ def _slots(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> tuple[list
     return slots, chains
 
 
-def _ordered(every: Sequence[Box], links: Sequence[tuple[int, int]]) -> list[list[int]]:
+def _order(every: Sequence[Box], links: Sequence[tuple[int, int]]) -> list[list[int]]:
     """Boxes of each layer from left to right."""
     rows: list[list[int]] = [[] for _ in range(max((b.layer for b in every), default=-1) + 1)]
     for index, box in enumerate(every):

@@ -22,7 +22,7 @@ def listing(program: Any, with_details: bool) -> str:
         takes = f" takes {', '.join('%' + n for n in block.takes)}" if block.takes else ""
         lines.append(f"{head}{takes} {{")
         if with_details:
-            lines += [f"  var {_described(v)}" for v in block.vars.values()]
+            lines += [f"  var {_describe(v)}" for v in block.vars.values()]
         lines += [f"  {line(op, block)}" for op in block.ops]
         if block.gives:
             lines.append(f"  give {', '.join(map(repr, block.gives))}")
@@ -30,7 +30,7 @@ def listing(program: Any, with_details: bool) -> str:
     return "\n".join(lines)
 
 
-def _described(var: Tensor) -> str:
+def _describe(var: Tensor) -> str:
     kind = (
         " parameter" if var.persistable and not isinstance(var, Variable) else " persistable" if var.persistable else ""
     )

@@ -107,11 +107,11 @@ def _together(parts: list[dict[str, Any]], count: int) -> Feeds:
         if part.keys() != parts[0].keys():
             raise ProgramError(f"feed: device 0 is given {sorted(parts[0])}, device {i} {sorted(part)}")
     shapes = [tuple((n, tuple(part[n].shape)) for n in parts[0]) for part in parts]
-    arrays = {n: np.concatenate([_padded(p[n], [q[n].shape for q in parts]) for p in parts]) for n in parts[0]}
+    arrays = {n: np.concatenate([_pad(p[n], [q[n].shape for q in parts]) for p in parts]) for n in parts[0]}
     return Feeds(arrays, tuple(shapes) if len(set(shapes)) > 1 else (shapes[0],), count, True)
 
 
-def _padded(array: Any, shapes: Sequence[tuple[int, ...]]) -> np.ndarray:
+def _pad(array: Any, shapes: Sequence[tuple[int, ...]]) -> np.ndarray:
     largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
     return np.pad(np.asarray(array), [(0, most - size) for size, most in zip(array.shape, largest, strict=True)])
 

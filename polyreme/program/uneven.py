@@ -99,10 +99,10 @@ class Uneven:
         with tape.GradEnabled(any(isinstance(op, Backward) for op in self._ops[0])):
             for op in self._ops[0]:
                 op.run(frame)
-        return [Tensor(_padded(state.read(frame.get(n)), self._largest[n])) for n in self._crossing]
+        return [Tensor(_pad(state.read(frame.get(n)), self._largest[n])) for n in self._crossing]
 
 
-def _padded(array: Any, shape: tuple[int, ...]) -> Any:
+def _pad(array: Any, shape: tuple[int, ...]) -> Any:
     if tuple(array.shape) == shape:
         return array
     return jnp.pad(array, [(0, most - size) for size, most in zip(array.shape, shape, strict=True)])

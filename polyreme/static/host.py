@@ -119,13 +119,13 @@ def py_func(
     """
     if not state.recording():
         raise ProgramError("py_func records a call of a Python function; call enable_static(), or call the function")
-    xs, outs = _listed(x), _listed(out)
+    xs, outs = _list(x), _list(out)
     for what, fn in (("func", func), ("backward_func", backward_func)):
         if not callable(fn) and (what == "func" or fn is not None):
             raise TypeError(f"py_func: {what} is a function, got {type(fn).__name__}")
     if not all(isinstance(v, Variable) for v in outs):
         raise TypeError(f"py_func: out is made of Variables of the Program, got {[type(v).__name__ for v in outs]}")
-    skipped = _skipped(xs, outs, _listed(skip_vars_in_backward_input))
+    skipped = _skip(xs, outs, _list(skip_vars_in_backward_input))
     metas = [(_sizes(v, xs), v.dtype.name) for v in outs]
     results = called(func, backward_func, skipped, metas, xs)
     for variable, result in zip(outs, results, strict=True):
@@ -134,11 +134,11 @@ def py_func(
     return out
 
 
-def _listed(value: Any) -> list[Any]:
+def _list(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _skipped(xs: Sequence[Any], outs: Sequence[Any], given: Sequence[Any]) -> list[int]:
+def _skip(xs: Sequence[Any], outs: Sequence[Any], given: Sequence[Any]) -> list[int]:
     """Positions, among inputs and outputs, of what backward_func does not want."""
     known = {v.name: at for at, v in enumerate([*xs, *outs])}
     names = [v if isinstance(v, str) else v.name for v in given]
@@ -203,12 +203,12 @@ def _on_host(fn: Callable, wanted: Sequence[Any], arrays: Sequence[Any], what: s
     """fn(*arrays) as arrays of the shapes and dtypes wanted: now, or each time that the program runs."""
 
     def run(*given: Any) -> list[np.ndarray]:
-        results = _listed(fn(*map(np.asarray, given)))
+        results = _list(fn(*map(np.asarray, given)))
         if not wanted:
             return []
         if len(results) != len(wanted):
             raise ShapeError(f"{what} returned {len(results)} arrays, {len(wanted)} are declared")
-        return [_fitted(v, meta, what, zeros) for v, meta in zip(results, wanted, strict=True)]
+        return [_fit(v, meta, what, zeros) for v, meta in zip(results, wanted, strict=True)]
 
     if not state.capturing():
         return [jnp.asarray(a) for a in run(*arrays)]
@@ -220,7 +220,7 @@ def _on_host(fn: Callable, wanted: Sequence[Any], arrays: Sequence[Any], what: s
     return list(io_callback(run, list(wanted), *still, ordered=True))
 
 
-def _fitted(value: Any, meta: Any, what: str, zeros: bool) -> np.ndarray:
+def _fit(value: Any, meta: Any, what: str, zeros: bool) -> np.ndarray:
     if value is None and zeros:
         return np.zeros(meta.shape, meta.dtype)
     array = np.asarray(value)

@@ -57,7 +57,7 @@ def image_load(path: str | os.PathLike[str], backend: str | None = None) -> Any:
     Raises DataError for a file that is no image or has more than MAX_PIXELS pixels.
     """
     chosen = checked_backend(backend)
-    image = _opened(path, str(path), None)
+    image = _open(path, str(path), None)
     if chosen == "pil":
         return image
     return np.asarray(image.convert("RGB"))[:, :, ::-1]
@@ -65,10 +65,10 @@ def image_load(path: str | os.PathLike[str], backend: str | None = None) -> Any:
 
 def decoded(raw: bytes, file_format: str) -> Any:
     """The Pillow image in the bytes of a file of one format, such as "JPEG"; raises DataError as image_load does."""
-    return _opened(BytesIO(raw), f"{len(raw)} bytes", [file_format])
+    return _open(BytesIO(raw), f"{len(raw)} bytes", [file_format])
 
 
-def _opened(source: Any, shown: str, formats: list[str] | None) -> Any:
+def _open(source: Any, shown: str, formats: list[str] | None) -> Any:
     library = pillow()
     try:
         with library.open(source, formats=formats) as image:

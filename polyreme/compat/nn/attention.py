@@ -133,12 +133,12 @@ class MultiheadAttention(Layer):
         if mask is not None:
             if list(mask.shape) not in ([s, t], [b * heads, s, t]):
                 raise ShapeError(f"attn_mask is {list(mask.shape)}, needs {[s, t]} or {[b * heads, s, t]}")
-            added = _added(mask, q.dtype)
+            added = _add(mask, q.dtype)
             total = added if mask.ndim == 2 else reshape(added, [b, heads, s, t])
         if padding is not None:
             if list(padding.shape) != [b, t]:
                 raise ShapeError(f"key_padding_mask is {list(padding.shape)}, needs {[b, t]}")
-            hidden = reshape(_added(padding, q.dtype), [b, 1, 1, t])
+            hidden = reshape(_add(padding, q.dtype), [b, 1, 1, t])
             total = hidden if total is None else total + hidden
         if total is None or not extra:
             return total
@@ -155,7 +155,7 @@ class MultiheadAttention(Layer):
         return matmul(weights, v), weights
 
 
-def _added(mask: Any, dtype: Any) -> Any:
+def _add(mask: Any, dtype: Any) -> Any:
     """A mask as numbers to add: minus infinity where a bool one hides."""
     if mask.dtype != "bool":
         return mask.astype(dtype)

@@ -136,7 +136,7 @@ def recover(root: Path) -> None:
     for name in names:
         if name.endswith((".tmp", ".trash")):
             shutil.rmtree(root / name)
-    superseded = {name for step in scan(root)[0] for name in _replaced_by(root, step)}
+    superseded = {name for step in scan(root)[0] for name in _steps_replaced_by(root, step)}
     for name in (name for name in names if name.endswith(".replaced")):
         old = name.removesuffix(".replaced")
         if old in superseded or (root / old).exists():
@@ -146,7 +146,7 @@ def recover(root: Path) -> None:
             sync_folder(root)
 
 
-def _replaced_by(root: Path, step: int) -> tuple[str, ...]:
+def _steps_replaced_by(root: Path, step: int) -> tuple[str, ...]:
     path = root / step_name(step) / MANIFEST
     try:
         return tuple(json.loads(path.read_bytes())["replaces"])

@@ -164,7 +164,7 @@ def _pack(shards: list[HostShard]) -> list[list[HostShard]]:
 
 def _write_file(folder: Path, name: str, shards: list[HostShard]) -> tuple[FileEntry, list[tuple[str, Chunk]]]:
     whole, chunks = xxhash.xxh3_128(), []
-    head = safetensors_file.header(_listed(shards)) if name.endswith(".safetensors") else b""
+    head = safetensors_file.header(_list(shards)) if name.endswith(".safetensors") else b""
     offset = len(head)
     with open(folder / name, "xb", buffering=0) as file:
         whole.update(head)
@@ -187,7 +187,7 @@ def _write_all(file: io.FileIO, data: memoryview) -> None:
         data = data[file.write(data) :]
 
 
-def _listed(shards: list[HostShard]) -> list[tuple[str, np.ndarray]]:
+def _list(shards: list[HostShard]) -> list[tuple[str, np.ndarray]]:
     """Shards under the names they have in a safetensors file."""
     return [
         (f"{shard.tensor}@{','.join(map(str, shard.start))}" if any(shard.start) else shard.tensor, shard.data)

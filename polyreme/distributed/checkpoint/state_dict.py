@@ -72,14 +72,14 @@ def save_state_dict(
     if save_replicas:
         raise ConfigError("save_state_dict: save_replicas=True; a shard is written once, with a digest: leave it out")
     flat = dict(_flat(state_dict, "save_state_dict"))
-    arrays = {key: _saved(key, value) for key, (_, value) in flat.items() if not isinstance(value, _PLAIN)}
+    arrays = {key: _save(key, value) for key, (_, value) in flat.items() if not isinstance(value, _PLAIN)}
     plain = {key: value for key, (_, value) in flat.items() if isinstance(value, _PLAIN)}
     meta = {"flat_mapping": {key: list(names) for key, (names, _) in flat.items()}, "values": plain}
     where = Path(path).resolve()
     _background.finish(where)
     store = CheckpointStore(where, files="safetensors")
     try:
-        number = (store.latest_step() or 0) if unique_id is None else _checked_id("save_state_dict", unique_id)
+        number = (store.latest_step() or 0) if unique_id is None else _check_id("save_state_dict", unique_id)
         store.save(number, arrays, meta, overwrite="alone", blocking=not async_save)
     except BaseException:
         store.close()
@@ -122,7 +122,7 @@ def load_state_dict(
     if state.capturing():
         raise CaptureError("load_state_dict inside a captured function; call it outside")
     flat = dict(_flat(state_dict, "load_state_dict"))
-    store, number = _opened(path, unique_id)
+    store, number = _open(path, unique_id)
     manifest = store.manifest(number)
     saved = manifest.meta.get("values", {})
     wanted = {key: value for key, (_, value) in flat.items() if not isinstance(value, _PLAIN)}
@@ -159,7 +159,7 @@ def load_merged_state_dict(
     prefix that no key has.
     """
     _check_reading("load_merged_state_dict", aoa_config)
-    store, number = _opened(path, unique_id)
+    store, number = _open(path, unique_id)
     manifest = store.manifest(number)
     depth = 0 if prefix is None else len(prefix.split("."))
     chosen = {
@@ -214,7 +214,7 @@ def _holder(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return values
 
 
-def _saved(key: str, value: Tensor | ShardedWeight) -> Any:
+def _save(key: str, value: Tensor | ShardedWeight) -> Any:
     """What is written for a value: its array, or a box of a tensor."""
     if isinstance(value, Tensor):
         return state.read(value)
@@ -251,20 +251,20 @@ def _fill(value: Tensor | ShardedWeight, array: Any) -> None:
     value.local_tensor.set_value(part)
 
 
-def _opened(path: str | os.PathLike[str], unique_id: int | None) -> tuple[CheckpointStore, int]:
+def _open(path: str | os.PathLike[str], unique_id: int | None) -> tuple[CheckpointStore, int]:
     """The folder to read, once what is being written into it is there, and the state asked for."""
     where = Path(path).resolve()
     _background.finish(where)
     store = CheckpointStore(where, read_only=True)
     if unique_id is not None:
-        return store, _checked_id("load_state_dict", unique_id)
+        return store, _check_id("load_state_dict", unique_id)
     latest = store.latest_step()
     if latest is None:
         raise CheckpointError(f"no checkpoint in {path}; check the path")
     return store, latest
 
 
-def _checked_id(what: str, unique_id: Any) -> int:
+def _check_id(what: str, unique_id: Any) -> int:
     if type(unique_id) is not int or unique_id < 0:
         raise ConfigError(f"{what}: unique_id={unique_id!r}; give a whole number of at least 0, or None")
     return unique_id

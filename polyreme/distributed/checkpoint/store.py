@@ -218,7 +218,7 @@ class CheckpointStore:
             self.wait()
             return
         step, future = self._pending  # stays pending: that it is done is told to all in wait()
-        error = _named(future.exception(), step)
+        error = _name(future.exception(), step)
         if error is not None:
             raise error
 
@@ -234,7 +234,7 @@ class CheckpointStore:
                 self._check_room(step, nbytes)
                 self._temporary(step).mkdir()
             except (CheckpointError, OSError) as error:
-                refusal = _named(self._full(error, step, nbytes), step)
+                refusal = _name(self._full(error, step, nbytes), step)
         if self._is_shared:
             raise_together(refusal, f"save of step {step}")
         elif refusal is not None:
@@ -258,7 +258,7 @@ class CheckpointStore:
         if not concurrent.futures.wait([future], timeout).done:
             raise CheckpointError(f"save of step {step} into {self.path} is not done after {timeout} s")
         self._pending = None
-        error = _named(future.exception(), step)
+        error = _name(future.exception(), step)
         if self._is_shared and not isinstance(error, _UntoldError):
             raise_together(error, f"save of step {step}")
         elif error is not None:
@@ -423,7 +423,7 @@ class _UntoldError(CheckpointError):
     """A part could not be written, nor this be said where the first process looks: it ends with this process."""
 
 
-def _named(error: BaseException | None, step: int) -> CheckpointError | None:
+def _name(error: BaseException | None, step: int) -> CheckpointError | None:
     """What a save raised, as a CheckpointError."""
     if error is None or isinstance(error, CheckpointError):
         return error

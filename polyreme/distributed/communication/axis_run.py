@@ -40,7 +40,7 @@ def run(
         return bodies.run(kind, list(arrays), group.axes, group.nranks, split, join, static)
     mesh = _mesh_of(arrays[0], group)
     spec = _spec(arrays[0], mesh)
-    placed = [_placed(a, mesh, spec) for a in arrays]
+    placed = [_place(a, mesh, spec) for a in arrays]
     out_spec = _out_spec(kind, spec, group.axes, placed[0].ndim or int(join))
     _check_split(kind, placed[0], mesh, spec, group, split)
     program = _program(mesh, kind, group.axes, spec, out_spec, split, join, tuple(sorted(static.items())))
@@ -72,7 +72,7 @@ def _spec(array: Any, mesh: Mesh) -> tuple[tuple[str, ...], ...]:
     return tuple(entries) + ((),) * (array.ndim - len(entries))
 
 
-def _placed(array: Any, mesh: Mesh, spec: tuple) -> Any:
+def _place(array: Any, mesh: Mesh, spec: tuple) -> Any:
     sharding = NamedSharding(mesh, PartitionSpec(*spec))
     if isinstance(array, Tracer):
         return jax.lax.with_sharding_constraint(array, sharding)

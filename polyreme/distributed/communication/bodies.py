@@ -29,13 +29,13 @@ _JOIN = {
 
 def all_reduce(xs: Values, axes: tuple, n: int, op: int) -> Values:
     """Each value joined over the members."""
-    return [_reduced(x, axes, n, op) for x in xs]
+    return [_reduce(x, axes, n, op) for x in xs]
 
 
 def reduce(xs: Values, axes: tuple, n: int, op: int, root: int) -> Values:
     """all_reduce at the root; the others keep what they have."""
     at_root = lax.axis_index(axes) == root
-    return [jnp.where(at_root, _reduced(x, axes, n, op), x) for x in xs]
+    return [jnp.where(at_root, _reduce(x, axes, n, op), x) for x in xs]
 
 
 def broadcast(xs: Values, axes: tuple, n: int, root: int) -> Values:
@@ -55,7 +55,7 @@ def reduce_scatter(xs: Values, axes: tuple, n: int, op: int) -> Values:
     if op in (ReduceOp.SUM, ReduceOp.AVG) and stacked.dtype != jnp.bool_:
         total = lax.psum_scatter(stacked, axes, scatter_dimension=0)
         return [total / n if op == ReduceOp.AVG else total]
-    return [_joined(lax.all_to_all(stacked, axes, 0, 0), op)]
+    return [_join(lax.all_to_all(stacked, axes, 0, 0), op)]
 
 
 def alltoall(xs: Values, axes: tuple, n: int) -> Values:
@@ -89,9 +89,9 @@ def run(kind: str, xs: Values, axes: tuple, n: int, split: bool, join: bool, sta
     return [jnp.concatenate(out) if out[0].ndim else jnp.stack(out)]
 
 
-def _reduced(x: Any, axes: tuple, n: int, op: int) -> Any:
+def _reduce(x: Any, axes: tuple, n: int, op: int) -> Any:
     if op == ReduceOp.PROD or x.dtype == jnp.bool_:
-        return _joined(lax.all_gather(x, axes), op)
+        return _join(lax.all_gather(x, axes), op)
     if op == ReduceOp.MAX:
         return lax.pmax(x, axes)
     if op == ReduceOp.MIN:
@@ -100,7 +100,7 @@ def _reduced(x: Any, axes: tuple, n: int, op: int) -> Any:
     return total / n if op == ReduceOp.AVG else total
 
 
-def _joined(stacked: Any, op: int) -> Any:
+def _join(stacked: Any, op: int) -> Any:
     """Values along dim 0 joined; the sum of truth values is true where one is."""
     return _JOIN[op](stacked, axis=0).astype(stacked.dtype)
 

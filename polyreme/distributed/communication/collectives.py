@@ -82,7 +82,7 @@ def all_gather(
     _check_tensors("all_gather", [tensor])
     if found is None:
         return None
-    return _gathered("all_gather", tensor_list, tensor, found)
+    return _gather("all_gather", tensor_list, tensor, found)
 
 
 def gather(
@@ -102,7 +102,7 @@ def gather(
     if members.axes or at == members.rank:
         if gather_list is None:
             raise ConfigError("gather: rank dst needs gather_list=[] for the result")
-        return _gathered("gather", gather_list, tensor, members)
+        return _gather("gather", gather_list, tensor, members)
     return Task(_run("all_gather", [tensor], members))
 
 
@@ -241,7 +241,7 @@ def _into(tensor: Tensor, results: list[Any], what: str) -> Task:
     return Task(results)
 
 
-def _gathered(what: str, out: list[Tensor] | Tensor, tensor: Tensor, group: Group) -> Task:
+def _gather(what: str, out: list[Tensor] | Tensor, tensor: Tensor, group: Group) -> Task:
     if isinstance(out, Tensor):
         _check_dtype(what, out, tensor)
         return _into(out, _run("all_gather", [tensor], group, join=True), what)

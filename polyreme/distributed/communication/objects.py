@@ -75,7 +75,7 @@ def send_object_list(
     if members is None:
         return
     peer = _peer("send_object_list", "dst", dst, dst_in_group, members)
-    data = _encoded("send_object_list", object_list)
+    data = _encode("send_object_list", object_list)
     point_to_point.send_array(jnp.asarray([len(data)], jnp.int64), peer, members, "send_object_list")
     point_to_point.send_array(jnp.asarray(data), peer, members, "send_object_list")
 
@@ -91,7 +91,7 @@ def recv_object_list(
     what, peer = "recv_object_list", _peer("recv_object_list", "src", src, src_in_group, members)
     (length,) = np.asarray(point_to_point.recv_array((1,), np.dtype("int64"), peer, members, what)())
     data = np.asarray(point_to_point.recv_array((int(length),), np.dtype("uint8"), peer, members, what)())
-    theirs = _decoded(what, data, members.ranks[peer])
+    theirs = _decode(what, data, members.ranks[peer])
     if len(theirs) != len(object_list):
         raise RankError(f"{what}: {len(theirs)} objects came, this list is {len(object_list)} long")
     object_list[:] = theirs
@@ -109,11 +109,11 @@ def _every(what: str, obj: Any, group: Group) -> list[Any]:
 def _of_processes(what: str, obj: Any, group: Group) -> list[Any]:
     refused = None
     try:
-        data = _encoded(what, obj)
+        data = _encode(what, obj)
     except DTypeError as error:
         refused, data = error, np.zeros(0, np.uint8)
     length = len(data) if refused is None else _REFUSED
-    lengths = _gathered(np.asarray([length], np.int64), group)[:, 0]
+    lengths = _gather(np.asarray([length], np.int64), group)[:, 0]
     if refused is not None:
         raise refused
     bad = [rank for rank, size in zip(group.ranks, lengths, strict=True) if size == _REFUSED]
@@ -122,16 +122,16 @@ def _of_processes(what: str, obj: Any, group: Group) -> list[Any]:
     # powers of two, so that changing lengths make few programs
     padded = np.zeros(1 << (int(lengths.max()) - 1).bit_length(), np.uint8)
     padded[: len(data)] = data
-    every = _gathered(padded, group)
-    return [_decoded(what, row[:size], rank) for row, size, rank in zip(every, lengths, group.ranks, strict=True)]
+    every = _gather(padded, group)
+    return [_decode(what, row[:size], rank) for row, size, rank in zip(every, lengths, group.ranks, strict=True)]
 
 
-def _gathered(array: np.ndarray, group: Group) -> np.ndarray:
+def _gather(array: np.ndarray, group: Group) -> np.ndarray:
     found = process_run.run("all_gather", [jnp.asarray(array)], group, join=True)[0]
     return np.asarray(found).reshape(group.nranks, -1)
 
 
-def _encoded(what: str, obj: Any) -> np.ndarray:
+def _encode(what: str, obj: Any) -> np.ndarray:
     buffer = BytesIO()
     try:
         save(obj, buffer)
@@ -141,7 +141,7 @@ def _encoded(what: str, obj: Any) -> np.ndarray:
     return np.frombuffer(buffer.getvalue(), np.uint8)
 
 
-def _decoded(what: str, data: np.ndarray, rank: int) -> Any:
+def _decode(what: str, data: np.ndarray, rank: int) -> Any:
     try:
         return load(BytesIO(data.tobytes()))
     except CheckpointError as error:

@@ -35,7 +35,7 @@ def send(tensor: Tensor, dst: int = 0, group: Group | None = None, sync_op: bool
 
     Raises ConfigError for dst outside the group or this rank itself, PlacementError on a group of mesh axes.
     """
-    found = _checked("send", tensor, group)
+    found = _check("send", tensor, group)
     if found is None:
         return None
     array = state.read(tensor)
@@ -49,7 +49,7 @@ def recv(tensor: Tensor, src: int = 0, group: Group | None = None, sync_op: bool
     sync_op=False: the Tensor has the value after wait() on the task. Raises ShapeError or DTypeError, at the wait, if
     the sender sent something else, RankError if it is gone.
     """
-    found = _checked("recv", tensor, group)
+    found = _check("recv", tensor, group)
     if found is None:
         return None
     peer = _other("recv", "src", src, found)
@@ -196,7 +196,7 @@ def _check_card(what: str, card: Any, wanted: str, sender: int) -> None:
     raise kind(f"{what}: rank {sender} sent {sent}, the Tensor to receive into is {wanted}")
 
 
-def _checked(what: str, tensor: Any, group: Group | None) -> Group | None:
+def _check(what: str, tensor: Any, group: Group | None) -> Group | None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{what}: needs a Tensor, got {type(tensor).__name__}")
     members = resolve(group, what)

@@ -29,7 +29,7 @@ class Jacobian(matrices.Jacobian):
 
     def __init__(self, func: Callable[..., Any], xs: Tensors, is_batched: bool = False) -> None:
         with tape.GradEnabled(True):
-            joined, ys = _called("Jacobian", func, xs, is_batched)
+            joined, ys = _call("Jacobian", func, xs, is_batched)
             row = _in_a_row("Jacobian: func's result", as_list("Jacobian", "func's result", ys), is_batched)
         super().__init__(row, joined, is_batched)
 
@@ -43,7 +43,7 @@ class Hessian(matrices.Hessian):
 
     def __init__(self, func: Callable[..., Any], xs: Tensors, is_batched: bool = False) -> None:
         with tape.GradEnabled(True):
-            joined, ys = _called("Hessian", func, xs, is_batched)
+            joined, ys = _call("Hessian", func, xs, is_batched)
             (y,) = as_list("Hessian", "func's result", [ys])
             if y.size != (joined.shape[0] if is_batched else 1):
                 each = " per sample" if is_batched else ""
@@ -56,7 +56,7 @@ class Hessian(matrices.Hessian):
         super().__init__(zeros(joined) if gradient is None else gradient, joined, is_batched)
 
 
-def _called(what: str, func: Callable[..., Any], xs: Any, is_batched: bool) -> tuple[Tensor, Any]:
+def _call(what: str, func: Callable[..., Any], xs: Any, is_batched: bool) -> tuple[Tensor, Any]:
     """(all of xs in a row, func of its pieces)."""
     given = as_list(what, "xs", xs)
     own = [Tensor(state.read(x), stop_gradient=False) if x.stop_gradient else x for x in given]

@@ -75,7 +75,7 @@ def forward_grad(outputs: Tensors, inputs: Tensors, grad_inputs: Any = None) -> 
     """
     ends, starts = as_list("forward_grad", "outputs", outputs), as_list("forward_grad", "inputs", inputs)
     if state.recording():
-        return _like(outputs, _recorded(ends, starts, grad_inputs))
+        return _like(outputs, _record(ends, starts, grad_inputs))
     _want_gradients(starts)
     jets, spec = directions("forward_grad", grad_inputs, starts)
     with tape.GradEnabled(True):
@@ -94,7 +94,7 @@ def grad(outputs: Tensors, inputs: Tensors, grad_outputs: Any = None) -> Any:
     return _like(inputs, functional.grad(outputs, inputs, grad_outputs, create_graph=True))
 
 
-def _recorded(ends: list[Any], starts: list[Any], grads: Any) -> list[Any]:
+def _record(ends: list[Any], starts: list[Any], grads: Any) -> list[Any]:
     """Forward mode of a Program: its backward is linear in the cotangents u; backward of that, by u."""
     back = [ones_like(y) for y in ends]
     for u in back:

@@ -80,7 +80,7 @@ class _Average:
         self._replaced = [p._array for p in self._parameters]
         for at, p in enumerate(self._parameters):
             mean = self.averaged({n: tensors[at]._array for n, tensors in self._kept.items()}, counts)
-            state.write(p, _placed(mean.astype(p._array.dtype), p._array))
+            state.write(p, _place(mean.astype(p._array.dtype), p._array))
         try:
             yield
         finally:
@@ -243,8 +243,8 @@ class ExponentialMovingAverage(_Average):
 def _zeros(p: Any) -> Tensor:
     """Zeros like a parameter, at least float32, on its devices."""
     array = jnp.zeros(p._array.shape, jnp.promote_types(p._array.dtype, jnp.float32))
-    return Tensor(_placed(array, p._array))
+    return Tensor(_place(array, p._array))
 
 
-def _placed(array: Any, like: Any) -> Any:
+def _place(array: Any, like: Any) -> Any:
     return put(array, like.sharding) if not isinstance(like, state.Tracer) and like.committed else array

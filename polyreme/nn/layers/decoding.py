@@ -153,10 +153,10 @@ def dynamic_decode(
     start = _Now(inputs, states, finished, cast(zeros_like(finished), "int64"))
 
     def advance(time: Any, now: _Now) -> tuple[Any, _Now]:
-        return _advanced(decoder, time, now, impute_finished, kwargs)
+        return _advance(decoder, time, now, impute_finished, kwargs)
 
     if state.capturing():
-        outputs, now = _captured(decoder, advance, start, max_step_num, is_test)
+        outputs, now = _capture(decoder, advance, start, max_step_num, is_test)
     else:
         outputs, now = _eager(advance, start, max_step_num)
     decoded, last = outputs, now.states
@@ -167,7 +167,7 @@ def dynamic_decode(
     return (decoded, last, now.lengths) if return_length else (decoded, last)
 
 
-def _advanced(decoder: Any, time: Any, now: _Now, impute: bool, kwargs: dict[str, Any]) -> tuple[Any, _Now]:
+def _advance(decoder: Any, time: Any, now: _Now, impute: bool, kwargs: dict[str, Any]) -> tuple[Any, _Now]:
     outputs, states, inputs, finished = decoder.step(time, now.inputs, now.states, **kwargs)
     lengths = now.lengths + cast(logical_not(now.finished), "int64")
     if getattr(decoder, "tracks_own_finished", False):
@@ -196,7 +196,7 @@ def _eager(advance: Callable[..., Any], now: _Now, last: int | None) -> tuple[An
     return jax.tree.map(lambda *rows: stack(list(rows), 0), *steps), now
 
 
-def _captured(
+def _capture(
     decoder: Any, advance: Callable[..., Any], start: _Now, last: int | None, is_test: bool
 ) -> tuple[Any, _Now]:
     if last is None or last < 0:

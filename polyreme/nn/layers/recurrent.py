@@ -36,7 +36,7 @@ from polyreme.ops.recurrent import check_lengths, recurrent_layer
 _UNROLLED = 16
 
 
-def _swapped(x: Any) -> Any:
+def _swap(x: Any) -> Any:
     """[batch, steps, ...] <-> [steps, batch, ...], of every Tensor in x."""
     return jax.tree.map(lambda leaf: transpose(leaf, [1, 0, *range(2, len(leaf.shape))]), x)
 
@@ -80,11 +80,11 @@ def _step_by_step(
 
     order = range(steps - 1, -1, -1) if reverse else range(steps)
     if steps > _UNROLLED and state.capturing() and not state.recording():
-        return _looped(call, x, states, order)
-    return _unrolled(call, x, states, order)
+        return _loop(call, x, states, order)
+    return _unroll(call, x, states, order)
 
 
-def _unrolled(call: Callable[..., Any], x: Any, states: Any, order: range) -> tuple[Any, Any]:
+def _unroll(call: Callable[..., Any], x: Any, states: Any, order: range) -> tuple[Any, Any]:
     leaves, structure = jax.tree.flatten(x)
     each = [unbind(leaf, 0) for leaf in leaves]
     outputs: list[Any] = [None] * len(order)
@@ -93,7 +93,7 @@ def _unrolled(call: Callable[..., Any], x: Any, states: Any, order: range) -> tu
     return jax.tree.map(lambda *rows: stack(list(rows), 0), *outputs), states
 
 
-def _looped(call: Callable[..., Any], x: Any, states: Any, order: range) -> tuple[Any, Any]:
+def _loop(call: Callable[..., Any], x: Any, states: Any, order: range) -> tuple[Any, Any]:
     """The steps as one loop of the captured program; the first stands before it and says what is carried."""
     output, states = call(order[0], jax.tree.map(lambda leaf: leaf[order[0]], x), states)
     rows = jax.tree.map(lambda a: stack([a] * len(order), 0), output)
@@ -142,9 +142,9 @@ class RNN(Layer):
         """initial_states: what the cell takes, else its own initial states. sequence_length [batch]: the steps of each
         sequence that are real. kwargs go to the cell at each step.
         """
-        x = inputs if self.time_major else _swapped(inputs)
+        x = inputs if self.time_major else _swap(inputs)
         outputs, last = self.over_time(x, initial_states, sequence_length, **kwargs)
-        return outputs if self.time_major else _swapped(outputs), last
+        return outputs if self.time_major else _swap(outputs), last
 
     def over_time(self, x: Any, states: Any, lengths: Any, **kwargs: Any) -> tuple[Any, Any]:
         """forward of inputs that are [steps, batch, ...]."""
@@ -164,9 +164,9 @@ class BiRNN(Layer):
 
     def forward(self, inputs: Any, initial_states: Any = None, sequence_length: Any = None, **kwargs: Any) -> Any:
         """As RNN's; initial_states: a pair, of cell_fw and of cell_bw."""
-        x = inputs if self.time_major else _swapped(inputs)
+        x = inputs if self.time_major else _swap(inputs)
         outputs, last = self.over_time(x, initial_states, sequence_length, **kwargs)
-        return outputs if self.time_major else _swapped(outputs), last
+        return outputs if self.time_major else _swap(outputs), last
 
     def over_time(self, x: Any, states: Any, lengths: Any, **kwargs: Any) -> tuple[Any, Any]:
         """forward of inputs that are [steps, batch, ...]."""
@@ -224,7 +224,7 @@ class _Stack(LayerList):
             raise ShapeError(
                 f"{type(self).__name__}: inputs {list(inputs.shape)}; needs [{order}, input_size={self.input_size}]"
             )
-        x = inputs if self.time_major else _swapped(inputs)
+        x = inputs if self.time_major else _swap(inputs)
         states, last = self._states_of(initial_states), []
         for k, layer in enumerate(self):
             if k and self.dropout:
@@ -233,7 +233,7 @@ class _Stack(LayerList):
             mine = states[at : at + self.num_directions]
             x, ended = layer.over_time(x, mine[0] if self.num_directions == 1 else mine, sequence_length)
             last += [ended] if self.num_directions == 1 else list(ended)
-        outputs = x if self.time_major else _swapped(x)
+        outputs = x if self.time_major else _swap(x)
         return outputs, jax.tree.map(lambda *each: stack(list(each), 0), *last)
 
     def _states_of(self, initial: Any) -> list[Any]:

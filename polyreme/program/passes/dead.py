@@ -50,11 +50,11 @@ def prune(program: Program, keep: Any = (), feed: Any = ()) -> Program:
     block.ops = left_ops[::-1]
     needed |= facts.kept | fed | {name for op in block.ops for name in op.writes()}
     pruned.held = {name: held for name, held in pruned.held.items() if name in needed}
-    block.vars = {n: v for n, v in block.vars.items() if n in needed or v._array.name in needed or _computed(v)}
+    block.vars = {n: v for n, v in block.vars.items() if n in needed or v._array.name in needed or _compute(v)}
     return settle(pruned)
 
 
-def _computed(var: Any) -> bool:
+def _compute(var: Any) -> bool:
     return isinstance(var, Variable) and not var.persistable and not var.is_data
 
 

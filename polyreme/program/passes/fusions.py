@@ -115,7 +115,7 @@ def fusion(program: Program, keep: Any = (), patterns: Any = None) -> Program:
     else reads what lies between, and it is not kept. Sums are added in another order, so results are equal within
     rounding. Attention over a row of scores that are all -inf gives 0 instead of NaN.
     """
-    chosen = _chosen(patterns)
+    chosen = _choose(patterns)
     fused = program.clone()
     facts = Facts(fused, kept_names(program, keep))
     for block in fused.blocks:
@@ -124,7 +124,7 @@ def fusion(program: Program, keep: Any = (), patterns: Any = None) -> Program:
     return settle(fused)
 
 
-def _chosen(patterns: Any) -> list[Pattern]:
+def _choose(patterns: Any) -> list[Pattern]:
     if patterns is None:
         return [p for p in PATTERNS if not p.redraws]
     names = [patterns] if isinstance(patterns, str) else list(patterns)

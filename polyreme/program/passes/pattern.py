@@ -120,27 +120,27 @@ def matches(pattern: Pattern, block: Block, index: int, maker_of: Mapping[str, i
         place = maker_of.get(value.name) if isinstance(value, Ref) else None
         if place is None:
             return
-        for further in _unified(left[0], block.ops[place], bound):
+        for further in _unify(left[0], block.ops[place], bound):
             yield from follow(left[1:], [*places, place], further)
 
     if isinstance(block.ops[index], Call) and block.ops[index].outputs:
         yield from follow(pattern.lines, [], {})
 
 
-def _unified(line: Line, op: Any, bound: Bound) -> Iterator[Bound]:
+def _unify(line: Line, op: Any, bound: Bound) -> Iterator[Bound]:
     """bound with what the line's names stand for in op; nothing where op does not fit."""
     if not isinstance(op, Call) or op.name != line.op or len(op.outputs) != 1 or op.changes:
         return
     arguments = arguments_of(op)
     if arguments is None:
         return
-    yield from _fitted(line, arguments, bound)
+    yield from _fit(line, arguments, bound)
     if line.op in _SWAPPED:
         x, y = _SWAPPED[line.op]
-        yield from _fitted(line, {**arguments, x: arguments[y], y: arguments[x]}, bound)
+        yield from _fit(line, {**arguments, x: arguments[y], y: arguments[x]}, bound)
 
 
-def _fitted(line: Line, given: dict[str, Any], bound: Bound) -> Iterator[Bound]:
+def _fit(line: Line, given: dict[str, Any], bound: Bound) -> Iterator[Bound]:
     known, defaults = dict(bound), defaults_of(line.op) or {}
     for parameter, value in given.items():
         term = line.given.get(parameter, (defaults[parameter],))
@@ -175,11 +175,11 @@ def replaced(pattern: Pattern, match: Match) -> tuple[Call, list[int]] | None:
     more = pattern.where(match)
     if more is None:
         return None
-    made = _made(pattern.replacement, {**match.bound, **more}, calls[0])
+    made = _make(pattern.replacement, {**match.bound, **more}, calls[0])
     return (made, gone) if _gives_the_same(made, match.facts) else None
 
 
-def _made(line: Line, bound: Bound, like: Call) -> Call:
+def _make(line: Line, bound: Bound, like: Call) -> Call:
     arguments = {p: term[0] if isinstance(term, tuple) else bound[term] for p, term in line.given.items()}
     defaults = defaults_of(line.op) or {}
     arguments = {p: v for p, v in arguments.items() if _plain(v) != _plain(defaults[p])}

@@ -67,7 +67,7 @@ def apply(program: Program, passes: Sequence[Any] | str, fetch: Any = (), **opti
     >>> [name for name, p in PASSES.items() if "checkpoints" in p.options]
     ['recompute']
     """
-    chosen = [_chosen(entry) for entry in ([passes] if isinstance(passes, str) else passes)]
+    chosen = [_choose(entry) for entry in ([passes] if isinstance(passes, str) else passes)]
     unused = sorted(options.keys() - {o for p, _ in chosen for o in p.options})
     if unused:
         raise ConfigError(f"passes.apply: no pass of {[p.name for p, _ in chosen]} has the options {unused}")
@@ -83,7 +83,7 @@ def show(program: Program, passes: Sequence[Any] | str, fetch: Any = (), **optio
     return "\n".join(difflib.unified_diff(before, after, "before", "after", lineterm=""))
 
 
-def _chosen(entry: Any) -> tuple[Pass, dict[str, Any]]:
+def _choose(entry: Any) -> tuple[Pass, dict[str, Any]]:
     name, own = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, {})
     if name not in PASSES:
         raise ConfigError(f"passes.apply: there is no pass {name!r}{did_you_mean(str(name), PASSES)}")

@@ -90,12 +90,12 @@ def attention(
         raise ShapeError(f"{what}: sparse_mask {sparse_mask.shape}, needs {[batch * heads, seq, seq]}")
     q, k, v = (reshape(each, [batch * heads, seq, width]) for each in (query, key, value))
     scores = masked_matmul(ar.multiply(q, 1 / math.sqrt(width)), transpose(k, [0, 2, 1]), sparse_mask)
-    keep = _kept(what, sparse_mask, heads, key_padding_mask, attn_mask)
+    keep = _keep(what, sparse_mask, heads, key_padding_mask, attn_mask)
     weights = sparse_softmax(scores.values(), scores.where, scores.dims, 2, keep)
     return reshape(matmul(scores.with_values(weights), v), shape)
 
 
-def _kept(what: str, mask: SparseCsrTensor, heads: int, key_padding_mask: Any, attn_mask: Any) -> Any:
+def _keep(what: str, mask: SparseCsrTensor, heads: int, key_padding_mask: Any, attn_mask: Any) -> Any:
     """Which stored scores no mask leaves out, [n]; None if there is no mask."""
     total, seq, _ = mask.dims
     coordinates = sparse_coordinates(mask.where, mask.dims)

@@ -72,7 +72,7 @@ class Conll05st(Dataset):
         self.data_file = str(archive)
         # only get_embedding() needs it, and it is large: looked for when asked
         self._embedding = emb_file
-        self.word_dict, self.predicate_dict = (_numbered(path) for path in dictionaries[:2])
+        self.word_dict, self.predicate_dict = (_number(path) for path in dictionaries[:2])
         self.label_dict = _labels(dictionaries[2])
         self.samples = list(_samples(archive))
 
@@ -112,7 +112,7 @@ def _lines(path: Path) -> list[str]:
         return path.read_text().splitlines()
 
 
-def _numbered(path: Path) -> dict[str, int]:
+def _number(path: Path) -> dict[str, int]:
     return {line.strip(): index for index, line in enumerate(_lines(path))}
 
 

@@ -74,8 +74,8 @@ class Movielens(Dataset):
         self.movie_info = {int(row[0]): _movie(row) for row in movies}
         self.user_info = {int(row[0]): _user(row) for row in users}
         films = self.movie_info.values()
-        self.categories_dict = _numbered(c for film in films for c in film.categories)
-        self.movie_title_dict = _numbered(w for film in films for w in film.title.lower().split())
+        self.categories_dict = _number(c for film in films for c in film.categories)
+        self.movie_title_dict = _number(w for film in films for w in film.title.lower().split())
         # the published generator of PaddlePaddle's split, so that the parts are the same
         draws = np.random.RandomState(rand_seed).random_sample(len(ratings))
         chosen = (draws < test_ratio) == (self.mode == "test")
@@ -126,5 +126,5 @@ def _user(row: list[str]) -> UserInfo:
     return UserInfo(int(index), gender == "M", _AGES.index(int(age)), int(job))
 
 
-def _numbered(words: Iterable[str]) -> dict[str, int]:
+def _number(words: Iterable[str]) -> dict[str, int]:
     return {word: index for index, word in enumerate(dict.fromkeys(words))}

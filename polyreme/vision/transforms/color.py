@@ -47,14 +47,14 @@ def adjust_hue(img: Any, hue_factor: float) -> Any:
     """
     if not -0.5 <= hue_factor <= 0.5:
         raise ConfigError(f"adjust_hue: hue_factor={hue_factor}; give -0.5 to 0.5")
-    pixels, limit = _checked(img, "adjust_hue")
+    pixels, limit = _check(img, "adjust_hue")
     if pixels.shape[2] == 1:
         return img
-    turned = _turned(pixels.astype(np.float64) / limit, hue_factor) * limit
+    turned = _rotate(pixels.astype(np.float64) / limit, hue_factor) * limit
     return like((np.rint(turned) if limit == 255 else turned).astype(pixels.dtype), img)
 
 
-def _checked(img: Any, who: str) -> tuple[np.ndarray, int]:
+def _check(img: Any, who: str) -> tuple[np.ndarray, int]:
     """(pixels, the largest value one can have)."""
     pixels = as_pixels(img, who)
     if (is_pillow(img) and img.mode not in ("L", "RGB")) or pixels.shape[2] not in (1, 3):
@@ -75,14 +75,14 @@ def _towards(img: Any, name: str, factor: float, base: Any) -> Any:
     """base(pixels) + factor * (pixels - base(pixels)), cut to the range; bytes are rounded down, as by Pillow."""
     if not factor >= 0:
         raise ConfigError(f"adjust_{name}: {name}_factor={factor}; give a number of at least 0")
-    pixels, limit = _checked(img, f"adjust_{name}")
+    pixels, limit = _check(img, f"adjust_{name}")
     wide = np.promote_types(pixels.dtype, np.float32)
     start = np.asarray(base(pixels), wide)
     moved = start + wide.type(factor) * (pixels.astype(wide) - start)
     return like(np.clip(moved, 0, limit).astype(pixels.dtype), img)
 
 
-def _turned(rgb: np.ndarray, turn: float) -> np.ndarray:
+def _rotate(rgb: np.ndarray, turn: float) -> np.ndarray:
     """RGB 0 .. 1 with the hue of each pixel moved by turn (1: once around): Smith, 1978, the hexcone model."""
     largest, smallest = rgb.max(-1), rgb.min(-1)
     spread = largest - smallest

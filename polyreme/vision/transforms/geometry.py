@@ -51,7 +51,7 @@ def affine(
         ]
     ) * np.array([[scale], [scale], [scale]])
     x, y = _middle(pixels) if center is None else center
-    whole = _moved(x + translate[0], y + translate[1]) @ forward @ _moved(-x, -y)
+    whole = _move(x + translate[0], y + translate[1]) @ forward @ _move(-x, -y)
     return like(_warp("affine", pixels, np.linalg.inv(whole), pixels.shape[:2], interpolation, fill), img)
 
 
@@ -74,12 +74,12 @@ def rotate(
     # turns by right angles are then exact
     cos, sin = round(math.cos(turn), 15), round(math.sin(turn), 15)
     x, y = _middle(pixels) if center is None else center
-    inverse = _moved(x, y) @ np.array([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1.0]]) @ _moved(-x, -y)
+    inverse = _move(x, y) @ np.array([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1.0]]) @ _move(-x, -y)
     size = (height, width)
     if expand:
         corners = inverse @ np.array([[0, width, width, 0], [0, 0, height, height], [1, 1, 1, 1]])
         wide, high = (math.ceil(v.max()) - math.floor(v.min()) for v in corners[:2])
-        inverse = inverse @ _moved(-(wide - width) / 2, -(high - height) / 2)
+        inverse = inverse @ _move(-(wide - width) / 2, -(high - height) / 2)
         size = (high, wide)
     return like(_warp("rotate", pixels, inverse, size, interpolation, fill), img)
 
@@ -139,7 +139,7 @@ def _middle(pixels: np.ndarray) -> tuple[float, float]:
     return pixels.shape[1] / 2, pixels.shape[0] / 2
 
 
-def _moved(x: float, y: float) -> np.ndarray:
+def _move(x: float, y: float) -> np.ndarray:
     return np.array([[1, 0, x], [0, 1, y], [0, 0, 1.0]])
 
 
@@ -159,11 +159,11 @@ def _warp(
     inside = ahead & (x >= 0) & (x < pixels.shape[1]) & (y >= 0) & (y < pixels.shape[0])
     found = np.empty((*size, pixels.shape[2]), pixels.dtype)
     found[:] = outside
-    found[inside] = _sampled(pixels, x[inside], y[inside], _TAPS[interpolation])
+    found[inside] = _sample(pixels, x[inside], y[inside], _TAPS[interpolation])
     return found
 
 
-def _sampled(pixels: np.ndarray, x: np.ndarray, y: np.ndarray, taps: int) -> np.ndarray:
+def _sample(pixels: np.ndarray, x: np.ndarray, y: np.ndarray, taps: int) -> np.ndarray:
     """The image at places [n] inside it -> [n, channels], from taps x taps pixels; the edge is repeated."""
     if taps == 1:
         return pixels[y.astype(int), x.astype(int)]

@@ -153,7 +153,7 @@ def fused_feedforward(
 # ---- norms ----
 
 
-def _summed(x: Any, bias: Any, residual: Any, alpha: float) -> Any:
+def _sum(x: Any, bias: Any, residual: Any, alpha: float) -> Any:
     x = x if bias is None else x + bias
     return x if residual is None else x + residual * alpha
 
@@ -190,7 +190,7 @@ def fused_layer_norm(
         quant_max_bound=(quant_max_bound, 0), quant_min_bound=(quant_min_bound, 0),
     )  # fmt: skip
     sizes = _sizes(x, begin_norm_axis, "fused_layer_norm")
-    summed = _summed(x, bias, residual, residual_alpha)
+    summed = _sum(x, bias, residual, residual_alpha)
     if norm_weight is None and norm_bias is None:
         return summed, None, None, None
     out = F.layer_norm(summed, sizes, norm_weight, norm_bias, epsilon)
@@ -220,7 +220,7 @@ def fused_rms_norm(
         quant_max_bound=(quant_max_bound, 0), quant_min_bound=(quant_min_bound, 0),
     )  # fmt: skip
     sizes = _sizes(x, begin_norm_axis, "fused_rms_norm")
-    summed = _summed(x, bias, residual, 1.0)
+    summed = _sum(x, bias, residual, 1.0)
     out = F.rms_norm(summed, sizes, norm_weight, epsilon)
     out = out if norm_bias is None else out + norm_bias.reshape(sizes)
     return out, None if residual is None else summed

@@ -48,7 +48,7 @@ def minimize_bfgs(
     [3.0, 3.0]
     """
     limits = _limits(max_iters, max_line_search_iters, tolerance_grad, tolerance_change, initial_step_length)
-    start, first = _checked("minimize_bfgs", initial_position, initial_inverse_hessian_estimate, line_search_fn, dtype)
+    start, first = _check("minimize_bfgs", initial_position, initial_inverse_hessian_estimate, line_search_fn, dtype)
 
     def solve(objective: Any, position: Any, inverse: Any) -> Found:
         return bfgs(objective, position, inverse, limits)
@@ -80,7 +80,7 @@ def minimize_lbfgs(
     """
     pairs = _whole("history_size", history_size)
     limits = _limits(max_iters, max_line_search_iters, tolerance_grad, tolerance_change, initial_step_length)
-    start, first = _checked("minimize_lbfgs", initial_position, initial_inverse_hessian_estimate, line_search_fn, dtype)
+    start, first = _check("minimize_lbfgs", initial_position, initial_inverse_hessian_estimate, line_search_fn, dtype)
 
     def solve(objective: Any, position: Any, inverse: Any) -> Found:
         return lbfgs(objective, position, inverse, pairs, limits)
@@ -118,7 +118,7 @@ def _run(
     return tape.apply(Kernel(fn, what), arrays, (None,) * len(arrays))
 
 
-def _checked(what: str, position: Any, inverse: Any, line_search_fn: Any, dtype: Any) -> tuple[Tensor, Tensor | None]:
+def _check(what: str, position: Any, inverse: Any, line_search_fn: Any, dtype: Any) -> tuple[Tensor, Tensor | None]:
     if line_search_fn != "strong_wolfe":
         raise ConfigError(f"{what}: line_search_fn is 'strong_wolfe', got {line_search_fn!r}")
     wanted = dtypes.as_dtype(dtype)
