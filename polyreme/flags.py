@@ -31,6 +31,11 @@ def compile_cache() -> Path | None:
     return cache_home() / "polyreme" / "xla"
 
 
+def compile_cache_seconds() -> float:
+    """POLYREME_COMPILE_CACHE_SECONDS: programs that compile faster than this are not kept in the folder; 0.2."""
+    return _float("POLYREME_COMPILE_CACHE_SECONDS", default=0.2)
+
+
 def cache_home() -> Path:
     """XDG_CACHE_HOME, or ~/.cache: where a user's caches lie."""
     home = os.environ.get("XDG_CACHE_HOME")

@@ -1,18 +1,30 @@
-"""Eight virtual CPU devices for every test, and a compiler told to compile fast: tests run small programs once."""
+"""Eight virtual CPU devices for every test, a compiler told to compile fast, programs shared by the run's processes."""
 
+import ctypes
 import gc
-import itertools
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("CPU_NUM", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# halves the suite's time, which is nearly all compilation
-_FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+# tests run small programs once, so their time is compilation: without optimization it halves, and without the fusion
+# emitters, which build an MLIR context for each program, it halves again. make test-all
+# keeps the emitters: XLA_FLAGS set outside win
+_FAST_COMPILE = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+)
 # XLA ends a process whose virtual devices do not meet within 40 s, which a busy machine may take; pytest stops at 300
 _PATIENT = "--xla_cpu_collective_call_terminate_timeout_seconds=280"
 os.environ.setdefault("XLA_FLAGS", f"{_FAST_COMPILE} {_PATIENT}")
+_NEW_CACHE = "POLYREME_COMPILE_CACHE" not in os.environ
+if _NEW_CACHE:
+    # one folder for the workers and their children: loading a small program takes a fifth of compiling it. The run's
+    # own, as a process that a test kills may leave half a file
+    os.environ["POLYREME_COMPILE_CACHE"] = tempfile.mkdtemp(prefix="polyreme-test-programs-")
+os.environ.setdefault("POLYREME_COMPILE_CACHE_SECONDS", "0.001")
 
 import jax
 import pytest
@@ -22,28 +34,58 @@ from hypothesis import settings
 settings.register_profile("polyreme", deadline=None)
 settings.load_profile("polyreme")
 
-# mappings of one process, of the 65,530 that Linux allows by default: each compiled program takes several
-_MANY_MAPPINGS = 30_000
+# tracing makes many small objects that live on; looking for cycles after each 700 of them takes a tenth of the time
+gc.set_threshold(30_000, 10, 10)
 
-
-_run = itertools.count(1)
+# resident bytes of a process at which compiled programs are let go: each holds about 1.5 MB and several mappings, of
+# which Linux allows a process 65,530
+_MANY_BYTES = 1_200_000_000
 
 
 @pytest.fixture(autouse=True)
 def _programs_do_not_pile_up():
-    """Let go of compiled programs when there are many: a process that runs out of mappings aborts, or crashes where XLA
-    does not look. Looked at now and then, within long modules too."""
+    """Let go of compiled programs when this process has grown: what is needed again is loaded from the run's folder."""
     yield
-    maps = Path("/proc/self/maps")
-    if next(_run) % 100 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > _MANY_MAPPINGS:
+    if _resident_bytes() > _MANY_BYTES:
         jax.clear_caches()
         gc.collect()
+        # polyreme lets glibc keep what is freed
+        ctypes.CDLL(None).malloc_trim(0)
 
 
-def pytest_collection_modifyitems(items):
-    """Mark the tests that tests/long_suite.txt names as slow."""
-    lines = (Path(__file__).parent / "long_suite.txt").read_text().splitlines()
-    long = {line for line in lines if line and not line.startswith("#")}
+def _resident_bytes() -> int:
+    """0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def pytest_collection_finish():
+    """Tests and modules stay until the end: the collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_collection_modifyitems(config, items):
+    """Mark as slow the cases that slow_cases names; each test with the tier of what it needs."""
+    named, seen = {}, set()
     for item in items:
-        if item.nodeid in long or item.nodeid.split("[")[0] in long:
-            item.add_marker(pytest.mark.slow)
+        for mark in item.iter_markers("slow_cases"):
+            function = item.nodeid.split("[")[0]
+            named[function] = mark.args
+            if item.callspec.id in mark.args:
+                seen.add((function, item.callspec.id))
+                item.add_marker(pytest.mark.slow)
+    stale = [
+        f"{function}[{case}]" for function, cases in named.items() for case in cases if (function, case) not in seen
+    ]
+    # a run of single cases does not collect the others
+    if stale and not any("[" in argument for argument in config.args):
+        raise pytest.UsageError(f"slow_cases names no case of its test: {stale}")
+
+
+def pytest_unconfigure():
+    """Delete the run's compiled programs: in the process that made the folder, not in its workers."""
+    if _NEW_CACHE:
+        shutil.rmtree(os.environ["POLYREME_COMPILE_CACHE"], ignore_errors=True)

@@ -21,6 +21,7 @@ def load(name):
     return module
 
 
+@pytest.mark.slow
 def test_poisson_is_solved():
     paddle.seed(1)
     problem = load("pinn_poisson").Poisson(width=16, depth=2, points=64)

@@ -50,8 +50,7 @@ def _configure() -> None:
     cache = flags.compile_cache()
     if cache is not None and _writable(cache):
         jax.config.update("jax_compilation_cache_dir", str(cache))
-        # programs that compile faster than this are cheaper to compile again than to look up
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", flags.compile_cache_seconds())
         jax.config.update("jax_raise_persistent_cache_errors", False)
 
 

@@ -66,6 +66,7 @@ def test_powers_of_one_derivative_against_closed_forms(captured):
         np.testing.assert_allclose(b.numpy(), cube, rtol=0, atol=32 * 8 * EPS)
 
 
+@pytest.mark.slow
 def test_a_network_and_the_gradients_of_its_parameters():
     net, v = Network(), np.array([0.5, -2.0])
 
@@ -182,6 +183,7 @@ def test_hessian_vector_products(captured):
         hvp(lambda x: x * x, plain(x))
 
 
+@pytest.mark.slow_cases("apart")
 @pytest.mark.parametrize("size", [3, 7], ids=["apart", "stacked"])
 def test_a_whole_hessian_goes_forward_over_reverse(size, monkeypatch):
     x = leaf(np.random.default_rng(0).uniform(1, 2, size))

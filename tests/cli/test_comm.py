@@ -44,6 +44,7 @@ def test_as_tables_and_as_json(tmp_path):
     assert {c["kind"] for c in found["collectives"]} == {"all-reduce"}
 
 
+@pytest.mark.slow
 def test_a_pipeline_lists_each_stage_and_what_it_sends(tmp_path):
     tables = comm(tmp_path, "plan.pp=2", "plan.dp=1", "model.num_layers=2", "train.accumulation=2")
     assert tables.returncode == 0, tables.stderr

@@ -39,6 +39,7 @@ def ids(length):
     return np.random.default_rng(0).integers(0, 512, (2, length))
 
 
+@pytest.mark.slow
 def test_a_trained_model_goes_to_files_and_gives_its_logits(run, tmp_path, capsys):
     prefix = tmp_path / "deploy" / "net"
     assert main(["export", str(run), str(prefix), "--length", "4", "--length", "16", "--platform", "cpu"]) == 0

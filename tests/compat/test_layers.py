@@ -108,6 +108,7 @@ def reference(layer, q, k, v, mask):
     return done @ state["out_proj.weight"].T + state["out_proj.bias"], weights
 
 
+@pytest.mark.slow_cases("{}")
 @pytest.mark.parametrize(
     "options", [{}, {"kdim": 6, "vdim": 5, "add_bias_kv": True}, {"add_zero_attn": True, "batch_first": True}], ids=str
 )

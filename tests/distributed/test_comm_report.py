@@ -267,6 +267,9 @@ def test_compiled_leaves_the_state_alone():
 SLOW = {"gpt dp8", "gpt zero1", "gpt ring", "llama mp", "llama zero3"}  # others have each of their collectives
 
 
+@pytest.mark.slow_cases(
+    "gpt ulysses", "gpt zero2_mp", "gpt zero3_dp_mp", "gpt zero3_mp_sequence", "llama zero3 sequence"
+)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
 def test_volume_equals_the_formula(name):
     family, plan = CASES[name]

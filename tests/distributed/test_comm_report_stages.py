@@ -50,6 +50,7 @@ def config(family, num_layers, plan):
 SLOW = {"gpt 1F1B", "gpt ZBH1, sequence parallel", "llama ZeRO 1"}  # the others have their collectives
 
 
+@pytest.mark.slow_cases("gpt ZeRO 3, ZBH1")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
 def test_every_stage_equals_its_formula(name):
     found = communication.report(config(*CASES[name]))
@@ -66,6 +67,7 @@ def test_every_stage_equals_its_formula(name):
     assert found.whole.measured == pytest.approx(math.fsum(s.whole.measured for s in found.stages) / 2)
 
 
+@pytest.mark.slow
 def test_rows_by_hand():
     found = communication.report(config("gpt", 2, {"dp": 2, "mp": 2}))
     assert isinstance(found, PipelineReport)
@@ -91,6 +93,7 @@ def test_rows_by_hand():
     assert sum(measured) / 2 == pytest.approx(plain["whole"]["measured"])
 
 
+@pytest.mark.slow
 def test_looking_at_a_step_changes_no_parameter():
     trainer = Trainer(config("gpt", 2, {"dp": 2}), jax.devices()[:4])
     before = {name: np.asarray(p._array) for name, p in trainer.model.named_parameters()}

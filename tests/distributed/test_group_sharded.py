@@ -137,6 +137,7 @@ def check(found, want, dtype, start=None):
         assert np.abs(value - start[name].numpy()).max() > STEPS * 1e-2 * 0.5
 
 
+@pytest.mark.slow_cases("os-None")
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_level_trains_as_one_device_does(alone, level, dtype):
@@ -212,6 +213,7 @@ class Odd(Layer):
         return self.last(self.down(F.gelu(self.up(x))) + self.wide(x[:, :8])) * self.scale
 
 
+@pytest.mark.slow_cases("1")
 @pytest.mark.parametrize("stage", [1, 3])
 def test_odd_shapes_fall_back(stage):
     def fresh():
@@ -298,6 +300,7 @@ def save_from_one_of_two(folder):
     save_group_sharded_model(model, folder, optimizer)
 
 
+@pytest.mark.slow
 def test_two_processes_save_what_one_device_would(tmp_path):
     context = spawn(save_from_one_of_two, (str(tmp_path / "out"),), nprocs=2, cpu_num=2, join=False)
     try:

@@ -70,6 +70,7 @@ SLOW = {("gpt", "dp8"), ("gpt", "mp2_dp4"), ("gpt", "zero1"), ("gpt", "zero3_mp_
 CASES = [*(("gpt", name) for name in PLANS), ("llama", "mp2_dp4"), ("llama", "zero3_dp_mp")]
 
 
+@pytest.mark.slow_cases("gpt-zero2_mp", "gpt-zero3_dp_mp", "llama-zero3_dp_mp")
 @pytest.mark.parametrize(
     ("family", "name"), [pytest.param(*c, marks=pytest.mark.slow) if c in SLOW else c for c in CASES]
 )
@@ -83,6 +84,7 @@ def test_every_plan_trains_as_one_device_does(alone, family, name):
         np.testing.assert_allclose(parameters[key], value, atol=STEPS * 1e-2 * 0.05, err_msg=key)
 
 
+@pytest.mark.slow_cases("1-split0", "2-split1")
 @pytest.mark.parametrize(("stage", "split"), [(1, (False, True)), (2, (False, True)), (3, (True, True))])
 def test_stages_split_what_they_say(stage, split):
     _, _, model, optimizer = train("gpt", Plan.from_degrees(dp=2, sharding=2, mp=2, sharding_stage=stage))

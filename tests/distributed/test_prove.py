@@ -61,6 +61,11 @@ CASES = [
 ]
 
 
+@pytest.mark.slow_cases(
+    "gpt-dp=2-pp=2-mp=2-num_microbatches=4",
+    "gpt-pp=2-sharding=2-mp=2-sharding_stage=3-schedule=ZBH1-num_microbatches=2-sequence_parallel=True",
+    "llama-pp=2-sep=2-sharding=2-sharding_stage=2-schedule=ZBVPP-num_microbatches=3",
+)
 @pytest.mark.parametrize(("family", "amp", "degrees"), CASES)
 def test_plan_equals_one_device(family, amp, degrees):
     plan = Plan.from_degrees(**degrees)

@@ -93,6 +93,13 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow_cases(
+    "gpt sep2 dp2 mp2 sequence_parallelTrue",
+    "gpt sep2 mp2",
+    "gpt sep2",
+    "llama sep2 sharding2 sharding_stage3",
+    "llama sep4 sep_attentionring recomputefull",
+)
 @pytest.mark.parametrize(("name", "settings"), CASES)
 def test_loss_and_every_gradient_equal_one_device(name, settings, one_device):
     loss, gradients, _ = train(name, Plan.from_degrees(**settings))
@@ -110,6 +117,7 @@ def collectives(compiled):
     return Counter(re.findall(kinds, compiled.as_text()))
 
 
+@pytest.mark.slow_cases("gpt")
 @pytest.mark.parametrize("name", [pytest.param("llama", marks=pytest.mark.slow) if n == "llama" else n for n in MODELS])
 def test_a_step_moves_nothing_but_what_attention_needs(name):
     # q, k, v and the result forward, their gradients backward; no activation is gathered, no layer repeats work

@@ -76,6 +76,7 @@ class TestSpawn:
         assert [(tmp_path / str(r)).read_text() for r in range(2)] == ["0,2,0,3,red,5", "1,2,1,3,red,4"]
         assert dict(os.environ) == before
 
+    @pytest.mark.slow_cases("killed")
     @pytest.mark.parametrize("how", ["killed", "in a collective"])
     def test_the_first_rank_to_fail_is_named_and_the_others_end(self, tmp_path, how):
         start = time.monotonic()

@@ -11,6 +11,7 @@ import polyreme.distribution as D
 PAGE = Path(__file__).parents[2] / "docs" / "distributions.md"
 
 
+@pytest.mark.slow
 def test_the_snippet_runs():
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     exec(compile(code, str(PAGE), "exec"), {})

@@ -27,6 +27,7 @@ def near(got, want, family, scale=1.0):
     np.testing.assert_allclose(got.numpy(), want, rtol=bound, atol=bound * max(1.0, np.abs(want).max()))
 
 
+@pytest.mark.slow_cases("Beta")
 @every_family
 def test_densities_and_moments_are_scipys(family):
     d, _ = made(family)
@@ -121,6 +122,7 @@ def _flat(family):
     return {k: a.ravel() for k, a in zip(family.parameters, arrays, strict=True)}
 
 
+@pytest.mark.slow_cases("Dirichlet-<lambda>-value2-want2")
 @pytest.mark.parametrize(
     ("family", "make", "value", "want"),
     [
@@ -252,6 +254,7 @@ def test_multinomial():
     np.testing.assert_allclose(draws.var(0), d.variance.numpy(), atol=5 * np.sqrt(10 / N))
 
 
+@pytest.mark.slow_cases("onion")
 @pytest.mark.parametrize("method", ["onion", "cvine"])
 def test_lkj_draws(method):
     """Each correlation is 2 b - 1, b from Beta(s, s), s = concentration - 1 + dim / 2 (Lewandowski et al. 2009)."""

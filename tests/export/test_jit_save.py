@@ -62,6 +62,7 @@ MODELS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow_cases("encoder", "gpt", "llama")
 @pytest.mark.parametrize("name", MODELS)
 def test_loaded_equals_saved_at_any_batch_size(tmp_path, name):
     make, spec, inputs, terms = MODELS[name]

@@ -36,6 +36,7 @@ def value(name):
     return np.array(static.global_scope().find_var(name).get_tensor())
 
 
+@pytest.mark.slow_cases("None")
 @pytest.mark.parametrize("filename", [None, "everything"])
 def test_training_continues_exactly_from_persistables(net, filename, tmp_path):
     _, exe, _, loss = net

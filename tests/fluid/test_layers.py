@@ -203,6 +203,7 @@ def results():
     return {name: (v.shape, value) for (name, v), value in zip(made.items(), found, strict=True)}
 
 
+@pytest.mark.slow_cases("mean")
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_layer(results, case):
     shape, value = results[case.name]

@@ -89,6 +89,7 @@ def by_hand(texts, label):
     return loss.item(), logits.numpy(), {n: t.grad.numpy() for n, t in leaves.items()}
 
 
+@pytest.mark.slow
 def test_a_small_model_is_trained_as_by_hand(program):
     paddle.seed(1)  # the loss falls as far from most values, not from all
     loss, logits, convolved = sentiment()
@@ -176,6 +177,7 @@ def test_layers_without_parameters_are_those_of_numpy(program):
             assert got.recursive_sequence_lengths() == ([] if want[name][1] is None else [want[name][1].tolist()]), name
 
 
+@pytest.mark.slow
 def test_layers_with_parameters_are_those_of_numpy(program):
     x, tags = sequences("x", 12), sequences("tags", 1, "int64")
     few, start_h = sequences("few", 3), static.data("h", [None, 3])

@@ -103,6 +103,7 @@ def ftrl(p, g, s):
     return np.where(np.abs(s["z"]) > 0.25, away, 0)
 
 
+@pytest.mark.slow_cases("<lambda>-ftrl")
 @pytest.mark.parametrize(
     ("made", "rule"),
     [

@@ -21,6 +21,7 @@ def accuracy(script, *args, python=sys.executable):
     return float(re.search(r"test accuracy (\d\.\d+) on 1000 images", done.stdout)[1])
 
 
+@pytest.mark.slow_cases("fashion_mnist.py")
 @names
 def test_example_learns_something_quickly(name):
     # ten classes: 0.1 by chance; 20 steps reach far more than twice that

@@ -105,6 +105,7 @@ def values(layer, seed=5):
     return {k: v.numpy() for k, v in layer.state_dict().items()}
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("before", [False, True])
 def test_the_encoder_layer(before):
     layer = nn.FusedTransformerEncoderLayer(E, H, 12, activation="relu", normalize_before=before)

@@ -1,6 +1,7 @@
 """A captured training step of a random small network equals the eager one, and control flow of random shape too."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +35,7 @@ def build(widths, kinds):
     return Sequential(*layers)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(
     st.lists(st.integers(1, 5), min_size=2, max_size=4),

@@ -13,6 +13,7 @@ from tests.jit import table_data, table_statements  # noqa: F401  (they fill the
 from tests.jit.agreement import CASES, check
 
 
+@pytest.mark.slow_cases("functions_given_to_map_and_reduce", "nested_return", "recursion", "with_around")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_captured_agrees_with_eager(case):
     check(case)

@@ -54,6 +54,7 @@ def run_split(fn, x, cotangents, *, cut):
     return outs, key, inputs, dict(zip([id(p) for p in program.leaves], sums, strict=True))
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("cut", [False, True])
 def test_parts_equal_eager(cut):
     paddle.seed(0)

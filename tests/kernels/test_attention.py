@@ -61,6 +61,7 @@ def test_equals_twin(s, t, causal):
     compare(qkv(s, t), terms=max(s, t), causal=causal)
 
 
+@pytest.mark.slow_cases("attention-3-70", "attention-70-70")
 @pytest.mark.parametrize(("s", "t"), [(5, 5), (70, 70), (3, 70), (70, 3)])
 @pytest.mark.parametrize("f", [attention, attention_plain])
 def test_equals_numpy(f, s, t):
@@ -91,6 +92,7 @@ def test_masks(shape, kind, causal):
     compare(qkv(70, 70, n=2), terms=140, causal=causal, mask=mask)
 
 
+@pytest.mark.slow_cases("shape0-True")
 @pytest.mark.parametrize(
     ("shape", "causal"), [((1, 1, 1, 70), True), ((2, 4, 600, 70), True), ((4, 600, 70), False), ((1,), False)]
 )
@@ -103,6 +105,7 @@ def test_gradient_of_added_mask(shape, causal):
     assert_near(got, want, jnp.float32, terms=2 * 4 * 600)
 
 
+@pytest.mark.slow_cases("attention-False")
 @pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize("f", [attention, attention_plain])
 def test_rows_that_see_nothing_give_zero_and_no_gradient(f, added):
@@ -123,6 +126,7 @@ def test_more_queries_than_keys_leaves_the_first_without_keys():
     assert np.all(np.asarray(dq)[:, :190] == 0)
 
 
+@pytest.mark.slow_cases("600-True")
 @pytest.mark.parametrize(("s", "causal"), [(70, True), (70, False), (600, True)])
 def test_dropout_equals_twin(s, causal):
     compare(qkv(s, s), terms=s, causal=causal, dropout_key=jax.random.key(3), dropout_rate=0.25)
@@ -135,6 +139,7 @@ def test_dropout_takes_raw_keys_and_keeps_the_mean():
     assert abs(float(out.mean()) - 1) < 5 / np.sqrt(64 * 8)
 
 
+@pytest.mark.slow_cases("options0", "options1", "options3")
 @pytest.mark.parametrize("options", [{}, {"mask": "bool"}, {"dropout_rate": 0.25}, {"mask": "empty row"}])
 def test_second_derivative(options):
     args = qkv(70, 70, h=2, n=1, d=4, b=1, dtype=jnp.float64)
@@ -170,6 +175,7 @@ def test_first_derivative_equals_finite_differences():
         assert abs(float(numeric - (grad * direction).sum())) < 1e-6
 
 
+@pytest.mark.slow_cases("1024")
 @pytest.mark.parametrize("s", [128, 1024])
 def test_sharded_over_batch_and_heads_without_gathering(s):
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("dp", "mp"))

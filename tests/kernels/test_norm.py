@@ -26,6 +26,13 @@ def value_and_grads(f, *args):
     return out, pull(jax.tree.map(jnp.cos, out))
 
 
+@pytest.mark.slow_cases(
+    "float32-shape0-layer",
+    "float32-shape1-layer",
+    "float64-shape0-layer",
+    "float64-shape1-layer",
+    "float64-shape2-layer",
+)
 @every_norm
 @pytest.mark.parametrize("shape", [(32,), (7, 1), (3, 5, 32)])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])

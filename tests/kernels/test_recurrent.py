@@ -26,6 +26,7 @@ def value_and_grads(kernel, mode, given, *settings):
     return out, pull(jax.tree.map(jnp.cos, out))
 
 
+@pytest.mark.slow_cases("LSTM-0", "LSTM-2", "RNN_TANH-0")
 @pytest.mark.parametrize(("mode", "projection"), [*((m, 0) for m in CELLS), ("LSTM", 2)])
 def test_equals_twin(mode, projection):
     given, lengths = arrays(mode, projection=projection), jnp.asarray(LENGTHS)

@@ -62,6 +62,7 @@ def compare(kernel, over, args, mask=None, terms=None, dtype=jnp.float32, steps=
 MESH = {"dp": 2, "sep": 2, "mp": 2}
 
 
+@pytest.mark.slow_cases("{'sep': 2, 'cp': 2, 'dp': 2}-True-ring")
 @BOTH
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("degrees", [MESH, {"sep": 4}, {"sep": 2, "cp": 2, "dp": 2}], ids=str)
@@ -85,6 +86,7 @@ def test_masks_and_their_gradients(kernel, mask):
     compare(kernel, split(**MESH), qkv(), mask, causal=mask.dtype == jnp.bool_, terms=768)
 
 
+@pytest.mark.slow_cases("{'sep': 4}-ring")
 @BOTH
 @pytest.mark.parametrize("degrees", [MESH, {"sep": 4}], ids=str)
 def test_dropout_is_that_of_one_device(kernel, degrees):

@@ -70,6 +70,7 @@ def _one_device_afterwards():
     clear_plan()
 
 
+@pytest.mark.slow_cases("tied")
 @either_head
 def test_is_the_function_of_gpt2(tied):
     model, recording = recorded(tied)
@@ -141,6 +142,7 @@ def test_mp_halves_heads_ffn_and_vocab():
     parity.assert_mp_halves_named_dims(model, dims)
 
 
+@pytest.mark.slow_cases("tied-2", "tied-8")
 @pytest.mark.usefixtures("_one_device_afterwards")
 @pytest.mark.parametrize("mp", [2, 8])  # of 4 heads: two a device, and half a one
 @either_head

@@ -63,6 +63,7 @@ def _one_device_afterwards():
     clear_plan()
 
 
+@pytest.mark.slow_cases("tied")
 @either_head
 def test_is_the_function_of_llama(tied):
     model, recording = recorded(tied)
@@ -141,6 +142,7 @@ def test_mp_halves_heads_ffn_and_vocab():
     parity.assert_mp_halves_named_dims(model, dims)
 
 
+@pytest.mark.slow_cases("tied")
 @pytest.mark.usefixtures("_one_device_afterwards")
 @either_head
 def test_the_function_is_the_same_under_mp(tied):

@@ -128,6 +128,7 @@ class Attends(nn.Layer):
         return out[:, 0], caches
 
 
+@pytest.mark.slow
 def test_a_transformer_decodes_with_its_caches():
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0), 2).eval()
     embed, out, memory = nn.Embedding(5, 8), nn.Linear(8, 5), to_tensor(wave((2, 3, 8), 2))

@@ -70,6 +70,7 @@ def test_state_names_and_shapes_are_paddles(row):
     assert {n: list(t.shape) for n, t in layer.state_dict().items()} == RECORDED[row.id]["state"]
 
 
+@pytest.mark.slow_cases("Transformer")
 @recorded_row
 def test_outputs_statistics_and_gradients_are_paddles(row):
     layer, inputs = prepared(row)
@@ -110,6 +111,7 @@ def test_captured_equals_eager(row):
         close(tensor.numpy(), moved[name], row)
 
 
+@pytest.mark.slow_cases("LSTM")
 @every_row
 def test_gradient_reaches_every_parameter_and_every_floating_input(row):
     layer, inputs = prepared(row)

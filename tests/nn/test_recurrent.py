@@ -37,6 +37,7 @@ def leaves(value):
     return [v for part in value for v in leaves(part)] if isinstance(value, (list, tuple)) else [value.numpy()]
 
 
+@pytest.mark.slow_cases("0-False")
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("projection", [0, 2])
 def test_a_loop_over_steps_is_the_fused_op(reverse, projection):
@@ -237,6 +238,7 @@ def test_errors(make, error, match):
         make()
 
 
+@pytest.mark.slow
 def test_the_page_and_the_examples_run():
     text = (Path(__file__).parents[2] / "docs" / "recurrent.md").read_text()
     exec(compile("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), "recurrent.md", "exec"), {})

@@ -10,13 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
+import pytest
 
 from polyreme.core import amp_policy, rng
 from polyreme.core import dtype as dtypes
 from polyreme.core.op import OPS
 from polyreme.eager import tape
-from polyreme.eager.tensor import Tensor, to_tensor
+from polyreme.eager.tensor import Tensor
 from polyreme.jit import to_static
 
 
@@ -50,15 +52,19 @@ class Case:
     def fn(self) -> Callable[..., Any]:
         return OPS[self.name]
 
+    def call(self, args: Any) -> Any:
+        """The row's function on these positional arguments and the row's keywords."""
+        return self.fn(*args, **tensors_in(self.kwargs))
+
     def arguments(self) -> tuple:
         # one seed a name, so that a row's data does not depend on the other rows
         return self.make(np.random.default_rng(sum(self.id.encode())))
 
 
 def tensors(value: Any, *, wants_grad: bool = False) -> Any:
-    """Arguments with every ndarray as a Tensor."""
+    """Arguments with every ndarray as a Tensor; not by to_tensor, which compiles a copy for each new shape."""
     if isinstance(value, np.ndarray):
-        return to_tensor(value, stop_gradient=not (wants_grad and dtypes.is_inexact(value.dtype)))
+        return Tensor(jax.device_put(value.copy()), stop_gradient=not (wants_grad and dtypes.is_inexact(value.dtype)))
     if isinstance(value, (list, tuple)):
         return type(value)(tensors(v, wants_grad=wants_grad) for v in value)
     return value
@@ -110,30 +116,55 @@ def assert_close(got: list[np.ndarray], want: list[np.ndarray], terms: int) -> N
         )
 
 
-def check_eager(case: Case) -> None:
-    args = case.arguments()
-    got = arrays(case.fn(*tensors(args), **tensors_in(case.kwargs)))
+def check_row(case: Case, *, whole: bool) -> None:
+    """What every row states: eager equals NumPy, the gradient equals finite differences, bad input raises.
+
+    whole: also what hardly depends on attributes, captured equals eager and the dtype under autocast. One test, so that
+    the checks share the row's compiled kernels, which are nearly all of its time.
+    """
+    rng.seed(7)
+    eager = arrays(case.call(tensors(case.arguments())))
+    check_eager(case, eager)
+    if whole:
+        check_modes(case, eager)
+    if not case.no_grad:
+        check_gradient(case)
+    if case.bad:
+        check_bad(case)
+
+
+def check_modes(case: Case, eager: list[np.ndarray]) -> None:
+    """Captured equals eager, the result from seed 7; the dtypes of the result under autocast."""
+    if not case.host:
+        check_captured(case, eager)
+    if hasattr(case.fn, "op"):
+        check_autocast(case, eager)
+
+
+def check_eager(case: Case, eager: list[np.ndarray]) -> None:
+    """The result against NumPy's, and what the row's own check says of it."""
     if case.check is not None:
-        case.check(*got)
+        case.check(*eager)
     if case.ref is not None:
-        want = case.ref(*args, **case.kwargs)
-        assert_close(got, list(want) if isinstance(want, (tuple, list)) else [want], case.terms)
+        want = case.ref(*case.arguments(), **case.kwargs)
+        assert_close(eager, list(want) if isinstance(want, (tuple, list)) else [want], case.terms)
     assert case.ref is not None or case.check is not None, "a row needs an oracle or a check"
 
 
-def check_captured(case: Case) -> None:
+def check_captured(case: Case, eager: list[np.ndarray]) -> None:
     """The call inside a captured function gives what it gives eagerly; random ops start from the same seed."""
-    args = case.arguments()
-
-    def call(given: Any) -> Any:
-        return case.fn(*given, **tensors_in(case.kwargs))
-
-    results = []
-    for run in (call, to_static(call)):
-        rng.seed(7)
-        results.append(arrays(run(tensors(args))))
+    rng.seed(7)
+    captured = arrays(to_static(case.call)(tensors(case.arguments())))
     # the captured program may fuse what eager runs op by op, and round between other terms
-    assert_close(results[1], results[0], case.terms)
+    assert_close(captured, eager, case.terms)
+
+
+def check_bad(case: Case) -> None:
+    """The documented error on bad input."""
+    assert case.bad is not None
+    args, error, match = case.bad
+    with pytest.raises(error, match=match):
+        arrays(case.call(tensors(args)))
 
 
 def tensors_in(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -148,30 +179,31 @@ def _widen(value: Any) -> Any:
     return value
 
 
-def _scalar(case: Case, args: tuple, weights: list[np.ndarray] | None) -> tuple[Any, list[np.ndarray]]:
-    """sum of outputs times fixed random weights, as one number, so that one directional derivative tests all."""
-    outs = [t for t in flat(case.fn(*args, **tensors_in(case.kwargs))) if dtypes.is_inexact(t.dtype)]
-    if weights is None:
-        rng = np.random.default_rng(1)
-        # complex ones, so that the real part of the total depends on the imaginary parts of the outputs too
-        weights = [rng.uniform(0.5, 1.5, t.shape) * (1 - 0.7j if dtypes.is_complex(t.dtype) else 1) for t in outs]
-    total = None
-    for out, weight in zip(outs, weights, strict=True):
-        term = OPS["sum"](out * to_tensor(weight))
-        total = term if total is None else total + term
-    return total, weights
-
-
 def check_gradient(case: Case) -> None:
-    """Directional derivative of the tape against central differences in float64, one direction an input."""
+    """Directional derivative of the tape against central differences in float64, one direction an input.
+
+    What is differentiated is the sum of all outputs times fixed weights: the tape is handed the weights as cotangents,
+    and NumPy sums the shifted outputs, so that nothing but the call and its backward is compiled.
+    """
     args = _widen(case.arguments())
     taped = tensors(args, wants_grad=True)
-    total, weights = _scalar(case, taped, None)
-    assert total is not None, "no floating output: say no_grad"
-    assert not total.stop_gradient, "nothing was taped"
+    outs = _inexact(case.call(taped))
+    assert outs, "no floating output: say no_grad"
+    generator = np.random.default_rng(1)
+    # complex ones, so that the real part of the sum depends on the imaginary parts of the outputs too
+    weights = [generator.uniform(0.5, 1.5, t.shape) * (1 - 0.7j if dtypes.is_complex(t.dtype) else 1) for t in outs]
+    roots = [(out, weight) for out, weight in zip(outs, weights, strict=True) if not out.stop_gradient]
+    assert roots, "nothing was taped"
     inputs = [t for t in flat(taped) if not t.stop_gradient]
     grads = tape.grad(
-        [total], inputs, [None], retain_graph=False, create_graph=False, allow_unused=True, no_grad_vars=[]
+        [out for out, _ in roots],
+        inputs,
+        # of sum(out * weight), in the convention dL/dx + i dL/dy
+        tensors([np.asarray(np.conj(weight), out.numpy().dtype) for out, weight in roots]),
+        retain_graph=False,
+        create_graph=False,
+        allow_unused=True,
+        no_grad_vars=[],
     )
     leaves = _inexact_leaves(args)
     assert len(leaves) == len(inputs)
@@ -180,10 +212,10 @@ def check_gradient(case: Case) -> None:
         direction = np.random.default_rng(at + 2).uniform(0.5, 1.5, leaf.shape)
         if np.iscomplexobj(leaf):
             direction = direction * (1 + 0.5j)
-        value = [
-            complex(np.asarray(_scalar(case, tensors(_shifted(args, at, sign * step * direction)), weights)[0].numpy()))
-            for sign in (1, -1)
-        ]
+        value = []
+        for sign in (1, -1):
+            shifted = _inexact(case.call(tensors(_shifted(args, at, sign * step * direction))))
+            value.append(complex(sum(np.sum(t.numpy() * w) for t, w in zip(shifted, weights, strict=True))))
         numeric = ((value[0] - value[1]) / (2 * step)).real
         analytic = 0.0 if got is None else float(np.sum(np.conj(got.numpy()) * direction).real)
         # central differences: error step^2 * third derivative, plus rounding eps * |f| / step
@@ -191,6 +223,10 @@ def check_gradient(case: Case) -> None:
         assert abs(numeric - analytic) <= bound, (
             f"input {at}: finite differences {numeric}, tape {analytic}, bound {bound}"
         )
+
+
+def _inexact(result: Any) -> list[Tensor]:
+    return [t for t in flat(result) if dtypes.is_inexact(t.dtype)]
 
 
 def _inexact_leaves(value: Any) -> list[np.ndarray]:
@@ -215,17 +251,15 @@ def _shifted(args: Any, at: int, delta: np.ndarray) -> Any:
     return walk(args)
 
 
-def check_autocast(case: Case) -> None:
+def check_autocast(case: Case, eager: list[np.ndarray]) -> None:
     """Under bfloat16 autocast class "low" gives bfloat16, class "fp32" float32; "widest" keeps the widest."""
     op = case.fn.op
-    args = case.arguments()
-    plain = [a.dtype for a in arrays(case.fn(*tensors(args), **tensors_in(case.kwargs)))]
     amp_policy.active.policy = amp_policy.Policy(low=dtypes.bfloat16)
     try:
-        cast = [a.dtype for a in arrays(case.fn(*tensors(args), **tensors_in(case.kwargs)))]
+        cast = [a.dtype for a in arrays(case.call(tensors(case.arguments())))]
     finally:
         amp_policy.active.policy = None
-    for before, after in zip(plain, cast, strict=True):
+    for before, after in zip([a.dtype for a in eager], cast, strict=True):
         if before != dtypes.float32:
             assert after == before
         elif case.amp_out:

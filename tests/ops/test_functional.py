@@ -243,6 +243,7 @@ TWICE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow_cases("conv2d", "conv2d_transpose")
 @pytest.mark.parametrize("name", TWICE)
 def test_second_derivative(name):
     """d/dx of (gradient . v) against central differences of the gradient, in float64."""

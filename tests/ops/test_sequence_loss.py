@@ -63,6 +63,7 @@ def test_fastemit_multiplies_the_gradient_of_labels_alone():
     np.testing.assert_allclose(pushed[..., 1:], 1.5 * plain[..., 1:], rtol=16 * EPS)
 
 
+@pytest.mark.slow_cases("rnnt_loss")
 @pytest.mark.parametrize("loss", [F.ctc_loss, F.rnnt_loss])
 def test_an_unknown_reduction_raises(loss):
     x = to_tensor(wave((2, 2, 2, 3) if loss is F.rnnt_loss else (2, 2, 3), 1))

@@ -94,6 +94,17 @@ def check_same_bits(a, b):
         np.testing.assert_array_equal(np.asarray(array), np.asarray(b[name]), err_msg=name)
 
 
+@pytest.mark.slow_cases(
+    "float32-one",
+    "float32-one_by_a_plan",
+    "float32-zero1",
+    "float32-zero2_mp",
+    "float32-zero3",
+    "masters-one",
+    "masters-one_by_a_plan",
+    "masters-zero1",
+    "masters-zero3",
+)
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("amp", [False, True], ids=["float32", "masters"])
 def test_the_same_bits_as_without(mesh, amp):
@@ -176,6 +187,7 @@ def test_a_state_dict_stays_on_the_host():
     check_same_bits(second.optimizer.state_arrays(second.names()), first.optimizer.state_arrays(first.names()))
 
 
+@pytest.mark.slow_cases("grad")
 @pytest.mark.parametrize("kind", ["param", "grad"])
 def test_offload_of_anything_else_is_refused(kind):
     with pytest.raises(PlacementError, match=rf"offload \['{kind}'\] is not available.*keep 'state' and 'act'"):

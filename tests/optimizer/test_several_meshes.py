@@ -104,6 +104,7 @@ def check_equal(got, want, tolerance=TOLERANCE):
         np.testing.assert_allclose(got[name], value, rtol=0, atol=tolerance, err_msg=name)
 
 
+@pytest.mark.slow_cases("lamb")
 @pytest.mark.parametrize("name", MAKERS)
 def test_every_step_is_as_on_one_device(name):
     make = MAKERS[name]

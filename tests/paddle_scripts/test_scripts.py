@@ -33,6 +33,9 @@ def assert_same(got: str, want: str) -> None:
         assert abs(float(a) - float(b)) <= _LAST_DIGIT * 10 ** -len(b.partition(".")[2]), (a, b)
 
 
+@pytest.mark.slow_cases(
+    "captured", "deep_imports", "fluid_fit_a_line", "loader_workers", "model_fit", "own_backward", "static_regression"
+)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.stem)
 def test_a_script_prints_what_it_prints_in_paddle(script):
     got = output([sys.executable, "-m", "polyreme.cli.main", "run", str(script)])

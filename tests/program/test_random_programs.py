@@ -137,6 +137,7 @@ def check(program, given_inputs, folder):
             np.testing.assert_allclose(a, b, rtol=0, atol=2 * 27 * gain * eps, err_msg=f"{way}, value {at}")
 
 
+@pytest.mark.slow
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps, inputs)
 def test_four_ways_agree(tmp_path, program, given_inputs):

@@ -37,6 +37,7 @@ def write(folder, capsys, **changes):
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_temperature_zero_has_one_answer_and_a_seed_has_its_own(run, capsys):
     first = write(run, capsys)
     assert first.startswith("In the")
@@ -54,6 +55,7 @@ def test_prompt_longer_than_the_window_and_none(run, capsys):
     assert write(run, capsys, prompt="")
 
 
+@pytest.mark.slow_cases("None")
 @pytest.mark.parametrize("devices", [None, "8"])
 def test_command_on_any_number_of_devices(run, capsys, devices):
     expected = write(run, capsys)

@@ -38,6 +38,7 @@ def kill_before(monkeypatch, step):
     monkeypatch.setenv("FAULTS", f"train.step:raise@{step}")
 
 
+@pytest.mark.slow
 def test_no_sample_repeated_or_lost_with_other_workers_and_over_epochs(tmp_path, monkeypatch, samples):
     # 450 tokens make 28 samples, 3 batches an epoch: stops in the middle and at the very end of an epoch
     settings = ["data.synthetic_tokens=500", "data.validation_fraction=0.1", "checkpoint.interval=1", "train.steps=8"]
@@ -118,6 +119,7 @@ def test_training_anew_keeps_the_earlier_run(tmp_path, capsys):
     assert saved(tmp_path / "run")[1]["step"] == 2
 
 
+@pytest.mark.slow
 def test_log_of_a_resumed_run_has_the_same_steps(tmp_path, monkeypatch):
     settings = ["log.interval=4", "train.steps=10"]
     train(tmp_path / "whole", *settings)
@@ -145,6 +147,7 @@ def test_changed_configuration_or_data_is_refused_before_a_model_is_made(tmp_pat
         train(tmp_path / "run", *settings)
 
 
+@pytest.mark.slow
 def test_nan_stops_the_run_before_the_update(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTS", "train.nan:raise@7")
     with pytest.raises(

@@ -35,6 +35,7 @@ def resumed_equals(output, whole, started=None):
     assert_same_state(output, whole)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_equals_never_stopped(whole, tmp_path):
     finish(start(tmp_path / "run", FAULTS="train.step:kill@11"), code=-signal.SIGKILL)
     assert [row[0] for row in history(tmp_path / "run")] == list(range(1, 11))
@@ -53,6 +54,7 @@ def test_killed_at_any_time(whole, tmp_path, seed):
     resumed_equals(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 def test_told_to_stop_saves_and_prints_how_to_go_on(whole, tmp_path):
     process = start(tmp_path / "run", FAULTS="train.step:delay=0.1")
     while not process.stdout.readline().startswith("step  7"):

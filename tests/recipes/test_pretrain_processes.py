@@ -91,6 +91,7 @@ def alone(tmp_path_factory):
     return output
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(together, alone):
     output, out = together
     assert_same_losses(output, alone)

@@ -91,6 +91,7 @@ def test_hybrid_and_batched_elementwise():
     np.testing.assert_allclose(value(csr(dense) * csr(other)), dense * other, rtol=RTOL)
 
 
+@pytest.mark.slow
 def test_products():
     y = rng.standard_normal((5, 3)).astype("float32")
     vec = rng.standard_normal(5).astype("float32")
@@ -185,6 +186,7 @@ def test_sums():
     assert sparse.sum(coo(DENSE), 0, "float64").dtype == "float64"
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("center", [True, False])
 def test_principal_components(center):
     paddle.seed(3)

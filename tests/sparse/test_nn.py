@@ -25,6 +25,7 @@ def reached(x, kernel, stride, pads, dilation):
     return conv_dense(stored, np.ones((*kernel, 1, 1), "float32"), stride, pads, dilation)[..., 0] > 0
 
 
+@pytest.mark.slow_cases("plain")
 @pytest.mark.parametrize(
     ("stride", "pads", "dilation"), [((1, 1), (0, 0), (1, 1)), ((2, 1), (1, 2), (1, 2))], ids=["plain", "strided"]
 )
@@ -50,6 +51,7 @@ def test_conv2d(stride, pads, dilation):
     assert b.grad is not None
 
 
+@pytest.mark.slow_cases("kernel0")
 @pytest.mark.parametrize("kernel", [(3, 3, 3), (1, 3, 2)])
 def test_conv3d_and_its_submanifold_kind(kernel):
     x = image(1, 4, 4, 4, 2)
@@ -130,6 +132,7 @@ def test_softmax():
     np.testing.assert_allclose(value(leaf.grad)[rows], np.nan_to_num(full.grad.numpy())[rows], rtol=RTOL, atol=1e-6)
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("masks", [False, True])
 def test_attention(masks):
     q, k, v = (rng.standard_normal((2, 2, 4, 3)).astype("float32") for _ in range(3))

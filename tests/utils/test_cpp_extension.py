@@ -35,6 +35,7 @@ def _ops_do_not_stay():
         del OPS[name]
 
 
+@pytest.mark.slow_cases("pallas")
 @pytest.mark.parametrize("kind", ["jax", "pallas", pytest.param("ffi", marks=needs_compiler)])
 def test_an_example_runs_and_the_page_shows_it(kind, monkeypatch, tmp_path):
     monkeypatch.setenv("POLYREME_EXTENSION_DIR", str(tmp_path))

@@ -94,6 +94,7 @@ PLANS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow_cases("dp2_sharding2_mp2", "sharding4_mp2_sequence")
 @pytest.mark.parametrize("name", PLANS)
 def test_a_strategy_trains_as_one_device_does(alone, name):
     hybrid, wrapper = PLANS[name]
@@ -112,6 +113,7 @@ def test_recompute_gives_the_same_numbers(alone):
     np.testing.assert_allclose(losses, alone[0], rtol=2.0**-23 * np.sqrt(2048) * 64)
 
 
+@pytest.mark.slow
 def test_master_weights_are_the_same_in_either_order():
     strategy = strategy_of(
         sharding_degree=2, configs={"amp": True, "amp_configs": {"use_pure_bf16": True, "custom_black_list": ["gelu"]}}

@@ -61,6 +61,7 @@ def results(number):
     return [next(line for line in text.splitlines() if line.startswith("RESULT")).split() for text in texts]
 
 
+@pytest.mark.slow
 def test_two_processes_train_what_one_does():
     (alone,) = results(1)
     pair = results(2)

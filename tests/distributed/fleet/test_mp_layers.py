@@ -391,6 +391,7 @@ def piped(stages, **degrees):
         fleet.reset()
 
 
+@pytest.mark.slow
 def test_streams_over_pipeline_stages():
     # a whole dropout mask that moves between streams or microbatches changes the loss by percents
     want = piped(1, dp_degree=2, mp_degree=4)

@@ -123,6 +123,7 @@ def alone():
     return {scale: on_one_device(scale) for scale in (None, SCALE)}
 
 
+@pytest.mark.slow_cases("1F1B-recompute", "V-scaler", "ZBH1-scaler")
 @pytest.mark.parametrize(
     ("strategy", "options", "scale"),
     [
@@ -156,6 +157,7 @@ def test_trains_as_one_device_does(alone, strategy, options, scale):
         assert float(grad_scaler.get_loss_scaling()) < scale
 
 
+@pytest.mark.slow
 def test_bfloat16_weights_have_masters_on_their_stage():
     configs = {"amp": True, "amp_configs": {"use_pure_bf16": True}}
     results = []
@@ -276,6 +278,7 @@ def held():
     return len(arrays), sum(size(a) for a in arrays)
 
 
+@pytest.mark.slow_cases("1F1B")
 @pytest.mark.parametrize("schedule", ["1F1B", pytest.param("ZBH1", marks=pytest.mark.slow)])
 def test_a_step_updates_in_place_and_leaves_nothing_behind(schedule):
     init(pp=2, schedule=schedule)

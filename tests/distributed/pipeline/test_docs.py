@@ -3,12 +3,15 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from polyreme.distributed import fleet
 from polyreme.distributed.placement import clear_plan
 
 PAGE = (Path(__file__).parents[3] / "docs" / "pipeline.md").read_text()
 
 
+@pytest.mark.slow
 def test_every_block_runs(capsys):
     names = {"__name__": "page"}
     try:

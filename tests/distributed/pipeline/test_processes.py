@@ -51,6 +51,7 @@ def run_job(plan, processes, folder):
     return [json.loads(out.split("RESULT", 1)[1]) for out, _ in outputs]
 
 
+@pytest.mark.slow_cases("stage_a_process")
 @pytest.mark.parametrize(
     ("processes", "degrees"),
     [

@@ -72,6 +72,12 @@ def check(found, want, terms):
         np.testing.assert_allclose(found[1][name], value, atol=tolerance, err_msg=name)
 
 
+@pytest.mark.slow_cases(
+    "3-pp2-scheduleVPP-virtual_stages3",
+    "4-pp2-scheduleFThenB-dp2-mp2",
+    "4-pp2-scheduleZBH1-sharding2-mp2-sharding_stage3-sequence_parallelTrue",
+    "4-pp4-schedule1F1B-sharding2-sharding_stage2",
+)
 @pytest.mark.parametrize(
     ("microbatches", "degrees"),
     [
@@ -90,6 +96,7 @@ def test_every_schedule_equals_one_device(alone, microbatches, degrees):
     check(train(gpt(), plan, microbatches, rows), alone[microbatches], terms=8 * 16 * 128)
 
 
+@pytest.mark.slow
 def test_llama_over_stages_equals_llama_whole():
     def build():
         paddle.seed(2)
@@ -128,6 +135,7 @@ def several(value):
     return value[0], value[1], None, 2.0
 
 
+@pytest.mark.slow_cases("1F1B")
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
 def test_several_values_none_and_an_uneven_last_microbatch(schedule):
     def run(plan):
