@@ -22,6 +22,7 @@ FLOORS = {
         "jit",
         "nn optimizer amp autograd io metric regularizer device cuda linalg fft signal special functional random "
         "sparse geometric reader program export",
+        "training",
         "vision text audio distribution incubate hub sequences",
         "distributed hapi callbacks inference dataset",
         "models",
@@ -49,6 +50,8 @@ FLOORS = {
         "checkpoint parallel placement gradient_merge",
         "data_parallel tensor_parallel",
         "pipeline",
+        "whole_step",
+        "planned_step",
         "auto_parallel",
         "fleet",
         "fsdp prove sharding split unshard",

@@ -17,10 +17,10 @@ from steps import jax, np, rng
 
 from polyreme.core.layout import Layout
 from polyreme.distributed.auto_parallel.stages.chunks import cut_into_stages
-from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.pipeline.chunks import in_chunks
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.training.microbatches import cut
 
 ROWS, SEQ, MICROBATCHES = 8, 64, 4
 

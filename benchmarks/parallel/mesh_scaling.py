@@ -7,15 +7,15 @@ is collectives, smaller products and dispatch. Plans take turns in each round, s
 """
 
 import argparse
-import contextlib
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import steps as s
 
-from polyreme.distributed.pipeline.chunks import in_chunks
-from polyreme.recipes.staged import StagedStep
+from polyreme.distributed.planned_step import PlannedStep
+from polyreme.training import StepPolicy
 
 PLANS = {
     "one device": {},
@@ -37,18 +37,21 @@ class Stages:
         s.clear_plan()
         s.rng.seed(3)
         model = s.GPT(s.GPTConfig.nano(**sizes))
-        layers = in_chunks(model, plan)
-        self.layout = s.apply_plan(plan, layers, s.jax.devices()[: plan.mesh.size], chunks=layers.get_model_chunks())
-        optimizer = s.AdamW(1e-3, parameters=layers.parameters(), grad_clip=s.ClipGradByGlobalNorm(1.0))
-        self.train = StagedStep(model, layers, self.layout, optimizer, contextlib.nullcontext)
-        self.parameters = layers.parameters()
+
+        def adamw(model: Any) -> Any:
+            return s.AdamW(1e-3, parameters=model.parameters(), grad_clip=s.ClipGradByGlobalNorm(1.0))
+
+        policy = StepPolicy(non_finite="halt")
+        self.train = PlannedStep(model, plan, adamw, policy, s.jax.devices()[: plan.mesh.size])
+        self.layout = self.train.layout
+        self.parameters = model.parameters()
         tokens = s.np.random.default_rng(0).integers(0, sizes["vocab_size"], (batch, sizes["seq_len"] + 1))
         self.arguments = tokens[:, :-1], tokens[:, 1:]
 
     def __call__(self) -> float:
         """One step; its loss."""
         s.layouts.active.layout = self.layout
-        loss, _, _ = self.train.step(*self.arguments)
+        loss = self.train(*self.arguments).loss
         # the loss is there before the last tasks and the updates are
         s.jax.block_until_ready([p._array for p in self.parameters])
         return float(loss)

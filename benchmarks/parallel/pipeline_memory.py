@@ -17,12 +17,12 @@ from typing import Any
 import steps as s
 from steps import jax, np, rng
 
-from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.pipeline.chunk import Chunk
 from polyreme.distributed.pipeline.chunks import in_chunks
 from polyreme.distributed.pipeline.run import Run
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.pipeline.update import StagedUpdate
+from polyreme.training.microbatches import cut
 
 STAGES, MICROBATCHES, ROWS = 4, 8, 2
 Most = collections.Counter[tuple[str, int]]

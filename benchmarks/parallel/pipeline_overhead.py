@@ -16,9 +16,9 @@ import steps as s
 from steps import jax, np, rng
 
 from polyreme import nn
-from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.pipeline.runtime import Pipeline
+from polyreme.training.microbatches import cut
 
 STAGES, MICROBATCHES = 8, 16
 TARGET = 150.0

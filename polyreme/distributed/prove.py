@@ -8,7 +8,6 @@ other, bit for bit.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -19,27 +18,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from polyreme.amp import auto_cast, decorate
 from polyreme.core import dtype as dtypes
 from polyreme.core import layout as layouts
 from polyreme.core import rng, state
 from polyreme.core.backend import Device
 from polyreme.distributed.checkpoint import CheckpointStore
-from polyreme.distributed.pipeline import transfer
-from polyreme.distributed.pipeline.batch import cut
-from polyreme.distributed.pipeline.chunks import in_chunks
-from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
-from polyreme.distributed.pipeline.run import Microbatch
-from polyreme.distributed.pipeline.runtime import Pipeline
-from polyreme.distributed.pipeline.update import StagedUpdate
-from polyreme.distributed.placement import apply_plan, clear_plan
+from polyreme.distributed.placement import clear_plan
+from polyreme.distributed.planned_step import PlannedStep
 from polyreme.eager.host import put
-from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, NumericsError
-from polyreme.jit import to_static
 from polyreme.mesh import Plan
 from polyreme.nn.layer import Layer
 from polyreme.optimizer import Optimizer
+from polyreme.training import MixedPrecision, StepPolicy
 
 WHATS = ("loss", "gradient", "weight", "optimizer state", "checkpoint of the plan", "checkpoint of one device")
 
@@ -103,6 +94,7 @@ def prove(
     *,
     optimizer: Callable[[Layer], Optimizer],
     amp: tuple[str, str] | None = None,
+    policy: StepPolicy | None = None,
     devices: Sequence[Device] | None = None,
     folder: str | Path | None = None,
     seed: int = 0,
@@ -112,20 +104,25 @@ def prove(
     build: makes the model, a function of (inputs, labels) that returns its mean loss; under a pipeline it has
     pipeline_items() and pipeline_loss(output, labels), or is a PipelineLayer with a loss_fn. batches: (inputs, labels)
     arrays `[batch, ...]`, cut into the plan's number of microbatches. optimizer: makes the optimizer of a model. amp:
-    (level, dtype) of auto_cast. folder: where the checkpoints go, a temporary one by default. The plan in force is
-    cleared.
+    (level, dtype) of auto_cast, short for a policy of that precision. policy: the step's; what is compared are the two
+    halves of the very step that training runs under it. folder: where the checkpoints go, a temporary one by default.
+    The plan in force is cleared.
 
-    Raises ConfigError for no batches or a model a pipeline cannot cut, NumericsError for a loss that is not finite on
-    one device, and what placing the model raises.
+    Raises ConfigError for no batches, for amp beside a policy, or a model a pipeline cannot cut, NumericsError for a
+    loss that is not finite on one device, and what placing the model raises.
     """
     if not batches:
         raise ConfigError("prove needs at least one batch; give [(inputs, labels), ...]")
+    if policy is None:
+        policy = StepPolicy() if amp is None else StepPolicy(MixedPrecision(*amp, master_grad=True))
+    elif amp is not None:
+        raise ConfigError(f"prove: amp={amp!r} beside a policy, which says it too; put it into policy.precision")
     one = Plan(num_microbatches=plan.num_microbatches)
     with tempfile.TemporaryDirectory() as temporary:
         where = Path(folder if folder is not None else temporary)
         try:
-            ours = _Side(build, plan, optimizer, amp, devices, seed)
-            alone = _Side(build, one, optimizer, amp, jax.local_devices()[:1], seed)
+            ours = _Side(build, plan, optimizer, policy, devices, seed)
+            alone = _Side(build, one, optimizer, policy, jax.local_devices()[:1], seed)
             found = [*_compared("weight", 0, ours.weights(), alone.weights(), {})]
             for step, (inputs, labels) in enumerate(batches, 1):
                 found += _step(ours, alone, step, inputs, labels)
@@ -189,7 +186,7 @@ class Bound:
         leaves = [np.asarray(a) for a in jax.tree.leaves(inputs) if np.ndim(a)]
         positions = max((math.prod(a.shape[:2]) for a in leaves), default=1)
         longest = max(max(w.shape, default=1) for w in weights.values())
-        low = [np.dtype(dtypes.as_dtype(side.amp[1]))] if side.amp else []
+        low = [np.dtype(dtypes.as_dtype(side.precision.dtype))] if side.precision.is_on else []
         kinds = [*low, *(w.dtype for w in weights.values() if dtypes.is_inexact(w.dtype))]
         eps = max((float(jax.numpy.finfo(d).eps) for d in kinds), default=0.0)
         return cls(eps, positions * longest, len(weights))
@@ -222,46 +219,32 @@ class Bound:
 
 
 class _Side:
-    """A model under a plan with its optimizer: gradients of a batch, an update, checkpoints."""
+    """A model under a plan with its optimizer: the two halves of its training step, checkpoints."""
 
     def __init__(
         self,
         build: Callable[[], Layer],
         plan: Plan,
         optimizer: Callable[[Layer], Optimizer],
-        amp: tuple[str, str] | None,
+        policy: StepPolicy,
         devices: Sequence[Device] | None,
         seed: int,
     ) -> None:
         clear_plan()
         rng.seed(seed)
-        self.plan, self.amp = plan, amp
+        self.plan, self.precision = plan, policy.precision
         self.model = build()
-        chunks = in_chunks(self.model, plan) if plan.mesh.pp > 1 else None
-        self.layout = apply_plan(plan, self.model, devices, chunks and chunks.get_model_chunks())
-        self.optimizer = optimizer(self.model)
-        if amp is not None and amp[0] == "O2":
-            decorate(self.model, self.optimizer, level="O2", dtype=amp[1], master_grad=True)
-        self.optimizer.create_state()
-        self._loss_of = _loss_of(self.model)
-        self._pipeline = self._staged = None
-        if chunks is not None:
-            self._staged = StagedUpdate(self.optimizer)
-            self._pipeline = Pipeline(chunks.get_model_chunks(), [_pipeline_loss(self.model)], self.layout)
-        self._whole = to_static(self._forward_backward)
+        self.planned = PlannedStep(self.model, plan, optimizer, policy, devices)
+        self.layout, self.optimizer = self.planned.layout, self.planned.optimizer
+        self._mean: Any = None
         self._names = {id(p): n for n, p in self.model.named_parameters()}
 
     def gradients(self, inputs: Any, labels: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """The mean loss, and the gradient of every parameter that has one."""
         self._here()
-        batch = cut([inputs, labels], self.plan.num_microbatches, None)
-        if self._pipeline is None:
-            loss = self._whole(*_placed(self.layout, batch))._array
-        else:
-            with self._autocast():
-                losses = self._pipeline.train(batch, rng.default_generator.branches(len(batch)))
-            loss = self._pipeline.mean(losses, batch)
-        return np.asarray(loss), {n: np.asarray(p._grad._array) for n, p in self._parameters() if p._grad is not None}
+        self._mean, _ = self.planned.step.gradients(self.planned.cut(inputs, labels))
+        gradients = {n: np.asarray(p._grad._array) for n, p in self._parameters() if p._grad is not None}
+        return np.asarray(self._mean._array), gradients
 
     def set_gradients(self, values: Mapping[str, np.ndarray]) -> None:
         """Take these as the gradients."""
@@ -270,10 +253,9 @@ class _Side:
                 state.write(p._grad, put(values[name].astype(p._grad.dtype), p._grad._array.sharding))
 
     def update(self) -> None:
-        """One optimizer step from the gradients there are, as training makes it; they are then cleared."""
+        """The step's second half from the gradients there are, which are then cleared."""
         self._here()
-        (self._staged or self.optimizer).step()
-        self.optimizer.clear_grad()
+        self.planned.step.update(self._mean)
 
     def weights(self) -> dict[str, np.ndarray]:
         """Every parameter and buffer."""
@@ -295,16 +277,6 @@ class _Side:
         own = {n.removeprefix("optimizer/"): a for n, a in arrays.items() if n.startswith("optimizer/")}
         self.optimizer.load_state_arrays(own, self._names)
 
-    def _forward_backward(self, inputs: list[Any], labels: list[Any], shares: list[float]) -> Tensor:
-        total: Any = None
-        generator = rng.default_generator
-        for i, start in enumerate(generator.branches(len(inputs))):
-            with self._autocast(), generator.starting_at(start):
-                loss = self._loss_of(inputs[i], labels[i]) * shares[i]
-            loss.backward()
-            total = loss.detach() if total is None else total + loss.detach()
-        return total
-
     @property
     def parameter_names(self) -> set[str]:
         """Names among those of weights() that the optimizer, not the forward, changes."""
@@ -318,36 +290,6 @@ class _Side:
         layouts.active.layout = self.layout
         holder = rng.default_generator.key_state()
         state.write(holder, put(np.asarray(holder._array), self.layout.replicated()))
-
-    def _autocast(self) -> contextlib.AbstractContextManager:
-        if self.amp is None:
-            return contextlib.nullcontext()
-        return auto_cast(level=self.amp[0], dtype=self.amp[1])
-
-
-def _loss_of(model: Any) -> Callable[[Any, Any], Any]:
-    if not isinstance(model, PipelineLayer):
-        return model
-    loss = _pipeline_loss(model)
-    return lambda inputs, labels: loss(model(inputs), labels)
-
-
-def _pipeline_loss(model: Any) -> Callable[[Any, Any], Any]:
-    loss = model.loss_fn if isinstance(model, PipelineLayer) else model.pipeline_loss
-    if not callable(loss):
-        raise ConfigError(f"prove needs one loss, the PipelineLayer's loss_fn is {loss!r}; give it a function")
-    return loss
-
-
-def _placed(layout: layouts.Layout, batch: Sequence[Microbatch]) -> tuple[list[Any], list[Any], list[float]]:
-    def place(value: Any) -> Any:
-        # rows that do not divide over the devices stay whole, as on a pipeline's stages
-        flow = transfer.place(value, layout)
-        return flow.tensors()
-
-    total = sum(part.rows for part in batch)
-    shares = [part.rows / total for part in batch]
-    return [place(part.inputs) for part in batch], [place(part.labels) for part in batch], shares
 
 
 def _restored(saver: _Side, loader: _Side, folder: Path, step: int, what: str) -> list[Difference]:

@@ -31,11 +31,12 @@ from polyreme.hapi.input_spec import InputSpec
 from polyreme.hapi.progress_bar import ProgBarLogger
 from polyreme.hapi.results import Results, metric_names, update_metrics
 from polyreme.hapi.schedule_callbacks import LRScheduler, ModelCheckpoint
-from polyreme.hapi.step import Precision, Steps, as_list
+from polyreme.hapi.step import Steps, as_list, precision_of
 from polyreme.io.serialization import load, save
 from polyreme.metric.metrics import Metric
 from polyreme.nn import Layer
 from polyreme.nn.summary import summary
+from polyreme.training import FULL_PRECISION
 
 
 class Model:
@@ -65,7 +66,7 @@ class Model:
         self.optimizer: Any = None
         self.stop_training = False
         self._metrics: list[Metric] = []
-        self._steps = Steps(network, None, None, Precision.of(None))
+        self._steps = Steps(network, None, None, FULL_PRECISION)
 
     def prepare(
         self, optimizer: Any = None, loss: Callable | None = None, metrics: Any = None, amp_configs: Any = None
@@ -81,9 +82,8 @@ class Model:
         for metric in self._metrics:
             if not isinstance(metric, Metric):
                 raise ConfigError(f"Model.prepare: metrics holds a {type(metric).__name__}; give instances of Metric")
-        precision = Precision.of(amp_configs)
-        if precision.level == "O2":
-            precision.decorate(self.network, optimizer)
+        precision = precision_of(amp_configs)
+        precision.decorate(self.network, optimizer)
         self.optimizer = optimizer
         self._steps = Steps(self.network, loss, optimizer, precision)
 

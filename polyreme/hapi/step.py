@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import operator
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
-from polyreme import amp
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, ConfigError, ShapeError, did_you_mean
 from polyreme.jit.to_static import to_static
+from polyreme.training import Microbatch, MixedPrecision, StepPolicy, TrainingStep
 
 _log = logging.getLogger("polyreme.hapi")
 _CAST_KEYS = ("custom_white_list", "custom_black_list", "dtype")
@@ -28,45 +24,20 @@ _SCALER_KEYS = (
 )
 
 
-@dataclass(frozen=True)
-class Precision:
-    """Mixed precision as prepare() was asked for it: level O0, O1 or O2, settings of auto_cast and of GradScaler (None
-    where the loss is not scaled)."""
-
-    level: str
-    cast: dict[str, Any]
-    scaler: dict[str, Any] | None
-
-    @classmethod
-    def of(cls, configs: str | dict[str, Any] | None) -> Precision:
-        """From amp_configs: None, a level, or a dict. Raises ConfigError for a key or level that is not known."""
-        given = {"level": configs} if isinstance(configs, str) else dict(configs or {"level": "O0"})
-        level = given.pop("level", "O1")
-        if given.pop("use_pure_fp16", False):
-            level = "O2"
-        if level not in ("O0", "O1", "O2"):
-            raise ConfigError(f"prepare: amp level {level!r}; give 'O0', 'O1' or 'O2'")
-        known = ("level", "use_pure_fp16", *_CAST_KEYS, *_SCALER_KEYS)
-        for name in given:
-            if name not in known:
-                raise ConfigError(f"prepare: amp_configs has {name!r}{did_you_mean(name, known)}")
-        return cls(
-            level,
-            {k: v for k, v in given.items() if k in _CAST_KEYS},
-            {k: v for k, v in given.items() if k in _SCALER_KEYS},
-        )
-
-    def casting(self) -> AbstractContextManager:
-        """The block in which ops are cast."""
-        return nullcontext() if self.level == "O0" else amp.auto_cast(level=self.level, **self.cast)
-
-    def decorate(self, network: Any, optimizer: Any) -> None:
-        """Cast the network for level O2, its optimizer keeping float32 master weights."""
-        amp.decorate(network, optimizer, level="O2", **{k: v for k, v in self.cast.items() if k == "dtype"})
-
-    def make_scaler(self) -> Any:
-        """The loss scaler, None where the loss is not scaled."""
-        return None if self.level == "O0" or self.scaler is None else amp.GradScaler(**self.scaler)
+def precision_of(configs: str | dict[str, Any] | None) -> MixedPrecision:
+    """Mixed precision from amp_configs: None, a level, or a dict. Raises ConfigError for an unknown key or level."""
+    settings = {"level": configs} if isinstance(configs, str) else dict(configs or {"level": "O0"})
+    level = settings.pop("level", "O1")
+    if settings.pop("use_pure_fp16", False):
+        level = "O2"
+    if level not in ("O0", "O1", "O2"):
+        raise ConfigError(f"prepare: amp level {level!r}; give 'O0', 'O1' or 'O2'")
+    known = ("level", "use_pure_fp16", *_CAST_KEYS, *_SCALER_KEYS)
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"prepare: amp_configs has {name!r}{did_you_mean(name, known)}")
+    cast = {k: v for k, v in settings.items() if k in _CAST_KEYS}
+    return MixedPrecision(level, **cast, scaler={k: v for k, v in settings.items() if k in _SCALER_KEYS})
 
 
 class Steps:
@@ -76,15 +47,21 @@ class Steps:
     the reason is logged once and the kind runs eagerly from then on.
     """
 
-    def __init__(self, network: Any, loss: Callable | None, optimizer: Any, precision: Precision) -> None:
-        self.network, self.loss, self.optimizer, self.precision = network, loss, optimizer, precision
-        self.scaler = precision.make_scaler()
+    def __init__(self, network: Any, loss: Callable | None, optimizer: Any, precision: MixedPrecision) -> None:
+        self.network, self.loss, self.precision = network, loss, precision
+        # a batch is one piece: it trains as the loop that a user would write does, random numbers included
+        self.step = TrainingStep(self._forward, optimizer, StepPolicy(precision, accumulates=False))
         self._written: dict[str, Callable] = {
             "train": self._train,
             "evaluate": self._evaluate,
             "predict": self._predict,
         }
         self._captured = {name: to_static(fn) for name, fn in self._written.items()}
+
+    @property
+    def scaler(self) -> Any:
+        """The loss scaler, None where the loss is not scaled."""
+        return self.step.scaler
 
     @property
     def is_captured(self) -> dict[str, bool]:
@@ -118,31 +95,23 @@ class Steps:
         return self._written[kind](*args)
 
     def _train(self, inputs: list, labels: list, update: bool, wants_outputs: bool) -> tuple[list, list]:
-        with self.precision.casting():
-            outputs = as_list(self.network(*inputs))
-            losses = self._losses(outputs, labels)
-        total = functools.reduce(operator.add, losses)
-        if self.scaler is None:
-            total.backward()
-            if update:
-                self.optimizer.step()
-        else:
-            self.scaler.scale(total).backward()
-            if update:
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
+        total, [(losses, outputs)] = self.step.gradients([Microbatch(inputs, labels, 1)])
         if update:
-            self.optimizer.clear_grad()
-        return _detached(outputs) if wants_outputs else [], _detached(losses)
+            self.step.update(total)
+        return _detached(outputs) if wants_outputs else [], losses
+
+    def _forward(self, inputs: list, labels: list) -> tuple[list[Tensor], list]:
+        """-> losses, outputs."""
+        outputs = as_list(self.network(*inputs))
+        return self._losses(outputs, labels), outputs
 
     def _evaluate(self, inputs: list, labels: list, wants_outputs: bool) -> tuple[list, list]:
-        with no_grad(), self.precision.casting():
-            outputs = as_list(self.network(*inputs))
-            losses = self._losses(outputs, labels)
+        with no_grad(), self.precision.autocast():
+            losses, outputs = self._forward(inputs, labels)
         return outputs if wants_outputs else [], losses
 
     def _predict(self, inputs: list) -> list:
-        with no_grad(), self.precision.casting():
+        with no_grad(), self.precision.autocast():
             return as_list(self.network(*inputs))
 
     def _losses(self, outputs: list, labels: list) -> list[Tensor]:

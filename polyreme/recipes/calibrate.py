@@ -20,7 +20,6 @@ from jax.sharding import PartitionSpec as P
 
 from polyreme.core import rng
 from polyreme.core.backend import Device
-from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.pipeline.chunks import in_chunks
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.placement import apply_plan, clear_plan, shard_batch
@@ -30,6 +29,7 @@ from polyreme.mesh import Plan
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.planner.calibration import Measured, cluster_of
 from polyreme.planner.cluster import Cluster
+from polyreme.training.microbatches import cut
 
 Report = Callable[[str], None]
 

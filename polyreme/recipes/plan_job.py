@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental import topologies
 
-from polyreme.amp import auto_cast, decorate
 from polyreme.core import layout as layouts
 from polyreme.core import rng, state
 from polyreme.core.abstract import Abstract, abstractly
-from polyreme.core.layout import Layout
-from polyreme.distributed.pipeline.chunks import in_chunks
-from polyreme.distributed.placement import apply_plan, shard_batch
-from polyreme.eager.host import put
+from polyreme.distributed.planned_step import PlannedStep
 from polyreme.eager.tensor import Tensor
-from polyreme.jit import to_static
 from polyreme.mesh import Plan
 from polyreme.nn import Layer
-from polyreme.nn.clip import global_norm
 from polyreme.nn.lazy import LazyGuard
 from polyreme.optimizer import Optimizer
 from polyreme.optimizer.lr import LRScheduler
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import PretrainConfig
-from polyreme.recipes.training import learning_rate_schedule, make_optimizer
+from polyreme.recipes.training import learning_rate_schedule, make_optimizer, step_policy
+from polyreme.training import Microbatch, StepPolicy
 
 
 class Input(NamedTuple):
@@ -46,21 +38,15 @@ class Job:
     """A training step of a model.
 
     model: makes it; under a pipeline it has pipeline_items() and pipeline_loss(output, labels). loss: (model, arrays of
-    a microbatch) -> a 0-D mean. inputs: of a whole batch. optimizer: of a model. amp_level, amp_dtype: as in autocast.
+    a microbatch) -> a 0-D mean. inputs: of a whole batch, under a pipeline inputs and labels. optimizer: of a model.
+    policy: of the step.
     """
 
     model: Callable[[], Layer]
     loss: Callable[[Any, Sequence[Tensor]], Tensor]
     inputs: tuple[Input, ...]
     optimizer: Callable[[Layer], Optimizer]
-    amp_level: str = "O0"
-    amp_dtype: str = "bfloat16"
-
-    def autocast(self) -> contextlib.AbstractContextManager:
-        """What the forward runs in."""
-        if self.amp_level == "O0":
-            return contextlib.nullcontext()
-        return auto_cast(level=self.amp_level, dtype=self.amp_dtype)
+    policy: StepPolicy = field(default_factory=StepPolicy)
 
 
 def job_of(config: PretrainConfig) -> Job:
@@ -76,27 +62,20 @@ def job_of(config: PretrainConfig) -> Job:
         loss=lambda model, arrays: model(*arrays),
         inputs=(rows, rows),
         optimizer=optimizer,
-        amp_level=config.train.amp_level,
-        amp_dtype=config.train.amp_dtype,
+        policy=step_policy(config.train),
     )
 
 
 class Made:
-    """A Job's model and optimizer laid out over devices by a plan, all of it without memory."""
+    """A Job's training step laid out over devices by a plan, all of it without memory."""
 
     def __init__(self, job: Job, plan: Plan, devices: Sequence[Any]) -> None:
         self.job, self.plan = job, plan
         self._outer = layouts.active.layout, rng.default_generator.key_state()._array
         with abstractly(), LazyGuard():
             self.model = job.model()
-            self.layers = in_chunks(self.model, plan) if plan.mesh.pp > 1 else None
-            chunks = self.layers and self.layers.get_model_chunks()
-            self.layout: Layout = apply_plan(plan, self.model, devices, chunks)
-            self.optimizer = job.optimizer(self.model)
-            if job.amp_level == "O2":
-                decorate(self.model, self.optimizer, level="O2", dtype=job.amp_dtype, master_grad=True)
-            self.optimizer.create_state()
-            self._halted = Tensor(put(np.zeros((), np.bool_), self.layout.replicated()))
+            self.planned = PlannedStep(self.model, plan, job.optimizer, job.policy, devices, self._loss)
+        self.layout, self.optimizer = self.planned.layout, self.planned.optimizer
 
     def close(self) -> None:
         """Put back the plan and the random key that were in force before."""
@@ -106,31 +85,16 @@ class Made:
     def compiled(self) -> Any:
         """The one program of a step without a pipeline: a jax.stages.Compiled."""
         with abstractly():
-            return to_static(self._train).compiled(*[self._cut(each) for each in self.job.inputs])
+            return self.planned.step.compiled(self.batch())
 
-    def _cut(self, given: Input) -> Tensor:
-        """[microbatch, row, ...], each microbatch spread over all devices."""
-        parts = self.plan.num_microbatches
-        shape = (parts, given.shape[0] // parts, *given.shape[1:])
-        empty = Abstract.of(shape, given.dtype, None)
-        return shard_batch(self.layout, empty, None, "batch", *[None] * (len(shape) - 2))
+    def batch(self) -> list[Microbatch]:
+        """A batch without memory, in microbatches; inside `abstractly`."""
+        first, *rest = (Abstract.of(given.shape, given.dtype, None) for given in self.job.inputs)
+        self.planned.check_rows(first.shape[0])
+        return self.planned.cut(first, rest[0] if self.planned.is_staged else tuple(rest))
 
-    def _train(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """As recipes.training.Trainer trains."""
-        losses = []
-        generator = rng.default_generator
-        for i, start in enumerate(generator.branches(self.plan.num_microbatches)):
-            with self.job.autocast(), generator.starting_at(start):
-                loss = self.job.loss(self.model, [x[i] for x in inputs]) / self.plan.num_microbatches
-            loss.backward()
-            losses.append(loss.detach())
-        loss = functools.reduce(operator.add, losses)
-        norm = global_norm([p.grad.detach() for p in self.model.parameters() if p.grad is not None])
-        is_bad = (loss + norm).isfinite().logical_not().logical_or(self._halted)
-        self.optimizer.step(skip=is_bad)
-        self.optimizer.clear_grad()
-        state.write(self._halted, state.read(is_bad))
-        return loss, norm
+    def _loss(self, model: Any, first: Any, rest: Sequence[Any]) -> Tensor:
+        return self.job.loss(model, [first, *rest])
 
 
 def local_bytes(array: Any) -> int:

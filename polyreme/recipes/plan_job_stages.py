@@ -76,7 +76,7 @@ class StagedPrograms:
             cotangents = [None if a is None else _moved(a, stages[k - 1]) for a in found]
 
     def _chunks(self) -> list[Any]:
-        layers: Any = self.made.layers
+        layers: Any = self.made.planned.layers
         *first, last = layers.get_model_chunks()
         loss: Any = self.made.model
 
@@ -90,7 +90,7 @@ class StagedPrograms:
         return Abstract.of(shape, given.dtype, None)
 
     def _forward(self, k: int, run: Any, flow: Flow, stage: Layout) -> tuple[SplitProgram, list[Any], Flow, Kept]:
-        with self.made.job.autocast():
+        with self.made.job.policy.precision.autocast():
             program = SplitProgram(run, flow, stage, backward=True, cut=self.schedule.split_backward)
         foreign: list[Any] = [t for t in program.read if _is_foreign(t, stage)]
         program.moved = [(p, parameter_layouts(stage, p)) for p in foreign]

@@ -9,7 +9,7 @@ from polyreme.core import place
 from polyreme.distributed.prove import Proof, prove
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import PretrainConfig
-from polyreme.recipes.training import check_supported, learning_rate_schedule, make_optimizer
+from polyreme.recipes.training import check_supported, learning_rate_schedule, make_optimizer, step_policy
 
 
 def run(config: PretrainConfig, *, steps: int) -> Proof:
@@ -31,7 +31,7 @@ def run(config: PretrainConfig, *, steps: int) -> Proof:
         plan,
         [(rows[:, :-1], rows[:, 1:]) for rows in tokens],
         optimizer=lambda model: make_optimizer(train, model, learning_rate_schedule(train)),
-        amp=None if train.amp_level == "O0" else (train.amp_level, train.amp_dtype),
+        policy=step_policy(train),
         devices=jax.devices()[: plan.mesh.size],
         seed=train.seed,
     )

@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from polyreme.amp import auto_cast, decorate
 from polyreme.core import rng, state
 from polyreme.core.backend import Device
 from polyreme.distributed.communication import replicas
-from polyreme.distributed.pipeline.chunks import in_chunks
-from polyreme.distributed.placement import apply_plan, shard_batch
+from polyreme.distributed.placement import shard_batch
+from polyreme.distributed.planned_step import PlannedStep
+from polyreme.distributed.whole_step import WholeStep
 from polyreme.eager.host import put
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.jit import to_static
-from polyreme.nn.clip import ClipGradByGlobalNorm, global_norm
+from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.ops.layout import sharding_constraint
 from polyreme.ops.manipulation import stack
 from polyreme.optimizer import AdamW
 from polyreme.optimizer.lr import CosineAnnealingDecay, LinearWarmup, LRScheduler
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import PretrainConfig, TrainConfig
-from polyreme.recipes.staged import Ran, StagedStep
-
-
-class StepResult(NamedTuple):
-    """What a step gives without waiting for it, 0-D Tensors but for key: the random key the step began with."""
-
-    loss: Tensor
-    grad_norm: Tensor
-    key: Tensor
+from polyreme.recipes.staged import Ran, StagedRuns
+from polyreme.training import Microbatch, MixedPrecision, StepPolicy, StepResult
 
 
 class Trainer:
@@ -53,37 +43,32 @@ class Trainer:
         self.config = config
         rng.seed(config.train.seed)
         self.model = build_model(config.model)
-        plan = config.parallel_plan
-        layers = in_chunks(self.model, plan) if plan.mesh.pp > 1 else None
-        self.layout = apply_plan(plan, self.model, devices, layers and layers.get_model_chunks())
         self.schedule = learning_rate_schedule(config.train)
-        self.optimizer = make_optimizer(config.train, self.model, self.schedule)
-        train = config.train
-        if train.amp_level == "O2":
-            decorate(self.model, self.optimizer, level="O2", dtype=train.amp_dtype, master_grad=True)
-        self.optimizer.create_state()
-        self._staged = layers and StagedStep(self.model, layers, self.layout, self.optimizer, self._autocast)
-        # laid out as the step returns it: another layout would compile the step a second time
-        self._halted = Tensor(put(np.zeros((), np.bool_), self.layout.replicated()))
-        self._step = to_static(self._train)
+        self.planned = PlannedStep(
+            self.model,
+            config.parallel_plan,
+            lambda model: make_optimizer(config.train, model, self.schedule),
+            step_policy(config.train),
+            devices,
+        )
+        self.planned.check_rows(config.train.global_batch)
+        self.layout, self.optimizer = self.planned.layout, self.planned.optimizer
+        self._staged = StagedRuns(self.planned) if self.planned.is_staged else None
         self._loss = to_static(self._evaluate)
         self._forward = to_static(self._whole_logits)
 
     def step(self, tokens: Any, labels: Any) -> StepResult:
         """One optimizer step on a global batch."""
-        if self._staged:
-            results = self._staged.step(tokens, labels)
-        else:
-            results = self._step(self._cut(tokens), self._cut(labels))
+        result = self.planned(tokens, labels)
         self.schedule.step()
-        return StepResult(*results)
+        return result
 
     def compiled(self, tokens: Any, labels: Any) -> Any:
         """The program of step for a batch of this shape, compiled and not run: a jax.stages.Compiled.
 
         Not for a model over pipeline stages, whose step is many programs.
         """
-        return self._step.compiled(self._cut(tokens), self._cut(labels))
+        return self.planned.step.compiled(self.planned.cut(tokens, labels))
 
     def ran(self, tokens: Any, labels: Any) -> Ran:
         """What compiled is for a model over pipeline stages: forward and backward run, nothing changes but the random
@@ -113,52 +98,16 @@ class Trainer:
             return None
         return lambda tokens: self._forward(shard_batch(self.layout, tokens, None, None)).numpy()
 
-    def _cut(self, batch: Any) -> Tensor:
-        """A global batch as [microbatch, row, seq], each microbatch spread over all devices: cut on them, rows would
-        have to move.
-        """
-        parts = np.asarray(batch)
-        parts = parts.reshape(self.config.train.accumulation, -1, *parts.shape[1:])
-        return shard_batch(self.layout, parts, None, "batch", None)
-
     def _place(self, batch: Any) -> Tensor:
         return shard_batch(self.layout, batch, "batch", None)
 
-    def _train(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        key = Tensor(state.read(rng.default_generator.key_state()))
-        loss = self._accumulate(tokens, labels)
-        norm = global_norm([p.grad.detach() for p in self.model.parameters() if p.grad is not None])
-        is_bad = (loss + norm).isfinite().logical_not().logical_or(self._halted)
-        self.optimizer.step(skip=is_bad)
-        self.optimizer.clear_grad()
-        state.write(self._halted, state.read(is_bad))
-        return loss, norm, key
-
-    def _accumulate(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """Loss of [microbatch, row, seq], a microbatch at a time, its gradients left on the parameters."""
-        parts = tokens.shape[0]
-        losses: list[Tensor] = []
-        generator = rng.default_generator
-        for i, start in enumerate(generator.branches(parts)):
-            with self._autocast(), generator.starting_at(start):
-                loss = self.model(tokens[i], labels[i]) / parts
-            loss.backward()
-            losses.append(loss.detach())
-        return functools.reduce(operator.add, losses)
-
     def _evaluate(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        with self._autocast():
+        with self.planned.policy.precision.autocast():
             return self.model(tokens, labels)
 
     def _whole_logits(self, tokens: Tensor) -> Tensor:
-        with self._autocast():
+        with self.planned.policy.precision.autocast():
             return sharding_constraint(self.model(tokens), self.layout.replicated())
-
-    def _autocast(self) -> contextlib.AbstractContextManager:
-        level = self.config.train.amp_level
-        if level == "O0":
-            return contextlib.nullcontext()
-        return auto_cast(level=level, dtype=self.config.train.amp_dtype)
 
     # what went wrong
 
@@ -179,12 +128,14 @@ class Trainer:
                 names.append(name)
                 flags.append(tensor.detach().astype("float32").isfinite().all())
 
-        def probe(tokens: Tensor, labels: Tensor) -> Tensor:
+        step: WholeStep = self.planned.step
+
+        def probe(batch: list[Microbatch]) -> Tensor:
             names.clear()
             flags.clear()
             for name, p in self.model.named_parameters():
                 see(f"parameter {name}", p)
-            self._accumulate(tokens, labels)
+            step.step.gradients(batch)
             for name, p in reversed(list(self.model.named_parameters())):
                 see(f"gradient of {name}", p.grad)
             self.optimizer.clear_grad()
@@ -198,7 +149,7 @@ class Trainer:
             )
         ]
         try:
-            is_finite = to_static(probe)(self._cut(tokens), self._cut(labels)).numpy()
+            is_finite = to_static(probe)(step.place(self.planned.cut(tokens, labels))).numpy()
         finally:
             for hook in hooks:
                 hook.remove()
@@ -215,7 +166,7 @@ class Trainer:
     def arrays(self) -> dict[str, jax.Array]:
         """Everything a checkpoint holds, by name. If the mesh spans processes, each must call it."""
         if self._staged:
-            self._staged.share_numbers()
+            self.planned.step.updating().share_numbers()
         found = {name: tensor._array for name, tensor in self._tensors().items()}
         optimizer = self.optimizer.state_arrays(self._names())
         return found | {f"{_OPTIMIZER}{name}": array for name, array in optimizer.items()}
@@ -256,6 +207,12 @@ def check_supported(config: PretrainConfig) -> None:
             f"train.amp_level={config.train.amp_level} with train.amp_dtype=float16 needs loss scaling, which pretrain "
             "does not have yet; set train.amp_dtype=bfloat16"
         )
+
+
+def step_policy(train: TrainConfig) -> StepPolicy:
+    """How a configuration's training step computes."""
+    precision = MixedPrecision(train.amp_level, train.amp_dtype, master_grad=True)
+    return StepPolicy(precision, non_finite="halt")
 
 
 def make_optimizer(train: TrainConfig, model: Any, learning_rate: LRScheduler) -> AdamW:

@@ -107,7 +107,7 @@ def in_a_pipeline():
 
 
 def test_a_wrong_gradient_is_found_and_named(monkeypatch):
-    monkeypatch.setattr(runtime, "_shares", lambda batch: (0.5, 0.5001))
+    monkeypatch.setattr(runtime, "shares", lambda batch: (0.5, 0.5001))
     proof = prove(
         in_a_pipeline, Plan.from_degrees(pp=2, num_microbatches=2), small(), optimizer=sgd, devices=jax.devices()[:2]
     )

@@ -9,12 +9,10 @@ from typing import Any
 
 import jax
 
-from polyreme.amp import decorate
 from polyreme.autograd.recompute import Keep, recompute_forward
 from polyreme.core import state
 from polyreme.distributed.fleet.base.distributed_strategy import DistributedStrategy
 from polyreme.distributed.fleet.base.job import Job, resolve
-from polyreme.distributed.fleet.base.mixed_precision import Amp
 from polyreme.distributed.fleet.base.topology import ParallelMode
 from polyreme.distributed.fleet.fleet import fleet
 from polyreme.distributed.fleet.meta_parallel.no_pipeline import NoPipelineParallel
@@ -31,6 +29,7 @@ from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.nn.layer import Layer
 from polyreme.optimizer import Optimizer
+from polyreme.training import MixedPrecision
 
 _WRAPPERS: dict[int, type[MetaParallelBase]] = {
     ParallelMode.TENSOR_PARALLEL: TensorParallel,
@@ -96,12 +95,12 @@ def distributed_optimizer(optimizer: Optimizer, strategy: DistributedStrategy | 
     return made
 
 
-def _cast(model: Layer, amp: Amp | None) -> dict[int, Any]:
+def _cast(model: Layer, amp: MixedPrecision) -> dict[int, Any]:
     """Level O2: parameters become float16 or bfloat16. -> id of each -> its value before, for its master weight."""
-    if amp is None or amp.level != "O2":
+    if amp.level != "O2":
         return {}
     before = {id(p): (p.dtype, state.read(p)) for p in model.parameters()}
-    decorate(model, level="O2", dtype=amp.dtype, master_grad=amp.master_weight)
+    amp.decorate(model)
     if not amp.master_weight:
         return {}
     return {id(p): before[id(p)][1] for p in model.parameters() if p.dtype != before[id(p)][0]}

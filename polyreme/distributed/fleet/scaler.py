@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from polyreme.amp import GradScaler
-from polyreme.distributed.fleet.base.mixed_precision import make_scaler
 from polyreme.distributed.fleet.fleet import fleet
 
 
@@ -14,7 +13,7 @@ def distributed_scaler(scaler: GradScaler | None = None) -> GradScaler:
     what is no GradScaler.
     """
     if scaler is None:
-        return make_scaler(fleet.job.amp)
+        return fleet.job.amp.make_scaler() or GradScaler(enable=False)
     if not isinstance(scaler, GradScaler):
         raise TypeError(f"distributed_scaler takes an amp.GradScaler, got {type(scaler).__name__}")
     return scaler

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -15,14 +15,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import GradError
 from polyreme.jit.split import Flow
 from polyreme.mesh.schedule import Task
-
-
-class Microbatch(NamedTuple):
-    """What the first chunk takes, what the loss takes besides the last chunk's output, and the rows it has."""
-
-    inputs: Any
-    labels: Any
-    rows: int
+from polyreme.training.microbatches import Microbatch
 
 
 class Run:

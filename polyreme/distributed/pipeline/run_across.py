@@ -17,11 +17,12 @@ from polyreme.core.layout import Layout
 from polyreme.core.state import TensorState
 from polyreme.distributed.pipeline.chunk import Chunk
 from polyreme.distributed.pipeline.processes import Piece, decode, encode, from_all, hop, is_here, leader
-from polyreme.distributed.pipeline.run import Microbatch, Run, accumulate
+from polyreme.distributed.pipeline.run import Run, accumulate
 from polyreme.eager.host import put
 from polyreme.jit.capture import parts_of
 from polyreme.jit.split import Flow
 from polyreme.nn.layer import Layer
+from polyreme.training.microbatches import Microbatch
 
 
 class Agreed:

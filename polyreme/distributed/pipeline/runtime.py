@@ -19,7 +19,7 @@ from polyreme.core.layout import Layout
 from polyreme.distributed.job import watchdog
 from polyreme.distributed.pipeline.chunk import Chunk
 from polyreme.distributed.pipeline.processes import from_all, leader, spans_processes
-from polyreme.distributed.pipeline.run import Microbatch, Run
+from polyreme.distributed.pipeline.run import Run
 from polyreme.distributed.pipeline.run_across import Agreed, RunAcross
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
@@ -27,6 +27,7 @@ from polyreme.errors import ConfigError, GradError
 from polyreme.jit.called import Called
 from polyreme.mesh.schedule import Schedule, Task
 from polyreme.nn.layer import Layer
+from polyreme.training.microbatches import Microbatch, shares
 
 
 class Pipeline:
@@ -142,19 +143,19 @@ class Pipeline:
     @staticmethod
     def mean(losses: Sequence[jax.Array], batch: Sequence[Microbatch]) -> jax.Array:
         """The mean loss over the rows of a batch."""
-        return _mean(_shares(batch), list(losses))
+        return _mean(shares(batch), list(losses))
 
     def _weights(self, batch: Sequence[Microbatch], scale: Any) -> Callable[[Any], list[jax.Array]]:
         """By the loss's dtype, the cotangent of each microbatch's loss, on the last stage."""
-        shares = _shares(batch)
+        parts = shares(batch)
         everywhere = self._last.stage.replicated()
 
         @functools.cache
         def weights(dtype: Any) -> list[jax.Array]:
             if scale is None:
-                made = {share: put(np.asarray(share, dtype), everywhere) for share in set(shares)}
-                return [made[share] for share in shares]
-            return _scaled(shares, dtype, put(scale, everywhere))
+                made = {share: put(np.asarray(share, dtype), everywhere) for share in set(parts)}
+                return [made[share] for share in parts]
+            return _scaled(parts, dtype, put(scale, everywhere))
 
         return weights
 
@@ -190,12 +191,6 @@ def _checked_loss(loss: Any) -> Tensor:
 def _ordered(schedule: Schedule) -> tuple[tuple[int, Task], ...]:
     """All stages' tasks in one order in time, each after those it needs."""
     return tuple((step.stage, step.task) for step in schedule.order())
-
-
-def _shares(batch: Sequence[Microbatch]) -> tuple[float, ...]:
-    """What part of the batch's rows each microbatch has."""
-    total = sum(part.rows for part in batch)
-    return tuple(part.rows / total for part in batch)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -10,13 +10,13 @@ from polyreme.core import layout as layouts
 from polyreme.core import rng
 from polyreme.core.layout import Layout
 from polyreme.distributed.auto_parallel.stages.chunks import cut_into_stages
-from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.pipeline.update import StagedUpdate
 from polyreme.distributed.placement import apply_plan, clear_plan
 from polyreme.distributed.prove import Bound
 from polyreme.jit import to_static
 from polyreme.optimizer import Momentum
+from polyreme.training.microbatches import cut
 
 RATE = 0.1
 DRAW = np.random.default_rng(0)

@@ -11,13 +11,13 @@ from polyreme.core import layout as layouts
 from polyreme.core import rng
 from polyreme.core.layout import Layout
 from polyreme.distributed.auto_parallel.stages.chunks import cut_into_stages
-from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.pipeline.update import StagedUpdate
 from polyreme.distributed.placement import apply_plan
 from polyreme.mesh import Plan
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.optimizer import Momentum
+from polyreme.training.microbatches import cut
 
 DATA = np.random.default_rng(0).integers(0, 128, (2, 8, 9))
 

@@ -111,7 +111,7 @@ def test_what_a_strategy_means():
             }
         )
     )
-    assert (found.precision.level, found.precision.make_scaler(), found.master_grad) == ("O2", None, True)
+    assert (found.precision.level, found.precision.make_scaler(), found.precision.master_grad) == ("O2", None, True)
     assert (found.merge_steps, found.merge_average) == (3, False)
     plan = found.plan_for(8)
     assert str(plan.mesh) == "dp2 pp2 sharding2"

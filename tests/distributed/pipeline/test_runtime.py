@@ -10,7 +10,6 @@ import polyreme as paddle
 from polyreme import nn
 from polyreme.core import layout, rng
 from polyreme.distributed.pipeline import run
-from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.placement import apply_plan, clear_plan
@@ -18,6 +17,7 @@ from polyreme.errors import GradError, PlacementError, ShapeError
 from polyreme.mesh import Plan
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.training.microbatches import cut
 
 DATA = np.random.default_rng(0).integers(0, 128, (8, 17))
 

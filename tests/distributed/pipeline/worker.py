@@ -9,7 +9,6 @@ import polyreme as paddle
 from polyreme import distributed as dist
 from polyreme.amp import GradScaler
 from polyreme.core import rng
-from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.pipeline.chunks import in_chunks
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.pipeline.update import StagedUpdate
@@ -18,6 +17,7 @@ from polyreme.mesh import Plan
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer import AdamW
+from polyreme.training.microbatches import cut
 
 DATA = np.random.default_rng(0).integers(0, 128, (2, 8, 17))
 

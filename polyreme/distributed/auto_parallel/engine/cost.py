@@ -26,7 +26,7 @@ def cost_of(layer: Layer, settled: Settled, batch: Batch, plan: Plan, cluster: C
     specs that leave the number of rows open.
     """
     rows = _rows(batch.inputs)
-    with layouts.using(None), settled.precision.casting():
+    with layouts.using(None), settled.precision.autocast():
         graph = graph_of(infer_dims(layer, batch.inputs, batch.labels, batch.loss))
         training = training_of(layer, batch.optimizer)
     found = cluster or cluster_of(devices_of(get_mesh())[: plan.mesh.size])

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from polyreme.distributed.pipeline.run import Microbatch
 from polyreme.nn.layers.functional_layer import FunctionalLayer
 from polyreme.nn.layers.loss import CrossEntropyLoss, NLLLoss
+from polyreme.training.microbatches import Microbatch
 
 _BY_LABELS = (CrossEntropyLoss.function, NLLLoss.function)
 _DEFAULTS = {"reduction": "mean", "ignore_index": -100}

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from polyreme import amp
 from polyreme.core import rng, state
 from polyreme.core.layout import Layout
 from polyreme.distributed.auto_parallel.engine.choose import Chosen
@@ -87,12 +86,7 @@ class DistModel:
         self._mode = "predict" if loss is None else "eval" if optimizer is None else "train"
 
     def _cast(self, optimizer: Any) -> None:
-        precision = self.settled.precision
-        if precision.level == "O2":
-            inner = None if optimizer is None else inner_optimizer(optimizer)
-            amp.decorate(
-                self.network, inner, level="O2", dtype=precision.cast["dtype"], master_grad=self.settled.master_grad
-            )
+        self.settled.precision.decorate(self.network, None if optimizer is None else inner_optimizer(optimizer))
 
     def _merging(self, optimizer: Any) -> Any:
         """The optimizer, updating once in several batches if the strategy says so, or shard_optimizer was told so."""

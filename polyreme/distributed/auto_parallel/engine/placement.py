@@ -93,7 +93,7 @@ def _unmarked(layer: Layer, settled: Settled, batch: Batch, cluster: Cluster | N
     devices = devices_of(get_mesh())
     if not settled.is_planned:
         return by_plan(layer, settled.plan_for(len(devices)), devices, settled, batch.inputs)
-    with settled.precision.casting():
+    with settled.precision.autocast():
         chosen = choose_plan(layer, *batch, devices=devices, cluster=cluster)
     plan = chosen.prepare()
     _log.info("%s", chosen)

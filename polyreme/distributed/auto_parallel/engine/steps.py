@@ -22,18 +22,18 @@ from polyreme.distributed.auto_parallel.engine.counts import is_counted, with_fa
 from polyreme.distributed.auto_parallel.engine.placement import Placed
 from polyreme.distributed.auto_parallel.engine.strategy import Settled
 from polyreme.distributed.gradient_merge import MergingOptimizer
-from polyreme.distributed.pipeline.batch import cut
-from polyreme.distributed.pipeline.run import Microbatch
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.pipeline.update import StagedUpdate, frozen_settings
 from polyreme.eager.host import put
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
-from polyreme.hapi.step import Precision, Steps, as_list
+from polyreme.hapi.step import Steps, as_list
 from polyreme.jit.structure import flatten, rebuild
 from polyreme.nn.layer import Layer
 from polyreme.ops.manipulation import concat
+from polyreme.training import MixedPrecision
+from polyreme.training.microbatches import Microbatch, cut
 
 _log = logging.getLogger("polyreme.distributed.auto_parallel")
 Shapes = tuple[tuple[tuple[int, ...], np.dtype], ...]
@@ -49,7 +49,7 @@ def bring_key(layout: Layout) -> None:
 class WholeSteps:
     """Each step of a model, over all devices of a layout, as one captured program."""
 
-    def __init__(self, network: Any, loss: Any, optimizer: Any, precision: Precision, layout: Layout) -> None:
+    def __init__(self, network: Any, loss: Any, optimizer: Any, precision: MixedPrecision, layout: Layout) -> None:
         self.layout = layout
         self._steps = Steps(network, loss, optimizer, precision)
         self._seen: dict[str, tuple] = {}
@@ -141,7 +141,7 @@ class StagedSteps:
     def run(self, kind: str, inputs: Sequence[Tensor], labels: Sequence[Tensor], wants_outputs: bool) -> tuple:
         """As WholeSteps.run; training gives no outputs."""
         batch = self._cut(inputs, labels)
-        with layouts.using(self.layout), self._settled.precision.casting():
+        with layouts.using(self.layout), self._settled.precision.autocast():
             bring_key(self.layout)
             if kind == "train":
                 return [], [self._train(batch)]

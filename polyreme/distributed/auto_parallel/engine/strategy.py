@@ -8,15 +8,15 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from polyreme.distributed.auto_parallel.engine.strategy_fields import FIELDS
 from polyreme.distributed.settings import REFUSED, Field, Settings
 from polyreme.errors import ConfigError, PlacementError, StrategyError, did_you_mean
-from polyreme.hapi.step import Precision
 from polyreme.mesh import SCHEDULES, Plan, default_schedule
 from polyreme.mesh.axes import nearest_divisor
+from polyreme.training import FULL_PRECISION, MixedPrecision
 
 _SCALER = (
     "init_loss_scaling",
@@ -152,8 +152,7 @@ class Settled:
     sharding_degree: None for all devices that other axes leave. is_planned: the planner chooses the plan.
     """
 
-    precision: Precision = field(default_factory=lambda: Precision.of(None))
-    master_grad: bool = False
+    precision: MixedPrecision = FULL_PRECISION
     recompute: bool = False
     recompute_layers: tuple[str, ...] = ()
     merge_steps: int = 1
@@ -215,7 +214,6 @@ def settle(strategy: Strategy | str | None) -> Settled:
     merge = strategy.gradient_merge
     return Settled(
         precision=_precision(strategy.amp),
-        master_grad=strategy.amp.enable and strategy.amp.use_master_grad,
         recompute=strategy.recompute.enable,
         recompute_layers=tuple(strategy.recompute.checkpoints) if strategy.recompute.enable else (),
         merge_steps=_at_least_one("gradient_merge.k_steps", merge.k_steps) if merge.enable else 1,
@@ -247,20 +245,21 @@ def _in_force(strategy: Strategy) -> Iterator[tuple[str, Any, str]]:
             yield name, value, entry.note
 
 
-def _precision(amp: Section) -> Precision:
+def _precision(amp: Section) -> MixedPrecision:
     if not amp.enable:
-        return Precision.of(None)
+        return FULL_PRECISION
     level = _chosen("amp.level", amp.level.upper(), ("O0", "O1", "O2"))
     dtype = _chosen("amp.dtype", amp.dtype, ("float16", "bfloat16"))
-    cast = {
-        "dtype": dtype,
-        "custom_white_list": tuple(amp.custom_white_list),
-        "custom_black_list": tuple(amp.custom_black_list),
-        "use_promote": amp.use_promote,
-    }
-    # bfloat16 has the range of float32: nothing vanishes
-    scaler = None if dtype == "bfloat16" else {name: amp[name] for name in _SCALER}
-    return Precision(level, cast, scaler)
+    return MixedPrecision(
+        level,
+        dtype,
+        custom_white_list=tuple(amp.custom_white_list),
+        custom_black_list=tuple(amp.custom_black_list),
+        use_promote=amp.use_promote,
+        master_grad=amp.use_master_grad,
+        # bfloat16 has the range of float32: nothing vanishes
+        scaler=None if dtype == "bfloat16" else {name: amp[name] for name in _SCALER},
+    )
 
 
 def _stages(pipeline: Section) -> Stages:

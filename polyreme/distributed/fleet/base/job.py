@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyreme.distributed.fleet.base.distributed_strategy import DistributedStrategy
-from polyreme.distributed.fleet.base.mixed_precision import Amp
 from polyreme.distributed.fleet.base.strategy_fields import FIELDS
 from polyreme.distributed.settings import REFUSED, walk
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import SCHEDULES, MeshShape, Plan, default_schedule
 from polyreme.mesh.schedules import canonical_name
+from polyreme.training import FULL_PRECISION, MixedPrecision
 
 _SCALER = (
     "init_loss_scaling",
@@ -39,7 +39,7 @@ class Job:
 
     plan: Plan = field(default_factory=Plan)
     micro_batch_size: int | None = None
-    amp: Amp | None = None
+    amp: MixedPrecision = FULL_PRECISION
     merge_steps: int = 1
     merge_average: bool = True
     recompute_layers: tuple[str, ...] = ()
@@ -173,19 +173,20 @@ def _merge_steps(strategy: DistributedStrategy) -> int:
     return max(steps, other)
 
 
-def _amp(strategy: DistributedStrategy) -> Amp | None:
+def _amp(strategy: DistributedStrategy) -> MixedPrecision:
     if not strategy.amp:
-        return None
+        return FULL_PRECISION
     configs = strategy.amp_configs
     if configs["use_pure_fp16"] and configs["use_pure_bf16"]:
         raise _two("amp_configs.use_pure_fp16", True, "amp_configs.use_pure_bf16", True)
     is_pure = configs["use_pure_fp16"] or configs["use_pure_bf16"]
-    return Amp(
+    return MixedPrecision(
         level="O2" if is_pure else "O1",
         dtype="bfloat16" if configs["use_pure_bf16"] else "float16",
-        white_list=tuple(configs["custom_white_list"]),
-        black_list=tuple(configs["custom_black_list"]),
+        custom_white_list=tuple(configs["custom_white_list"]),
+        custom_black_list=tuple(configs["custom_black_list"]),
         master_weight=not configs["use_optimizer_fp16"],
+        master_grad=not configs["use_optimizer_fp16"],
         # bfloat16 has the range of float32: nothing vanishes
         scaler=None if configs["use_pure_bf16"] else {name: configs[name] for name in _SCALER},
     )

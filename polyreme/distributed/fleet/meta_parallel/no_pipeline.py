@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyreme.distributed.fleet.base.mixed_precision import autocast
 from polyreme.distributed.fleet.meta_parallel.pipeline_parallel import PipelineParallel
 from polyreme.distributed.fleet.meta_parallel.wrappers import split_batch
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
@@ -20,5 +19,5 @@ class NoPipelineParallel(PipelineParallel):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         inputs, kwargs = split_batch((inputs, kwargs), self.layout)
-        with autocast(self._job.amp):
+        with self._job.amp.autocast():
             return self._layers(*inputs, **kwargs)

@@ -15,11 +15,8 @@ from polyreme.amp import GradScaler
 from polyreme.core import rng, state
 from polyreme.distributed.fleet.base.distributed_strategy import DistributedStrategy
 from polyreme.distributed.fleet.base.job import Job, resolve
-from polyreme.distributed.fleet.base.mixed_precision import autocast, make_scaler
 from polyreme.distributed.fleet.optimizer import HybridParallelOptimizer
-from polyreme.distributed.pipeline.batch import cut
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
-from polyreme.distributed.pipeline.run import Microbatch
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.pipeline.update import StagedUpdate, frozen_settings
 from polyreme.distributed.placement import apply_plan
@@ -28,6 +25,7 @@ from polyreme.errors import ConfigError
 from polyreme.mesh import SCHEDULES, Plan, default_schedule
 from polyreme.nn.layer import Layer
 from polyreme.optimizer import Optimizer
+from polyreme.training.microbatches import Microbatch, cut
 
 
 class PipelineParallel(Layer):
@@ -51,7 +49,7 @@ class PipelineParallel(Layer):
         self.layout = apply_plan(self._job.plan, layers, chunks=layers.get_model_chunks())
         given = layers.loss_fn
         self._losses = list(given) if isinstance(given, (list, tuple)) else [given] if given is not None else []
-        self._scaler = make_scaler(self._job.amp) if self._job.amp is not None else None
+        self._scaler = self._job.amp.make_scaler()
         self._pipeline = Pipeline(layers.get_model_chunks(), self._losses, self.layout)
         self._updates: dict[Any, StagedUpdate] = {}
 
@@ -109,7 +107,7 @@ class PipelineParallel(Layer):
         before = state.read(key)
         self._layers.eval()
         try:
-            with autocast(self._job.amp):
+            with self._job.amp.autocast():
                 keys = rng.default_generator.branches(len(batch))
                 found = self._pipeline.evaluate(batch, keys, loss=loss, every=True)
         finally:
@@ -129,7 +127,7 @@ class PipelineParallel(Layer):
         scale = None
         if scaler is not None and scaler.is_enable():
             scale = scaler.get_loss_scaling()._array
-        with autocast(self._job.amp):
+        with self._job.amp.autocast():
             keys = rng.default_generator.branches(len(batch))
             return self._pipeline.train(batch, keys, scale=scale, loss=loss, every=True), batch
 

@@ -14,7 +14,6 @@ from polyreme.core.layout import Layout
 from polyreme.distributed.data_parallel import spread_batch
 from polyreme.distributed.fleet.base.distributed_strategy import DistributedStrategy
 from polyreme.distributed.fleet.base.job import Job, resolve
-from polyreme.distributed.fleet.base.mixed_precision import autocast
 from polyreme.distributed.placement import apply_plan
 from polyreme.eager.tensor import Tensor
 from polyreme.jit.structure import flatten, rebuild
@@ -41,7 +40,7 @@ class MetaParallelBase(Layer):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         inputs, kwargs = split_batch((inputs, kwargs), self.layout)
-        with autocast(self._job.amp):
+        with self._job.amp.autocast():
             return self._layers(*inputs, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,17 +1,34 @@
-"""A batch cut into microbatches."""
+"""A batch cut into microbatches, and the share that each has in the mean."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from polyreme.distributed.pipeline.run import Microbatch
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ShapeError
 from polyreme.jit.structure import flatten, rebuild
+
+
+class Microbatch(NamedTuple):
+    """What a model takes, what the loss takes besides the model's output, and the rows they have."""
+
+    inputs: Any
+    labels: Any
+    rows: int
+
+
+def shares(batch: Sequence[Microbatch]) -> tuple[float, ...]:
+    """The part of the batch's rows that each microbatch has: the weight of its mean loss in the batch's.
+
+    >>> shares([Microbatch(None, None, 3), Microbatch(None, None, 1)])
+    (0.75, 0.25)
+    """
+    total = sum(part.rows for part in batch)
+    return tuple(part.rows / total for part in batch)
 
 
 def cut(data: Any, count: int, rows: int | None) -> list[Microbatch]:

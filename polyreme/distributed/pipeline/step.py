@@ -1,0 +1,115 @@
+"""The training step of a model over pipeline stages: what training.step does in one program, in a program for each task
+of the schedule's table and each stage's update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from polyreme.amp import GradScaler
+from polyreme.core import rng, state
+from polyreme.distributed.pipeline.runtime import Pipeline
+from polyreme.distributed.pipeline.update import StagedUpdate, frozen_settings
+from polyreme.eager.host import put
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import ConfigError
+from polyreme.training import Microbatch, StepPolicy, StepResult
+
+
+class PipelineStep:
+    """A pipeline's training step under a policy.
+
+    optimizer: updates where a call gives no other: all of a stage's parameters in one program if its step() is the
+    plain one. A call may also bring a scaler in place of the policy's.
+    """
+
+    def __init__(self, pipeline: Pipeline, policy: StepPolicy, optimizer: Any = None) -> None:
+        self.pipeline, self.policy, self.optimizer = pipeline, policy, optimizer
+        self.scaler = policy.precision.make_scaler()
+        self._halted = put(np.zeros((), np.bool_), pipeline.where_losses_are)
+        self._updates: dict[Any, StagedUpdate] = {}
+
+    def __call__(
+        self, batch: Sequence[Microbatch], *, optimizer: Any = None, scaler: GradScaler | None = None, loss: int = 0
+    ) -> StepResult:
+        """One optimizer step on a batch. loss: the place of the loss to train among the pipeline's."""
+        key = Tensor(state.read(rng.default_generator.key_state())) if self.policy.guards else None
+        mean, parts = self.gradients(batch, scaler=scaler, loss=loss)
+        return StepResult(mean, self.update(mean, optimizer=optimizer, scaler=scaler), key, parts)
+
+    def gradients(
+        self, batch: Sequence[Microbatch], *, scaler: GradScaler | None = None, loss: int = 0
+    ) -> tuple[Tensor, list[tuple[list[Tensor], Any]]]:
+        """The mean of the chosen loss over the batch's rows, and every loss of each microbatch, on the last stage;
+        gradients of the mean are added to `.grad`, each on its parameter's stage, scaled if there is a scaler."""
+        scaler = self._scaler(scaler)
+        scale = None if scaler is None else scaler.get_loss_scaling()._array
+        with self.policy.precision.autocast():
+            keys = rng.default_generator.branches(len(batch))
+            losses = self.pipeline.train(batch, keys, scale=scale, loss=loss, every=True)
+        mean = Tensor(self.pipeline.mean([each[loss] for each in losses], batch))
+        return mean, [([Tensor(array) for array in each], None) for each in losses]
+
+    def update(self, loss: Tensor, *, optimizer: Any = None, scaler: GradScaler | None = None) -> Tensor | None:
+        """Update the parameters from their gradients, as the policy says if loss or gradients are not finite; the
+        gradients are then cleared. -> their norm, None under a policy that does not look at it."""
+        optimizer, scaler, norm = optimizer or self.optimizer, self._scaler(scaler), None
+        updating = self.updating(optimizer)
+        if scaler is not None:
+            if isinstance(updating, StagedUpdate):
+                updating.unscale(scaler)
+            scaler.step(updating)
+            scaler.update()
+        elif self.policy.guards:
+            norm = self._guarded(updating, loss)
+        else:
+            updating.step()
+        optimizer.clear_grad()
+        return norm
+
+    def updating(self, optimizer: Any = None) -> Any:
+        """What steps for an optimizer: a StagedUpdate where its step() is the plain one, else itself."""
+        optimizer = optimizer or self.optimizer
+        if not StagedUpdate.serves(optimizer):
+            return optimizer
+        key = (id(optimizer), frozen_settings(optimizer))
+        if key not in self._updates:
+            self._updates[key] = StagedUpdate(optimizer)
+        return self._updates[key]
+
+    @property
+    def halted(self) -> Tensor:
+        """0-D bool: whether a step under the policy "halt" was not finite."""
+        return Tensor(self._halted)
+
+    def _guarded(self, updating: Any, loss: Tensor) -> Tensor:
+        """An update that changes nothing where loss or gradients are not finite -> the gradients' norm."""
+        if not isinstance(updating, StagedUpdate):
+            raise ConfigError(
+                f"StepPolicy: non_finite={self.policy.non_finite!r} over pipeline stages needs an optimizer with "
+                f"Optimizer's own step(), got {type(updating).__name__}; give 'apply'"
+            )
+        squares = updating.squares()
+        here = jax.device_put([s._array for s in squares], [self.pipeline.where_losses_are] * len(squares))
+        norm, is_bad = _judged(loss._array, here, self._halted)
+        if self.policy.non_finite == "halt":
+            self._halted = is_bad
+        updating.step(squares, Tensor(is_bad))
+        return Tensor(norm)
+
+    def _scaler(self, scaler: GradScaler | None) -> GradScaler | None:
+        """The scaler in force, None where nothing is scaled."""
+        scaler = self.scaler if scaler is None else scaler
+        return scaler if scaler is not None and scaler.is_enable() else None
+
+
+@jax.jit
+def _judged(loss: jax.Array, squares: list[jax.Array], halted: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """-> (gradient norm, whether this step must change nothing)."""
+    norm = jnp.sqrt(sum(jnp.sum(s) for s in squares)).astype(jnp.float32)
+    return norm, halted | ~jnp.isfinite(loss + norm)

@@ -1,0 +1,101 @@
+"""A model and its optimizer laid out by a plan, and the step that trains them.
+
+Pretraining runs it, prove compares it with one device's, verify compiles it without memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from polyreme.core.backend import Device
+from polyreme.distributed.pipeline.chunks import in_chunks
+from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
+from polyreme.distributed.pipeline.runtime import Pipeline
+from polyreme.distributed.pipeline.step import PipelineStep
+from polyreme.distributed.placement import apply_plan
+from polyreme.distributed.whole_step import WholeStep
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import ConfigError
+from polyreme.mesh import Plan
+from polyreme.nn.layer import Layer
+from polyreme.optimizer import Optimizer
+from polyreme.training import Microbatch, StepPolicy, StepResult, TrainingStep, cut
+
+
+class PlannedStep:
+    """The training step of a model under a plan, which is put in force.
+
+    model: a function of (inputs, labels) that returns its mean loss, or whatever `loss` (model, inputs, labels) takes;
+    under a pipeline it has pipeline_items() and pipeline_loss(output, labels), or is a PipelineLayer with a loss_fn.
+    optimizer: makes the optimizer of a model. devices: those of the plan's mesh, all by default. `step` is a WholeStep,
+    or over stages a PipelineStep. Raises ConfigError for a model that a pipeline cannot cut, and what placing raises.
+    """
+
+    def __init__(
+        self,
+        model: Layer,
+        plan: Plan,
+        optimizer: Callable[[Layer], Optimizer],
+        policy: StepPolicy,
+        devices: Sequence[Device] | None = None,
+        loss: Callable[[Any, Any, Any], Tensor] | None = None,
+    ) -> None:
+        self.model, self.plan, self.policy = model, plan, policy
+        self.layers: PipelineLayer | None = in_chunks(model, plan) if plan.mesh.pp > 1 else None
+        chunks = self.layers and self.layers.get_model_chunks()
+        self.layout = apply_plan(plan, model, devices, chunks)
+        self.optimizer = optimizer(model)
+        policy.precision.decorate(model, self.optimizer)
+        self.optimizer.create_state()
+        self.step: Any
+        if chunks is not None:
+            pipeline = Pipeline(chunks, [pipeline_loss(model)], self.layout, getattr(model, "logits", None))
+            self.step = PipelineStep(pipeline, policy, self.optimizer)
+        else:
+            of = loss or loss_of
+            self.step = WholeStep(
+                TrainingStep(
+                    lambda inputs, labels: ([of(model, inputs, labels)], None),
+                    self.optimizer,
+                    policy,
+                    self.layout.replicated(),
+                ),
+                self.layout,
+            )
+
+    @property
+    def is_staged(self) -> bool:
+        """True if the step is a program for each task of pipeline stages, not one."""
+        return self.layers is not None
+
+    def __call__(self, inputs: Any, labels: Any) -> StepResult:
+        """One optimizer step on a global batch, cut into the plan's microbatches."""
+        return self.step(self.cut(inputs, labels))
+
+    def check_rows(self, rows: int) -> None:
+        """Raises PlacementError where a batch of so many rows has microbatches that do not divide over the devices of
+        one mesh, each of which would compute all of one."""
+        if not self.is_staged:
+            self.layout.sharding("act", ("batch",), (rows // self.plan.num_microbatches,))
+
+    def cut(self, inputs: Any, labels: Any) -> list[Microbatch]:
+        """A global batch on the host in the plan's number of microbatches."""
+        return cut([inputs, labels], self.plan.num_microbatches, None)
+
+
+def loss_of(model: Any, inputs: Any, labels: Any) -> Tensor:
+    """A model's mean loss on one mesh: its own result, or a PipelineLayer's with its loss_fn."""
+    if isinstance(model, PipelineLayer):
+        return pipeline_loss(model)(model(inputs), labels)
+    return model(inputs, labels)
+
+
+def pipeline_loss(model: Any) -> Callable[[Any, Any], Any]:
+    """The loss (output, labels) of a model in chunks. Raises ConfigError for a PipelineLayer without one loss_fn."""
+    loss = model.loss_fn if isinstance(model, PipelineLayer) else model.pipeline_loss
+    if not callable(loss):
+        raise ConfigError(
+            f"a training step needs one loss, the PipelineLayer's loss_fn is {loss!r}; give it a function"
+        )
+    return loss

@@ -1,0 +1,55 @@
+"""The training step of a model over all devices of a layout, as one captured program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from polyreme.core.layout import Layout
+from polyreme.distributed.pipeline.transfer import place
+from polyreme.eager.tensor import Tensor
+from polyreme.jit import to_static
+from polyreme.training import Microbatch, StepResult, TrainingStep
+
+
+class WholeStep:
+    """A TrainingStep captured, for microbatches on the host, which it lays out over the layout's devices.
+
+    Each microbatch is spread over all devices, or whole on each where its rows do not divide.
+    """
+
+    def __init__(self, step: TrainingStep, layout: Layout) -> None:
+        self.step, self.layout = step, layout
+        self._train = to_static(self._loss_and_norm)
+        self._gradients = to_static(self._mean_loss)
+        self._update = to_static(step.update)
+
+    def __call__(self, batch: Sequence[Microbatch]) -> StepResult:
+        """One optimizer step; without the microbatches' own losses."""
+        return StepResult(*self._train(self.place(batch)), [])
+
+    def gradients(self, batch: Sequence[Microbatch]) -> tuple[Tensor, list[tuple[list[Tensor], Any]]]:
+        """The first half of a step, as TrainingStep.gradients says, without outputs."""
+        return self._gradients(self.place(batch))
+
+    def update(self, loss: Tensor) -> Tensor | None:
+        """The second half of a step, from the gradients there are -> their norm, as TrainingStep.update says."""
+        return self._update(loss)
+
+    def compiled(self, batch: Sequence[Microbatch]) -> Any:
+        """The program of a step on a batch of these shapes, compiled and not run: a jax.stages.Compiled."""
+        return self._train.compiled(self.place(batch))
+
+    def place(self, batch: Sequence[Microbatch]) -> list[Microbatch]:
+        """The microbatches laid out over the devices."""
+        return [
+            Microbatch(place(part.inputs, self.layout).tensors(), place(part.labels, self.layout).tensors(), part.rows)
+            for part in batch
+        ]
+
+    def _loss_and_norm(self, batch: list[Microbatch]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        return self.step(batch)[:3]
+
+    def _mean_loss(self, batch: list[Microbatch]) -> tuple[Tensor, list[tuple[list[Tensor], Any]]]:
+        mean, parts = self.step.gradients(batch)
+        return mean, [(losses, None) for losses, _ in parts]

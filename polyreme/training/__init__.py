@@ -1,0 +1,17 @@
+"""The training step: what it does with a batch, and how it computes."""
+
+from polyreme.training.microbatches import Microbatch, cut, shares
+from polyreme.training.policy import StepPolicy
+from polyreme.training.precision import FULL_PRECISION, MixedPrecision
+from polyreme.training.step import StepResult, TrainingStep
+
+__all__ = [
+    "FULL_PRECISION",
+    "Microbatch",
+    "MixedPrecision",
+    "StepPolicy",
+    "StepResult",
+    "TrainingStep",
+    "cut",
+    "shares",
+]

@@ -1,0 +1,109 @@
+"""One training step on one mesh: forward, backward and update of a batch, written once as imperative code.
+
+It runs as it stands, captured as one program (to_static), or abstractly. A model over pipeline stages has many
+programs: distributed.pipeline.step does the same with those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from polyreme.core import rng, state
+from polyreme.eager.host import put
+from polyreme.eager.tensor import Tensor
+from polyreme.nn.clip import global_norm
+from polyreme.training.microbatches import Microbatch, shares
+from polyreme.training.policy import StepPolicy
+
+
+class StepResult(NamedTuple):
+    """What a step gives without waiting for it, 0-D Tensors.
+
+    loss: the mean over the batch. grad_norm: of all gradients together, before clipping; key: the random key that the
+    step began with; both None under a policy that does not look at whether they are finite. parts: of each microbatch,
+    its losses, and what else the model gave.
+    """
+
+    loss: Tensor
+    grad_norm: Tensor | None
+    key: Tensor | None
+    parts: list[tuple[list[Tensor], Any]]
+
+
+class TrainingStep:
+    """A model's training step under a policy.
+
+    forward(inputs, labels) -> (losses, outputs) of a microbatch: losses are means over its rows, added up; outputs are
+    for the caller. where: the sharding of the step's flag, which must be as a captured step leaves it; the default
+    device if None. Gradients and updates are two methods, so that a caller may look at what lies between.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[Any, Any], tuple[list[Tensor], Any]],
+        optimizer: Any,
+        policy: StepPolicy,
+        where: Any = None,
+    ) -> None:
+        self.forward, self.optimizer, self.policy = forward, optimizer, policy
+        self.scaler = policy.precision.make_scaler()
+        false = np.zeros((), np.bool_)
+        self._halted = Tensor(jnp.asarray(false) if where is None else put(false, where))
+
+    def __call__(self, batch: Sequence[Microbatch]) -> StepResult:
+        """One optimizer step on a batch."""
+        key = Tensor(state.read(rng.default_generator.key_state())) if self.policy.guards else None
+        loss, parts = self.gradients(batch)
+        return StepResult(loss, self.update(loss), key, parts)
+
+    def gradients(self, batch: Sequence[Microbatch]) -> tuple[Tensor, list[tuple[list[Tensor], Any]]]:
+        """The mean loss over the batch's rows, and each microbatch's losses and outputs; gradients of the mean are
+        added to `.grad` of the parameters, scaled if there is a scaler."""
+        means, parts = [], []
+        for microbatch, share, stream in zip(batch, shares(batch), self._streams(len(batch)), strict=True):
+            with stream, self.policy.precision.autocast():
+                losses, outputs = self.forward(microbatch.inputs, microbatch.labels)
+            loss = functools.reduce(operator.add, losses)
+            if share != 1:
+                loss = loss * share
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+            means.append(loss.detach())
+            parts.append(([each.detach() for each in losses], outputs))
+        return functools.reduce(operator.add, means), parts
+
+    def update(self, loss: Tensor) -> Tensor | None:
+        """Update the parameters from their gradients, as the policy says if loss or gradients are not finite; the
+        gradients are then cleared. -> their norm, None under a policy that does not look at it."""
+        norm = None
+        if self.scaler is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        elif self.policy.guards:
+            norm = global_norm([p.grad.detach() for p in self.optimizer._parameters if p.grad is not None])
+            self.optimizer.step(skip=self._judge(loss, norm))
+        else:
+            self.optimizer.step()
+        self.optimizer.clear_grad()
+        return norm
+
+    def _judge(self, loss: Tensor, norm: Tensor) -> Tensor:
+        """True, 0-D bool, if this step must change nothing."""
+        is_bad = (loss + norm).isfinite().logical_not()
+        if self.policy.non_finite == "halt":
+            is_bad = is_bad.logical_or(self._halted)
+            state.write(self._halted, state.read(is_bad))
+        return is_bad
+
+    def _streams(self, count: int) -> list[contextlib.AbstractContextManager]:
+        """For each microbatch, the block in which it draws random numbers."""
+        if not self.policy.accumulates:
+            return [contextlib.nullcontext()] * count
+        generator = rng.default_generator
+        return [generator.starting_at(key) for key in generator.branches(count)]
