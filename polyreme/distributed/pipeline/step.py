@@ -13,6 +13,7 @@ import numpy as np
 
 from polyreme.amp import GradScaler
 from polyreme.core import rng, state
+from polyreme.distributed.gradient_merge import MergingOptimizer
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.pipeline.update import StagedUpdate, frozen_settings
 from polyreme.eager.host import put
@@ -58,8 +59,8 @@ class PipelineStep:
     def update(self, loss: Tensor, *, optimizer: Any = None, scaler: GradScaler | None = None) -> Tensor | None:
         """Update the parameters from their gradients, as the policy says if loss or gradients are not finite; the
         gradients are then cleared. -> their norm, None under a policy that does not look at it."""
-        optimizer, scaler, norm = optimizer or self.optimizer, self._scaler(scaler), None
-        updating = self.updating(optimizer)
+        optimizer = self.optimizer if optimizer is None else optimizer
+        updating, scaler, norm = self.updating(optimizer), self._scaler(scaler), None
         if scaler is not None:
             if isinstance(updating, StagedUpdate):
                 updating.unscale(scaler)
@@ -74,12 +75,14 @@ class PipelineStep:
 
     def updating(self, optimizer: Any = None) -> Any:
         """What steps for an optimizer: a StagedUpdate where its step() is the plain one, else itself."""
-        optimizer = optimizer or self.optimizer
-        if not StagedUpdate.serves(optimizer):
+        optimizer = self.optimizer if optimizer is None else optimizer
+        is_wrapped = isinstance(optimizer, MergingOptimizer) and not optimizer.merges
+        plain = optimizer.inner_opt if is_wrapped else optimizer
+        if not StagedUpdate.serves(plain):
             return optimizer
-        key = (id(optimizer), frozen_settings(optimizer))
+        key = (id(plain), frozen_settings(plain))
         if key not in self._updates:
-            self._updates[key] = StagedUpdate(optimizer)
+            self._updates[key] = StagedUpdate(plain)
         return self._updates[key]
 
     @property

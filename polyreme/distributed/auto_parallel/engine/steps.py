@@ -21,9 +21,8 @@ from polyreme.core.layout import Layout
 from polyreme.distributed.auto_parallel.engine.counts import is_counted, with_factors
 from polyreme.distributed.auto_parallel.engine.placement import Placed
 from polyreme.distributed.auto_parallel.engine.strategy import Settled
-from polyreme.distributed.gradient_merge import MergingOptimizer
 from polyreme.distributed.pipeline.runtime import Pipeline
-from polyreme.distributed.pipeline.update import StagedUpdate, frozen_settings
+from polyreme.distributed.pipeline.step import PipelineStep
 from polyreme.eager.host import put
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor
@@ -32,8 +31,7 @@ from polyreme.hapi.step import Steps, as_list
 from polyreme.jit.structure import flatten, rebuild
 from polyreme.nn.layer import Layer
 from polyreme.ops.manipulation import concat
-from polyreme.training import MixedPrecision
-from polyreme.training.microbatches import Microbatch, cut
+from polyreme.training import Microbatch, MixedPrecision, StepPolicy, cut
 
 _log = logging.getLogger("polyreme.distributed.auto_parallel")
 Shapes = tuple[tuple[tuple[int, ...], np.dtype], ...]
@@ -130,36 +128,27 @@ class StagedSteps:
     """
 
     def __init__(self, placed: Placed, loss: Any, optimizer: Any, settled: Settled) -> None:
-        self.layout, self._settled, self._optimizer = placed.layout, settled, optimizer
+        self.layout, self._settled = placed.layout, settled
         _check_loss(loss, placed)
         self._loss, self._is_counted = loss, is_counted(loss)
         losses = [] if loss is None else [lambda out, labels: self._total(as_list(placed.output(out)), labels)]
         self._pipeline = Pipeline(placed.chunks, losses, placed.layout, placed.output)
-        self.scaler = settled.precision.make_scaler()
-        self._update: tuple[Any, Any] = (None, None)
+        self.step = PipelineStep(self._pipeline, StepPolicy(settled.precision), optimizer)
+
+    @property
+    def scaler(self) -> Any:
+        """The loss scaler, None where the loss is not scaled."""
+        return self.step.scaler
 
     def run(self, kind: str, inputs: Sequence[Tensor], labels: Sequence[Tensor], wants_outputs: bool) -> tuple:
         """As WholeSteps.run; training gives no outputs."""
         batch = self._cut(inputs, labels)
-        with layouts.using(self.layout), self._settled.precision.autocast():
+        with layouts.using(self.layout):
             bring_key(self.layout)
             if kind == "train":
-                return [], [self._train(batch)]
-            return self._evaluate(kind, batch, labels, wants_outputs)
-
-    def _train(self, batch: list[Microbatch]) -> Tensor:
-        scale = None if self.scaler is None else self.scaler.get_loss_scaling()._array
-        losses = self._pipeline.train(batch, rng.default_generator.branches(len(batch)), scale=scale)
-        ours = self._stepping()
-        if self.scaler is None:
-            ours.step()
-        else:
-            if isinstance(ours, StagedUpdate):
-                ours.unscale(self.scaler)
-            self.scaler.step(ours)
-            self.scaler.update()
-        self._optimizer.clear_grad()
-        return Tensor(self._pipeline.mean(losses, batch))
+                return [], [self.step(batch).loss]
+            with self._settled.precision.autocast():
+                return self._evaluate(kind, batch, labels, wants_outputs)
 
     def _evaluate(self, kind: str, batch: list[Microbatch], labels: Sequence[Tensor], wants_outputs: bool) -> tuple:
         with no_grad():
@@ -205,17 +194,6 @@ class StagedSteps:
         if stages.num_microbatches is not None:
             return min(rows, stages.num_microbatches)
         return max(1, rows // ((stages.microbatch_rows or 1) * self.layout.plan.batch_ways))
-
-    def _stepping(self) -> Any:
-        """The optimizer, or where its step is the plain one, the same in a program a stage."""
-        is_merging = isinstance(self._optimizer, MergingOptimizer)
-        plain = self._optimizer.inner_opt if is_merging else self._optimizer
-        if not StagedUpdate.serves(plain) or (is_merging and self._optimizer.merges):
-            return self._optimizer
-        key = frozen_settings(plain)
-        if self._update[0] != key:
-            self._update = (key, StagedUpdate(plain))
-        return self._update[1]
 
     def compiled(self, kind: str, shapes: Any = None) -> Any:
         """Raises ConfigError: a step is many programs."""

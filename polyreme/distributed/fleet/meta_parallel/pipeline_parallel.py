@@ -18,14 +18,14 @@ from polyreme.distributed.fleet.base.job import Job, resolve
 from polyreme.distributed.fleet.optimizer import HybridParallelOptimizer
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.pipeline.runtime import Pipeline
-from polyreme.distributed.pipeline.update import StagedUpdate, frozen_settings
+from polyreme.distributed.pipeline.step import PipelineStep
 from polyreme.distributed.placement import apply_plan
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.mesh import SCHEDULES, Plan, default_schedule
 from polyreme.nn.layer import Layer
 from polyreme.optimizer import Optimizer
-from polyreme.training.microbatches import Microbatch, cut
+from polyreme.training import Microbatch, StepPolicy, cut
 
 
 class PipelineParallel(Layer):
@@ -49,9 +49,8 @@ class PipelineParallel(Layer):
         self.layout = apply_plan(self._job.plan, layers, chunks=layers.get_model_chunks())
         given = layers.loss_fn
         self._losses = list(given) if isinstance(given, (list, tuple)) else [given] if given is not None else []
-        self._scaler = self._job.amp.make_scaler()
         self._pipeline = Pipeline(layers.get_model_chunks(), self._losses, self.layout)
-        self._updates: dict[Any, StagedUpdate] = {}
+        self.training_step = PipelineStep(self._pipeline, StepPolicy(self._job.amp))
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         raise TypeError("a pipeline runs whole batches: call train_batch or eval_batch")
@@ -73,16 +72,16 @@ class PipelineParallel(Layer):
         loss functions is trained; the losses of all of them are returned, as a list. return_micro_batch_loss: -> the
         loss of every microbatch instead, [accumulate_steps].
         """
-        scaler = self._scaler if scaler is None else scaler
+        scaler = self.training_step.scaler if scaler is None else scaler
         _check_trainers(optimizer, scaler, lr_scheduler)
         self._layers.train()
-        losses, batch = self._forward_backward(data, scaler, loss_fn_idx)
-        self._step(optimizer, scaler)
+        batch, loss = self._cut(data), self._checked_loss(loss_fn_idx)
+        mean, _, _, parts = self.training_step(batch, optimizer=optimizer, scaler=scaler, loss=loss)
         if lr_scheduler is not None:
             lr_scheduler.step()
         if return_micro_batch_loss:
-            return self._one_or_all(losses, lambda each: jax.numpy.stack([loss.reshape(()) for loss in each]))
-        return self._one_or_all(losses, lambda each: self._pipeline.mean(each, batch))
+            return self._one_or_all(_arrays(parts), _stack)
+        return self._mean_or_all(mean, parts, batch)
 
     def forward_backward_pipeline(
         self, data: Any, scaler: GradScaler | None = None, static_scheduler: bool = False
@@ -95,8 +94,11 @@ class PipelineParallel(Layer):
         if static_scheduler:
             return self._job.plan.make_schedule().stage_text(0)
         self._layers.train()
-        losses, batch = self._forward_backward(data, scaler, 0)
-        return self._one_or_all(losses, lambda each: self._pipeline.mean(each, batch))
+        batch = self._cut(data)
+        # the gradients are the caller's, and so is the scaler
+        scaler = GradScaler(enable=False) if scaler is None else scaler
+        mean, parts = self.training_step.gradients(batch, scaler=scaler, loss=self._checked_loss(0))
+        return self._mean_or_all(mean, parts, batch)
 
     def eval_batch(self, data: Any, compute_loss: bool = False, loss_fn_idx: int = 0) -> Any:
         """Forward alone, with dropout off; -> the mean loss, of several loss functions a list of each one's, or the
@@ -116,39 +118,14 @@ class PipelineParallel(Layer):
         if not self._pipeline.drew(loss):
             # evaluating between two steps then leaves the next one as it would have been
             state.write(key, before)
-        return self._one_or_all(found, lambda each: self._pipeline.mean(each, batch)) if compute_loss else found
+        return self._means(found, batch) if compute_loss else found
 
-    def _forward_backward(
-        self, data: Any, scaler: GradScaler | None, loss_fn_idx: int
-    ) -> tuple[list[list[jax.Array]], list[Microbatch]]:
-        """-> every loss of each microbatch, the microbatches."""
-        batch = self._cut(data)
-        loss = self._checked_loss(loss_fn_idx)
-        scale = None
-        if scaler is not None and scaler.is_enable():
-            scale = scaler.get_loss_scaling()._array
-        with self._job.amp.autocast():
-            keys = rng.default_generator.branches(len(batch))
-            return self._pipeline.train(batch, keys, scale=scale, loss=loss, every=True), batch
+    def _mean_or_all(self, mean: Tensor, parts: list[tuple[list[Tensor], Any]], batch: list[Microbatch]) -> Any:
+        """The mean loss, or where there are several loss functions a list of each one's."""
+        return mean if len(self._losses) == 1 else self._means(_arrays(parts), batch)
 
-    def _step(self, optimizer: Any, scaler: GradScaler | None) -> None:
-        """Update and clear, in a program a stage where the optimizer's step is the plain one."""
-        is_hybrid = isinstance(optimizer, HybridParallelOptimizer)
-        plain = optimizer.inner_opt if is_hybrid else optimizer
-        ours = optimizer
-        if StagedUpdate.serves(plain) and not (is_hybrid and optimizer.merges):
-            key = (id(plain), frozen_settings(plain))
-            ours = self._updates.get(key)
-            if ours is None:
-                ours = self._updates[key] = StagedUpdate(plain)
-        if scaler is None:
-            ours.step()
-        else:
-            if isinstance(ours, StagedUpdate):
-                ours.unscale(scaler)
-            scaler.step(ours)
-            scaler.update()
-        optimizer.clear_grad()
+    def _means(self, losses: list[list[jax.Array]], batch: list[Microbatch]) -> Any:
+        return self._one_or_all(losses, lambda each: self._pipeline.mean(each, batch))
 
     @staticmethod
     def _one_or_all(losses: list[list[jax.Array]], join: Callable[[list[jax.Array]], jax.Array]) -> Any:
@@ -175,6 +152,14 @@ class PipelineParallel(Layer):
     def set_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         """The PipelineLayer's."""
         return self._layers.set_state_dict(state_dict, *args, **kwargs)
+
+
+def _arrays(parts: list[tuple[list[Tensor], Any]]) -> list[list[jax.Array]]:
+    return [[loss._array for loss in losses] for losses, _ in parts]
+
+
+def _stack(losses: list[jax.Array]) -> jax.Array:
+    return jax.numpy.stack([loss.reshape(()) for loss in losses])
 
 
 def _check_trainers(optimizer: Any, scaler: Any, lr_scheduler: Any) -> None:

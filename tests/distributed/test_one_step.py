@@ -1,0 +1,127 @@
+"""Every driver trains with the one step: it hands its batch over, and has no forward, backward and update of its own.
+
+What the step computes under which plan and schedule is proved once, by test_prove and the pipeline's own tests.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+import polyreme as paddle
+from polyreme import nn
+from polyreme.distributed import fleet
+from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
+from polyreme.distributed.pipeline.step import PipelineStep
+from polyreme.distributed.placement import clear_plan
+from polyreme.distributed.prove import prove
+from polyreme.mesh import Plan
+from polyreme.optimizer import SGD
+from polyreme.recipes import proving
+from polyreme.recipes.plan_verify import verify
+from polyreme.recipes.training import Trainer
+from polyreme.training import TrainingStep
+from tests.recipes.tiny_run import ONE_DEVICE, load
+
+X, Y = np.ones((8, 2), np.float32), np.zeros((8, 2), np.float32)
+TOKENS = np.ones((8, 16), np.int64)
+STAGES = [*ONE_DEVICE, "plan.pp=2", "train.accumulation=2"]
+
+
+@pytest.fixture(autouse=True)
+def _one_device_afterwards():
+    yield
+    fleet.reset()
+    clear_plan()
+
+
+def sgd(model):
+    return SGD(0.1, parameters=model.parameters())
+
+
+def layers():
+    return PipelineLayer([nn.Linear(2, 2), nn.Linear(2, 2)], num_stages=2, loss_fn=nn.MSELoss())
+
+
+def trainer(folder, overrides=STAGES):
+    config = load(folder / "run", *overrides).config
+    Trainer(config, jax.devices()[: config.plan.num_devices]).step(TOKENS, TOKENS)
+
+
+def whole_trainer(folder):
+    trainer(folder, ONE_DEVICE)
+
+
+def command(folder, overrides=STAGES):
+    proving.run(load(folder / "run", *overrides).config, steps=1)
+
+
+def whole_command(folder):
+    command(folder, ONE_DEVICE)
+
+
+def verified(folder):
+    config = load(folder / "run", *ONE_DEVICE).config
+    verify(config, config.parallel_plan)
+
+
+def model(folder):
+    network = nn.Linear(2, 2)
+    high_level = paddle.Model(network)
+    high_level.prepare(sgd(network), nn.MSELoss())
+    high_level.train_batch([X], [Y])
+
+
+def engine(folder, strategy=None):
+    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    paddle.distributed.to_static(network, None, nn.MSELoss(), sgd(network), strategy)(
+        paddle.to_tensor(X), paddle.to_tensor(Y)
+    )
+
+
+def staged_engine(folder):
+    settings = {"enable": True, "pp_degree": 2, "accumulate_steps": 2}
+    engine(folder, paddle.distributed.Strategy({"pipeline": settings}))
+
+
+def staged_prove(folder):
+    plan = Plan.from_degrees(pp=2, num_microbatches=2)
+    prove(layers, plan, [(X, Y)], optimizer=sgd, devices=jax.devices()[:2])
+
+
+def fleet_batch(folder):
+    strategy = fleet.DistributedStrategy()
+    strategy.hybrid_configs = {"pp_degree": 2, "dp_degree": 4}
+    strategy.pipeline_configs = {"accumulate_steps": 2, "micro_batch_size": 1}
+    fleet.init(is_collective=True, strategy=strategy)
+    network = layers()
+    optimizer = fleet.distributed_optimizer(sgd(network))
+    fleet.distributed_model(network).train_batch([X, Y], optimizer)
+
+
+class Reached(Exception):
+    """Raised in place of the rest of a step."""
+
+
+WHOLE = [whole_trainer, whole_command, verified, model, engine]
+STAGED = [trainer, command, staged_prove, staged_engine, fleet_batch]
+
+
+@pytest.mark.parametrize("half", ["gradients", "update"])
+@pytest.mark.parametrize(
+    ("driver", "step"),
+    [*((d, TrainingStep) for d in WHOLE), *((d, PipelineStep) for d in STAGED)],
+    ids=lambda value: value.__name__,
+)
+def test_a_driver_hands_its_batch_to_the_step(driver, step, half, monkeypatch, tmp_path):
+    def reached(*args, **kwargs):
+        raise Reached
+
+    def nothing(self, batch, **kwargs):
+        zero = paddle.zeros([])
+        return zero, [([zero], None) for _ in batch]
+
+    for each in (TrainingStep, PipelineStep):
+        monkeypatch.setattr(each, "gradients", nothing)
+    monkeypatch.setattr(step, half, reached)
+    with pytest.raises(Reached):
+        driver(tmp_path)
