@@ -25,6 +25,8 @@ class Called:
         self.calls = 0
         self._first: tuple[Any, ...] = ()
         self._program: Any = None
+        # by the arguments' shapes, dtypes and layouts: what calls without memory give
+        self._results: dict[Any, tuple[Any, list[tuple]]] = {}
 
     def __call__(self, *args: Any) -> Any:
         if not self.calls:
@@ -44,13 +46,17 @@ class Called:
 
     def _abstractly(self, args: tuple[Any, ...]) -> Any:
         """What the call would give, without memory: the program is compiled for where its results lie."""
-        with names_in_cache_key():
-            lowered = self.lower(*jax.tree.map(described, args))
-            self._program = lowered.compile()
-        places = jax.tree.leaves(self._program.output_shardings)
-        shapes, form = jax.tree.flatten(lowered.out_info)
-        made = [Abstract.of(s.shape, s.dtype, place) for s, place in zip(shapes, places, strict=True)]
-        return jax.tree.unflatten(form, made)
+        leaves, structure = jax.tree.flatten(args)
+        key = (structure, tuple((a.shape, a.dtype, a.sharding) for a in leaves))
+        if key not in self._results:
+            with names_in_cache_key():
+                lowered = self.lower(*jax.tree.map(described, args))
+                self._program = lowered.compile()
+            places = jax.tree.leaves(self._program.output_shardings)
+            shapes, form = jax.tree.flatten(lowered.out_info)
+            self._results[key] = form, [(s.shape, s.dtype, at) for s, at in zip(shapes, places, strict=True)]
+        form, results = self._results[key]
+        return jax.tree.unflatten(form, [Abstract.of(*each) for each in results])
 
 
 @contextmanager

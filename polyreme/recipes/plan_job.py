@@ -13,6 +13,7 @@ from jax.experimental import topologies
 from polyreme.core import layout as layouts
 from polyreme.core import rng, state
 from polyreme.core.abstract import Abstract, abstractly
+from polyreme.distributed.pipeline.dry_run import DryRun
 from polyreme.distributed.planned_step import PlannedStep
 from polyreme.eager.tensor import Tensor
 from polyreme.mesh import Plan
@@ -87,6 +88,12 @@ class Made:
         with abstractly():
             return self.planned.step.compiled(self.batch())
 
+    def dry_run(self) -> DryRun:
+        """A step over pipeline stages, walked without memory."""
+        with abstractly():
+            batch = self.batch()
+        return DryRun(self.planned.step, batch)
+
     def batch(self) -> list[Microbatch]:
         """A batch without memory, in microbatches; inside `abstractly`."""
         first, *rest = (Abstract.of(given.shape, given.dtype, None) for given in self.job.inputs)
@@ -95,12 +102,6 @@ class Made:
 
     def _loss(self, model: Any, first: Any, rest: Sequence[Any]) -> Tensor:
         return self.job.loss(model, [first, *rest])
-
-
-def local_bytes(array: Any) -> int:
-    """Bytes of an array on one of its devices."""
-    shape = array.sharding.shard_shape(array.shape)
-    return int(np.prod(shape, dtype=np.int64)) * np.dtype(array.dtype).itemsize
 
 
 def devices_for(count: int, topology: str = "") -> list[Any]:

@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from polyreme.distributed.comm_report import find_collectives
+from polyreme.distributed.pipeline.dry_run import local_bytes, working_bytes
 from polyreme.errors import PlacementError
 from polyreme.mesh import Plan
 from polyreme.recipes.config import PretrainConfig
-from polyreme.recipes.plan_job import Job, Made, devices_for, job_of, local_bytes
-from polyreme.recipes.plan_job_stages import StagedPrograms, works_in
+from polyreme.recipes.plan_job import Job, Made, devices_for, job_of
 
 
 @dataclass(frozen=True)
@@ -152,23 +152,23 @@ def _axes(axes: Iterable[str] | None) -> tuple[str, ...] | None:
 
 def _whole(made: Made, program: Any, seconds: float) -> VerifiedStage:
     parameters, optimizer = _state_bytes(made, made.model.parameters())
-    everything = program.memory_analysis().argument_size_in_bytes + works_in(program)
+    everything = program.memory_analysis().argument_size_in_bytes + working_bytes(program)
     exchanges = exchanges_of([(program.as_text(), 1)], made.plan)
     return VerifiedStage(parameters, 0, optimizer, everything - parameters - optimizer, exchanges, seconds)
 
 
 def _staged(made: Made, start: float) -> tuple[VerifiedStage, ...]:
-    staged = StagedPrograms(made)
+    staged = made.dry_run()
     seconds = (time.perf_counter() - start) / made.plan.mesh.pp
     found = []
     for at, stage in enumerate(made.layout.stages):
         devices = set(stage.mesh.devices.flat)
         own = [p for p in made.model.parameters() if set(p._array.sharding.device_set) == devices]
         parameters, optimizer = _state_bytes(made, own)
-        gradients, copies = staged.extra(at)
         programs = [(c.program.as_text(), c.calls) for c in staged.programs if c.stage == at]
-        rest = staged.peak(at) + copies
-        found.append(VerifiedStage(parameters, gradients, optimizer, rest, exchanges_of(programs, made.plan), seconds))
+        rest = staged.peak(at) + staged.copies(at)
+        exchanges = exchanges_of(programs, made.plan)
+        found.append(VerifiedStage(parameters, staged.gradients(at), optimizer, rest, exchanges, seconds))
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from polyreme.core.layout import Layout
 from polyreme.core.state import TensorState
-from polyreme.distributed.pipeline.transfer import note
+from polyreme.distributed.pipeline.transfer import move, note
 from polyreme.distributed.placement import parameter_layouts
 from polyreme.eager.host import put
 from polyreme.jit.called import Called
@@ -70,7 +70,7 @@ class Chunk:
             return outs, key, Done(program, kept)
         if key.sharding.device_set != self._devices:
             # sent along only where the programs known so far draw
-            key = jax.device_put(key, self.stage.replicated())
+            (key,) = move([key], [self.stage.replicated()])
         outs, key, kept = program.forward(self._read(program), key, flow.arrays)
         return outs, key, Done(program, kept)
 
@@ -96,6 +96,11 @@ class Chunk:
     def lend(self, tensor: TensorState, array: jax.Array) -> None:
         """Read this value, which lies on this stage, for a tensor of another stage until the step ends."""
         self._copies[id(tensor)] = array
+
+    @property
+    def copies(self) -> list[jax.Array]:
+        """What this step has copied here of other stages' Tensors."""
+        return list(self._copies.values())
 
     @property
     def programs(self) -> list[tuple[str, Called]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,9 +11,10 @@ import jax
 from polyreme.core.layout import Layout
 from polyreme.core.state import TensorState
 from polyreme.distributed.pipeline.chunk import Chunk, Done
-from polyreme.distributed.pipeline.transfer import join, note, place, send
+from polyreme.distributed.pipeline.transfer import join, move, note, place, send
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import GradError
+from polyreme.jit.called import Called
 from polyreme.jit.split import Flow
 from polyreme.mesh.schedule import Task
 from polyreme.training.microbatches import Microbatch
@@ -52,6 +54,11 @@ class Run:
         {"F": self._run_forward, "B": self._run_backward, "W": self._run_weights}[task.kind](
             task.chunk, task.microbatch
         )
+
+    @property
+    def waiting(self) -> Mapping[tuple[int, int], Done]:
+        """By (chunk, microbatch), the forwards that wait for their backward, or for the gradients of weights."""
+        return self._done
 
     def _run_forward(self, k: int, i: int) -> None:
         chunk, last = self.chunks[k], len(self.chunks) - 1
@@ -157,9 +164,7 @@ def _at_home(p: Any, array: jax.Array) -> jax.Array:
         return array
     if array.sharding.device_set != home.device_set:
         note("parameter gradients", [array])
-    return jax.device_put(array, home)
+    return move([array], [home])[0]
 
 
-@jax.jit
-def _sum(a: jax.Array, b: jax.Array) -> jax.Array:
-    return a + b
+_sum = Called(operator.add)

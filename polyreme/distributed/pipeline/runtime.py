@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from polyreme.core.abstract import mode
 from polyreme.core.layout import Layout
 from polyreme.distributed.job import watchdog
 from polyreme.distributed.pipeline.chunk import Chunk
@@ -48,7 +49,9 @@ class Pipeline:
     ) -> None:
         self.layout = layout
         self.plan = layout.plan
-        self._agreed = _agreed(chunks, layout) if spans_processes(layout) else None
+        self._agreed = _agreed(chunks, layout) if spans_processes(layout) and not mode.on else None
+        # called after each task of a batch that is trained: with the stage, the task and the run
+        self.observer: Callable[[int, Task, Run], None] | None = None
         stages = [layout.stages[s] for s in self.plan.stage_of_chunk]
         cut = self.schedule(self.plan.num_microbatches).split_backward
         self._first = [Chunk(fn, at, cut=cut) for fn, at in zip(chunks[:-1], stages[:-1], strict=True)]
@@ -90,6 +93,8 @@ class Pipeline:
             try:
                 with watchdog.stage(stage, f"{task.kind} of microbatch {task.microbatch}"):
                     run.do(task)
+                    if self.observer is not None:
+                        self.observer(stage, task, run)
             except Exception as error:
                 error.add_note(f"in {task.kind} of microbatch {task.microbatch}, chunk {task.chunk} on stage {stage}")
                 raise

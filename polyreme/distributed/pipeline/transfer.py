@@ -78,8 +78,15 @@ def send(arrays: Sequence[Any], stage: Layout, what: str = "activations") -> lis
     """
     present = [a for a in arrays if a is not None]
     note(what, present)
-    moved = iter(jax.device_put(present, [_on(a.sharding, stage) for a in present]))
+    moved = iter(move(present, [_on(a.sharding, stage) for a in present]))
     return [None if a is None else next(moved) for a in arrays]
+
+
+def move(arrays: Sequence[Any], places: Sequence[Any]) -> list[Any]:
+    """The arrays in other places, copied only where they do not lie there already."""
+    if mode.on:
+        return [Abstract.of(a.shape, a.dtype, where) for a, where in zip(arrays, places, strict=True)]
+    return jax.device_put(list(arrays), list(places))
 
 
 def place(value: Any, stage: Layout) -> Flow:
