@@ -20,16 +20,16 @@ from jax.sharding import PartitionSpec as P
 
 from polyreme.core import rng
 from polyreme.core.backend import Device
-from polyreme.distributed.pipeline.chunks import in_chunks
-from polyreme.distributed.pipeline.runtime import Pipeline
-from polyreme.distributed.placement import apply_plan, clear_plan, shard_batch
-from polyreme.jit import to_static
+from polyreme.distributed.placement import clear_plan
+from polyreme.distributed.planned_step import PlannedStep
 from polyreme.kernels import attention
 from polyreme.mesh import Plan
 from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.nn.layer import Layer
+from polyreme.optimizer import SGD
 from polyreme.planner.calibration import Measured, cluster_of
 from polyreme.planner.cluster import Cluster
-from polyreme.training.microbatches import cut
+from polyreme.training import StepPolicy
 
 Report = Callable[[str], None]
 
@@ -182,34 +182,19 @@ class _Bench:
         if not stages:
             return 0.0
         rows = np.ones((8 * count, 16), np.int64)
-        whole = self._whole_decoder(Plan.from_degrees(dp=count), rows)
-        plan = Plan.from_degrees(pp=stages, dp=count // stages, num_microbatches=8)
-        cut_up, tasks = self._cut_decoder(plan, rows)
+        whole, _ = self._decoder(Plan.from_degrees(dp=count), rows)
+        cut_up, staged = self._decoder(Plan.from_degrees(pp=stages, dp=count // stages, num_microbatches=8), rows)
+        tasks = sum(map(len, staged.step.pipeline.schedule(staged.plan.num_microbatches).tables))
         report(f"pipeline task: {max(cut_up - whole, 0) / tasks * 1e6:,.0f} us")
         return max(cut_up - whole, 0.0) / tasks
 
-    def _whole_decoder(self, plan: Plan, rows: np.ndarray) -> float:
-        model = GPT(_DECODER)
-        layout = apply_plan(plan, model, self.devices)
-        batch = shard_batch(layout, rows, "batch", "seq")
-
-        @to_static
-        def step(tokens: Any) -> Any:
-            loss = model(tokens, tokens)
-            loss.backward()
-            return loss
-
-        return _least(model, lambda: step(batch)._array)
-
-    def _cut_decoder(self, plan: Plan, rows: np.ndarray) -> tuple[float, int]:
-        model = GPT(_DECODER)
-        chunks = in_chunks(model, plan).get_model_chunks()
-        layout = apply_plan(plan, model, self.devices, chunks=chunks)
-        pipeline = Pipeline(chunks, [model.pipeline_loss], layout)
-        batch = cut([rows, rows], plan.num_microbatches, None)
-        keys = rng.default_generator.branches(len(batch))
-        seconds = _least(model, lambda: pipeline.train(batch, keys))
-        return seconds, sum(map(len, pipeline.schedule(len(batch)).tables))
+    def _decoder(self, plan: Plan, rows: np.ndarray) -> tuple[float, PlannedStep]:
+        """Seconds of a decoder's forward and backward under a plan, and its step."""
+        planned = PlannedStep(
+            GPT(_DECODER), plan, lambda model: SGD(parameters=model.parameters()), StepPolicy(), self.devices
+        )
+        batch = planned.cut(rows, rows)
+        return _least(planned.model, lambda: planned.step.gradients(batch)[0]._array), planned
 
     def _ones(self, shape: tuple[int, ...], dtype: str) -> jax.Array:
         """An array with `shape` on each device; small enough values that a chain of products stays finite."""
@@ -228,7 +213,7 @@ class _Bench:
         return best
 
 
-def _least(model: GPT, step: Callable[[], Any]) -> float:
+def _least(model: Layer, step: Callable[[], Any]) -> float:
     """Seconds of a forward and backward: the least of several. The plan in force is cleared."""
     best = math.inf
     for _ in range(12):
