@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from polyreme.mesh import SCHEDULES
+from polyreme.models.families import FAMILIES
 from tests.house import Source, Tree, cycles
 
 ROOT = Path(__file__).parent.parent / "polyreme"
 FLOORS = {
     "polyreme": [
-        "errors flags faults host_random version mesh kernels",
+        "errors flags faults host_random registry version mesh kernels",
         "planner",
         "core",
         "ops",
@@ -88,7 +89,9 @@ JAX_FREE = {
     "polyreme.host_random": "",
     "polyreme.mesh": "",
     "polyreme.paddle_scripts": "",
+    "polyreme.models.families": "",
     "polyreme.planner": "",
+    "polyreme.registry": "",
     "polyreme.text.datasets": "",
     "polyreme.version": "",
     "polyreme.vision.datasets": "",
@@ -187,6 +190,17 @@ def test_schedules_are_named_in_their_own_files_only(tree):
         for source in tree.sources.values()
         if not source.module.startswith("polyreme.mesh.schedules.")
         for breach in name_breaches(source, names, "read it from mesh.SCHEDULES")
+    )
+
+
+def test_model_families_are_named_in_their_record_only(tree):
+    names = re.compile(rf"^(?:{'|'.join(map(re.escape, FAMILIES))})$", re.M)
+    quoted = re.compile(rf"[\"'](?:{'|'.join(map(re.escape, FAMILIES))})[\"']")
+    list_all(
+        breach
+        for source in tree.sources.values()
+        if source.module != "polyreme.models.families" and quoted.search(source.text)
+        for breach in name_breaches(source, names, "read it from models.families.FAMILIES")
     )
 
 

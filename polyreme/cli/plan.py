@@ -159,7 +159,8 @@ def _verified(found: Any, where: Any, topology: str | None, *, is_quiet: bool) -
 def _draw(found: Any, ranked: Any, path: Path, as_json: bool) -> None:
     from polyreme.planner.predict import chunk_durations
     from polyreme.recipes import plan_drawing as drawing
-    from polyreme.recipes.plan import plan_words, shape_of
+    from polyreme.recipes.estimate import shape_of
+    from polyreme.recipes.plan import plan_words
 
     shape, batch = shape_of(found.config.model), found.config.train.global_batch
     durations = chunk_durations(shape, ranked.plan, found.cluster, batch, found.training)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from polyreme.errors import ConfigError
 from polyreme.mesh.schedule import Schedule, make_schedule
-from polyreme.mesh.schedules import SCHEDULES, ScheduleKind, schedule_kind
+from polyreme.mesh.schedules import SCHEDULES, ScheduleKind
 from polyreme.recipes import schedule_drawing as drawing
 
 _STYLES = {"F": "white on blue", "B": "black on green", "W": "black on yellow"}
@@ -42,7 +42,7 @@ def schedule(
     else:
         if name is None:
             raise ConfigError(f"polyreme schedule needs the name of one ({', '.join(SCHEDULES)}) or --all")
-        least = schedule_kind(name).least_virtual
+        least = SCHEDULES.named(name).least_virtual
         chosen = [make_schedule(name, stages, microbatches, least if virtual is None else virtual)]
         _show(chosen[0])
     if draw is not None:

@@ -14,7 +14,7 @@ import yaml
 from polyreme.errors import ConfigError, PlacementError, did_you_mean
 from polyreme.mesh.axes import AXES, MeshShape, nearest_multiples
 from polyreme.mesh.schedule import Schedule, check_schedule, make_schedule, stage_of_chunk
-from polyreme.mesh.schedules import DEFAULT_SCHEDULE, SCHEDULES, WITHOUT_PIPELINE, ScheduleKind, schedule_kind
+from polyreme.mesh.schedules import DEFAULT_SCHEDULE, SCHEDULES, WITHOUT_PIPELINE, ScheduleKind
 from polyreme.mesh.strategy import (
     Strategy,
     data_parallel,
@@ -121,7 +121,7 @@ class Plan:
         schedule = DEFAULT_SCHEDULE if schedule is None and mesh.pp > 1 else schedule
         _check_schedule(schedule, mesh.pp)
         if virtual_stages is None:
-            virtual_stages = schedule_kind(schedule).least_virtual if schedule is not None else 1
+            virtual_stages = SCHEDULES.named(schedule).least_virtual if schedule is not None else 1
         return cls(
             mesh=mesh,
             strategy=_strategy_for(mesh, zero(sharding_stage), sequence_parallel),
@@ -136,7 +136,7 @@ class Plan:
     @property
     def schedule_kind(self) -> ScheduleKind:
         """The record of the schedule; without a pipeline, of what runs on its one stage."""
-        return WITHOUT_PIPELINE if self.schedule is None else schedule_kind(self.schedule)
+        return WITHOUT_PIPELINE if self.schedule is None else SCHEDULES.named(self.schedule)
 
     def make_schedule(self, num_microbatches: int | None = None) -> Schedule:
         """The table that the stages walk, of num_microbatches of the plan's or as many as said.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polyreme.errors import ConfigError
-from polyreme.mesh.schedules import SCHEDULES, BubbleFormula, ScheduleKind, schedule_kind
+from polyreme.mesh.schedules import SCHEDULES, BubbleFormula, ScheduleKind
 from polyreme.mesh.timeline import Durations, Span, Task, label, run_in_order
 
 UNIT = Durations()
@@ -169,7 +169,7 @@ def make_schedule(name: str, num_stages: int, num_microbatches: int, num_virtual
 
 def check_schedule(name: str, num_stages: int, num_microbatches: int, num_virtual: int = 1) -> ScheduleKind:
     """The schedule's record; raises what make_schedule would, without making the tables."""
-    kind = schedule_kind(name)
+    kind = SCHEDULES.named(name)
     _check_counts(name, num_stages, num_microbatches, num_virtual)
     if not kind.takes(num_virtual):
         instead = f", or schedule {kind.alternative}" if kind.alternative else ""

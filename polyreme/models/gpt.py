@@ -15,6 +15,7 @@ from polyreme.autograd.recompute import run_part
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import RECOMPUTE
 from polyreme.mesh.axes import nearest_multiples
+from polyreme.models import families
 from polyreme.models.decoder import Decoder
 from polyreme.nn import Dropout, Embedding, Layer, LayerList, LayerNorm, Linear
 from polyreme.nn import functional as F
@@ -46,7 +47,7 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         if not self.ffn_size:
-            object.__setattr__(self, "ffn_size", 4 * self.hidden_size)
+            object.__setattr__(self, "ffn_size", families.GPT.ffn_size(self.hidden_size))
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "seq_len", "ffn_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"GPTConfig: {name} is {getattr(self, name)}; give at least 1")

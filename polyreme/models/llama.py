@@ -19,6 +19,7 @@ from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import RECOMPUTE
 from polyreme.mesh.axes import nearest_divisor, nearest_multiples
 from polyreme.models.decoder import Decoder
+from polyreme.models.families import LLAMA
 from polyreme.nn import Embedding, Layer, LayerList, Linear, RMSNorm
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
@@ -52,7 +53,7 @@ class LlamaConfig:
         if not self.num_kv_heads:
             object.__setattr__(self, "num_kv_heads", self.num_heads)
         if not self.ffn_size:
-            object.__setattr__(self, "ffn_size", -(-self.hidden_size * 8 // (3 * 64)) * 64)
+            object.__setattr__(self, "ffn_size", LLAMA.ffn_size(self.hidden_size))
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "ffn_size", "seq_len"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"LlamaConfig: {name} is {getattr(self, name)}; give at least 1")

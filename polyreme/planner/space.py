@@ -12,7 +12,7 @@ from typing import Any
 from polyreme.errors import PlacementError
 from polyreme.mesh import Plan
 from polyreme.mesh.axes import AXES
-from polyreme.mesh.schedules import SCHEDULES, schedule_kind
+from polyreme.mesh.schedules import SCHEDULES
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.graph import Graph
 
@@ -107,7 +107,7 @@ def cuts(shape: Shape, graph: Graph, batch: int, space: Space) -> list[dict[str,
     layers = sum(block.repeats for block in graph.blocks)
     found: list[dict[str, object]] = []
     for m, schedule in itertools.product(counts, space.schedules):
-        kind = schedule_kind(schedule)
+        kind = SCHEDULES[schedule]
         for virtual in range(kind.least_virtual, int(min(kind.most_virtual, _MOST_CHUNKS)) + 1):
             # chunks as even as the layers allow
             if virtual * shape.pp > layers or (kind.in_groups and m % shape.pp):

@@ -1,21 +1,22 @@
-"""From a configuration to a model: the one place that knows the families by name."""
+"""From a configuration to a model."""
 
-from polyreme.models.gpt import GPT, GPTConfig
-from polyreme.models.llama import Llama, LlamaConfig
+from dataclasses import fields
+from importlib import import_module
+from typing import Any
+
+from polyreme.models.decoder import Decoder
+from polyreme.models.families import FAMILIES, Family
 from polyreme.recipes.config import ModelConfig
 
 
-def build_model(config: ModelConfig) -> GPT | Llama:
+def build_model(config: ModelConfig) -> Decoder:
     """A fresh model of the configured family, initial values from the default generator."""
-    dims = {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_layers": config.num_layers,
-        "num_heads": config.num_heads,
-        "seq_len": config.seq_len,
-        "ffn_size": config.ffn_size,
-        "tie_embeddings": config.tie_embeddings,
-    }
-    if config.family == "llama":
-        return Llama(LlamaConfig(num_kv_heads=config.num_kv_heads, **dims))
-    return GPT(GPTConfig(dropout=config.dropout, **dims))
+    model_class, config_class = classes_of(FAMILIES[config.family])
+    names = [field.name for field in fields(config_class) if field.name in ModelConfig.model_fields]
+    return model_class(config_class(**{name: getattr(config, name) for name in names}))
+
+
+def classes_of(family: Family) -> tuple[type[Decoder], type[Any]]:
+    """The class of a family's models and that of their configs."""
+    module = import_module(family.module)  # by name: a record is read where jax is not loaded
+    return getattr(module, family.model), getattr(module, family.config)

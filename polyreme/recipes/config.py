@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal, Self
 import xxhash
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from polyreme.errors import did_you_mean
 from polyreme.mesh import SCHEDULES, Plan
+from polyreme.models.families import DEFAULT_FAMILY, FAMILIES
+from polyreme.registry import Registry
 
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
@@ -54,10 +55,8 @@ Text = Annotated[str, Field(min_length=1)]
 Paths = Annotated[list[Text], BeforeValidator(_as_list), Field(min_length=1)]
 
 
-def _known_schedule(name: str) -> str:
-    if name not in SCHEDULES:
-        raise ValueError(f"unknown schedule {name!r}{did_you_mean(name, SCHEDULES)}")
-    return name
+def _name_in(registry: Registry[Any]) -> AfterValidator:
+    return AfterValidator(lambda name: registry.named(name).name)
 
 
 class Section(BaseModel):
@@ -69,7 +68,7 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """Dimensions of the decoder. Left out, ffn_size and num_kv_heads follow from the others."""
 
-    family: Literal["gpt", "llama"] = "gpt"
+    family: Annotated[str, _name_in(FAMILIES)] = DEFAULT_FAMILY
     vocab_size: Count = 4096
     hidden_size: Count = 256
     num_layers: Count = 4
@@ -88,21 +87,25 @@ class ModelConfig(Section):
         heads = values.get("num_heads", cls.model_fields["num_heads"].default)
         hidden = _as_int(values.get("hidden_size", cls.model_fields["hidden_size"].default))
         known_hidden = hidden if isinstance(hidden, int) else 1  # a wrong type is reported under its own key
-        # LLaMA keeps the parameter count of a 4x two-matrix block with three matrices: 8/3, rounded up to 64
-        ffn = -(-known_hidden * 8 // (3 * 64)) * 64 if values.get("family") == "llama" else 4 * known_hidden
+        name = values.get("family")
+        family = FAMILIES.get(name if isinstance(name, str) else "", FAMILIES[DEFAULT_FAMILY])
+        ffn = family.ffn_size(known_hidden)
         return {"num_kv_heads": heads, "ffn_size": ffn} | {k: v for k, v in values.items() if not _is_derived(k, v)}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         _divides("hidden_size", self.hidden_size, "num_heads", self.num_heads)
         _divides("num_heads", self.num_heads, "num_kv_heads", self.num_kv_heads)
-        if self.family == "gpt" and self.num_kv_heads != self.num_heads:
+        family = FAMILIES[self.family]
+        if self.num_kv_heads != self.num_heads and not family.grouped_heads:
+            others = " or ".join(name for name, other in FAMILIES.items() if other.grouped_heads)
             raise ValueError(
-                f"num_kv_heads={self.num_kv_heads} with num_heads={self.num_heads}: gpt has no grouped heads; "
-                "leave num_kv_heads out or set family: llama"
+                f"num_kv_heads={self.num_kv_heads} with num_heads={self.num_heads}: {self.family} has no grouped "
+                f"heads; leave num_kv_heads out or set family: {others}"
             )
-        if self.family == "llama" and self.dropout > 0:
-            raise ValueError(f"dropout={self.dropout}: llama has no dropout; set it to 0 or use family: gpt")
+        if self.dropout > 0 and not family.dropout:
+            others = " or ".join(name for name, other in FAMILIES.items() if other.dropout)
+            raise ValueError(f"dropout={self.dropout}: {self.family} has no dropout; set it to 0 or family: {others}")
         return self
 
 
@@ -161,7 +164,7 @@ class PlanConfig(Section):
     mp: Count = 1
     sharding_stage: Annotated[Whole, Field(le=3)] = 0
     sequence_parallel: bool = False
-    schedule: Annotated[str, AfterValidator(_known_schedule)] | None = None
+    schedule: Annotated[str, _name_in(SCHEDULES)] | None = None
     virtual_stages: Count | None = None
     sep_attention: Literal["auto", "ulysses", "ring"] = "auto"
     recompute: Literal["none", "core_attn", "full_attn", "full"] = "none"

@@ -1,22 +1,22 @@
 """What a configuration will cost, from its dimensions alone: parameters and FLOP; memory is the planner's."""
 
+from polyreme.models import families
+from polyreme.planner import ModelShape
 from polyreme.recipes.config import ModelConfig
 
 
-def num_parameters(model: ModelConfig) -> int:
-    """Trained numbers of the model, embeddings included.
+def shape_of(model: ModelConfig) -> ModelShape:
+    """The planner's view of a configured model.
 
-    gpt: two LayerNorms with bias, biased linears, learned positions; llama: two RMSNorms, no biases, rotary positions.
+    >>> shape_of(ModelConfig.model_validate({})).num_parameters
+    4240896
     """
-    hidden, ffn, vocab = model.hidden_size, model.ffn_size, model.vocab_size
-    head = 0 if model.tie_embeddings else vocab * hidden
-    if model.family == "llama":
-        kv = model.num_kv_heads * (hidden // model.num_heads)
-        block = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * ffn + 2 * hidden
-        return vocab * hidden + model.num_layers * block + hidden + head
-    attention = 4 * hidden * hidden + 4 * hidden
-    block = attention + 2 * hidden * ffn + ffn + hidden + 4 * hidden
-    return (vocab + model.seq_len) * hidden + model.num_layers * block + 2 * hidden + head
+    return families.shape_of(model.family, model)
+
+
+def num_parameters(model: ModelConfig) -> int:
+    """Trained numbers of the model, embeddings included."""
+    return shape_of(model).num_parameters
 
 
 def flops_per_token(model: ModelConfig) -> int:
@@ -25,9 +25,10 @@ def flops_per_token(model: ModelConfig) -> int:
     Source: PaLM, arXiv:2204.02311, appendix B. Table look-ups do no arithmetic; the output projection
     does, tied or not.
     """
+    shape = shape_of(model)
     tables = model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2)
-    positions = model.seq_len * model.hidden_size if model.family == "gpt" else 0
-    matmul = num_parameters(model) - tables - positions + model.vocab_size * model.hidden_size
+    positions = model.seq_len * model.hidden_size if shape.learned_positions else 0
+    matmul = shape.num_parameters - tables - positions + model.vocab_size * model.hidden_size
     return 6 * matmul + 12 * model.num_layers * model.hidden_size * model.seq_len
 
 

@@ -17,16 +17,16 @@ from pydantic import ValidationError
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import SCHEDULES, Plan
 from polyreme.mesh.axes import AXES
-from polyreme.planner import Memory, ModelShape, Training
+from polyreme.planner import Memory, Training
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.explain import Change, changes
 from polyreme.planner.memory import memory
 from polyreme.planner.predict import predict
 from polyreme.planner.search import Found, Ranked, search
 from polyreme.planner.space import Space
-from polyreme.recipes.config import ModelConfig, PlanConfig, PretrainConfig
+from polyreme.recipes.config import PlanConfig, PretrainConfig
 from polyreme.recipes.config_file import Loaded
-from polyreme.recipes.estimate import bytes_text
+from polyreme.recipes.estimate import bytes_text, shape_of
 
 
 @dataclass(frozen=True)
@@ -100,31 +100,6 @@ def answer(
     if not found.plans:
         wanted = changes(shape, cluster, batch, training, space, refuse, report=report)
     return Answer(config, cluster, training, space, found, own, changes=wanted)
-
-
-def shape_of(model: ModelConfig) -> ModelShape:
-    """The planner's view of a configured model.
-
-    >>> shape_of(PretrainConfig().model).num_parameters
-    4240896
-    """
-    is_llama = model.family == "llama"
-    return ModelShape(
-        hidden=model.hidden_size,
-        layers=model.num_layers,
-        heads=model.num_heads,
-        seq=model.seq_len,
-        vocab=model.vocab_size,
-        ffn=model.ffn_size,
-        kv_heads=model.num_kv_heads,
-        gated=is_llama,
-        biases=not is_llama,
-        learned_positions=not is_llama,
-        rms_norm=is_llama,
-        tied=model.tie_embeddings,
-        dropout=model.dropout > 0,
-        name=model.family,
-    )
 
 
 def training_of(config: PretrainConfig, cluster: Cluster) -> Training:

@@ -9,13 +9,12 @@ import numpy as np
 
 from polyreme.distributed.checkpoint import CheckpointStore
 from polyreme.errors import CheckpointError
-from polyreme.models.gpt import GPT
-from polyreme.models.llama import Llama
+from polyreme.models.decoder import Decoder
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import ModelConfig
 
 
-def load_trained(folder: Path) -> tuple[GPT | Llama, dict[str, Any]]:
+def load_trained(folder: Path) -> tuple[Decoder, dict[str, Any]]:
     """The model of the newest valid checkpoint, on one device, in float32; and what was saved beside it (step, config).
 
     Raises CheckpointError if the folder is not a run's, or its checkpoint not of this model.

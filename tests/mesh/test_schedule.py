@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polyreme import registry as table_of_records
 from polyreme.errors import ConfigError
 from polyreme.mesh import (
     SCHEDULES,
@@ -21,7 +22,7 @@ from polyreme.mesh import (
 )
 from polyreme.mesh import schedule as schedule_module
 from polyreme.mesh.schedule import measured_bubble, published_bubble
-from polyreme.mesh.schedules import ScheduleKind, record, register_schedule, registered, registry
+from polyreme.mesh.schedules import ScheduleKind, record, registry
 
 ALL = (("FThenB", 1), ("1F1B", 1), ("VPP", 2), ("VPP", 3), ("ZBH1", 1), ("ZBVPP", 2))
 SPLIT = ("ZBH1", "ZBVPP")
@@ -247,16 +248,16 @@ def one_chunk(name="Mine", **traits):
 @pytest.mark.parametrize("kind", [one_chunk("1F1B"), one_chunk("F-then-B"), one_chunk(aliases=("F-then-B",))])
 def test_a_name_is_given_once(kind):
     with pytest.raises(ConfigError, match=r"there is a schedule '.*' already"):
-        register_schedule(kind)
+        SCHEDULES.register(kind)
 
 
 def test_a_registered_schedule_leaves_nothing_behind():
-    with registered(one_chunk()):
+    with SCHEDULES.registered(one_chunk()):
         assert make_schedule("Mine", 2, 2).tables == make_schedule("FThenB", 2, 2).tables
     with pytest.raises(ConfigError, match="unknown schedule 'Mine'"):
         make_schedule("Mine", 2, 2)
     # another one of that name is not mistaken for it
-    with registered(ScheduleKind("Mine", "as 1F1B", "this test", SCHEDULES["1F1B"].tables)):
+    with SCHEDULES.registered(ScheduleKind("Mine", "as 1F1B", "this test", SCHEDULES["1F1B"].tables)):
         assert make_schedule("Mine", 2, 2).tables == make_schedule("1F1B", 2, 2).tables
 
 
@@ -325,7 +326,7 @@ def test_refused_questions():
 
 
 def test_doctests():
-    for module in (timeline, record, registry, schedule_module):
+    for module in (timeline, record, registry, schedule_module, table_of_records):
         result = doctest.testmod(module)
         assert result.failed == 0
         assert result.attempted > 0

@@ -2,6 +2,7 @@
 
 import pytest
 
+from polyreme.models.families import FAMILIES
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import ModelConfig
 from polyreme.recipes.estimate import flops_per_token, num_parameters
@@ -9,9 +10,8 @@ from polyreme.recipes.estimate import flops_per_token, num_parameters
 # no two sizes alike, so that no two dims can be taken for each other
 SIZES = {"vocab_size": 52, "hidden_size": 24, "num_layers": 3, "num_heads": 4, "seq_len": 17}
 MODELS = {
-    "gpt": {"family": "gpt"},
+    **{name: {"family": name} for name in FAMILIES},
     "gpt_ffn": {"family": "gpt", "ffn_size": 80},
-    "llama": {"family": "llama"},
     "llama_grouped": {"family": "llama", "num_kv_heads": 2, "ffn_size": 80},
 }
 every_model = pytest.mark.parametrize(

@@ -60,7 +60,7 @@ class Workload:
 
 
 def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: int = 1) -> Workload:
-    """The Workload of one of the transformer families (models/gpt.py, models/llama.py) with its parameters as they are.
+    """The Workload of a decoder (models/decoder.py) with its parameters as they are.
 
     norms: how often a step takes the global norm of the gradients.
     """
@@ -74,17 +74,25 @@ def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: i
             continue
         width = p._array.dtype.itemsize
         shapes.append(ParameterShape(name, tuple(p.dims), tuple(p.shape), width, width, _uses(name, named, config)))
-    columns = (3, 2) if hasattr(config, "num_kv_heads") else (1, 1)
     layers = config.num_layers
-    return Workload(tuple(shapes), batch, seq, config.hidden_size, layers, key_width, columns, itemsize, norms)
+    return Workload(tuple(shapes), batch, seq, config.hidden_size, layers, key_width, _columns(named), itemsize, norms)
+
+
+def _columns(named: dict) -> tuple[int, int]:
+    """Linear maps of a block that read attention's input, and those that read the feed-forward's."""
+    block = [p.dims for name, p in named.items() if name.startswith("blocks.0.") and len(p.shape) == 2]
+    inner = [dims[1] for dims in block if dims[0] == "embed"]
+    return inner.count("heads") + inner.count("kv_heads"), inner.count("ffn")
 
 
 def _uses(name: str, named: dict, config: Any) -> tuple[Use, ...]:
     p = named[name]
     if p.dims[0] == "vocab":
         return ("lookup", "head") if config.tie_embeddings else ("lookup",)
-    if name.startswith(("positions.", "head.")):
-        return ("positions",) if name.startswith("positions.") else ("head",)
+    if p.dims[-1] == "vocab":
+        return ("head",)
+    if len(p.dims) == 2 and p.dims[0] is None:
+        return ("positions",)
     if name.endswith(".bias"):
         weight = named[name.removesuffix("bias") + "weight"]
         return ("bias",) if len(weight.shape) == 2 else ("shift",)

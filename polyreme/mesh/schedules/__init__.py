@@ -15,11 +15,7 @@ from polyreme.mesh.schedules.registry import (
     DEFAULT_SCHEDULE,
     SCHEDULES,
     WITHOUT_PIPELINE,
-    canonical_name,
     default_schedule,
-    register_schedule,
-    registered,
-    schedule_kind,
 )
 
 __all__ = [
@@ -30,13 +26,9 @@ __all__ = [
     "ScheduleKind",
     "Step",
     "Table",
-    "canonical_name",
     "count_microbatches",
     "default_schedule",
     "longest_send",
-    "register_schedule",
-    "registered",
-    "schedule_kind",
     "stage_seconds",
     "v_stage_of_chunk",
     "whole_seconds",

@@ -17,7 +17,7 @@ from polyreme.distributed.placement import clear_plan
 from polyreme.distributed.prove import prove
 from polyreme.errors import ConfigError
 from polyreme.mesh import SCHEDULES, Durations, Plan, ScheduleKind, make_schedule
-from polyreme.mesh.schedules import BubbleFormula, count_microbatches, registered
+from polyreme.mesh.schedules import BubbleFormula, count_microbatches
 from polyreme.optimizer import SGD
 from polyreme.planner import ModelShape, Training, cluster_of_kind
 from polyreme.planner.memory import memory
@@ -53,7 +53,7 @@ EAGER = ScheduleKind(
 
 @pytest.fixture(autouse=True)
 def _known_here_only():
-    with registered(EAGER):
+    with SCHEDULES.registered(EAGER):
         yield
     clear_plan()
     fleet.reset()

@@ -13,7 +13,6 @@ from polyreme.distributed.fleet.base.strategy_fields import FIELDS
 from polyreme.distributed.settings import REFUSED, walk
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import SCHEDULES, MeshShape, Plan, default_schedule
-from polyreme.mesh.schedules import canonical_name
 from polyreme.training import FULL_PRECISION, MixedPrecision
 
 _SCALER = (
@@ -148,7 +147,7 @@ def _sharding(strategy: DistributedStrategy, own: str, other: str) -> Any:
 
 
 def _schedule(strategy: DistributedStrategy, stages: int) -> str | None:
-    name = canonical_name(strategy.pipeline_configs["schedule_mode"])
+    name = SCHEDULES.canonical_name(strategy.pipeline_configs["schedule_mode"])
     if name not in SCHEDULES:
         raise ConfigError(f"pipeline_configs.schedule_mode={name!r}{did_you_mean(name, SCHEDULES)}")
     if strategy.hybrid_configs["pp_configs"]["use_dualpipev"] and not SCHEDULES[name].is_v:
