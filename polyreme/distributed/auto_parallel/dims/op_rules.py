@@ -1,16 +1,16 @@
-"""What whole ops say of dims where their kernels differ by device, or hide what they compute: attention and losses."""
+"""What the ops of a traced model say of its dims: by their declared rules where these say more, else by primitives."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 
+from polyreme.core.op import freeze
+from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.distributed.auto_parallel.dims.factors import Factor, align, fresh, same
 from polyreme.distributed.auto_parallel.dims.facts import Facts, Product, Seen, settle_runs, unknown
 from polyreme.distributed.auto_parallel.dims.rules import run
 from polyreme.distributed.auto_parallel.dims.trace import Traced, TracedOp, TracedValue
-
-OpRule = Callable[[TracedOp, dict[str, Seen], Facts], list[Seen]]
 
 
 def propagate(traced: Traced) -> tuple[dict[TracedValue, Seen], Facts]:
@@ -22,72 +22,75 @@ def propagate(traced: Traced) -> tuple[dict[TracedValue, Seen], Facts]:
         values[value] = Seen(fresh(value.shape))
         for dim in values[value].dims[:1]:
             same(dim, batch)
-    for at, op in enumerate(traced.ops):
-        facts.where = at
-        given = [values.setdefault(v, Seen(fresh(v.shape))) for v in op.inputs]
-        if op.name in OP_RULES:
-            found = OP_RULES[op.name](op, dict(zip(op.names, given, strict=True)), facts)
+    for index, op in enumerate(traced.ops):
+        facts.where = index
+        inputs = [values.setdefault(v, Seen(fresh(v.shape))) for v in op.inputs]
+        rule = _rule_with_roles(op)
+        if rule is not None:
+            outputs = _by_rule(rule, op, inputs, facts)
         else:
             if op.key not in jaxprs:
                 jaxprs[op.key] = op.jaxpr()
-            found = run(jaxprs[op.key], given, facts)
-        if len(found) != len(op.outputs):
-            found = unknown([v.shape for v in op.outputs], given, facts)
-        values.update(zip(op.outputs, found, strict=True))
+            outputs = run(jaxprs[op.key], inputs, facts)
+        if len(outputs) != len(op.outputs):
+            outputs = unknown([v.shape for v in op.outputs], inputs, facts)
+        values.update(zip(op.outputs, outputs, strict=True))
     settle_runs(facts)
     return values, facts
 
 
-def _attention(op: TracedOp, given: dict[str, Seen], facts: Facts) -> list[Seen]:
-    """[*b, s, heads, d] attends [*b, t, kv_heads, d]; each key head serves a run of query heads."""
-    q, k, v = given["query"].dims, given["key"].dims, given["value"].dims
-    for a, b in zip((*q[:-3], q[-1]), (*k[:-3], k[-1]), strict=True):
-        same(a, b)
-    for a, b in zip(k[:-1], v[:-1], strict=True):
-        same(a, b)
-    heads, served = q[-2], k[-2]
-    if heads.size == served.size:
-        same(heads, served)
-    elif served.size > 1 and heads.size % served.size == 0:
-        align([heads], [served, Factor(heads.size // served.size)])
-    facts.heads.append((heads, served))
-    return [Seen((*q[:-1], v[-1]))]
+def _rule_with_roles(op: TracedOp) -> ShardingRule | None:
+    """The declared rule of a call, if it tells more than the function's primitives: what its dims are to a model."""
+    if op.op.rule is None:
+        return None
+    attrs = {name: freeze(value) for name, value in op.attributes.items()}
+    rule = op.op.rule(OpCall.of(op.name, op.names, op.inputs, attrs, op.outputs))
+    return rule if rule is not None and rule.roles else None
 
 
-def _cross_entropy(op: TracedOp, given: dict[str, Seen], facts: Facts) -> list[Seen]:
-    scores, label = given["input"].dims, given["label"].dims
-    at = op.attributes.get("axis", -1) % len(scores)
-    rest = scores[:at] + scores[at + 1 :]
-    if len(label) == len(rest):
-        for a, b in zip(rest, label, strict=True):
-            same(a, b)
-    facts.classes.append(scores[at])
-    return _loss(op, rest)
+def _by_rule(rule: ShardingRule, op: TracedOp, inputs: Sequence[Seen], facts: Facts) -> list[Seen]:
+    """The outputs of one call, whose dims of one name are one."""
+    dims: dict[str, list[Factor]] = {}
+    for names, seen in zip(rule.inputs, inputs, strict=True):
+        for name, dim in zip(names, seen.dims, strict=True):
+            if name is not None:
+                dims.setdefault(name, []).append(dim)
+    for first, *others in dims.values():
+        for other in others:
+            _say_same(first, other)
+    for name, role in rule.roles:
+        if role == "heads":
+            queries, keys, *_ = dims[name]
+            facts.heads.append((queries, keys))
+        elif role == "classes":
+            facts.classes.append(dims[name][0])
+        else:
+            facts.products.append(_product(name, rule, inputs, facts))
+    outputs = []
+    for names, value in zip(rule.outputs, op.outputs, strict=True):
+        sizes = zip(names, value.shape, strict=True)
+        known = (next((d for d in dims.get(name or "", ()) if d.size == n), Factor(n)) for name, n in sizes)
+        outputs.append(Seen(tuple(known)))
+    return outputs
 
 
-def _linear_cross_entropy(op: TracedOp, given: dict[str, Seen], facts: Facts) -> list[Seen]:
-    hidden, weight, label = given["hidden"], given["weight"], given["label"].dims
-    classes, width = weight.dims if op.attributes.get("transpose_weight") else reversed(weight.dims)
-    same(hidden.dims[-1], width)
-    rest = hidden.dims[:-1]
-    for a, b in zip(rest, label, strict=False):
-        same(a, b)
-    flops = 2.0 * math.prod(d.size for d in hidden.dims) * classes.size
-    sums = ((hidden.dims[-1],), (width,))
-    facts.products.append(Product(facts.where, (hidden.origin, weight.origin), sums, (), rest, (classes,), flops))
-    facts.classes.append(classes)
-    return _loss(op, rest)
+def _say_same(dim: Factor, other: Factor) -> None:
+    """Say that two dims of one name are one: of unequal ones, each element of `other` serves a run of `dim`'s."""
+    if dim.size == other.size:
+        same(dim, other)
+    elif other.size > 1 and dim.size % other.size == 0:
+        align([dim], [other, Factor(dim.size // other.size)])
 
 
-def _loss(op: TracedOp, rest: tuple[Factor, ...]) -> list[Seen]:
-    shape = op.outputs[0].shape
-    return [Seen(rest if tuple(d.size for d in rest) == shape else fresh(shape))]
-
-
-OP_RULES: dict[str, OpRule] = {
-    "attention": _attention,
-    "attention_with_dropout": _attention,
-    "cross_entropy_of_classes": _cross_entropy,
-    "linear_cross_entropy_of_classes": _linear_cross_entropy,
-}
-"""By the op's name."""
+def _product(name: str, rule: ShardingRule, inputs: Sequence[Seen], facts: Facts) -> Product:
+    """The product that sums over a name, of the first two inputs that have it."""
+    sides = [(names, seen) for names, seen in zip(rule.inputs, inputs, strict=True) if name in names]
+    (left_names, left), (right_names, right) = sides[0], sides[1]
+    summed = tuple((seen.dims[names.index(name)],) for names, seen in sides[:2])
+    shared = set(left_names) & set(right_names)
+    batch = tuple(d for n, d in zip(left_names, left.dims, strict=True) if n in shared and n != name)
+    rows, columns = (
+        tuple(d for n, d in zip(names, seen.dims, strict=True) if n not in shared) for names, seen in sides[:2]
+    )
+    flops = 2.0 * math.prod(d.size for d in (*left.dims, *columns))
+    return Product(facts.where, (left.origin, right.origin), (summed[0], summed[1]), batch, rows, columns, flops)

@@ -1,0 +1,48 @@
+"""The sharding rule of an op that declares none, derived from the primitives that its function is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyreme.core.primitives import primitives
+from polyreme.core.sharding_rule import DimNames, ShardingRule
+from polyreme.distributed.auto_parallel.dims.factors import Dims, Factor, fresh, leaves
+from polyreme.distributed.auto_parallel.dims.facts import Facts, Seen, settle_runs
+from polyreme.distributed.auto_parallel.dims.rules import RULES, run
+
+
+def unknown_primitives(jaxpr: Any) -> list[str]:
+    """Primitives of a closed jaxpr that say nothing of dims; an op with some of them has no derived rule."""
+    return sorted(set(primitives(jaxpr.jaxpr)) - RULES.keys())
+
+
+def derived_rule(jaxpr: Any) -> ShardingRule | None:
+    """The rule of a function, from its closed jaxpr; None where a primitive of it says nothing of dims.
+
+    A dim of a result that is a dim of an input, or begins with one, goes through; one whose elements depend on each
+    other is whole. Nothing is left as addends.
+    """
+    if unknown_primitives(jaxpr):
+        return None
+    facts = Facts()
+    inputs = [Seen(fresh(v.aval.shape)) for v in jaxpr.jaxpr.invars]
+    outputs = run(jaxpr, inputs, facts)
+    settle_runs(facts)
+    mixed = {leaf for dim in facts.mixed for leaf in leaves(dim)}
+    names: dict[Factor, str] = {}
+    aligned: set[str] = set()
+
+    def named(dims: Dims) -> DimNames:
+        found: list[str | None] = []
+        for dim in dims:
+            factors = leaves(dim)
+            # a split cuts the outermost factor of a dim
+            name = names.setdefault(factors[0], f"f{len(names)}") if factors and factors[0] not in mixed else None
+            if name is not None and len(factors) > 1:
+                aligned.add(name)
+            found.append(None if name in found else name)
+        return tuple(found)
+
+    ins, outs = (tuple(named(seen.dims) for seen in side) for side in (inputs, outputs))
+    convolves = "conv_general_dilated" in set(primitives(jaxpr.jaxpr))
+    return ShardingRule(ins, outs, aligned=frozenset(aligned), laid_out=convolves)
