@@ -104,6 +104,11 @@ RuleFor = Callable[[OpCall], ShardingRule | None]
 """An op's rule for one call; None for a call that none describes."""
 
 
+def as_laid_out(call: OpCall) -> ShardingRule | None:
+    """The rule of an op that says itself where its result lies: none, it is read off the result."""
+    return None
+
+
 _DIM = re.compile(r"(\[)?(\*?[A-Za-z]\w*)(\])?")
 
 
@@ -142,14 +147,21 @@ class DimsRule:
             raise ConfigError(
                 f"{self.what}: its sharding rule names {len(self.outputs)} results, and it gives {len(call.outs)}"
             )
-        patterns = [*(self.inputs[self.params.index(p)] for p in call.params), *self.outputs]
+        inputs = dict(zip(self.params, self.inputs, strict=True))
+        patterns: list[str | None] = [*map(inputs.get, call.params), *self.outputs]  # None for a random key
         shapes = [*call.shapes, *call.outs]
-        tensors = [_numbered(p, s, self.what) for p, s in zip(patterns, shapes, strict=True)]
+        tensors = [
+            (None,) * len(s) if p is None else _numbered(p, s, self.what) for p, s in zip(patterns, shapes, strict=True)
+        ]
         count = len(call.params)
         labels = [*(f"input {i}" for i in range(count)), *(f"result {i}" for i in range(len(self.outputs)))]
-        shown = dict(zip(labels, map(" ".join, tensors), strict=True))
+        shown = {
+            label: " ".join(map(str, names))
+            for label, names, pattern in zip(labels, tensors, patterns, strict=True)
+            if pattern is not None
+        }
         dims.check(f"{self.what}: sharding rule", shown, dict(zip(labels, shapes, strict=True)))
-        whole = {name for tensor in tensors for name in tensor if self._is_whole(name)}
+        whole = {name for tensor in tensors for name in tensor if name is not None and self._is_whole(name)}
         return ShardingRule(tuple(tensors[:count]), tuple(tensors[count:]), frozenset(whole))
 
     def _is_whole(self, name: str) -> bool:

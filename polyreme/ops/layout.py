@@ -11,15 +11,16 @@ from jax.sharding import PartitionSpec
 
 from polyreme.core import layout
 from polyreme.core.op import composite, op
+from polyreme.core.sharding_rule import as_laid_out
 
 
-@op(method=False)
+@op(method=False, rule=as_laid_out)
 def sharding_constraint(x: Array, sharding: Any) -> Array:
     """x, laid out over devices as a jax Sharding says; its gradient is laid out the same way."""
     return jax.lax.with_sharding_constraint(x, sharding)
 
 
-@op(method=False)
+@op(method=False, rule=as_laid_out)
 def relayout(x: Array, forward: Any, backward: Any) -> Array:
     """x, laid out over devices as the Sharding forward says; its gradient is laid out as backward says."""
 
@@ -32,7 +33,7 @@ def relayout(x: Array, forward: Any, backward: Any) -> Array:
     return linear_call(there, back, (), x)
 
 
-@op(method=False)
+@op(method=False, rule=as_laid_out)
 def whole_over(x: Array, mesh: Any, axis: str) -> Array:
     """x, the same on all devices along one axis of a mesh; where it lies over the other axes is left open.
 

@@ -51,13 +51,13 @@ def location_scale_log_density(value: Array, loc: Array, scale: Array, family: s
     return _LOG_DENSITIES[family]((value - loc) / scale) - jnp.log(scale)
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def gumbel_like(x: Array, key: Key = DRAWN) -> Array:
     """Standard Gumbel numbers (distribution function exp(-exp(-v))), in x's shape and dtype."""
     return jax.random.gumbel(key, x.shape, floating(x).dtype)
 
 
-@op(method=False)
+@op(method=False, rule=elementwise)
 def standard_log_gamma(x: Array, key: Key = DRAWN) -> Array:
     """Logs of Gamma numbers with shape parameters x and scale 1; gradients flow to x (arXiv:1805.08498).
 
@@ -67,7 +67,7 @@ def standard_log_gamma(x: Array, key: Key = DRAWN) -> Array:
     return jax.random.loggamma(key, x, dtype=x.dtype)
 
 
-@op(method=False)
+@op(method=False, rule="*b [k] -> *b [k]")
 def multinomial_counts(probs: Array, total_count: int, key: Key = DRAWN) -> Array:
     """How often each of k outcomes comes up in total_count trials: probs [*b, k], normalised -> [*b, k], its dtype."""
     probs = floating(probs)

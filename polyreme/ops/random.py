@@ -198,7 +198,7 @@ def bernoulli(x: Array, p: float | None = None, key: Key = DRAWN) -> Array:
 
 
 @preceded(lambda x, *_, **__: _within("multinomial", x))
-@op
+@op(rule="*b [n] -> *b draws")
 def multinomial(x: Array, num_samples: int = 1, replacement: bool = False, key: Key = DRAWN) -> Array:
     """Indices of the last dim drawn with probability proportional to x: [*b, n] -> [*b, num_samples], int64.
 

@@ -56,7 +56,7 @@ def polygamma(x: Array, n: int) -> Array:
     return special.digamma(x) if n == 0 else special.polygamma(n, x)
 
 
-@op(amp="fp32", inplace=True)
+@op(amp="fp32", inplace=True, rule=elementwise)
 def multigammaln(x: Array, p: int) -> Array:
     """log of the p-variate gamma function, for x > (p - 1) / 2.
 

@@ -10,6 +10,9 @@ from polyreme.distributed.auto_parallel.dims.factors import Dims, Factor, fresh,
 from polyreme.distributed.auto_parallel.dims.facts import Facts, Seen, settle_runs
 from polyreme.distributed.auto_parallel.dims.rules import RULES, run
 
+_DELICATE = frozenset({"conv_general_dilated", "fft"})
+"""Primitives of which XLA does not compile every layout; see ShardingRule.laid_out."""
+
 
 def unknown_primitives(jaxpr: Any) -> list[str]:
     """Primitives of a closed jaxpr that say nothing of dims; an op with some of them has no derived rule."""
@@ -44,5 +47,7 @@ def derived_rule(jaxpr: Any) -> ShardingRule | None:
         return tuple(found)
 
     ins, outs = (tuple(named(seen.dims) for seen in side) for side in (inputs, outputs))
-    convolves = "conv_general_dilated" in set(primitives(jaxpr.jaxpr))
-    return ShardingRule(ins, outs, aligned=frozenset(aligned), laid_out=convolves)
+    known = {name for tensor in ins for name in tensor}
+    outs = tuple(tuple(name if name in known else None for name in tensor) for tensor in outs)
+    laid_out = not _DELICATE.isdisjoint(primitives(jaxpr.jaxpr))
+    return ShardingRule(ins, outs, aligned=frozenset(aligned), laid_out=laid_out)

@@ -190,10 +190,16 @@ def _scatter(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
     return [Seen(operand.dims)]
 
 
+def _unstack(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+    axis, dims = eqn.params["axis"], given[0].dims
+    facts.mixed.append(dims[axis])
+    return [Seen((*dims[:axis], *dims[axis + 1 :])) for _ in eqn.outvars]
+
+
 MOVES: dict[str, Rule] = {
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along("axis")),
     **dict.fromkeys(("reduce_window_max", "reduce_window_min", "reduce_window_sum"), _reduce_window),
-    **dict.fromkeys(("scatter", "scatter-add", "scatter_add", "scatter_mul", "scatter_max", "scatter_min"), _scatter),
+    **dict.fromkeys(("scatter", "scatter-add", "scatter-mul", "scatter-max", "scatter-min", "scatter-sub"), _scatter),
     "broadcast_in_dim": _broadcast_in_dim,
     "concatenate": _concatenate,
     "dynamic_slice": _dynamic_slice,
@@ -210,5 +216,6 @@ MOVES: dict[str, Rule] = {
     "tile": _tile,
     "top_k": _top_k,
     "transpose": _transpose,
+    "unstack": _unstack,
 }
 """By the name of the primitive."""

@@ -1,8 +1,8 @@
 """What a primitive says of dims: which of its inputs' and outputs' are the same, which are summed, which are mixed.
 
-An op's rule is that of the primitives it is made of, so there is one set of rules for all ops; attention and
-losses, whose kernels differ by device, have rules of their own (op_rules.py). A primitive without a rule says nothing,
-and its inputs' dims are mixed: not to be split.
+What an op says of dims follows from the primitives it is made of, so there is one set of rules for all ops; those
+whose kernels differ by device, such as attention and losses, declare it (core/sharding_rule.py; op_rules.py reads it).
+A primitive without a rule says nothing, and its inputs' dims are mixed: not to be split.
 """
 
 from __future__ import annotations
@@ -43,16 +43,18 @@ def _unknown(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
 
 
 def _elementwise(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+    """Dims that are one with those of the inputs that have their size; a dim of size 1 may grow."""
     arrays = [x for x in given if x.dims]
-    first = max(arrays, key=lambda x: math.prod(d.size for d in x.dims), default=Seen(()))
-    for x in arrays:
-        if len(x.dims) == len(first.dims):
-            all_same(x.dims, first.dims)
-    origin = arrays[0].origin if len(arrays) == 1 else None
     found = []
     for var in eqn.outvars:
-        fits = tuple(d.size for d in first.dims) == tuple(var.aval.shape)
-        found.append(Seen(first.dims if fits else fresh(var.aval.shape), origin if fits else None))
+        dims = fresh(var.aval.shape)
+        same_rank = [x for x in arrays if len(x.dims) == len(dims)]
+        for x in same_rank:
+            all_same(x.dims, dims)
+        alone = len(arrays) == len(same_rank) == 1 and all(
+            a.size == b.size for a, b in zip(arrays[0].dims, dims, strict=True)
+        )
+        found.append(Seen(dims, arrays[0].origin if alone else None))
     return found
 
 
@@ -163,7 +165,43 @@ custom_lin linear_call run_state
 """
 
 
-_CONSTANTS = "iota random_bits random_seed random_wrap random_unwrap threefry2x32 create_token empty"
+_CONSTANTS = """
+iota random_bits random_seed random_split random_wrap random_unwrap random_gamma threefry2x32 create_token empty
+platform_index
+"""
+
+
+_MATRICES = "cholesky eig eigh lu qr schur svd triangular_solve tridiagonal"
+
+
+def _matrices(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+    """Functions of the matrices in the last two dims: batches go through."""
+    batch = given[0].dims[:-2]
+    for x in given:
+        all_same(x.dims[: len(batch)], batch)
+        facts.mixed += x.dims[len(batch) :]
+    return [Seen((*batch, *fresh(v.aval.shape[len(batch) :]))) for v in eqn.outvars]
+
+
+def _pivots(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+    *batch, rows = given[0].dims
+    facts.mixed.append(rows)
+    return [Seen((*batch, *fresh(eqn.outvars[0].aval.shape[-1:])))]
+
+
+def _fft(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+    count = len(eqn.params["fft_lengths"])
+    batch, last = given[0].dims[:-count], given[0].dims[-count:]
+    facts.mixed += last
+    return [Seen((*batch, *fresh(eqn.outvars[0].aval.shape[-count:])))]
+
+
+def _linear_solve(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+    """The solution, by the function that solves; the others are for derivatives."""
+    lengths = eqn.params["const_lengths"]
+    start = lengths.matvec + lengths.vecmat
+    sides = given[sum(lengths) :]
+    return run(eqn.params["jaxprs"].solve, [*given[start : start + lengths.solve], *sides], facts)
 
 
 def _constant(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
@@ -176,9 +214,13 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_REDUCTIONS.split(), _reduce),
     **dict.fromkeys(_CALLS.split(), _call),
     **dict.fromkeys(_CONSTANTS.split(), _constant),
+    **dict.fromkeys(_MATRICES.split(), _matrices),
     "cond": _cond,
     "conv_general_dilated": _convolution,
+    "custom_linear_solve": _linear_solve,
     "dot_general": _dot_general,
+    "fft": _fft,
+    "lu_pivots_to_permutation": _pivots,
     "optimization_barrier": _each,
     "scan": _scan,
     "while": _while,

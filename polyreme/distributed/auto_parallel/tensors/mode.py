@@ -7,6 +7,7 @@ a captured function the ops run on values as always, and results are told where 
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -19,8 +20,9 @@ from polyreme.core.checked import checked, floats_in, layer_here, raise_late
 from polyreme.core.kernel import Kernel, Mask
 from polyreme.core.meshes import devices_of
 from polyreme.core.op import ATTR, KEY, TENSORS, Op, freeze
-from polyreme.core.sharding_rule import OpCall, ShardingRule
+from polyreme.core.sharding_rule import OpCall, ShardingRule, as_laid_out
 from polyreme.core.state import TensorState, Tracer
+from polyreme.distributed.auto_parallel.dims.derived import derived_rule, unknown_primitives
 from polyreme.distributed.auto_parallel.tensors.form import Form
 from polyreme.distributed.auto_parallel.tensors.kept import encoded, form_of, in_form, note, stored_of
 from polyreme.distributed.auto_parallel.tensors.kernel import DistKernel
@@ -34,8 +36,7 @@ from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import PlacementError
 
-_LAYOUTS = frozenset({"sharding_constraint", "relayout", "whole_over"})
-"""Ops that say where a value lies: what they give is read off it."""
+_log = logging.getLogger("polyreme.distributed.auto_parallel")
 
 
 class DistMode:
@@ -44,6 +45,8 @@ class DistMode:
     def __init__(self, under: mode.Mode) -> None:
         self.under = under
         self.kernels: dict[Any, DistKernel] = {}
+        self.derived: dict[Any, ShardingRule | None] = {}
+        self.logged: set[str] = set()
 
     def run(self, op: Op, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The result of the op."""
@@ -65,14 +68,14 @@ class DistMode:
 
     def _eager(self, op: Op, args: tuple, kwargs: dict[str, Any]) -> Any:
         out = kwargs.pop("out", None)
-        bound = _Bound(op, args, kwargs)
+        bound = BoundCall(op, args, kwargs)
         mesh = bound.mesh()
         arrays = [a if f is not None else _beside(a, mesh) for a, f in zip(bound.arrays, bound.forms, strict=True)]
         shapes = tuple((a.dtype, bool(getattr(a, "weak_type", False)), a.shape) for a in arrays)
         key = (op, *bound.key, tuple(bound.forms), tuple(mesh.dim_names), shapes)
         kernel = self.kernels.get(key)
         if kernel is None:
-            kernel = self.kernels[key] = _kernel(bound, arrays, mesh)
+            kernel = self.kernels[key] = self._kernel(bound, arrays, mesh)
         results = _run(kernel, arrays, bound.tensors, mesh)
         made = results[0] if kernel.many is None else kernel.many(results)
         return made if out is None else rebind(out, made, op.name)
@@ -84,21 +87,70 @@ class DistMode:
         result = self.under.run(op, args, kwargs)
         given.pop("out", None)
         given.pop("name", None)
-        if op.name in _LAYOUTS:
+        if op.rule is as_laid_out:
             return result
         results = list(result) if isinstance(result, (tuple, list)) else [result]
-        bound = _Bound(op, args, given, values=True)
+        bound = BoundCall(op, args, given, values=True)
         mesh = bound.mesh()
         call = bound.call([(tuple(t._array.shape), t._array.dtype) for t in results])
-        rule = _rule(op, call)
+        rule = self.rule(bound, call, op.kernel(bound.template, amp_policy.active.policy))
         if rule is not None:
             for tensor, form in zip(results, propagate(rule, bound.forms, call, mesh).outs, strict=True):
                 _note(tensor, form)
         return result
 
+    # rules
 
-def _rule(op: Op, call: OpCall) -> ShardingRule | None:
-    return None if op.rule is None else op.rule(call)
+    def _kernel(self, bound: BoundCall, arrays: Sequence[Any], mesh: ProcessMesh) -> DistKernel:
+        base: Kernel = bound.op.kernel(bound.template, amp_policy.active.policy)
+        outs = jax.eval_shape(base.fn, *_structs(bound, arrays))
+        listed = list(outs) if isinstance(outs, (tuple, list)) else [outs]
+        call = bound.call([(tuple(o.shape), o.dtype) for o in listed])
+        kernel = DistKernel(base, self.rule(bound, call, base), call, bound.forms, mesh)
+        kernel.many = type(outs) if isinstance(outs, (tuple, list)) else None
+        return kernel
+
+    def rule(self, bound: BoundCall, call: OpCall, base: Kernel) -> ShardingRule | None:
+        """The sharding rule of a call: the declared one, or, where none describes it, what the op's function tells.
+
+        None for an op whose result lies as it says itself, and for one of which nothing is known: said once.
+        """
+        op = bound.op
+        declared = None if op.rule is None else op.rule(call)
+        if declared is not None or op.rule is as_laid_out:
+            return declared
+        key = (op, *bound.key, call.shapes, call.dtypes)
+        if key not in self.derived:
+            self.derived[key] = self._derived(bound, base)
+        return self.derived[key]
+
+    def _derived(self, bound: BoundCall, base: Kernel) -> ShardingRule | None:
+        op = bound.op
+        if bound.lacks_key:
+            why = "what it draws is not known in captured code"
+        else:
+            jaxpr = jax.make_jaxpr(base.fn)(*_structs(bound, bound.arrays))
+            rule = derived_rule(jaxpr)
+            if rule is not None:
+                return rule
+            why = f"nothing is known of the dims of {', '.join(unknown_primitives(jaxpr))}"
+        if op.name not in self.logged:
+            self.logged.add(op.name)
+            _log.info(
+                "%s has no sharding rule (%s): addends are joined before it, and its results lie as XLA leaves them; "
+                "declare it with rule=, or sharding= of register_op",
+                op.name,
+                why,
+            )
+        return None
+
+
+def _structs(bound: BoundCall, arrays: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    """Shape and dtype of the value of each input."""
+    return [
+        jax.ShapeDtypeStruct(a.shape if f is None else f.shape, a.dtype, weak_type=bool(getattr(a, "weak_type", False)))
+        for a, f in zip(arrays, bound.forms, strict=True)
+    ]
 
 
 def _run(kernel: DistKernel, arrays: Sequence[Any], tensors: Sequence[Any], mesh: ProcessMesh) -> list[Any]:
@@ -149,7 +201,7 @@ def _any_dist(values: Any) -> bool:
     return False
 
 
-class _Bound:
+class BoundCall:
     """A call's inputs apart: tensors (or what stands for them) with their arrays, forms and parameters, and the rest.
 
     values: take values, not what is kept.
@@ -163,7 +215,7 @@ class _Bound:
         self.forms: list[Form | None] = []
         self.params: list[str] = []
         self.attrs: dict[str, Any] = {}
-        self.drawn = False
+        self.drawn = self.lacks_key = False
         self._values = values
         template: list[Any] = []
         types: list[Any] = []
@@ -187,7 +239,8 @@ class _Bound:
         if kind is KEY:
             self.drawn = True
             drawn = value is inspect.Parameter.empty or value is None
-            if not self._values or not drawn:
+            self.lacks_key = self._values and drawn
+            if not self.lacks_key:
                 self._take(name, rng.default_generator.next_key() if drawn else value)
             return -1
         if value is None:
@@ -243,20 +296,6 @@ def _beside(array: Any, mesh: ProcessMesh) -> Any:
     if isinstance(array, Tracer) or not devices_of(array):
         return array
     return put(array, NamedSharding(mesh.jax_mesh, PartitionSpec()))
-
-
-def _kernel(bound: _Bound, arrays: Sequence[Any], mesh: ProcessMesh) -> DistKernel:
-    base: Kernel = bound.op.kernel(bound.template, amp_policy.active.policy)
-    structs = [
-        jax.ShapeDtypeStruct(a.shape if f is None else f.shape, a.dtype, weak_type=bool(getattr(a, "weak_type", False)))
-        for a, f in zip(arrays, bound.forms, strict=True)
-    ]
-    outs = jax.eval_shape(base.fn, *structs)
-    listed = list(outs) if isinstance(outs, (tuple, list)) else [outs]
-    call = bound.call([(tuple(o.shape), o.dtype) for o in listed])
-    made = DistKernel(base, _rule(bound.op, call), call, bound.forms, mesh)
-    made.many = type(outs) if isinstance(outs, (tuple, list)) else None
-    return made
 
 
 def _result(array: Any, form: Form | None, mesh: ProcessMesh) -> Any:
