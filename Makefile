@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 PADDLE := .venv-paddle/bin/python
 
-.PHONY: setup train test test-all oracle lint clean
+.PHONY: setup train test test-fast test-all mutation oracle lint clean
 
 setup: $(STAMP)
 
@@ -18,11 +18,24 @@ $(STAMP): pyproject.toml
 train: setup
 	CPU_NUM=16 $(BIN)/polyreme pretrain configs/gpt_kjv.yaml
 
-test: setup
-	$(BIN)/python -m pytest -n 2 -m "not slow and not oracle"
+# two workers, each with half of the files, that take from each other at the end: neighbours share compiled programs
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
+test: setup
+	$(PYTEST) -m "not slow and not oracle"
+
+# the inner loop: what compiles little and starts no process
+test-fast: setup
+	$(PYTEST) -m "unit and not slow and not oracle"
+
+# with the fusion emitters, as users have them, which make test leaves out because they compile for twice as long
 test-all: setup
-	$(BIN)/python -m pytest -n 2 -m "not oracle"
+	XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true \
+		--xla_cpu_collective_call_terminate_timeout_seconds=280" $(PYTEST) -m "not oracle"
+
+# breaks twelve ops one at a time and shows that their tests fail
+mutation: setup
+	$(BIN)/python tools/mutate_ops.py
 
 # compares every function with PaddlePaddle 3.3.1 and writes docs/oracle_report.md; about half an hour
 oracle: setup

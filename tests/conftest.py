@@ -30,6 +30,8 @@ import jax
 import pytest
 from hypothesis import settings
 
+from tests import tiers
+
 # an example may meet a compilation or a busy machine: time says nothing of what is tested
 settings.register_profile("polyreme", deadline=None)
 settings.load_profile("polyreme")
@@ -71,6 +73,7 @@ def pytest_collection_modifyitems(config, items):
     """Mark as slow the cases that slow_cases names; each test with the tier of what it needs."""
     named, seen = {}, set()
     for item in items:
+        item.add_marker(tiers.tier(item))
         for mark in item.iter_markers("slow_cases"):
             function = item.nodeid.split("[")[0]
             named[function] = mark.args

@@ -117,20 +117,40 @@ def assert_close(got: list[np.ndarray], want: list[np.ndarray], terms: int) -> N
 
 
 def check_row(case: Case, *, whole: bool) -> None:
-    """What every row states: eager equals NumPy, the gradient equals finite differences, bad input raises.
+    """What every row states: eager equals NumPy, in no wider dtype; the gradient equals finite differences; bad input
+    raises.
 
     whole: also what hardly depends on attributes, captured equals eager and the dtype under autocast. One test, so that
     the checks share the row's compiled kernels, which are nearly all of its time.
     """
     rng.seed(7)
-    eager = arrays(case.call(tensors(case.arguments())))
+    args = case.arguments()
+    result = case.call(tensors(args))
+    eager = arrays(result)
     check_eager(case, eager)
+    if not any(_is_double(leaf) for leaf in _leaves((*args, *case.kwargs.values()))):
+        assert not any(_is_double(t.dtype) for t in flat(result)), f"float64 of narrower inputs: {flat(result)}"
     if whole:
         check_modes(case, eager)
     if not case.no_grad:
         check_gradient(case)
     if case.bad:
         check_bad(case)
+
+
+_DOUBLE = {np.dtype("float64"), np.dtype("complex128")}
+
+
+def _is_double(value: Any) -> bool:
+    """Whether an argument is, or asks for, float64 or complex128."""
+    kind = getattr(value, "dtype", value)
+    return (
+        kind in ("float64", "complex128") if isinstance(kind, str) else isinstance(kind, np.dtype) and kind in _DOUBLE
+    )
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [leaf for v in value for leaf in _leaves(v)] if isinstance(value, (list, tuple)) else [value]
 
 
 def check_modes(case: Case, eager: list[np.ndarray]) -> None:
