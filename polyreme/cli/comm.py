@@ -20,8 +20,8 @@ def comm(
 ) -> None:
     """List the collectives of a training step: kind, mesh axes, layer, bytes, and what the formula says they must be.
 
-    The step is compiled for the plan's devices and not run, but for forward and backward on zeros where pipeline stages
-    make it many programs. On CPU as many virtual devices are made as the plan has, unless CPU_NUM says otherwise.
+    The step is compiled for the plan's devices and not run. On CPU as many virtual devices are made as the plan has,
+    unless CPU_NUM says otherwise.
     Example: polyreme comm configs/gpt_kjv.yaml plan.sharding_stage=1
     """
     from polyreme.recipes import config_file

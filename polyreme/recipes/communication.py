@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import numpy as np
 
 from polyreme.distributed.comm_report import (
     PipelineReport,
@@ -18,42 +17,53 @@ from polyreme.distributed.comm_report import (
     workload_of,
 )
 from polyreme.recipes.config import PretrainConfig
-from polyreme.recipes.training import Trainer
+from polyreme.recipes.plan_job import Made, job_of
 
 
 def report(config: PretrainConfig, balance: float | None = None) -> Report | PipelineReport:
     """The report of one training step of a configuration.
 
-    The step is compiled and not run; under pipeline stages, where it is many programs, one forward and backward of
-    zeros run, and every program is counted as often as it was called. balance: FLOP that hide one byte on the wire; the
-    backend's own if None.
+    The step is compiled and not run, nor does it take memory; under pipeline stages, where it is many programs, every
+    program is counted as often as a step calls it. balance: FLOP that hide one byte on the wire; the backend's own if
+    None.
     """
     plan = config.parallel_plan
     plan.mesh.check_devices(min(plan.mesh.size, len(jax.devices())))
-    trainer = Trainer(config, jax.devices()[: plan.mesh.size])
+    made = Made(job_of(config), plan, jax.devices()[: plan.mesh.size])
+    try:
+        return _report(config, made, balance)
+    finally:
+        made.close()
+
+
+def _report(config: PretrainConfig, made: Made, balance: float | None) -> Report | PipelineReport:
     batch, seq = config.train.global_batch, config.model.seq_len
-    rows = np.zeros((batch, seq), np.int64)
     itemsize = 4 if config.train.amp_level == "O0" else 2
-    work = workload_of(trainer.model, batch, seq, itemsize=itemsize)
-    if plan.mesh.pp > 1:
+    work = workload_of(made.model, batch, seq, itemsize=itemsize)
+    if made.planned.is_staged:
         # under O1 products are in 16 bits and the sums between blocks, begun by the embeddings, in 32
         work = dataclasses.replace(work, sent_itemsize=2 if config.train.amp_level == "O2" else 4)
-        return _of_stages(trainer, rows, work, balance)
+        return _of_stages(made, work, balance)
     # the step takes the global norm once itself, to see that it is finite, and once to clip
     work = dataclasses.replace(work, norms=1 if config.train.clip_norm is None else 2)
-    program = trainer.compiled(rows, rows)
-    return examine([(program.as_text(), 1)], plan, work, jax.default_backend(), balance)
+    program = made.compiled()
+    return examine([(program.as_text(), 1)], made.plan, work, jax.default_backend(), balance)
 
 
-def _of_stages(trainer: Trainer, rows: np.ndarray, work: Workload, balance: float | None) -> PipelineReport:
-    layout, backend = trainer.layout, jax.default_backend()
-    ran = trainer.ran(rows, rows)
-    sent: list[list[Any]] = [[] for _ in layout.stages]
-    for stage, s in ran.sent:
+def _of_stages(made: Made, work: Workload, balance: float | None) -> PipelineReport:
+    plan, backend, layers = made.plan, jax.default_backend(), made.planned.layers
+    assert layers is not None
+    step = made.dry_run()
+    sent: list[list[Any]] = [[] for _ in made.layout.stages]
+    for stage, s in step.sent:
         sent[stage].append((s.what, str(s.dtype), s.shape, s.nbytes))
-    homes = {name: ran.homes[id(p)] for name, p in trainer.model.named_parameters()}
+    homes: dict[int, int] = {}
+    for k, chunk in enumerate(layers.get_model_chunks()):
+        for p in chunk.parameters():
+            homes.setdefault(id(p), k)
+    named = {name: homes[id(p)] for name, p in made.model.named_parameters()}
     stages = []
-    for at, part in enumerate(stage_workloads(work, layout.plan, homes)):
-        programs = [(p.text, p.calls) for p in ran.programs if p.stage == at]
-        stages.append(examine(programs, layout.plan, part, backend, balance, sends_of(sent[at])))
-    return PipelineReport(layout.plan, backend, tuple(stages))
+    for at, part in enumerate(stage_workloads(work, plan, named)):
+        programs = [(c.program.as_text(), c.calls) for c in step.programs if c.stage == at]
+        stages.append(examine(programs, plan, part, backend, balance, sends_of(sent[at])))
+    return PipelineReport(plan, backend, tuple(stages))

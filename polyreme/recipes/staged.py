@@ -2,75 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.pipeline.step import PipelineStep
-from polyreme.distributed.pipeline.transfer import Sent, recorded
 from polyreme.distributed.planned_step import PlannedStep
 from polyreme.training import cut
 
 
-class Program(NamedTuple):
-    """One of a step's compiled programs: its stage, its optimized HLO, and how often the step calls it."""
-
-    stage: int
-    name: str
-    text: str
-    calls: int
-
-
-class Ran(NamedTuple):
-    """What a step runs, and what its stages send each other, each with the stage that sends it.
-
-    homes: the chunk that each parameter is at home in, by id.
-    """
-
-    programs: list[Program]
-    sent: list[tuple[int, Sent]]
-    homes: dict[int, int]
-
-
 class StagedRuns:
-    """What a run over pipeline stages does beside its step: evaluation, logits, what a step runs, and the search for a
-    bad tensor."""
+    """What a run over pipeline stages does beside its step: evaluation, logits, and the search for a bad tensor."""
 
     def __init__(self, planned: PlannedStep) -> None:
-        assert planned.layers is not None
-        self.layers: PipelineLayer = planned.layers
         self.planned, self.optimizer = planned, planned.optimizer
         self._step: PipelineStep = planned.step
         self._pipeline = self._step.pipeline
         self._autocast = planned.policy.precision.autocast
-
-    def ran(self, tokens: Any, labels: Any) -> Ran:
-        """The forward and backward of two steps run for this batch, of which the second counts; the update is compiled
-        and not run, the gradients are thrown away."""
-        stage_of = {frozenset(at.mesh.devices.flat): s for s, at in enumerate(self._pipeline.layout.stages)}
-        batch = self.planned.cut(tokens, labels)
-        self._step.gradients(batch)  # on its first batch a chunk does not know yet whether it draws random numbers
-        self.optimizer.clear_grad(set_to_zero=False)
-        before = {id(call): call.calls for _, _, call in self._pipeline.programs()}
-        with recorded() as sent:
-            self._step.gradients(batch)
-        programs = [
-            Program(stage, name, call.compiled().as_text(), call.calls - before[id(call)])
-            for stage, name, call in self._pipeline.programs()
-        ]
-        update = self._step.updating()
-        for group, found in update.compiled(update.squares(), self._step.halted):
-            stage = stage_of[frozenset(group.parameters[0]._array.sharding.device_set)]
-            programs += [Program(stage, "update", program.as_text(), 1) for program in found]
-        self.optimizer.clear_grad(set_to_zero=False)
-        homes: dict[int, int] = {}
-        for k, chunk in enumerate(self.layers.get_model_chunks()):
-            for p in chunk.parameters():
-                homes.setdefault(id(p), k)
-        return Ran(programs, [(stage_of[s.source], s) for s in sent if s.source in stage_of], homes)
 
     def evaluate(self, tokens: Any, labels: Any) -> float:
         """Mean loss of a batch, nats a token."""

@@ -26,7 +26,7 @@ from polyreme.optimizer import AdamW
 from polyreme.optimizer.lr import CosineAnnealingDecay, LinearWarmup, LRScheduler
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import PretrainConfig, TrainConfig
-from polyreme.recipes.staged import Ran, StagedRuns
+from polyreme.recipes.staged import StagedRuns
 from polyreme.training import Microbatch, MixedPrecision, StepPolicy, StepResult
 
 
@@ -62,20 +62,6 @@ class Trainer:
         result = self.planned(tokens, labels)
         self.schedule.step()
         return result
-
-    def compiled(self, tokens: Any, labels: Any) -> Any:
-        """The program of step for a batch of this shape, compiled and not run: a jax.stages.Compiled.
-
-        Not for a model over pipeline stages, whose step is many programs.
-        """
-        return self.planned.step.compiled(self.planned.cut(tokens, labels))
-
-    def ran(self, tokens: Any, labels: Any) -> Ran:
-        """What compiled is for a model over pipeline stages: forward and backward run, nothing changes but the random
-        key."""
-        if not self._staged:
-            raise ConfigError("this run has no pipeline stages: its step is one program; ask for compiled()")
-        return self._staged.ran(tokens, labels)
 
     def evaluate(self, tokens: Any, labels: Any) -> float:
         """Mean loss of a batch, nats a token, with dropout off."""

@@ -16,6 +16,7 @@ from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer import SGD, AdamW
+from polyreme.training import StepPolicy
 
 DATA = np.random.default_rng(0).integers(0, 128, (2, 8, 17))
 BATCHES = [(rows[:, :-1], rows[:, 1:]) for rows in DATA]
@@ -72,9 +73,8 @@ def test_plan_equals_one_device(family, amp, degrees):
     # rows that microbatches and data parallelism divide, uneven last microbatches apart
     rows = 8 // plan.num_microbatches * plan.num_microbatches
     batches = [(x[:rows], y[:rows]) for x, y in BATCHES]
-    proof = prove(
-        lambda: build(family), plan, batches, optimizer=adamw, amp=amp, devices=jax.devices()[: plan.mesh.size]
-    )
+    how = {"amp": amp} if amp else {"policy": StepPolicy(non_finite="halt")}  # as pretraining does
+    proof = prove(lambda: build(family), plan, batches, optimizer=adamw, devices=jax.devices()[: plan.mesh.size], **how)
     assert proof.holds, str(proof)
     compared = {d.what for d in proof.differences}
     assert compared == {
@@ -182,5 +182,7 @@ def test_what_cannot_be_proved_is_refused():
         prove(Net, Plan(), [(x * np.nan, y)], optimizer=sgd, devices=jax.devices()[:1])
     with pytest.raises(ConfigError, match="needs at least one batch"):
         prove(Net, Plan(), [], optimizer=sgd)
+    with pytest.raises(ConfigError, match=r"prove: amp=.* beside a policy"):
+        prove(Net, Plan(), small(), optimizer=sgd, amp=BFLOAT16[0], policy=StepPolicy())
     with pytest.raises(ConfigError, match="needs a model in chunks; make Net a PipelineLayer"):
         prove(Net, Plan.from_degrees(pp=2), small(), optimizer=sgd, devices=jax.devices()[:2])

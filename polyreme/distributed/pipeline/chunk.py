@@ -98,6 +98,11 @@ class Chunk:
         self._copies[id(tensor)] = array
 
     @property
+    def sums(self) -> list[jax.Array]:
+        """The gradients added up so far, as they lie here."""
+        return [array for _, array in self._sums.values()]
+
+    @property
     def copies(self) -> list[jax.Array]:
         """What this step has copied here of other stages' Tensors."""
         return list(self._copies.values())

@@ -5,7 +5,7 @@ The table, chunks and values on their way are those of a real step, whose arrays
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ import numpy as np
 from polyreme.core.abstract import Abstract, abstractly
 from polyreme.distributed.pipeline.run import Run
 from polyreme.distributed.pipeline.step import PipelineStep
+from polyreme.distributed.pipeline.transfer import recorded
 from polyreme.eager.tensor import Tensor
 from polyreme.jit.called import Called
 from polyreme.mesh.schedule import Task
@@ -34,7 +35,8 @@ class Compiled(NamedTuple):
 class DryRun:
     """One step of a PipelineStep that was made inside `abstractly`, on a batch of Abstract arrays.
 
-    programs: all that it would run, updates included. Raises what compiling them for the stages' devices raises.
+    programs: all that it would run, updates included. sent: what its stages would send each other, each with the stage
+    that sends it. Raises what compiling the programs for the stages' devices raises.
     """
 
     def __init__(self, step: PipelineStep, batch: Sequence[Microbatch]) -> None:
@@ -50,13 +52,19 @@ class DryRun:
         self._peaks: dict[int, int] = {}
         self._works: dict[int, int] = {}
         with abstractly():
+            step.gradients(batch)  # on its first batch a chunk does not know yet whether it draws random numbers
+            step.optimizer.clear_grad(set_to_zero=False)
+            before = {id(call): call.calls for _, _, call in self._pipeline.programs()}
             self._pipeline.observer = self._observe
             try:
-                step.gradients(batch)
+                with recorded() as sent:
+                    step.gradients(batch)
             finally:
                 self._pipeline.observer = None
+            self.sent = [(self._stage_of(each.source), each) for each in sent]
             self.programs += [
-                Compiled(stage, name, call.calls, call.compiled()) for stage, name, call in self._pipeline.programs()
+                Compiled(stage, name, call.calls - before[id(call)], call.compiled())
+                for stage, name, call in self._pipeline.programs()
             ]
             self._compile_updates(step)
             step.optimizer.clear_grad(set_to_zero=False)
@@ -80,15 +88,19 @@ class DryRun:
     def _observe(self, stage: int, task: Task, run: Run) -> None:
         """Take down what a stage works in and holds, after each task."""
         chunk, place = run.chunks[task.chunk], (task.chunk, task.microbatch)
-        works = max(self._working(call) for name, call in chunk.programs if name == _NAMES[task.kind])
+        works = max(self._working(call) for name, call in chunk.programs if name.endswith(_NAMES[task.kind]))
         held = self._held.get(stage, 0)
         self._peaks[stage] = max(self._peaks.get(stage, 0), held + works)
         done = run.waiting.get(place)
         kept = () if done is None else (*done.kept.inputs, *done.kept.residuals, *done.kept.stash)
         before, self._waiting[place] = self._waiting.get(place, 0), _total(kept)
         self._held[stage] = held + self._waiting[place] - before
-        self._sums[task.chunk] = _total(array for _, array in chunk.gradients())
+        self._sums[task.chunk] = max(self._sums.get(task.chunk, 0), _total(chunk.sums))
         self._copies[task.chunk] = _total(chunk.copies)
+
+    def _stage_of(self, devices: Collection[Any]) -> int:
+        stages = self._pipeline.layout.stages
+        return next(s for s, at in enumerate(stages) if set(at.mesh.devices.flat) == set(devices))
 
     def _working(self, call: Called) -> int:
         program = call.compiled()
@@ -103,8 +115,7 @@ class DryRun:
         count = len(step.optimizer._parameters)
         squares = [Tensor(Abstract.of((count,), jnp.float32, everywhere)) for _ in stages]
         for group, programs in step.updating().compiled(squares, step.halted):
-            devices = set(group.parameters[0]._array.sharding.device_set)
-            stage = next(s for s, at in enumerate(stages) if set(at.mesh.devices.flat) == devices)
+            stage = self._stage_of(group.parameters[0]._array.sharding.device_set)
             self.programs += [Compiled(stage, n, 1, c) for n, c in zip(_UPDATES, programs, strict=True)]
 
 

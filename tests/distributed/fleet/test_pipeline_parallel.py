@@ -123,7 +123,7 @@ def alone():
     return {scale: on_one_device(scale) for scale in (None, SCALE)}
 
 
-@pytest.mark.slow_cases("1F1B-recompute", "V-scaler", "ZBH1-scaler")
+@pytest.mark.slow_cases("1F1B-recompute", "V-scaler")
 @pytest.mark.parametrize(
     ("strategy", "options", "scale"),
     [
@@ -133,10 +133,9 @@ def alone():
             {"seg_method": "layer:Block", "num_virtual_pipeline_stages": 2},
             None,
         ),
-        ({"pp": 2, "sharding": 2, "mp": 2, "stage": 3, "schedule": "ZBH1"}, {"seg_method": [0, 4]}, SCALE),
         ({"pp": 2, "dp": 4}, {"use_dualpipev": True}, SCALE),
     ],
-    ids=["1F1B-recompute", "VPP-sharding", "ZBH1-scaler", "V-scaler"],
+    ids=["1F1B-recompute", "VPP-sharding", "V-scaler"],
 )
 def test_trains_as_one_device_does(alone, strategy, options, scale):
     if options.get("use_dualpipev"):
