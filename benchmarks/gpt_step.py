@@ -15,8 +15,8 @@ from collections.abc import Callable
 import gpt_workload as g
 import sides as s
 
-SIDES = ("plain", "fused", "polyreme", "torch", "torch-compile", "paddle")
-JAX_SIDES = ("plain", "fused", "polyreme")
+SIDES = ("plain", "fused", "polyreme", "polyreme-plain", "torch", "torch-compile", "paddle")
+JAX_SIDES = ("plain", "fused", "polyreme", "polyreme-plain")
 
 
 def build(side: str) -> dict[str, Callable[[], float]]:
@@ -33,6 +33,10 @@ def build(side: str) -> dict[str, Callable[[], float]]:
         import gpt_polyreme
 
         return {"step": gpt_polyreme.build()}
+    if side == "polyreme-plain":
+        import gpt_polyreme_plain
+
+        return {"step": gpt_polyreme_plain.build()}
     if side in ("torch", "torch-compile"):
         import gpt_torch
 

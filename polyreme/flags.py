@@ -239,6 +239,8 @@ FLAGS: dict[str, Flag] = {
     for flag in [
         Flag("FLAGS_check_nan_inf", False, "check every op's values, forward and backward, for NaN and infinity, and "
              "every index of captured code for its range; see docs/numerics.md"),
+        Flag("FLAGS_fuse_captured", True, "let captured code and Executors make one call of several that fit a "
+             "pattern; see docs/capture.md"),
         Flag("FLAGS_check_nan_inf_level", 0, "0: what FLAGS_check_nan_inf finds is raised; 1 and above: it is logged"),
     ]
 }  # fmt: skip

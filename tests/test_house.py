@@ -18,7 +18,7 @@ FLOORS = {
         "errors flags faults host_random registry version mesh kernels",
         "planner",
         "core",
-        "ops",
+        "ops fusion",
         "eager",
         "jit",
         "nn optimizer amp autograd io metric regularizer device cuda linalg fft signal special functional random "

@@ -24,7 +24,7 @@ from polyreme.core import amp_policy, dims, mode, spelling, state
 from polyreme.core.amp_policy import AmpClass
 from polyreme.core.kernel import Kernel
 from polyreme.core.sharding_rule import DimsRule, RuleFor
-from polyreme.errors import ConfigError, DTypeError, HostValueError, ShapeError
+from polyreme.errors import ConfigError, DTypeError, HostValueError, ProgramError, ShapeError
 
 Key = NewType("Key", jax.Array)
 DRAWN = typing.cast(Key, None)
@@ -287,13 +287,28 @@ def recorded(fn: Callable[..., Any] | None = None, *, acts: bool = False) -> Any
             if kwargs:
                 kwargs = spelling.renamed(kwargs, names)
             active = watch.active
-            if active is not None and active.records:
+            if active is None:
+                return fn(*args, **kwargs)
+            if active.records:
                 return active.call(name, args, kwargs)
-            return fn(*args, **kwargs)
+            result = fn(*args, **kwargs)
+            active.called(name, args, kwargs, result)
+            return result
 
         return public
 
     return declare if fn is None else declare(fn)
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """The public function of an op, composite or Tensor method by the name it is recorded under.
+
+    Raises ProgramError if there is none.
+    """
+    found = OPS.get(name) or RECORDED.get(name)
+    if found is None:
+        raise ProgramError(f"a Program calls {name!r}, which is not declared here; import the module that declares it")
+    return found
 
 
 def _register(name: str, fn: Callable[..., Any]) -> None:

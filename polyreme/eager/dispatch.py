@@ -105,7 +105,11 @@ class Eager:
                 f"{op.name}: an input belongs to a captured function that has ended and has no value; return it from "
                 "that function instead of keeping it in a list or attribute outside"
             ) from error
-        return result if out is None else rebind(out, result, op.name)
+        if out is not None:
+            return rebind(out, result, op.name)
+        if watching is not None:
+            watching.called(op.name, full, {}, result)
+        return result
 
 
 _EMPTY = inspect.Parameter.empty

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
@@ -327,6 +328,20 @@ def _taped(kernel: Kernel, arrays: tuple, mask: Mask, edges: tuple, outs: Any, p
     return kind(tensors) if many else tensors[0]
 
 
+@dataclass(frozen=True)
+class Shortcut:
+    """Another way from a node's cotangents to the gradients of what lies behind `between`: those of `node`.
+
+    It is taken where nothing asks for what happens between: no hook, no gradient wanted or blocked there, and no
+    create_graph, whose derivatives are of the calls as they were written.
+    """
+
+    node: Node
+    between: tuple[Node, ...]
+
+
+shortcuts: weakref.WeakKeyDictionary[Node, Shortcut] = weakref.WeakKeyDictionary()
+
 _ADD = Kernel(lambda a, b: a + b, "accumulate")
 
 
@@ -337,7 +352,12 @@ def _sum(a: TensorState | None, b: TensorState) -> TensorState:
 
 
 class _Walk:
-    """One backward pass: cotangents waiting at nodes, gradients gathered at leaves and at the tensors asked for."""
+    """One backward pass: cotangents waiting at nodes, gradients gathered at leaves and at the tensors asked for.
+
+    shortens: whether it takes shortcuts.
+    """
+
+    shortens: ClassVar[bool] = True
 
     def __init__(self, create_graph: bool, retain_graph: bool, blocked: set, wanted: dict | None) -> None:
         self.create_graph = create_graph
@@ -348,6 +368,7 @@ class _Walk:
         self.heap: list[tuple[int, Node]] = []
         self.leaves: dict[int, list] = {}
         self.found: dict[Any, TensorState] = {}
+        self.bypassed: list[Node] = []
 
     def give(self, edge: Edge, gradient: TensorState | None) -> None:
         if edge is None or gradient is None or edge_key(edge) in self.blocked:
@@ -368,6 +389,8 @@ class _Walk:
             _, node = heapq.heappop(self.heap)
             slots = self.waiting.pop(node)
             self.visit(node, slots)
+        for node in self.bypassed:
+            node.release()
 
     def visit(self, node: Node, slots: dict[int, TensorState]) -> None:
         """Turn the cotangents waiting at a node into gradients for its inputs."""
@@ -378,12 +401,26 @@ class _Walk:
                     self.found[(node, index)] = slots[index]
             if not self._leads_to_wanted(node):
                 return
-        gradients = _gradients(node, slots, self.create_graph)
-        edges = node.edges
+        way = self._way(node) if shortcuts else node
+        gradients = _gradients(way, slots, self.create_graph)
+        edges = way.edges
         if not self.retain_graph:
             node.release()
+            way.release()
         for edge, gradient in zip(edges, gradients, strict=True):
             self.give(edge, gradient)
+
+    def _way(self, node: Node) -> Node:
+        """The node that gives the gradients: its shortcut's where that may be taken, else itself."""
+        shortcut = shortcuts.get(node)
+        if shortcut is None or self.create_graph or not self.shortens or node.freed:
+            return node
+        asked = {key[0] for key in (*(self.wanted or ()), *self.blocked) if isinstance(key, tuple)}
+        if any(between.hooks or between in asked for between in shortcut.between):
+            return node
+        if not self.retain_graph:
+            self.bypassed += shortcut.between
+        return shortcut.node
 
     def _leads_to_wanted(self, node: Node) -> bool:
         return node in self._reaching
@@ -439,6 +476,8 @@ class CutWalk(_Walk):
     with its cotangents. Computing a node's gradients once in each part costs nothing when each part is compiled: what
     a part does not use is dropped.
     """
+
+    shortens: ClassVar[bool] = False  # the parts must meet at the same nodes
 
     def __init__(self, along: Callable[[Edge], bool]) -> None:
         super().__init__(create_graph=False, retain_graph=True, blocked=set(), wanted=None)

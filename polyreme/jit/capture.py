@@ -24,6 +24,7 @@ from polyreme.core import state
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
 from polyreme.errors import CaptureError, HostValueError
+from polyreme.jit.fusing import CapturedCalls
 from polyreme.jit.scopes import Scopes
 
 scopes = Scopes(tape.next_number)
@@ -115,7 +116,8 @@ class Capture:
 
     outer: the capture this one is inside. detach: gradients of the captured code will be taken by jax, which knows
     nothing of stop_gradient, so reads of such Tensors are cut off for it. converted: fn -> fn with its control flow
-    converted. stages: the code is staged out, and its Tensors may have no values.
+    converted. stages: the code is staged out, and its Tensors may have no values. fuses: calls that fit a pattern are
+    made one, as far as nobody can tell.
     """
 
     stages: ClassVar[bool] = True
@@ -126,6 +128,7 @@ class Capture:
         outer: Capture | None = None,
         *,
         detach: bool = False,
+        fuses: bool = False,
         converted: Callable[[Callable[..., Any]], Callable[..., Any]] = _as_written,
     ) -> None:
         self.outer = outer
@@ -134,6 +137,8 @@ class Capture:
         self.before: dict[int, Before] = {}
         self.made: dict[int, TensorState] = {}
         self.layers: dict[int, tuple[Any, bool, tuple]] = {} if outer is None else outer.layers
+        self.fuses = fuses if outer is None else outer.fuses
+        self.calls = CapturedCalls()
 
     def created(self, tensor: TensorState) -> None:
         """A Tensor made inside."""
@@ -169,6 +174,11 @@ class Capture:
 
     def copied(self, tensor: TensorState, made: TensorState) -> None:
         """A Tensor was made with the value of another."""
+
+    def called(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+        """A declared function was called and gave a result."""
+        if self.fuses:
+            self.calls.add(name, args, kwargs, result)
 
     def entered(self, layer: Any) -> Callable[..., Any]:
         """A Layer was called: its training flag becomes a guard. Returns the forward to run."""

@@ -42,6 +42,7 @@ from polyreme.jit.capture import (
     where_defined,
 )
 from polyreme.jit.convert import converted
+from polyreme.jit.fusing import fusing
 from polyreme.jit.region import name_of
 from polyreme.jit.structure import flatten, rebuild, tensors_in
 
@@ -57,7 +58,8 @@ class Found:
 
     tensors: the state in order; leaf_of: for each, the Tensor whose gradient it is, or None; written: which of it is
     written, live: which of it ends with a history that gradients flow through. args_written, args_graded: positions of
-    arguments changed in place, and of those given a gradient. talks: it prints or checks on the host as it runs.
+    arguments changed in place, and of those given a gradient. fused: names of the patterns applied. talks: it prints or
+    checks on the host as it runs.
     """
 
     tensors: tuple[TensorState, ...]
@@ -72,6 +74,7 @@ class Found:
     args_graded: tuple[int, ...]
     args_met: tuple[int, ...]
     differentiable: bool
+    fused: tuple[str, ...] = ()
     talks: bool = False
 
 
@@ -115,6 +118,7 @@ class Program:
         self._forms = forms_of(arguments)
         # arguments that are also met as state are not copied: the program is for these very Tensors
         self.pinned: dict[int, TensorState] = {}
+        self._fuses = fusing.on
         self._modes = (amp_policy.active.policy, tape.grad_mode.enabled, dtypes.default_dtype())
         self.found = self._discover(arguments)
         if self.found.args_met:
@@ -290,7 +294,7 @@ class Program:
     # tracing
 
     def _discover(self, arguments: list[TensorState]) -> Found:
-        capture = Capture(converted=converted)
+        capture = Capture(fuses=self._fuses, converted=converted)
         result: list[Found] = []
 
         def abstract(arrays: list) -> None:
@@ -348,6 +352,7 @@ class Program:
             graded,
             tuple(ids[id(b.tensor)] for b in met if id(b.tensor) in ids),
             differentiable,
+            tuple(capture.calls.fused),
         )
 
     def _check_history(self, ends: list[TensorState], met: list) -> None:
@@ -380,7 +385,7 @@ class Program:
         return wrapped
 
     def _pure(self, written: list, kept: list, arguments: list) -> tuple[list, list, list]:
-        capture = Capture(detach=self.found.differentiable, converted=converted)
+        capture = Capture(detach=self.found.differentiable, fuses=self._fuses, converted=converted)
         known = self._current()
         for tensor in known:
             capture.touch(tensor)

@@ -21,6 +21,7 @@ from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import CaptureError, ConfigError
 from polyreme.jit.capture import where_defined
 from polyreme.jit.convert import converted
+from polyreme.jit.fusing import fusing
 from polyreme.jit.program import Program, is_tensor
 from polyreme.jit.structure import flatten, rebuild
 
@@ -124,6 +125,7 @@ class StaticFunction:
             dtypes.default_dtype(),
             layout.active.layout,
             checked.on,
+            fusing.on,
         )
         try:
             candidates = self.programs.get(key)
@@ -180,6 +182,15 @@ class StaticFunction:
         return [p for programs in self.programs.values() for p in programs]
 
     @property
+    def fusions(self) -> list[str]:
+        """Names of the patterns applied in the program captured or run last, once for each place (docs/capture.md).
+
+        >>> to_static(lambda x, w, b: x @ w + b).fusions
+        []
+        """
+        return [] if self._served is None else list(self._served.found.fused)
+
+    @property
     def dygraph_function(self) -> Callable[..., Any]:
         """The function as written."""
         return self.fn
@@ -210,7 +221,7 @@ def _difference(old: Any, new: Any) -> str:
         return f"static argument {at}: {a[-1]!r} -> {b[-1]!r}"
     if old[2] != new[2]:
         return "which arguments are one and the same Tensor"
-    names = ("autocast", "gradient mode", "default dtype", "plan", "FLAGS_check_nan_inf")
+    names = ("autocast", "gradient mode", "default dtype", "plan", "FLAGS_check_nan_inf", "FLAGS_fuse_captured")
     for what, a, b in zip(names, old[3:], new[3:], strict=True):
         if a != b:
             return f"{what}: {a} -> {b}"

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from polyreme.errors import ConfigError, DTypeError, ShapeError
+from polyreme.kernels.linear import rows_product
 
 CHUNK_BYTES = 8 << 20  # of one chunk's logits: measured best of 8, 16 and 32 MiB at 2048 x 256 x 8192 on two cores
 
@@ -117,10 +118,9 @@ class _Head:
         [ways, m, v] with more than one way: one for each part of the tokens, not added up.
         """
         dlogits = dlogits.astype(h.dtype)
-        if self.ways == 1:
-            return jnp.matmul(h.T, dlogits, preferred_element_type=self.acc)
-        h, dlogits = (x.reshape(self.ways, -1, x.shape[-1]) for x in (h, dlogits))
-        return jnp.matmul(h.swapaxes(1, 2), dlogits, preferred_element_type=self.acc)
+        if self.ways > 1:
+            h, dlogits = (x.reshape(self.ways, -1, x.shape[-1]) for x in (h, dlogits))
+        return rows_product(h, dlogits, self.acc)
 
     def no_weight_grad(self) -> jax.Array:
         """Zeros to add weight_grad to."""

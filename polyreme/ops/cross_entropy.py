@@ -6,6 +6,7 @@ inside a captured function) a label out of range raises IndexError; in a capture
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -292,7 +293,10 @@ def linear_cross_entropy_of_classes(
     ways: parts of the batch and of the sequence that lie on devices of their own.
     """
     hidden, weight = promote_floating(hidden, weight)
-    label, _ = _squeezed_label(label, (*hidden.shape[:-1], 1), hidden.ndim - 1, "fused_linear_cross_entropy")
+    shape, tokens = label.shape, hidden.shape[:-1]
+    if label.shape in ((label.size,), (label.size, 1)) and label.size == math.prod(tokens):
+        label = label.reshape(tokens)
+    label, _ = _squeezed_label(label, (*tokens, 1), hidden.ndim - 1, "fused_linear_cross_entropy")
     loss = kernels.linear_cross_entropy(
         segment.join_tokens(hidden, ways),
         weight,
@@ -303,7 +307,7 @@ def linear_cross_entropy_of_classes(
         reduction=reduction,  # type: ignore[arg-type]
         ways=ways[0] * ways[1],
     )
-    return segment.part_tokens(loss, label.shape, ways) if reduction == "none" else loss
+    return segment.part_tokens(loss, label.shape, ways).reshape(shape) if reduction == "none" else loss
 
 
 @composite(method=False)
@@ -318,9 +322,9 @@ def fused_linear_cross_entropy(
 ) -> Any:
     """cross_entropy(hidden @ weight, label) without the logits ever being whole in memory.
 
-    hidden [*b, m], weight [m, classes] (transpose_weight: [classes, m], as an embedding has it), label [*b] -> [], or
-    [*b] unreduced. The loss is float32 or wider under autocast too. Raises ShapeError, DTypeError and IndexError as
-    cross_entropy does.
+    hidden [*b, m], weight [m, classes] (transpose_weight: [classes, m], as an embedding has it), label [*b], or in the
+    same order [tokens], each also with a last dim of 1 -> [], or unreduced the label's shape. The loss is float32 or
+    wider under autocast too. Raises ShapeError, DTypeError and IndexError as cross_entropy does.
     """
     if len(weight.shape) == 2:
         classes = weight.shape[0 if transpose_weight else 1]

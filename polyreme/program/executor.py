@@ -21,6 +21,7 @@ from polyreme.core import place as places
 from polyreme.core.checked import checked
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ProgramError
+from polyreme.jit.fusing import fusing
 from polyreme.program.buckets import BucketRun, Buckets
 from polyreme.program.current import defaults
 from polyreme.program.feed import arrays_of, fed, fetch_key, fetched, shapes_in
@@ -117,7 +118,7 @@ class Executor:
             arrays = fed(program, feed)
         if asked is None:
             asked = tuple((name,) for name in fetched(program, fetch_list))
-        shapes = (shapes_in(arrays), checked.on)
+        shapes = (shapes_in(arrays), checked.on, fusing.on)
         run = self.compiled((program.identity, scope.identity, asked, shapes), arrays)
         if run is None:
             run = self._made(program, feed, fetch_list, scope)
@@ -138,7 +139,8 @@ class Executor:
     ) -> list[Any]:
         arrays, names = fed(program, feed), fetched(program, fetch_list)
         padded = buckets.padded(program, arrays)
-        about = ("bucket", checked.on, tuple(names), tuple((n, padded[n], a.dtype) for n, a in arrays.items()))
+        shapes = tuple((n, padded[n], a.dtype) for n, a in arrays.items())
+        about = ("bucket", checked.on, fusing.on, tuple(names), shapes)
         run = self.compiled((program.identity, scope.identity, *about), arrays)
         if run is None:
             run = BucketRun(program, scope, arrays, padded, names, buckets.dims, self.on_place)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from polyreme.core import amp_policy, mode, state
 from polyreme.core import dtype as dtypes
-from polyreme.core.op import OPS, RECORDED
+from polyreme.core.op import OPS, function_of
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
@@ -52,17 +52,6 @@ class Frame(Protocol):
     def persistable(self, name: str) -> Tensor: ...
     def define(self, name: str, tensor: Tensor) -> None: ...
     def inside(self, block: Any, given: Sequence[Any]) -> list[Any]: ...
-
-
-def function_of(name: str) -> Callable[..., Any]:
-    """The public function of an op, composite or Tensor method by the name it is recorded under.
-
-    Raises ProgramError if there is none.
-    """
-    found = OPS.get(name) or RECORDED.get(name)
-    if found is None:
-        raise ProgramError(f"a Program calls {name!r}, which is not declared here; import the module that declares it")
-    return found
 
 
 @dataclass(kw_only=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
+from polyreme.fusion.arguments import frozen
 from polyreme.program.block import Block
 from polyreme.program.operation import Call, Operation
 from polyreme.program.passes.facts import Facts, kept_names, rename, renamed, settle
@@ -63,19 +62,3 @@ def _key(op: Operation, block: Block, writes: dict[str, int], facts: Facts) -> A
     except TypeError:
         return None
     return key if facts.is_pure(op) else None
-
-
-def frozen(value: Any) -> Any:
-    """An argument as something hashable that is equal only for what means the same: 1, 1.0 and True differ."""
-    cls = value.__class__
-    if isinstance(value, (list, tuple)):
-        return cls, tuple(map(frozen, value))
-    if isinstance(value, dict):
-        return cls, tuple((k, frozen(value[k])) for k in sorted(value))
-    if isinstance(value, slice):
-        return cls, tuple(map(frozen, (value.start, value.stop, value.step)))
-    if isinstance(value, np.ndarray):
-        return cls, value.dtype.str, value.shape, value.tobytes()
-    if isinstance(value, (float, complex)):
-        return cls, repr(value)  # 0.0 and -0.0 are equal
-    return cls, value
