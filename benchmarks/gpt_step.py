@@ -3,7 +3,8 @@
     python benchmarks/gpt_step.py --sides plain,fused,polyreme
     python benchmarks/gpt_step.py --python-torch ~/torch/bin/python --python-paddle ~/paddle/bin/python --save NAME
 
-Printed per side: median and least ms/step, tokens/s, ratio of medians to the first side, peak memory. All sides must
+Printed per side: median and least ms/step, tokens/s, ratio of medians to the first side, least processor time of a
+round (all threads; it says more than the clock on a machine that does other things), peak memory. All sides must
 start at the same loss, to a computed tolerance. --tuned-malloc also times the JAX sides with glibc told to keep freed
 memory. How sides are run: sides.py.
 """
@@ -58,14 +59,16 @@ def tolerance(loss: float) -> float:
 def table(sides: list[s.Side]) -> str:
     """The results as markdown."""
     rows = [
-        "| side | ms/step, median | least | tokens/s | time to first side's | peak MiB |",
-        "|---|---|---|---|---|---|",
+        "| side | ms/step, median | least | tokens/s | time to first side's | least processor ms | peak MiB |",
+        "|---|---|---|---|---|---|---|",
     ]
     base = sides[0].median("step")
     for side in sides:
         median, least = side.median("step"), side.least("step")
         numbers = f"{median * 1e3:.0f} | {least * 1e3:.0f} | {g.TOKENS / median:.0f} | {median / base:.2f}"
-        rows.append(f"| {side.name} | {numbers} | {side.peak / 2**20:.0f} |")
+        rows.append(
+            f"| {side.name} | {numbers} | {min(side.cpu_seconds['step']) * 1e3:.0f} | {side.peak / 2**20:.0f} |"
+        )
     return "\n".join(rows)
 
 
@@ -100,6 +103,7 @@ def main() -> None:
             f"{g.LAYERS} layers, {g.HIDDEN} wide, {g.HEADS} heads, ffn {g.FFN}, batch {g.BATCH} x {g.SEQ}, "
             f"{g.VOCAB} words, float32, AdamW. {options.rounds} rounds of {options.steps} steps, sides alternating; "
             "one process a side, all alive at once."
+            + (f" Instructions kept to {options.isa}: {s.ISA[options.isa]}." if options.isa else "")
         )
         print(s.save(options.save, "GPT training step", sizes, text, sides))
 

@@ -31,7 +31,8 @@ _PACKAGES = ("jax", "jaxlib", "numpy", "torch", "paddlepaddle")
 
 
 def work(build: Callable[[str], dict[str, Callable]], side: str) -> None:
-    """A side's process: reads {"case", "times", "calls"}, answers with seconds a call, values, peak bytes, versions.
+    """A side's process: reads {"case", "times", "calls"}, answers with seconds and processor seconds a call,
+    values, peak bytes, versions.
 
     A case is called `calls` times for each of `times` measurements; its value is read (float) at the end of each, which
     waits for the device.
@@ -43,14 +44,21 @@ def work(build: Callable[[str], dict[str, Callable]], side: str) -> None:
         asked = json.loads(line)
         run, calls = cases[asked["case"]], asked["calls"]
         seconds, values = [], []
+        cpu_start = time.process_time()
         for _ in range(asked["times"]):
             start = time.perf_counter()
             for _ in range(calls):
                 value = run()
             values.append(float(value))
             seconds.append((time.perf_counter() - start) / calls)
+        cpu_seconds = time.process_time() - cpu_start
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps({"seconds": seconds, "values": values, "peak": peak, **_versions()}), file=out, flush=True)
+        cpu = cpu_seconds / (calls * asked["times"])
+        print(
+            json.dumps({"seconds": seconds, "values": values, "cpu": cpu, "peak": peak, **_versions()}),
+            file=out,
+            flush=True,
+        )
 
 
 def _versions() -> dict:
@@ -64,18 +72,20 @@ def _versions() -> dict:
 
 
 class Side:
-    """One side's process and what it has measured: seconds by case."""
+    """One side's process and what it has measured: seconds by case, and processor seconds of all its threads."""
 
-    def __init__(self, script: str, name: str, python: str):
+    def __init__(self, script: str, name: str, python: str, settings: dict[str, str]):
         here = Path(script).resolve()
         paths = [str(here.parent.parent), os.environ.get("PYTHONPATH", "")]
         env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in paths if p), "JAX_PLATFORMS": "cpu"}
+        env |= settings
         self.name = name
         if name.endswith(TUNED):
             env |= KEEP_FREED
         command = [python, str(here), "--worker", name.removesuffix(TUNED)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         self.seconds: dict[str, list[float]] = {}
+        self.cpu_seconds: dict[str, list[float]] = {}
         self.peak = 0
         self.versions: dict[str, str] = {}
 
@@ -92,7 +102,9 @@ class Side:
 
     def measure(self, case: str, times: int, calls: int = 1) -> None:
         """Adds measurements of a case."""
-        self.seconds.setdefault(case, []).extend(self.ask(case, times, calls)["seconds"])
+        answer = self.ask(case, times, calls)
+        self.seconds.setdefault(case, []).extend(answer["seconds"])
+        self.cpu_seconds.setdefault(case, []).append(answer["cpu"])
 
     def median(self, case: str) -> float:
         """Seconds a call."""
@@ -115,6 +127,7 @@ def parser(doc: str, sides: tuple[str, ...], rounds: int) -> argparse.ArgumentPa
     made.add_argument("--rounds", type=int, default=rounds)
     made.add_argument("--python-torch", help="interpreter of an environment with torch; else those sides are left out")
     made.add_argument("--python-paddle", help="interpreter of an environment with paddlepaddle; likewise")
+    made.add_argument("--isa", choices=tuple(ISA), help="keep all sides to older instructions, as far as they heed it")
     made.add_argument("--save", metavar="NAME", help="also write benchmarks/results/NAME.md")
     made.add_argument("--worker", choices=sides, help=argparse.SUPPRESS)
     return made
@@ -134,7 +147,7 @@ def start(script: str, options: argparse.Namespace, tuned: tuple[str, ...] = ())
     pythons = {"torch": options.python_torch, "paddle": options.python_paddle}
     chosen = {n: pythons.get(n.split("-")[0], sys.executable) for n in options.sides.split(",")}
     names = [t for n, p in chosen.items() if p for t in ((n, n + TUNED) if n in tuned else (n,))]
-    return [Side(script, n, chosen[n.removesuffix(TUNED)]) for n in names]
+    return [Side(script, n, chosen[n.removesuffix(TUNED)], ISA.get(options.isa, {})) for n in names]
 
 
 def check_values(values: dict[str, float], tolerance: float) -> None:
@@ -146,13 +159,36 @@ def check_values(values: dict[str, float], tolerance: float) -> None:
     print(f"first values: {values} (tolerance {tolerance:.1e})", file=sys.stderr)
 
 
+ISA = {
+    "avx2": {
+        "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    }
+}
+"""What --isa sets for every side. XLA's YNNPACK, which takes most products, looks at the processor itself and heeds
+none of these: with AVX-512 there, those products stay as fast as they are with it."""
+
+
+def instruction_sets() -> str:
+    """Vector instruction sets of this processor, as Linux lists them."""
+    path = Path("/proc/cpuinfo")
+    words = set(path.read_text().split()) if path.exists() else set()
+    return (
+        " ".join(sorted(w for w in words if w in ("avx", "avx2", "fma") or w.startswith(("avx512", "avx_", "amx"))))
+        or "?"
+    )
+
+
 def save(name: str, title: str, what: str, text: str, sides: list[Side]) -> Path:
     """Writes a result with what it was measured on to benchmarks/results/."""
     path = RESULTS / f"{name}.md"
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     found = {k: v for side in sides for k, v in side.versions.items()}
     versions = ", ".join(f"{k} {v}" for k, v in found.items())
-    path.write_text(f"# {title}, {date.today()}\n\n{what}\n{machine}; {versions}.\n\n{text}\n")
+    sets = f"Instruction sets: {instruction_sets()}."
+    path.write_text(f"# {title}, {date.today()}\n\n{what}\n{machine}; {versions}.\n{sets}\n\n{text}\n")
     return path
 
 
