@@ -60,6 +60,13 @@ class Layout:
         ways = math.prod(self.plan.mesh.degree(a) for a in self.plan.strategy.rule("act").get(dim, ()))
         return ways if size % ways == 0 else 1
 
+    @property
+    def token_axes(self) -> tuple[str, ...]:
+        """The mesh axes whose devices have different rows of a batch, or different positions: outermost first."""
+        act = self.plan.strategy.rule("act")
+        axes = dict.fromkeys((*act.get("batch", ()), *act.get("block_seq", ())))
+        return tuple(axis for axis in axes if self.mesh.shape.get(axis, 1) > 1)
+
     def replicated(self) -> NamedSharding:
         """A whole copy on every device."""
         return NamedSharding(self.mesh, PartitionSpec())

@@ -5,12 +5,17 @@ weights later still. The forward is traced with the tape on; the arrays that the
 The backward is the tape's walk over the same nodes, traced with those arrays given back (tape.Node.saved, reload). The
 cut between input gradients and weight gradients is a cut of the tape: edges from which an input is reached are followed
 first, all others later. Source of the cut: arXiv:2401.10241, section 2.
+
+Over replicas the gradients of parameters are not summed microbatch by microbatch: what a backward adds to is, for each
+parameter, an array with one more dim in front, an addend for each replica (jit/unreduced.py), and the last backward of
+a step alone gives the sums, whose communication it hides behind its own work.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +37,9 @@ from polyreme.jit.capture import Capture, nodes_behind, same_parts, stale, watch
 from polyreme.jit.convert import converted
 from polyreme.jit.liveness import used_arguments
 from polyreme.jit.structure import Spec, flatten, rebuild
+from polyreme.jit.unreduced import Axes, Replicas, Split, Unreduced, accumulate, named, sum_replicas
+
+_log = logging.getLogger("polyreme.jit")
 
 
 class Flow(NamedTuple):
@@ -146,12 +154,20 @@ class SplitProgram:
         self._put_off: list[tuple[tape.Node, tuple[int, ...]]] = []
         self._input_layouts: list[Any] = []
         self._zeros: dict[tuple, Any] = {}
+        self._replicas = None if place is None else Replicas(place.mesh, place.token_axes)
+        # of the program that adds to gradients: how rows split the arrays it takes beside parameters; of each leaf,
+        # the axes over which its gradient stays unreduced, and the Layers that it comes from
+        self._splits: list[list[Split | None]] | None = None
+        self._unreduced: tuple[Axes, ...] = ()
+        self._scopes: list[str] = []
         # of the arrays that the tape keeps, in order, which ones a backward depends on; None before that is known
         self._needed: list[bool] | None = None
         self._forward = _compiled(self._trace_forward, fn, "forward")
         self._backward = _compiled(self._trace_backward, fn, "backward", donate_argnums=4)
+        self._last_backward = _compiled(self._trace_last_backward, fn, "backward", donate_argnums=4)
         self._inputs = _compiled(self._trace_inputs, fn, "backward")
         self._weights = _compiled(self._trace_weights, fn, "weights", donate_argnums=4)
+        self._last_weights = _compiled(self._trace_last_weights, fn, "weights", donate_argnums=4)
 
     def serves(self) -> bool:
         """True while the Layers called are in the mode they were captured in and put together from the same parts,
@@ -193,48 +209,77 @@ class SplitProgram:
         assert self._graph is not None
         return self._graph.leaves
 
-    def zeros(self, read: list[Any], kept: Kept, cotangents: list[Any] | None) -> list[jax.Array]:
-        """Zeros to add the gradients of `leaves` to, each laid out as its gradient.
+    def zeros(
+        self, read: list[Any], kept: Kept, cotangents: list[Any] | None, *, last: bool = False
+    ) -> list[jax.Array]:
+        """Zeros to add the gradients of `leaves` to, each laid out as its gradient, or as its addends unless last.
 
         Takes what the call that first adds to them takes: weights, with cut, else backward.
         """
-        given = () if self.cut else tuple(c is None for c in cotangents or ())
+        given = (last, () if self.cut else tuple(c is None for c in cotangents or ()))
         make = self._zeros.get(given)
         if make is None:
-            inputs, residuals = kept.inputs, kept.residuals
-            # arrays as arguments, so that tracers stand for them: what is traced must not keep a microbatch alive
-            if self.cut:
-                shapes = jax.eval_shape(self._trace_weights, read, inputs, residuals, kept.stash, None)
-            else:
-                shapes = jax.eval_shape(self._trace_backward, read, inputs, residuals, cotangents, None)[1]
+            args = (read, kept.inputs, kept.residuals, kept.stash if self.cut else cotangents)
+            shapes = self._shapes_of_sums(args, last)
             with self._as_captured():
-                made = [(s.shape, s.dtype, _gradient_layout(leaf)) for s, leaf in zip(shapes, self.leaves, strict=True)]
+                made = [
+                    (s.shape, s.dtype, _gradient_layout(leaf) if last else self._sum_layout(leaf, axes))
+                    for s, leaf, axes in zip(shapes, self.leaves, self._unreduced, strict=True)
+                ]
             make = self._zeros[given] = _nothing(made) if mode.on else _zeros(tuple(made))
         return make()
 
     def backward(
-        self, read: list[Any], kept: Kept, cotangents: list[Any], grads: list[Any]
+        self, read: list[Any], kept: Kept, cotangents: list[Any], grads: list[Any], *, last: bool = False
     ) -> tuple[list[Any], list[Any], Kept]:
         """cotangents: one per output array, None where absent. grads: what `leaves` have so far, donated.
 
         -> gradients of the input arrays (None where absent), the sums, what `weights` needs (with cut, when the sums
-        are grads unchanged).
+        are grads unchanged). last: of the step, which leaves nothing unreduced.
         """
         if self.cut:
             found, stash = self._inputs(read, kept.inputs, kept.residuals, cotangents)
             return found, grads, kept._replace(stash=stash)
-        found, grads = self._backward(read, kept.inputs, kept.residuals, cotangents, grads)
+        args = (read, kept.inputs, kept.residuals, cotangents)
+        run = self._last_backward if self._leaves_any_unreduced(args) and last else self._backward
+        found, grads = run(*args, grads)
         return found, grads, Kept([], [], [])
 
-    def weights(self, read: list[Any], kept: Kept, grads: list[Any]) -> list[Any]:
+    def weights(self, read: list[Any], kept: Kept, grads: list[Any], *, last: bool = False) -> list[Any]:
         """The second part of a backward cut in two: grads, donated, plus the gradients of `leaves`."""
-        return self._weights(read, kept.inputs, kept.residuals, kept.stash, grads)
+        args = (read, kept.inputs, kept.residuals, kept.stash)
+        run = self._last_weights if self._leaves_any_unreduced(args) and last else self._weights
+        return run(*args, grads)
+
+    def _leaves_any_unreduced(self, args: tuple) -> bool:
+        """Whether the program that adds to gradients, called with these, leaves one of them unreduced."""
+        if self._splits is None:
+            self._shapes_of_sums(args, False)
+        return any(self._unreduced)
+
+    def _shapes_of_sums(self, args: tuple, last: bool) -> list[Any]:
+        """The gradients of leaves as the program that adds to them gives them."""
+        if self._splits is None:
+            # now, while they are arrays: tracers do not say where they lie
+            split_of = self._replicas.split_of if self._replicas is not None else _not_split
+            self._splits = [[None if a is None else split_of(a) for a in arrays] for arrays in args[1:]]
+        # arrays as arguments, so that tracers stand for them: what is traced must not keep a microbatch alive
+        if self.cut:
+            return jax.eval_shape(self._trace_last_weights if last else self._trace_weights, *args, None)
+        return jax.eval_shape(self._trace_last_backward if last else self._trace_backward, *args, None)[1]
 
     @property
     def programs(self) -> list[tuple[str, Called]]:
-        """Those that were called: ("forward" | "backward" | "weights", call)."""
-        made = {"forward": [self._forward], "backward": [self._backward, self._inputs], "weights": [self._weights]}
-        return [(name, call) for name, calls in made.items() for call in calls if call.calls]
+        """Those that were called: ("forward" | "backward" | "weights", or those of a step's last, call)."""
+        every = [
+            ("forward", self._forward),
+            ("backward", self._inputs),
+            ("backward", self._backward),
+            ("last backward", self._last_backward),
+            ("weights", self._weights),
+            ("last weights", self._last_weights),
+        ]
+        return [(name, call) for name, call in every if call.calls]
 
     # tracing
 
@@ -304,9 +349,9 @@ class SplitProgram:
 
     def _trace_whole_backward(self, read: list, inputs: list, residuals: list, cotangents: list) -> tuple[list, list]:
         if not self.cut:
-            return self._trace_backward(read, inputs, residuals, cotangents, None)
+            return self._gradients(read, inputs, residuals, cotangents)
         found, stash = self._trace_inputs(read, inputs, residuals, cotangents)
-        return found, self._trace_weights(read, inputs, residuals, stash, None)
+        return found, self._weight_gradients(read, inputs, residuals, stash)[1]
 
     def _check_made(self, outs: Any, capture: Capture) -> None:
         leaves: list[Any] = []
@@ -371,13 +416,20 @@ class SplitProgram:
                 graph.release()
 
     def _trace_backward(
-        self, read: list, inputs: list, residuals: list, cotangents: list, grads: list | None
+        self, read: list, inputs: list, residuals: list, cotangents: list, grads: list | None, last: bool = False
     ) -> tuple[list, list]:
+        ours, fresh = self._left_unreduced(self._gradients, read, inputs, residuals, cotangents)
+        return ours, self._sums(grads, fresh, last)
+
+    def _trace_last_backward(self, *args: Any) -> tuple[list, list]:
+        return self._trace_backward(*args, last=True)
+
+    def _gradients(self, read: list, inputs: list, residuals: list, cotangents: list) -> tuple[list, list]:
         with self._replayed(read, inputs, residuals) as graph:
             walk = tape.CutWalk(_every)
             self._seed(walk, graph, cotangents)
             walk.run()
-            return self._split(graph, walk, grads)
+            return self._split(graph, walk)
 
     def _trace_inputs(self, read: list, inputs: list, residuals: list, cotangents: list) -> tuple[list, list]:
         with self._replayed(read, inputs, residuals) as graph:
@@ -386,14 +438,90 @@ class SplitProgram:
             walk.run()
             self._put_off = [(node, tuple(slots)) for node, slots in walk.put_off]
             stash = [slot._array for _, slots in walk.put_off for slot in slots.values()]
-            return self._split(graph, walk, None)[0], stash
+            return self._split(graph, walk)[0], stash
 
-    def _trace_weights(self, read: list, inputs: list, residuals: list, stash: list, grads: list | None) -> list:
+    def _trace_weights(
+        self, read: list, inputs: list, residuals: list, stash: list, grads: list | None, last: bool = False
+    ) -> list:
+        _, fresh = self._left_unreduced(self._weight_gradients, read, inputs, residuals, stash)
+        return self._sums(grads, fresh, last)
+
+    def _trace_last_weights(self, *args: Any) -> list:
+        return self._trace_weights(*args, last=True)
+
+    def _weight_gradients(self, read: list, inputs: list, residuals: list, stash: list) -> tuple[list, list]:
         with self._replayed(read, inputs, residuals) as graph:
             given = iter(stash)
             walk = tape.CutWalk(graph.along)
             walk.resume([(node, {i: Tensor(next(given)) for i in at}) for node, at in self._put_off])
-            return self._split(graph, walk, grads)[1]
+            return [], self._split(graph, walk)[1]
+
+    # gradients over replicas
+
+    def _left_unreduced(self, gradients: Callable[..., tuple[list, list]], *args: Any) -> tuple[list, list]:
+        """gradients(*args), those of leaves as addends where they can be: self._unreduced says over which axes."""
+        if self._replicas is None or not self._replicas.axes or self._splits is None:
+            self._unreduced, self._scopes = ((),) * len(self.leaves), [""] * len(self.leaves)
+            return gradients(*args)
+        closed, shapes = jax.make_jaxpr(gradients, return_shape=True)(*args)
+        splits: list[Split] = [((),) * a.ndim for a in args[0]]  # parameters have no rows
+        for arrays, known in zip(args[1:], self._splits, strict=True):
+            splits += [((),) * a.ndim if s is None else s for a, s in zip(arrays, known, strict=True) if a is not None]
+        program = Unreduced(closed, self._replicas, splits)
+        inputs = len(jax.tree.leaves(shapes[0]))
+        place = itertools.count(inputs)
+        where = [None if fresh is None else next(place) for fresh in shapes[1]]
+        with self._as_captured():
+            kept = [
+                () if i is None else tuple(a for a in program.axes[i] if a in self._replicated_over(leaf))
+                for leaf, i in zip(self.leaves, where, strict=True)
+            ]
+            reduced = [
+                leaf for leaf, axes in zip(self.leaves, kept, strict=True) if self._replicated_over(leaf) != axes
+            ]
+        if reduced and self._unreduced != tuple(kept):
+            names = [getattr(leaf, "name", "a Tensor") for leaf in reduced]
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            _log.info(
+                "gradients of %d of %d parameters are summed over devices by every microbatch of %s, not once a step; "
+                "they are no plain sums over rows: %s%s", len(names), len(kept), where_defined(self.fn),
+                ", ".join(names[:3]), more,
+            )  # fmt: skip
+        self._unreduced = tuple(kept)
+        self._scopes = ["" if i is None else program.scope(i) for i in where]
+        wanted = [*[()] * inputs, *(axes for axes, i in zip(kept, where, strict=True) if i is not None)]
+        return jax.tree.unflatten(jax.tree.structure(shapes), program(jax.tree.leaves(args), wanted))
+
+    def _replicated_over(self, leaf: Any) -> tuple[str, ...]:
+        """The axes over which devices have different rows and the same part of a parameter."""
+        home = leaf.sharding_of("param") if hasattr(leaf, "sharding_of") else None
+        if self._replicas is None or not isinstance(home, NamedSharding):
+            return ()
+        if not set(self._replicas.axes) <= set(home.mesh.axis_names):
+            return ()
+        split = {n for entry in home.spec for n in ((entry,) if isinstance(entry, str) else entry or ())}
+        return tuple(axis for axis in self._replicas.axes if axis not in split)
+
+    def _sum_layout(self, leaf: Any, axes: Axes) -> Any:
+        """Where the sum so far of a leaf's gradients lies, addends over these axes."""
+        place = _gradient_layout(leaf)
+        return self._replicas.layout(axes, place) if axes and self._replicas is not None else place
+
+    def _sums(self, grads: list | None, fresh: list, last: bool) -> list:
+        """grads + fresh of each leaf: as addends where they are such, unless last."""
+        found = []
+        olds = grads if grads is not None else [None] * len(fresh)
+        rows = zip(self.leaves, olds, fresh, self._unreduced, self._scopes, strict=True)
+        with self._as_captured():
+            for leaf, old, new, axes, scope in rows:
+                with named(scope):
+                    total = _added(leaf, old, new, axes)
+                    is_open = total.ndim > leaf._array.ndim
+                    if is_open and last:
+                        total, is_open = sum_replicas(total), False
+                    fits = not is_open or (axes and total.shape[0] == self._replicas.ways(axes))
+                    found.append(_laid_out(total, self._sum_layout(leaf, axes if is_open else ())) if fits else total)
+        return found
 
     @staticmethod
     def _seed(walk: tape.CutWalk, graph: _Graph, cotangents: list) -> None:
@@ -401,17 +529,11 @@ class SplitProgram:
             if cotangents[at] is not None:
                 walk.seed(edge, Tensor(cotangents[at]))
 
-    def _split(self, graph: _Graph, walk: tape.CutWalk, grads: list | None) -> tuple[list, list]:
-        """(gradients of the inputs, None where there is none; grads plus those of the leaves)."""
+    def _split(self, graph: _Graph, walk: tape.CutWalk) -> tuple[list, list]:
+        """(gradients of the inputs, those of the leaves), None where there is none."""
         found = {id(leaf): array for leaf, array in tape.leaf_gradients(walk)}
         ours = [_laid_out(found.get(id(t)), place) for t, place in zip(graph.inputs, self._input_layouts, strict=True)]
-        fresh = [found.get(id(p)) for p in graph.leaves]
-        if grads is None:
-            return ours, [
-                jnp.zeros_like(p._array) if g is None else g for p, g in zip(graph.leaves, fresh, strict=True)
-            ]
-        sums = [old if g is None else old + g for old, g in zip(grads, fresh, strict=True)]
-        return ours, [_laid_out(g, _gradient_layout(p)) for p, g in zip(graph.leaves, sums, strict=True)]
+        return ours, [found.get(id(p)) for p in graph.leaves]
 
     @contextmanager
     def _as_captured(self) -> Iterator[None]:
@@ -459,6 +581,23 @@ def _laid_out(array: Any, place: Any) -> Any:
     if array is None or not isinstance(place, NamedSharding):
         return array
     return jax.lax.with_sharding_constraint(array, place)
+
+
+def _not_split(array: Any) -> Split:
+    return ((),) * array.ndim
+
+
+def _added(leaf: TensorState, old: Any, new: Any, axes: Axes) -> Any:
+    """old + new, the gradient of a leaf; either may have one more dim in front, of addends, or be None. axes: of new.
+
+    Where the two are not cut alike (microbatches of other sizes can lie on devices in other ways) new is summed first.
+    """
+    if new is None:
+        return jnp.zeros(leaf._array.shape, leaf._array.dtype) if old is None else old
+    if old is None or old.shape == new.shape:
+        return new if old is None else accumulate(old, new)
+    new = sum_replicas(new) if axes else new
+    return accumulate(old, new) if old.ndim == new.ndim else old.at[0].add(new)
 
 
 def _nothing(made: list[tuple]) -> Any:

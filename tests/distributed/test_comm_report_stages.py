@@ -28,6 +28,8 @@ CASES = {
     "llama ZeRO 2, VPP": (
         "llama", 4, {"sharding": 2, "sharding_stage": 2, "mp": 2, "schedule": "VPP", "virtual_stages": 2},
     ),
+    "gpt ZBVPP, ZeRO 1": ("gpt", 4, {"dp": 2, "sharding": 2, "schedule": "ZBVPP"}),
+    "gpt over segments": ("gpt", 2, {"dp": 2, "sep": 2}),
 }  # fmt: skip
 
 
@@ -48,7 +50,14 @@ def config(family, num_layers, plan):
     )
 
 
-SLOW = {"gpt 1F1B", "gpt ZBH1, sequence parallel", "llama ZeRO 1"}  # the others have their collectives
+# the others have their collectives
+SLOW = {
+    "gpt 1F1B",
+    "gpt ZBH1, sequence parallel",
+    "gpt ZBVPP, ZeRO 1",
+    "gpt over segments",
+    "llama ZeRO 1",
+}
 
 
 @pytest.mark.slow_cases("gpt ZeRO 3, ZBH1")
@@ -83,9 +92,9 @@ def test_rows_by_hand():
         {("gradients", act, 2), ("parameter gradients", table, 1)},
     ]
     sums = [c for c in found.stages[0].collectives if c.axes == ("dp",)]
-    # gradients are summed when a microbatch's backward ends, so as often as there are microbatches
+    # gradients are summed by the last microbatch's backward alone
     assert sums
-    assert {(c.times, c.parts[0].origin.phase) for c in sums} == {(2, "backward")}
+    assert {(c.times, c.parts[0].origin.phase) for c in sums} == {(1, "backward")}
     text = found.as_text()
     for word in ("stage 0", "stage 1", "attention.qkv", "gradients of shared parameters", "between programs", "mean"):
         assert word in text

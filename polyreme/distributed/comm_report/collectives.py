@@ -135,6 +135,9 @@ def find_collectives(text: str, mesh: MeshShape, balance: float = BALANCE["gpu"]
     return found
 
 
+_OF_GRADIENTS = ("accumulate", "pull_saved", "sum_replicas")
+
+
 def origin_of(op_name: str) -> Origin:
     """Phase, layer, kernel and primitive from an HLO op_name.
 
@@ -158,7 +161,7 @@ def origin_of(op_name: str) -> Origin:
     primitive = layers.pop() if layers and not text.endswith(")") else ""
     kernel = kernels[-1] if len(kernels) > 1 else ""
     is_update = any(k.endswith("_update") or k in ("global_norm", "squares") for k in kernels)
-    is_backward = is_backward or any(k.endswith("_grad") or k in ("accumulate", "pull_saved") for k in kernels)
+    is_backward = is_backward or any(k.endswith("_grad") or k in _OF_GRADIENTS for k in kernels)
     phase = "update" if is_update else "backward" if is_backward else "forward"
     return Origin(phase, ".".join(layers), kernel, primitive)
 

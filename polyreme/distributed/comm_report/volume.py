@@ -27,9 +27,12 @@ mp only), G_i its gradient's. act = b s h w: the residual stream on one device, 
     scalars               4 bytes each: the loss and the number of its tokens over the batch's axes; for the global
                           norm, one sum for each parameter whose gradient is split, over the axes that split it.
 
-Under a pipeline each microbatch's backward is a program of its own, which ends with the sum of its gradients and begins
-with the gathers of ZeRO 3, and so is each forward: what is said above to be once a step is then once a microbatch, on
-every backend. Updated parameters and the global norm stay once a step. With sequence parallelism a backward gathers the
+Under a pipeline each microbatch's backward is a program of its own, and so is each forward. Gradients stay unreduced
+over dp, sharding and sep until the last of them, which sums them, all uses of a parameter in a chunk together, on every
+backend.
+What each program does for itself is once a microbatch: the gathers of ZeRO 3 and, since there a device keeps a piece of
+a gradient alone, the sum over sharding; sums over mp; the sum over dp of the position table's gradient, whose rows sep
+splits. With sequence parallelism a backward gathers the
 inputs of its 2 l block halves again, since the forward keeps a device's part of them only (arXiv:2205.05198, section
 4.2.2); where weights get their gradients in a program of their own, it gathers what came in from behind again too.
 
@@ -138,6 +141,9 @@ class _Terms:
         for p in self.work.parameters:
             width = p.grad_itemsize if self.compiler.reduces_low else max(4, p.grad_itemsize)
             nbytes = self._bytes(p, "use") / p.itemsize * width
+            if self.work.stage is not None:
+                yield from self._staged_sum(p, nbytes)
+                continue
             if self.compiler.reassociates:
                 yield from self._best_sum(p, nbytes)
                 continue
@@ -150,9 +156,32 @@ class _Terms:
         axes = {axis for use in p.uses for found, _ in self._sums(use) for axis in found}
         if "sharding" in axes and self.compiler.reduce_scatter and self._is_split(p, "sharding", "state"):
             axes.remove("sharding")
-            yield self._term("gradients", "reduce-scatter", ("sharding",), nbytes, self.programs, "backward")
+            yield self._term("gradients", "reduce-scatter", ("sharding",), nbytes, 1, "backward")
             nbytes /= self.mesh.sharding
-        yield self._term("gradients", "all-reduce", tuple(axes), nbytes, self.programs, "backward")
+        yield self._term("gradients", "all-reduce", tuple(axes), nbytes, 1, "backward")
+
+    def _staged_sum(self, p: ParameterShape, nbytes: float) -> Iterator[Term]:
+        """The sums that every microbatch's program makes, then those of the step's last."""
+        sums = [found for use in p.uses for found in self._sums(use)]
+        once = {axis for axes, _ in sums for axis in axes if axis in self.token_axes}
+        if self._is_split(p, "sharding", "param"):
+            once.discard("sharding")
+            kind = "reduce-scatter" if self.compiler.reduce_scatter else "all-reduce"
+            yield self._term("gradients", kind, ("sharding",), nbytes, self.microbatches, "backward")
+            nbytes /= self.mesh.sharding
+        if any("mp" in axes for axes, _ in sums):
+            yield self._term("gradients", "all-reduce", ("mp",), nbytes, self.microbatches, "backward")
+        if self.sep > 1 and p.uses == ("positions",):
+            once -= set(self.batch_axes)
+            batch = tuple(axis for axis in self.batch_axes if not self._is_split(p, axis, "param"))
+            yield self._term("gradients", "all-reduce", batch, nbytes / self.sep, self.microbatches, "backward")
+        # a tied table's lookup is in the first chunk, the head in the last: under a V one stage has both
+        chunks = 2 if {"lookup", "head"} <= set(p.uses) else 1
+        if "sharding" in once and self.compiler.reduce_scatter and self._is_split(p, "sharding", "state"):
+            once.remove("sharding")
+            yield self._term("gradients", "reduce-scatter", ("sharding",), nbytes, chunks, "backward")
+            nbytes /= self.mesh.sharding
+        yield self._term("gradients", "all-reduce", tuple(once), nbytes, chunks, "backward")
 
     def _sums(self, use: Use) -> list[tuple[tuple[str, ...], float]]:
         """The partitioner's sums for a gradient: the axes of each, and the share of the gradient it is of.

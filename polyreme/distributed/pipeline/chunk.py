@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from polyreme.core.abstract import Abstract, mode
 from polyreme.core.layout import Layout
 from polyreme.core.state import TensorState
 from polyreme.distributed.pipeline.transfer import move, note
@@ -15,6 +17,7 @@ from polyreme.distributed.placement import parameter_layouts
 from polyreme.eager.host import put
 from polyreme.jit.called import Called
 from polyreme.jit.split import Flow, Kept, SplitProgram
+from polyreme.jit.unreduced import sum_replicas
 
 
 class Done(NamedTuple):
@@ -46,11 +49,16 @@ class Chunk:
         # of what is not trained: what was copied, and the copy
         self._constants: dict[int, tuple[jax.Array, jax.Array]] = {}
         self._values: dict[SplitProgram, list[Any]] = {}
+        # of parameters, the sum of gradients so far; over replicas their addends, with one more dim in front
         self._sums: dict[int, tuple[TensorState, jax.Array]] = {}
+        # microbatches of this step whose gradients are not in the sums yet
+        self._to_come = 0
 
-    def begin(self) -> None:
-        """Start a step: parameters may have changed since the last one, and Layers their mode."""
+    def begin(self, backwards: int = 0) -> None:
+        """Start a step with this many backwards: parameters may have changed since the last one, and Layers their
+        mode."""
         self.end()
+        self._to_come = backwards
         self._programs = {key: p for key, made in self._made.items() for p in made if p.serves()}
         self.draws = not self._programs or any(p.draws for p in self._programs.values())
 
@@ -78,16 +86,21 @@ class Chunk:
         """-> gradients of the input arrays, None where there are none; what weights needs."""
         program, kept = done
         read = self._read(program)
-        sums = [] if self.cut else self._sums_of(program, kept, cotangents)
-        gradients, sums, kept = program.backward(read, kept, cotangents, sums)
-        if not self.cut:
-            self._keep_sums(program, sums)
+        if self.cut:
+            gradients, _, kept = program.backward(read, kept, cotangents, [])
+            return gradients, Done(program, kept)
+        last = self._is_last()
+        sums = self._sums_of(program, kept, cotangents, last)
+        gradients, sums, kept = program.backward(read, kept, cotangents, sums, last=last)
+        self._keep_sums(program, sums)
         return gradients, Done(program, kept)
 
     def weights(self, done: Done) -> None:
         """The second part of a backward that was cut."""
         program, kept = done
-        self._keep_sums(program, program.weights(self._read(program), kept, self._sums_of(program, kept, None)))
+        last = self._is_last()
+        sums = self._sums_of(program, kept, None, last)
+        self._keep_sums(program, program.weights(self._read(program), kept, sums, last=last))
 
     def reads(self, flow: Flow, *, backward: bool) -> list[TensorState]:
         """The Tensors that forward would read the values of."""
@@ -96,11 +109,6 @@ class Chunk:
     def lend(self, tensor: TensorState, array: jax.Array) -> None:
         """Read this value, which lies on this stage, for a tensor of another stage until the step ends."""
         self._copies[id(tensor)] = array
-
-    @property
-    def sums(self) -> list[jax.Array]:
-        """The gradients added up so far, as they lie here."""
-        return [array for _, array in self._sums.values()]
 
     @property
     def copies(self) -> list[jax.Array]:
@@ -112,9 +120,14 @@ class Chunk:
         """What ran in this step or the last one: ("forward" | "backward" | "weights", call)."""
         return [found for program in self._programs.values() for found in program.programs]
 
+    @property
+    def sums(self) -> list[jax.Array]:
+        """The gradients added up so far, as they lie: whole, or an addend for each replica."""
+        return [array for _, array in self._sums.values()]
+
     def gradients(self) -> list[tuple[TensorState, jax.Array]]:
         """(parameter, the sum of its gradients over the step's microbatches), on this stage's devices."""
-        return list(self._sums.values())
+        return [(p, self._whole(p, array)) for p, array in self._sums.values()]
 
     def _program(self, flow: Flow, backward: bool) -> SplitProgram:
         key = (flow.key, backward)
@@ -157,9 +170,14 @@ class Chunk:
             self._constants[id(tensor)] = (array, copy)
         return copy
 
-    def _sums_of(self, program: SplitProgram, kept: Kept, cotangents: list[Any] | None) -> list[jax.Array]:
+    def _is_last(self) -> bool:
+        """Counts a microbatch whose gradients are about to be added; True for the last of the step."""
+        self._to_come -= 1
+        return self._to_come == 0
+
+    def _sums_of(self, program: SplitProgram, kept: Kept, cotangents: list[Any] | None, last: bool) -> list[jax.Array]:
         if any(id(p) not in self._sums for p in program.leaves):
-            zeros = program.zeros(self._read(program), kept, cotangents)
+            zeros = program.zeros(self._read(program), kept, cotangents, last=last)
             for p, zero in zip(program.leaves, zeros, strict=True):
                 self._sums.setdefault(id(p), (p, zero))
         return [self._sums[id(p)][1] for p in program.leaves]
@@ -167,3 +185,17 @@ class Chunk:
     def _keep_sums(self, program: SplitProgram, sums: Sequence[jax.Array]) -> None:
         for p, array in zip(program.leaves, sums, strict=True):
             self._sums[id(p)] = (p, array)
+
+    def _whole(self, p: TensorState, array: jax.Array) -> jax.Array:
+        """A gradient that the step's last backward left as addends, as it had none for this parameter."""
+        if array.ndim == p._array.ndim:
+            return array
+        dims = getattr(p, "dims", None)
+        place = self.stage.replicated() if dims is None else self.stage.sharding("grad", dims, p._array.shape)
+        return Abstract.of(p._array.shape, array.dtype, place) if mode.on else _sum_of_addends(place)(array)
+
+
+@functools.lru_cache(maxsize=256)
+def _sum_of_addends(place: Any) -> Any:
+    """A program that sums over the dim in front, for a result laid out so."""
+    return jax.jit(sum_replicas, out_shardings=place)

@@ -47,7 +47,7 @@ class Run:
         self._cotangents: dict[tuple[int, int], list[Any]] = {}
         self._num_given: dict[tuple[int, int], int] = {}
         for chunk in chunks:
-            chunk.begin()
+            chunk.begin(len(batch) if backward else 0)
 
     def do(self, task: Task) -> None:
         """Dispatch one task and send on what it gives."""

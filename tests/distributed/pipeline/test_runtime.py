@@ -143,20 +143,20 @@ def test_several_values_none_and_an_uneven_last_microbatch(schedule):
         items = [Split(), Join(), nn.Linear(4, 3)]
         layers, pipe = pipeline(items, [lambda out, y: nn.functional.mse_loss(out, y)], plan)
         g = np.random.default_rng(3)
-        x, y = g.standard_normal((7, 4)).astype("float32"), g.standard_normal((7, 3)).astype("float32")
-        parts = [slice(0, 3), slice(3, 6), slice(6, 7)]
-        ids = np.arange(7)
+        x, y = g.standard_normal((9, 4)).astype("float32"), g.standard_normal((9, 3)).astype("float32")
+        parts = [slice(0, 4), slice(4, 8), slice(8, 9)]  # the last does not divide over replicas
+        ids = np.arange(9)
         batch = cut([[several((x[p], ids[p])) for p in parts], [y[p] for p in parts]], 3, None)
         losses = pipe.train(batch, rng.default_generator.branches(3))
         mean = float(pipe.mean(losses, batch))
         values = {n: p.grad.numpy() for n, p in layers.named_parameters()}
         return mean, [float(v) for v in losses], values, layers.state_dict()["1.norm._mean"].numpy()
 
-    mean, losses, grads, running = run(Plan.from_degrees(pp=2, schedule=schedule, num_microbatches=3))
+    mean, losses, grads, running = run(Plan.from_degrees(pp=2, dp=2, schedule=schedule, num_microbatches=3))
     clear_plan()
     want = run(Plan(num_microbatches=3))
     tolerance = 2.0**-23 * 64  # sums of at most 12 terms, of values below 8
-    assert mean == pytest.approx(np.average(losses, weights=[3, 3, 1]), rel=tolerance)
+    assert mean == pytest.approx(np.average(losses, weights=[4, 4, 1]), rel=tolerance)
     np.testing.assert_allclose(losses, want[1], rtol=tolerance)
     np.testing.assert_allclose(running, want[3], rtol=tolerance, atol=tolerance)
     for name, value in want[2].items():
