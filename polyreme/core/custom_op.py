@@ -51,6 +51,7 @@ class CustomOp(Op):
         self.saves = saves
         self.method = self.inplace = False
         self.kernels = {}
+        self.calls = {}
         self.names = tuple(p.name for p in parameters)
         self.index = {n: i for i, n in enumerate(self.names)}
         self.defaults = tuple(p.default for p in parameters)

@@ -45,7 +45,8 @@ class Op:
     fn's signature is the public one (`name=None` and `out=None` are accepted for every op). amp: dtype class under
     autocast. saves: keep residuals for backward rather than compute them again. method: also a Tensor method.
     inplace: there is a `name_` that writes the result back into the first tensor. rule: how its dims go together over
-    a mesh, a function of the call or dims such as "*b [n] -> *b [n]"; None for an op whose function tells.
+    a mesh, a function of the call or dims such as "*b [n] -> *b [n]"; None for an op whose function tells. kernels: by
+    attributes in full; calls: the same kernels by the form of eager calls.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Op:
         self.inplace = inplace
         self.declared_rule = rule
         self.kernels: dict[Any, Kernel] = {}
+        self.calls: dict[Any, Kernel] = {}
         # read off the code object: inspect.signature of every op would take a tenth of the import
         code, given = fn.__code__, fn.__defaults__ or ()
         if code.co_kwonlyargcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):

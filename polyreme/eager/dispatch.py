@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -23,10 +22,14 @@ from polyreme.eager import tape
 from polyreme.errors import CaptureError, DeviceError, DTypeError, GradError, ShapeError
 
 _watch = state.watch
+_grad_mode, _saved_hooks, _factory = tape.grad_mode, tape.saved_hooks, tape.factory
+_KernelNode, _next_number = tape.KernelNode, tape.next_number
+_new: Any = object.__new__
 _autocast = amp_policy.active
 _placed = layout.active
 _default = dtypes.default
 _config = backend.config
+_INEXACT, _float32 = dtypes.INEXACT, dtypes.float32
 edge_of = tape.edge_of
 T = TypeVar("T", bound=TensorState)
 
@@ -35,12 +38,87 @@ class Eager:
     """Runs ops as they are called."""
 
     def run(self, op: Op, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """The result of the op, taped when an input wants a gradient."""
+        """The result of the op, taped when an input wants a gradient.
+
+        A call of a form that was seen before (Tensors here, these attributes there) finds its kernel by that form.
+        """
+        if _watch.active is not None or _placed.layout is not None:
+            return self._run(op, args, kwargs, None)
+        form: tuple = (_autocast.policy, _default.dtype)
+        # tuples that grow cost less than lists for the few inputs of an op; each input adds one part to the form
+        arrays: tuple = ()
+        edges: tuple = ()
+        taped = False
+        for value in args:
+            if isinstance(value, TensorState):
+                form += _ONE_TENSOR
+                array = value._array
+                arrays += (array,)
+                if value.stop_gradient:
+                    edges += _NO_EDGE
+                elif (node := value._node) is not None:
+                    edges += ((node, value._index),)
+                    taped = True
+                elif (dtype := array.dtype) is _float32 or dtype in _INEXACT:
+                    edges += (value,)
+                    taped = True
+                else:
+                    edges += _NO_EDGE
+            elif value.__class__ in _NUMBERS and op.kinds[len(form) - 2 : len(form) - 1] == _ONE_TENSOR:
+                form += _ONE_TENSOR
+                arrays += (constant(value),)
+                edges += _NO_EDGE
+            else:
+                form += (_attribute(value),)
+        for name, value in kwargs.items():
+            form += (name, _attribute(value))
+        try:
+            kernel = op.calls.get(form)
+        except TypeError:  # an attribute that cannot be hashed as it stands
+            return self._run(op, args, kwargs, None)
+        if kernel is None:
+            return self._run(op, args, kwargs, form)
+        try:
+            if kernel.saves:
+                return tape.apply(kernel, arrays, edges)
+            outs = kernel.forward(*arrays)
+        except (ValueError, NotImplementedError, jax.errors.UnexpectedTracerError):
+            return self._run(op, args, kwargs, None)  # which says what is wrong
+        taped = taped and _grad_mode.enabled
+        cls = outs.__class__
+        if cls is tuple or cls is list or (taped and _saved_hooks.pair is not None):
+            return tape.results(kernel, arrays, edges, outs) if taped else tape.untaped(outs)
+        # as tape.results does, for one output: a Tensor and its node made here, as constructors cost more than they do
+        tensor = _new(_factory.cls)
+        tensor._array = outs
+        tensor._index = 0
+        tensor._grad = None
+        if taped and ((dtype := outs.dtype) is _float32 or dtype in _INEXACT):
+            tensor.stop_gradient = False
+            tensor._node = node = _new(_KernelNode)
+            node.name = kernel.name
+            node.edges = edges
+            node.metas = None
+            node.seq = _next_number()
+            node.hooks = None
+            node.kernel = kernel
+            node.primals = arrays
+            node.num_outputs = 1
+            node.pullback = None
+        else:
+            tensor.stop_gradient = True
+            tensor._node = None
+        return tensor
+
+    def _run(self, op: Op, args: tuple, kwargs: dict[str, Any], form: tuple | None) -> Any:
+        """run, for calls of any kind. form: under which later calls like this one may find the kernel at once."""
         # read once: they are per thread, which makes reading them dear
         watching, placed = _watch.active, _placed.layout
         if watching is not None and watching.records:
             return watching.call(op.name, args, kwargs)
         out = None
+        if form is not None and not _says_all(op, args, kwargs):
+            form = None
         if kwargs:
             kwargs.pop("name", None)
             out = kwargs.pop("out", None)
@@ -90,6 +168,8 @@ class Eager:
         if kernel is None:
             template = tuple((slot[0],) if isinstance(slot, tuple) else slot for slot in key[1:])
             kernel = op.kernels[found] = op.kernel(template, _autocast.policy)
+        if form is not None:
+            op.calls[form] = kernel
         try:
             result = tape.apply(kernel, tuple(arrays), tuple(edges))
         except ValueError as error:
@@ -113,6 +193,36 @@ class Eager:
 
 
 _EMPTY = inspect.Parameter.empty
+_ONE_TENSOR, _NO_EDGE = (TENSOR,), (None,)
+_NUMBERS = frozenset({bool, int, float, complex})
+_PLAIN = _NUMBERS | {str, type(None)}
+
+
+def _attribute(value: Any) -> tuple:
+    """What tells an attribute from others: 1, 1.0 and True are equal and hash alike."""
+    cls = value.__class__
+    if cls is list or cls is tuple:
+        return (len(value), *map(type, value), *value)
+    return (cls, value)
+
+
+def _says_all(op: Op, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether the form of a call decides its kernel, and its Tensors are the kernel's arrays in order."""
+    kinds, known = op.kinds, [op.index[n] for n in kwargs if n in op.index]
+    # Tensors by name may come in another order than the op's parameters, or be named in another spelling
+    if len(args) > len(kinds) or len(known) < len(kwargs) or any(kinds[at] is not ATTR for at in known):
+        return False
+    given = [*zip(kinds, args, strict=False), *zip((ATTR,) * len(known), kwargs.values(), strict=True)]
+    for kind, value in given:
+        if kind is ATTR:
+            parts = value if isinstance(value, (list, tuple)) else (value,)
+            if any(part.__class__ not in _PLAIN for part in parts):
+                return False
+        elif kind is not TENSOR or not (value is None or value.__class__ in _NUMBERS or isinstance(value, TensorState)):
+            return False
+    # what is left out is an attribute or no Tensor
+    rest = zip(kinds[len(args) :], op.defaults[len(args) :], strict=True)
+    return all(kind is ATTR or (kind is TENSOR and default is None) for kind, default in rest)
 
 
 def _gathered(tensor: TensorState) -> Any:
@@ -219,44 +329,3 @@ def inplace(fn: Any) -> Any:
 
 _eager = Eager()
 mode.current.settle(_eager)
-
-
-class Operator:
-    """A binary op as Python's operators call it: two Tensors and fixed attributes, the shortest way to the kernel.
-
-    Anything else (a number, a plan or capture in force, another mode, an error) goes through the mode, as all calls do.
-    """
-
-    __slots__ = ("kernels", "op", "rest")
-
-    def __init__(self, fn: Callable[..., Any], *rest: Any) -> None:
-        self.op: Op = fn.op  # type: ignore[attr-defined]  (what @op puts on the public function)
-        self.rest = rest
-        self.kernels: dict[Any, Any] = {}
-
-    def __call__(self, x: Any, y: Any) -> Any:
-        current = mode.current.mode
-        if (
-            current is _eager
-            and isinstance(x, TensorState)
-            and isinstance(y, TensorState)
-            and _watch.active is None
-            and _placed.layout is None
-        ):
-            kernel = self.kernels.get((_autocast.policy, _default.dtype))
-            if kernel is not None:
-                edges = (None if x.stop_gradient else edge_of(x), None if y.stop_gradient else edge_of(y))
-                try:
-                    return tape.apply(kernel, (x._array, y._array), edges)
-                except (ValueError, jax.errors.UnexpectedTracerError):
-                    pass  # the long way says what is wrong
-            else:
-                self._find_kernel()
-        return current.run(self.op, (x, y, *self.rest), {})
-
-    def _find_kernel(self) -> None:
-        modes = (_autocast.policy, _default.dtype)
-        key = (modes, -1, -1, *((value, value.__class__) for value in self.rest))
-        kernel = self.op.kernels.get(key)
-        if kernel is not None:
-            self.kernels[modes] = kernel

@@ -25,12 +25,8 @@ from polyreme.core.kernel import Kernel, Mask, pull_saved
 from polyreme.core.state import TensorState
 from polyreme.errors import GradError
 
-_sequence = itertools.count()
-
-
-def next_number() -> int:
-    """A number above those of all nodes made so far and below those of all made later."""
-    return next(_sequence)
+next_number: Callable[[], int] = itertools.count().__next__
+"""A number above those of all nodes made so far and below those of all made later."""
 
 
 # where an input came from: (node, output index), a leaf, or None when no gradient flows there
@@ -50,7 +46,8 @@ grad_mode = GradMode()
 class Factory:
     """Makes the Tensor class's values; set once by eager.tensor, which stands above. add: the op of that name."""
 
-    __slots__ = ("add", "tensor")
+    __slots__ = ("add", "cls", "tensor")
+    cls: type[TensorState]
     tensor: Callable[[Any], TensorState]
     add: Callable[[TensorState, TensorState], TensorState]
 
@@ -154,7 +151,7 @@ class Node:
         self.name = name
         self.edges = edges
         self.metas = metas
-        self.seq = next(_sequence)
+        self.seq = next_number()
         self.hooks: dict[int, list] | None = None
 
     def gradients(self, cotangents: list[TensorState | None], create_graph: bool) -> Sequence[TensorState | None]:
@@ -187,29 +184,21 @@ def freed_error(name: str) -> GradError:
 
 
 class KernelNode(Node):
-    """A kernel's call: mask says which inputs carry gradients; primals are the input arrays, None once freed."""
+    """A kernel's call. primals are the input arrays, None once freed; metas are known where a pullback is kept."""
 
-    __slots__ = ("kernel", "mask", "num_outputs", "primals", "pullback")
+    __slots__ = ("kernel", "num_outputs", "primals", "pullback")
 
     def __init__(
-        self,
-        kernel: Kernel,
-        primals: tuple,
-        mask: Mask,
-        edges: tuple,
-        num_outputs: int,
-        pullback: Any = None,
-        metas: Any = None,
+        self, kernel: Kernel, primals: tuple, edges: tuple, num_outputs: int, pullback: Any = None, metas: Any = None
     ) -> None:
         # every slot set here, without super().__init__: this runs for each op call
         self.name = kernel.name
         self.edges = edges
         self.metas = metas
-        self.seq = next(_sequence)
+        self.seq = next_number()
         self.hooks = None
         self.kernel = kernel
         self.primals: Any = primals if saved_hooks.pair is None else Packed(primals)
-        self.mask = mask
         self.num_outputs = num_outputs
         self.pullback = pullback
 
@@ -219,10 +208,11 @@ class KernelNode(Node):
             raise freed_error(self.name)
         if primals.__class__ is Packed:
             primals = primals.arrays()
+        mask = _mask(self.edges)
         if create_graph:
             present = tuple(c is not None for c in cotangents)
             given = [c for c in cotangents if c is not None]
-            kernel = self.kernel.grad_kernel(self.mask, present)
+            kernel = self.kernel.grad_kernel(mask, present)
             edges = (*self.edges, *(edge_of(c) for c in given))
             grads = apply(kernel, (*primals, *(c._array for c in given)), edges)
         else:
@@ -233,12 +223,10 @@ class KernelNode(Node):
                 )
                 arrays = pull_saved(self.pullback, filled)
             else:
-                arrays = self.kernel.backward(self.mask)(
-                    primals, tuple(None if c is None else c._array for c in cotangents)
-                )
+                arrays = self.kernel.backward(mask)(primals, tuple(None if c is None else c._array for c in cotangents))
             grads = [factory.tensor(a) for a in arrays]
         found = iter(grads)
-        return [next(found) if m else None for m in self.mask]
+        return [next(found) if m else None for m in mask]
 
     def release(self) -> None:
         self.primals = None
@@ -262,6 +250,11 @@ class KernelNode(Node):
         return self.primals is None
 
 
+def _mask(edges: tuple[Edge, ...]) -> Mask:
+    """Which inputs carry gradients."""
+    return tuple([e is not None for e in edges])
+
+
 def edge_of(tensor: TensorState) -> Edge:
     """Where gradients for this tensor go: its node and output, itself if it is a leaf, None if it wants or has none."""
     if tensor.stop_gradient:
@@ -273,38 +266,25 @@ def edge_of(tensor: TensorState) -> Edge:
 
 def apply(kernel: Kernel, arrays: tuple, edges: tuple[Edge, ...]) -> Any:
     """Run a kernel; tape it if some edge wants a gradient. Returns Tensors in the structure the kernel returns."""
-    wanted = False
-    if grad_mode.enabled:
-        for edge in edges:
-            if edge is not None:
-                wanted = True
-                break
-    if not wanted:
-        outs = kernel.forward(*arrays)
-        kind = type(outs)
-        if kind is tuple or kind is list:
-            return kind([factory.tensor(o) for o in outs])
-        return factory.tensor(outs)
-    mask = tuple([e is not None for e in edges])
+    if not grad_mode.enabled or not any(mask := _mask(edges)):
+        return untaped(kernel.forward(*arrays))
     if kernel.saves and saved_hooks.pair is None:
         active = state.watch.active
         # where jax differentiates the captured code as a whole, a pullback here would hide a kernel's own backward
         if active is None or not active.detach:
             outs, pullback = kernel.forward_saving(mask)(*arrays)
-            return _taped(kernel, arrays, mask, edges, outs, pullback)
-    outs = kernel.forward(*arrays)
+            return results(kernel, arrays, edges, outs, pullback)
+    return results(kernel, arrays, edges, kernel.forward(*arrays))
+
+
+def untaped(outs: Any) -> Any:
+    """Tensors of a kernel's outputs, without history."""
     kind = type(outs)
-    if kind is tuple or kind is list:
-        return _taped(kernel, arrays, mask, edges, outs, None)
-    # one output, the common case, without the lists that _taped makes
-    tensor = factory.tensor(outs)
-    if outs.dtype in dtypes.INEXACT:
-        tensor.stop_gradient = False
-        tensor._node = KernelNode(kernel, arrays, mask, edges, 1)
-    return tensor
+    return kind([factory.tensor(o) for o in outs]) if kind is tuple or kind is list else factory.tensor(outs)
 
 
-def _taped(kernel: Kernel, arrays: tuple, mask: Mask, edges: tuple, outs: Any, pullback: Any) -> Any:
+def results(kernel: Kernel, arrays: tuple, edges: tuple, outs: Any, pullback: Any = None) -> Any:
+    """Tensors of a kernel's outputs, those that carry a gradient with the call as their history."""
     kind = type(outs)
     many = kind is tuple or kind is list
     every = outs if many else (outs,)
@@ -315,7 +295,7 @@ def _taped(kernel: Kernel, arrays: tuple, mask: Mask, edges: tuple, outs: Any, p
     metas = None
     if pullback is not None:
         metas = tuple((o.shape, o.dtype) for o, i in zip(every, inexact, strict=True) if i)
-    node = KernelNode(kernel, arrays, mask, edges, sum(inexact), pullback, metas)
+    node = KernelNode(kernel, arrays, edges, sum(inexact), pullback, metas)
     tensors, at = [], 0
     for out, carries in zip(every, inexact, strict=True):
         tensor = factory.tensor(out)

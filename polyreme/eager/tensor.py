@@ -22,7 +22,7 @@ from polyreme.core.state import TensorState
 from polyreme.core.symbol import Symbol
 from polyreme.eager import tape
 from polyreme.eager.casts import Casts
-from polyreme.eager.dispatch import Operator, constant, rebind, refuse_copy
+from polyreme.eager.dispatch import constant, rebind, refuse_copy
 from polyreme.eager.dist_members import DistMembers
 from polyreme.eager.host import as_array, like, put
 from polyreme.eager.index import check_mask, split_index, value_of
@@ -37,12 +37,6 @@ from polyreme.ops import arithmetic as ar
 _names = itertools.count()
 print_options: dict[str, Any] = {"threshold": 1000, "precision": 8}
 """What set_printoptions changes, as NumPy's printoptions."""
-
-
-# the operators that training code calls most
-_add, _subtract = Operator(ar.add, 1), Operator(ar.subtract, 1)
-_multiply, _divide = Operator(ar.multiply), Operator(ar.divide, None)
-_matmul = Operator(ar.matmul, False, False)
 
 
 class Tensor(TensorState, SparseMembers, DistMembers, Casts, Memory, Rewriting, OpMethods):
@@ -494,28 +488,28 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, Memory, Rewriting, 
     # operators
 
     def __add__(self, y: Any) -> Tensor:
-        return _add(self, y)
+        return ar.add(self, y)
 
     def __radd__(self, y: Any) -> Tensor:
-        return _add(y, self)
+        return ar.add(y, self)
 
     def __sub__(self, y: Any) -> Tensor:
-        return _subtract(self, y)
+        return ar.subtract(self, y)
 
     def __rsub__(self, y: Any) -> Tensor:
-        return _subtract(y, self)
+        return ar.subtract(y, self)
 
     def __mul__(self, y: Any) -> Tensor:
-        return _multiply(self, y)
+        return ar.multiply(self, y)
 
     def __rmul__(self, y: Any) -> Tensor:
-        return _multiply(y, self)
+        return ar.multiply(y, self)
 
     def __truediv__(self, y: Any) -> Tensor:
-        return _divide(self, y)
+        return ar.divide(self, y)
 
     def __rtruediv__(self, y: Any) -> Tensor:
-        return _divide(y, self)
+        return ar.divide(y, self)
 
     __div__, __rdiv__ = __truediv__, __rtruediv__
 
@@ -550,10 +544,10 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, Memory, Rewriting, 
         return ar.pow(y, self)
 
     def __matmul__(self, y: Any) -> Tensor:
-        return _matmul(self, y)
+        return ar.matmul(self, y)
 
     def __rmatmul__(self, y: Any) -> Tensor:
-        return _matmul(y, self)
+        return ar.matmul(y, self)
 
     def __neg__(self) -> Tensor:
         return ar.neg(self)
@@ -652,12 +646,18 @@ class HookHandle:
 
 
 def _wrap(array: Any) -> Tensor:
-    tensor = Tensor.__new__(Tensor)
-    TensorState.__init__(tensor, array)
+    tensor: Tensor = object.__new__(Tensor)
+    tensor._array = array
+    tensor.stop_gradient = True
+    tensor._node = None
+    tensor._index = 0
+    tensor._grad = None
+    if (watching := state.watch.active) is not None:
+        watching.created(tensor)
     return tensor
 
 
-tape.factory.tensor, tape.factory.add = _wrap, ar.add
+tape.factory.cls, tape.factory.tensor, tape.factory.add = Tensor, _wrap, ar.add
 _copy_kernel = tape.Kernel(
     lambda x: x + jnp.zeros((), x.dtype) if dtypes.is_inexact(x.dtype) else jnp.array(x), "clone"
 )

@@ -1,0 +1,60 @@
+"""Repeated eager calls, which find their kernel by their form, give what first calls give."""
+
+import numpy as np
+import pytest
+
+import polyreme as paddle
+from polyreme.errors import ShapeError
+
+
+def test_attributes_that_are_equal_in_python_keep_kernels_of_their_own():
+    x = paddle.to_tensor([[1.5, 2.5], [3.5, 4.5]])
+    for _ in range(2):
+        assert paddle.full_like(x, 1).dtype == paddle.full_like(x, 1.0).dtype == x.dtype
+        assert paddle.sum(x, axis=0).shape == [2]
+        assert paddle.sum(x, axis=None).shape == []
+        assert paddle.sum(x, 0, keepdim=True).shape == [1, 2]
+        assert paddle.sum(x, 0, keepdim=False).shape == [2]
+        assert paddle.sum(x, [0, 1]).shape == []
+        assert paddle.sum(x, (0,)).shape == [2]
+        assert paddle.cumsum(x, axis=0).tolist() != paddle.cumsum(x, axis=1).tolist()
+
+
+def test_numbers_follow_the_dtype_of_the_tensor_on_each_call():
+    x = paddle.to_tensor([1, 2], dtype="int32")
+    for _ in range(2):
+        for number, dtype in ((2, "int32"), (2.0, "float32"), (True, "int32"), (2j, "complex64")):
+            assert (x * number).dtype.name == dtype
+            np.testing.assert_allclose((x * number).numpy(), np.asarray([1, 2]) * number)
+
+
+def test_a_repeated_call_is_taped_as_the_first_and_says_what_is_wrong():
+    x = paddle.to_tensor(np.ones((2, 3), "float32"), stop_gradient=False)
+    for _ in range(3):
+        y = paddle.multiply(x, x)
+        assert not y.stop_gradient
+        (grad,) = paddle.grad([y.sum()], [x])
+        np.testing.assert_array_equal(grad.numpy(), np.full((2, 3), 2.0))
+        with paddle.no_grad():
+            assert paddle.multiply(x, x).stop_gradient
+        assert paddle.multiply(x.detach(), x.detach()).stop_gradient
+        first, second = paddle.topk(x, 2)
+        assert not first.stop_gradient
+        assert second.stop_gradient
+        with pytest.raises(ShapeError, match="multiply"):
+            paddle.multiply(x, paddle.ones([2, 2]))
+
+
+def test_autocast_and_default_dtype_choose_the_kernel_of_a_repeated_call():
+    x = paddle.ones([4, 4])
+    for _ in range(2):
+        assert paddle.matmul(x, x).dtype.name == "float32"
+        with paddle.amp.auto_cast(dtype="bfloat16"):
+            assert paddle.matmul(x, x).dtype.name == "bfloat16"
+        n = paddle.ones([4], "int64")
+        assert paddle.exp(n).dtype.name == "float32"
+        paddle.set_default_dtype("float64")
+        try:
+            assert paddle.exp(n).dtype.name == "float64"
+        finally:
+            paddle.set_default_dtype("float32")
