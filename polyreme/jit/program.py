@@ -7,7 +7,7 @@ function writes is donated. A function whose result wants gradients is one tape 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,7 +44,7 @@ from polyreme.jit.capture import (
 from polyreme.jit.convert import converted
 from polyreme.jit.fusing import fusing
 from polyreme.jit.region import name_of
-from polyreme.jit.structure import flatten, rebuild, tensors_in
+from polyreme.jit.structure import LEAF, flatten, rebuild, tensors_in
 
 
 def is_tensor(x: Any) -> bool:
@@ -106,7 +106,8 @@ class Program:
     """A function captured for one structure of arguments.
 
     call: rebuilds the arguments from Tensors and calls the function. Guards (stop_gradient and presence of a gradient
-    of every state Tensor, training flag of every Layer called) say whether it may serve a call.
+    of every state Tensor, training flag of every Layer called) say whether it may serve a call. is_function: it only
+    computes results from arguments, so that it serves any call of its form.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Program:
             self.pinned = {i: arguments[i] for i in self.found.args_met}
             self.found = self._discover(arguments)
         self._outs: Any = None
+        self._one_array = False
         self._free = [i for i in range(len(arguments)) if i not in self.pinned]
         order = sorted(range(len(self.found.tensors)), key=lambda i: not self.found.written[i])
         self._slots = [(self.found.tensors[i], self.found.leaf_of[i]) for i in order]
@@ -133,6 +135,16 @@ class Program:
         self._live = [self.found.live[i] for i in order[: self._num_written]]
         self._fixed = [t for t, _ in self._slots]
         self._state_ids = frozenset(id(t) for t in self._fixed)
+        found = self.found
+        self.is_function = not (
+            found.tensors
+            or found.args_written
+            or found.args_graded
+            or found.layers
+            or found.differentiable
+            or found.talks
+            or self._forms
+        )
         self._hooks, self._hooks_seen = _hooks_of(self._fixed), state.leaf_hooks.version
         self._settle_placement()
         self._on_one_device = not any(_over_mesh(t._array) for t in (*self._fixed, *arguments))
@@ -150,20 +162,25 @@ class Program:
 
     def serves(self, arguments: list[TensorState]) -> bool:
         """True if arguments and state look as they did when this was captured."""
-        for tensor, stop_gradient, has_grad in self.found.guards:
+        found = self.found
+        for tensor, stop_gradient, has_grad in found.guards:
             if tensor.stop_gradient is not stop_gradient or (tensor._grad is not None) is not has_grad:
                 return False
-        for layer, training, parts in self.found.layers:
+        for layer, training, parts in found.layers:
             if layer.training is not training or not same_parts(layer, parts):
                 return False
         if state.leaf_hooks.version != self._hooks_seen and not self._same_hooks():
             return False
         if forms_of(arguments) != self._forms:
             return False
-        for i, argument in enumerate(arguments):
-            if id(argument) in self._state_ids and self.pinned.get(i) is not argument:
-                return False
-        return all(arguments[i] is t for i, t in self.pinned.items())
+        if self._state_ids:
+            for i, argument in enumerate(arguments):
+                if id(argument) in self._state_ids and self.pinned.get(i) is not argument:
+                    return False
+            for i, tensor in self.pinned.items():
+                if arguments[i] is not tensor:
+                    return False
+        return True
 
     def _same_hooks(self) -> bool:
         """True if the leaves have the gradient hooks they were captured with."""
@@ -214,13 +231,18 @@ class Program:
             donated.append(array if sys.getrefcount(array) <= _SOLE_OWNER else jnp.copy(array))
         array = None
         kept = [t._array for t in tensors[count:]]
-        outs, written, extra = self._jitted(donated, kept, [arguments[i]._array for i in self._free])
+        outs, written, extra = self._jitted(donated, kept, *[arguments[i]._array for i in self._free])
         del donated
         for tensor, array in zip(tensors, written, strict=False):
             tensor._array = array
         if extra or self.found.lost_grads:
             self._store_extra(extra, arguments)
         return self._result(outs, arguments)
+
+    def run_function(self, arrays: list[Any], arguments: list[TensorState]) -> Any:
+        """run, for a program that is_function: without state, guards or history. arrays: those of the arguments."""
+        outs = self._jitted([], [], *arrays)[0]
+        return tape.factory.tensor(outs[0]) if self._one_array else self._result(outs, arguments)
 
     def compiled(self, arguments: list[TensorState]) -> Any:
         """The jax.stages.Compiled of this program for these arguments."""
@@ -229,8 +251,8 @@ class Program:
         with names_in_cache_key():
             if self.found.differentiable:
                 forward: Any = self._kernel.forward
-                return forward.lower(*arrays, *given).compile()
-            return self._jitted.lower(arrays[: self._num_written], arrays[self._num_written :], given).compile()
+                return forward.lower(*arrays, **given).compile()
+            return self._jitted.lower(arrays[: self._num_written], arrays[self._num_written :], *given).compile()
 
     def _current(self) -> list[TensorState]:
         """The state Tensors now: a gradient is found through its leaf, which may hold another one by now."""
@@ -384,7 +406,7 @@ class Program:
             wrapped.append(tensor)
         return wrapped
 
-    def _pure(self, written: list, kept: list, arguments: list) -> tuple[list, list, list]:
+    def _pure(self, written: Sequence, kept: Sequence, *arguments: Any) -> tuple[list, list, list]:
         capture = Capture(detach=self.found.differentiable, fuses=self._fuses, converted=converted)
         known = self._current()
         for tensor in known:
@@ -447,11 +469,12 @@ class Program:
                 kinds.append(("array", leaf.stop_gradient or history_freed(leaf)))
                 arrays.append(leaf._array)
         self._outs = (spec, kinds)
+        self._one_array = spec is LEAF and kinds[0][0] == "array"
         return arrays
 
     def _flat(self, *arrays: Any) -> tuple:
         a, b = self._num_written, len(self._slots)
-        outs, written, extra = self._pure(list(arrays[:a]), list(arrays[a:b]), list(arrays[b:]))
+        outs, written, extra = self._pure(arrays[:a], arrays[a:b], *arrays[b:])
         return (*outs, *written, *extra)
 
     # placement

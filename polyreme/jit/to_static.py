@@ -17,6 +17,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.checked import checked
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
+from polyreme.eager.dist_members import lookup
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import CaptureError, ConfigError
 from polyreme.jit.capture import where_defined
@@ -57,6 +58,8 @@ class StaticFunction:
         self.fn = fn
         self.input_spec = input_spec
         self.programs: dict[Any, list[Program]] = {}
+        # the same lists, by the form of a call with Tensors and plain values in order
+        self._by_form: dict[Any, list[Program]] = {}
         self.retraces: list[str] = []
         self._last: Any = None
         self._served: Program | None = None
@@ -75,13 +78,22 @@ class StaticFunction:
         return StaticFunction(copy.deepcopy(self.fn, memo), self.input_spec)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if state.watch.active is not None:
-            return state.watch.active.converted(self.fn)(*args, **kwargs)
+        active = _watch.active
+        if active is not None:
+            return active.converted(self.fn)(*args, **kwargs)
         if not _switch.on:
             return self.fn(*args, **kwargs)
         # one at a time: while a function is traced its state Tensors hold tracers, and a program reads and writes them
         with _one_at_a_time:
-            program, tensors = self._find(args, kwargs)
+            form, tensors, arrays = (None, [], []) if kwargs else _form(args)
+            for program in self._by_form.get(form, ()):
+                if program.is_function:
+                    self._served = program
+                    return program.run_function(arrays, tensors)
+                if program.serves(tensors):
+                    self._served = program
+                    return program.run(tensors)
+            program, tensors = self._find(args, kwargs, form)
             return program.run(tensors)
 
     def compiled(self, *args: Any, **kwargs: Any) -> Any:
@@ -95,11 +107,14 @@ class StaticFunction:
         True
         """
         with _one_at_a_time:
-            program, tensors = self._find(args, kwargs)
+            program, tensors = self._find(args, kwargs, None)
             return program.compiled(tensors)
 
-    def _find(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Program, list[Any]]:
-        """The program that serves these arguments, captured now if none does yet, and the Tensors among them."""
+    def _find(self, args: tuple, kwargs: dict[str, Any], form: Any) -> tuple[Program, list[Any]]:
+        """The program that serves these arguments, captured now if none does yet, and the Tensors among them.
+
+        form: under which later calls may find the program at once, if not None.
+        """
         leaves: list[Any] = []
         spec = flatten((args, kwargs), leaves)
         tensors: list[Any] = []
@@ -127,6 +142,12 @@ class StaticFunction:
             checked.on,
             fusing.on,
         )
+        program = self._serving(key, leaves, spec, tensors)
+        if form is not None:
+            self._by_form[form] = self.programs[key]
+        return program, tensors
+
+    def _serving(self, key: Any, leaves: list[Any], spec: Any, tensors: list[Any]) -> Program:
         try:
             candidates = self.programs.get(key)
         except TypeError as error:
@@ -138,8 +159,8 @@ class StaticFunction:
         for program in candidates or ():
             if program.serves(tensors):
                 self._served = program
-                return program, tensors
-        return self._capture(key, leaves, spec, tensors), tensors
+                return program
+        return self._capture(key, leaves, spec, tensors)
 
     def _capture(self, key: Any, leaves: list[Any], spec: Any, tensors: list[TensorState]) -> Program:
         static = [None if is_tensor(leaf) else (leaf,) for leaf in leaves]
@@ -197,6 +218,33 @@ class StaticFunction:
 
 
 _TENSOR = "tensor"
+_PLAIN = frozenset({bool, int, float, str, type(None)})
+_watch, _autocast, _grad_mode = state.watch, amp_policy.active, tape.grad_mode
+_default, _placed = dtypes.default, layout.active
+
+
+def _form(args: tuple) -> tuple[tuple | None, list[Any], list[Any]]:
+    """What decides the programs of a call with these arguments, the Tensors among them and their arrays.
+
+    None for the form where there are arguments that are neither Tensors nor plain, or one Tensor twice.
+    """
+    form: list[Any] = [_autocast.policy, _grad_mode.enabled, _default.dtype, _placed.layout]
+    form += (checked.on, fusing.on, lookup.used)
+    tensors: list[Any] = []
+    arrays: list[Any] = []
+    for value in args:
+        if isinstance(value, TensorState):
+            array = value._array
+            form += (array.shape, array.dtype, value.stop_gradient, value._node is None)
+            tensors.append(value)
+            arrays.append(array)
+        elif (cls := value.__class__) in _PLAIN:
+            form += (cls, value)
+        else:
+            return None, tensors, arrays
+    if len(tensors) > 1 and len(set(map(id, tensors))) < len(tensors):
+        return None, tensors, arrays
+    return tuple(form), tensors, arrays
 
 
 def _repeats(tensors: list[Any]) -> tuple[int, ...] | None:

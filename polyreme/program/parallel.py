@@ -194,7 +194,7 @@ class _Replicated(Captured):
             ]
         )
 
-    def _pure(self, written: list, unwritten: list, arguments: list) -> tuple[list, list, list]:
+    def _pure(self, written: Sequence, unwritten: Sequence, *arguments: Any) -> tuple[list, list, list]:
         whole, parts = PartitionSpec(), PartitionSpec(AXIS)
         self._step.over_devices = True
         try:
@@ -208,8 +208,8 @@ class _Replicated(Captured):
         finally:
             self._step.over_devices = False
 
-    def _local(self, written: list, kept: list, arguments: list) -> tuple[list, list, list]:
-        outs, new, extra = super()._pure(written, kept, arguments)
+    def _local(self, written: Sequence, unwritten: Sequence, arguments: Sequence) -> tuple[list, list, list]:
+        outs, new, extra = super()._pure(written, unwritten, *arguments)
         tensors = self._current()
         return outs, [a if id(t) in self._alike else _first(a) for t, a in zip(tensors, new, strict=False)], extra
 

@@ -59,3 +59,24 @@ def test_bad_calls_name_the_argument():
         x[paddle.to_tensor([7])]
     with pytest.raises(IndexError, match="index 7 is out of range"):
         x[paddle.to_tensor([7])] = 1.0
+
+
+def test_a_function_without_state_tells_repeated_calls_apart():
+    seen = []
+    run = paddle.jit.to_static(lambda x, y, scale=1: seen.append(1) or (x + y) * scale)
+    x, y = paddle.to_tensor([1.0, 2.0]), paddle.to_tensor([3.0, 4.0])
+    for _ in range(3):
+        assert run(x, y).tolist() == [4.0, 6.0]
+        assert run(x, y, 2).tolist() == run(x, y, scale=2).tolist() == [8.0, 12.0]
+        assert run(x, x).tolist() == [2.0, 4.0]
+        assert run(x, 1).dtype == run(x, True).dtype == run(x, 1.0).dtype == x.dtype
+        assert run(x.astype("int64"), 1).dtype.name == "int64"
+        assert run(x.astype("int64"), 1.0).dtype.name == "float32"
+        assert run(paddle.ones([3]), 1).shape == [3]
+        wants = paddle.to_tensor([1.0, 2.0], stop_gradient=False)
+        (grad,) = paddle.grad([run(wants, y).sum()], [wants])
+        assert grad.tolist() == [1.0, 1.0]
+        assert run(x, y).stop_gradient
+    traced = len(seen)
+    run(x, y), run(x, x), run(x, 1)
+    assert len(seen) == traced
