@@ -301,3 +301,28 @@ def test_refusals(name, args, kwargs, error, match):
     given = [to_tensor(a) if isinstance(a, np.ndarray) else a for a in args]
     with pytest.raises(error, match=match):
         OPS[name](*given, **kwargs)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 2, 1), (3, 1, 0)])
+def test_max_pooling_gives_the_gradient_to_the_first_of_equal_maxima(kernel, stride, padding):
+    # whole numbers, so that windows have equal maxima and sums of gradients are exact
+    x = np.random.default_rng(0).integers(0, 3, (2, 3, 7, 7)).astype("float32")
+    padded = np.pad(x, [(0, 0), (0, 0), (padding, padding), (padding, padding)], constant_values=-np.inf)
+    count = (7 + 2 * padding - kernel) // stride + 1
+    value, grad = np.zeros((2, 3, count, count), "float32"), np.zeros_like(padded)
+    for n, c, i, j in np.ndindex(*value.shape):
+        window = padded[n, c, i * stride : i * stride + kernel, j * stride : j * stride + kernel]
+        row, column = np.unravel_index(window.argmax(), window.shape)
+        value[n, c, i, j] = window[row, column]
+        grad[n, c, i * stride + row, j * stride + column] += 1
+    np.testing.assert_array_equal(F.max_pool2d(tensor(x), kernel, stride, padding).numpy(), value)
+    (found,) = gradient(lambda v: F.max_pool2d(v, kernel, stride, padding), x)
+    np.testing.assert_array_equal(found, grad[:, :, padding : padding + 7, padding : padding + 7])
+
+
+@pytest.mark.parametrize("kernel", [2, 20])
+def test_max_pooling_keeps_a_nan_wherever_it_lies(kernel):
+    for place in range(kernel):
+        x = np.zeros((1, 1, kernel), "float32")
+        x[0, 0, place] = np.nan
+        assert np.isnan(F.max_pool1d(tensor(x), kernel).numpy()).all()
