@@ -64,9 +64,10 @@ class Facts:
     """All that was found.
 
     mixed: dims whose parts depend on each other; reduced: summed or the like; classes: over which a loss normalizes;
-    heads: (of queries, of keys) of attention; channels: of convolutions; convolutions: (op, its FLOP); pieces: (dim, a
-    run of it) where the runs are not its equal parts. where: index of the op that is looked at; times: how often its
-    loops, of which there are so many around each other, run what is looked at.
+    heads: (of queries, of keys) of attention; attentions: the ops that have them; channels: of convolutions;
+    convolutions: (op, its FLOP); pieces: (dim, a run of it) where the runs are not its equal parts. where: index of the
+    op that is looked at; times: how often its loops, of which there are so many around each other, run what is looked
+    at.
     """
 
     products: list[Product] = field(default_factory=list)
@@ -75,6 +76,7 @@ class Facts:
     reduced: list[Factor] = field(default_factory=list)
     classes: list[Factor] = field(default_factory=list)
     heads: list[tuple[Factor, Factor]] = field(default_factory=list)
+    attentions: set[int] = field(default_factory=set)
     channels: list[Factor] = field(default_factory=list)
     convolutions: list[tuple[int, float]] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)

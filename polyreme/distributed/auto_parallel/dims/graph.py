@@ -18,7 +18,6 @@ from polyreme.distributed.auto_parallel.dims.trace import TracedOp, TracedValue
 from polyreme.planner.graph import Block, Graph, Kind, Operation, Part, Value
 
 BlockPart = Literal["embed", "layer", "head"]
-_ATTENTION = ("attention", "attention_with_dropout")
 
 _VIEWS = """
 reshape flatten transpose t squeeze unsqueeze getitem slice split chunk unbind unstack expand expand_as broadcast_to
@@ -105,7 +104,7 @@ class _Builder:
         if not activations:
             self.held.update(dict.fromkeys(op.outputs, self.weights(op)))
             return []
-        if op.name in _ATTENTION:
+        if at in self.inferred.facts.attentions:
             return [self.attention(op)]
         if at in self.convolutions:
             return [self.weighted(op, "convolution", self.convolutions[at])]
@@ -268,7 +267,9 @@ class _Builder:
         found: dict[int, Part] = {}
         spans: dict[int, list[int]] = {}
         for at, op in enumerate(self.traced.ops):
-            if op.name in _ATTENTION or any(p.of_activations and p.batch for p in self.products.get(at, [])):
+            if at in self.inferred.facts.attentions or any(
+                p.of_activations and p.batch for p in self.products.get(at, [])
+            ):
                 spans.setdefault(op.call, []).append(at)
         blocks = {id(call) for run in repeated_blocks(self.traced) for call in run.calls}
         for at, ends in spans.items():

@@ -62,6 +62,7 @@ def _by_rule(rule: ShardingRule, op: TracedOp, inputs: Sequence[Seen], facts: Fa
         if role == "heads":
             queries, keys, *_ = dims[name]
             facts.heads.append((queries, keys))
+            facts.attentions.add(facts.where)
         elif role == "classes":
             facts.classes.append(dims[name][0])
         else:
