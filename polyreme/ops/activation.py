@@ -6,7 +6,6 @@ default floating dtype.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from polyreme.core.op import DRAWN, Key, composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.creation import republish
-from polyreme.ops.sharding import along_axis, along_last, elementwise, like_first
+from polyreme.ops.sharding import along_axis, along_last, dim_names, elementwise, unnamed
 
 
 def wide(x: Array) -> Array:
@@ -206,7 +205,8 @@ def leaky_relu(x: Array, negative_slope: float = 0.01) -> Array:
 
 def _prelu_rule(call: OpCall) -> ShardingRule:
     """The weight, one number or one per channel, is whole."""
-    return dataclasses.replace(like_first()(call), piecewise=True)
+    names = dim_names(call.shapes[0])
+    return ShardingRule((names, *unnamed(call.shapes[1:])), (names,), piecewise=True)
 
 
 def _swiglu_rule(call: OpCall) -> ShardingRule | None:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import polyreme
+import polyreme.nn.functional as F
+from polyreme.core import mode
 from polyreme.core.op import OPS
 from polyreme.core.sharding_rule import DimsRule, OpCall
 from polyreme.distributed import Partial, ProcessMesh, Replicate, Shard, shard_tensor
@@ -100,6 +102,25 @@ def test_an_op_without_a_rule_is_logged_once(registered, caplog):
     assert record.levelno == logging.INFO
     assert "doubled_on_the_host has no sharding rule (nothing is known of the dims of pure_callback)" in record.message
     assert unknown_primitives(jax.make_jaxpr(doubled)(values)) == ["pure_callback"]
+
+
+def test_a_captured_op_that_draws_has_a_rule_only_if_it_declares_one(caplog):
+    x = shard_tensor(np.arange(64, dtype="float32").reshape(4, 1, 4, 4), GRID, [S0, R])
+    mode.current.mode.logged.discard("fractional_max_pool2d")
+    placements = []
+
+    def run(x):
+        pooled, kept = F.fractional_max_pool2d(x, 2), F.dropout(x, 0.5)
+        placements.append(kept.placements)
+        return pooled
+
+    with caplog.at_level(logging.INFO, "polyreme.distributed.auto_parallel"):
+        pooled = polyreme.jit.to_static(run)(x)
+    assert placements[-1] == [S0, R]
+    assert pooled.shape == [4, 1, 2, 2]
+    assert [r.message.partition(":")[0] for r in caplog.records] == [
+        "fractional_max_pool2d has no sharding rule (what it draws is not known in captured code)"
+    ]
 
 
 def test_the_page_names_every_op_and_the_rules_that_are_declared():

@@ -93,7 +93,7 @@ class DistMode:
         bound = BoundCall(op, args, given, values=True)
         mesh = bound.mesh()
         call = bound.call([(tuple(t._array.shape), t._array.dtype) for t in results])
-        rule = self.rule(bound, call, op.kernel(bound.template, amp_policy.active.policy))
+        rule = self.rule(bound, call)
         if rule is not None:
             for tensor, form in zip(results, propagate(rule, bound.forms, call, mesh).outs, strict=True):
                 _note(tensor, form)
@@ -106,11 +106,11 @@ class DistMode:
         outs = jax.eval_shape(base.fn, *_structs(bound, arrays))
         listed = list(outs) if isinstance(outs, (tuple, list)) else [outs]
         call = bound.call([(tuple(o.shape), o.dtype) for o in listed])
-        kernel = DistKernel(base, self.rule(bound, call, base), call, bound.forms, mesh)
+        kernel = DistKernel(base, self.rule(bound, call), call, bound.forms, mesh)
         kernel.many = type(outs) if isinstance(outs, (tuple, list)) else None
         return kernel
 
-    def rule(self, bound: BoundCall, call: OpCall, base: Kernel) -> ShardingRule | None:
+    def rule(self, bound: BoundCall, call: OpCall) -> ShardingRule | None:
         """The sharding rule of a call: the declared one, or, where none describes it, what the op's function tells.
 
         None for an op whose result lies as it says itself, and for one of which nothing is known: said once.
@@ -121,15 +121,16 @@ class DistMode:
             return declared
         key = (op, *bound.key, call.shapes, call.dtypes)
         if key not in self.derived:
-            self.derived[key] = self._derived(bound, base)
+            self.derived[key] = self._derived(bound)
         return self.derived[key]
 
-    def _derived(self, bound: BoundCall, base: Kernel) -> ShardingRule | None:
+    def _derived(self, bound: BoundCall) -> ShardingRule | None:
         op = bound.op
         if bound.lacks_key:
             why = "what it draws is not known in captured code"
         else:
-            jaxpr = jax.make_jaxpr(base.fn)(*_structs(bound, bound.arrays))
+            fn = op.kernel(bound.template, amp_policy.active.policy).fn
+            jaxpr = jax.make_jaxpr(fn)(*_structs(bound, bound.arrays))
             rule = derived_rule(jaxpr)
             if rule is not None:
                 return rule
