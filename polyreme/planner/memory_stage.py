@@ -78,8 +78,13 @@ class Stage:
 
     @cached_property
     def gradients(self) -> float:
-        """Bytes of all gradients, those of another stage's weights that are read here too."""
-        return self.bytes_of("grad", self.training.gradients) + self.foreign(self.training.gradients)
+        """Bytes of all gradients, those of another stage's weights that are read here too.
+
+        Between microbatches that do not sum them over devices they are as whole as their parameters.
+        """
+        is_unreduced = self.training.sums == "program" and self.plan.schedule and self.plan.num_microbatches > 1
+        kind = "param" if is_unreduced else "grad"
+        return self.bytes_of(kind, self.training.gradients) + self.foreign(self.training.gradients)
 
     @cached_property
     def slots(self) -> list[Held]:

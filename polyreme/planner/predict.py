@@ -214,9 +214,9 @@ def _reduction(
     setting: Setting, held: Sequence[Piece], chunks: Sequence[_Chunk], stage: Sequence[int]
 ) -> dict[str, float]:
     """Seconds of summing gradients over the axes that cut the data, and of gathering updated parameters, that are not
-    hidden: a sum runs beside the backward of the last microbatch (of every one under ZeRO stage 2), a gather beside the
-    first forward; one block's part sticks out, and sums over several groups share the room. Source: arXiv:1910.02054,
-    section 7."""
+    hidden: a sum runs beside the backward of the last microbatch (of every one where each is summed, as under ZeRO
+    stage 2), a gather beside the first forward; one block's part sticks out, and sums over several groups share the
+    room. Source: arXiv:1910.02054, section 7."""
     plan, cluster = setting.plan, setting.cluster
     sums, gathers, blocks = _summed(setting, held)
     # a chunk's sum begins when its last microbatch is done: where chunks take turns, p microbatches of the others
@@ -263,7 +263,8 @@ def _summed(setting: Setting, held: Sequence[Piece]) -> tuple[_Sums, _Sums, int]
 
     tokens = cuts.axes("act", ("batch", "block_seq"), (1, 0))
     of_parameter = setting.on.itemsize if training.master else 4
-    is_each = training.sums == "program" and (plan.schedule is not None or setting.cluster.shared > 1)
+    is_staged = training.sums == "program" and plan.schedule is not None
+    is_each = training.sums == "program" and not is_staged and setting.cluster.shared > 1
     for block, count in (each for piece in held for each in piece):
         for value in block.parameters:
             used = cuts.axes("use", value.dims, value.shape)
@@ -275,7 +276,7 @@ def _summed(setting: Setting, held: Sequence[Piece]) -> tuple[_Sums, _Sums, int]
                 add(sums, (data - kept, "all_reduce", 1), whole / cuts.degree(kept) * training.gradients, count)
                 continue
             split = (cuts.axes("grad", value.dims, value.shape) - used) & data
-            times = plan.num_microbatches if split or is_each else 1
+            times = plan.num_microbatches if is_each or (split and not is_staged) else 1
             if state:
                 add(sums, (state, "reduce_scatter", times), whole * training.gradients, count)
                 add(gathers, (state, "all_gather", 1), whole * of_parameter, count)

@@ -19,9 +19,10 @@ class Training:
     beside the product it belongs to, "mp_grad" only sums of inputs' gradients beside weights' gradients. prunes:
     whether a compiler leaves out of what is computed again all that no gradient reads (XLA does). fusion: which chains
     of elementwise operations are one kernel: "all" (XLA), "layers" (kernels made for a layer's parts, not for the
-    loss), "none". sums: how often gradients are summed over replicas: "once" a step; "program": by every program that
-    makes some, as polyreme does: once a microbatch of a pipeline, and on a processor of any step, whose compiler does
-    not put sums off. overhead: seconds a step that no device works (input, logging, the host).
+    loss), "none". sums: how often gradients are summed over replicas: "once" a step, under ZeRO 2
+    once a microbatch; "program": as polyreme's programs do: under a pipeline once a step, ZeRO 2 included, which then
+    keeps whole gradients between microbatches; in one program once a microbatch on a processor, whose compiler does not
+    put sums off. overhead: seconds a step that no device works (input, logging, the host).
     """
 
     dtype: str = "bfloat16"

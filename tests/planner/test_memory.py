@@ -54,6 +54,15 @@ def test_zero_divides_what_its_stage_names_and_nothing_else(training):
         ]
 
 
+def test_a_pipeline_keeps_whole_gradients_between_microbatches():
+    def gradients(stage, **more):
+        plan = Plan.from_degrees(pp=2, sharding=4, sharding_stage=stage, **{"num_microbatches": 2, **more})
+        return memory(GPT.graph(), plan, 16, Training(sums="program"))[0].gradients
+
+    assert gradients(2) == gradients(1) == 4 * gradients(3)
+    assert gradients(2, num_microbatches=1) == gradients(3)
+
+
 def test_a_parameter_that_does_not_divide_stays_whole():
     odd = replace(GPT, hidden=60, heads=4, ffn=240, vocab=511, seq=127)
     # sharding 8 divides 240 (ffn, its bias and qkv's heads * 3) and nothing of 60, 511 or 127

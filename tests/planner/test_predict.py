@@ -328,7 +328,7 @@ def test_more_work_is_never_faster(degrees, more):
 
 
 def test_a_stage_of_little_work_is_the_last_if_it_sums_most():
-    """The head's stage has most work but, tied, nothing to sum; others sum gradients for every microbatch."""
+    """The head's stage has most work but, tied, nothing to sum."""
     shape = ModelShape(
         4096, 6, 32, 4096, 50257, 16384, gated=True, biases=False, learned_positions=False, rms_norm=True
     )
@@ -343,12 +343,29 @@ def test_a_stage_of_little_work_is_the_last_if_it_sums_most():
 def test_a_sum_for_each_microbatch_hides_beside_that_one_alone():
     """Of many microbatches under VPP a sum once a step has the room; one for each of them does not."""
     shape = replace(GPT, hidden=2048, layers=30, heads=16, seq=512, vocab=32000, ffn=8192, head_dim=0, kv_heads=0)
-    plan = Plan.from_degrees(dp=4, pp=4, num_microbatches=8, schedule="VPP", virtual_stages=4)
+    plan = Plan.from_degrees(sharding=4, sharding_stage=2, pp=4, num_microbatches=8, schedule="VPP", virtual_stages=4)
     machine = cluster_of_kind("v100", 16)
     for sums in ("program", "once"):
         training = Training(dtype="float16", sums=sums)
         found = [predict(shape, plan, machine, 32 * rows, training).step_seconds for rows in (1, 2, 4, 8)]
         assert found == sorted(found)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_pipeline_sums_over_dp_once_a_step(stage):
+    """Twice as many microbatches, no more seconds of sums; ZeRO 2 as ZeRO 1."""
+    machine, training = cluster_of_kind("a100", 64), Training(sums="program")
+
+    def exposed(microbatches, *, stage=stage, training=training):
+        sharded = {"sharding": 2, "sharding_stage": stage} if stage else {}
+        plan = Plan.from_degrees(dp=4 if stage else 8, pp=8, num_microbatches=microbatches, **sharded)
+        return predict(GPT, plan, machine, 64 * microbatches, training).times.exposed
+
+    assert exposed(16)["dp"] == pytest.approx(exposed(32)["dp"])
+    if stage == 2:
+        assert exposed(16) == pytest.approx(exposed(16, stage=1))
+    else:
+        assert exposed(16) == pytest.approx(exposed(16, training=Training(sums="once")))
 
 
 def test_a_faster_device_is_never_slower():
