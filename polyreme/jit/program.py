@@ -7,6 +7,7 @@ function writes is donated. A function whose result wants gradients is one tape 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -99,6 +100,8 @@ def _counts(tensors: list[TensorState]) -> list[int]:
     return found
 
 
+# Seconds from which on what a compilation leaves is worth the milliseconds that handing it back takes.
+_LONG_COMPILATION = 1.0
 _SOLE_OWNER = _Probe.sole_owner()
 
 
@@ -151,6 +154,7 @@ class Program:
         if self.found.differentiable:
             self._kernel = Kernel(lambda *arrays: self._flat(*arrays), getattr(fn, "__name__", "captured"), saves=True)
         else:
+            self._compiled = False
             self._jitted = jax.jit(
                 self._pure,
                 donate_argnums=0,
@@ -231,7 +235,10 @@ class Program:
             donated.append(array if sys.getrefcount(array) <= _SOLE_OWNER else jnp.copy(array))
         array = None
         kept = [t._array for t in tensors[count:]]
-        outs, written, extra = self._jitted(donated, kept, *[arguments[i]._array for i in self._free])
+        free = [arguments[i]._array for i in self._free]
+        if not self._compiled:
+            self._compile(donated, kept, *free)
+        outs, written, extra = self._jitted(donated, kept, *free)
         del donated
         for tensor, array in zip(tensors, written, strict=False):
             tensor._array = array
@@ -244,6 +251,15 @@ class Program:
         outs = self._jitted([], [], *arrays)[0]
         return tape.factory.tensor(outs[0]) if self._one_array else self._result(outs, arguments)
 
+    def _compile(self, *arrays: Any) -> None:
+        """Compile ahead of the first call, which finds the program in jax's cache, so that memory can be handed back
+        before the program takes its own."""
+        start = time.perf_counter()
+        self._jitted.lower(*arrays).compile()
+        if time.perf_counter() - start > _LONG_COMPILATION:
+            backend.hand_back_freed()
+        self._compiled = True
+
     def compiled(self, arguments: list[TensorState]) -> Any:
         """The jax.stages.Compiled of this program for these arguments."""
         tensors, given = self._current(), [described(arguments[i]._array) for i in self._free]
@@ -251,7 +267,7 @@ class Program:
         with names_in_cache_key():
             if self.found.differentiable:
                 forward: Any = self._kernel.forward
-                return forward.lower(*arrays, **given).compile()
+                return forward.lower(*arrays, *given).compile()
             return self._jitted.lower(arrays[: self._num_written], arrays[self._num_written :], *given).compile()
 
     def _current(self) -> list[TensorState]:

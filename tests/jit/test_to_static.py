@@ -545,3 +545,21 @@ def test_a_capture_sees_only_its_own_thread():
     outside.stop_gradient = False  # would be a changed guard, were it state of fn
     fn(vector(3.0))
     assert sum(len(p) for p in fn.programs.values()) == 1
+
+
+def test_what_a_long_compilation_leaves_is_handed_back_once(monkeypatch):
+    handed_back = []
+    monkeypatch.setattr("polyreme.jit.program._LONG_COMPILATION", 0.0)
+    monkeypatch.setattr("polyreme.core.backend.hand_back_freed", lambda: handed_back.append(True))
+    counter = to_tensor(np.zeros(3, np.float32))
+
+    @to_static
+    def grow():
+        counter.add_(1.0)
+
+    for _ in range(3):
+        grow()
+    assert counter.tolist() == [3.0, 3.0, 3.0]
+    assert len(handed_back) == 1
+    (program,) = grow.concrete_programs()
+    assert program._jitted._cache_size() == 1
