@@ -13,11 +13,11 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     """x @ weight + bias over the last dim: [..., in], [in, out], [out] -> [..., out].
 
     On CPU the leading dims are flattened first: the weight gradient is then one 2-D product (rows_product), which XLA
-    gives to its fast matmul; contracting over two leading dims takes about twice as long. A leading dim that is sharded
-    stays sharded (it is the major one of the flattened dim); a sharded second dim is gathered there, on CPU only: join
-    such dims first (ops.segment.join_tokens). That gradient is made as [in, out]; JAX makes [out, in] and transposes,
-    which XLA cannot undo where a sum over devices stands between, and every pass of the optimizer then reads across
-    rows.
+    gives to its fast matmul; contracting over two leading dims takes about twice as long. Small 2-D ones stay plain. A
+    leading dim that is sharded stays sharded (it is the major one of the flattened dim); a sharded second dim is
+    gathered there, on CPU only: join such dims first (ops.segment.join_tokens). That gradient is made as [in, out]; JAX
+    makes [out, in] and transposes, which XLA cannot undo where a sum over devices stands between, and every pass of the
+    optimizer then reads across rows.
     Reverse mode of any order; for forward mode use linear_plain.
 
     Raises ShapeError when the dims do not fit.
@@ -26,7 +26,7 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     (2, 5, 4)
     """
     _check(x, weight, bias)
-    if select.backend() != "cpu" or x.ndim < 2:
+    if select.backend() != "cpu" or x.ndim < 2 or (x.ndim == 2 and not _is_large(x, weight.shape[1])):
         return linear_plain(x, weight, bias)
     *leading, inner = x.shape
     y = _product(x.reshape(math.prod(leading), inner), weight).reshape(*leading, weight.shape[1])
@@ -57,16 +57,25 @@ def _product_bwd(residuals, dy):
 _product.defvjp(_product_fwd, _product_bwd)
 
 
+_LARGE = 1 << 23
+"""Multiplications from which on a product's kernel matters more than what a barrier keeps XLA from merging: the layers
+of a small network differentiated several times have fewer (1024 x 64 x 64), those of a transformer more."""
+
+
+def _is_large(x: jax.Array, width: int) -> bool:
+    return x.size * width >= _LARGE
+
+
 def rows_product(x: jax.Array, y: jax.Array, acc: jnp.dtype | None = None) -> jax.Array:
     """x^T y: [..., n, a], [..., n, b] -> [..., a, b], accumulated in dtype acc if given.
 
-    On CPU the transposed x is made first, which the barrier keeps XLA from undoing: it then gives the product to the
-    kernels that it gives all others to. Else it calls oneDNN, which for this order runs at a third of the speed without
-    AVX-512, and at half of it for 1024 rows by 256 with it; the transpose costs 2 to 10% of the product
-    (benchmarks/products.py).
+    On CPU the transposed x of a large product is made first, which the barrier keeps XLA from undoing: it then gives
+    the product to the kernels that it gives all others to. Else it calls oneDNN, which for this order runs at a third
+    of the speed without AVX-512, and at 0.7 of it for 1024 rows by 256 with it; the transpose costs 2 to 15% of the
+    product (benchmarks/products.py).
     """
     turned = jnp.swapaxes(x, -1, -2)
-    if select.backend() == "cpu":
+    if select.backend() == "cpu" and _is_large(x, y.shape[-1]):
         turned = jax.lax.optimization_barrier(turned)
     return jnp.matmul(turned, y, preferred_element_type=acc)
 

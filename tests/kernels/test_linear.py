@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 import polyreme.core  # noqa: F401  (configures jax: eight CPU devices, x64)
 from polyreme.errors import ShapeError
 from polyreme.kernels import linear, linear_plain
+from polyreme.kernels.linear import rows_product
 
 from .tolerance import assert_near
 
@@ -68,3 +69,19 @@ def test_refuses_what_does_not_fit():
         linear(x, w.T)
     with pytest.raises(ShapeError, match=r"bias \[6\] must be \[4\]"):
         linear(x, w, normal(2, 6))
+
+
+def test_the_transpose_of_a_large_weight_gradient_is_made_first():
+    x, dy = normal(0, 1024, 128) / 32, normal(1, 1024, 64)
+    compiled = jax.jit(rows_product).lower(x, dy).compile()
+    assert "lhs_contracting_dims={1}" in compiled.as_text()
+    assert "lhs_contracting_dims={0}" not in compiled.as_text()
+    assert_near(compiled(x, dy), x.T @ dy, jnp.float32, terms=1024)
+    # a second derivative, through the barrier: of sum((x^T y)^2) / 2 it is x x^T y
+    again = jax.grad(lambda y: (jax.grad(lambda y: (rows_product(x, y) ** 2).sum() / 2)(y) * dy).sum())(dy)
+    assert_near(again, x @ (x.T @ dy), jnp.float32, terms=1024 + 128)
+
+
+def test_small_products_are_left_to_the_compiler():
+    step = jax.make_jaxpr(rows_product)(normal(0, 64, 16), normal(1, 64, 16))
+    assert "optimization_barrier" not in str(step)
