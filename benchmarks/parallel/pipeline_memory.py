@@ -22,11 +22,11 @@ from polyreme.distributed.pipeline.chunks import in_chunks
 from polyreme.distributed.pipeline.run import Run
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.pipeline.update import StagedUpdate
+from polyreme.mesh import SCHEDULES
 from polyreme.training.microbatches import cut
 
 STAGES, MICROBATCHES, ROWS = 4, 8, 2
 Most = collections.Counter[tuple[str, int]]
-VIRTUAL = {"FThenB": 1, "1F1B": 1, "ZBH1": 1, "VPP": 2, "ZBVPP": 2}
 
 
 def on_one_device(arrays: Any) -> int:
@@ -97,9 +97,7 @@ def bound(schedule: Any, stage: int, costs: list[int]) -> int:
 
 def measure(name: str) -> list[tuple]:
     """The rows of a schedule."""
-    plan = s.Plan.from_degrees(
-        pp=STAGES, dp=2, schedule=name, virtual_stages=VIRTUAL[name], num_microbatches=MICROBATCHES
-    )
+    plan = s.Plan.from_degrees(pp=STAGES, dp=2, schedule=name, num_microbatches=MICROBATCHES)
     s.clear_plan()
     rng.seed(3)
     model = s.GPT(s.GPTConfig.nano(num_layers=8, dropout=0.1))
@@ -144,7 +142,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", metavar="NAME", help="also write benchmarks/results/NAME.md")
     options = parser.parse_args()
-    text = s.markdown([HEAD, *(row for name in VIRTUAL for row in measure(name))])
+    text = s.markdown([HEAD, *(row for name in SCHEDULES for row in measure(name))])
     print(text)
     if options.save:
         what = (

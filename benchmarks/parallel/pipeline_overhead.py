@@ -18,25 +18,25 @@ from steps import jax, np, rng
 from polyreme import nn
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.pipeline.runtime import Pipeline
+from polyreme.mesh import SCHEDULES
 from polyreme.training.microbatches import cut
 
 STAGES, MICROBATCHES = 8, 16
 TARGET = 150.0
-VIRTUAL = {"FThenB": 1, "1F1B": 1, "ZBH1": 1, "VPP": 2, "ZBVPP": 2}
 
 
 class Side:
     """A pipeline of tiny chunks under one schedule."""
 
     def __init__(self, schedule: str) -> None:
-        virtual = VIRTUAL[schedule]
-        plan = s.Plan.from_degrees(pp=STAGES, schedule=schedule, virtual_stages=virtual, num_microbatches=MICROBATCHES)
+        plan = s.Plan.from_degrees(pp=STAGES, schedule=schedule, num_microbatches=MICROBATCHES)
+        is_v = plan.schedule_kind.is_v
         s.clear_plan()
         layers = PipelineLayer(
-            [nn.Linear(4, 4) for _ in range(STAGES * virtual)],
+            [nn.Linear(4, 4) for _ in plan.stage_of_chunk],
             num_stages=STAGES,
-            num_virtual_pipeline_stages=None if schedule == "ZBVPP" else virtual,
-            use_dualpipev=schedule == "ZBVPP",
+            num_virtual_pipeline_stages=None if is_v else plan.virtual_stages,
+            use_dualpipev=is_v,
         )
         chunks = layers.get_model_chunks()
         self.layout = s.apply_plan(plan, layers, jax.devices()[:STAGES], chunks=chunks)
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--save", metavar="NAME", help="also write benchmarks/results/NAME.md")
     options = parser.parse_args()
-    sides = {schedule: Side(schedule) for schedule in VIRTUAL}
+    sides = {schedule: Side(schedule) for schedule in SCHEDULES}
     for side in sides.values():
         side()
         side()  # the second call is the first that compiles nothing

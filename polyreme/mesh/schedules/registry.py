@@ -13,8 +13,8 @@ from polyreme.registry import Registry
 SCHEDULES: Registry[ScheduleKind] = Registry(
     "schedule", [GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE_H1, ZERO_BUBBLE_V]
 )
-"""Pipeline schedules by name, as the public API spells them, in the order that lists show them. Of two plans of equal
-time the planner takes the earlier schedule."""
+"""Pipeline schedules by name, as the public API spells them, plainest first: lists show them in this order, the
+planner judges a mesh by the first that it considers, and of two plans of equal time takes the earlier."""
 
 DEFAULT_SCHEDULE = ONE_F_ONE_B.name
 """What a plan with a pipeline has unless it names another."""

@@ -1,6 +1,6 @@
 """A schedule that only this file knows works everywhere: adding one takes its record and nothing else.
 
-It is 1F1B with twice the warm-up ("eager 1F1B", arXiv:2211.05322, section 4): one microbatch more waits beside each
+It is 1F1B with twice the warm-up ("eager 1F1B", arXiv:2211.05322): one microbatch more waits beside each
 that 1F1B has under way, so that a send is hidden behind another microbatch's work.
 """
 
