@@ -11,7 +11,7 @@ from polyreme.distributed.pipeline import runtime
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.prove import prove
 from polyreme.errors import ConfigError, NumericsError
-from polyreme.mesh import Plan
+from polyreme.mesh import SCHEDULES, Plan
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.nn.clip import ClipGradByGlobalNorm
@@ -54,7 +54,7 @@ CASES = [
     *[
         case(family, slow=True, pp=2, sharding=2, mp=2, sharding_stage=stage, schedule=schedule, num_microbatches=4)
         for family, stage in (("gpt", 1), ("llama", 2), ("gpt", 3))
-        for schedule in ("FThenB", "1F1B", "VPP", "ZBH1", "ZBVPP")
+        for schedule in SCHEDULES
     ],
     case("gpt", slow=True, dp=8),
     case("llama", slow=True, mp=2, sep=2, pp=2, sep_attention="ring", schedule="1F1B", num_microbatches=2),

@@ -24,7 +24,7 @@ from polyreme.mesh import schedule as schedule_module
 from polyreme.mesh.schedule import measured_bubble, published_bubble
 from polyreme.mesh.schedules import ScheduleKind, record, registry
 
-ALL = (("FThenB", 1), ("1F1B", 1), ("VPP", 2), ("VPP", 3), ("ZBH1", 1), ("ZBVPP", 2))
+ALL = (("FThenB", 1), ("1F1B", 1), ("Eager1F1B", 1), ("VPP", 2), ("VPP", 3), ("ZBH1", 1), ("ZBVPP", 2))
 SPLIT = ("ZBH1", "ZBVPP")
 every_schedule = pytest.mark.parametrize(("name", "v"), ALL)
 
@@ -89,13 +89,14 @@ def test_live_activations_stay_within_the_bound(size):
         bound = {
             "FThenB": m,
             "1F1B": min(p - s, m),
+            "Eager1F1B": min(2 * (p - s) - 1, m),
             "VPP": min(m * v, 2 * (p - s - 1) + (v - 1) * group + 1),
             "ZBH1": min(p, m),
             "ZBVPP": min(2 * p, 2 * m),
         }[name]
         last = "W" if name in SPLIT else "B"
         assert schedule.peak_live(s) == schedule.peak_live(s, until=last) == most_live(schedule, s, last) <= bound
-        if name in ("FThenB", "1F1B"):
+        if name in ("FThenB", "1F1B", "Eager1F1B"):
             assert schedule.peak_live(s) == bound
         if name == "ZBH1":  # until B, stage by stage what 1F1B holds
             assert schedule.peak_live(s, until="B") == most_live(schedule, s, "B") == min(p - s, m)
@@ -123,7 +124,7 @@ def test_order_is_a_timeline_that_could_happen(size, costs, send):
     assert schedule.bubble_fraction(durations) == idle / (p * max(end.values()))
 
 
-@pytest.mark.parametrize("name", ["FThenB", "1F1B"])
+@pytest.mark.parametrize("name", ["FThenB", "1F1B", "Eager1F1B"])
 @pytest.mark.parametrize("p", range(1, 9))
 def test_gpipe_and_1f1b_idle_p_minus_1_microbatches(name, p):
     """Narayanan et al. 2021, arXiv:2104.04473, 2.2.1: idle time (p - 1)(tF + tB) a stage, whatever tF and tB."""
@@ -133,6 +134,14 @@ def test_gpipe_and_1f1b_idle_p_minus_1_microbatches(name, p):
             makespan = make_schedule(name, p, m).makespan(durations)
             assert makespan - m * (forward + backward) == (p - 1) * (forward + backward)
         assert make_schedule(name, p, m).bubble_fraction() == float(Fraction(p - 1, m + p - 1))
+
+
+@pytest.mark.parametrize("p", range(2, 9))
+def test_eager_hides_sends_that_1f1b_waits_for(p):
+    """A send as long as half a microbatch's forward costs fill and drain alone: 2 (p - 1) of them."""
+    durations = Durations(1, 1, 1, 0.5)
+    eager, plain = (make_schedule(name, p, 4 * p).makespan(durations) for name in ("Eager1F1B", "1F1B"))
+    assert eager == 3 * (4 * p + p - 1) + 2 * (p - 1) * 0.5 < plain
 
 
 @pytest.mark.parametrize("v", [2, 3, 4])
@@ -219,7 +228,7 @@ def test_names_are_those_a_plan_takes(name):
     ("arguments", "message"),
     [
         (("ZBH", 2, 2), "unknown schedule 'ZBH'; did you mean 'ZBH1'"),
-        (("gpipe", 2, 2), "unknown schedule 'gpipe'; the choices are FThenB, 1F1B, VPP, ZBH1, ZBVPP"),
+        (("gpipe", 2, 2), "unknown schedule 'gpipe'; the choices are FThenB, 1F1B, Eager1F1B, VPP, ZBH1, ZBVPP"),
         (("1F1B", 0, 2), "1F1B with num_stages=0; give a whole number"),
         (("1F1B", 2, 2.0), r"num_microbatches=2.0; give a whole number"),
         (("1F1B", 2, True), "num_microbatches=True"),

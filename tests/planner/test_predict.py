@@ -117,7 +117,9 @@ def test_a_layer_of_the_22b_model_takes_as_long_as_was_published(is_cut, recompu
 # pipelines
 
 
-@pytest.mark.parametrize(("name", "v"), [("FThenB", 1), ("1F1B", 1), ("VPP", 2), ("VPP", 3), ("ZBH1", 1), ("ZBVPP", 2)])
+@pytest.mark.parametrize(
+    ("name", "v"), [("FThenB", 1), ("1F1B", 1), ("Eager1F1B", 1), ("VPP", 2), ("VPP", 3), ("ZBH1", 1), ("ZBVPP", 2)]
+)
 @pytest.mark.parametrize("p", [2, 4])
 def test_the_closed_form_is_the_timeline_of_even_chunks(name, v, p):
     for m in (2 * p, 4 * p):
