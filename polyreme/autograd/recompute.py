@@ -27,7 +27,7 @@ from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, GradError, did_you_mean
-from polyreme.jit.capture import Capture
+from polyreme.jit.capture import Capture, capture_in_progress
 from polyreme.jit.region import Inputs, Out, Region, adopt, adopt_grad, evaluate, separating, trace
 from polyreme.jit.structure import flatten, rebuild, tensors_in
 from polyreme.mesh import RECOMPUTE
@@ -95,9 +95,9 @@ def run_again(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any],
     """
     if not tape.grad_mode.enabled:
         return function(*args, **kwargs)
+    if (recorder := state.recorder()) is not None:
+        return recorder.recompute(function, args, kwargs)
     active = state.watch.active
-    if state.recording():
-        return active.recompute(function, args, kwargs)
     if active is None or isinstance(active, _Notes):
         return _call_eagerly(function, args, kwargs, keep)
     return separating(lambda: _call_captured(function, args, kwargs, keep))
@@ -178,7 +178,7 @@ class _Notes(Capture):
 def _noting() -> Iterator[_Notes]:
     """Notes on what the block reads and writes; what it tapes is packed by no hook, for it is not kept."""
     outer, pair = state.watch.active, tape.saved_hooks.pair
-    state.watch.active = notes = _Notes(outer)
+    state.watch.active = notes = _Notes(capture_in_progress())
     tape.saved_hooks.pair = None
     try:
         yield notes
@@ -459,8 +459,9 @@ def _show(metas: Sequence[tuple]) -> str:
 
 
 def _call_captured(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], keep: Keep) -> Any:
-    convert = state.watch.active.converted
-    region = trace(lambda: [convert(function)(*args, **kwargs)])
+    watcher = state.code_watcher()
+    converted = function if watcher is None else watcher.converted(function)
+    region = trace(lambda: [converted(*args, **kwargs)])
     inputs = Inputs([region])
     consts = inputs.consts(region)
     moved = _arguments(args, kwargs) if keep.moves else set()

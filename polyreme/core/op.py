@@ -291,7 +291,7 @@ def recorded(fn: Callable[..., Any] | None = None, *, acts: bool = False) -> Any
             active = watch.active
             if active is None:
                 return fn(*args, **kwargs)
-            if active.records:
+            if active.records is True:
                 return active.call(name, args, kwargs)
             result = fn(*args, **kwargs)
             active.called(name, args, kwargs, result)

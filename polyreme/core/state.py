@@ -6,15 +6,15 @@ Eager Tensors and random generators are made of this; capture sees all of a prog
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, ClassVar
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar, Literal, Protocol
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
-from polyreme.errors import CaptureError, PlacementError
+from polyreme.errors import CaptureError, PlacementError, ProgramError
 
 
 class TensorState:
@@ -38,11 +38,73 @@ class TensorState:
             watch.active.created(self)
 
 
+class Watcher(Protocol):
+    """What watches the Tensors and Layers of a thread while its code is captured or recorded.
+
+    stages: Tensors may have no values. made: ids of the Tensors made inside. converted: fn -> fn with its control flow
+    converted.
+    """
+
+    stages: ClassVar[bool]
+
+    @property
+    def converted(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+    @property
+    def made(self) -> Container[int]: ...
+    def created(self, tensor: TensorState) -> None: ...
+    def touch(self, tensor: TensorState) -> None: ...
+    def read(self, tensor: TensorState) -> Any: ...
+    def write(self, tensor: TensorState, array: Any) -> None: ...
+    def has_value(self, tensor: TensorState) -> bool: ...
+    def host_read(self, tensor: TensorState, what: str) -> None: ...
+    def entered(self, layer: Any) -> Callable[..., Any]: ...
+    def left(self) -> None: ...
+
+
+class CodeWatcher(Watcher, Protocol):
+    """Watches code that runs op by op, on tracers or on values. Its members: jit.capture.Capture."""
+
+    records: ClassVar[Literal[False]]
+    detach: bool
+
+    @property
+    def outer(self) -> CodeWatcher | None: ...
+    @property
+    def before(self) -> Mapping[int, Any]: ...
+    def called(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None: ...
+    def copied(self, tensor: TensorState, made: TensorState) -> None: ...
+    def scope_of(self, node: Any) -> AbstractContextManager: ...
+
+
+class ProgramRecorder(Watcher, Protocol):
+    """Records calls into a static Program. Its members: program.recorder.Recorder."""
+
+    records: ClassVar[Literal[True]]
+
+    def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any: ...
+    def carrying(self) -> AbstractContextManager[dict[int, Any]]: ...
+    def name_of(self, tensor: TensorState) -> str: ...
+    def changes(self, what: str) -> None: ...
+    def size_of(self, size: Any) -> Any: ...
+    def defined(self, op: Any, results: Sequence[Any], prefix: str) -> Any: ...
+    def declare(self, name: str, template: Any, initializer: Any) -> Any: ...
+    def declare_buffer(self, name: str, tensor: Any) -> Any: ...
+    def initialize(self, variable: TensorState, initializer: Any) -> None: ...
+    def cond(self, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any: ...
+    def while_loop(self, test: Callable, body: Callable, init: Sequence[Any], maximum: int | None) -> list[Any]: ...
+    def recompute(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any: ...
+    def backward(self, loss: Any, parameters: Any, no_grad_set: Any) -> list[tuple[Any, Any]]: ...
+    def apply_gradients(self, optimizer: Any, pairs: Any, startup_program: Any) -> list[Any]: ...
+    def minimize(
+        self, optimizer: Any, loss: Any, startup_program: Any, parameters: Any, no_grad_set: Any
+    ) -> tuple[list[Any], list[tuple[Any, Any]]]: ...
+
+
 class _Watch(threading.local):
-    """The capture in progress in this thread, or None: what other threads do meanwhile is none of its business."""
+    """The watcher of this thread, or None: what other threads do meanwhile is none of its business."""
 
     def __init__(self) -> None:
-        self.active: Any = None
+        self.active: CodeWatcher | ProgramRecorder | None = None
 
 
 watch = _Watch()
@@ -56,6 +118,26 @@ def capturing() -> bool:
 def recording() -> bool:
     """Whether ops called in this thread are recorded into a static Program."""
     return watch.active is not None and watch.active.records
+
+
+def code_watcher() -> CodeWatcher | None:
+    """The watcher of this thread's code; None where nothing is captured, and where a Program is recorded."""
+    active = watch.active
+    return None if active is None or active.records is True else active
+
+
+def recorder() -> ProgramRecorder | None:
+    """What records this thread's calls into a static Program; None where they are not."""
+    active = watch.active
+    return active if active is not None and active.records is True else None
+
+
+def require_recorder(what: str) -> ProgramRecorder:
+    """The recorder of this thread. Raises ProgramError, naming what needs it, outside static mode."""
+    found = recorder()
+    if found is None:
+        raise ProgramError(f"{what} belongs to a static Program, and none is recorded; call enable_static() first")
+    return found
 
 
 class _LeafHooks:
@@ -83,6 +165,12 @@ def write(tensor: TensorState, array: Any) -> None:
         watch.active.write(tensor, array)
     else:
         tensor._array = array
+
+
+def touch(tensor: TensorState) -> None:
+    """Tell the capture in progress that the tensor is about to be read or changed."""
+    if watch.active is not None:
+        watch.active.touch(tensor)
 
 
 def host(tensor: TensorState, what: str) -> np.ndarray:

@@ -23,9 +23,10 @@ def _operator(name: str) -> Any:
     """An operator of Size, as Tensors have it."""
 
     def compute(size: Size, *operands: Any) -> Any:
-        if not state.recording():
+        recorder = state.recorder()
+        if recorder is None:
             raise CaptureError(f"{size.described} is not known before Executor.run; compute with it in static mode")
-        return getattr(state.watch.active.size_of(size), name)(*operands)
+        return getattr(recorder.size_of(size), name)(*operands)
 
     return compute
 

@@ -59,9 +59,8 @@ class GradientMerge:
         state.write(self._count, count)
 
     def _live(self) -> list[Any]:
-        if state.watch.active is not None:
-            for p in self.optimizer._parameters:
-                state.watch.active.touch(p)
+        for p in self.optimizer._parameters:
+            state.touch(p)
         return [p for p in self.optimizer._parameters if not p.stop_gradient and (p._grad is not None or self._has(p))]
 
     @staticmethod

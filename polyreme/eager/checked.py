@@ -25,13 +25,13 @@ class CheckedEager(Eager):
     def run(self, op: Op, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The result of the op; raises NumericsError as core.checked says."""
         watching = state.watch.active
-        if watching is not None and watching.records:
+        if watching is not None and watching.records is True:
             return super().run(op, args, kwargs)
         if watching is None:
             raise_late()
         given = floats_in([*args, *kwargs.values()])
         layer = layer_here()
-        if watching is not None and getattr(watching, "detach", False):
+        if watching is not None and watching.detach:
             # jax will differentiate this code without walking the tape
             args = tuple(_observed(a, f"the backward of {op.name}", i, layer) for i, a in enumerate(args))
         result = super().run(op, args, kwargs)

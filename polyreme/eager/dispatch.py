@@ -114,7 +114,7 @@ class Eager:
         """run, for calls of any kind. form: under which later calls like this one may find the kernel at once."""
         # read once: they are per thread, which makes reading them dear
         watching, placed = _watch.active, _placed.layout
-        if watching is not None and watching.records:
+        if watching is not None and watching.records is True:
             return watching.call(op.name, args, kwargs)
         out = None
         if form is not None and not _says_all(op, args, kwargs):

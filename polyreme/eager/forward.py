@@ -39,8 +39,7 @@ def push(
     known = {tape.edge_key(tape.edge_of(t)): jet for t, jet in starts}
     cut = set(known) if constants else set()
     for end in ends:
-        if state.watch.active is not None:
-            state.watch.active.touch(end)
+        state.touch(end)
     for node in _between(ends, set(known)):
         jets = [None if edge is None else known.get(tape.edge_key(edge)) for edge in node.edges]
         if isinstance(node, tape.KernelNode):

@@ -269,9 +269,9 @@ def apply(kernel: Kernel, arrays: tuple, edges: tuple[Edge, ...]) -> Any:
     if not grad_mode.enabled or not any(mask := _mask(edges)):
         return untaped(kernel.forward(*arrays))
     if kernel.saves and saved_hooks.pair is None:
-        active = state.watch.active
+        watcher = state.code_watcher()
         # where jax differentiates the captured code as a whole, a pullback here would hide a kernel's own backward
-        if active is None or not active.detach:
+        if watcher is None or not watcher.detach:
             outs, pullback = kernel.forward_saving(mask)(*arrays)
             return results(kernel, arrays, edges, outs, pullback)
     return results(kernel, arrays, edges, kernel.forward(*arrays))
@@ -438,11 +438,11 @@ class _Walk:
 
 def _gradients(node: Node, slots: dict[int, TensorState], create_graph: bool) -> Sequence[TensorState | None]:
     cotangents = [slots.get(i) for i in range(getattr(node, "num_outputs", 1))]
-    active = state.watch.active
-    if active is None:
+    watcher = state.code_watcher()
+    if watcher is None:
         found = node.gradients(cotangents, create_graph)
     else:
-        with active.scope_of(node):
+        with watcher.scope_of(node):
             found = node.gradients(cotangents, create_graph)
     if checked.on:
         check_gradients(node, cotangents, found)
@@ -529,9 +529,8 @@ def _seed_cotangent(root: TensorState, given: TensorState | None, what: str) -> 
 
 
 def _start(walk: _Walk, roots: Sequence[TensorState], cotangents: Sequence[TensorState | None], what: str) -> None:
-    if state.watch.active is not None:
-        for root in roots:
-            state.watch.active.touch(root)
+    for root in roots:
+        state.touch(root)
     if walk.wanted is not None:
         walk.prepare([edge_of(r) for r in roots])
     for root, given in zip(roots, cotangents, strict=True):
@@ -574,8 +573,7 @@ def _store(leaf: TensorState, gradient: TensorState) -> None:
         return
     array = _laid_out(leaf, gradient._array)
     if have is None:
-        if state.watch.active is not None:
-            state.watch.active.touch(leaf)
+        state.touch(leaf)
         # a Tensor of its own: later backward passes add into it, and the gradient may be another leaf's or the user's
         leaf._grad = factory.tensor(array)
         return

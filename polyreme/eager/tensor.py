@@ -271,8 +271,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, Memory, Rewriting, 
     def grad(self, value: Tensor | None) -> None:
         if value is not None and tuple(value._array.shape) != tuple(self._array.shape):
             raise ShapeError(f"grad must have the Tensor's shape {self.shape}, got {value.shape}")
-        if state.watch.active is not None:
-            state.watch.active.touch(self)
+        state.touch(self)
         self._grad = value
         self._reads_zero = False
 
@@ -678,8 +677,8 @@ def _copy(x: Tensor) -> Tensor:
 
 def _same_value(x: Tensor, made: Tensor) -> Tensor:
     """made, a copy of x, of which whoever watches is told: no op made it."""
-    if state.watch.active is not None:
-        state.watch.active.copied(x, made)
+    if (watcher := state.code_watcher()) is not None:
+        watcher.copied(x, made)
     return made
 
 

@@ -83,8 +83,8 @@ def branch(
     structure between the sides.
     """
     used = len(names) if num_used is None else num_used
-    if state.recording():
-        ends = state.watch.active.cond(pred, *(lambda run=run: list(run())[:used] for run in runs))
+    if (recorder := state.recorder()) is not None:
+        ends = recorder.cond(pred, *(lambda run=run: list(run())[:used] for run in runs))
         return [*ends, *(Undefined(name) for name in names[used:])]
     given = condition(pred)
     line = user_line()

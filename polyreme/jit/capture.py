@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import malt
@@ -121,7 +121,7 @@ class Capture:
     """
 
     stages: ClassVar[bool] = True
-    records: ClassVar[bool] = False  # a Program does
+    records: ClassVar[Literal[False]] = False  # into a Program
 
     def __init__(
         self,
@@ -219,6 +219,12 @@ class Capture:
         """Put every state Tensor back as it was."""
         for before in self.before.values():
             before.restore()
+
+
+def capture_in_progress() -> Capture | None:
+    """The capture of this thread's code, or None; also None where a Program is recorded."""
+    active = state.watch.active
+    return active if isinstance(active, Capture) else None
 
 
 @contextmanager

@@ -47,8 +47,8 @@ def cond(pred: Any, true_fn: Callable[[], Any] | None = None, false_fn: Callable
         if fn is not None and not callable(fn):
             raise TypeError(f"cond: {what} must be callable, got {type(fn).__name__}")
     runs = tuple((lambda: None) if f is None else f for f in (true_fn, false_fn))
-    if state.recording() and staged(pred):
-        return state.watch.active.cond(pred, *runs)
+    if (recorder := state.recorder()) is not None and staged(pred):
+        return recorder.cond(pred, *runs)
     if not staged(pred):
         return runs[0]() if pred else runs[1]()
     label = "the result of cond" if return_names is None else ", ".join(return_names)
@@ -78,8 +78,8 @@ def while_loop(
     if maximum_iterations is not None and (type(maximum_iterations) is not int or maximum_iterations < 0):
         raise ConfigError(f"while_loop: maximum_iterations is None or an int of at least 0, got {maximum_iterations!r}")
     now = list(loop_vars)
-    if state.recording():
-        return state.watch.active.while_loop(cond, body, now, maximum_iterations)
+    if (recorder := state.recorder()) is not None:
+        return recorder.while_loop(cond, body, now, maximum_iterations)
     steps = itertools.count() if maximum_iterations is None else range(maximum_iterations)
     for done in steps:
         go = cond(*now)

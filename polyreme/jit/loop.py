@@ -71,14 +71,16 @@ def loop(
     maximum: a bound on the number of steps; with one, gradients flow through the loop, at the cost of always running
     that many. Raises CaptureError for a variable that changes shape, dtype or structure from one step to the next.
     """
-    if state.recording():
-        _recorded(test, body, get, put, maximum)
+    if (recorder := state.recorder()) is not None:
+        _recorded(recorder, test, body, get, put, maximum)
         return
     line = user_line()
     accounting(lambda known: separating(lambda: _loop(known, test, body, get, put, names, what, line, maximum)))
 
 
-def _recorded(test: Callable, body: Callable, get: Callable, put: Callable, maximum: int | None) -> None:
+def _recorded(
+    recorder: state.ProgramRecorder, test: Callable, body: Callable, get: Callable, put: Callable, maximum: int | None
+) -> None:
     """The loop as an operation of a static Program, which carries Tensors and numbers; other variables stay."""
     start = list(get())
     carried = [i for i, value in enumerate(start) if isinstance(value, (TensorState, int, float, complex))]
@@ -99,7 +101,7 @@ def _recorded(test: Callable, body: Callable, get: Callable, put: Callable, maxi
         ends = list(get())
         return [ends[at] for at in carried]
 
-    fill(state.watch.active.while_loop(tested, step, [start[at] for at in carried], maximum))
+    fill(recorder.while_loop(tested, step, [start[at] for at in carried], maximum))
 
 
 def _loop(
@@ -214,7 +216,7 @@ class _Loop:
         self.now = [self._value(i, given) for i in range(len(self.names))]
         self.put(self.now)
         for tensor, array in zip(self.state.values(), arrays[len(given) :], strict=True):
-            state.watch.active.touch(tensor)
+            state.touch(tensor)
             tensor._array = array
         self.placed = arrays[len(given) :]
 

@@ -149,8 +149,8 @@ def _region() -> RegionCapture | None:
 def note_items(owner: Any) -> None:
     """The content of owner is about to be changed, if it is a container."""
     region = _region()
-    if state.recording() and isinstance(owner, _CONTAINERS):
-        state.watch.active.changes(_name_of(owner))
+    if (recorder := state.recorder()) is not None and isinstance(owner, _CONTAINERS):
+        recorder.changes(_name_of(owner))
     if region is not None and isinstance(owner, _CONTAINERS):
         region.note(id(owner), lambda: Items(owner, _name_of(owner)))
 
@@ -158,8 +158,8 @@ def note_items(owner: Any) -> None:
 def note_attribute(owner: Any, attribute: str) -> None:
     """An attribute is about to be set or deleted."""
     region = _region()
-    if state.recording() and not isinstance(owner, TensorState):
-        state.watch.active.changes(f"{type(owner).__name__}.{attribute}")
+    if (recorder := state.recorder()) is not None and not isinstance(owner, TensorState):
+        recorder.changes(f"{type(owner).__name__}.{attribute}")
     if region is not None and not isinstance(owner, TensorState):
         region.note((id(owner), attribute), lambda: Attribute(owner, attribute))
 

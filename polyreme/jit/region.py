@@ -21,7 +21,7 @@ from polyreme.core.abstract import original
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.errors import CaptureError
-from polyreme.jit.capture import check_known_to_jax, history_freed, is_live, user_line, watching
+from polyreme.jit.capture import capture_in_progress, check_known_to_jax, history_freed, is_live, user_line, watching
 from polyreme.jit.mutation import RegionCapture
 from polyreme.jit.structure import Spec, flatten
 
@@ -68,7 +68,7 @@ class Out:
 
 def trace(run: Callable[..., Sequence[Any]], avals: Sequence[Any] = ()) -> Region:
     """Run Python once on tracers of these shapes and dtypes; run returns the variables' values."""
-    region = Region(RegionCapture(state.watch.active))
+    region = Region(RegionCapture(capture_in_progress()))
     if region.capture.depth > _DEEPEST:
         raise CaptureError(
             f"{user_line()}: branches and loops on Tensors are nested more than {_DEEPEST} deep; a function that calls "
@@ -200,7 +200,7 @@ def unify(a: Any, b: Any) -> tuple[tuple[int, ...], np.dtype] | None:
 
 def adopt_grad(tensor: TensorState, gradient: TensorState | None) -> None:
     """Set a gradient that a region left, telling the capture around it."""
-    state.watch.active.touch(tensor)
+    state.touch(tensor)
     tensor._grad = gradient
 
 

@@ -190,8 +190,8 @@ class Layer(SecondNames):
         if tensor is not None and not isinstance(tensor, Tensor):
             raise TypeError(f"register_buffer({name!r}) needs a Tensor, got {type(tensor).__name__}")
         _check_name(self, name, self._buffers)
-        if tensor is not None and state.recording():
-            tensor = state.watch.active.declare_buffer(f"{self._full_name}.{name}", tensor)
+        if tensor is not None and (recorder := state.recorder()) is not None:
+            tensor = recorder.declare_buffer(f"{self._full_name}.{name}", tensor)
         self._buffers[name] = tensor
         if tensor is not None:
             tensor.persistable = persistable

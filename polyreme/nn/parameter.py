@@ -159,10 +159,10 @@ def make_parameter(
     """A Parameter with initial values from attr's initializer, else from the default one."""
     initializer = attr.initializer if attr.initializer is not None else default_initializer
     sizes = [int(s) for s in shape]
-    if state.recording():
+    if (recorder := state.recorder()) is not None:
         symbol = Symbol(attr.name or f"param_{next(_names)}", tuple(sizes), dtypes.as_dtype(dtype))
         made = _with_attributes(Parameter(symbol, trainable=attr.trainable, name=symbol.name, dims=dims), attr)
-        return state.watch.active.declare(symbol.name, made, initializer)
+        return recorder.declare(symbol.name, made, initializer)
     if making.lazily:
         array = Unmade(attr.name or f"param_{next(_names)}", tuple(sizes), dtypes.as_dtype(dtype))
         array.initializer = initializer

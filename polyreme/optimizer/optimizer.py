@@ -223,9 +223,9 @@ class Optimizer(OptimizerState):
         if isinstance(learning_rate, LRScheduler):
             return learning_rate()
         if (
-            state.recording()
+            (recorder := state.recorder()) is not None
             and isinstance(learning_rate, TensorState)
-            and not state.watch.active.has_value(learning_rate)
+            and not recorder.has_value(learning_rate)
         ):
             self.rate_variable = learning_rate
             return 0.0
@@ -265,10 +265,10 @@ class Optimizer(OptimizerState):
 
     @staticmethod
     def _live(parameters: Sequence[Any]) -> list[Any]:
-        if state.watch.active is not None:
+        if (watcher := state.watch.active) is not None:
             # which parameters have a gradient decides what is captured, so the capture must know of all of them
             for p in parameters:
-                state.watch.active.touch(p)
+                watcher.touch(p)
         return [p for p in parameters if p._grad is not None and not p.stop_gradient]
 
     def _update(self, devices: Devices, live: list[Any], skip: Tensor | None, squares: Sequence[Tensor]) -> None:
@@ -397,8 +397,8 @@ class Optimizer(OptimizerState):
         parameters: update only these. no_grad_set: leave these out. Returns (None, [(parameter, gradient), ...]).
         In static mode backward and the step are recorded, and the operations returned in place of None.
         """
-        if state.recording():
-            return state.watch.active.minimize(self, loss, startup_program, parameters, no_grad_set)
+        if (recorder := state.recorder()) is not None:
+            return recorder.minimize(self, loss, startup_program, parameters, no_grad_set)
         chosen = self._chosen("minimize", startup_program, parameters, no_grad_set)
         if all(p._grad is None for p in self._parameters):
             loss.backward()
@@ -414,9 +414,9 @@ class Optimizer(OptimizerState):
         callbacks: Any = None,
     ) -> list[tuple[Any, Any]]:
         """loss.backward(), or its recording in static mode; returns [(parameter, gradient), ...]."""
-        if state.recording() and callbacks is None:
+        if (recorder := state.recorder()) is not None and callbacks is None:
             chosen = parameters if parameters is not None else (self.parameters_given or None)
-            return state.watch.active.backward(loss, chosen, no_grad_set)
+            return recorder.backward(loss, chosen, no_grad_set)
         if callbacks is not None:
             raise ConfigError("backward: callbacks belong to static programs; use Tensor.register_hook")
         chosen = self._chosen("backward", startup_program, parameters, no_grad_set)
@@ -436,8 +436,8 @@ class Optimizer(OptimizerState):
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> Any:
         """Update from the (parameter, gradient) pairs given, and those parameters only."""
         pairs = list(params_grads)
-        if state.recording():
-            return state.watch.active.apply_gradients(self, pairs, None)
+        if (recorder := state.recorder()) is not None:
+            return recorder.apply_gradients(self, pairs, None)
         chosen = self._chosen("apply_gradients", None, [p for p, _ in pairs], None)
         for p, g in pairs:
             p.grad = g

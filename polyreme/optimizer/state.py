@@ -240,7 +240,7 @@ class OptimizerState:
 
 def _concrete(tensor: TensorState) -> jax.Array:
     """The tensor's array as it stood before the capture in progress, and those around it, if there are any."""
-    array, capture = tensor._array, state.watch.active
+    array, capture = tensor._array, state.code_watcher()
     while isinstance(array, Tracer) and capture is not None:
         if id(tensor) in capture.before:
             array = capture.before[id(tensor)].array

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from polyreme.core.state import TensorState
+from polyreme.core.state import ProgramRecorder, TensorState
 from polyreme.core.symbol import Symbol
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
@@ -26,15 +26,6 @@ from polyreme.program.operation import Operation
 from polyreme.program.values import Ref
 
 
-class Recording(Protocol):
-    """What a Recorder does for blocks."""
-
-    def carrying(self) -> Any: ...
-    def name_of(self, tensor: TensorState) -> str: ...
-    def defined(self, op: Operation, results: Sequence[Any], prefix: str) -> Any: ...
-    def write(self, tensor: TensorState, array: Any) -> None: ...
-
-
 @dataclass
 class Side:
     """A recorded block, what its code returned, and the values it gave to Variables from outside."""
@@ -46,7 +37,7 @@ class Side:
 
 
 @contextmanager
-def recording(recorder: Recording) -> Iterator[Side]:
+def recording(recorder: ProgramRecorder) -> Iterator[Side]:
     """Record what is called inside as a block; Variables from outside are as they were afterwards, also if it raises:
     then there is no such block.
     """
@@ -63,7 +54,7 @@ def recording(recorder: Recording) -> Iterator[Side]:
             side.ended[key], variable._array = variable._array, before
 
 
-def _record(recorder: Recording, fn: Callable[..., Any], args: Sequence[Any] = ()) -> Side:
+def _record(recorder: ProgramRecorder, fn: Callable[..., Any], args: Sequence[Any] = ()) -> Side:
     with recording(recorder) as side:
         side.result = _as_now(fn(*[_take(side.block, a) for a in args]))
     return side
@@ -96,11 +87,11 @@ def _take(block: Block, like: Any) -> Any:
     return variable
 
 
-def _names(recorder: Recording, value: Any) -> Any:
+def _names(recorder: ProgramRecorder, value: Any) -> Any:
     return Ref(recorder.name_of(value)) if isinstance(value, TensorState) else value
 
 
-def _append(recorder: Recording, op: Operation, count: int, prefix: str) -> list[Any]:
+def _append(recorder: ProgramRecorder, op: Operation, count: int, prefix: str) -> list[Any]:
     """Append an operation with so many results, whose shapes are those it has when it runs on abstract Tensors."""
     block, needed = defaults.block, {}
     for name in [*op.reads(), *op.writes()]:
@@ -121,12 +112,12 @@ def _append(recorder: Recording, op: Operation, count: int, prefix: str) -> list
     return recorder.defined(op, results, prefix)
 
 
-def cond(recorder: Recording, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+def cond(recorder: ProgramRecorder, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
     """Record both branches; returns their result. Raises ProgramError unless both have one structure."""
     return cond_of(recorder, pred, [_record(recorder, fn) for fn in (true_fn, false_fn)])
 
 
-def cond_of(recorder: Recording, pred: Any, sides: Sequence[Side]) -> Any:
+def cond_of(recorder: ProgramRecorder, pred: Any, sides: Sequence[Side]) -> Any:
     """Append a Cond over two recorded blocks."""
     leaves: list[list[Any]] = [[], []]
     specs = [flatten(side.result, found) for side, found in zip(sides, leaves, strict=True)]
@@ -155,7 +146,7 @@ def cond_of(recorder: Recording, pred: Any, sides: Sequence[Side]) -> Any:
     return rebuild(specs[0], iter(filled))
 
 
-def _given(recorder: Recording, value: Any) -> Any:
+def _given(recorder: ProgramRecorder, value: Any) -> Any:
     if not isinstance(value, (TensorState, bool, int, float, complex)):
         raise ProgramError(
             f"cond: one branch returned {_describe(value)} where the other returned something else; what depends on a "
@@ -169,7 +160,7 @@ def _describe(value: Any) -> str:
 
 
 def while_loop(
-    recorder: Recording, test: Callable, body: Callable, init: Sequence[Any], maximum: int | None
+    recorder: ProgramRecorder, test: Callable, body: Callable, init: Sequence[Any], maximum: int | None
 ) -> list[Any]:
     """Record a loop; returns what its variables end as, numbers as Tensors."""
     start = [v if isinstance(v, TensorState) else Tensor(v) for v in init]
@@ -189,7 +180,7 @@ def _list(result: Any) -> list[Any]:
 
 
 def loop_of(
-    recorder: Recording, tested: Side, ran: Side, start: Sequence[TensorState], maximum: int | None
+    recorder: ProgramRecorder, tested: Side, ran: Side, start: Sequence[TensorState], maximum: int | None
 ) -> list[Any]:
     """Append a While over recorded blocks; what body changes of the Variables around is carried too."""
     tested.block.gives = [_names(recorder, tested.result[0])]
@@ -208,7 +199,7 @@ def loop_of(
     return made[: len(start)]
 
 
-def recompute(recorder: Recording, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+def recompute(recorder: ProgramRecorder, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
     """Record a call of which backward keeps the inputs only."""
     leaves: list[Any] = []
     spec = flatten((args, kwargs), leaves)

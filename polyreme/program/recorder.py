@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +29,8 @@ from polyreme.program.values import Ref, SizeOf
 
 
 class _Everything:
+    """Holds whatever is asked for: a Variable belongs to the Program, wherever it was made."""
+
     def __contains__(self, _: object) -> bool:
         return True
 
@@ -50,10 +52,10 @@ class Recorder:
     """
 
     stages: ClassVar[bool] = True
-    records: ClassVar[bool] = True
-    made: ClassVar[Any] = _Everything()
+    records: ClassVar[Literal[True]] = True
 
     def __init__(self) -> None:
+        self.made = _Everything()
         self._rebound: list[dict[int, tuple[Variable, Symbol]]] = []
 
     # what the state under Tensors asks

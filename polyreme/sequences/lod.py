@@ -174,7 +174,7 @@ def counted(counts: Any) -> Any:
 def _recorded(name: str, x: Variable, dtype: Any) -> Variable:
     """The call of an op that gives one unknown size of its own, which cannot be inferred."""
     seen = [Seen(jax.ShapeDtypeStruct((probe,), dtype), True) for probe in PROBES]
-    return state.watch.active.defined(Call(name=name, args=(Ref(x._array.name),)), seen, name)
+    return state.require_recorder(name).defined(Call(name=name, args=(Ref(x._array.name),)), seen, name)
 
 
 def lengths(level: Variable) -> Variable:

@@ -32,7 +32,7 @@ def create_global_var(
     force_cpu: where it lies is for the compiler to say, and its value is the same. Raises ProgramError outside static
     mode and for a name that is taken by something else.
     """
-    if not state.recording():
+    if (recorder := state.recorder()) is None:
         raise ProgramError("create_global_var makes a Variable of a static Program; call enable_static() first")
     sizes, wanted = [int(size) for size in shape], dtypes.as_dtype(dtype)
     if not persistable:
@@ -42,7 +42,7 @@ def create_global_var(
             made.block.vars.setdefault(name, made)
         return made
     start = Tensor(np.full(sizes, value, wanted))
-    return state.watch.active.declare_buffer(name or unique_name.generate("create_global_var"), start)
+    return recorder.declare_buffer(name or unique_name.generate("create_global_var"), start)
 
 
 @dataclass

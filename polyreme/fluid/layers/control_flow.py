@@ -71,7 +71,7 @@ class While:
     @contextmanager
     def block(self) -> Iterator[None]:
         """What is repeated. Raises ProgramError if it leaves cond as it was."""
-        recorder = state.watch.active
+        recorder = state.require_recorder("While.block")
         with control.recording(recorder) as ran:
             yield
         if id(self._cond) not in ran.carried:
@@ -125,7 +125,7 @@ class Switch:
 
     @contextmanager
     def _branch(self, taken: Any) -> Iterator[None]:
-        recorder = state.watch.active
+        recorder = state.require_recorder("a branch")
         with control.recording(recorder) as side:
             yield
         with control.recording(recorder) as nothing:
@@ -159,7 +159,7 @@ class StaticRNN:
     def step(self) -> Iterator[None]:
         """One step. Raises ProgramError for a block without step inputs or with control flow inside."""
         program = defaults.main
-        with control.recording(state.watch.active) as side:
+        with control.recording(state.require_recorder("StaticRNN.step")) as side:
             self._block = side.block
             yield
         program.blocks.remove(side.block)

@@ -260,7 +260,7 @@ def global_variable(name: str, shape: Sequence[int], dtype: Any, value: float) -
     if name in startup.vars:
         return made
     del main.vars[name]
-    state.watch.active.declare(name, made, Constant(value))
+    state.require_recorder(f"variable {name!r}").declare(name, made, Constant(value))
     return made
 
 

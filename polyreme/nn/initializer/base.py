@@ -23,7 +23,7 @@ class Initializer:
     def __call__(self, param: Any, block: Any = None) -> Any:
         """Fill param in place; returns it. In static mode the startup Program will."""
         if isinstance(param._array, Symbol):
-            state.watch.active.initialize(param, self)
+            state.require_recorder("the initial value of a Variable").initialize(param, self)
             return param
         state.write(param, self.values(param.shape, param.dtype))
         return param

@@ -35,7 +35,7 @@ from polyreme.eager import tape
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, ConfigError, PlacementError
-from polyreme.jit.capture import Capture, same_parts, watching
+from polyreme.jit.capture import Capture, capture_in_progress, same_parts, watching
 from polyreme.jit.convert import converted
 from polyreme.jit.structure import Spec, flatten, rebuild
 
@@ -206,7 +206,7 @@ class _Mapped:
         """Run the function on shapes alone."""
 
         def abstract(*stored: Any) -> Any:
-            capture = Capture(state.watch.active, detach=True, converted=converted)
+            capture = Capture(capture_in_progress(), detach=True, converted=converted)
             return self._mapped(capture, stored, [], learn=True)
 
         arrays = [
@@ -305,7 +305,7 @@ class _Mapped:
         count = len(self.forms)
 
         def kept(*stored: Any) -> tuple:
-            capture = Capture(state.watch.active, detach=True, converted=converted)
+            capture = Capture(capture_in_progress(), detach=True, converted=converted)
             return self._mapped(capture, stored[:count], stored[count:])
 
         forms = [*self.forms, *map(_form_or_none, self.traced.outside)]
