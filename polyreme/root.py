@@ -11,7 +11,6 @@ import numpy as np
 
 from polyreme.amp import auto_cast, get_autocast_dtype, is_autocast_enabled
 from polyreme.autograd import grad
-from polyreme.compat.proxy import disable_compat, enable_compat
 from polyreme.core.dtype import (
     as_dtype,
     bfloat16,
@@ -74,6 +73,7 @@ from polyreme.nn.parameter import ParamAttr, Parameter
 from polyreme.nn.summary import summary
 from polyreme.ops.by_dim import softmax
 from polyreme.program.mode import disable_static, enable_static, in_dynamic_mode
+from polyreme.torch_scripts import disable_compat, enable_compat
 
 dtype = np.dtype
 """The class of every dtype: `x.dtype == paddle.float32`, `isinstance(x.dtype, paddle.dtype)`."""

@@ -15,7 +15,7 @@ from tests.house import Source, Tree, cycles
 ROOT = Path(__file__).parent.parent / "polyreme"
 FLOORS = {
     "polyreme": [
-        "errors flags faults host_random registry version mesh kernels",
+        "errors flags faults host_random registry version module_alias mesh kernels",
         "planner",
         "core",
         "ops fusion",
@@ -28,7 +28,7 @@ FLOORS = {
         "distributed hapi callbacks inference dataset",
         "models",
         "recipes",
-        "utils sysconfig static fluid root api compat",
+        "utils sysconfig static fluid root api compat torch_scripts",
         "cli paddle_scripts __main__",
     ],
     "polyreme.eager": [
@@ -77,7 +77,7 @@ LATE_IMPORTS = (
     "polyreme.cli.",
     "polyreme.audio.datasets",
     "polyreme.vision.transforms.classes",
-    "polyreme.compat.proxy",
+    "polyreme.torch_scripts",
 )
 # what loads without jax (for --help, loader workers, plans for devices that are not there), and the parts that do not
 JAX_FREE = {

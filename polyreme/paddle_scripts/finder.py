@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 import polyreme
+from polyreme import module_alias
 from polyreme.errors import ConfigError
+from polyreme.module_alias import ModuleLoader, module_exists
 from polyreme.paddle_scripts import hints
 from polyreme.paddle_scripts.paths import PATHS
 
@@ -67,10 +68,9 @@ def _is_ours(module: ModuleType) -> bool:
 
 
 def _install_finder() -> list[tuple[list, Any]]:
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    finder = module_alias.install("paddle", _find)
+    if finder is None:
         return []
-    finder = _Finder()
-    sys.meta_path.insert(0, finder)
     sys.modules["paddle"] = polyreme
     _register_loaded()
     return [(sys.meta_path, finder)]
@@ -83,18 +83,13 @@ def _put_on_path() -> list[tuple[list, Any]]:
     return [(sys.path, str(FOLDER))]
 
 
-class _Finder(MetaPathFinder):
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        root, _, inner = fullname.partition(".")
-        if root != "paddle":
-            return None
-        if own_name(inner) is not None:
-            return _spec_of(fullname, inner)
-        if inner in PATHS:
-            return ModuleSpec(fullname, _StandIn(inner), is_package=inner in _CHILDREN)
-        raise ModuleNotFoundError(hints.missing_module(fullname), name=fullname)
+def _find(fullname: str, inner: str) -> ModuleSpec:
+    if own_name(inner) is not None:
+        return _spec_of(fullname, inner)
+    if inner in PATHS:
+        loader = ModuleLoader(lambda name: _stand_in(name, inner))
+        return ModuleSpec(fullname, loader, is_package=inner in _CHILDREN)
+    raise ModuleNotFoundError(hints.missing_module(fullname), name=fullname)
 
 
 def own_name(inner: str) -> str | None:
@@ -104,23 +99,18 @@ def own_name(inner: str) -> str | None:
     ('polyreme.nn.functional', None)
     """
     name = f"polyreme.{inner}" if inner else "polyreme"
-    if name in sys.modules:
-        return name
-    try:
-        return name if importlib.util.find_spec(name) is not None else None
-    except ModuleNotFoundError:  # its parent does not exist, or is no package
-        return None
+    return name if module_exists(name) else None
 
 
 def _spec_of(fullname: str, inner: str) -> ModuleSpec:
     name = f"polyreme.{inner}" if inner else "polyreme"
     found: Any = importlib.util.find_spec(name)
-    spec = ModuleSpec(fullname, _Loader(inner, name), origin=found.origin)
+    spec = ModuleSpec(fullname, _AliasLoader(inner, name), origin=found.origin)
     spec.submodule_search_locations = found.submodule_search_locations
     return spec
 
 
-class _Loader(Loader):
+class _AliasLoader(Loader):
     """Gives polyreme's own module."""
 
     def __init__(self, inner: str, name: str) -> None:
@@ -143,20 +133,8 @@ class _Loader(Loader):
         return found.loader.get_code(self.name)
 
 
-class _StandIn(Loader):
-    """Gives a module whose names are those of another: a path of the table."""
-
-    def __init__(self, inner: str) -> None:
-        self.inner = inner
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _stand_in(spec.name, self.inner)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """It has no code."""
-
-
 def _stand_in(fullname: str, inner: str) -> ModuleType:
+    """A module whose names are those of another: a path of the table."""
     module: Any = ModuleType(fullname, f"Names of {_target(inner)}.")
     if inner in _CHILDREN:
         module.__path__ = []

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import polyreme as paddle
-from polyreme import compat, functional, random, special
-from polyreme.compat import proxy
+from polyreme import compat, functional, random, special, torch_scripts
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.jit import to_static
 
@@ -121,7 +120,7 @@ def test_the_rest(x):
 
 
 def test_import_torch_gives_polyreme():
-    assert doctest.testmod(proxy).failed == 0
+    assert doctest.testmod(torch_scripts).failed == 0
     paddle.enable_compat()
     try:
         import torch  # noqa: PLC0415

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from polyreme import module_alias
 from polyreme.errors import ConfigError
+from polyreme.module_alias import ModuleLoader, module_exists
 
 _ROOT = "torch"
 _RENAMED = {"tensor": "asarray"}
@@ -38,16 +38,17 @@ def enable_compat(scope: Any = None, blocked_modules: Any = None, backend: str =
             "enable_compat: scope and blocked_modules are not supported, as all who import torch get one module; "
             "call it without them, and disable_compat() before importing what needs the real one"
         )
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if module_alias.installed(_ROOT):
         return
     if _ROOT in sys.modules:
         raise ConfigError("enable_compat: torch is imported already; call enable_compat before anything imports it")
-    sys.meta_path.insert(0, _Finder())
+    module_alias.install(_ROOT, _spec_of)
 
 
 def disable_compat() -> None:
     """`import torch` is what it was before enable_compat; modules that were imported meanwhile keep what they have."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    for finder in module_alias.installed(_ROOT):
+        sys.meta_path.remove(finder)
     for name in [n for n, m in sys.modules.items() if isinstance(m, _Proxy)]:
         del sys.modules[name]
 
@@ -71,29 +72,10 @@ class _Proxy(ModuleType):
 
 
 def _module(name: str) -> ModuleType | None:
-    return importlib.import_module(name) if _exists(name) else None
+    return importlib.import_module(name) if module_exists(name) else None
 
 
-def _exists(name: str) -> bool:
-    try:
-        return name in sys.modules or find_spec(name) is not None
-    except ModuleNotFoundError:  # its parent does not exist, or is no package
-        return False
-
-
-class _Finder(MetaPathFinder):
-    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        root, _, inner = fullname.partition(".")
-        if root != _ROOT:
-            return None
-        if inner and not (_exists(f"polyreme.compat.{inner}") or _exists(f"polyreme.{inner}")):
-            raise ModuleNotFoundError(f"polyreme has no module for {fullname}", name=fullname)
-        return ModuleSpec(fullname, _Loader(), is_package=True)
-
-
-class _Loader(Loader):
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Proxy(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """It has no code."""
+def _spec_of(fullname: str, inner: str) -> ModuleSpec:
+    if inner and not (module_exists(f"polyreme.compat.{inner}") or module_exists(f"polyreme.{inner}")):
+        raise ModuleNotFoundError(f"polyreme has no module for {fullname}", name=fullname)
+    return ModuleSpec(fullname, ModuleLoader(_Proxy), is_package=True)
