@@ -27,7 +27,7 @@ from planner_memory_models import SparseDecoder, experts_over_ep, resnet_graph, 
 from polyreme.mesh import MeshShape, Plan, data_parallel, join, zero
 from polyreme.nn import functional as F
 from polyreme.optimizer import AdamW
-from polyreme.planner import Graph, ModelShape, Training
+from polyreme.planner import ModelGraph, ModelShape, Training
 from polyreme.planner.memory import memory
 from polyreme.recipes.config import ModelConfig, PretrainConfig, TrainConfig
 from polyreme.recipes.plan_job import Input, Job, job_of
@@ -45,7 +45,7 @@ class Case:
     name: str
     family: str
     job: Job
-    graph: Graph
+    graph: ModelGraph
     plan: Plan
     batch: int
     training: Training
@@ -132,7 +132,9 @@ def sparse(batch: int, sizes: tuple[int, int, int, int, int, int, int], amp: str
     return Case(name, "MoE", made, sparse_graph(shape), plan, batch, training_of(amp))
 
 
-def images(name: str, model: Any, graph: Graph, size: int, batch: int, plan: dict[str, Any], amp: str = "O0") -> Case:
+def images(
+    name: str, model: Any, graph: ModelGraph, size: int, batch: int, plan: dict[str, Any], amp: str = "O0"
+) -> Case:
     """A classifier of images."""
     inputs = (Input((batch, 3, size, size), np.float32), Input((batch,), np.int64))
     made = job(model, lambda model, arrays: F.cross_entropy(model(arrays[0]), arrays[1]), inputs, amp)

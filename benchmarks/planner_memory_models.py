@@ -12,7 +12,7 @@ from polyreme.models.gpt import Attention, GPTConfig
 from polyreme.nn import Embedding, Layer, LayerList, LayerNorm, Linear
 from polyreme.nn import functional as F
 from polyreme.ops.layout import constrain
-from polyreme.planner.graph import Block, Graph, Operation, Value
+from polyreme.planner.graph import BlockCost, ModelGraph, OperationCost, Value
 from polyreme.planner.model_shape import ModelShape
 
 
@@ -68,13 +68,13 @@ def experts_over_ep() -> Strategy:
     return Strategy(param={"expert": ("ep",)}, act={"expert": ("ep",)})
 
 
-def sparse_graph(shape: ModelShape) -> Graph:
+def sparse_graph(shape: ModelShape) -> ModelGraph:
     """The Graph of SparseDecoder: the decoder's, every expert taking every token, which is weighted before it."""
     graph = dataclasses.replace(shape, experts_per_token=shape.experts, tied=True).graph()
     return dataclasses.replace(graph, blocks=tuple(map(_weighted_first, graph.blocks)))
 
 
-def _weighted_first(block: Block) -> Block:
+def _weighted_first(block: BlockCost) -> BlockCost:
     operations = tuple(dataclasses.replace(op, saved=()) if op.name == "combine" else op for op in block.operations)
     return dataclasses.replace(block, operations=operations)
 
@@ -92,7 +92,7 @@ def _weight(name: str, *shape: int) -> Value:
     return Value(name, (None,) * len(shape), shape)
 
 
-def vit_graph(image: int, patch: int, width: int, depth: int, heads: int, classes: int) -> Graph:
+def vit_graph(image: int, patch: int, width: int, depth: int, heads: int, classes: int) -> ModelGraph:
     """The Graph of polyreme.vision.models.VisionTransformer."""
     tokens = (image // patch) ** 2 + 1
     blocks = (
@@ -100,75 +100,75 @@ def vit_graph(image: int, patch: int, width: int, depth: int, heads: int, classe
         _vit_block(width, tokens, heads, depth),
         _vit_head(width, tokens, classes),
     )
-    return Graph("vit", blocks)
+    return ModelGraph("vit", blocks)
 
 
-def _vit_embed(image: int, patch: int, width: int, tokens: int) -> Block:
+def _vit_embed(image: int, patch: int, width: int, tokens: int) -> BlockCost:
     pixels, cut = _act("pixels", 3, image, image), _act("patches", tokens - 1, width)
     weights = (_weight("patch", width, 3, patch, patch), _weight("patch_bias", width))
     rest = (_weight("class", 1, 1, width), _weight("positions", 1, tokens, width))
     flops = 2.0 * (tokens - 1) * width * 3 * patch * patch
-    return Block(
+    return BlockCost(
         "embedding",
         "embed",
         (
-            Operation("convolution", "patch", (pixels,), cut, ("patch", "patch_bias"), flops, ("pixels",)),
-            Operation("elementwise", "place", (cut,), _act("placed", tokens, width), ("class", "positions")),
+            OperationCost("convolution", "patch", (pixels,), cut, ("patch", "patch_bias"), flops, ("pixels",)),
+            OperationCost("elementwise", "place", (cut,), _act("placed", tokens, width), ("class", "positions")),
         ),
         (*weights, *rest),
     )
 
 
-def _linear(name: str, x: Value, out: Value, ins: int, outs: int) -> tuple[Operation, tuple[Value, ...]]:
+def _linear(name: str, x: Value, out: Value, ins: int, outs: int) -> tuple[OperationCost, tuple[Value, ...]]:
     flops = 2.0 * x.size * outs
     names = (name, f"{name}_bias")
     return (
-        Operation("product", name, (x,), out, names, flops, (x.name,)),
+        OperationCost("product", name, (x,), out, names, flops, (x.name,)),
         (_weight(name, ins, outs), _weight(names[1], outs)),
     )
 
 
-def _norm(name: str, x: Value, width: int) -> tuple[Operation, tuple[Value, ...]]:
+def _norm(name: str, x: Value, width: int) -> tuple[OperationCost, tuple[Value, ...]]:
     names = (name, f"{name}_bias")
-    op = Operation("norm", name, (x,), dataclasses.replace(x, name=f"{name}_out"), names, saved=(x.name,))
+    op = OperationCost("norm", name, (x,), dataclasses.replace(x, name=f"{name}_out"), names, saved=(x.name,))
     return op, (_weight(name, width), _weight(names[1], width))
 
 
-def _vit_block(width: int, tokens: int, heads: int, depth: int) -> Block:
+def _vit_block(width: int, tokens: int, heads: int, depth: int) -> BlockCost:
     x, mixed = _act("x", tokens, width), Value("mixed", ("batch", None, None, None), (1, tokens, heads, width // heads))
     sums = _act("log_sums", heads, tokens, itemsize=_FLOAT)
     norm1, own1 = _norm("norm1", x, width)
     qkv, own2 = _linear("qkv", norm1.output, _act("qkv", tokens, 3 * width), width, 3 * width)
     flops = 4.0 * tokens**2 * width
-    attend = Operation(
+    attend = OperationCost(
         "attention", "attention", (qkv.output, sums), mixed, (), flops, ("qkv", "mixed", "log_sums"), part="core_attn"
     )
     proj, own3 = _linear("proj", mixed, _act("proj_out", tokens, width), width, width)
-    join = Operation("elementwise", "join", (x, proj.output), _act("joined", tokens, width))
+    join = OperationCost("elementwise", "join", (x, proj.output), _act("joined", tokens, width))
     norm2, own4 = _norm("norm2", join.output, width)
     up, own5 = _linear("fc1", norm2.output, _act("up", tokens, 4 * width), width, 4 * width)
-    bend = Operation("elementwise", "gelu", (up.output,), _act("bent", tokens, 4 * width), saved=("up",))
+    bend = OperationCost("elementwise", "gelu", (up.output,), _act("bent", tokens, 4 * width), saved=("up",))
     down, own6 = _linear("fc2", bend.output, _act("fc2_out", tokens, width), 4 * width, width)
-    last = Operation("elementwise", "join2", (join.output, down.output), _act("left", tokens, width))
+    last = OperationCost("elementwise", "join2", (join.output, down.output), _act("left", tokens, width))
     operations = (norm1, qkv, attend, proj, join, norm2, up, bend, down, last)
-    return Block("layer", "layer", operations, (*own1, *own2, *own3, *own4, *own5, *own6), depth)
+    return BlockCost("layer", "layer", operations, (*own1, *own2, *own3, *own4, *own5, *own6), depth)
 
 
-def _vit_head(width: int, tokens: int, classes: int) -> Block:
+def _vit_head(width: int, tokens: int, classes: int) -> BlockCost:
     norm, own = _norm("norm", _act("hidden", tokens, width), width)
     first = dataclasses.replace(norm.output, name="first", shape=(1, 1, width))
-    take = Operation("elementwise", "take", (norm.output,), first)
+    take = OperationCost("elementwise", "take", (norm.output,), first)
     head, more = _linear("head", first, _act("logits", 1, classes), width, classes)
-    loss = Operation("loss", "loss", (head.output,), _act("loss", 1, itemsize=_FLOAT), saved=("logits",))
-    return Block("head", "head", (norm, take, head, loss), (*own, *more))
+    loss = OperationCost("loss", "loss", (head.output,), _act("loss", 1, itemsize=_FLOAT), saved=("logits",))
+    return BlockCost("head", "head", (norm, take, head, loss), (*own, *more))
 
 
-def resnet_graph(stages: tuple[int, ...], image: int, classes: int, bottleneck: bool) -> Graph:
+def resnet_graph(stages: tuple[int, ...], image: int, classes: int, bottleneck: bool) -> ModelGraph:
     """The Graph of polyreme.vision.models.ResNet; every residual block is a Block of its own."""
     side, made = image // 2, _Convolutions()
     stem = made.conv("stem", _act("pixels", 3, image, image), 64, 7, side, "stem_")
     pooled = _act("pooled", 64, side // 2, side // 2)
-    made.operations.append(Operation("elementwise", "pool", (stem,), pooled, saved=(stem.name,)))
+    made.operations.append(OperationCost("elementwise", "pool", (stem,), pooled, saved=(stem.name,)))
     blocks, x, side = [made.block("stem", "embed")], pooled, side // 2
     for at, count in enumerate(stages):
         planes, stride = 64 * 2**at, 1 if at == 0 else 2
@@ -180,16 +180,16 @@ def resnet_graph(stages: tuple[int, ...], image: int, classes: int, bottleneck: 
             blocks.append(dataclasses.replace(_residual(f"rest{at}", x, planes, side, bottleneck), repeats=count - 1))
     mean = _act("mean", 1, x.shape[1])
     head, own = _linear("fc", mean, _act("logits", 1, classes), x.shape[1], classes)
-    loss = Operation("loss", "loss", (head.output,), _act("loss", 1, itemsize=_FLOAT), saved=("logits",))
-    pool = Operation("elementwise", "mean", (x,), mean)
-    return Graph("resnet", (*blocks, Block("head", "head", (pool, head, loss), own)))
+    loss = OperationCost("loss", "loss", (head.output,), _act("loss", 1, itemsize=_FLOAT), saved=("logits",))
+    pool = OperationCost("elementwise", "mean", (x,), mean)
+    return ModelGraph("resnet", (*blocks, BlockCost("head", "head", (pool, head, loss), own)))
 
 
 class _Convolutions:
     """Convolutions with their batch norms and ReLUs, collected."""
 
     def __init__(self) -> None:
-        self.operations: list[Operation] = []
+        self.operations: list[OperationCost] = []
         self.parameters: list[Value] = []
 
     def conv(self, name: str, x: Value, planes: int, size: int, side: int, after: str, bend: bool = True) -> Value:
@@ -197,24 +197,24 @@ class _Convolutions:
         out = _act(f"{after}conv", planes, side, side)
         weight = _weight(f"{name}_weight", planes, x.shape[1], size, size)
         flops = 2.0 * planes * side * side * x.shape[1] * size * size
-        self.operations.append(Operation("convolution", name, (x,), out, (weight.name,), flops, (x.name,)))
+        self.operations.append(OperationCost("convolution", name, (x,), out, (weight.name,), flops, (x.name,)))
         gains = (_weight(f"{name}_scale", planes), _weight(f"{name}_shift", planes))
         normed = dataclasses.replace(out, name=f"{after}norm")
         self.operations.append(
-            Operation("norm", f"{name}_norm", (out,), normed, tuple(g.name for g in gains), saved=(out.name,))
+            OperationCost("norm", f"{name}_norm", (out,), normed, tuple(g.name for g in gains), saved=(out.name,))
         )
         self.parameters += [weight, *gains]
         if not bend:
             return normed
         bent = dataclasses.replace(out, name=f"{after}bent")
-        self.operations.append(Operation("elementwise", f"{name}_relu", (normed,), bent))
+        self.operations.append(OperationCost("elementwise", f"{name}_relu", (normed,), bent))
         return bent
 
-    def block(self, name: str, part: Any, repeats: int = 1) -> Block:
-        return Block(name, part, tuple(self.operations), tuple(self.parameters), repeats)
+    def block(self, name: str, part: Any, repeats: int = 1) -> BlockCost:
+        return BlockCost(name, part, tuple(self.operations), tuple(self.parameters), repeats)
 
 
-def _residual(name: str, x: Value, planes: int, side: int, bottleneck: bool) -> Block:
+def _residual(name: str, x: Value, planes: int, side: int, bottleneck: bool) -> BlockCost:
     made, outputs = _Convolutions(), planes * (4 if bottleneck else 1)
     x = dataclasses.replace(x, name="x")
     if bottleneck:
@@ -228,5 +228,5 @@ def _residual(name: str, x: Value, planes: int, side: int, bottleneck: bool) -> 
     if x.shape[1] != outputs or x.shape[2] != side:
         way = made.conv(f"{name}_way", x, outputs, 1, side, "way_", bend=False)
     left = dataclasses.replace(out, name="left")
-    made.operations.append(Operation("elementwise", f"{name}_join", (way, out), left))
+    made.operations.append(OperationCost("elementwise", f"{name}_join", (way, out), left))
     return made.block(name, "layer")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
-from polyreme.core.jet import Spec
+from polyreme.core.jet import JetSpec
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.eager.forward import Jet, push
@@ -78,7 +78,7 @@ def vjp(func: Callable[..., Any], xs: Tensors, v: Any = None) -> tuple[Any, Any]
     v: of the result's shape; ones if None. Differentiable with respect to xs that want gradients and to what func reads
     (a network's parameters).
     """
-    call = Called("vjp", func, xs)
+    call = DetachedCall("vjp", func, xs)
     begins = starts("vjp", "v", v, len(call.outputs))
     with tape.GradEnabled(True):
         found = tape.grad(
@@ -95,7 +95,7 @@ def jvp(func: Callable[..., Any], xs: Tensors, v: Any = None) -> tuple[Any, Any]
     v: of the shapes of xs; ones if None. Forward mode: costs about as much as func again, whatever the sizes.
     Differentiable with respect to xs that want gradients, to v and to what func reads (a network's parameters).
     """
-    call = Called("jvp", func, xs)
+    call = DetachedCall("jvp", func, xs)
     tangents = call.along(*directions("jvp", v, call.inputs))
     return call.result, call.shaped([jet[0] for jet in tangents])
 
@@ -127,7 +127,7 @@ def hvp(func: Callable[..., Any], xs: Tensors, v: Any = None) -> tuple[Any, Any]
     return values[0], product
 
 
-class Called:
+class DetachedCall:
     """A function called on Tensors of its own with the values of xs, and what its result depends on.
 
     inputs: those Tensors, tied to xs that want gradients. result, outputs: what func returned, as it is and as a list.
@@ -150,7 +150,7 @@ class Called:
         self.outputs = as_list(what, "func's result", self.result)
         self.is_taped = self.wants or (taping and _reads_more(self.outputs, self.inputs))
 
-    def along(self, jets: list[Jet], spec: Spec) -> list[Jet]:
+    def along(self, jets: list[Jet], spec: JetSpec) -> list[Jet]:
         """The coefficients of each output for those of the inputs; zeros written out."""
         is_taped = self.is_taped or (tape.grad_mode.enabled and _wanting(jets))
         with tape.GradEnabled(is_taped):
@@ -163,7 +163,7 @@ class Called:
         return _like(self.result, values)
 
 
-def directions(what: str, v: Any, inputs: list[Tensor], order: int = 1) -> tuple[list[Jet], Spec]:
+def directions(what: str, v: Any, inputs: list[Tensor], order: int = 1) -> tuple[list[Jet], JetSpec]:
     """What to push along one direction v: ones where None."""
     jets: list[Jet] = []
     for x, d in zip(inputs, starts(what, "v", v, len(inputs)), strict=True):
@@ -173,14 +173,14 @@ def directions(what: str, v: Any, inputs: list[Tensor], order: int = 1) -> tuple
             raise DTypeError(f"{what}: a direction in v is {d.dtype.name}, its x {x.dtype.name}; give a real one")
         first = Tensor(jnp.ones(x._array.shape, x._array.dtype)) if d is None else d.astype(x.dtype)
         jets.append((first, *[None] * (order - 1)))
-    return jets, Spec(order)
+    return jets, JetSpec(order)
 
 
 def _wanting(jets: list[Jet]) -> bool:
     return any(c is not None and not c.stop_gradient for jet in jets for c in jet)
 
 
-def _fill(y: TensorState, jet: Jet | None, spec: Spec) -> Jet:
+def _fill(y: TensorState, jet: Jet | None, spec: JetSpec) -> Jet:
     whole = (None,) * (spec.ways * spec.own + spec.collapsed) if jet is None else jet
     return tuple(zeros(y) if c is None else c for c in whole)
 

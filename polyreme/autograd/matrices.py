@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyreme.autograd.functional import as_list, zeros
-from polyreme.core.jet import Spec
+from polyreme.core.jet import JetSpec
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.eager.forward import goes_forward, push
@@ -118,7 +118,7 @@ class Jacobian:
     def _columns(self) -> Tensor:
         """All of it, by forward mode."""
         array, has_columns = self._xs._array, self._xs.ndim > self._row_dim
-        spec = Spec(1, array.shape[-1] if has_columns else 1)
+        spec = JetSpec(1, array.shape[-1] if has_columns else 1)
         units = jnp.broadcast_to(
             jnp.eye(spec.directions, dtype=array.dtype), (*array.shape[:-1], *[spec.directions] * 2)
         )

@@ -12,8 +12,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from polyreme.autograd.functional import Called, Tensors, as_list, directions
-from polyreme.core.jet import Spec
+from polyreme.autograd.functional import DetachedCall, Tensors, as_list, directions
+from polyreme.core.jet import JetSpec
 from polyreme.eager.forward import Jet
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, ShapeError
@@ -34,7 +34,7 @@ def derivatives(func: Callable[..., Any], xs: Tensors, v: Any = None, order: int
     """
     if isinstance(order, bool) or not isinstance(order, int) or order < 1:
         raise ConfigError(f"derivatives: order is a whole number of at least 1, got {order!r}")
-    call = Called("derivatives", func, xs)
+    call = DetachedCall("derivatives", func, xs)
     found = call.along(*directions("derivatives", v, call.inputs, order))
     made = [[_times(math.factorial(k + 1), jet[k]) for jet in found] for k in range(order)]
     return (call.result, *(call.shaped(values) for values in made))
@@ -57,8 +57,8 @@ def laplacian(func: Callable[..., Any], xs: Tensors, coordinates: Sequence[int] 
             raise ShapeError(f"laplacian: x {at} is 0-D; the last dim holds coordinates, give it shape [1]")
     sizes = [x.shape[-1] for x in given]
     chosen = _choose(coordinates, sum(sizes))
-    call = Called("laplacian", func, xs)
-    spec = Spec(2, len(chosen), collapsed=True)
+    call = DetachedCall("laplacian", func, xs)
+    spec = JetSpec(2, len(chosen), collapsed=True)
     found = call.along(_axes(call.inputs, sizes, chosen, spec), spec)
     return call.result, call.shaped([_times(2, jet[-1]) for jet in found])
 
@@ -75,7 +75,7 @@ def _choose(coordinates: Any, count: int) -> list[int]:
     return [c % count for c in chosen]
 
 
-def _axes(inputs: list[Tensor], sizes: list[int], chosen: list[int], spec: Spec) -> list[Jet]:
+def _axes(inputs: list[Tensor], sizes: list[int], chosen: list[int], spec: JetSpec) -> list[Jet]:
     """The unit vectors of the chosen coordinates, as what each input carries."""
     jets: list[Jet] = []
     before = 0

@@ -27,7 +27,7 @@ _MOST_APART = 4
 
 
 @dataclass(frozen=True)
-class Spec:
+class JetSpec:
     """What is propagated: `order` coefficients along each of `directions` directions.
 
     collapsed: of the highest only the sum over directions.
@@ -63,11 +63,11 @@ class _Jet:
     top: Any = None
 
     @classmethod
-    def of(cls, flat: Sequence[Any], spec: Spec) -> _Jet:
+    def of(cls, flat: Sequence[Any], spec: JetSpec) -> _Jet:
         ways = [list(flat[i * spec.own : (i + 1) * spec.own]) for i in range(spec.ways)]
         return cls(ways, flat[-1] if spec.collapsed else None)
 
-    def flat(self, spec: Spec) -> Flat:
+    def flat(self, spec: JetSpec) -> Flat:
         row = tuple(c for way in self.ways for c in way)
         return (*row, self.top) if spec.collapsed else row
 
@@ -77,7 +77,7 @@ class _Jet:
 
 
 def propagate(
-    fn: Callable[..., Any], arrays: Sequence[Any], coefficients: Sequence[Flat | None], spec: Spec
+    fn: Callable[..., Any], arrays: Sequence[Any], coefficients: Sequence[Flat | None], spec: JetSpec
 ) -> list[Flat | None]:
     """The coefficients of each output of fn that is not of integers, None where all are zero.
 
@@ -95,7 +95,7 @@ def propagate(
 
 
 def _walk(
-    jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], jets: Sequence[_Jet | None], spec: Spec
+    jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], jets: Sequence[_Jet | None], spec: JetSpec
 ) -> tuple[list[Any], list[_Jet | None]]:
     values: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
     known: dict[Any, _Jet | None] = dict(zip(jaxpr.invars, jets, strict=True))
@@ -122,7 +122,7 @@ def _walk(
     return [value(v) for v in jaxpr.outvars], [jet(v) for v in jaxpr.outvars]
 
 
-def _through(eqn: Any, bind: Callable, ins: list[Any], jets: Sequence[_Jet | None], spec: Spec) -> list[_Jet | None]:
+def _through(eqn: Any, bind: Callable, ins: list[Any], jets: Sequence[_Jet | None], spec: JetSpec) -> list[_Jet | None]:
     """The jets of one primitive's outputs."""
 
     def run(series: Sequence[Series | None], order: int) -> list[Series]:

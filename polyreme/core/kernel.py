@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from polyreme.core import dtype as dtypes
-from polyreme.core.jet import Flat, Spec, propagate
+from polyreme.core.jet import Flat, JetSpec, propagate
 
 Mask = tuple[bool, ...]
 
@@ -74,7 +74,9 @@ class Kernel:
             kernel = self._derived[key] = Kernel(fn, f"{self.name}_grad")
         return kernel
 
-    def jet_kernel(self, arrays: tuple, masks: Sequence[Mask | None], spec: Spec) -> tuple[Kernel, list[Mask | None]]:
+    def jet_kernel(
+        self, arrays: tuple, masks: Sequence[Mask | None], spec: JetSpec
+    ) -> tuple[Kernel, list[Mask | None]]:
         """(primals..., the coefficients that are present...) -> coefficients of the inexact outputs, as a kernel.
 
         arrays: the primals, for shapes. given: which coefficients each of them has, None for a constant. Returned with
@@ -136,7 +138,7 @@ def _conjugate(x: jax.Array) -> jax.Array:
     return jnp.conj(x) if dtypes.is_complex(x.dtype) else x
 
 
-def _like(arrays: tuple, given: Sequence[Mask | None], spec: Spec) -> list[jax.ShapeDtypeStruct]:
+def _like(arrays: tuple, given: Sequence[Mask | None], spec: JetSpec) -> list[jax.ShapeDtypeStruct]:
     """The shapes of the coefficients that are present."""
     results = []
     for array, mask in zip(arrays, given, strict=True):

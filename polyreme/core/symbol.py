@@ -22,7 +22,7 @@ by every number up to 10, so that reshapes into parts go through."""
 def _operator(name: str) -> Any:
     """An operator of Size, as Tensors have it."""
 
-    def compute(size: Size, *operands: Any) -> Any:
+    def compute(size: DynamicSize, *operands: Any) -> Any:
         recorder = state.recorder()
         if recorder is None:
             raise CaptureError(f"{size.described} is not known before Executor.run; compute with it in static mode")
@@ -34,10 +34,10 @@ def _operator(name: str) -> Any:
 def _comparison(name: str) -> Any:
     """An order of Size and a number."""
 
-    def compare(size: Size, other: Any) -> Any:
+    def compare(size: DynamicSize, other: Any) -> Any:
         if isinstance(other, state.TensorState):
             return NotImplemented
-        if isinstance(other, int) and not isinstance(other, Size) and other <= 0:
+        if isinstance(other, int) and not isinstance(other, DynamicSize) and other <= 0:
             return getattr(int, name)(size, other)
         raise CaptureError(
             f"{size.described} is not known before Executor.run, so neither is whether it is above or below {other!r}; "
@@ -47,7 +47,7 @@ def _comparison(name: str) -> Any:
     return compare
 
 
-class Size(int):
+class DynamicSize(int):
     """A dynamic size: -1 to whoever looks at it; given to an op it is the size that the dim has when it runs.
 
     Arithmetic on it is recorded: the result is an integer Variable, which ops take as a size too. Comparing it with 0
@@ -59,7 +59,7 @@ class Size(int):
     __array_ufunc__ = None  # a NumPy number on the left leaves arithmetic to Size
 
     @classmethod
-    def of(cls, symbol: Symbol, dim: int) -> Size:
+    def of(cls, symbol: Symbol, dim: int) -> DynamicSize:
         """The size of a dim of what symbol stands for."""
         made = cls(DYNAMIC)
         made.symbol, made.dim = symbol, dim
@@ -105,7 +105,7 @@ class Symbol:
         sizes: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
     ) -> None:
         self.name = name
-        self.shape = tuple(Size.of(self, i) if d == DYNAMIC else d for i, d in enumerate(shape))
+        self.shape = tuple(DynamicSize.of(self, i) if d == DYNAMIC else d for i, d in enumerate(shape))
         self.dtype = np.dtype(dtype)
         self.weak_type = weak_type
         self.known = known
@@ -149,7 +149,7 @@ class Symbol:
 
 def refuse_sizes(what: str, data: Any) -> None:
     """Raise CaptureError if data is a Size or a list that holds one, which a constant would be -1 for."""
-    if isinstance(data, Size):
+    if isinstance(data, DynamicSize):
         raise CaptureError(
             f"{what}: {data.described} is not known before Executor.run, so it is no constant; compute it from "
             f"polyreme.shape(x)[{data.dim}], and join such values by stack()"

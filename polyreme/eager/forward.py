@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from polyreme.core import state
-from polyreme.core.jet import Spec
+from polyreme.core.jet import JetSpec
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.errors import GradError
@@ -23,7 +23,7 @@ Jet = tuple[TensorState | None, ...]
 
 
 def push(
-    ends: Sequence[TensorState], starts: Sequence[tuple[TensorState, Jet]], spec: Spec, constants: bool = False
+    ends: Sequence[TensorState], starts: Sequence[tuple[TensorState, Jet]], spec: JetSpec, constants: bool = False
 ) -> list[Jet | None]:
     """The coefficients of each end, given those of the starts; None for an end that does not depend on them.
 
@@ -79,7 +79,7 @@ def _between(ends: Sequence[TensorState], starts: set[Any]) -> list[tape.Node]:
 
 
 def _through_kernel(
-    node: tape.KernelNode, jets: Sequence[Jet | None], spec: Spec, cut: set[Any]
+    node: tape.KernelNode, jets: Sequence[Jet | None], spec: JetSpec, cut: set[Any]
 ) -> Sequence[Jet | None]:
     primals = node.primals
     if primals is None:
@@ -97,7 +97,7 @@ def _through_kernel(
     return [None if mask is None else tuple(next(outs) if present else None for present in mask) for mask in pattern]
 
 
-def _through_backward(node: tape.Node, jets: Sequence[Jet | None], spec: Spec) -> Sequence[Jet | None]:
+def _through_backward(node: tape.Node, jets: Sequence[Jet | None], spec: JetSpec) -> Sequence[Jet | None]:
     """A node that only knows its backward, which is linear in the cotangents: forward mode is backward through that."""
     if node.freed:
         raise _freed(node)

@@ -88,7 +88,7 @@ class Size(list):
         return f"Size({list(self)})"
 
 
-class Memory:
+class MemoryMembers:
     """Mixed into Tensor."""
 
     __slots__ = ()

@@ -26,7 +26,7 @@ from polyreme.eager.dispatch import constant, rebind, refuse_copy
 from polyreme.eager.dist_members import DistMembers
 from polyreme.eager.host import as_array, like, put
 from polyreme.eager.index import check_mask, split_index, value_of
-from polyreme.eager.memory import ElementCount, Memory
+from polyreme.eager.memory import ElementCount, MemoryMembers
 from polyreme.eager.methods import OpMethods
 from polyreme.eager.rewriting import Rewriting
 from polyreme.eager.sparse.members import SparseMembers
@@ -39,7 +39,7 @@ print_options: dict[str, Any] = {"threshold": 1000, "precision": 8}
 """What set_printoptions changes, as NumPy's printoptions."""
 
 
-class Tensor(TensorState, SparseMembers, DistMembers, Casts, Memory, Rewriting, OpMethods):
+class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewriting, OpMethods):
     """A multi-dimensional array that ops read and write, on a device or spread over a mesh.
 
     stop_gradient=True (the default) keeps it out of differentiation. Tensors hash by identity; == is elementwise.

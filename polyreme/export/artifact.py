@@ -14,13 +14,13 @@ from jax import export as jax_export
 
 from polyreme.core import dtype as dtypes
 from polyreme.errors import CheckpointError, DTypeError, ShapeError, did_you_mean
-from polyreme.export.manifest import MAIN, FunctionRecord, Manifest, ProgramRecord, check
+from polyreme.export.manifest import MAIN, ArtifactManifest, FunctionRecord, ProgramRecord, check
 from polyreme.export.program import stored_aval
-from polyreme.export.spec import Spec
+from polyreme.export.spec import ArraySpec
 from polyreme.io import safetensors_file
 
 
-class Program:
+class ExportedProgram:
     """One exported program: call(stored state, list of arrays) -> list of arrays, to be traced by jax."""
 
     def __init__(self, record: ProgramRecord, data: bytes) -> None:
@@ -43,12 +43,12 @@ class Program:
 class ArtifactFunction:
     """One function of an artefact. inputs, outputs: Specs, None where a size is open."""
 
-    def __init__(self, name: str, record: FunctionRecord, programs: Sequence[Program]) -> None:
+    def __init__(self, name: str, record: FunctionRecord, programs: Sequence[ExportedProgram]) -> None:
         self.name = name
         self.inputs, self.outputs, self.extra = record.inputs, record.outputs, record.extra
         self.programs = programs
 
-    def program_for(self, shapes: Sequence[tuple[int, ...]]) -> Program:
+    def program_for(self, shapes: Sequence[tuple[int, ...]]) -> ExportedProgram:
         """The program that takes arrays of these shapes. Raises ShapeError, naming input and dim, if none does."""
         program = next((p for p in self.programs if p.fits(shapes)), None)
         if program is None:
@@ -93,7 +93,7 @@ class ArtifactFunction:
                 )
 
 
-def _misfit(spec: Spec, shape: tuple[int, ...]) -> str:
+def _misfit(spec: ArraySpec, shape: tuple[int, ...]) -> str:
     if len(shape) != len(spec.shape):
         return f"has shape {list(shape)}, of {len(shape)} dims instead of {len(spec.shape)}"
     for dim, (want, have) in enumerate(zip(spec.shape, shape, strict=True)):
@@ -112,7 +112,7 @@ class Artifact:
     """
 
     def __init__(
-        self, prefix: Path, manifest: Manifest, stored: dict[str, np.ndarray], functions: dict[str, Any]
+        self, prefix: Path, manifest: ArtifactManifest, stored: dict[str, np.ndarray], functions: dict[str, Any]
     ) -> None:
         self.prefix = prefix
         self.manifest = manifest
@@ -121,12 +121,12 @@ class Artifact:
         self._jitted: dict[int, Any] = {}
 
     @property
-    def inputs(self) -> list[Spec]:
+    def inputs(self) -> list[ArraySpec]:
         """What the main function takes."""
         return self.function(MAIN).inputs
 
     @property
-    def outputs(self) -> list[Spec]:
+    def outputs(self) -> list[ArraySpec]:
         """What the main function gives."""
         return self.function(MAIN).outputs
 
@@ -180,7 +180,7 @@ def read(prefix: str | os.PathLike[str]) -> Artifact:
     Raises CheckpointError for a file that is missing or changed (which, the digest expected and the one found).
     """
     base = Path(prefix)
-    manifest = Manifest.read(base.with_name(f"{base.name}.json"))
+    manifest = ArtifactManifest.read(base.with_name(f"{base.name}.json"))
     path = check(base.parent, manifest.weights)
     with open(path, "rb") as file:
         stored, _ = safetensors_file.read(file, str(path))
@@ -192,11 +192,11 @@ def read(prefix: str | os.PathLike[str]) -> Artifact:
     return Artifact(base, manifest, {n: stored[n] for n in manifest.state}, functions)
 
 
-def _program(folder: Path, record: ProgramRecord) -> Program:
-    return Program(record, check(folder, record.file).read_bytes())
+def _program(folder: Path, record: ProgramRecord) -> ExportedProgram:
+    return ExportedProgram(record, check(folder, record.file).read_bytes())
 
 
-def _check_state(path: Path, manifest: Manifest, stored: Mapping[str, np.ndarray]) -> None:
+def _check_state(path: Path, manifest: ArtifactManifest, stored: Mapping[str, np.ndarray]) -> None:
     for name, spec in manifest.state.items():
         want = stored_aval(spec)
         have = stored.get(name)

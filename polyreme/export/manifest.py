@@ -12,7 +12,7 @@ import xxhash
 
 from polyreme.core import dtype as dtypes
 from polyreme.errors import CheckpointError, DTypeError
-from polyreme.export.spec import Sizes, Spec
+from polyreme.export.spec import ArraySpec, Sizes
 from polyreme.io.safetensors_file import parse_json
 
 FORMAT, VERSION = "polyreme.artifact", 1
@@ -40,29 +40,29 @@ class ProgramRecord:
 
     file: File
     sizes: Sizes
-    inputs: list[Spec]
-    outputs: list[Spec]
+    inputs: list[ArraySpec]
+    outputs: list[ArraySpec]
 
 
 @dataclass(frozen=True)
 class FunctionRecord:
     """A function: what it takes whichever program serves the call, and its programs."""
 
-    inputs: list[Spec]
-    outputs: list[Spec]
+    inputs: list[ArraySpec]
+    outputs: list[ArraySpec]
     programs: list[ProgramRecord]
     extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Manifest:
+class ArtifactManifest:
     """The whole manifest. state: name -> (dtype, shape); differentiable: True, or why there are no gradients."""
 
     polyreme: str
     jax: str
     platforms: tuple[str, ...]
     weights: File
-    state: dict[str, Spec]
+    state: dict[str, ArraySpec]
     functions: dict[str, FunctionRecord]
     differentiable: bool | str
     extra: dict[str, Any]
@@ -90,7 +90,7 @@ class Manifest:
         return json.dumps({**body, "digest": _digest(body)}, indent=1).encode()
 
     @classmethod
-    def read(cls, path: Path) -> Manifest:
+    def read(cls, path: Path) -> ArtifactManifest:
         """Reads and checks; raises CheckpointError for a file that is missing, changed or of a later format."""
         try:
             body = parse_json(path.read_bytes().decode())
@@ -115,13 +115,13 @@ class Manifest:
             raise CheckpointError(f"{path}: the manifest has no or a wrong {error}") from error
 
     @classmethod
-    def _of(cls, body: Mapping[str, Any]) -> Manifest:
+    def _of(cls, body: Mapping[str, Any]) -> ArtifactManifest:
         return cls(
             body["polyreme_version"],
             body["jax_version"],
             tuple(body["platforms"]),
             _file_of(body["weights"]),
-            {n: Spec(n, dtypes.as_dtype(s["dtype"]), tuple(s["shape"])) for n, s in body["state"].items()},
+            {n: ArraySpec(n, dtypes.as_dtype(s["dtype"]), tuple(s["shape"])) for n, s in body["state"].items()},
             {name: _function_of(f) for name, f in body["functions"].items()},
             body["differentiable"],
             body["extra"],
@@ -163,12 +163,12 @@ def _file_of(body: Mapping[str, Any]) -> File:
     return File(body["file"], body["bytes"], body["xxh3_128"])
 
 
-def _spec_json(spec: Spec) -> dict[str, Any]:
+def _spec_json(spec: ArraySpec) -> dict[str, Any]:
     return {"name": spec.name, "dtype": spec.dtype.name, "shape": list(spec.shape), "symbols": list(spec.symbols)}
 
 
-def _spec_of(body: Mapping[str, Any]) -> Spec:
-    return Spec(body["name"], dtypes.as_dtype(body["dtype"]), tuple(body["shape"]), tuple(body["symbols"]))
+def _spec_of(body: Mapping[str, Any]) -> ArraySpec:
+    return ArraySpec(body["name"], dtypes.as_dtype(body["dtype"]), tuple(body["shape"]), tuple(body["symbols"]))
 
 
 def _function_json(function: FunctionRecord) -> dict[str, Any]:

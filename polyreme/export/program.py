@@ -17,7 +17,7 @@ from jax import export as jax_export
 from polyreme.core import dtype as dtypes
 from polyreme.core import layout
 from polyreme.errors import CaptureError, ConfigError
-from polyreme.export.spec import BATCH, Spec, aval, described, symbol_plans
+from polyreme.export.spec import BATCH, ArraySpec, aval, described, symbol_plans
 from polyreme.jit import host_calls
 from polyreme.kernels import select
 
@@ -48,8 +48,8 @@ def check_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
 
 
 def export(
-    call: Call, state: Mapping[str, Any], specs: Sequence[Spec], outputs: Sequence[str], platforms: tuple[str, ...]
-) -> tuple[jax_export.Exported, list[Spec], list[Spec]]:
+    call: Call, state: Mapping[str, Any], specs: Sequence[ArraySpec], outputs: Sequence[str], platforms: tuple[str, ...]
+) -> tuple[jax_export.Exported, list[ArraySpec], list[ArraySpec]]:
     """-> the exported program, its inputs and its outputs, with their symbols.
 
     state: name -> array as it is stored (stored_aval). Raises CaptureError, naming the input and the dim, where the
@@ -72,7 +72,7 @@ def export(
 
 
 def _export(
-    call: Call, state: Mapping[str, Any], specs: Sequence[Spec], platforms: tuple[str, ...]
+    call: Call, state: Mapping[str, Any], specs: Sequence[ArraySpec], platforms: tuple[str, ...]
 ) -> jax_export.Exported:
     def main(state: dict[str, jax.Array], inputs: list[jax.Array]) -> list[jax.Array]:
         return list(call({name: from_stored(array, dtype[name]) for name, array in state.items()}, inputs))
@@ -94,7 +94,7 @@ def lowering_for(platforms: tuple[str, ...]) -> Iterator[None]:
 
 
 def _refuse(
-    call: Call, state: Mapping[str, Any], specs: Sequence[Spec], platforms: tuple[str, ...], first: Exception
+    call: Call, state: Mapping[str, Any], specs: Sequence[ArraySpec], platforms: tuple[str, ...], first: Exception
 ) -> CaptureError:
     """The error for sizes that cannot stay open: says which, by leaving one open at a time."""
     groups: dict[tuple[str, int], list[tuple[str, int]]] = {}
@@ -120,10 +120,10 @@ def _refuse(
     )
 
 
-def _tried(spec: Spec, left_open: Sequence[tuple[str, int]]) -> Spec:
+def _tried(spec: ArraySpec, left_open: Sequence[tuple[str, int]]) -> ArraySpec:
     """The spec with its open dims given a size, all but these."""
     sizes = [_TRIAL if n is None and (spec.name, d) not in left_open else n for d, n in enumerate(spec.shape)]
-    return Spec(spec.name, spec.dtype, tuple(sizes))
+    return ArraySpec(spec.name, spec.dtype, tuple(sizes))
 
 
 def _line_of(error: Exception) -> str:

@@ -15,7 +15,7 @@ from polyreme.errors import ConfigError, did_you_mean
 from polyreme.export.manifest import MAIN
 from polyreme.export.nesting import leaf_names, plain, to_json
 from polyreme.export.program import PLATFORMS, check_platforms, lowering_for
-from polyreme.export.spec import Spec, as_specs, combinations
+from polyreme.export.spec import ArraySpec, as_specs, combinations
 from polyreme.export.tracing import TracedFunction, eval_mode
 from polyreme.export.writer import Function, write_functions
 from polyreme.jit.capture import where_defined
@@ -177,7 +177,7 @@ def _known_spec(fn: Any) -> Sequence[Any]:
             "with an entry for each argument"
         )
     nesting, signature = seen.pop()
-    leaves = [Spec("", entry[2], entry[1]) if entry[0] == "tensor" else entry[1] for entry in signature]
+    leaves = [ArraySpec("", entry[2], entry[1]) if entry[0] == "tensor" else entry[1] for entry in signature]
     args, kwargs = rebuild(nesting, iter(leaves))
     if kwargs:
         raise ConfigError(f"jit.save: {where} was called with keywords {list(kwargs)}; give input_spec, in order")
@@ -268,7 +268,7 @@ def _export(function: TracedFunction, names: Mapping[int, str], buckets: Buckets
             "arguments": {
                 "names": function.arguments,
                 "structure": to_json(function.nesting, f"{function.where}: input_spec"),
-                "leaves": [{"tensor": True} if isinstance(x, Spec) else {"value": x} for x in function.leaves],
+                "leaves": [{"tensor": True} if isinstance(x, ArraySpec) else {"value": x} for x in function.leaves],
             },
             "result": function.result,
         },

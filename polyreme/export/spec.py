@@ -25,7 +25,7 @@ _scope = jax_export.SymbolicScope()
 
 
 @dataclass(frozen=True)
-class Spec:
+class ArraySpec:
     """One input or output. shape: None where the size is open; symbols: for each dim the name of its size, or None."""
 
     name: str
@@ -43,12 +43,12 @@ class Spec:
         return f"{self.name} {self.dtype.name}[{', '.join('?' if s is None else str(s) for s in sizes)}]"
 
 
-def as_specs(values: Sequence[Any], what: str) -> list[Spec]:
+def as_specs(values: Sequence[Any], what: str) -> list[ArraySpec]:
     """Specs of InputSpec-like values (shape, dtype, and a name if they have one; None or -1 is an open size).
 
     Raises ConfigError for two inputs of one name, a dim that is no size, or a value without shape and dtype.
     """
-    specs: list[Spec] = []
+    specs: list[ArraySpec] = []
     for index, spec in enumerate(values):
         if not hasattr(spec, "shape") or not hasattr(spec, "dtype"):
             raise ConfigError(
@@ -58,7 +58,7 @@ def as_specs(values: Sequence[Any], what: str) -> list[Spec]:
         shape = tuple(_size(dim, f"{what} {name!r}, dim {i}") for i, dim in enumerate(spec.shape))
         if any(name == other.name for other in specs):
             raise ConfigError(f"two of the {what}s are named {name!r}; give each InputSpec a name of its own")
-        specs.append(Spec(name, dtypes.as_dtype(spec.dtype), shape))
+        specs.append(ArraySpec(name, dtypes.as_dtype(spec.dtype), shape))
     return specs
 
 
@@ -70,7 +70,7 @@ def _size(dim: Any, where: str) -> int | None:
     return int(dim)
 
 
-def combinations(specs: Sequence[Spec], buckets: Mapping[str, Mapping[int, Sequence[int]]] | None) -> list[Sizes]:
+def combinations(specs: Sequence[ArraySpec], buckets: Mapping[str, Mapping[int, Sequence[int]]] | None) -> list[Sizes]:
     """The sizes that each program fixes, one program per combination of buckets; [{}] without buckets.
 
     Raises ConfigError for a bucket of an input or dim that is not open.
@@ -95,15 +95,15 @@ def combinations(specs: Sequence[Spec], buckets: Mapping[str, Mapping[int, Seque
     return result
 
 
-def fixed(specs: Sequence[Spec], sizes: Sizes) -> list[Spec]:
+def fixed(specs: Sequence[ArraySpec], sizes: Sizes) -> list[ArraySpec]:
     """The specs with these open dims filled in."""
     return [
-        Spec(s.name, s.dtype, tuple(sizes.get(s.name, {}).get(dim, size) for dim, size in enumerate(s.shape)))
+        ArraySpec(s.name, s.dtype, tuple(sizes.get(s.name, {}).get(dim, size) for dim, size in enumerate(s.shape)))
         for s in specs
     ]
 
 
-def symbol_plans(specs: Sequence[Spec]) -> Iterator[list[Spec]]:
+def symbol_plans(specs: Sequence[ArraySpec]) -> Iterator[list[ArraySpec]]:
     """The same specs with symbols for their open dims, the most useful way first.
 
     One symbol for all leading dims and one for every other; then one for each position, so that [batch, seq] inputs may
@@ -112,7 +112,7 @@ def symbol_plans(specs: Sequence[Spec]) -> Iterator[list[Spec]]:
     seen = set()
     for name in (_own_but_batch, _by_position, _own):
         plan = [
-            Spec(s.name, s.dtype, s.shape, tuple(name(s, d) if n is None else None for d, n in enumerate(s.shape)))
+            ArraySpec(s.name, s.dtype, s.shape, tuple(name(s, d) if n is None else None for d, n in enumerate(s.shape)))
             for s in specs
         ]
         key = tuple(s.symbols for s in plan)
@@ -121,28 +121,28 @@ def symbol_plans(specs: Sequence[Spec]) -> Iterator[list[Spec]]:
             yield plan
 
 
-def _own(spec: Spec, dim: int) -> str:
+def _own(spec: ArraySpec, dim: int) -> str:
     return f"{re.sub(r'[^0-9a-zA-Z_]', '_', spec.name)}_{dim}".lstrip("_0123456789") or f"dim_{dim}"
 
 
-def _own_but_batch(spec: Spec, dim: int) -> str:
+def _own_but_batch(spec: ArraySpec, dim: int) -> str:
     return _own(spec, dim) if dim else BATCH
 
 
-def _by_position(spec: Spec, dim: int) -> str:
+def _by_position(spec: ArraySpec, dim: int) -> str:
     return f"dim{dim}" if dim else BATCH
 
 
-def aval(spec: Spec) -> jax.ShapeDtypeStruct:
+def aval(spec: ArraySpec) -> jax.ShapeDtypeStruct:
     """What jax traces for a spec whose open dims have symbols."""
     sizes = [s if n is None else str(n) for n, s in zip(spec.shape, spec.symbols, strict=True)]
     shape = jax_export.symbolic_shape(", ".join(str(s) for s in sizes), scope=_scope) if spec.shape else ()
     return jax.ShapeDtypeStruct(shape, spec.dtype)
 
 
-def described(name: str, value: Any) -> Spec:
+def described(name: str, value: Any) -> ArraySpec:
     """The spec of an output that jax worked out: a size that is an expression of symbols is open."""
     symbolic = [jax_export.is_symbolic_dim(n) for n in value.shape]
     shape = tuple(None if s else int(n) for n, s in zip(value.shape, symbolic, strict=True))
     symbols = tuple(str(n) if s else None for n, s in zip(value.shape, symbolic, strict=True))
-    return Spec(name, np.dtype(value.dtype), shape, symbols)
+    return ArraySpec(name, np.dtype(value.dtype), shape, symbols)

@@ -14,7 +14,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError
 from polyreme.export.nesting import leaf_names, plain, to_json
 from polyreme.export.program import OPEN_SIZE_ERRORS
-from polyreme.export.spec import Sizes, Spec, aval, fixed, symbol_plans
+from polyreme.export.spec import ArraySpec, Sizes, aval, fixed, symbol_plans
 from polyreme.jit.capture import Border, Capture, check_known_to_jax, user_line, watching
 from polyreme.jit.convert import converted
 from polyreme.jit.structure import Spec as Nesting
@@ -66,7 +66,7 @@ class TracedFunction:
         self.fn, self.where, self.arguments = fn, where, list(arguments)
         self.nesting, self.leaves = nesting, list(leaves)
         self.differentiable = differentiable
-        self.inputs = [leaf for leaf in leaves if isinstance(leaf, Spec)]
+        self.inputs = [leaf for leaf in leaves if isinstance(leaf, ArraySpec)]
         self.reads: list[Tensor] = []
         self.outputs: list[str] = []
         self.result: dict[str, Any] = {}
@@ -143,7 +143,7 @@ class TracedFunction:
                 # a parameter that is frozen now may be trained where it is loaded
                 tensor.stop_gradient = tensor.stop_gradient and not isinstance(tensor, Parameter)
             arrays = iter(inputs)
-            leaves = [self._input(next(arrays)) if isinstance(x, Spec) else x for x in self.leaves]
+            leaves = [self._input(next(arrays)) if isinstance(x, ArraySpec) else x for x in self.leaves]
             yield converted(self.fn)(*rebuild(self.nesting, iter(leaves)))
 
     def _input(self, array: Any) -> Tensor:

@@ -13,9 +13,9 @@ import jax
 import xxhash
 
 from polyreme.errors import CaptureError, CheckpointError, ConfigError
-from polyreme.export.manifest import MAIN, File, FunctionRecord, Manifest, ProgramRecord, digest_of
+from polyreme.export.manifest import MAIN, ArtifactManifest, File, FunctionRecord, ProgramRecord, digest_of
 from polyreme.export.program import PLATFORMS, Call, check_platforms, export, to_stored
-from polyreme.export.spec import Spec, as_specs, combinations, fixed
+from polyreme.export.spec import ArraySpec, as_specs, combinations, fixed
 from polyreme.io import safetensors_file
 
 
@@ -85,12 +85,12 @@ def write_functions(
         weights = staged.add("safetensors", lambda file: safetensors_file.write(file, arrays, {"format": "np"}))
         for name, data in blobs.items():
             staged.add(name.removeprefix(f"{base.name}."), lambda file, data=data: file.write(data))
-        manifest = Manifest(
+        manifest = ArtifactManifest(
             importlib.metadata.version("polyreme"),
             jax.__version__,
             lowered,
             weights,
-            {n: Spec(n, a.dtype, tuple(a.shape)) for n, a in state.items()},
+            {n: ArraySpec(n, a.dtype, tuple(a.shape)) for n, a in state.items()},
             records,
             refusal or differentiable,
             extra or {},
@@ -141,7 +141,7 @@ def _serialize(exported: Any, differentiable: bool) -> tuple[bytes, str]:
     return bytes(exported.serialize()), ""
 
 
-def _common(sides: Sequence[list[Spec]]) -> list[Spec]:
+def _common(sides: Sequence[list[ArraySpec]]) -> list[ArraySpec]:
     """The specs over all programs: a size in which they differ is open."""
     common = []
     for specs in zip(*sides, strict=True):
@@ -149,7 +149,7 @@ def _common(sides: Sequence[list[Spec]]) -> list[Spec]:
         same = [all(s.shape[d] == n for s in specs) for d, n in enumerate(first.shape)]
         shape = tuple(n if ok else None for n, ok in zip(first.shape, same, strict=True))
         symbols = tuple(s if n is None else None for n, s in zip(shape, first.symbols, strict=True))
-        common.append(Spec(first.name, first.dtype, shape, symbols))
+        common.append(ArraySpec(first.name, first.dtype, shape, symbols))
     return common
 
 
@@ -199,6 +199,6 @@ def _files_before(path: Path) -> set[str]:
     if not path.exists():
         return set()
     try:
-        return {file.name for file in Manifest.read(path).files if Path(file.name).name == file.name}
+        return {file.name for file in ArtifactManifest.read(path).files if Path(file.name).name == file.name}
     except CheckpointError:
         return set()

@@ -24,7 +24,7 @@ def column(what: str, name: str, value: Any) -> np.ndarray:
     return array
 
 
-class Graph:
+class NeighborGraph:
     """A graph in compressed columns on the host, checked."""
 
     def __init__(self, what: str, row: Any, colptr: Any) -> None:
@@ -63,7 +63,7 @@ def _check(what: str, sample_size: int, eids: Any, return_eids: bool) -> None:
         raise ConfigError(f"{what}: return_eids=True needs eids, the ids of the edges in row")
 
 
-def drawn(graph: Graph, nodes: np.ndarray, size: int, what: str, weight: np.ndarray | None = None) -> tuple:
+def drawn(graph: NeighborGraph, nodes: np.ndarray, size: int, what: str, weight: np.ndarray | None = None) -> tuple:
     """(edges chosen, how many for each node); with weights, an edge is drawn in proportion to its own."""
     edges, counts = graph.edges_of(what, nodes)
     if size < 0 or not len(edges) or counts.max() <= size:
@@ -118,7 +118,7 @@ def _sample(
     what: str, row: Any, colptr: Any, edge_weight: Any, input_nodes: Any, size: int, eids: Any, return_eids: bool
 ) -> tuple[Tensor, ...]:
     _check(what, size, eids, return_eids)
-    graph, nodes = Graph(what, row, colptr), column(what, "input_nodes", input_nodes)
+    graph, nodes = NeighborGraph(what, row, colptr), column(what, "input_nodes", input_nodes)
     weight = None
     if edge_weight is not None:
         weight = column(what, "edge_weight", edge_weight).astype(np.float64)

@@ -11,7 +11,7 @@ from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.geometric import reindex_graph, sample_neighbors, send_u_recv
 from polyreme.geometric.reindex import numbered
-from polyreme.geometric.sampling import Graph, column, drawn
+from polyreme.geometric.sampling import NeighborGraph, column, drawn
 
 
 def graph_send_recv(
@@ -72,7 +72,7 @@ def graph_khop_sampler(
         raise ConfigError(
             f"{what}: sample_sizes={list(sample_sizes)}; give one size for each hop, -1 for all neighbours"
         )
-    graph, start = Graph(what, row, colptr), column(what, "input_nodes", input_nodes)
+    graph, start = NeighborGraph(what, row, colptr), column(what, "input_nodes", input_nodes)
     frontier = met = np.unique(start) if len(np.unique(start)) < len(start) else start
     edges, ends = [], []
     for size in sample_sizes:

@@ -15,13 +15,13 @@ from polyreme.core import backend
 from polyreme.errors import ConfigError, DeviceError, ShapeError
 from polyreme.export import Artifact, read
 from polyreme.export.manifest import MAIN
-from polyreme.export.spec import BATCH, Spec
+from polyreme.export.spec import BATCH, ArraySpec
 from polyreme.inference.config import Config
 
 Run = Callable[[list[Any]], list[jax.Array]]
 
 
-class Engine:
+class ArtifactEngine:
     """An artefact on a device. run(arrays) -> arrays; thread-safe, compiling each set of shapes once."""
 
     def __init__(self, config: Config) -> None:
@@ -111,7 +111,7 @@ class Engine:
         return call
 
     @staticmethod
-    def _batch_of(specs: Sequence[Spec], shapes: Sequence[tuple[int, ...]]) -> int | None:
+    def _batch_of(specs: Sequence[ArraySpec], shapes: Sequence[tuple[int, ...]]) -> int | None:
         return next(
             (s[0] for spec, s in zip(specs, shapes, strict=True) if spec.symbols and spec.symbols[0] == BATCH), None
         )

@@ -14,9 +14,9 @@ from polyreme.core.state import TensorState
 from polyreme.eager.host import aligned_copy
 from polyreme.eager.tensor import Tensor as EagerTensor
 from polyreme.errors import ConfigError, DataError, DTypeError, ShapeError, did_you_mean
-from polyreme.export.spec import Spec
+from polyreme.export.spec import ArraySpec
 from polyreme.inference.config import Config
-from polyreme.inference.engine import Engine
+from polyreme.inference.engine import ArtifactEngine
 from polyreme.inference.kinds import DataType
 
 _SMALL = 1 << 16  # bytes
@@ -25,7 +25,7 @@ _SMALL = 1 << 16  # bytes
 class Tensor:
     """A handle: one input or output of a predictor, under its name."""
 
-    def __init__(self, spec: Spec, engine: Engine, is_input: bool) -> None:
+    def __init__(self, spec: ArraySpec, engine: ArtifactEngine, is_input: bool) -> None:
         self._spec = spec
         self._engine = engine
         self._is_input = is_input
@@ -121,7 +121,7 @@ class Predictor:
     [[0.0, 2.0]]
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ArtifactEngine) -> None:
         self._engine = engine
         self._inputs = {s.name: Tensor(s, engine, True) for s in engine.function.inputs}
         self._outputs = {s.name: Tensor(s, engine, False) for s in engine.function.outputs}
@@ -219,7 +219,7 @@ def create_predictor(config: Config) -> Predictor:
     Raises CheckpointError for files that are missing or changed, DeviceError for a device that is not there or that the
     artefact was not exported for.
     """
-    return Predictor(Engine(config))
+    return Predictor(ArtifactEngine(config))
 
 
 class PredictorPool:

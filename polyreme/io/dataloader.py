@@ -17,7 +17,7 @@ from polyreme.io.fetch import Fetcher, MapFetcher, StreamFetcher
 from polyreme.io.pool import PoolOptions, WorkerPool
 from polyreme.io.sampler import RandomSampler, SequenceSampler
 from polyreme.io.seed import seed_of
-from polyreme.io.worker import Task
+from polyreme.io.worker import BatchRequest
 
 _STATE_VERSION = 1
 
@@ -184,12 +184,12 @@ class DataLoader:
         self._skip = Position(start.epoch + 1, 0)
         return start
 
-    def _tasks(self, start: int) -> Iterator[Task]:
+    def _tasks(self, start: int) -> Iterator[BatchRequest]:
         if self._stream:
-            return (Task(number, self.batch_size, number < start) for number in itertools.count())
+            return (BatchRequest(number, self.batch_size, number < start) for number in itertools.count())
         order = enumerate(iter(self._order))  # iter() now: it is what takes the sampler's epoch
         contents = itertools.islice(order, start, None)
-        return (Task(number, one if self._bare else list(one)) for number, one in contents)
+        return (BatchRequest(number, one if self._bare else list(one)) for number, one in contents)
 
     def _fetcher(self) -> Fetcher:
         if self._stream:

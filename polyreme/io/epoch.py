@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from polyreme.errors import DataError
-from polyreme.io.failure import Failure, doing
+from polyreme.io.failure import WorkerFailure, doing
 from polyreme.io.fetch import END, Fetcher, fetch_whole
 from polyreme.io.pool import WorkerPool
-from polyreme.io.worker import Task
+from polyreme.io.worker import BatchRequest
 
 Convert = Callable[[Any], Any]
 
@@ -92,7 +92,7 @@ class Epoch:
 class InProcess:
     """Reads each batch when it is asked for."""
 
-    def __init__(self, fetcher: Fetcher, tasks: Iterator[Task], convert: Convert) -> None:
+    def __init__(self, fetcher: Fetcher, tasks: Iterator[BatchRequest], convert: Convert) -> None:
         self._fetcher = fetcher
         self._tasks = tasks
         self._convert = convert
@@ -103,7 +103,7 @@ class InProcess:
             try:
                 batch = fetch_whole(self._fetcher, task.content, task.skip)
             except Exception as error:
-                failure = Failure.of(error, doing(task.content, self._fetcher.position))
+                failure = WorkerFailure.of(error, doing(task.content, self._fetcher.position))
                 raise DataError(f"DataLoader failed {failure.place}: {failure.kind}: {failure.text}") from error
             if batch is END:
                 break

@@ -24,7 +24,7 @@ class WorkerTraceback(Exception):
 
 
 @dataclass(frozen=True)
-class Failure:
+class WorkerFailure:
     """An exception in words; args only when all are plain values, so that it can be made again in the parent."""
 
     place: str
@@ -34,7 +34,7 @@ class Failure:
     traceback: str
 
     @classmethod
-    def of(cls, error: BaseException, place: str) -> "Failure":
+    def of(cls, error: BaseException, place: str) -> "WorkerFailure":
         """The record of an exception; place says what was being done."""
         plain = all(isinstance(arg, (str, bytes, int, float, type(None))) for arg in error.args)
         lines = "".join(traceback.format_exception(error))

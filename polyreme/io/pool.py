@@ -20,7 +20,7 @@ from polyreme.io import worker as worker_process
 from polyreme.io.failure import doing
 from polyreme.io.shared import InSlot, View, slot_names
 from polyreme.io.shipment import pack
-from polyreme.io.worker import IDLE, STARTING, Begin, Reply, Setup, Task
+from polyreme.io.worker import IDLE, STARTING, BatchRequest, Begin, Reply, Setup
 
 _GRACE = 1.0  # seconds a worker has to leave when asked, and again when terminated
 _COUNT = itertools.count()  # pools of this process, for unique names of segments
@@ -49,7 +49,7 @@ class _Worker:
     views: list[View]
     answered: int = 0
     ended: bool = False
-    waiting: deque[Task] = field(default_factory=deque)
+    waiting: deque[BatchRequest] = field(default_factory=deque)
 
     def view(self, message: Any) -> Any:
         """The batch of a reply; its arrays may look into shared memory."""
@@ -64,7 +64,7 @@ class WorkerPool:
     ) -> None:
         self._options = options
         self._order: deque[_Worker] = deque()
-        self._tasks: Iterator[Task] = iter(())
+        self._tasks: Iterator[BatchRequest] = iter(())
         self._workers, memory = _start((dataset, collate_fn, worker_init_fn), options)
         self._finalizer = weakref.finalize(self, _shut, self._workers, memory, os.getpid())
 
@@ -73,7 +73,7 @@ class WorkerPool:
         """Whether the workers are gone."""
         return not self._finalizer.alive
 
-    def begin(self, epoch: int, tasks: Iterator[Task]) -> None:
+    def begin(self, epoch: int, tasks: Iterator[BatchRequest]) -> None:
         """Start an epoch: drop what is left of the one before, and give every worker prefetch_factor tasks."""
         while self._order:
             worker = self._order.popleft()

@@ -23,7 +23,7 @@ _FOLDER = "/dev/shm"
 
 
 @dataclass(frozen=True)
-class Placed:
+class SlotArray:
     """Where an array lies in a slot; stands in for it in the batch that goes through the pipe."""
 
     offset: int
@@ -95,7 +95,7 @@ class View:
         buffer = self._memory.buf
 
         def look(leaf: Any) -> Any:
-            return np.ndarray(leaf.shape, leaf.dtype, buffer, leaf.offset) if isinstance(leaf, Placed) else leaf
+            return np.ndarray(leaf.shape, leaf.dtype, buffer, leaf.offset) if isinstance(leaf, SlotArray) else leaf
 
         return map_leaves(look, message.batch)
 
@@ -142,13 +142,13 @@ class _Layout:
 
     def __init__(self) -> None:
         self.nbytes = 0
-        self.leaves: list[tuple[Placed, Any]] = []
+        self.leaves: list[tuple[SlotArray, Any]] = []
 
     def place(self, leaf: Any) -> Any:
         is_plain = type(leaf) is np.ndarray and not leaf.dtype.hasobject
         if not is_plain and not isinstance(leaf, Stack):
             return leaf
-        placed = Placed(self.nbytes, leaf.shape, leaf.dtype)
+        placed = SlotArray(self.nbytes, leaf.shape, leaf.dtype)
         self.leaves.append((placed, leaf))
         self.nbytes += -(-leaf.nbytes // _ALIGN) * _ALIGN
         return placed

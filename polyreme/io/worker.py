@@ -16,7 +16,7 @@ import numpy as np
 
 from polyreme import faults
 from polyreme.io.collate import materialize
-from polyreme.io.failure import Failure, doing
+from polyreme.io.failure import WorkerFailure, doing
 from polyreme.io.fetch import END, MapFetcher, StreamFetcher
 from polyreme.io.shared import Slot, slot_names
 from polyreme.io.shipment import Shipment
@@ -35,7 +35,7 @@ class Begin:
 
 
 @dataclass(frozen=True)
-class Task:
+class BatchRequest:
     """One batch to read: sample indices, one index, or for a stream how many samples (None: one bare sample).
 
     skip is for a stream that resumes: read, but do not send.
@@ -121,14 +121,14 @@ class _Worker:
                 _seed([seed])
                 init_fn(self._id)
         except Exception as error:  # noqa: BLE001  (whatever the user's code raises belongs to the parent)
-            self._results.send(Reply("failed", Failure.of(error, place)))
+            self._results.send(Reply("failed", WorkerFailure.of(error, place)))
             return None
         return dataset, collate_fn, init_fn is None
 
     def serve(self, inbox: queue.SimpleQueue, dataset: Any, collate_fn: Callable[[Any], Any], seeded: bool) -> None:
         fetcher: Any = None
         epoch = 0
-        failed: Failure | None = None
+        failed: WorkerFailure | None = None
         self._note(IDLE)
         while True:
             message = inbox.get()
@@ -152,20 +152,20 @@ class _Worker:
             # not sys.exit: the dataset may be in the middle of a sample, and its arrays still look at shared memory
             os._exit(0)
 
-    def _fetcher(self, dataset: Any, collate_fn: Callable[[Any], Any]) -> tuple[Any, Failure | None]:
+    def _fetcher(self, dataset: Any, collate_fn: Callable[[Any], Any]) -> tuple[Any, WorkerFailure | None]:
         try:
             if self._setup.stream:
                 return StreamFetcher(dataset, collate_fn, self._note, self._setup.drop_last), None
             return MapFetcher(dataset, collate_fn, self._note), None
         except Exception as error:  # noqa: BLE001  (as above)
-            return None, Failure.of(error, "starting to iterate over the dataset")
+            return None, WorkerFailure.of(error, "starting to iterate over the dataset")
 
     def _note(self, position: int, sample_id: Any = None) -> None:
         self._progress[1] = position
         if position >= 0:
             faults.point("data.worker", sample_id)
 
-    def _reply(self, fetcher: Any, task: Task) -> Reply:
+    def _reply(self, fetcher: Any, task: BatchRequest) -> Reply:
         place = ""
         self._progress[0] = task.number
         try:
@@ -177,7 +177,7 @@ class _Worker:
             place = "writing " + doing(task.content, -1).removeprefix("reading ").removeprefix("collating ")
             return Reply("batch", self._stored(batch))
         except Exception as error:  # noqa: BLE001  (as above)
-            return Reply("failed", Failure.of(error, place or doing(task.content, fetcher.position)))
+            return Reply("failed", WorkerFailure.of(error, place or doing(task.content, fetcher.position)))
 
     def _stored(self, batch: Any) -> Any:
         if not self._slots:
@@ -191,7 +191,7 @@ class _Worker:
         try:
             data = ForkingPickler.dumps(reply)
         except Exception as error:  # noqa: BLE001  (pickling calls the user's classes)
-            data = ForkingPickler.dumps(Reply("failed", Failure.of(error, "sending its batch")))
+            data = ForkingPickler.dumps(Reply("failed", WorkerFailure.of(error, "sending its batch")))
         try:
             self._results.send_bytes(data)
         except OSError:  # the parent is gone

@@ -28,7 +28,7 @@ _MUTATORS = frozenset({
 _MAX_TRACES = 3
 
 
-class Place:
+class MutablePlace:
     """One thing that can be changed. shape: what must be the same on both sides; values: what may differ."""
 
     owner: Any
@@ -46,7 +46,7 @@ class Place:
         raise NotImplementedError
 
 
-class Items(Place):
+class Items(MutablePlace):
     """The content of a list, dict, set or deque."""
 
     def __init__(self, owner: Any, name: str) -> None:
@@ -88,7 +88,7 @@ class Items(Place):
         return f"{count} element{'' if count == 1 else 's'}"
 
 
-class Attribute(Place):
+class Attribute(MutablePlace):
     """One attribute of an object."""
 
     def __init__(self, owner: Any, attribute: str) -> None:
@@ -124,11 +124,11 @@ class RegionCapture(Capture):
 
     def __init__(self, outer: Capture | None) -> None:
         super().__init__(outer, detach=True)
-        self.places: dict[Hashable, tuple[Place, Any, list[Any]]] = {}
+        self.places: dict[Hashable, tuple[MutablePlace, Any, list[Any]]] = {}
         self.own: dict[int, Any] = {}
         self.depth: int = 1 + (outer.depth if isinstance(outer, RegionCapture) else 0)
 
-    def note(self, key: Hashable, place: Callable[[], Place]) -> None:
+    def note(self, key: Hashable, place: Callable[[], MutablePlace]) -> None:
         """Something is about to be changed."""
         if key not in self.places:
             made = place()
@@ -253,7 +253,7 @@ class Known:
     """The places a branch or loop was found to change, as variables in front of its own."""
 
     def __init__(self) -> None:
-        self.places: dict[Hashable, Place] = {}
+        self.places: dict[Hashable, MutablePlace] = {}
         self.traces = 0
 
     def learn(self) -> None:
@@ -300,7 +300,7 @@ class Known:
 class FoundPlaces(Exception):
     """A trace changed places that were not known; trace again with them."""
 
-    def __init__(self, places: dict[Hashable, Place]) -> None:
+    def __init__(self, places: dict[Hashable, MutablePlace]) -> None:
         super().__init__("new places")
         self.places = places
 

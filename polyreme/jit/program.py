@@ -54,7 +54,7 @@ def is_tensor(x: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Found:
+class Discovery:
     """What the discovery run found.
 
     tensors: the state in order; leaf_of: for each, the Tensor whose gradient it is, or None; written: which of it is
@@ -105,7 +105,7 @@ _LONG_COMPILATION = 1.0
 _SOLE_OWNER = _Probe.sole_owner()
 
 
-class Program:
+class CapturedProgram:
     """A function captured for one structure of arguments.
 
     call: rebuilds the arguments from Tensors and calls the function. Guards (stop_gradient and presence of a gradient
@@ -331,9 +331,9 @@ class Program:
 
     # tracing
 
-    def _discover(self, arguments: list[TensorState]) -> Found:
+    def _discover(self, arguments: list[TensorState]) -> Discovery:
         capture = Capture(fuses=self._fuses, converted=converted)
-        result: list[Found] = []
+        result: list[Discovery] = []
 
         def abstract(arrays: list) -> None:
             with watching(capture):
@@ -365,7 +365,7 @@ class Program:
 
     def _summary(
         self, capture: Capture, arguments: list[TensorState], wrapped: list[TensorState], outs: list[TensorState]
-    ) -> Found:
+    ) -> Discovery:
         met = list(capture.before.values())
         own = {i: w for i, w in enumerate(wrapped) if i not in self.pinned}
         changed = tuple(i for i, w in own.items() if w._array is not self._given[i])
@@ -377,7 +377,7 @@ class Program:
             self._check_history([t for t in ends if not t.stop_gradient], met)
         leaf_of = {id(b.grad): b.tensor for b in met if b.grad is not None}
         ids = {id(a): i for i, a in enumerate(arguments)}
-        return Found(
+        return Discovery(
             tuple(b.tensor for b in met),
             tuple(leaf_of.get(id(b.tensor)) for b in met),
             tuple(b.written for b in met),
@@ -523,4 +523,4 @@ def _plain(gradient: Any) -> Tensor:
     return Tensor(gradient._array if is_tensor(gradient) else gradient)
 
 
-__all__ = ["Found", "Program", "Tracer", "is_tensor"]
+__all__ = ["CapturedProgram", "Discovery", "Tracer", "is_tensor"]

@@ -23,7 +23,7 @@ from polyreme.errors import CaptureError, ConfigError
 from polyreme.jit.capture import where_defined
 from polyreme.jit.convert import converted
 from polyreme.jit.fusing import fusing
-from polyreme.jit.program import Program, is_tensor
+from polyreme.jit.program import CapturedProgram, is_tensor
 from polyreme.jit.structure import flatten, rebuild
 
 _log = logging.getLogger("polyreme.jit")
@@ -57,12 +57,12 @@ class StaticFunction:
         functools.update_wrapper(self, fn)
         self.fn = fn
         self.input_spec = input_spec
-        self.programs: dict[Any, list[Program]] = {}
+        self.programs: dict[Any, list[CapturedProgram]] = {}
         # the same lists, by the form of a call with Tensors and plain values in order
-        self._by_form: dict[Any, list[Program]] = {}
+        self._by_form: dict[Any, list[CapturedProgram]] = {}
         self.retraces: list[str] = []
         self._last: Any = None
-        self._served: Program | None = None
+        self._served: CapturedProgram | None = None
         self._specs = None if input_spec is None else jax.tree.leaves(input_spec, is_leaf=lambda s: hasattr(s, "shape"))
 
     def __get__(self, instance: Any, owner: type) -> Any:
@@ -110,7 +110,7 @@ class StaticFunction:
             program, tensors = self._find(args, kwargs, None)
             return program.compiled(tensors)
 
-    def _find(self, args: tuple, kwargs: dict[str, Any], form: Any) -> tuple[Program, list[Any]]:
+    def _find(self, args: tuple, kwargs: dict[str, Any], form: Any) -> tuple[CapturedProgram, list[Any]]:
         """The program that serves these arguments, captured now if none does yet, and the Tensors among them.
 
         form: under which later calls may find the program at once, if not None.
@@ -147,7 +147,7 @@ class StaticFunction:
             self._by_form[form] = self.programs[key]
         return program, tensors
 
-    def _serving(self, key: Any, leaves: list[Any], spec: Any, tensors: list[Any]) -> Program:
+    def _serving(self, key: Any, leaves: list[Any], spec: Any, tensors: list[Any]) -> CapturedProgram:
         try:
             candidates = self.programs.get(key)
         except TypeError as error:
@@ -162,7 +162,7 @@ class StaticFunction:
                 return program
         return self._capture(key, leaves, spec, tensors)
 
-    def _capture(self, key: Any, leaves: list[Any], spec: Any, tensors: list[TensorState]) -> Program:
+    def _capture(self, key: Any, leaves: list[Any], spec: Any, tensors: list[TensorState]) -> CapturedProgram:
         static = [None if is_tensor(leaf) else (leaf,) for leaf in leaves]
         # a Tensor given twice is one Tensor inside too
         first = _repeats(tensors)
@@ -173,7 +173,7 @@ class StaticFunction:
             args, kwargs = rebuild(spec, iter([next(stream) if s is None else s[0] for s in static]))
             return converted(fn)(*args, **kwargs)
 
-        program = Program(fn, call, tensors)
+        program = CapturedProgram(fn, call, tensors)
         self._explain(key, tensors)
         self.programs.setdefault(key, []).append(program)
         self._served = program
@@ -198,7 +198,7 @@ class StaticFunction:
                 reason,
             )
 
-    def concrete_programs(self) -> list[Program]:
+    def concrete_programs(self) -> list[CapturedProgram]:
         """Every program captured so far."""
         return [p for programs in self.programs.values() for p in programs]
 

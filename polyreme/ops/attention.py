@@ -17,7 +17,7 @@ from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import promote_floating, wide
 from polyreme.ops.ids import check_range
-from polyreme.ops.segment import Exchange, exchange
+from polyreme.ops.segment import SegmentExchange, exchange
 from polyreme.ops.sharding import dim_names, without
 
 
@@ -30,7 +30,7 @@ def _attend(
     scale: float | None,
     rate: float,
     key: Array | None,
-    over: Exchange | None,
+    over: SegmentExchange | None,
 ) -> Array:
     q, k, v = promote_floating(q, k, v)
     batched = q.ndim == 4

@@ -24,7 +24,7 @@ WHOLE = (1, 1)
 
 
 @dataclass(frozen=True)
-class Exchange:
+class SegmentExchange:
     """Attention over a split sequence: by "ulysses" or "ring". repeat: copies of each key head that are made first."""
 
     how: str
@@ -39,7 +39,7 @@ class Exchange:
         return kernel(q, k, v, split=self.split, **options)
 
 
-Chooser = Callable[[Sequence[int], Sequence[int]], Exchange | None]
+Chooser = Callable[[Sequence[int], Sequence[int]], SegmentExchange | None]
 """(shape of the queries, of the keys) -> how attention of them exchanges."""
 
 
@@ -63,7 +63,7 @@ def exchanging(chooser: Chooser) -> Iterator[None]:
         _chosen.by = outer
 
 
-def exchange(query: Sequence[int], key: Sequence[int]) -> Exchange | None:
+def exchange(query: Sequence[int], key: Sequence[int]) -> SegmentExchange | None:
     """What attention of these shapes ([batch, s, heads, d] or [s, heads, d]) does, None if its sequence is whole.
 
     The plan's sep_attention chooses; "auto" takes Ulysses where query and key heads divide over the devices that split
@@ -91,7 +91,7 @@ def exchange(query: Sequence[int], key: Sequence[int]) -> Exchange | None:
     # where the key heads are not split as the query heads are, each query head gets a key head of its own
     repeat = 1 if by_kv_heads == by_heads else query[-2] // key[-2]
     split = Split(placed.mesh, by_batch, seq, by_heads)
-    return Exchange(_how(placed, split, query[-2], key[-2] * repeat), split, repeat)
+    return SegmentExchange(_how(placed, split, query[-2], key[-2] * repeat), split, repeat)
 
 
 def token_ways(shape: Sequence[int]) -> tuple[int, int]:

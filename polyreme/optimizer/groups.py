@@ -13,14 +13,14 @@ from polyreme.nn.clip import GradientClip
 
 
 @dataclass
-class Group:
+class ParameterGroup:
     """Parameters that share settings; settings missing here are the optimizer's own."""
 
     params: list[Any]
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def split_groups(owner: str, parameters: Any) -> list[Group]:
+def split_groups(owner: str, parameters: Any) -> list[ParameterGroup]:
     """The groups in `parameters=`: one of all of them, or one for each dict. Raises ConfigError for anything else."""
     if parameters is None:
         raise ConfigError(f"{owner} needs parameters=, a list such as model.parameters()")
@@ -31,7 +31,7 @@ def split_groups(owner: str, parameters: Any) -> list[Group]:
         )
     listed = list(parameters)
     if not any(isinstance(entry, dict) for entry in listed):
-        groups = [Group(listed)]
+        groups = [ParameterGroup(listed)]
     else:
         groups = [_group(owner, entry) for entry in listed]
     for p in (p for g in groups for p in g.params):
@@ -40,7 +40,7 @@ def split_groups(owner: str, parameters: Any) -> list[Group]:
     return groups
 
 
-def _group(owner: str, entry: Any) -> Group:
+def _group(owner: str, entry: Any) -> ParameterGroup:
     if not isinstance(entry, dict) or "params" not in entry:
         raise ConfigError(
             f"{owner}: parameter groups are dicts with 'params', and cannot be mixed with plain Parameters; got "
@@ -48,7 +48,7 @@ def _group(owner: str, entry: Any) -> Group:
         )
     params = entry["params"]
     listed = [params] if isinstance(params, TensorState) else list(params)
-    return Group(listed, {k: v for k, v in entry.items() if k != "params"})
+    return ParameterGroup(listed, {k: v for k, v in entry.items() if k != "params"})
 
 
 def check_common(owner: str, name: str, value: Any) -> None:
@@ -61,7 +61,7 @@ def check_common(owner: str, name: str, value: Any) -> None:
         raise ConfigError(f"{owner}: grad_clip is a ClipGradBy... or None, got {value!r}")
 
 
-def check_known(owner: str, group: Group, known: Iterable[str]) -> None:
+def check_known(owner: str, group: ParameterGroup, known: Iterable[str]) -> None:
     """Raises ConfigError for a group setting that is not among the known ones."""
     for name in group.settings:
         if name not in known:

@@ -24,7 +24,7 @@ from polyreme.optimizer import line_search
 from polyreme.optimizer.groups import nonnegative
 from polyreme.optimizer.lr import LRScheduler
 from polyreme.optimizer.optimizer import Optimizer
-from polyreme.optimizer.quasi_newton import History, direction, no_history, remembered, with_room
+from polyreme.optimizer.quasi_newton import CurvaturePairs, direction, no_history, remembered, with_room
 from polyreme.optimizer.update import compile_gradient, wide
 from polyreme.regularizer import L1Decay, L2Decay
 
@@ -223,12 +223,12 @@ class _Run:
                 break
         return saved
 
-    def _history(self, saved: dict[str, Any]) -> History:
+    def _history(self, saved: dict[str, Any]) -> CurvaturePairs:
         """The pairs with the last move's, once its gradient is known."""
         n, most = self.gradient.shape[0], self.owner._most_pairs
         if not saved:
             return no_history(min(_FIRST_ROOM, most), n, self.gradient.dtype)
-        history = History(*(saved[name] for name in History._fields))
+        history = CurvaturePairs(*(saved[name] for name in CurvaturePairs._fields))
         room = history.steps.shape[0]
         if room < most and int(history.count) == room:
             history = with_room(history, min(2 * room, most))
@@ -263,7 +263,7 @@ class _Run:
 
 
 @jax.jit
-def _next_way(history: History, gradient: Any) -> tuple[Any, Any, Any]:
+def _next_way(history: CurvaturePairs, gradient: Any) -> tuple[Any, Any, Any]:
     way = direction(history, gradient)
     return way, jnp.vdot(gradient, way), jnp.abs(gradient).sum()
 

@@ -30,7 +30,7 @@ class Limits(NamedTuple):
     step: float
 
 
-class Found(NamedTuple):
+class Minimum(NamedTuple):
     """Where a minimization ended. memory: what it learnt of the inverse Hessian."""
 
     converged: Any
@@ -43,13 +43,13 @@ class Found(NamedTuple):
     stopped: Any
 
 
-def bfgs(objective: Objective, start: Any, first_inverse: Any, limits: Limits) -> Found:
+def bfgs(objective: Objective, start: Any, first_inverse: Any, limits: Limits) -> Minimum:
     """Minimize with a whole inverse Hessian [n, n]; the memory is that."""
     inverse = jnp.eye(start.size, dtype=start.dtype) if first_inverse is None else first_inverse
     return _minimize(objective, start, inverse, lambda h, g: -(h @ g), updated_inverse, limits)
 
 
-def lbfgs(objective: Objective, start: Any, first_inverse: Any, pairs: int, limits: Limits) -> Found:
+def lbfgs(objective: Objective, start: Any, first_inverse: Any, pairs: int, limits: Limits) -> Minimum:
     """Minimize with the last pairs; first_inverse: an inverse Hessian [n, n] to correct, or None for a scaled one."""
     history = no_history(min(pairs, limits.iterations), start.size, start.dtype)
     return _minimize(objective, start, history, lambda h, g: direction(h, g, first_inverse), remembered, limits)
@@ -57,15 +57,15 @@ def lbfgs(objective: Objective, start: Any, first_inverse: Any, pairs: int, limi
 
 def _minimize(
     objective: Objective, start: Any, memory: Any, way_of: Callable, learnt: Callable, limits: Limits
-) -> Found:
+) -> Minimum:
     value, gradient = objective(start)
     flat = _largest(gradient) <= limits.gradient
-    begun = Found(flat, jnp.asarray(1), start, value, gradient, memory, jnp.asarray(0), flat)
+    begun = Minimum(flat, jnp.asarray(1), start, value, gradient, memory, jnp.asarray(0), flat)
 
-    def go_on(found: Found) -> Any:
+    def go_on(found: Minimum) -> Any:
         return ~found.stopped & (found.iterations < limits.iterations)
 
-    def iterate(step: Found) -> Found:
+    def iterate(step: Minimum) -> Minimum:
         way = way_of(step.memory, step.gradient)
         search = _search(objective, step, way, limits)
         point = search.low
@@ -74,7 +74,7 @@ def _minimize(
         still = (_largest(move) <= limits.change) | (jnp.abs(point.value - step.value) <= limits.change)
         # no step at all: the direction goes nowhere lower, which a change of 0 also is, but no minimum was shown
         lost = point.step == 0
-        return Found(
+        return Minimum(
             flat | (still & ~lost), step.calls + search.count, step.position + move, point.value, point.gradient,
             learnt(step.memory, move, change), step.iterations + 1, flat | still | lost,
         )  # fmt: skip
@@ -82,7 +82,7 @@ def _minimize(
     return jax.lax.while_loop(go_on, iterate, begun)
 
 
-def _search(objective: Objective, step: Found, way: Any, limits: Limits) -> line_search.Search:
+def _search(objective: Objective, step: Minimum, way: Any, limits: Limits) -> line_search.Search:
     def evaluate(search: line_search.Search) -> line_search.Search:
         value, gradient = objective(step.position + search.step * way)
         return line_search.advance(search, value, jnp.vdot(gradient, way), gradient, limits.search, limits.change)

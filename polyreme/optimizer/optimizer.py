@@ -25,7 +25,7 @@ from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, ConfigError, DTypeError, GradError
 from polyreme.nn.clip import ClipGradByGlobalNorm
-from polyreme.optimizer.groups import Group, check_common, check_known, check_unique, nonnegative, split_groups
+from polyreme.optimizer.groups import ParameterGroup, check_common, check_known, check_unique, nonnegative, split_groups
 from polyreme.optimizer.lr import LRScheduler
 from polyreme.optimizer.shared import MeshGroup, Shared, SharedState
 from polyreme.optimizer.state import OptimizerState
@@ -453,7 +453,7 @@ class Optimizer(OptimizerState):
 
     # settings
 
-    def _checked(self, group: Group) -> Group:
+    def _checked(self, group: ParameterGroup) -> ParameterGroup:
         owner = type(self).__name__
         check_known(owner, group, (*_COMMON, *self.checks))
         for name, value in group.settings.items():
@@ -490,4 +490,4 @@ class Optimizer(OptimizerState):
         )
 
 
-__all__ = ["Group", "MeshGroup", "Optimizer", "ParameterOptions"]
+__all__ = ["MeshGroup", "Optimizer", "ParameterGroup", "ParameterOptions"]

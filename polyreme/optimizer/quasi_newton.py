@@ -14,7 +14,7 @@ import jax.numpy as jnp
 _LEAST_CURVATURE = 1e-10  # pairs with s.y no larger say nothing about a minimum, and are left out
 
 
-class History(NamedTuple):
+class CurvaturePairs(NamedTuple):
     """The last pairs, newest last: steps s and changes of the gradient y, [capacity, n]; how many rows count; the
     scale of the first inverse Hessian.
     """
@@ -25,22 +25,22 @@ class History(NamedTuple):
     scale: Any
 
 
-def no_history(capacity: int, n: int, dtype: Any) -> History:
+def no_history(capacity: int, n: int, dtype: Any) -> CurvaturePairs:
     """Room for so many pairs."""
     rows = jnp.zeros((capacity, n), dtype)
-    return History(rows, rows, jnp.zeros((), jnp.int32), jnp.ones((), dtype))
+    return CurvaturePairs(rows, rows, jnp.zeros((), jnp.int32), jnp.ones((), dtype))
 
 
-def with_room(history: History, capacity: int) -> History:
+def with_room(history: CurvaturePairs, capacity: int) -> CurvaturePairs:
     """The same pairs with room for more."""
     more = ((capacity - history.steps.shape[0], 0), (0, 0))
     return history._replace(steps=jnp.pad(history.steps, more), changes=jnp.pad(history.changes, more))
 
 
-def remembered(history: History, step: Any, change: Any) -> History:
+def remembered(history: CurvaturePairs, step: Any, change: Any) -> CurvaturePairs:
     """The history with a pair more, the oldest gone when it is full; unchanged by a pair without curvature."""
     curvature = jnp.vdot(step, change)
-    grown = History(
+    grown = CurvaturePairs(
         jnp.roll(history.steps, -1, 0).at[-1].set(step),
         jnp.roll(history.changes, -1, 0).at[-1].set(change),
         jnp.minimum(history.count + 1, history.steps.shape[0]),
@@ -49,7 +49,7 @@ def remembered(history: History, step: Any, change: Any) -> History:
     return jax.tree.map(lambda new, old: jnp.where(curvature > _LEAST_CURVATURE, new, old), grown, history)
 
 
-def direction(history: History, gradient: Any, first: Any = None) -> Any:
+def direction(history: CurvaturePairs, gradient: Any, first: Any = None) -> Any:
     """Minus the inverse Hessian's estimate times gradient. first: a matrix to start from, else the scale."""
     capacity = history.steps.shape[0]
     counts = jnp.arange(capacity) >= capacity - history.count

@@ -11,7 +11,7 @@ from polyreme.planner.cluster import Cluster
 from polyreme.planner.collectives import Collective, collectives
 from polyreme.planner.communication import group
 from polyreme.planner.compute import Arithmetic, Seconds, operation_seconds
-from polyreme.planner.graph import Block, Graph
+from polyreme.planner.graph import BlockCost, ModelGraph
 from polyreme.planner.prediction import Training
 from polyreme.planner.sharding import cuts_of
 
@@ -46,7 +46,7 @@ class BlockTime:
 class Setting:
     """What blocks are priced under; samples: of one microbatch over the whole job."""
 
-    graph: Graph
+    graph: ModelGraph
     plan: Plan
     cluster: Cluster
     training: Training
@@ -58,7 +58,7 @@ class Setting:
         return axis in self.training.overlap and self.cluster.shared == 1
 
 
-def block_time(block: Block, setting: Setting) -> BlockTime:
+def block_time(block: BlockCost, setting: Setting) -> BlockTime:
     """Of one run of the block on one microbatch."""
     plan, cuts = setting.plan, cuts_of(setting.plan)
     weights = {value.name: value for value in block.parameters}
@@ -95,7 +95,7 @@ def added(*parts: Mapping[str, float]) -> dict[str, float]:
     return dict(total)
 
 
-def _again(block: Block, setting: Setting) -> set[str]:
+def _again(block: BlockCost, setting: Setting) -> set[str]:
     """Names of the operations that the block's backward runs again; whole layers only: embeddings and heads are kept.
 
     A compiler prunes those from which nothing that a gradient reads follows: a layer's last product, for one.
@@ -140,7 +140,7 @@ def _seconds(c: Collective, among: object) -> float:
     return getattr(among, c.what)(c.nbytes)
 
 
-def _gather_parameters(block: Block, time: BlockTime, setting: Setting) -> None:
+def _gather_parameters(block: BlockCost, time: BlockTime, setting: Setting) -> None:
     """ZeRO stage 3: parameters are gathered before they are used, forward and backward, and gradients scattered after,
     each beside the arithmetic of the block before. Source: arXiv:1910.02054, section 5.3; arXiv:2304.11277."""
     cuts = cuts_of(setting.plan)

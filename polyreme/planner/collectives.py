@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from polyreme.planner.graph import Block, Operation, Part, Value
+from polyreme.planner.graph import BlockCost, OperationCost, Part, Value
 from polyreme.planner.sharding import Cuts
 
 What = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
@@ -30,7 +30,7 @@ class Collective(NamedTuple):
 
 
 def collectives(
-    block: Block, weights: Mapping[str, Value], cuts: Cuts, samples: float, itemsize: int, sep_attention: str
+    block: BlockCost, weights: Mapping[str, Value], cuts: Cuts, samples: float, itemsize: int, sep_attention: str
 ) -> Iterator[Collective]:
     """Of one run of the block on one microbatch of `samples` samples over the whole job."""
     if cuts.degree(cuts.degrees) == 1:
@@ -55,7 +55,7 @@ def collectives(
 class Maker(NamedTuple):
     """Makes the collectives of one operation."""
 
-    op: Operation
+    op: OperationCost
     cuts: Cuts
     samples: float
     itemsize: int

@@ -31,7 +31,7 @@ class Tier(NamedTuple):
     side: int = 1
 
 
-class Group(NamedTuple):
+class LinkGroup(NamedTuple):
     """Devices that differ only along some mesh axes, as the tiers of links they span, nearest first.
 
     on_processor: devices that share their units. XLA's compiler for them makes a reduce-scatter of an all-reduce and a
@@ -89,7 +89,7 @@ class Group(NamedTuple):
         return sent / (tier.link.bandwidth * tier.share * at(tier.link.efficiency, nbytes))
 
 
-def group(cluster: Cluster, mesh: MeshShape, axes: Iterable[str]) -> Group:
+def group(cluster: Cluster, mesh: MeshShape, axes: Iterable[str]) -> LinkGroup:
     """The group of the devices along these mesh axes.
 
     Raises ConfigError for a mesh of more devices than the cluster's links join.
@@ -98,12 +98,12 @@ def group(cluster: Cluster, mesh: MeshShape, axes: Iterable[str]) -> Group:
 
 
 @lru_cache(maxsize=16384)
-def _group(cluster: Cluster, mesh: MeshShape, axes: tuple[str, ...]) -> Group:
+def _group(cluster: Cluster, mesh: MeshShape, axes: tuple[str, ...]) -> LinkGroup:
     strides = mesh.strides
     lines = sorted((strides[axis], mesh.degree(axis)) for axis in axes)
     size = math.prod(degree for _, degree in lines)
     if size == 1:
-        return Group(1, ())
+        return LinkGroup(1, ())
     tiers, inside = [], 1
     is_shared = cluster.shared > 1
     for link in cluster.links:
@@ -119,7 +119,7 @@ def _group(cluster: Cluster, mesh: MeshShape, axes: tuple[str, ...]) -> Group:
             f"{max((link.devices for link in cluster.links), default=1)}; use fewer devices, or give the cluster a "
             "link that joins more"
         )
-    return Group(size, tuple(tiers), is_shared)
+    return LinkGroup(size, tuple(tiers), is_shared)
 
 
 def _members(lines: list[tuple[int, int]], devices: int) -> int:

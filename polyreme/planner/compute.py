@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from polyreme.planner.cluster import DeviceKind, at
-from polyreme.planner.graph import Operation, Value
+from polyreme.planner.graph import OperationCost, Value
 from polyreme.planner.prediction import Training
 from polyreme.planner.sharding import Cuts
 
@@ -66,7 +66,7 @@ class Arithmetic(NamedTuple):
 
 
 def operation_seconds(
-    op: Operation, weights: Mapping[str, Value], cuts: Cuts, samples: float, on: Arithmetic
+    op: OperationCost, weights: Mapping[str, Value], cuts: Cuts, samples: float, on: Arithmetic
 ) -> Seconds:
     """Of one run of an operation on one microbatch of `samples` samples over the whole job."""
     if op.kind in ("product", "convolution"):
@@ -76,7 +76,7 @@ def operation_seconds(
     return _copies(op, weights, cuts, samples, on)
 
 
-def local_flops(op: Operation, weights: Mapping[str, Value], cuts: Cuts, samples: float) -> float:
+def local_flops(op: OperationCost, weights: Mapping[str, Value], cuts: Cuts, samples: float) -> float:
     """FLOP of the forward on one device: cut by the axes that cut the output, and those that cut the sum."""
     axes = cuts.axes("act", op.output.dims, op.output.shape)
     for name in op.weights[:1]:
@@ -88,7 +88,7 @@ def _bytes(value: Value, cuts: Cuts, samples: float, itemsize: int) -> float:
     return cuts.local(value, samples) * (value.itemsize or itemsize)
 
 
-def _product(op: Operation, weights: Mapping[str, Value], cuts: Cuts, samples: float, on: Arithmetic) -> Seconds:
+def _product(op: OperationCost, weights: Mapping[str, Value], cuts: Cuts, samples: float, on: Arithmetic) -> Seconds:
     flops = local_flops(op, weights, cuts, samples) * op.executed
     x = sum(_bytes(value, cuts, samples, on.itemsize) for value in op.inputs)
     y = _bytes(op.output, cuts, samples, on.itemsize)
@@ -106,7 +106,7 @@ def _product(op: Operation, weights: Mapping[str, Value], cuts: Cuts, samples: f
     return Seconds(forward, on.product(flops, x + y + w, share), on.product(flops, x + y + grown, share))
 
 
-def _matrices(op: Operation, weights: Mapping[str, Value], cuts: Cuts) -> float:
+def _matrices(op: OperationCost, weights: Mapping[str, Value], cuts: Cuts) -> float:
     """Matrices that a batched product is made of on one device: experts each have their own."""
     for name in op.weights[:1]:
         value = weights[name]
@@ -116,7 +116,7 @@ def _matrices(op: Operation, weights: Mapping[str, Value], cuts: Cuts) -> float:
     return 1.0
 
 
-def _attention(op: Operation, cuts: Cuts, samples: float, on: Arithmetic) -> Seconds:
+def _attention(op: OperationCost, cuts: Cuts, samples: float, on: Arithmetic) -> Seconds:
     flops = local_flops(op, {}, cuts, samples) * op.executed
     moved = sum(_bytes(value, cuts, samples, on.itemsize) for value in (*op.inputs, op.output))
     share = at(on.device.attention, flops) * at(on.device.few, on.crowd)
@@ -124,7 +124,7 @@ def _attention(op: Operation, cuts: Cuts, samples: float, on: Arithmetic) -> Sec
     return Seconds(on.product(flops, moved, share), backward, 0.0)
 
 
-def _copies(op: Operation, weights: Mapping[str, Value], cuts: Cuts, samples: float, on: Arithmetic) -> Seconds:
+def _copies(op: OperationCost, weights: Mapping[str, Value], cuts: Cuts, samples: float, on: Arithmetic) -> Seconds:
     read = {value.name: _bytes(value, cuts, samples, on.itemsize) for value in op.inputs}
     made = _bytes(op.output, cuts, samples, on.itemsize)
     table = sum(weights[name].size / cuts.ways("use", weights[name]) for name in op.weights) * on.itemsize

@@ -11,7 +11,7 @@ from polyreme.mesh.axes import AXES
 from polyreme.planner.calibration import resized
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.devices import cluster_of_kind, device_kind, device_kinds
-from polyreme.planner.graph import Graph
+from polyreme.planner.graph import ModelGraph
 from polyreme.planner.model_shape import ModelShape
 from polyreme.planner.prediction import Training
 from polyreme.planner.search import Ranked, Refuse, fits_at_all, search
@@ -72,7 +72,12 @@ def _cost(change: Change, cluster: Cluster) -> tuple[bool, bool, float]:
 
 
 def _best(
-    model: ModelShape | Graph, cluster: Cluster, batch: int, training: Training, space: Space, refuse: Refuse | None
+    model: ModelShape | ModelGraph,
+    cluster: Cluster,
+    batch: int,
+    training: Training,
+    space: Space,
+    refuse: Refuse | None,
 ) -> Ranked | None:
     found = search(model, cluster, batch, training, space, top=1, refuse=refuse)
     return found.plans[0] if found.plans else None

@@ -37,7 +37,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class OperationCost:
     """One op of the forward.
 
     inputs: activations it reads. weights: parameters it reads, by name (Block.parameters). output: what it makes.
@@ -63,7 +63,7 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockCost:
     """Operations in order, the parameters they use, and how often the block stands in the model.
 
     part: what recompute and pipelines cut by: "embed", "layer" or "head". What goes from a block to the next is the
@@ -72,13 +72,13 @@ class Block:
 
     name: str
     part: Literal["embed", "layer", "head"]
-    operations: tuple[Operation, ...]
+    operations: tuple[OperationCost, ...]
     parameters: tuple[Value, ...]
     repeats: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class ModelGraph:
     """A whole model: blocks in the order data flows.
 
     tied: the head's weight is the embedding's: the head's operation names it, and only the embedding's block lists it.
@@ -86,7 +86,7 @@ class Graph:
     """
 
     name: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[BlockCost, ...]
     tied: bool = False
     tokens: int = 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from polyreme.mesh import Plan
-from polyreme.planner.graph import Block, Graph
+from polyreme.planner.graph import BlockCost, ModelGraph
 from polyreme.planner.memory_cpu import OnProcessor
 from polyreme.planner.memory_live import standings
 from polyreme.planner.memory_stage import Held, Stage, total
@@ -32,7 +32,7 @@ class Moment(NamedTuple):
 
 
 def memory(
-    graph: Graph, plan: Plan, batch: int, training: Training, compiler: Compiler = "accelerator"
+    graph: ModelGraph, plan: Plan, batch: int, training: Training, compiler: Compiler = "accelerator"
 ) -> tuple[Memory, ...]:
     """Bytes on a device of each pipeline stage, at the time of the step when that stage holds most.
 
@@ -187,7 +187,7 @@ def _left(stage: Stage, chunk: Piece) -> float:
     return found
 
 
-def _twice(block: Block, kept: dict[str, Held]) -> float:
+def _twice(block: BlockCost, kept: dict[str, Held]) -> float:
     """Bytes of values that two operations keep in shapes of their own: attention's output, by heads and joined; a
     gate's activation, which the graph has in one operation with the product."""
     found = 0.0

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from polyreme.planner.graph import Block, Operation, Value
+from polyreme.planner.graph import BlockCost, OperationCost, Value
 from polyreme.planner.memory_stage import PARTS, WIDE, Held, Stage, total
 from polyreme.planner.sharding import Cuts, Piece
 
@@ -37,7 +37,7 @@ PIECES = 16
 """Buffers that a block's recomputed values are about."""
 
 
-class Span(NamedTuple):
+class QuerySpan(NamedTuple):
     """Queries walked in `blocks` blocks, over `rows` rows together, against the first `keys` keys."""
 
     rows: int
@@ -45,16 +45,18 @@ class Span(NamedTuple):
     keys: int
 
 
-def spans(seq: int, causal: bool) -> list[Span]:
+def spans(seq: int, causal: bool) -> list[QuerySpan]:
     """How attention of seq queries is cut, as kernels.attention_blocked.spans does it."""
     whole, tail = divmod(seq, QUERIES)
     step = QUERIES * -(-whole // min(MAX_SPANS, max(1, math.isqrt(whole)))) or QUERIES
     edges = [*range(0, whole * QUERIES, step), whole * QUERIES]
-    found = [Span(b - a, (b - a) // QUERIES, b if causal else seq) for a, b in pairwise(edges) if b > a]
-    return [*found, Span(tail, 1, seq)] if tail else found
+    found = [QuerySpan(b - a, (b - a) // QUERIES, b if causal else seq) for a, b in pairwise(edges) if b > a]
+    return [*found, QuerySpan(tail, 1, seq)] if tail else found
 
 
-def kept_by_attention(op: Operation, cuts: Cuts, samples: float, itemsize: int = WIDE) -> Iterator[tuple[str, Held]]:
+def kept_by_attention(
+    op: OperationCost, cuts: Cuts, samples: float, itemsize: int = WIDE
+) -> Iterator[tuple[str, Held]]:
     """(what, buffers) of one attention from its forward to its backward."""
     out = cuts.local(op.output, samples) * WIDE
     keys = out if len(op.inputs) < 3 else cuts.local(op.inputs[1], samples) * WIDE
@@ -80,7 +82,7 @@ def kept_by_attention(op: Operation, cuts: Cuts, samples: float, itemsize: int =
         yield "queries, keys and values", Held(3 * out)
 
 
-def kept_by_elementwise(op: Operation, cuts: Cuts, samples: float, itemsize: int) -> Iterator[tuple[str, Held]]:
+def kept_by_elementwise(op: OperationCost, cuts: Cuts, samples: float, itemsize: int) -> Iterator[tuple[str, Held]]:
     """The parts of an activation function that its derivative shares: tanh of a GELU, sigmoid and product of a SiLU."""
     inputs = [value for value in op.inputs if value.itemsize != 1]
     if not op.saved or op.output.name in op.saved:
@@ -94,7 +96,7 @@ def kept_by_elementwise(op: Operation, cuts: Cuts, samples: float, itemsize: int
 
 
 def kept_by_block(
-    block: Block, cuts: Cuts, samples: float, itemsize: int, parts: frozenset[str] = frozenset()
+    block: BlockCost, cuts: Cuts, samples: float, itemsize: int, parts: frozenset[str] = frozenset()
 ) -> dict[str, Held]:
     """What one microbatch leaves of a block for its backward, by name. parts: of operations computed again."""
     found: dict[str, Held] = {}
@@ -129,7 +131,7 @@ def kept_by_block(
     return found
 
 
-def _read(value: Value, op: Operation) -> Value:
+def _read(value: Value, op: OperationCost) -> Value:
     """A value as an operation reads it: gathered along seq where the operation works on block_seq."""
     if "block_seq" not in op.output.dims or "seq" not in value.dims:
         return value
@@ -157,7 +159,7 @@ def reused(values: Iterable[Held], buffers: Iterable[Held]) -> float:
     return placed
 
 
-def kept_by_recompute(block: Block, cuts: Cuts, samples: float) -> dict[str, Held]:
+def kept_by_recompute(block: BlockCost, cuts: Cuts, samples: float) -> dict[str, Held]:
     """What a block leaves that is computed again as a whole: its input, and where its loops start from: those are
     copies of zeros, which wait for nothing and are made at once."""
     found = {"x": Held(cuts.local(_first(block), samples) * WIDE)}
@@ -167,11 +169,11 @@ def kept_by_recompute(block: Block, cuts: Cuts, samples: float) -> dict[str, Hel
     return found
 
 
-def _first(block: Block) -> Value:
+def _first(block: BlockCost) -> Value:
     return block.operations[0].inputs[0]
 
 
-def _starts(op: Operation, cuts: Cuts, samples: float) -> Iterator[tuple[str, Held]]:
+def _starts(op: OperationCost, cuts: Cuts, samples: float) -> Iterator[tuple[str, Held]]:
     """Of loops that a recomputed attention runs: those of its backward, and of its second forward."""
     for what, held in kept_by_attention(op, cuts, samples):
         if what.startswith("start"):
@@ -180,12 +182,12 @@ def _starts(op: Operation, cuts: Cuts, samples: float) -> Iterator[tuple[str, He
                 yield "start of the output", held
 
 
-def attention_again(block: Block, cuts: Cuts, samples: float) -> float:
+def attention_again(block: BlockCost, cuts: Cuts, samples: float) -> float:
     """Bytes of one block of probabilities while a forward is computed again."""
     return sum(_probabilities(op, cuts, samples) for op in block.operations if op.kind == "attention")
 
 
-def _probabilities(op: Operation, cuts: Cuts, samples: float) -> float:
+def _probabilities(op: OperationCost, cuts: Cuts, samples: float) -> float:
     """Bytes of the probabilities of one block of queries."""
     sums = next((v for v in op.inputs if v.name == "log_sums"), None)
     seq = op.output.shape[1]
@@ -231,7 +233,7 @@ class OnProcessor:
         stage = self.stage
         return stage.bytes_of("state", stage.training.gradients) if stage.cuts.batch_ways > 1 else 0.0
 
-    def kept(self, block: Block) -> tuple[dict[str, Held], float]:
+    def kept(self, block: BlockCost) -> tuple[dict[str, Held], float]:
         """(what a block leaves for its backward, bytes of it that are computed again)."""
         stage, mode = self.stage, self.stage.mode(block)
         whole = kept_by_block(block, stage.cuts, stage.samples, stage.itemsize)
@@ -253,7 +255,7 @@ class OnProcessor:
         first = next((block.operations[0].inputs[0] for block, _ in stage.blocks if block.part == "embed"), None)
         return stage.local(first, first.itemsize or WIDE) if first else 0.0
 
-    def weights(self, blocks: Iterable[tuple[Block, int]]) -> list[Held]:
+    def weights(self, blocks: Iterable[tuple[BlockCost, int]]) -> list[Held]:
         """Weights as products read them, from forward to backward: in float32 where they are kept in fewer bits,
         gathered where they are kept in pieces, in other layouts for convolutions."""
         stage, found = self.stage, []
@@ -278,7 +280,7 @@ class OnProcessor:
         table = stage.table() if again else 0.0
         return extra + again + table + stage.transient() + total(self.weights(chunk))
 
-    def _extra(self, block: Block) -> float:
+    def _extra(self, block: BlockCost) -> float:
         """Bytes that a chunk's backward makes of what its forward left: other layouts, wider elements, parts of
         derivatives. They wait for nothing, so they are there for all blocks at once."""
         left, found = self.stage.kept(block), 0.0

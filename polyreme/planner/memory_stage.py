@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from polyreme.mesh import Plan
 from polyreme.planner.compute import ITEMSIZE
-from polyreme.planner.graph import Block, Graph, Operation, Value
+from polyreme.planner.graph import BlockCost, ModelGraph, OperationCost, Value
 from polyreme.planner.prediction import Training
 from polyreme.planner.sharding import Cuts, Piece, cuts_of
 
@@ -49,7 +49,9 @@ class Loss(NamedTuple):
 class Stage:
     """What one stage's devices hold; chunks: the parts of the model it has, in the order that data flows."""
 
-    def __init__(self, graph: Graph, plan: Plan, batch: int, training: Training, chunks: tuple[Piece, ...]) -> None:
+    def __init__(
+        self, graph: ModelGraph, plan: Plan, batch: int, training: Training, chunks: tuple[Piece, ...]
+    ) -> None:
         self.graph, self.plan, self.training, self.chunks = graph, plan, training, chunks
         # what memory.py finds of the chunks, once for all the stages that have such chunks
         self.of_chunks: Any = None
@@ -98,7 +100,7 @@ class Stage:
         names = {name for op in self.operations() for name in op.weights if name not in own}
         return sum(v.size / self.cuts.ways("param", v) for v in map(self.graph.parameter, names)) * itemsize
 
-    def operations(self) -> Iterator[Operation]:
+    def operations(self) -> Iterator[OperationCost]:
         """Every operation, of each kind of block once."""
         for block, _ in self.blocks:
             yield from block.operations
@@ -109,25 +111,25 @@ class Stage:
         """Bytes of an activation on one device, of one microbatch."""
         return self.cuts.local(value, self.samples) * itemsize
 
-    def mode(self, block: Block) -> str:
+    def mode(self, block: BlockCost) -> str:
         """How a block is computed again."""
         return self.plan.recompute if block.part == "layer" else "none"
 
-    def kept(self, block: Block) -> dict[str, Held]:
+    def kept(self, block: BlockCost) -> dict[str, Held]:
         """What one microbatch leaves of a block under the plan's recompute mode, by name."""
         mode = self.mode(block)
         if mode == "full":
             return {"x": Held(self.local(block.operations[0].inputs[0], WIDE))}
         return self.read_later(block, PARTS.get(mode, frozenset()))
 
-    def read_later(self, block: Block, again: frozenset[str] = frozenset()) -> dict[str, Held]:
+    def read_later(self, block: BlockCost, again: frozenset[str] = frozenset()) -> dict[str, Held]:
         """The values that backward reads. again: parts computed again, of which what goes in is kept."""
         key = (block.name, again)
         if key not in self._read_later:
             self._read_later[key] = self._reads(block, again)
         return self._read_later[key]
 
-    def _reads(self, block: Block, again: frozenset[str]) -> dict[str, Held]:
+    def _reads(self, block: BlockCost, again: frozenset[str]) -> dict[str, Held]:
         found: dict[str, Held] = {}
         made = {op.output.name for op in block.operations if op.part in again}
         for op in block.operations:
@@ -142,7 +144,7 @@ class Stage:
                 found[name] = max(found.get(name, Held(0.0)), Held(self.local(values[name], width)))
         return found
 
-    def again(self, block: Block) -> float:
+    def again(self, block: BlockCost) -> float:
         """Bytes of a block that was left out and is there again while its backward runs."""
         kept = self.kept(block)
         return total(held for name, held in self.read_later(block).items() if name not in kept)

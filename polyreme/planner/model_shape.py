@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import nearest_divisor
-from polyreme.planner.graph import Block, Graph, Kind, Operation, Part, Value
+from polyreme.planner.graph import BlockCost, Kind, ModelGraph, OperationCost, Part, Value
 
 _Part = Callable[..., Value]
 
@@ -82,7 +82,7 @@ class ModelShape:
             )
         object.__setattr__(self, "expert_ffn", (self.expert_ffn or self.ffn) if self.experts else 0)
 
-    def graph(self, attention: str = "fused") -> Graph:
+    def graph(self, attention: str = "fused") -> ModelGraph:
         """The model's operations. attention: "fused" never stores the scores, "plain" is products and a softmax.
 
         >>> shape = ModelShape(hidden=768, layers=12, heads=12, seq=1024, vocab=50257, ffn=3072)
@@ -98,7 +98,7 @@ class ModelShape:
 
 
 @lru_cache(maxsize=4096)
-def _graph(shape: ModelShape, attention: str) -> Graph:
+def _graph(shape: ModelShape, attention: str) -> ModelGraph:
     if attention not in ("fused", "plain"):
         raise ConfigError(
             f"attention {attention!r} of model {shape.name!r}{did_you_mean(attention, ('fused', 'plain'))}"
@@ -113,7 +113,7 @@ def _graph(shape: ModelShape, attention: str) -> Graph:
         )
         if count
     ]
-    return Graph(shape.name, (_embedding(shape), *layers, _head(shape)), shape.tied, shape.seq)
+    return ModelGraph(shape.name, (_embedding(shape), *layers, _head(shape)), shape.tied, shape.seq)
 
 
 class _Builder:
@@ -121,7 +121,7 @@ class _Builder:
 
     def __init__(self, shape: ModelShape) -> None:
         self.shape = shape
-        self.operations: list[Operation] = []
+        self.operations: list[OperationCost] = []
         self.parameters: list[Value] = []
 
     def value(self, name: str, *dims: str | None, last: int = 0, itemsize: int = 0) -> Value:
@@ -151,7 +151,7 @@ class _Builder:
 
     def add(self, kind: Kind, name: str, inputs: Sequence[Value], output: Value, **rest: Any) -> Value:
         """An operation; -> its output."""
-        self.operations.append(Operation(kind, name, tuple(inputs), output, **rest))
+        self.operations.append(OperationCost(kind, name, tuple(inputs), output, **rest))
         return output
 
     def linear(
@@ -194,12 +194,12 @@ class _Builder:
             "elementwise", name, [x, branch, *masks], self.residual(f"{name}_out"), saved=tuple(m.name for m in masks)
         )
 
-    def block(self, name: str, part: Literal["embed", "layer", "head"], repeats: int = 1) -> Block:
+    def block(self, name: str, part: Literal["embed", "layer", "head"], repeats: int = 1) -> BlockCost:
         """What was collected."""
-        return Block(name, part, tuple(self.operations), tuple(self.parameters), repeats)
+        return BlockCost(name, part, tuple(self.operations), tuple(self.parameters), repeats)
 
 
-def _embedding(shape: ModelShape) -> Block:
+def _embedding(shape: ModelShape) -> BlockCost:
     build = _Builder(shape)
     ids = build.value("ids", "batch", "block_seq", itemsize=4)
     table = build.weight("tokens", ("vocab", "embed"), (shape.vocab, shape.hidden))
@@ -215,7 +215,7 @@ def _embedding(shape: ModelShape) -> Block:
     return build.block("embedding", "embed")
 
 
-def _head(shape: ModelShape) -> Block:
+def _head(shape: ModelShape) -> BlockCost:
     build = _Builder(shape)
     x = build.norm("norm", build.residual("hidden"))
     weight = "tokens" if shape.tied else build.weight("head", ("embed", "vocab"), (shape.hidden, shape.vocab))
@@ -235,7 +235,7 @@ def _head(shape: ModelShape) -> Block:
     return build.block("head", "head")
 
 
-def _layer(shape: ModelShape, attend: _Part, name: str, repeats: int, feed: _Part) -> Block:
+def _layer(shape: ModelShape, attend: _Part, name: str, repeats: int, feed: _Part) -> BlockCost:
     build = _Builder(shape)
     x = build.residual("x")
     x = build.join("attention_add", x, _attention(build, build.norm("attention_norm", x), attend))

@@ -15,7 +15,7 @@ from polyreme.planner.block_time import BlockTime, Setting, added, block_time
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.communication import group
 from polyreme.planner.compute import ITEMSIZE, Arithmetic
-from polyreme.planner.graph import Block, Graph
+from polyreme.planner.graph import BlockCost, ModelGraph
 from polyreme.planner.memory import memory
 from polyreme.planner.model_shape import ModelShape
 from polyreme.planner.pipeline import pipeline_seconds
@@ -24,7 +24,7 @@ from polyreme.planner.sharding import Piece, cuts_of, pieces
 
 
 def predict(
-    model: ModelShape | Graph,
+    model: ModelShape | ModelGraph,
     plan: Plan,
     cluster: Cluster,
     batch: int,
@@ -62,7 +62,7 @@ def predict(
 
 
 def times_of(
-    model: ModelShape | Graph,
+    model: ModelShape | ModelGraph,
     plan: Plan,
     cluster: Cluster,
     batch: int,
@@ -74,7 +74,7 @@ def times_of(
 
 
 def chunk_durations(
-    model: ModelShape | Graph, plan: Plan, cluster: Cluster, batch: int, training: Training
+    model: ModelShape | ModelGraph, plan: Plan, cluster: Cluster, batch: int, training: Training
 ) -> tuple[Durations, ...]:
     """Seconds that each chunk of the model takes on one microbatch, in the order that data flows; raises as predict."""
     setting = _setting(model, plan, cluster, batch, training)
@@ -83,7 +83,7 @@ def chunk_durations(
     return tuple(_chunk(piece, blocks).durations(send) for piece in pieces(setting.graph, plan, training.cut))
 
 
-def _setting(model: ModelShape | Graph, plan: Plan, cluster: Cluster, batch: int, training: Training) -> Setting:
+def _setting(model: ModelShape | ModelGraph, plan: Plan, cluster: Cluster, batch: int, training: Training) -> Setting:
     """What blocks are priced under, checked."""
     graph = model.graph(training.attention) if isinstance(model, ModelShape) else model
     plan.mesh.check_devices(cluster.num_devices)
@@ -319,7 +319,7 @@ def _offload(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[i
     return total
 
 
-def _saved(setting: Setting, block: Block) -> float:
+def _saved(setting: Setting, block: BlockCost) -> float:
     """Bytes that one run of a layer keeps for its backward; its input alone where it is computed again."""
     if block.part != "layer":
         return 0.0

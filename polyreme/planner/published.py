@@ -36,7 +36,7 @@ _ORDER = ("pp", "dp", "sharding", "ep", "sep", "mp")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PublishedRun:
     """What a row says, as predict takes it; assumed: what the row left open, and what was taken."""
 
     model: ModelShape
@@ -55,7 +55,7 @@ class Run:
         return predict(self.model, self.plan, self.cluster, self.batch, self.training)
 
 
-def run_of(row: Mapping[str, Any]) -> Run:
+def run_of(row: Mapping[str, Any]) -> PublishedRun:
     """The run that a row describes. What it leaves open of batch, microbatch, virtual stages and recompute is what
     predict finds fastest of those that fit the memory.
 
@@ -66,7 +66,9 @@ def run_of(row: Mapping[str, Any]) -> Run:
     model = _model(cells)
     degrees, cluster = _degrees(cells, model.hidden)
     training = _training(cells, cluster.device.flops)
-    runs = [Run(model, plan, cluster, batch, training, {}) for plan, batch in _candidates(cells, model, degrees)]
+    runs = [
+        PublishedRun(model, plan, cluster, batch, training, {}) for plan, batch in _candidates(cells, model, degrees)
+    ]
     best = runs[0] if len(runs) == 1 else _fastest_that_fits(runs)
     return replace(best, assumed=_choices(cells, best) | cells.assumed)
 
@@ -84,7 +86,7 @@ def columns_not_read(row: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _fastest_that_fits(runs: list[Run]) -> Run:
+def _fastest_that_fits(runs: list[PublishedRun]) -> PublishedRun:
     """The run of most tokens a second whose memory is enough. If none is, the row ran all the same, so memory is
     predicted too high: the fastest of those that need about the least."""
     by_rate = sorted(runs, key=lambda run: run.seconds() / run.batch)
@@ -101,7 +103,7 @@ _NEAR_LEAST = 1.25
 """Memory over the least of a row's candidates, of those that are taken to need about as much."""
 
 
-def _choices(cells: Cells, run: Run) -> dict[str, object]:
+def _choices(cells: Cells, run: PublishedRun) -> dict[str, object]:
     plan = run.plan
     open_to = {
         "gbs": run.batch,

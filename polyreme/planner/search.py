@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from polyreme.errors import ConfigError
 from polyreme.mesh import Plan
 from polyreme.planner.cluster import Cluster
-from polyreme.planner.graph import Graph
+from polyreme.planner.graph import ModelGraph
 from polyreme.planner.model_shape import ModelShape
 from polyreme.planner.predict import predict
 from polyreme.planner.prediction import Prediction, Training
@@ -43,7 +43,7 @@ class Ranked:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """What a search gives.
 
     plans: that fit, best first. too_big: that do not, the fastest first: what one would run with more memory. refused:
@@ -57,14 +57,14 @@ class Found:
 
 
 def search(
-    model: ModelShape | Graph,
+    model: ModelShape | ModelGraph,
     cluster: Cluster,
     batch: int,
     training: Training | None = None,
     space: Space | None = None,
     top: int = 10,
     refuse: Refuse | None = None,
-) -> Found:
+) -> SearchResult:
     """The `top` best plans by predicted step time, and the plans that do not fit.
 
     batch: samples of a step over all devices. Of recompute and offload a plan has the cheapest that fits. refuse: of a
@@ -76,7 +76,7 @@ def search(
 
 
 def fits_at_all(
-    model: ModelShape | Graph,
+    model: ModelShape | ModelGraph,
     cluster: Cluster,
     batch: int,
     training: Training,
@@ -93,7 +93,7 @@ class _Search:
 
     def __init__(
         self,
-        model: ModelShape | Graph,
+        model: ModelShape | ModelGraph,
         cluster: Cluster,
         batch: int,
         training: Training,
@@ -126,7 +126,7 @@ class _Search:
                 found[shape] = ways
         return found
 
-    def run(self, top: int) -> Found:
+    def run(self, top: int) -> SearchResult:
         """The answer."""
         ways = self.meshes()
         found = [shape for shape in ways if self.can_fit(shape, ways[shape])]
@@ -134,7 +134,7 @@ class _Search:
             found = self._promising(found, ways)
         for shape in found:
             self._look_at(shape, ways[shape], self.space.offload)
-        return Found(
+        return SearchResult(
             tuple(_ordered(self.fitting, top)),
             tuple(_ordered(self.too_big, top)),
             self.refused.reasons,

@@ -9,11 +9,11 @@ from itertools import pairwise
 
 from polyreme.errors import ConfigError
 from polyreme.mesh import ANY, MeshShape, Plan, Rule, Strategy
-from polyreme.planner.graph import Block, Graph, Value
+from polyreme.planner.graph import BlockCost, ModelGraph, Value
 
 Dims = tuple[str | None, ...]
 
-Piece = tuple[tuple[Block, int], ...]
+Piece = tuple[tuple[BlockCost, int], ...]
 """Blocks of a part of the model, each with how often it stands there."""
 
 
@@ -96,7 +96,7 @@ def cuts_of(plan: Plan) -> Cuts:
     return _cuts(plan.strategy, plan.mesh)
 
 
-def pieces(graph: Graph, plan: Plan, cut: str = "items") -> tuple[Piece, ...]:
+def pieces(graph: ModelGraph, plan: Plan, cut: str = "items") -> tuple[Piece, ...]:
     """The chunks of the model in the order that data flows, each as blocks with a count; one chunk without a pipeline.
 
     cut: as Training.cut. Raises ConfigError for more chunks than there are layers to fill them with.
@@ -128,7 +128,7 @@ def pieces(graph: Graph, plan: Plan, cut: str = "items") -> tuple[Piece, ...]:
     return tuple(found)
 
 
-def stage_pieces(graph: Graph, plan: Plan, cut: str = "items") -> tuple[tuple[Piece, ...], ...]:
+def stage_pieces(graph: ModelGraph, plan: Plan, cut: str = "items") -> tuple[tuple[Piece, ...], ...]:
     """The chunks of each pipeline stage, in the order that data flows through them."""
     chunks = pieces(graph, plan, cut)
     if not plan.schedule:

@@ -14,7 +14,7 @@ from polyreme.mesh import Plan
 from polyreme.mesh.axes import AXES
 from polyreme.mesh.schedules import SCHEDULES
 from polyreme.planner.cluster import Cluster
-from polyreme.planner.graph import Graph
+from polyreme.planner.graph import ModelGraph
 
 _DIM_OF = {"mp": ("heads", "kv_heads", "ffn", "inner", "vocab"), "ep": ("expert",), "sep": ("block_seq",)}
 _MOST_CHUNKS = 8  # of a stage; each further one sends more and saves little bubble
@@ -74,7 +74,7 @@ class Refused:
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
 
-def shapes(graph: Graph, cluster: Cluster, batch: int, space: Space, refused: Refused) -> Iterator[Shape]:
+def shapes(graph: ModelGraph, cluster: Cluster, batch: int, space: Space, refused: Refused) -> Iterator[Shape]:
     """Every shape that uses all devices and that the model and the batch divide into; why others do not, in refused.
 
     mp stays inside a node (the nearest link). Of the degrees of sharding, those are taken that span all replicas, a
@@ -94,7 +94,7 @@ def shapes(graph: Graph, cluster: Cluster, batch: int, space: Space, refused: Re
             yield from _split_replicas(inner, replicas, cluster, space)
 
 
-def cuts(shape: Shape, graph: Graph, batch: int, space: Space) -> list[dict[str, object]]:
+def cuts(shape: Shape, graph: ModelGraph, batch: int, space: Space) -> list[dict[str, object]]:
     """How a step may be cut: num_microbatches, schedule and virtual_stages, as arguments of Shape.plan.
 
     Without a pipeline fewer microbatches are better while they fit, so they come in rising number.
@@ -153,7 +153,7 @@ def _by_simplicity() -> list[str | None]:
     return [None, *sorted(SCHEDULES, key=lambda name: not SCHEDULES[name].is_searched)]
 
 
-def _degrees(graph: Graph, cluster: Cluster, space: Space) -> Iterator[tuple[int, int, int, int]]:
+def _degrees(graph: ModelGraph, cluster: Cluster, space: Space) -> Iterator[tuple[int, int, int, int]]:
     near = cluster.links[0].devices if cluster.links else 1
     most = {"mp": near, "sep": near}
     choices = {
@@ -185,18 +185,18 @@ def _split_replicas(inner: Shape, replicas: int, cluster: Cluster, space: Space)
 
 
 @lru_cache(maxsize=64)
-def _dims(graph: Graph) -> frozenset[str | None]:
+def _dims(graph: ModelGraph) -> frozenset[str | None]:
     values = [v for b in graph.blocks for op in b.operations for v in (*op.inputs, op.output)]
     values += [p for b in graph.blocks for p in b.parameters]
     return frozenset(dim for value in values for dim in value.dims)
 
 
-def _names(graph: Graph, dims: tuple[str, ...]) -> bool:
+def _names(graph: ModelGraph, dims: tuple[str, ...]) -> bool:
     return not _dims(graph).isdisjoint(dims)
 
 
 @lru_cache(maxsize=4096)
-def _misfit(graph: Graph, mp: int, sep: int, ep: int, is_sequence_parallel: bool) -> str:
+def _misfit(graph: ModelGraph, mp: int, sep: int, ep: int, is_sequence_parallel: bool) -> str:
     """Why the model's tensors do not divide over these degrees; "" if they do."""
     plan = Plan.from_degrees(mp=mp, sep=sep, ep=ep, sequence_parallel=is_sequence_parallel)
     try:
@@ -213,7 +213,7 @@ def _misfit(graph: Graph, mp: int, sep: int, ep: int, is_sequence_parallel: bool
 
 
 @lru_cache(maxsize=4096)
-def _too_many_stages(graph: Graph, pp: int) -> str:
+def _too_many_stages(graph: ModelGraph, pp: int) -> str:
     layers = sum(block.repeats for block in graph.blocks)
     if pp <= layers:
         return ""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from polyreme.autograd.recompute import run_again
 from polyreme.eager.tensor import Tensor
 from polyreme.jit.control_flow import cond, while_loop
-from polyreme.program.operation import Block, Frame, Operation
+from polyreme.program.operation import Operation, OperationBlock, OperationFrame
 from polyreme.program.values import Ref, refs
 
 
@@ -19,17 +19,17 @@ class Cond(Operation):
     """Run one of two blocks. outputs: for each result of the blocks."""
 
     pred: Any
-    true: Block
-    false: Block
+    true: OperationBlock
+    false: OperationBlock
 
     @property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[OperationBlock]:
         return [self.true, self.false]
 
     def reads(self) -> list[str]:
         return [*refs(self.pred), *self.true.free(), *self.false.free()]
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: OperationFrame) -> None:
         pred = frame.get(self.pred.name) if isinstance(self.pred, Ref) else self.pred
         results = cond(pred, lambda: frame.inside(self.true, ()), lambda: frame.inside(self.false, ()))
         for name, result in zip(self.outputs, results, strict=True):
@@ -43,18 +43,18 @@ class While(Operation):
     """
 
     init: list[Any]
-    test: Block
-    body: Block
+    test: OperationBlock
+    body: OperationBlock
     maximum: int | None = None
 
     @property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[OperationBlock]:
         return [self.test, self.body]
 
     def reads(self) -> list[str]:
         return [*refs(self.init), *self.test.free(), *self.body.free()]
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: OperationFrame) -> None:
         start = [frame.get(v.name) if isinstance(v, Ref) else v for v in self.init]
         ends = while_loop(
             lambda *now: frame.inside(self.test, now)[0],
@@ -71,16 +71,16 @@ class Recompute(Operation):
     """Run a block of which backward keeps the inputs only, and which it runs again."""
 
     inputs: list[str]
-    block: Block
+    block: OperationBlock
 
     @property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[OperationBlock]:
         return [self.block]
 
     def reads(self) -> list[str]:
         return [*self.inputs, *self.block.free()]
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: OperationFrame) -> None:
         given = tuple(frame.get(name) for name in self.inputs)
         results = run_again(lambda *now: frame.inside(self.block, now), given, {})
         for name, result in zip(self.outputs, results, strict=True):

@@ -104,7 +104,7 @@ def _append(recorder: ProgramRecorder, op: Operation, count: int, prefix: str) -
         frame = Frame(Block(block.program, -1, None), infer.scope_of(given))
         frame.values.update(given)
         op.run(frame)
-        return [infer.Seen.of(frame.values[n]) for n in op.outputs]
+        return [infer.InferredTensor.of(frame.values[n]) for n in op.outputs]
 
     with tape.GradEnabled(tape.grad_mode.enabled):
         results = infer.probed(known, run, {})

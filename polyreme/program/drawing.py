@@ -25,7 +25,7 @@ _EDGE = {"op": "#57606a", "data": "#2f7d43", "port": "#8c959f", "train": "#b3404
 _NAMES = {Cond: ("true", "false"), While: ("test", "body"), Recompute: ("run again in backward",)}
 
 
-class Block(Protocol):
+class BlockView(Protocol):
     """What a picture shows of a block (program.block.Block)."""
 
     ops: list[Any]
@@ -37,7 +37,7 @@ class Block(Protocol):
     def free(self) -> list[str]: ...
 
 
-class Program(Protocol):
+class ProgramView(Protocol):
     """What a picture shows of a Program (program.program.Program)."""
 
     held: dict[str, Any]
@@ -46,25 +46,25 @@ class Program(Protocol):
 
 
 @dataclass
-class Item:
+class GraphBox:
     """A box: a title, lines of results, persistable values it reads, and graphs inside it by name."""
 
     kind: str
     title: str
     lines: list[str] = field(default_factory=list)
     parameters: list[str] = field(default_factory=list)
-    inside: list[tuple[str, Graph]] = field(default_factory=list)
+    inside: list[tuple[str, BoxGraph]] = field(default_factory=list)
 
 
 @dataclass
-class Graph:
+class BoxGraph:
     """Boxes in order, and (from, to) for each value that goes from one to another."""
 
-    items: list[Item] = field(default_factory=list)
+    items: list[GraphBox] = field(default_factory=list)
     edges: list[tuple[int, int]] = field(default_factory=list)
 
 
-def draw(program: Program, path: str | Path) -> None:
+def draw(program: ProgramView, path: str | Path) -> None:
     """Write a picture of a Program: a file ending in .svg, which any browser shows, or .dot, which Graphviz reads.
 
     Operations from top to bottom with the shapes of their results; what is fed in green, parameters and other
@@ -78,7 +78,7 @@ def draw(program: Program, path: str | Path) -> None:
     path.write_text(writers[path.suffix](program), encoding="utf-8")
 
 
-def graph_of(program: Program) -> Graph:
+def graph_of(program: ProgramView) -> BoxGraph:
     """What a picture of the Program shows."""
     return _graph(program.global_block(), program)
 
@@ -86,15 +86,15 @@ def graph_of(program: Program) -> Graph:
 # ---- the model ----
 
 
-def _graph(block: Block, program: Program, inner: bool = False) -> Graph:
-    graph, maker_of = Graph(), {}
+def _graph(block: BlockView, program: ProgramView, inner: bool = False) -> BoxGraph:
+    graph, maker_of = BoxGraph(), {}
     entering = [*block.takes, *(n for n in block.free() if n not in block.takes and not _is_kept(n, block, program))]
     for name in entering:
         var = block.find_var(name)
         fed = not inner and getattr(var, "is_data", False)
         maker_of[name] = len(graph.items)
         graph.items.append(
-            Item("data" if fed else "port", _short(name), [] if inner and var is None else _convert(var))
+            GraphBox("data" if fed else "port", _short(name), [] if inner and var is None else _convert(var))
         )
     for op in block.ops:
         item = _item(op, block, program)
@@ -104,19 +104,19 @@ def _graph(block: Block, program: Program, inner: bool = False) -> Graph:
         maker_of.update(dict.fromkeys(op.outputs, index))
     if block.gives:
         index = len(graph.items)
-        graph.items.append(Item("port", "gives", [_given(v) for v in block.gives][:_LISTED]))
+        graph.items.append(GraphBox("port", "gives", [_given(v) for v in block.gives][:_LISTED]))
         graph.edges += [(a, index) for a in dict.fromkeys(maker_of[n] for n in refs(block.gives) if n in maker_of)]
     return graph
 
 
-def _item(op: Operation, block: Block, program: Program) -> Item:
+def _item(op: Operation, block: BlockView, program: ProgramView) -> GraphBox:
     kind = "train" if op.kind in ("backward", "optimize") else "op"
     results = [" ".join(_convert(block.vars[n])) for n in op.outputs if n in block.vars]
     lines = results if kind == "op" else ([f"{len(results)} gradients"] if results else [])
     reads = [n for n in dict.fromkeys([*op.reads(), *op.writes()]) if _is_kept(n, block, program)]
     written = set(op.writes())
     shown = [f"{'writes ' if n in written else ''}{_short(n)} {_shape(block.find_var(n))}".rstrip() for n in reads]
-    item = Item(kind, op.kind, _some(lines), _some(shown))
+    item = GraphBox(kind, op.kind, _some(lines), _some(shown))
     if op.blocks:
         names = _NAMES.get(type(op)) or tuple(f"block {b.idx}" for b in op.blocks)
         item.parameters = []  # shown inside
@@ -124,7 +124,7 @@ def _item(op: Operation, block: Block, program: Program) -> Item:
     return item
 
 
-def _is_kept(name: str, block: Block, program: Program) -> bool:
+def _is_kept(name: str, block: BlockView, program: ProgramView) -> bool:
     var = block.find_var(name)
     return name in program.held or (var is not None and bool(var.persistable))
 
@@ -153,7 +153,7 @@ def _short(name: str) -> str:
 # ---- SVG ----
 
 
-def svg(program: Program) -> str:
+def svg(program: ProgramView) -> str:
     """The picture as SVG text."""
     body, width, height = _place(graph_of(program))
     margin = 16
@@ -178,12 +178,12 @@ def svg(program: Program) -> str:
 class _Part:
     """A box with what is drawn inside it."""
 
-    item: Item
+    item: GraphBox
     box: Box
     frames: list[tuple[float, float, float, str, list[str]]]  # x, width, height, name, body
 
 
-def _place(graph: Graph) -> tuple[list[str], float, float]:
+def _place(graph: BoxGraph) -> tuple[list[str], float, float]:
     """(SVG elements, width, height) of a graph."""
     parts = [_part(item) for item in graph.items]
     found = place([p.box for p in parts], graph.edges)
@@ -193,7 +193,7 @@ def _place(graph: Graph) -> tuple[list[str], float, float]:
     return body, found.width, found.height
 
 
-def _part(item: Item) -> _Part:
+def _part(item: GraphBox) -> _Part:
     frames, x, tallest = [], _PAD, 0.0
     for name, graph in item.inside:
         body, width, height = _place(graph)
@@ -263,13 +263,13 @@ def _path(points: list[tuple[float, float]]) -> str:
 # ---- DOT ----
 
 
-def dot(program: Program) -> str:
+def dot(program: ProgramView) -> str:
     """The picture as text in the language of Graphviz."""
     lines = ["digraph program {", "  rankdir=TB;", '  node [shape=box, fontname="monospace", fontsize=10];']
     return "\n".join([*lines, *_dot(graph_of(program), "n", "  "), "}", ""])
 
 
-def _dot(graph: Graph, prefix: str, indent: str) -> Iterator[str]:
+def _dot(graph: BoxGraph, prefix: str, indent: str) -> Iterator[str]:
     for at, item in enumerate(graph.items):
         me = f"{prefix}_{at}"
         label = "\\n".join(map(_quote, [item.title, *item.lines, *(f"[{p}]" for p in item.parameters)]))

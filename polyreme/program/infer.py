@@ -28,14 +28,14 @@ _OURS = (ShapeError, DTypeError, ConfigError, CaptureError, GradError, IndexErro
 
 
 @dataclass
-class Seen:
+class InferredTensor:
     """A Tensor that an operation gave while shapes were inferred."""
 
     array: Any
     stop_gradient: bool
 
     @classmethod
-    def of(cls, tensor: TensorState) -> Seen:
+    def of(cls, tensor: TensorState) -> InferredTensor:
         """What there is to know of a Tensor."""
         return cls(tensor._array, tensor.stop_gradient)
 
@@ -48,7 +48,7 @@ def call_results(recorded: Call, by_name: dict[str, TensorState]) -> tuple[list[
         args, kwargs = values.resolve((recorded.args, recorded.kwargs), given.__getitem__)
         result = call(recorded.name, args, kwargs)
         changed[:] = [n for n, t in given.items() if t._array is not starts[n]]
-        return values.replace(result, TensorState, Seen.of)
+        return values.replace(result, TensorState, InferredTensor.of)
 
     starts: dict[str, Any] = {}
     with tape.GradEnabled(recorded.taped):

@@ -32,7 +32,7 @@ class Box:
 
 
 @dataclass
-class Placed:
+class GraphLayout:
     """The size of a graph on paper, and for each edge a line through points (x, y): straight down to every second one,
     bent in the gaps between layers.
     """
@@ -42,7 +42,7 @@ class Placed:
     lines: list[list[tuple[float, float]]] = field(default_factory=list)
 
 
-def place(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> Placed:
+def place(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> GraphLayout:
     """Give each box its place; edges: (from, to), forward in the order of boxes."""
     _layer(boxes, edges)
     slots, chains = _slots(boxes, edges)
@@ -61,7 +61,7 @@ def place(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> Placed:
         box.y = tops[box.layer]
     ends = _entries(chains, every)
     lines = [_line(chain, every, tops, heights, ends[i]) for i, chain in enumerate(chains)]
-    return Placed(max((b.x + b.width for b in every), default=0.0), max(y - GAP_Y, 0.0), lines)
+    return GraphLayout(max((b.x + b.width for b in every), default=0.0), max(y - GAP_Y, 0.0), lines)
 
 
 def _layer(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> None:

@@ -31,7 +31,7 @@ _OF_SHAPES = ("shape", "rank", "numel")
 _FOLDED = 64  # elements; integers up to so many that follow from shapes are computed while compiling
 
 
-class Block(Protocol):
+class OperationBlock(Protocol):
     """What operations know of a block (program.block.Block)."""
 
     idx: int
@@ -42,7 +42,7 @@ class Block(Protocol):
     def free(self) -> list[str]: ...
 
 
-class Frame(Protocol):
+class OperationFrame(Protocol):
     """What operations know of the run they are part of (program.frame.Frame)."""
 
     scope: Any
@@ -67,7 +67,7 @@ class Operation:
         return type(self).__name__.lower()
 
     @property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[OperationBlock]:
         """Blocks it runs."""
         return []
 
@@ -114,7 +114,7 @@ class Operation:
         """Persistable values it changes."""
         return [name for block in self.blocks for op in block.ops for name in op.writes()]
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: OperationFrame) -> None:
         """Do it."""
         raise NotImplementedError
 
@@ -149,7 +149,7 @@ class Call(Operation):
         given = dict(zip(parameters_of(self.name), self.args, strict=False)) | self.kwargs
         return {name: value for name, value in given.items() if not refs(value)}
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: OperationFrame) -> None:
         args, kwargs = values.resolve((self.args, self.kwargs), frame.get)
         with autocast(self.policy), tape.GradEnabled(self.taped and tape.grad_mode.enabled):
             result = call(self.name, args, kwargs)
@@ -223,7 +223,7 @@ class Assign(Operation):
     def writes(self) -> list[str]:
         return [self.target]
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: OperationFrame) -> None:
         tensor = frame.persistable(self.target)
         now = state.read(tensor)
         source = state.read(frame.get(self.source.name)) if isinstance(self.source, Ref) else self.source
@@ -249,7 +249,7 @@ class Initialize(Operation):
     def writes(self) -> list[str]:
         return [self.target]
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: OperationFrame) -> None:
         shape, dtype = self.template.shape, self.template.dtype
         frame.scope.create(self.target, self.initializer.values(shape, dtype), self.template)
 

@@ -21,7 +21,7 @@ from polyreme.core import rng, state
 from polyreme.core.state import TensorState
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import HostValueError, ProgramError
-from polyreme.jit.program import Program as Captured
+from polyreme.jit.program import CapturedProgram as Captured
 from polyreme.program.operation import Initialize
 from polyreme.program.parts import Feeds, joined_offsets, pieces
 from polyreme.program.placing import AXIS, spread, state_of, updated

@@ -11,7 +11,7 @@ import numpy as np
 
 from polyreme.core import amp_policy, state, unique_name
 from polyreme.core.state import TensorState
-from polyreme.core.symbol import Size, Symbol
+from polyreme.core.symbol import DynamicSize, Symbol
 from polyreme.eager import tape
 from polyreme.eager.dispatch import rebind
 from polyreme.eager.tensor import Tensor
@@ -22,7 +22,7 @@ from polyreme.nn.initializer import Initializer
 from polyreme.program import control, gradient, infer, values
 from polyreme.program.block import Variable
 from polyreme.program.current import defaults
-from polyreme.program.infer import Seen
+from polyreme.program.infer import InferredTensor
 from polyreme.program.operation import Assign, Call, Initialize, Operation, call
 from polyreme.program.scope import global_scope
 from polyreme.program.values import Ref, SizeOf
@@ -155,7 +155,7 @@ class Recorder:
         defaults.main.changed()
         return name
 
-    def size_of(self, size: Size) -> Any:
+    def size_of(self, size: DynamicSize) -> Any:
         """A dynamic size as a Variable."""
         sizes = self.call("shape", (TensorState(size.symbol),), {})
         return self.call("Tensor.__getitem__", (sizes, size.dim), {})
@@ -171,11 +171,11 @@ class Recorder:
             by_name[found] = tensor
             return Ref(found)
 
-        def sized(size: Size) -> SizeOf:
+        def sized(size: DynamicSize) -> SizeOf:
             by_name.setdefault(size.symbol.name, TensorState(size.symbol))
             return SizeOf(size.symbol.name, size.dim)
 
-        args, kwargs = values.replace(values.replace((args, kwargs), TensorState, named), Size, sized)
+        args, kwargs = values.replace(values.replace((args, kwargs), TensorState, named), DynamicSize, sized)
         recorded = Call(
             name=name,
             args=tuple(args),
@@ -191,16 +191,16 @@ class Recorder:
     def defined(self, op: Operation, results: Sequence[Any], prefix: str) -> Any:
         """Append op, with a Variable for each Tensor seen in results (one for each probe); returns the result."""
         first, other = results[0], results[-1]
-        counts = [sum(1 for _ in values.leaves(r, Seen)) for r in (first, other)]
+        counts = [sum(1 for _ in values.leaves(r, InferredTensor)) for r in (first, other)]
         if counts[0] != counts[1]:
             raise ProgramError(
                 f"{prefix}: how many Tensors it gives depends on a size that is not known while recording; give that "
                 "size in static.data, or index the Variable instead"
             )
-        others = values.leaves(other, Seen)
+        others = values.leaves(other, InferredTensor)
         base = unique_name.generate(prefix, "op")
 
-        def variable(seen: Seen) -> Variable:
+        def variable(seen: InferredTensor) -> Variable:
             twin = next(others)
             result = defaults.block.create_var(
                 f"{base}.tmp_{len(op.outputs)}",
@@ -215,7 +215,7 @@ class Recorder:
             op.outputs.append(result.name)
             return result
 
-        result = values.replace(first, Seen, variable)
+        result = values.replace(first, InferredTensor, variable)
         defaults.block.append(op)
         return result
 

@@ -14,7 +14,7 @@ from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import HostValueError
 from polyreme.jit.capture import Capture, watching
-from polyreme.jit.program import Program as Captured
+from polyreme.jit.program import CapturedProgram as Captured
 from polyreme.program.frame import Frame, as_it_is
 from polyreme.program.operation import Initialize
 from polyreme.program.placing import gather, state_of
@@ -25,7 +25,7 @@ from polyreme.program.training import Backward, StartOptimizer
 _log = logging.getLogger("polyreme.program")
 
 
-class Run:
+class CompiledRun:
     """A Program compiled for feeds of certain shapes, in a scope."""
 
     def __init__(self, program: Program, scope: Scope, given: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -86,7 +86,7 @@ def make_run(
         if any(isinstance(op, (Initialize, StartOptimizer)) for op in program.global_block().ops):
             return _Interpreted(program, scope, names)
         try:
-            return Run(program, scope, feed, names)
+            return CompiledRun(program, scope, feed, names)
         except HostValueError as error:
             _log.warning("Executor: the Program runs operation by operation, since it cannot be compiled: %s", error)
             return _Interpreted(program, scope, names)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from polyreme.core import state
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
-from polyreme.program.operation import Frame, Operation
+from polyreme.program.operation import Operation, OperationFrame
 
 
 @dataclass(kw_only=True)
@@ -29,7 +29,7 @@ class Backward(Operation):
     def reads(self) -> list[str]:
         return [*self.targets, *self.inputs, *(s for s in self.starts if s is not None)]
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: OperationFrame) -> None:
         inputs = [frame.get(name) for name in self.inputs]
         starts = [None if s is None else frame.get(s) for s in self.starts] or [None] * len(self.targets)
         gradients = tape.grad(
@@ -63,7 +63,7 @@ class Optimize(Operation):
     def writes(self) -> list[str]:
         return [p for p, _ in self.pairs]
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: OperationFrame) -> None:
         bound = frame.scope.optimizer(self)
         for p, g in self.pairs:
             frame.persistable(p).grad = Tensor(state.read(frame.get(g)))
@@ -86,7 +86,7 @@ class StartOptimizer(Operation):
     def writes(self) -> list[str]:
         return []
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: OperationFrame) -> None:
         # parameters of Layers built before static mode come into the scope with the Program that holds them
         if all(frame.scope.find(p) is not None for p, _ in self.of.pairs):
             frame.scope.start_optimizer(self.of)

@@ -22,7 +22,7 @@ from polyreme.planner.cluster import Cluster
 from polyreme.planner.explain import Change, changes
 from polyreme.planner.memory import memory
 from polyreme.planner.predict import predict
-from polyreme.planner.search import Found, Ranked, search
+from polyreme.planner.search import Ranked, SearchResult, search
 from polyreme.planner.space import Space
 from polyreme.recipes.config import PlanConfig, PretrainConfig
 from polyreme.recipes.config_file import Loaded
@@ -41,9 +41,9 @@ class Answer:
     cluster: Cluster
     training: Training
     space: Space
-    found: Found
+    found: SearchResult
     own: Ranked | None = None
-    verified: tuple[Verified, ...] = ()
+    verified: tuple[PlanVerification, ...] = ()
     changes: tuple[Change, ...] = ()
 
     @property
@@ -57,7 +57,7 @@ class Answer:
         return at < len(self.verified) and self.verified[at].total > self.found.plans[at].prediction.capacity
 
 
-class Verified(Protocol):
+class PlanVerification(Protocol):
     """What recipes/plan_verify.py finds: bytes of the fullest device, and what each stage exchanges."""
 
     @property

@@ -27,7 +27,7 @@ from polyreme.recipes.config import LogConfig, PretrainConfig, flatten
 from polyreme.recipes.logs import RunLog
 from polyreme.recipes.output_folder import claim, set_aside
 from polyreme.recipes.peak import Peak, bytes_in_use, find_peak
-from polyreme.recipes.progress import Meter, Progress
+from polyreme.recipes.progress import Meter, ProgressDisplay
 from polyreme.recipes.sampling import TOKENIZER, sample_text
 from polyreme.recipes.signals import StopRequest
 from polyreme.recipes.text_data import Corpus, load_corpus
@@ -159,7 +159,7 @@ class _Run:
         dtype = "float32" if config.train.amp_level == "O0" else config.train.amp_dtype
         peak = find_peak(jax.devices(), dtype) if _is_first() else Peak(math.inf, "")
         title = f"{config.model.family}, {estimate.num_parameters(config.model) / 1e6:.1f} M parameters"
-        with Progress(total, label=peak.label, is_silent=not _is_first()) as progress:
+        with ProgressDisplay(total, label=peak.label, is_silent=not _is_first()) as progress:
             progress.note(f"{title}; {config.parallel_plan.mesh}; {self.corpus.num_tokens:,} tokens of text")
             for note in self.notes:
                 progress.note(note)
@@ -181,7 +181,13 @@ class _Run:
                 self._finish(log, progress)
 
     def _loop(
-        self, first: int, stop: StopRequest, resume_command: list[str], meter: Meter, log: RunLog, progress: Progress
+        self,
+        first: int,
+        stop: StopRequest,
+        resume_command: list[str],
+        meter: Meter,
+        log: RunLog,
+        progress: ProgressDisplay,
     ) -> None:
         config, total = self.config, self.config.train.steps
         waiting: _Waiting | None = None
@@ -289,7 +295,7 @@ class _Run:
             self.corpus.tokenizer.save(str(temporary), pretty=False)
             os.replace(temporary, self.folder / TOKENIZER)
 
-    def _finish(self, log: RunLog | None, progress: Progress) -> None:
+    def _finish(self, log: RunLog | None, progress: ProgressDisplay) -> None:
         config = self.config
         if config.log.sample_tokens and self.corpus.tokenizer is not None:
             text = sample_text(

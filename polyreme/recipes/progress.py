@@ -96,7 +96,7 @@ class Meter:
         return (last_step - first_step) / (last - first) if last > first and last_step > first_step else None
 
 
-class Progress:
+class ProgressDisplay:
     """Shows readings: two live lines at the bottom of a terminal, or one plain line each when output is not one.
 
     A reader that goes away (`| head -1`) silences it; the run goes on. total_steps is where the run ends; label is what

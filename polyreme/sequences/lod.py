@@ -22,7 +22,7 @@ from polyreme.ops import OPS
 from polyreme.program import infer
 from polyreme.program.block import Block, Variable
 from polyreme.program.current import defaults
-from polyreme.program.infer import Seen
+from polyreme.program.infer import InferredTensor
 from polyreme.program.operation import Call, function_of
 from polyreme.program.program import Program
 from polyreme.program.values import Ref
@@ -132,7 +132,7 @@ _SEQUENCE_OPS = "polyreme.ops.sequence"
 
 
 def _leaves(result: Any) -> Any:
-    return infer.values.leaves(result, Seen)
+    return infer.values.leaves(result, InferredTensor)
 
 
 def _many_rows(value: Tensor | None) -> bool:
@@ -173,7 +173,7 @@ def counted(counts: Any) -> Any:
 
 def _recorded(name: str, x: Variable, dtype: Any) -> Variable:
     """The call of an op that gives one unknown size of its own, which cannot be inferred."""
-    seen = [Seen(jax.ShapeDtypeStruct((probe,), dtype), True) for probe in PROBES]
+    seen = [InferredTensor(jax.ShapeDtypeStruct((probe,), dtype), True) for probe in PROBES]
     return state.require_recorder(name).defined(Call(name=name, args=(Ref(x._array.name),)), seen, name)
 
 

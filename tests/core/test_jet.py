@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-from polyreme.core.jet import Spec, propagate
+from polyreme.core.jet import JetSpec, propagate
 
 ORDER = 4
 RADIUS, POINTS = 0.1, 32  # no singularity within 0.35: what 32 points leave out is below (0.1 / 0.35)^32 = 2^-57
@@ -79,7 +79,7 @@ def written_out(flat, spec, like):
 
 @every_kind
 def test_one_direction_to_order_four(kind):
-    spec = Spec(ORDER)
+    spec = JetSpec(ORDER)
     run = jax.jit(lambda x, v: propagate(
         lambda x: [fn(x) for fn, _ in PAIRS[kind]], [x], [(v, None, None, None)], spec))  # fmt: skip
     for at, (flat, (_, fn)) in enumerate(zip(run(X, V[0]), PAIRS[kind], strict=True)):
@@ -91,7 +91,7 @@ def test_one_direction_to_order_four(kind):
 @pytest.mark.parametrize("count", [2, 6], ids=["apart", "stacked"])
 @every_kind
 def test_the_sum_over_directions_of_the_third_derivative(kind, count):
-    spec = Spec(3, count, collapsed=True)
+    spec = JetSpec(3, count, collapsed=True)
     assert spec.stacked == (count == 6)
     vs = V[:count]
     ways = (jnp.asarray(vs), None) if spec.stacked else tuple(c for v in vs for c in (jnp.asarray(v), None))
@@ -104,7 +104,7 @@ def test_the_sum_over_directions_of_the_third_derivative(kind, count):
 
 
 def test_what_does_not_move_has_no_coefficients():
-    spec = Spec(2)
+    spec = JetSpec(2)
     outs = propagate(lambda x, y: (y * 2, x.astype(jnp.int32), jnp.sign(x), x + y), [X, X], [(V[0], None), None], spec)
     assert [o is None for o in outs] == [True, True, False]  # the integers carry nothing at all
     np.testing.assert_array_equal(outs[2][0], V[0])
@@ -117,14 +117,14 @@ def test_a_custom_backward_is_walked_inside():
         return jnp.sin(x)
 
     sine.defvjp(lambda x: (sine(x), x), lambda x, g: (g * jnp.cos(x),))
-    (flat,) = propagate(sine, [X], [(V[0], None)], Spec(2))
+    (flat,) = propagate(sine, [X], [(V[0], None)], JetSpec(2))
     np.testing.assert_allclose(flat[0], np.cos(X) * V[0], rtol=8 * 2.0**-52)
     np.testing.assert_allclose(flat[1], -np.sin(X) * V[0] ** 2 / 2, rtol=8 * 2.0**-52)
 
 
 def test_complex_values():
     z, v = X + 1j * X[::-1], V[0] - 1j * V[1]
-    (flat,) = propagate(lambda z: jnp.exp(z) * jnp.conj(z), [z], [(v, None)], Spec(2))
+    (flat,) = propagate(lambda z: jnp.exp(z) * jnp.conj(z), [z], [(v, None)], JetSpec(2))
     first = np.exp(z) * (v * np.conj(z) + np.conj(v))
     second = np.exp(z) * (v * v * np.conj(z) + 2 * v * np.conj(v)) / 2
     np.testing.assert_allclose(flat[0], first, rtol=0, atol=64 * 2.0**-52 * 10)

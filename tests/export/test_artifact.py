@@ -9,12 +9,12 @@ import pytest
 
 from polyreme import export
 from polyreme.errors import CaptureError, CheckpointError, ConfigError, DTypeError, ShapeError
-from polyreme.export.spec import Spec
+from polyreme.export.spec import ArraySpec
 from polyreme.kernels import select
 
 
 def spec(name, shape, dtype="float32"):
-    return Spec(name, np.dtype(dtype), tuple(shape))
+    return ArraySpec(name, np.dtype(dtype), tuple(shape))
 
 
 def affine(state, inputs):

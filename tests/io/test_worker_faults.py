@@ -151,14 +151,14 @@ def test_the_parent_killed_leaves_no_worker_and_no_memory(tmp_path):
             from tests.io import sources
             from polyreme.io.collate import default_collate_fn
             from polyreme.io.pool import PoolOptions, WorkerPool
-            from polyreme.io.worker import Task
+            from polyreme.io.worker import BatchRequest
 
             options = PoolOptions(2, 2, True, 0, 0, False, False)
             pool = WorkerPool(sources.Modules(100), default_collate_fn, None, options)
-            pool.begin(0, iter([Task(i, [i]) for i in range(90)] ))
+            pool.begin(0, iter([BatchRequest(i, [i]) for i in range(90)] ))
             pids = {{pool.take(lambda batch: int(batch[1][0])) for _ in range(4)}}
             slow = WorkerPool(sources.Faulty(9, 0, "hangs"), default_collate_fn, None, options)
-            slow.begin(0, iter([Task(0, [0])]))
+            slow.begin(0, iter([BatchRequest(0, [0])]))
             time.sleep(0.5)
             print(*pids, *[w.process.pid for w in slow._workers], flush=True)
             time.sleep(60)

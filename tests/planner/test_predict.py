@@ -16,7 +16,7 @@ from polyreme.planner import Cluster, DeviceKind, Link, ModelShape, Training, cl
 from polyreme.planner.block_time import Setting, block_time
 from polyreme.planner.communication import group
 from polyreme.planner.compute import Arithmetic, operation_seconds
-from polyreme.planner.graph import Operation, Value
+from polyreme.planner.graph import OperationCost, Value
 from polyreme.planner.pipeline import closed_form, pipeline_seconds
 from polyreme.planner.sharding import cuts_of
 
@@ -47,7 +47,7 @@ def test_a_product_is_limited_by_arithmetic_or_by_bytes():
         Value("y", ("batch", "block_seq", "ffn"), (1, 8, 256)),
     )
     w = Value("w", ("embed", "ffn"), (64, 256))
-    op = Operation("product", "up", (x,), y, ("w",), flops=2.0 * 8 * 64 * 256, saved=("x",), contracted="embed")
+    op = OperationCost("product", "up", (x,), y, ("w",), flops=2.0 * 8 * 64 * 256, saved=("x",), contracted="embed")
     moved = 2 * (4 * 8 * 64 + 4 * 8 * 256 + 64 * 256)  # 16 bits
     cheap = replace(op, flops=op.flops / 100)
     assert seconds(cheap, weights=[w]).forward == pytest.approx(moved / 5e10)
@@ -64,7 +64,7 @@ def test_a_product_is_limited_by_arithmetic_or_by_bytes():
 
 def test_attention_leaves_half_out_and_its_backward_has_five_products_for_two():
     q = Value("q", ("batch", "block_seq", "heads", None), (1, 64, 4, 16))
-    op = Operation("attention", "attention", (q, q, q), q, flops=1e12, executed=0.5)
+    op = OperationCost("attention", "attention", (q, q, q), q, flops=1e12, executed=0.5)
     got = seconds(op)
     assert got.forward == pytest.approx(4 * 0.5e12 / 5e11)
     assert got.inputs == pytest.approx(2.5 * got.forward / 0.85)
@@ -72,19 +72,19 @@ def test_attention_leaves_half_out_and_its_backward_has_five_products_for_two():
 
 def test_what_is_not_fused_moves_more():
     x = Value("x", ("batch", "seq", "embed"), (1, 8, 64))
-    op = Operation("norm", "norm", (x,), replace(x, name="y"), saved=("x",), unfused=8.0)
+    op = OperationCost("norm", "norm", (x,), replace(x, name="y"), saved=("x",), unfused=8.0)
     moved = 2 * 4 * 8 * 64 * 2.0
     assert seconds(op).forward == pytest.approx(moved / 5e10)
     assert seconds(op).inputs == pytest.approx(1.5 * moved / 5e10)  # reads its gradient and x, writes x's gradient
     assert seconds(op, training=Training(fusion="none")).forward == pytest.approx(8 * moved / 5e10)
     assert seconds(op, training=Training(fusion="layers")).forward == pytest.approx(moved / 5e10)
-    loss = Operation("loss", "loss", (x,), replace(x, name="z"), unfused=7.5)
+    loss = OperationCost("loss", "loss", (x,), replace(x, name="z"), unfused=7.5)
     assert seconds(loss, training=Training(fusion="layers")).forward == pytest.approx(7.5 * seconds(loss).forward)
 
 
 def test_no_operation_is_shorter_than_a_launch():
     x = Value("x", ("batch", "seq", "embed"), (1, 1, 1))
-    op = Operation("elementwise", "add", (x,), replace(x, name="y"))
+    op = OperationCost("elementwise", "add", (x,), replace(x, name="y"))
     on = Arithmetic(replace(KIND, launch=1e-5), Training())
     assert operation_seconds(op, {}, cuts_of(Plan()), 1.0, on).forward == 1e-5
 

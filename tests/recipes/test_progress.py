@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from polyreme.recipes.peak import bytes_in_use, find_peak
-from polyreme.recipes.progress import Meter, Progress, Reading, duration_text, resident_bytes
+from polyreme.recipes.progress import Meter, ProgressDisplay, Reading, duration_text, resident_bytes
 
 
 class Clock:
@@ -84,7 +84,7 @@ READING = Reading(40, 3.25, 1e-3, 0.5, 12345.6, 0.41, 3 << 30, 75.0, 10.0)
 
 def test_plain_lines():
     out = io.StringIO()
-    with Progress(400, file=out) as progress:
+    with ProgressDisplay(400, file=out) as progress:
         progress.show(READING)
         progress.note("saved step 40")
         progress.show(Reading(41, 3.0, 1e-3, None, None, None, 1 << 20, None, 11.0))
@@ -104,7 +104,7 @@ def test_terminal_gets_a_live_line(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     out = Terminal()
-    with Progress(400, label="MFU", file=out) as progress:
+    with ProgressDisplay(400, label="MFU", file=out) as progress:
         progress.show(READING)
         progress.note("[saved] step 40")
     text = out.getvalue()
@@ -116,8 +116,8 @@ def test_terminal_gets_a_live_line(monkeypatch):
 
 def test_run_outlives_the_reader_of_its_lines():
     code = (
-        "import sys; from polyreme.recipes.progress import Progress\n"
-        "with Progress(9) as p:\n"
+        "import sys; from polyreme.recipes.progress import ProgressDisplay\n"
+        "with ProgressDisplay(9) as p:\n"
         "    for i in range(20000): p.note('line')\n"
         "sys.stderr.write('trained to the end')"
     )
@@ -157,6 +157,6 @@ def test_memory_of_devices():
 
 def test_output_stays_in_the_process(tmp_path):
     """Progress writes to the file it was given, not to the standard output."""
-    with (tmp_path / "out").open("w") as file, Progress(1, file=file) as progress:
+    with (tmp_path / "out").open("w") as file, ProgressDisplay(1, file=file) as progress:
         progress.note("x")
     assert os.path.getsize(tmp_path / "out") == 2

@@ -33,7 +33,7 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class StoredChunk:
     """A box of a tensor, from start with the given shape, as bytes at an offset of one file, with its xxh3_128."""
 
     file: str
@@ -52,7 +52,7 @@ class TensorEntry:
     dtype: np.dtype
     spec: list | None
     mesh: dict[str, int] | None
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[StoredChunk, ...]
 
     @property
     def files(self) -> list[str]:
@@ -218,7 +218,7 @@ def _tensor_from_json(name: str, body: dict, meshes: list[dict], files: dict[str
     except DTypeError as error:
         raise ValueError(f"tensor {name!r}: {error}") from error
     chunks = tuple(
-        Chunk(
+        StoredChunk(
             c["file"], _whole(c["offset"]), _whole(c["nbytes"]), _wholes(c["start"]), _wholes(c["shape"]), c["digest"]
         )
         for c in body["chunks"]
@@ -233,7 +233,7 @@ def _tensor_from_json(name: str, body: dict, meshes: list[dict], files: dict[str
     return TensorEntry(shape, dtype, body["spec"], mesh, chunks)
 
 
-def _tile(shape: tuple[int, ...], chunks: tuple[Chunk, ...]) -> bool:
+def _tile(shape: tuple[int, ...], chunks: tuple[StoredChunk, ...]) -> bool:
     """True if the chunks are the cells of one grid over shape, each present once."""
     if any(len(c.start) != len(shape) or len(c.shape) != len(shape) for c in chunks):
         return False

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from polyreme.core import dtype as dtypes
-from polyreme.distributed.checkpoint.manifest import Chunk, FileEntry, Manifest, TensorEntry
+from polyreme.distributed.checkpoint.manifest import FileEntry, Manifest, StoredChunk, TensorEntry
 from polyreme.errors import CheckpointError
 from polyreme.faults import point as fault_point
 from polyreme.io import safetensors_file
@@ -32,7 +32,7 @@ Box = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardBox:
     """A box of a tensor that this process holds for itself: where it starts in the whole, whose shape is given."""
 
     data: np.ndarray | jax.Array
@@ -61,7 +61,7 @@ def snapshot(arrays: dict[str, Any]) -> tuple[dict[str, TensorEntry], list[HostS
     Raises CheckpointError for anything but Pieces and jax and NumPy arrays of a known dtype.
     """
     for name, array in arrays.items():
-        _check_savable(name, array.data if isinstance(array, Piece) else array)
+        _check_savable(name, array.data if isinstance(array, ShardBox) else array)
     for array in arrays.values():
         if isinstance(array, jax.Array):
             for shard in array.addressable_shards if _is_saved_here(array) else ():
@@ -90,8 +90,8 @@ def _native(array: jax.Array | np.ndarray) -> np.dtype:
     return array.dtype.newbyteorder("=") if isinstance(array, np.ndarray) else array.dtype
 
 
-def _entry(array: jax.Array | np.ndarray | Piece) -> TensorEntry:
-    if isinstance(array, Piece):
+def _entry(array: jax.Array | np.ndarray | ShardBox) -> TensorEntry:
+    if isinstance(array, ShardBox):
         return TensorEntry(tuple(array.shape), _native(array.data), None, None, ())
     spec, mesh = None, None
     if isinstance(array, jax.Array) and isinstance(array.sharding, jax.sharding.NamedSharding):
@@ -109,8 +109,8 @@ def _is_saved_here(array: jax.Array | np.ndarray) -> bool:
     return is_on_mesh or jax.process_index() == 0
 
 
-def _host_shards(name: str, array: jax.Array | np.ndarray | Piece) -> Iterator[HostShard]:
-    if isinstance(array, Piece):
+def _host_shards(name: str, array: jax.Array | np.ndarray | ShardBox) -> Iterator[HostShard]:
+    if isinstance(array, ShardBox):
         yield HostShard(name, array.start, np.array(array.data, order="C", copy=True), ON_HOST)
         return
     if not _is_saved_here(array):
@@ -139,7 +139,7 @@ def write_files(
     packed = {f"data-{process:05d}-{n:05d}.{kind}": group for n, group in enumerate(_pack(shards))}
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="checkpoint-file") as pool:
         written = list(pool.map(lambda item: _write_file(folder, *item), packed.items()))
-    chunks: dict[str, list[Chunk]] = {name: [] for name in tensors}
+    chunks: dict[str, list[StoredChunk]] = {name: [] for name in tensors}
     for _, found in written:
         for name, chunk in found:
             chunks[name].append(chunk)
@@ -162,7 +162,7 @@ def _pack(shards: list[HostShard]) -> list[list[HostShard]]:
     return files
 
 
-def _write_file(folder: Path, name: str, shards: list[HostShard]) -> tuple[FileEntry, list[tuple[str, Chunk]]]:
+def _write_file(folder: Path, name: str, shards: list[HostShard]) -> tuple[FileEntry, list[tuple[str, StoredChunk]]]:
     whole, chunks = xxhash.xxh3_128(), []
     head = safetensors_file.header(_list(shards)) if name.endswith(".safetensors") else b""
     offset = len(head)
@@ -175,7 +175,7 @@ def _write_file(folder: Path, name: str, shards: list[HostShard]) -> tuple[FileE
             digest = xxhash.xxh3_128_hexdigest(data)
             _write_all(file, data)
             nbytes = shard.data.nbytes
-            chunks.append((shard.tensor, Chunk(name, offset, nbytes, shard.start, shard.data.shape, digest)))
+            chunks.append((shard.tensor, StoredChunk(name, offset, nbytes, shard.start, shard.data.shape, digest)))
             offset += nbytes
             fault_point("ckpt.write")
         os.fsync(file.fileno())
@@ -301,7 +301,7 @@ class ShardReader:
                     out[_within(box, here, box)] = source[_within(box, here, here)]
         return outs
 
-    def _read_chunk(self, name: str, chunk: Chunk, out: np.ndarray) -> None:
+    def _read_chunk(self, name: str, chunk: StoredChunk, out: np.ndarray) -> None:
         left, offset = _bytes_of(out), chunk.offset
         try:
             while left:

@@ -20,7 +20,7 @@ import numpy as np
 from polyreme.core import state
 from polyreme.distributed.checkpoint.match import mismatches, report
 from polyreme.distributed.checkpoint.sharded_weight import ShardedWeight
-from polyreme.distributed.checkpoint.shards import Piece
+from polyreme.distributed.checkpoint.shards import ShardBox
 from polyreme.distributed.checkpoint.store import CheckpointStore, CheckpointWarning
 from polyreme.distributed.communication.group import Group
 from polyreme.eager.tensor import Tensor
@@ -228,7 +228,7 @@ def _save(key: str, value: Tensor | ShardedWeight) -> Any:
             f"save_state_dict: ShardedWeight {key!r} is {list(value.local_shape)} of {list(value.global_shape)}, and "
             "there is no other process to save the rest; give the whole Tensor"
         )
-    return Piece(np.asarray(state.read(value.local_tensor)), value.global_offset, value.global_shape)
+    return ShardBox(np.asarray(state.read(value.local_tensor)), value.global_offset, value.global_shape)
 
 
 def _target(value: Tensor | ShardedWeight) -> jax.ShapeDtypeStruct:

@@ -1,6 +1,6 @@
 """polyreme.distributed.comm_report: what a compiled step communicates, beside what the formulas say it must."""
 
-from polyreme.distributed.comm_report.collectives import Collective, find_collectives
+from polyreme.distributed.comm_report.collectives import CollectiveInstruction, find_collectives
 from polyreme.distributed.comm_report.report import Report, Total, examine
 from polyreme.distributed.comm_report.stages import PipelineReport, sends_of
 from polyreme.distributed.comm_report.volume import COMPILERS, Term, terms
@@ -8,7 +8,7 @@ from polyreme.distributed.comm_report.workload import ParameterShape, Workload, 
 
 __all__ = [
     "COMPILERS",
-    "Collective",
+    "CollectiveInstruction",
     "ParameterShape",
     "PipelineReport",
     "Report",

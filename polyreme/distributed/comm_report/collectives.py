@@ -56,7 +56,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Part:
+class CollectiveArray:
     """One array of a collective: a combined one has several."""
 
     nbytes: int
@@ -66,7 +66,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Collective:
+class CollectiveInstruction:
     """One collective instruction.
 
     axes: mesh axes, outermost first; None if its groups run along none. times: how often it runs in one call of the
@@ -78,7 +78,7 @@ class Collective:
     kind: str
     axes: tuple[str, ...] | None
     group_size: int
-    parts: tuple[Part, ...]
+    parts: tuple[CollectiveArray, ...]
     times: int
     counted: bool
     is_async: bool
@@ -117,7 +117,7 @@ def wire_share(kind: str, devices: int) -> float:
     return (devices - 1) / devices
 
 
-def find_collectives(text: str, mesh: MeshShape, balance: float = BALANCE["gpu"]) -> list[Collective]:
+def find_collectives(text: str, mesh: MeshShape, balance: float = BALANCE["gpu"]) -> list[CollectiveInstruction]:
     """Every collective in a program's optimized HLO text that moves bytes between devices, in the order of the text.
 
     mesh: the shape whose device indexes the program's partitions are. balance: see BALANCE.
@@ -220,7 +220,7 @@ def _collective(
     mesh: MeshShape,
     runs: tuple[int, bool],
     balance: float,
-) -> Collective:
+) -> CollectiveInstruction:
     core = _core(module, instruction) or instruction
     axes, size, moved = _reach(module, core, kind, mesh)
     parts = _parts(work.computation, instruction, kind, size)
@@ -231,7 +231,7 @@ def _collective(
     overlap = "overlapped" if is_async and between >= balance * wire else "critical"
     if overlap == "critical" and independent >= balance * wire:
         overlap = "free"
-    return Collective(
+    return CollectiveInstruction(
         instruction.name, kind, axes, size, parts, *runs, is_async, overlap, max(between, independent), moved
     )
 
@@ -253,7 +253,7 @@ def _reach(module: Module, core: Instruction, kind: str, mesh: MeshShape) -> tup
 _PARTITION_KINDS = ("all-to-all", "ragged-all-to-all", "collective-broadcast")
 
 
-def _parts(computation: Computation, instruction: Instruction, kind: str, size: int) -> tuple[Part, ...]:
+def _parts(computation: Computation, instruction: Instruction, kind: str, size: int) -> tuple[CollectiveArray, ...]:
     """One part an operand; a combined collective's parts are told apart by what computed them."""
     operands = computation.operands_of(instruction)
     own = origin_of(instruction.op_name)
@@ -262,7 +262,7 @@ def _parts(computation: Computation, instruction: Instruction, kind: str, size: 
     for operand in operands:
         shape = operand.shapes[0]
         origin = own if len(operands) == 1 or kind == "all-to-all" else _producer(computation, operand, own)
-        made.append(Part(shape.nbytes * scale, shape.dtype, shape.dims, origin))
+        made.append(CollectiveArray(shape.nbytes * scale, shape.dtype, shape.dims, origin))
     return tuple(made)
 
 

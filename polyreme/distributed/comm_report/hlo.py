@@ -26,7 +26,7 @@ _FREE = frozenset(
 
 
 @dataclass(frozen=True)
-class Shape:
+class HloShape:
     """One array's dtype, as HLO spells it, and dims."""
 
     dtype: str
@@ -55,7 +55,7 @@ class Instruction:
 
     name: str
     opcode: str
-    shapes: tuple[Shape, ...]
+    shapes: tuple[HloShape, ...]
     operands: tuple[str, ...]
     rest: str
     literal: str
@@ -193,13 +193,13 @@ def parse_instruction(line: str) -> Instruction | None:
     )
 
 
-def parse_shapes(text: str) -> tuple[Shape, ...]:
+def parse_shapes(text: str) -> tuple[HloShape, ...]:
     """Every array in a shape's text, in order.
 
     >>> parse_shapes("(f32[4,2]{1,0}, (s32[], pred[<=3]))")[0].nbytes
     32
     """
-    return tuple(Shape(dtype, _dims(dims)) for dtype, dims in _SHAPE.findall(text))
+    return tuple(HloShape(dtype, _dims(dims)) for dtype, dims in _SHAPE.findall(text))
 
 
 def _dims(text: str) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from polyreme.distributed.comm_report.collectives import BALANCE, Collective, find_collectives
+from polyreme.distributed.comm_report.collectives import BALANCE, CollectiveInstruction, find_collectives
 from polyreme.distributed.comm_report.volume import BEST, COMPILERS, Term, Workload, terms
 from polyreme.mesh import Plan
 
@@ -45,7 +45,7 @@ class Report:
 
     plan: Plan
     backend: str
-    collectives: tuple[Collective, ...]
+    collectives: tuple[CollectiveInstruction, ...]
     expected: tuple[Term, ...]
     bound: tuple[Term, ...]
 
@@ -103,7 +103,7 @@ def examine(
     work: Workload,
     backend: str,
     balance: float | None = None,
-    sends: Iterable[Collective] = (),
+    sends: Iterable[CollectiveInstruction] = (),
 ) -> Report:
     """The Report of a step made of compiled programs: (optimized HLO text, how often it runs in the step).
 
@@ -120,7 +120,7 @@ def examine(
     return Report(plan, backend, (*found, *sends), tuple(expected), tuple(terms(plan, work)))
 
 
-def _repeated(collective: Collective, runs: int) -> Collective:
+def _repeated(collective: CollectiveInstruction, runs: int) -> CollectiveInstruction:
     return dataclasses.replace(collective, times=collective.times * runs)
 
 
@@ -131,7 +131,7 @@ def _sums(items: Iterable[tuple[str, tuple[str, ...] | None, float]]) -> dict[Ke
     return found
 
 
-def _plain(c: Collective) -> dict[str, Any]:
+def _plain(c: CollectiveInstruction) -> dict[str, Any]:
     return {**asdict(c), "payload_bytes": c.payload, "wire_bytes": c.total_wire}
 
 
@@ -139,7 +139,7 @@ def _total_dict(t: Total) -> dict[str, Any]:
     return {**asdict(t), "ratio": t.ratio if math.isfinite(t.ratio) else None}
 
 
-def _list_text(collectives: Sequence[Collective]) -> str:
+def _list_text(collectives: Sequence[CollectiveInstruction]) -> str:
     rows = [("collective", "axes", "phase", "layer", "dtype", "runs", "payload", "wire a step", "overlap")]
     for c in collectives:
         main = max(c.parts, key=lambda p: p.nbytes)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from polyreme.distributed.comm_report.collectives import Collective, Origin, Part
+from polyreme.distributed.comm_report.collectives import CollectiveArray, CollectiveInstruction, Origin
 from polyreme.distributed.comm_report.report import Report, Total, bytes_text, table
 from polyreme.mesh import Plan
 
@@ -59,11 +59,13 @@ class PipelineReport:
         return "\n\n".join([*parts, table(rows, right=(1, 2, 3, 4))])
 
 
-def sends_of(sent: Iterable[Sending]) -> list[Collective]:
+def sends_of(sent: Iterable[Sending]) -> list[CollectiveInstruction]:
     """What one stage sends as rows of the report, equal ones together; axis pp, each device to its like."""
     found = []
     for (what, dtype, shape, nbytes), times in Counter(sent).items():
         origin = Origin(_PHASES.get(what, "backward"), what, "", "")
-        part = Part(nbytes, dtype, shape, origin)
-        found.append(Collective("", "send", ("pp",), 2, (part,), times, True, True, "between programs", 0, 1.0))
+        part = CollectiveArray(nbytes, dtype, shape, origin)
+        found.append(
+            CollectiveInstruction("", "send", ("pp",), 2, (part,), times, True, True, "between programs", 0, 1.0)
+        )
     return found

@@ -35,13 +35,13 @@ from polyreme.distributed.communication.objects import (
     send_object_list,
 )
 from polyreme.distributed.communication.point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send
-from polyreme.distributed.communication.task import Task
+from polyreme.distributed.communication.task import CollectiveTask
 
 __all__ = [
+    "CollectiveTask",
     "Group",
     "P2POp",
     "ReduceOp",
-    "Task",
     "all_gather",
     "all_gather_object",
     "all_reduce",

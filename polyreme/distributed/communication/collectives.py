@@ -30,12 +30,14 @@ from polyreme.distributed.communication.group import (
     position,
     resolve,
 )
-from polyreme.distributed.communication.task import Task
+from polyreme.distributed.communication.task import CollectiveTask
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 
 
-def all_reduce(tensor: Tensor, op: int = ReduceOp.SUM, group: Group | None = None, sync_op: bool = True) -> Task | None:
+def all_reduce(
+    tensor: Tensor, op: int = ReduceOp.SUM, group: Group | None = None, sync_op: bool = True
+) -> CollectiveTask | None:
     """Join every member's tensor, in place, so that all hold the result.
 
     op: one of ReduceOp. sync_op=False: the values may still be on their way; wait() on the task. Returns None, with a
@@ -51,7 +53,7 @@ def all_reduce(tensor: Tensor, op: int = ReduceOp.SUM, group: Group | None = Non
 
 def reduce(
     tensor: Tensor, dst: int, op: int = ReduceOp.SUM, group: Group | None = None, sync_op: bool = True
-) -> Task | None:
+) -> CollectiveTask | None:
     """Join every member's tensor into rank dst's; the others keep theirs."""
     members = resolve(group, "reduce")
     _check_op("reduce", op, tensor)
@@ -61,7 +63,7 @@ def reduce(
     return _into(tensor, _run("reduce", [tensor], members, op=op, root=root), "reduce")
 
 
-def broadcast(tensor: Tensor, src: int, group: Group | None = None, sync_op: bool = True) -> Task | None:
+def broadcast(tensor: Tensor, src: int, group: Group | None = None, sync_op: bool = True) -> CollectiveTask | None:
     """Give every member rank src's tensor, in place, bit for bit."""
     members = resolve(group, "broadcast")
     _check_tensors("broadcast", [tensor])
@@ -73,7 +75,7 @@ def broadcast(tensor: Tensor, src: int, group: Group | None = None, sync_op: boo
 
 def all_gather(
     tensor_list: list[Tensor] | Tensor, tensor: Tensor, group: Group | None = None, sync_op: bool = True
-) -> Task | None:
+) -> CollectiveTask | None:
     """Give every member every member's tensor, in order of rank.
 
     tensor_list: an empty list is filled; the Tensors in a list of nranks are written; a Tensor takes all along dim 0.
@@ -91,7 +93,7 @@ def gather(
     dst: int = 0,
     group: Group | None = None,
     sync_op: bool = True,
-) -> Task | None:
+) -> CollectiveTask | None:
     """all_gather of which only rank dst keeps the result, in gather_list; the others may leave it out."""
     members = resolve(group, "gather")
     _check_tensors("gather", [tensor])
@@ -103,7 +105,7 @@ def gather(
         if gather_list is None:
             raise ConfigError("gather: rank dst needs gather_list=[] for the result")
         return _gather("gather", gather_list, tensor, members)
-    return Task(_run("all_gather", [tensor], members))
+    return CollectiveTask(_run("all_gather", [tensor], members))
 
 
 def reduce_scatter(
@@ -112,7 +114,7 @@ def reduce_scatter(
     op: int = ReduceOp.SUM,
     group: Group | None = None,
     sync_op: bool = True,
-) -> Task | None:
+) -> CollectiveTask | None:
     """Join the members' lists of nranks Tensors; each member's tensor takes the entry at its position.
 
     tensor_list: a list, or one Tensor that is the entries along dim 0.
@@ -133,7 +135,7 @@ def scatter(
     src: int = 0,
     group: Group | None = None,
     sync_op: bool = True,
-) -> Task | None:
+) -> CollectiveTask | None:
     """Give each member the entry at its position of rank src's list of nranks Tensors; the others' list is not read."""
     members = resolve(group, "scatter")
     _check_tensors("scatter", [tensor])
@@ -157,7 +159,7 @@ def alltoall(
     in_tensor_list: Sequence[Tensor] | Tensor,
     group: Group | None = None,
     sync_op: bool = True,
-) -> Task | None:
+) -> CollectiveTask | None:
     """Send entry i of in_tensor_list to member i; entry i of the result is what member i sent here.
 
     out_tensor_list: an empty list is filled, the Tensors in a list of nranks are written. Both may be single Tensors,
@@ -181,7 +183,7 @@ def alltoall_single(
     out_split_sizes: Sequence[int] | None = None,
     group: Group | None = None,
     sync_op: bool = True,
-) -> Task | None:
+) -> CollectiveTask | None:
     """alltoall of pieces along dim 0 of one Tensor, into one Tensor.
 
     in_split_sizes: rows for each member, equal by default; out_split_sizes: rows from each. Uneven rows are for groups
@@ -230,7 +232,7 @@ def _run(kind: str, tensors: Sequence[Tensor], group: Group, **options: Any) -> 
     return runner(kind, [state.read(t) for t in tensors], group, **options)
 
 
-def _into(tensor: Tensor, results: list[Any], what: str) -> Task:
+def _into(tensor: Tensor, results: list[Any], what: str) -> CollectiveTask:
     """Write the one result into a Tensor."""
     if tuple(results[0].shape) != tuple(tensor.shape):
         raise ShapeError(
@@ -238,10 +240,10 @@ def _into(tensor: Tensor, results: list[Any], what: str) -> Task:
             "of the result's shape (over mesh axes Tensors are global: members' results lie along dim 0)"
         )
     state.write(tensor, results[0])
-    return Task(results)
+    return CollectiveTask(results)
 
 
-def _gather(what: str, out: list[Tensor] | Tensor, tensor: Tensor, group: Group) -> Task:
+def _gather(what: str, out: list[Tensor] | Tensor, tensor: Tensor, group: Group) -> CollectiveTask:
     if isinstance(out, Tensor):
         _check_dtype(what, out, tensor)
         return _into(out, _run("all_gather", [tensor], group, join=True), what)
@@ -262,14 +264,14 @@ def _slots(what: str, out: Any, group: Group) -> list[Tensor]:
     return out
 
 
-def _fill(what: str, out: list[Tensor], slots: list[Tensor], results: list[Any]) -> Task:
+def _fill(what: str, out: list[Tensor], slots: list[Tensor], results: list[Any]) -> CollectiveTask:
     if not slots:
         out.extend(Tensor(a) for a in results)
-        return Task(results)
+        return CollectiveTask(results)
     for tensor, result in zip(slots, results, strict=True):
         _check_dtype(what, tensor, Tensor(result))
         _into(tensor, [result], what)
-    return Task(results)
+    return CollectiveTask(results)
 
 
 def _entries(what: str, tensors: Any, group: Group | None) -> tuple[bool, list[Tensor]]:

@@ -20,7 +20,7 @@ from polyreme import flags
 from polyreme.core import state
 from polyreme.distributed.communication import process_run
 from polyreme.distributed.communication.group import Group, default_group, position, resolve
-from polyreme.distributed.communication.task import Task
+from polyreme.distributed.communication.task import CollectiveTask
 from polyreme.distributed.job import watchdog
 from polyreme.distributed.job.rendezvous import Address, own_host
 from polyreme.eager.host import put
@@ -30,7 +30,7 @@ from polyreme.errors import CaptureError, ConfigError, DeviceError, DTypeError, 
 _CARD = 128  # bytes in which a sender says what it sends
 
 
-def send(tensor: Tensor, dst: int = 0, group: Group | None = None, sync_op: bool = True) -> Task | None:
+def send(tensor: Tensor, dst: int = 0, group: Group | None = None, sync_op: bool = True) -> CollectiveTask | None:
     """Send a Tensor's value to rank dst. Returns once the value is laid out; dst takes it when it receives.
 
     Raises ConfigError for dst outside the group or this rank itself, PlacementError on a group of mesh axes.
@@ -40,10 +40,10 @@ def send(tensor: Tensor, dst: int = 0, group: Group | None = None, sync_op: bool
         return None
     array = state.read(tensor)
     send_array(array, _other("send", "dst", dst, found), found, "send")
-    return Task([array])
+    return CollectiveTask([array])
 
 
-def recv(tensor: Tensor, src: int = 0, group: Group | None = None, sync_op: bool = True) -> Task | None:
+def recv(tensor: Tensor, src: int = 0, group: Group | None = None, sync_op: bool = True) -> CollectiveTask | None:
     """Receive into a Tensor, in place, what rank src sends: a value of its shape and dtype.
 
     sync_op=False: the Tensor has the value after wait() on the task. Raises ShapeError or DTypeError, at the wait, if
@@ -58,18 +58,18 @@ def recv(tensor: Tensor, src: int = 0, group: Group | None = None, sync_op: bool
     def finish() -> None:
         state.write(tensor, put(arrive(), state.read(tensor).sharding))
 
-    task = Task([], finish)
+    task = CollectiveTask([], finish)
     if sync_op:
         task.wait()
     return task
 
 
-def isend(tensor: Tensor, dst: int, group: Group | None = None) -> Task | None:
+def isend(tensor: Tensor, dst: int, group: Group | None = None) -> CollectiveTask | None:
     """send with sync_op=False."""
     return send(tensor, dst, group, sync_op=False)
 
 
-def irecv(tensor: Tensor, src: int | None = None, group: Group | None = None) -> Task | None:
+def irecv(tensor: Tensor, src: int | None = None, group: Group | None = None) -> CollectiveTask | None:
     """recv with sync_op=False. src must be given: a rank does not receive from any."""
     if src is None:
         raise ConfigError("irecv: src=None; name the rank that sends")
@@ -88,7 +88,7 @@ class P2POp:
         self.group = group
 
 
-def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Task]:
+def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[CollectiveTask]:
     """Make these calls; returns their tasks. Any order on the two sides works."""
     if not p2p_op_list or not all(isinstance(p, P2POp) for p in p2p_op_list):
         raise ConfigError("batch_isend_irecv: needs a list of at least one P2POp")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from polyreme.distributed.communication import collectives, point_to_point
 from polyreme.distributed.communication.group import Group, ReduceOp
-from polyreme.distributed.communication.task import Task
+from polyreme.distributed.communication.task import CollectiveTask
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 
@@ -26,7 +26,7 @@ def all_gather(
     group: Group | None = None,
     sync_op: bool = True,
     use_calc_stream: bool = False,
-) -> Task | None:
+) -> CollectiveTask | None:
     """distributed.all_gather."""
     _check("all_gather", sync_op, use_calc_stream)
     return collectives.all_gather(tensor_or_tensor_list, tensor, group, sync_op)
@@ -38,7 +38,7 @@ def all_reduce(
     group: Group | None = None,
     sync_op: bool = True,
     use_calc_stream: bool = False,
-) -> Task | None:
+) -> CollectiveTask | None:
     """distributed.all_reduce."""
     _check("all_reduce", sync_op, use_calc_stream)
     return collectives.all_reduce(tensor, op, group, sync_op)
@@ -50,7 +50,7 @@ def alltoall(
     group: Group | None = None,
     sync_op: bool = True,
     use_calc_stream: bool = False,
-) -> Task | None:
+) -> CollectiveTask | None:
     """distributed.alltoall."""
     _check("alltoall", sync_op, use_calc_stream)
     return collectives.alltoall(out_tensor_or_tensor_list, in_tensor_or_tensor_list, group, sync_op)
@@ -64,7 +64,7 @@ def alltoall_single(
     group: Group | None = None,
     sync_op: bool = True,
     use_calc_stream: bool = False,
-) -> Task | None:
+) -> CollectiveTask | None:
     """distributed.alltoall_single; the split sizes stand in the other order."""
     _check("alltoall_single", sync_op, use_calc_stream)
     return collectives.alltoall_single(out_tensor, in_tensor, in_split_sizes, out_split_sizes, group, sync_op)
@@ -72,7 +72,7 @@ def alltoall_single(
 
 def broadcast(
     tensor: Tensor, src: int, group: Group | None = None, sync_op: bool = True, use_calc_stream: bool = False
-) -> Task | None:
+) -> CollectiveTask | None:
     """distributed.broadcast."""
     _check("broadcast", sync_op, use_calc_stream)
     return collectives.broadcast(tensor, src, group, sync_op)
@@ -85,7 +85,7 @@ def gather(
     group: Group | None = None,
     sync_op: bool = True,
     use_calc_stream: bool = False,
-) -> Task | None:
+) -> CollectiveTask | None:
     """distributed.gather."""
     _check("gather", sync_op, use_calc_stream)
     return collectives.gather(tensor, gather_list, dst, group, sync_op)
@@ -93,7 +93,7 @@ def gather(
 
 def recv(
     tensor: Tensor, src: int = 0, group: Group | None = None, sync_op: bool = True, use_calc_stream: bool = False
-) -> Task | None:
+) -> CollectiveTask | None:
     """distributed.recv."""
     _check("recv", sync_op, use_calc_stream)
     return point_to_point.recv(tensor, src, group, sync_op)
@@ -106,7 +106,7 @@ def reduce(
     group: Group | None = None,
     sync_op: bool = True,
     use_calc_stream: bool = False,
-) -> Task | None:
+) -> CollectiveTask | None:
     """distributed.reduce."""
     _check("reduce", sync_op, use_calc_stream)
     return collectives.reduce(tensor, dst, op, group, sync_op)
@@ -119,7 +119,7 @@ def reduce_scatter(
     group: Group | None = None,
     sync_op: bool = True,
     use_calc_stream: bool = False,
-) -> Task | None:
+) -> CollectiveTask | None:
     """distributed.reduce_scatter."""
     _check("reduce_scatter", sync_op, use_calc_stream)
     return collectives.reduce_scatter(tensor, tensor_or_tensor_list, op, group, sync_op)
@@ -132,7 +132,7 @@ def scatter(
     group: Group | None = None,
     sync_op: bool = True,
     use_calc_stream: bool = False,
-) -> Task | None:
+) -> CollectiveTask | None:
     """distributed.scatter."""
     _check("scatter", sync_op, use_calc_stream)
     return collectives.scatter(tensor, tensor_or_tensor_list, src, group, sync_op)
@@ -140,7 +140,7 @@ def scatter(
 
 def send(
     tensor: Tensor, dst: int = 0, group: Group | None = None, sync_op: bool = True, use_calc_stream: bool = False
-) -> Task | None:
+) -> CollectiveTask | None:
     """distributed.send."""
     _check("send", sync_op, use_calc_stream)
     return point_to_point.send(tensor, dst, group, sync_op)

@@ -11,7 +11,7 @@ import jax
 from polyreme.core.state import Tracer
 
 
-class Task:
+class CollectiveTask:
     """What a collective returns: `wait()` blocks until its values are there.
 
     finish: what is left to do once they are, such as writing what a rank received into its Tensor.

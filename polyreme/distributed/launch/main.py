@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from polyreme import flags
 from polyreme.distributed.job.rendezvous import Address, serve
 from polyreme.distributed.launch.coordinator import Coordinator
-from polyreme.distributed.launch.node import Node
+from polyreme.distributed.launch.node import LaunchNode
 from polyreme.distributed.launch.options import Options, help_text, parse
 from polyreme.errors import ConfigError
 
@@ -48,16 +48,16 @@ async def _launch(options: Options) -> int:
     if server is None:
         if options.master is None:
             raise ConfigError(f"launch: --rank {options.node} without --master: give node 0's host:port")
-        return await Node(options, options.master, is_first=False).run()
+        return await LaunchNode(options, options.master, is_first=False).run()
     name, port = server.sockets[0].getsockname()[:2]
     address = Address(options.master.host if options.master else name, port)
     try:
-        return await _run_both(coordinator, Node(options, address, is_first=True), address)
+        return await _run_both(coordinator, LaunchNode(options, address, is_first=True), address)
     finally:
         server.close()
 
 
-async def _run_both(coordinator: Coordinator, node: Node, address: Address) -> int:
+async def _run_both(coordinator: Coordinator, node: LaunchNode, address: Address) -> int:
     """This node's part, and the whole."""
     whole = asyncio.create_task(coordinator.run(address))
     part = asyncio.create_task(node.run())

@@ -22,7 +22,7 @@ LEAVE_SECONDS = 5.0
 _log = logging.getLogger("polyreme.launch")
 
 
-class Node:
+class LaunchNode:
     """The processes of this machine."""
 
     def __init__(self, options: Options, address: Address, is_first: bool) -> None:

@@ -13,7 +13,7 @@ from polyreme.errors import ConfigError, did_you_mean
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
-class Flag(NamedTuple):
+class LauncherFlag(NamedTuple):
     """One flag: the environment variable that stands for it, its default as text, what it means."""
 
     name: str
@@ -24,22 +24,32 @@ class Flag(NamedTuple):
 
 
 FLAGS = (
-    Flag("master", "PADDLE_MASTER", "", "host:port where the launchers of several nodes meet; node 0 listens there"),
-    Flag("rank", "PADDLE_RANK", "-1", "this node's number, from 0; -1 takes the next free one"),
-    Flag("nnodes", "PADDLE_NNODES", "1", 'nodes of the job; "2:4" for 2 to 4, as many as come in time'),
-    Flag("nproc_per_node", "PADDLE_NPROC_PER_NODE", "", "processes on this node; one for each of --devices, else 1"),
-    Flag("devices", "PADDLE_DEVICES", "", "indexes of the accelerators to use, 0,1,..., shared out over the processes"),
-    Flag("log_dir", "PADDLE_LOG_DIR", "log", "folder of workerlog.N, one file a rank"),
-    Flag("log_level", "PADDLE_LOG_LEVEL", "INFO", f"what the launcher itself says: {', '.join(LOG_LEVELS)}"),
-    Flag("log_overwrite", "PADDLE_LOG_OVERWRITE", "", "begin logs anew instead of appending", is_switch=True),
-    Flag("run_mode", "PADDLE_RUN_MODE", "collective", "collective is the only one"),
-    Flag("job_id", "PADDLE_JOB_ID", "default", "name of the job; launchers of different jobs refuse each other"),
-    Flag("host", "POD_IP", "", "this node's address for the others"),
-    Flag("ips", "PADDLE_IPS", "", "addresses of all nodes, by comma: gives --nnodes, --rank and --master"),
-    Flag("start_port", "PADDLE_START_PORT", "", "take ports from here on; any free ones by default"),
-    Flag("max_restart", "PADDLE_MAX_RESTART", "3", "how often to start the job again after a failure"),
-    Flag("elastic_level", "PADDLE_ELASTIC_LEVEL", "-1", "0: never restart; -1 and 1: restart"),
-    Flag("elastic_timeout", "PADDLE_ELASTIC_TIMEOUT", "30", "seconds to wait for more nodes once the least are there"),
+    LauncherFlag(
+        "master", "PADDLE_MASTER", "", "host:port where the launchers of several nodes meet; node 0 listens there"
+    ),
+    LauncherFlag("rank", "PADDLE_RANK", "-1", "this node's number, from 0; -1 takes the next free one"),
+    LauncherFlag("nnodes", "PADDLE_NNODES", "1", 'nodes of the job; "2:4" for 2 to 4, as many as come in time'),
+    LauncherFlag(
+        "nproc_per_node", "PADDLE_NPROC_PER_NODE", "", "processes on this node; one for each of --devices, else 1"
+    ),
+    LauncherFlag(
+        "devices", "PADDLE_DEVICES", "", "indexes of the accelerators to use, 0,1,..., shared out over the processes"
+    ),
+    LauncherFlag("log_dir", "PADDLE_LOG_DIR", "log", "folder of workerlog.N, one file a rank"),
+    LauncherFlag("log_level", "PADDLE_LOG_LEVEL", "INFO", f"what the launcher itself says: {', '.join(LOG_LEVELS)}"),
+    LauncherFlag("log_overwrite", "PADDLE_LOG_OVERWRITE", "", "begin logs anew instead of appending", is_switch=True),
+    LauncherFlag("run_mode", "PADDLE_RUN_MODE", "collective", "collective is the only one"),
+    LauncherFlag(
+        "job_id", "PADDLE_JOB_ID", "default", "name of the job; launchers of different jobs refuse each other"
+    ),
+    LauncherFlag("host", "POD_IP", "", "this node's address for the others"),
+    LauncherFlag("ips", "PADDLE_IPS", "", "addresses of all nodes, by comma: gives --nnodes, --rank and --master"),
+    LauncherFlag("start_port", "PADDLE_START_PORT", "", "take ports from here on; any free ones by default"),
+    LauncherFlag("max_restart", "PADDLE_MAX_RESTART", "3", "how often to start the job again after a failure"),
+    LauncherFlag("elastic_level", "PADDLE_ELASTIC_LEVEL", "-1", "0: never restart; -1 and 1: restart"),
+    LauncherFlag(
+        "elastic_timeout", "PADDLE_ELASTIC_TIMEOUT", "30", "seconds to wait for more nodes once the least are there"
+    ),
 )
 COMMANDS = ("pretrain",)
 """Commands of polyreme itself that may stand in place of a script."""
@@ -153,7 +163,7 @@ def _target(rest: list[str]) -> tuple[str, tuple[str, ...], bool]:
     )
 
 
-def _flag(word: str, name: str) -> Flag:
+def _flag(word: str, name: str) -> LauncherFlag:
     name = _ALIASES.get(name, name)
     if name in _REFUSED:
         raise ConfigError(f"launch: {word.partition('=')[0]} {_REFUSED[name]}")

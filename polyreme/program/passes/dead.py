@@ -9,7 +9,7 @@ from typing import Any
 from polyreme.program.block import Block, Variable
 from polyreme.program.branches import Cond, Recompute
 from polyreme.program.operation import Operation
-from polyreme.program.passes.facts import Facts, kept_names, settle
+from polyreme.program.passes.facts import ProgramFacts, kept_names, settle
 from polyreme.program.program import Program
 from polyreme.program.training import Backward
 from polyreme.program.values import refs
@@ -22,7 +22,7 @@ def dead_code(program: Program, keep: Any = ()) -> Program:
     others stay what they were. Results of branches and gradients that nothing reads go too, and unused blocks.
     """
     made = program.clone()
-    facts = Facts(made, kept_names(program, keep))
+    facts = ProgramFacts(made, kept_names(program, keep))
     _clear(made.global_block(), facts.kept, facts)
     return settle(made)
 
@@ -35,7 +35,7 @@ def prune(program: Program, keep: Any = (), feed: Any = ()) -> Program:
     """
     pruned = program.clone()
     fed = kept_names(program, feed)
-    facts = Facts(pruned, kept_names(program, keep))
+    facts = ProgramFacts(pruned, kept_names(program, keep))
     block = pruned.global_block()
     for var in block.vars.values():
         if isinstance(var, Variable) and var._array.name in fed:
@@ -58,7 +58,7 @@ def _compute(var: Any) -> bool:
     return isinstance(var, Variable) and not var.persistable and not var.is_data
 
 
-def _clear(block: Block, wanted: Iterable[str], facts: Facts) -> None:
+def _clear(block: Block, wanted: Iterable[str], facts: ProgramFacts) -> None:
     """Take from block what is needed neither for wanted nor for an effect."""
     needed, ops = {*wanted, *refs(block.gives)}, []
     for op in reversed(block.ops):
@@ -73,7 +73,7 @@ def _clear(block: Block, wanted: Iterable[str], facts: Facts) -> None:
     block.ops = ops[::-1]
 
 
-def _without_unneeded(op: Operation, needed: set[str], facts: Facts) -> Operation:
+def _without_unneeded(op: Operation, needed: set[str], facts: ProgramFacts) -> Operation:
     """op without the results that nothing needs, where it can be had without them."""
     keep = [i for i, name in enumerate(op.outputs) if name in needed]
     if len(keep) == len(op.outputs):

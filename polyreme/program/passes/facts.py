@@ -51,7 +51,7 @@ def direct(op: Operation) -> list[str]:
     return op.reads()
 
 
-class Facts:
+class ProgramFacts:
     """What holds of a Program as it is.
 
     readers: how often each name is read, results of blocks included. written: persistable values that something writes.

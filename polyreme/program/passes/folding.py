@@ -15,7 +15,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.program import values
 from polyreme.program.block import Block
 from polyreme.program.operation import Call, Operation, autocast, call
-from polyreme.program.passes.facts import Facts, kept_names, settle, symbol_of
+from polyreme.program.passes.facts import ProgramFacts, kept_names, settle, symbol_of
 from polyreme.program.program import Program
 
 LIMIT = 1024  # elements: a constant is written into the Program, where a page of numbers is all that one should meet
@@ -30,7 +30,7 @@ def constant_folding(program: Program, keep: Any = (), held: bool = False, limit
     What the constants were computed from is left for dead_code.
     """
     folded = program.clone()
-    facts = Facts(folded, kept_names(program, keep))
+    facts = ProgramFacts(folded, kept_names(program, keep))
     known: dict[str, Tensor] = {}
     if held:
         known.update({n: t for n, t in folded.held.items() if n not in facts.written and t.stop_gradient})
@@ -50,7 +50,7 @@ def _as_called() -> Iterator[None]:
         state.watch.active = outer
 
 
-def _fold(block: Block, outer: dict[str, Tensor], facts: Facts, limit: int) -> None:
+def _fold(block: Block, outer: dict[str, Tensor], facts: ProgramFacts, limit: int) -> None:
     known = {name: value for name, value in outer.items() if name not in block.takes}
     ops: list[Operation] = []
     for op in block.ops:
@@ -70,7 +70,7 @@ def _constant(op: Operation, value: np.ndarray) -> Operation:
     return Call(name="assign", args=(value,), outputs=op.outputs, scope=op.scope, taped=op.taped)  # type: ignore[attr-defined]
 
 
-def _value(op: Call, known: dict[str, Tensor], facts: Facts, limit: int) -> np.ndarray | None:
+def _value(op: Call, known: dict[str, Tensor], facts: ProgramFacts, limit: int) -> np.ndarray | None:
     """What the call gives every time; None if that is not known, or not worth keeping."""
     if len(op.outputs) != 1 or any(name not in known for name in op.reads()):
         return None

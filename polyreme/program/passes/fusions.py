@@ -8,7 +8,7 @@ from polyreme.errors import ConfigError, did_you_mean
 from polyreme.fusion.pattern import Pattern, matches
 from polyreme.fusion.table import PATTERNS
 from polyreme.program.block import Block
-from polyreme.program.passes.facts import Facts, direct, kept_names, settle
+from polyreme.program.passes.facts import ProgramFacts, direct, kept_names, settle
 from polyreme.program.passes.replacing import BlockCalls, replaced
 from polyreme.program.program import Program
 
@@ -23,7 +23,7 @@ def fusion(program: Program, keep: Any = (), patterns: Any = None) -> Program:
     """
     chosen = _choose(patterns)
     fused = program.clone()
-    facts = Facts(fused, kept_names(program, keep))
+    facts = ProgramFacts(fused, kept_names(program, keep))
     for block in fused.blocks:
         while _fuse_one(block, chosen, facts):
             pass
@@ -41,7 +41,7 @@ def _choose(patterns: Any) -> list[Pattern]:
     return [p for p in PATTERNS if p.name in names]
 
 
-def _fuse_one(block: Block, patterns: list[Pattern], facts: Facts) -> bool:
+def _fuse_one(block: Block, patterns: list[Pattern], facts: ProgramFacts) -> bool:
     """Apply one pattern somewhere in the block; False if none applies."""
     calls = BlockCalls(block, facts)
     for index, op in enumerate(block.ops):
@@ -56,7 +56,7 @@ def _fuse_one(block: Block, patterns: list[Pattern], facts: Facts) -> bool:
     return False
 
 
-def _put(block: Block, at: int, call: Any, gone: list[int], facts: Facts) -> None:
+def _put(block: Block, at: int, call: Any, gone: list[int], facts: ProgramFacts) -> None:
     for place in gone:
         facts.readers.subtract(direct(block.ops[place]))
     facts.readers.update(direct(call))

@@ -10,13 +10,13 @@ from polyreme.core.symbol import Symbol
 from polyreme.program.block import Block
 from polyreme.program.operation import Call, Operation
 from polyreme.program.passes.arguments import arguments_of
-from polyreme.program.passes.facts import Facts, kept_names, rename, renamed, settle, symbol_of
+from polyreme.program.passes.facts import ProgramFacts, kept_names, rename, renamed, settle, symbol_of
 from polyreme.program.program import Program
 from polyreme.program.values import Ref
 
 
 @dataclass(frozen=True)
-class Identity:
+class IdentityRule:
     """A call of op gives back what is in its parameter `of` when `holds` says so of all its arguments."""
 
     op: str
@@ -46,19 +46,19 @@ def _keeps_order(given: dict[str, Any]) -> bool:
 
 # not x + 0: that makes 0.0 of -0.0
 IDENTITIES = (
-    Identity("assign", "x", _always, "a copy"),
-    Identity("clone", "x", _always, "a copy"),
-    Identity("cast", "x", _always, "a cast to the dtype it has"),
-    Identity("reshape", "x", _always, "a reshape to the shape it has"),
-    Identity("expand", "x", _always, "an expansion to the shape it has"),
-    Identity("transpose", "x", _keeps_order, "dims in the order they have"),
-    Identity("scale", "x", lambda a: _one(a["scale"]) and _nothing(a["bias"]) and a["act"] is None, "1 * x"),
-    Identity("multiply", "x", lambda a: _one(a["y"]), "x * 1"),
-    Identity("multiply", "y", lambda a: _one(a["x"]), "1 * x"),
-    Identity("divide", "x", lambda a: _one(a["y"]) and a["rounding_mode"] is None, "x / 1"),
-    Identity("subtract", "x", lambda a: _nothing(a["y"]), "x - 0"),
+    IdentityRule("assign", "x", _always, "a copy"),
+    IdentityRule("clone", "x", _always, "a copy"),
+    IdentityRule("cast", "x", _always, "a cast to the dtype it has"),
+    IdentityRule("reshape", "x", _always, "a reshape to the shape it has"),
+    IdentityRule("expand", "x", _always, "an expansion to the shape it has"),
+    IdentityRule("transpose", "x", _keeps_order, "dims in the order they have"),
+    IdentityRule("scale", "x", lambda a: _one(a["scale"]) and _nothing(a["bias"]) and a["act"] is None, "1 * x"),
+    IdentityRule("multiply", "x", lambda a: _one(a["y"]), "x * 1"),
+    IdentityRule("multiply", "y", lambda a: _one(a["x"]), "1 * x"),
+    IdentityRule("divide", "x", lambda a: _one(a["y"]) and a["rounding_mode"] is None, "x / 1"),
+    IdentityRule("subtract", "x", lambda a: _nothing(a["y"]), "x - 0"),
     *(
-        Identity(name, "input" if name == "dropout1d" else "x", _drops_nothing, "dropout that drops nothing")
+        IdentityRule(name, "input" if name == "dropout1d" else "x", _drops_nothing, "dropout that drops nothing")
         for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
     ),
 )
@@ -75,11 +75,11 @@ def identity(program: Program, keep: Any = ()) -> Program:
     not, and copies of values that something writes.
     """
     made = program.clone()
-    _drop(made.global_block(), {}, Facts(made, kept_names(program, keep)))
+    _drop(made.global_block(), {}, ProgramFacts(made, kept_names(program, keep)))
     return settle(made)
 
 
-def _drop(block: Block, names: dict[str, str], facts: Facts) -> None:
+def _drop(block: Block, names: dict[str, str], facts: ProgramFacts) -> None:
     ops: list[Operation] = []
     for op in block.ops:
         op = renamed(op, names)
@@ -94,7 +94,7 @@ def _drop(block: Block, names: dict[str, str], facts: Facts) -> None:
     rename(block, names)
 
 
-def _given_back(op: Operation, block: Block, facts: Facts) -> str | None:
+def _given_back(op: Operation, block: Block, facts: ProgramFacts) -> str | None:
     """The name of what the call gives back; None if it does something."""
     if not isinstance(op, Call) or len(op.outputs) != 1 or op.changes or op.outputs[0] in facts.pinned:
         return None
@@ -108,7 +108,7 @@ def _given_back(op: Operation, block: Block, facts: Facts) -> str | None:
     return None
 
 
-def _same(op: Call, source: str, block: Block, facts: Facts) -> bool:
+def _same(op: Call, source: str, block: Block, facts: ProgramFacts) -> bool:
     """Whether the input can stand for the result everywhere."""
     # a name that some other block takes anew means something else inside that block
     if source in facts.written or any(source in b.takes for b in facts.program.blocks if b is not block):

@@ -19,7 +19,7 @@ from polyreme.program import infer, values
 from polyreme.program.block import Block
 from polyreme.program.branches import Cond, Recompute, While
 from polyreme.program.operation import Call, Operation
-from polyreme.program.passes.facts import Facts, give_instead, inputs_of, kept_names, renamed, results_of, settle
+from polyreme.program.passes.facts import ProgramFacts, give_instead, inputs_of, kept_names, renamed, results_of, settle
 from polyreme.program.program import Program
 from polyreme.program.training import Backward
 from polyreme.program.values import Ref
@@ -44,7 +44,7 @@ def amp(
         raise ConfigError(f"amp: level={level!r}; choose 'O1' or 'O2'")
     policy = policy_of(True, white, black, level, dtype, level == "O1")
     made = program.clone()
-    facts = Facts(made, kept_names(program, keep))
+    facts = ProgramFacts(made, kept_names(program, keep))
     if policy is not None:
         _Mixing(facts, policy).block(made.global_block())
     return settle(made)
@@ -53,7 +53,7 @@ def amp(
 class _Mixing:
     """Puts a policy into blocks. before: the Symbols of values as they were recorded."""
 
-    def __init__(self, facts: Facts, policy: Policy) -> None:
+    def __init__(self, facts: ProgramFacts, policy: Policy) -> None:
         self.facts = facts
         self.policy = policy
         self.before: dict[str, Symbol] = {n: t._array for n, t in facts.likes.items() if isinstance(t._array, Symbol)}
@@ -92,7 +92,7 @@ class _Mixing:
             return op
         op = op if op.policy is not None else replace(op, policy=self.policy)
         results, _ = results_of(op, given)
-        for name, one in zip(op.outputs, values.leaves(results[0], infer.Seen), strict=True):
+        for name, one in zip(op.outputs, values.leaves(results[0], infer.InferredTensor), strict=True):
             self._is_now(name, one.array.dtype, block)
         return op
 

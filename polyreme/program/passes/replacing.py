@@ -13,7 +13,7 @@ from polyreme.program import infer
 from polyreme.program.block import Block
 from polyreme.program.operation import Call
 from polyreme.program.passes.arguments import arguments_of
-from polyreme.program.passes.facts import Facts, inputs_of, results_of, symbol_of
+from polyreme.program.passes.facts import ProgramFacts, inputs_of, results_of, symbol_of
 from polyreme.program.values import Ref
 
 _VIEWS = ("transpose",)
@@ -23,7 +23,7 @@ _VIEWS = ("transpose",)
 class BlockCalls:
     """The calls of a block, each known by its place; values are Refs."""
 
-    def __init__(self, block: Block, facts: Facts) -> None:
+    def __init__(self, block: Block, facts: ProgramFacts) -> None:
         self.block = block
         self.facts = facts
         self._places = {name: i for i, op in enumerate(block.ops) for name in op.outputs}
@@ -89,12 +89,12 @@ def _is_written_between(block: Block, places: list[int]) -> bool:
     return any(not reads.isdisjoint(op.writes()) for op in block.ops[min(places) : places[0]])
 
 
-def _draws_alone(block: Block, places: list[int], facts: Facts) -> bool:
+def _draws_alone(block: Block, places: list[int], facts: ProgramFacts) -> bool:
     """Whether no other call takes random numbers between the first and the last of these."""
     return not any(facts.draws(block.ops[i]) for i in range(min(places), places[0]) if i not in places)
 
 
-def _gives_the_same(call: Call, facts: Facts) -> bool:
+def _gives_the_same(call: Call, facts: ProgramFacts) -> bool:
     """Whether the call is possible and its result has the shape and dtype there were."""
     before, given = symbol_of(facts.likes, call.outputs[0]), inputs_of(call, facts.likes)
     if before is None or given is None:

@@ -7,7 +7,7 @@ from typing import Any
 from polyreme.fusion.arguments import frozen
 from polyreme.program.block import Block
 from polyreme.program.operation import Call, Operation
-from polyreme.program.passes.facts import Facts, kept_names, rename, renamed, settle
+from polyreme.program.passes.facts import ProgramFacts, kept_names, rename, renamed, settle
 from polyreme.program.program import Program
 
 
@@ -18,12 +18,12 @@ def common_subexpression(program: Program, keep: Any = ()) -> Program:
     are kept, that gradients are taken of or to, or of which one stops gradients and the other does not.
     """
     made = program.clone()
-    facts = Facts(made, kept_names(program, keep))
+    facts = ProgramFacts(made, kept_names(program, keep))
     _merge(made.global_block(), {}, {}, facts)
     return settle(made)
 
 
-def _merge(block: Block, known: dict[Any, Call], names: dict[str, str], facts: Facts) -> None:
+def _merge(block: Block, known: dict[Any, Call], names: dict[str, str], facts: ProgramFacts) -> None:
     """Merge what block computes; known: calls made before it, names: what is read instead of what."""
     writes: dict[str, int] = {}
     ops: list[Operation] = []
@@ -43,13 +43,13 @@ def _merge(block: Block, known: dict[Any, Call], names: dict[str, str], facts: F
     rename(block, names)
 
 
-def _alike(first: Call, op: Call, facts: Facts) -> bool:
+def _alike(first: Call, op: Call, facts: ProgramFacts) -> bool:
     both = [(facts.like(a), facts.like(b)) for a, b in zip(first.outputs, op.outputs, strict=True)]
     same = all(a is not None and b is not None and a.stop_gradient == b.stop_gradient for a, b in both)
     return same and facts.pinned.isdisjoint([*first.outputs, *op.outputs])
 
 
-def _key(op: Operation, block: Block, writes: dict[str, int], facts: Facts) -> Any:
+def _key(op: Operation, block: Block, writes: dict[str, int], facts: ProgramFacts) -> Any:
     """What two calls have in common if one of them is enough; None for what is not merged."""
     if not isinstance(op, Call) or not op.outputs:
         return None

@@ -10,7 +10,7 @@ from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
 from polyreme.nn.layers.conv import sizes_of
 from polyreme.ops import deformable
-from polyreme.static.nn.made import Made, activation, channels
+from polyreme.static.nn.made import ParameterMaker, activation, channels
 
 
 def conv2d(
@@ -107,7 +107,7 @@ def deform_conv2d(
 
 def _parts(
     kind: str, spatial: int, x: Any, filters: int, groups: int | None, attr: Any, name: str | None, data_format: str
-) -> tuple[Made, int, int]:
+) -> tuple[ParameterMaker, int, int]:
     """(what makes parameters, groups, channels)."""
     parts = 1 if groups is None else groups
     have = channels(kind, x, data_format, [spatial + 2])
@@ -115,7 +115,7 @@ def _parts(
         raise ConfigError(f"{kind}: param_attr=False leaves no kernel; leave it out")
     if not isinstance(parts, int) or parts < 1 or filters < 1 or filters % parts or (have > 0 and have % parts):
         raise ConfigError(f"{kind}: groups={groups} must divide the {have} channels and num_filters={filters}")
-    return Made(kind, name, x.dtype), parts, have
+    return ParameterMaker(kind, name, x.dtype), parts, have
 
 
 def conv2d_transpose(

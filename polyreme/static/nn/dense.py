@@ -11,7 +11,7 @@ from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn import functional as F
 from polyreme.ops.arithmetic import add, matmul
 from polyreme.ops.manipulation import reshape
-from polyreme.static.nn.made import Made, activation, refuse
+from polyreme.static.nn.made import ParameterMaker, activation, refuse
 
 
 def fc(
@@ -33,7 +33,7 @@ def fc(
     attrs = list(weight_attr) if isinstance(weight_attr, (list, tuple)) else [weight_attr] * len(xs)
     if not xs or len(attrs) != len(xs):
         raise ConfigError(f"fc: {len(attrs)} weight attributes for {len(xs)} inputs; give one for all, or one for each")
-    made = Made("fc", name, xs[0].dtype)
+    made = ParameterMaker("fc", name, xs[0].dtype)
     products = [_product(made, value, size, num_flatten_dims, attr) for value, attr in zip(xs, attrs, strict=True)]
     out = functools.reduce(add, products)
     bias = made.create_parameter([size], bias_attr, is_bias=True)
@@ -43,7 +43,7 @@ def fc(
 _activation = activation
 
 
-def _product(maker: Made, x: Any, size: int, num_dims: int, attr: Any) -> Any:
+def _product(maker: ParameterMaker, x: Any, size: int, num_dims: int, attr: Any) -> Any:
     if attr is False:
         raise ConfigError("fc: weight_attr=False leaves nothing to multiply by; leave it out")
     keep = x.ndim - 1 if num_dims == -1 else num_dims
@@ -73,7 +73,7 @@ def embedding(
     refuse("embedding", is_distributed=(is_distributed, "there is no parameter server; place the table by a plan"))
     if len(size) != 2:
         raise ConfigError(f"embedding: size is [rows, width], got {size!r}")
-    made = Made("embedding", None, dtype)
+    made = ParameterMaker("embedding", None, dtype)
     weight = made.create_parameter(list(size), param_attr)
     return F.embedding(input, weight, padding_idx=padding_idx, sparse=bool(is_sparse))
 
@@ -111,7 +111,7 @@ def bilinear_tensor_product(
 ) -> Any:
     """act(x W_o y^T + b_o) for each output o: [n, a], [n, b] -> [n, size], W [size, a, b], b [1, size]."""
     after = activation("bilinear_tensor_product", act)
-    made = Made("bilinear_tensor_product", name, x.dtype)
+    made = ParameterMaker("bilinear_tensor_product", name, x.dtype)
     weight = made.create_parameter([size, x.shape[1], y.shape[1]], param_attr)
     bias = made.create_parameter([1, size], bias_attr, is_bias=True)
     return after(F.bilinear(x, y, weight, bias))

@@ -23,7 +23,7 @@ from polyreme.program.current import default_startup_program, program_guard
 from polyreme.static.variables import WeightNormParamAttr
 
 
-class Made(Layer):
+class ParameterMaker(Layer):
     """Makes the parameters of one call of a layer function, named `<kind>_<n>.w_<k>` and `.b_<k>`.
 
     name: stands in place of `<kind>_<n>`; used twice, k goes on counting. Raises ProgramError outside static mode.

@@ -11,7 +11,7 @@ from polyreme.nn.initializer import Constant
 from polyreme.nn.layers.spectral_norm import SpectralNorm
 from polyreme.ops.gather_scatter import where
 from polyreme.ops.manipulation import reshape
-from polyreme.static.nn.made import Made, activation, channels, refuse
+from polyreme.static.nn.made import ParameterMaker, activation, channels, refuse
 
 
 def batch_norm(
@@ -43,7 +43,7 @@ def batch_norm(
     )  # fmt: skip
     after = activation("batch_norm", act)
     size = channels("batch_norm", input, data_layout, (2, 3, 4, 5))
-    made = Made("batch_norm", name, "float32")
+    made = ParameterMaker("batch_norm", name, "float32")
     weight = made.create_parameter([size], param_attr, default_initializer=Constant(1.0))
     bias = made.create_parameter([size], bias_attr, is_bias=True)
     mean = made.statistic([size], moving_mean_name, Constant(0.0))
@@ -76,7 +76,7 @@ def layer_norm(
             f"layer_norm: begin_norm_axis={begin_norm_axis} for shape {list(input.shape)}; give 1 to {input.ndim - 1}"
         )
     sizes = input.shape[begin_norm_axis:]
-    made = Made("layer_norm", name, input.dtype)
+    made = ParameterMaker("layer_norm", name, input.dtype)
     count = [-1 if -1 in sizes else math.prod(sizes)]
     weight = made.create_parameter(count, param_attr if scale else False, default_initializer=Constant(1.0))
     bias = made.create_parameter(count, bias_attr if shift else False, is_bias=True)
@@ -96,7 +96,7 @@ def group_norm(
     """act(normalization of groups of channels of each sample), as nn.GroupNorm."""
     after = activation("group_norm", act)
     size = channels("group_norm", input, data_layout, (2, 3, 4, 5))
-    made = Made("group_norm", name, input.dtype)
+    made = ParameterMaker("group_norm", name, input.dtype)
     weight = made.create_parameter([size], param_attr, default_initializer=Constant(1.0))
     bias = made.create_parameter([size], bias_attr, is_bias=True)
     return after(F.group_norm(input, groups, epsilon, weight, bias, data_format=data_layout))
@@ -112,7 +112,7 @@ def instance_norm(
     if (param_attr is False) != (bias_attr is False):
         raise ConfigError("instance_norm: leave out both scale and bias (False for both attributes) or neither")
     size = channels("instance_norm", input, "NCHW", (2, 3, 4, 5))
-    made = Made("instance_norm", name, input.dtype)
+    made = ParameterMaker("instance_norm", name, input.dtype)
     weight = made.create_parameter([size], param_attr, default_initializer=Constant(1.0))
     bias = made.create_parameter([size], bias_attr, is_bias=True)
     return F.instance_norm(input, weight=weight, bias=bias, eps=epsilon)
@@ -123,7 +123,7 @@ def spectral_norm(weight: Any, dim: int = 0, power_iters: int = 1, eps: float = 
 
     name changes nothing: the vectors are named after the layer, `spectralnorm_<n>.weight_u` and `.weight_v`.
     """
-    Made("spectral_norm", None, weight.dtype)
+    ParameterMaker("spectral_norm", None, weight.dtype)
     return SpectralNorm(weight.shape, dim, power_iters, eps, weight.dtype)(weight)
 
 
@@ -132,7 +132,7 @@ def prelu(x: Any, mode: str, param_attr: Any = None, data_format: str = "NCHW", 
 
     Slopes are [1], [1, c, 1, 1] (or as data_format says) or [1, *x.shape[1:]], at first 0.25.
     """
-    maker = Made("prelu", name, x.dtype)
+    maker = ParameterMaker("prelu", name, x.dtype)
     start = Constant(0.25)
     if mode == "all":
         return F.prelu(x, maker.create_parameter([1], param_attr, default_initializer=start))

@@ -15,7 +15,7 @@ from polyreme.ops.manipulation import reshape, unsqueeze
 from polyreme.ops.math import log1p, sigmoid
 from polyreme.ops.random import rand
 from polyreme.ops.search import searchsorted
-from polyreme.static.nn.made import Made, refuse
+from polyreme.static.nn.made import ParameterMaker, refuse
 
 SAMPLERS = ("uniform", "log_uniform", "custom_dist")
 
@@ -50,7 +50,7 @@ def nce(
             "at least 1"
         )
     chances = _chances(sampler, num_total_classes, custom_dist)
-    made = Made("nce", name, input.dtype)
+    made = ParameterMaker("nce", name, input.dtype)
     weight = made.create_parameter([num_total_classes, input.shape[1]], param_attr)
     bias = made.create_parameter([num_total_classes, 1], bias_attr, is_bias=True)
     expected = made.statistic([num_total_classes], None, Assign(chances * draws))

@@ -22,7 +22,7 @@ from polyreme.ops.layout import constrain
 
 
 @dataclass(frozen=True, slots=True)
-class Constraint:
+class DimConstraint:
     """The dims of a layer's output, or of its first input; path: the layer's dotted name. They are said one after
     another: a value that is summed over devices is whole first, and then cut."""
 
@@ -31,16 +31,16 @@ class Constraint:
     dims: tuple[Names, ...]
 
 
-def constraints(inferred: Inferred) -> list[Constraint]:
+def constraints(inferred: Inferred) -> list[DimConstraint]:
     """What to say where. A layer that is called in ways that need different dims is left alone."""
     found: dict[tuple[str, str], set[tuple[Names, ...]]] = {}
     for path, at, dims in _wanted(inferred):
         if any(name is not None for names in dims for name in names):
             found.setdefault((path, at), set()).add(dims)
-    return [Constraint(path, at, ways.pop()) for (path, at), ways in found.items() if len(ways) == 1]
+    return [DimConstraint(path, at, ways.pop()) for (path, at), ways in found.items() if len(ways) == 1]
 
 
-def constrain_layers(model: Layer, wanted: Sequence[Constraint]) -> list[HookHandle]:
+def constrain_layers(model: Layer, wanted: Sequence[DimConstraint]) -> list[HookHandle]:
     """Say them, by hooks on the model's layers, which do nothing while no plan is in force; remove() takes one away.
 
     A value that has another number of dims than was traced is left alone.

@@ -15,7 +15,7 @@ from polyreme.distributed.auto_parallel.dims.facts import Lookup, Product
 from polyreme.distributed.auto_parallel.dims.infer import Inferred, Row
 from polyreme.distributed.auto_parallel.dims.roles import is_split_by_mp
 from polyreme.distributed.auto_parallel.dims.trace import TracedOp, TracedValue
-from polyreme.planner.graph import Block, Graph, Kind, Operation, Part, Value
+from polyreme.planner.graph import BlockCost, Kind, ModelGraph, OperationCost, Part, Value
 
 BlockPart = Literal["embed", "layer", "head"]
 
@@ -32,7 +32,7 @@ _OUTPUT = "relu sigmoid tanh softmax exp sqrt rsqrt log_softmax relu6"
 others, its inputs."""
 
 
-def graph_of(inferred: Inferred, name: str = "") -> Graph:
+def graph_of(inferred: Inferred, name: str = "") -> ModelGraph:
     """The Graph of a model whose dims were inferred: blocks that repeat are one, with a count; all of one sample.
 
     What stands before the first repeated block is the embedding, what stands after the last the head. A model without
@@ -60,9 +60,9 @@ class _Builder:
         # values that are made of parameters and constants alone, such as a slice of a table: the parameters
         self.held: dict[TracedValue, tuple[str, ...]] = {}
 
-    def graph(self, name: str) -> Graph:
+    def graph(self, name: str) -> ModelGraph:
         runs = repeated_blocks(self.traced)
-        blocks: list[Block] = []
+        blocks: list[BlockCost] = []
         at = 0
         for number, run in enumerate(runs):
             start, end = run.calls[0].first, run.calls[-1].last
@@ -73,9 +73,9 @@ class _Builder:
         rest = range(at, len(self.traced.ops))
         blocks.append(self.block("head" if runs else "model", "head" if runs else "layer", rest))
         blocks = fused([block for block in blocks if block.operations])
-        return Graph(name, tuple(blocks), self._is_tied(blocks), self._tokens())
+        return ModelGraph(name, tuple(blocks), self._is_tied(blocks), self._tokens())
 
-    def repeated(self, run: Repeated) -> Block:
+    def repeated(self, run: Repeated) -> BlockCost:
         """The first block, which stands for all; what is called between it and the next belongs to it."""
         first, *others = run.calls
         end = others[0].first if others else first.last
@@ -87,15 +87,15 @@ class _Builder:
                     self.values[theirs] = self.values[ours]
         return replace(made, repeats=len(run.calls))
 
-    def block(self, name: str, part: BlockPart, ops: Iterable[int]) -> Block:
+    def block(self, name: str, part: BlockPart, ops: Iterable[int]) -> BlockCost:
         operations = [made for at in ops for made in self.operations(at)]
         names = dict.fromkeys(w for op in operations for w in op.weights if w not in self.listed)
         self.listed.update(names)
-        return Block(name, part, tuple(operations), tuple(self.parameter(self.inferred.rows[n]) for n in names))
+        return BlockCost(name, part, tuple(operations), tuple(self.parameter(self.inferred.rows[n]) for n in names))
 
     # operations
 
-    def operations(self, at: int) -> list[Operation]:
+    def operations(self, at: int) -> list[OperationCost]:
         """What the planner sees of one op; nothing of one that only changes a shape."""
         op = self.traced.ops[at]
         if not op.outputs or (op.outputs[0].size <= 1 and not self.products.get(at)):
@@ -121,7 +121,7 @@ class _Builder:
             return [self.loss(op, self.value(op.inputs[0]))]
         return [self.elementwise(at, op)]
 
-    def attention(self, op: TracedOp) -> Operation:
+    def attention(self, op: TracedOp) -> OperationCost:
         q, k, v = (self.traced_given(op, n) for n in ("query", "key", "value"))
         inputs = list(dict.fromkeys(self.value(x) for x in (q, k, v)))
         heads, seq = q.shape[-2], q.shape[-3]
@@ -130,12 +130,12 @@ class _Builder:
         dims = [output.dims[i] if i < len(output.dims) else None for i in (0, 2, 1)]
         sums = Value(f"{output.name}_log_sums", tuple(dims), (1, heads, seq), 4)
         saved = [x.name for x in (*inputs, output, sums)]
-        return Operation(
+        return OperationCost(
             "attention", self.title(op), (*inputs, sums), output, (), flops / self.traced.batch, tuple(saved),
             None, "core_attn", 0.5 if op.attributes.get("is_causal") else 1.0,
         )  # fmt: skip
 
-    def product(self, at: int, op: TracedOp) -> list[Operation]:
+    def product(self, at: int, op: TracedOp) -> list[OperationCost]:
         found = self.products[at]
         flops = sum(p.flops for p in found)
         if op.name != "linear_cross_entropy_of_classes":
@@ -146,13 +146,13 @@ class _Builder:
         tokens = [(d, n) for d, n in zip(hidden.dims, hidden.shape, strict=True)][:-1]
         dims = [*("block_seq" if d == "seq" else d for d, _ in tokens), self.roles.name(classes)]
         logits = Value(f"{name}_logits", tuple(dims), (*(n for _, n in tokens), classes.size))
-        made = Operation(
+        made = OperationCost(
             "product", f"{name}_logits", (hidden,), logits, self.weights(op), flops / self.traced.batch,
             (hidden.name,), self.roles.name(product.contracted[1][0]),
         )  # fmt: skip
         return [made, self.loss(op, logits)]
 
-    def weighted(self, op: TracedOp, kind: Kind, flops: float, part: Part = "") -> Operation:
+    def weighted(self, op: TracedOp, kind: Kind, flops: float, part: Part = "") -> OperationCost:
         """A product or convolution: what its backward reads is every input that is no parameter."""
         inputs = self.inputs(op)
         uses = [u for u in self.roles.uses if self.traced.ops[u.product.where] is op]
@@ -161,22 +161,22 @@ class _Builder:
         saved = tuple(v.name for v in inputs)
         weights = self.weights(op)
         output = self.value(op.outputs[0])
-        return Operation(
+        return OperationCost(
             kind, self.title(op), inputs, output, weights, flops / self.traced.batch, saved, contracted, part
         )
 
-    def lookup(self, op: TracedOp, lookup: Lookup) -> Operation:
+    def lookup(self, op: TracedOp, lookup: Lookup) -> OperationCost:
         inputs = tuple(replace(v, itemsize=4) for v in self.inputs(op))
         rows = self.roles.name(lookup.rows)
         saved = tuple(v.name for v in inputs)
         output = self.value(op.outputs[0])
-        return Operation("lookup", self.title(op), inputs, output, self.weights(op), saved=saved, contracted=rows)
+        return OperationCost("lookup", self.title(op), inputs, output, self.weights(op), saved=saved, contracted=rows)
 
-    def loss(self, op: TracedOp, logits: Value) -> Operation:
+    def loss(self, op: TracedOp, logits: Value) -> OperationCost:
         output = Value(self.title(op), logits.dims[:-1], logits.shape[:-1])
-        return Operation("loss", self.title(op), (logits,), output, saved=(logits.name,))
+        return OperationCost("loss", self.title(op), (logits,), output, saved=(logits.name,))
 
-    def elementwise(self, at: int, op: TracedOp) -> Operation:
+    def elementwise(self, at: int, op: TracedOp) -> OperationCost:
         inputs, output = self.inputs(op), self.value(op.outputs[0])
         saved = [v.name for v in inputs]
         factors = [v for v in inputs if not v.itemsize]
@@ -189,7 +189,7 @@ class _Builder:
             saved = [output.name]
         kind = "norm" if "norm" in op.name else "elementwise"
         part = self.parts.get(at, "")
-        return Operation(kind, self.title(op), inputs, output, self.weights(op), saved=tuple(saved), part=part)
+        return OperationCost(kind, self.title(op), inputs, output, self.weights(op), saved=tuple(saved), part=part)
 
     # values
 
@@ -280,7 +280,7 @@ class _Builder:
             found.update(dict.fromkeys(inside, "core_attn"))
         return found
 
-    def _is_tied(self, blocks: Sequence[Block]) -> bool:
+    def _is_tied(self, blocks: Sequence[BlockCost]) -> bool:
         """Whether the head reads a weight that another block lists."""
         own = {p.name for p in blocks[-1].parameters}
         return any(w not in own for op in blocks[-1].operations for w in op.weights)
@@ -296,18 +296,18 @@ def _can_be_cut(name: str | None, size: int) -> bool:
     return name in ("batch", "embed") or size % 2 == 0
 
 
-def fused(blocks: Sequence[Block]) -> list[Block]:
+def fused(blocks: Sequence[BlockCost]) -> list[BlockCost]:
     """The blocks with elementwise operations joined to the elementwise ones that read them, as compilers do: what is
     made in between is never stored, and the backward makes it again from what the first of them read."""
-    readers: dict[str, list[tuple[int, Operation]]] = {}
+    readers: dict[str, list[tuple[int, OperationCost]]] = {}
     for at, block in enumerate(blocks):
         for op in block.operations:
             for value in op.inputs:
                 readers.setdefault(value.name, []).append((at, op))
     found = []
     for at, block in enumerate(blocks):
-        gone: dict[str, Operation] = {}
-        kept: list[Operation] = []
+        gone: dict[str, OperationCost] = {}
+        kept: list[OperationCost] = []
         for op in block.operations:
             made = op
             for value in op.inputs:
@@ -323,7 +323,7 @@ def fused(blocks: Sequence[Block]) -> list[Block]:
     return found
 
 
-def _joined(first: Operation, second: Operation, between: Value) -> Operation:
+def _joined(first: OperationCost, second: OperationCost, between: Value) -> OperationCost:
     inputs = [v for v in (*first.inputs, *second.inputs) if v.name != between.name]
     again = [v.name for v in first.inputs] if between.name in second.saved or between.name in first.saved else []
     saved = [n for n in (*first.saved, *again, *second.saved) if n != between.name]

@@ -30,11 +30,11 @@ from polyreme.hapi.input_spec import InputSpec
 from polyreme.mesh import Plan
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import Unmade
-from polyreme.planner import Graph, Training
+from polyreme.planner import ModelGraph, Training
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.cluster_file import of_devices
 from polyreme.planner.devices import cluster_of_kind, device_kinds
-from polyreme.planner.search import TIE, Found, Ranked, Refuse, search
+from polyreme.planner.search import TIE, Ranked, Refuse, SearchResult, search
 from polyreme.planner.space import Space
 
 SHOWN = 5
@@ -51,7 +51,7 @@ class Chosen:
 
     model: Layer
     inferred: Inferred
-    graph: Graph
+    graph: ModelGraph
     cluster: Cluster
     training: Training
     batch: int
@@ -251,7 +251,7 @@ def _cannot_cut(model: Layer, inputs: Sequence[Any], chunks: int) -> str:
     return ""
 
 
-def _search(chosen: Chosen, space: Space, refuse: Refuse | None = None) -> Found:
+def _search(chosen: Chosen, space: Space, refuse: Refuse | None = None) -> SearchResult:
     return search(chosen.graph, chosen.cluster, chosen.batch, chosen.training, space, refuse=refuse)
 
 

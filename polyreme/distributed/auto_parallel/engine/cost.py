@@ -9,7 +9,7 @@ from polyreme.core import layout as layouts
 from polyreme.distributed.auto_parallel.dims.graph import graph_of
 from polyreme.distributed.auto_parallel.dims.infer import infer_dims
 from polyreme.distributed.auto_parallel.engine.choose import cluster_of, training_of
-from polyreme.distributed.auto_parallel.engine.placement import Batch, devices_of
+from polyreme.distributed.auto_parallel.engine.placement import TrainingBatch, devices_of
 from polyreme.distributed.auto_parallel.engine.strategy import Settled
 from polyreme.distributed.auto_parallel.tensors.process_mesh import get_mesh
 from polyreme.errors import ConfigError
@@ -19,7 +19,7 @@ from polyreme.nn.layer import Layer
 from polyreme.planner import Cluster, Prediction, predict
 
 
-def cost_of(layer: Layer, settled: Settled, batch: Batch, plan: Plan, cluster: Cluster | None) -> Prediction:
+def cost_of(layer: Layer, settled: Settled, batch: TrainingBatch, plan: Plan, cluster: Cluster | None) -> Prediction:
     """The prediction of a training step: seconds, share of the peak, memory of a device and what it waits for.
 
     batch: specs of a global batch. cluster: what the devices are like, this machine's if None. Raises ConfigError for

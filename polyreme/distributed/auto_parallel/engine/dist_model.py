@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from polyreme.core import rng, state
 from polyreme.core.layout import Layout
 from polyreme.distributed.auto_parallel.engine.choose import Chosen
-from polyreme.distributed.auto_parallel.engine.placement import Batch, Placed, needs_batch, place
+from polyreme.distributed.auto_parallel.engine.placement import Placed, TrainingBatch, needs_batch, place
 from polyreme.distributed.auto_parallel.engine.steps import StagedSteps, WholeSteps
 from polyreme.distributed.auto_parallel.engine.strategy import Settled, Strategy, settle
 from polyreme.distributed.auto_parallel.layers.shard_optimizer import laid_out
@@ -107,7 +107,7 @@ class DistModel:
     def _begin(self, inputs: Sequence[Tensor], labels: Sequence[Tensor], mode: str | None = None) -> None:
         """Put the model in its place, for batches like this one where that counts; one to predict has no loss."""
         optimizer = None if self._optimizer is None else inner_optimizer(self._optimizer)
-        batch = Batch(inputs, labels, None if mode == "predict" else self.loss, optimizer)
+        batch = TrainingBatch(inputs, labels, None if mode == "predict" else self.loss, optimizer)
         self._placed = placed = place(self.network, self.settled, batch, self.cluster)
         if optimizer is not None:
             optimizer.map_state(laid_out)  # master weights were made of parameters that lay nowhere yet

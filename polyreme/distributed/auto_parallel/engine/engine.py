@@ -22,7 +22,7 @@ from polyreme.distributed.auto_parallel.engine.dist_model import (
     inner_optimizer,
 )
 from polyreme.distributed.auto_parallel.engine.files import load_training, save_training
-from polyreme.distributed.auto_parallel.engine.placement import Batch, plan_of
+from polyreme.distributed.auto_parallel.engine.placement import TrainingBatch, plan_of
 from polyreme.distributed.auto_parallel.engine.strategy import Strategy, settle
 from polyreme.distributed.auto_parallel.layers.annotate import fetched
 from polyreme.eager.tensor import Tensor
@@ -463,7 +463,7 @@ class Engine:
         if mode not in (None, "train"):
             raise ConfigError(f"Engine.cost: mode={mode!r}; the planner predicts training steps: give 'train'")
         given = (_as_specs(inputs_spec), _as_specs(labels_spec)) if inputs_spec is not None else self._specs
-        batch = Batch(*given, self._loss, self._optimizer and inner_optimizer(self._optimizer))
+        batch = TrainingBatch(*given, self._loss, self._optimizer and inner_optimizer(self._optimizer))
         is_known = self._job is not None and self._job.is_placed
         if self._settled.is_planned and not is_known:
             raise ConfigError("Engine.cost: the plan is chosen with the first batch; call prepare() with whole specs")

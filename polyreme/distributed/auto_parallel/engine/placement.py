@@ -44,7 +44,7 @@ from polyreme.nn.layer import Layer
 from polyreme.planner import Cluster
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     """What a model trains on: Tensors or specs of a global batch, and what makes a loss and an update of it."""
 
     inputs: Sequence[Any]
@@ -63,7 +63,7 @@ def needs_batch(layer: Layer, settled: Settled) -> bool:
     return settled.is_planned or (cut and not isinstance(layer, PipelineLayer))
 
 
-def place(layer: Layer, settled: Settled, batch: Batch, cluster: Cluster | None = None) -> Placed:
+def place(layer: Layer, settled: Settled, batch: TrainingBatch, cluster: Cluster | None = None) -> Placed:
     """Put the model on devices: as its parameters are marked, else by a plan for all devices of the global mesh, or of
     the machine: the planner's, if the strategy asks for it. It is put in force by `using`, not for good.
 
@@ -89,7 +89,7 @@ def place(layer: Layer, settled: Settled, batch: Batch, cluster: Cluster | None 
     return placed
 
 
-def _unmarked(layer: Layer, settled: Settled, batch: Batch, cluster: Cluster | None) -> Placed:
+def _unmarked(layer: Layer, settled: Settled, batch: TrainingBatch, cluster: Cluster | None) -> Placed:
     devices = devices_of(get_mesh())
     if not settled.is_planned:
         return by_plan(layer, settled.plan_for(len(devices)), devices, settled, batch.inputs)

@@ -30,7 +30,7 @@ _STRICT = "fused_passes"  # the section of which the public API refuses unknown 
 _AUTO_MODES = ("semi", "full")
 
 
-class Section(Settings):
+class StrategySection(Settings):
     """One section of a Strategy, read by attribute or key; values are checked as they are set.
 
     Setting it from a dict passes unknown keys over with a warning (the public API: silently); fused_passes raises.
@@ -59,7 +59,7 @@ class Section(Settings):
 
     def to_dict(self) -> dict[str, Any]:
         """Every setting and its value, sections as dicts."""
-        return {key: value.to_dict() if isinstance(value, Section) else value for key, value in self.items()}
+        return {key: value.to_dict() if isinstance(value, StrategySection) else value for key, value in self.items()}
 
 
 class Strategy:
@@ -75,12 +75,12 @@ class Strategy:
     (2, False)
     """
 
-    _settings: Section
+    _settings: StrategySection
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         if config is not None and not isinstance(config, dict):
             raise ConfigError(f"Strategy takes a dict of settings or nothing, got {type(config).__name__}: {config!r}")
-        object.__setattr__(self, "_settings", Section("", FIELDS, "Strategy"))
+        object.__setattr__(self, "_settings", StrategySection("", FIELDS, "Strategy"))
         self._settings.assign(config or {})
 
     def __getattr__(self, name: str) -> Any:
@@ -240,12 +240,12 @@ def _in_force(strategy: Strategy) -> Iterator[tuple[str, Any, str]]:
         for part in name.split("."):
             entry = entry[part]
         section = strategy.get(name.partition(".")[0])
-        is_off = isinstance(section, Section) and section.get("enable") is False
+        is_off = isinstance(section, StrategySection) and section.get("enable") is False
         if isinstance(entry, Field) and entry.kind == REFUSED and not is_off:
             yield name, value, entry.note
 
 
-def _precision(amp: Section) -> MixedPrecision:
+def _precision(amp: StrategySection) -> MixedPrecision:
     if not amp.enable:
         return FULL_PRECISION
     level = _chosen("amp.level", amp.level.upper(), ("O0", "O1", "O2"))
@@ -262,7 +262,7 @@ def _precision(amp: Section) -> MixedPrecision:
     )
 
 
-def _stages(pipeline: Section) -> Stages:
+def _stages(pipeline: StrategySection) -> Stages:
     given = pipeline.given()
     degree = _at_least_one("pipeline.pp_degree", pipeline.pp_degree)
     virtual = _at_least_one("pipeline.vpp_degree", pipeline.vpp_degree)
@@ -280,7 +280,7 @@ def _stages(pipeline: Section) -> Stages:
     )
 
 
-def _set_degree(sharding: Section) -> int | None:
+def _set_degree(sharding: StrategySection) -> int | None:
     """The degree, None where it was left at its default, which fits one number of devices alone."""
     if not sharding.enable or "degree" not in sharding.given():
         return None

@@ -14,7 +14,7 @@ from polyreme.distributed.auto_parallel.tensors.process_mesh import ProcessMesh
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.conv import Conv2D
-from polyreme.ops.segment import Exchange, exchanging
+from polyreme.ops.segment import SegmentExchange, exchanging
 
 _BACKENDS = {"p2p": "ring", "all2all": "ulysses"}
 _NAMES = ("sep", "cp")
@@ -56,7 +56,7 @@ class ContextParallel(_OverSequence):
         dim = self._dim(mesh)
         axes = [[name for name in names if name in mesh.dim_names] for names in (("dp",), (dim,), (MP,))]
 
-        def chosen(query: Sequence[int], key: Sequence[int]) -> Exchange:
+        def chosen(query: Sequence[int], key: Sequence[int]) -> SegmentExchange:
             return exchange_over(_BACKENDS[self.backend], mesh, axes, query, key)
 
         layer.forward = _attending(layer.forward, chosen)
@@ -81,7 +81,7 @@ class ConvParallel(LayerPlan):
         after(layer, lambda out: first_tensor(out, lambda x: moved(x, mesh, MP, Shard(width))))
 
 
-def _attending(forward: Callable[..., Any], chosen: Callable[..., Exchange]) -> Callable[..., Any]:
+def _attending(forward: Callable[..., Any], chosen: Callable[..., SegmentExchange]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def attending(*args: Any, **kwargs: Any) -> Any:
         with exchanging(chosen):

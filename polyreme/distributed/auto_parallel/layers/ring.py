@@ -15,12 +15,12 @@ from polyreme.errors import ConfigError, PlacementError, ShapeError
 from polyreme.kernels.ring_attention import Split
 from polyreme.mesh import nearest_multiples
 from polyreme.nn import functional as F
-from polyreme.ops.segment import Exchange, exchanging
+from polyreme.ops.segment import SegmentExchange, exchanging
 
 
 def exchange_over(
     how: str, mesh: ProcessMesh, axes: Sequence[Sequence[str]], query: Sequence[int], key: Sequence[int]
-) -> Exchange:
+) -> SegmentExchange:
     """How attention of [batch, s, heads, d] and [batch, t, kv_heads, d] exchanges over a mesh.
 
     how: "ring" or "ulysses". axes: the mesh dims that split batch, sequence and heads; batch and heads stay whole where
@@ -43,7 +43,7 @@ def exchange_over(
             f"attention: backend 'all2all' deals {query[2]} query heads and {key[2]} key heads out to {dealt} devices, "
             "which do not divide them; use 'p2p'"
         )
-    return Exchange(how, Split(mesh.jax_mesh, batch, tuple(axes[1]), heads), repeat)
+    return SegmentExchange(how, Split(mesh.jax_mesh, batch, tuple(axes[1]), heads), repeat)
 
 
 class RingFlashAttention:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from polyreme.distributed.auto_parallel.stages.record import LayerCall, Recorded
+from polyreme.distributed.auto_parallel.stages.record import Recorded, RecordedLayerCall
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import default_schedule
 from polyreme.nn.parameter import Parameter
@@ -223,9 +223,11 @@ class ByStage:
         )
 
 
-def whole_calls(recorded: Recorded) -> list[LayerCall]:
+def whole_calls(recorded: Recorded) -> list[RecordedLayerCall]:
     """Calls that a cut can follow, one for each place they end at: the outermost."""
-    ends: dict[int, LayerCall] = {c.last: c for c in recorded.calls if c.is_whole and 0 < c.last < len(recorded.ops)}
+    ends: dict[int, RecordedLayerCall] = {
+        c.last: c for c in recorded.calls if c.is_whole and 0 < c.last < len(recorded.ops)
+    }
     return [ends[at] for at in sorted(ends)]
 
 

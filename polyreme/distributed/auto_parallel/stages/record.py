@@ -48,7 +48,7 @@ _CONTAINERS: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict}
 
 
 @dataclass(frozen=True, eq=False)
-class LayerCall:
+class RecordedLayerCall:
     """The number-th call of a Layer, and its operations: first up to, not including, last. is_whole: False for one
     inside a branch, a loop or a recomputed part, which is one operation."""
 
@@ -72,7 +72,7 @@ class Recorded:
     program: Program
     inputs: list[str]
     outputs: tuple[Spec, list[Any]]
-    calls: list[LayerCall]
+    calls: list[RecordedLayerCall]
     random: frozenset[int]
     mesh: Mesh | None
     _moved: dict[Mesh, Program] = field(default_factory=dict)
@@ -248,7 +248,7 @@ class _Recorder(Recorder):
 
     def __init__(self, model: Layer) -> None:
         super().__init__()
-        self.calls: list[LayerCall] = []
+        self.calls: list[RecordedLayerCall] = []
         self.random: set[int] = set()
         self._names = {id(layer): name for name, layer in model.named_sublayers(include_self=True)}
         self._open: list[_Open] = []
@@ -266,7 +266,7 @@ class _Recorder(Recorder):
         self._numbers[name] = number + 1
         # a Layer that the model does not hold has no name to be cut at
         whole = call.is_whole and call.name is not None
-        self.calls.append(LayerCall(name, number, call.layer, call.first, self._position, whole))
+        self.calls.append(RecordedLayerCall(name, number, call.layer, call.first, self._position, whole))
 
     @property
     def _position(self) -> int:

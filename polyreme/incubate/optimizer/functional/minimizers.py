@@ -21,7 +21,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.jit.region import Out, evaluate, trace
 from polyreme.optimizer.groups import nonnegative
-from polyreme.optimizer.minimize import Found, Limits, bfgs, lbfgs
+from polyreme.optimizer.minimize import Limits, Minimum, bfgs, lbfgs
 
 
 def minimize_bfgs(
@@ -50,7 +50,7 @@ def minimize_bfgs(
     limits = _limits(max_iters, max_line_search_iters, tolerance_grad, tolerance_change, initial_step_length)
     start, first = _check("minimize_bfgs", initial_position, initial_inverse_hessian_estimate, line_search_fn, dtype)
 
-    def solve(objective: Any, position: Any, inverse: Any) -> Found:
+    def solve(objective: Any, position: Any, inverse: Any) -> Minimum:
         return bfgs(objective, position, inverse, limits)
 
     return _run("minimize_bfgs", objective_func, start, first, solve, with_memory=True)
@@ -82,7 +82,7 @@ def minimize_lbfgs(
     limits = _limits(max_iters, max_line_search_iters, tolerance_grad, tolerance_change, initial_step_length)
     start, first = _check("minimize_lbfgs", initial_position, initial_inverse_hessian_estimate, line_search_fn, dtype)
 
-    def solve(objective: Any, position: Any, inverse: Any) -> Found:
+    def solve(objective: Any, position: Any, inverse: Any) -> Minimum:
         return lbfgs(objective, position, inverse, pairs, limits)
 
     return _run("minimize_lbfgs", objective_func, start, first, solve, with_memory=False)
