@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,7 @@ from .tolerance import assert_near
 
 
 def normal(seed, *shape, dtype=jnp.float32):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return jax.device_put(np.random.default_rng(seed).standard_normal(shape).astype(dtype))
 
 
 def qkv(s, t, h=4, n=4, d=8, b=2, dtype=jnp.float32):
@@ -24,6 +26,11 @@ def qkv(s, t, h=4, n=4, d=8, b=2, dtype=jnp.float32):
 def value_and_pull(f, args, ct):
     out, pull = jax.vjp(f, *args)
     return out, pull(ct)
+
+
+def value_and_pull_at_once(f, args, ct):
+    """value_and_pull as one program: run step by step it would be some sixty."""
+    return jax.jit(lambda args, ct: value_and_pull(f, args, ct))(args, ct)
 
 
 def compare(args, terms, dtype=jnp.float32, steps=4, **options):
@@ -67,7 +74,8 @@ def test_equals_twin(s, t, causal):
 def test_equals_numpy(f, s, t):
     args = qkv(s, t, h=4, n=2)
     for causal in (True, False):
-        assert_near(f(*args, causal=causal), reference(*args, causal), jnp.float32, terms=t)
+        got = jax.jit(partial(f, causal=causal))(*args)
+        assert_near(got, reference(*args, causal), jnp.float32, terms=t)
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -87,8 +95,8 @@ def test_other_dtypes(dtype):
 @pytest.mark.parametrize("shape", [(70, 70), (2, 1, 1, 70), (2, 4, 70, 70), (1, 4, 70, 1)])
 @pytest.mark.parametrize(("kind", "causal"), [("bool", True), ("added", False)])
 def test_masks(shape, kind, causal):
-    values = normal(5, *shape)
-    mask = values > -0.5 if kind == "bool" else values
+    values = np.asarray(normal(5, *shape))
+    mask = jax.device_put(values > -0.5 if kind == "bool" else values)
     compare(qkv(70, 70, n=2), terms=140, causal=causal, mask=mask)
 
 
@@ -99,7 +107,7 @@ def test_masks(shape, kind, causal):
 def test_gradient_of_added_mask(shape, causal):
     args, bias, ct = qkv(600, 70, n=2), normal(5, *shape), normal(9, 2, 600, 4, 8)
     got, want = (
-        value_and_pull(lambda m, f=f: f(*args, causal=causal, mask=m), (bias,), ct)
+        value_and_pull_at_once(lambda m, f=f: f(*args, causal=causal, mask=m), (bias,), ct)
         for f in (attention, attention_plain)
     )
     assert_near(got, want, jnp.float32, terms=2 * 4 * 600)
@@ -110,18 +118,22 @@ def test_gradient_of_added_mask(shape, causal):
 @pytest.mark.parametrize("f", [attention, attention_plain])
 def test_rows_that_see_nothing_give_zero_and_no_gradient(f, added):
     q, k, v = qkv(70, 70)
-    seen = jnp.ones((70, 70), bool).at[3].set(False).at[69].set(False)
-    mask = jnp.where(seen, 0.0, -jnp.inf).astype(jnp.float32) if added else seen
-    out, grads = value_and_pull(lambda *a: f(*a, causal=True, mask=mask), (q, k, v), jnp.ones_like(q))
+    seen = np.ones((70, 70), bool)
+    seen[[3, 69]] = False
+    mask = np.where(seen, 0.0, -np.inf).astype(np.float32) if added else seen
+    out, grads = value_and_pull_at_once(
+        lambda *a: f(*a, causal=True, mask=jnp.asarray(mask)), (q, k, v), np.ones(q.shape, np.float32)
+    )
     assert np.all(np.asarray(out)[:, [3, 69]] == 0)
     assert np.all(np.asarray(grads[0])[:, [3, 69]] == 0)
     assert all(np.isfinite(np.asarray(g)).all() for g in grads)
-    assert_near(out, reference(q, k, v, True, np.asarray(seen)), jnp.float32, terms=70)
+    assert_near(out, reference(q, k, v, True, seen), jnp.float32, terms=70)
 
 
 def test_more_queries_than_keys_leaves_the_first_without_keys():
     args = qkv(200, 10)
-    out, (dq, _, _) = value_and_pull(lambda *a: attention(*a, causal=True), args, jnp.ones_like(args[0]))
+    ones = np.ones(args[0].shape, np.float32)
+    out, (dq, _, _) = value_and_pull_at_once(lambda *a: attention(*a, causal=True), args, ones)
     assert np.all(np.asarray(out)[:, :190] == 0)
     assert np.all(np.asarray(dq)[:, :190] == 0)
 
@@ -134,7 +146,8 @@ def test_dropout_equals_twin(s, causal):
 
 def test_dropout_takes_raw_keys_and_keeps_the_mean():
     q, k, _ = qkv(64, 256)
-    out = attention(q, k, jnp.ones_like(k), causal=False, dropout_key=jax.random.PRNGKey(0), dropout_rate=0.5)
+    call = jax.jit(partial(attention, causal=False, dropout_key=jax.random.PRNGKey(0), dropout_rate=0.5))
+    out = np.asarray(call(q, k, np.ones(k.shape, np.float32)))
     # each of 64 * 8 outputs is a mean of 256 factors of deviation 1 with unequal weights; five deviations of it all
     assert abs(float(out.mean()) - 1) < 5 / np.sqrt(64 * 8)
 
@@ -166,10 +179,11 @@ def test_second_derivative(options):
 def test_first_derivative_equals_finite_differences():
     args = qkv(66, 66, h=2, n=1, d=4, b=1, dtype=jnp.float64)
     f = jax.jit(lambda *a: jnp.sin(attention(*a, causal=True)).sum())
-    grads = jax.grad(f, (0, 1, 2))(*args)
+    grads = [np.asarray(g) for g in jax.jit(jax.grad(f, (0, 1, 2)))(*args)]
+    args = [np.asarray(a) for a in args]
     step = 1e-5  # central differences: step^2 for truncation, eps / step for rounding
     for i, grad in enumerate(grads):
-        direction = normal(20 + i, *grad.shape, dtype=jnp.float64)
+        direction = np.asarray(normal(20 + i, *grad.shape, dtype=jnp.float64))
         moved = [[a + sign * step * direction if j == i else a for j, a in enumerate(args)] for sign in (1, -1)]
         numeric = (f(*moved[0]) - f(*moved[1])) / (2 * step)
         assert abs(float(numeric - (grad * direction).sum())) < 1e-6
@@ -211,14 +225,15 @@ def test_gpu_takes_cudnn_where_it_can(monkeypatch):
     calls = []
     monkeypatch.setattr(select, "backend", lambda: "gpu")
     monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, k, v, **kw: calls.append(kw) or q)
+    call = lambda *args, **options: jax.eval_shape(partial(attention, **options), *args)
     half = qkv(16, 16, dtype=jnp.bfloat16)
-    attention(*half, causal=True)
+    call(*half, causal=True)
     assert calls == [{"scale": 8**-0.5, "is_causal": True, "implementation": "cudnn"}]
-    attention(*half, causal=True, mask=jnp.ones((16, 16), bool))
-    attention(*qkv(16, 16), causal=True)
-    attention(*qkv(16, 20, dtype=jnp.bfloat16), causal=True)
-    attention(*half, causal=True, dropout_rate=0.5, dropout_key=jax.random.key(0))
-    attention(*qkv(16, 16, d=12, dtype=jnp.bfloat16), causal=True)
+    call(*half, causal=True, mask=jnp.ones((16, 16), bool))
+    call(*qkv(16, 16), causal=True)
+    call(*qkv(16, 20, dtype=jnp.bfloat16), causal=True)
+    call(*half, causal=True, dropout_rate=0.5, dropout_key=jax.random.key(0))
+    call(*qkv(16, 16, d=12, dtype=jnp.bfloat16), causal=True)
     assert len(calls) == 1
 
 

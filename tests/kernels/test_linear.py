@@ -14,12 +14,17 @@ from .tolerance import assert_near
 
 
 def normal(seed, *shape, dtype=jnp.float32):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return jax.device_put(np.asarray(np.random.default_rng(seed).standard_normal(shape)).astype(dtype))
 
 
 def value_and_grads(f, *args):
-    out, pull = jax.vjp(f, *args)
-    return out, pull(jnp.cos(out))
+    """As one program: run step by step it would be some twelve."""
+
+    def run(*args):
+        out, pull = jax.vjp(f, *args)
+        return out, pull(jnp.cos(out))
+
+    return jax.jit(run)(*args)
 
 
 @pytest.mark.parametrize("leading", [(), (3,), (2, 5), (2, 3, 4), (0, 4)])

@@ -18,12 +18,17 @@ every_norm = pytest.mark.parametrize("name", PAIRS)
 
 def arrays(vectors, shape=(3, 5, 32), dtype=jnp.float32):
     rng = np.random.default_rng(0)
-    return [jnp.asarray(rng.standard_normal(s), dtype) for s in (shape, *[shape[-1:]] * vectors)]
+    return [jax.device_put(rng.standard_normal(s).astype(dtype)) for s in (shape, *[shape[-1:]] * vectors)]
 
 
 def value_and_grads(f, *args):
-    out, pull = jax.vjp(f, *args)
-    return out, pull(jax.tree.map(jnp.cos, out))
+    """As one program: run step by step it would be some twelve."""
+
+    def run(*args):
+        out, pull = jax.vjp(f, *args)
+        return out, pull(jax.tree.map(jnp.cos, out))
+
+    return jax.jit(run)(*args)
 
 
 @pytest.mark.slow_cases(

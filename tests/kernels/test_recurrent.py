@@ -22,8 +22,13 @@ def arrays(mode, dtype=jnp.float64, projection=0):
 
 
 def value_and_grads(kernel, mode, given, *settings):
-    out, pull = jax.vjp(lambda *a: kernel(mode, *a, *settings), *given)
-    return out, pull(jax.tree.map(jnp.cos, out))
+    """As one program: run step by step it would be some forty."""
+
+    def run(*given):
+        out, pull = jax.vjp(lambda *a: kernel(mode, *a, *settings), *given)
+        return out, pull(jax.tree.map(jnp.cos, out))
+
+    return jax.jit(run)(*given)
 
 
 @pytest.mark.slow_cases("LSTM-0", "LSTM-2", "RNN_TANH-0")

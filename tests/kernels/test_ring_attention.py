@@ -31,7 +31,7 @@ def split(**degrees):
 
 
 def normal(seed, *shape, dtype=jnp.float32):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return jax.device_put(np.random.default_rng(seed).standard_normal(shape).astype(dtype))
 
 
 def qkv(s=48, t=None, h=8, n=4, d=4, b=2, dtype=jnp.float32):
