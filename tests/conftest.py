@@ -11,10 +11,12 @@ os.environ.setdefault("CPU_NUM", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # tests run small programs once, so their time is compilation: without optimization it halves, and without the fusion
-# emitters, which build an MLIR context for each program, it halves again. make test-all
-# keeps the emitters: XLA_FLAGS set outside win
+# emitters, which build an MLIR context for each program, it halves again. XLA_FLAGS set
+# outside win: make test-all keeps the emitters
 _FAST_COMPILE = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false "
+    # the other core has a worker of its own
+    "--xla_cpu_parallel_codegen_split_count=1"
 )
 # XLA ends a process whose virtual devices do not meet within 40 s, which a busy machine may take; pytest stops at 300
 _PATIENT = "--xla_cpu_collective_call_terminate_timeout_seconds=280"

@@ -22,7 +22,9 @@ _STARTING_NAMES = {"spawn", "Popen", "num_workers"}
 
 
 def tier(item: pytest.Function) -> str:
-    """The name of the marker."""
+    """The name of the marker; process too where the test says so, because the code under test starts them."""
+    if item.get_closest_marker("process"):
+        return "process"
     fixtures = [found[-1].func for found in item._fixtureinfo.name2fixturedefs.values()]
     if any(starts_processes(function) for function in (item.function, *fixtures)):
         return "process"

@@ -8,6 +8,9 @@ import pytest
 from polyreme.recipes import doctor
 from polyreme.recipes.doctor import Check, as_json, as_text, mask
 
+# the code under test starts them
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def quick_devices(monkeypatch):

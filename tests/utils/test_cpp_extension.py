@@ -14,6 +14,9 @@ from polyreme.core.op import OPS
 from polyreme.errors import ConfigError
 from polyreme.utils import cpp_extension
 
+# the code under test starts them
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 SOURCE = """
 #include "xla/ffi/api/ffi.h"
