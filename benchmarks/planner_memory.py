@@ -30,8 +30,9 @@ from polyreme.optimizer import AdamW
 from polyreme.planner import ModelGraph, ModelShape, Training
 from polyreme.planner.memory import memory
 from polyreme.recipes.config import ModelConfig, PretrainConfig, TrainConfig
-from polyreme.recipes.plan_job import Input, Job, job_of
+from polyreme.recipes.plan_job import Input, TrainingJob, job_of
 from polyreme.recipes.plan_verify import verify
+from polyreme.training import MixedPrecision, StepPolicy
 from polyreme.vision.models.resnet import BasicBlock, BottleneckBlock, ResNet
 from polyreme.vision.models.vit import VisionTransformer
 
@@ -44,7 +45,7 @@ class Case:
 
     name: str
     family: str
-    job: Job
+    job: TrainingJob
     graph: ModelGraph
     plan: Plan
     batch: int
@@ -106,13 +107,14 @@ def llama(
     return decoder(_config(batch, amp, dims), plan, ", tied" if tied else "")
 
 
-def job(model: Any, loss: Any, inputs: tuple[Input, ...], amp: str) -> Job:
+def job(model: Any, loss: Any, inputs: tuple[Input, ...], amp: str) -> TrainingJob:
     """A step of AdamW."""
 
     def optimizer(made: Any) -> AdamW:
         return AdamW(1e-3, parameters=made.parameters(), weight_decay=0.1)
 
-    return Job(model, loss, inputs, optimizer, amp_level=amp)
+    policy = StepPolicy(MixedPrecision(amp, "bfloat16", master_grad=True), non_finite="halt")
+    return TrainingJob(model, loss, inputs, optimizer, policy)
 
 
 def sparse(batch: int, sizes: tuple[int, int, int, int, int, int, int], amp: str = "O0", **mesh: int) -> Case:

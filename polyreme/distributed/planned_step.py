@@ -53,10 +53,10 @@ class PlannedStep:
             pipeline = Pipeline(chunks, [pipeline_loss(model)], self.layout, getattr(model, "logits", None))
             self.step = PipelineStep(pipeline, policy, self.optimizer)
         else:
-            of = loss or loss_of
+            objective = loss or loss_of
             self.step = WholeStep(
                 TrainingStep(
-                    lambda inputs, labels: ([of(model, inputs, labels)], None),
+                    lambda inputs, labels: ([objective(model, inputs, labels)], None),
                     self.optimizer,
                     policy,
                     self.layout.replicated(),

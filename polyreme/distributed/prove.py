@@ -30,7 +30,7 @@ from polyreme.errors import ConfigError, NumericsError
 from polyreme.mesh import Plan
 from polyreme.nn.layer import Layer
 from polyreme.optimizer import Optimizer
-from polyreme.training import MixedPrecision, StepPolicy
+from polyreme.training import FULL_PRECISION, MixedPrecision, StepPolicy
 
 WHATS = ("loss", "gradient", "weight", "optimizer state", "checkpoint of the plan", "checkpoint of one device")
 
@@ -143,7 +143,7 @@ def _step(ours: _Side, alone: _Side, step: int, inputs: Any, labels: Any) -> lis
             f"prove: the loss of step {step} on one device is {want}, which nothing can be compared with; give a batch "
             "and a model whose loss is finite (token ids inside the vocabulary, say)"
         )
-    bound = Bound.of(alone, inputs)
+    bound = Bound.of(alone.weights(), inputs, alone.precision)
     found = _compared("loss", step, {"loss": loss}, {"loss": want}, {"loss": bound.loss(want)})
     largest = max(bound.largest(g) for g in want_grads.values()) if want_grads else 0.0
     gradients = {n: bound.gradient(g, largest) for n, g in want_grads.items()}
@@ -180,13 +180,12 @@ class Bound:
     depth: int
 
     @classmethod
-    def of(cls, side: _Side, inputs: Any) -> Bound:
-        """For a side's model on a batch."""
-        weights = side.weights()
+    def of(cls, weights: Mapping[str, np.ndarray], inputs: Any, precision: MixedPrecision = FULL_PRECISION) -> Bound:
+        """For a model of these weights on a batch."""
         leaves = [np.asarray(a) for a in jax.tree.leaves(inputs) if np.ndim(a)]
         positions = max((math.prod(a.shape[:2]) for a in leaves), default=1)
         longest = max(max(w.shape, default=1) for w in weights.values())
-        low = [np.dtype(dtypes.as_dtype(side.precision.dtype))] if side.precision.is_on else []
+        low = [np.dtype(dtypes.as_dtype(precision.dtype))] if precision.is_on else []
         kinds = [*low, *(w.dtype for w in weights.values() if dtypes.is_inexact(w.dtype))]
         eps = max((float(jax.numpy.finfo(d).eps) for d in kinds), default=0.0)
         return cls(eps, positions * longest, len(weights))

@@ -17,7 +17,7 @@ from polyreme.distributed.comm_report import (
     workload_of,
 )
 from polyreme.recipes.config import PretrainConfig
-from polyreme.recipes.plan_job import Made, job_of
+from polyreme.recipes.plan_job import AbstractJob, job_of
 
 
 def report(config: PretrainConfig, balance: float | None = None) -> Report | PipelineReport:
@@ -29,39 +29,39 @@ def report(config: PretrainConfig, balance: float | None = None) -> Report | Pip
     """
     plan = config.parallel_plan
     plan.mesh.check_devices(min(plan.mesh.size, len(jax.devices())))
-    made = Made(job_of(config), plan, jax.devices()[: plan.mesh.size])
+    job = AbstractJob(job_of(config), plan, jax.devices()[: plan.mesh.size])
     try:
-        return _report(config, made, balance)
+        return _report(config, job, balance)
     finally:
-        made.close()
+        job.close()
 
 
-def _report(config: PretrainConfig, made: Made, balance: float | None) -> Report | PipelineReport:
+def _report(config: PretrainConfig, job: AbstractJob, balance: float | None) -> Report | PipelineReport:
     batch, seq = config.train.global_batch, config.model.seq_len
     itemsize = 4 if config.train.amp_level == "O0" else 2
-    work = workload_of(made.model, batch, seq, itemsize=itemsize)
-    if made.planned.is_staged:
+    work = workload_of(job.model, batch, seq, itemsize=itemsize)
+    if job.planned.is_staged:
         # under O1 products are in 16 bits and the sums between blocks, begun by the embeddings, in 32
         work = dataclasses.replace(work, sent_itemsize=2 if config.train.amp_level == "O2" else 4)
-        return _of_stages(made, work, balance)
+        return _of_stages(job, work, balance)
     # the step takes the global norm once itself, to see that it is finite, and once to clip
     work = dataclasses.replace(work, norms=1 if config.train.clip_norm is None else 2)
-    program = made.compiled()
-    return examine([(program.as_text(), 1)], made.plan, work, jax.default_backend(), balance)
+    program = job.compiled()
+    return examine([(program.as_text(), 1)], job.plan, work, jax.default_backend(), balance)
 
 
-def _of_stages(made: Made, work: Workload, balance: float | None) -> PipelineReport:
-    plan, backend, layers = made.plan, jax.default_backend(), made.planned.layers
+def _of_stages(job: AbstractJob, work: Workload, balance: float | None) -> PipelineReport:
+    plan, backend, layers = job.plan, jax.default_backend(), job.planned.layers
     assert layers is not None
-    step = made.dry_run()
-    sent: list[list[Any]] = [[] for _ in made.layout.stages]
+    step = job.dry_run()
+    sent: list[list[Any]] = [[] for _ in job.layout.stages]
     for stage, s in step.sent:
         sent[stage].append((s.what, str(s.dtype), s.shape, s.nbytes))
     homes: dict[int, int] = {}
     for k, chunk in enumerate(layers.get_model_chunks()):
         for p in chunk.parameters():
             homes.setdefault(id(p), k)
-    named = {name: homes[id(p)] for name, p in made.model.named_parameters()}
+    named = {name: homes[id(p)] for name, p in job.model.named_parameters()}
     stages = []
     for at, part in enumerate(stage_workloads(work, plan, named)):
         programs = [(c.program.as_text(), c.calls) for c in step.programs if c.stage == at]

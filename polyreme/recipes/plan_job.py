@@ -35,7 +35,7 @@ class Input(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """A training step of a model.
 
     model: makes it; under a pipeline it has pipeline_items() and pipeline_loss(output, labels). loss: (model, arrays of
@@ -50,7 +50,7 @@ class Job:
     policy: StepPolicy = field(default_factory=StepPolicy)
 
 
-def job_of(config: PretrainConfig) -> Job:
+def job_of(config: PretrainConfig) -> TrainingJob:
     """The step of a pretraining run."""
     rows = Input((config.train.global_batch, config.model.seq_len), np.int64)
 
@@ -58,7 +58,7 @@ def job_of(config: PretrainConfig) -> Job:
         schedule: LRScheduler = learning_rate_schedule(config.train)
         return make_optimizer(config.train, model, schedule)
 
-    return Job(
+    return TrainingJob(
         model=lambda: build_model(config.model),
         loss=lambda model, arrays: model(*arrays),
         inputs=(rows, rows),
@@ -67,10 +67,10 @@ def job_of(config: PretrainConfig) -> Job:
     )
 
 
-class Made:
-    """A Job's training step laid out over devices by a plan, all of it without memory."""
+class AbstractJob:
+    """A TrainingJob's training step laid out over devices by a plan, all of it without memory."""
 
-    def __init__(self, job: Job, plan: Plan, devices: Sequence[Any]) -> None:
+    def __init__(self, job: TrainingJob, plan: Plan, devices: Sequence[Any]) -> None:
         self.job, self.plan = job, plan
         self._outer = layouts.active.layout, rng.default_generator.key_state()._array
         with abstractly(), LazyGuard():

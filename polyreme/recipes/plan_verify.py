@@ -22,7 +22,7 @@ from polyreme.distributed.pipeline.dry_run import local_bytes, working_bytes
 from polyreme.errors import PlacementError
 from polyreme.mesh import Plan
 from polyreme.recipes.config import PretrainConfig
-from polyreme.recipes.plan_job import Job, Made, devices_for, job_of
+from polyreme.recipes.plan_job import AbstractJob, TrainingJob, devices_for, job_of
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Verified:
         return cls(values["platform"], tuple(stages))
 
 
-def verify(job: Job | PretrainConfig, plan: Plan, *, topology: str = "") -> Verified:
+def verify(job: TrainingJob | PretrainConfig, plan: Plan, *, topology: str = "") -> Verified:
     """Compile a step of a job, or of a pretraining configuration, under a plan (whose num_microbatches count, not the
     configuration's) for this process's devices.
 
@@ -101,17 +101,17 @@ def verify(job: Job | PretrainConfig, plan: Plan, *, topology: str = "") -> Veri
             f"plan on mesh {plan.mesh} needs {plan.mesh.size} devices to be compiled for, this process has "
             f"{len(devices)}; set CPU_NUM={plan.mesh.size} before it starts, or call verify_apart"
         )
-    made = Made(job, plan, devices)
+    abstract = AbstractJob(job, plan, devices)
     try:
         start = time.perf_counter()
         if plan.mesh.pp > 1:
-            stages = _staged(made, start)
+            stages = _staged(abstract, start)
         else:
-            program = made.compiled()
-            stages = (_whole(made, program, time.perf_counter() - start),)
+            program = abstract.compiled()
+            stages = (_whole(abstract, program, time.perf_counter() - start),)
         return Verified(devices[0].platform, stages)
     finally:
-        made.close()
+        abstract.close()
 
 
 def verify_apart(config: PretrainConfig, plan: Plan, *, topology: str = "") -> Verified:
@@ -150,34 +150,34 @@ def _axes(axes: Iterable[str] | None) -> tuple[str, ...] | None:
     return None if axes is None else tuple(axes)
 
 
-def _whole(made: Made, program: Any, seconds: float) -> VerifiedStage:
-    parameters, optimizer = _state_bytes(made, made.model.parameters())
+def _whole(abstract: AbstractJob, program: Any, seconds: float) -> VerifiedStage:
+    parameters, optimizer = _state_bytes(abstract, abstract.model.parameters())
     everything = program.memory_analysis().argument_size_in_bytes + working_bytes(program)
-    exchanges = exchanges_of([(program.as_text(), 1)], made.plan)
+    exchanges = exchanges_of([(program.as_text(), 1)], abstract.plan)
     return VerifiedStage(parameters, 0, optimizer, everything - parameters - optimizer, exchanges, seconds)
 
 
-def _staged(made: Made, start: float) -> tuple[VerifiedStage, ...]:
-    staged = made.dry_run()
-    seconds = (time.perf_counter() - start) / made.plan.mesh.pp
+def _staged(abstract: AbstractJob, start: float) -> tuple[VerifiedStage, ...]:
+    staged = abstract.dry_run()
+    seconds = (time.perf_counter() - start) / abstract.plan.mesh.pp
     found = []
-    for at, stage in enumerate(made.layout.stages):
+    for at, stage in enumerate(abstract.layout.stages):
         devices = set(stage.mesh.devices.flat)
-        own = [p for p in made.model.parameters() if set(p._array.sharding.device_set) == devices]
-        parameters, optimizer = _state_bytes(made, own)
+        own = [p for p in abstract.model.parameters() if set(p._array.sharding.device_set) == devices]
+        parameters, optimizer = _state_bytes(abstract, own)
         programs = [(c.program.as_text(), c.calls) for c in staged.programs if c.stage == at]
         rest = staged.peak(at) + staged.copies(at)
-        exchanges = exchanges_of(programs, made.plan)
+        exchanges = exchanges_of(programs, abstract.plan)
         found.append(VerifiedStage(parameters, staged.gradients(at), optimizer, rest, exchanges, seconds))
     return tuple(found)
 
 
-def _state_bytes(made: Made, parameters: Iterable[Any]) -> tuple[int, int]:
+def _state_bytes(abstract: AbstractJob, parameters: Iterable[Any]) -> tuple[int, int]:
     """Bytes on a device of parameters, and of what the optimizer keeps for them."""
     listed = list(parameters)
-    names = {id(p): str(at) for at, p in enumerate(made.model.parameters())}
+    names = {id(p): str(at) for at, p in enumerate(abstract.model.parameters())}
     ours = {names[id(p)] for p in listed}
-    kept = made.optimizer.state_arrays(names)
+    kept = abstract.optimizer.state_arrays(names)
     slots = [a for name, a in kept.items() if "/" in name and name.split("/", 1)[1] in ours]
     return sum(local_bytes(p._array) for p in listed), sum(map(local_bytes, slots))
 

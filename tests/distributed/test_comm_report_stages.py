@@ -17,7 +17,7 @@ from polyreme.mesh import Plan
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.recipes import communication
 from polyreme.recipes.config import PretrainConfig
-from polyreme.recipes.plan_job import Made, job_of
+from polyreme.recipes.plan_job import AbstractJob, job_of
 from polyreme.recipes.training import Trainer
 
 CASES = {
@@ -106,7 +106,7 @@ def test_rows_by_hand():
 def test_a_dry_run_calls_and_sends_what_a_step_does():
     """Of what a real step does on its second batch: on the first a chunk does not know yet whether it draws numbers."""
     job = config("gpt", 2, {"dp": 2})
-    made = Made(job_of(job), job.parallel_plan, jax.devices()[:4])
+    made = AbstractJob(job_of(job), job.parallel_plan, jax.devices()[:4])
     arrays = sum(array.nbytes for array in jax.live_arrays())
     try:
         dry = made.dry_run()

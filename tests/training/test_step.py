@@ -1,5 +1,7 @@
 """The training step on one device: microbatches and their shares, random streams, what is not finite, loss scaling."""
 
+import doctest
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from polyreme.jit import to_static
 from polyreme.nn import Linear
 from polyreme.nn import functional as F
 from polyreme.optimizer import SGD
-from polyreme.training import Microbatch, MixedPrecision, StepPolicy, TrainingStep, cut
+from polyreme.training import Microbatch, MixedPrecision, StepPolicy, TrainingStep, cut, microbatches, policy, precision
 
 X = np.arange(14, dtype=np.float32).reshape(7, 2) / 14
 Y = np.ones((7, 1), np.float32)
@@ -111,3 +113,9 @@ def test_a_policy_that_contradicts_itself_is_refused():
         StepPolicy(non_finite="stop")
     with pytest.raises(ConfigError, match="'halt' with a loss scaler"):
         StepPolicy(FLOAT16, non_finite="halt")
+
+
+@pytest.mark.parametrize("module", [microbatches, policy, precision])
+def test_doctests(module):
+    found = doctest.testmod(module)
+    assert (found.failed, found.attempted > 0) == (0, True)

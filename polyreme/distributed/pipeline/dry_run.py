@@ -23,7 +23,7 @@ from polyreme.training import Microbatch
 _NAMES = {"F": "forward", "B": "backward", "W": "weights"}
 
 
-class Compiled(NamedTuple):
+class StageProgram(NamedTuple):
     """One program: its stage, what it is, how often a step calls it, and the jax.stages.Compiled."""
 
     stage: int
@@ -40,7 +40,7 @@ class DryRun:
     """
 
     def __init__(self, step: PipelineStep, batch: Sequence[Microbatch]) -> None:
-        self.programs: list[Compiled] = []
+        self.programs: list[StageProgram] = []
         self._pipeline = step.pipeline
         # by (chunk, microbatch): bytes that wait there for a backward or for the gradients of weights
         self._waiting: dict[tuple[int, int], int] = {}
@@ -63,7 +63,7 @@ class DryRun:
                 self._pipeline.observer = None
             self.sent = [(self._stage_of(each.source), each) for each in sent]
             self.programs += [
-                Compiled(stage, name, call.calls - before[id(call)], call.compiled())
+                StageProgram(stage, name, call.calls - before[id(call)], call.compiled())
                 for stage, name, call in self._pipeline.programs()
             ]
             self._compile_updates(step)
@@ -89,12 +89,12 @@ class DryRun:
         """Take down what a stage works in and holds, after each task."""
         chunk, place = run.chunks[task.chunk], (task.chunk, task.microbatch)
         works = max(self._working(call) for name, call in chunk.programs if name.endswith(_NAMES[task.kind]))
-        held = self._held.get(stage, 0)
-        self._peaks[stage] = max(self._peaks.get(stage, 0), held + works)
+        waiting = self._held.get(stage, 0)
+        self._peaks[stage] = max(self._peaks.get(stage, 0), waiting + works)
         done = run.waiting.get(place)
         kept = () if done is None else (*done.kept.inputs, *done.kept.residuals, *done.kept.stash)
         before, self._waiting[place] = self._waiting.get(place, 0), _total(kept)
-        self._held[stage] = held + self._waiting[place] - before
+        self._held[stage] = waiting + self._waiting[place] - before
         self._sums[task.chunk] = max(self._sums.get(task.chunk, 0), _total(chunk.sums))
         self._copies[task.chunk] = _total(chunk.copies)
 
@@ -116,7 +116,7 @@ class DryRun:
         squares = [Tensor(Abstract.of((count,), jnp.float32, everywhere)) for _ in stages]
         for group, programs in step.updating().compiled(squares, step.halted):
             stage = self._stage_of(group.parameters[0]._array.sharding.device_set)
-            self.programs += [Compiled(stage, n, 1, c) for n, c in zip(_UPDATES, programs, strict=True)]
+            self.programs += [StageProgram(stage, n, 1, c) for n, c in zip(_UPDATES, programs, strict=True)]
 
 
 _UPDATES = ("norms", "update")

@@ -89,7 +89,7 @@ def trained(model, pipeline, inputs, steps):
 
 def bound_of(weights, inputs):
     """prove's bounds for a model of these weights."""
-    return Bound.of(SimpleNamespace(weights=lambda: weights, amp=None), inputs)
+    return Bound.of(weights, inputs)
 
 
 def assert_same(ours, want, inputs):
