@@ -364,7 +364,7 @@ def test_during_a_step_nothing_is_alive_but_what_tasks_to_come_need(schedule, mo
         needed = [a for flow in self._arrived.values() for a in flow.arrays]
         needed += jax.tree.leaves([*self._cotangents.values(), *[tuple(done.kept) for done in self._done.values()]])
         for chunk in self.chunks:
-            needed += [*chunk._copies.values(), *[array for _, array in chunk.gradients()]]
+            needed += [*chunk._copies.values(), *chunk.sums]
         known = outside | {id(a) for a in needed}
         # losses, their weights and random keys are numbers of at most 2 elements
         others = [(a.shape, a.dtype) for a in jax.live_arrays() if id(a) not in known and a.size > 2]
