@@ -40,7 +40,7 @@ class ShardingRule:
     gradient of an input without the name is a sum of addends.
 
     lookup: the name of the second input's rows that the first one, ids, picks. laid_out: inputs and results are laid
-    out by their names before and after the op runs, because XLA's partitioner aborts on some other layouts of it.
+    out by their names before and after the op runs, because XLA's partitioner aborts on or miscounts other layouts.
     roles: what names mean to a model, for ops whose function differs by device or hides it.
     """
 

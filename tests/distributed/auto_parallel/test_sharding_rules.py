@@ -88,6 +88,13 @@ def test_a_registered_op_has_placements_by_its_dims(registered):
     np.testing.assert_allclose(out.numpy(), values - values.mean(-1, keepdims=True), rtol=1e-6)  # 6 terms
 
 
+def test_a_scatter_of_indexes_cut_out_of_a_split_array_counts_no_padding(registered):
+    counts = registered(lambda x: jnp.zeros(4, int).at[x.reshape(2, 3)[:, :2].reshape(4)[1:]].add(1), name="counts_of")
+    values = np.array([0, 1, 3, 0, 0, 1])
+    for placements in ([R, R], [S0, R], [R, S0]):
+        assert counts(shard_tensor(values, GRID, placements)).tolist() == [2, 1, 0, 0], placements
+
+
 def test_an_op_without_a_rule_is_logged_once(registered, caplog):
     def doubled(x):
         return jax.pure_callback(lambda v: np.asarray(v) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
