@@ -97,6 +97,12 @@ JAX_FREE = {
     "polyreme.vision.datasets": "",
     "polyreme.vision.transforms": "tensor",
 }
+SPELLED_TWICE = """
+Accuracy Assign Attention Auc AvgPool1D AvgPool2D AvgPool3D BatchNorm Bilinear Block Conv2D Conv3D DataLoader Embedding
+Executor ExponentialMovingAverage FeedForward Hessian Jacobian LRScheduler Layer LayerNorm LeakyReLU Linear MaxPool3D
+Normal Optimizer ParamAttr Precision ReLU ReLU6 Recall Softmax Strategy SyncBatchNorm Tensor Unfold Uniform While
+"""
+"""Names that the public API, or the file of a Program, gives to several classes; Layers of models name parameters."""
 # packages whose module has another name, and those that come with jax
 DISTRIBUTIONS = {"malt": "diastatic-malt", "yaml": "pyyaml", "jaxlib": "jax", "ml_dtypes": "jax"}
 
@@ -204,6 +210,21 @@ def test_model_families_are_named_in_their_record_only(tree):
     )
 
 
+def class_breaches(tree: Tree):
+    places: dict[str, list[str]] = {}
+    for source in tree.sources.values():
+        for name, line in source.classes:
+            places.setdefault(name, []).append(f"{source.path}:{line}")
+    allowed = SPELLED_TWICE.split()
+    several = {name for name, where in places.items() if len(where) > 1 and not name.startswith("_")}
+    yield from (f"{name} is {len(places[name])} classes: {', '.join(places[name])}" for name in several - {*allowed})
+    yield from (f"SPELLED_TWICE lists {name}, which is one class or none" for name in {*allowed} - several)
+
+
+def test_a_name_is_one_class(tree):
+    list_all(class_breaches(tree))
+
+
 def test_no_file_names_the_folder_it_was_written_in(tree):
     list_all(str(s.path) for s in tree.sources.values() if str(ROOT.parent) + "/" in s.text)
 
@@ -237,7 +258,7 @@ def test_each_breach_is_seen(tmp_path):
             "high.py": "import jax._src.core\ndef f():\n    import polyreme.low\n",
             "ring/a/x.py": "from polyreme.ring.b import y\n",
             "ring/b/y.py": "import importlib\nimportlib.import_module('polyreme.ring.a.x')\n",
-            "new.py": "",
+            "new.py": "class Twice: ...\nclass Twice: ...\n",
         },
     )
     floors = list(floor_breaches(tree, {"polyreme": ["low", "ring", "high", "gone"]}))
@@ -256,4 +277,5 @@ def test_each_breach_is_seen(tmp_path):
     text = 'def f():\n    """VPP is fine here."""\n    return "VPP", f"{f} of VPP", "MVPP"\n'
     named = write_tree(tmp_path / "other", {"x.py": text}).sources["other.x"]
     assert [b.split(": ")[1] for b in name_breaches(named, re.compile(r"\bVPP\b"), "")] == ["says 'VPP'; "] * 2
+    assert any(breach.startswith("Twice is 2 classes") for breach in class_breaches(tree))
     assert tree.without("jax") == {"polyreme.new", "polyreme.ring.a.x", "polyreme.ring.b.y"}

@@ -68,7 +68,7 @@ def _table() -> _Table:
 
 
 @dataclass(eq=False)
-class Value:
+class CallOperand:
     """A Tensor as an argument of noted calls, with the array it held then; equal to itself alone."""
 
     tensor: TensorState
@@ -81,12 +81,12 @@ class Noted:
 
     name: str
     given: dict[str, Any]
-    result: Value
+    result: CallOperand
     modes: tuple
 
-    def inputs(self) -> list[Value]:
+    def inputs(self) -> list[CallOperand]:
         """The Tensors it was given."""
-        return [v for v in self.given.values() if isinstance(v, Value)]
+        return [v for v in self.given.values() if isinstance(v, CallOperand)]
 
     def is_current(self) -> bool:
         """Whether nothing that it was given or gave was changed in place since."""
@@ -102,7 +102,7 @@ class CapturedCalls:
 
     def __init__(self) -> None:
         self._noted: dict[int, Noted] = {}  # by the id of the result, which the note keeps alive
-        self._values: dict[tuple[int, int], Value] = {}
+        self._values: dict[tuple[int, int], CallOperand] = {}
         self.fused: list[str] = []
 
     def add(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
@@ -123,17 +123,17 @@ class CapturedCalls:
                 if self._apply(pattern, match, result):
                     return
 
-    def _value(self, tensor: TensorState) -> Value:
+    def _value(self, tensor: TensorState) -> CallOperand:
         key = (id(tensor), id(tensor._array))
         if key not in self._values:
-            self._values[key] = Value(tensor, tensor._array)
+            self._values[key] = CallOperand(tensor, tensor._array)
         return self._values[key]
 
     # what matching asks
 
     def maker(self, value: Any) -> Noted | None:
         """The call that gave a value."""
-        noted = self._noted.get(id(value.tensor)) if isinstance(value, Value) else None
+        noted = self._noted.get(id(value.tensor)) if isinstance(value, CallOperand) else None
         return noted if noted is not None and noted.result is value else None
 
     def parts(self, call: Noted) -> tuple[str, dict[str, Any] | None]:
@@ -142,7 +142,7 @@ class CapturedCalls:
 
     def kind(self, value: Any) -> tuple[tuple[int, ...], np.dtype] | None:
         """(shape, dtype)."""
-        return (tuple(value.array.shape), value.array.dtype) if isinstance(value, Value) else None
+        return (tuple(value.array.shape), value.array.dtype) if isinstance(value, CallOperand) else None
 
     # applying
 
@@ -157,7 +157,7 @@ class CapturedCalls:
         if more is None:
             return False
         values = pattern.replacement.arguments({**match.bound, **more})
-        given = {p: v.tensor if isinstance(v, Value) else v for p, v in values.items()}
+        given = {p: v.tensor if isinstance(v, CallOperand) else v for p, v in values.items()}
         try:
             fused = function_of(one)(**given)
         except (ShapeError, DTypeError, ConfigError):

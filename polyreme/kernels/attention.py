@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.kernels import attention_blocked, select
-from polyreme.kernels.attention_blocked import Spec
+from polyreme.kernels.attention_blocked import AttentionSpec
 
 CUDNN_DTYPES = (jnp.float16, jnp.bfloat16)
 CUDNN_MAX_HEAD_DIM = 128  # larger heads are supported on some chips only
@@ -55,7 +55,7 @@ def attention(
     options = {"mask": mask, "dropout_key": dropout_key, "dropout_rate": dropout_rate, "origin": origin}
     for kernel in select.attention_order():
         if kernel == "efficient":
-            spec = Spec(causal=causal, scale=scale, dropout_rate=dropout_rate)
+            spec = AttentionSpec(causal=causal, scale=scale, dropout_rate=dropout_rate)
             return attention_blocked.attention(spec, q, k, v, mask, attention_blocked.draw_of(dropout_key, origin))
         if kernel == "math":
             return attention_plain(q, k, v, causal=causal, scale=scale, **options)
@@ -82,7 +82,9 @@ def attention_plain(
 ) -> jax.Array:
     """The plain twin of attention: every score at once, derivatives by JAX, forward mode included."""
     check(q, k, v, mask, dropout_key, dropout_rate)
-    spec = Spec(causal=causal, scale=q.shape[-1] ** -0.5 if scale is None else scale, dropout_rate=dropout_rate)
+    spec = AttentionSpec(
+        causal=causal, scale=q.shape[-1] ** -0.5 if scale is None else scale, dropout_rate=dropout_rate
+    )
     b, s, h, d = q.shape
     t, n = k.shape[1:3]
     acc = jnp.promote_types(q.dtype, jnp.float32)

@@ -19,7 +19,7 @@ BLOCK_QUERIES = 64  # measured best of 32, 64, 128 and 256 at seq 256, head dim 
 MAX_SPANS = 8  # spans are unrolled, the blocks within one run in a loop: program size stays bounded
 
 
-class Spec(NamedTuple):
+class AttentionSpec(NamedTuple):
     """What is fixed while tracing."""
 
     causal: bool
@@ -48,7 +48,7 @@ def draw_of(key, origin=None) -> Draw | None:
     return Draw(key, jnp.zeros(5, jnp.uint32) if origin is None else origin)
 
 
-class Span(NamedTuple):
+class QueryBlocks(NamedTuple):
     """Queries [start, stop) walked in equal blocks of `rows`, against the first `keys` keys."""
 
     start: int
@@ -62,7 +62,7 @@ class Span(NamedTuple):
         return (self.stop - self.start) // self.rows
 
 
-def spans(spec: Spec, s: int, t: int) -> list[Span]:
+def spans(spec: AttentionSpec, s: int, t: int) -> list[QueryBlocks]:
     """The queries cut in at most MAX_SPANS + 1 spans, each with the keys that its last query needs.
 
     About as many spans as blocks in a span: fewer waste work on keys that are not seen, more keep more blocks alive at
@@ -77,16 +77,16 @@ def spans(spec: Spec, s: int, t: int) -> list[Span]:
     cuts = [(a, b, BLOCK_QUERIES) for a, b in pairwise(edges) if b > a]
     if tail:
         cuts.append((s - tail, s, tail))
-    return [Span(a, b, rows, max(0, min(t, b + t - s)) if spec.causal else t) for a, b, rows in cuts]
+    return [QueryBlocks(a, b, rows, max(0, min(t, b + t - s)) if spec.causal else t) for a, b, rows in cuts]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def attention(spec: Spec, q, k, v, mask, draw: Draw | None) -> jax.Array:
+def attention(spec: AttentionSpec, q, k, v, mask, draw: Draw | None) -> jax.Array:
     """q [b, s, n * g, d], k and v [b, t, n, d] -> [b, s, n * g, d]; mask and draw may be None."""
     return forward(spec, q, k, v, mask, draw)[0]
 
 
-def masked(spec: Spec, scores, mask, offset) -> jax.Array:
+def masked(spec: AttentionSpec, scores, mask, offset) -> jax.Array:
     """Scores [b, n, g, r, e] with -inf where a key may not be seen; query row i sees keys up to i + offset."""
     if mask is not None and mask.dtype == jnp.bool_:
         scores = jnp.where(mask, scores, -jnp.inf)
@@ -107,7 +107,7 @@ def grouped_mask(mask, n: int):
     return mask.reshape(b, 1, 1, s, t) if h == 1 else mask.reshape(b, n, h // n, s, t)
 
 
-def dropout_scale(spec: Spec, draw: Draw, shape, start=0) -> jax.Array:
+def dropout_scale(spec: AttentionSpec, draw: Draw, shape, start=0) -> jax.Array:
     """0 or 1 / (1 - rate) for every probability [b, n, g, s, t]; start: the first query, counted from the origin."""
     b, n, g, s, t = shape
     batch, head, row, col, heads = draw.origin
@@ -150,7 +150,7 @@ def _swap(x) -> jax.Array:
 class _Block:
     """One block's view of the inputs: its scores, its mask, its dropout."""
 
-    def __init__(self, spec: Spec, span: Span, start, offset: int, mask, draw: Draw | None):
+    def __init__(self, spec: AttentionSpec, span: QueryBlocks, start, offset: int, mask, draw: Draw | None):
         self.spec, self.span, self.start, self.offset = spec, span, start, offset
         self.mask, self.draw = mask, draw
 
@@ -174,7 +174,7 @@ class _Block:
         return dropout_scale(self.spec, self.draw, shape, self.start)
 
 
-def _walk(span: Span, body, carry) -> tuple[Any, Any]:
+def _walk(span: QueryBlocks, body, carry) -> tuple[Any, Any]:
     # body(start, carry) -> (carry, y): unrolled for one block, a loop for more; y of the blocks are stacked.
     if span.blocks == 1:
         carry, y = body(span.start, carry)
@@ -189,7 +189,7 @@ def _joined(stacked) -> jax.Array:
     return jnp.moveaxis(stacked, 0, 3).reshape(b, n, g, blocks * r, x)
 
 
-def forward(spec: Spec, q, k, v, mask, draw: Draw | None):
+def forward(spec: AttentionSpec, q, k, v, mask, draw: Draw | None):
     """-> out as q, logsumexp [b, n, g, s, 1]: +inf for a query that sees no key."""
     s, t, n = q.shape[1], k.shape[1], k.shape[2]
     qs, ks, vs, mask = _grouped(q, n) * spec.scale, _keys(k), _keys(v), grouped_mask(mask, n)
@@ -222,12 +222,12 @@ def _forward_block(block: _Block, qi, ke, ve):
     return out, jnp.where(empty, jnp.inf, top + jnp.log(safe))
 
 
-def _attention_fwd(spec: Spec, q, k, v, mask, draw):
+def _attention_fwd(spec: AttentionSpec, q, k, v, mask, draw):
     out, lse = forward(spec, q, k, v, mask, draw)
     return out, (q, k, v, mask, draw, out, lse)
 
 
-def backward(spec: Spec, residuals, dout):
+def backward(spec: AttentionSpec, residuals, dout):
     """(q, k, v, mask, draw, out, lse), dout -> dq, dk, dv, dmask, None.
 
     With out and lse of all keys and k and v a part of them, the gradients are that part's: dk and dv are whole, dq is

@@ -18,7 +18,7 @@ CHUNK_BYTES = 8 << 20  # of one chunk's logits: measured best of 8, 16 and 32 Mi
 Reduction = Literal["none", "mean", "sum"]
 
 
-class Spec(NamedTuple):
+class CrossEntropySpec(NamedTuple):
     """What is fixed while tracing."""
 
     ignore_index: int
@@ -61,7 +61,7 @@ def linear_cross_entropy(
     """
     _check(hidden, weight, labels, label_smoothing, vocab_first, reduction)
     whole = ways if hidden.shape[0] % ways == 0 else 1
-    spec = Spec(int(ignore_index), float(label_smoothing), vocab_first, reduction, whole)
+    spec = CrossEntropySpec(int(ignore_index), float(label_smoothing), vocab_first, reduction, whole)
     return _loss(spec, hidden, weight, labels)
 
 
@@ -100,7 +100,7 @@ def _share(reduction: Reduction, valid, dtype) -> jax.Array:
 class _Head:
     """The products with the weight, in either layout."""
 
-    def __init__(self, spec: Spec, weight, acc):
+    def __init__(self, spec: CrossEntropySpec, weight, acc):
         self.vocab_first, self.weight, self.acc, self.ways = spec.vocab_first, weight, acc, spec.ways
         self.vocab, self.size = weight.shape if spec.vocab_first else weight.shape[::-1]
 
@@ -158,7 +158,7 @@ def _hits(logits, labels) -> jax.Array:
     return lax.broadcasted_iota(labels.dtype, logits.shape, 1) == labels[:, None]
 
 
-def _losses(spec: Spec, logits, labels):
+def _losses(spec: CrossEntropySpec, logits, labels):
     """-> losses [c], logsumexp [c]."""
     top = lax.stop_gradient(logits.max(-1, keepdims=True))
     lse = (top + jnp.log(jnp.exp(logits - top).sum(-1, keepdims=True)))[:, 0]
@@ -170,7 +170,7 @@ def _losses(spec: Spec, logits, labels):
     return jnp.where(labels != spec.ignore_index, lse - target, 0), lse
 
 
-def _logits_grad(spec: Spec, logits, lse, labels, cotangent) -> jax.Array:
+def _logits_grad(spec: CrossEntropySpec, logits, lse, labels, cotangent) -> jax.Array:
     smooth = spec.label_smoothing
     target = jnp.where(_hits(logits, labels), 1 - smooth, 0).astype(logits.dtype) + smooth / logits.shape[1]
     weight = jnp.where(labels != spec.ignore_index, cotangent, 0)
@@ -178,14 +178,14 @@ def _logits_grad(spec: Spec, logits, lse, labels, cotangent) -> jax.Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _loss(spec: Spec, hidden, weight, labels):
+def _loss(spec: CrossEntropySpec, hidden, weight, labels):
     losses = _forward(spec, hidden, weight, labels)[0]
     if spec.reduction == "none":
         return losses
     return losses.sum() * _share(spec.reduction, labels != spec.ignore_index, losses.dtype)
 
 
-def _forward(spec: Spec, hidden, weight, labels):
+def _forward(spec: CrossEntropySpec, hidden, weight, labels):
     """-> losses [t], logsumexp [t]."""
     head = _Head(spec, weight, _wide(hidden))
 
@@ -196,7 +196,7 @@ def _forward(spec: Spec, hidden, weight, labels):
     return _walk(body, (), (hidden, labels), _chunk_count(hidden.shape[0] // spec.ways, head.vocab))[1]
 
 
-def _loss_fwd(spec: Spec, hidden, weight, labels):
+def _loss_fwd(spec: CrossEntropySpec, hidden, weight, labels):
     if spec.reduction == "none":
         losses, lse = _forward(spec, hidden, weight, labels)
         return losses, (hidden, weight, labels, lse)
@@ -215,7 +215,7 @@ def _loss_fwd(spec: Spec, hidden, weight, labels):
     return losses.sum() * share, (dhidden, dweight, jnp.zeros((0, 0), weight.dtype))
 
 
-def _loss_bwd(spec: Spec, residuals, cotangent):
+def _loss_bwd(spec: CrossEntropySpec, residuals, cotangent):
     if spec.reduction != "none":
         dhidden, dweight, like = residuals
         dweight = _Head(spec, like, dweight.dtype).finish(dweight * cotangent.astype(dweight.dtype))

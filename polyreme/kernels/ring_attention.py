@@ -27,7 +27,7 @@ from jax.sharding import Mesh, PartitionSpec
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.kernels import attention_blocked, select
 from polyreme.kernels.attention import attention, check
-from polyreme.kernels.attention_blocked import Spec
+from polyreme.kernels.attention_blocked import AttentionSpec
 from polyreme.mesh.axes import nearest_multiples
 
 Axes = tuple[str, ...]
@@ -97,7 +97,7 @@ def ring_attention(
             f"ring_attention: causal with {q.shape[1]} queries and {k.shape[1]} keys; they must be equally many, or "
             "give a mask"
         )
-    spec = Spec(causal, float(q.shape[-1] ** -0.5) if scale is None else scale, dropout_rate)
+    spec = AttentionSpec(causal, float(q.shape[-1] ** -0.5) if scale is None else scale, dropout_rate)
     key = attention_blocked.draw_of(dropout_key)
     mask = None if mask is None else mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
     return _ring(spec, split, q, k, v, mask, None if key is None or dropout_rate == 0 else key.key)
@@ -184,11 +184,11 @@ def _origin(split: Split, q: jax.Array, heads: Axes, row: Any = 0, col: Any = 0)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _ring(spec: Spec, split: Split, q, k, v, mask, key) -> jax.Array:
+def _ring(spec: AttentionSpec, split: Split, q, k, v, mask, key) -> jax.Array:
     return _ring_forward(spec, split, q, k, v, mask, key)[0]
 
 
-def _ring_forward(spec: Spec, split: Split, q, k, v, mask, key):
+def _ring_forward(spec: AttentionSpec, split: Split, q, k, v, mask, key):
     specs = _specs(split, mask, key)
 
     def local(q, k, v, mask, key):
@@ -199,7 +199,7 @@ def _ring_forward(spec: Spec, split: Split, q, k, v, mask, key):
     return out, (q, k, v, mask, key, out, lse)
 
 
-def _ring_backward(spec: Spec, split: Split, residuals, dout):
+def _ring_backward(spec: AttentionSpec, split: Split, residuals, dout):
     q, k, v, mask, key, out, lse = residuals
     # else the compiler would keep each block of k and v that came by on the way forward: all of them, on each device
     k, v, dout = lax.optimization_barrier((k, v, dout))
@@ -231,7 +231,7 @@ def _specs(split: Split, mask, key) -> tuple:
 class _Ring:
     """One device's part: q [b_l, s_l, h_l, d], k [b_l, t_l, n_l, d], mask with all of t."""
 
-    def __init__(self, spec: Spec, split: Split, q, k, mask, key):
+    def __init__(self, spec: AttentionSpec, split: Split, q, k, mask, key):
         self.spec, self.split, self.mask, self.key = spec, split, mask, key
         self.ways = split.ways(split.seq)
         self.rank = lax.axis_index(split.seq)
@@ -285,7 +285,7 @@ class _Ring:
         dq, dk, dv, dmask, _ = attention_blocked.backward(self._spec(step), residuals, dout)
         return dq, dk, dv, None if dmask is None else dmask.astype(self.wide)
 
-    def _spec(self, step: int) -> Spec:
+    def _spec(self, step: int) -> AttentionSpec:
         # the device's own block is causal within itself; earlier ones are seen whole, later ones not at all
         return self.spec._replace(causal=self.spec.causal and step == 0)
 

@@ -201,7 +201,7 @@ def _arguments(optimizer: Optimizer) -> dict[str, Any]:
     return arguments
 
 
-class Decoder:
+class ValueDecoder:
     """Makes values of JSON. arrays: name -> array; blocks: by index; variable: name -> what has this name."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], blocks: list[Any], variable: Callable[[str], Any]) -> None:

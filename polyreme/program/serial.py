@@ -23,7 +23,7 @@ from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import CheckpointError, ConfigError, DTypeError, ProgramError, did_you_mean
 from polyreme.io import safetensors_file
 from polyreme.nn.parameter import Parameter
-from polyreme.program.encoding import Arrays, Decoder, Encoder, as_stored
+from polyreme.program.encoding import Arrays, Encoder, ValueDecoder, as_stored
 from polyreme.program.operation import Call, Operation, function_of
 from polyreme.program.training import Optimize, StartOptimizer
 
@@ -183,7 +183,7 @@ class _Reader:
 
     def __init__(self, program: Any, arrays: Mapping[str, np.ndarray]) -> None:
         self._program = program
-        self._decoder = Decoder(arrays, program.blocks, self._variable)
+        self._decoder = ValueDecoder(arrays, program.blocks, self._variable)
 
     def read(self, body: Mapping[str, Any]) -> None:
         program, blocks = self._program, body["blocks"]

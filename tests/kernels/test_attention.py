@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 import polyreme.core  # noqa: F401  (configures jax: eight CPU devices, x64)
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.kernels import attention, attention_plain, select
-from polyreme.kernels.attention_blocked import Spec, spans
+from polyreme.kernels.attention_blocked import AttentionSpec, spans
 
 from .tolerance import assert_near
 
@@ -214,7 +214,7 @@ def test_memory_grows_with_blocks_not_with_all_scores():
 @pytest.mark.parametrize("s", [1, 63, 64, 65, 511, 512, 513, 2000])
 @pytest.mark.parametrize("t", [1, 64, 700])
 def test_spans_cover_the_queries_once_and_hold_the_keys_each_needs(s, t):
-    cut = spans(Spec(True, 1.0, 0.0), s, t)
+    cut = spans(AttentionSpec(True, 1.0, 0.0), s, t)
     assert [q for span in cut for q in range(span.start, span.stop)] == list(range(s))
     for span in cut:
         assert span.start + span.blocks * span.rows == span.stop

@@ -9,7 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 from polyreme.core import backend  # configures jax: eight CPU devices, x64
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.kernels import attention, attention_plain, ring_attention, ulysses_attention
-from polyreme.kernels.attention_blocked import Spec, draw_of, dropout_scale
+from polyreme.kernels.attention_blocked import AttentionSpec, draw_of, dropout_scale
 from polyreme.kernels.ring_attention import Split
 
 from .tolerance import assert_near
@@ -125,7 +125,7 @@ def test_derivatives_of_second_order():
 
 
 def test_dropout_depends_on_the_place_alone():
-    spec = Spec(False, 1.0, 0.5)
+    spec = AttentionSpec(False, 1.0, 0.5)
     whole = dropout_scale(spec, draw_of(KEY), (2, 2, 2, 6, 8))
     # batch entry 1, heads 2 and 3 of 4, queries 2 to 5, keys 4 to 7
     part = dropout_scale(spec, draw_of(KEY, jnp.asarray([1, 2, 2, 4, 4], jnp.uint32)), (1, 1, 2, 4, 4))
@@ -135,7 +135,7 @@ def test_dropout_depends_on_the_place_alone():
 
 
 def test_dropout_keeps_the_rate_and_draws_apart():
-    spec = Spec(False, 1.0, 0.25)
+    spec = AttentionSpec(False, 1.0, 0.25)
     scale = np.asarray(dropout_scale(spec, draw_of(KEY), (4, 2, 2, 64, 64)))
     assert set(np.unique(scale)) == {0, np.float32(1 / 0.75)}
     kept = scale > 0

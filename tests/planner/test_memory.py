@@ -149,7 +149,7 @@ def test_the_processor_model_follows_the_kernels():
     for seq in (32, 64, 65, 128, 256, 300, 1024):
         for causal in (True, False):
             ours = memory_cpu.spans(seq, causal)
-            spec = attention_blocked.Spec(causal, 1.0, 0.0)
+            spec = attention_blocked.AttentionSpec(causal, 1.0, 0.0)
             theirs = [(s.stop - s.start, s.blocks, s.keys) for s in attention_blocked.spans(spec, seq, seq)]
             assert [tuple(s) for s in ours] == theirs
     assert CHUNK_BYTES == CHUNK

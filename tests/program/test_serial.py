@@ -19,7 +19,7 @@ from polyreme.nn import ClipGradByGlobalNorm, ParamAttr
 from polyreme.nn.initializer import Assign, KaimingNormal
 from polyreme.optimizer import SGD, Adam, Momentum
 from polyreme.optimizer.lr import LinearWarmup, StepDecay
-from polyreme.program.encoding import Decoder, Encoder, as_stored
+from polyreme.program.encoding import Encoder, ValueDecoder, as_stored
 from polyreme.program.serial import VERSION
 from polyreme.program.values import Ref, SizeOf
 from polyreme.regularizer import L1Decay, L2Decay
@@ -194,7 +194,7 @@ VALUES = st.recursive(
 
 
 def _written_and_read(value):
-    return Decoder({}, [], lambda name: None).decode(json.loads(json.dumps(Encoder(None, {}).encode(value, "x"))))
+    return ValueDecoder({}, [], lambda name: None).decode(json.loads(json.dumps(Encoder(None, {}).encode(value, "x"))))
 
 
 @given(VALUES)
@@ -216,7 +216,7 @@ def test_arrays_come_back(dtype, shape):
     for beside in (None, {}):
         node = json.loads(json.dumps(Encoder(beside, {}).encode(value, "x")))
         files = {} if beside is None else {n: as_stored(a) for n, a in beside.items()}
-        found = Decoder(files, [], lambda name: None).decode(node)
+        found = ValueDecoder(files, [], lambda name: None).decode(node)
         assert (found.dtype, found.shape, found.tobytes()) == (value.dtype, value.shape, value.tobytes())
 
 

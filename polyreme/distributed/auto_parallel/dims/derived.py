@@ -7,7 +7,7 @@ from typing import Any
 from polyreme.core.primitives import primitives
 from polyreme.core.sharding_rule import DimNames, ShardingRule
 from polyreme.distributed.auto_parallel.dims.factors import Dims, Factor, fresh, leaves
-from polyreme.distributed.auto_parallel.dims.facts import Facts, Seen, settle_runs
+from polyreme.distributed.auto_parallel.dims.facts import Facts, KnownArray, settle_runs
 from polyreme.distributed.auto_parallel.dims.rules import RULES, run
 
 
@@ -25,7 +25,7 @@ def derived_rule(jaxpr: Any) -> ShardingRule | None:
     if unknown_primitives(jaxpr):
         return None
     facts = Facts()
-    inputs = [Seen(fresh(v.aval.shape)) for v in jaxpr.jaxpr.invars]
+    inputs = [KnownArray(fresh(v.aval.shape)) for v in jaxpr.jaxpr.invars]
     outputs = run(jaxpr, inputs, facts)
     settle_runs(facts)
     mixed = {leaf for dim in facts.mixed for leaf in leaves(dim)}

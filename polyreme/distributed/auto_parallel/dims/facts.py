@@ -10,7 +10,7 @@ from polyreme.distributed.auto_parallel.dims.factors import Dims, Factor, equal_
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class KnownArray:
     """What is known of an array: its dims; origin: the parameter of which it is a rearrangement or cast."""
 
     dims: Dims
@@ -51,7 +51,7 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ElementRun:
     """Some of a dim's elements that follow each other, from start on."""
 
     whole: Factor
@@ -79,20 +79,20 @@ class Facts:
     attentions: set[int] = field(default_factory=set)
     channels: list[Factor] = field(default_factory=list)
     convolutions: list[tuple[int, float]] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
+    runs: list[ElementRun] = field(default_factory=list)
     pieces: list[tuple[Factor, Factor]] = field(default_factory=list)
     where: int = 0
     times: int = 1
     loops: int = 0
 
 
-Rule = Callable[[Any, list[Seen], Facts], list[Seen]]
+Rule = Callable[[Any, list[KnownArray], Facts], list[KnownArray]]
 
 
-def unknown(shapes: Sequence[Sequence[int]], given: Sequence[Seen], facts: Facts) -> list[Seen]:
+def unknown(shapes: Sequence[Sequence[int]], given: Sequence[KnownArray], facts: Facts) -> list[KnownArray]:
     """Outputs of these shapes, of which nothing is known."""
     facts.mixed += [dim for x in given for dim in x.dims]
-    return [Seen(fresh(shape)) for shape in shapes]
+    return [KnownArray(fresh(shape)) for shape in shapes]
 
 
 def settle_runs(facts: Facts) -> None:
@@ -101,7 +101,7 @@ def settle_runs(facts: Facts) -> None:
     Equal runs that begin at multiples of their size are the parts of the dim: its inner factor; which part it is, the
     outer one, is mixed. Others, such as the q, k and v of grouped heads in one weight, say nothing of its factors.
     """
-    of: dict[Factor, list[Run]] = {}
+    of: dict[Factor, list[ElementRun]] = {}
     for each in facts.runs:
         of.setdefault(root(each.whole), []).append(each)
     for whole, runs in of.items():

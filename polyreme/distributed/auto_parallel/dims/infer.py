@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyreme.distributed.auto_parallel.dims.factors import Factor
-from polyreme.distributed.auto_parallel.dims.facts import Facts, Seen
+from polyreme.distributed.auto_parallel.dims.facts import Facts, KnownArray
 from polyreme.distributed.auto_parallel.dims.op_rules import propagate
 from polyreme.distributed.auto_parallel.dims.roles import Roles, is_split_by_mp, roles_of
 from polyreme.distributed.auto_parallel.dims.trace import BATCH, Traced, TracedValue, trace
@@ -50,7 +50,7 @@ class Inferred:
 
     traced: Traced
     rows: dict[str, Row]
-    values: dict[TracedValue, Seen]
+    values: dict[TracedValue, KnownArray]
     facts: Facts
     roles: Roles
     given: frozenset[str] = field(default_factory=frozenset)
@@ -152,7 +152,7 @@ def _gates(roles: Roles) -> set[str]:
     return {u.weight for u in roles.uses if any(roles.names.get(leaf) == "expert" for leaf in (*u.rows, *u.columns))}
 
 
-def _parameter_dims(roles: Roles, seen: Seen, is_gate: bool) -> Names:
+def _parameter_dims(roles: Roles, seen: KnownArray, is_gate: bool) -> Names:
     """Names that parameters have, each once, and one of those that the same axis splits."""
     found: list[str | None] = []
     for dim in seen.dims:

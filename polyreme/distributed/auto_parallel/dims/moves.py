@@ -5,46 +5,56 @@ from __future__ import annotations
 from typing import Any
 
 from polyreme.distributed.auto_parallel.dims.factors import Factor, all_same, equal_part, fresh, reshaped, same
-from polyreme.distributed.auto_parallel.dims.facts import Facts, Lookup, Rule, Run, Seen, outer_part, unknown
+from polyreme.distributed.auto_parallel.dims.facts import (
+    ElementRun,
+    Facts,
+    KnownArray,
+    Lookup,
+    Rule,
+    outer_part,
+    unknown,
+)
 
 
 def _along(key: str) -> Rule:
     """The dims stay, but along one of them the elements depend on each other."""
 
-    def rule(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+    def rule(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
         at = eqn.params[key]
         for i in at if isinstance(at, (tuple, list)) else (at,):
             facts.mixed += [x.dims[i] for x in given if len(x.dims) > i]
         for x in given[1:]:
             all_same(x.dims, given[0].dims)
         fits = [tuple(d.size for d in given[0].dims) == tuple(v.aval.shape) for v in eqn.outvars]
-        return [Seen(given[0].dims if fit else fresh(v.aval.shape)) for fit, v in zip(fits, eqn.outvars, strict=True)]
+        return [
+            KnownArray(given[0].dims if fit else fresh(v.aval.shape)) for fit, v in zip(fits, eqn.outvars, strict=True)
+        ]
 
     return rule
 
 
-def _broadcast_in_dim(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _broadcast_in_dim(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     made = list(fresh(eqn.params["shape"]))
     for dim, at in zip(given[0].dims, eqn.params["broadcast_dimensions"], strict=True):
         if dim.size == made[at].size:
             made[at] = dim
     grown = any(d.size not in (1, m) for d, m in zip(given[0].dims, eqn.params["shape"], strict=False))
-    return [Seen(tuple(made), None if grown else given[0].origin)]
+    return [KnownArray(tuple(made), None if grown else given[0].origin)]
 
 
-def _reshape(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _reshape(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     if eqn.params.get("dimensions") is not None:
         return unknown([v.aval.shape for v in eqn.outvars], given, facts)
-    return [Seen(reshaped(given[0].dims, eqn.outvars[0].aval.shape), given[0].origin)]
+    return [KnownArray(reshaped(given[0].dims, eqn.outvars[0].aval.shape), given[0].origin)]
 
 
-def _squeeze(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _squeeze(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     axes = eqn.params["dimensions"]
-    return [Seen(tuple(d for i, d in enumerate(given[0].dims) if i not in axes), given[0].origin)]
+    return [KnownArray(tuple(d for i, d in enumerate(given[0].dims) if i not in axes), given[0].origin)]
 
 
-def _transpose(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
-    return [Seen(tuple(given[0].dims[i] for i in eqn.params["permutation"]), given[0].origin)]
+def _transpose(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
+    return [KnownArray(tuple(given[0].dims[i] for i in eqn.params["permutation"]), given[0].origin)]
 
 
 def _run(dim: Factor, start: int | None, size: int, facts: Facts) -> Factor:
@@ -55,33 +65,33 @@ def _run(dim: Factor, start: int | None, size: int, facts: Facts) -> Factor:
     if start is None or size <= 1:
         facts.mixed.append(dim)
     else:
-        facts.runs.append(Run(dim, made, start))
+        facts.runs.append(ElementRun(dim, made, start))
     return made
 
 
-def _slice(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _slice(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     starts, strides = eqn.params["start_indices"], eqn.params["strides"] or [1] * len(given[0].dims)
     made = []
     for dim, start, stride, size in zip(given[0].dims, starts, strides, eqn.outvars[0].aval.shape, strict=True):
         made.append(_run(dim, start if stride == 1 else None, size, facts))
-    return [Seen(tuple(made))]
+    return [KnownArray(tuple(made))]
 
 
-def _dynamic_slice(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _dynamic_slice(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     sizes = eqn.params["slice_sizes"]
-    return [Seen(tuple(_run(d, None, n, facts) for d, n in zip(given[0].dims, sizes, strict=True)))]
+    return [KnownArray(tuple(_run(d, None, n, facts) for d, n in zip(given[0].dims, sizes, strict=True)))]
 
 
-def _dynamic_update_slice(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _dynamic_update_slice(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     for dim, new in zip(given[0].dims, given[1].dims, strict=True):
         if dim.size == new.size:
             same(dim, new)
         else:
             facts.mixed += [dim, new]
-    return [Seen(given[0].dims)]
+    return [KnownArray(given[0].dims)]
 
 
-def _concatenate(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _concatenate(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     at = eqn.params["dimension"]
     made = list(fresh(eqn.outvars[0].aval.shape))
     sizes = {x.dims[at].size for x in given}
@@ -94,29 +104,29 @@ def _concatenate(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
             else:
                 facts.mixed.append(dim)
     facts.mixed.append(outer_part(made[at], sizes.pop()) if len(sizes) == 1 and min(sizes) > 1 else made[at])
-    return [Seen(tuple(made))]
+    return [KnownArray(tuple(made))]
 
 
-def _split(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _split(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     at, sizes, dims = eqn.params["axis"], eqn.params["sizes"], given[0].dims
     found, start = [], 0
     for size in sizes:
-        found.append(Seen((*dims[:at], _run(dims[at], start, size, facts), *dims[at + 1 :])))
+        found.append(KnownArray((*dims[:at], _run(dims[at], start, size, facts), *dims[at + 1 :])))
         start += size
     return found
 
 
-def _tile(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _tile(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     made = list(fresh(eqn.outvars[0].aval.shape))
     for i, (dim, times) in enumerate(zip(given[0].dims, eqn.params["reps"], strict=True)):
         if times == 1:
             made[i] = dim
         elif dim.size > 1:
             same(equal_part(made[i], dim.size), dim)
-    return [Seen(tuple(made))]
+    return [KnownArray(tuple(made))]
 
 
-def _reduce_window(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _reduce_window(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     found = []
     for x, var in zip(given, eqn.outvars, strict=False):
         made = list(fresh(var.aval.shape))
@@ -125,34 +135,34 @@ def _reduce_window(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
                 made[i] = dim
             else:
                 facts.mixed.append(dim)
-        found.append(Seen(tuple(made)))
+        found.append(KnownArray(tuple(made)))
     return found
 
 
-def _stack(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _stack(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     at = eqn.params["axis"]
     for x in given[1:]:
         all_same(x.dims, given[0].dims)
-    return [Seen((*given[0].dims[:at], Factor(len(given)), *given[0].dims[at:]))]
+    return [KnownArray((*given[0].dims[:at], Factor(len(given)), *given[0].dims[at:]))]
 
 
-def _top_k(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _top_k(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     dims = given[0].dims
     facts.mixed.append(dims[-1])
-    return [Seen((*dims[:-1], Factor(v.aval.shape[-1]))) for v in eqn.outvars]
+    return [KnownArray((*dims[:-1], Factor(v.aval.shape[-1]))) for v in eqn.outvars]
 
 
-def _pad(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _pad(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     made = list(fresh(eqn.outvars[0].aval.shape))
     for i, (dim, config) in enumerate(zip(given[0].dims, eqn.params["padding_config"], strict=True)):
         if config == (0, 0, 0):
             made[i] = dim
         else:
             facts.mixed += [dim, made[i]]
-    return [Seen(tuple(made))]
+    return [KnownArray(tuple(made))]
 
 
-def _gather(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _gather(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     """Rows of a table: whole dims of the operand stay, those that are indexed give way to the indexes' dims."""
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     operand, indexes = given[0], given[1]
@@ -175,10 +185,10 @@ def _gather(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
     facts.mixed += rows
     if len(rows) == 1:
         facts.lookups.append(Lookup(facts.where, operand.origin, rows[0], tuple(kept), indexes.dims[:-1]))
-    return [Seen(tuple(made))]
+    return [KnownArray(tuple(made))]
 
 
-def _scatter(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _scatter(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     numbers = eqn.params["dimension_numbers"]
     operand, updates = given[0], given[2]
     window = [
@@ -187,13 +197,13 @@ def _scatter(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
     for at, i in zip(numbers.update_window_dims, window, strict=True):
         same(updates.dims[at], operand.dims[i])
     facts.mixed += [operand.dims[i] for i in numbers.inserted_window_dims]
-    return [Seen(operand.dims)]
+    return [KnownArray(operand.dims)]
 
 
-def _unstack(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _unstack(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     axis, dims = eqn.params["axis"], given[0].dims
     facts.mixed.append(dims[axis])
-    return [Seen((*dims[:axis], *dims[axis + 1 :])) for _ in eqn.outvars]
+    return [KnownArray((*dims[:axis], *dims[axis + 1 :])) for _ in eqn.outvars]
 
 
 MOVES: dict[str, Rule] = {

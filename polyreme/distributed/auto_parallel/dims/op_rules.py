@@ -8,23 +8,23 @@ from collections.abc import Sequence
 from polyreme.core.op import freeze
 from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.distributed.auto_parallel.dims.factors import Factor, align, fresh, same
-from polyreme.distributed.auto_parallel.dims.facts import Facts, Product, Seen, settle_runs, unknown
+from polyreme.distributed.auto_parallel.dims.facts import Facts, KnownArray, Product, settle_runs, unknown
 from polyreme.distributed.auto_parallel.dims.rules import run
 from polyreme.distributed.auto_parallel.dims.trace import Traced, TracedOp, TracedValue
 
 
-def propagate(traced: Traced) -> tuple[dict[TracedValue, Seen], Facts]:
+def propagate(traced: Traced) -> tuple[dict[TracedValue, KnownArray], Facts]:
     """What is known of every value, and what the ops say of the dims, once all have been looked at."""
-    values = {v: Seen(fresh(v.shape), v.name) for v in traced.parameters.values()}
+    values = {v: KnownArray(fresh(v.shape), v.name) for v in traced.parameters.values()}
     facts, jaxprs = Facts(), {}
     batch = Factor(traced.batch)
     for value in (*traced.inputs, *traced.labels):
-        values[value] = Seen(fresh(value.shape))
+        values[value] = KnownArray(fresh(value.shape))
         for dim in values[value].dims[:1]:
             same(dim, batch)
     for index, op in enumerate(traced.ops):
         facts.where = index
-        inputs = [values.setdefault(v, Seen(fresh(v.shape))) for v in op.inputs]
+        inputs = [values.setdefault(v, KnownArray(fresh(v.shape))) for v in op.inputs]
         rule = _rule_with_roles(op)
         if rule is not None:
             outputs = _by_rule(rule, op, inputs, facts)
@@ -48,7 +48,7 @@ def _rule_with_roles(op: TracedOp) -> ShardingRule | None:
     return rule if rule is not None and rule.roles else None
 
 
-def _by_rule(rule: ShardingRule, op: TracedOp, inputs: Sequence[Seen], facts: Facts) -> list[Seen]:
+def _by_rule(rule: ShardingRule, op: TracedOp, inputs: Sequence[KnownArray], facts: Facts) -> list[KnownArray]:
     """The outputs of one call, whose dims of one name are one."""
     dims: dict[str, list[Factor]] = {}
     for names, seen in zip(rule.inputs, inputs, strict=True):
@@ -71,7 +71,7 @@ def _by_rule(rule: ShardingRule, op: TracedOp, inputs: Sequence[Seen], facts: Fa
     for names, value in zip(rule.outputs, op.outputs, strict=True):
         sizes = zip(names, value.shape, strict=True)
         known = (next((d for d in dims.get(name or "", ()) if d.size == n), Factor(n)) for name, n in sizes)
-        outputs.append(Seen(tuple(known)))
+        outputs.append(KnownArray(tuple(known)))
     return outputs
 
 
@@ -83,7 +83,7 @@ def _say_same(dim: Factor, other: Factor) -> None:
         align([dim], [other, Factor(dim.size // other.size)])
 
 
-def _product(name: str, rule: ShardingRule, inputs: Sequence[Seen], facts: Facts) -> Product:
+def _product(name: str, rule: ShardingRule, inputs: Sequence[KnownArray], facts: Facts) -> Product:
     """The product that sums over a name, of the first two inputs that have it."""
     sides = [(names, seen) for names, seen in zip(rule.inputs, inputs, strict=True) if name in names]
     (left_names, left), (right_names, right) = sides[0], sides[1]

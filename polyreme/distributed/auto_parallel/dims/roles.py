@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from polyreme.distributed.auto_parallel.dims.factors import Dims, Factor, count, leaves
-from polyreme.distributed.auto_parallel.dims.facts import Facts, Product, Seen
+from polyreme.distributed.auto_parallel.dims.facts import Facts, KnownArray, Product
 from polyreme.distributed.auto_parallel.dims.trace import Traced, TracedValue
 
 WIDE = 4
@@ -73,7 +73,7 @@ class Roles:
         return bool(parts) and (parts[0] in self.names or not any(f in self.names for f in parts))
 
 
-def roles_of(traced: Traced, values: dict[TracedValue, Seen], facts: Facts) -> Roles:
+def roles_of(traced: Traced, values: dict[TracedValue, KnownArray], facts: Facts) -> Roles:
     """The roles of all factors."""
     found = Roles()
     batch = _all_leaves(values[v].dims[:1] for v in traced.inputs)
@@ -120,7 +120,7 @@ def _heads(facts: Facts, batch: set[Factor]) -> set[Factor]:
 
 
 def _name_vocabulary(
-    found: Roles, traced: Traced, values: dict[TracedValue, Seen], facts: Facts, batch: set[Factor]
+    found: Roles, traced: Traced, values: dict[TracedValue, KnownArray], facts: Facts, batch: set[Factor]
 ) -> None:
     """Tables whose rows the inputs choose, and last layers as wide as one of them or much wider than what they read."""
     sizes = set()
@@ -188,7 +188,7 @@ def _name_embed(found: Roles, facts: Facts) -> None:
     found.embed -= found.names.keys()
 
 
-def _note_groups(found: Roles, values: dict[TracedValue, Seen]) -> None:
+def _note_groups(found: Roles, values: dict[TracedValue, KnownArray]) -> None:
     """For each factor named heads, the most heads that a parameter's dim with it holds: the queries'."""
     for value, seen in values.items():
         if value.source == "parameter":
@@ -199,7 +199,7 @@ def _note_groups(found: Roles, values: dict[TracedValue, Seen]) -> None:
                         found.grouped[leaf] = max(found.grouped.get(leaf, 0), heads)
 
 
-def _name_activations(found: Roles, traced: Traced, values: dict[TracedValue, Seen], batch: set[Factor]) -> None:
+def _name_activations(found: Roles, traced: Traced, values: dict[TracedValue, KnownArray], batch: set[Factor]) -> None:
     """batch, and seq: what most activations of the residual stream have besides batch and width."""
     found.names.update(dict.fromkeys(batch, "batch"))
     others: Counter[Factor] = Counter()

@@ -15,20 +15,20 @@ import numpy as np
 from jax.extend import core as jex
 
 from polyreme.distributed.auto_parallel.dims.factors import Factor, all_same, fresh, same
-from polyreme.distributed.auto_parallel.dims.facts import Facts, Product, Rule, Seen, unknown
+from polyreme.distributed.auto_parallel.dims.facts import Facts, KnownArray, Product, Rule, unknown
 from polyreme.distributed.auto_parallel.dims.moves import MOVES
 
 
-def run(jaxpr: Any, given: Sequence[Seen], facts: Facts) -> list[Seen]:
+def run(jaxpr: Any, given: Sequence[KnownArray], facts: Facts) -> list[KnownArray]:
     """What is known of a jaxpr's outputs; jaxpr: open or closed."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
-    env: dict[Any, Seen] = dict(zip(inner.invars, given, strict=True))
+    env: dict[Any, KnownArray] = dict(zip(inner.invars, given, strict=True))
     for var in inner.constvars:
-        env[var] = Seen(fresh(var.aval.shape))
+        env[var] = KnownArray(fresh(var.aval.shape))
 
-    def seen(atom: Any) -> Seen:
+    def seen(atom: Any) -> KnownArray:
         if isinstance(atom, jex.Literal):
-            return Seen(fresh(np.shape(atom.val)))
+            return KnownArray(fresh(np.shape(atom.val)))
         return env[atom]
 
     for eqn in inner.eqns:
@@ -38,11 +38,11 @@ def run(jaxpr: Any, given: Sequence[Seen], facts: Facts) -> list[Seen]:
     return [seen(v) for v in inner.outvars]
 
 
-def _unknown(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _unknown(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     return unknown([getattr(v.aval, "shape", ()) for v in eqn.outvars], given, facts)
 
 
-def _elementwise(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _elementwise(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     """Dims that are one with those of the inputs that have their size; a dim of size 1 may grow."""
     arrays = [x for x in given if x.dims]
     found = []
@@ -54,16 +54,16 @@ def _elementwise(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
         alone = len(arrays) == len(same_rank) == 1 and all(
             a.size == b.size for a, b in zip(arrays[0].dims, dims, strict=True)
         )
-        found.append(Seen(dims, arrays[0].origin if alone else None))
+        found.append(KnownArray(dims, arrays[0].origin if alone else None))
     return found
 
 
-def _each(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _each(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     """Each output is the input of its place."""
     return given[: len(eqn.outvars)]
 
 
-def _dot_general(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _dot_general(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     (lhs_sum, rhs_sum), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
     a, b = given[0], given[1]
     for i, j in zip((*lhs_sum, *lhs_batch), (*rhs_sum, *rhs_batch), strict=True):
@@ -77,10 +77,10 @@ def _dot_general(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
     every = [d.size for dims in (batch, left, right, sums[0]) for d in dims]
     flops = 2.0 * facts.times * math.prod(every)
     facts.products.append(Product(facts.where, (a.origin, b.origin), sums, batch, left, right, flops))
-    return [Seen((*batch, *left, *right))]
+    return [KnownArray((*batch, *left, *right))]
 
 
-def _convolution(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _convolution(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     numbers = eqn.params["dimension_numbers"]
     x, w = given[0], given[1]
     made = list(fresh(eqn.outvars[0].aval.shape))
@@ -94,39 +94,39 @@ def _convolution(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
     facts.channels += [x.dims[numbers.lhs_spec[1]], *(w.dims[i] for i in numbers.rhs_spec[:2])]
     taps = math.prod(w.dims[i].size for i in numbers.rhs_spec[1:])
     facts.convolutions.append((facts.where, 2.0 * facts.times * taps * math.prod(d.size for d in made)))
-    return [Seen(tuple(made))]
+    return [KnownArray(tuple(made))]
 
 
-def _reduce(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _reduce(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     axes = eqn.params["axes"]
     dims = given[0].dims
     facts.reduced += [dims[i] for i in axes]
     kept = tuple(d for i, d in enumerate(dims) if i not in axes)
-    return [Seen(kept) for _ in eqn.outvars]
+    return [KnownArray(kept) for _ in eqn.outvars]
 
 
-def _call(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _call(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
     if inner is None:
         return _unknown(eqn, given, facts)
     return run(inner, given, facts)
 
 
-def _scan(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _scan(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     consts, carried = eqn.params["num_consts"], eqn.params["num_carry"]
     start = given[consts : consts + carried]
     each = given[consts + carried :]
     facts.mixed += [x.dims[0] for x in each]
     outer, facts.times, facts.loops = facts.times, facts.times * eqn.params["length"], facts.loops + 1
-    ends = run(eqn.params["jaxpr"], [*given[:consts], *start, *(Seen(x.dims[1:]) for x in each)], facts)
+    ends = run(eqn.params["jaxpr"], [*given[:consts], *start, *(KnownArray(x.dims[1:]) for x in each)], facts)
     facts.times, facts.loops = outer, facts.loops - 1
     for before, after in zip(start, ends[:carried], strict=True):
         all_same(before.dims, after.dims)
-    stacked = [Seen((Factor(eqn.params["length"]), *y.dims)) for y in ends[carried:]]
-    return [*(Seen(x.dims) for x in start), *stacked]
+    stacked = [KnownArray((Factor(eqn.params["length"]), *y.dims)) for y in ends[carried:]]
+    return [*(KnownArray(x.dims) for x in start), *stacked]
 
 
-def _while(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _while(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     skip, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     start = given[skip + consts :]
     facts.loops += 1
@@ -134,15 +134,15 @@ def _while(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
     facts.loops -= 1
     for before, after in zip(start, ends, strict=True):
         all_same(before.dims, after.dims)
-    return [Seen(x.dims) for x in start]
+    return [KnownArray(x.dims) for x in start]
 
 
-def _cond(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _cond(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     first, *others = [run(branch, given[1:], facts) for branch in eqn.params["branches"]]
     for other in others:
         for a, b in zip(first, other, strict=True):
             all_same(a.dims, b.dims)
-    return [Seen(x.dims) for x in first]
+    return [KnownArray(x.dims) for x in first]
 
 
 _ELEMENTWISE = """
@@ -174,29 +174,29 @@ platform_index
 _MATRICES = "cholesky eig eigh lu qr schur svd triangular_solve tridiagonal"
 
 
-def _matrices(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _matrices(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     """Functions of the matrices in the last two dims: batches go through."""
     batch = given[0].dims[:-2]
     for x in given:
         all_same(x.dims[: len(batch)], batch)
         facts.mixed += x.dims[len(batch) :]
-    return [Seen((*batch, *fresh(v.aval.shape[len(batch) :]))) for v in eqn.outvars]
+    return [KnownArray((*batch, *fresh(v.aval.shape[len(batch) :]))) for v in eqn.outvars]
 
 
-def _pivots(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _pivots(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     *batch, rows = given[0].dims
     facts.mixed.append(rows)
-    return [Seen((*batch, *fresh(eqn.outvars[0].aval.shape[-1:])))]
+    return [KnownArray((*batch, *fresh(eqn.outvars[0].aval.shape[-1:])))]
 
 
-def _fft(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _fft(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     count = len(eqn.params["fft_lengths"])
     batch, last = given[0].dims[:-count], given[0].dims[-count:]
     facts.mixed += last
-    return [Seen((*batch, *fresh(eqn.outvars[0].aval.shape[-count:])))]
+    return [KnownArray((*batch, *fresh(eqn.outvars[0].aval.shape[-count:])))]
 
 
-def _linear_solve(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
+def _linear_solve(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     """The solution, by the function that solves; the others are for derivatives."""
     lengths = eqn.params["const_lengths"]
     start = lengths.matvec + lengths.vecmat
@@ -204,8 +204,8 @@ def _linear_solve(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
     return run(eqn.params["jaxprs"].solve, [*given[start : start + lengths.solve], *sides], facts)
 
 
-def _constant(eqn: Any, given: list[Seen], facts: Facts) -> list[Seen]:
-    return [Seen(fresh(getattr(v.aval, "shape", ()))) for v in eqn.outvars]
+def _constant(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
+    return [KnownArray(fresh(getattr(v.aval, "shape", ()))) for v in eqn.outvars]
 
 
 RULES: dict[str, Rule] = {

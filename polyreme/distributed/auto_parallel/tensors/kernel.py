@@ -22,7 +22,7 @@ from polyreme.core.sharding_rule import DimNames, OpCall, Padding, ShardingRule
 from polyreme.distributed.auto_parallel.tensors.form import Form
 from polyreme.distributed.auto_parallel.tensors.placements import Partial, ReduceType, Replicate
 from polyreme.distributed.auto_parallel.tensors.process_mesh import ProcessMesh
-from polyreme.distributed.auto_parallel.tensors.rules import Flow, is_even, propagate
+from polyreme.distributed.auto_parallel.tensors.rules import CallPlacement, is_even, propagate
 
 
 class DistKernel:
@@ -61,7 +61,7 @@ class DistKernel:
         return made
 
     @property
-    def rule_and_flow(self) -> tuple[ShardingRule, Flow]:
+    def rule_and_flow(self) -> tuple[ShardingRule, CallPlacement]:
         """The rule and what follows from it, for a call that has one."""
         assert self.rule is not None, self.call.name
         assert self.flow is not None, self.call.name
@@ -185,7 +185,7 @@ class DistKernel:
         where = jax.sharding.NamedSharding(self.mesh.jax_mesh, jax.sharding.PartitionSpec(*entries))
         return jax.lax.with_sharding_constraint(value, where)
 
-    def _uneven_mean(self, flow: Flow) -> float:
+    def _uneven_mean(self, flow: CallPlacement) -> float:
         """What makes means over padded pieces average to the mean of all."""
         sizes = dict(zip(self.rule_and_flow[0].inputs[0], self.call.shapes[0], strict=True))
         factor = 1.0
@@ -195,7 +195,7 @@ class DistKernel:
             factor *= room / size if size else 1.0
         return factor
 
-    def _rows(self, flow: Flow, name: str) -> Callable[..., Any]:
+    def _rows(self, flow: CallPlacement, name: str) -> Callable[..., Any]:
         """A lookup of rows, split by name, where each device has some of them: what it has not is zero."""
         axes = flow.reduced[name]
         sizes = [self.mesh.get_dim_size(a) for a in axes]

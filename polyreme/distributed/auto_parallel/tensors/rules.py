@@ -31,7 +31,7 @@ _REDUCE_TYPES: dict[Reduce, ReduceType] = {
 
 
 @dataclass
-class Flow:
+class CallPlacement:
     """How one call lies on a mesh.
 
     split: name -> the mesh dims that split it. partial: mesh dim along which inputs stay Partial -> how they join.
@@ -54,12 +54,12 @@ class Flow:
         return sorted([*self.partial, *(a for axes in self.reduced.values() for a in axes)])
 
 
-def propagate(rule: ShardingRule, forms: Sequence[Form | None], call: OpCall, mesh: ProcessMesh) -> Flow:
+def propagate(rule: ShardingRule, forms: Sequence[Form | None], call: OpCall, mesh: ProcessMesh) -> CallPlacement:
     """How the results of a call lie. forms: of each input, None for a dense one, which is whole everywhere.
 
     A mesh dim splits one name: where inputs differ, that of the first input that has one.
     """
-    flow = Flow(mesh)
+    flow = CallPlacement(mesh)
     _split(flow, rule, forms)
     _drop_unaligned(flow, rule, call)
     _keep_partial(flow, rule, forms, call)
@@ -69,7 +69,7 @@ def propagate(rule: ShardingRule, forms: Sequence[Form | None], call: OpCall, me
     return flow
 
 
-def _split(flow: Flow, rule: ShardingRule, forms: Sequence[Form | None]) -> None:
+def _split(flow: CallPlacement, rule: ShardingRule, forms: Sequence[Form | None]) -> None:
     owner: dict[int, str] = {}
     for names, form in zip(rule.inputs, forms, strict=True):
         if form is None:
@@ -88,18 +88,18 @@ def _sizes(rule: ShardingRule, call: OpCall, name: str) -> Iterable[int]:
         yield from (n for at, n in zip(names, shape, strict=True) if at == name)
 
 
-def is_even(flow: Flow, rule: ShardingRule, call: OpCall, name: str) -> bool:
+def is_even(flow: CallPlacement, rule: ShardingRule, call: OpCall, name: str) -> bool:
     """Whether the pieces of a name are equal, wherever it stands."""
     return all(n % flow.ways(name) == 0 for n in _sizes(rule, call, name))
 
 
-def _drop_unaligned(flow: Flow, rule: ShardingRule, call: OpCall) -> None:
+def _drop_unaligned(flow: CallPlacement, rule: ShardingRule, call: OpCall) -> None:
     for name in rule.aligned & set(flow.split):
         if not is_even(flow, rule, call, name):
             del flow.split[name]
 
 
-def _keep_partial(flow: Flow, rule: ShardingRule, forms: Sequence[Form | None], call: OpCall) -> None:
+def _keep_partial(flow: CallPlacement, rule: ShardingRule, forms: Sequence[Form | None], call: OpCall) -> None:
     taken = {a for axes in flow.split.values() for a in axes}
     if rule.linear == "no":
         return
@@ -138,7 +138,7 @@ def are_commutative(types: set[ReduceType]) -> bool:
     return len(types) <= 1 or types <= LINEAR
 
 
-def _make_partial(flow: Flow, rule: ShardingRule, call: OpCall) -> None:
+def _make_partial(flow: CallPlacement, rule: ShardingRule, call: OpCall) -> None:
     if rule.reduce is None or not are_commutative({_REDUCE_TYPES[rule.reduce], *flow.partial.values()}):
         return
     ends = {name for names in rule.outputs for name in names}
@@ -147,7 +147,7 @@ def _make_partial(flow: Flow, rule: ShardingRule, call: OpCall) -> None:
             flow.reduced[name] = axes
 
 
-def _placed(flow: Flow, rule: ShardingRule, names: DimNames, shape: tuple[int, ...]) -> Form:
+def _placed(flow: CallPlacement, rule: ShardingRule, names: DimNames, shape: tuple[int, ...]) -> Form:
     placements: list[Placement] = [Replicate()] * flow.mesh.ndim
     for dim, name in enumerate(names):
         axes = flow.split.get(name or "", [])
