@@ -282,3 +282,27 @@ def test_a_model_that_is_not_in_chunks_is_refused():
     with pytest.raises(PlacementError, match="needs a model in 2 chunks, Linear has 0"):
         apply_plan(Plan.from_degrees(pp=2), nn.Linear(2, 2), jax.devices()[:2])
     assert layout.active.layout is None
+
+
+def test_a_gradient_that_is_no_plain_sum_over_rows_is_summed_as_it_is_made(caplog):
+    g = np.random.default_rng(5)
+    batch = cut([g.standard_normal((8, 4), np.float32), g.standard_normal((8, 2), np.float32)], 2, None)
+
+    def grads(**degrees):
+        paddle.seed(1)
+        plan = Plan.from_degrees(num_microbatches=2, **degrees)
+        layers, pipe = pipeline([nn.Linear(4, 3), nn.Linear(3, 2)], [nn.functional.mse_loss], plan)
+        layers.parameters()[0].register_hook(lambda gradient: gradient.tanh())  # of the sum over rows, not of addends
+        for _ in range(2):
+            pipe.train(batch, rng.default_generator.branches(2))
+        return {name: p.grad.numpy() for name, p in layers.named_parameters()}
+
+    want = grads()
+    clear_plan()
+    with caplog.at_level("INFO", logger="polyreme.jit"):
+        found = grads(pp=2, dp=2)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "gradients of 1 of 2 parameters are summed over devices by every microbatch" in line
+    for name, value in want.items():
+        # two steps of 8 rows, below 8
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=2.0**-23 * 64, err_msg=name)
