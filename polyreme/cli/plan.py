@@ -102,25 +102,25 @@ def _plan(
     batch = [] if global_batch is None else [f"train.global_batch={global_batch}"]
     loaded = config_file.load(path, [*overrides, *batch])
     tell = functools.partial(typer.echo, err=True)
-    found = recipe.answer(loaded.config, where, top=top, without=without, report=tell)
-    if verify and found.found.plans:
-        found = replace(found, verified=_verified(found, where, topology, is_quiet=as_json))
+    answer = recipe.answer(loaded.config, where, top=top, without=without, report=tell)
+    if verify and answer.found.plans:
+        answer = replace(answer, verified=_verified(answer, where, topology, is_quiet=as_json))
     if as_json:
-        typer.echo(json.dumps(plan_report.to_json(found), indent=1))
+        typer.echo(json.dumps(plan_report.to_json(answer), indent=1))
     else:
         console = Console(file=sys.stdout, highlight=False)
         if not console.is_terminal:
             console = Console(file=sys.stdout, highlight=False, width=_WIDTH)
-        console.print(plan_report.report(found))
-    chosen = found.chosen
+        console.print(plan_report.report(answer))
+    chosen = answer.chosen
     if chosen is None:
-        if explain is not None and found.found.too_big:
-            _draw(found, plan_report.too_big(found)[0], explain, as_json)
-        raise ConfigError(_nothing(found))
+        if explain is not None and answer.found.too_big:
+            _draw(answer, plan_report.too_big(answer)[0], explain, as_json)
+        raise ConfigError(_nothing(answer))
     if explain is not None:
-        _draw(found, found.found.plans[chosen], explain, as_json)
+        _draw(answer, answer.found.plans[chosen], explain, as_json)
     if output is not None:
-        write(output, recipe.run_file(loaded, found, output))
+        write(output, recipe.run_file(loaded, answer, output))
         _say(f"\nwritten: {output}; run it with: polyreme pretrain {output}", as_json)
     elif not as_json:
         typer.echo("\n--output FILE writes the plan marked * as a configuration for polyreme pretrain")
@@ -139,44 +139,44 @@ def _cluster(devices: int | None, topology: str | None, cluster: Path | None) ->
     return cluster_file.of_topology(topology) if topology is not None else cluster_file.read(str(cluster))
 
 
-def _verified(found: Any, where: Any, topology: str | None, *, is_quiet: bool) -> tuple[Any, ...]:
+def _verified(answer: Any, where: Any, topology: str | None, *, is_quiet: bool) -> tuple[Any, ...]:
     """Compile plans in their order: some, and as many as it takes to find one that is not refuted."""
     from polyreme.recipes import plan_verify
     from polyreme.recipes.plan import plan_words
 
     is_tpu = bool(where.links) and bool(where.links[0].torus)
     verified: list[Any] = []
-    for at, each in enumerate(found.found.plans):
-        if at >= _VERIFIED and replace(found, verified=tuple(verified)).chosen in range(at):
+    for at, ranked in enumerate(answer.found.plans):
+        if at >= _VERIFIED and replace(answer, verified=tuple(verified)).chosen in range(at):
             break
         if not is_quiet:
-            typer.echo(f"compiling plan {at + 1}: {plan_words(each.plan)}", err=True)
+            typer.echo(f"compiling plan {at + 1}: {plan_words(ranked.plan)}", err=True)
         slices = topology if topology is not None and is_tpu and importlib.util.find_spec("libtpu") else ""
-        verified.append(plan_verify.verify_apart(found.config, each.plan, topology=slices))
+        verified.append(plan_verify.verify_apart(answer.config, ranked.plan, topology=slices))
     return tuple(verified)
 
 
-def _draw(found: Any, ranked: Any, path: Path, as_json: bool) -> None:
+def _draw(answer: Any, ranked: Any, path: Path, as_json: bool) -> None:
     from polyreme.planner.predict import chunk_durations
     from polyreme.recipes import plan_drawing as drawing
     from polyreme.recipes.estimate import shape_of
     from polyreme.recipes.plan import plan_words
 
-    shape, batch = shape_of(found.config.model), found.config.train.global_batch
-    durations = chunk_durations(shape, ranked.plan, found.cluster, batch, found.training)
-    title = f"{plan_words(ranked.plan)}  on {found.cluster.num_devices} x {found.cluster.device.name}"
-    is_serial = found.cluster.shared > 1
+    shape, batch = shape_of(answer.config.model), answer.config.train.global_batch
+    durations = chunk_durations(shape, ranked.plan, answer.cluster, batch, answer.training)
+    title = f"{plan_words(ranked.plan)}  on {answer.cluster.num_devices} x {answer.cluster.device.name}"
+    is_serial = answer.cluster.shared > 1
     drawing.draw(path, title, ranked.plan, ranked.prediction, durations, is_serial=is_serial)
     _say(f"\ndrawn: {path}", as_json)
 
 
-def _nothing(found: Any) -> str:
-    what = f"no plan fits {found.cluster.num_devices} x {found.cluster.device.name}"
-    if found.verified:
-        return f"{what}: the compiler refuted all {len(found.verified)}; ask for more with --top, or for more devices"
-    if found.changes:
-        return f"{what}; the cheapest change: {found.changes[0].what}"
-    if not found.found.too_big:
+def _nothing(answer: Any) -> str:
+    what = f"no plan fits {answer.cluster.num_devices} x {answer.cluster.device.name}"
+    if answer.verified:
+        return f"{what}: the compiler refuted all {len(answer.verified)}; ask for more with --top, or for more devices"
+    if answer.changes:
+        return f"{what}; the cheapest change: {answer.changes[0].what}"
+    if not answer.found.too_big:
         return f"{what}: none divides the model and the batch; the reasons are listed, another --global-batch may help"
     return f"{what}, nor many more of them; the model needs a kind with more memory"
 
@@ -204,12 +204,12 @@ def _predict(path: Path, as_json: bool) -> None:
         raise ConfigError(f"{len(failed)} of {len(answers)} rows describe no run; the first: {failed[0]['error']}")
 
 
-def _line(found: dict[str, Any]) -> str:
-    name = f"{found.get('id', '')!s:8} {str(found.get('model', ''))[:24]:24}"
-    if "error" in found:
-        return f"{name} {found['error']}"
-    total = f"{found['memory']['total'] / 2**30:6.1f} GiB{'' if found['fits'] else ', more than there is'}"
-    tokens = f"{found['tokens_per_second_per_device']:9.0f} tokens/s a device"
-    assumed = f"; assumed: {', '.join(found['assumed'])}" if found["assumed"] else ""
-    seconds = f"{found['step_seconds']:10.3f} s"
-    return f"{name} {seconds}  {tokens}  MFU {found['mfu']:.1%}  {total}  {found['binds']}{assumed}"
+def _line(row: dict[str, Any]) -> str:
+    name = f"{row.get('id', '')!s:8} {str(row.get('model', ''))[:24]:24}"
+    if "error" in row:
+        return f"{name} {row['error']}"
+    total = f"{row['memory']['total'] / 2**30:6.1f} GiB{'' if row['fits'] else ', more than there is'}"
+    tokens = f"{row['tokens_per_second_per_device']:9.0f} tokens/s a device"
+    assumed = f"; assumed: {', '.join(row['assumed'])}" if row["assumed"] else ""
+    seconds = f"{row['step_seconds']:10.3f} s"
+    return f"{name} {seconds}  {tokens}  MFU {row['mfu']:.1%}  {total}  {row['binds']}{assumed}"

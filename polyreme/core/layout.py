@@ -26,12 +26,12 @@ class Layout:
     """
 
     def __init__(self, plan: Plan, devices: Sequence[Device] | None = None) -> None:
-        found = list(devices) if devices is not None else jax.devices()
-        plan.mesh.check_devices(len(found))
+        available = list(devices) if devices is not None else jax.devices()
+        plan.mesh.check_devices(len(available))
         names = plan.mesh.order
         sizes = [plan.mesh.degree(a) for a in names]
         self.plan = plan
-        self.mesh = Mesh(np.asarray(found).reshape(sizes), names)
+        self.mesh = Mesh(np.asarray(available).reshape(sizes), names)
         self.stages = [self] if plan.mesh.pp == 1 else [self._stage(s) for s in range(plan.mesh.pp)]
 
     def _stage(self, stage: int) -> Layout:

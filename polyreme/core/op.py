@@ -68,12 +68,12 @@ class Op:
         self.kernels: dict[Any, Kernel] = {}
         self.calls: dict[Any, Kernel] = {}
         # read off the code object: inspect.signature of every op would take a tenth of the import
-        code, given = fn.__code__, fn.__defaults__ or ()
+        code, defaults = fn.__code__, fn.__defaults__ or ()
         if code.co_kwonlyargcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
             raise TypeError(f"op {self.name!r} has keyword-only or starred parameters; an op has plain ones")
         self.names = code.co_varnames[: code.co_argcount]
         self.index = {n: i for i, n in enumerate(self.names)}
-        self.defaults = (inspect.Parameter.empty,) * (len(self.names) - len(given)) + given
+        self.defaults = (inspect.Parameter.empty,) * (len(self.names) - len(defaults)) + defaults
 
     @functools.cached_property
     def annotations(self) -> dict[str, Any]:
@@ -130,17 +130,17 @@ class Op:
             )
         full = [*args, *self.defaults[len(args) :]]
         for key, value in kwargs.items():
-            at = self.index.get(key)
-            if at is None:
-                at = self.index.get(spelling.parameter(key, self.index) or "")
-            if at is None:
+            index = self.index.get(key)
+            if index is None:
+                index = self.index.get(spelling.parameter(key, self.index) or "")
+            if index is None:
                 raise TypeError(f"{self.name}() has no parameter {key!r}; it has {', '.join(self.names)}")
-            if at < len(args):
+            if index < len(args):
                 raise TypeError(f"{self.name}() got {key!r} twice")
-            full[at] = value
-        for at, value in enumerate(full):
-            if value is inspect.Parameter.empty and self.kinds[at] is not KEY:
-                raise TypeError(f"{self.name}() needs {self.names[at]!r}")
+            full[index] = value
+        for index, value in enumerate(full):
+            if value is inspect.Parameter.empty and self.kinds[index] is not KEY:
+                raise TypeError(f"{self.name}() needs {self.names[index]!r}")
         return full
 
     def kernel(self, template: tuple, policy: amp_policy.Policy | None) -> Kernel:
@@ -201,24 +201,24 @@ class Op:
         return kind(f"{self.name}({', '.join(shown)}): {text}")
 
 
-def _fill(slot: Any, given: Iterator[jax.Array]) -> Any:
+def _fill(slot: Any, arrays: Iterator[jax.Array]) -> Any:
     if isinstance(slot, tuple):
         return slot[0]
     if isinstance(slot, int):
-        return next(given) if slot < 0 else [next(given) for _ in range(slot)]
-    return jax.lax.with_sharding_constraint(next(given), slot)
+        return next(arrays) if slot < 0 else [next(arrays) for _ in range(slot)]
+    return jax.lax.with_sharding_constraint(next(arrays), slot)
 
 
 def _gathered_inputs(template: tuple) -> frozenset[int]:
     """Positions, among the kernel's arrays, of those laid out anew before they are used."""
-    found, at = set(), 0
+    gathered, index = set(), 0
     for slot in template:
         if isinstance(slot, int):
-            at += 1 if slot < 0 else slot
+            index += 1 if slot < 0 else slot
         elif not isinstance(slot, tuple):
-            found.add(at)
-            at += 1
-    return frozenset(found)
+            gathered.add(index)
+            index += 1
+    return frozenset(gathered)
 
 
 OPS: dict[str, Callable[..., Any]] = {}

@@ -111,14 +111,14 @@ class GradientMerge:
 
         Raises CheckpointError, changing nothing, for a sum of another shape than its parameter's.
         """
-        held = {_name(p): p for p in self.optimizer._parameters}
+        parameters = {_name(p): p for p in self.optimizer._parameters}
         for name, value in values.items():
-            if name != COUNT and tuple(np.shape(value)) != tuple(held[name].shape):
+            if name != COUNT and tuple(np.shape(value)) != tuple(parameters[name].shape):
                 raise CheckpointError(
-                    f"gradient merge: {name} has shape {list(np.shape(value))}, its parameter {held[name].shape}"
+                    f"gradient merge: {name} has shape {list(np.shape(value))}, its parameter {parameters[name].shape}"
                 )
         self._count.set_value(np.asarray(values.get(COUNT, 0), np.int32).reshape(()) % self.steps)
-        for name, p in held.items():
+        for name, p in parameters.items():
             if name in values or self._has(p):
                 self._ensure(p)
                 value = np.asarray(values[name]) if name in values else np.zeros(p.shape)

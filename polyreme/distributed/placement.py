@@ -62,12 +62,12 @@ def apply_plan(
 def parameter_layouts(layout: Layout, p: Parameter) -> dict[str, NamedSharding]:
     """Where a parameter, its gradient and its optimizer state go on a layout's mesh, and how an op reads it ("use"; not
     there when it is read as it is kept). State that the plan offloads is in host memory between updates."""
-    found = {kind: layout.sharding(kind, p.dims, p.shape) for kind in KINDS}
+    layouts = {kind: layout.sharding(kind, p.dims, p.shape) for kind in KINDS}
     if "state" in layout.plan.offload:
-        found["state"] = found["state"].with_memory_kind(HOST)
-    if found["use"] == found["param"]:
-        del found["use"]  # nothing to gather
-    return found
+        layouts["state"] = layouts["state"].with_memory_kind(HOST)
+    if layouts["use"] == layouts["param"]:
+        del layouts["use"]  # nothing to gather
+    return layouts
 
 
 def _check_offload(plan: Plan) -> None:

@@ -123,14 +123,14 @@ def prove(
         try:
             ours = _Side(build, plan, optimizer, policy, devices, seed)
             alone = _Side(build, one, optimizer, policy, jax.local_devices()[:1], seed)
-            found = [*_compared("weight", 0, ours.weights(), alone.weights(), {})]
+            differences = [*_compared("weight", 0, ours.weights(), alone.weights(), {})]
             for step, (inputs, labels) in enumerate(batches, 1):
-                found += _step(ours, alone, step, inputs, labels)
-                found += _restored(ours, alone, where / "plan", step, "checkpoint of the plan")
-            found += _restored(alone, ours, where / "one", len(batches), "checkpoint of one device")
+                differences += _step(ours, alone, step, inputs, labels)
+                differences += _restored(ours, alone, where / "plan", step, "checkpoint of the plan")
+            differences += _restored(alone, ours, where / "one", len(batches), "checkpoint of one device")
         finally:
             clear_plan()
-    return Proof(plan, tuple(found))
+    return Proof(plan, tuple(differences))
 
 
 def _step(ours: _Side, alone: _Side, step: int, inputs: Any, labels: Any) -> list[Difference]:
@@ -144,10 +144,10 @@ def _step(ours: _Side, alone: _Side, step: int, inputs: Any, labels: Any) -> lis
             "and a model whose loss is finite (token ids inside the vocabulary, say)"
         )
     bound = Bound.of(alone.weights(), inputs, alone.precision)
-    found = _compared("loss", step, {"loss": loss}, {"loss": want}, {"loss": bound.loss(want)})
+    differences = _compared("loss", step, {"loss": loss}, {"loss": want}, {"loss": bound.loss(want)})
     largest = max(bound.largest(g) for g in want_grads.values()) if want_grads else 0.0
     gradients = {n: bound.gradient(g, largest) for n, g in want_grads.items()}
-    found += _compared("gradient", step, grads, want_grads, gradients)
+    differences += _compared("gradient", step, grads, want_grads, gradients)
     before = alone.weights()
     # from the same gradients on: what one device's rounding would make of them is no matter of the plan
     alone.set_gradients(grads)
@@ -160,10 +160,10 @@ def _step(ours: _Side, alone: _Side, step: int, inputs: Any, labels: Any) -> lis
     buffers = {n: w for n, w in want_weights.items() if n not in alone.parameter_names}
     largest = max(map(bound.largest, buffers.values()), default=0.0)
     weights |= {n: bound.gradient(b, largest) for n, b in buffers.items() if dtypes.is_inexact(b.dtype)}
-    found += _compared("weight", step, ours.weights(), want_weights, weights)
+    differences += _compared("weight", step, ours.weights(), want_weights, weights)
     states = {n: bound.update(s, bound.largest(s)) for n, s in want_state.items()}
-    found += _compared("optimizer state", step, ours.optimizer_state(), want_state, states)
-    return found
+    differences += _compared("optimizer state", step, ours.optimizer_state(), want_state, states)
+    return differences
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ def _compared(
     what: str, step: int, ours: Mapping[str, Any], theirs: Mapping[str, Any], tolerances: Mapping[str, float]
 ) -> list[Difference]:
     """One Difference a tensor; a tensor that one side lacks differs by infinity."""
-    found = []
+    differences = []
     for name in dict.fromkeys([*theirs, *ours]):
         a, b = ours.get(name), theirs.get(name)
         error = math.inf
@@ -314,16 +314,16 @@ def _compared(
             wide = np.complex128 if dtypes.is_complex(a.dtype) else np.float64
             error = float(np.abs(np.asarray(a, wide) - np.asarray(b, wide)).max(initial=0))
             error = math.inf if math.isnan(error) else error
-        found.append(Difference(what, name, step, error, tolerances.get(name, 0.0)))
-    return found
+        differences.append(Difference(what, name, step, error, tolerances.get(name, 0.0)))
+    return differences
 
 
-def _row(what: str, found: Sequence[Difference]) -> tuple[str, str, str, str, str]:
+def _row(what: str, differences: Sequence[Difference]) -> tuple[str, str, str, str, str]:
     def part(d: Difference) -> float:
         return d.error / d.tolerance if d.tolerance else (0.0 if d.error == 0 else math.inf)
 
-    worst = max(found, key=part)
-    number = len({d.name for d in found})
-    if not any(d.tolerance for d in found):
-        return (what, str(number), f"{max(d.error for d in found):.2g}", "bit for bit", worst.name)
+    worst = max(differences, key=part)
+    number = len({d.name for d in differences})
+    if not any(d.tolerance for d in differences):
+        return (what, str(number), f"{max(d.error for d in differences):.2g}", "bit for bit", worst.name)
     return (what, str(number), f"{worst.error:.2g}", f"{part(worst):.3f}", worst.name)

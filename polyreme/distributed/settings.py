@@ -149,7 +149,7 @@ class Settings(MutableMapping[str, Any]):
 
     def given(self) -> dict[str, Any]:
         """The settings that were set, groups as dicts; a list still at its default is not one."""
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for key in self._table:
             if key not in self._values:
                 continue
@@ -157,21 +157,21 @@ class Settings(MutableMapping[str, Any]):
             entry = self._table[key]
             if isinstance(entry, Field):
                 if not isinstance(value, list) or value != entry.default:
-                    found[key] = value
+                    result[key] = value
             elif inner := value.given():
-                found[key] = inner
-        return found
+                result[key] = inner
+        return result
 
     def changed(self) -> dict[str, Any]:
         """Dotted name -> value of the settings that differ from their defaults."""
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for key, entry in self._table.items():
             name = f"{self._name}.{key}" if self._name else key
             if not isinstance(entry, Field):
-                found.update(self[key].changed())
+                result.update(self[key].changed())
             elif self[key] != entry.default:
-                found[name] = self[key]
-        return found
+                result[name] = self[key]
+        return result
 
     def __deepcopy__(self, memo: dict) -> Settings:
         copied = type(self)(self._name, self._table, self._owner)

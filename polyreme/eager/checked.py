@@ -29,17 +29,17 @@ class CheckedEager(Eager):
             return super().run(op, args, kwargs)
         if watching is None:
             raise_late()
-        given = floats_in([*args, *kwargs.values()])
+        inputs = floats_in([*args, *kwargs.values()])
         layer = layer_here()
         if watching is not None and watching.detach:
             # jax will differentiate this code without walking the tape
             args = tuple(_observed(a, f"the backward of {op.name}", i, layer) for i, a in enumerate(args))
         result = super().run(op, args, kwargs)
-        look(op.name, result, given, layer)
+        look(op.name, result, inputs, layer)
         return result
 
 
-def look(what: str, result: Any, given: Sequence[Any], layer: str) -> None:
+def look(what: str, result: Any, inputs: Sequence[Any], layer: str) -> None:
     """Look at what an op gave: a Tensor or several. given: floats_in its inputs; layer: layer_here() at the call."""
     results = list(result) if isinstance(result, (tuple, list)) else [result]
     for tensor in results:
@@ -47,13 +47,13 @@ def look(what: str, result: Any, given: Sequence[Any], layer: str) -> None:
             checked.layer_of[tensor._node] = layer
     names = ["its result"] if len(results) == 1 else [f"its result {i}" for i in range(len(results))]
     named = [(n, t._array) for n, t in zip(names, results, strict=True) if dtypes.is_inexact(t._array.dtype)]
-    check_values(what, named, given, layer)
+    check_values(what, named, inputs, layer)
 
 
-def _observed(value: Any, what: str, at: int, layer: str) -> Any:
+def _observed(value: Any, what: str, index: int, layer: str) -> Any:
     """value, whose cotangents are looked at when jax differentiates the code that is being captured."""
     if isinstance(value, (list, tuple)):
-        return type(value)(_observed(v, what, at, layer) for v in value)
+        return type(value)(_observed(v, what, index, layer) for v in value)
     if not isinstance(value, TensorState) or value.stop_gradient or not dtypes.is_inexact(value._array.dtype):
         return value
 
@@ -62,7 +62,7 @@ def _observed(value: Any, what: str, at: int, layer: str) -> Any:
         return x
 
     def back(_: None, cotangent: jax.Array) -> tuple[jax.Array]:
-        check_values(what, [(f"the gradient of input {at}", cotangent)], [], layer)
+        check_values(what, [(f"the gradient of input {index}", cotangent)], [], layer)
         return (cotangent,)
 
     same.defvjp(lambda x: (x, None), back)

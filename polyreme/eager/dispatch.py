@@ -158,16 +158,16 @@ class Eager:
                         arrays.append(constant(t))
                         edges.append(None)
                 key.append(len(tensors))
-        found = tuple(key)
+        kernel_key = tuple(key)
         try:
-            kernel = op.kernels.get(found)
+            kernel = op.kernels.get(kernel_key)
         except TypeError as error:
             raise TypeError(
                 f"{op.name}: an attribute cannot be hashed ({error}); attributes are plain Python values"
             ) from None
         if kernel is None:
             template = tuple((slot[0],) if isinstance(slot, tuple) else slot for slot in key[1:])
-            kernel = op.kernels[found] = op.kernel(template, _autocast.policy)
+            kernel = op.kernels[kernel_key] = op.kernel(template, _autocast.policy)
         if form is not None:
             op.calls[form] = kernel
         try:

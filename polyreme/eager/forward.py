@@ -112,19 +112,19 @@ def _through_backward(node: tape.Node, jets: Sequence[Jet | None], spec: JetSpec
         start.stop_gradient = False
     with tape.GradEnabled(True):
         back = node.gradients(list(starts), create_graph=True)
-    made: list[list[TensorState | None]] = [[] for _ in starts]
+    tangents: list[list[TensorState | None]] = [[] for _ in starts]
     for way in range(spec.ways):
         pairs = [(g, jet[way]) for g, jet in zip(back, jets, strict=True) if jet is not None and g is not None]
         used = [(g, c) for g, c in pairs if c is not None and not g.stop_gradient]
-        found: Sequence[TensorState | None] = [None] * len(starts)
+        results: Sequence[TensorState | None] = [None] * len(starts)
         if used:
-            found = tape.grad(
+            results = tape.grad(
                 [g for g, _ in used], starts, [c for _, c in used], retain_graph=True,
                 create_graph=tape.grad_mode.enabled, allow_unused=True, no_grad_vars=[],
             )  # fmt: skip
-        for at, tangent in enumerate(found):
-            made[at].append(tangent)
-    return [tuple(way) if any(c is not None for c in way) else None for way in made]
+        for at, tangent in enumerate(results):
+            tangents[at].append(tangent)
+    return [tuple(way) if any(c is not None for c in way) else None for way in tangents]
 
 
 def _freed(node: tape.Node) -> GradError:

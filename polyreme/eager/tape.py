@@ -296,14 +296,14 @@ def results(kernel: Kernel, arrays: tuple, edges: tuple, outs: Any, pullback: An
     if pullback is not None:
         metas = tuple((o.shape, o.dtype) for o, i in zip(every, inexact, strict=True) if i)
     node = KernelNode(kernel, arrays, edges, sum(inexact), pullback, metas)
-    tensors, at = [], 0
+    tensors, index = [], 0
     for out, carries in zip(every, inexact, strict=True):
         tensor = factory.tensor(out)
         if carries:
             tensor.stop_gradient = False
             tensor._node = node
-            tensor._index = at
-            at += 1
+            tensor._index = index
+            index += 1
         tensors.append(tensor)
     return kind(tensors) if many else tensors[0]
 
@@ -440,13 +440,13 @@ def _gradients(node: Node, slots: dict[int, TensorState], create_graph: bool) ->
     cotangents = [slots.get(i) for i in range(getattr(node, "num_outputs", 1))]
     watcher = state.code_watcher()
     if watcher is None:
-        found = node.gradients(cotangents, create_graph)
+        gradients = node.gradients(cotangents, create_graph)
     else:
         with watcher.scope_of(node):
-            found = node.gradients(cotangents, create_graph)
+            gradients = node.gradients(cotangents, create_graph)
     if checked.on:
-        check_gradients(node, cotangents, found)
-    return found
+        check_gradients(node, cotangents, gradients)
+    return gradients
 
 
 class CutWalk(_Walk):
@@ -518,13 +518,14 @@ def edge_key(edge: Edge) -> Any:
     return edge if isinstance(edge, tuple) else id(edge)
 
 
-def _seed_cotangent(root: TensorState, given: TensorState | None, what: str) -> TensorState:
-    if given is not None:
-        if tuple(given._array.shape) != tuple(root._array.shape):
+def _seed_cotangent(root: TensorState, cotangent: TensorState | None, what: str) -> TensorState:
+    if cotangent is not None:
+        if tuple(cotangent._array.shape) != tuple(root._array.shape):
             raise GradError(
-                f"{what}: the gradient given has shape {list(given._array.shape)}, the Tensor {list(root._array.shape)}"
+                f"{what}: the gradient given has shape {list(cotangent._array.shape)}, "
+                f"the Tensor {list(root._array.shape)}"
             )
-        return given
+        return cotangent
     return factory.tensor(jnp.ones(root._array.shape, root._array.dtype))
 
 
@@ -533,13 +534,13 @@ def _start(walk: _Walk, roots: Sequence[TensorState], cotangents: Sequence[Tenso
         state.touch(root)
     if walk.wanted is not None:
         walk.prepare([edge_of(r) for r in roots])
-    for root, given in zip(roots, cotangents, strict=True):
+    for root, cotangent in zip(roots, cotangents, strict=True):
         if root.stop_gradient:
             raise GradError(
                 f"{what}: this Tensor (shape {list(root._array.shape)}) has stop_gradient=True, nothing it was "
                 "computed from wants a gradient; set stop_gradient=False on an input before computing it"
             )
-        walk.give(edge_of(root), _seed_cotangent(root, given, what))
+        walk.give(edge_of(root), _seed_cotangent(root, cotangent, what))
 
 
 def backward(
@@ -633,11 +634,11 @@ def grad(
     results: list[TensorState | None] = []
     for i, x in enumerate(inputs):
         edge = edge_of(x)
-        found = walk.found.get(edge) if isinstance(edge, tuple) else hooked.get(id(edge))
-        if found is None and not allow_unused:
+        result = walk.found.get(edge) if isinstance(edge, tuple) else hooked.get(id(edge))
+        if result is None and not allow_unused:
             raise GradError(
                 f"grad(): input {i} (shape {list(x._array.shape)}) was not used to compute the outputs; "
                 "pass allow_unused=True to get None for it"
             )
-        results.append(found if found is None or create_graph else factory.tensor(found._array))
+        results.append(result if result is None or create_graph else factory.tensor(result._array))
     return results

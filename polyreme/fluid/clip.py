@@ -50,14 +50,14 @@ def clip_recorded(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     Raises ConfigError for a group with two norms.
     """
     done, groups = list(pairs), dict[str, list[int]]()
-    for at, (p, g) in enumerate(pairs):
+    for index, (p, g) in enumerate(pairs):
         clip = getattr(p, "gradient_clip_attr", None)
         if isinstance(clip, ClipGradByGlobalNorm):
-            groups.setdefault(clip.group_name, []).append(at)
+            groups.setdefault(clip.group_name, []).append(index)
         elif isinstance(clip, ClipGradByNorm):
-            done[at] = (p, _scaled(g, clip.clip_norm, global_norm([g])))
+            done[index] = (p, _scaled(g, clip.clip_norm, global_norm([g])))
         elif isinstance(clip, ClipGradByValue):
-            done[at] = (p, clipped(g, clip.min, clip.max))
+            done[index] = (p, clipped(g, clip.min, clip.max))
     for name, places in groups.items():
         limit, *others = {pairs[i][0].gradient_clip_attr.clip_norm for i in places}
         if others:

@@ -110,10 +110,10 @@ def _chosen(
 
 def _variables(program: Program, scope: Scope) -> dict[str, Any]:
     """Persistable variables, and the state of optimizers where their parameters have values."""
-    found: dict[str, Any] = dict(stored.persistables(program))
+    result: dict[str, Any] = dict(stored.persistables(program))
     for name, tensor in _optimizer_state(program, scope).items():
-        found[name] = _StateVariable(name, tensor)
-    return found
+        result[name] = _StateVariable(name, tensor)
+    return result
 
 
 def _optimizer_state(program: Program, scope: Scope) -> dict[str, Tensor]:
@@ -290,12 +290,12 @@ def _read(dirname: Any, names: Sequence[str], filename: str | None, strict: bool
             f"{os.fspath(dirname)} has no file for {', '.join(map(repr, missing[:8]))}"
             f"{f' and {len(missing) - 8} more' if len(missing) > 8 else ''}; give filename if all are in one file"
         )
-    found = {}
+    values = {}
     for name in names:
         path = _path(dirname, _file_of(name))
         stored.check_names(path, read := _open(path), [name])
-        found[name] = read[name]
-    return found
+        values[name] = read[name]
+    return values
 
 
 def _open(path: str) -> Arrays:

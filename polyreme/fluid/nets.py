@@ -34,15 +34,15 @@ def img_conv_group(
     """
     count = len(conv_num_filter)
 
-    def each(value: Any) -> list[Any]:
+    def spread(value: Any) -> list[Any]:
         found = list(value) if isinstance(value, (list, tuple)) else [value] * count
         if len(found) != count:
             raise ConfigError(f"img_conv_group: a list of {len(found)} for {count} convolutions: {value!r}")
         return found
 
     settings = zip(
-        conv_num_filter, each(conv_filter_size), each(conv_padding), each(param_attr), each(conv_with_batchnorm),
-        each(conv_batchnorm_drop_rate), strict=True,
+        conv_num_filter, spread(conv_filter_size), spread(conv_padding), spread(param_attr),
+        spread(conv_with_batchnorm), spread(conv_batchnorm_drop_rate), strict=True,
     )  # fmt: skip
     for filters, size, padding, attr, normalized, rate in settings:
         act = None if normalized else conv_act

@@ -37,14 +37,14 @@ class Optimizer:
             )
         self.regularization = regularization
         self._chosen = parameter_list
-        given: dict[str, Any] = {} if regularization is None else {"weight_decay": regularization}
+        extra: dict[str, Any] = {} if regularization is None else {"weight_decay": regularization}
         if not state.recording():
             if parameter_list is None:
                 raise ConfigError(
                     f"{type(self).__name__}: inside dygraph.guard() give parameter_list=model.parameters()"
                 )
-            given["parameters"] = list(parameter_list)
-        self.optimizer = self.of(learning_rate=learning_rate, name=name, **given, **settings)
+            extra["parameters"] = list(parameter_list)
+        self.optimizer = self.of(learning_rate=learning_rate, name=name, **extra, **settings)
 
     @property
     def type(self) -> str:

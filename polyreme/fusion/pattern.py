@@ -129,12 +129,12 @@ def matches(pattern: Pattern, result: Any, source: Calls) -> Iterator[Match]:
     yield from follow(pattern.lines, [], {})
 
 
-def _unify(line: Line, given: dict[str, Any], bound: Bound) -> Iterator[Bound]:
+def _unify(line: Line, arguments: dict[str, Any], bound: Bound) -> Iterator[Bound]:
     """bound with what the line's names stand for in a call of its op; nothing where the arguments do not fit."""
-    yield from _fit(line, given, bound)
+    yield from _fit(line, arguments, bound)
     if line.op in _SWAPPED:
         x, y = _SWAPPED[line.op]
-        yield from _fit(line, {**given, x: given[y], y: given[x]}, bound)
+        yield from _fit(line, {**arguments, x: arguments[y], y: arguments[x]}, bound)
 
 
 def _fit(line: Line, given: dict[str, Any], bound: Bound) -> Iterator[Bound]:

@@ -19,13 +19,13 @@ def _bias(match: Match) -> Bound | None:
     return {} if len(match.shape("w")) == 2 and len(match.shape("b")) == 1 else None
 
 
-def _vocabulary(at: int) -> Any:
+def _vocabulary(axis: int) -> Any:
     def where(match: Match) -> Bound | None:
         shape = match.shape("w")
-        if len(shape) != 2 or shape[at] < VOCABULARY:
+        if len(shape) != 2 or shape[axis] < VOCABULARY:
             return None
         # classes stay the last dim of whatever the logits become on their way
-        return {} if all(match.shape(n)[-1:] == (shape[at],) for n in ("l1", "l2") if n in match.bound) else None
+        return {} if all(match.shape(n)[-1:] == (shape[axis],) for n in ("l1", "l2") if n in match.bound) else None
 
     return where
 

@@ -41,12 +41,12 @@ def _given(value: Any) -> Callable[[], Any]:
 
 def any_(items: Iterable[Any]) -> Any:
     """any, as a bool or a 0-D bool Tensor."""
-    found: Any = False
+    result: Any = False
     for item in items:
-        found = or_(_given(found), _given(_truth(item)))
-        if found is True:
+        result = or_(_given(result), _given(_truth(item)))
+        if result is True:
             break
-    return found
+    return result
 
 
 def all_(items: Iterable[Any]) -> Any:

@@ -93,17 +93,17 @@ def while_loop(
 
 
 def _staged_while(test: Callable, body: Callable, init: list[Any], maximum: int | None) -> list[Any]:
-    held = [list(init)]
+    carried = [list(init)]
 
     def put(values: Sequence[Any]) -> None:
-        held[0] = list(values)
+        carried[0] = list(values)
 
     def step() -> None:
-        held[0] = _loop_result(body(*held[0]), len(init))
+        carried[0] = _loop_result(body(*carried[0]), len(init))
 
     names = [f"loop_vars[{i}]" for i in range(len(init))]
-    loop(lambda: test(*held[0]), step, lambda: held[0], put, names, "while_loop()", maximum)
-    return held[0]
+    loop(lambda: test(*carried[0]), step, lambda: carried[0], put, names, "while_loop()", maximum)
+    return carried[0]
 
 
 def _loop_result(result: Any, count: int) -> list[Any]:
@@ -177,15 +177,15 @@ def _staged_if(
     init = get()
     raising: list[int] = []
 
-    def run(at: int) -> Callable:
+    def run(index: int) -> Callable:
         def values() -> Sequence[Any]:
             put(init)
             try:
-                sides[at]()
+                sides[index]()
                 return get()
             except Exception as error:
                 if host_calls.is_explicit(error):
-                    raising.append(at)
+                    raising.append(index)
                 raise
             finally:
                 put(init)
@@ -365,22 +365,22 @@ def make_range(*args: Any) -> Any:
 def _for_range(
     items: TensorRange, more: Callable | None, body: Callable, get: Callable, put: Callable, names: tuple[str, ...]
 ) -> None:
-    held = [items.start]
+    counter = [items.start]
 
     def test() -> Any:
-        inside = held[0] < items.stop if items.step > 0 else held[0] > items.stop
+        inside = counter[0] < items.stop if items.step > 0 else counter[0] > items.stop
         return inside if more is None else and_(more, lambda: inside)
 
     def step() -> None:
-        now = held[0]
+        now = counter[0]
         body(items.item(now))
-        held[0] = now + items.step
+        counter[0] = now + items.step
 
     def get_all() -> tuple:
-        return (held[0], *get())
+        return (counter[0], *get())
 
     def put_all(values: Sequence[Any]) -> None:
-        held[0] = values[0]
+        counter[0] = values[0]
         put(tuple(values[1:]))
 
     loop(test, step, get_all, put_all, ("the loop's index", *names), "a for loop")

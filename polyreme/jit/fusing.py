@@ -110,12 +110,12 @@ class CapturedCalls:
         table = _table()
         if name not in table.names or not isinstance(result, TensorState) or result.own_form:
             return
-        given = arguments_of(name, args, kwargs)
-        if given is None or any(v is result or getattr(v, "own_form", False) for v in given.values()):
+        arguments = arguments_of(name, args, kwargs)
+        if arguments is None or any(v is result or getattr(v, "own_form", False) for v in arguments.values()):
             return
-        given = {p: self._value(v) if isinstance(v, TensorState) else v for p, v in given.items()}
+        arguments = {p: self._value(v) if isinstance(v, TensorState) else v for p, v in arguments.items()}
         modes = (amp_policy.active.policy, tape.grad_mode.enabled)
-        noted = self._noted[id(result)] = Noted(name, given, self._value(result), modes)
+        noted = self._noted[id(result)] = Noted(name, arguments, self._value(result), modes)
         if checked.on or tape.saved_hooks.pair is not None:
             return  # they are told of every call as it was written
         for pattern in table.ending.get(name, ()):
@@ -183,12 +183,12 @@ def _joined(result: TensorState, fused: TensorState) -> bool:
     """Gives result the one call's way back; False where that does not lead wherever result's own does."""
     if result._node is None:
         return fused._node is None
-    own, other = result._node, fused._node
-    if not (isinstance(own, tape.KernelNode) and isinstance(other, tape.KernelNode)):
+    node, other = result._node, fused._node
+    if not (isinstance(node, tape.KernelNode) and isinstance(other, tape.KernelNode)):
         return False
     ends = {tape.edge_key(e) for e in other.edges if e is not None}
     between: dict[tape.Node, None] = {}
-    stack = [own]
+    stack = [node]
     while stack:
         for edge in stack.pop().edges:
             if edge is None or tape.edge_key(edge) in ends:
@@ -198,5 +198,5 @@ def _joined(result: TensorState, fused: TensorState) -> bool:
             if edge[0] not in between:
                 between[edge[0]] = None
                 stack.append(edge[0])
-    tape.shortcuts[own] = tape.Shortcut(other, tuple(between))
+    tape.shortcuts[node] = tape.Shortcut(other, tuple(between))
     return True

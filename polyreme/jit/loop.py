@@ -99,9 +99,9 @@ def _recorded(
         fill(now)
         body()
         ends = list(get())
-        return [ends[at] for at in carried]
+        return [ends[index] for index in carried]
 
-    fill(recorder.while_loop(tested, step, [start[at] for at in carried], maximum))
+    fill(recorder.while_loop(tested, step, [start[index] for index in carried], maximum))
 
 
 def _loop(
@@ -212,13 +212,13 @@ class _Loop:
     def _start(self, arrays: Sequence[Any]) -> None:
         """Variables and state as they are at the start of some step."""
         kinds = self.carried.items()
-        given = {at: Tensor(a, stop_gradient=k.stop_gradient) for (at, k), a in zip(kinds, arrays, strict=False)}
-        self.now = [self._value(i, given) for i in range(len(self.names))]
+        leaves = {at: Tensor(a, stop_gradient=k.stop_gradient) for (at, k), a in zip(kinds, arrays, strict=False)}
+        self.now = [self._value(i, leaves) for i in range(len(self.names))]
         self.put(self.now)
-        for tensor, array in zip(self.state.values(), arrays[len(given) :], strict=True):
+        for tensor, array in zip(self.state.values(), arrays[len(leaves) :], strict=True):
             state.touch(tensor)
             tensor._array = array
-        self.placed = arrays[len(given) :]
+        self.placed = arrays[len(leaves) :]
 
     def _tested(self) -> Any:
         value = self.test()
@@ -266,8 +266,8 @@ class _Loop:
         for j, final in enumerate(finals):
             self._learn_leaf(name, (i, j), self.leaves[i][j], final)
 
-    def _learn_leaf(self, name: str, at: tuple[int, int], init: Any, final: Any) -> None:
-        kind = self.carried.get(at)
+    def _learn_leaf(self, name: str, key: tuple[int, int], init: Any, final: Any) -> None:
+        kind = self.carried.get(key)
         if kind is None and not _changed(init, final):
             return
         now = _outside(init) if kind is None else Out(0, init, kind.shape, kind.dtype, kind.stop_gradient)
@@ -276,13 +276,13 @@ class _Loop:
             wide = number_dtype(init, final.dtype)
             if wide == final.dtype and final.shape == ():
                 now = init
-        found = unify(now, final)
-        if found is None:
+        unified = unify(now, final)
+        if unified is None:
             raise self._refusal(f"variable {name!r}", shown(now), shown(final))
         ends = [x.stop_gradient for x in (now, final) if isinstance(x, Out)]
         if kind is not None:
             ends.append(kind.stop_gradient)
-        self.carried[at] = _Kind(*found, stop_gradient=all(ends))
+        self.carried[key] = _Kind(*unified, stop_gradient=all(ends))
 
     def _refusal(self, name: str, before: str, after: str) -> CaptureError:
         return refuse(

@@ -170,20 +170,20 @@ def note_call(fn: Any) -> None:
         note_items(getattr(fn, "__self__", None))
 
 
-def own(made: Any) -> Any:
+def own(value: Any) -> Any:
     """made, an object that did not exist before: whatever is done to it in this branch or loop body is local to it."""
     region = _region()
     if region is not None:
-        region.own[id(made)] = made
-    return made
+        region.own[id(value)] = value
+    return value
 
 
-def own_all(made: Any) -> Any:
+def own_all(value: Any) -> Any:
     """own(made), and the containers in it, which are as new."""
-    if _region() is not None and type(made) in (list, dict, tuple):
-        for inner in made.values() if isinstance(made, dict) else made:
+    if _region() is not None and type(value) in (list, dict, tuple):
+        for inner in value.values() if isinstance(value, dict) else value:
             own_all(inner)
-    return own(made)
+    return own(value)
 
 
 def own_result(fn: Any, result: Any) -> Any:
@@ -275,7 +275,7 @@ class Known:
 
     def write(self, shapes: Sequence[Any], values: Sequence[Any]) -> None:
         """Put these values where they belong."""
-        given = iter(values)
+        rest = iter(values)
         region = _region()
         for (key, place), shape in zip(self.places.items(), shapes, strict=True):
             if region is not None:
@@ -283,7 +283,7 @@ class Known:
             count = 1 if isinstance(place, Attribute) else 0 if isinstance(shape, frozenset) else None
             if count is None:
                 count = shape if isinstance(shape, int) else len(shape)
-            place.write(shape, [next(given) for _ in range(count)])
+            place.write(shape, [next(rest) for _ in range(count)])
 
     def check(self, before: Sequence[Any], after: Sequence[Any], line: str, what: str, sides: tuple[str, str]) -> None:
         """Raise CaptureError if a container does not have as many items, or the same keys, in both."""

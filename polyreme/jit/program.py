@@ -138,14 +138,14 @@ class CapturedProgram:
         self._live = [self.found.live[i] for i in order[: self._num_written]]
         self._fixed = [t for t, _ in self._slots]
         self._state_ids = frozenset(id(t) for t in self._fixed)
-        found = self.found
+        discovery = self.found
         self.is_function = not (
-            found.tensors
-            or found.args_written
-            or found.args_graded
-            or found.layers
-            or found.differentiable
-            or found.talks
+            discovery.tensors
+            or discovery.args_written
+            or discovery.args_graded
+            or discovery.layers
+            or discovery.differentiable
+            or discovery.talks
             or self._forms
         )
         self._hooks, self._hooks_seen = _hooks_of(self._fixed), state.leaf_hooks.version
@@ -262,13 +262,13 @@ class CapturedProgram:
 
     def compiled(self, arguments: list[TensorState]) -> Any:
         """The jax.stages.Compiled of this program for these arguments."""
-        tensors, given = self._current(), [described(arguments[i]._array) for i in self._free]
+        tensors, inputs = self._current(), [described(arguments[i]._array) for i in self._free]
         arrays = [described(t._array) for t in tensors]
         with names_in_cache_key():
             if self.found.differentiable:
                 forward: Any = self._kernel.forward
-                return forward.lower(*arrays, *given).compile()
-            return self._jitted.lower(arrays[: self._num_written], arrays[self._num_written :], *given).compile()
+                return forward.lower(*arrays, *inputs).compile()
+            return self._jitted.lower(arrays[: self._num_written], arrays[self._num_written :], *inputs).compile()
 
     def _current(self) -> list[TensorState]:
         """The state Tensors now: a gradient is found through its leaf, which may hold another one by now."""
@@ -298,17 +298,17 @@ class CapturedProgram:
         return self._result(outs, arguments)
 
     def _store_extra(self, extra: Any, arguments: list[TensorState]) -> None:
-        given = iter(extra)
+        rest = iter(extra)
         for leaf in self.found.new_grads:
-            leaf._grad = _plain(next(given))
+            leaf._grad = _plain(next(rest))
         for leaf in self.found.lost_grads:
             leaf._grad = None
         for i in self.found.args_graded:
-            fresh, argument = _plain(next(given)), arguments[i]
+            fresh, argument = _plain(next(rest)), arguments[i]
             have = argument._grad
             argument._grad = fresh if have is None else Tensor(have._array + fresh._array)
         for i in self.found.args_written:
-            result, argument = next(given), arguments[i]
+            result, argument = next(rest), arguments[i]
             argument._array = result._array if is_tensor(result) else result
             if is_tensor(result) and not result.stop_gradient:
                 argument._node, argument._index, argument.stop_gradient = result._node, result._index, False
@@ -422,13 +422,13 @@ class CapturedProgram:
             wrapped.append(tensor)
         return wrapped
 
-    def _pure(self, written: Sequence, kept: Sequence, *arguments: Any) -> tuple[list, list, list]:
+    def _pure(self, written: Sequence, unwritten: Sequence, *arguments: Any) -> tuple[list, list, list]:
         capture = Capture(detach=self.found.differentiable, fuses=self._fuses, converted=converted)
         known = self._current()
         for tensor in known:
             capture.touch(tensor)
         with self._as_captured(), watching(capture), host_calls.in_order(self._on_one_device):
-            for tensor, array in zip(known, [*written, *kept], strict=True):
+            for tensor, array in zip(known, [*written, *unwritten], strict=True):
                 tensor._array = array
             wrapped = self._wrap(iter(arguments))
             outs = self.call(wrapped)
@@ -469,14 +469,14 @@ class CapturedProgram:
     def _outputs(self, outs: Any, capture: Capture, wrapped: list[TensorState]) -> list:
         leaves: list[Any] = []
         spec = flatten(outs, leaves)
-        given = {id(w): i for i, w in enumerate(wrapped)}
+        positions = {id(w): i for i, w in enumerate(wrapped)}
         kinds: list[tuple] = []
         arrays = []
         for leaf in leaves:
             if not is_tensor(leaf):
                 kinds.append(("value", leaf))
-            elif id(leaf) in given:
-                kinds.append(("argument", given[id(leaf)]))
+            elif id(leaf) in positions:
+                kinds.append(("argument", positions[id(leaf)]))
             elif id(leaf) not in capture.made:
                 if isinstance(leaf._array, Tracer) and id(leaf) not in capture.before:
                     raise stale(leaf)

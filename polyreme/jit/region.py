@@ -130,12 +130,12 @@ class Inputs:
 
     def add(self, array: Any, edge: tape.Edge = None) -> int:
         """The position of array among the inputs."""
-        at = self._at.get(id(array))
-        if at is None:
-            at = self._at[id(array)] = len(self.arrays)
+        index = self._at.get(id(array))
+        if index is None:
+            index = self._at[id(array)] = len(self.arrays)
             self.arrays.append(array)
             self.edges.append(edge if edge is not None else self._known.get(id(array)))
-        return at
+        return index
 
     def consts(self, region: Region) -> list[int]:
         """Positions of what a region's jaxpr closes over."""

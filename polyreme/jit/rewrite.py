@@ -113,27 +113,27 @@ class _Rewrite(ast.NodeTransformer):
 
     def _store(self, node: ast.stmt, target: ast.expr, value: ast.expr) -> Any:
         if isinstance(target, ast.Subscript):
-            made = _call("set_item", value, target.value, _key(target.slice))
+            call = _call("set_item", value, target.value, _key(target.slice))
         elif isinstance(target, ast.Attribute):
-            made = _call("set_attr", value, target.value, ast.Constant(self._private(target.attr)))
+            call = _call("set_attr", value, target.value, ast.Constant(self._private(target.attr)))
         else:
             return None
-        return self._statement(_at(ast.Expr(made), node))
+        return self._statement(_at(ast.Expr(call), node))
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         operator, target = ast.Constant(_IN_PLACE[type(node.op)]), node.target
         if isinstance(target, ast.Subscript):
-            made = _call("update_item", target.value, _key(target.slice), operator, node.value)
+            call = _call("update_item", target.value, _key(target.slice), operator, node.value)
         elif isinstance(target, ast.Attribute):
             name = ast.Constant(self._private(target.attr))
-            made = _call("update_attr", target.value, name, operator, node.value)
+            call = _call("update_attr", target.value, name, operator, node.value)
         else:
             value = _call("update", _loaded(target), operator, node.value)
             return self._statement(_at(ast.Assign([target], value), node))
-        return self._statement(_at(ast.Expr(made), node))
+        return self._statement(_at(ast.Expr(call), node))
 
     def visit_Delete(self, node: ast.Delete) -> Any:
-        made: list[Any] = []
+        statements: list[Any] = []
         for target in node.targets:
             if isinstance(target, ast.Subscript):
                 one = ast.Expr(_call("del_item", target.value, _key(target.slice)))
@@ -141,8 +141,8 @@ class _Rewrite(ast.NodeTransformer):
                 one = ast.Expr(_call("del_attr", target.value, ast.Constant(self._private(target.attr))))
             else:
                 one = ast.Delete([target])
-            made.append(self.generic_visit(_at(one, node)))
-        return made
+            statements.append(self.generic_visit(_at(one, node)))
+        return statements
 
     # containers made here
 

@@ -210,27 +210,27 @@ class SplitProgram:
         return self._graph.leaves
 
     def zeros(
-        self, read: list[Any], kept: Kept, cotangents: list[Any] | None, *, last: bool = False
+        self, read: list[Any], saved: Kept, cotangents: list[Any] | None, *, last: bool = False
     ) -> list[jax.Array]:
         """Zeros to add the gradients of `leaves` to, each laid out as its gradient, or as its addends unless last.
 
         Takes what the call that first adds to them takes: weights, with cut, else backward.
         """
-        given = (last, () if self.cut else tuple(c is None for c in cotangents or ()))
-        make = self._zeros.get(given)
+        missing = (last, () if self.cut else tuple(c is None for c in cotangents or ()))
+        make = self._zeros.get(missing)
         if make is None:
-            args = (read, kept.inputs, kept.residuals, kept.stash if self.cut else cotangents)
+            args = (read, saved.inputs, saved.residuals, saved.stash if self.cut else cotangents)
             shapes = self._shapes_of_sums(args, last)
             with self._as_captured():
                 made = [
                     (s.shape, s.dtype, _gradient_layout(leaf) if last else self._sum_layout(leaf, axes))
                     for s, leaf, axes in zip(shapes, self.leaves, self._unreduced, strict=True)
                 ]
-            make = self._zeros[given] = _nothing(made) if mode.on else _zeros(tuple(made))
+            make = self._zeros[missing] = _nothing(made) if mode.on else _zeros(tuple(made))
         return make()
 
     def backward(
-        self, read: list[Any], kept: Kept, cotangents: list[Any], grads: list[Any], *, last: bool = False
+        self, read: list[Any], saved: Kept, cotangents: list[Any], grads: list[Any], *, last: bool = False
     ) -> tuple[list[Any], list[Any], Kept]:
         """cotangents: one per output array, None where absent. grads: what `leaves` have so far, donated.
 
@@ -238,12 +238,12 @@ class SplitProgram:
         are grads unchanged). last: of the step, which leaves nothing unreduced.
         """
         if self.cut:
-            found, stash = self._inputs(read, kept.inputs, kept.residuals, cotangents)
-            return found, grads, kept._replace(stash=stash)
-        args = (read, kept.inputs, kept.residuals, cotangents)
+            gradients, stash = self._inputs(read, saved.inputs, saved.residuals, cotangents)
+            return gradients, grads, saved._replace(stash=stash)
+        args = (read, saved.inputs, saved.residuals, cotangents)
         run = self._last_backward if self._leaves_any_unreduced(args) and last else self._backward
-        found, grads = run(*args, grads)
-        return found, grads, Kept([], [], [])
+        gradients, grads = run(*args, grads)
+        return gradients, grads, Kept([], [], [])
 
     def weights(self, read: list[Any], kept: Kept, grads: list[Any], *, last: bool = False) -> list[Any]:
         """The second part of a backward cut in two: grads, donated, plus the gradients of `leaves`."""
@@ -472,24 +472,24 @@ class SplitProgram:
         place = itertools.count(inputs)
         where = [None if fresh is None else next(place) for fresh in shapes[1]]
         with self._as_captured():
-            kept = [
+            unreduced = [
                 () if i is None else tuple(a for a in program.axes[i] if a in self._replicated_over(leaf))
                 for leaf, i in zip(self.leaves, where, strict=True)
             ]
             reduced = [
-                leaf for leaf, axes in zip(self.leaves, kept, strict=True) if self._replicated_over(leaf) != axes
+                leaf for leaf, axes in zip(self.leaves, unreduced, strict=True) if self._replicated_over(leaf) != axes
             ]
-        if reduced and self._unreduced != tuple(kept):
+        if reduced and self._unreduced != tuple(unreduced):
             names = [getattr(leaf, "name", "a Tensor") for leaf in reduced]
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             _log.info(
                 "gradients of %d of %d parameters are summed over devices by every microbatch of %s, not once a step; "
-                "they are no plain sums over rows: %s%s", len(names), len(kept), where_defined(self.fn),
+                "they are no plain sums over rows: %s%s", len(names), len(unreduced), where_defined(self.fn),
                 ", ".join(names[:3]), more,
             )  # fmt: skip
-        self._unreduced = tuple(kept)
+        self._unreduced = tuple(unreduced)
         self._scopes = ["" if i is None else program.scope(i) for i in where]
-        wanted = [*[()] * inputs, *(axes for axes, i in zip(kept, where, strict=True) if i is not None)]
+        wanted = [*[()] * inputs, *(axes for axes, i in zip(unreduced, where, strict=True) if i is not None)]
         return jax.tree.unflatten(jax.tree.structure(shapes), program(jax.tree.leaves(args), wanted))
 
     def _replicated_over(self, leaf: Any) -> tuple[str, ...]:
@@ -509,7 +509,7 @@ class SplitProgram:
 
     def _sums(self, grads: list | None, fresh: list, last: bool) -> list:
         """grads + fresh of each leaf: as addends where they are such, unless last."""
-        found = []
+        totals = []
         olds = grads if grads is not None else [None] * len(fresh)
         rows = zip(self.leaves, olds, fresh, self._unreduced, self._scopes, strict=True)
         with self._as_captured():
@@ -520,8 +520,8 @@ class SplitProgram:
                     if is_open and last:
                         total, is_open = sum_replicas(total), False
                     fits = not is_open or (axes and total.shape[0] == self._replicas.ways(axes))
-                    found.append(_laid_out(total, self._sum_layout(leaf, axes if is_open else ())) if fits else total)
-        return found
+                    totals.append(_laid_out(total, self._sum_layout(leaf, axes if is_open else ())) if fits else total)
+        return totals
 
     @staticmethod
     def _seed(walk: tape.CutWalk, graph: _Graph, cotangents: list) -> None:

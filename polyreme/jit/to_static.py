@@ -259,14 +259,14 @@ def _repeats(tensors: list[Any]) -> tuple[int, ...] | None:
 def _difference(old: Any, new: Any) -> str:
     if old[0] != new[0]:
         return "arguments have another structure"
-    for at, (a, b) in enumerate(zip(old[1], new[1], strict=True)):
+    for index, (a, b) in enumerate(zip(old[1], new[1], strict=True)):
         if a == b:
             continue
         if a[0] == b[0] == _TENSOR:
             names = ("shape", "dtype", "stop_gradient", "is_leaf")
             parts = [f"{n} {x} -> {y}" for n, x, y in zip(names, a[1:], b[1:], strict=True) if x != y]
-            return f"tensor argument {at}: {', '.join(parts)}"
-        return f"static argument {at}: {a[-1]!r} -> {b[-1]!r}"
+            return f"tensor argument {index}: {', '.join(parts)}"
+        return f"static argument {index}: {a[-1]!r} -> {b[-1]!r}"
     if old[2] != new[2]:
         return "which arguments are one and the same Tensor"
     names = ("autocast", "gradient mode", "default dtype", "plan", "FLAGS_check_nan_inf", "FLAGS_fuse_captured")

@@ -78,14 +78,14 @@ class Replicas(NamedTuple):
 
         return NamedSharding(sharding.mesh, PartitionSpec(axes, *map(without, sharding.spec)))
 
-    def narrow(self, addends: jax.Array, axes: Axes, kept: Axes) -> jax.Array:
+    def narrow(self, addends: jax.Array, axes: Axes, wanted: Axes) -> jax.Array:
         """[ways(axes), ...] -> [ways(kept), ...], summed over the other axes; without that dim if none is kept."""
-        if axes == kept:
+        if axes == wanted:
             return addends
         sizes = [self.mesh.shape[axis] for axis in axes]
         apart = addends.reshape(*sizes, *addends.shape[1:])
-        summed = apart.sum([i for i, axis in enumerate(axes) if axis not in kept], dtype=addends.dtype)
-        return summed.reshape(*([self.ways(kept)] if kept else []), *addends.shape[1:])
+        summed = apart.sum([i for i, axis in enumerate(axes) if axis not in wanted], dtype=addends.dtype)
+        return summed.reshape(*([self.ways(wanted)] if wanted else []), *addends.shape[1:])
 
     def widen(self, value: jax.Array, axes: Axes, wanted: Axes) -> jax.Array:
         """The opposite of narrow: the addends of replicas that have none are zero."""
@@ -129,13 +129,13 @@ class Unreduced:
             v = next((a for a in eqn.invars if not isinstance(a, Literal)), None)
         return ""
 
-    def __call__(self, args: Sequence[Any], kept: Sequence[Axes]) -> list[Any]:
+    def __call__(self, args: Sequence[Any], wanted_axes: Sequence[Axes]) -> list[Any]:
         """The results for these arguments. kept: of each, the axes over which it stays unreduced."""
-        if not any(kept):
+        if not any(wanted_axes):
             return jaxpr_as_fun(self._closed)(*args)
         run = _Run(self._frame, [*self._closed.consts, *args], _no_addends)
         outs = []
-        for v, axes, wanted in zip(self._closed.jaxpr.outvars, self.axes, kept, strict=True):
+        for v, axes, wanted in zip(self._closed.jaxpr.outvars, self.axes, wanted_axes, strict=True):
             outs.append(self._replicas.narrow(run.addends(v), axes, wanted) if wanted else run.whole(v))
         return outs
 
@@ -386,7 +386,7 @@ def _split_of_reshape(eqn: Any, splits: Sequence[Split], replicas: Replicas) -> 
 
 def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
     """The dims of two shapes of one size in groups that become each other."""
-    found, i, j = [], 0, 0
+    groups, i, j = [], 0, 0
     while i < len(old) and j < len(new):
         before, after = [i], [j]
         a, b = old[i], new[j]
@@ -400,8 +400,8 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
                 b *= new[j]
                 after.append(j)
                 j += 1
-        found.append((before, after))
-    return found
+        groups.append((before, after))
+    return groups
 
 
 def _split_of_transpose(eqn: Any, splits: Sequence[Split], replicas: Replicas) -> list[Split]:

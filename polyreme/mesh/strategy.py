@@ -84,12 +84,12 @@ class Strategy:
 
     def __post_init__(self) -> None:
         for kind in _KINDS:
-            given = getattr(self, kind)
-            if given is None and kind in ("grad", "state"):
-                given = self.param
-            if given is not None and not isinstance(given, Mapping):
-                raise ConfigError(f"strategy {kind}={given!r}; give a dict of logical dim -> mesh axes")
-            object.__setattr__(self, kind, given if isinstance(given, Rule) else Rule(given))
+            rule = getattr(self, kind)
+            if rule is None and kind in ("grad", "state"):
+                rule = self.param
+            if rule is not None and not isinstance(rule, Mapping):
+                raise ConfigError(f"strategy {kind}={rule!r}; give a dict of logical dim -> mesh axes")
+            object.__setattr__(self, kind, rule if isinstance(rule, Rule) else Rule(rule))
 
     def __or__(self, other: Strategy) -> Strategy:
         return Strategy(**{kind: self.rule(kind) | other.rule(kind) for kind in _KINDS})
@@ -255,16 +255,16 @@ class _Splits:
             return True
         return self.shape[at] % (self.ways(at) * self.mesh.degree(axis)) == 0
 
-    def put_fixed(self, at: int, axis: str) -> None:
+    def put_fixed(self, dim: int, axis: str) -> None:
         for other, taken in zip(self.dims, self.axes, strict=True):
             if axis in taken:
                 raise PlacementError(
-                    f"mesh axis {axis!r} splits both {other!r} and {self.dims[at]!r} of dims {self.dims}; "
+                    f"mesh axis {axis!r} splits both {other!r} and {self.dims[dim]!r} of dims {self.dims}; "
                     "drop one from the strategy"
                 )
-        if not self.fits(at, axis):
-            raise PlacementError(self._misfit(at, axis))
-        self.axes[at].append(axis)
+        if not self.fits(dim, axis):
+            raise PlacementError(self._misfit(dim, axis))
+        self.axes[dim].append(axis)
 
     def put_movable(self, axis: str, named: list[int]) -> None:
         free = [at for at, taken in enumerate(self.axes) if not taken]
@@ -276,14 +276,14 @@ class _Splits:
     def spec(self) -> Spec:
         return tuple(None if not a else a[0] if len(a) == 1 else tuple(a) for a in self.axes)
 
-    def _misfit(self, at: int, axis: str) -> str:
+    def _misfit(self, dim: int, axis: str) -> str:
         assert self.shape is not None  # fits() is false only where shape and mesh are known
         assert self.mesh is not None
-        size, degree, before = self.shape[at], self.mesh.degree(axis), self.ways(at)
-        over = "+".join([*self.axes[at], axis])
+        size, degree, before = self.shape[dim], self.mesh.degree(axis), self.ways(dim)
+        over = "+".join([*self.axes[dim], axis])
         fitting = nearest_divisor(size // before, degree) if size % before == 0 and size else 1
         return (
-            f"dim {self.dims[at]!r} of size {size} (dims {self.dims}, shape {tuple(self.shape)}) does not divide into "
+            f"dim {self.dims[dim]!r} of size {size} (dims {self.dims}, shape {tuple(self.shape)}) does not divide into "
             f"{before * degree} equal parts over {over} ({axis} has degree {degree}); "
             f"make it {nearest_multiples(size, before * degree)}, or set {axis} to {fitting}"
         )
@@ -291,11 +291,13 @@ class _Splits:
 
 def _spec(rule: Rule, dims: Sequence[Dim], shape: Sequence[int] | None, mesh: MeshShape | None) -> Spec:
     splits, movable = _Splits(dims, shape, mesh), rule.get(ANY, ())
-    named = [(at, axis) for at, dim in enumerate(dims) for axis in rule.get(dim or "", ()) if splits.is_live(axis)]
+    named = [
+        (index, axis) for index, dim in enumerate(dims) for axis in rule.get(dim or "", ()) if splits.is_live(axis)
+    ]
     # Fixed axes first: a movable axis then shares a dim only as its innermost split, so gathering it is contiguous.
-    for at, axis in named:
+    for index, axis in named:
         if axis not in movable:
-            splits.put_fixed(at, axis)
+            splits.put_fixed(index, axis)
     for axis in filter(splits.is_live, movable):
-        splits.put_movable(axis, [at for at, name in named if name == axis])
+        splits.put_movable(axis, [index for index, name in named if name == axis])
     return splits.spec()

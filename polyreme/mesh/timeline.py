@@ -80,27 +80,30 @@ def run_in_order(
     Raises ConfigError if stages wait for each other for ever, naming what each waits for.
     """
     of_chunk = [durations] * len(stage_of_chunk) if isinstance(durations, Durations) else list(durations)
-    for each in set(of_chunk):
-        _check_durations(each)
+    for task_durations in set(of_chunk):
+        _check_durations(task_durations)
     num_chunks, ended, spans = len(stage_of_chunk), {}, []
-    free_at, at = [0.0] * len(tables), [0] * len(tables)
+    free_at, position = [0.0] * len(tables), [0] * len(tables)
     is_moving = True
     while is_moving:
         is_moving = False
         for stage, table in enumerate(tables):
-            while at[stage] < len(table):
-                task = table[at[stage]]
+            while position[stage] < len(table):
+                task = table[position[stage]]
                 inputs = task.inputs(num_chunks)
-                if any(each not in ended for each in inputs):
+                if any(task_durations not in ended for task_durations in inputs):
                     break
-                hops = [of_chunk[each.chunk].send if stage_of_chunk[each.chunk] != stage else 0 for each in inputs]
-                arrivals = [ended[each] + hop for each, hop in zip(inputs, hops, strict=True)]
+                hops = [
+                    of_chunk[task_durations.chunk].send if stage_of_chunk[task_durations.chunk] != stage else 0
+                    for task_durations in inputs
+                ]
+                arrivals = [ended[task_durations] + hop for task_durations, hop in zip(inputs, hops, strict=True)]
                 start = max([free_at[stage], *arrivals])
                 ended[task] = free_at[stage] = start + of_chunk[task.chunk].of(task.kind, split)
                 spans.append(Span(stage, task, start, ended[task]))
-                at[stage] += 1
+                position[stage] += 1
                 is_moving = True
-    _check_finished(tables, at, num_chunks, ended)
+    _check_finished(tables, position, num_chunks, ended)
     return sorted(spans, key=lambda span: span.start)
 
 

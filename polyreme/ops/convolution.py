@@ -88,8 +88,8 @@ def _by_taps(x: Array, weight: Array, stride: tuple, pads: Pads, dilation: tuple
     """
     entries = _entries(wide(x), weight.shape[2:], stride, pads, dilation, 1 if last else 2)
     terms = []
-    for at, entry in entries:
-        taken = wide(weight[(slice(None), 0, *at)])
+    for tap, entry in entries:
+        taken = wide(weight[(slice(None), 0, *tap)])
         terms.append(entry * taken.reshape([-1] + [1] * (0 if last else weight.ndim - 2)))
     return functools.reduce(jnp.add, terms).astype(x.dtype)
 
@@ -115,12 +115,12 @@ def _entries(
     v = jnp.pad(x, around)
     steps = [1] * x.ndim
     steps[first : first + len(kernel)] = stride
-    for at in itertools.product(*map(range, kernel)):
+    for tap in itertools.product(*map(range, kernel)):
         low, high = [0] * x.ndim, list(v.shape)
-        for dim, (i, k, s, d) in enumerate(zip(at, kernel, stride, dilation, strict=True), first):
+        for dim, (i, k, s, d) in enumerate(zip(tap, kernel, stride, dilation, strict=True), first):
             low[dim] = i * d
             high[dim] = i * d + (v.shape[dim] - d * (k - 1) - 1) // s * s + 1
-        yield at, lax.slice(v, low, high, steps)
+        yield tap, lax.slice(v, low, high, steps)
 
 
 def _check_window(sizes: tuple, kernel: tuple, dilation: tuple, pads: Pads, what: str) -> None:

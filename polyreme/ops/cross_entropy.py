@@ -154,7 +154,7 @@ def cross_entropy_of_classes(
     dim = positive_dim(axis, input.ndim, "cross_entropy")
     if not 0 <= label_smoothing <= 1:
         raise ConfigError(f"cross_entropy: label_smoothing={label_smoothing}; it must lie in [0, 1]")
-    own = floating(input).dtype
+    dtype = floating(input).dtype
     weight = _class_weight(weight, input.shape[dim], "cross_entropy")
     log_probs = _log_probs(input, dim, use_softmax)
     if soft_label:
@@ -165,7 +165,7 @@ def cross_entropy_of_classes(
         loss, by = _hard_losses(log_probs, label, weight, ignore_index, label_smoothing, dim)
     if reduction == "none" and keep:
         loss = jnp.expand_dims(loss, dim)
-    return _mean_by(loss, by, reduction, "cross_entropy").astype(own)
+    return _mean_by(loss, by, reduction, "cross_entropy").astype(dtype)
 
 
 def _check_labels(label: Any, classes: int, ignore_index: int, what: str) -> None:

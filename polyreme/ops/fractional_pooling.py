@@ -35,16 +35,16 @@ def _pool(n: int, x: Array, output_size: Any, kernel_size: Any, random_u: Any, r
 
 def _positions(size: int, out: int, kernel: int | None, u: Array) -> Array:
     """The entries of each window, [out, k]; -1 beyond a window's end."""
-    at = jnp.arange(out + 1)
+    index = jnp.arange(out + 1)
     if kernel is None:
         ratio = size / out
         # with a larger u the last window would be empty
         whole = size // out
-        edges = _edges(at, ratio, u * min((whole + 2) / ratio - 1, (size + 1 - whole) / ratio - (out - 1)))
+        edges = _edges(index, ratio, u * min((whole + 2) / ratio - 1, (size + 1 - whole) / ratio - (out - 1)))
         starts, ends = edges[:-1], edges[1:].at[-1].set(size)
         longest = size if out == 1 else math.ceil(ratio) + 1
     else:
-        starts = _edges(at[:-1], (size - kernel) / max(out - 1, 1), u)
+        starts = _edges(index[:-1], (size - kernel) / max(out - 1, 1), u)
         ends, longest = starts + kernel, kernel
     inside = starts[:, None] + jnp.arange(longest)
     return jnp.where(inside < ends[:, None], inside, -1)

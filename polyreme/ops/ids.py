@@ -36,17 +36,17 @@ def visible(x: Any) -> np.ndarray | None:
     return np.asarray(x) if isinstance(x, (np.ndarray, np.generic, list, tuple, int)) else None
 
 
-def check_none(bad: Callable[..., Any], given: Sequence[Any], describe: Describe) -> None:
+def check_none(bad: Callable[..., Any], values: Sequence[Any], describe: Describe) -> None:
     """Raise describe(value, its place in the first of given) if bad holds anywhere: at once, or in the checked mode.
 
     given: integers, with what else tells which of them are bad. bad: (np or jnp, *arrays) -> a mask like the first.
     """
-    seen = [visible(x) for x in given]
+    seen = [visible(x) for x in values]
     known = [x for x in seen if x is not None]
     if len(known) == len(seen):
         _raise_if(_first(np, bad(np, *known), known[0]), known[0].shape, describe)
     elif checked.on and not state.recording():
-        arrays = [jnp.asarray(state.read(x) if isinstance(x, TensorState) else x) for x in given]
+        arrays = [jnp.asarray(state.read(x) if isinstance(x, TensorState) else x) for x in values]
         shape = arrays[0].shape
 
         def found(facts: np.ndarray, place: str) -> BaseException | None:

@@ -21,12 +21,12 @@ Spec = tuple[tuple, ...]
 
 
 def _index(arrays: list[Array], spec: Spec) -> tuple:
-    given = iter(arrays)
+    rest = iter(arrays)
     index: list[Any] = []
     for entry in spec:
         match entry[0]:
             case "int" | "array":
-                index.append(next(given))
+                index.append(next(rest))
             case "new":
                 index.append(None)
             case "all":

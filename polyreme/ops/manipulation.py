@@ -20,18 +20,18 @@ from polyreme.ops.sharding import along_axis, cuts, dim_names, last_two_swapped,
 # shape
 
 
-def resolve_shape(given: tuple[int, ...], have: tuple[int, ...], what: str) -> tuple[int, ...]:
+def resolve_shape(asked: tuple[int, ...], have: tuple[int, ...], what: str) -> tuple[int, ...]:
     """given with 0 replaced by the dim of have at its place and -1 by what is left over."""
-    if given.count(-1) > 1 or any(s < -1 for s in given):
-        raise ShapeError(f"{what}: shape {list(given)} has more than one -1 or a size below it; give one -1 at most")
-    if any(s == 0 and i >= len(have) for i, s in enumerate(given)):
-        raise ShapeError(f"{what}: a 0 in shape {list(given)} copies a dim that {list(have)} does not have")
-    shape = [have[i] if s == 0 else s for i, s in enumerate(given)]
+    if asked.count(-1) > 1 or any(s < -1 for s in asked):
+        raise ShapeError(f"{what}: shape {list(asked)} has more than one -1 or a size below it; give one -1 at most")
+    if any(s == 0 and i >= len(have) for i, s in enumerate(asked)):
+        raise ShapeError(f"{what}: a 0 in shape {list(asked)} copies a dim that {list(have)} does not have")
+    shape = [have[i] if s == 0 else s for i, s in enumerate(asked)]
     size, known = math.prod(have), math.prod(s for s in shape if s != -1)
     if -1 in shape and known and size % known == 0:
         shape[shape.index(-1)] = size // known
     if math.prod(shape) != size or -1 in shape:
-        raise ShapeError(f"{what}: {list(have)} has {size} elements, which do not fill shape {list(given)}")
+        raise ShapeError(f"{what}: {list(have)} has {size} elements, which do not fill shape {list(asked)}")
     return tuple(shape)
 
 

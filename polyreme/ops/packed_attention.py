@@ -250,12 +250,12 @@ def flash_attention_v3_varlen(
 def _column_mask(bounds: Array, queries: int, causal: bool) -> Array:
     """Bounds [b, n, t, 1, 2 or 4] -> what is seen, bool [b, n, s, t]."""
     row = jnp.arange(queries, dtype=bounds.dtype)[:, None]
-    at = [bounds[..., None, :, c] for c in range(bounds.shape[-1])]
-    hidden = row >= at[0]
-    if len(at) == 4 or (causal and len(at) == 2):
-        hidden &= row < at[1]
+    limits = [bounds[..., None, :, c] for c in range(bounds.shape[-1])]
+    hidden = row >= limits[0]
+    if len(limits) == 4 or (causal and len(limits) == 2):
+        hidden &= row < limits[1]
     if not causal:
-        hidden |= row < at[1] if len(at) == 2 else (row >= at[2]) & (row < at[3])
+        hidden |= row < limits[1] if len(limits) == 2 else (row >= limits[2]) & (row < limits[3])
     return ~hidden
 
 

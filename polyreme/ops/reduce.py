@@ -35,16 +35,16 @@ def dims_of(x: Array, axis: Any, what: str) -> tuple[int, ...]:
     """
     if axis is None or axis == ():
         return tuple(range(x.ndim))
-    given = axis if isinstance(axis, tuple) else (axis,)
+    dims = axis if isinstance(axis, tuple) else (axis,)
     # a 0-D Tensor is reduced over axis 0 and -1 as if it had one dim
-    if x.ndim == 0 and given in ((0,), (-1,)):
+    if x.ndim == 0 and dims in ((0,), (-1,)):
         return ()
-    for dim in given:
+    for dim in dims:
         if not isinstance(dim, int) or not -x.ndim <= dim < x.ndim:
             raise ShapeError(f"{what}: axis {dim!r} of a Tensor of shape {list(x.shape)}; give {-x.ndim}..{x.ndim - 1}")
-    found = tuple(dim % x.ndim for dim in given)
+    found = tuple(dim % x.ndim for dim in dims)
     if len(set(found)) < len(found):
-        raise ShapeError(f"{what}: axis {list(given)} names a dim of shape {list(x.shape)} twice")
+        raise ShapeError(f"{what}: axis {list(dims)} names a dim of shape {list(x.shape)} twice")
     return found
 
 

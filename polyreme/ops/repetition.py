@@ -29,15 +29,15 @@ def tile(x: Array, repeat_times: Sequence[int]) -> Array:
     return jnp.tile(x, times)
 
 
-def _expanded(given: tuple[int, ...], have: tuple[int, ...], what: str) -> tuple[int, ...]:
-    extra = len(given) - len(have)
-    if extra < 0 or any(n < 0 and (n != -1 or i < extra) for i, n in enumerate(given)):
+def _expanded(asked: tuple[int, ...], have: tuple[int, ...], what: str) -> tuple[int, ...]:
+    extra = len(asked) - len(have)
+    if extra < 0 or any(n < 0 and (n != -1 or i < extra) for i, n in enumerate(asked)):
         raise ShapeError(
-            f"{what}: shape {list(given)} for {list(have)}; needs every dim, -1 only where x has one to keep"
+            f"{what}: shape {list(asked)} for {list(have)}; needs every dim, -1 only where x has one to keep"
         )
-    shape = tuple(have[i - extra] if n == -1 else n for i, n in enumerate(given))
+    shape = tuple(have[i - extra] if n == -1 else n for i, n in enumerate(asked))
     if any(have[i - extra] not in (1, n) for i, n in enumerate(shape) if i >= extra):
-        raise ShapeError(f"{what}: {list(have)} to {list(given)}; only dims of size 1 grow")
+        raise ShapeError(f"{what}: {list(have)} to {list(asked)}; only dims of size 1 grow")
     return shape
 
 

@@ -56,15 +56,15 @@ def topk(x: Array, k: int, axis: int | None = None, largest: bool = True, sorted
     Best first, whatever `sorted` says; NaN counts as largest. Raises ShapeError unless 1 <= k <= the dim's size.
     """
     if x.ndim == 0:
-        values, at = topk.op.fn(x.reshape(1), k, axis, largest, sorted)
-        return values[0], at[0]
+        values, index = topk.op.fn(x.reshape(1), k, axis, largest, sorted)
+        return values[0], index[0]
     dim = dim_of(-1 if axis is None else axis, x.ndim, "topk")
     if not 1 <= k <= x.shape[dim]:
         raise ShapeError(f"topk: k={k} of dim {dim} of {list(x.shape)}; give k from 1 to {x.shape[dim]}")
     moved = jnp.moveaxis(x, dim, -1)
-    _, at = jax.lax.top_k(jax.lax.stop_gradient(moved if largest else _reversed(moved)), k)
-    values = jnp.take_along_axis(moved, at, -1)
-    return jnp.moveaxis(values, -1, dim), jnp.moveaxis(at, -1, dim).astype(dtypes.int64)
+    _, index = jax.lax.top_k(jax.lax.stop_gradient(moved if largest else _reversed(moved)), k)
+    values = jnp.take_along_axis(moved, index, -1)
+    return jnp.moveaxis(values, -1, dim), jnp.moveaxis(index, -1, dim).astype(dtypes.int64)
 
 
 def _reversed(x: Array) -> Array:

@@ -66,10 +66,10 @@ def block_time(block: BlockCost, setting: Setting) -> BlockTime:
         for name in op.weights:
             if name not in weights:  # the head's, where it is the embedding's
                 weights[name] = setting.graph.parameter(name)
-    time, each = BlockTime(), {}
+    time, seconds_of = BlockTime(), {}
     is_again = _again(block, setting)
     for op in block.operations:
-        seconds = each[op.name] = operation_seconds(op, weights, cuts, setting.samples, setting.on)
+        seconds = seconds_of[op.name] = operation_seconds(op, weights, cuts, setting.samples, setting.on)
         time.forward += seconds.forward
         time.inputs += seconds.inputs
         time.weights += seconds.weights
@@ -78,9 +78,9 @@ def block_time(block: BlockCost, setting: Setting) -> BlockTime:
         if op.kind in ("product", "attention", "convolution"):
             time.products += sum(seconds) + repeated
     found = list(collectives(block, weights, cuts, setting.samples, setting.on.itemsize, plan.sep_attention))
-    time.exposed_forward = _exposed(found, each, setting, is_forward=True)
-    time.exposed_backward = _exposed(found, each, setting, is_forward=False)
-    repeats = _exposed([c for c in found if c.beside in is_again], each, setting, is_forward=True)
+    time.exposed_forward = _exposed(found, seconds_of, setting, is_forward=True)
+    time.exposed_backward = _exposed(found, seconds_of, setting, is_forward=False)
+    repeats = _exposed([c for c in found if c.beside in is_again], seconds_of, setting, is_forward=True)
     time.exposed_backward = added(time.exposed_backward, repeats)
     _gather_parameters(block, time, setting)
     return time
@@ -108,16 +108,16 @@ def _again(block: BlockCost, setting: Setting) -> set[str]:
     if not setting.training.prunes:
         return {op.name for op in rerun}
     wanted = {name for op in block.operations for name in op.saved}
-    kept: set[str] = set()
+    names: set[str] = set()
     for op in reversed(rerun):
         if op.output.name in wanted:
-            kept.add(op.name)
+            names.add(op.name)
             wanted.update(value.name for value in op.inputs)
-    return kept
+    return names
 
 
 def _exposed(
-    found: Iterable[Collective], each: Mapping[str, Seconds], setting: Setting, *, is_forward: bool
+    found: Iterable[Collective], seconds_of: Mapping[str, Seconds], setting: Setting, *, is_forward: bool
 ) -> dict[str, float]:
     exposed: dict[str, float] = defaultdict(float)
     for c in found:
@@ -126,7 +126,7 @@ def _exposed(
         among = group(setting.cluster, setting.plan.mesh, c.axes)
         seconds = _seconds(c, among)
         axis = next(axis for axis in reversed(AXES) if axis in c.axes)
-        beside = each[c.beside]
+        beside = seconds_of[c.beside]
         room = beside.forward if is_forward else beside.inputs + beside.weights
         if c.what == "send" or setting.hides(axis):  # in as many parts as devices, of which one sticks out
             seconds = max(seconds / among.size, seconds - room)

@@ -123,16 +123,16 @@ def _basis(values: Mapping[str, Any], count: int, path: str) -> Cluster:
     slices = _whole(values.get("slices", 1), f"{path}: slices")
     lengths = _torus(torus, f"{path}: torus")
     try:
-        found = cluster_of_kind(device, count, node=None if node is None else str(node), slices=slices, torus=lengths)
+        cluster = cluster_of_kind(device, count, node=None if node is None else str(node), slices=slices, torus=lengths)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    if slices > 1 and not found.links[0].torus:
+    if slices > 1 and not cluster.links[0].torus:
         raise ConfigError(f"{path}: slices is {slices}, but devices {device!r} are joined by switches; leave it out")
-    if found.links[0].torus or "devices_per_node" not in values:
-        return found
-    near, *far = found.links
+    if cluster.links[0].torus or "devices_per_node" not in values:
+        return cluster
+    near, *far = cluster.links
     inside = _whole(values["devices_per_node"], f"{path}: devices_per_node")
-    return replace(found, links=(replace(near, devices=inside), *far) if inside > 1 else tuple(far))
+    return replace(cluster, links=(replace(near, devices=inside), *far) if inside > 1 else tuple(far))
 
 
 def _torus(value: Any, where: str) -> tuple[int, ...]:
@@ -154,20 +154,20 @@ def _device(values: Mapping[str, Any], path: str) -> DeviceKind:
 def _links(values: Any, count: int, path: str) -> tuple[Link, ...]:
     if not isinstance(values, list):
         raise ConfigError(f"{path}: links is {values!r}; give a list, the nearest link first")
-    found = []
+    links = []
     for at, each in enumerate(values):
         where = f"{path}: links[{at}]"
         checked = _section(_mapping(each, where, [f.name for f in fields(Link)]), Link, where)
         link = Link(**checked)
         if link.torus and math.prod(link.torus) != link.devices:
             raise ConfigError(f"{where}.torus has {math.prod(link.torus)} devices, the link joins {link.devices}")
-        found.append(link)
-    reach = [link.devices for link in found]
+        links.append(link)
+    reach = [link.devices for link in links]
     if reach != sorted(set(reach)):
         raise ConfigError(f"{path}: links join {reach} devices; list them nearest first, each joining more")
     if count > 1 and (not reach or reach[-1] < count):
         raise ConfigError(f"{path}: links join {reach[-1] if reach else 1} of {count} devices; add one that joins all")
-    return tuple(found)
+    return tuple(links)
 
 
 _CURVES = ("efficiency", "matmul", "attention", "streaming", "few")
@@ -180,20 +180,20 @@ def _section(values: Mapping[str, Any], kind: type, where: str) -> dict[str, Any
     known = {f.name: f for f in fields(kind)}
     checked: dict[str, Any] = {}
     for key, value in _mapping(values, where, known).items():
-        at = f"{where}.{key}"
+        path = f"{where}.{key}"
         if key in _CURVES:
-            checked[key] = _curve(value, at)
+            checked[key] = _curve(value, path)
         elif key == "torus":
-            checked[key] = _torus(value, at)
+            checked[key] = _torus(value, path)
         elif key in _TEXT:
             checked[key] = str(value)
         elif key == "flops":
             checked[key] = value
         else:
             check = _whole if key in _WHOLE else _not_negative if key in _MAY_BE_NOTHING else _positive
-            checked[key] = check(value, at)
+            checked[key] = check(value, path)
             if key == "usable" and checked[key] > 1:
-                raise ConfigError(f"{at} is {value!r}; give a share of the memory, above 0 and up to 1")
+                raise ConfigError(f"{path} is {value!r}; give a share of the memory, above 0 and up to 1")
     missing = [name for name, f in known.items() if f.default is MISSING and name not in checked]
     if missing:
         raise ConfigError(f"{where}: {missing[0]} is missing; a {kind.__name__} needs {', '.join(missing)}")

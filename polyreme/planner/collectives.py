@@ -38,18 +38,18 @@ def collectives(
     seen: set[str] = set()  # an input that several products read is gathered once, and its gradient summed once
     has_exchanged = False
     for op in block.operations:
-        found = Maker(op, cuts, samples, itemsize)
+        maker = Maker(op, cuts, samples, itemsize)
         if op.weights and op.kind in ("product", "convolution", "lookup"):
-            yield from found.summed(weights[op.weights[0]])
+            yield from maker.summed(weights[op.weights[0]])
         if op.weights or op.kind == "route":
-            yield from found.gathered(weights[op.weights[0]] if op.weights else None, seen)
+            yield from maker.gathered(weights[op.weights[0]] if op.weights else None, seen)
         if op.kind == "route":
-            yield from found.routed()
+            yield from maker.routed()
         if op.kind == "loss":
-            yield from found.compared()
+            yield from maker.compared()
         if op.part == "core_attn" and not has_exchanged:
             has_exchanged = True
-            yield from found.exchanged(sep_attention)
+            yield from maker.exchanged(sep_attention)
 
 
 class Maker(NamedTuple):
@@ -100,12 +100,12 @@ class Maker(NamedTuple):
             if axes:
                 yield from self.both("all_gather", "reduce_scatter", axes, self.nbytes(x) * self.cuts.degree(axes))
         if weight is not None and op.kind != "lookup":
-            made = [
+            axis_sets = [
                 self.axes(dim, size, "use")
                 for dim, size in zip(weight.dims, weight.shape, strict=True)
                 if dim != op.contracted and dim not in x.dims
             ]
-            partial = frozenset().union(*made) - axes
+            partial = frozenset().union(*axis_sets) - axes
             if partial:
                 yield Collective("all_reduce", partial, self.nbytes(x), False, op.part, op.name)
             if axes or partial:
@@ -136,16 +136,16 @@ class Maker(NamedTuple):
         if not axes:
             return
         streams = [value for value in op.inputs if not value.itemsize]
-        own = sum(self.nbytes(value) for value in streams)
+        nbytes = sum(self.nbytes(value) for value in streams)
         queries = streams[0]
         heads = queries.shape[queries.dims.index("heads")] if "heads" in queries.dims else 1
         left = heads // self.cuts.degree(self.axes("heads", heads))
         if how == "ulysses" or (how == "auto" and left % self.cuts.degree(axes) == 0):
-            mixed = own / 3 if len(streams) == 1 else self.nbytes(queries)
-            yield from self.both("all_to_all", "all_to_all", axes, own)
+            mixed = nbytes / 3 if len(streams) == 1 else self.nbytes(queries)
+            yield from self.both("all_to_all", "all_to_all", axes, nbytes)
             yield from self.both("all_to_all", "all_to_all", axes, mixed)
             return
-        passed = own * 2 / 3 if len(streams) == 1 else own - self.nbytes(queries)
+        passed = nbytes * 2 / 3 if len(streams) == 1 else nbytes - self.nbytes(queries)
         rounds = self.cuts.degree(axes) - 1
         yield Collective("send", axes, passed * rounds, True, op.part, op.name)
         yield Collective("send", axes, 2 * passed * rounds, False, op.part, op.name)

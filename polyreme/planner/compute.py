@@ -66,14 +66,14 @@ class Arithmetic(NamedTuple):
 
 
 def operation_seconds(
-    op: OperationCost, weights: Mapping[str, Value], cuts: Cuts, samples: float, on: Arithmetic
+    op: OperationCost, weights: Mapping[str, Value], cuts: Cuts, samples: float, arithmetic: Arithmetic
 ) -> Seconds:
     """Of one run of an operation on one microbatch of `samples` samples over the whole job."""
     if op.kind in ("product", "convolution"):
-        return _product(op, weights, cuts, samples, on)
+        return _product(op, weights, cuts, samples, arithmetic)
     if op.kind == "attention":
-        return _attention(op, cuts, samples, on)
-    return _copies(op, weights, cuts, samples, on)
+        return _attention(op, cuts, samples, arithmetic)
+    return _copies(op, weights, cuts, samples, arithmetic)
 
 
 def local_flops(op: OperationCost, weights: Mapping[str, Value], cuts: Cuts, samples: float) -> float:
@@ -88,22 +88,26 @@ def _bytes(value: Value, cuts: Cuts, samples: float, itemsize: int) -> float:
     return cuts.local(value, samples) * (value.itemsize or itemsize)
 
 
-def _product(op: OperationCost, weights: Mapping[str, Value], cuts: Cuts, samples: float, on: Arithmetic) -> Seconds:
+def _product(
+    op: OperationCost, weights: Mapping[str, Value], cuts: Cuts, samples: float, arithmetic: Arithmetic
+) -> Seconds:
     flops = local_flops(op, weights, cuts, samples) * op.executed
-    x = sum(_bytes(value, cuts, samples, on.itemsize) for value in op.inputs)
-    y = _bytes(op.output, cuts, samples, on.itemsize)
-    w = sum(weights[name].size / cuts.ways("use", weights[name]) for name in op.weights) * on.itemsize
-    share = at(on.device.matmul, flops / _matrices(op, weights, cuts))
-    if on.training.products:  # operands are read in 16 bits and written in 8 first
+    x = sum(_bytes(value, cuts, samples, arithmetic.itemsize) for value in op.inputs)
+    y = _bytes(op.output, cuts, samples, arithmetic.itemsize)
+    w = sum(weights[name].size / cuts.ways("use", weights[name]) for name in op.weights) * arithmetic.itemsize
+    share = at(arithmetic.device.matmul, flops / _matrices(op, weights, cuts))
+    if arithmetic.training.products:  # operands are read in 16 bits and written in 8 first
         share *= _SHARE_OF_8_BITS
-        cast = on.itemsize + ITEMSIZE[on.training.products]
-        x, w, y = (nbytes * (1 + cast / on.itemsize) for nbytes in (x, w, y))
-    forward = on.product(flops, x + y + w, share)
+        cast = arithmetic.itemsize + ITEMSIZE[arithmetic.training.products]
+        x, w, y = (nbytes * (1 + cast / arithmetic.itemsize) for nbytes in (x, w, y))
+    forward = arithmetic.product(flops, x + y + w, share)
     if not op.weights:  # a product of activations: one backward product for each input
-        return Seconds(forward, 2 * on.product(flops, x + y, share), 0.0)
+        return Seconds(forward, 2 * arithmetic.product(flops, x + y, share), 0.0)
     # the gradient of a weight is added to what earlier microbatches left
-    grown = w / on.itemsize * 2 * on.training.gradients
-    return Seconds(forward, on.product(flops, x + y + w, share), on.product(flops, x + y + grown, share))
+    grown = w / arithmetic.itemsize * 2 * arithmetic.training.gradients
+    return Seconds(
+        forward, arithmetic.product(flops, x + y + w, share), arithmetic.product(flops, x + y + grown, share)
+    )
 
 
 def _matrices(op: OperationCost, weights: Mapping[str, Value], cuts: Cuts) -> float:
@@ -116,28 +120,30 @@ def _matrices(op: OperationCost, weights: Mapping[str, Value], cuts: Cuts) -> fl
     return 1.0
 
 
-def _attention(op: OperationCost, cuts: Cuts, samples: float, on: Arithmetic) -> Seconds:
+def _attention(op: OperationCost, cuts: Cuts, samples: float, arithmetic: Arithmetic) -> Seconds:
     flops = local_flops(op, {}, cuts, samples) * op.executed
-    moved = sum(_bytes(value, cuts, samples, on.itemsize) for value in (*op.inputs, op.output))
-    share = at(on.device.attention, flops) * at(on.device.few, on.crowd)
-    backward = on.product(_BACKWARD_OF_ATTENTION * flops, 3 * moved, share * _SLOWER_BACKWARD)
-    return Seconds(on.product(flops, moved, share), backward, 0.0)
+    moved = sum(_bytes(value, cuts, samples, arithmetic.itemsize) for value in (*op.inputs, op.output))
+    share = at(arithmetic.device.attention, flops) * at(arithmetic.device.few, arithmetic.crowd)
+    backward = arithmetic.product(_BACKWARD_OF_ATTENTION * flops, 3 * moved, share * _SLOWER_BACKWARD)
+    return Seconds(arithmetic.product(flops, moved, share), backward, 0.0)
 
 
-def _copies(op: OperationCost, weights: Mapping[str, Value], cuts: Cuts, samples: float, on: Arithmetic) -> Seconds:
-    read = {value.name: _bytes(value, cuts, samples, on.itemsize) for value in op.inputs}
-    made = _bytes(op.output, cuts, samples, on.itemsize)
-    table = sum(weights[name].size / cuts.ways("use", weights[name]) for name in op.weights) * on.itemsize
+def _copies(
+    op: OperationCost, weights: Mapping[str, Value], cuts: Cuts, samples: float, arithmetic: Arithmetic
+) -> Seconds:
+    read = {value.name: _bytes(value, cuts, samples, arithmetic.itemsize) for value in op.inputs}
+    written = _bytes(op.output, cuts, samples, arithmetic.itemsize)
+    table = sum(weights[name].size / cuts.ways("use", weights[name]) for name in op.weights) * arithmetic.itemsize
     if op.kind == "lookup":
         # reads the rows that are looked up; the backward adds gradients to those rows of a gradient of the whole table
-        return Seconds(on.copy(sum(read.values()) + 2 * made), 0.0, on.copy(made * 3 + table))
-    fusion = on.training.fusion
+        return Seconds(arithmetic.copy(sum(read.values()) + 2 * written), 0.0, arithmetic.copy(written * 3 + table))
+    fusion = arithmetic.training.fusion
     more = op.unfused if fusion == "none" or (fusion == "layers" and op.kind == "loss") else 1.0
     if op.kind == "loss":
         # forward: the largest, the sum of exponentials, the label's; backward: softmax minus one-hot, in place
         logits = sum(read.values()) * more
-        return Seconds(on.copy(2 * logits), on.copy(2 * logits), 0.0)
-    again = sum(n for name, n in read.items() if name in op.saved) + (made if op.output.name in op.saved else 0)
-    gradients = sum(_bytes(value, cuts, samples, on.itemsize) for value in op.inputs if not value.itemsize)
-    forward, backward = sum(read.values()) + made + table, made + gradients + again
-    return Seconds(on.copy(more * forward), on.copy(more * backward), 0.0)
+        return Seconds(arithmetic.copy(2 * logits), arithmetic.copy(2 * logits), 0.0)
+    again = sum(n for name, n in read.items() if name in op.saved) + (written if op.output.name in op.saved else 0)
+    gradients = sum(_bytes(value, cuts, samples, arithmetic.itemsize) for value in op.inputs if not value.itemsize)
+    forward, backward = sum(read.values()) + written + table, written + gradients + again
+    return Seconds(arithmetic.copy(more * forward), arithmetic.copy(more * backward), 0.0)

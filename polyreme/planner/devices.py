@@ -102,13 +102,13 @@ def torus_of(num_devices: int, dims: int) -> tuple[int, ...]:
     ((4, 4, 4), (4, 4, 8), (16, 16), (2, 2, 2))
     """
     unit = 4 if num_devices % 4**dims == 0 else 1
-    left, found = num_devices // unit**dims, []
+    left, lengths = num_devices // unit**dims, []
     for rest in range(dims, 0, -1):
         ideal = round(left ** (1 / rest), 6)
         length = max(d for d in range(1, int(ideal) + 1) if left % d == 0) if rest > 1 else left
-        found.append(length * unit)
+        lengths.append(length * unit)
         left //= length
-    return tuple(sorted(found))
+    return tuple(sorted(lengths))
 
 
 def _links(node: dict[str, Any], name: str, per_slice: int, torus: tuple[int, ...]) -> tuple[Link, ...]:

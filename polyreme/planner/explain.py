@@ -53,13 +53,13 @@ def changes(
     Looked at: what the space leaves out (one thing at a time), more devices of the kind (the fewest that do), kinds of
     device with more memory, and arithmetic in 16 bits. report is called with a line about each.
     """
-    found: list[Change] = []
+    result: list[Change] = []
     for what, asked, arithmetic, allowed in _asked(model, cluster, batch, training, space, refuse):
         report(f"nothing fits; trying: {what}")
         best = _best(model, asked, batch, arithmetic, allowed, refuse)
         if best is not None:
-            found.append(Change(what, asked.num_devices, best))
-    return tuple(sorted(found, key=lambda change: _cost(change, cluster))[:most])
+            result.append(Change(what, asked.num_devices, best))
+    return tuple(sorted(result, key=lambda change: _cost(change, cluster))[:most])
 
 
 def _cost(change: Change, cluster: Cluster) -> tuple[bool, bool, float]:
@@ -118,13 +118,13 @@ def _allowed(space: Space) -> Iterator[tuple[str, Space]]:
 
 def _joined(space: Space, wider: list[Space]) -> Space:
     """Everything that any of the spaces allows more than `space`."""
-    found = space
+    joined = space
     for each in wider:
         for field in fields(Space):
             if getattr(each, field.name) != getattr(space, field.name) and field.name != "axes":
-                found = replace(found, **{field.name: getattr(each, field.name)})
-        found = replace(found, axes=tuple(axis for axis in AXES if axis in (*found.axes, *each.axes)))
-    return found
+                joined = replace(joined, **{field.name: getattr(each, field.name)})
+        joined = replace(joined, axes=tuple(axis for axis in AXES if axis in (*joined.axes, *each.axes)))
+    return joined
 
 
 def _other_kinds(cluster: Cluster, training: Training) -> Iterator[tuple[str, Cluster]]:

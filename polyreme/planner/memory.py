@@ -47,21 +47,21 @@ def memory(
     (True, True)
     """
     alike: dict[object, Stage] = {}  # most stages of a long pipeline have as many of the same blocks
-    found = []
+    result = []
     for at, chunks in enumerate(stage_pieces(graph, plan, training.cut)):
         content = tuple(tuple((block.name, count) for block, count in chunk) for chunk in chunks)
         if content not in alike:
             alike[content] = Stage(graph, plan, batch, training, chunks)
-        found.append(_of(alike[content], at, compiler))
-    return tuple(found)
+        result.append(_of(alike[content], at, compiler))
+    return tuple(result)
 
 
-def _of(stage: Stage, at: int, compiler: Compiler) -> Memory:
+def _of(stage: Stage, index: int, compiler: Compiler) -> Memory:
     """The parts at the worst moment of a stage in its place of the pipeline."""
     plan = stage.plan
     processor = OnProcessor(stage) if compiler == "cpu" else None
     if plan.schedule is not None:
-        moments = _in_pipeline(stage, at, processor)
+        moments = _in_pipeline(stage, index, processor)
     else:
         moments = [Moment(*each) for each in processor.moments()] if processor else _on_accelerator(stage)
     peak = max(moments, key=sum)
@@ -77,14 +77,14 @@ def _of(stage: Stage, at: int, compiler: Compiler) -> Memory:
 
 def _on_accelerator(stage: Stage) -> list[Moment]:
     """Without a pipeline; several microbatches run one after another and add up their gradients."""
-    kept = sum(count * _staying(stage, total(stage.kept(block).values()), count) for block, count in stage.blocks)
+    saved = sum(count * _staying(stage, total(stage.kept(block).values()), count) for block, count in stage.blocks)
     again = max(stage.again(block) for block, _ in stage.blocks)
     loss, working = stage.loss(), _gathered(stage) + _low_copies(stage)
     before = stage.gradients if stage.plan.num_microbatches > 1 else loss.weight
     inside = again + stage.transient() + working
     return [
-        Moment(before, kept, loss.logits + loss.hidden + working),
-        Moment(before, kept, inside),
+        Moment(before, saved, loss.logits + loss.hidden + working),
+        Moment(before, saved, inside),
         Moment(stage.gradients, 0.0, inside),
     ]
 
@@ -115,15 +115,15 @@ def _in_pipeline(stage: Stage, place: int, processor: OnProcessor | None) -> lis
     """What forwards leave waits for its backward outside of any program; each program works in scratch of its own."""
     chunks = _of_chunks(stage, processor)
     beside = chunks.beside
-    found = []
+    moments = []
     for standing in standings(stage.plan, place):
         held = sum(n * each for n, each in zip(standing.live, chunks.leaves, strict=True))
         held += sum(n * each for n, each in zip(standing.waiting, chunks.stash, strict=True))
         work = _work(stage, standing.kind, chunks.stash[standing.chunk], chunks.scratch[standing.chunk])
-        found.append(Moment(stage.gradients, held, work + beside))
+        moments.append(Moment(stage.gradients, held, work + beside))
     copies = total(stage.slots) if processor else 0.0
-    most = max(found, key=sum).activations
-    return [*found, Moment(stage.gradients, most, chunks.forward + beside), Moment(stage.gradients, 0.0, copies)]
+    most = max(moments, key=sum).activations
+    return [*moments, Moment(stage.gradients, most, chunks.forward + beside), Moment(stage.gradients, 0.0, copies)]
 
 
 class _Chunks(NamedTuple):
@@ -176,29 +176,29 @@ def _scratch(stage: Stage, chunk: Piece) -> float:
 
 def _left(stage: Stage, chunk: Piece) -> float:
     """Bytes that a forward of a chunk leaves for its backward."""
-    found = 0.0
+    nbytes = 0.0
     for block, count in chunk:
-        kept = stage.kept(block)
+        saved = stage.kept(block)
         if (
             block.part == "head"
         ):  # the loss makes its gradients at once, and the normed hidden values are not read again
-            kept = {name: held for name, held in kept.items() if not name.endswith("norm_out")}
-        found += count * (total(kept.values()) + _twice(block, kept))
-    return found
+            saved = {name: held for name, held in saved.items() if not name.endswith("norm_out")}
+        nbytes += count * (total(saved.values()) + _twice(block, saved))
+    return nbytes
 
 
-def _twice(block: BlockCost, kept: dict[str, Held]) -> float:
+def _twice(block: BlockCost, saved: dict[str, Held]) -> float:
     """Bytes of values that two operations keep in shapes of their own: attention's output, by heads and joined; a
     gate's activation, which the graph has in one operation with the product."""
-    found = 0.0
+    nbytes = 0.0
     for op in block.operations:
-        if op.output.name not in kept:
+        if op.output.name not in saved:
             continue
         if op.kind == "attention":
-            found += kept[op.output.name].nbytes
-        elif op.kind == "elementwise" and op.saved and set(op.saved) <= set(kept):
-            found += (sum(value.itemsize != 1 for value in op.inputs) - 1) * kept[op.output.name].nbytes
-    return found
+            nbytes += saved[op.output.name].nbytes
+        elif op.kind == "elementwise" and op.saved and set(op.saved) <= set(saved):
+            nbytes += (sum(value.itemsize != 1 for value in op.inputs) - 1) * saved[op.output.name].nbytes
+    return nbytes
 
 
 def _put_off(stage: Stage, chunk: Piece) -> float:

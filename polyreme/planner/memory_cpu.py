@@ -99,14 +99,14 @@ def kept_by_block(
     block: BlockCost, cuts: Cuts, samples: float, itemsize: int, parts: frozenset[str] = frozenset()
 ) -> dict[str, Held]:
     """What one microbatch leaves of a block for its backward, by name. parts: of operations computed again."""
-    found: dict[str, Held] = {}
+    saved: dict[str, Held] = {}
     makers = {op.output.name: op.kind for op in block.operations}
     for op in block.operations:
         if op.part and op.part in parts:
             continue
         values = {v.name: v for v in (*op.inputs, op.output)}
         if op.kind == "attention":
-            found |= {
+            saved |= {
                 f"{op.name}: {what} {at}": held
                 for at, (what, held) in enumerate(kept_by_attention(op, cuts, samples, itemsize))
             }
@@ -117,18 +117,18 @@ def kept_by_block(
             wide = op.kind in ("product", "norm", "convolution")
             width = values[name].itemsize or (WIDE if wide else itemsize)
             nbytes = cuts.local(_read(values[name], op), samples) * width
-            if name not in found or found[name].nbytes < nbytes:
-                found[name] = Held(nbytes)
+            if name not in saved or saved[name].nbytes < nbytes:
+                saved[name] = Held(nbytes)
         if op.kind == "norm":
             # of a batch norm, which is made by channels, the centred and the scaled values
             parts_kept = 2 if makers.get(op.inputs[0].name) == "convolution" else 1
-            found[f"{op.name}: normalised"] = Held(cuts.local(op.inputs[0], samples) * WIDE, parts_kept)
+            saved[f"{op.name}: normalised"] = Held(cuts.local(op.inputs[0], samples) * WIDE, parts_kept)
         elif op.kind == "route" and "expert" in op.output.dims:
             # what is sent to the experts stays in its own layout and, twice, in that of the products
-            found[f"{op.name}: other layouts"] = Held(cuts.local(op.output, samples) * WIDE, 2)
+            saved[f"{op.name}: other layouts"] = Held(cuts.local(op.output, samples) * WIDE, 2)
         elif op.kind == "elementwise":
-            found |= {f"{op.name}: {what}": h for what, h in kept_by_elementwise(op, cuts, samples, itemsize)}
-    return found
+            saved |= {f"{op.name}: {what}": h for what, h in kept_by_elementwise(op, cuts, samples, itemsize)}
+    return saved
 
 
 def _read(value: Value, op: OperationCost) -> Value:
@@ -205,20 +205,20 @@ class OnProcessor:
         a pipeline."""
         stage = self.stage
         live, copies = stage.plan.num_microbatches, self.copies()
-        kept = [*self.weights(stage.blocks), Held(self.inputs(), live)]
+        buffers = [*self.weights(stage.blocks), Held(self.inputs(), live)]
         again = 0.0
         for block, count in stage.blocks:
             held, missing = self.kept(block)
-            kept += [Held(h.nbytes, h.number * count * live) for h in held.values()]
+            buffers += [Held(h.nbytes, h.number * count * live) for h in held.values()]
             again = max(again, missing)
         loss, table = stage.loss(), Held(stage.table())
         # every microbatch's loss adds up a gradient of the head's weight of its own
         at_loss = [Held(loss.logits), Held(loss.weight, live), Held(loss.hidden, live), table]
         starting = [Held(stage.transient()), table, Held(again / PIECES, PIECES)]
-        activations, slots = total(kept), stage.slots
+        activations, slots = total(buffers), stage.slots
         return [
-            _packed(0.0, activations, copies + total(at_loss) - reused([*kept, *at_loss], slots)),
-            _packed(loss.weight * live, activations, copies + total(starting) - reused([*kept, *starting], slots)),
+            _packed(0.0, activations, copies + total(at_loss) - reused([*buffers, *at_loss], slots)),
+            _packed(loss.weight * live, activations, copies + total(starting) - reused([*buffers, *starting], slots)),
             _packed(stage.gradients + self.reduced(), 0.0, copies + stage.transient() + again),
         ]
 
@@ -241,13 +241,13 @@ class OnProcessor:
             return whole, 0.0
         starts = kept_by_recompute(block, stage.cuts, stage.samples)
         if mode == "full":
-            held = starts
+            saved = starts
         else:
             part = kept_by_block(block, stage.cuts, stage.samples, stage.itemsize, PARTS[mode])
             inputs = {name: h for name, h in stage.kept(block).items() if name not in part}
-            held = {**part, **inputs, **{name: h for name, h in starts.items() if name != "x"}}
-        missing = total(h for name, h in whole.items() if name not in held and "start" not in name)
-        return held, missing + attention_again(block, stage.cuts, stage.samples)
+            saved = {**part, **inputs, **{name: h for name, h in starts.items() if name != "x"}}
+        missing = total(h for name, h in whole.items() if name not in saved and "start" not in name)
+        return saved, missing + attention_again(block, stage.cuts, stage.samples)
 
     def inputs(self) -> float:
         """Bytes of a microbatch as the model takes it."""
@@ -258,19 +258,19 @@ class OnProcessor:
     def weights(self, blocks: Iterable[tuple[BlockCost, int]]) -> list[Held]:
         """Weights as products read them, from forward to backward: in float32 where they are kept in fewer bits,
         gathered where they are kept in pieces, in other layouts for convolutions."""
-        stage, found = self.stage, []
+        stage, buffers = self.stage, []
         for block, count in blocks:
             for value in block.parameters:
                 whole, pieces = stage.cuts.ways("use", value), stage.cuts.ways("param", value)
                 nbytes = value.size / whole * WIDE
                 if len(value.shape) == CONVOLUTION:
                     # that of the forward, and turned round for the input's gradient, if there is anything to turn
-                    found.append(Held(nbytes, (2 if math.prod(value.shape[2:]) > 1 else 1) * count))
+                    buffers.append(Held(nbytes, (2 if math.prod(value.shape[2:]) > 1 else 1) * count))
                 elif len(value.shape) > 1 and whole < pieces:
-                    found.append(Held(nbytes, count * GATHERED_KEPT))
+                    buffers.append(Held(nbytes, count * GATHERED_KEPT))
                 elif len(value.shape) > 1 and stage.itemsize < WIDE:
-                    found.append(Held(nbytes, count))
-        return found
+                    buffers.append(Held(nbytes, count))
+        return buffers
 
     def scratch(self, chunk: Piece) -> float:
         """Bytes that the backward of a pipeline's chunk works in."""
@@ -283,12 +283,12 @@ class OnProcessor:
     def _extra(self, block: BlockCost) -> float:
         """Bytes that a chunk's backward makes of what its forward left: other layouts, wider elements, parts of
         derivatives. They wait for nothing, so they are there for all blocks at once."""
-        left, found = self.stage.kept(block), 0.0
+        left, nbytes = self.stage.kept(block), 0.0
         for name, held in self.kept(block)[0].items():
             have = left[name].nbytes if name in left else 0.0
             # attention's output is left by heads too
-            found += held.nbytes * held.number if have < held.nbytes and "out by head" not in name else 0.0
-        return found
+            nbytes += held.nbytes * held.number if have < held.nbytes and "out by head" not in name else 0.0
+        return nbytes
 
 
 def _packed(*moment: float) -> tuple[float, float, float]:

@@ -130,7 +130,7 @@ class Stage:
         return self._read_later[key]
 
     def _reads(self, block: BlockCost, again: frozenset[str]) -> dict[str, Held]:
-        found: dict[str, Held] = {}
+        inputs: dict[str, Held] = {}
         made = {op.output.name for op in block.operations if op.part in again}
         for op in block.operations:
             values = {v.name: v for v in (*op.inputs, op.output)}
@@ -141,8 +141,8 @@ class Stage:
             for name in names:
                 # the residual stream, which norms read, is added up in float32
                 width = WIDE if op.kind == "norm" else values[name].itemsize or self.itemsize
-                found[name] = max(found.get(name, Held(0.0)), Held(self.local(values[name], width)))
-        return found
+                inputs[name] = max(inputs.get(name, Held(0.0)), Held(self.local(values[name], width)))
+        return inputs
 
     def again(self, block: BlockCost) -> float:
         """Bytes of a block that was left out and is there again while its backward runs."""

@@ -124,16 +124,16 @@ class _Chunk(NamedTuple):
 
 
 def _chunk(piece: Piece, times: Mapping[str, BlockTime]) -> _Chunk:
-    found = [(times[block.name], count) for block, count in piece]
+    counted = [(times[block.name], count) for block, count in piece]
 
     def scaled(name: str) -> dict[str, float]:
-        return added(*({axis: s * count for axis, s in getattr(time, name).items()} for time, count in found))
+        return added(*({axis: s * count for axis, s in getattr(time, name).items()} for time, count in counted))
 
     return _Chunk(
-        forward=sum(time.forward * count for time, count in found),
-        inputs=sum(time.inputs * count for time, count in found),
-        weights=sum(time.weights * count for time, count in found),
-        again=sum(time.again * count for time, count in found),
+        forward=sum(time.forward * count for time, count in counted),
+        inputs=sum(time.inputs * count for time, count in counted),
+        weights=sum(time.weights * count for time, count in counted),
+        again=sum(time.again * count for time, count in counted),
         exposed_forward=scaled("exposed_forward"),
         exposed_backward=scaled("exposed_backward"),
     )
@@ -146,18 +146,18 @@ def _times(setting: Setting, blocks: Mapping[str, BlockTime]) -> Times:
     made = {key: _chunk(piece, blocks) for key, piece in alike.items()}
     chunks = [made[tuple((block.name, count) for block, count in piece)] for piece in cut]
     stages: list[list[int]] = [[] for _ in range(plan.mesh.pp)]
-    for at, owner in enumerate(plan.stage_of_chunk if plan.schedule else (0,)):
-        stages[owner].append(at)
+    for chunk_index, owner in enumerate(plan.stage_of_chunk if plan.schedule else (0,)):
+        stages[owner].append(chunk_index)
     send = _send(setting)
     durations = [chunk.durations(send) for chunk in chunks]
-    works = [sum(sum(durations[at][:3]) for at in stage) for stage in stages]
+    works = [sum(sum(durations[chunk_index][:3]) for chunk_index in stage) for stage in stages]
     is_serial = setting.cluster.shared > 1
     summed = _summing(setting, cut, chunks, [range(len(chunks))] if is_serial else stages)
     # a stage of little work may be the last one all the same, by the gradients that it sums
     ends = [m * work + sum(summing.values()) for work, summing in zip(works, summed, strict=not is_serial)]
     last = max(range(len(ends)), key=ends.__getitem__)
     slowest = stages[last]
-    counted = [chunks[at] for at in (range(len(chunks)) if is_serial else slowest)]
+    counted = [chunks[chunk_index] for chunk_index in (range(len(chunks)) if is_serial else slowest)]
     exposed = {
         axis: m * seconds
         for axis, seconds in added(
@@ -200,25 +200,25 @@ def _summing(
     setting: Setting, cut: Sequence[Piece], chunks: Sequence[_Chunk], stages: Sequence[Sequence[int]]
 ) -> list[dict[str, float]]:
     """Of each stage what _reduction says; once of stages that have such chunks."""
-    made: dict[object, dict[str, float]] = {}
-    found = []
+    cached: dict[object, dict[str, float]] = {}
+    result = []
     for stage in stages:
         key = tuple(tuple((block.name, count) for block, count in cut[at]) for at in stage)
-        if key not in made:
-            made[key] = _reduction(setting, [cut[at] for at in stage], chunks, stage)
-        found.append(made[key])
-    return found
+        if key not in cached:
+            cached[key] = _reduction(setting, [cut[at] for at in stage], chunks, stage)
+        result.append(cached[key])
+    return result
 
 
 def _reduction(
-    setting: Setting, held: Sequence[Piece], chunks: Sequence[_Chunk], stage: Sequence[int]
+    setting: Setting, pieces: Sequence[Piece], chunks: Sequence[_Chunk], stage: Sequence[int]
 ) -> dict[str, float]:
     """Seconds of summing gradients over the axes that cut the data, and of gathering updated parameters, that are not
     hidden: a sum runs beside the backward of the last microbatch (of every one where each is summed, as under ZeRO
     stage 2), a gather beside the first forward; one block's part sticks out, and sums over several groups share the
     room. Source: arXiv:1910.02054, section 7."""
     plan, cluster = setting.plan, setting.cluster
-    sums, gathers, blocks = _summed(setting, held)
+    sums, gathers, blocks = _summed(setting, pieces)
     # a chunk's sum begins when its last microbatch is done: where chunks take turns, p microbatches of the others
     # come after
     v = plan.virtual_stages
@@ -231,7 +231,7 @@ def _reduction(
         for is_gather in (True, False)
         for is_once in (True, False)
     }
-    found: dict[str, float] = defaultdict(float)
+    result: dict[str, float] = defaultdict(float)
     for (axes, what, times), (nbytes, arrays) in (*sums.items(), *gathers.items()):
         if not axes:
             continue
@@ -243,14 +243,14 @@ def _reduction(
             hidden = min(seconds - seconds / blocks, room[beside])
             room[beside] -= hidden
             seconds -= hidden
-        found[axis] += times * seconds
-    return found
+        result[axis] += times * seconds
+    return result
 
 
 _Sums = dict[tuple[frozenset[str], str, int], tuple[float, int]]
 
 
-def _summed(setting: Setting, held: Sequence[Piece]) -> tuple[_Sums, _Sums, int]:
+def _summed(setting: Setting, pieces: Sequence[Piece]) -> tuple[_Sums, _Sums, int]:
     """(bytes, arrays) by (axes, collective, times a step): of sums of gradients, of gathers of parameters; and how many
     blocks there are."""
     plan, cuts, training = setting.plan, cuts_of(setting.plan), setting.training
@@ -265,7 +265,7 @@ def _summed(setting: Setting, held: Sequence[Piece]) -> tuple[_Sums, _Sums, int]
     of_parameter = setting.on.itemsize if training.master else 4
     is_staged = training.sums == "program" and plan.schedule is not None
     is_each = training.sums == "program" and not is_staged and setting.cluster.shared > 1
-    for block, count in (each for piece in held for each in piece):
+    for block, count in (each for piece in pieces for each in piece):
         for value in block.parameters:
             used = cuts.axes("use", value.dims, value.shape)
             whole = count * value.size / cuts.degree(used)
@@ -282,7 +282,7 @@ def _summed(setting: Setting, held: Sequence[Piece]) -> tuple[_Sums, _Sums, int]
                 add(gathers, (state, "all_gather", 1), whole * of_parameter, count)
             reduced = whole / cuts.degree(state) * training.gradients
             add(sums, (data - state, "all_reduce", times if is_each else 1), reduced, count)
-    return sums, gathers, max(1, sum(count for piece in held for _, count in piece))
+    return sums, gathers, max(1, sum(count for piece in pieces for _, count in piece))
 
 
 def _on_stages(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[int]], kind: str) -> list[float]:

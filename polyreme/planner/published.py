@@ -353,11 +353,14 @@ def _batches(cells: Cells, ways: int, stages: int) -> list[tuple[int, int]]:
     if rows and stages == 1 and cells.has(*_COMPILED) and (batch is None or rows * devices == batch):
         batch, rows = rows * devices, rows * devices // ways or 1  # told for each device, and never cut
     if batch is None:
-        return [(each * ways * (4 * stages if stages > 1 else 1), each) for each in ([rows] if rows else powers)]
-    found = [(batch, each) for each in ([rows] if rows else powers) if batch % (each * ways) == 0]
+        return [
+            (microbatch * ways * (4 * stages if stages > 1 else 1), microbatch)
+            for microbatch in ([rows] if rows else powers)
+        ]
+    found = [(batch, microbatch) for microbatch in ([rows] if rows else powers) if batch % (microbatch * ways) == 0]
     if found:
         return found
-    each = rows if rows and rows * ways <= batch else 1
-    cells.assumed["gbs"] = each * ways * max(1, round(batch / (each * ways)))
-    cells.assumed["mbs"] = each
-    return [(cells.assumed["gbs"], each)]
+    microbatch = rows if rows and rows * ways <= batch else 1
+    cells.assumed["gbs"] = microbatch * ways * max(1, round(batch / (microbatch * ways)))
+    cells.assumed["mbs"] = microbatch
+    return [(cells.assumed["gbs"], microbatch)]

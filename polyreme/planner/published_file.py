@@ -74,24 +74,24 @@ def answer(row: Row) -> dict[str, Any]:
     name |= {"not_read": columns_not_read(row)}
     try:
         run = run_of(row)
-        found = run.predict()
+        prediction = run.predict()
     except (ConfigError, PlacementError, ShapeError) as error:
         return {**name, "error": str(error)}
-    devices, step = run.cluster.num_devices, found.step_seconds
+    devices, step = run.cluster.num_devices, prediction.step_seconds
     rate = 1e12 * step * devices
     convention = str(row.get("flops_convention") or "model")
     plan = run.plan
     return {
         **name,
         "step_seconds": step,
-        "tokens_per_second_per_device": found.tokens_per_second / devices,
+        "tokens_per_second_per_device": prediction.tokens_per_second / devices,
         "tflops_per_device": flops_by_convention("model", run.model, run.batch) / rate,
         "tflops_by_convention": flops_by_convention(convention, run.model, run.batch) / rate,
-        "mfu": found.mfu,
-        "fits": found.fits,
-        "memory": {**asdict(found.memory), "total": found.memory.total, "capacity": found.capacity},
-        "times": asdict(found.times),
-        "binds": found.binds,
+        "mfu": prediction.mfu,
+        "fits": prediction.fits,
+        "memory": {**asdict(prediction.memory), "total": prediction.memory.total, "capacity": prediction.capacity},
+        "times": asdict(prediction.times),
+        "binds": prediction.binds,
         "batch": run.batch,
         "plan": plan.to_dict(),
         "device": run.cluster.device.name,

@@ -116,15 +116,15 @@ class _Search:
 
     def meshes(self) -> dict[Shape, list[Way]]:
         """Every mesh that can be run, with the ways to cut a step."""
-        found: dict[Shape, list[Way]] = {}
+        ways_of: dict[Shape, list[Way]] = {}
         for shape in shapes(self.graph, self.cluster, self.batch, self.space, self.refused):
             reason = self.refuse(shape.plan()) if self.refuse else ""
             ways = cuts(shape, self.graph, self.batch, self.space)
             if reason:
                 self.refused.add(reason)
             elif ways:
-                found[shape] = ways
-        return found
+                ways_of[shape] = ways
+        return ways_of
 
     def run(self, top: int) -> SearchResult:
         """The answer."""
@@ -165,31 +165,31 @@ class _Search:
 
     def _look_at(self, shape: Shape, ways: Iterable[Way], offloads: Sequence[tuple[str, ...]]) -> list[Ranked]:
         """Predict a shape's cuts, each with the cheapest recompute and offload that fits; -> those that fit."""
-        found: list[Ranked] = []
+        ranked: list[Ranked] = []
         for way in ways:
             fitting = self._cheapest(shape, way, offloads)
-            found += fitting
+            ranked += fitting
             if shape.pp == 1 and any(_keeps_all(each.plan) for each in fitting):
                 break  # without a pipeline more microbatches only cost: launches, and gathers under stage 3
-        return found
+        return ranked
 
     def _cheapest(self, shape: Shape, way: Way, offloads: Sequence[tuple[str, ...]]) -> list[Ranked]:
         """Of one cut, for each offload the least recompute that fits, as long as it is less than without."""
-        found: list[Ranked] = []
+        cheapest: list[Ranked] = []
         modes = self.modes
         for offload in offloads:
             # the least and the most first: between them there is something to look for only if they differ
             tried = [modes[0], *(modes[-1:] if len(modes) > 1 else ())]
             ends = [self._predict(shape.plan(**way, recompute=mode, offload=offload)) for mode in tried]
             if ends[0].prediction.fits:
-                return [*found, ends[0]]
+                return [*cheapest, ends[0]]
             if not ends[-1].prediction.fits:
                 continue
             between = (self._predict(shape.plan(**way, recompute=mode, offload=offload)) for mode in modes[1:-1])
             chosen = next((each for each in between if each.prediction.fits), ends[-1])
-            found.append(chosen)
+            cheapest.append(chosen)
             modes = modes[: modes.index(chosen.plan.recompute)]
-        return found
+        return cheapest
 
     def _predict(self, plan: Plan) -> Ranked:
         known = self.fitting.get(plan) or self.too_big.get(plan)
@@ -229,10 +229,10 @@ def _ordered(found: dict[Plan, Ranked], top: int) -> list[Ranked]:
     best: list[Ranked] = []
     while left and len(best) < top:
         limit = left[0].prediction.step_seconds * (1 + TIE)
-        near = [each for each in left if each.prediction.step_seconds <= limit]
+        near = [ranked for ranked in left if ranked.prediction.step_seconds <= limit]
         chosen = min(near, key=lambda each: simplicity(each.plan))
         best.append(chosen)
-        left = [each for each in left if _placement(each.plan) != _placement(chosen.plan)]
+        left = [ranked for ranked in left if _placement(ranked.plan) != _placement(chosen.plan)]
     return best
 
 

@@ -62,16 +62,16 @@ class Cuts:
 
     def _cut(self, kind: str, dims: Dims, shape: tuple[int, ...]) -> frozenset[str]:
         rule, movable, left = self._rules[kind], self._movable[kind], list(shape)
-        found: set[str] = set()
+        result: set[str] = set()
         for at, dim in enumerate(dims):
             axes = [axis for axis in rule.get(dim or "", ()) if axis not in movable]
             if dim == "batch" or shape[at] % self.degree(axes) == 0:
-                found.update(axes)
+                result.update(axes)
                 left[at] //= self.degree(axes) if dim != "batch" else 1
         for axis in movable:  # goes to any dim that it divides
             if any(size % self.degrees[axis] == 0 for size in left):
-                found.add(axis)
-        return frozenset(found)
+                result.add(axis)
+        return frozenset(result)
 
     def ways(self, kind: str, value: Value) -> int:
         """Equal parts that a value is cut into."""
@@ -114,18 +114,18 @@ def pieces(graph: ModelGraph, plan: Plan, cut: str = "items") -> tuple[Piece, ..
     size, left = divmod(total, num_chunks)
     # what is left over goes one each to the last chunks, as PipelineLayer does
     bounds = [k * size + max(0, k - (num_chunks - left)) for k in range(num_chunks + 1)]
-    found, start = [], 0
+    result, start = [], 0
     spans = []
     for block in counted:
         spans.append((block, start, start + block.repeats))
         start += block.repeats
     for low, high in pairwise(bounds):
         parts = [(block, min(high, end) - max(low, begin)) for block, begin, end in spans]
-        found.append(tuple((block, count) for block, count in parts if count > 0))
+        result.append(tuple((block, count) for block, count in parts if count > 0))
     if cut == "layers":
-        found[0] = (*[(b, b.repeats) for b in graph.blocks if b.part == "embed"], *found[0])
-        found[-1] = (*found[-1], *[(b, b.repeats) for b in graph.blocks if b.part == "head"])
-    return tuple(found)
+        result[0] = (*[(b, b.repeats) for b in graph.blocks if b.part == "embed"], *result[0])
+        result[-1] = (*result[-1], *[(b, b.repeats) for b in graph.blocks if b.part == "head"])
+    return tuple(result)
 
 
 def stage_pieces(graph: ModelGraph, plan: Plan, cut: str = "items") -> tuple[tuple[Piece, ...], ...]:

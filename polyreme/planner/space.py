@@ -105,15 +105,15 @@ def cuts(shape: Shape, graph: ModelGraph, batch: int, space: Space) -> list[dict
         return [{"num_microbatches": m} for m in counts]
     counts = [m for m in counts if rows // m <= _MOST_ROWS or m == max(counts)]
     layers = sum(block.repeats for block in graph.blocks)
-    found: list[dict[str, object]] = []
+    result: list[dict[str, object]] = []
     for m, schedule in itertools.product(counts, space.schedules):
         kind = SCHEDULES[schedule]
         for virtual in range(kind.least_virtual, int(min(kind.most_virtual, _MOST_CHUNKS)) + 1):
             # chunks as even as the layers allow
             if virtual * shape.pp > layers or (kind.in_groups and m % shape.pp):
                 continue
-            found.append({"num_microbatches": m, "schedule": schedule, "virtual_stages": virtual})
-    return found
+            result.append({"num_microbatches": m, "schedule": schedule, "virtual_stages": virtual})
+    return result
 
 
 @lru_cache(maxsize=4096)

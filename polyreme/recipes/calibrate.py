@@ -86,7 +86,7 @@ class _Bench:
     def matmul(self, dtype: str, report: Report) -> list[tuple[float, float]]:
         """(FLOP of a product on one device, FLOP/s of all devices together) for square products of rising size."""
         sizes = (32, 64, 128, 256, 512) if self.is_cpu else (256, 512, 1024, 2048, 4096, 8192)
-        found = []
+        rates = []
         for size in sizes:
             # each product reads a matrix of its own, as a step's do
             x = self._ones((_CHAIN, size, size), dtype)
@@ -98,14 +98,14 @@ class _Bench:
                 return y
 
             flops = 2.0 * size**3
-            found.append((flops, flops * _CHAIN * len(self.devices) / self._seconds(chain, x)))
-        report(f"matmul {dtype}: {max(rate for _, rate in found) / 1e9:,.0f} GFLOP/s on all devices together")
-        return found
+            rates.append((flops, flops * _CHAIN * len(self.devices) / self._seconds(chain, x)))
+        report(f"matmul {dtype}: {max(rate for _, rate in rates) / 1e9:,.0f} GFLOP/s on all devices together")
+        return rates
 
     def attention(self, report: Report) -> list[tuple[float, float]]:
         """As matmul, of causal attention in the forward: half of the products' FLOP are carried out."""
         heads, width = (4, 32) if self.is_cpu else (16, 128)
-        found = []
+        rates = []
         for seq in (64, 256, 512) if self.is_cpu else (512, 1024, 2048, 4096):
             q = self._ones((2, seq, heads, width), self.dtypes[0])
 
@@ -116,20 +116,20 @@ class _Bench:
                 return rows
 
             flops = 2.0 * 2 * seq * seq * heads * width  # two products of 2 s s d, half of each, two rows
-            found.append((flops, flops * 2 * len(self.devices) / self._seconds(chain, q)))
-        report(f"attention: {max(rate for _, rate in found) / 1e9:,.0f} GFLOP/s")
-        return found
+            rates.append((flops, flops * 2 * len(self.devices) / self._seconds(chain, q)))
+        report(f"attention: {max(rate for _, rate in rates) / 1e9:,.0f} GFLOP/s")
+        return rates
 
     def streaming(self, report: Report) -> list[tuple[float, float]]:
         """(bytes read and written on one device, bytes/s of all devices together)."""
         sizes = (1 << 12, 1 << 15, 1 << 18, 1 << 20, 1 << 22) if self.is_cpu else (1 << 16, 1 << 20, 1 << 24, 1 << 27)
-        found = []
+        rates = []
         for size in sizes:
             x = self._ones((size,), "float32")
             moved = 2.0 * 4 * size
-            found.append((moved, moved * len(self.devices) / self._seconds(lambda x: x + 1, x)))
-        report(f"memory: {max(rate for _, rate in found) / 1e9:,.1f} GB/s")
-        return found
+            rates.append((moved, moved * len(self.devices) / self._seconds(lambda x: x + 1, x)))
+        report(f"memory: {max(rate for _, rate in rates) / 1e9:,.1f} GB/s")
+        return rates
 
     def collective(self, kind: str, report: Report) -> list[tuple[float, float]]:
         """(bytes of the whole result on one device, seconds) of a collective over all devices; [] for one device."""
@@ -137,11 +137,11 @@ class _Bench:
         if count == 1:
             return []
         run = jax.lax.psum if kind == "all-reduce" else jax.lax.all_gather
-        found = []
+        rates = []
         for shift in (8, 14, 18, 20, 22) if self.is_cpu else (12, 18, 22, 26):
             nbytes = 1 << shift
-            each = nbytes // 4 if kind == "all-reduce" else max(1, nbytes // 4 // count)
-            x = self._ones((each,), "float32")
+            share = nbytes // 4 if kind == "all-reduce" else max(1, nbytes // 4 // count)
+            x = self._ones((share,), "float32")
 
             def chain(x: Any) -> Any:
                 # each waits for the one before; what is added keeps them from being merged
@@ -151,11 +151,11 @@ class _Bench:
                 return x
 
             spread = jax.shard_map(chain, mesh=self.mesh, in_specs=P("all"), out_specs=P("all"), check_vma=False)
-            made = 4.0 * each * (1 if kind == "all-reduce" else count)
-            found.append((made, self._seconds(spread, x) / _CHAIN))
-        times = (f"{seconds * 1e6:,.0f} us for {size:,.0f} B" for size, seconds in found)
+            made = 4.0 * share * (1 if kind == "all-reduce" else count)
+            rates.append((made, self._seconds(spread, x) / _CHAIN))
+        times = (f"{seconds * 1e6:,.0f} us for {size:,.0f} B" for size, seconds in rates)
         report(f"{kind}: {', '.join(times)}")
-        return found
+        return rates
 
     def launch(self, report: Report) -> float:
         """Seconds from one small operation of a program to the next, all devices running it."""

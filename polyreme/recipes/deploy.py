@@ -131,14 +131,14 @@ def _read_inputs(predictor: Predictor, files: Mapping[str, Path]) -> list[np.nda
 
 def _array(path: Path, name: str) -> np.ndarray:
     try:
-        found = np.load(path, allow_pickle=False)
+        array = np.load(path, allow_pickle=False)
     except FileNotFoundError as error:
         raise DataError(f"--input {name}={path}: no such file") from error
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"--input {name}={path}: not a .npy file of numbers; write it with numpy.save") from error
-    if not isinstance(found, np.ndarray):
+    if not isinstance(array, np.ndarray):
         raise DataError(f"--input {name}={path}: an archive of several arrays; give a .npy file with one")
-    return found
+    return array
 
 
 def _file_name(name: str) -> str:

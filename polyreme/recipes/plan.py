@@ -91,15 +91,15 @@ def answer(
     space, training, shape = space_of(without), training_of(config, cluster), shape_of(config.model)
     batch = config.train.global_batch
     refuse = functools.partial(_refused, config)
-    found = search(shape, cluster, batch, training, space, top, refuse)
-    own = None
+    result = search(shape, cluster, batch, training, space, top, refuse)
+    asked = None
     if config.plan.num_devices == cluster.num_devices:
         plan = config.parallel_plan
-        own = Ranked(plan, predict(shape, plan, cluster, batch, training))
+        asked = Ranked(plan, predict(shape, plan, cluster, batch, training))
     wanted: tuple[Change, ...] = ()
-    if not found.plans:
+    if not result.plans:
         wanted = changes(shape, cluster, batch, training, space, refuse, report=report)
-    return Answer(config, cluster, training, space, found, own, changes=wanted)
+    return Answer(config, cluster, training, space, result, asked, changes=wanted)
 
 
 def training_of(config: PretrainConfig, cluster: Cluster) -> Training:
@@ -209,16 +209,16 @@ def plan_words(plan: Plan) -> str:
     return " ".join(words)
 
 
-def run_file(loaded: Loaded, found: Answer, output: Path) -> str:
+def run_file(loaded: Loaded, answer: Answer, output: Path) -> str:
     """The file that `polyreme pretrain` takes to run the chosen plan; for a processor it says so.
 
     Data that lie beside the configuration are named so that they are found from the new file too.
     """
-    assert found.chosen is not None  # who asks has looked
-    ranked = found.found.plans[found.chosen]
+    assert answer.chosen is not None  # who asks has looked
+    ranked = answer.found.plans[answer.chosen]
     config = with_plan(loaded.config, ranked.plan)
     values: dict[str, Any] = {}
-    if found.cluster.shared > 1 and config.device is None:
+    if answer.cluster.shared > 1 and config.device is None:
         values["device"] = "cpu"
     if not config.data.is_synthetic and output.parent.resolve() != loaded.folder.resolve():
         beside = [(loaded.folder / name) for name in config.data.text]
@@ -226,8 +226,8 @@ def run_file(loaded: Loaded, found: Answer, output: Path) -> str:
         values["data"] = config.data.model_copy(update={"text": names})
     prediction = ranked.prediction
     heading = (
-        f"{loaded.path.name} with the plan that `polyreme plan` chose for {found.cluster.num_devices} x "
-        f"{found.cluster.device.name}: {plan_words(ranked.plan)}\n"
+        f"{loaded.path.name} with the plan that `polyreme plan` chose for {answer.cluster.num_devices} x "
+        f"{answer.cluster.device.name}: {plan_words(ranked.plan)}\n"
         f"predicted: {prediction.step_seconds:.3g} s a step, {prediction.tokens_per_second:,.0f} tokens/s, "
         f"{bytes_text(prediction.memory.total)} a device"
     )

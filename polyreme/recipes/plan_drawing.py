@@ -156,15 +156,15 @@ def _unit(seconds: float) -> tuple[float, str]:
 def _draw_memory(
     axes: Any, bars: Sequence[Bar], prediction: Prediction, stage: int, plan: Plan, end: float, unit: float
 ) -> None:
-    held: Memory = prediction.stages[stage]
-    points = [*live_bytes(bars, held.activations), (end, 0.0)]
+    memory: Memory = prediction.stages[stage]
+    points = [*live_bytes(bars, memory.activations), (end, 0.0)]
     times = [time / unit for time, _ in points]
-    constant = {name: [getattr(held, name) / _GIB] * len(points) for name in _PARTS if name != "activations"}
+    constant = {name: [getattr(memory, name) / _GIB] * len(points) for name in _PARTS if name != "activations"}
     rows = {**constant, "activations": [nbytes / _GIB for _, nbytes in points]}
-    labels = [f"{name}  {getattr(held, name) / _GIB:.2f}" for name in _PARTS]
+    labels = [f"{name}  {getattr(memory, name) / _GIB:.2f}" for name in _PARTS]
     axes.stackplot(times, *[rows[name] for name in _PARTS], colors=list(_PARTS.values()), labels=labels, linewidth=0)
     limit = prediction.capacity / _GIB
-    total = held.total / _GIB
+    total = memory.total / _GIB
     if limit < 3 * total:  # else the memory itself would be a line at the bottom
         axes.axhline(limit, color=_LIMIT, linewidth=1.2)
         text = f"what a device has: {limit:.2f} "

@@ -27,21 +27,21 @@ def report(answer: Answer) -> RenderableType:
 
 def to_json(answer: Answer) -> dict[str, Any]:
     """Everything, as plain values."""
-    found, chosen = answer.found, answer.chosen
+    result, chosen = answer.found, answer.chosen
     return {
         "cluster": _cluster_values(answer.cluster),
         "model": {"family": answer.config.model.family, "parameters": _num_parameters(answer)},
         "global_batch": answer.config.train.global_batch,
         "training": asdict(answer.training),
-        "looked_at": found.looked_at,
+        "looked_at": result.looked_at,
         "chosen": chosen,
         "plans": [
             _values(ranked) | ({"verified": _verified_values(answer, at)} if at < len(answer.verified) else {})
-            for at, ranked in enumerate(found.plans)
+            for at, ranked in enumerate(result.plans)
         ],
         "own": None if answer.own is None else _values(answer.own),
         "would_not_fit": [_values(each) | _short_values(each.prediction) for each in too_big(answer)],
-        "ruled_out": [{"why": why, "meshes": count} for why, count in found.refused.items()],
+        "ruled_out": [{"why": why, "meshes": count} for why, count in result.refused.items()],
         "changes": [{"what": c.what, "devices": c.devices, **_values(c.best)} for c in answer.changes],
     }
 
@@ -57,12 +57,12 @@ def too_big(answer: Answer) -> Sequence[Ranked]:
 
 def _parts(answer: Answer) -> Iterator[RenderableType]:
     yield Text(_heading(answer), style="bold")
-    found = answer.found
-    if found.plans:
+    result = answer.found
+    if result.plans:
         yield _best(answer)
         chosen = answer.chosen
         if chosen is not None:
-            yield from _details(found.plans[chosen])
+            yield from _details(result.plans[chosen])
         if answer.verified:
             yield _verified(answer)
     else:
@@ -136,13 +136,13 @@ def _verified(answer: Answer) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("collectives of the fullest device, bytes sent a step")
-    for at, (ranked, verified) in enumerate(zip(answer.found.plans, answer.verified, strict=False)):
+    for index, (ranked, verified) in enumerate(zip(answer.found.plans, answer.verified, strict=False)):
         prediction = ranked.prediction
-        verdict = "refuted: does not fit" if answer.is_refuted(at) else "fits"
+        verdict = "refuted: does not fit" if answer.is_refuted(index) else "fits"
         sizes = [_gib(nbytes) for nbytes in (prediction.memory.total, verified.total, prediction.capacity)]
         stage = max(verified.stages, key=lambda each: each.total)
         sent = [f"{e.count} {e.kind} over {_axes(e.axes)}: {bytes_text(e.wire_bytes)}" for e in stage.exchanges]
-        table.add_row(str(at + 1), plan_words(ranked.plan), *sizes, verdict, ", ".join(sent) or "none")
+        table.add_row(str(index + 1), plan_words(ranked.plan), *sizes, verdict, ", ".join(sent) or "none")
     return table
 
 
@@ -154,12 +154,12 @@ def _ruled_out(answer: Answer) -> Iterator[RenderableType]:
         for name in ("step s", "GiB/device", "of", "too much"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("most of it")
-        for each in large:
-            lack, part = shortfall(each.prediction)
-            held = getattr(each.prediction.memory, part)
-            sizes = [_gib(each.prediction.memory.total), _gib(each.prediction.capacity), _gib(lack)]
+        for ranked in large:
+            lack, part = shortfall(ranked.prediction)
+            held = getattr(ranked.prediction.memory, part)
+            sizes = [_gib(ranked.prediction.memory.total), _gib(ranked.prediction.capacity), _gib(lack)]
             words = f"{part}, {_gib(held)} GiB"
-            table.add_row(plan_words(each.plan), _seconds(each.prediction.step_seconds, ""), *sizes, words)
+            table.add_row(plan_words(ranked.plan), _seconds(ranked.prediction.step_seconds, ""), *sizes, words)
         yield table
     reasons = sorted(answer.found.refused.items(), key=lambda item: -item[1])
     if reasons:

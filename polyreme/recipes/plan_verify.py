@@ -160,16 +160,16 @@ def _whole(abstract: AbstractJob, program: Any, seconds: float) -> VerifiedStage
 def _staged(abstract: AbstractJob, start: float) -> tuple[VerifiedStage, ...]:
     staged = abstract.dry_run()
     seconds = (time.perf_counter() - start) / abstract.plan.mesh.pp
-    found = []
-    for at, stage in enumerate(abstract.layout.stages):
+    result = []
+    for index, stage in enumerate(abstract.layout.stages):
         devices = set(stage.mesh.devices.flat)
         own = [p for p in abstract.model.parameters() if set(p._array.sharding.device_set) == devices]
         parameters, optimizer = _state_bytes(abstract, own)
-        programs = [(c.program.as_text(), c.calls) for c in staged.programs if c.stage == at]
-        rest = staged.peak(at) + staged.copies(at)
+        programs = [(c.program.as_text(), c.calls) for c in staged.programs if c.stage == index]
+        rest = staged.peak(index) + staged.copies(index)
         exchanges = exchanges_of(programs, abstract.plan)
-        found.append(VerifiedStage(parameters, staged.gradients(at), optimizer, rest, exchanges, seconds))
-    return tuple(found)
+        result.append(VerifiedStage(parameters, staged.gradients(index), optimizer, rest, exchanges, seconds))
+    return tuple(result)
 
 
 def _state_bytes(abstract: AbstractJob, parameters: Iterable[Any]) -> tuple[int, int]:
@@ -185,13 +185,13 @@ def _state_bytes(abstract: AbstractJob, parameters: Iterable[Any]) -> tuple[int,
 def exchanges_of(programs: Iterable[tuple[str, int]], plan: Plan) -> tuple[Exchange, ...]:
     """The collectives of programs (optimized HLO, calls in a step) by kind and axes, the largest first."""
     mesh = replace(plan.mesh, pp=1)
-    found: dict[tuple, list[float]] = defaultdict(lambda: [0, 0.0])
+    totals: dict[tuple, list[float]] = defaultdict(lambda: [0, 0.0])
     for text, calls in programs:
         for each in find_collectives(text, mesh):
-            entry = found[each.kind, each.axes]
+            entry = totals[each.kind, each.axes]
             entry[0] += each.times * calls
             entry[1] += each.total_wire * calls
-    made = [Exchange(kind, axes, int(count), wire) for (kind, axes), (count, wire) in found.items()]
+    made = [Exchange(kind, axes, int(count), wire) for (kind, axes), (count, wire) in totals.items()]
     return tuple(sorted(made, key=lambda e: -e.wire_bytes))
 
 

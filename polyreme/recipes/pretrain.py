@@ -82,14 +82,14 @@ def _load_corpus(config: PretrainConfig, base: Path) -> Corpus:
     corpus = load_corpus(config, base)
     if _is_first():
         everyone_says(None)
-    found = everyone_says([json.dumps(flatten(config), sort_keys=True), corpus.digest])
-    for rank, (settings, digest) in enumerate(found):
-        if settings != found[0][0]:
+    answers = everyone_says([json.dumps(flatten(config), sort_keys=True), corpus.digest])
+    for rank, (settings, digest) in enumerate(answers):
+        if settings != answers[0][0]:
             raise ConfigError(f"rank {rank} has other settings than rank 0; give every process the same command line")
-        if digest != found[0][1]:
+        if digest != answers[0][1]:
             raise DataError(
-                f"rank {rank} reads other data (digest {digest[:12]}) than rank 0 ({found[0][1][:12]}); give data.text "
-                "the same files on every machine"
+                f"rank {rank} reads other data (digest {digest[:12]}) than rank 0 ({answers[0][1][:12]}); give "
+                "data.text the same files on every machine"
             )
     return corpus
 

@@ -117,14 +117,14 @@ def comparison(schedules: Sequence[Schedule]) -> str:
     head = ("schedule", "chunks", "tasks", "peak live", "peak live activations per stage", "bubble")
     rows = [
         (
-            each.name,
-            str(each.num_virtual),
-            str(sum(map(len, each.tables))),
-            f"{max(_live(each, stage, None) for stage in range(each.num_stages)):.3g}",
-            live_text(each),
-            bubble_text(each),
+            schedule.name,
+            str(schedule.num_virtual),
+            str(sum(map(len, schedule.tables))),
+            f"{max(_live(schedule, stage, None) for stage in range(schedule.num_stages)):.3g}",
+            live_text(schedule),
+            bubble_text(schedule),
         )
-        for each in schedules
+        for schedule in schedules
     ]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)]

@@ -45,12 +45,12 @@ class StagedRuns:
         self.optimizer.clear_grad()
         _, parts = self._step.gradients(self.planned.cut(tokens, labels))
         bad = next((i for i, ([loss], _) in enumerate(parts) if not _is_finite(loss._array)), None)
-        found = None if bad is None else f"loss of microbatch {bad}"
+        name_of_first = None if bad is None else f"loss of microbatch {bad}"
         for name, p in reversed(parameters):
-            if found is None and p._grad is not None and not _is_finite(p._grad._array):
-                found = f"gradient of {name}"
+            if name_of_first is None and p._grad is not None and not _is_finite(p._grad._array):
+                name_of_first = f"gradient of {name}"
         self.optimizer.clear_grad()
-        return found
+        return name_of_first
 
 
 def _no_keys(count: int) -> list[jax.Array]:

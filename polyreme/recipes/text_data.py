@@ -119,14 +119,14 @@ def prepare(data: DataConfig, *, vocab_size: int, seq_len: int, cache: Path, bas
 
 def resolve(text: str, base: Path | None) -> Path:
     """The file a path in a configuration means. Raises DataError listing where it was looked for."""
-    given = Path(text).expanduser()
+    path = Path(text).expanduser()
     folders = (
-        [Path()] if given.is_absolute() else [folder for folder in (base, Path(), _REPOSITORY) if folder is not None]
+        [Path()] if path.is_absolute() else [folder for folder in (base, Path(), _REPOSITORY) if folder is not None]
     )
     for folder in folders:
-        if (folder / given).is_file():
-            return folder / given
-    looked = ", ".join(dict.fromkeys(str((folder / given).absolute()) for folder in folders))
+        if (folder / path).is_file():
+            return folder / path
+    looked = ", ".join(dict.fromkeys(str((folder / path).absolute()) for folder in folders))
     raise DataError(f"data.text: no file {text!r}; looked for {looked}")
 
 

@@ -79,12 +79,12 @@ def edit_distance(
     if (input_length is None) != (label_length is None):
         raise ConfigError("edit_distance: give both input_length and label_length, or neither")
     if input_length is not None:
-        found = OPS["edit_distance"](input, label, normalized, ignored_tokens, input_length, label_length)
-        return divided(found[0], ()), divided(found[1], ())
+        distances = OPS["edit_distance"](input, label, normalized, ignored_tokens, input_length, label_length)
+        return divided(distances[0], ()), divided(distances[1], ())
     (x, of), (y, by) = (sequences("edit_distance", v) for v in (input, label))
     steps = [lods.rows(v) if (n := lods.longest(lod)) is None else n for v, lod in ((x, of), (y, by))]
-    found = OPS["sequence_edit_distance"](x, inner(of), y, inner(by), normalized, ignored_tokens, *steps)
-    return divided(found[0], ()), divided(found[1], ())
+    distances = OPS["sequence_edit_distance"](x, inner(of), y, inner(by), normalized, ignored_tokens, *steps)
+    return divided(distances[0], ()), divided(distances[1], ())
 
 
 def ctc_greedy_decoder(

@@ -74,14 +74,14 @@ def lod_of(value: Any) -> Lod:
 
 def sequences(what: str, value: Any) -> tuple[Variable, Lod]:
     """(value, its lod). Raises ProgramError if its rows are no sequences."""
-    found = variable(what, value)
-    lod = lod_of(found)
+    sequence = variable(what, value)
+    lod = lod_of(sequence)
     if not lod:
         raise ProgramError(
-            f"{what}: {found.name!r} of shape {found.shape} has no sequences; give data(..., lod_level=1) what a "
+            f"{what}: {sequence.name!r} of shape {sequence.shape} has no sequences; give data(..., lod_level=1) what a "
             "LoDTensor is fed to, or divide it with lod_reset"
         )
-    return found, lod
+    return sequence, lod
 
 
 def divided(value: Any, lod: Sequence[Variable]) -> Variable:
@@ -113,16 +113,16 @@ def _pass_on(op: Call, block: Block) -> None:
     source = next((v for v in inputs.values() if isinstance(v, Variable) and v.lod and v.shape[0] == DYNAMIC), None)
     if op.name in _PICK_ROWS or getattr(function_of(op.name), "__module__", "").startswith(_SEQUENCE_OPS):
         source = None
-    kept: set[int] = set()
+    passing: set[int] = set()
     if source is not None and any(_many_rows(block.vars.get(name)) for name in op.outputs):
         # an unknown size may be any other one: only what follows the rows under both probes has as many
         probed = [source._array.at(probe).shape[:1] for probe in PROBES]
         every = [list(_leaves(result)) for result in infer.call_results(op, inputs)[0]]
-        kept = {i for i, seen in enumerate(zip(*every, strict=True)) if [s.array.shape[:1] for s in seen] == probed}
+        passing = {i for i, seen in enumerate(zip(*every, strict=True)) if [s.array.shape[:1] for s in seen] == probed}
     for i, name in enumerate(op.outputs):
         result = block.vars.get(name)
         if not _settled(result):
-            divided(result, source.lod if source is not None and i in kept else ())
+            divided(result, source.lod if source is not None and i in passing else ())
 
 
 _PICK_ROWS = {"gather", "gather_nd", "index_select", "masked_select", "take", "index_sample"}
@@ -180,13 +180,13 @@ def _recorded(name: str, x: Variable, dtype: Any) -> Variable:
 def lengths(level: Variable) -> Variable:
     """The length of each sequence of a level, [n], which is what ops take."""
     known = _Notes.of(defaults.main).lengths
-    found = known.get(level.name)
+    result = known.get(level.name)
     # one that was computed inside a branch is not known outside of it
-    if found is None or defaults.block.find_var(found.name) is not found:
+    if result is None or defaults.block.find_var(result.name) is not result:
         # offsets that are fed are one more than a batch, whose size stands for the number of sequences
-        found = _recorded("diff", level, np.int64) if level.is_data else OPS["diff"](level)
-        known[level.name] = divided(found, ())
-    return found
+        result = _recorded("diff", level, np.int64) if level.is_data else OPS["diff"](level)
+        known[level.name] = divided(result, ())
+    return result
 
 
 def inner(lod: Lod) -> Variable:

@@ -123,7 +123,7 @@ def find_collectives(text: str, mesh: MeshShape, balance: float = BALANCE["gpu"]
     mesh: the shape whose device indexes the program's partitions are. balance: see BALANCE.
     """
     module = Module(text)
-    found = []
+    collectives = []
     for computation, times, counted in _running(module, module.entry, 1, True):
         work = _Work(module, computation)
         for instruction in computation:
@@ -131,8 +131,8 @@ def find_collectives(text: str, mesh: MeshShape, balance: float = BALANCE["gpu"]
             if kind is not None:
                 made = _collective(module, work, instruction, kind, mesh, (times, counted), balance)
                 if made.wire:
-                    found.append(made)
-    return found
+                    collectives.append(made)
+    return collectives
 
 
 _OF_GRADIENTS = ("accumulate", "pull_saved", "sum_replicas")
@@ -256,24 +256,32 @@ _PARTITION_KINDS = ("all-to-all", "ragged-all-to-all", "collective-broadcast")
 def _parts(computation: Computation, instruction: Instruction, kind: str, size: int) -> tuple[CollectiveArray, ...]:
     """One part an operand; a combined collective's parts are told apart by what computed them."""
     operands = computation.operands_of(instruction)
-    own = origin_of(instruction.op_name)
+    whole_origin = origin_of(instruction.op_name)
     scale = size if kind == "all-gather" else 1
-    made = []
+    parts = []
     for operand in operands:
         shape = operand.shapes[0]
-        origin = own if len(operands) == 1 or kind == "all-to-all" else _producer(computation, operand, own)
-        made.append(CollectiveArray(shape.nbytes * scale, shape.dtype, shape.dims, origin))
-    return tuple(made)
+        origin = (
+            whole_origin
+            if len(operands) == 1 or kind == "all-to-all"
+            else _producer(computation, operand, whole_origin)
+        )
+        parts.append(CollectiveArray(shape.nbytes * scale, shape.dtype, shape.dims, origin))
+    return tuple(parts)
 
 
-def _producer(computation: Computation, operand: Instruction, own: Origin) -> Origin:
+def _producer(computation: Computation, operand: Instruction, default: Origin) -> Origin:
     """Where an operand was computed, looked for through instructions that only rename."""
-    at: Instruction | None = operand
-    while at is not None and at.opcode in ("get-tuple-element", "bitcast", "copy", "tuple") and at.operands:
-        at = computation.instructions.get(at.operands[0])
-    if at is None or not at.op_name:
-        return own
-    return origin_of(at.op_name)
+    instruction: Instruction | None = operand
+    while (
+        instruction is not None
+        and instruction.opcode in ("get-tuple-element", "bitcast", "copy", "tuple")
+        and instruction.operands
+    ):
+        instruction = computation.instructions.get(instruction.operands[0])
+    if instruction is None or not instruction.op_name:
+        return default
+    return origin_of(instruction.op_name)
 
 
 class _Work:
@@ -290,25 +298,25 @@ class _Work:
     @functools.cached_property
     def before(self) -> list[int]:
         """For each instruction a bit set of those it depends on."""
-        found: list[int] = []
+        result: list[int] = []
         for instruction in self.computation:
             bits = 0
             for name in instruction.operands:
                 at = self.order.get(name)
-                if at is not None and at < len(found):
-                    bits |= found[at] | 1 << at
-            found.append(bits)
-        return found
+                if at is not None and at < len(result):
+                    bits |= result[at] | 1 << at
+            result.append(bits)
+        return result
 
     @functools.cached_property
     def after(self) -> list[int]:
         """For each instruction a bit set of those that depend on it."""
-        found = [0] * len(self.order)
+        result = [0] * len(self.order)
         for at, instruction in reversed(list(enumerate(self.computation))):
             for name in instruction.operands:
                 if name in self.order:
-                    found[self.order[name]] |= found[at] | 1 << at
-        return found
+                    result[self.order[name]] |= result[at] | 1 << at
+        return result
 
     def independent(self, instruction: Instruction) -> int:
         """FLOP that neither feed the instruction nor wait for it."""

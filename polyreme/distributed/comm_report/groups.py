@@ -32,14 +32,14 @@ def parse_groups(attributes: str, num_devices: int) -> Groups:
     """
     if "replica_groups=" not in attributes:
         return (tuple(range(num_devices)),)
-    if found := _LISTS.search(attributes):
-        listed = [_numbers(text) for text in re.findall(r"\{([\d,\s]*)\}", found[1])]
+    if match := _LISTS.search(attributes):
+        listed = [_numbers(text) for text in re.findall(r"\{([\d,\s]*)\}", match[1])]
         return tuple(group for group in listed if group) or (tuple(range(num_devices)),)
-    if found := _IOTA.search(attributes):
-        ids = _iota(found[2], found[3]).reshape(_numbers(found[1]))
+    if match := _IOTA.search(attributes):
+        ids = _iota(match[2], match[3]).reshape(_numbers(match[1]))
         return _rows(ids.reshape(ids.shape[0], -1))
-    if found := _MESH.search(attributes):
-        return _mesh_groups(found[1], found[2], found[3])
+    if match := _MESH.search(attributes):
+        return _mesh_groups(match[1], match[2], match[3])
     shown = attributes[attributes.find("replica_groups=") :][:80]
     raise ConfigError(f"this notation of replica groups is not known: {shown!r}; please report it with the XLA version")
 

@@ -61,11 +61,11 @@ class PipelineReport:
 
 def sends_of(sent: Iterable[Sending]) -> list[CollectiveInstruction]:
     """What one stage sends as rows of the report, equal ones together; axis pp, each device to its like."""
-    found = []
+    sends = []
     for (what, dtype, shape, nbytes), times in Counter(sent).items():
         origin = Origin(_PHASES.get(what, "backward"), what, "", "")
         part = CollectiveArray(nbytes, dtype, shape, origin)
-        found.append(
+        sends.append(
             CollectiveInstruction("", "send", ("pp",), 2, (part,), times, True, True, "between programs", 0, 1.0)
         )
-    return found
+    return sends

@@ -260,17 +260,17 @@ def _job_of(strategy: Any, num_devices: int) -> tuple[Job, DistributedStrategy]:
 
 def _strategy_of(plan: Plan) -> DistributedStrategy:
     """What a plan says in the words of a strategy, for who reads those: degrees, order and microbatches."""
-    made = DistributedStrategy()
-    made.hybrid_configs = {
+    strategy = DistributedStrategy()
+    strategy.hybrid_configs = {
         **{f"{axis}_degree": degree for axis, degree in plan.mesh.degrees.items()},
         "order": [*plan.mesh.order],
     }
-    made.pipeline_configs = {
+    strategy.pipeline_configs = {
         "accumulate_steps": plan.num_microbatches,
         "schedule_mode": plan.schedule or DEFAULT_SCHEDULE,
     }
-    made.recompute = plan.recompute == "full"
-    return made
+    strategy.recompute = plan.recompute == "full"
+    return strategy
 
 
 fleet = Fleet()

@@ -229,7 +229,7 @@ def _connect(address: Address, timeout: float) -> socket.socket:
     end = time.monotonic() + timeout
     while True:
         try:
-            found = socket.create_connection(address, timeout=max(0.1, min(5.0, end - time.monotonic())))
+            connection = socket.create_connection(address, timeout=max(0.1, min(5.0, end - time.monotonic())))
         except OSError as error:
             if time.monotonic() + _RETRY_SECONDS > end:
                 raise ConfigError(
@@ -238,9 +238,9 @@ def _connect(address: Address, timeout: float) -> socket.socket:
                 ) from error
             time.sleep(_RETRY_SECONDS)
             continue
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _notice_cut_networks(found)
-        return found
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _notice_cut_networks(connection)
+        return connection
 
 
 def _notice_cut_networks(connection: socket.socket) -> None:

@@ -74,26 +74,26 @@ class Chunk:
         if not program.draws:
             if self._no_key is None:
                 self._no_key = put(np.zeros(2, np.uint32), self.stage.replicated())
-            outs, _, kept = program.forward(self._read(program), self._no_key, flow.arrays)
-            return outs, key, Done(program, kept)
+            outs, _, residuals = program.forward(self._read(program), self._no_key, flow.arrays)
+            return outs, key, Done(program, residuals)
         if key.sharding.device_set != self._devices:
             # sent along only where the programs known so far draw
             (key,) = move([key], [self.stage.replicated()])
-        outs, key, kept = program.forward(self._read(program), key, flow.arrays)
-        return outs, key, Done(program, kept)
+        outs, key, residuals = program.forward(self._read(program), key, flow.arrays)
+        return outs, key, Done(program, residuals)
 
     def backward(self, done: Done, cotangents: list[Any]) -> tuple[list[Any], Done]:
         """-> gradients of the input arrays, None where there are none; what weights needs."""
-        program, kept = done
+        program, residuals = done
         read = self._read(program)
         if self.cut:
-            gradients, _, kept = program.backward(read, kept, cotangents, [])
-            return gradients, Done(program, kept)
+            gradients, _, residuals = program.backward(read, residuals, cotangents, [])
+            return gradients, Done(program, residuals)
         last = self._is_last()
-        sums = self._sums_of(program, kept, cotangents, last)
-        gradients, sums, kept = program.backward(read, kept, cotangents, sums, last=last)
+        sums = self._sums_of(program, residuals, cotangents, last)
+        gradients, sums, residuals = program.backward(read, residuals, cotangents, sums, last=last)
         self._keep_sums(program, sums)
-        return gradients, Done(program, kept)
+        return gradients, Done(program, residuals)
 
     def weights(self, done: Done) -> None:
         """The second part of a backward that was cut."""

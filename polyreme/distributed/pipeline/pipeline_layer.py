@@ -253,13 +253,13 @@ _FILE_END = "-tensor_00-model_states.pdparams"
 
 def _file_of(folder: Path, index: int) -> Path:
     # a longer index begins with other digits, so the dash ends the number
-    found = sorted([*folder.glob(f"layer_{index:02d}-*.pdparams")])
-    if len(found) != 1 or not found[0].name.endswith(_FILE_END):
+    files = sorted([*folder.glob(f"layer_{index:02d}-*.pdparams")])
+    if len(files) != 1 or not files[0].name.endswith(_FILE_END):
         raise CheckpointError(
             f"set_state_dir: layer {index} needs one file layer_{index:02d}[-virtual_pp_stage_YY]{_FILE_END} in "
-            f"{folder}, found {[f.name for f in found]}; give a folder that one save_state_dict has written"
+            f"{folder}, found {[f.name for f in files]}; give a folder that one save_state_dict has written"
         )
-    return found[0]
+    return files[0]
 
 
 def _run(items: Sequence[Item], x: Any) -> Any:

@@ -185,13 +185,13 @@ class RunAcross(Run):
         told = self._agreed.on(
             ("sums", k, tuple(self._kinds)),
             chunk.stage,
-            lambda: [[at, Piece.of(array).plain()] for at, array in foreign.items()],
+            lambda: [[key, Piece.of(array).plain()] for key, array in foreign.items()],
         )
-        for at, piece in told:
-            ours = [foreign[at]] if at in foreign else None
-            moved = hop(ours, [Piece.read(piece)], chunk.stage, self._agreed.homes[at])
+        for key, piece in told:
+            ours = [foreign[key]] if key in foreign else None
+            moved = hop(ours, [Piece.read(piece)], chunk.stage, self._agreed.homes[key])
             if moved is not None:
-                accumulate(totals, self._agreed.tensors[at], moved[0])
+                accumulate(totals, self._agreed.tensors[key], moved[0])
 
     def results(self) -> list[Any]:
         """Every microbatch's losses in every process; without losses, the last chunk's outputs where they were made,

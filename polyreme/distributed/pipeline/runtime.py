@@ -173,14 +173,14 @@ def _then(fn: Callable[[Any], Any], output: Callable[[Any], Any]) -> Callable[[A
 
 
 def _with_losses(
-    fn: Callable[[Any], Any], losses: Sequence[Callable[[Any, Any], Any]], at: int
+    fn: Callable[[Any], Any], losses: Sequence[Callable[[Any, Any], Any]], chosen: int
 ) -> Callable[[Any], Any]:
     """fn and every loss of its output; gradients flow through the one at `at` alone."""
 
     def last(pair: tuple[Any, Any]) -> Any:
         out = fn(pair[0])
         found = [_checked_loss(loss(out, pair[1])) for loss in losses]
-        return [loss if i == at else loss.detach() for i, loss in enumerate(found)]
+        return [loss if i == chosen else loss.detach() for i, loss in enumerate(found)]
 
     return last
 

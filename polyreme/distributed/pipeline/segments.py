@@ -60,22 +60,22 @@ def by_name(pattern: str, parts: int, names: Sequence[str]) -> list[int]:
     [0, 2, 5]
     """
     try:
-        found = [i for i, name in enumerate(names) if re.search(pattern, name, re.IGNORECASE)]
+        matches = [i for i, name in enumerate(names) if re.search(pattern, name, re.IGNORECASE)]
     except re.error as error:
         raise ConfigError(f"PipelineLayer: seg_method 'layer:{pattern}' is no regular expression: {error}") from None
-    if not found:
+    if not matches:
         raise ConfigError(
             f"PipelineLayer: seg_method 'layer:{pattern}' matches no layer; the classes are "
             f"{', '.join(dict.fromkeys(names))}"
         )
-    if len(found) % parts:
+    if len(matches) % parts:
         raise ConfigError(
-            f"PipelineLayer: seg_method 'layer:{pattern}' matches {len(found)} layers, which do not divide into "
-            f"{parts} parts (stages x virtual stages); make it {nearest_multiples(len(found), parts)} layers, or "
-            f"{nearest_divisor(len(found), parts)} parts"
+            f"PipelineLayer: seg_method 'layer:{pattern}' matches {len(matches)} layers, which do not divide into "
+            f"{parts} parts (stages x virtual stages); make it {nearest_multiples(len(matches), parts)} layers, or "
+            f"{nearest_divisor(len(matches), parts)} parts"
         )
-    each = len(found) // parts
-    return [0, *(found[k * each - 1] + 1 for k in range(1, parts)), len(names)]
+    each = len(matches) // parts
+    return [0, *(matches[k * each - 1] + 1 for k in range(1, parts)), len(names)]
 
 
 def explicit(bounds: Sequence[Any], parts: int, count: int) -> list[int]:
@@ -113,11 +113,11 @@ def balanced(sizes: Sequence[int], parts: int) -> list[int]:
 
 def _filled(sizes: Sequence[int], parts: int, limit: int) -> list[int]:
     """Boundaries when each part takes layers up to limit, but leaves one for each part that follows."""
-    bounds, held = [0], 0
+    bounds, filled = [0], 0
     for i, size in enumerate(sizes):
         needed = parts - len(bounds)  # parts that must still begin after this one
-        if i > bounds[-1] and (held + size > limit or len(sizes) - i <= needed):
+        if i > bounds[-1] and (filled + size > limit or len(sizes) - i <= needed):
             bounds.append(i)
-            held = 0
-        held += size
+            filled = 0
+        filled += size
     return [*bounds, len(sizes)]

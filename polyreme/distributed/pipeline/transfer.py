@@ -43,12 +43,12 @@ _listeners: list[list[Sent]] = []
 @contextmanager
 def recorded() -> Iterator[list[Sent]]:
     """Inside the block, what stages of this process send each other is added to the list."""
-    found: list[Sent] = []
-    _listeners.append(found)
+    record: list[Sent] = []
+    _listeners.append(record)
     try:
-        yield found
+        yield record
     finally:
-        _listeners[:] = [other for other in _listeners if other is not found]
+        _listeners[:] = [other for other in _listeners if other is not record]
 
 
 def note(what: str, arrays: Iterable[Any]) -> None:

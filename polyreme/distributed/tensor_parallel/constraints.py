@@ -40,30 +40,30 @@ def settle(layer: Layer) -> None:
     Under a pipeline it waits for that: which stage it belongs to is not known yet. Raises PlacementError, with the
     nearest sizes that do, for a dim that does not divide.
     """
-    found = layouts.active.layout
-    if found is None or found.plan.mesh.pp > 1:
+    layout = layouts.active.layout
+    if layout is None or layout.plan.mesh.pp > 1:
         return
     for name, p in layer.named_parameters():
         try:
-            p.layouts = parameter_layouts(found, p)
+            p.layouts = parameter_layouts(layout, p)
         except PlacementError as error:
             raise PlacementError(f"{type(layer).__name__} {name}: {error}") from None
         state.write(p, put(p._array, p.layouts["param"]))
 
 
-def constrain_dim(x: Any, at: int, dim: str | None) -> Any:
+def constrain_dim(x: Any, axis: int, dim: str | None) -> Any:
     """x with its dim `at` split as the plan in force splits the logical dim `dim` of activations; whole for None.
 
     x itself without a plan, where the plan splits no such dim, and for a size that does not divide.
     """
-    found = layouts.active.layout
-    if found is None:
+    layout = layouts.active.layout
+    if layout is None:
         return x
-    axes = _live(found, (MP,) if dim is None else found.plan.strategy.rule("act").get(dim, ()))
-    if not axes or (dim is not None and x.shape[at] % _ways(found, axes)):
+    axes = _live(layout, (MP,) if dim is None else layout.plan.strategy.rule("act").get(dim, ()))
+    if not axes or (dim is not None and x.shape[axis] % _ways(layout, axes)):
         return x
     axes = () if dim is None else axes
-    return sharding_constraint(x, _one_dim(found, len(x.shape), at, axes))
+    return sharding_constraint(x, _one_dim(layout, len(x.shape), axis, axes))
 
 
 def whole_over_mp(x: Any) -> Any:
@@ -80,17 +80,17 @@ def move_sequence(x: Any, what: str, before: bool, after: bool) -> Any:
     Over `sep` it stays as the plan has it. Raises PlacementError, with the nearest sizes that do, for a seq that does
     not divide.
     """
-    found = layouts.active.layout
-    if found is None or found.plan.mesh.degree(MP) == 1:
+    layout = layouts.active.layout
+    if layout is None or layout.plan.mesh.degree(MP) == 1:
         return x
-    inside = _live(found, found.plan.strategy.rule("act").get("block_seq", ()))
+    inside = _live(layout, layout.plan.strategy.rule("act").get("block_seq", ()))
     split = (*inside, MP)
-    if not x.shape or x.shape[0] % _ways(found, split):
+    if not x.shape or x.shape[0] % _ways(layout, split):
         raise PlacementError(
-            f"{what}: dim 0 of shape {list(x.shape)} does not divide into {_ways(found, split)} equal parts over "
-            f"{'+'.join(split)}; make it {nearest_multiples(x.shape[0] if x.shape else 0, _ways(found, split))}"
+            f"{what}: dim 0 of shape {list(x.shape)} does not divide into {_ways(layout, split)} equal parts over "
+            f"{'+'.join(split)}; make it {nearest_multiples(x.shape[0] if x.shape else 0, _ways(layout, split))}"
         )
-    there, back = (_one_dim(found, len(x.shape), 0, split if is_split else inside) for is_split in (after, before))
+    there, back = (_one_dim(layout, len(x.shape), 0, split if is_split else inside) for is_split in (after, before))
     return relayout(x, there, back) if _has_gradient(x) else sharding_constraint(x, there)
 
 

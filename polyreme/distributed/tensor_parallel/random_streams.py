@@ -84,14 +84,14 @@ class RNGStatesTracker:
 
 def _settle(key: state.TensorState) -> None:
     """Move a stream's key to the devices of the layout in force, as a plan moves the default generator's."""
-    array, found = key._array, layouts.active.layout
+    array, layout = key._array, layouts.active.layout
     if isinstance(array, state.Tracer):
         return
-    devices = None if found is None else set(found.mesh.devices.flat)
+    devices = None if layout is None else set(layout.mesh.devices.flat)
     with state.outside_capture():
-        if found is not None and array.sharding.device_set != devices:
-            state.write(key, put(array, found.replicated()))
-        elif found is None and len(array.sharding.device_set) > 1:
+        if layout is not None and array.sharding.device_set != devices:
+            state.write(key, put(array, layout.replicated()))
+        elif layout is None and len(array.sharding.device_set) > 1:
             state.write(key, jnp.asarray(np.asarray(array)))
 
 

@@ -195,14 +195,14 @@ class StaticRNN:
         if init is None:
             if shape is None or batch_ref is None:
                 raise ProgramError("StaticRNN.memory: give init, or shape and batch_ref")
-            ref = next((x for made, x in self._inputs if made is batch_ref), batch_ref)
+            ref = next((x for variable, x in self._inputs if variable is batch_ref), batch_ref)
             with inside(block.parent):  # type: ignore[arg-type]
                 init = fill_constant_batch_size_like(
                     ref, shape, "float32", init_value, ref_batch_dim_idx, init_batch_dim_idx
                 )
-        made = block.create_var(None, init.shape, init.dtype, stop_gradient=False)
-        self._starts[made.name] = init
-        return made
+        variable = block.create_var(None, init.shape, init.dtype, stop_gradient=False)
+        self._starts[variable.name] = init
+        return variable
 
     def update_memory(self, mem: Any, var: Any) -> None:
         """var is what mem is at the next step."""

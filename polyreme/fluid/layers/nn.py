@@ -42,17 +42,17 @@ def fc(
     return activate(total if bias is None else ar.add(total, bias), act)
 
 
-def _product(parts: LayerParameters, x: Any, size: int, kept: int, attr: Any) -> Any:
-    kept = x.ndim - 1 if kept == -1 else kept
-    if not 0 < kept < x.ndim:
+def _product(parts: LayerParameters, x: Any, size: int, num_dims: int, attr: Any) -> Any:
+    num_dims = x.ndim - 1 if num_dims == -1 else num_dims
+    if not 0 < num_dims < x.ndim:
         raise ShapeError(
-            f"fluid.layers.fc: num_flatten_dims={kept} of an input of shape {x.shape}; give 1 to {x.ndim - 1}"
+            f"fluid.layers.fc: num_flatten_dims={num_dims} of an input of shape {x.shape}; give 1 to {x.ndim - 1}"
         )
-    features = x.shape[kept:]
+    features = x.shape[num_dims:]
     weight = parts.parameter(attr, [-1 if min(features) < 0 else math.prod(features), size], x.dtype)
     if weight is None:
         raise ConfigError("fluid.layers.fc: param_attr=False; a fully connected layer has a weight")
-    flat = x if len(features) == 1 else reshape(x, [*x.shape[:kept], math.prod(features)])
+    flat = x if len(features) == 1 else reshape(x, [*x.shape[:num_dims], math.prod(features)])
     return ar.matmul(flat, weight)
 
 

@@ -256,12 +256,12 @@ def global_variable(name: str, shape: Sequence[int], dtype: Any, value: float) -
     main, startup = defaults.main.global_block(), defaults.startup.global_block()
     if name in main.vars:
         return main.vars[name]
-    made = main.create_var(name, shape, dtype, persistable=True)
+    variable = main.create_var(name, shape, dtype, persistable=True)
     if name in startup.vars:
-        return made
+        return variable
     del main.vars[name]
-    state.require_recorder(f"variable {name!r}").declare(name, made, Constant(value))
-    return made
+    state.require_recorder(f"variable {name!r}").declare(name, variable, Constant(value))
+    return variable
 
 
 @layer

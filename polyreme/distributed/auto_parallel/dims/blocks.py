@@ -45,7 +45,7 @@ def repeated_blocks(traced: Traced) -> list[Repeated]:
 
 def _runs(traced: Traced, children: dict[int, list[int]], outer: int) -> Iterator[Repeated]:
     """Runs among the calls made directly inside one, else inside each of those."""
-    calls = [traced.calls[at] for at in children.get(outer, [])]
+    calls = [traced.calls[index] for index in children.get(outer, [])]
     families: dict[Hashable, list[LayerCall]] = {}
     for call in calls:
         families.setdefault(_form(traced, call), []).append(call)
@@ -57,9 +57,9 @@ def _runs(traced: Traced, children: dict[int, list[int]], outer: int) -> Iterato
     chosen = {id(call) for members in repeating for call in members}
     if chosen:
         yield from _joined(traced, [call for call in calls if id(call) in chosen])
-    for at, call in zip(children.get(outer, []), calls, strict=True):
+    for index, call in zip(children.get(outer, []), calls, strict=True):
         if id(call) not in chosen:
-            yield from _runs(traced, children, at)
+            yield from _runs(traced, children, index)
 
 
 def _joined(traced: Traced, calls: list[LayerCall]) -> Iterator[Repeated]:

@@ -68,13 +68,13 @@ def _wanted(inferred: Inferred) -> Iterator[tuple[str, str, tuple[Names, ...]]]:
         products.setdefault(use.product.where, []).append(use)
     for call in traced.calls:
         ends = {id(value) for value in call.outputs}
-        for at in range(call.first, call.last):
-            op = traced.ops[at]
+        for index in range(call.first, call.last):
+            op = traced.ops[index]
             if len(call.outputs) != 1 or id(op.outputs[0]) not in ends or traced.calls[op.call] is not call:
                 continue
-            if at in tables:
+            if index in tables:
                 yield call.path, "output", _summed_then_cut(inferred, op.outputs[0])
-            for use in products.get(at, []):
+            for use in products.get(index, []):
                 yield from _around(inferred, call, use, op)
 
 

@@ -46,14 +46,14 @@ def root(factor: Factor) -> Factor:
 
 def leaves(factor: Factor) -> list[Factor]:
     """The factors it is made of, outermost first, each its class's root; none for a size of 1."""
-    found, stack = [], [factor]
+    result, stack = [], [factor]
     while stack:
         at = root(stack.pop())
         if at.parts:
             stack.extend(reversed(at.parts))
         elif at.size != 1:
-            found.append(at)
-    return found
+            result.append(at)
+    return result
 
 
 def split(factor: Factor, inner: int) -> tuple[Factor, Factor]:
@@ -130,16 +130,16 @@ def _refinable(one: list[int], other: list[int]) -> bool:
     return not xs and not ys
 
 
-def reshaped(given: Dims, shape: Sequence[int]) -> Dims:
+def reshaped(dims: Dims, shape: Sequence[int]) -> Dims:
     """Dims of an array with the same elements in the same order, in another shape.
 
     >>> [repr(dim) for dim in reshaped(fresh([2, 12]), [2, 3, 4])], [repr(dim) for dim in reshaped(fresh([2, 3]), [6])]
     (['2', '3', '4'], ['2x3'])
     """
-    made = fresh(shape)
+    result = fresh(shape)
     if 0 in shape:
-        return made
-    left, right = deque(given), deque(made)
+        return result
+    left, right = deque(dims), deque(result)
     while left and right:
         ins, outs = [left.popleft()], [right.popleft()]
         low, high = ins[0].size, outs[0].size
@@ -151,7 +151,7 @@ def reshaped(given: Dims, shape: Sequence[int]) -> Dims:
                 outs.append(right.popleft())
                 high *= outs[-1].size
         align(ins, outs)
-    return made
+    return result
 
 
 def equal_part(whole: Factor, size: int) -> Factor:

@@ -63,14 +63,16 @@ class _Builder:
     def graph(self, name: str) -> ModelGraph:
         runs = repeated_blocks(self.traced)
         blocks: list[BlockCost] = []
-        at = 0
+        position = 0
         for number, run in enumerate(runs):
             start, end = run.calls[0].first, run.calls[-1].last
-            if start > at:
-                blocks.append(self.block(f"before_{run.paths[0]}", "layer" if number else "embed", range(at, start)))
+            if start > position:
+                blocks.append(
+                    self.block(f"before_{run.paths[0]}", "layer" if number else "embed", range(position, start))
+                )
             blocks.append(self.repeated(run))
-            at = end
-        rest = range(at, len(self.traced.ops))
+            position = end
+        rest = range(position, len(self.traced.ops))
         blocks.append(self.block("head" if runs else "model", "head" if runs else "layer", rest))
         blocks = fused([block for block in blocks if block.operations])
         return ModelGraph(name, tuple(blocks), self._is_tied(blocks), self._tokens())
@@ -79,13 +81,13 @@ class _Builder:
         """The first block, which stands for all; what is called between it and the next belongs to it."""
         first, *others = run.calls
         end = others[0].first if others else first.last
-        made = self.block(first.path, "layer", range(first.first, end))
+        block = self.block(first.path, "layer", range(first.first, end))
         for call in others:
             self.listed.update(v.name for op in self.traced.ops_in(call) for v in op.inputs if v.source == "parameter")
             for ours, theirs in zip(first.outputs, call.outputs, strict=True):
                 if ours in self.values:  # what comes out of each is like what comes out of the first
                     self.values[theirs] = self.values[ours]
-        return replace(made, repeats=len(run.calls))
+        return replace(block, repeats=len(run.calls))
 
     def block(self, name: str, part: BlockPart, ops: Iterable[int]) -> BlockCost:
         operations = [made for at in ops for made in self.operations(at)]
@@ -95,23 +97,23 @@ class _Builder:
 
     # operations
 
-    def operations(self, at: int) -> list[OperationCost]:
+    def operations(self, index: int) -> list[OperationCost]:
         """What the planner sees of one op; nothing of one that only changes a shape."""
-        op = self.traced.ops[at]
-        if not op.outputs or (op.outputs[0].size <= 1 and not self.products.get(at)):
+        op = self.traced.ops[index]
+        if not op.outputs or (op.outputs[0].size <= 1 and not self.products.get(index)):
             return []
         activations = [v for v in op.inputs if self.is_activation(v)]
         if not activations:
             self.held.update(dict.fromkeys(op.outputs, self.weights(op)))
             return []
-        if at in self.inferred.facts.attentions:
+        if index in self.inferred.facts.attentions:
             return [self.attention(op)]
-        if at in self.convolutions:
-            return [self.weighted(op, "convolution", self.convolutions[at])]
-        if self.products.get(at):
-            return self.product(at, op)
-        if at in self.lookups:
-            return [self.lookup(op, self.lookups[at])]
+        if index in self.convolutions:
+            return [self.weighted(op, "convolution", self.convolutions[index])]
+        if self.products.get(index):
+            return self.product(index, op)
+        if index in self.lookups:
+            return [self.lookup(op, self.lookups[index])]
         if op.name in _VIEWS.split() and len(activations) == 1:
             source = self.value(activations[0])
             for out in op.outputs:
@@ -119,7 +121,7 @@ class _Builder:
             return []
         if "cross_entropy" in op.name:
             return [self.loss(op, self.value(op.inputs[0]))]
-        return [self.elementwise(at, op)]
+        return [self.elementwise(index, op)]
 
     def attention(self, op: TracedOp) -> OperationCost:
         q, k, v = (self.traced_given(op, n) for n in ("query", "key", "value"))
@@ -176,7 +178,7 @@ class _Builder:
         output = Value(self.title(op), logits.dims[:-1], logits.shape[:-1])
         return OperationCost("loss", self.title(op), (logits,), output, saved=(logits.name,))
 
-    def elementwise(self, at: int, op: TracedOp) -> OperationCost:
+    def elementwise(self, index: int, op: TracedOp) -> OperationCost:
         inputs, output = self.inputs(op), self.value(op.outputs[0])
         saved = [v.name for v in inputs]
         factors = [v for v in inputs if not v.itemsize]
@@ -188,7 +190,7 @@ class _Builder:
         elif op.name in _OUTPUT.split():
             saved = [output.name]
         kind = "norm" if "norm" in op.name else "elementwise"
-        part = self.parts.get(at, "")
+        part = self.parts.get(index, "")
         return OperationCost(kind, self.title(op), inputs, output, self.weights(op), saved=tuple(saved), part=part)
 
     # values
@@ -214,35 +216,35 @@ class _Builder:
     def value(self, traced: TracedValue) -> Value:
         """The Value of a traced one, its dims taken apart into factors where one of them has a name."""
         if traced not in self.values:
-            found: list[tuple[str | None, int]] = []
+            factors: list[tuple[str | None, int]] = []
             for dim in self.inferred.values[traced].dims:
-                found += self._named_factors(dim)
-            names = [name if _can_be_cut(name, size) else None for name, size in found]
+                factors += self._named_factors(dim)
+            names = [name if _can_be_cut(name, size) else None for name, size in factors]
             if any(is_split_by_mp(n) for n in names) or traced.source in ("input", "label"):
                 names = ["block_seq" if n == "seq" else n for n in names]
             names = [n if n is None or names.index(n) == i else None for i, n in enumerate(names)]
             itemsize = 0 if traced.dtype.kind == "f" else min(traced.dtype.itemsize, 4)
             label = traced.name or f"v{len(self.values)}"
-            self.values[traced] = Value(label, tuple(names), tuple(n for _, n in found), itemsize)
+            self.values[traced] = Value(label, tuple(names), tuple(n for _, n in factors), itemsize)
         return self.values[traced]
 
     def _named_factors(self, dim: Factor) -> list[tuple[str | None, int]]:
         named = [f for f in leaves(dim) if f in self.roles.names]
         if not named:
             return [(self.roles.name(dim), dim.size)]
-        found: list[tuple[str | None, int]] = []
+        factors: list[tuple[str | None, int]] = []
         for leaf in leaves(dim):
             name = self.roles.name(dim) if leaf is named[0] else self.roles.names.get(leaf)
             if self.roles.names.get(leaf) == "batch":
-                if ("batch", 1) not in found:
-                    found.append(("batch", 1))
-            elif found and found[-1][0] is None and name is None:
-                found[-1] = (None, found[-1][1] * leaf.size)
-            elif found and self.roles.names.get(named[0]) == "heads" and leaf in self.roles.heads and found[-1][0]:
-                found[-1] = (found[-1][0], found[-1][1] * leaf.size)  # groups of heads count as heads
+                if ("batch", 1) not in factors:
+                    factors.append(("batch", 1))
+            elif factors and factors[-1][0] is None and name is None:
+                factors[-1] = (None, factors[-1][1] * leaf.size)
+            elif factors and self.roles.names.get(named[0]) == "heads" and leaf in self.roles.heads and factors[-1][0]:
+                factors[-1] = (factors[-1][0], factors[-1][1] * leaf.size)  # groups of heads count as heads
             else:
-                found.append((name, leaf.size))
-        return found
+                factors.append((name, leaf.size))
+        return factors
 
     def parameter(self, row: Row) -> Value:
         """A parameter, heads taken apart from what each of them holds."""
@@ -264,21 +266,21 @@ class _Builder:
     def _parts(self) -> dict[int, Part]:
         """What recompute may leave out: softmax(q k) v, written out from the first product of activations in a Layer's
         call to the last; and the other ops of that Layer, if it is not a whole block."""
-        found: dict[int, Part] = {}
+        parts: dict[int, Part] = {}
         spans: dict[int, list[int]] = {}
-        for at, op in enumerate(self.traced.ops):
-            if at in self.inferred.facts.attentions or any(
-                p.of_activations and p.batch for p in self.products.get(at, [])
+        for index, op in enumerate(self.traced.ops):
+            if index in self.inferred.facts.attentions or any(
+                p.of_activations and p.batch for p in self.products.get(index, [])
             ):
-                spans.setdefault(op.call, []).append(at)
+                spans.setdefault(op.call, []).append(index)
         blocks = {id(call) for run in repeated_blocks(self.traced) for call in run.calls}
-        for at, ends in spans.items():
-            call = self.traced.calls[at]
-            if at >= 0 and call.outer >= 0 and id(call) not in blocks:
-                found.update(dict.fromkeys(range(call.first, call.last), "full_attn"))
-            inside = [i for i in range(min(ends), max(ends) + 1) if self.traced.ops[i].call == at]
-            found.update(dict.fromkeys(inside, "core_attn"))
-        return found
+        for index, ends in spans.items():
+            call = self.traced.calls[index]
+            if index >= 0 and call.outer >= 0 and id(call) not in blocks:
+                parts.update(dict.fromkeys(range(call.first, call.last), "full_attn"))
+            inside = [i for i in range(min(ends), max(ends) + 1) if self.traced.ops[i].call == index]
+            parts.update(dict.fromkeys(inside, "core_attn"))
+        return parts
 
     def _is_tied(self, blocks: Sequence[BlockCost]) -> bool:
         """Whether the head reads a weight that another block lists."""
@@ -300,27 +302,27 @@ def fused(blocks: Sequence[BlockCost]) -> list[BlockCost]:
     """The blocks with elementwise operations joined to the elementwise ones that read them, as compilers do: what is
     made in between is never stored, and the backward makes it again from what the first of them read."""
     readers: dict[str, list[tuple[int, OperationCost]]] = {}
-    for at, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         for op in block.operations:
             for value in op.inputs:
-                readers.setdefault(value.name, []).append((at, op))
-    found = []
-    for at, block in enumerate(blocks):
+                readers.setdefault(value.name, []).append((index, op))
+    result = []
+    for index, block in enumerate(blocks):
         gone: dict[str, OperationCost] = {}
-        kept: list[OperationCost] = []
+        operations: list[OperationCost] = []
         for op in block.operations:
-            made = op
+            joined = op
             for value in op.inputs:
                 if value.name in gone:
-                    made = _joined(gone[value.name], made, value)
+                    joined = _joined(gone[value.name], joined, value)
             reading = readers.get(op.output.name, [])
-            inside = reading and all(where == at and reader.kind == "elementwise" for where, reader in reading)
-            if made.kind == "elementwise" and inside and op is not block.operations[-1]:
-                gone[op.output.name] = made
+            inside = reading and all(where == index and reader.kind == "elementwise" for where, reader in reading)
+            if joined.kind == "elementwise" and inside and op is not block.operations[-1]:
+                gone[op.output.name] = joined
             else:
-                kept.append(made)
-        found.append(replace(block, operations=tuple(kept)))
-    return found
+                operations.append(joined)
+        result.append(replace(block, operations=tuple(operations)))
+    return result
 
 
 def _joined(first: OperationCost, second: OperationCost, between: Value) -> OperationCost:

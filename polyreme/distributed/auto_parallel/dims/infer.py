@@ -132,16 +132,16 @@ def dims_of_traced(traced: Traced, overrides: Mapping[str, Sequence[str | None]]
     rows, gates = {}, _gates(roles)
     for name, parameter in traced.model.named_parameters():
         seen = values[traced.parameters[name]]
-        found = _parameter_dims(roles, seen, name in gates and len(seen.dims) == 2)
+        logical_dims = _parameter_dims(roles, seen, name in gates and len(seen.dims) == 2)
         marked = tuple(parameter.dims)
         source = sources.get(name, "not used")
         if any(marked):
-            found, source = marked, "marked"
-        parts = tuple(_parts(roles, dim, logical) for dim, logical in zip(seen.dims, found, strict=True))
+            logical_dims, source = marked, "marked"
+        parts = tuple(_parts(roles, dim, logical) for dim, logical in zip(seen.dims, logical_dims, strict=True))
         shown = tuple(map(repr, seen.dims))
-        cut = [dim for dim, logical in zip(seen.dims, found, strict=True) if is_split_by_mp(logical)]
+        cut = [dim for dim, logical in zip(seen.dims, logical_dims, strict=True) if is_split_by_mp(logical)]
         note = "" if all(map(roles.is_outermost, cut)) else "its parts are not outermost: using it moves them"
-        rows[name] = Row(name, tuple(parameter.shape), shown, found, source, note, parts)
+        rows[name] = Row(name, tuple(parameter.shape), shown, logical_dims, source, note, parts)
     made = Inferred(traced, rows, values, facts, roles)
     _override(made, overrides or {})
     return made
@@ -154,13 +154,13 @@ def _gates(roles: Roles) -> set[str]:
 
 def _parameter_dims(roles: Roles, seen: KnownArray, is_gate: bool) -> Names:
     """Names that parameters have, each once, and one of those that the same axis splits."""
-    found: list[str | None] = []
+    names: list[str | None] = []
     for dim in seen.dims:
         name = roles.name(dim)
-        taken = name in found or (is_split_by_mp(name) and any(map(is_split_by_mp, found)))
+        taken = name in names or (is_split_by_mp(name) and any(map(is_split_by_mp, names)))
         whole = name == "expert" and (is_gate or len(seen.dims) == 1)
-        found.append(name if name in _OF_PARAMETERS and not taken and not whole else None)
-    return tuple(found)
+        names.append(name if name in _OF_PARAMETERS and not taken and not whole else None)
+    return tuple(names)
 
 
 def _parts(roles: Roles, dim: Factor, name: str | None) -> int:
@@ -170,45 +170,49 @@ def _parts(roles: Roles, dim: Factor, name: str | None) -> int:
 
 def _sources(traced: Traced, roles: Roles) -> dict[str, str]:
     """Parameter -> the ops that read it, and as what."""
-    found: dict[str, dict[str, None]] = {}
+    sources: dict[str, dict[str, None]] = {}
     for value, ops in traced.uses().items():
         if value.source == "parameter":
-            found[value.name] = dict.fromkeys(op.name for op in ops)
+            sources[value.name] = dict.fromkeys(op.name for op in ops)
     for use in roles.uses:
         parts = [("rows", use.rows), ("columns", use.columns), ("batch", use.batch)]
         split = [what for what, side in parts if any(leaf in roles.names for leaf in side)]
         name = traced.ops[use.product.where].name
-        if split and name in found.get(use.weight, {}):
-            found[use.weight] = {f"{op}: {' and '.join(split)}" if op == name else op: None for op in found[use.weight]}
-    return {name: ", ".join(ops) for name, ops in found.items()}
+        if split and name in sources.get(use.weight, {}):
+            sources[use.weight] = {
+                f"{op}: {' and '.join(split)}" if op == name else op: None for op in sources[use.weight]
+            }
+    return {name: ", ".join(ops) for name, ops in sources.items()}
 
 
-def _override(made: Inferred, overrides: Mapping[str, Sequence[str | None]]) -> None:
-    given = set()
+def _override(inferred: Inferred, overrides: Mapping[str, Sequence[str | None]]) -> None:
+    overridden = set()
     for pattern, dims in overrides.items():
-        names = [name for name in made.rows if name == pattern or re.fullmatch(pattern, name)]
+        names = [name for name in inferred.rows if name == pattern or re.fullmatch(pattern, name)]
         if not names:
-            raise ConfigError(f"overrides: no parameter is named {pattern!r}{did_you_mean(pattern, list(made.rows))}")
+            raise ConfigError(
+                f"overrides: no parameter is named {pattern!r}{did_you_mean(pattern, list(inferred.rows))}"
+            )
         for name in names:
-            row = made.rows[name]
+            row = inferred.rows[name]
             if isinstance(dims, str) or len(dims) != len(row.shape):
                 raise ConfigError(
                     f"overrides: {pattern!r} gives dims {dims!r} to {name} of shape {list(row.shape)}; give a tuple "
                     "with one entry for each dim, None for one without a name"
                 )
-            made.rows[name] = Row(name, row.shape, row.factors, tuple(dims), "override", "", row.parts)
-            given.add(name)
-    made.given = frozenset(given)
+            inferred.rows[name] = Row(name, row.shape, row.factors, tuple(dims), "override", "", row.parts)
+            overridden.add(name)
+    inferred.given = frozenset(overridden)
 
 
 def _collapsed(rows: Any) -> list[tuple[str, ...]]:
     """Lines of the table; parameters of repeated blocks, equal but for a number in their names, share one."""
-    found: dict[tuple, list[Row]] = {}
+    groups: dict[tuple, list[Row]] = {}
     for row in rows:
         pattern = re.sub(r"\b\d+(?=\.)", "*", row.name)
-        found.setdefault((pattern, row.shape, row.factors, row.dims, row.source), []).append(row)
+        groups.setdefault((pattern, row.shape, row.factors, row.dims, row.source), []).append(row)
     lines = []
-    for (pattern, *_), group in found.items():
+    for (pattern, *_), group in groups.items():
         row = group[0]
         name = row.name if len(group) == 1 else f"{pattern} ({len(group)})"
         source = f"{row.source} ({row.note})" if row.note else row.source

@@ -174,10 +174,10 @@ def trace(
     >>> trace(Linear(3, 5), [np.zeros((2, 3), "float32")]).ops
     [.: linear(input float32[2, 3], weight float32[3, 5], bias float32[5]) -> [op float32[2, 5]]]
     """
-    given = [*(abstract(x, batch) for x in inputs), *(abstract(y, batch) for y in labels)]
-    rows = next((x.shape[0] for x in given if x.shape), 1)
+    arguments = [*(abstract(x, batch) for x in inputs), *(abstract(y, batch) for y in labels)]
+    rows = next((x.shape[0] for x in arguments if x.shape), 1)
     try:
-        return _Tracing(model, given, len(inputs), loss, rows).record(_as_written)
+        return _Tracing(model, arguments, len(inputs), loss, rows).record(_as_written)
     except GradError as error:
         raise CaptureError(
             f"{type(model).__name__} asks for gradients as it computes ({error}), and a model that is traced has none; "
@@ -185,7 +185,7 @@ def trace(
         ) from error
     except HostValueError:
         try:
-            return _Tracing(model, given, len(inputs), loss, rows).record(converted)
+            return _Tracing(model, arguments, len(inputs), loss, rows).record(converted)
         except HostValueError as error:
             what = str(error).partition(" needs the value on the host")[0]
             raise CaptureError(
@@ -250,16 +250,16 @@ class _Tracing:
         model = self.traced.model
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         self.traced.aliases = _aliases(model, parameters)
-        held = [*parameters.values(), *buffers.values()]
-        free = [jax.ShapeDtypeStruct(tuple(t._array.shape), t._array.dtype) for t in held]
+        tensors = [*parameters.values(), *buffers.values()]
+        free = [jax.ShapeDtypeStruct(tuple(t._array.shape), t._array.dtype) for t in tensors]
 
-        def stage(arrays: list[Any], given: list[Any]) -> None:
+        def stage(arrays: list[Any], arguments: list[Any]) -> None:
             with watching(_Watching(self, convert)) as watch, tape.GradEnabled(False), mode.using(self):
-                for tensor, array in zip(held, arrays, strict=True):
+                for tensor, array in zip(tensors, arrays, strict=True):
                     watch.write(tensor, array)
                 self._name(arrays[: len(parameters)], parameters, "parameter", self.traced.parameters)
                 self._name(arrays[len(parameters) :], buffers, "buffer", self.traced.buffers)
-                self._forward(given)
+                self._forward(arguments)
 
         drawn = rng.default_generator.drawn
         try:

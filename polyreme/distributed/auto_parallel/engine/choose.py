@@ -99,7 +99,7 @@ class Chosen:
         spent |= {f"communication over {axis}": seconds for axis, seconds in times.exposed.items()}
         spent |= {"update": times.optimizer, "host memory": times.offload}
         parts = ", ".join(f"{name} {_seconds(each)}" for name, each in spent.items() if each > 0)
-        held = ", ".join(
+        memory_parts = ", ".join(
             f"{name} {_bytes(getattr(memory, name))}"
             for name in ("parameters", "gradients", "optimizer", "activations", "workspace")
         )
@@ -107,7 +107,7 @@ class Chosen:
             f"{self.graph.name}: {self.graph.num_parameters:,} parameters, batch {self.batch} on "
             f"{self.cluster.num_devices} x {self.cluster.device.name}\n{self.plan}\n"
             f"  step       {_seconds(best.step_seconds)} predicted: {parts}\n"
-            f"  memory     {_bytes(memory.total)} of {_bytes(best.capacity)} a device: {held}\n"
+            f"  memory     {_bytes(memory.total)} of {_bytes(best.capacity)} a device: {memory_parts}\n"
             f"  binds      {best.binds}"
         )
 
@@ -149,14 +149,21 @@ def choose_plan(
     >>> choose_plan(net, [InputSpec([16, 8])], devices=jax.devices()[:1]).plan.mesh.size
     1
     """
-    given = jax.devices() if devices is None else list(devices)
+    available = jax.devices() if devices is None else list(devices)
     inferred = infer_dims(model, inputs, labels, loss, overrides)
     size = batch or abstract(inputs[0], 0).shape[0]
     if not size:
         raise ConfigError("choose_plan: the inputs leave the batch open; give batch=, samples of a global batch")
     graph = graph_of(inferred)
     chosen = Chosen(
-        model, inferred, graph, cluster or cluster_of(given), training or training_of(model, optimizer), size, (), given
+        model,
+        inferred,
+        graph,
+        cluster or cluster_of(available),
+        training or training_of(model, optimizer),
+        size,
+        (),
+        available,
     )
     chosen.plans = _ranked(chosen, space or space_of(chosen), inputs)
     return chosen
@@ -166,14 +173,14 @@ def _ranked(chosen: Chosen, space: Space, inputs: Sequence[Any]) -> tuple[Ranked
     """The plans that fit and can be run, best first. Without a pipeline a step is one batch: nothing adds gradients up.
     Of a pipeline and none that are as fast, none is simpler."""
     whole = replace(space, axes=tuple(axis for axis in space.axes if axis != "pp"), microbatches=(1,))
-    found = list(_search(chosen, whole).plans)
+    plans = list(_search(chosen, whole).plans)
     staged = _staged(chosen, space, inputs) if "pp" in space.axes else []
-    if not found and not staged:
+    if not plans and not staged:
         raise ConfigError(_nothing_fits(chosen, space))
-    if found:
-        enough = found[0].prediction.step_seconds * (1 - TIE)
+    if plans:
+        enough = plans[0].prediction.step_seconds * (1 - TIE)
         faster = [each for each in staged if each.prediction.step_seconds < enough]
-        return (*faster, *found, *(each for each in staged if each not in faster))
+        return (*faster, *plans, *(each for each in staged if each not in faster))
     return tuple(staged)
 
 
@@ -225,15 +232,15 @@ def words(plan: Plan) -> str:
 def _staged(chosen: Chosen, space: Space, inputs: Sequence[Any]) -> list[Ranked]:
     """Plans with a pipeline into whose stages the model can be cut; the notes say which it cannot."""
     refused: dict[int, str] = {}
-    kept: list[Ranked] = []
-    for each in _search(chosen, space, lambda plan: "" if plan.mesh.pp > 1 else "no pipeline").plans:
-        count = len(each.plan.stage_of_chunk)
+    plans: list[Ranked] = []
+    for ranked in _search(chosen, space, lambda plan: "" if plan.mesh.pp > 1 else "no pipeline").plans:
+        count = len(ranked.plan.stage_of_chunk)
         if count not in refused:
             refused[count] = _cannot_cut(chosen.model, inputs, count)
         if not refused[count]:
-            kept.append(each)
+            plans.append(ranked)
     chosen.notes += [f"no pipeline of {count} chunks: {why}" for count, why in refused.items() if why]
-    return kept
+    return plans
 
 
 def _cannot_cut(model: Layer, inputs: Sequence[Any], chunks: int) -> str:
@@ -257,12 +264,12 @@ def _search(chosen: Chosen, space: Space, refuse: Refuse | None = None) -> Searc
 
 def _nothing_fits(chosen: Chosen, space: Space) -> str:
     """What to say if there is no plan."""
-    found = _search(chosen, space)
+    search = _search(chosen, space)
     head = f"no plan trains {chosen.graph.name} with batch {chosen.batch} on {len(chosen.devices)} devices"
-    if not found.too_big:
-        reasons = sorted(found.refused, key=lambda reason: -found.refused[reason])[:3]
+    if not search.too_big:
+        reasons = sorted(search.refused, key=lambda reason: -search.refused[reason])[:3]
         return f"{head}: {'; '.join(reasons) or 'the search space is empty'}; change the batch or the devices"
-    least = sorted(found.too_big, key=lambda each: each.prediction.memory.total)[0]
+    least = sorted(search.too_big, key=lambda each: each.prediction.memory.total)[0]
     need, have = least.prediction.memory.total, least.prediction.capacity
     return (
         f"{head}: the smallest, {words(least.plan)}, needs {_bytes(need)} of {_bytes(have)} a device; use "

@@ -30,16 +30,18 @@ def is_counted(loss: Any) -> bool:
 def with_factors(loss: Any, batch: Sequence[Microbatch]) -> list[Microbatch]:
     """The microbatches, behind the labels of each what its loss is multiplied by."""
     _, settings = _known(loss)
-    rows = sum(each.rows for each in batch)
+    rows = sum(microbatch.rows for microbatch in batch)
     if settings["reduction"] == "sum":
-        factors = [rows / each.rows for each in batch]
+        factors = [rows / microbatch.rows for microbatch in batch]
     else:
-        counts = [_count(settings, each) for each in batch]
+        counts = [_count(settings, microbatch) for microbatch in batch]
         total = sum(counts)
-        factors = [n * rows / (total * each.rows) if total else 1.0 for n, each in zip(counts, batch, strict=True)]
+        factors = [
+            n * rows / (total * microbatch.rows) if total else 1.0 for n, microbatch in zip(counts, batch, strict=True)
+        ]
     return [
-        each._replace(labels=(*each.labels, np.asarray(factor, np.float32)))
-        for each, factor in zip(batch, factors, strict=True)
+        microbatch._replace(labels=(*microbatch.labels, np.asarray(factor, np.float32)))
+        for microbatch, factor in zip(batch, factors, strict=True)
     ]
 
 
@@ -50,12 +52,12 @@ def _known(loss: Any) -> tuple[Any, Mapping[str, Any]]:
     return (loss, _DEFAULTS) if loss in _BY_LABELS else (None, {})
 
 
-def _count(settings: Mapping[str, Any], each: Microbatch) -> float:
+def _count(settings: Mapping[str, Any], microbatch: Microbatch) -> float:
     """What the mean over a microbatch's labels divides by; its rows where there are none."""
     weight, smoothing = settings.get("weight"), settings.get("label_smoothing", 0.0)
-    if not each.labels or (settings.get("soft_label") and weight is None):
-        return each.rows
-    label = np.asarray(each.labels[0])
+    if not microbatch.labels or (settings.get("soft_label") and weight is None):
+        return microbatch.rows
+    label = np.asarray(microbatch.labels[0])
     live = label[label != settings["ignore_index"]]
     if weight is None:
         return live.size

@@ -349,12 +349,12 @@ def checked_metrics(metrics: Any) -> list[Metric]:
     return found
 
 
-def _checked_specs(given: Any) -> list[list[InputSpec]]:
-    if given is None:
+def _checked_specs(value: Any) -> list[list[InputSpec]]:
+    if value is None:
         return []
-    if not isinstance(given, (list, tuple)) or len(given) != 2:
-        raise ConfigError(f"input_spec={given!r}; give [specs of the inputs, specs of the labels]")
-    return [[as_spec("input_spec", spec) for spec in as_list(group)] for group in given]
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise ConfigError(f"input_spec={value!r}; give [specs of the inputs, specs of the labels]")
+    return [[as_spec("input_spec", spec) for spec in as_list(group)] for group in value]
 
 
 def _example(spec: InputSpec) -> Tensor:

@@ -305,7 +305,7 @@ class Engine:
         loader = data_of.as_loader("predict", test_data, batch_size, collate_fn)
         steps = data_of.steps_in(loader, steps)
         every = callbacks_of(self, callbacks, {"verbose": verbose, "log_freq": 1, "steps": steps, "metrics": []})
-        found: list[list[Any]] = []
+        results: list[list[Any]] = []
         with closing(every):
             every.on_begin("predict", {"steps": steps})
             logs: Logs = {}
@@ -313,11 +313,11 @@ class Engine:
                 every.on_batch_begin("predict", step, logs)
                 inputs, _ = self._batch(batch, test_sample_split)
                 outputs, _ = self._placed().step("predict", inputs, [], True)
-                found.append([self._value(out) for out in outputs])
+                results.append([self._value(out) for out in outputs])
                 logs = {"step": step, "batch_size": samples_in(inputs)}
                 every.on_batch_end("predict", step, logs)
             every.on_end("predict", logs)
-        return found
+        return results
 
     def _train_epoch(self, loader: Any, steps: int | None, split: int | None, every: CallbackList) -> Logs:
         results, logs, done = Results([], averages=False), {}, 0
@@ -378,18 +378,18 @@ class Engine:
         inputs, labels = self._batch(data if feed is None else feed, self._split)
         wants = "outputs" in as_list(fetch_list)
         outputs, losses = self._placed().step(self._mode, inputs, labels, wants or bool(self._metrics))
-        found: Logs = {"outputs": [self._value(out) for out in outputs]} if wants or self._mode == "predict" else {}
+        logs: Logs = {"outputs": [self._value(out) for out in outputs]} if wants or self._mode == "predict" else {}
         if losses:
-            found["loss"] = [self._value(loss) for loss in losses]
+            logs["loss"] = [self._value(loss) for loss in losses]
         jax.effects_barrier()  # what fetch was given comes by a call from the devices
         if fetches := fetched.take():
-            found["fetches"] = dict(fetches)
+            logs["fetches"] = dict(fetches)
         if outputs and self._mode != "predict":
             for metric in self._metrics:
                 metric.reset()
             update_metrics(self._metrics, outputs, labels)
-            found |= metric_values(self._metrics)
-        return data_of.single_loss(found)
+            logs |= metric_values(self._metrics)
+        return data_of.single_loss(logs)
 
     def dataloader(
         self,

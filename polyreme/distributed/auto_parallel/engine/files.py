@@ -63,30 +63,30 @@ def folder_of(path: str | os.PathLike[str]) -> Path:
 
 
 def _state(model: DistModel) -> dict[str, Any]:
-    found: dict[str, Any] = {"model": _model(model)}
+    result: dict[str, Any] = {"model": _model(model)}
     if model.optimizer is None:
-        return found
+        return result
     inner, names = inner_optimizer(model.optimizer), _names(model)
     inner.create_state()
-    found["optimizer"] = {name: Tensor(array) for name, array in inner.state_arrays(names).items()}
-    found["merged"] = _merged(model)
+    result["optimizer"] = {name: Tensor(array) for name, array in inner.state_arrays(names).items()}
+    result["merged"] = _merged(model)
     scheduler = getattr(inner, "_scheduler", None)
-    found["schedule"] = {"lr": inner.get_lr()} if scheduler is None else dict(scheduler.state_dict())
+    result["schedule"] = {"lr": inner.get_lr()} if scheduler is None else dict(scheduler.state_dict())
     scaler = model.scaler
     if scaler is not None:
-        found["scaler"] = dict(scaler.state_dict())
-    return found
+        result["scaler"] = dict(scaler.state_dict())
+    return result
 
 
 def _model(model: DistModel) -> dict[str, Tensor]:
     """Parameters and buffers by name, one that has several names once."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.network.state_dict().items():
         if id(tensor) not in seen:
-            found[name] = tensor
+            tensors[name] = tensor
             seen.add(id(tensor))
-    return found
+    return tensors
 
 
 def _names(model: DistModel) -> dict[int, str]:
@@ -164,12 +164,12 @@ def _keys(nested: Mapping[str, Any], prefix: str = "") -> list[str]:
     return found
 
 
-def _pruned(nested: Mapping[str, Any], held: set[str], prefix: str = "") -> dict[str, Any]:
+def _pruned(nested: Mapping[str, Any], names: set[str], prefix: str = "") -> dict[str, Any]:
     """What of nested the checkpoint has."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in nested.items():
         if isinstance(value, Mapping):
-            found[name] = _pruned(value, held, f"{prefix}{name}.")
-        elif f"{prefix}{name}" in held:
-            found[name] = value
-    return found
+            result[name] = _pruned(value, names, f"{prefix}{name}.")
+        elif f"{prefix}{name}" in names:
+            result[name] = value
+    return result

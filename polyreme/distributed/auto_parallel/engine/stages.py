@@ -40,17 +40,17 @@ def stage_meshes(layer: Layer) -> list[ProcessMesh]:
 
     Raises PlacementError for meshes that overlap otherwise, or are not alike.
     """
-    found: dict[ProcessMesh, str] = {}
+    names: dict[ProcessMesh, str] = {}
     for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
         form = form_of(tensor)
         if form is not None:
-            found.setdefault(form.mesh, name)
-    meshes = [m for m in found if not any(_covers(m, other) for other in found)]
+            names.setdefault(form.mesh, name)
+    meshes = [m for m in names if not any(_covers(m, other) for other in names)]
     meshes.sort(key=lambda mesh: min(mesh.process_ids))
     for one, other in itertools.pairwise(meshes):
         if one.shape != other.shape or set(one.process_ids) & set(other.process_ids):
             raise PlacementError(
-                f"{found[one]} is on the mesh {one}, {found[other]} on {other}: meshes of one model are stages of a "
+                f"{names[one]} is on the mesh {one}, {names[other]} on {other}: meshes of one model are stages of a "
                 "pipeline, and must have the same shape and no device in common"
             )
     return meshes
@@ -108,12 +108,12 @@ def sharding_of_marks(mesh: ProcessMesh, settled: Settled) -> ShardingStage | No
 
 def _splitting_dims(layer: Layer) -> set[str]:
     """Names of the mesh dims that split a parameter."""
-    found: set[str] = set()
+    names: set[str] = set()
     for p in layer.parameters():
         form = form_of(p)
         if form is not None:
-            found |= {name for name, at in zip(form.mesh.dim_names, form.placements, strict=True) if at.is_shard()}
-    return found
+            names |= {name for name, at in zip(form.mesh.dim_names, form.placements, strict=True) if at.is_shard()}
+    return names
 
 
 def on_stages(layer: Layer, meshes: Sequence[ProcessMesh], settled: Settled, inputs: Sequence[Tensor]) -> Placed:

@@ -182,12 +182,12 @@ class Settled:
     @property
     def how(self) -> dict[str, Any]:
         """Arguments of Plan.from_degrees that are not degrees."""
-        found: dict[str, Any] = {"recompute": "full" if self.recompute and not self.recompute_layers else "none"}
+        fields: dict[str, Any] = {"recompute": "full" if self.recompute and not self.recompute_layers else "none"}
         if self.stages is not None:
-            found["num_microbatches"] = self.stages.num_microbatches or 1
+            fields["num_microbatches"] = self.stages.num_microbatches or 1
             if self.stages.degree > 1:
-                found |= {"schedule": self.stages.schedule, "virtual_stages": self.stages.virtual_stages}
-        return found
+                fields |= {"schedule": self.stages.schedule, "virtual_stages": self.stages.virtual_stages}
+        return fields
 
 
 def settle(strategy: Strategy | str | None) -> Settled:
@@ -263,17 +263,17 @@ def _precision(amp: StrategySection) -> MixedPrecision:
 
 
 def _stages(pipeline: StrategySection) -> Stages:
-    given = pipeline.given()
+    set_fields = pipeline.given()
     degree = _at_least_one("pipeline.pp_degree", pipeline.pp_degree)
     virtual = _at_least_one("pipeline.vpp_degree", pipeline.vpp_degree)
-    schedule = pipeline.schedule_mode if "schedule_mode" in given else default_schedule(virtual)
+    schedule = pipeline.schedule_mode if "schedule_mode" in set_fields else default_schedule(virtual)
     _chosen("pipeline.schedule_mode", schedule, tuple(SCHEDULES))
     is_v = SCHEDULES[schedule].is_v
-    by_rows = "accumulate_steps" not in given and "micro_batch_size" in given
+    by_rows = "accumulate_steps" not in set_fields and "micro_batch_size" in set_fields
     return Stages(
         schedule,
         degree,
-        SCHEDULES[schedule].least_virtual if is_v and "vpp_degree" not in given else virtual,
+        SCHEDULES[schedule].least_virtual if is_v and "vpp_degree" not in set_fields else virtual,
         pipeline.vpp_seg_method,
         None if by_rows else _at_least_one("pipeline.accumulate_steps", pipeline.accumulate_steps),
         _at_least_one("pipeline.micro_batch_size", pipeline.micro_batch_size) if by_rows else None,

@@ -165,7 +165,7 @@ def _plans(part: str, plans: Any, meshes: Meshes) -> list[tuple[LayerPlan, str, 
     """(plan, name of a layer, its parameter that is meant or None), in order, each checked against its layer."""
     if not isinstance(plans or {}, Mapping):
         raise ConfigError(f"parallelize: {part}: parallelize_plan is a {type(plans).__name__}; give {{name: plan}}")
-    found = []
+    pairs = []
     for pattern, given in (plans or {}).items():
         chosen = given if isinstance(given, (list, tuple)) else [given]
         stem, only = _parameter(pattern)
@@ -177,10 +177,10 @@ def _plans(part: str, plans: Any, meshes: Meshes) -> list[tuple[LayerPlan, str, 
         )
         fits = _found(part, stem, names)
         _warn_of_none(part, pattern, chosen, [meshes.layers[n] for n in fits])
-        found += [(plan, name, only) for name in fits for plan in chosen]
-    for plan, name, only in found:
+        pairs += [(plan, name, only) for name in fits for plan in chosen]
+    for plan, name, only in pairs:
         plan.check(meshes.layers[name], meshes.of[name], only)
-    return found
+    return pairs
 
 
 def _check_plans(part: str, pattern: Any, chosen: Sequence[Any], only: str | None) -> None:
@@ -238,16 +238,16 @@ def _move_there_and_back(layer: Layer, mesh: ProcessMesh) -> None:
 
     def there(_: Layer, inputs: tuple) -> tuple:
         nonlocal stage
-        found: list[ProcessMesh] = []
+        meshes: list[ProcessMesh] = []
 
         def move(x: Tensor) -> Tensor:
             if x.process_mesh is None or x.process_mesh == mesh:
                 return x
-            found.append(x.process_mesh)
+            meshes.append(x.process_mesh)
             return put_on(x, mesh, placements_on(x, mesh))
 
         moved = each_tensor(inputs, move)
-        stage = found[0] if found else None
+        stage = meshes[0] if meshes else None
         return moved
 
     def back(_layer: Layer, _inputs: tuple, outputs: Any) -> Any:

@@ -164,10 +164,10 @@ def _innermost(meshes: Sequence[Any]) -> Iterator[Any]:
             yield mesh
 
 
-def _check_dense(given: Any) -> None:
-    fits = given is None or (
-        isinstance(given, (list, tuple))
-        and all(isinstance(g, (list, tuple)) and all(type(i) is int for i in g) for g in given)
+def _check_dense(dims: Any) -> None:
+    fits = dims is None or (
+        isinstance(dims, (list, tuple))
+        and all(isinstance(g, (list, tuple)) and all(type(i) is int for i in g) for g in dims)
     )
     if not fits:
-        raise ConfigError(f"shard_dataloader: dense_tensor_idx={given!r}; give a list of indexes for each input")
+        raise ConfigError(f"shard_dataloader: dense_tensor_idx={dims!r}; give a list of indexes for each input")

@@ -52,16 +52,16 @@ class ShardingStage:
         """
         default = self.mesh if self.mesh is not None else get_mesh()
         for p in parameters:
-            found = form_of(p)
-            if found is None:
+            form = form_of(p)
+            if form is None:
                 if default is None:
                     raise PlacementError(
                         f"{type(self).__name__}: parameter {p.name} is on no mesh; give the stage a mesh, or set_mesh"
                     )
-                found = Form(default, (Replicate(),) * default.ndim, tuple(p.shape))
-                place(p, found)
-            axis = self._axis(found.mesh, default)
-            self._place(p, found, split_along(found, axis, range(len(found.shape)) if dim is None else [dim]))
+                form = Form(default, (Replicate(),) * default.ndim, tuple(p.shape))
+                place(p, form)
+            axis = self._axis(form.mesh, default)
+            self._place(p, form, split_along(form, axis, range(len(form.shape)) if dim is None else [dim]))
 
     def _axis(self, mesh: ProcessMesh, default: ProcessMesh | None) -> int:
         """Index of the mesh dim, on the mesh that a parameter lies on."""
@@ -170,17 +170,17 @@ def check_optimizer(what: str, optimizer: Optimizer) -> None:
             raise p._array.refuse()
 
 
-def laid_out(p: Any, kept: Tensor) -> Tensor:
+def laid_out(p: Any, slot: Tensor) -> Tensor:
     """A Tensor of a parameter's state where the parameter says, in the pieces that the parameter is in."""
     form = form_of(p)
     if form is not None and not form.plain:
-        return in_form(encoded(kept._array, form), form)
+        return in_form(encoded(slot._array, form), form)
     where = p.sharding_of("state")
     if where is None:
         where = form.sharding if form is not None else None
-    if where is not None and kept._array.sharding != where:
-        state.write(kept, put(kept._array, where))
-    return kept
+    if where is not None and slot._array.sharding != where:
+        state.write(slot, put(slot._array, where))
+    return slot
 
 
 def shard_scaler(scaler: GradScaler) -> GradScaler:

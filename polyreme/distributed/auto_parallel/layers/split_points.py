@@ -44,13 +44,13 @@ def _listed_cuts(names: Sequence[str], spec: Mapping[str, Any]) -> dict[str, Spl
     for pattern, point in spec.items():
         if not isinstance(point, SplitPoint):
             raise ConfigError(f"pp_config: split_spec[{pattern!r}] is {point!r}; give SplitPoint.END or BEGINNING")
-        found = matching(pattern, names)
-        if len(found) != 1:
+        layers = matching(pattern, names)
+        if len(layers) != 1:
             raise ConfigError(
-                f"pp_config: split_spec names {pattern!r}, which fits {len(found)} layers {found[:5]}; name one "
+                f"pp_config: split_spec names {pattern!r}, which fits {len(layers)} layers {layers[:5]}; name one "
                 "for each cut"
             )
-        cuts[found[0]] = point
+        cuts[layers[0]] = point
     return cuts
 
 
@@ -70,7 +70,7 @@ def _even(names: Sequence[str], spec: Any, num_stages: int) -> dict[str, SplitPo
 
 
 def _numbered(names: Sequence[str], cuts: Mapping[str, SplitPoint]) -> dict[str, int | None]:
-    found: dict[str, int | None] = {}
+    stages: dict[str, int | None] = {}
     stage, pending = 0, None
     for name in names:
         if pending is not None and not _inside(name, pending):
@@ -79,12 +79,12 @@ def _numbered(names: Sequence[str], cuts: Mapping[str, SplitPoint]) -> dict[str,
             stage += 1
         elif name in cuts:
             pending = name
-        found[name] = stage
+        stages[name] = stage
     for name in names:
-        inner = {found[n] for n in names if n != name and _inside(n, name)}
-        if inner - {found[name]}:
-            found[name] = None
-    return found
+        inner = {stages[n] for n in names if n != name and _inside(n, name)}
+        if inner - {stages[name]}:
+            stages[name] = None
+    return stages
 
 
 def _inside(name: str, outer: str) -> bool:

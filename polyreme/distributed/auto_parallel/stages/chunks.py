@@ -84,24 +84,24 @@ def cut_into_stages(
     return [StageChunk(forwards, k, *_in_layers(model, parts[k], tensors)) for k, tensors in enumerate(held)]
 
 
-def _chosen(at: Any, recorded: Recorded, chunks: int) -> Cut:
-    if at is None:
+def _chosen(cut: Any, recorded: Recorded, chunks: int) -> Cut:
+    if cut is None:
         return evenly(recorded, chunks)
-    if hasattr(at, "chunks_of"):
-        return at
-    if isinstance(at, str) or not isinstance(at, (Mapping, Sequence)):
-        raise ConfigError(f"cut_into_stages: at={at!r}; give a list of layer names, or a dict of SplitPoint.END")
-    wrong = {name: p for name, p in at.items() if p is not SplitPoint.END} if isinstance(at, Mapping) else {}
+    if hasattr(cut, "chunks_of"):
+        return cut
+    if isinstance(cut, str) or not isinstance(cut, (Mapping, Sequence)):
+        raise ConfigError(f"cut_into_stages: at={cut!r}; give a list of layer names, or a dict of SplitPoint.END")
+    wrong = {name: p for name, p in cut.items() if p is not SplitPoint.END} if isinstance(cut, Mapping) else {}
     if wrong:
         raise ConfigError(f"cut_into_stages: {wrong}; a model is cut at the end of a layer, SplitPoint.END")
-    if len(at) != chunks - 1:
-        raise ConfigError(f"cut_into_stages: {len(at)} cuts, {list(at)}, for {chunks} chunks; give {chunks - 1}")
-    return AtEnds(tuple((name, 0) for name in at))
+    if len(cut) != chunks - 1:
+        raise ConfigError(f"cut_into_stages: {len(cut)} cuts, {list(cut)}, for {chunks} chunks; give {chunks - 1}")
+    return AtEnds(tuple((name, 0) for name in cut))
 
 
 def _held(model: Layer, parts: Sequence[Slice]) -> list[dict[str, Tensor]]:
     """The model's parameters and buffers that each chunk reads; what none reads goes where its Layer is called."""
-    found: list[dict[str, Tensor]] = [{} for _ in parts]
+    tensors: list[dict[str, Tensor]] = [{} for _ in parts]
     readers = [{id(t) for t in part.held} for part in parts]
     callers = [{id(layer) for layer in part.layers} for part in parts]
     owners = {id(t): layer for layer in model.sublayers(include_self=True) for t in _own(layer)}
@@ -109,8 +109,8 @@ def _held(model: Layer, parts: Sequence[Slice]) -> list[dict[str, Tensor]]:
         where = [k for k, ids in enumerate(readers) if id(tensor) in ids]
         where = where or [k for k, ids in enumerate(callers) if id(owners[id(tensor)]) in ids][:1] or [0]
         for k in where:
-            found[k][name] = tensor
-    return found
+            tensors[k][name] = tensor
+    return tensors
 
 
 def _in_layers(model: Layer, part: Slice, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Layer], dict[str, Tensor]]:
@@ -139,15 +139,15 @@ class _Forwards:
         self._model, self._count = model, count
         self._known: dict[Any, tuple[Recorded, list[Slice]]] = {}
 
-    def run(self, at: int, flow: Any) -> Any:
+    def run(self, index: int, flow: Any) -> Any:
         """What chunk `at` gives for what it takes."""
-        token = signature(flow) if at == 0 else flow[0]
+        token = signature(flow) if index == 0 else flow[0]
         recorded, parts = self._find(token)
-        part = parts[at]
+        part = parts[index]
         self._guard(part)
-        given = recorded.inputs if at == 0 else part.takes
-        outs = run(recorded, part.ops, dict(zip(given, self._taken(at, flow), strict=True)), part.gives)
-        if at + 1 < self._count:
+        given = recorded.inputs if index == 0 else part.takes
+        outs = run(recorded, part.ops, dict(zip(given, self._taken(index, flow), strict=True)), part.gives)
+        if index + 1 < self._count:
             return (token, *outs)
         made = dict(zip(part.gives, outs, strict=True))
         spec, leaves = recorded.outputs

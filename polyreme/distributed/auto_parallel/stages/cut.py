@@ -52,7 +52,7 @@ def slices(recorded: Recorded, chunk_of: Sequence[int], count: int) -> list[Slic
     position = {name: at for at, name in enumerate([*recorded.inputs, *_defined(recorded)])}
     wanted = {leaf.name for leaf in recorded.outputs[1] if isinstance(leaf, Ref)}
     gives = sorted(wanted & position.keys(), key=position.__getitem__)
-    found: list[Slice] = []
+    result: list[Slice] = []
     for chunk in reversed(range(count)):
         needed, run = set(gives), []
         for index in reversed(range(len(recorded.ops))):
@@ -62,9 +62,9 @@ def slices(recorded: Recorded, chunk_of: Sequence[int], count: int) -> list[Slic
                 run.append(index)
                 needed = (needed - set(op.outputs)) | {n for n in op.reads() if n in position}
         takes = tuple(sorted(needed, key=position.__getitem__))
-        found.append(Slice(tuple(reversed(run)), takes, tuple(gives), *_met(recorded, run)))
+        result.append(Slice(tuple(reversed(run)), takes, tuple(gives), *_met(recorded, run)))
         gives = list(takes)
-    return found[::-1]
+    return result[::-1]
 
 
 def _defined(recorded: Recorded) -> list[str]:
@@ -73,14 +73,14 @@ def _defined(recorded: Recorded) -> list[str]:
 
 def _met(recorded: Recorded, run: Sequence[int]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     names = dict.fromkeys(n for i in sorted(run) for n in (*recorded.ops[i].reads(), *recorded.ops[i].writes()))
-    held = tuple(recorded.held[n] for n in names if n in recorded.held)
+    tensors = tuple(recorded.held[n] for n in names if n in recorded.held)
     ran, end = set(run), len(recorded.ops) - 1
     called: dict[int, Any] = {}
     for call in recorded.calls:
         # one that calls nothing may call something in another mode; one in a recomputed part is inside its operation
         if not ran.isdisjoint((min(call.first, end), *range(call.first, call.last))):
             called[id(call.layer)] = call.layer
-    return held, tuple(called.values())
+    return tensors, tuple(called.values())
 
 
 def free_ops(recorded: Recorded) -> frozenset[int]:
@@ -88,13 +88,13 @@ def free_ops(recorded: Recorded) -> frozenset[int]:
     written = {name for op in recorded.ops for name in op.writes()}
     bound = {n for n, t in recorded.held.items() if n in written or isinstance(t, Parameter) or not t.stop_gradient}
     bound.update(recorded.inputs)
-    found = set()
+    indexes = set()
     for index, op in enumerate(recorded.ops):
         if index not in recorded.random and _only_computes(op) and bound.isdisjoint(op.reads()):
-            found.add(index)
+            indexes.add(index)
         else:
             bound.update(op.outputs)
-    return frozenset(found)
+    return frozenset(indexes)
 
 
 def _only_computes(op: Operation) -> bool:
@@ -102,16 +102,16 @@ def _only_computes(op: Operation) -> bool:
 
 
 def _check_order(recorded: Recorded, chunk_of: Sequence[int]) -> None:
-    made: dict[str, int] = {}
+    maker: dict[str, int] = {}
     for op, chunk in zip(recorded.ops, chunk_of, strict=True):
-        late = next((n for n in op.reads() if made.get(n, 0) > chunk), None)
+        late = next((n for n in op.reads() if maker.get(n, 0) > chunk), None)
         if late is not None:
             raise ConfigError(
-                f"operation {op.kind!r} on chunk {chunk} needs {late!r} of chunk {made[late]}: data flows through the "
-                "chunks in one direction; place the layers in the order they are called, or give each stage several "
-                f"chunks ({default_schedule(2)})"
+                f"operation {op.kind!r} on chunk {chunk} needs {late!r} of chunk {maker[late]}: data flows through "
+                "the chunks in one direction; place the layers in the order they are called, or give each stage several"
+                f" chunks ({default_schedule(2)})"
             )
-        made.update(dict.fromkeys(op.outputs, chunk))
+        maker.update(dict.fromkeys(op.outputs, chunk))
 
 
 def _check_written(recorded: Recorded, chunk_of: Sequence[int]) -> None:
@@ -139,14 +139,14 @@ class AtEnds:
 
     def chunks_of(self, recorded: Recorded) -> list[int]:
         """As Cut says. Raises ConfigError for a call that there is not, or not in this order."""
-        at = [self._position(recorded, *end) for end in self.ends]
-        if any(a >= b for a, b in itertools.pairwise([0, *at, len(recorded.ops)])):
-            shown = ", ".join(f"{name!r} after {n} operations" for (name, _), n in zip(self.ends, at, strict=True))
+        bounds = [self._position(recorded, *end) for end in self.ends]
+        if any(a >= b for a, b in itertools.pairwise([0, *bounds, len(recorded.ops)])):
+            shown = ", ".join(f"{name!r} after {n} operations" for (name, _), n in zip(self.ends, bounds, strict=True))
             raise ConfigError(
                 f"the cuts leave a chunk nothing to run: {shown}, of {len(recorded.ops)}; give layers that end one "
                 "after another, and none at the end of the model"
             )
-        return [sum(index >= bound for bound in at) for index in range(len(recorded.ops))]
+        return [sum(index >= bound for bound in bounds) for index in range(len(recorded.ops))]
 
     @staticmethod
     def _position(recorded: Recorded, name: str, number: int) -> int:
@@ -157,13 +157,13 @@ class AtEnds:
                 f"the model cannot be cut at the end of {name!r}, which its forward does not call"
                 f"{did_you_mean(name, names)}"
             )
-        found = next((c for c in calls if c.number == number), calls[-1])
-        if not found.is_whole:
+        call = next((c for c in calls if c.number == number), calls[-1])
+        if not call.is_whole:
             raise ConfigError(
                 f"the model cannot be cut at the end of {name!r}, which lies in a branch, a loop or a recomputed "
                 "part; cut at the end of a layer around that"
             )
-        return found.last
+        return call.last
 
 
 # by where parameters are
@@ -184,32 +184,32 @@ class ByStage:
     def chunks_of(self, recorded: Recorded) -> list[int]:
         """As Cut says. Raises ConfigError if data would have to go back to a stage before."""
         free = free_ops(recorded)
-        made: dict[str, int] = {}
+        chunk_of: dict[str, int] = {}
         home: dict[str, int] = {}  # chunk where a parameter was first read
-        found: list[int] = []
+        chunks: list[int] = []
         for index, op in enumerate(recorded.ops):
             reads = op.reads()
-            after = max((made.get(n, 0) for n in reads), default=0)
+            after = max((chunk_of.get(n, 0) for n in reads), default=0)
             chunk = self._chunk(recorded, op, after, home)
-            found.append(chunk)
+            chunks.append(chunk)
             if index not in free:
-                made.update(dict.fromkeys(op.outputs, chunk))
+                chunk_of.update(dict.fromkeys(op.outputs, chunk))
                 for name in reads:
                     if name in recorded.held:
                         home.setdefault(name, chunk)
-        return found
+        return chunks
 
     def _chunk(self, recorded: Recorded, op: Operation, after: int, home: dict[str, int]) -> int:
         moved = self._moves(op)
         if moved is not None:
             return self._next(moved, after, op)
-        found = after
+        result = after
         for name in op.reads():
             stage = self._stage_of.get(id(recorded.held.get(name)))
             # a weight that an earlier chunk has read is shared: its value comes to where it is used again
             if stage is not None and not (name in home and home[name] < after):
-                found = max(found, self._next(stage, after, op))
-        return found
+                result = max(result, self._next(stage, after, op))
+        return result
 
     def _next(self, stage: int, after: int, op: Operation) -> int:
         """The first chunk on a stage, not before `after`."""

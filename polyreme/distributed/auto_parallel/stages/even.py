@@ -68,15 +68,15 @@ def _balanced(done: np.ndarray, sent: np.ndarray, count: int) -> list[int]:
 def costs(recorded: Recorded) -> list[int]:
     """FLOP of each operation, forward: 2 a multiply-add of products and convolutions, 1 an element of all else."""
     known: dict[Any, int] = {}
-    found = []
+    result = []
     for index, op in enumerate(recorded.ops):
         shapes = tuple((tuple(a.shape), str(a.dtype)) for a in map(recorded.value, op.reads()))
         # calls of one function on like values cost the same; what is told apart is everything but names
         key = (op.name, _unnamed(op), shapes) if isinstance(op, Call) else index
         if key not in known:
             known[key] = _cost(recorded, index)
-        found.append(known[key])
-    return found
+        result.append(known[key])
+    return result
 
 
 def _unnamed(op: Call) -> str:

@@ -294,7 +294,7 @@ class _Recorder(Recorder):
 # running again
 
 
-def run(recorded: Recorded, indexes: Sequence[int], given: Mapping[str, Tensor], names: Sequence[str]) -> list[Any]:
+def run(recorded: Recorded, indexes: Sequence[int], values: Mapping[str, Tensor], names: Sequence[str]) -> list[Any]:
     """Run these operations on given values, under the layout in force; -> the values of these names.
 
     They run as on plain Tensors: a weight that is marked on another stage's mesh is read as a copy here.
@@ -303,7 +303,7 @@ def run(recorded: Recorded, indexes: Sequence[int], given: Mapping[str, Tensor],
     program = recorded.on(placed.mesh if placed is not None else None)
     block = program.global_block()
     frame = Frame(block, Scope())
-    frame.values.update(given)
+    frame.values.update(values)
     with mode.using(mode.current.plain):
         for index in indexes:
             op = block.ops[index]

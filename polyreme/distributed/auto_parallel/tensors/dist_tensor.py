@@ -80,12 +80,12 @@ def _parameter(p: Parameter, mesh: ProcessMesh, placements: Sequence[Placement])
     form = form_for("shard_tensor", mesh, placements, p.shape, p.dtype)
     if state.capturing():
         raise CaptureError(f"shard_tensor of parameter {p.name} inside a captured function; place parameters before")
-    made = Parameter.__new__(Parameter)
-    TensorState.__init__(made, state.read(p), p.stop_gradient)
+    parameter = Parameter.__new__(Parameter)
+    TensorState.__init__(parameter, state.read(p), p.stop_gradient)
     kept = ("_hooks", "_form", "_seen", "_whole")
-    made.__dict__.update({name: value for name, value in p.__dict__.items() if name not in kept})
-    place_kept(made, form)
-    return made
+    parameter.__dict__.update({name: value for name, value in p.__dict__.items() if name not in kept})
+    place_kept(parameter, form)
+    return parameter
 
 
 def dtensor_from_fn(

@@ -80,12 +80,12 @@ class Form:
 
     def axes(self, dim: int) -> tuple[int, ...]:
         """The mesh dims that split a tensor dim, outermost first."""
-        found = [
+        order = [
             (p.get_co_shard_order(), i)
             for i, p in enumerate(self.placements)
             if isinstance(p, Shard) and p.is_shard(dim)
         ]
-        return tuple(i for _, i in sorted(found))
+        return tuple(i for _, i in sorted(order))
 
     def ways(self, dim: int) -> int:
         """Devices that a tensor dim is split over."""
@@ -175,27 +175,27 @@ class Form:
 
     def cut(self, stored: Any, lead: int) -> Any:
         """The dims of the value out of those kept, behind `lead` leading dims of addends. Traceable."""
-        for at, size in enumerate(self.shape, lead):
-            factor = self.factor(at - lead)
+        for dim, size in enumerate(self.shape, lead):
+            factor = self.factor(dim - lead)
             if factor > 1:
-                stored = jax.lax.slice_in_dim(stored, 0, size // factor, axis=at + 1)
-                stored = stored.reshape(*stored.shape[:at], size, *stored.shape[at + 2 :])
-            elif stored.shape[at] != size:
-                stored = jax.lax.slice_in_dim(stored, 0, size, axis=at)
+                stored = jax.lax.slice_in_dim(stored, 0, size // factor, axis=dim + 1)
+                stored = stored.reshape(*stored.shape[:dim], size, *stored.shape[dim + 2 :])
+            elif stored.shape[dim] != size:
+                stored = jax.lax.slice_in_dim(stored, 0, size, axis=dim)
         return stored
 
     def padded(self, value: Any, lead: int = 0) -> Any:
         """The dims kept out of those of the value, behind `lead` leading dims; padding is zero. Traceable."""
-        at = lead
+        axis_ = lead
         for dim, size in enumerate(self.shape):
             factor, room = self.factor(dim), self.rows(dim) * self.ways(dim)
             if factor > 1:
-                value = value.reshape(*value.shape[:at], factor, size // factor, *value.shape[at + 1 :])
-                at += 1
-            if value.shape[at] != room:
-                widths = [(0, room - value.shape[at]) if i == at else (0, 0) for i in range(value.ndim)]
+                value = value.reshape(*value.shape[:axis_], factor, size // factor, *value.shape[axis_ + 1 :])
+                axis_ += 1
+            if value.shape[axis_] != room:
+                widths = [(0, room - value.shape[axis_]) if i == axis_ else (0, 0) for i in range(value.ndim)]
                 value = jnp.pad(value, widths)
-            at += 1
+            axis_ += 1
         return value
 
     def decode(self, stored: Any) -> Any:
@@ -256,15 +256,15 @@ class Form:
         held = held.reshape(held.shape[len(self.partial) :])
         return self._own(held, where)
 
-    def _own(self, held: Any, where: Sequence[int]) -> Any:
+    def _own(self, piece: Any, where: Sequence[int]) -> Any:
         for dim in range(len(self.shape)):
             factor, count = self.factor(dim), self.local_rows(dim, where)[1]
             if factor > 1:
-                held = held[(slice(None),) * (dim + 1) + (slice(0, count),)]
-                held = held.reshape(*held.shape[:dim], factor * count, *held.shape[dim + 2 :])
-            elif held.shape[dim] != count:
-                held = held[(slice(None),) * dim + (slice(0, count),)]
-        return held
+                piece = piece[(slice(None),) * (dim + 1) + (slice(0, count),)]
+                piece = piece.reshape(*piece.shape[:dim], factor * count, *piece.shape[dim + 2 :])
+            elif piece.shape[dim] != count:
+                piece = piece[(slice(None),) * dim + (slice(0, count),)]
+        return piece
 
     def from_local(self, part_of: Callable[[int], np.ndarray], dtype: Any) -> jax.Array:
         """The array that is kept, each device's part being part_of(process id)."""
@@ -279,13 +279,13 @@ class Form:
     def _room(self, part: np.ndarray, where: NamedSharding) -> np.ndarray:
         """A device's part in the room that is kept for it."""
         room = where.shard_shape(self.stored_shape)
-        body, at = room[len(self.partial) :], 0
+        body, axis_ = room[len(self.partial) :], 0
         for dim in range(len(self.shape)):
             factor = self.factor(dim)
             if factor > 1:
-                part = part.reshape(*part.shape[:at], factor, part.shape[at] // factor, *part.shape[at + 1 :])
-                at += 1
-            at += 1
+                part = part.reshape(*part.shape[:axis_], factor, part.shape[axis_] // factor, *part.shape[axis_ + 1 :])
+                axis_ += 1
+            axis_ += 1
         full = np.zeros(body, part.dtype)
         full[tuple(slice(0, n) for n in part.shape)] = part
         return full.reshape(room)
@@ -300,13 +300,13 @@ def convert(array: Any, source: Form, target: Form) -> Any:
     commute = len(types) == 1 or types <= _LINEAR
     same = [i for i in source.partial if commute and source.placements[i] == target.placements[i]]
     value = source.cut(source.joining(array, same), len(same))
-    kept = target.padded(value, len(same))
+    result = target.padded(value, len(same))
     new = [i for i in target.partial if i not in same]
     for axis in reversed(new):
-        kept = target.spread(kept, [axis])
+        result = target.spread(result, [axis])
     # addends made here stand in front of those that were there: back into the order of the mesh
     order = sorted(range(len(new) + len(same)), key=lambda at: [*new, *same][at])
-    return jnp.transpose(kept, [*order, *range(len(order), kept.ndim)])
+    return jnp.transpose(result, [*order, *range(len(order), result.ndim)])
 
 
 @functools.lru_cache(maxsize=4096)

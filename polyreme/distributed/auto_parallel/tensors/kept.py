@@ -65,30 +65,30 @@ class _InForm:
 
     @property
     def _array(self) -> Any:
-        held = self.__dict__
-        if "_whole" in held:  # while captured: the value in the program
-            return held["_whole"]
-        seen = held.get("_seen")
+        attributes = self.__dict__
+        if "_whole" in attributes:  # while captured: the value in the program
+            return attributes["_whole"]
+        seen = attributes.get("_seen")
         value = seen() if seen is not None else None
         if value is None:
             value = _now(_decoder(self._form), self.stored)
-            held["_seen"] = weakref.ref(value)
+            attributes["_seen"] = weakref.ref(value)
         return value
 
     @_array.setter
     def _array(self, value: Any) -> None:
-        held, seen = self.__dict__, self.__dict__.get("_seen")
-        held.pop("_whole", None)
+        attributes, seen = self.__dict__, self.__dict__.get("_seen")
+        attributes.pop("_whole", None)
         if seen is not None and seen() is value:
             return
         if isinstance(value, (Tracer, Symbol)):
-            held["_whole"] = value
+            attributes["_whole"] = value
             return
         if tuple(value.shape) != self._form.shape:
             self._leave(value)
             return
         _slot.__set__(self, encoded(value, self._form))
-        held["_seen"] = weakref.ref(value)
+        attributes["_seen"] = weakref.ref(value)
 
     def _leave(self, value: Any) -> None:
         """An ordinary Tensor from now on."""

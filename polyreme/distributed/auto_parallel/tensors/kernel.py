@@ -46,19 +46,19 @@ class DistKernel:
     def of(
         cls,
         base: Kernel,
-        kept: Callable[..., tuple],
+        stored_fn: Callable[..., tuple],
         call: OpCall,
         forms: Sequence[Form | None],
         mesh: ProcessMesh,
         outs: Sequence[Form],
     ) -> DistKernel:
         """One whose forward on what is kept is given, base being the same function on values."""
-        made = cls.__new__(cls)
-        made.base, made.rule, made.call, made.forms, made.mesh = base, None, call, tuple(forms), mesh
-        made.flow, made.outs, made.many, made._backward, made.laid_out = None, list(outs), tuple, {}, False
-        kept.__name__ = kept.__qualname__ = base.name
-        made.forward = jax.jit(kept, out_shardings=tuple(f.sharding for f in outs))
-        return made
+        kernel = cls.__new__(cls)
+        kernel.base, kernel.rule, kernel.call, kernel.forms, kernel.mesh = base, None, call, tuple(forms), mesh
+        kernel.flow, kernel.outs, kernel.many, kernel._backward, kernel.laid_out = None, list(outs), tuple, {}, False
+        stored_fn.__name__ = stored_fn.__qualname__ = base.name
+        kernel.forward = jax.jit(stored_fn, out_shardings=tuple(f.sharding for f in outs))
+        return kernel
 
     @property
     def rule_and_flow(self) -> tuple[ShardingRule, CallPlacement]:
@@ -135,15 +135,15 @@ class DistKernel:
     def _apart(self, stored: Sequence[Any]) -> tuple:
         """Results in addends."""
         rule, flow = self.rule_and_flow
-        given, leads = [], []
+        arrays, leads = [], []
         for array, form, names in zip(stored, self.forms, rule.inputs, strict=True):
             kept = [] if form is None else [a for a in form.partial if a in flow.partial]
             value = array if form is None else form.cut(form.joining(array, kept), len(kept))
             value, lead = self._pieces(value, names, flow.reduced, kept)
-            given.append(value)
+            arrays.append(value)
             leads.append(lead)
         fn = self._rows(flow, rule.lookup) if rule.lookup in flow.reduced else self.base.fn
-        outs = self._flat(mapped(fn, leads, flow.lead)(*given))
+        outs = self._flat(mapped(fn, leads, flow.lead)(*arrays))
         if rule.reduce == "avg" and (factor := self._uneven_mean(flow)) != 1:
             outs = tuple(o * factor for o in outs)
         return tuple(f.padded(o, len(flow.lead)) for f, o in zip(flow.outs, outs, strict=True))
@@ -152,20 +152,20 @@ class DistKernel:
         self, value: Any, names: DimNames, cut: dict[str, list[int]], lead: Sequence[int]
     ) -> tuple[Any, list[int]]:
         """value with the dims of the names in cut taken apart: their pieces in front, by mesh dim, in order."""
-        front, at = list(lead), len(lead)
+        front, dim = list(lead), len(lead)
         rule, flow = self.rule_and_flow
         for name in names:
             axes = cut.get(name or "", [])
             if not axes:
-                at += 1
+                dim += 1
                 continue
             ways = flow.ways(name or "")
-            value = _padded(value, at, ways, rule.padding)
+            value = _padded(value, dim, ways, rule.padding)
             sizes = [self.mesh.get_dim_size(a) for a in axes]
-            value = value.reshape(*value.shape[:at], *sizes, value.shape[at] // ways, *value.shape[at + 1 :])
-            value = jnp.moveaxis(value, range(at, at + len(axes)), range(len(front), len(front) + len(axes)))
+            value = value.reshape(*value.shape[:dim], *sizes, value.shape[dim] // ways, *value.shape[dim + 1 :])
+            value = jnp.moveaxis(value, range(dim, dim + len(axes)), range(len(front), len(front) + len(axes)))
             front += axes
-            at += len(axes) + 1
+            dim += len(axes) + 1
         order = sorted(range(len(front)), key=front.__getitem__)
         value = jnp.transpose(value, [*order, *range(len(front), value.ndim)])
         front.sort()
@@ -203,12 +203,12 @@ class DistKernel:
         padding_idx = self.call.attrs.get("padding_idx")
 
         def lookup(ids: Any, weight: Any) -> Any:
-            at: Any = 0
+            rank: Any = 0
             for axis, size in zip(axes, sizes, strict=True):
-                at = at * size + jax.lax.axis_index(names[axis])
+                rank = rank * size + jax.lax.axis_index(names[axis])
             rows = weight.shape[0]
-            mine = (ids >= at * rows) & (ids < (at + 1) * rows)
-            found_rows = weight[jnp.where(mine, ids - at * rows, 0)]
+            mine = (ids >= rank * rows) & (ids < (rank + 1) * rows)
+            found_rows = weight[jnp.where(mine, ids - rank * rows, 0)]
             kept = mine if padding_idx is None else mine & (ids != padding_idx)
             # an id that no device has is out of range, and makes NaN, as without a mesh
             missing = ((ids < 0) | (ids >= self.call.shapes[1][0]))[..., None]
@@ -224,12 +224,12 @@ class DistKernel:
         present: which results have a cotangent; cots: how those lie.
         """
         key = (mask, present, tuple(cots))
-        found = self._backward.get(key)
-        if found is None:
+        compiled = self._backward.get(key)
+        if compiled is None:
             cut = self._gradient_names(mask, present)
             forms = self._gradient_forms(mask, cut)
-            found = self._backward[key] = (self._compiled_backward(mask, present, cots, cut, forms), forms)
-        return found
+            compiled = self._backward[key] = (self._compiled_backward(mask, present, cots, cut, forms), forms)
+        return compiled
 
     def _gradient_names(self, mask: Mask, present: Mask) -> dict[str, list[int]]:
         """Names along which the gradient of some input is a sum of addends: split in results, not in that input."""
@@ -295,35 +295,35 @@ class DistKernel:
         """Gradients piece by piece, so that those of inputs that all pieces share stay addends."""
         rule, _ = self.rule_and_flow
         n = len(values)
-        given, leads = [], []
+        pieces, leads = [], []
         for value, names in zip([*values, *cotangents], [*rule.inputs, *self._carried()], strict=True):
             piece, lead = self._pieces(value, names, cut, [])
-            given.append(piece)
+            pieces.append(piece)
             leads.append(lead)
         lead = sorted(a for axes in cut.values() for a in axes)
         run = mapped(lambda *arrays: pull(tuple(arrays[:n]), tuple(arrays[n:])), leads, lead)
         wanted = [i for i, m in enumerate(mask) if m]
         return tuple(
-            self._gradient(g, i, form, lead, cut) for g, i, form in zip(run(*given), wanted, forms, strict=True)
+            self._gradient(g, i, form, lead, cut) for g, i, form in zip(run(*pieces), wanted, forms, strict=True)
         )  # fmt: skip
 
     def _gradient(self, g: Any, i: int, form: Form, lead: list[int], cut: dict[str, list[int]]) -> Any:
         """A gradient in pieces put together, or kept as addends where its input is without the name."""
         names = self.rule_and_flow[0].inputs[i]
         for axis in reversed(lead):
-            if axis not in form.partial and not any(axis in cut.get(at or "", ()) for at in names):
+            if axis not in form.partial and not any(axis in cut.get(index or "", ()) for index in names):
                 g = g.sum(lead.index(axis), dtype=g.dtype)
-        front = [a for a in lead if a in form.partial or any(a in cut.get(at or "", ()) for at in names)]
-        for at, name in enumerate(names):
+        front = [a for a in lead if a in form.partial or any(a in cut.get(index or "", ()) for index in names)]
+        for index, name in enumerate(names):
             axes = cut.get(name or "", [])
             if not axes:
                 continue
             places = [front.index(a) for a in axes]
-            dim = len(front) + at
+            dim = len(front) + index
             g = jnp.moveaxis(g, places, range(dim - len(axes), dim))
             front = [a for a in front if a not in axes]
-            start = len(front) + at
-            size = self.call.shapes[i][at]
+            start = len(front) + index
+            size = self.call.shapes[i][index]
             g = g.reshape(*g.shape[:start], size, *g.shape[start + len(axes) + 1 :])
         return form.padded(g, len(front))
 
@@ -336,12 +336,12 @@ def mapped(fn: Callable[..., Any], leads: Sequence[Sequence[int]], lead: Sequenc
     return fn
 
 
-def _padded(value: Any, at: int, ways: int, padding: Padding | None) -> Any:
+def _padded(value: Any, dim: int, ways: int, padding: Padding | None) -> Any:
     """value with a dim grown to a multiple of ways by what changes no result."""
-    missing = -value.shape[at] % ways
+    missing = -value.shape[dim] % ways
     if not missing or padding is None:
         return value
-    widths = [(0, missing) if i == at else (0, 0) for i in range(value.ndim)]
+    widths = [(0, missing) if i == dim else (0, 0) for i in range(value.ndim)]
     return jnp.pad(value, widths, constant_values=_neutral(padding, value.dtype))
 
 

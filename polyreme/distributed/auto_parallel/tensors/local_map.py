@@ -72,13 +72,13 @@ def local_map(
     def run(*args: Any, **kwargs: Any) -> Any:
         leaves: list[Any] = []
         spec = flatten((args, kwargs), leaves)
-        given = _given(leaves, in_placements, process_mesh, reshard_inputs)
-        tensors = [leaf for leaf in given if isinstance(leaf, Tensor)]
+        arguments = _given(leaves, in_placements, process_mesh, reshard_inputs)
+        tensors = [leaf for leaf in arguments if isinstance(leaf, Tensor)]
         mesh = _mesh(tensors, process_mesh)
-        key = _key(spec, given, mesh)
+        key = _key(spec, arguments, mesh)
         found = next((m for m in known.get(key, []) if m.serves()), None)
         if found is None:
-            found = _Mapped(func, spec, given, mesh, out_placements)
+            found = _Mapped(func, spec, arguments, mesh, out_placements)
             known.setdefault(key, []).append(found)
         return found.run(tensors)
 
@@ -130,15 +130,15 @@ def _mesh(tensors: Sequence[Tensor], given: ProcessMesh | None) -> ProcessMesh:
     return mesh
 
 
-def _key(spec: Spec, given: Sequence[Any], mesh: ProcessMesh) -> Any:
-    held = tuple(
+def _key(spec: Spec, arguments: Sequence[Any], mesh: ProcessMesh) -> Any:
+    arguments_key = tuple(
         (form_of(v), tuple(v.shape), v.dtype, v.stop_gradient)
         if isinstance(v, Tensor)
         else (type(v), v if isinstance(v, Hashable) else id(v))
-        for v in given
+        for v in arguments
     )
     modes = (amp_policy.active.policy, tape.grad_mode.enabled, dtypes.default_dtype())
-    return spec, held, mesh, tuple(mesh.dim_names), modes
+    return spec, arguments_key, mesh, tuple(mesh.dim_names), modes
 
 
 @dataclass
@@ -185,7 +185,7 @@ class _Mapped:
         """The results for inputs like those it was traced for."""
         every = [*tensors, *self.traced.outside]
         results = run_kernel(self.kernel, every, self.outs)
-        given = iter(results)
+        arrays = iter(results)
         if self.traced.draws:
             _moved_on(self.holder, state.read(results[-1]))
         built = []
@@ -194,7 +194,7 @@ class _Mapped:
             if leaf is not _TENSOR:
                 built.append(leaf)
                 continue
-            out = next(given)
+            out = next(arrays)
             if not next(wants):
                 out.stop_gradient, out._node = True, None
             built.append(out)
@@ -218,12 +218,12 @@ class _Mapped:
     def _mapped(self, capture: Capture, stored: Sequence[Any], outside: Sequence[Any], learn: bool = False) -> tuple:
         """The function under shard_map, on what is kept of the inputs: -> what is kept of the results."""
 
-        def body(given: Sequence[Any], held: Sequence[Any]) -> list[Any]:
+        def body(arrays: Sequence[Any], held: Sequence[Any]) -> list[Any]:
             with self._as_traced(), watching(capture), inside(self.body):
                 for tensor, array in zip(self.traced.outside, held, strict=False):
                     capture.touch(tensor)
                     tensor._array = array
-                return self._call(capture, given, learn)
+                return self._call(capture, arrays, learn)
 
         specs = [PartitionSpec() if f is None else f.spec for f in self.forms]
         whole = [PartitionSpec()] * len(outside)
@@ -256,20 +256,20 @@ class _Mapped:
         args, kwargs = rebuild(self.spec, iter(leaves))
         outs: list[Any] = []
         spec = flatten(converted(self.func)(*args, **kwargs), outs)
-        found = [capture.read(v) for v in outs if isinstance(v, TensorState)]
+        results = [capture.read(v) for v in outs if isinstance(v, TensorState)]
         if learn:
-            self._learn(capture, spec, outs, found)
-            return found
+            self._learn(capture, spec, outs, results)
+            return results
         if self.traced.draws:
-            found.append(self.holder._array)
-        return [_room(a, f) for a, f in zip(found, self.outs, strict=True)]
+            results.append(self.holder._array)
+        return [_room(a, f) for a, f in zip(results, self.outs, strict=True)]
 
-    def _learn(self, capture: Capture, spec: Spec, outs: Sequence[Any], found: Sequence[Any]) -> None:
+    def _learn(self, capture: Capture, spec: Spec, outs: Sequence[Any], arrays: Sequence[Any]) -> None:
         traced = self.traced
         traced.spec = spec
         traced.plain = [_TENSOR if isinstance(v, TensorState) else v for v in outs]
         traced.wants = [not v.stop_gradient for v in outs if isinstance(v, TensorState)]
-        traced.shapes = [tuple(a.shape) for a in found]
+        traced.shapes = [tuple(a.shape) for a in arrays]
         traced.layers = tuple(capture.layers.values())
         for before in capture.before.values():
             if before.tensor is self.holder:
@@ -304,7 +304,7 @@ class _Mapped:
     def _made(self) -> DistKernel:
         count = len(self.forms)
 
-        def kept(*stored: Any) -> tuple:
+        def saved(*stored: Any) -> tuple:
             capture = Capture(capture_in_progress(), detach=True, converted=converted)
             return self._mapped(capture, stored[:count], stored[count:])
 
@@ -312,12 +312,12 @@ class _Mapped:
 
         def whole(*values: Any) -> tuple:
             stored = [v if f is None else f.encode(v) for v, f in zip(values, forms, strict=True)]
-            return tuple(f.decode(o) for f, o in zip(self.outs, kept(*stored), strict=True))
+            return tuple(f.decode(o) for f, o in zip(self.outs, saved(*stored), strict=True))
 
         name = getattr(self.func, "__name__", "local_map")
         shapes = (*self.shapes, *(tuple(t._array.shape) for t in self.traced.outside))
         call = OpCall(name, (), shapes, (), {}, (), ())
-        return DistKernel.of(Kernel(whole, name), kept, call, forms, self.mesh, self.outs)
+        return DistKernel.of(Kernel(whole, name), saved, call, forms, self.mesh, self.outs)
 
 
 _TENSOR = object()

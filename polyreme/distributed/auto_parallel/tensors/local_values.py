@@ -165,12 +165,12 @@ class ToPart(_Parts):
 
     def gradients(self, cotangents: list, create_graph: bool) -> list:
         """Kept as the whole is."""
-        form, given = self.form, state.host(cotangents[0], "dtensor_to_local")
+        form, gradient = self.form, state.host(cotangents[0], "dtensor_to_local")
         dims = range(len(form.shape))
         here = [form.local_rows(d, form.coordinates(form.mesh.here)) for d in dims]
 
         def part_of(pid: int) -> np.ndarray:
             own = [form.local_rows(d, form.coordinates(pid)) for d in dims]
-            return given if own == here else np.zeros(form.local_shape(pid), given.dtype)
+            return gradient if own == here else np.zeros(form.local_shape(pid), gradient.dtype)
 
-        return [in_form(form.from_local(part_of, given.dtype), form)]
+        return [in_form(form.from_local(part_of, gradient.dtype), form)]

@@ -83,14 +83,14 @@ class DistMode:
     # later
 
     def _captured(self, op: Op, args: tuple, kwargs: dict[str, Any]) -> Any:
-        given = dict(kwargs)
+        arguments = dict(kwargs)
         result = self.under.run(op, args, kwargs)
-        given.pop("out", None)
-        given.pop("name", None)
+        arguments.pop("out", None)
+        arguments.pop("name", None)
         if op.rule is as_laid_out:
             return result
         results = list(result) if isinstance(result, (tuple, list)) else [result]
-        bound = BoundCall(op, args, given, values=True)
+        bound = BoundCall(op, args, arguments, values=True)
         mesh = bound.mesh()
         call = bound.call([(tuple(t._array.shape), t._array.dtype) for t in results])
         rule = self.rule(bound, call)
@@ -263,13 +263,13 @@ class BoundCall:
 
     def mesh(self) -> ProcessMesh:
         """The one mesh of the inputs. PlacementError if they lie on several."""
-        found = [f.mesh for f in self.forms if f is not None]
-        other = next((m for m in found if m != found[0]), None)
+        meshes = [f.mesh for f in self.forms if f is not None]
+        other = next((m for m in meshes if m != meshes[0]), None)
         if other is not None:
             raise PlacementError(
-                f"{self.op.name}: inputs lie on different meshes, {found[0]} and {other}; reshard them to one"
+                f"{self.op.name}: inputs lie on different meshes, {meshes[0]} and {other}; reshard them to one"
             )
-        return found[0]
+        return meshes[0]
 
     def call(self, outs: Sequence[tuple[tuple[int, ...], Any]]) -> OpCall:
         """The call as rules see it; outs: shape and dtype of each result."""

@@ -119,13 +119,13 @@ def _shown(value: Any) -> str:
 
 
 def _flat(settings: Settings, prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in settings.items():
         if not isinstance(value, Settings):
-            found[prefix + name] = value
+            result[prefix + name] = value
         elif value.changed() or not name.endswith("nccl_config"):
-            found.update(_flat(value, f"{prefix}{name}."))
-    return found
+            result.update(_flat(value, f"{prefix}{name}."))
+    return result
 
 
 def _as_words(given: dict[str, Any]) -> dict[str, Any]:
@@ -136,17 +136,17 @@ def _as_words(given: dict[str, Any]) -> dict[str, Any]:
 def _typed(found: Mapping[str, list[Any]], table: Table, where: str) -> dict[str, Any]:
     """What was read, with the types of the table."""
     values: dict[str, Any] = {}
-    for name, given in found.items():
+    for name, texts in found.items():
         if name not in table:
             raise StrategyError(f"{where}: a strategy has no setting {name!r}{did_you_mean(name, table)}")
         entry = table[name]
         if not isinstance(entry, Field):
-            parts = [_typed(_message(name, part, where), entry, where) for part in given]
+            parts = [_typed(_message(name, part, where), entry, where) for part in texts]
             values[name] = {key: value for part in parts for key, value in part.items()}
         elif isinstance(entry.default, list):
-            values[name] = [_scalar(name, each, entry.item, where) for each in given]
+            values[name] = [_scalar(name, each, entry.item, where) for each in texts]
         else:
-            values[name] = _scalar(name, given[-1], type(entry.default), where)  # the last one counts
+            values[name] = _scalar(name, texts[-1], type(entry.default), where)  # the last one counts
     return values
 
 

@@ -102,12 +102,12 @@ def _check_refused(strategy: DistributedStrategy) -> None:
 
 def _mesh(strategy: DistributedStrategy, num_devices: int) -> MeshShape:
     hybrid = strategy.hybrid_configs
-    given = hybrid.given()
+    settings = hybrid.given()
     degrees = {axis: hybrid[f"{axis}_degree"] for axis in ("dp", "pp", "sharding", "sep", "mp", "ep")}
     for group, names in _other_degrees(strategy).items():
         for axis, name in names.items():
             value, own = getattr(strategy, group)[name], getattr(strategy, group).given()
-            if f"{axis}_degree" not in given:
+            if f"{axis}_degree" not in settings:
                 # sharding alone has a degree by default; the others leave an axis as it is
                 degrees[axis] = value if name in own or axis == "sharding" else degrees[axis]
             elif name in own and value != degrees[axis]:
@@ -134,15 +134,15 @@ def _other_degrees(strategy: DistributedStrategy) -> dict[str, dict[str, str]]:
     return {**found, "tensor_parallel_configs": {"mp": "tensor_parallel_degree"}}
 
 
-def _sharding(strategy: DistributedStrategy, own: str, other: str) -> Any:
+def _sharding(strategy: DistributedStrategy, key: str, other: str) -> Any:
     """A setting that hybrid_configs["sharding_configs"] calls `own`, and sharding_configs `other`."""
     group = strategy.hybrid_configs["sharding_configs"]
-    value = group[own]
+    value = group[key]
     if not strategy.sharding or other not in strategy.sharding_configs.given():
         return value
     theirs = strategy.sharding_configs[other]
-    if own in group.given() and theirs != value:
-        raise _two(f"sharding_configs.{other}", theirs, f"hybrid_configs.sharding_configs.{own}", value)
+    if key in group.given() and theirs != value:
+        raise _two(f"sharding_configs.{other}", theirs, f"hybrid_configs.sharding_configs.{key}", value)
     return theirs
 
 

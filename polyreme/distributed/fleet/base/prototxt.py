@@ -83,15 +83,15 @@ class _Reader:
         self.next = next(self.tokens)
 
     def _split(self, text: str) -> Iterator[tuple[str, str, int]]:
-        at, line = 0, 1
-        while at < len(text):
-            found = _TOKEN.match(text, at)
-            if found is None:
-                raise ConfigError(f"{self.where}, line {line}: cannot read {text[at : at + 20]!r}")
-            if found.lastgroup != "space":
-                yield found.lastgroup or "", found[0], line
-            line += found[0].count("\n")
-            at = found.end()
+        position, line = 0, 1
+        while position < len(text):
+            match = _TOKEN.match(text, position)
+            if match is None:
+                raise ConfigError(f"{self.where}, line {line}: cannot read {text[position : position + 20]!r}")
+            if match.lastgroup != "space":
+                yield match.lastgroup or "", match[0], line
+            line += match[0].count("\n")
+            position = match.end()
         while True:
             yield "end", "", line
 
@@ -105,15 +105,15 @@ class _Reader:
         return token
 
     def message(self, end: str | None) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = {}
+        fields: dict[str, list[Any]] = {}
         while self.next[0] != "end" if end is None else self.next[1] != end:
             name = self.take("word")
-            found.setdefault(name, []).extend(self.values())
+            fields.setdefault(name, []).extend(self.values())
             if self.next[1] in (",", ";"):
                 self.take()
         if end is not None:
             self.take(end)
-        return found
+        return fields
 
     def values(self) -> list[Any]:
         if self.next[1] in ("{", "<"):
@@ -122,13 +122,13 @@ class _Reader:
         if self.next[1] != "[":
             return [self.value()]
         self.take("[")
-        found: list[Any] = []
+        result: list[Any] = []
         while self.next[1] != "]":
-            found.append(self.value())
+            result.append(self.value())
             if self.next[1] != "]":
                 self.take(",")
         self.take("]")
-        return found
+        return result
 
     def value(self) -> Any:
         kind, token, _ = self.next

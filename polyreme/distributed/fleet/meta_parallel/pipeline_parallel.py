@@ -111,14 +111,14 @@ class PipelineParallel(Layer):
         try:
             with self._job.amp.autocast():
                 keys = rng.default_generator.branches(len(batch))
-                found = self._pipeline.evaluate(batch, keys, loss=loss, every=True)
+                outputs = self._pipeline.evaluate(batch, keys, loss=loss, every=True)
         finally:
             if was_training:
                 self._layers.train()
         if not self._pipeline.drew(loss):
             # evaluating between two steps then leaves the next one as it would have been
             state.write(key, before)
-        return self._means(found, batch) if compute_loss else found
+        return self._means(outputs, batch) if compute_loss else outputs
 
     def _mean_or_all(self, mean: Tensor, parts: list[tuple[list[Tensor], Any]], batch: list[Microbatch]) -> Any:
         """The mean loss, or where there are several loss functions a list of each one's."""
