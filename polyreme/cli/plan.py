@@ -104,7 +104,7 @@ def _plan(
     tell = functools.partial(typer.echo, err=True)
     answer = recipe.answer(loaded.config, where, top=top, without=without, report=tell)
     if verify and answer.found.plans:
-        answer = replace(answer, verified=_verified(answer, where, topology, is_quiet=as_json))
+        answer = replace(answer, verified=_verify(answer, where, topology, is_quiet=as_json))
     if as_json:
         typer.echo(json.dumps(plan_report.to_json(answer), indent=1))
     else:
@@ -139,7 +139,7 @@ def _cluster(devices: int | None, topology: str | None, cluster: Path | None) ->
     return cluster_file.of_topology(topology) if topology is not None else cluster_file.read(str(cluster))
 
 
-def _verified(answer: Any, where: Any, topology: str | None, *, is_quiet: bool) -> tuple[Any, ...]:
+def _verify(answer: Any, where: Any, topology: str | None, *, is_quiet: bool) -> tuple[Any, ...]:
     """Compile plans in their order: some, and as many as it takes to find one that is not refuted."""
     from polyreme.recipes import plan_verify
     from polyreme.recipes.plan import plan_words

@@ -97,7 +97,7 @@ def nested(bind: Bind, ins: Sequence[Any], series: Sequence[Series | None], orde
 
     every = orders(order, start)
     return [
-        [_scaled(1 / math.factorial(k), _not_float0(every[k][at])) for k in range(1, order + 1)]
+        [_scale(1 / math.factorial(k), _not_float0(every[k][at])) for k in range(1, order + 1)]
         for at in range(len(every[0]))
     ]
 
@@ -120,7 +120,7 @@ def _times(a: Any, b: Any) -> Any:
     return None if a is None or b is None else a * b
 
 
-def _scaled(factor: float, a: Any) -> Any:
+def _scale(factor: float, a: Any) -> Any:
     return a if a is None or factor == 1 else a * jnp.asarray(factor, a.dtype)
 
 
@@ -129,7 +129,7 @@ def _plus(number: float, x: Series) -> Series:
 
 
 def _all_scaled(factor: float, x: Series) -> Series:
-    return [_scaled(factor, c) for c in x]
+    return [_scale(factor, c) for c in x]
 
 
 def _at(x: Series, k: int) -> Any:
@@ -146,7 +146,7 @@ def _product(x: Series, y: Series, k: int, times: Callable[[Any, Any], Any] = _t
     return total
 
 
-def _multiplied(x: Series, y: Series, order: int) -> Series:
+def _multiply(x: Series, y: Series, order: int) -> Series:
     return [_product(x, y, k) for k in range(order + 1)]
 
 
@@ -154,7 +154,7 @@ def _integral(x: Series, slope: Series, k: int) -> Any:
     """Coefficient k of f(x(t)), from the series of f'(x(t)): k y_k = sum of j x_j slope_(k-j) over j = 1..k."""
     total = None
     for j in range(1, k + 1):
-        total = _add(total, _scaled(j / k, _times(_at(x, j), _at(slope, k - j))))
+        total = _add(total, _scale(j / k, _times(_at(x, j), _at(slope, k - j))))
     return total
 
 
@@ -169,7 +169,7 @@ def _quotient(x: Series, y: Series, order: int) -> Series:
         carried = None
         for j in range(1, k + 1):
             carried = _add(carried, _times(_at(y, j), q[k - j]))
-        q.append(_times(_add(_at(x, k), _scaled(-1, carried)), inverse))
+        q.append(_times(_add(_at(x, k), _scale(-1, carried)), inverse))
     return q
 
 
@@ -185,7 +185,7 @@ def _square(x: Series, order: int) -> Series:
         for i in range((k + 1) // 2):
             total = _add(total, _times(_at(x, i), _at(x, k - i)))
         middle = _times(_at(x, k // 2), _at(x, k // 2)) if k % 2 == 0 else None
-        series.append(_add(_scaled(2, total), middle))
+        series.append(_add(_scale(2, total), middle))
     return series
 
 
@@ -195,7 +195,7 @@ def _integer_power(x: Series, n: int, order: int) -> Series:
     result, power = None, x
     while n:
         if n & 1:
-            result = power if result is None else _multiplied(result, power, order)
+            result = power if result is None else _multiply(result, power, order)
         n >>= 1
         power = _square(power, order) if n else power
     return [jnp.ones_like(x[0]), *[None] * order] if result is None else result
@@ -218,7 +218,7 @@ def _tanh(x: Series, order: int) -> Series:
 
 def _logistic(x: Series, order: int) -> Series:
     def slope(y: Series, k: int) -> Series:
-        return [_add(a, _scaled(-1, b)) for a, b in zip(y, _square(y, k), strict=True)]
+        return [_add(a, _scale(-1, b)) for a, b in zip(y, _square(y, k), strict=True)]
 
     return _closed(x, jax.nn.sigmoid(x[0]), order, slope)
 
@@ -233,7 +233,7 @@ def _wave(first: Callable, second: Callable, sign: float) -> tuple[Callable, Cal
     def both(x: Series, order: int) -> tuple[Series, Series]:
         s, c = [first(x[0])], [second(x[0])]
         for k in range(1, order + 1):
-            s, c = [*s, _integral(x, c, k)], [*c, _scaled(sign, _integral(x, s, k))]
+            s, c = [*s, _integral(x, c, k)], [*c, _scale(sign, _integral(x, s, k))]
         return s, c
 
     return lambda x, order: both(x, order)[0], lambda x, order: both(x, order)[1]
@@ -243,7 +243,7 @@ def _sqrt(x: Series, order: int) -> Series:
     y = [jnp.sqrt(x[0])]
     half = 0.5 / y[0]
     for k in range(1, order + 1):
-        y.append(_times(_add(_at(x, k), _scaled(-1, _product(y, y, k, first=1))), half))
+        y.append(_times(_add(_at(x, k), _scale(-1, _product(y, y, k, first=1))), half))
     return y
 
 

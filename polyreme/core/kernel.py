@@ -43,7 +43,7 @@ class Kernel:
         """(primals, cotangents of the inexact outputs, None where absent) -> gradients of the inputs in mask."""
         found = self._derived.get(mask)
         if found is None:
-            found = self._derived[mask] = jax.jit(_named(self._vjp(mask), f"{self.name}_grad"))
+            found = self._derived[mask] = jax.jit(_name(self._vjp(mask), f"{self.name}_grad"))
         return found
 
     def forward_saving(self, mask: Mask) -> Callable[..., tuple]:
@@ -57,7 +57,7 @@ class Kernel:
                 _, pullback, outs = jax.vjp(lambda *d: _inexact(self.fn(*_merge(arrays, d, mask))), *diff, has_aux=True)
                 return outs, pullback
 
-            compiled = self._derived[key] = jax.jit(_named(forward, self.name))
+            compiled = self._derived[key] = jax.jit(_name(forward, self.name))
         return compiled
 
     def grad_kernel(self, mask: Mask, present: Mask) -> Kernel:
@@ -162,6 +162,6 @@ def _inexact(outs: Any) -> tuple[tuple, Any]:
     return tuple(o for o in every if dtypes.is_inexact(o.dtype)), outs
 
 
-def _named(fn: Callable, name: str) -> Callable:
+def _name(fn: Callable, name: str) -> Callable:
     fn.__name__ = fn.__qualname__ = name
     return fn

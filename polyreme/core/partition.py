@@ -26,7 +26,7 @@ def partitioned(run: Callable[..., Any], arrays: Sequence[Any], rule: ShardingRu
         return mesh, run, (outs[0] if many is None else many(outs)), tuple(ins)
 
     split = custom_partitioning(lambda *given: run(*given))
-    split.def_partition(partition, sharding_rule=f"{_shown(rule.inputs)} -> {_shown(rule.outputs)}")
+    split.def_partition(partition, sharding_rule=f"{_show(rule.inputs)} -> {_show(rule.outputs)}")
     return split(*arrays)
 
 
@@ -43,5 +43,5 @@ def _axes(rule: ShardingRule, given: Sequence[Any]) -> dict[str | None, Any]:
     return axes
 
 
-def _shown(tensors: Sequence[DimNames]) -> str:
+def _show(tensors: Sequence[DimNames]) -> str:
     return ", ".join(" ".join(str(name) for name in tensor) for tensor in tensors)

@@ -46,7 +46,7 @@ class Generator:
 
     def manual_seed(self, seed: int) -> Generator:
         """Start the stream again from seed, an integer of at least 0 below 2**64. Raises ConfigError for others."""
-        self._seed = _checked(seed)
+        self._seed = _check(seed)
         if self._state is not None:
             state.write(self._state, jax.random.PRNGKey(self._seed))
         return self
@@ -148,7 +148,7 @@ def _branches(key: jax.Array, count: int) -> list[jax.Array]:
     return [jax.random.fold_in(key, i) for i in range(count)]
 
 
-def _checked(seed: Any) -> int:
+def _check(seed: Any) -> int:
     if (not hasattr(seed, "__index__") and not float(seed).is_integer()) or not 0 <= int(seed) < 2**64:
         raise ConfigError(f"seed: {seed!r}; give an integer of at least 0 and below 2**64")
     return int(seed)
@@ -159,7 +159,7 @@ default_generator = Generator()
 
 def seed(seed: int) -> Generator:
     """Seed random ops, samplers and splits; returns the default generator."""
-    host_random.start(_checked(seed))
+    host_random.start(_check(seed))
     return default_generator.manual_seed(seed)
 
 

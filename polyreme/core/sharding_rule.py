@@ -151,7 +151,7 @@ class DimsRule:
         patterns: list[str | None] = [*map(inputs.get, call.params), *self.outputs]  # None for a random key
         shapes = [*call.shapes, *call.outs]
         tensors = [
-            (None,) * len(s) if p is None else _numbered(p, s, self.what) for p, s in zip(patterns, shapes, strict=True)
+            (None,) * len(s) if p is None else _number(p, s, self.what) for p, s in zip(patterns, shapes, strict=True)
         ]
         count = len(call.params)
         labels = [*(f"input {i}" for i in range(count)), *(f"result {i}" for i in range(len(self.outputs)))]
@@ -186,7 +186,7 @@ def _dims(text: str, whole: set[str], what: str) -> str:
     return " ".join(names)
 
 
-def _numbered(pattern: str, shape: Sequence[int], what: str) -> tuple[str, ...]:
+def _number(pattern: str, shape: Sequence[int], what: str) -> tuple[str, ...]:
     """A name for each dim; those of a starred one are numbered from the last."""
     try:
         pairs = dims.pair(pattern, tuple(shape))

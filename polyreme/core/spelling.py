@@ -80,11 +80,11 @@ def gathered(op_name: str, args: tuple) -> tuple:
     if op_name not in SIZES_ONE_BY_ONE or not all(isinstance(n, int) for n in sizes):
         return args
     if op_name == "transpose" and len(sizes) == 2:
-        return args[0], _swapped(getattr(args[0], "ndim", 2), *sizes)
+        return args[0], _swap(getattr(args[0], "ndim", 2), *sizes)
     return args[0], sizes
 
 
-def _swapped(ndim: int, i: int, j: int) -> tuple[int, ...]:
+def _swap(ndim: int, i: int, j: int) -> tuple[int, ...]:
     dims = list(range(ndim))
     if -ndim <= i < ndim and -ndim <= j < ndim:
         dims[i], dims[j] = dims[j], dims[i]

@@ -149,7 +149,7 @@ def spread_batch(tensor: Tensor, layout: Layout) -> Tensor:
     array = state.read(tensor)
     local = not isinstance(array, Tracer) and array.is_fully_addressable
     if not local or not replicas.spans_processes(layout.mesh):
-        return constrain(tensor, *dims) if layouts.active.layout is layout else _constrained(tensor, layout, dims)
+        return constrain(tensor, *dims) if layouts.active.layout is layout else _constrain(tensor, layout, dims)
     if not tensor.stop_gradient:
         raise PlacementError(
             f"an input of shape {tensor.shape} wants a gradient but is one process's share of the batch; a gradient "
@@ -162,7 +162,7 @@ def spread_batch(tensor: Tensor, layout: Layout) -> Tensor:
         raise ShapeError(f"the processes' shares of shape {tensor.shape} make no global batch: {error}") from error
 
 
-def _constrained(tensor: Tensor, layout: Layout, dims: Sequence[str | None]) -> Tensor:
+def _constrain(tensor: Tensor, layout: Layout, dims: Sequence[str | None]) -> Tensor:
     with layouts.using(layout):
         return constrain(tensor, *dims)
 
@@ -229,7 +229,7 @@ class GradientReducer:
         """One collective for all of a bucket: one flat array there, the pieces back."""
         gradients: list[Any] = [p._grad for p in bucket]
         arrays = [process_run.on_first_device(g._array) for g in gradients]
-        (flat,) = process_run.run("all_reduce", [_joined(arrays)], self.group, op=ReduceOp.AVG)
+        (flat,) = process_run.run("all_reduce", [_join(arrays)], self.group, op=ReduceOp.AVG)
         for gradient, piece in zip(gradients, _cut(flat, tuple(a.shape for a in arrays)), strict=True):
             state.write(gradient, process_run.laid_out_as(piece, gradient._array))
 
@@ -250,7 +250,7 @@ def _buckets(parameters: Sequence[Parameter], size: int, last: int) -> Iterator[
 
 
 @jax.jit
-def _joined(arrays: list[Any]) -> Any:
+def _join(arrays: list[Any]) -> Any:
     return jnp.concatenate([a.reshape(-1) for a in arrays])
 
 

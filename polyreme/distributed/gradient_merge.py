@@ -47,7 +47,7 @@ class GradientMerge:
             return
         overflowed = None if skip is None else state.read(skip)
         now = state.read(self._count)
-        count, waits = _counted(now if overflowed is None else beside(now, overflowed), overflowed, self.steps)
+        count, waits = _count(now if overflowed is None else beside(now, overflowed), overflowed, self.steps)
         own = [p._grad for p in live]
         for group in self._groups(live):
             self._add(group, overflowed)
@@ -71,7 +71,7 @@ class GradientMerge:
     def _add(self, group: MeshGroup, overflowed: Any) -> None:
         """Gradients into sums, and onto the parameters what the optimizer is to take."""
         sums = [self._sums[id(p)] for p in group.parameters]
-        totals, used = _added(
+        totals, used = _add(
             [state.read(s) for s in sums],
             [None if p._grad is None else state.read(p._grad) for p in group.parameters],
             None if overflowed is None else beside(overflowed, group.parameters[0]._array),
@@ -84,7 +84,7 @@ class GradientMerge:
     def _empty(self, group: MeshGroup, waits: Any) -> None:
         """Begin again where there was an update."""
         sums = [self._sums[id(p)] for p in group.parameters]
-        kept = _kept([state.read(s) for s in sums], beside(waits, group.parameters[0]._array))
+        kept = _keep([state.read(s) for s in sums], beside(waits, group.parameters[0]._array))
         for held, array in zip(sums, kept, strict=True):
             state.write(held, array)
 
@@ -136,7 +136,7 @@ def _name(p: Any) -> str:
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _counted(count: Any, overflowed: Any, steps: int) -> tuple[Any, Any]:
+def _count(count: Any, overflowed: Any, steps: int) -> tuple[Any, Any]:
     """-> (steps counted, True unless it is time to update)."""
     bad = jnp.zeros((), bool) if overflowed is None else overflowed
     count = (count + jnp.where(bad, 0, 1)) % steps
@@ -144,7 +144,7 @@ def _counted(count: Any, overflowed: Any, steps: int) -> tuple[Any, Any]:
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def _added(sums: list[Any], grads: list[Any], overflowed: Any, divisor: int) -> tuple[list[Any], list[Any]]:
+def _add(sums: list[Any], grads: list[Any], overflowed: Any, divisor: int) -> tuple[list[Any], list[Any]]:
     """-> (the sums with the gradients added, the sums over the divisor)."""
     bad = jnp.zeros((), bool) if overflowed is None else overflowed
     totals = [s if g is None else jnp.where(bad, s, s + g.astype(s.dtype)) for s, g in zip(sums, grads, strict=True)]
@@ -152,7 +152,7 @@ def _added(sums: list[Any], grads: list[Any], overflowed: Any, divisor: int) -> 
 
 
 @jax.jit
-def _kept(totals: list[Any], waits: Any) -> list[Any]:
+def _keep(totals: list[Any], waits: Any) -> list[Any]:
     """The sums, zero where there was an update."""
     return [jnp.where(waits, t, jnp.zeros_like(t)) for t in totals]
 

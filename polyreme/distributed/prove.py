@@ -123,11 +123,11 @@ def prove(
         try:
             ours = _Side(build, plan, optimizer, policy, devices, seed)
             alone = _Side(build, one, optimizer, policy, jax.local_devices()[:1], seed)
-            differences = [*_compared("weight", 0, ours.weights(), alone.weights(), {})]
+            differences = [*_compare("weight", 0, ours.weights(), alone.weights(), {})]
             for step, (inputs, labels) in enumerate(batches, 1):
                 differences += _step(ours, alone, step, inputs, labels)
-                differences += _restored(ours, alone, where / "plan", step, "checkpoint of the plan")
-            differences += _restored(alone, ours, where / "one", len(batches), "checkpoint of one device")
+                differences += _restore(ours, alone, where / "plan", step, "checkpoint of the plan")
+            differences += _restore(alone, ours, where / "one", len(batches), "checkpoint of one device")
         finally:
             clear_plan()
     return Proof(plan, tuple(differences))
@@ -144,10 +144,10 @@ def _step(ours: _Side, alone: _Side, step: int, inputs: Any, labels: Any) -> lis
             "and a model whose loss is finite (token ids inside the vocabulary, say)"
         )
     bound = Bound.of(alone.weights(), inputs, alone.precision)
-    differences = _compared("loss", step, {"loss": loss}, {"loss": want}, {"loss": bound.loss(want)})
+    differences = _compare("loss", step, {"loss": loss}, {"loss": want}, {"loss": bound.loss(want)})
     largest = max(bound.largest(g) for g in want_grads.values()) if want_grads else 0.0
     gradients = {n: bound.gradient(g, largest) for n, g in want_grads.items()}
-    differences += _compared("gradient", step, grads, want_grads, gradients)
+    differences += _compare("gradient", step, grads, want_grads, gradients)
     before = alone.weights()
     # from the same gradients on: what one device's rounding would make of them is no matter of the plan
     alone.set_gradients(grads)
@@ -160,9 +160,9 @@ def _step(ours: _Side, alone: _Side, step: int, inputs: Any, labels: Any) -> lis
     buffers = {n: w for n, w in want_weights.items() if n not in alone.parameter_names}
     largest = max(map(bound.largest, buffers.values()), default=0.0)
     weights |= {n: bound.gradient(b, largest) for n, b in buffers.items() if dtypes.is_inexact(b.dtype)}
-    differences += _compared("weight", step, ours.weights(), want_weights, weights)
+    differences += _compare("weight", step, ours.weights(), want_weights, weights)
     states = {n: bound.update(s, bound.largest(s)) for n, s in want_state.items()}
-    differences += _compared("optimizer state", step, ours.optimizer_state(), want_state, states)
+    differences += _compare("optimizer state", step, ours.optimizer_state(), want_state, states)
     return differences
 
 
@@ -291,7 +291,7 @@ class _Side:
         state.write(holder, put(np.asarray(holder._array), self.layout.replicated()))
 
 
-def _restored(saver: _Side, loader: _Side, folder: Path, step: int, what: str) -> list[Difference]:
+def _restore(saver: _Side, loader: _Side, folder: Path, step: int, what: str) -> list[Difference]:
     """saver's state in a checkpoint, restored by loader, which continues from it."""
     with CheckpointStore(folder) as store:
         store.save(step, saver.arrays(), {}, blocking=True)
@@ -299,10 +299,10 @@ def _restored(saver: _Side, loader: _Side, folder: Path, step: int, what: str) -
         arrays, _ = store.restore(target, step)
     saved = {n: np.asarray(a) for n, a in saver.arrays().items()}
     loader.load(arrays)
-    return _compared(what, step, {n: np.asarray(a) for n, a in loader.arrays().items()}, saved, {})
+    return _compare(what, step, {n: np.asarray(a) for n, a in loader.arrays().items()}, saved, {})
 
 
-def _compared(
+def _compare(
     what: str, step: int, ours: Mapping[str, Any], theirs: Mapping[str, Any], tolerances: Mapping[str, float]
 ) -> list[Difference]:
     """One Difference a tensor; a tensor that one side lacks differs by infinity."""

@@ -124,7 +124,7 @@ class Settings(MutableMapping[str, Any]):
             raise StrategyError(f"{self._where()} has no setting {key!r}{did_you_mean(key, self._table)}")
         entry = self._table[key]
         if isinstance(entry, Field):
-            self._values[key] = _checked(f"{self._where()}.{key}", entry, value)
+            self._values[key] = _check(f"{self._where()}.{key}", entry, value)
         else:
             self._values[key].assign(value)
 
@@ -182,7 +182,7 @@ class Settings(MutableMapping[str, Any]):
         return f"{self._owner}.{self._name}" if self._name else self._owner
 
 
-def _checked(name: str, field: Field, value: Any) -> Any:
+def _check(name: str, field: Field, value: Any) -> Any:
     """value as the field's type, a plain Python value."""
     default = field.default
     if default is None:  # a setting that may be left open

@@ -33,7 +33,7 @@ class CheckedEager(Eager):
         layer = layer_here()
         if watching is not None and watching.detach:
             # jax will differentiate this code without walking the tape
-            args = tuple(_observed(a, f"the backward of {op.name}", i, layer) for i, a in enumerate(args))
+            args = tuple(_observe(a, f"the backward of {op.name}", i, layer) for i, a in enumerate(args))
         result = super().run(op, args, kwargs)
         look(op.name, result, inputs, layer)
         return result
@@ -50,10 +50,10 @@ def look(what: str, result: Any, inputs: Sequence[Any], layer: str) -> None:
     check_values(what, named, inputs, layer)
 
 
-def _observed(value: Any, what: str, index: int, layer: str) -> Any:
+def _observe(value: Any, what: str, index: int, layer: str) -> Any:
     """value, whose cotangents are looked at when jax differentiates the code that is being captured."""
     if isinstance(value, (list, tuple)):
-        return type(value)(_observed(v, what, index, layer) for v in value)
+        return type(value)(_observe(v, what, index, layer) for v in value)
     if not isinstance(value, TensorState) or value.stop_gradient or not dtypes.is_inexact(value._array.dtype):
         return value
 

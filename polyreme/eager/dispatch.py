@@ -131,7 +131,7 @@ class Eager:
                 if isinstance(value, TensorState):
                     arrays.append(value._array if watching is None else watching.read(value))
                     edges.append(None if value.stop_gradient else edge_of(value))
-                    key.append(-1 if placed is None else _gathered(value))
+                    key.append(-1 if placed is None else _gather(value))
                 elif value is None:
                     key.append((None,))
                 else:
@@ -225,7 +225,7 @@ def _says_all(op: Op, args: tuple, kwargs: dict[str, Any]) -> bool:
     return all(kind is ATTR or (kind is TENSOR and default is None) for kind, default in rest)
 
 
-def _gathered(tensor: TensorState) -> Any:
+def _gather(tensor: TensorState) -> Any:
     """The kernel's slot for a Tensor under a plan: how a parameter kept in pieces is laid out while it is read."""
     layouts = getattr(tensor, "layouts", None)
     return layouts.get("use", -1) if layouts else -1

@@ -83,7 +83,7 @@ def _through_kernel(
 ) -> Sequence[Jet | None]:
     primals = node.primals
     if primals is None:
-        raise _freed(node)
+        raise _free(node)
     if primals.__class__ is tape.Packed:
         primals = primals.arrays()
     given = [None if jet is None else tuple(c is not None for c in jet) for jet in jets]
@@ -100,7 +100,7 @@ def _through_kernel(
 def _through_backward(node: tape.Node, jets: Sequence[Jet | None], spec: JetSpec) -> Sequence[Jet | None]:
     """A node that only knows its backward, which is linear in the cotangents: forward mode is backward through that."""
     if node.freed:
-        raise _freed(node)
+        raise _free(node)
     if spec.order > 1 or spec.stacked:
         raise GradError(
             f"{node.name} defines its own backward, so only a first derivative along one direction goes forward "
@@ -127,7 +127,7 @@ def _through_backward(node: tape.Node, jets: Sequence[Jet | None], spec: JetSpec
     return [tuple(way) if any(c is not None for c in way) else None for way in tangents]
 
 
-def _freed(node: tape.Node) -> GradError:
+def _free(node: tape.Node) -> GradError:
     return GradError(
         f"forward through {node.name!r}, whose saved values a backward has freed; call that with retain_graph=True"
     )

@@ -438,7 +438,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
 
     def fill_(self, value: float) -> Tensor:
         """Every element set to value, in place."""
-        return rebind(self, _filled(self, value), "fill_")
+        return rebind(self, _fill(self, value), "fill_")
 
     def zero_(self) -> Tensor:
         """Every element set to zero, in place."""
@@ -698,7 +698,7 @@ def _names_device(text: str) -> bool:
 
 
 @recorded
-def _filled(x: Tensor, value: float) -> Tensor:
+def _fill(x: Tensor, value: float) -> Tensor:
     return Tensor(jnp.full_like(state.read(x), constant(value)))
 
 

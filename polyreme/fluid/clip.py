@@ -55,7 +55,7 @@ def clip_recorded(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         if isinstance(clip, ClipGradByGlobalNorm):
             groups.setdefault(clip.group_name, []).append(index)
         elif isinstance(clip, ClipGradByNorm):
-            done[index] = (p, _scaled(g, clip.clip_norm, global_norm([g])))
+            done[index] = (p, _scale(g, clip.clip_norm, global_norm([g])))
         elif isinstance(clip, ClipGradByValue):
             done[index] = (p, clipped(g, clip.min, clip.max))
     for name, places in groups.items():
@@ -66,11 +66,11 @@ def clip_recorded(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
             )
         norm = global_norm([pairs[i][1] for i in places])
         for i in places:
-            done[i] = (pairs[i][0], _scaled(pairs[i][1], limit, norm))
+            done[i] = (pairs[i][0], _scale(pairs[i][1], limit, norm))
     return done
 
 
-def _scaled(gradient: Any, limit: float, norm: Any) -> Any:
+def _scale(gradient: Any, limit: float, norm: Any) -> Any:
     return ar.multiply(gradient, ar.cast(ar.divide(limit, maximum(norm, limit)), gradient.dtype))
 
 

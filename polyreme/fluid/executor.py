@@ -34,7 +34,7 @@ class Executor(executor.Executor):
             return plain(program, feed, fetch_list, scope=scope, return_numpy=return_numpy)
         if isinstance(feed, (list, tuple)):  # a dict for each device
             feed = [lod.with_longest(inner, part) if isinstance(part, Mapping) else part for part in feed]
-        return lod.run(_Plain(plain, program), inner, feed, _listed(fetch_list), scope, return_numpy)
+        return lod.run(_Plain(plain, program), inner, feed, _list(fetch_list), scope, return_numpy)
 
 
 class _Plain:
@@ -48,12 +48,12 @@ class _Plain:
         return self._run(self._program, *args, **kwargs)
 
 
-def _listed(fetch_list: Any) -> list[Any]:
+def _list(fetch_list: Any) -> list[Any]:
     if fetch_list is None:
         return []
     if not isinstance(fetch_list, (list, tuple)):
         return [fetch_list]
-    return [e for entry in fetch_list for e in (_listed(entry) if isinstance(entry, (list, tuple)) else [entry])]
+    return [e for entry in fetch_list for e in (_list(entry) if isinstance(entry, (list, tuple)) else [entry])]
 
 
 __all__ = ["Executor"]

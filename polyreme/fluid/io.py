@@ -89,7 +89,7 @@ def get_program_persistable_vars(program: Program) -> list[Tensor]:
     return list(stored.persistables(program).values())
 
 
-def _chosen(
+def _choose(
     what: str, program: Program, scope: Scope, vars: Sequence[Any] | None, predicate: Callable[[Any], bool] | None
 ) -> list[str]:
     """Names of the variables asked for; ProgramError for what is none of the Program's, or not persistable."""
@@ -156,7 +156,7 @@ def save_vars(
     among the variables. Each file appears whole or not at all. executor is for the signature.
     """
     program, scope = _plain(main_program), global_scope()
-    names = _chosen("save_vars", program, scope, vars, predicate)
+    names = _choose("save_vars", program, scope, vars, predicate)
     _write(dirname, _values(program, scope, names), filename)
 
 
@@ -195,7 +195,7 @@ def load_vars(
     that do not fit.
     """
     program, scope = _plain(main_program), global_scope()
-    names = _chosen("load_vars", program, scope, vars, predicate)
+    names = _choose("load_vars", program, scope, vars, predicate)
     arrays = _read(dirname, names, filename)
     _put(program, scope, arrays, os.fspath(dirname))
 
@@ -216,7 +216,7 @@ def load_persistables(
     program, scope = _plain(main_program), global_scope()
     where, declared = os.fspath(dirname), stored.persistables(program)
     everything = None if filename is None else _open(_path(dirname, filename))
-    stored.put(program, scope, _taken(where, declared, everything, dirname), where)
+    stored.put(program, scope, _take(where, declared, everything, dirname), where)
     training = list(_optimizer_state(program, scope))
     schedules = [op.key for op in stored.optimizers(program) if op.optimizer._scheduler is not None]
     extras = [f"{_SCHEDULE}{key}" for key in schedules]
@@ -226,13 +226,13 @@ def load_persistables(
     if everything is not None:
         stored.check_names(_path(dirname, str(filename)), everything, [*declared, *training, *extras])
     if training:
-        kept = _taken(where, extras, everything, dirname)
+        kept = _take(where, extras, everything, dirname)
         state = {key: _from_bytes(kept[f"{_SCHEDULE}{key}"], where) for key in schedules}
-        arrays = _taken(where, training, everything, dirname)
+        arrays = _take(where, training, everything, dirname)
         stored.put_training_state(program, scope, arrays, state, where)
 
 
-def _taken(where: str, names: Iterable[str], everything: Arrays | None, dirname: Any) -> Arrays:
+def _take(where: str, names: Iterable[str], everything: Arrays | None, dirname: Any) -> Arrays:
     if everything is None:
         return _read(dirname, list(names), None)
     missing = [n for n in names if n not in everything]
@@ -283,7 +283,7 @@ def _read(dirname: Any, names: Sequence[str], filename: str | None, strict: bool
         everything = _open(path)
         if strict:
             stored.check_names(path, everything, names)
-        return _taken(path, names, everything, dirname)
+        return _take(path, names, everything, dirname)
     missing = [n for n in names if not os.path.isfile(_path(dirname, _file_of(n)))]
     if missing:
         raise CheckpointError(

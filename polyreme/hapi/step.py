@@ -98,7 +98,7 @@ class Steps:
         total, [(losses, outputs)] = self.step.gradients([Microbatch(inputs, labels, 1)])
         if update:
             self.step.update(total)
-        return _detached(outputs) if wants_outputs else [], losses
+        return _detach(outputs) if wants_outputs else [], losses
 
     def _forward(self, inputs: list, labels: list) -> tuple[list[Tensor], list]:
         """-> losses, outputs."""
@@ -131,5 +131,5 @@ def as_list(value: Any) -> list:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _detached(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _detach(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [t.detach() for t in tensors]

@@ -30,7 +30,7 @@ class Called:
 
     def __call__(self, *args: Any) -> Any:
         if not self.calls:
-            self._first = jax.tree.map(_described, args)  # now: the call may donate them
+            self._first = jax.tree.map(_describe, args)  # now: the call may donate them
         self.calls += 1
         return self._abstractly(args) if mode.on else self._run(*args)
 
@@ -73,7 +73,7 @@ def names_in_cache_key() -> Iterator[None]:
         config.update(key, before)
 
 
-def _described(leaf: Any) -> Any:
+def _describe(leaf: Any) -> Any:
     if not isinstance(leaf, jax.Array):
         return described(leaf)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.weak_type)

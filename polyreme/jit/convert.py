@@ -270,7 +270,7 @@ def _function(fn: Any) -> Any:
             factory = _factories[code] = _transpiler.factory(fn)
             log.debug("converted the control flow of %s", where_defined(fn))
         except _REFUSALS as error:
-            reason = _refused(fn, error)
+            reason = _refuse(fn, error)
             for inside in _code_within(code):
                 unconverted[inside] = reason
             return fn
@@ -285,7 +285,7 @@ def _code_within(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _code_within(constant)
 
 
-def _refused(fn: Callable, error: Exception) -> str:
+def _refuse(fn: Callable, error: Exception) -> str:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     if isinstance(error, (errors.InaccessibleSourceCodeError, OSError)):
         reason = "its source cannot be had"

@@ -163,7 +163,7 @@ class CapturedCalls:
         except (ShapeError, DTypeError, ConfigError):
             return False  # the one call takes less than the several
         alike = fused._array.shape == result._array.shape and fused._array.dtype == result._array.dtype
-        if not alike or fused.stop_gradient is not result.stop_gradient or not _joined(result, fused):
+        if not alike or fused.stop_gradient is not result.stop_gradient or not _join(result, fused):
             return False
         result._array = fused._array
         self._noted[id(result)] = Noted(one, arguments_of(one, (), values) or {}, self._value(result), calls[0].modes)
@@ -179,7 +179,7 @@ def _is_listed(policy: amp_policy.Policy | None, one: str, calls: Sequence[Noted
     return one in listed or any(c.name in listed for c in calls)
 
 
-def _joined(result: TensorState, fused: TensorState) -> bool:
+def _join(result: TensorState, fused: TensorState) -> bool:
     """Gives result the one call's way back; False where that does not lead wherever result's own does."""
     if result._node is None:
         return fused._node is None

@@ -239,14 +239,14 @@ def text(parts: Sequence[Any]) -> Any:
     """An f-string: str, or Text if a Tensor without value is in it. parts: str or (value, conversion, spec)."""
     made: Any = ""
     for part in parts:
-        made += part if isinstance(part, str) else _formatted(*part)
+        made += part if isinstance(part, str) else _format(*part)
     return made
 
 
 _CONVERSIONS: dict[str, Callable[[Any], str]] = {"r": repr, "s": str, "a": ascii}
 
 
-def _formatted(value: Any, conversion: str, spec: str) -> Any:
+def _format(value: Any, conversion: str, spec: str) -> Any:
     if isinstance(value, Text) and conversion in ("", "s") and not spec:
         return value
     convert = _CONVERSIONS.get(conversion)

@@ -72,13 +72,13 @@ def loop(
     that many. Raises CaptureError for a variable that changes shape, dtype or structure from one step to the next.
     """
     if (recorder := state.recorder()) is not None:
-        _recorded(recorder, test, body, get, put, maximum)
+        _record(recorder, test, body, get, put, maximum)
         return
     line = user_line()
     accounting(lambda known: separating(lambda: _loop(known, test, body, get, put, names, what, line, maximum)))
 
 
-def _recorded(
+def _record(
     recorder: state.ProgramRecorder, test: Callable, body: Callable, get: Callable, put: Callable, maximum: int | None
 ) -> None:
     """The loop as an operation of a static Program, which carries Tensors and numbers; other variables stay."""
@@ -320,7 +320,7 @@ class _Loop:
                     for (how, v), d in zip(fetch, dtypes_of, strict=True)
                 )
 
-            return _bounded(test, body, carry, self.maximum) if self.maximum is not None else _free(test, body, carry)
+            return _bound(test, body, carry, self.maximum) if self.maximum is not None else _free(test, body, carry)
 
         if self.maximum is None:
             fn = _without_gradient(fn, self._no_gradient())
@@ -384,7 +384,7 @@ def _free(test: Callable, body: Callable, carry: tuple) -> tuple:
     return jax.lax.while_loop(test, body, carry)
 
 
-def _bounded(test: Callable, body: Callable, carry: tuple, maximum: int) -> tuple:
+def _bound(test: Callable, body: Callable, carry: tuple, maximum: int) -> tuple:
     def step(carry: tuple, _: None) -> tuple:
         return jax.lax.cond(test(carry), body, lambda c: c, carry), None
 

@@ -59,7 +59,7 @@ def _at(new: Any, old: ast.AST) -> Any:
     return ast.copy_location(new, old)
 
 
-def _loaded(target: Any) -> Any:
+def _load(target: Any) -> Any:
     found = copy.copy(target)
     found.ctx = ast.Load()
     return found
@@ -128,7 +128,7 @@ class _Rewrite(ast.NodeTransformer):
             name = ast.Constant(self._private(target.attr))
             call = _call("update_attr", target.value, name, operator, node.value)
         else:
-            value = _call("update", _loaded(target), operator, node.value)
+            value = _call("update", _load(target), operator, node.value)
             return self._statement(_at(ast.Assign([target], value), node))
         return self._statement(_at(ast.Expr(call), node))
 
@@ -251,7 +251,7 @@ class _Hoist(ast.NodeTransformer):
         if not self.in_operand:
             return node
         self.made.append(_at(ast.Assign([node.target], node.value), self.statement))
-        return _loaded(node.target)
+        return _load(node.target)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         node.values = [self._first(node.values[0]), *map(self._later, node.values[1:])]

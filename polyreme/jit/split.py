@@ -162,12 +162,12 @@ class SplitProgram:
         self._scopes: list[str] = []
         # of the arrays that the tape keeps, in order, which ones a backward depends on; None before that is known
         self._needed: list[bool] | None = None
-        self._forward = _compiled(self._trace_forward, fn, "forward")
-        self._backward = _compiled(self._trace_backward, fn, "backward", donate_argnums=4)
-        self._last_backward = _compiled(self._trace_last_backward, fn, "backward", donate_argnums=4)
-        self._inputs = _compiled(self._trace_inputs, fn, "backward")
-        self._weights = _compiled(self._trace_weights, fn, "weights", donate_argnums=4)
-        self._last_weights = _compiled(self._trace_last_weights, fn, "weights", donate_argnums=4)
+        self._forward = _compile(self._trace_forward, fn, "forward")
+        self._backward = _compile(self._trace_backward, fn, "backward", donate_argnums=4)
+        self._last_backward = _compile(self._trace_last_backward, fn, "backward", donate_argnums=4)
+        self._inputs = _compile(self._trace_inputs, fn, "backward")
+        self._weights = _compile(self._trace_weights, fn, "weights", donate_argnums=4)
+        self._last_weights = _compile(self._trace_last_weights, fn, "weights", donate_argnums=4)
 
     def serves(self) -> bool:
         """True while the Layers called are in the mode they were captured in and put together from the same parts,
@@ -515,7 +515,7 @@ class SplitProgram:
         with self._as_captured():
             for leaf, old, new, axes, scope in rows:
                 with named(scope):
-                    total = _added(leaf, old, new, axes)
+                    total = _add(leaf, old, new, axes)
                     is_open = total.ndim > leaf._array.ndim
                     if is_open and last:
                         total, is_open = sum_replicas(total), False
@@ -564,7 +564,7 @@ def _every(edge: Any) -> bool:
     return True
 
 
-def _compiled(fn: Callable[..., Any], of: Callable[..., Any], what: str, **options: Any) -> Called:
+def _compile(fn: Callable[..., Any], of: Callable[..., Any], what: str, **options: Any) -> Called:
     @functools.wraps(fn)
     def run(*args: Any) -> Any:
         return fn(*args)
@@ -587,7 +587,7 @@ def _not_split(array: Any) -> Split:
     return ((),) * array.ndim
 
 
-def _added(leaf: TensorState, old: Any, new: Any, axes: Axes) -> Any:
+def _add(leaf: TensorState, old: Any, new: Any, axes: Axes) -> Any:
     """old + new, the gradient of a leaf; either may have one more dim in front, of addends, or be None. axes: of new.
 
     Where the two are not cut alike (microbatches of other sizes can lie on devices in other ways) new is summed first.

@@ -176,7 +176,7 @@ class _Frame:
         self.defined.update({v: (eqn, i) for i, v in enumerate(eqn.outvars)})
         splits = [self.split(v) for v in eqn.invars]
         if eqn.primitive.name in _CALLS:
-            jaxpr, _ = _called(eqn)
+            jaxpr, _ = _call(eqn)
             inner = _Frame(jaxpr, self.replicas, splits, [self.axes(v) for v in eqn.invars])
             self.inner[id(eqn)] = inner
             self._splits.update(zip(eqn.outvars, map(inner.split, jaxpr.outvars), strict=True))
@@ -223,10 +223,10 @@ class _Frame:
         if name in _BILINEAR:
             return next((self.axes(v) for v in operands if self.axes(v)), ())
         if name in _JOINTLY_LINEAR:
-            if any(isinstance(v, Literal) for v in _joined(eqn)):
+            if any(isinstance(v, Literal) for v in _join(eqn)):
                 return ()
             # an operand that is a sum already is what the first replica adds
-            return max((self.axes(v) for v in _joined(eqn)), key=len, default=())
+            return max((self.axes(v) for v in _join(eqn)), key=len, default=())
         return ()
 
     def _is_zero(self, v: Any) -> bool:
@@ -275,7 +275,7 @@ class _Run:
             if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
                 # what is computed again is not to be merged with what was computed: jax's own lowering does this
                 args = jax.lax.optimization_barrier(args)
-            run = _Run(inner, [*_called(eqn)[1], *args], lambda i: self.addends(eqn.invars[i]), scope)
+            run = _Run(inner, [*_call(eqn)[1], *args], lambda i: self.addends(eqn.invars[i]), scope)
         self._inner[id(eqn)] = run
         self._values.update({v: run.whole(o) for v, o in zip(eqn.outvars, inner.jaxpr.outvars, strict=True)})
 
@@ -324,7 +324,7 @@ class _Run:
             return jax.lax.with_sharding_constraint(addends, replicas.layout(axes, sharding))
         mapped = [i for i, v in enumerate(operands) if self.frame.axes(v)]
         if name in _JOINTLY_LINEAR:
-            mapped = list(range(len(operands) - len(_joined(eqn)), len(operands)))
+            mapped = list(range(len(operands) - len(_join(eqn)), len(operands)))
         elif name in _BILINEAR:
             mapped = mapped[:1]
         else:
@@ -558,7 +558,7 @@ def _result_of(eqn: Any, jaxpr: Any) -> Callable[..., Any]:
     return lambda *args: call(*args)[0]
 
 
-def _called(eqn: Any) -> tuple[Any, Sequence[Any]]:
+def _call(eqn: Any) -> tuple[Any, Sequence[Any]]:
     """The jaxpr that an equation calls, and its constants."""
     inner = eqn.params["jaxpr"]
     return (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
@@ -569,7 +569,7 @@ def _scope(eqn: Any) -> str:
     return str(eqn.source_info.name_stack)
 
 
-def _joined(eqn: Any) -> Sequence[Any]:
+def _join(eqn: Any) -> Sequence[Any]:
     """The operands that a result is jointly linear in."""
     return eqn.invars[1:] if eqn.primitive.name == "select_n" else eqn.invars
 

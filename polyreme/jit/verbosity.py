@@ -41,7 +41,7 @@ def set_verbosity(level: int = 0, also_to_stdout: bool = False) -> None:
 
     also_to_stdout: write it to standard output too. Raises ConfigError for a level that is no number from 0 on.
     """
-    log.setLevel(_LEVELS[min(_checked("set_verbosity", level), 2)])
+    log.setLevel(_LEVELS[min(_check("set_verbosity", level), 2)])
     told.write_to_stdout("log", also_to_stdout)
 
 
@@ -52,7 +52,7 @@ def set_code_level(level: int = 100, also_to_stdout: bool = False) -> None:
 
     also_to_stdout: write it to standard output too. Raises ConfigError for a level that is no number from 0 on.
     """
-    told.code = _checked("set_code_level", level)
+    told.code = _check("set_code_level", level)
     told.write_to_stdout("code", also_to_stdout)
     told.forget()
 
@@ -68,7 +68,7 @@ def show_code(name: str, step: int, last: int, text: Callable[[], str]) -> None:
         log.handle(record)
 
 
-def _checked(what: str, level: object) -> int:
+def _check(what: str, level: object) -> int:
     if not isinstance(level, int) or level < 0:
         raise ConfigError(f"{what}: level={level!r}; give a number from 0 on")
     return level

@@ -123,7 +123,7 @@ def dropout_scale(spec: AttentionSpec, draw: Draw, shape, start=0) -> jax.Array:
     return jnp.where(kept, jnp.float32(1 / (1 - spec.dropout_rate)), jnp.float32(0))
 
 
-def _grouped(q, n: int) -> jax.Array:
+def _group(q, n: int) -> jax.Array:
     b, s, h, d = q.shape
     acc = jnp.promote_types(q.dtype, jnp.float32)
     return q.reshape(b, s, n, h // n, d).transpose(0, 2, 3, 1, 4).astype(acc)
@@ -183,7 +183,7 @@ def _walk(span: QueryBlocks, body, carry) -> tuple[Any, Any]:
     return lax.scan(lambda c, start: body(start, c), carry, starts)
 
 
-def _joined(stacked) -> jax.Array:
+def _join(stacked) -> jax.Array:
     # [blocks, b, n, g, r, x] -> [b, n, g, blocks * r, x]
     blocks, b, n, g, r, x = stacked.shape
     return jnp.moveaxis(stacked, 0, 3).reshape(b, n, g, blocks * r, x)
@@ -192,7 +192,7 @@ def _joined(stacked) -> jax.Array:
 def forward(spec: AttentionSpec, q, k, v, mask, draw: Draw | None):
     """-> out as q, logsumexp [b, n, g, s, 1]: +inf for a query that sees no key."""
     s, t, n = q.shape[1], k.shape[1], k.shape[2]
-    qs, ks, vs, mask = _grouped(q, n) * spec.scale, _keys(k), _keys(v), grouped_mask(mask, n)
+    qs, ks, vs, mask = _group(q, n) * spec.scale, _keys(k), _keys(v), grouped_mask(mask, n)
     outs, lses = [], []
     for span in spans(spec, s, t):
         ke, ve = ks[:, :, : span.keys], vs[:, :, : span.keys]
@@ -202,8 +202,8 @@ def forward(spec: AttentionSpec, q, k, v, mask, draw: Draw | None):
             return carry, _forward_block(block, block.cut(qs), ke, ve)
 
         _, (out, lse) = _walk(span, body, ())
-        outs.append(_joined(out))
-        lses.append(_joined(lse))
+        outs.append(_join(out))
+        lses.append(_join(lse))
     return _ungrouped(jnp.concatenate(outs, 3), q), jnp.concatenate(lses, 3)
 
 
@@ -235,9 +235,9 @@ def backward(spec: AttentionSpec, residuals, dout):
     """
     q, k, v, mask, draw, out, lse = residuals
     s, t, n = q.shape[1], k.shape[1], k.shape[2]
-    qs, ks, vs, bias = _grouped(q, n) * spec.scale, _keys(k), _keys(v), grouped_mask(mask, n)
-    do = _grouped(dout, n)
-    delta = (do * _grouped(out, n)).sum(-1, keepdims=True)  # sum over keys of p dp (arXiv:2205.14135, eq. 4)
+    qs, ks, vs, bias = _group(q, n) * spec.scale, _keys(k), _keys(v), grouped_mask(mask, n)
+    do = _group(dout, n)
+    delta = (do * _group(out, n)).sum(-1, keepdims=True)  # sum over keys of p dp (arXiv:2205.14135, eq. 4)
     dqs, dbiases, dk, dv = [], [], None, None
     for span in spans(spec, s, t):
         ke, ve = ks[:, :, : span.keys], vs[:, :, : span.keys]
@@ -252,7 +252,7 @@ def backward(spec: AttentionSpec, residuals, dout):
         empty = jnp.zeros((*ke.shape[:2], ke.shape[3], ke.shape[2]), ke.dtype)
         (dki, dvi), (dq, dbias) = _walk(span, body, (empty, empty) if span.blocks > 1 else ())
         dk, dv = _grown(dk, dki), _grown(dv, dvi)
-        dqs.append(_joined(dq))
+        dqs.append(_join(dq))
         dbiases.append(dbias)
     dq = _ungrouped(jnp.concatenate(dqs, 3) * spec.scale, q)
     return dq, _keys_grad(dk, k), _keys_grad(dv, v), _mask_grad(dbiases, mask, bias, t), None
@@ -290,7 +290,7 @@ def _mask_grad(parts: list, mask, bias, t: int):
     if bias.shape[3] == 1:
         total = reduce(jnp.add, [part.sum(0) for part in wide])
     else:
-        total = jnp.concatenate([_joined(part) for part in wide], 3)
+        total = jnp.concatenate([_join(part) for part in wide], 3)
     return total.reshape(mask.shape).astype(mask.dtype)
 
 

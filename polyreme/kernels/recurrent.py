@@ -66,7 +66,7 @@ def _per_gate(x: Array, smooth: tuple[bool, ...], yes: float, no: float) -> Arra
     return jnp.repeat(each, x.shape[-1] // len(smooth))
 
 
-def _joined(*parts: Array) -> Array:
+def _join(*parts: Array) -> Array:
     return jnp.concatenate(parts, -1)
 
 
@@ -83,13 +83,13 @@ def _lstm_step(gi: Array, gh: Array, state: State) -> tuple[State, Array]:
 def _lstm_factors(act: Array, before: State) -> tuple[Array, Array, Array]:
     i, f, new, o = jnp.split(act, 4, -1)
     tanh_c = jnp.tanh(f * before[1] + i * new)
-    return _joined(new, before[1], i, tanh_c) * _slopes(act, _LSTM), o * (1 - tanh_c * tanh_c), f
+    return _join(new, before[1], i, tanh_c) * _slopes(act, _LSTM), o * (1 - tanh_c * tanh_c), f
 
 
 def _lstm_back(d: State, factors: tuple[Array, Array, Array]) -> tuple[Array, tuple[None, Array]]:
     of_gates, of_c, forget = factors
     dc = d[1] + d[0] * of_c
-    return _joined(dc, dc, dc, d[0]) * of_gates, (None, dc * forget)
+    return _join(dc, dc, dc, d[0]) * of_gates, (None, dc * forget)
 
 
 def _lstm_out(act: Array, before: State) -> Array:
@@ -111,16 +111,16 @@ def _gru_factors(saved: tuple[Array, Array, Array], before: State) -> tuple[Arra
     rz, new, heard = saved
     r, z = jnp.split(rz, 2, -1)
     of_new = (1 - z) * (1 - new * new)
-    of_rz = _joined(of_new * heard, before[0] - new) * _slopes(rz, (False, False))
-    return _joined(of_rz, of_new * r), of_new, z
+    of_rz = _join(of_new * heard, before[0] - new) * _slopes(rz, (False, False))
+    return _join(of_rz, of_new * r), of_new, z
 
 
 def _gru_back(d: State, factors: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array]]:
-    return _joined(d[0], d[0], d[0]) * factors[0], (d[0] * factors[2],)
+    return _join(d[0], d[0], d[0]) * factors[0], (d[0] * factors[2],)
 
 
 def _gru_input(d_gh: Array, d_h: Array, factors: tuple[Array, Array, Array]) -> Array:
-    return _joined(d_gh[..., : 2 * d_h.shape[-1]], d_h * factors[1])
+    return _join(d_gh[..., : 2 * d_h.shape[-1]], d_h * factors[1])
 
 
 def _elman(act: Callable[[Array], Array], slope: Callable[[Array], Array]) -> Cell:
@@ -240,18 +240,18 @@ def _run(
     def advance(before: State, now: tuple[Array, Array | None]) -> tuple[State, Any]:
         gi, ok = now
         gi, gh = _plus(gi, weights.bias_ih), _plus(_times(before[0], hh), weights.bias_hh)
-        new, saved = cell.step(gi, gh, _widened(before))
+        new, saved = cell.step(gi, gh, _widen(before))
         out = new[0].astype(dtype)
         out = out if weights.ho is None else _times(out, weights.ho).astype(dtype)
         after = tuple(_where(ok, a, b) for a, b in zip((out, *new[1:]), before, strict=True))
         return after, (_where(ok, out, jnp.zeros_like(out)), (before, saved))
 
-    first = (state[0].astype(dtype), *_widened(state[1:]))
+    first = (state[0].astype(dtype), *_widen(state[1:]))
     last, (outs, kept) = lax.scan(advance, first, (gates, valid), reverse=reverse)
     return outs, tuple(s.astype(dtype) for s in last), kept
 
 
-def _widened(state: State) -> State:
+def _widen(state: State) -> State:
     return tuple(s.astype(_wide(s.dtype)) for s in state)
 
 
@@ -270,7 +270,7 @@ def _recurrent_bwd(how, residuals, cotangents):
     mode, reverse, flat = how
     cell, dtype = CELLS[mode], x.dtype
     d_outs, d_last = cotangents
-    factors = cell.factors(saved, _widened(before))
+    factors = cell.factors(saved, _widen(before))
 
     def retreat(after: State, now: Any) -> tuple[State, Any]:
         d_out, by, ok = now
@@ -284,7 +284,7 @@ def _recurrent_bwd(how, residuals, cotangents):
         return ends, (d_gh, d[0])
 
     scanned = (d_outs.astype(_wide(dtype)), factors, valid)
-    d_state, (d_gh, d_h) = lax.scan(retreat, _widened(d_last), scanned, reverse=not reverse)
+    d_state, (d_gh, d_h) = lax.scan(retreat, _widen(d_last), scanned, reverse=not reverse)
     d_gi = cell.input(d_gh, d_h, factors).astype(dtype)
     d_ho = None
     if weights.ho is not None:
@@ -292,15 +292,15 @@ def _recurrent_bwd(how, residuals, cotangents):
     d_weights = Weights(
         _gradient(flat, d_gi, x, weights.ih),
         _gradient(flat, d_gh, before[0], weights.hh),
-        _summed(d_gi, weights.bias_ih),
-        _summed(d_gh, weights.bias_hh),
+        _sum(d_gi, weights.bias_ih),
+        _sum(d_gh, weights.bias_hh),
         d_ho,
     )
     d_x = _times(_rows(d_gi, flat), weights.ih).astype(dtype).reshape(x.shape)
     return d_x, d_weights, tuple(d.astype(s.dtype) for d, s in zip(d_state, state, strict=True)), None
 
 
-def _summed(gates: Array, bias: Array | None) -> Array | None:
+def _sum(gates: Array, bias: Array | None) -> Array | None:
     return None if bias is None else jnp.sum(gates, (0, 1), dtype=_wide(gates.dtype)).astype(bias.dtype)
 
 

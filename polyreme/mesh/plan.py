@@ -64,7 +64,7 @@ class Plan:
         object.__setattr__(self, "mesh", MeshShape.parse(self.mesh))
         if not isinstance(self.strategy, Strategy):
             object.__setattr__(self, "strategy", Strategy.from_dict(self.strategy))
-        object.__setattr__(self, "offload", _checked_offload(self.offload))
+        object.__setattr__(self, "offload", _check_offload(self.offload))
         _check_choice("recompute", self.recompute, RECOMPUTE)
         _check_choice("sep_attention", self.sep_attention, SEP_ATTENTION)
         _check_microbatches(self.num_microbatches)
@@ -302,7 +302,7 @@ def _check_microbatches(number: object) -> None:
         raise ConfigError(f"num_microbatches={number!r} in plan; give a whole number of at least 1")
 
 
-def _checked_offload(offload: object) -> tuple[str, ...]:
+def _check_offload(offload: object) -> tuple[str, ...]:
     if isinstance(offload, str) or not isinstance(offload, Sequence):
         raise ConfigError(f"offload={offload!r} in plan; give a list with any of {', '.join(OFFLOAD)}")
     for name in offload:

@@ -42,7 +42,7 @@ class Rule(Mapping[str, Axes]):
     __slots__ = ("_axes",)
 
     def __init__(self, axes: Mapping[str, Sequence[str]] | None = None) -> None:
-        self._axes = {dim: _checked_axes(dim, names) for dim, names in dict(axes or {}).items() if names}
+        self._axes = {dim: _check_axes(dim, names) for dim, names in dict(axes or {}).items() if names}
 
     def __getitem__(self, dim: str) -> Axes:
         return self._axes[dim]
@@ -211,7 +211,7 @@ def join(*strategies: Strategy) -> Strategy:
     return reduce(or_, strategies, Strategy())
 
 
-def _checked_axes(dim: object, names: object) -> Axes:
+def _check_axes(dim: object, names: object) -> Axes:
     if not isinstance(dim, str) or not dim:
         raise ConfigError(f"logical dim {dim!r} in a strategy; give a name")
     if isinstance(names, str) or not isinstance(names, Sequence):

@@ -47,7 +47,7 @@ class SlogdetResult(NamedTuple):
     logabsdet: Any
 
 
-def _spelled(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _spell(fn: Callable[..., Any]) -> Callable[..., Any]:
     """fn, taking second names of its parameters (axis for dim) too."""
     names = fn.__code__.co_varnames[: fn.__code__.co_argcount + fn.__code__.co_kwonlyargcount]
 
@@ -58,7 +58,7 @@ def _spelled(fn: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _written(result: Any, out: Any, what: str) -> Any:
+def _write(result: Any, out: Any, what: str) -> Any:
     """found, written into out if that is given: a Tensor for a Tensor, a pair for a pair."""
     if out is None:
         return result
@@ -69,7 +69,7 @@ def _written(result: Any, out: Any, what: str) -> Any:
     return type(result)(*(creation.assign(f, o) for f, o in zip(result, out, strict=True)))
 
 
-@_spelled
+@_spell
 def softmax(input: Any, dim: int | None = None, dtype: Any = None, out: Any = None) -> Any:
     """exp(x) over its sum along dim; without dim, along the first of 0, 1 or 3 dims, along the second of others.
 
@@ -79,14 +79,14 @@ def softmax(input: Any, dim: int | None = None, dtype: Any = None, out: Any = No
     return activation.softmax(input, axis, dtype, out=out)
 
 
-@_spelled
+@_spell
 def equal(input: Any, other: Any) -> builtins.bool:
     """Whether two Tensors have one shape and equal elements. Reads the host: raises CaptureError inside a capture."""
     return list(input.shape) == list(other.shape) and builtins.bool(reduce.all(arithmetic.equal(input, other)))
 
 
 def _extreme(what: str, search_for: Any, over_all: Any, of_two: Any) -> Callable[..., Any]:
-    @_spelled
+    @_spell
     def extreme(
         input: Any, dim: Any = None, keepdim: builtins.bool = False, out: Any = None, *, other: Any = None
     ) -> Any:
@@ -95,13 +95,13 @@ def _extreme(what: str, search_for: Any, over_all: Any, of_two: Any) -> Callable
         if other is not None:
             if dim is not None or keepdim:
                 raise ConfigError(f"{what}: give other, or dim and keepdim, not both")
-            return _written(of_two(input, other), out, what)
+            return _write(of_two(input, other), out, what)
         if dim is None:
             if keepdim:
                 raise ConfigError(f"{what}: keepdim=True without dim; name the dim to keep")
-            return _written(over_all(input), out, what)
+            return _write(over_all(input), out, what)
         index = search_for(input, dim, True)
-        return _written(_picked(MinMaxRetType, input, index, dim, keepdim), out, what)
+        return _write(_pick(MinMaxRetType, input, index, dim, keepdim), out, what)
 
     extreme.__name__ = extreme.__qualname__ = what
     extreme.__doc__ = f"""{what}(x): over all elements; {what}(x, y): of two Tensors, elementwise.
@@ -112,7 +112,7 @@ def _extreme(what: str, search_for: Any, over_all: Any, of_two: Any) -> Callable
     return extreme
 
 
-def _picked(kind: Any, x: Any, index: Any, dim: int, keepdim: builtins.bool) -> Any:
+def _pick(kind: Any, x: Any, index: Any, dim: int, keepdim: builtins.bool) -> Any:
     """(values, indices) for one index along dim, whose size in `index` is 1."""
     if x.ndim == 0:
         return kind(x, creation.zeros([], "int64"))
@@ -147,42 +147,42 @@ def _median(what: str, input: Any, dim: int | None, keepdim: builtins.bool, out:
             [1 if i == axis % builtins.max(x.ndim, 1) else n for i, n in enumerate(x.shape)], (size - 1) // 2, "int64"
         )
     index = gather_scatter.take_along_axis(order, position, axis, False) if x.ndim else order
-    found = _picked(MedianRetType, x, index, axis, keepdim)
+    found = _pick(MedianRetType, x, index, axis, keepdim)
     if dim is None:
-        return _written(manipulation.reshape(found.values, [1] * input.ndim if keepdim else []), out, what)
-    return _written(found, out, what)
+        return _write(manipulation.reshape(found.values, [1] * input.ndim if keepdim else []), out, what)
+    return _write(found, out, what)
 
 
-@_spelled
+@_spell
 def median(input: Any, dim: int | None = None, keepdim: builtins.bool = False, out: Any = None) -> Any:
     """The median of all elements, or (values, indices) along dim: the lower of two middles; NaN if there is one."""
     return _median("median", input, dim, keepdim, out, False)
 
 
-@_spelled
+@_spell
 def nanmedian(input: Any, dim: int | None = None, keepdim: builtins.bool = False, out: Any = None) -> Any:
     """The median of the elements that are not NaN, the lower of two middles; along dim (values, indices)."""
     return _median("nanmedian", input, dim, keepdim, out, True)
 
 
-@_spelled
+@_spell
 def slogdet(x: Any, out: Any = None) -> SlogdetResult:
     """(sign, natural logarithm of the magnitude) of the determinant: [*b, n, n] -> [*b], [*b]."""
     both = linalg.slogdet(x)
-    return _written(SlogdetResult(both[0], both[1]), out, "slogdet")
+    return _write(SlogdetResult(both[0], both[1]), out, "slogdet")
 
 
-@_spelled
+@_spell
 def sort(
     input: Any, dim: int = -1, descending: builtins.bool = False, stable: builtins.bool = False, out: Any = None
 ) -> SortRetType:
     """(values in order along dim, where each was); NaN counts as largest. Always stable."""
     index = search.argsort(input, dim, descending, stable)
     values = gather_scatter.take_along_axis(input, index, dim, False) if input.ndim else input
-    return _written(SortRetType(values, index), out, "sort")
+    return _write(SortRetType(values, index), out, "sort")
 
 
-@_spelled
+@_spell
 def split(tensor: Any, split_size_or_sections: Any, dim: int = 0) -> tuple:
     """Parts along dim, as a tuple: of that many elements, the last one shorter if need be, or of the sizes listed."""
     if not isinstance(split_size_or_sections, int):
@@ -193,7 +193,7 @@ def split(tensor: Any, split_size_or_sections: Any, dim: int = 0) -> tuple:
     return tuple(manipulation.split(tensor, [builtins.min(part, size - at) for at in range(0, size, part)] or [0], dim))
 
 
-@_spelled
+@_spell
 def unique(
     input: Any,
     sorted: builtins.bool = True,

@@ -32,7 +32,7 @@ from polyreme.ops.sharding import elementwise, elementwise_sum, like_first
 
 def republish(declared: Callable[..., Any], public: Callable[..., Any]) -> Callable[..., Any]:
     """Make public what users call for an op: same name, docs and declaration, another way of taking arguments."""
-    taking = public if public.__code__.co_flags & inspect.CO_VARKEYWORDS else _spelled(public)
+    taking = public if public.__code__.co_flags & inspect.CO_VARKEYWORDS else _spell(public)
     functools.update_wrapper(taking, declared)
     taking.__wrapped__ = declared if taking is public else public  # type: ignore[attr-defined]  (for its signature)
     taking.op = declared.op  # type: ignore[attr-defined]
@@ -40,7 +40,7 @@ def republish(declared: Callable[..., Any], public: Callable[..., Any]) -> Calla
     return taking
 
 
-def _spelled(public: Callable[..., Any]) -> Callable[..., Any]:
+def _spell(public: Callable[..., Any]) -> Callable[..., Any]:
     """public, taking second names of its parameters too."""
     code = public.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -200,10 +200,10 @@ def linspace(start: Array, stop: Array, num: int, dtype: Any = None) -> Array:
 
     Raises ShapeError for num < 1.
     """
-    return _spaced(start, stop, num, "linspace").astype(as_float(dtype))
+    return _space(start, stop, num, "linspace").astype(as_float(dtype))
 
 
-def _spaced(start: Array, stop: Array, num: int, what: str) -> Array:
+def _space(start: Array, stop: Array, num: int, what: str) -> Array:
     if num < 1:
         raise ShapeError(f"{what}: num={num}; ask for at least 1 value")
     first, last = (jnp.reshape(v, ()).astype(dtypes.float64) for v in (start, stop))
@@ -213,7 +213,7 @@ def _spaced(start: Array, stop: Array, num: int, what: str) -> Array:
 @op(method=False)
 def logspace(start: Array, stop: Array, num: int, base: Array | float = 10.0, dtype: Any = None) -> Array:
     """base to the powers linspace(start, stop, num) -> [num]; default dtype if None."""
-    powers = _spaced(start, stop, num, "logspace")
+    powers = _space(start, stop, num, "logspace")
     return jnp.power(jnp.reshape(base, ()).astype(dtypes.float64), powers).astype(as_float(dtype))
 
 

@@ -51,7 +51,7 @@ def _squeezed_label(label: Array, shape: tuple, dim: int, what: str) -> tuple[Ar
     )
 
 
-def _picked(values: Array, label: Array, dim: int) -> Array:
+def _pick(values: Array, label: Array, dim: int) -> Array:
     """values at label along dim; NaN for a label out of range, whose gradient goes nowhere."""
     classes = values.shape[dim]
     at = jnp.expand_dims(jnp.clip(label, 0, classes - 1), dim)
@@ -73,7 +73,7 @@ def _hard_losses(
     """(loss of each element, its weight in the mean)."""
     live = label != ignore_index
     label = jnp.where(live, label, 0)
-    loss = -_picked(log_probs, label, dim)
+    loss = -_pick(log_probs, label, dim)
     if smoothing:
         loss = (1 - smoothing) * loss - smoothing * jnp.mean(log_probs, dim)
     by = jnp.ones_like(loss)

@@ -33,7 +33,7 @@ def lu(x: Array, pivot: bool = True, get_infos: bool = False) -> Any:
         packed, pivots, _ = lax.linalg.lu(x)
         pivots = pivots + 1
     else:
-        packed = _eliminated(x)
+        packed = _eliminate(x)
         pivots = jnp.broadcast_to(jnp.arange(1, min(x.shape[-2:]) + 1), (*x.shape[:-2], min(x.shape[-2:])))
     pivots = pivots.astype(dtypes.int32)
     return (packed, pivots, _first_zero(packed)) if get_infos else (packed, pivots)
@@ -47,7 +47,7 @@ def _first_zero(packed: Array) -> Array:
     return jnp.where(zero.any(-1), jnp.argmax(zero, -1) + 1, 0).astype(dtypes.int32)
 
 
-def _eliminated(x: Array) -> Array:
+def _eliminate(x: Array) -> Array:
     """L and U in one matrix, by elimination without exchanging rows."""
     m, n = x.shape[-2:]
     rows, columns = jnp.arange(m), jnp.arange(n)
@@ -96,7 +96,7 @@ def lu_unpack(
     return p, jnp.tril(x[..., :k], -1) + jnp.eye(m, k, dtype=x.dtype), jnp.triu(x[..., :k, :])
 
 
-def _asked_for(
+def _ask_for(
     x: Any, y: Any, unpack_ludata: bool = True, unpack_pivots: bool = True, name: Any = None
 ) -> tuple[Any, Any, Any]:
     p, lower, upper = _unpacked(x, y, unpack_ludata, unpack_pivots)
@@ -105,7 +105,7 @@ def _asked_for(
 
 
 _unpacked = lu_unpack
-lu_unpack = republish(_unpacked, _asked_for)
+lu_unpack = republish(_unpacked, _ask_for)
 
 
 @op(amp="fp32", method=False)
@@ -130,7 +130,7 @@ def lu_solve(b: Array, lu: Array, pivots: Array, trans: str = "N") -> Array:
     return jnp.take_along_axis(solved, jnp.argsort(order, -1)[..., None], -2)
 
 
-def _reflected(x: Array, tau: Array, y: Array, turn: bool) -> Array:
+def _reflect(x: Array, tau: Array, y: Array, turn: bool) -> Array:
     """Q y, or Q^H y: Q = H_1 ... H_k, H_i = I - tau_i v_i v_i^H, v_i is column i of x below the diagonal, 1 on it."""
     count = tau.shape[-1]
     v = jnp.tril(x[..., :count], -1) + jnp.eye(x.shape[-2], count, dtype=x.dtype)
@@ -162,7 +162,7 @@ def householder_product(x: Array, tau: Array) -> Array:
     m, n = x.shape[-2:]
     if m < n:
         raise ShapeError(f"householder_product: x {list(x.shape)} has more columns than rows; needs m >= n")
-    return _reflected(x, tau, jnp.broadcast_to(jnp.eye(m, n, dtype=x.dtype), x.shape), False)
+    return _reflect(x, tau, jnp.broadcast_to(jnp.eye(m, n, dtype=x.dtype), x.shape), False)
 
 
 @op(amp="fp32")
@@ -178,7 +178,7 @@ def ormqr(x: Array, tau: Array, y: Array, left: bool = True, transpose: bool = F
         raise ShapeError(
             f"ormqr: x {list(x.shape)} has {x.shape[-2]} rows, y {list(y.shape)} with left={left} does not"
         )
-    return _reflected(x, tau, y, transpose) if left else turned(_reflected(x, tau, turned(y), not transpose))
+    return _reflect(x, tau, y, transpose) if left else turned(_reflect(x, tau, turned(y), not transpose))
 
 
 def _low_rank(x: Array, q: int | None, niter: int, key: Array, what: str) -> tuple[Array, Array, Array]:

@@ -46,7 +46,7 @@ def _sizes(x: Array, s: Any, axes: Any, half: bool, what: str) -> tuple[tuple[in
     return tuple(sizes), dims
 
 
-def _prepared(x: Array, norm: str, what: str) -> Array:
+def _prepare(x: Array, norm: str, what: str) -> Array:
     if norm not in _OTHER:
         raise ConfigError(f"{what}: norm={norm!r}; choose 'backward', 'ortho' or 'forward'")
     x = dtypes.floating(x)
@@ -54,7 +54,7 @@ def _prepared(x: Array, norm: str, what: str) -> Array:
 
 
 def _complex_to_complex(x: Array, s: Any, axes: Any, norm: str, forward: bool, what: str) -> Array:
-    x = _prepared(x, norm, what)
+    x = _prepare(x, norm, what)
     x = x if dtypes.is_complex(x.dtype) else jnp.asarray(x, jnp.result_type(x, dtypes.complex64))
     sizes, dims = _sizes(x, s, axes, False, what)
     return (jnp.fft.fftn if forward else jnp.fft.ifftn)(x, sizes, dims, norm) if dims else x
@@ -63,13 +63,13 @@ def _complex_to_complex(x: Array, s: Any, axes: Any, norm: str, forward: bool, w
 def _real_to_half(x: Array, s: Any, axes: Any, norm: str, forward: bool, what: str) -> Array:
     if dtypes.is_complex(x.dtype):
         raise DTypeError(f"{what}: x is {x.dtype.name}, needs a real dtype; fft, ifft and theirs take complex ones")
-    x = _prepared(x, norm, what)
+    x = _prepare(x, norm, what)
     sizes, dims = _sizes(x, s, _some(axes, what), False, what)
     return jnp.fft.rfftn(x, sizes, dims, norm) if forward else jnp.conj(jnp.fft.rfftn(x, sizes, dims, _OTHER[norm]))
 
 
 def _half_to_real(x: Array, s: Any, axes: Any, norm: str, forward: bool, what: str) -> Array:
-    x = _prepared(x, norm, what)
+    x = _prepare(x, norm, what)
     sizes, dims = _sizes(x, s, _some(axes, what), True, what)
     return jnp.fft.irfftn(jnp.conj(x), sizes, dims, _OTHER[norm]) if forward else jnp.fft.irfftn(x, sizes, dims, norm)
 
@@ -209,18 +209,18 @@ def fftfreq(n: int, d: float = 1.0, dtype: Any = None) -> Array:
     >>> fftfreq(4, 0.5).tolist()
     [0.0, 0.5, -1.0, -0.5]
     """
-    _spaced(n, d, "fftfreq")
+    _space(n, d, "fftfreq")
     return jnp.fft.fftfreq(n, d, dtype=as_float(dtype))
 
 
 @creator
 def rfftfreq(n: int, d: float = 1.0, dtype: Any = None) -> Array:
     """The n // 2 + 1 frequencies of rfft of n samples d apart: cycles per unit of d."""
-    _spaced(n, d, "rfftfreq")
+    _space(n, d, "rfftfreq")
     return jnp.fft.rfftfreq(n, d, dtype=as_float(dtype))
 
 
-def _spaced(n: int, d: float, what: str) -> None:
+def _space(n: int, d: float, what: str) -> None:
     if not isinstance(n, int) or n < 1 or d == 0:
         raise ShapeError(f"{what}: n={n!r}, d={d!r}; n is an int above 0 and d is not 0")
 

@@ -17,7 +17,7 @@ BLOCK = 128
 LARGEST = 448.0
 
 
-def _blocked(x: Array) -> Array:
+def _block(x: Array) -> Array:
     """[..., n] -> [..., blocks, 128], 0 past the end."""
     blocks = -(-x.shape[-1] // BLOCK)
     padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, blocks * BLOCK - x.shape[-1])])
@@ -46,7 +46,7 @@ def fused_weighted_swiglu_act_quant(
     """
     _check_even(x, "fused_weighted_swiglu_act_quant")
     out = _weighted_swiglu(x, prob)
-    blocks = _blocked(out)
+    blocks = _block(out)
     top = jnp.abs(blocks).max(-1)
     scale = jnp.where(top == 0, 1.0, top / LARGEST)
     scale = jnp.exp2(jnp.ceil(jnp.log2(scale))) if using_pow2_scaling else scale
@@ -72,7 +72,7 @@ def fused_act_dequant(x: Array, x_scale: Array) -> Array:
         shifts = jnp.arange(0, 32, 8, dtype=x_scale.dtype)
         exponents = ((x_scale[..., None] >> shifts) & 255).reshape(x.shape[0], -1)[:, :blocks]
         x_scale = jnp.exp2(exponents.astype(jnp.float32) - 127)
-    scaled = _blocked(x.astype(jnp.float32)) * x_scale[..., None]
+    scaled = _block(x.astype(jnp.float32)) * x_scale[..., None]
     return scaled.reshape(x.shape[0], -1)[:, : x.shape[1]].astype(jnp.bfloat16)
 
 

@@ -73,7 +73,7 @@ def getitem(x: Array, arrays: list[Array], spec: tuple) -> Array:
 def setitem(x: Array, value: Array, arrays: list[Array], spec: tuple) -> Array:
     """A copy of x with x[index] = value, value broadcast and cast to x's dtype."""
     index = _index(arrays, spec)
-    value = _kept(value, x)
+    value = _keep(value, x)
     room = x[index].ndim
     # NumPy lets a value have extra leading dims of size 1
     if value.ndim > room:
@@ -85,10 +85,10 @@ def setitem(x: Array, value: Array, arrays: list[Array], spec: tuple) -> Array:
 def setitem_where(x: Array, value: Array, mask: Array) -> Array:
     """A copy of x with the elements where mask is True set to a scalar value; mask covers the leading dims."""
     mask = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
-    return jnp.where(mask, _kept(value, x), x)
+    return jnp.where(mask, _keep(value, x), x)
 
 
-def _kept(value: Array, x: Array) -> Array:
+def _keep(value: Array, x: Array) -> Array:
     """value in x's dtype. Raises DTypeError rather than drop imaginary parts."""
     if dtypes.is_complex(value.dtype) and not dtypes.is_complex(x.dtype):
         raise DTypeError(

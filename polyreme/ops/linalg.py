@@ -24,7 +24,7 @@ from polyreme.errors import ConfigError, DTypeError, NumericsError, ShapeError
 from polyreme.ops.creation import republish
 
 
-def _checked(
+def _check(
     remedy: str, when: Callable[..., bool] = lambda *args, **kwargs: True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare an op whose public function raises NumericsError, naming the remedy, if its result is not finite.
@@ -80,7 +80,7 @@ def _upper(UPLO: str, what: str) -> bool:
     return UPLO == "U"
 
 
-@_checked("x is not positive definite, or has such elements itself")
+@_check("x is not positive definite, or has such elements itself")
 def cholesky(x: Array, upper: bool = False) -> Array:
     """The lower triangular L with L L^H = x, or the upper U with U^H U = x; x is positive definite [*b, n, n].
 
@@ -108,7 +108,7 @@ def triangular(a: Array, b: Array, lower: bool, turn: bool, unit: bool = False, 
     )
 
 
-@_checked("x has a zero on its diagonal, or such elements itself: it is no Cholesky factor of a regular matrix")
+@_check("x has a zero on its diagonal, or such elements itself: it is no Cholesky factor of a regular matrix")
 def cholesky_inverse(x: Array, upper: bool = False) -> Array:
     """The inverse of A from its Cholesky factor x: [n, n] -> [n, n]."""
     x = square(x, "cholesky_inverse")
@@ -116,7 +116,7 @@ def cholesky_inverse(x: Array, upper: bool = False) -> Array:
     return triangular(x, half, lower=not upper, turn=not upper)
 
 
-@_checked("x is singular, or has such elements itself; pinv takes singular matrices")
+@_check("x is singular, or has such elements itself; pinv takes singular matrices")
 def inverse(x: Array) -> Array:
     """The inverse of square matrices [*b, n, n]."""
     return jnp.linalg.inv(square(x, "inverse"))
@@ -138,7 +138,7 @@ def slogdet(x: Array) -> Array:
     return jnp.stack([sign, log.astype(sign.dtype)])
 
 
-@_checked("x is singular, or an input has such elements; lstsq and pinv take singular matrices")
+@_check("x is singular, or an input has such elements; lstsq and pinv take singular matrices")
 def solve(x: Array, y: Array, left: bool = True) -> Array:
     """The solution z of x z = y, or of z x = y with left=False.
 
@@ -261,7 +261,7 @@ def lstsq(x: Array, y: Array, rcond: float | None = None, driver: str | None = N
     return solution, residuals, jnp.sum(nonzero, -1).astype(dtypes.int32), s
 
 
-@_checked(
+@_check(
     "x is singular, or has such elements itself; pinv takes singular matrices",
     when=lambda x, n, name=None, out=None: n < 0,
 )

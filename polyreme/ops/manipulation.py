@@ -118,7 +118,7 @@ def unsqueeze(x: Array, axis: Any) -> Array:
     return x
 
 
-def _at_least(inputs: tuple, what: str, grow: Any) -> Any:
+def _check_at_least(inputs: tuple, what: str, grow: Any) -> Any:
     if len(inputs) == 1 and isinstance(inputs[0], (list, tuple)):
         inputs = tuple(inputs[0])
     grown = [reshape(x, grow(tuple(x.shape))) for x in inputs]
@@ -130,13 +130,13 @@ def _at_least(inputs: tuple, what: str, grow: Any) -> Any:
 @composite
 def atleast_1d(*inputs: Any, name: str | None = None) -> Any:
     """Each Tensor with 1 dim or more: [] -> [1]. A list of several, one Tensor for one."""
-    return _at_least(inputs, "atleast_1d", lambda s: s or (1,))
+    return _check_at_least(inputs, "atleast_1d", lambda s: s or (1,))
 
 
 @composite
 def atleast_2d(*inputs: Any, name: str | None = None) -> Any:
     """Each Tensor with 2 dims or more: [] -> [1, 1], [n] -> [1, n]. A list of several, one Tensor for one."""
-    return _at_least(inputs, "atleast_2d", lambda s: (1,) * (2 - len(s)) + s)
+    return _check_at_least(inputs, "atleast_2d", lambda s: (1,) * (2 - len(s)) + s)
 
 
 def _three_dims(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -148,7 +148,7 @@ def _three_dims(shape: tuple[int, ...]) -> tuple[int, ...]:
 @composite
 def atleast_3d(*inputs: Any, name: str | None = None) -> Any:
     """Each Tensor with 3 dims or more: [] -> [1, 1, 1], [n] -> [1, n, 1], [m, n] -> [m, n, 1]. Lists as atleast_2d."""
-    return _at_least(inputs, "atleast_3d", _three_dims)
+    return _check_at_least(inputs, "atleast_3d", _three_dims)
 
 
 # order of dims and elements
@@ -239,7 +239,7 @@ def stack(x: list[Array], axis: int = 0) -> Array:
     return jnp.stack(promote(*x), dim_of(axis, x[0].ndim + 1, "stack"))
 
 
-def _joined(join: Any, x: list[Array], what: str) -> Array:
+def _join(join: Any, x: list[Array], what: str) -> Array:
     if not x:
         raise ShapeError(f"{what}: needs at least one Tensor, got an empty list")
     return join(promote(*x))
@@ -248,25 +248,25 @@ def _joined(join: Any, x: list[Array], what: str) -> Array:
 @op(method=False)
 def hstack(x: list[Array]) -> Array:
     """Tensors joined along dim 1, those of at most 1 dim along dim 0; dtypes promote."""
-    return _joined(jnp.hstack, x, "hstack")
+    return _join(jnp.hstack, x, "hstack")
 
 
 @op(method=False)
 def vstack(x: list[Array]) -> Array:
     """Tensors joined along dim 0, each made 2-D or more by a leading dim; dtypes promote."""
-    return _joined(jnp.vstack, x, "vstack")
+    return _join(jnp.vstack, x, "vstack")
 
 
 @op(method=False)
 def dstack(x: list[Array]) -> Array:
     """Tensors joined along dim 2, each made 3-D or more as atleast_3d does; dtypes promote."""
-    return _joined(jnp.dstack, x, "dstack")
+    return _join(jnp.dstack, x, "dstack")
 
 
 @op(method=False)
 def column_stack(x: list[Array]) -> Array:
     """Tensors joined along dim 1, those of at most 1 dim as columns; dtypes promote."""
-    return _joined(jnp.column_stack, x, "column_stack")
+    return _join(jnp.column_stack, x, "column_stack")
 
 
 @op

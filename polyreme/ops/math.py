@@ -204,29 +204,29 @@ def sinc(x: Array) -> Array:
 @op(inplace=True, rule=elementwise)
 def ceil(x: Array) -> Array:
     """Smallest integer >= x, in x's dtype; its gradient is 0."""
-    return _rounded(jnp.ceil, x)
+    return _round(jnp.ceil, x)
 
 
 @op(inplace=True, rule=elementwise)
 def floor(x: Array) -> Array:
     """Largest integer <= x, in x's dtype; its gradient is 0."""
-    return _rounded(jnp.floor, x)
+    return _round(jnp.floor, x)
 
 
-def _rounded(fn: Any, x: Array) -> Array:
+def _round(fn: Any, x: Array) -> Array:
     return fn(x) if dtypes.is_inexact(x.dtype) else x
 
 
 @op(inplace=True, rule=elementwise)
 def trunc(input: Array) -> Array:
     """The integer part, toward zero, in x's dtype; its gradient is 0."""
-    return _rounded(jnp.trunc, input)
+    return _round(jnp.trunc, input)
 
 
 @op(inplace=True, rule=elementwise)
 def frac(x: Array) -> Array:
     """x - trunc(x); has the sign of x."""
-    return x - _rounded(jnp.trunc, x)
+    return x - _round(jnp.trunc, x)
 
 
 @op(inplace=True, rule=elementwise)

@@ -91,7 +91,7 @@ _MESSAGE: dict[str, Callable[..., Array]] = {
 }
 
 
-def _chosen(what: str, name: str, value: str, table: dict[str, Callable[..., Array]]) -> Callable[..., Array]:
+def _choose(what: str, name: str, value: str, table: dict[str, Callable[..., Array]]) -> Callable[..., Array]:
     if value not in table:
         raise ConfigError(f"{what}: {name}={value!r}{did_you_mean(value, table)}")
     return table[value]
@@ -108,7 +108,7 @@ def segment_reduce(data: Array, segment_ids: Array, num_segments: int, reduce_op
 
     reduce_op: "sum", "mean" (of integers rounded towards zero), "max" or "min". Raises IndexError.
     """
-    reduce = _chosen("segment_reduce", "reduce_op", reduce_op, _REDUCE)
+    reduce = _choose("segment_reduce", "reduce_op", reduce_op, _REDUCE)
     ids = as_column("segment_reduce", segment_ids)
     if data.ndim == 0 or data.shape[0] != ids.shape[0]:
         raise ShapeError(f"segment_reduce: data {list(data.shape)} needs a row for each of {ids.shape[0]} segment_ids")
@@ -142,7 +142,7 @@ segment_min = _by_segment("min", "Smallest")
 # messages along edges
 
 
-def _aligned(x: Array, y: Array) -> tuple[Array, Array]:
+def _align(x: Array, y: Array) -> tuple[Array, Array]:
     """x and y [edges, *] with dims of size 1 put in after the first, so that the others broadcast."""
     ndim = max(x.ndim, y.ndim)
     x, y = (a.reshape(a.shape[:1] + (1,) * (ndim - a.ndim) + a.shape[1:]) for a in (x, y))
@@ -178,7 +178,7 @@ def _check_u_recv(x: Any, src_index: Any, dst_index: Any, reduce_op: str, out_si
 def gather_reduce(x: Array, src_index: Array, dst_index: Array, reduce_op: str, out_size: int) -> Array:
     """send_u_recv with its number of rows known."""
     src, dst = _edges("send_u_recv", src_index, dst_index)
-    return _chosen("send_u_recv", "reduce_op", reduce_op, _REDUCE)(_rows(x, src), dst, out_size)
+    return _choose("send_u_recv", "reduce_op", reduce_op, _REDUCE)(_rows(x, src), dst, out_size)
 
 
 def _check_ue_recv(
@@ -196,8 +196,8 @@ def gather_message_reduce(
     src, dst = _edges("send_ue_recv", src_index, dst_index)
     if y.ndim == 0 or y.shape[0] != src.shape[0]:
         raise ShapeError(f"send_ue_recv: y {list(y.shape)} needs a row for each of {src.shape[0]} edges")
-    message = _chosen("send_ue_recv", "message_op", message_op, _MESSAGE)(*_aligned(_rows(x, src), y))
-    return _chosen("send_ue_recv", "reduce_op", reduce_op, _REDUCE)(message, dst, out_size)
+    message = _choose("send_ue_recv", "message_op", message_op, _MESSAGE)(*_align(_rows(x, src), y))
+    return _choose("send_ue_recv", "reduce_op", reduce_op, _REDUCE)(message, dst, out_size)
 
 
 def _check_uv(x: Any, y: Any, src_index: Any, dst_index: Any, *_: Any, **__: Any) -> None:
@@ -213,7 +213,7 @@ def send_uv(x: Array, y: Array, src_index: Array, dst_index: Array, message_op: 
     message_op: "add", "sub", "mul" or "div"; dims after the first broadcast. Raises IndexError.
     """
     src, dst = _edges("send_uv", src_index, dst_index)
-    return _chosen("send_uv", "message_op", message_op, _MESSAGE)(*_aligned(_rows(x, src), _rows(y, dst)))
+    return _choose("send_uv", "message_op", message_op, _MESSAGE)(*_align(_rows(x, src), _rows(y, dst)))
 
 
 def _out_size(what: str, x: Any, out_size: Any) -> int:

@@ -87,7 +87,7 @@ def _per_channel(value: Array | None, x: Array, dim: int, what: str) -> Array | 
     return None if value is None else _along_channels(value, x, dim, what)
 
 
-def _scaled(unit: Array, weight: Array | None, bias: Array | None, dim: int, what: str) -> Array:
+def _scale(unit: Array, weight: Array | None, bias: Array | None, dim: int, what: str) -> Array:
     w, b = _per_channel(weight, unit, dim, f"{what}: weight"), _per_channel(bias, unit, dim, f"{what}: bias")
     unit = unit if w is None else unit * w
     return unit if b is None else unit + b
@@ -99,7 +99,7 @@ def _moments(x: Array, dims: tuple[int, ...]) -> tuple[Array, Array]:
     return mean, jnp.mean(jnp.square(x - mean), dims, keepdims=True)
 
 
-def _moved(running: Array, batch: Array, momentum: float) -> Array:
+def _move(running: Array, batch: Array, momentum: float) -> Array:
     """momentum * running + (1 - momentum) * batch, outside the gradient."""
     batch = lax.stop_gradient(batch).reshape(running.shape)
     return (momentum * wide(running) + (1 - momentum) * batch).astype(running.dtype)
@@ -126,8 +126,8 @@ def batch_norm_train(
         _along_channels(value, x, dim, f"batch_norm: {name}")
     mean, var = _moments(wide(x), tuple(d for d in range(x.ndim) if d != dim))
     unit = (wide(x) - mean) * lax.rsqrt(var + epsilon)
-    y = _scaled(unit, weight, bias, dim, "batch_norm").astype(x.dtype)
-    return y, _moved(running_mean, mean, momentum), _moved(running_var, var, momentum)
+    y = _scale(unit, weight, bias, dim, "batch_norm").astype(x.dtype)
+    return y, _move(running_mean, mean, momentum), _move(running_var, var, momentum)
 
 
 @op(amp="fp32", method=False, rule=by_batch)
@@ -146,7 +146,7 @@ def batch_norm_eval(
     mean = _along_channels(running_mean, x, dim, "batch_norm: running_mean")
     var = _along_channels(running_var, x, dim, "batch_norm: running_var")
     unit = (wide(x) - mean) * lax.rsqrt(var + epsilon)
-    return _scaled(unit, weight, bias, dim, "batch_norm").astype(x.dtype)
+    return _scale(unit, weight, bias, dim, "batch_norm").astype(x.dtype)
 
 
 @composite(method=False)
@@ -195,9 +195,9 @@ def instance_norm_train(
         raise ShapeError(f"instance_norm: x {list(x.shape)} needs at least 3 dims: batch, channels and more")
     mean, var = _moments(wide(x), tuple(d for d in range(1, x.ndim) if d != dim))
     unit = (wide(x) - mean) * lax.rsqrt(var + eps)
-    y = _scaled(unit, weight, bias, dim, "instance_norm").astype(x.dtype)
+    y = _scale(unit, weight, bias, dim, "instance_norm").astype(x.dtype)
     moved = [
-        _moved(running, jnp.mean(batch, 0), momentum)
+        _move(running, jnp.mean(batch, 0), momentum)
         for running, batch in ((running_mean, mean), (running_var, var))
         if running is not None and _per_channel(running, x, dim, "instance_norm: running statistic") is not None
     ]
@@ -258,7 +258,7 @@ def group_norm(
     v = wide(split)
     mean, var = _moments(v, tuple(d for d in range(1, split.ndim) if d != dim))
     unit = ((v - mean) * lax.rsqrt(var + epsilon)).reshape(x.shape)
-    return _scaled(unit, weight, bias, dim, "group_norm").astype(x.dtype)
+    return _scale(unit, weight, bias, dim, "group_norm").astype(x.dtype)
 
 
 @op(amp="fp32", method=False, rule=by_batch)

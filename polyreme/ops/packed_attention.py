@@ -32,7 +32,7 @@ def _refuse(what: str, **settings: Any) -> None:
         raise ConfigError(f"{what}: {shown}; random numbers come from the default generator, use seed(), leave it out")
 
 
-def _unpacked(qkv: Any, what: str, ndim: int) -> tuple[Any, Any, Any]:
+def _unpack(qkv: Any, what: str, ndim: int) -> tuple[Any, Any, Any]:
     """[..., groups + 2, kv_heads, d] -> [..., groups * kv_heads, d], [..., kv_heads, d] twice."""
     if len(qkv.shape) != ndim or qkv.shape[-3] < 3:
         raise ShapeError(
@@ -61,7 +61,7 @@ def flash_attn_qkvpacked(
     The last two of dim 2 are keys and values, the others the queries, whose heads are dims 2 and 3 joined. Raises as
     flash_attention does, ShapeError for other dims.
     """
-    q, k, v = _unpacked(qkv, "flash_attn_qkvpacked", 5)
+    q, k, v = _unpack(qkv, "flash_attn_qkvpacked", 5)
     return flash_attention(
         q, k, v, dropout, causal, return_softmax, fixed_seed_offset=fixed_seed_offset, rng_name=rng_name,
         training=training,
@@ -186,7 +186,7 @@ def flash_attn_varlen_qkvpacked(
     _refuse(what, fixed_seed_offset=fixed_seed_offset, rng_name=rng_name)
     if return_softmax:
         raise ConfigError(f"{what}: return_softmax=True; the probabilities are never stored, leave it out")
-    q, k, v = _unpacked(qkv, what, 4)
+    q, k, v = _unpack(qkv, what, 4)
     _check_lengths(what, cu_seqlens_q, max_seqlen_q, qkv.shape[0], varlen_padded)
     _check_lengths(what, cu_seqlens_k, max_seqlen_k, qkv.shape[0], varlen_padded)
     mask = ragged_mask(cu_seqlens_q, cu_seqlens_k, (max_seqlen_q, max_seqlen_k), causal)

@@ -35,7 +35,7 @@ def _descending(scores: np.ndarray) -> np.ndarray:
     return np.argsort(-scores, kind="stable")
 
 
-def _kept(boxes: np.ndarray, threshold: float, extra: float = 0.0, eta: float = 1.0, most: int = -1) -> list[int]:
+def _keep(boxes: np.ndarray, threshold: float, extra: float = 0.0, eta: float = 1.0, most: int = -1) -> list[int]:
     """Places of boxes, best first, that no kept one before them overlaps by more than threshold.
 
     eta: what the threshold is multiplied by after each kept box while it is above a half.
@@ -84,7 +84,7 @@ def nms(
     found = [np.zeros(0, np.int64)]
     for category in (0,) if categories is None else dict.fromkeys(int(v) for v in categories):
         mine = order[c[order] == category]
-        found.append(mine[_kept(b[mine], iou_threshold)])
+        found.append(mine[_keep(b[mine], iou_threshold)])
     chosen = np.concatenate(found)
     return _tensor(chosen[_descending(s[chosen])][:top_k], np.int64)
 
@@ -232,11 +232,11 @@ def generate_proposals(
         flat = score.transpose(1, 2, 0).reshape(-1)
         order = _descending(flat)[: pre_nms_top_n if pre_nms_top_n > 0 else None]
         delta = delta.reshape(score.shape[0], 4, *score.shape[1:]).transpose(2, 3, 0, 1).reshape(-1, 4)
-        boxes = _moved(a[order], delta[order] * v[order], extra)
+        boxes = _move(a[order], delta[order] * v[order], extra)
         boxes = boxes.clip(0, np.array([width, height, width, height]) - extra)
         fine = _large_enough(boxes, max(min_size, 1.0), extra, width, height)
         boxes, flat = boxes[fine], flat[order][fine]
-        keep = _kept(boxes, nms_thresh, extra, eta, post_nms_top_n if post_nms_top_n > 0 else -1)
+        keep = _keep(boxes, nms_thresh, extra, eta, post_nms_top_n if post_nms_top_n > 0 else -1)
         chosen.append(boxes[keep] if keep else np.zeros((1, 4)))
         values.append(flat[keep] if keep else np.zeros(1))
         numbers.append(max(len(keep), 1))
@@ -244,7 +244,7 @@ def generate_proposals(
     return *found, _tensor(numbers, np.int32) if return_rois_num else None
 
 
-def _moved(anchors: np.ndarray, delta: np.ndarray, extra: float) -> np.ndarray:
+def _move(anchors: np.ndarray, delta: np.ndarray, extra: float) -> np.ndarray:
     """Anchors with centres moved by delta's first two times their size, sizes multiplied by exp of the others."""
     size = anchors[:, 2:] - anchors[:, :2] + extra
     centre = anchors[:, :2] + size / 2 + delta[:, :2] * size

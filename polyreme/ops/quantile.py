@@ -43,7 +43,7 @@ def _median(x: Array, axis: Any, keepdim: bool, mode: str, what: str, skip: bool
     x = dtypes.floating(x) if mode == "avg" else x
     dims = dims_of(x, axis, what)
     rows = _rows(x, dims)
-    shape = _kept(x, dims) if keepdim else tuple(s for d, s in enumerate(x.shape) if d not in dims)
+    shape = _keep(x, dims) if keepdim else tuple(s for d, s in enumerate(x.shape) if d not in dims)
     if rows.shape[-1] == 0:
         if mode == "min":
             raise ShapeError(f"{what}: no elements over axis {axis} of shape {list(x.shape)}")
@@ -74,7 +74,7 @@ def _rows(x: Array, dims: tuple[int, ...]) -> Array:
     return moved.reshape(*kept, math.prod(moved.shape[len(kept) :]))
 
 
-def _kept(x: Array, dims: tuple[int, ...]) -> tuple[int, ...]:
+def _keep(x: Array, dims: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(1 if d in dims else s for d, s in enumerate(x.shape))
 
 
@@ -103,7 +103,7 @@ def _quantile(x: Array, q: Any, axis: Any, keepdim: bool, interpolation: str, wh
     x = dtypes.floating(x)
     dims = dims_of(x, axis, what)
     shares, rows = jnp.asarray(q, x.dtype), _rows(x, dims)
-    kept = _kept(x, dims) if keepdim else rows.shape[:-1]
+    kept = _keep(x, dims) if keepdim else rows.shape[:-1]
     if rows.shape[-1] == 0:
         return jnp.full((*shares.shape, *kept), jnp.nan, x.dtype)
     return fn(rows, shares, axis=-1, method=interpolation).reshape(*shares.shape, *kept)

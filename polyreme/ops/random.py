@@ -95,7 +95,7 @@ def _checks_std(what: str, at: int) -> Callable[[Callable[..., Any]], Callable[.
     return preceded(check)
 
 
-def _moved(drawn: Array, mean: Array | float, std: Array | float, what: str) -> Array:
+def _move(drawn: Array, mean: Array | float, std: Array | float, what: str) -> Array:
     """drawn * std + mean, in drawn's dtype."""
     if dtypes.is_complex(jnp.result_type(mean)) and not dtypes.is_complex(drawn.dtype):
         raise DTypeError(f"{what}: mean is complex, the numbers are {drawn.dtype.name}; ask for a complex dtype")
@@ -108,7 +108,7 @@ def gaussian(
     shape: Any, mean: Array | float = 0.0, std: Array | float = 1.0, seed: int = 0, dtype: Any = None, key: Key = DRAWN
 ) -> Array:
     """Normal with a mean and a standard deviation."""
-    return _moved(_normal(_key(key, seed), shape, dtype, "gaussian"), mean, std, "gaussian")
+    return _move(_normal(_key(key, seed), shape, dtype, "gaussian"), mean, std, "gaussian")
 
 
 @_checks_std("normal", 1)
@@ -293,7 +293,7 @@ def _most(dtype: Any) -> int:
 @_filling
 def normal_(x: Array, mean: Array | float = 0.0, std: Array | float = 1.0, key: Key = DRAWN) -> Array:
     """Fill x with normal numbers of a mean and a standard deviation."""
-    return _moved(_normal(key, x.shape, x.dtype, "normal_"), mean, std, "normal_")
+    return _move(_normal(key, x.shape, x.dtype, "normal_"), mean, std, "normal_")
 
 
 @_checks_std("log_normal_", 2)

@@ -39,7 +39,7 @@ def _ready(x: Any, *args: Any, lengths: Any = None, **_: Any) -> None:
     check_lengths("recurrent_layer", args[7] if len(args) > 7 else lengths, x.shape[0])
 
 
-def _prepared(
+def _prepare(
     x: Array, optional: list[Array | None], h: Array | None, c: Array | None, mode: str, batch: int
 ) -> tuple[Array, Weights, State]:
     """x, weights and state in one dtype; a state that is not given is zeros."""
@@ -86,7 +86,7 @@ def recurrent_layer(
     if lengths is not None and not dtypes.is_integer(lengths.dtype):
         raise DTypeError(f"recurrent_layer: lengths are {lengths.dtype.name}; use astype('int64')")
     given = [weight_ih, weight_hh, bias_ih, bias_hh, weight_ho]
-    x, weights, state = _prepared(x, given, h, c, mode, x.shape[1] if x.ndim > 1 else 0)
+    x, weights, state = _prepare(x, given, h, c, mode, x.shape[1] if x.ndim > 1 else 0)
     outputs, last = kernels.recurrent(mode, x, weights, state, lengths, reverse, flat)
     return (outputs, *last)
 
@@ -106,7 +106,7 @@ def recurrent_step(
     """One step of recurrent_layer: x [batch, d] -> (h [batch, p], and for LSTM c)."""
     if x.ndim != 2:
         raise ShapeError(f"recurrent_step: x {list(x.shape)}; needs [batch, input]")
-    x, weights, state = _prepared(x, [weight_ih, weight_hh, bias_ih, bias_hh, weight_ho], h, c, mode, x.shape[0])
+    x, weights, state = _prepare(x, [weight_ih, weight_hh, bias_ih, bias_hh, weight_ho], h, c, mode, x.shape[0])
     return kernels.recurrent(mode, x[None], weights, state)[1]
 
 

@@ -43,7 +43,7 @@ def _fitting(what: str) -> Callable[..., None]:
     return check
 
 
-def _pooled(pool: Callable[..., Array], x: Array, boxes_num: Array, *of_region: Array) -> Array:
+def _pool(pool: Callable[..., Array], x: Array, boxes_num: Array, *of_region: Array) -> Array:
     """pool(image [C, H, W], *parts of of_region) for every region, of the image it lies in."""
     image = jnp.repeat(jnp.arange(x.shape[0]), boxes_num, total_repeat_length=of_region[0].shape[0])
     return lax.map(lambda at: pool(x[at[0]], *at[1:]), (image, *of_region), batch_size=_AT_ONCE)
@@ -118,7 +118,7 @@ def roi_align(
         length = jnp.maximum(length, 1)
     rows = _align_weights(low[:, 1], length[:, 1], height, x.shape[2], sampling_ratio).astype(x.dtype)
     columns = _align_weights(low[:, 0], length[:, 0], width, x.shape[3], sampling_ratio).astype(x.dtype)
-    return _pooled(lambda v, r, c: jnp.einsum("chw,ih,jw->cij", v, r, c), x, boxes_num, rows, columns)
+    return _pool(lambda v, r, c: jnp.einsum("chw,ih,jw->cij", v, r, c), x, boxes_num, rows, columns)
 
 
 @preceded(_fitting("roi_pool"))
@@ -205,7 +205,7 @@ def psroi_pool(x: Array, boxes: Array, boxes_num: Array, output_size: Any, spati
         pixels = r.sum(1)[:, None] * c.sum(1)
         return jnp.einsum("cijhw,ih,jw->cij", parts, r, c) / jnp.maximum(pixels, 1)
 
-    return _pooled(pool, x, boxes_num, rows, columns)
+    return _pool(pool, x, boxes_num, rows, columns)
 
 
 ALIASES: dict[str, str] = {}

@@ -29,7 +29,7 @@ def tile(x: Array, repeat_times: Sequence[int]) -> Array:
     return jnp.tile(x, times)
 
 
-def _expanded(asked: tuple[int, ...], have: tuple[int, ...], what: str) -> tuple[int, ...]:
+def _expand(asked: tuple[int, ...], have: tuple[int, ...], what: str) -> tuple[int, ...]:
     extra = len(asked) - len(have)
     if extra < 0 or any(n < 0 and (n != -1 or i < extra) for i, n in enumerate(asked)):
         raise ShapeError(
@@ -44,13 +44,13 @@ def _expanded(asked: tuple[int, ...], have: tuple[int, ...], what: str) -> tuple
 @op(rule=grows)
 def expand(x: Array, shape: Sequence[int]) -> Array:
     """x with dims of size 1 repeated to the sizes in shape, and new ones in front; -1 keeps a dim."""
-    return jnp.broadcast_to(x, _expanded(ints(shape), x.shape, "expand"))
+    return jnp.broadcast_to(x, _expand(ints(shape), x.shape, "expand"))
 
 
 @op(rule=grows)
 def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
     """x with dims of size 1 repeated to the sizes in shape, and new ones in front; -1 keeps a dim."""
-    return jnp.broadcast_to(x, _expanded(ints(shape), x.shape, "broadcast_to"))
+    return jnp.broadcast_to(x, _expand(ints(shape), x.shape, "broadcast_to"))
 
 
 @composite

@@ -152,16 +152,16 @@ def _apply(x: Array, dim: int, taps: Taps) -> Array:
 
     @jax.custom_vjp
     def resampled(x: Array) -> Array:
-        return _gathered(x, dim, taps)
+        return _gather(x, dim, taps)
 
     def pull(_: None, cotangent: Array) -> tuple[Array]:
-        return (_apply(cotangent, dim, _transposed(taps, size)),)
+        return (_apply(cotangent, dim, _transpose(taps, size)),)
 
     resampled.defvjp(lambda x: (resampled(x), None), pull)
     return resampled(x)
 
 
-def _gathered(x: Array, dim: int, taps: Taps) -> Array:
+def _gather(x: Array, dim: int, taps: Taps) -> Array:
     index, weight = taps
     if index.shape[1] == 1 and np.all(weight == 1):
         return jnp.take(x, jnp.asarray(index[:, 0]), dim)
@@ -175,7 +175,7 @@ def _gathered(x: Array, dim: int, taps: Taps) -> Array:
     return functools.reduce(jnp.add, terms).astype(x.dtype)
 
 
-def _transposed(taps: Taps, size: int) -> Taps:
+def _transpose(taps: Taps, size: int) -> Taps:
     """Taps of the transposed map, to `size` entries; entries read less often than others repeat a tap with weight 0."""
     index, weight = taps
     order = np.argsort(index, axis=None, kind="stable")
@@ -218,7 +218,7 @@ def _unnormalized(at: Array, size: int, align_corners: bool) -> Array:
     return (at + 1) / 2 * (size - 1) if align_corners else ((at + 1) * size - 1) / 2
 
 
-def _reflected(at: Array, size: int, align_corners: bool) -> Array:
+def _reflect(at: Array, size: int, align_corners: bool) -> Array:
     low, span = (0.0, size - 1) if align_corners else (-0.5, size)
     if span == 0:
         return jnp.zeros_like(at)
@@ -254,7 +254,7 @@ def grid_sample(
     for dim, size in enumerate(sizes):
         place = _unnormalized(wide(grid)[..., n - 1 - dim], size, align_corners)
         if padding_mode == "reflection":
-            place = _reflected(place, size, align_corners)
+            place = _reflect(place, size, align_corners)
         places.append(place if padding_mode == "zeros" else jnp.clip(place, 0, size - 1))
     flat = v.reshape(*v.shape[:2], -1)
     if mode == "nearest":

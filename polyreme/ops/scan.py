@@ -27,7 +27,7 @@ def _along(x: Array, axis: int | None, what: str) -> tuple[Array, int]:
     return x, dims_of(x, axis, what)[0]
 
 
-def _shaped(result: Array, x: Array) -> Array:
+def _shape(result: Array, x: Array) -> Array:
     return result.reshape(()) if x.ndim == 0 else result
 
 
@@ -41,14 +41,14 @@ def _cast(x: Array, dtype: Any) -> Array:
 def cumsum(x: Array, axis: int | None = None, dtype: Any = None) -> Array:
     """Sums of the elements up to and including each one."""
     flat, dim = _along(_cast(x, dtype), axis, "cumsum")
-    return _shaped(jnp.cumsum(flat, dim, dtype=flat.dtype), x)
+    return _shape(jnp.cumsum(flat, dim, dtype=flat.dtype), x)
 
 
 @op(amp="fp32", inplace=True, rule=along_axis())
 def cumprod(x: Array, dim: int | None = None, dtype: Any = None) -> Array:
     """Products of the elements up to and including each one; gradients are right at zeros too."""
     flat, at = _along(_cast(x, dtype), dim, "cumprod")
-    return _shaped(jnp.cumprod(flat, at, dtype=flat.dtype), x)
+    return _shape(jnp.cumprod(flat, at, dtype=flat.dtype), x)
 
 
 @op(amp="fp32", rule=along_axis())
@@ -56,7 +56,7 @@ def logcumsumexp(x: Array, axis: int | None = None, dtype: Any = None) -> Array:
     """log of the running sum of e^x, without overflow."""
     x = floating(x) if dtype is None else x.astype(dtypes.as_dtype(dtype))
     flat, dim = _along(x, axis, "logcumsumexp")
-    return _shaped(lax.cumlogsumexp(flat, dim), x)
+    return _shape(lax.cumlogsumexp(flat, dim), x)
 
 
 @op(rule=along_axis())
@@ -83,7 +83,7 @@ def _running(x: Array, axis: int | None, dtype: Any, what: str, scan: Any) -> tu
     index = lax.broadcasted_iota(dtypes.int64, flat.shape, dim)
     index = lax.cummax(jnp.where(found, index, -1), axis=dim)
     values = jnp.take_along_axis(flat, index, dim)
-    return _shaped(values, x), _shaped(index, x).astype(to)
+    return _shape(values, x), _shape(index, x).astype(to)
 
 
 @op(rule=along_axis())

@@ -62,12 +62,12 @@ def topk(x: Array, k: int, axis: int | None = None, largest: bool = True, sorted
     if not 1 <= k <= x.shape[dim]:
         raise ShapeError(f"topk: k={k} of dim {dim} of {list(x.shape)}; give k from 1 to {x.shape[dim]}")
     moved = jnp.moveaxis(x, dim, -1)
-    _, index = jax.lax.top_k(jax.lax.stop_gradient(moved if largest else _reversed(moved)), k)
+    _, index = jax.lax.top_k(jax.lax.stop_gradient(moved if largest else _reverse(moved)), k)
     values = jnp.take_along_axis(moved, index, -1)
     return jnp.moveaxis(values, -1, dim), jnp.moveaxis(index, -1, dim).astype(dtypes.int64)
 
 
-def _reversed(x: Array) -> Array:
+def _reverse(x: Array) -> Array:
     """A key that orders x backwards, NaN last: an integer's complement does it without overflow."""
     return jnp.where(jnp.isnan(x), -jnp.inf, -x) if dtypes.is_floating(x.dtype) else ~x
 

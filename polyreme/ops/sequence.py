@@ -28,17 +28,17 @@ def _sum(x: Array, rows: Rows) -> Array:
     return _summed(wide(x), rows).astype(x.dtype) if dtypes.is_floating(x.dtype) else _summed(x, rows)
 
 
-def _divided(x: Array, rows: Rows, by: Array) -> Array:
+def _divide(x: Array, rows: Rows, by: Array) -> Array:
     by = jnp.maximum(by, 1).reshape(-1, *(1,) * (x.ndim - 1))
     return (_summed(wide(x), rows) / by).astype(floating(x).dtype)
 
 
 def _average(x: Array, rows: Rows) -> Array:
-    return _divided(x, rows, rows.lengths.astype(wide(x).dtype))
+    return _divide(x, rows, rows.lengths.astype(wide(x).dtype))
 
 
 def _sqrt(x: Array, rows: Rows) -> Array:
-    return _divided(x, rows, jnp.sqrt(rows.lengths.astype(wide(x).dtype)))
+    return _divide(x, rows, jnp.sqrt(rows.lengths.astype(wide(x).dtype)))
 
 
 def _extreme(x: Array, rows: Rows, reduce: object) -> Array:

@@ -67,12 +67,12 @@ def _check(what: str, labels: Array, lengths: tuple[Array, Array], batch: int, b
             raise ShapeError(f"{what}: {name} {list(array.shape)}; needs [{batch}]")
 
 
-def _shifted(alpha: Array, by: int) -> Array:
+def _shift(alpha: Array, by: int) -> Array:
     """alpha one or two places to the right, never where nothing comes in: [b, s] -> [b, s]."""
     return jnp.pad(alpha, ((0, 0), (by, 0)), constant_values=_NEVER)[:, : alpha.shape[1]]
 
 
-def _finished(log_p: Array, scale: Array | None = None) -> Array:
+def _finish(log_p: Array, scale: Array | None = None) -> Array:
     """-log_p, infinite for what can never be; scale multiplies its gradient alone."""
     possible = log_p > _NEVER / 2
     loss = -jnp.where(possible, log_p, 0)
@@ -131,8 +131,8 @@ def ctc_loss(
 
     def step(alpha: Array, now: tuple[Array, Array]) -> tuple[Array, None]:
         emit, t = now
-        reached = jnp.logaddexp(alpha, _shifted(alpha, 1))
-        reached = jnp.logaddexp(reached, jnp.where(skips, _shifted(alpha, 2), _NEVER))
+        reached = jnp.logaddexp(alpha, _shift(alpha, 1))
+        reached = jnp.logaddexp(reached, jnp.where(skips, _shift(alpha, 2), _NEVER))
         return jnp.where((t < input_lengths)[:, None], reached + emit, alpha), None
 
     first = jnp.full(path.shape, _NEVER, emitted.dtype).at[:, 0].set(0.0)
@@ -140,7 +140,7 @@ def ctc_loss(
     end = 2 * label_lengths[:, None]
     last, blankless = (jnp.take_along_axis(alpha, jnp.maximum(e, 0), 1)[:, 0] for e in (end, end - 1))
     log_p = jnp.where(label_lengths > 0, jnp.logaddexp(last, blankless), last)
-    loss = _finished(log_p, 1 / jnp.maximum(input_lengths, 1).astype(log_p.dtype) if norm_by_times else None)
+    loss = _finish(log_p, 1 / jnp.maximum(input_lengths, 1).astype(log_p.dtype) if norm_by_times else None)
     loss = jnp.where(jnp.isinf(loss), 0, loss) if zero_infinity else loss
     loss = _honest(loss, labels, (input_lengths, label_lengths), steps, classes, blank)
     if reduction == "mean":
@@ -198,7 +198,7 @@ def rnnt_loss(
 
     def step(alpha: Array, now: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         # one step on by a blank from the diagonal before, or one label on
-        new = jnp.logaddexp(alpha + now[0], _shifted(alpha + now[1], 1))
+        new = jnp.logaddexp(alpha + now[0], _shift(alpha + now[1], 1))
         new = jnp.where(now[2], new, _NEVER)
         return new, new
 
@@ -209,7 +209,7 @@ def rnnt_loss(
     alphas = jnp.concatenate([first[None], alphas])
     ends = jnp.stack([jnp.maximum(input_lengths - 1, 0) + label_lengths, jnp.arange(batch), label_lengths])
     log_p = (alphas + blanks)[tuple(ends)]
-    loss = _finished(jnp.where(input_lengths > 0, log_p, _NEVER))
+    loss = _finish(jnp.where(input_lengths > 0, log_p, _NEVER))
     loss = _honest(loss, label, (input_lengths, label_lengths), steps, classes, blank)
     return reduced(loss, reduction, "rnnt_loss").astype(floating(input).dtype)
 

@@ -124,7 +124,7 @@ def _not_lost(
     left = (n_fft - win) // 2
     squares[left : left + win] = np.abs(weights) ** 2
     envelope = np.bincount(_places(x.shape[-1], n_fft, hop).ravel(), np.tile(squares, x.shape[-1]))
-    kept = envelope[_kept(len(envelope), n_fft, center, length)]
+    kept = envelope[_keep(len(envelope), n_fft, center, length)]
     if kept.size and kept.min() < _LEAST_ENVELOPE:
         raise NumericsError(
             f"istft: the windows' squares sum to {kept.min():g} at sample {kept.argmin()}, which is lost (the nonzero "
@@ -132,7 +132,7 @@ def _not_lost(
         )
 
 
-def _kept(samples: int, n_fft: int, center: bool, length: int | None) -> slice:
+def _keep(samples: int, n_fft: int, center: bool, length: int | None) -> slice:
     """Which of the overlapped samples are the result: without the padding, at most length."""
     start = n_fft // 2 if center else 0
     stop = samples - start if length is None else min(start + length, samples)
@@ -180,7 +180,7 @@ def istft(
     zeros = jnp.zeros((x.shape[-1] - 1) * hop + n_fft, frames.dtype)
     added = jnp.broadcast_to(zeros, (*frames.shape[:-2], zeros.size)).at[..., places].add(frames)
     envelope = jnp.real(zeros).at[places].add(jnp.abs(weights) ** 2)
-    kept = _kept(zeros.size, n_fft, center, length)
+    kept = _keep(zeros.size, n_fft, center, length)
     envelope = envelope[kept]
     signal = added[..., kept] / jnp.where(envelope < _LEAST_ENVELOPE, jnp.nan, envelope)
     missing = 0 if length is None else length - signal.shape[-1]

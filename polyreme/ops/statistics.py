@@ -162,7 +162,7 @@ def bincount(x: Array, weights: Array | None = None, minlength: int = 0, length:
 _bincount = bincount
 
 
-def _counted(
+def _count(
     x: Any, weights: Any = None, minlength: int = 0, name: str | None = None, *, length: int | None = None
 ) -> Any:
     if minlength < 0:
@@ -175,7 +175,7 @@ def _counted(
     return _bincount(x, weights, minlength, length)
 
 
-bincount = republish(_bincount, _counted)
+bincount = republish(_bincount, _count)
 
 
 @op(amp="fp32")

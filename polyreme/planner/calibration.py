@@ -129,10 +129,10 @@ def to_yaml(cluster: Cluster) -> str:
 
 def _plain(value: DeviceKind | Link) -> dict[str, object]:
     found = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {name: _listed(each) if isinstance(each, tuple) else each for name, each in found.items()}
+    return {name: _list(each) if isinstance(each, tuple) else each for name, each in found.items()}
 
 
-def _listed(points: tuple) -> list:
+def _list(points: tuple) -> list:
     return [list(point) if isinstance(point, tuple) else point for point in points]
 
 

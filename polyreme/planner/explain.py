@@ -91,7 +91,7 @@ def _asked(
 ) -> Iterator[_Asked]:
     allowed = list(_allowed(space))
     if len(allowed) > 1:
-        allowed.append((" and ".join(what for what, _ in allowed), _joined(space, [each for _, each in allowed])))
+        allowed.append((" and ".join(what for what, _ in allowed), _join(space, [each for _, each in allowed])))
     for what, wider in allowed:
         yield f"allow {what}", cluster, training, wider
     if training.dtype == "float32":
@@ -116,7 +116,7 @@ def _allowed(space: Space) -> Iterator[tuple[str, Space]]:
             yield axis, replace(space, axes=(*space.axes, axis))
 
 
-def _joined(space: Space, wider: list[Space]) -> Space:
+def _join(space: Space, wider: list[Space]) -> Space:
     """Everything that any of the spaces allows more than `space`."""
     joined = space
     for each in wider:

@@ -79,7 +79,7 @@ def _on_accelerator(stage: Stage) -> list[Moment]:
     """Without a pipeline; several microbatches run one after another and add up their gradients."""
     saved = sum(count * _staying(stage, total(stage.kept(block).values()), count) for block, count in stage.blocks)
     again = max(stage.again(block) for block, _ in stage.blocks)
-    loss, working = stage.loss(), _gathered(stage) + _low_copies(stage)
+    loss, working = stage.loss(), _gather(stage) + _low_copies(stage)
     before = stage.gradients if stage.plan.num_microbatches > 1 else loss.weight
     inside = again + stage.transient() + working
     return [
@@ -95,7 +95,7 @@ def _staying(stage: Stage, nbytes: float, count: int) -> float:
     return nbytes * min(1.0, AHEAD / count) if is_away else nbytes
 
 
-def _gathered(stage: Stage) -> float:
+def _gather(stage: Stage) -> float:
     """Bytes of parameters that are whole while their block is at work, beyond the pieces that are always there."""
     ways = stage.cuts.ways
     blocks = (
@@ -150,7 +150,7 @@ def _made_of_chunks(stage: Stage, processor: OnProcessor | None) -> _Chunks:
         leaves.append(_left(stage, chunk) + (loss.weight + loss.hidden if loss else 0.0))
         stash.append(_put_off(stage, chunk))
         scratch.append(processor.scratch(chunk) if processor else _scratch(stage, chunk))
-    beside = stage.foreign(stage.kept_itemsize) + _gathered(stage)
+    beside = stage.foreign(stage.kept_itemsize) + _gather(stage)
     forward = 2 * stage.loss().logits + (stage.transient() if processor else 0.0)
     return _Chunks(leaves, stash, scratch, beside, forward)
 

@@ -217,9 +217,9 @@ class OnProcessor:
         starting = [Held(stage.transient()), table, Held(again / PIECES, PIECES)]
         activations, slots = total(buffers), stage.slots
         return [
-            _packed(0.0, activations, copies + total(at_loss) - reused([*buffers, *at_loss], slots)),
-            _packed(loss.weight * live, activations, copies + total(starting) - reused([*buffers, *starting], slots)),
-            _packed(stage.gradients + self.reduced(), 0.0, copies + stage.transient() + again),
+            _pack(0.0, activations, copies + total(at_loss) - reused([*buffers, *at_loss], slots)),
+            _pack(loss.weight * live, activations, copies + total(starting) - reused([*buffers, *starting], slots)),
+            _pack(stage.gradients + self.reduced(), 0.0, copies + stage.transient() + again),
         ]
 
     def copies(self) -> float:
@@ -291,6 +291,6 @@ class OnProcessor:
         return nbytes
 
 
-def _packed(*moment: float) -> tuple[float, float, float]:
+def _pack(*moment: float) -> tuple[float, float, float]:
     gradients, activations, workspace = (nbytes * PACKING for nbytes in moment)
     return gradients, activations, workspace

@@ -36,11 +36,11 @@ def standings(plan: Plan, stage: int) -> tuple[Standing, ...]:
         return (Standing("B", 0, (kind.peak_live(pp, m, stage),), (0,)),)
     if kind.steady_rounds is not None and m > kind.steady_rounds * pp:
         m = kind.steady_rounds * pp + m % pp
-    return _counted(kind, pp, m, plan.virtual_stages, stage)
+    return _count(kind, pp, m, plan.virtual_stages, stage)
 
 
 @lru_cache(maxsize=4096)
-def _counted(kind: ScheduleKind, pp: int, m: int, virtual: int, stage: int) -> tuple[Standing, ...]:
+def _count(kind: ScheduleKind, pp: int, m: int, virtual: int, stage: int) -> tuple[Standing, ...]:
     chunks = [chunk for chunk, owner in enumerate(kind.stage_of_chunk(pp, virtual)) if owner == stage]
     split = kind.split_backward
     live: Counter[int] = Counter()

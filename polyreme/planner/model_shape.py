@@ -104,7 +104,7 @@ def _graph(shape: ModelShape, attention: str) -> ModelGraph:
             f"attention {attention!r} of model {shape.name!r}{did_you_mean(attention, ('fused', 'plain'))}"
         )
     sparse = shape.layers - min(shape.dense_layers, shape.layers) if shape.experts else 0
-    attend = _fused if attention == "fused" else _plain
+    attend = _fuse if attention == "fused" else _plain
     layers = [
         _layer(shape, attend, name, count, feed)
         for name, count, feed in (
@@ -282,7 +282,7 @@ def _attention(build: _Builder, x: Value, attend: _Part) -> Value:
     return build.linear("out", mixed, build.residual("attention_out"), ("heads", width), wide, "full_attn")
 
 
-def _fused(build: _Builder, *qkv: Value) -> Value:
+def _fuse(build: _Builder, *qkv: Value) -> Value:
     """Attention by tiles: only a log-sum a row is kept of the scores. Source: arXiv:2205.14135, 2307.08691."""
     shape = build.shape
     out = build.value("mixed", "batch", "block_seq", "heads", None, last=shape.head_dim)

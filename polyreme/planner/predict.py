@@ -218,7 +218,7 @@ def _reduction(
     stage 2), a gather beside the first forward; one block's part sticks out, and sums over several groups share the
     room. Source: arXiv:1910.02054, section 7."""
     plan, cluster = setting.plan, setting.cluster
-    sums, gathers, blocks = _summed(setting, pieces)
+    sums, gathers, blocks = _sum(setting, pieces)
     # a chunk's sum begins when its last microbatch is done: where chunks take turns, p microbatches of the others
     # come after
     v = plan.virtual_stages
@@ -250,7 +250,7 @@ def _reduction(
 _Sums = dict[tuple[frozenset[str], str, int], tuple[float, int]]
 
 
-def _summed(setting: Setting, pieces: Sequence[Piece]) -> tuple[_Sums, _Sums, int]:
+def _sum(setting: Setting, pieces: Sequence[Piece]) -> tuple[_Sums, _Sums, int]:
     """(bytes, arrays) by (axes, collective, times a step): of sums of gradients, of gathers of parameters; and how many
     blocks there are."""
     plan, cuts, training = setting.plan, cuts_of(setting.plan), setting.training
@@ -314,12 +314,12 @@ def _offload(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[i
     if "grad" in plan.offload:
         total += 2 * max(_on_stages(setting, cut, stages, "grad")) * setting.training.gradients / host
     if "act" in plan.offload:
-        saved = max(sum(_saved(setting, block) * count for at in s for block, count in cut[at]) for s in stages)
+        saved = max(sum(_save(setting, block) * count for at in s for block, count in cut[at]) for s in stages)
         total += 2 * saved * plan.num_microbatches / host
     return total
 
 
-def _saved(setting: Setting, block: BlockCost) -> float:
+def _save(setting: Setting, block: BlockCost) -> float:
     """Bytes that one run of a layer keeps for its backward; its input alone where it is computed again."""
     if block.part != "layer":
         return 0.0

@@ -135,8 +135,8 @@ class _Search:
         for shape in found:
             self._look_at(shape, ways[shape], self.space.offload)
         return SearchResult(
-            tuple(_ordered(self.fitting, top)),
-            tuple(_ordered(self.too_big, top)),
+            tuple(_order(self.fitting, top)),
+            tuple(_order(self.too_big, top)),
             self.refused.reasons,
             self.looked_at,
         )
@@ -219,7 +219,7 @@ def _few(shape: Shape, ways: list[Way]) -> list[Way]:
     return sorted(plain, key=lambda way: -way["num_microbatches"])[:3]  # type: ignore[operator]
 
 
-def _ordered(found: dict[Plan, Ranked], top: int) -> list[Ranked]:
+def _order(found: dict[Plan, Ranked], top: int) -> list[Ranked]:
     """The `top` fastest, one of each mesh and sharding: of those within TIE of the fastest left the fastest of the
     simplest."""
     left = sorted(

@@ -28,7 +28,7 @@ class Space:
 
     axes: tuple[str, ...] = AXES
     sharding_stages: tuple[int, ...] = (1, 2, 3)
-    schedules: tuple[str, ...] = field(default_factory=lambda: _searched())
+    schedules: tuple[str, ...] = field(default_factory=lambda: _search())
     recompute: tuple[str, ...] = ("none", "core_attn", "full_attn", "full")
     offload: tuple[tuple[str, ...], ...] = ((), ("state",), ("state", "act"))
     microbatches: tuple[int, ...] = ()
@@ -144,7 +144,7 @@ def simplicity(plan: Plan) -> tuple:
     )
 
 
-def _searched() -> tuple[str, ...]:
+def _search() -> tuple[str, ...]:
     return tuple(name for name, kind in SCHEDULES.items() if kind.is_searched)
 
 

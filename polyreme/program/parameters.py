@@ -35,9 +35,9 @@ class LayerParameters:
             )
         wanted = copy.copy(wanted)
         wanted.name = wanted.name or unique_name.generate(f"{self.name}.{'b' if is_bias else 'w'}")
-        have = _declared(wanted.name)
+        have = _declare(wanted.name)
         if have is not None:
-            return _shared(self.kind, have, shape, dtype)
+            return _share(self.kind, have, shape, dtype)
         usual = chosen_initializer(is_bias) or default or (Constant(0.0) if is_bias else XavierUniform())
         made = make_parameter(shape, dtype, wanted, usual)
         made.gradient_clip_attr = getattr(wanted, "gradient_clip", None)  # type: ignore[attr-defined]
@@ -48,7 +48,7 @@ class LayerParameters:
         return self.parameter(attr, shape, dtype, is_bias=True)
 
 
-def _declared(name: str) -> Any:
+def _declare(name: str) -> Any:
     """The parameter of this name in the main Program, or in the startup Program from an earlier main one."""
     main, startup = defaults.main.global_block(), defaults.startup.global_block()
     if name not in main.vars and isinstance(startup.vars.get(name), Parameter):
@@ -57,7 +57,7 @@ def _declared(name: str) -> Any:
     return main.vars.get(name)
 
 
-def _shared(kind: str, have: Any, shape: Sequence[int], dtype: Any) -> Any:
+def _share(kind: str, have: Any, shape: Sequence[int], dtype: Any) -> Any:
     if not isinstance(have, Parameter):
         raise ConfigError(f"fluid.layers.{kind}: parameter name {have.name!r} is taken by a variable; choose another")
     if have.shape != [int(s) for s in shape] or have.dtype != dtypes.as_dtype(dtype):

@@ -98,7 +98,7 @@ def infer(prefix: Path, inputs: Mapping[str, Path], output: Path | None, device:
             np.save(path, out.numpy())
             text += f"  -> {path}"
         lines.append(text)
-    times = [_timed(predictor, arrays) for _ in range(repeat)]
+    times = [_time(predictor, arrays) for _ in range(repeat)]
     lines.append(f"first run {first * 1e3:.1f} ms, compilation included")
     if times:
         median, least = statistics.median(times), min(times)
@@ -150,7 +150,7 @@ def _file_name(name: str) -> str:
     return re.sub(r"[^\w.-]", "_", name).lstrip(".") or "output"
 
 
-def _timed(predictor: Predictor, arrays: Sequence[np.ndarray]) -> float:
+def _time(predictor: Predictor, arrays: Sequence[np.ndarray]) -> float:
     start = time.perf_counter()
     for out in predictor.run(arrays):
         out.numpy()

@@ -90,7 +90,7 @@ def answer(
     """
     space, training, shape = space_of(without), training_of(config, cluster), shape_of(config.model)
     batch = config.train.global_batch
-    refuse = functools.partial(_refused, config)
+    refuse = functools.partial(_refuse, config)
     result = search(shape, cluster, batch, training, space, top, refuse)
     asked = None
     if config.plan.num_devices == cluster.num_devices:
@@ -143,7 +143,7 @@ def space_of(without: Sequence[str] = ()) -> Space:
     return space
 
 
-def _refused(config: PretrainConfig, plan: Plan) -> str:
+def _refuse(config: PretrainConfig, plan: Plan) -> str:
     try:
         with_plan(config, plan)
     except ConfigError as error:

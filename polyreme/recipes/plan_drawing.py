@@ -71,7 +71,7 @@ def draw(
     program at a time. Of many microbatches only the first are drawn, which the picture says.
     """
     check_picture(path)
-    shown = _shown(plan)
+    shown = _show(plan)
     bars = timeline(plan, durations, shown, is_serial=is_serial)
     busy = max(bar.end for bar in bars)
     # what comes after the last task: gradients summed over replicas, the update, moves to and from the host
@@ -140,7 +140,7 @@ def _one_after_another(tasks: Sequence[tuple[int, Task, float]]) -> list[Bar]:
     return bars
 
 
-def _shown(plan: Plan) -> int:
+def _show(plan: Plan) -> int:
     return min(plan.num_microbatches, max(_MOST_MICROBATCHES, 2 * plan.mesh.pp) // plan.mesh.pp * plan.mesh.pp)
 
 

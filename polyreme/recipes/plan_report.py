@@ -36,7 +36,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
         "looked_at": result.looked_at,
         "chosen": chosen,
         "plans": [
-            _values(ranked) | ({"verified": _verified_values(answer, at)} if at < len(answer.verified) else {})
+            _values(ranked) | ({"verified": _verify_values(answer, at)} if at < len(answer.verified) else {})
             for at, ranked in enumerate(result.plans)
         ],
         "own": None if answer.own is None else _values(answer.own),
@@ -64,7 +64,7 @@ def _parts(answer: Answer) -> Iterator[RenderableType]:
         if chosen is not None:
             yield from _details(result.plans[chosen])
         if answer.verified:
-            yield _verified(answer)
+            yield _verify(answer)
     else:
         yield Text(f"\nNo plan fits the {bytes_text(_capacity(answer))} that a device can use.", style="bold red")
     yield from _ruled_out(answer)
@@ -130,7 +130,7 @@ def _stages(prediction: Prediction) -> Iterable[tuple[str, Memory]]:
     return [(f"{stage}{' (fullest)' if stage == fullest else ''}", stages[stage]) for stage in shown]
 
 
-def _verified(answer: Answer) -> Table:
+def _verify(answer: Answer) -> Table:
     table = _table("\nCompiled", "#", "plan")
     for name in ("GiB predicted", "GiB compiled", "of"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -243,7 +243,7 @@ def _short_values(prediction: Prediction) -> dict[str, Any]:
     return {"too_much": lack, "most_of_it": part}
 
 
-def _verified_values(answer: Answer, at: int) -> dict[str, Any]:
+def _verify_values(answer: Answer, at: int) -> dict[str, Any]:
     return answer.verified[at].to_dict() | {"total": answer.verified[at].total, "refuted": answer.is_refuted(at)}
 
 

@@ -168,10 +168,10 @@ def longest(lod: Lod) -> Any:
 
 def counted(counts: Any) -> Any:
     """The sum of an integer Variable, as a size. A Program that uses it is not compiled but run op by op."""
-    return rows(_recorded("sequence_room", counts, np.bool_))
+    return rows(_record("sequence_room", counts, np.bool_))
 
 
-def _recorded(name: str, x: Variable, dtype: Any) -> Variable:
+def _record(name: str, x: Variable, dtype: Any) -> Variable:
     """The call of an op that gives one unknown size of its own, which cannot be inferred."""
     seen = [InferredTensor(jax.ShapeDtypeStruct((probe,), dtype), True) for probe in PROBES]
     return state.require_recorder(name).defined(Call(name=name, args=(Ref(x._array.name),)), seen, name)
@@ -184,7 +184,7 @@ def lengths(level: Variable) -> Variable:
     # one that was computed inside a branch is not known outside of it
     if result is None or defaults.block.find_var(result.name) is not result:
         # offsets that are fed are one more than a batch, whose size stands for the number of sequences
-        result = _recorded("diff", level, np.int64) if level.is_data else OPS["diff"](level)
+        result = _record("diff", level, np.int64) if level.is_data else OPS["diff"](level)
         known[level.name] = divided(result, ())
     return result
 

@@ -117,7 +117,7 @@ class LoDTensor:
 
     def __getitem__(self, index: Any) -> LoDTensor:
         """Part of the rows, without lod."""
-        return _made(self._value("__getitem__()")[index], [], self._place)
+        return _make(self._value("__getitem__()")[index], [], self._place)
 
     # its division
 
@@ -158,7 +158,7 @@ class LoDTensor:
         )
 
 
-def _made(array: Any, lod: list[list[int]], place: Any) -> LoDTensor:
+def _make(array: Any, lod: list[list[int]], place: Any) -> LoDTensor:
     tensor = LoDTensor()
     tensor.set(array, place)
     if lod:
@@ -194,7 +194,7 @@ def create_lod_tensor(data: Any, recursive_seq_lens: Sequence[Sequence[int]], pl
         raise TypeError(
             f"create_lod_tensor: data is {type(data).__name__}; give an ndarray, LoDTensor or list of lists"
         )
-    tensor = _made(data, [], place)
+    tensor = _make(data, [], place)
     tensor.set_recursive_sequence_lengths(recursive_seq_lens)
     return tensor
 
@@ -231,7 +231,7 @@ class LoDTensorArray:
 
     def append(self, tensor: LoDTensor) -> None:
         """Add a tensor at the end. Raises TypeError for what is no LoDTensor."""
-        self._tensors.append(_checked(tensor))
+        self._tensors.append(_check(tensor))
 
     def __len__(self) -> int:
         return len(self._tensors)
@@ -244,7 +244,7 @@ class LoDTensorArray:
     def __setitem__(self, index: int, tensor: LoDTensor) -> None:
         if not -len(self) <= index < len(self):
             raise IndexError(f"LoDTensorArray: index {index} of {len(self)} tensors; append adds one")
-        self._tensors[index] = _checked(tensor)
+        self._tensors[index] = _check(tensor)
 
     def __iter__(self) -> Iterator[LoDTensor]:
         return iter(self._tensors)
@@ -253,7 +253,7 @@ class LoDTensorArray:
         return f"LoDTensorArray({self._tensors!r})"
 
 
-def _checked(tensor: Any) -> LoDTensor:
+def _check(tensor: Any) -> LoDTensor:
     if not isinstance(tensor, LoDTensor):
         raise TypeError(f"LoDTensorArray: got {type(tensor).__name__}; it holds LoDTensors, see create_lod_tensor")
     return tensor

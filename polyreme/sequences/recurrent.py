@@ -23,7 +23,7 @@ def _steps(x: Variable, lod: lods.Lod) -> Any:
     return lods.rows(x) if found is None else found
 
 
-def _checked(what: str, x: Variable, size: int, parts: int, dtype: Any = None) -> int:
+def _check(what: str, x: Variable, size: int, parts: int, dtype: Any = None) -> int:
     """The width of the state for inputs of `parts` times as many numbers."""
     if size % parts or x.shape[-1] != size:
         raise ShapeError(
@@ -60,7 +60,7 @@ def dynamic_lstm(
     Raises ConfigError for bias_attr=False, as there is always a bias, and for one of h_0 and c_0.
     """
     x, lod = sequences("dynamic_lstm", input)
-    d = _checked("dynamic_lstm", x, size, 4, dtype)
+    d = _check("dynamic_lstm", x, size, 4, dtype)
     _states_together("dynamic_lstm", h_0, c_0)
     _, weight, bias = _lstm_parameters("lstm", (d, d), x.dtype, (param_attr, bias_attr), use_peepholes, name)
     found = OPS["sequence_lstm"](
@@ -106,7 +106,7 @@ def dynamic_lstmp(
     what they name, None or 0 for none.
     """
     x, lod = sequences("dynamic_lstmp", input)
-    d = _checked("dynamic_lstmp", x, size, 4, dtype)
+    d = _check("dynamic_lstmp", x, size, 4, dtype)
     _states_together("dynamic_lstmp", h_0, c_0)
     parts, weight, bias = _lstm_parameters(
         "lstmp", (d, proj_size), x.dtype, (param_attr, bias_attr), use_peepholes, name
@@ -132,7 +132,7 @@ def dynamic_gru(
 ) -> Variable:
     """The state [rows, size] after each row of input [rows, 3 * size]; weight [size, 3 * size]; see sequence_gru."""
     x, lod = sequences("dynamic_gru", input)
-    _checked("dynamic_gru", x, 3 * size, 3)
+    _check("dynamic_gru", x, 3 * size, 3)
     weight, bias = _gru_parameters("gru", size, x.dtype, param_attr, bias_attr)
     found = OPS["sequence_gru"](
         x, inner(lod), weight, bias, h_0, is_reverse, gate_activation, candidate_activation, origin_mode,
@@ -160,7 +160,7 @@ def gru_unit(
 ) -> tuple[Variable, Variable, Variable]:
     """(new hidden, reset * hidden, gates) of one step: input [n, size], hidden [n, size / 3]."""
     x = lods.variable("gru_unit", input)
-    d = _checked("gru_unit", x, size, 3)
+    d = _check("gru_unit", x, size, 3)
     weight, bias = _gru_parameters("gru_unit", d, x.dtype, param_attr, bias_attr)
     return OPS["gru_unit"](x, hidden, weight, bias, activation, gate_activation, origin_mode)
 

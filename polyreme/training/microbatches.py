@@ -42,9 +42,9 @@ def cut(data: Any, count: int, rows: int | None) -> list[Microbatch]:
     Raises ShapeError for anything else, saying what a batch must be.
     """
     if isinstance(data, Iterator):
-        parts = [_checked_pair(next(data, None), i, count) for i in range(count)]
+        parts = [_check_pair(next(data, None), i, count) for i in range(count)]
         return [_microbatch(_on_host(inputs), _on_host(labels)) for inputs, labels in parts]
-    inputs, labels = _checked_pair(data, 0, 1)
+    inputs, labels = _check_pair(data, 0, 1)
     total = None if rows is None else rows * count
     return [
         _microbatch(x, y)
@@ -52,7 +52,7 @@ def cut(data: Any, count: int, rows: int | None) -> list[Microbatch]:
     ]
 
 
-def _checked_pair(data: Any, at: int, count: int) -> tuple[Any, Any]:
+def _check_pair(data: Any, at: int, count: int) -> tuple[Any, Any]:
     if data is None:
         raise ShapeError(f"the iterator of microbatches ended after {at}; a batch has {count}")
     if not isinstance(data, (list, tuple)) or len(data) != 2:

@@ -151,7 +151,7 @@ class Module:
             return inner
         size = sum(s.size for s in instruction.shapes)
         if instruction.opcode == "dot" or "matmul" in instruction.rest or "gemm" in instruction.rest:
-            return 2 * size * _contracted(instruction, computation)
+            return 2 * size * _contract(instruction, computation)
         if instruction.opcode == "convolution":
             kernel = computation.operands_of(instruction)[1].shapes[0]
             return 2 * size * max(1, kernel.size // max(1, max(kernel.dims, default=1)))
@@ -221,7 +221,7 @@ def _header_number(header: str, key: str) -> int:
     return int(found[1]) if found else 1
 
 
-def _contracted(instruction: Instruction, computation: Computation) -> int:
+def _contract(instruction: Instruction, computation: Computation) -> int:
     found = re.search(r'lhs_contracting_dim(?:ension)?s"?[=:][\[{]([^\]}]*)[\]}]', instruction.rest)
     operands = computation.operands_of(instruction)
     if found is None or not operands or not operands[0].shapes:

@@ -114,13 +114,13 @@ def examine(
     # a stage's programs run on its own devices, which no pp tells apart
     mesh = dataclasses.replace(plan.mesh, pp=1)
     found = [
-        c if runs == 1 else _repeated(c, runs) for text, runs in programs for c in find_collectives(text, mesh, enough)
+        c if runs == 1 else _repeat(c, runs) for text, runs in programs for c in find_collectives(text, mesh, enough)
     ]
     expected = terms(plan, work, COMPILERS.get(backend, BEST))
     return Report(plan, backend, (*found, *sends), tuple(expected), tuple(terms(plan, work)))
 
 
-def _repeated(collective: CollectiveInstruction, runs: int) -> CollectiveInstruction:
+def _repeat(collective: CollectiveInstruction, runs: int) -> CollectiveInstruction:
     return dataclasses.replace(collective, times=collective.times * runs)
 
 

@@ -31,7 +31,7 @@ from polyreme.mesh import DEFAULT_SCHEDULE, Plan
 logger = logging.getLogger("polyreme.distributed.fleet")
 
 
-def _refused(name: str, instead: str) -> Callable[..., Any]:
+def _refuse(name: str, instead: str) -> Callable[..., Any]:
     def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
         raise ConfigError(f"fleet.{name}: {instead}")
 
@@ -209,12 +209,12 @@ class Fleet:
         """None there."""
         return "" if to_string else []
 
-    init_server = _refused("init_server", _NO_SERVER)
-    run_server = _refused("run_server", _NO_SERVER)
-    init_coordinator = _refused("init_coordinator", _NO_SERVER)
-    shrink = _refused("shrink", _NO_SERVER)
-    save_inference_model = _refused("save_inference_model", _NO_PROGRAM)
-    save_persistables = _refused("save_persistables", _NO_PROGRAM)
+    init_server = _refuse("init_server", _NO_SERVER)
+    run_server = _refuse("run_server", _NO_SERVER)
+    init_coordinator = _refuse("init_coordinator", _NO_SERVER)
+    shrink = _refuse("shrink", _NO_SERVER)
+    save_inference_model = _refuse("save_inference_model", _NO_PROGRAM)
+    save_persistables = _refuse("save_persistables", _NO_PROGRAM)
 
 
 def _set_log_level(level: Any) -> None:

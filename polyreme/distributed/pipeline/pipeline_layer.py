@@ -103,11 +103,11 @@ class PipelineLayer(Layer):
         self._num_stages = _stages(num_stages, topology)
         self._num_virtual = _virtual_stages(num_virtual_pipeline_stages, use_dualpipev)
         # in a list, so that a Layer does not become part of the state_dict
-        self._losses = [_checked_losses(loss_fn)]
-        self.stage_of_chunk = _placed(self._num_stages, self._num_virtual, use_dualpipev)
+        self._losses = [_check_losses(loss_fn)]
+        self.stage_of_chunk = _place(self._num_stages, self._num_virtual, use_dualpipev)
         self.shared_layers: dict[str, Layer] = {}
-        described = _checked_items(layers)
-        _at_least("recompute_interval", recompute_interval, 0)
+        described = _check_items(layers)
+        _check_at_least("recompute_interval", recompute_interval, 0)
         keep = _keep(recompute_ctx)
         names = [_name_of(item) for item in described]
         parts = len(self.stage_of_chunk)
@@ -285,13 +285,13 @@ def _stages(num_stages: Any, topology: Any) -> int:
         if num_stages not in (None, found):
             raise ConfigError(f"PipelineLayer: num_stages={num_stages}, but the topology has {found}; give one of them")
         return found
-    return _at_least("num_stages", num_stages, 1)
+    return _check_at_least("num_stages", num_stages, 1)
 
 
 def _virtual_stages(number: int | None, use_dualpipev: bool) -> int:
     _check_bool("use_dualpipev", use_dualpipev)
     if number is not None:
-        _at_least("num_virtual_pipeline_stages", number, 1)
+        _check_at_least("num_virtual_pipeline_stages", number, 1)
     if use_dualpipev and number not in (None, 2):
         raise ConfigError(
             f"PipelineLayer: use_dualpipev puts 2 chunks on each stage, num_virtual_pipeline_stages is {number}; leave "
@@ -300,14 +300,14 @@ def _virtual_stages(number: int | None, use_dualpipev: bool) -> int:
     return 2 if use_dualpipev else number or 1
 
 
-def _placed(stages: int, virtual: int, is_v: bool) -> tuple[int, ...]:
+def _place(stages: int, virtual: int, is_v: bool) -> tuple[int, ...]:
     """Stage of each chunk: round after round, or down and up again as a V."""
     if is_v:
         return (*range(stages), *reversed(range(stages)))
     return tuple(range(stages)) * virtual
 
 
-def _at_least(name: str, value: Any, least: int) -> int:
+def _check_at_least(name: str, value: Any, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"PipelineLayer: {name} is a whole number of at least {least}, got {value!r}")
     return value
@@ -318,7 +318,7 @@ def _check_bool(name: str, value: Any) -> None:
         raise ConfigError(f"PipelineLayer: {name} is True or False, got {value!r}")
 
 
-def _checked_losses(loss_fn: Any) -> Any:
+def _check_losses(loss_fn: Any) -> Any:
     for fn in loss_fn if isinstance(loss_fn, (list, tuple)) else [loss_fn]:
         if fn is not None and not callable(fn):
             raise TypeError(f"PipelineLayer: loss_fn is a function (outputs, labels) or a list of them, got {fn!r}")
@@ -330,7 +330,7 @@ def _checked_losses(loss_fn: Any) -> Any:
     return loss_fn
 
 
-def _checked_items(layers: Any) -> list[Any]:
+def _check_items(layers: Any) -> list[Any]:
     if isinstance(layers, (str, Mapping)) or not isinstance(layers, Sequence):
         raise TypeError(
             f"PipelineLayer: layers is a list of LayerDescs, Layers and functions, got {type(layers).__name__}"

@@ -115,7 +115,7 @@ def encode(flow: Flow) -> list[Any]:
     leaves = [
         Piece.of(leaf).plain() if want is not None else leaf for leaf, want in zip(flow.leaves, flow.wants, strict=True)
     ]
-    return [_encoded(flow.spec), leaves, list(flow.wants)]
+    return [_encode(flow.spec), leaves, list(flow.wants)]
 
 
 def decode(value: Any) -> tuple[Flow, list[Piece]]:
@@ -123,10 +123,10 @@ def decode(value: Any) -> tuple[Flow, list[Piece]]:
     spec, leaves, wants = value
     pieces = [Piece.read(leaf) for leaf, want in zip(leaves, wants, strict=True) if want is not None]
     plain = [None if want is not None else leaf for leaf, want in zip(leaves, wants, strict=True)]
-    return Flow(_decoded(spec), plain, tuple(wants)), pieces
+    return Flow(_decode(spec), plain, tuple(wants)), pieces
 
 
-def _encoded(spec: Spec) -> Any:
+def _encode(spec: Spec) -> Any:
     if spec is None:
         return None
     cls, keys, children = spec
@@ -135,11 +135,11 @@ def _encoded(spec: Spec) -> Any:
             f"a chunk of a pipeline over several processes gave a {cls.__name__}; give a Tensor, or tuples, lists and "
             "dicts of Tensors"
         )
-    return [cls.__name__, None if keys is None else list(keys), [_encoded(child) for child in children]]
+    return [cls.__name__, None if keys is None else list(keys), [_encode(child) for child in children]]
 
 
-def _decoded(value: Any) -> Spec:
+def _decode(value: Any) -> Spec:
     if value is None:
         return None
     name, keys, children = value
-    return (_CONTAINERS[name], None if keys is None else tuple(keys), tuple(_decoded(child) for child in children))
+    return (_CONTAINERS[name], None if keys is None else tuple(keys), tuple(_decode(child) for child in children))

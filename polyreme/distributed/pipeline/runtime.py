@@ -89,7 +89,7 @@ class Pipeline:
         chunks = self._chunks(loss)
         run = self._run(chunks, batch, keys, backward=True, loss=loss)
         run.weights = self._weights(batch, scale)
-        for stage, task in _ordered(self.schedule(len(batch))):
+        for stage, task in _order(self.schedule(len(batch))):
             try:
                 with watchdog.stage(stage, f"{task.kind} of microbatch {task.microbatch}"):
                     run.do(task)
@@ -160,7 +160,7 @@ class Pipeline:
             if scale is None:
                 made = {share: put(np.asarray(share, dtype), everywhere) for share in set(parts)}
                 return [made[share] for share in parts]
-            return _scaled(parts, dtype, put(scale, everywhere))
+            return _scale(parts, dtype, put(scale, everywhere))
 
         return weights
 
@@ -179,13 +179,13 @@ def _with_losses(
 
     def last(pair: tuple[Any, Any]) -> Any:
         out = fn(pair[0])
-        found = [_checked_loss(loss(out, pair[1])) for loss in losses]
+        found = [_check_loss(loss(out, pair[1])) for loss in losses]
         return [loss if i == chosen else loss.detach() for i, loss in enumerate(found)]
 
     return last
 
 
-def _checked_loss(loss: Any) -> Tensor:
+def _check_loss(loss: Any) -> Tensor:
     if isinstance(loss, Tensor) and loss.size == 1:
         return loss
     got = f"shape {loss.shape}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
@@ -193,13 +193,13 @@ def _checked_loss(loss: Any) -> Tensor:
 
 
 @functools.lru_cache(maxsize=64)
-def _ordered(schedule: Schedule) -> tuple[tuple[int, Task], ...]:
+def _order(schedule: Schedule) -> tuple[tuple[int, Task], ...]:
     """All stages' tasks in one order in time, each after those it needs."""
     return tuple((step.stage, step.task) for step in schedule.order())
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _scaled(shares: tuple[float, ...], dtype: Any, scale: jax.Array) -> list[jax.Array]:
+def _scale(shares: tuple[float, ...], dtype: Any, scale: jax.Array) -> list[jax.Array]:
     wide = jnp.promote_types(dtype, jnp.float32)
     return [(scale.astype(wide) * share).astype(dtype) for share in shares]
 

@@ -104,14 +104,14 @@ def balanced(sizes: Sequence[int], parts: int) -> list[int]:
     low, high = max(sizes), sum(sizes)
     while low < high:
         middle = (low + high) // 2
-        if len(_filled(sizes, parts, middle)) <= parts + 1:
+        if len(_fill(sizes, parts, middle)) <= parts + 1:
             high = middle
         else:
             low = middle + 1
-    return _filled(sizes, parts, low)
+    return _fill(sizes, parts, low)
 
 
-def _filled(sizes: Sequence[int], parts: int, limit: int) -> list[int]:
+def _fill(sizes: Sequence[int], parts: int, limit: int) -> list[int]:
     """Boundaries when each part takes layers up to limit, but leaves one for each part that follows."""
     bounds, filled = [0], 0
     for i, size in enumerate(sizes):

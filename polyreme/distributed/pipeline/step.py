@@ -99,7 +99,7 @@ class PipelineStep:
             )
         squares = updating.squares()
         here = jax.device_put([s._array for s in squares], [self.pipeline.where_losses_are] * len(squares))
-        norm, is_bad = _judged(loss._array, here, self._halted)
+        norm, is_bad = _judge(loss._array, here, self._halted)
         if self.policy.non_finite == "halt":
             self._halted = is_bad
         updating.step(squares, Tensor(is_bad))
@@ -112,7 +112,7 @@ class PipelineStep:
 
 
 @jax.jit
-def _judged(loss: jax.Array, squares: list[jax.Array], halted: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _judge(loss: jax.Array, squares: list[jax.Array], halted: jax.Array) -> tuple[jax.Array, jax.Array]:
     """-> (gradient norm, whether this step must change nothing)."""
     norm = jnp.sqrt(sum(jnp.sum(s) for s in squares)).astype(jnp.float32)
     return norm, halted | ~jnp.isfinite(loss + norm)

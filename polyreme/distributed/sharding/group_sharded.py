@@ -71,7 +71,7 @@ def group_sharded_parallel(
             f"group_sharded_parallel: segment_size={segment_size!r}; give a number of elements, at least 0"
         )
     names = _names(model, optimizer)
-    whole = _excluded(model, exclude_layer)
+    whole = _exclude(model, exclude_layer)
     plan = _plan(stage, offload)
     _check_groups(plan, group, dp_group)
     layout = apply_plan(plan, model)
@@ -113,7 +113,7 @@ def _names(model: Layer, optimizer: Optimizer) -> dict[int, str]:
     return names
 
 
-def _excluded(model: Layer, exclude_layer: Sequence[str | int] | None) -> set[int]:
+def _exclude(model: Layer, exclude_layer: Sequence[str | int] | None) -> set[int]:
     """ids of the parameters in layers that are excluded by class name or by id."""
     layers = model.sublayers(include_self=True)
     classes = {type(layer).__name__ for layer in layers}

@@ -81,7 +81,7 @@ def reshape(x: Any, shape: Sequence[int], name: str | None = None) -> Any:
     A CSR Tensor stays one of 2 or 3 dims.
     """
     need_sparse("sparse.reshape", "x", x)
-    wanted = _resolved(x, [int(s) for s in shape])
+    wanted = _resolve(x, [int(s) for s in shape])
     count, dense = x.sparse_dim(), x.dims[x.sparse_dim() :]
     num_sparse = len(wanted) - len(dense)
     if num_sparse < 1 or wanted[num_sparse:] != dense or math.prod(wanted) != math.prod(x.dims):
@@ -94,7 +94,7 @@ def reshape(x: Any, shape: Sequence[int], name: str | None = None) -> Any:
     return x.from_coo(indices, coo.values(), wanted, coo.coalesced)
 
 
-def _resolved(x: Any, shape: list[int]) -> tuple[int, ...]:
+def _resolve(x: Any, shape: list[int]) -> tuple[int, ...]:
     found = [x.dims[i] if s == 0 and i < len(x.dims) and x.dims[i] else s for i, s in enumerate(shape)]
     if found.count(-1) == 1:
         rest = -math.prod(found)
@@ -166,7 +166,7 @@ def sum(x: Any, axis: Any = None, dtype: Any = None, keepdim: bool = False, name
     if not any(d < count for d in dims):
         return x.from_coo(coo.indices(), values, tuple(shape), coo.coalesced)
     left = [d for d in range(count) if d not in dims]
-    indices, values = _added_up(coo, values, left)
+    indices, values = _add_up(coo, values, left)
     if keepdim:
         zeros = np.zeros_like(indices[:1] if len(left) else np.zeros((1, indices.shape[1]), x.index_dtype))
         rows = iter(indices)
@@ -176,7 +176,7 @@ def sum(x: Any, axis: Any = None, dtype: Any = None, keepdim: bool = False, name
     return x.from_coo(constant(indices), values, tuple(shape))
 
 
-def _added_up(coo: Any, values: Any, left: list[int]) -> tuple[np.ndarray, Any]:
+def _add_up(coo: Any, values: Any, left: list[int]) -> tuple[np.ndarray, Any]:
     """Coordinates in the dims left, unique, and the values added up there."""
     found = on_host(coo, "sparse.sum over sparse dims")
     shape = [coo.dims[d] for d in left]

@@ -57,7 +57,7 @@ elementwise_mod = _elementwise("elementwise_mod", ar.remainder, "x mod y")
 elementwise_floordiv = _elementwise("elementwise_floordiv", ar.floor_divide, "floor(x / y)")
 
 
-def _compared(fn: Callable[[Any, Any], Any], x: Any, y: Any, cond: Any, what: str) -> Any:
+def _compare(fn: Callable[[Any, Any], Any], x: Any, y: Any, cond: Any, what: str) -> Any:
     result = fn(x, y)
     return result if cond is None else put(cond, result, what)
 
@@ -65,12 +65,12 @@ def _compared(fn: Callable[[Any, Any], Any], x: Any, y: Any, cond: Any, what: st
 @layer
 def less_than(x: Any, y: Any, force_cpu: bool | None = None, cond: Any = None) -> Any:
     """x < y; written into cond if that is given. force_cpu: the value does not depend on where it is computed."""
-    return _compared(ar.less_than, x, y, cond, "less_than")
+    return _compare(ar.less_than, x, y, cond, "less_than")
 
 
 def _comparison(name: str, fn: Callable[[Any, Any], Any], formula: str) -> Callable[..., Any]:
     def run(x: Any, y: Any, cond: Any = None) -> Any:
-        return _compared(fn, x, y, cond, run.__name__)
+        return _compare(fn, x, y, cond, run.__name__)
 
     run.__name__ = run.__qualname__ = name
     run.__doc__ = f"{formula}, element by element; written into cond if that is given."
@@ -86,7 +86,7 @@ not_equal = _comparison("not_equal", ar.not_equal, "x != y")
 
 def _logical(name: str, fn: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     def run(x: Any, y: Any, out: Any = None, name: str | None = None) -> Any:
-        return _compared(fn, x, y, out, run.__name__)
+        return _compare(fn, x, y, out, run.__name__)
 
     run.__name__ = run.__qualname__ = name
     run.__doc__ = f"{name.removeprefix('logical_')} of bools, element by element; written into out if that is given."
@@ -101,7 +101,7 @@ logical_xor = _logical("logical_xor", ar.logical_xor)
 @layer
 def logical_not(x: Any, out: Any = None, name: str | None = None) -> Any:
     """not of bools, element by element; written into out if that is given."""
-    return _compared(lambda a, _: ar.logical_not(a), x, None, out, "logical_not")
+    return _compare(lambda a, _: ar.logical_not(a), x, None, out, "logical_not")
 
 
 @layer

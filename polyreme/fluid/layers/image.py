@@ -17,7 +17,7 @@ from polyreme.ops.gather_scatter import gather
 from polyreme.ops.manipulation import reshape
 
 
-def _pooled(
+def _pool(
     n: int, x: Any, size: Any, kind: str, stride: Any, padding: Any, everything: bool, ceil: bool, exclusive: bool,
     data_format: str,
 ) -> Any:  # fmt: skip
@@ -43,7 +43,7 @@ def pool2d(
 
     global_pooling: one window of the whole image. exclusive: a mean counts no padding.
     """
-    return _pooled(
+    return _pool(
         2, input, pool_size, pool_type, pool_stride, pool_padding, global_pooling, ceil_mode, exclusive, data_format
     )
 
@@ -55,7 +55,7 @@ def pool3d(
     exclusive: bool = True, data_format: str = "NCDHW",
 ) -> Any:  # fmt: skip
     """pool2d over three dims."""
-    return _pooled(
+    return _pool(
         3, input, pool_size, pool_type, pool_stride, pool_padding, global_pooling, ceil_mode, exclusive, data_format
     )
 

@@ -133,7 +133,7 @@ def conv3d(
     )  # fmt: skip
 
 
-def _transposed(
+def _transpose(
     what: str, n: int, x: Any, filters: int, out: Any, kernel: Any, padding: Any, stride: Any, dilation: Any,
     groups: int | None, param_attr: Any, bias_attr: Any, act: str | None, name: str | None, data_format: str,
 ) -> Any:  # fmt: skip
@@ -167,7 +167,7 @@ def conv2d_transpose(
     use_cudnn: bool = True, act: str | None = None, name: str | None = None, data_format: str = "NCHW",
 ) -> Any:  # fmt: skip
     """The gradient of a convolution, as a layer: [n, c, h, w] -> [n, num_filters, h', w']."""
-    return _transposed(
+    return _transpose(
         "conv2d_transpose", 2, input, num_filters, output_size, filter_size, padding, stride, dilation, groups,
         param_attr, bias_attr, act, name, data_format,
     )  # fmt: skip
@@ -180,7 +180,7 @@ def conv3d_transpose(
     use_cudnn: bool = True, act: str | None = None, name: str | None = None, data_format: str = "NCDHW",
 ) -> Any:  # fmt: skip
     """conv2d_transpose over three dims."""
-    return _transposed(
+    return _transpose(
         "conv3d_transpose", 3, input, num_filters, output_size, filter_size, padding, stride, dilation, groups,
         param_attr, bias_attr, act, name, data_format,
     )  # fmt: skip

@@ -56,13 +56,13 @@ def _runs(traced: Traced, children: dict[int, list[int]], outer: int) -> Iterato
     ]
     chosen = {id(call) for members in repeating for call in members}
     if chosen:
-        yield from _joined(traced, [call for call in calls if id(call) in chosen])
+        yield from _join(traced, [call for call in calls if id(call) in chosen])
     for index, call in zip(children.get(outer, []), calls, strict=True):
         if id(call) not in chosen:
             yield from _runs(traced, children, index)
 
 
-def _joined(traced: Traced, calls: list[LayerCall]) -> Iterator[Repeated]:
+def _join(traced: Traced, calls: list[LayerCall]) -> Iterator[Repeated]:
     """Calls that follow each other and are equal, as runs."""
     run: list[LayerCall] = []
     for call in calls:

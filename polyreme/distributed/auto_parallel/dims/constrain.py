@@ -62,7 +62,7 @@ def _wanted(inferred: Inferred) -> Iterator[tuple[str, str, tuple[Names, ...]]]:
         for call in run.calls:
             if len(call.outputs) == 1 and _is_stream(inferred, call.outputs[0]):
                 yield call.path, "output", (inferred.dims_of(call.outputs[0]),)
-    tables = {lookup.where for lookup in inferred.facts.lookups if _named(inferred, leaves(lookup.rows)) == "vocab"}
+    tables = {lookup.where for lookup in inferred.facts.lookups if _name(inferred, leaves(lookup.rows)) == "vocab"}
     products: dict[int, list[Use]] = {}
     for use in inferred.roles.uses:
         products.setdefault(use.product.where, []).append(use)
@@ -106,7 +106,7 @@ def _is_stream(inferred: Inferred, value: TracedValue) -> bool:
     return "batch" in dims and dims[-1:] == ("embed",)
 
 
-def _named(inferred: Inferred, factors: Sequence[Factor]) -> str | None:
+def _name(inferred: Inferred, factors: Sequence[Factor]) -> str | None:
     return next((inferred.roles.names[f] for f in factors if f in inferred.roles.names), None)
 
 

@@ -102,17 +102,17 @@ def settle_runs(facts: Facts) -> None:
     outer one, is mixed. Others, such as the q, k and v of grouped heads in one weight, say nothing of its factors.
     """
     of: dict[Factor, list[ElementRun]] = {}
-    for each in facts.runs:
-        of.setdefault(root(each.whole), []).append(each)
+    for run in facts.runs:
+        of.setdefault(root(run.whole), []).append(run)
     for whole, runs in of.items():
         size = runs[0].part.size
         if whole.size % size == 0 and all(r.part.size == size and r.start % size == 0 for r in runs):
-            for each in runs:
-                same(equal_part(whole, size), each.part)
+            for run in runs:
+                same(equal_part(whole, size), run.part)
             facts.mixed.append(outer_part(whole, size))
         else:
             facts.mixed.append(whole)
-            facts.pieces += [(whole, each.part) for each in runs]
+            facts.pieces += [(whole, run.part) for run in runs]
 
 
 def outer_part(dim: Factor, inner: int) -> Factor:

@@ -314,7 +314,7 @@ def fused(blocks: Sequence[BlockCost]) -> list[BlockCost]:
             joined = op
             for value in op.inputs:
                 if value.name in gone:
-                    joined = _joined(gone[value.name], joined, value)
+                    joined = _join(gone[value.name], joined, value)
             reading = readers.get(op.output.name, [])
             inside = reading and all(where == index and reader.kind == "elementwise" for where, reader in reading)
             if joined.kind == "elementwise" and inside and op is not block.operations[-1]:
@@ -325,7 +325,7 @@ def fused(blocks: Sequence[BlockCost]) -> list[BlockCost]:
     return result
 
 
-def _joined(first: OperationCost, second: OperationCost, between: Value) -> OperationCost:
+def _join(first: OperationCost, second: OperationCost, between: Value) -> OperationCost:
     inputs = [v for v in (*first.inputs, *second.inputs) if v.name != between.name]
     again = [v.name for v in first.inputs] if between.name in second.saved or between.name in first.saved else []
     saved = [n for n in (*first.saved, *again, *second.saved) if n != between.name]

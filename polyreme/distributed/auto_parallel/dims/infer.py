@@ -91,7 +91,7 @@ class Inferred:
 
     def __str__(self) -> str:
         head = ("parameter", "shape", "factors", "dims", "from")
-        lines = [head, *_collapsed(self.rows.values())]
+        lines = [head, *_collapse(self.rows.values())]
         widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
         return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
 
@@ -205,7 +205,7 @@ def _override(inferred: Inferred, overrides: Mapping[str, Sequence[str | None]])
     inferred.given = frozenset(overridden)
 
 
-def _collapsed(rows: Any) -> list[tuple[str, ...]]:
+def _collapse(rows: Any) -> list[tuple[str, ...]]:
     """Lines of the table; parameters of repeated blocks, equal but for a number in their names, share one."""
     groups: dict[tuple, list[Row]] = {}
     for row in rows:

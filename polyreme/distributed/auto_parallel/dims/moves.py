@@ -19,27 +19,27 @@ from polyreme.distributed.auto_parallel.dims.facts import (
 def _along(key: str) -> Rule:
     """The dims stay, but along one of them the elements depend on each other."""
 
-    def rule(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
+    def rule(eqn: Any, inputs: list[KnownArray], facts: Facts) -> list[KnownArray]:
         at = eqn.params[key]
         for i in at if isinstance(at, (tuple, list)) else (at,):
-            facts.mixed += [x.dims[i] for x in given if len(x.dims) > i]
-        for x in given[1:]:
-            all_same(x.dims, given[0].dims)
-        fits = [tuple(d.size for d in given[0].dims) == tuple(v.aval.shape) for v in eqn.outvars]
+            facts.mixed += [x.dims[i] for x in inputs if len(x.dims) > i]
+        for x in inputs[1:]:
+            all_same(x.dims, inputs[0].dims)
+        fits = [tuple(d.size for d in inputs[0].dims) == tuple(v.aval.shape) for v in eqn.outvars]
         return [
-            KnownArray(given[0].dims if fit else fresh(v.aval.shape)) for fit, v in zip(fits, eqn.outvars, strict=True)
+            KnownArray(inputs[0].dims if fit else fresh(v.aval.shape)) for fit, v in zip(fits, eqn.outvars, strict=True)
         ]
 
     return rule
 
 
-def _broadcast_in_dim(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
-    made = list(fresh(eqn.params["shape"]))
-    for dim, at in zip(given[0].dims, eqn.params["broadcast_dimensions"], strict=True):
-        if dim.size == made[at].size:
-            made[at] = dim
-    grown = any(d.size not in (1, m) for d, m in zip(given[0].dims, eqn.params["shape"], strict=False))
-    return [KnownArray(tuple(made), None if grown else given[0].origin)]
+def _broadcast_in_dim(eqn: Any, inputs: list[KnownArray], facts: Facts) -> list[KnownArray]:
+    dims = list(fresh(eqn.params["shape"]))
+    for dim, at in zip(inputs[0].dims, eqn.params["broadcast_dimensions"], strict=True):
+        if dim.size == dims[at].size:
+            dims[at] = dim
+    grown = any(d.size not in (1, m) for d, m in zip(inputs[0].dims, eqn.params["shape"], strict=False))
+    return [KnownArray(tuple(dims), None if grown else inputs[0].origin)]
 
 
 def _reshape(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
@@ -61,12 +61,12 @@ def _run(dim: Factor, start: int | None, size: int, facts: Facts) -> Factor:
     """A run of a dim's elements from start on; None: from where is not known."""
     if size == dim.size:
         return dim
-    made = Factor(size)
+    factor = Factor(size)
     if start is None or size <= 1:
         facts.mixed.append(dim)
     else:
-        facts.runs.append(ElementRun(dim, made, start))
-    return made
+        facts.runs.append(ElementRun(dim, factor, start))
+    return factor
 
 
 def _slice(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
@@ -82,29 +82,29 @@ def _dynamic_slice(eqn: Any, given: list[KnownArray], facts: Facts) -> list[Know
     return [KnownArray(tuple(_run(d, None, n, facts) for d, n in zip(given[0].dims, sizes, strict=True)))]
 
 
-def _dynamic_update_slice(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
-    for dim, new in zip(given[0].dims, given[1].dims, strict=True):
+def _dynamic_update_slice(eqn: Any, inputs: list[KnownArray], facts: Facts) -> list[KnownArray]:
+    for dim, new in zip(inputs[0].dims, inputs[1].dims, strict=True):
         if dim.size == new.size:
             same(dim, new)
         else:
             facts.mixed += [dim, new]
-    return [KnownArray(given[0].dims)]
+    return [KnownArray(inputs[0].dims)]
 
 
 def _concatenate(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
-    at = eqn.params["dimension"]
-    made = list(fresh(eqn.outvars[0].aval.shape))
-    sizes = {x.dims[at].size for x in given}
+    axis = eqn.params["dimension"]
+    dims = list(fresh(eqn.outvars[0].aval.shape))
+    sizes = {x.dims[axis].size for x in given}
     for x in given:
         for i, dim in enumerate(x.dims):
-            if i != at:
-                same(dim, made[i])
+            if i != axis:
+                same(dim, dims[i])
             elif len(sizes) == 1 and dim.size > 1:
-                same(equal_part(made[at], dim.size), dim)
+                same(equal_part(dims[axis], dim.size), dim)
             else:
                 facts.mixed.append(dim)
-    facts.mixed.append(outer_part(made[at], sizes.pop()) if len(sizes) == 1 and min(sizes) > 1 else made[at])
-    return [KnownArray(tuple(made))]
+    facts.mixed.append(outer_part(dims[axis], sizes.pop()) if len(sizes) == 1 and min(sizes) > 1 else dims[axis])
+    return [KnownArray(tuple(dims))]
 
 
 def _split(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
@@ -117,26 +117,26 @@ def _split(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
 
 
 def _tile(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
-    made = list(fresh(eqn.outvars[0].aval.shape))
+    dims = list(fresh(eqn.outvars[0].aval.shape))
     for i, (dim, times) in enumerate(zip(given[0].dims, eqn.params["reps"], strict=True)):
         if times == 1:
-            made[i] = dim
+            dims[i] = dim
         elif dim.size > 1:
-            same(equal_part(made[i], dim.size), dim)
-    return [KnownArray(tuple(made))]
+            same(equal_part(dims[i], dim.size), dim)
+    return [KnownArray(tuple(dims))]
 
 
 def _reduce_window(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
-    found = []
+    results = []
     for x, var in zip(given, eqn.outvars, strict=False):
-        made = list(fresh(var.aval.shape))
+        dims = list(fresh(var.aval.shape))
         for i, (dim, window) in enumerate(zip(x.dims, eqn.params["window_dimensions"], strict=True)):
-            if window == 1 and dim.size == made[i].size:
-                made[i] = dim
+            if window == 1 and dim.size == dims[i].size:
+                dims[i] = dim
             else:
                 facts.mixed.append(dim)
-        found.append(KnownArray(tuple(made)))
-    return found
+        results.append(KnownArray(tuple(dims)))
+    return results
 
 
 def _stack(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
@@ -153,39 +153,39 @@ def _top_k(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
 
 
 def _pad(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
-    made = list(fresh(eqn.outvars[0].aval.shape))
+    dims = list(fresh(eqn.outvars[0].aval.shape))
     for i, (dim, config) in enumerate(zip(given[0].dims, eqn.params["padding_config"], strict=True)):
         if config == (0, 0, 0):
-            made[i] = dim
+            dims[i] = dim
         else:
-            facts.mixed += [dim, made[i]]
-    return [KnownArray(tuple(made))]
+            facts.mixed += [dim, dims[i]]
+    return [KnownArray(tuple(dims))]
 
 
 def _gather(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     """Rows of a table: whole dims of the operand stay, those that are indexed give way to the indexes' dims."""
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     operand, indexes = given[0], given[1]
-    made = list(fresh(eqn.outvars[0].aval.shape))
+    dims = list(fresh(eqn.outvars[0].aval.shape))
     gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     window = [i for i in range(len(operand.dims)) if i not in gone]
-    kept = []
-    for at, i in zip(numbers.offset_dims, window, strict=True):
+    whole_dims = []
+    for out_dim, i in zip(numbers.offset_dims, window, strict=True):
         if sizes[i] == operand.dims[i].size:
-            made[at] = operand.dims[i]
-            kept.append(operand.dims[i])
+            dims[out_dim] = operand.dims[i]
+            whole_dims.append(operand.dims[i])
         else:
             facts.mixed.append(operand.dims[i])
-    outer = [i for i in range(len(made)) if i not in numbers.offset_dims]
-    for at, dim in zip(outer, indexes.dims[:-1], strict=True):
-        same(made[at], dim)
+    outer = [i for i in range(len(dims)) if i not in numbers.offset_dims]
+    for out_dim, dim in zip(outer, indexes.dims[:-1], strict=True):
+        same(dims[out_dim], dim)
     for i, j in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
         same(operand.dims[i], indexes.dims[j])
     rows = [operand.dims[i] for i in numbers.collapsed_slice_dims]
     facts.mixed += rows
     if len(rows) == 1:
-        facts.lookups.append(Lookup(facts.where, operand.origin, rows[0], tuple(kept), indexes.dims[:-1]))
-    return [KnownArray(tuple(made))]
+        facts.lookups.append(Lookup(facts.where, operand.origin, rows[0], tuple(whole_dims), indexes.dims[:-1]))
+    return [KnownArray(tuple(dims))]
 
 
 def _scatter(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:

@@ -75,20 +75,20 @@ class Roles:
 
 def roles_of(traced: Traced, values: dict[TracedValue, KnownArray], facts: Facts) -> Roles:
     """The roles of all factors."""
-    found = Roles()
+    roles = Roles()
     batch = _all_leaves(values[v].dims[:1] for v in traced.inputs)
-    found.uses = _uses(facts)
-    found.heads = _heads(facts, batch)
-    _name_vocabulary(found, traced, values, facts, batch)
-    for use in found.uses:
+    roles.uses = _uses(facts)
+    roles.heads = _heads(facts, batch)
+    _name_vocabulary(roles, traced, values, facts, batch)
+    for use in roles.uses:
         for leaf in use.batch:
-            if leaf not in found.heads and leaf not in batch:
-                found.names.setdefault(leaf, "expert")
-    _name_hidden(found, facts, batch)
-    _name_embed(found, facts)
-    _note_groups(found, values)
-    _name_activations(found, traced, values, batch)
-    return found
+            if leaf not in roles.heads and leaf not in batch:
+                roles.names.setdefault(leaf, "expert")
+    _name_hidden(roles, facts, batch)
+    _name_embed(roles, facts)
+    _note_groups(roles, values)
+    _name_activations(roles, traced, values, batch)
+    return roles
 
 
 def _all_leaves(many: Iterable[Iterable[Factor]]) -> set[Factor]:
@@ -100,7 +100,7 @@ def _flat(dims: Dims) -> tuple[Factor, ...]:
 
 
 def _uses(facts: Facts) -> list[Use]:
-    found = []
+    uses = []
     for product in facts.products:
         left, right = product.weights
         if (left is None) == (right is None):
@@ -108,8 +108,8 @@ def _uses(facts: Facts) -> list[Use]:
         columns = product.left if left is not None else product.right
         weight = left or right or ""
         summed = product.contracted[0 if left is not None else 1]
-        found.append(Use(product, weight, _flat(summed), _flat(columns), _flat(product.batch), summed))
-    return found
+        uses.append(Use(product, weight, _flat(summed), _flat(columns), _flat(product.batch), summed))
+    return uses
 
 
 def _heads(facts: Facts, batch: set[Factor]) -> set[Factor]:
@@ -120,49 +120,49 @@ def _heads(facts: Facts, batch: set[Factor]) -> set[Factor]:
 
 
 def _name_vocabulary(
-    found: Roles, traced: Traced, values: dict[TracedValue, KnownArray], facts: Facts, batch: set[Factor]
+    roles: Roles, traced: Traced, values: dict[TracedValue, KnownArray], facts: Facts, batch: set[Factor]
 ) -> None:
     """Tables whose rows the inputs choose, and last layers as wide as one of them or much wider than what they read."""
     sizes = set()
     for lookup in facts.lookups:
         chosen = batch & set(_flat(lookup.indexes))
         if lookup.table is not None and chosen and lookup.rows.size >= count(lookup.width):
-            found.names.update(dict.fromkeys(leaves(lookup.rows)[:1], "vocab"))
+            roles.names.update(dict.fromkeys(leaves(lookup.rows)[:1], "vocab"))
             sizes.add(lookup.rows.size)
     last = [*facts.classes, *(values[v].dims[-1] for v in traced.outputs if v in values and v.shape)]
     ends = {leaf: dim.size for dim in last for leaf in leaves(dim)[:1]}
-    for use in found.uses:
+    for use in roles.uses:
         for leaf in use.columns[:1]:
             size = ends.get(leaf)
             if size is not None and (size in sizes or size >= WIDE * count(use.rows)):
-                found.names.setdefault(leaf, "vocab")
+                roles.names.setdefault(leaf, "vocab")
 
 
-def _name_hidden(found: Roles, facts: Facts, batch: set[Factor]) -> None:
+def _name_hidden(roles: Roles, facts: Facts, batch: set[Factor]) -> None:
     """Choose what lies between weights that are split by columns and weights that are split by rows."""
     mixed = _all_leaves([facts.mixed, facts.channels]) | batch
     reduced = _all_leaves([facts.reduced])
-    made = {leaf for use in found.uses for leaf in use.columns}
-    made |= _all_leaves((part,) for whole, part in facts.pieces if made & set(leaves(whole)))
-    twice = {leaf for use in found.uses for side in (use.rows, use.columns) for leaf in side if side.count(leaf) > 1}
-    summed = {leaf for use in found.uses for leaf in use.rows}
+    columns = {leaf for use in roles.uses for leaf in use.columns}
+    columns |= _all_leaves((part,) for whole, part in facts.pieces if columns & set(leaves(whole)))
+    twice = {leaf for use in roles.uses for side in (use.rows, use.columns) for leaf in side if side.count(leaf) > 1}
+    summed = {leaf for use in roles.uses for leaf in use.rows}
     touching: dict[Factor, list[Use]] = {}
-    for use in found.uses:
+    for use in roles.uses:
         for leaf in dict.fromkeys((*use.rows, *use.columns)):
             touching.setdefault(leaf, []).append(use)
-    taken = {use.weight for use in found.uses if any(found.names.get(leaf) == "vocab" for leaf in use.all)}
+    taken = {use.weight for use in roles.uses if any(roles.names.get(leaf) == "vocab" for leaf in use.all)}
     depth = {leaf: min(_depth(leaf, use) for use in uses) for leaf, uses in touching.items()}
-    able = [leaf for leaf in touching if leaf in made & summed and leaf not in mixed | twice | found.names.keys()]
+    able = [leaf for leaf in touching if leaf in columns & summed and leaf not in mixed | twice | roles.names.keys()]
     # heads first, then what only its own weights touch (a feed-forward's hidden), last what many do (the residual
     # stream); of equals, what saves most arithmetic for what its sums send
-    able.sort(key=lambda f: (depth[f], f not in found.heads, f in reduced, len(touching[f]), -_worth(f, touching[f])))
+    able.sort(key=lambda f: (depth[f], f not in roles.heads, f in reduced, len(touching[f]), -_worth(f, touching[f])))
     for leaf in able:
         weights = {use.weight for use in touching[leaf]}
         both = any(leaf in use.rows and leaf in use.columns for use in touching[leaf])
         if weights & taken or both:
             continue
         taken |= weights
-        found.names[leaf] = "heads" if leaf in found.heads else "ffn"
+        roles.names[leaf] = "heads" if leaf in roles.heads else "ffn"
 
 
 def _depth(leaf: Factor, use: Use) -> int:
@@ -176,41 +176,41 @@ def _worth(leaf: Factor, uses: Sequence[Use]) -> float:
     return sum(use.product.flops for use in uses) / sent if sent else 0.0
 
 
-def _name_embed(found: Roles, facts: Facts) -> None:
+def _name_embed(roles: Roles, facts: Facts) -> None:
     """The other dim of every weight that is split, and the width of vocabularies."""
-    for use in found.uses:
+    for use in roles.uses:
         for one, other in ((use.rows, use.columns), (use.columns, use.rows)):
-            if any(leaf in found.names for leaf in (*one, *use.batch)) and not found.names.keys() & set(other):
-                found.embed |= set(other)
+            if any(leaf in roles.names for leaf in (*one, *use.batch)) and not roles.names.keys() & set(other):
+                roles.embed |= set(other)
     for lookup in facts.lookups:
-        if lookup.table is not None and any(found.names.get(leaf) == "vocab" for leaf in leaves(lookup.rows)):
-            found.embed |= set(_flat(lookup.width))
-    found.embed -= found.names.keys()
+        if lookup.table is not None and any(roles.names.get(leaf) == "vocab" for leaf in leaves(lookup.rows)):
+            roles.embed |= set(_flat(lookup.width))
+    roles.embed -= roles.names.keys()
 
 
-def _note_groups(found: Roles, values: dict[TracedValue, KnownArray]) -> None:
+def _note_groups(roles: Roles, values: dict[TracedValue, KnownArray]) -> None:
     """For each factor named heads, the most heads that a parameter's dim with it holds: the queries'."""
     for value, seen in values.items():
         if value.source == "parameter":
             for dim in seen.dims:
-                heads = found.num_heads(dim)
+                heads = roles.num_heads(dim)
                 for leaf in leaves(dim):
-                    if found.names.get(leaf) == "heads":
-                        found.grouped[leaf] = max(found.grouped.get(leaf, 0), heads)
+                    if roles.names.get(leaf) == "heads":
+                        roles.grouped[leaf] = max(roles.grouped.get(leaf, 0), heads)
 
 
-def _name_activations(found: Roles, traced: Traced, values: dict[TracedValue, KnownArray], batch: set[Factor]) -> None:
+def _name_activations(roles: Roles, traced: Traced, values: dict[TracedValue, KnownArray], batch: set[Factor]) -> None:
     """batch, and seq: what most activations of the residual stream have besides batch and width."""
-    found.names.update(dict.fromkeys(batch, "batch"))
+    roles.names.update(dict.fromkeys(batch, "batch"))
     others: Counter[Factor] = Counter()
     for op in traced.ops:
         for value in op.outputs:
             dims = values[value].dims
-            if len(dims) < 3 or found.name(dims[-1]) != "embed" or not any(found.name(d) == "batch" for d in dims):
+            if len(dims) < 3 or roles.name(dims[-1]) != "embed" or not any(roles.name(d) == "batch" for d in dims):
                 continue
-            others.update(leaf for dim in dims[:-1] for leaf in leaves(dim) if leaf not in found.names)
+            others.update(leaf for dim in dims[:-1] for leaf in leaves(dim) if leaf not in roles.names)
     if others:
-        found.names[others.most_common(1)[0][0]] = "seq"
+        roles.names[others.most_common(1)[0][0]] = "seq"
 
 
 def is_split_by_mp(name: str | None) -> bool:

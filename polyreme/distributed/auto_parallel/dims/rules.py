@@ -45,7 +45,7 @@ def _unknown(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray
 def _elementwise(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     """Dims that are one with those of the inputs that have their size; a dim of size 1 may grow."""
     arrays = [x for x in given if x.dims]
-    found = []
+    results = []
     for var in eqn.outvars:
         dims = fresh(var.aval.shape)
         same_rank = [x for x in arrays if len(x.dims) == len(dims)]
@@ -54,8 +54,8 @@ def _elementwise(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownA
         alone = len(arrays) == len(same_rank) == 1 and all(
             a.size == b.size for a, b in zip(arrays[0].dims, dims, strict=True)
         )
-        found.append(KnownArray(dims, arrays[0].origin if alone else None))
-    return found
+        results.append(KnownArray(dims, arrays[0].origin if alone else None))
+    return results
 
 
 def _each(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
@@ -83,18 +83,18 @@ def _dot_general(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownA
 def _convolution(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     numbers = eqn.params["dimension_numbers"]
     x, w = given[0], given[1]
-    made = list(fresh(eqn.outvars[0].aval.shape))
+    dims = list(fresh(eqn.outvars[0].aval.shape))
     if eqn.params["batch_group_count"] == 1:
-        made[numbers.out_spec[0]] = x.dims[numbers.lhs_spec[0]]
-    made[numbers.out_spec[1]] = w.dims[numbers.rhs_spec[0]]
+        dims[numbers.out_spec[0]] = x.dims[numbers.lhs_spec[0]]
+    dims[numbers.out_spec[1]] = w.dims[numbers.rhs_spec[0]]
     if eqn.params["feature_group_count"] == 1:
         same(x.dims[numbers.lhs_spec[1]], w.dims[numbers.rhs_spec[1]])
     facts.mixed += [x.dims[i] for i in numbers.lhs_spec[2:]]
     facts.mixed += [w.dims[i] for i in numbers.rhs_spec[2:]]
     facts.channels += [x.dims[numbers.lhs_spec[1]], *(w.dims[i] for i in numbers.rhs_spec[:2])]
     taps = math.prod(w.dims[i].size for i in numbers.rhs_spec[1:])
-    facts.convolutions.append((facts.where, 2.0 * facts.times * taps * math.prod(d.size for d in made)))
-    return [KnownArray(tuple(made))]
+    facts.convolutions.append((facts.where, 2.0 * facts.times * taps * math.prod(d.size for d in dims)))
+    return [KnownArray(tuple(dims))]
 
 
 def _reduce(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
@@ -112,13 +112,13 @@ def _call(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     return run(inner, given, facts)
 
 
-def _scan(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
+def _scan(eqn: Any, inputs: list[KnownArray], facts: Facts) -> list[KnownArray]:
     consts, carried = eqn.params["num_consts"], eqn.params["num_carry"]
-    start = given[consts : consts + carried]
-    each = given[consts + carried :]
+    start = inputs[consts : consts + carried]
+    each = inputs[consts + carried :]
     facts.mixed += [x.dims[0] for x in each]
     outer, facts.times, facts.loops = facts.times, facts.times * eqn.params["length"], facts.loops + 1
-    ends = run(eqn.params["jaxpr"], [*given[:consts], *start, *(KnownArray(x.dims[1:]) for x in each)], facts)
+    ends = run(eqn.params["jaxpr"], [*inputs[:consts], *start, *(KnownArray(x.dims[1:]) for x in each)], facts)
     facts.times, facts.loops = outer, facts.loops - 1
     for before, after in zip(start, ends[:carried], strict=True):
         all_same(before.dims, after.dims)
@@ -196,12 +196,12 @@ def _fft(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     return [KnownArray((*batch, *fresh(eqn.outvars[0].aval.shape[-count:])))]
 
 
-def _linear_solve(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
+def _linear_solve(eqn: Any, arrays: list[KnownArray], facts: Facts) -> list[KnownArray]:
     """The solution, by the function that solves; the others are for derivatives."""
     lengths = eqn.params["const_lengths"]
     start = lengths.matvec + lengths.vecmat
-    sides = given[sum(lengths) :]
-    return run(eqn.params["jaxprs"].solve, [*given[start : start + lengths.solve], *sides], facts)
+    sides = arrays[sum(lengths) :]
+    return run(eqn.params["jaxprs"].solve, [*arrays[start : start + lengths.solve], *sides], facts)
 
 
 def _constant(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:

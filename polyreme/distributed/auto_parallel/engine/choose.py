@@ -165,11 +165,11 @@ def choose_plan(
         (),
         available,
     )
-    chosen.plans = _ranked(chosen, space or space_of(chosen), inputs)
+    chosen.plans = _rank(chosen, space or space_of(chosen), inputs)
     return chosen
 
 
-def _ranked(chosen: Chosen, space: Space, inputs: Sequence[Any]) -> tuple[Ranked, ...]:
+def _rank(chosen: Chosen, space: Space, inputs: Sequence[Any]) -> tuple[Ranked, ...]:
     """The plans that fit and can be run, best first. Without a pipeline a step is one batch: nothing adds gradients up.
     Of a pipeline and none that are as fast, none is simpler."""
     whole = replace(space, axes=tuple(axis for axis in space.axes if axis != "pp"), microbatches=(1,))

@@ -70,7 +70,7 @@ class DistModel:
         self.network, self.loss = layer, loss
         self.settled: Settled = settle(strategy)
         self.metrics: list[Metric] = checked_metrics(metrics)
-        self._specs: list[list[InputSpec]] = _checked_specs(input_spec)
+        self._specs: list[list[InputSpec]] = _check_specs(input_spec)
         if self.settled.seed is not None:
             rng.seed(self.settled.seed)
         self._cast(optimizer)
@@ -349,7 +349,7 @@ def checked_metrics(metrics: Any) -> list[Metric]:
     return found
 
 
-def _checked_specs(value: Any) -> list[list[InputSpec]]:
+def _check_specs(value: Any) -> list[list[InputSpec]]:
     if value is None:
         return []
     if not isinstance(value, (list, tuple)) or len(value) != 2:

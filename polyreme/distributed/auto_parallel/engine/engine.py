@@ -309,7 +309,7 @@ class Engine:
         with closing(every):
             every.on_begin("predict", {"steps": steps})
             logs: Logs = {}
-            for step, batch in _numbered(loader, steps):
+            for step, batch in _number(loader, steps):
                 every.on_batch_begin("predict", step, logs)
                 inputs, _ = self._batch(batch, test_sample_split)
                 outputs, _ = self._placed().step("predict", inputs, [], True)
@@ -321,7 +321,7 @@ class Engine:
 
     def _train_epoch(self, loader: Any, steps: int | None, split: int | None, every: CallbackList) -> Logs:
         results, logs, done = Results([], averages=False), {}, 0
-        for step, batch in _numbered(loader, steps):
+        for step, batch in _number(loader, steps):
             every.on_batch_begin("train", step, logs)
             inputs, labels = self._batch(batch, split)
             outputs, losses = self._placed().step("train", inputs, labels, bool(self._metrics))
@@ -342,7 +342,7 @@ class Engine:
     def _evaluate(self, loader: Any, steps: int | None, split: int | None, every: CallbackList) -> Logs:
         results, logs = Results(self._metrics, averages=True), {}
         every.on_begin("eval", {"steps": steps, "metrics": self._names()})
-        for step, batch in _numbered(loader, steps):
+        for step, batch in _number(loader, steps):
             every.on_batch_begin("eval", step, logs)
             inputs, labels = self._batch(batch, split)
             outputs, losses = self._placed().step("eval", inputs, labels, bool(self._metrics))
@@ -537,5 +537,5 @@ def _own(collate_fn: Callable | None, data: Any) -> Callable | None:
     return collate_fn if hasattr(data, "__getitem__") else None
 
 
-def _numbered(loader: Any, steps: int | None) -> Iterator[tuple[int, Any]]:
+def _number(loader: Any, steps: int | None) -> Iterator[tuple[int, Any]]:
     return enumerate(itertools.islice(loader, steps))

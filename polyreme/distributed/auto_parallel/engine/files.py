@@ -42,12 +42,12 @@ def load_training(
     if not folder.is_dir():
         raise CheckpointError(f"Engine.load: there is no folder {folder}; give the path that Engine.save(path) took")
     manifest = _manifest(folder)
-    wanted = {**_state(model), "merged": _merged_in(manifest, model)} if load_optimizer else {"model": _model(model)}
+    wanted = {**_state(model), "merged": _merge_in(manifest, model)} if load_optimizer else {"model": _model(model)}
     held = {*manifest.tensors, *manifest.meta.get("values", {})}
     known = set(_keys(wanted))
     if strict:
         _check_names(folder, known, {key for key in held if load_optimizer or key.startswith("model.")})
-    chosen = _pruned(wanted, held)
+    chosen = _prune(wanted, held)
     load_state_dict(chosen, folder)
     optimizer = chosen.get("optimizer", {})
     if load_optimizer and model.optimizer is not None:
@@ -69,7 +69,7 @@ def _state(model: DistModel) -> dict[str, Any]:
     inner, names = inner_optimizer(model.optimizer), _names(model)
     inner.create_state()
     result["optimizer"] = {name: Tensor(array) for name, array in inner.state_arrays(names).items()}
-    result["merged"] = _merged(model)
+    result["merged"] = _merge(model)
     scheduler = getattr(inner, "_scheduler", None)
     result["schedule"] = {"lr": inner.get_lr()} if scheduler is None else dict(scheduler.state_dict())
     scaler = model.scaler
@@ -95,16 +95,16 @@ def _names(model: DistModel) -> dict[int, str]:
     return own | {id(p): name for name, p in model.network.named_parameters() if id(p) in own}
 
 
-def _merged(model: DistModel) -> dict[str, Any]:
+def _merge(model: DistModel) -> dict[str, Any]:
     """Gradients that are merged half way, by the parameters' names in the model."""
     inner = inner_optimizer(model.optimizer)
     if inner is model.optimizer:
         return {}
     extra = {k: v for k, v in model.optimizer.state_dict().items() if k not in inner.state_dict()}
-    return {_renamed(key, _by_own_name(model)): value for key, value in extra.items()}
+    return {_rename(key, _by_own_name(model)): value for key, value in extra.items()}
 
 
-def _merged_in(manifest: Any, model: DistModel) -> dict[str, Any]:
+def _merge_in(manifest: Any, model: DistModel) -> dict[str, Any]:
     """Places for the gradients that a checkpoint holds merged half way; where nothing is merged, none of them."""
     if model.optimizer is None or inner_optimizer(model.optimizer) is model.optimizer:
         return {}
@@ -117,7 +117,7 @@ def _by_own_name(model: DistModel) -> dict[str, str]:
     return {p.name: names[id(p)] for p in inner_optimizer(model.optimizer)._parameters}
 
 
-def _renamed(key: str, names: Mapping[str, str]) -> str:
+def _rename(key: str, names: Mapping[str, str]) -> str:
     own = max((n for n in names if key.startswith(f"{n}_")), key=len, default=None)
     return key if own is None else names[own] + key[len(own) :]
 
@@ -134,7 +134,7 @@ def _restore(model: DistModel, chosen: Mapping[str, Any]) -> None:
         inner.set_lr(schedule["lr"])
     if chosen.get("merged"):
         back = {mine: own for own, mine in _by_own_name(model).items()}
-        values = {_renamed(key, back): value for key, value in chosen["merged"].items()}
+        values = {_rename(key, back): value for key, value in chosen["merged"].items()}
         model.optimizer.set_state_dict({**inner.state_dict(), **values})
     if chosen.get("scaler") and model.scaler is not None:
         model.scaler.load_state_dict(dict(chosen["scaler"]))
@@ -164,12 +164,12 @@ def _keys(nested: Mapping[str, Any], prefix: str = "") -> list[str]:
     return found
 
 
-def _pruned(nested: Mapping[str, Any], names: set[str], prefix: str = "") -> dict[str, Any]:
+def _prune(nested: Mapping[str, Any], names: set[str], prefix: str = "") -> dict[str, Any]:
     """What of nested the checkpoint has."""
     result: dict[str, Any] = {}
     for name, value in nested.items():
         if isinstance(value, Mapping):
-            result[name] = _pruned(value, names, f"{prefix}{name}.")
+            result[name] = _prune(value, names, f"{prefix}{name}.")
         elif f"{prefix}{name}" in names:
             result[name] = value
     return result

@@ -156,7 +156,7 @@ class StagedSteps:
             if kind == "eval" and not wants_outputs and self._loss is not None:
                 return [], [Tensor(self._pipeline.mean(self._pipeline.evaluate(batch, keys), batch))]
             parts = [as_list(out) for out in self._pipeline.evaluate(batch, keys, loss=None)]
-            outputs = [_joined(part, batch) for part in zip(*parts, strict=True)]
+            outputs = [_join(part, batch) for part in zip(*parts, strict=True)]
             if kind == "predict" or self._loss is None:
                 return outputs, []
             return outputs, self._losses(parts, batch)
@@ -213,7 +213,7 @@ def _check_loss(loss: Any, placed: Placed) -> None:
         )
 
 
-def _joined(parts: Sequence[Any], batch: Sequence[Microbatch]) -> Any:
+def _join(parts: Sequence[Any], batch: Sequence[Microbatch]) -> Any:
     """An output of the batch, of any structure, of those of its microbatches: rows together, a floating number the mean
     by rows, anything else the first's."""
     leaves: list[list[Any]] = [[] for _ in parts]

@@ -170,11 +170,11 @@ class Settled:
         Raises PlacementError, with the nearest that do, for degrees that do not divide the devices.
         """
         stages = 1 if self.stages is None else self.stages.degree
-        left = _divided("pipeline.pp_degree", stages, num_devices)
+        left = _divide("pipeline.pp_degree", stages, num_devices)
         sharding = 1
         if self.sharding_stage:
             sharding = left if self.sharding_degree is None else self.sharding_degree
-            _divided("sharding.degree", sharding, left)
+            _divide("sharding.degree", sharding, left)
         return Plan.from_degrees(
             dp=left // sharding, sharding=sharding, pp=stages, sharding_stage=self.sharding_stage or 1, **self.how
         )
@@ -204,7 +204,7 @@ def settle(strategy: Strategy | str | None) -> Settled:
     if not isinstance(strategy, Strategy):
         raise TypeError(f"strategy is an auto_parallel.Strategy or 'auto', got {type(strategy).__name__}")
     _check_refused(strategy)
-    is_planned = _chosen("auto_mode", strategy.auto_mode, _AUTO_MODES) == "full"
+    is_planned = _choose("auto_mode", strategy.auto_mode, _AUTO_MODES) == "full"
     chosen_twice = [name for name in ("recompute", "sharding", "pipeline") if strategy.get(name).enable]
     if is_planned and chosen_twice:
         raise ConfigError(
@@ -216,9 +216,9 @@ def settle(strategy: Strategy | str | None) -> Settled:
         precision=_precision(strategy.amp),
         recompute=strategy.recompute.enable,
         recompute_layers=tuple(strategy.recompute.checkpoints) if strategy.recompute.enable else (),
-        merge_steps=_at_least_one("gradient_merge.k_steps", merge.k_steps) if merge.enable else 1,
+        merge_steps=_check_at_least_one("gradient_merge.k_steps", merge.k_steps) if merge.enable else 1,
         merge_average=merge.avg,
-        sharding_stage=_chosen("sharding.stage", strategy.sharding.stage, (1, 2, 3)) if strategy.sharding.enable else 0,
+        sharding_stage=_choose("sharding.stage", strategy.sharding.stage, (1, 2, 3)) if strategy.sharding.enable else 0,
         sharding_degree=_set_degree(strategy.sharding),
         stages=_stages(strategy.pipeline) if strategy.pipeline.enable else None,
         seed=strategy.seed,
@@ -248,8 +248,8 @@ def _in_force(strategy: Strategy) -> Iterator[tuple[str, Any, str]]:
 def _precision(amp: StrategySection) -> MixedPrecision:
     if not amp.enable:
         return FULL_PRECISION
-    level = _chosen("amp.level", amp.level.upper(), ("O0", "O1", "O2"))
-    dtype = _chosen("amp.dtype", amp.dtype, ("float16", "bfloat16"))
+    level = _choose("amp.level", amp.level.upper(), ("O0", "O1", "O2"))
+    dtype = _choose("amp.dtype", amp.dtype, ("float16", "bfloat16"))
     return MixedPrecision(
         level,
         dtype,
@@ -264,10 +264,10 @@ def _precision(amp: StrategySection) -> MixedPrecision:
 
 def _stages(pipeline: StrategySection) -> Stages:
     set_fields = pipeline.given()
-    degree = _at_least_one("pipeline.pp_degree", pipeline.pp_degree)
-    virtual = _at_least_one("pipeline.vpp_degree", pipeline.vpp_degree)
+    degree = _check_at_least_one("pipeline.pp_degree", pipeline.pp_degree)
+    virtual = _check_at_least_one("pipeline.vpp_degree", pipeline.vpp_degree)
     schedule = pipeline.schedule_mode if "schedule_mode" in set_fields else default_schedule(virtual)
-    _chosen("pipeline.schedule_mode", schedule, tuple(SCHEDULES))
+    _choose("pipeline.schedule_mode", schedule, tuple(SCHEDULES))
     is_v = SCHEDULES[schedule].is_v
     by_rows = "accumulate_steps" not in set_fields and "micro_batch_size" in set_fields
     return Stages(
@@ -275,8 +275,8 @@ def _stages(pipeline: StrategySection) -> Stages:
         degree,
         SCHEDULES[schedule].least_virtual if is_v and "vpp_degree" not in set_fields else virtual,
         pipeline.vpp_seg_method,
-        None if by_rows else _at_least_one("pipeline.accumulate_steps", pipeline.accumulate_steps),
-        _at_least_one("pipeline.micro_batch_size", pipeline.micro_batch_size) if by_rows else None,
+        None if by_rows else _check_at_least_one("pipeline.accumulate_steps", pipeline.accumulate_steps),
+        _check_at_least_one("pipeline.micro_batch_size", pipeline.micro_batch_size) if by_rows else None,
     )
 
 
@@ -284,10 +284,10 @@ def _set_degree(sharding: StrategySection) -> int | None:
     """The degree, None where it was left at its default, which fits one number of devices alone."""
     if not sharding.enable or "degree" not in sharding.given():
         return None
-    return _at_least_one("sharding.degree", sharding.degree)
+    return _check_at_least_one("sharding.degree", sharding.degree)
 
 
-def _divided(name: str, degree: int, devices: int) -> int:
+def _divide(name: str, degree: int, devices: int) -> int:
     if devices % degree:
         raise PlacementError(
             f"Strategy.{name}={degree} does not divide {devices} devices; make it {nearest_divisor(devices, degree)}"
@@ -295,13 +295,13 @@ def _divided(name: str, degree: int, devices: int) -> int:
     return devices // degree
 
 
-def _chosen(name: str, value: Any, choices: tuple) -> Any:
+def _choose(name: str, value: Any, choices: tuple) -> Any:
     if value not in choices:
         raise ConfigError(f"Strategy.{name}={value!r}; give one of {', '.join(map(repr, choices))}")
     return value
 
 
-def _at_least_one(name: str, value: int) -> int:
+def _check_at_least_one(name: str, value: int) -> int:
     if value < 1:
         raise ConfigError(f"Strategy.{name}={value}; give a whole number of at least 1")
     return value

@@ -83,7 +83,7 @@ def parallelize(
     if mesh is None:
         warnings.warn("parallelize: no mesh was given or set, so the model stays on one device", stacklevel=2)
         return model, optimizer
-    config = _checked(model, optimizer, mesh, config)
+    config = _check(model, optimizer, mesh, config)
     meshes = Meshes(model, mesh, config.get("pp_config"))
     # all that is asked is checked before anything is changed, so that what fails can be asked again
     plans = [plan for key in _PLANS for plan in _plans(key, config.get(key, {}).get("parallelize_plan"), meshes)]
@@ -109,7 +109,7 @@ def parallelize(
     return model, optimizer
 
 
-def _checked(model: Any, optimizer: Any, mesh: Any, config: Any) -> dict[str, Any]:
+def _check(model: Any, optimizer: Any, mesh: Any, config: Any) -> dict[str, Any]:
     if not isinstance(model, Layer):
         raise ConfigError(f"parallelize takes a Layer, got {type(model).__name__}")
     if optimizer is not None and not isinstance(optimizer, Optimizer):

@@ -94,7 +94,7 @@ class PrepareLayerInput(LayerPlan):
     """Registers the forward pre-hook that fn(process_mesh) returns: hook(layer, inputs) -> inputs."""
 
     def __init__(self, fn: Callable[[ProcessMesh], Callable[..., Any]] | None = None) -> None:
-        self.fn = _checked_fn(self, fn)
+        self.fn = _check_fn(self, fn)
 
     def apply(self, layer: Layer, mesh: ProcessMesh, only: str | None = None) -> None:
         layer.register_forward_pre_hook(self.fn(mesh))
@@ -104,7 +104,7 @@ class PrepareLayerOutput(LayerPlan):
     """Registers the forward post-hook that fn(process_mesh) returns: hook(layer, inputs, outputs) -> outputs."""
 
     def __init__(self, fn: Callable[[ProcessMesh], Callable[..., Any]] | None = None) -> None:
-        self.fn = _checked_fn(self, fn)
+        self.fn = _check_fn(self, fn)
 
     def apply(self, layer: Layer, mesh: ProcessMesh, only: str | None = None) -> None:
         layer.register_forward_post_hook(self.fn(mesh))
@@ -145,7 +145,7 @@ def after(layer: Layer, change: Callable[[Any], Any]) -> None:
     layer.register_forward_post_hook(lambda _, __, outputs: change(outputs))
 
 
-def _checked_fn(plan: LayerPlan, fn: Any) -> Any:
+def _check_fn(plan: LayerPlan, fn: Any) -> Any:
     if not callable(fn):
         raise ConfigError(f"{type(plan).__name__}: fn={fn!r}; give a function of the process mesh that returns a hook")
     return fn

@@ -67,14 +67,14 @@ def _along(x: Tensor, mesh: ProcessMesh, placement: Placement) -> Tensor:
 
 def _split(x: Tensor, mesh: ProcessMesh, transpose: bool) -> Tensor:
     # before the exchange: what is a sum still to be made over mp is summed and split in one
-    return _swapped(_along(x, mesh, Shard(1))) if transpose else _along(x, mesh, Shard(0))
+    return _swap(_along(x, mesh, Shard(1))) if transpose else _along(x, mesh, Shard(0))
 
 
 def _whole(x: Tensor, mesh: ProcessMesh, transpose: bool) -> Tensor:
     x = _along(x, mesh, Replicate())
-    return _swapped(x) if transpose else x
+    return _swap(x) if transpose else x
 
 
-def _swapped(x: Tensor) -> Tensor:
+def _swap(x: Tensor) -> Tensor:
     """Batch and sequence exchanged."""
     return x.transpose([1, 0, *range(2, x.ndim)])

@@ -117,11 +117,11 @@ class ShardDataloader:
         mesh, dim = self._meshes[at], self._shard_dims[at]
         dense = self._dense[i] if self._dense is not None and i < len(self._dense) else ()
         if not isinstance(value, (list, tuple)):
-            return value if 0 in dense else _placed(value, mesh, dim)
+            return value if 0 in dense else _place(value, mesh, dim)
         inner = list(mesh) if isinstance(mesh, (list, tuple)) else [mesh] * len(value)
         if len(inner) != len(value):
             raise DataError(f"shard_dataloader: input {i} has {len(value)} Tensors and {len(inner)} meshes")
-        return [v if j in dense else _placed(v, m, dim) for j, (v, m) in enumerate(zip(value, inner, strict=True))]
+        return [v if j in dense else _place(v, m, dim) for j, (v, m) in enumerate(zip(value, inner, strict=True))]
 
 
 def shard_dataloader(
@@ -146,7 +146,7 @@ def shard_dataloader(
     return ShardDataloader(dataloader, meshes, input_keys, shard_dims, is_dataset_splitted, dense_tensor_idx)
 
 
-def _placed(value: Any, mesh: ProcessMesh, dim: Any) -> Any:
+def _place(value: Any, mesh: ProcessMesh, dim: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     placements: list[Placement] = [Replicate()] * mesh.ndim

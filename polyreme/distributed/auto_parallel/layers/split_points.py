@@ -36,7 +36,7 @@ def stages_of_layers(model: Layer, split_spec: Any, num_stages: int) -> dict[str
             f"pp_config: split_spec cuts the model {len(cuts)} times, after {sorted(cuts)}; a 'pp' dim of {num_stages} "
             f"needs {num_stages - 1} cuts"
         )
-    return _numbered(names, cuts)
+    return _number(names, cuts)
 
 
 def _listed_cuts(names: Sequence[str], spec: Mapping[str, Any]) -> dict[str, SplitPoint]:
@@ -69,7 +69,7 @@ def _even(names: Sequence[str], spec: Any, num_stages: int) -> dict[str, SplitPo
     return {layers[end - 1]: SplitPoint.END for end in ends}
 
 
-def _numbered(names: Sequence[str], cuts: Mapping[str, SplitPoint]) -> dict[str, int | None]:
+def _number(names: Sequence[str], cuts: Mapping[str, SplitPoint]) -> dict[str, int | None]:
     stages: dict[str, int | None] = {}
     stage, pending = 0, None
     for name in names:

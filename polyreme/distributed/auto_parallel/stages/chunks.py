@@ -78,13 +78,13 @@ def cut_into_stages(
         raise unmade.refuse()
     forwards = _Forwards(model, chunks)
     recorded = record(model, signature(inputs))
-    forwards.cut = _chosen(at, recorded, chunks)
+    forwards.cut = _choose(at, recorded, chunks)
     parts = forwards.keep(signature(inputs), recorded)
     held = _held(model, parts)
     return [StageChunk(forwards, k, *_in_layers(model, parts[k], tensors)) for k, tensors in enumerate(held)]
 
 
-def _chosen(cut: Any, recorded: Recorded, chunks: int) -> Cut:
+def _choose(cut: Any, recorded: Recorded, chunks: int) -> Cut:
     if cut is None:
         return evenly(recorded, chunks)
     if hasattr(cut, "chunks_of"):

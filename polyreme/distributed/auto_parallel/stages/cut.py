@@ -49,7 +49,7 @@ def slices(recorded: Recorded, chunk_of: Sequence[int], count: int) -> list[Slic
     _check_order(recorded, chunk_of)
     _check_written(recorded, chunk_of)
     free = free_ops(recorded)
-    position = {name: at for at, name in enumerate([*recorded.inputs, *_defined(recorded)])}
+    position = {name: at for at, name in enumerate([*recorded.inputs, *_define(recorded)])}
     wanted = {leaf.name for leaf in recorded.outputs[1] if isinstance(leaf, Ref)}
     gives = sorted(wanted & position.keys(), key=position.__getitem__)
     result: list[Slice] = []
@@ -67,7 +67,7 @@ def slices(recorded: Recorded, chunk_of: Sequence[int], count: int) -> list[Slic
     return result[::-1]
 
 
-def _defined(recorded: Recorded) -> list[str]:
+def _define(recorded: Recorded) -> list[str]:
     return [name for op in recorded.ops for name in op.outputs]
 
 

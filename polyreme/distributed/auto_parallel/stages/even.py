@@ -41,11 +41,11 @@ def evenly(recorded: Recorded, count: int) -> AtEnds:
     ends = [0, *(c.last for c in calls), len(recorded.ops)]
     done = np.concatenate([[0.0], np.cumsum(costs(recorded))])[ends]
     sent = FLOP_PER_BYTE * np.asarray([0.0, *live_bytes(recorded, ends[1:-1]), 0.0])
-    chosen = _balanced(done, sent, count)
+    chosen = _balance(done, sent, count)
     return AtEnds(tuple((calls[at - 1].name, calls[at - 1].number) for at in chosen))
 
 
-def _balanced(done: np.ndarray, sent: np.ndarray, count: int) -> list[int]:
+def _balance(done: np.ndarray, sent: np.ndarray, count: int) -> list[int]:
     """Places, of those that done and sent tell of, at which `count` chunks end, the last left out.
 
     done: arithmetic before each place. sent: the price of a cut there.

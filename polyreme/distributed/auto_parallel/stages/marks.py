@@ -88,7 +88,7 @@ def _settle(
         place(tensor, _form_on(meshes[home[id(tensor)]], tensor))
     for tensor in everything:
         if isinstance(tensor, Parameter):
-            tensor.layouts = {k: _renamed(s, layout.stages[home[id(tensor)]]) for k, s in tensor.layouts.items()}
+            tensor.layouts = {k: _rename(s, layout.stages[home[id(tensor)]]) for k, s in tensor.layouts.items()}
     state.write(holder, put(holder._array, layout.replicated()))
 
 
@@ -101,7 +101,7 @@ def _form_on(mesh: ProcessMesh, tensor: Tensor) -> Form:
     return Form(mesh, tuple(along.get(name, Replicate()) for name in mesh.dim_names), tuple(tensor.shape))
 
 
-def _renamed(sharding: NamedSharding, stage: Layout) -> NamedSharding:
+def _rename(sharding: NamedSharding, stage: Layout) -> NamedSharding:
     """The same layout in the names of a stage's mesh."""
     theirs = [name for name, size in sharding.mesh.shape.items() if size > 1]
     ours = [name for name, size in stage.mesh.shape.items() if size > 1]

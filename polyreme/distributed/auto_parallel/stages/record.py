@@ -75,14 +75,14 @@ class Recorded:
     calls: list[RecordedLayerCall]
     random: frozenset[int]
     mesh: Mesh | None
-    _moved: dict[Mesh, Program] = field(default_factory=dict)
+    _move: dict[Mesh, Program] = field(default_factory=dict)
 
     def on(self, mesh: Mesh | None) -> Program:
         """The operations with layouts over another mesh of the same axes: those of another stage."""
         if mesh is None or self.mesh is None or mesh == self.mesh or not _says_layout(self.program, self.mesh):
             return self.program
         if mesh not in self._moved:
-            self._moved[mesh] = _moved(self.program, self.mesh, mesh)
+            self._moved[mesh] = _move(self.program, self.mesh, mesh)
         return self._moved[mesh]
 
     @property
@@ -166,7 +166,7 @@ def record(model: Layer, token: str) -> Recorded:
         recorder = _Recorder(model)
         state.watch.active = recorder
         try:
-            inputs, names = _declared(main, token)
+            inputs, names = _declare(main, token)
             args, kwargs = _as_arguments(inputs)
             leaves: list[Any] = []
             spec = flatten(model(*args, **kwargs), leaves)
@@ -200,7 +200,7 @@ def _uncaptured() -> Iterator[None]:
             b.tensor._array = array
 
 
-def _declared(program: Program, token: str) -> tuple[Any, list[str]]:
+def _declare(program: Program, token: str) -> tuple[Any, list[str]]:
     """The inputs a token stands for, as Variables of the Program, and their names."""
     plain, told = json.loads(token)
     names: list[str] = []
@@ -359,7 +359,7 @@ def _says_layout(program: Program, mesh: Mesh) -> bool:
     return any(s.mesh == mesh for s in values.leaves(given, NamedSharding)) or mesh in values.leaves(given, Mesh)
 
 
-def _moved(program: Program, here: Mesh, there: Mesh) -> Program:
+def _move(program: Program, here: Mesh, there: Mesh) -> Program:
     """The Program with layouts over another mesh, of the same axes, in the place of one."""
 
     def sharding(found: NamedSharding) -> NamedSharding:

@@ -225,7 +225,7 @@ def form_of(tensor: Any) -> Form | None:
     sharding = getattr(array, "sharding", None)  # a constant of a Program that is recorded is an ndarray
     if not isinstance(sharding, NamedSharding):
         return None
-    if noted is not None and noted.shape == array.shape and _lies(sharding, noted, array.ndim):
+    if noted is not None and noted.shape == array.shape and _layout_of(sharding, noted, array.ndim):
         return noted
     mesh = mesh_of(sharding.mesh)
     if mesh is None:
@@ -234,7 +234,7 @@ def form_of(tensor: Any) -> Form | None:
     return found
 
 
-def _lies(sharding: NamedSharding, form: Form, ndim: int) -> bool:
+def _layout_of(sharding: NamedSharding, form: Form, ndim: int) -> bool:
     return sharding is form.sharding or sharding == form.sharding or sharding.is_equivalent_to(form.sharding, ndim)
 
 

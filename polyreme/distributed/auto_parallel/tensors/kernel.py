@@ -160,7 +160,7 @@ class DistKernel:
                 dim += 1
                 continue
             ways = flow.ways(name or "")
-            value = _padded(value, dim, ways, rule.padding)
+            value = _pad(value, dim, ways, rule.padding)
             sizes = [self.mesh.get_dim_size(a) for a in axes]
             value = value.reshape(*value.shape[:dim], *sizes, value.shape[dim] // ways, *value.shape[dim + 1 :])
             value = jnp.moveaxis(value, range(dim, dim + len(axes)), range(len(front), len(front) + len(axes)))
@@ -336,7 +336,7 @@ def mapped(fn: Callable[..., Any], leads: Sequence[Sequence[int]], lead: Sequenc
     return fn
 
 
-def _padded(value: Any, dim: int, ways: int, padding: Padding | None) -> Any:
+def _pad(value: Any, dim: int, ways: int, padding: Padding | None) -> Any:
     """value with a dim grown to a multiple of ways by what changes no result."""
     missing = -value.shape[dim] % ways
     if not missing or padding is None:

@@ -187,7 +187,7 @@ class _Mapped:
         results = run_kernel(self.kernel, every, self.outs)
         arrays = iter(results)
         if self.traced.draws:
-            _moved_on(self.holder, state.read(results[-1]))
+            _move_on(self.holder, state.read(results[-1]))
         built = []
         wants = iter(self.traced.wants)
         for leaf in self.traced.plain:
@@ -353,7 +353,7 @@ def _room(local: Any, form: Form) -> Any:
     return local.reshape(form.sharding.shard_shape(form.stored_shape))
 
 
-def _moved_on(holder: TensorState, key: Any) -> None:
+def _move_on(holder: TensorState, key: Any) -> None:
     """Write the key that the function left; a random generator stays where it was."""
     now = holder._array
     if not isinstance(key, Tracer):

@@ -161,7 +161,7 @@ def _run(kernel: DistKernel, arrays: Sequence[Any], tensors: Sequence[Any], mesh
     results = [_result(o, f, mesh) for o, f in zip(outs, forms, strict=True)]
     edges = tuple(_edge(t) for t in tensors)
     if tape.grad_mode.enabled and any(e is not None for e in edges):
-        _tape(kernel, tuple(arrays), edges, results, [_lies(t) for t in tensors])
+        _tape(kernel, tuple(arrays), edges, results, [_layout_of(t) for t in tensors])
     return results
 
 
@@ -315,7 +315,7 @@ def _edge(tensor: Any) -> Any:
     return tape.edge_of(tensor)
 
 
-def _lies(tensor: Any) -> Any:
+def _layout_of(tensor: Any) -> Any:
     """Where a dense input was put, so that its gradient can go there; None if it may be anywhere, or is on a mesh."""
     if tensor is None or (isinstance(tensor, Tensor) and form_of(tensor) is not None):
         return None
@@ -353,7 +353,7 @@ class DistNode(tape.Node):
         if create_graph:
             return self._again(arrays, cotangents, mask)
         present = tuple(c is not None for c in cotangents)
-        given = tuple(_kept_as(c, f) for c, f in zip(cotangents, self.cots, strict=True) if c is not None)
+        given = tuple(_keep_as(c, f) for c, f in zip(cotangents, self.cots, strict=True) if c is not None)
         cots = [f for f, p in zip(self.cots, present, strict=True) if p]
         run, forms = self.kernel.backward(mask, present, cots)
         found = iter(zip(run(arrays, given), forms, strict=True))
@@ -390,7 +390,7 @@ class DistNode(tape.Node):
         return self.arrays is None
 
 
-def _kept_as(tensor: Any, form: Form) -> Any:
+def _keep_as(tensor: Any, form: Form) -> Any:
     """What form keeps of a Tensor that lies anywhere."""
     have = form_of(tensor)
     if have is None:

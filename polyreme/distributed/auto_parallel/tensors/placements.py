@@ -165,7 +165,7 @@ def checked(what: str, placements: Any, mesh: Any, shape: Sequence[int]) -> tupl
             "give one per mesh dim"
         )
     full = [*placements, *[Replicate()] * (mesh.ndim - len(placements))]
-    return tuple(_placed(what, p, shape) for p in full)
+    return tuple(_place(what, p, shape) for p in full)
 
 
 def check_joins(what: str, placements: Sequence[Placement], dtype: Any) -> None:
@@ -180,7 +180,7 @@ def check_joins(what: str, placements: Sequence[Placement], dtype: Any) -> None:
             raise PlacementError(f"{what}: {placement} of {dtype}, which has no order; use Partial(ReduceType.kRedSum)")
 
 
-def _placed(what: str, placement: Placement, shape: Sequence[int]) -> Placement:
+def _place(what: str, placement: Placement, shape: Sequence[int]) -> Placement:
     if not isinstance(placement, Shard):
         return placement
     dim, ndim = placement.get_dim(), len(shape)

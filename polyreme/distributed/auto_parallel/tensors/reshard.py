@@ -41,7 +41,7 @@ def reshard(dist_tensor: Tensor, mesh: ProcessMesh, placements: Sequence[Placeme
     source = form_of(dist_tensor)
     target = form_for("reshard", mesh, placements, dist_tensor.shape, dist_tensor.dtype)
     if isinstance(state.read(dist_tensor) if not dist_tensor.own_form else None, Tracer) or state.capturing():
-        return _constrained(dist_tensor, source, target)
+        return _constrain(dist_tensor, source, target)
     if source is None:
         raise PlacementError(
             f"reshard: this Tensor of shape {dist_tensor.shape} lies on no ProcessMesh; shard_tensor puts it on one"
@@ -159,7 +159,7 @@ def dense(tensor: Tensor) -> Tensor:
     return linked(tensor, result, Moved(tensor, form.joined(), None))
 
 
-def _constrained(tensor: Tensor, source: Form | None, target: Form) -> Tensor:
+def _constrain(tensor: Tensor, source: Form | None, target: Form) -> Tensor:
     """In a captured function: the value, told where it lies."""
     if source is not None and set(source.mesh.process_ids) != set(target.mesh.process_ids):
         raise CaptureError(

@@ -65,7 +65,7 @@ def propagate(rule: ShardingRule, forms: Sequence[Form | None], call: OpCall, me
     _keep_partial(flow, rule, forms, call)
     _make_partial(flow, rule, call)
     for names, shape in zip(rule.outputs, call.outs, strict=True):
-        flow.outs.append(_placed(flow, rule, names, shape))
+        flow.outs.append(_place(flow, rule, names, shape))
     return flow
 
 
@@ -147,7 +147,7 @@ def _make_partial(flow: CallPlacement, rule: ShardingRule, call: OpCall) -> None
             flow.reduced[name] = axes
 
 
-def _placed(flow: CallPlacement, rule: ShardingRule, names: DimNames, shape: tuple[int, ...]) -> Form:
+def _place(flow: CallPlacement, rule: ShardingRule, names: DimNames, shape: tuple[int, ...]) -> Form:
     placements: list[Placement] = [Replicate()] * flow.mesh.ndim
     for dim, name in enumerate(names):
         axes = flow.split.get(name or "", [])

@@ -92,7 +92,7 @@ class DistributedStrategy:
         a value that no strategy has.
         """
         found = prototxt.read(Path(pb_file).read_text(encoding="utf-8"), str(pb_file))
-        values = _typed(found, FIELDS, str(pb_file))
+        values = _convert(found, FIELDS, str(pb_file))
         Settings("", FIELDS).assign(values)  # checks all of it before any is set
         self._settings.assign(values)
 
@@ -111,10 +111,10 @@ class DistributedStrategy:
 
 
 def _rows(values: Mapping[str, Any]) -> list[str]:
-    return [f"| {name:<50}{_shown(value):>{_WIDTH - 52}} |" for name, value in values.items()]
+    return [f"| {name:<50}{_show(value):>{_WIDTH - 52}} |" for name, value in values.items()]
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     return value if isinstance(value, str) and value.isprintable() else repr(value)
 
 
@@ -133,7 +133,7 @@ def _as_words(given: dict[str, Any]) -> dict[str, Any]:
     return {**given, "mode": prototxt.Word(given["mode"])} if "mode" in given else given
 
 
-def _typed(found: Mapping[str, list[Any]], table: Table, where: str) -> dict[str, Any]:
+def _convert(found: Mapping[str, list[Any]], table: Table, where: str) -> dict[str, Any]:
     """What was read, with the types of the table."""
     values: dict[str, Any] = {}
     for name, texts in found.items():
@@ -141,7 +141,7 @@ def _typed(found: Mapping[str, list[Any]], table: Table, where: str) -> dict[str
             raise StrategyError(f"{where}: a strategy has no setting {name!r}{did_you_mean(name, table)}")
         entry = table[name]
         if not isinstance(entry, Field):
-            parts = [_typed(_message(name, part, where), entry, where) for part in texts]
+            parts = [_convert(_message(name, part, where), entry, where) for part in texts]
             values[name] = {key: value for part in parts for key, value in part.items()}
         elif isinstance(entry.default, list):
             values[name] = [_scalar(name, each, entry.item, where) for each in texts]

@@ -76,14 +76,14 @@ def resolve(strategy: DistributedStrategy | Plan, num_devices: int) -> Job:
         sharding_stage=_sharding(strategy, "stage", "stage"),
         sequence_parallel=hybrid["mp_configs"]["sequence_parallel"],
         schedule=_schedule(strategy, mesh.pp),
-        num_microbatches=_at_least_one(strategy, "pipeline_configs", "accumulate_steps"),
+        num_microbatches=_check_at_least_one(strategy, "pipeline_configs", "accumulate_steps"),
         recompute="full" if strategy.recompute and not layers else "none",
         offload=_offload(strategy, offloads and not layers),
         sep_attention=hybrid["sep_configs"]["attention"],
     )
     return Job(
         plan=plan,
-        micro_batch_size=_at_least_one(strategy, "pipeline_configs", "micro_batch_size"),
+        micro_batch_size=_check_at_least_one(strategy, "pipeline_configs", "micro_batch_size"),
         amp=_amp(strategy),
         merge_steps=_merge_steps(strategy),
         merge_average=strategy.gradient_merge_configs["avg"],
@@ -163,10 +163,10 @@ def _offload(strategy: DistributedStrategy, activations: bool) -> tuple[str, ...
 
 
 def _merge_steps(strategy: DistributedStrategy) -> int:
-    steps = _at_least_one(strategy, "gradient_merge_configs", "k_steps") if strategy.gradient_merge else 1
+    steps = _check_at_least_one(strategy, "gradient_merge_configs", "k_steps") if strategy.gradient_merge else 1
     if not strategy.sharding:
         return steps
-    other = _at_least_one(strategy, "sharding_configs", "gradient_merge_acc_step")
+    other = _check_at_least_one(strategy, "sharding_configs", "gradient_merge_acc_step")
     if steps > 1 and other > 1 and steps != other:
         raise _two("sharding_configs.gradient_merge_acc_step", other, "gradient_merge_configs.k_steps", steps)
     return max(steps, other)
@@ -191,7 +191,7 @@ def _amp(strategy: DistributedStrategy) -> MixedPrecision:
     )
 
 
-def _at_least_one(strategy: DistributedStrategy, group: str, name: str) -> int:
+def _check_at_least_one(strategy: DistributedStrategy, group: str, name: str) -> int:
     value = getattr(strategy, group)[name]
     if value < 1:
         raise ConfigError(f"{group}.{name}={value}; give a whole number of at least 1")
