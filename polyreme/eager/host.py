@@ -38,7 +38,8 @@ def as_array(data: Any, dtype: Any, place: Any) -> Any:
 
 def _from_host(data: np.ndarray | np.generic, to: np.dtype | None) -> jax.Array:
     # copied: jax may otherwise keep looking at the caller's memory, which the caller may change
-    return jnp.asarray(aligned_copy(data if to is None else np.asarray(data).astype(to, copy=False)))
+    # not jnp.asarray, which compiles a copy for each new shape and dtype (some 30 ms), to save 9 us a call
+    return jax.device_put(aligned_copy(data if to is None else np.asarray(data).astype(to, copy=False)))
 
 
 def aligned_copy(array: np.ndarray | np.generic) -> np.ndarray:
