@@ -98,7 +98,7 @@ def test_captured_functions_are_captured_again_for_another_policy():
         ({"custom_white_list": ["add"], "custom_black_list": ["add"]}, "keep each in one"),
     ],
 )
-def test_refusals(given, message):
+def test_refuses_what_it_cannot_do(given, message):
     with pytest.raises(ConfigError, match=message), amp.auto_cast(**given):
         pass
 

@@ -125,6 +125,6 @@ def test_decibels_have_a_floor_and_a_range():
             F.power_to_db(power, **wrong)
 
 
-def test_examples():
+def test_examples_of_docstrings_hold():
     assert doctest.testmod(F).failed == 0
     assert doctest.testmod(F).attempted > 0

@@ -110,7 +110,7 @@ def test_backward_of_several_tensors_at_once():
         (lambda x: backward([x, x]), GradError, "appears twice"),
     ],
 )
-def test_refusals(call, error, message):
+def test_refuses_what_it_cannot_do(call, error, message):
     with pytest.raises(error, match=message):
         call(leaf([1.0, 2.0]))
 

@@ -215,7 +215,7 @@ def test_returning_an_input_gives_a_new_tensor():
 
 
 @pytest.mark.parametrize("case", ["forward", "whole"])
-def test_captured(case):
+def test_a_captured_call_equals_eager(case):
     w = Parameter(np.array([1.0, 2.0]), "float64", name="w")
     want = 30 * w.numpy() ** 2
 

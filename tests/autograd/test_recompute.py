@@ -467,7 +467,7 @@ def test_hybrid_offloads_and_partitions():
         (lambda: chosen("half"), "unknown recompute 'half'"),
     ],
 )
-def test_refusals(call, message):
+def test_refuses_what_it_cannot_do(call, message):
     with pytest.raises(ConfigError, match=message):
         call()
 

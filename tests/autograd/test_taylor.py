@@ -254,7 +254,7 @@ def test_a_layer_captured_by_itself_and_control_flow_on_tensors():
         (lambda x: laplacian(lambda x: x, x, []), ConfigError, "give one or more, each once"),
     ],
 )
-def test_refusals(call, error, message):
+def test_refuses_what_it_cannot_do(call, error, message):
     with pytest.raises(error, match=message):
         call(plain(POINTS))
 
@@ -278,6 +278,6 @@ def test_the_page_on_derivatives():
     assert doctest.DocTestRunner().run(test).failed == 0
 
 
-def test_doctests():
+def test_examples_of_docstrings_hold():
     assert doctest.testmod(taylor).failed == 0
     assert doctest.testmod(functional).failed == 0

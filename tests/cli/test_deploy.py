@@ -103,7 +103,7 @@ def test_describe_reads_well(relu, capsys):
         (["infer", "{relu}", "--device", "abacus:0", "--input", "x=a.npy"], 2, "no abacus is available"),
     ],
 )
-def test_refusals(run, relu, tmp_path, capsys, words, code, message):
+def test_refuses_what_it_cannot_do(run, relu, tmp_path, capsys, words, code, message):
     np.save(tmp_path / "wide.npy", np.ones((1, 3), np.float32))
     np.savez(tmp_path / "many.npz", a=np.ones(1))
     places = {"{run}": str(run), "{relu}": str(relu), "{tmp}": str(tmp_path)}
@@ -135,5 +135,5 @@ def test_a_name_in_a_manifest_does_not_choose_the_folder(tmp_path, capsys):
     assert (tmp_path / "a" / "b" / "_.._.y.npy").exists()
 
 
-def test_doctests():
+def test_examples_of_docstrings_hold():
     assert doctest.testmod(deploy).failed == 0

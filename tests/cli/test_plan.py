@@ -35,7 +35,7 @@ def small(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("module", [plan, plan_drawing])
-def test_examples(module):
+def test_examples_of_docstrings_hold(module):
     assert doctest.testmod(module).failed == 0
 
 

@@ -146,7 +146,7 @@ def test_a_terminal_gets_colours(monkeypatch):
         (["1F1B", "--draw", "no/such/x.png"], "there is no folder no/such; make it first"),
     ],
 )
-def test_refusals(words, message):
+def test_refuses_what_it_cannot_do(words, message):
     with pytest.raises(ConfigError, match=message):
         run(*words)
 
@@ -181,7 +181,7 @@ def test_the_page_is_true():
         exec(compile(snippet, PAGE.name, "exec"), scope)
 
 
-def test_doctests():
+def test_examples_of_docstrings_hold():
     result = doctest.testmod(drawing)
     assert result.failed == 0
     assert result.attempted > 4

@@ -102,7 +102,7 @@ class TestGroups:
         assert dist.get_group(mp.id) is mp
         assert (dist.get_rank(mp), dist.get_world_size(mp)) == (0, 4)
 
-    def test_refusals(self, mesh):
+    def test_refuses_what_it_cannot_do(self, mesh):
         with pytest.raises(PlacementError, match="no mesh axis 'pp'"):
             dist.axis_group(mesh, "pp")
         with pytest.raises(PlacementError, match="at least one mesh axis, each once"):
@@ -163,7 +163,7 @@ class TestGroupOfOne:
         dist.barrier()
         dist.wait(y)
 
-    def test_refusals(self):
+    def test_refuses_what_it_cannot_do(self):
         x = to_tensor([1.0, 2.0])
         with pytest.raises(TypeError, match="needs Tensors, got list"):
             dist.all_reduce([1.0])
@@ -343,7 +343,7 @@ class TestAxisGroups:
         assert picked == ["a"]
         dist.barrier(mp)
 
-    def test_refusals(self, mesh, mp):
+    def test_refuses_what_it_cannot_do(self, mesh, mp):
         x = to_tensor(np.ones(6, "float32"))
         with pytest.raises(ShapeError, match=r"shape \[6\] cannot be cut along dim 0 into 4 equal pieces"):
             dist.alltoall_single(x, x, group=mp)

@@ -120,7 +120,7 @@ def test_state_and_the_rest_of_the_interface():
     assert polyreme.DataParallel is dist.DataParallel
 
 
-def test_refusals():
+def test_refuses_what_it_cannot_do():
     with pytest.raises(TypeError, match="DataParallel wraps a Layer, got function"):
         dist.DataParallel(network)
     with pytest.raises(ConfigError, match=r"takes none; hand a DistributedStrategy to fleet.init"):

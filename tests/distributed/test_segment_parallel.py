@@ -174,7 +174,7 @@ def test_eager_attention_with_a_mask_and_without_a_batch():
     assert np.abs(got - want).max() <= 3 * 8 * EPS
 
 
-def test_refusals():
+def test_refuses_what_it_cannot_do():
     with layout.using(Layout(Plan.from_degrees(sep=8))):
         with pytest.raises(
             ShapeError, match=r"12 queries \(dim 'block_seq'\) .* 8 equal parts .* sep; make it 8 or 16"

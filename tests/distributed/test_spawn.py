@@ -111,7 +111,7 @@ class TestSpawn:
             time.sleep(0.1)
         assert not any(alive(p) for p in pids(tmp_path))
 
-    def test_refusals(self):
+    def test_refuses_what_it_cannot_do(self):
         for bad in (0, -2, 1.5, True):
             with pytest.raises(ConfigError, match=r"nprocs=.*: needs a number of processes, or -1"):
                 spawn(write_settings, nprocs=bad)

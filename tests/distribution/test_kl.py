@@ -172,7 +172,7 @@ def test_divergences_that_have_no_closed_form():
         D.kl_divergence(*(D.MultivariateNormal(np.zeros(n), np.eye(n)) for n in (2, 3)))
 
 
-def test_doctests():
+def test_examples_of_docstrings_hold():
     for module in pkgutil.iter_modules(D.__path__):
         found = importlib.import_module(f"polyreme.distribution.{module.name}")
         assert doctest.testmod(found).failed == 0

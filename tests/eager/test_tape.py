@@ -89,7 +89,7 @@ def test_detach_stops_gradients_and_shares_the_value():
     assert x.grad.item() == 4.0
 
 
-def test_modes():
+def test_no_grad_and_enable_grad_nest():
     x = leaf(2.0)
     with no_grad():
         assert (x * x).stop_gradient

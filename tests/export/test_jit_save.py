@@ -427,7 +427,7 @@ def test_a_loaded_layer_is_not_recorded_into_a_program(tmp_path):
         paddle.disable_static()
 
 
-def test_doctests():
+def test_examples_of_docstrings_hold():
     assert doctest.testmod(saving).failed == doctest.testmod(nesting).failed == 0
 
 

@@ -123,11 +123,11 @@ def test_static_programs_have_both_modes():
         (lambda x: autograd.prim2orig(), ProgramError, "prim2orig is for static Programs"),
     ],
 )
-def test_refusals(call, error, message):
+def test_refuses_what_it_cannot_do(call, error, message):
     with pytest.raises(error, match=message):
         call(double(X))
 
 
-def test_doctests():
+def test_examples_of_docstrings_hold():
     for module in (matrices, primitive):
         assert doctest.testmod(module).failed == 0

@@ -180,7 +180,7 @@ def test_look_ahead_continues_and_hands_on():
         (lambda p: ExponentialMovingAverage(p, decay=1.0), r"decay is a number in \[0, 1\)"),
     ],
 )
-def test_refusals(make, message):
+def test_refuses_what_it_cannot_do(make, message):
     with pytest.raises(ConfigError, match=message):
         make(parameters())
 
@@ -255,6 +255,6 @@ def test_exponential_moving_average(warm_up):
         again.set_state_dict({"w_ema_0": np.zeros(2)})
 
 
-def test_doctests():
+def test_examples_of_docstrings_hold():
     for module in (averages, look_ahead, minimizers):
         assert doctest.testmod(module).failed == 0

@@ -74,7 +74,7 @@ def test_buckets_are_sizes(sizes):
         inference.Config().enable_batch_buckets(sizes)
 
 
-def test_kinds():
+def test_data_types_know_their_dtype_and_bytes():
     assert inference.DataType.of(np.dtype("int64")) is inference.DataType.INT64
     assert inference.DataType.BFLOAT16.dtype.name == "bfloat16"
     assert inference.get_num_bytes_of_data_type(inference.DataType.FLOAT64) == 8
@@ -102,5 +102,5 @@ def test_compiled_programs_are_kept_on_request(tmp_path):
 
 
 @pytest.mark.parametrize("module", [kinds, predictor])
-def test_doctests(module):
+def test_examples_of_docstrings_hold(module):
     assert doctest.testmod(module).failed == 0

@@ -61,7 +61,7 @@ def test_pickles_hold_data_alone(tmp_path):
         unpickled(io.BytesIO(b"no pickle"), tmp_path)
 
 
-def test_modes():
+def test_a_mode_is_known_by_any_case_or_refused():
     assert chosen_mode("Words", "TRAIN", ("train", "test")) == "train"
     with pytest.raises(ConfigError, match="Words: mode='all'; give one of 'train', 'test'"):
         chosen_mode("Words", "all", ("train", "test"))

@@ -27,7 +27,7 @@ def test_snippets_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("module", [control_flow], ids=lambda m: m.__name__)
-def test_doctests(module):
+def test_examples_of_docstrings_hold(module):
     result = doctest.testmod(module)
     assert result.attempted > 4
     assert result.failed == 0

@@ -215,7 +215,7 @@ def test_asserts_and_raises_have_no_place_in_a_program():
         paddle.disable_static()
 
 
-def test_doctests():
+def test_examples_of_docstrings_hold():
     for module in (capture, mutation, host_calls):
         assert doctest.testmod(module).failed == 0
 

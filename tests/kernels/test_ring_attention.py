@@ -207,7 +207,7 @@ Q, K, V = qkv(s=12, h=4, n=2)
     ],
 )  # fmt: skip
 @BOTH
-def test_refusals(kernel, call, error, message):
+def test_refuses_what_it_cannot_do(kernel, call, error, message):
     with pytest.raises(error, match=message):
         call(kernel)
 

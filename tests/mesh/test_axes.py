@@ -86,7 +86,7 @@ def test_text_forms():
         (lambda: MeshShape(mp=3).grow("dp", 8), PlacementError, r"'dp' cannot be sized.*divide 8.*'mp8'"),
     ],
 )
-def test_errors(make, error, match):
+def test_bad_input_says_what_to_change(make, error, match):
     with pytest.raises(error, match=match):
         make()
 
@@ -119,6 +119,6 @@ def test_nearest_divisor_is_the_closest(number, target):
     assert int(nearest_multiples(number, target).split(" or ")[-1]) % target == 0
 
 
-def test_doctests():
+def test_examples_of_docstrings_hold():
     assert doctest.testmod(axes).failed == 0
     assert doctest.testmod(polyreme.errors).failed == 0

@@ -147,7 +147,7 @@ def test_prints_one_readable_block():
         (lambda: Plan().rows_per_device(0), PlacementError, "batch of 0 does not divide"),
     ],
 )
-def test_errors(make, error, match):
+def test_bad_input_says_what_to_change(make, error, match):
     with pytest.raises(error, match=match):
         make()
 
@@ -156,5 +156,5 @@ def test_plans_with_different_stages_differ():
     assert Plan(mesh="sharding2", strategy=zero(1)) != Plan(mesh="sharding2", strategy=zero(2))
 
 
-def test_doctests():
+def test_examples_of_docstrings_hold():
     assert doctest.testmod(plan).failed == 0

@@ -334,7 +334,7 @@ def test_refused_questions():
     assert schedule.bubble_fraction(Durations(0, 0, 0)) == schedule.span_bubble_fraction(Durations(0, 0, 0)) == 0
 
 
-def test_doctests():
+def test_examples_of_docstrings_hold():
     for module in (timeline, record, registry, schedule_module, table_of_records):
         result = doctest.testmod(module)
         assert result.failed == 0

@@ -182,7 +182,7 @@ def test_axes_of_degree_one_are_left_out_when_the_mesh_is_known():
         (lambda: Strategy.from_dict("zero"), ConfigError, "strategy 'zero'; give a dict"),
     ],
 )
-def test_errors(make, error, match):
+def test_bad_input_says_what_to_change(make, error, match):
     with pytest.raises(error, match=match):
         make()
 
@@ -196,5 +196,5 @@ def test_printing_and_axes():
     assert repr(Rule({"ffn": ("mp",)})) == "{'ffn': ('mp',)}"
 
 
-def test_doctests():
+def test_examples_of_docstrings_hold():
     assert doctest.testmod(strategy).failed == 0

@@ -66,7 +66,7 @@ def test_accuracy_takes_every_form_of_label(make):
     assert m.compute(make(scores[None]), make(labels[None])).shape in ((1, 3, 3), [1, 3, 3])
 
 
-def test_names():
+def test_a_metric_is_named_by_its_class_or_the_user():
     assert Accuracy().name() == ["acc"]
     assert Accuracy(topk=(1, 5), name="val").name() == ["val_top1", "val_top5"]
     assert Accuracy(topk=[2]).name() == ["acc_top2"]
@@ -189,10 +189,10 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("make", "error", "match"), ERRORS, ids=[m[:30] for *_, m in ERRORS])
-def test_errors(make, error, match):
+def test_bad_input_says_what_to_change(make, error, match):
     with pytest.raises(error, match=match):
         make()
 
 
-def test_doctests():
+def test_examples_of_docstrings_hold():
     assert doctest.testmod(metrics).failed == 0

@@ -64,7 +64,7 @@ def test_enough_beams_find_the_best_sequence_of_all():
 
 
 @pytest.mark.parametrize("is_test", [False, True])
-def test_captured(is_test):
+def test_captured_decoding_equals_eager(is_test):
     decoder = searcher(3)
     # the end token becomes likely, so that all beams end before the last step
     decoder.output_fn.bias.set_value(np.float32([-9, 1.5, 0, 0, 0]))

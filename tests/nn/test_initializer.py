@@ -170,7 +170,7 @@ def test_calculate_gain(name, param, gain):
         (lambda: initializer.set_global_initializer(3), ConfigError, "takes initializers, got 3"),
     ],
 )
-def test_errors(make, error, match):
+def test_bad_input_says_what_to_change(make, error, match):
     with pytest.raises(error, match=match):
         make()
 

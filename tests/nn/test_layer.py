@@ -234,7 +234,7 @@ def test_attributes_move_between_the_tables():
         (lambda net: nn.Layer()(1), NotImplementedError, r"Layer has no forward\(\)"),
     ],
 )
-def test_errors(do, error, match):
+def test_bad_input_says_what_to_change(do, error, match):
     with pytest.raises(error, match=match):
         do(Net())
 

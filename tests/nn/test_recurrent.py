@@ -233,7 +233,7 @@ def test_nested_inputs_states_and_outputs():
         (lambda: nn.RNNCellBase().state_shape, NotImplementedError, "RNNCellBase has no state_shape"),
     ],
 )
-def test_errors(make, error, match):
+def test_bad_input_says_what_to_change(make, error, match):
     with pytest.raises(error, match=match):
         make()
 

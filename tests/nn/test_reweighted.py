@@ -88,7 +88,7 @@ def test_rows_of_the_matrix_are_the_outputs(layer, dim):
         (lambda m: spectral_norm(m, n_power_iterations=0), "at least 1, got 0"),
     ],
 )
-def test_refusals(call, match):
+def test_refuses_what_it_cannot_do(call, match):
     with pytest.raises(ConfigError, match=match):
         call(paddle.nn.Linear(3, 2))
 

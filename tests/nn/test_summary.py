@@ -67,6 +67,6 @@ def test_a_layer_called_twice_is_counted_once(capsys):
         ({"input_size": (0, 2)}, ShapeError, r"positive sizes .* got \(0, 2\)"),
     ],
 )
-def test_errors(kwargs, error, match):
+def test_bad_input_says_what_to_change(kwargs, error, match):
     with pytest.raises(error, match=match):
         summary(nn.Linear(2, 2), **kwargs)

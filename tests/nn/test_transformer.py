@@ -123,6 +123,6 @@ class Odd(nn.Layer):
         (lambda: nn.TransformerEncoder(Odd(), 2), "Odd does not say how it was made"),
     ],
 )
-def test_errors(make, match):
+def test_bad_input_says_what_to_change(make, match):
     with pytest.raises(ConfigError, match=match):
         make()

@@ -60,7 +60,7 @@ def test_what_no_frame_covers_is_nan_in_a_captured_function():
 
 
 @pytest.mark.parametrize("module", [fft, signal])
-def test_examples(module):
+def test_examples_of_docstrings_hold(module):
     result = doctest.testmod(module, extraglobs={"to_tensor": to_tensor})
     assert result.attempted > 0
     assert result.failed == 0

@@ -297,7 +297,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "args", "kwargs", "error", "match"), REFUSED)
-def test_refusals(name, args, kwargs, error, match):
+def test_refuses_what_it_cannot_do(name, args, kwargs, error, match):
     given = [to_tensor(a) if isinstance(a, np.ndarray) else a for a in args]
     with pytest.raises(error, match=match):
         OPS[name](*given, **kwargs)

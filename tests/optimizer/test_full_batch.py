@@ -25,7 +25,7 @@ def parameter():
         (lambda p: opt.RAdam(beta2=1.0, parameters=p), r"beta2 is a number in \[0, 1\)"),
     ],
 )
-def test_refusals(make, message):
+def test_refuses_what_it_cannot_do(make, message):
     with pytest.raises(ConfigError, match=message):
         make([parameter()])
 

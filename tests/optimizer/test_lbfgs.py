@@ -243,5 +243,5 @@ def test_refused_calls():
         paddle.disable_static()
 
 
-def test_doctests():
+def test_examples_of_docstrings_hold():
     assert doctest.testmod(lbfgs).failed == 0

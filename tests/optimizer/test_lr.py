@@ -399,7 +399,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("make", "match"), ERRORS, ids=[m[:30] for _, m in ERRORS])
-def test_errors(make, match):
+def test_bad_input_says_what_to_change(make, match):
     with pytest.raises(ConfigError, match=match):
         make()
 
@@ -439,5 +439,5 @@ def test_all_public_schedulers_are_there():
     assert all(issubclass(getattr(lr, name), lr.LRScheduler) for name in lr.__all__)
 
 
-def test_doctests():
+def test_examples_of_docstrings_hold():
     assert doctest.testmod(lr).failed == 0

@@ -145,7 +145,7 @@ def test_a_parameters_own_regularizer_and_rate_win():
         (lambda p: opt.Adam(parameters=[parameter(dtype="complex64")]), DTypeError, "w is complex64; only SGD"),
     ],
 )
-def test_refusals(make, error, message):
+def test_refuses_what_it_cannot_do(make, error, message):
     with pytest.raises(error, match=message):
         make(parameter())
 

@@ -184,7 +184,7 @@ def test_a_paddle_imported_before_is_refused(monkeypatch):
         as_paddle()
 
 
-def test_doctests():
+def test_examples_of_docstrings_hold():
     for module in (finder, hints, command):
         assert doctest.testmod(module).failed == 0
 

@@ -55,7 +55,7 @@ def write(folder, text):
 
 
 @pytest.mark.parametrize("module", [calibration, cluster_file])
-def test_examples(module):
+def test_examples_of_docstrings_hold(module):
     assert doctest.testmod(module).failed == 0
 
 

@@ -16,7 +16,7 @@ SLOW = Link("far", 1 << 20, 10e9, 1e-5)
 NODES = Cluster(cluster_of_kind("a100", 1).device, 64, (FAST, SLOW))
 
 
-def test_examples():
+def test_examples_of_docstrings_hold():
     for module in (devices, sharding):
         assert doctest.testmod(module).failed == 0
 

@@ -43,7 +43,7 @@ MIXTRAL = ModelShape(
 )
 
 
-def test_examples():
+def test_examples_of_docstrings_hold():
     for module in (model_shape, conventions, graph):
         assert doctest.testmod(module).failed == 0
 
@@ -120,7 +120,7 @@ def test_experts_after_dense_layers_and_beside_shared_ones():
         ({"experts": 4}, "experts_per_token=0 of experts=4; give 1 to 4"),
     ],
 )
-def test_refusals(changes, message):
+def test_refuses_what_it_cannot_do(changes, message):
     values = {"hidden": 256, "layers": 3, "heads": 8, "seq": 128, "vocab": 512, "ffn": 1024}
     with pytest.raises(ConfigError, match=message):
         ModelShape(**{**values, **changes})

@@ -27,7 +27,7 @@ ONE = Cluster(KIND, 1, ())
 GPT = ModelShape(hidden=512, layers=8, heads=8, seq=128, vocab=1024, ffn=2048)
 
 
-def test_examples():
+def test_examples_of_docstrings_hold():
     for name in ("predict", "cluster"):
         assert doctest.testmod(sys.modules[f"polyreme.planner.{name}"]).failed == 0
 
@@ -408,6 +408,6 @@ def test_it_is_fast_for_deep_models():
         ),
     ],
 )
-def test_refusals(call, error, message):
+def test_refuses_what_it_cannot_do(call, error, message):
     with pytest.raises(error, match=message):
         call()

@@ -169,7 +169,7 @@ def test_a_kind_that_is_not_known_takes_the_rows_figures():
         ({"h": "?"}, "columns 'h' and 'layers' are '' and '96'; give numbers, or params_b"),
     ],
 )
-def test_refusals(changes, message):
+def test_refuses_what_it_cannot_do(changes, message):
     with pytest.raises(ConfigError, match=message):
         run_of({**ROW, **changes})
 

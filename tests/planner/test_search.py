@@ -39,7 +39,7 @@ def by_hand(cluster, batch):
 
 
 @pytest.mark.parametrize("module", [space, search, explain])
-def test_examples(module):
+def test_examples_of_docstrings_hold(module):
     assert doctest.testmod(module).failed == 0
 
 

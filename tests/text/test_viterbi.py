@@ -49,5 +49,5 @@ def test_in_a_program(static_mode):  # noqa: F811
     assert found[1].tolist() == THEIRS[True][1]
 
 
-def test_doctests():
+def test_examples_of_docstrings_hold():
     assert doctest.testmod(viterbi_decoder).failed == 0

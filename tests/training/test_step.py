@@ -116,6 +116,6 @@ def test_a_policy_that_contradicts_itself_is_refused():
 
 
 @pytest.mark.parametrize("module", [microbatches, policy, precision])
-def test_doctests(module):
+def test_examples_of_docstrings_hold(module):
     found = doctest.testmod(module)
     assert (found.failed, found.attempted > 0) == (0, True)

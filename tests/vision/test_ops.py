@@ -90,7 +90,7 @@ def test_identical_boxes_decay_to_nothing_once():
     np.testing.assert_array_equal(rows.numpy(), np.array([[0, 0.9, 0, 0, 4, 4]], "float32"))
 
 
-def test_files(tmp_path):
+def test_images_are_read_from_files(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (8, 12, 3), dtype=np.uint8)
     file = tmp_path / "a.jpg"
     Image.fromarray(pixels).save(file)

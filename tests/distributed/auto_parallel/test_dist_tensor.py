@@ -270,7 +270,7 @@ def test_a_tensor_without_values_is_refused():
 
 
 @pytest.mark.parametrize("module", [dist_tensor, local_values, kept], ids=lambda m: m.__name__)
-def test_examples(module):
+def test_examples_of_docstrings_hold(module):
     names = {"Shard": Shard, "Partial": Partial, "Replicate": R.__class__, "to_tensor": polyreme.to_tensor}
     assert doctest.testmod(module, extraglobs={**names, "ProcessMesh": ProcessMesh}).failed == 0
 

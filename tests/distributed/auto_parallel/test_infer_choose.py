@@ -125,5 +125,5 @@ def test_what_is_known_of_devices():
     assert cluster_of(jax.devices()).num_devices == 8
 
 
-def test_examples():
+def test_examples_of_docstrings_hold():
     assert doctest.testmod(choose).failed == 0

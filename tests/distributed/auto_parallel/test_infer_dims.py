@@ -290,6 +290,6 @@ def test_sizes_that_do_not_divide_are_left_apart():
     assert repr(other) == "6x4"
 
 
-def test_examples():
+def test_examples_of_docstrings_hold():
     for module in (inferring, factors, blocks):
         assert doctest.testmod(module).failed == 0

@@ -88,7 +88,7 @@ def test_control_flow_on_values():
         trace(Counting(), [InputSpec([2, 4])])
 
 
-def test_bad_input():
+def test_bad_input_is_refused():
     with pytest.raises(ConfigError, match=re.escape("trace: 3 has no shape and dtype")):
         trace(nn.Linear(3, 4), [3])
     with pytest.raises(ConfigError, match="the loss gave no Tensor"):
@@ -97,5 +97,5 @@ def test_bad_input():
         trace(nn.Linear(3, 4), [InputSpec([2, 3])], loss=lambda y: y.register_hook(lambda g: g))
 
 
-def test_examples():
+def test_examples_of_docstrings_hold():
     assert doctest.testmod(tracing, extraglobs={"np": np}).failed == 0

@@ -140,7 +140,7 @@ def test_writes_to_tensors_outside_are_refused():
         local_map(body, [[Shard(0)]])(shard_tensor(V, MESH, [Shard(0)]))
 
 
-def test_examples():
+def test_examples_of_docstrings_hold():
     module = sys.modules["polyreme.distributed.auto_parallel.tensors.local_map"]
     names = {"Shard": Shard, "Partial": Partial, "shard_tensor": shard_tensor}
     assert doctest.testmod(module, extraglobs=names).failed == 0

@@ -72,7 +72,7 @@ def test_names_and_other_ways_to_say_it():
         (lambda m: m.get_mesh_with_dim("y", slice(0, 2)), [[2, 0], [4, 1]], ["y", "x"]),
     ],
 )
-def test_parts(made, ids, names):
+def test_parts_of_a_mesh_have_its_ids_and_names(made, ids, names):
     np.testing.assert_array_equal(made(MESH).mesh, ids)
     assert made(MESH).dim_names == names
 
@@ -184,7 +184,7 @@ def test_what_is_no_placement_is_refused(make, message):
 
 
 @pytest.mark.parametrize("module", [process_mesh, placements], ids=lambda m: m.__name__)
-def test_examples(module):
+def test_examples_of_docstrings_hold(module):
     failures, count = doctest.testmod(module)
     assert failures == 0
     assert count or module is placements

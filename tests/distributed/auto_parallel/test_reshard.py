@@ -176,7 +176,7 @@ def test_misuse_is_refused():
         reshard(leaf(LINE, [R]), None, [R])
 
 
-def test_examples():
+def test_examples_of_docstrings_hold():
     module = sys.modules["polyreme.distributed.auto_parallel.tensors.reshard"]
     names = {"Shard": Shard, "shard_tensor": shard_tensor}
     assert doctest.testmod(module, extraglobs=names).failed == 0

@@ -181,5 +181,5 @@ def test_an_even_cut_balances_arithmetic():
     assert [len(part.parameters()) for part in parts] == [8, 2]
 
 
-def test_examples():
+def test_examples_of_docstrings_hold():
     assert doctest.testmod(stages).failed == 0

@@ -482,7 +482,7 @@ def test_model_parallel_random_seed():
 
 
 @pytest.mark.parametrize("module", [mp_layers, random, vocab], ids=lambda m: m.__name__)
-def test_examples(module):
+def test_examples_of_docstrings_hold(module):
     assert doctest.testmod(module).failed == 0
 
 

@@ -72,7 +72,7 @@ TOKENS = to_tensor(np.arange(6).reshape(2, 3))
         ("parameters", 2, [0, 4, 6]),
     ],
 )
-def test_cut(method, stages, want):
+def test_boundaries_of_each_method(method, stages, want):
     layers = [LayerDesc(Linear, 2, 2), LayerDesc(ReLU), Linear(2, 2), relu, LayerDesc(Linear, 2, 4), ReLU()]
     assert PipelineLayer(layers, stages, seg_method=method).segment_parts == want
 
