@@ -126,7 +126,7 @@ def test_offloaded_inputs_go_to_host_memory():
     arrays = [t._array for t in program._current()]
     state, rest = arrays[: program._num_written], arrays[program._num_written :]
     # for a CPU, whose memory is the host's, jax writes no moves
-    text = program._jitted.trace(state, rest, [X]).lower(lowering_platforms=("cuda",)).as_text()
+    text = program._jitted.trace(state, rest, X).lower(lowering_platforms=("cuda",)).as_text()
     moves = re.findall(r'annotate_device_placement.*_xla_buffer_placement = "(\w+)"', text)
     assert moves == ["pinned_host", "device"]
 
