@@ -63,7 +63,8 @@ of a small network differentiated several times have fewer (1024 x 64 x 64), tho
 
 
 def _is_large(x: jax.Array, width: int) -> bool:
-    return x.size * width >= _LARGE
+    """False for a batch whose size is open, as in an exported program: the compiler sees no size either."""
+    return all(isinstance(n, int) for n in (*x.shape, width)) and x.size * width >= _LARGE
 
 
 def rows_product(x: jax.Array, y: jax.Array, acc: jnp.dtype | None = None) -> jax.Array:

@@ -104,7 +104,7 @@ def _gives_the_same(call: Call, facts: ProgramFacts) -> bool:
     except (ShapeError, DTypeError, ConfigError):
         return False
     first, last = results[0], results[-1]
-    if changes or not isinstance(first, infer.Seen):
+    if changes or not isinstance(first, infer.InferredTensor):
         return False
     shape = infer.shape_of(first.array, last.array)
     return (shape, first.array.dtype) == (tuple(before.shape), before.dtype)
