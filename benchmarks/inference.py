@@ -5,7 +5,7 @@
 Models: an MLP 784-128-64-10, and an encoder of BERT-tiny's size (2 layers, hidden 128, 2 heads, ffn 512, vocabulary
 30,522, 64 tokens; 2 classes from the first token). Sides: `polyreme` and `paddle` save the same code with jit.save and
 run it in their predictors through handles; `jit` calls the saved program by jax.jit alone, the least that a predictor
-on JAX can cost; `torch` is
+on JAX can cost; `jit-inline` does so with programs run in the calling thread, as a predictor's process does; `torch` is
 eager, in inference mode, on all cores, and `torch-one-thread` on one; `paddle-threads` and `paddle-onednn` are Paddle's
 predictor with its math library on all cores, and with oneDNN too. Models are saved by one process and served by
 another. All sides have the same weights and must give the same outputs.
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import sides as s
 
-SIDES = ("jit", "polyreme", "torch", "torch-one-thread", "paddle", "paddle-threads", "paddle-onednn")
+SIDES = ("jit", "jit-inline", "polyreme", "torch", "torch-one-thread", "paddle", "paddle-threads", "paddle-onednn")
 CASES = ("mlp", "encoder")
 VOCAB, HIDDEN, HEADS, FFN, TOKENS, LAYERS = 30_522, 128, 2, 512, 64, 2
 # two layers of sums of up to 784 products, of size about 1
@@ -159,7 +159,11 @@ def build(side: str) -> dict[str, Callable[[], Any]]:
     folder = tempfile.mkdtemp()
     subprocess.run([sys.executable, __file__, "--write", folder, paddle.__name__], check=True, stdout=sys.stderr)
     prefixes = {case: f"{folder}/{case}" for case in CASES}
-    if side == "jit":
+    if side.startswith("jit"):
+        if side == "jit-inline":
+            from polyreme.core import backend
+
+            backend.run_in_calling_thread()
         return {case: _bare(prefixes[case], given[case]) for case in CASES}
     return {case: by_handles(_predictor(paddle, side, prefixes[case]), given[case]) for case in CASES}
 

@@ -62,7 +62,7 @@ def paddle_sides(paddle, captured: bool) -> dict[str, Callable[[], float]]:
 
     def whole_step() -> float:
         value = float(step(x, y))
-        parameters[0].numpy()  # on a GPU the loss is there before the gradients are
+        parameters[0].numpy()  # eager steps are asynchronous: the loss is there before the gradients are
         return value
 
     return {"step": whole_step, "forward": lambda: float(forward(x, y))}

@@ -6,6 +6,7 @@ Imported first by polyreme.core.  Never imports: anything above.
 import ctypes
 import functools
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,10 +44,10 @@ def _configure() -> None:
     jax.config.update("jax_enable_x64", flags.x64())
     # random numbers do not depend on how an array is sharded
     jax.config.update("jax_threefry_partitionable", True)
-    # a CPU program runs in the thread that calls it: handing a small one to another costs several times its work, and
-    # programs with collectives that run at the same time starve each other of XLA's threads and never end; see
-    # docs/decisions/0006-cpu-programs-run-in-the-calling-thread.md
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    if _num_virtual_devices() > 1:
+        # programs with collectives that run at the same time starve each other of XLA's threads and never end; see
+        # docs/decisions/0006-one-program-at-a-time-on-virtual-devices.md
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
     cache = flags.compile_cache()
     if cache is not None and _writable(cache):
         jax.config.update("jax_compilation_cache_dir", str(cache))
@@ -57,6 +58,14 @@ def _configure() -> None:
 def take_cpu_num() -> None:
     """Look at CPU_NUM again, which scripts set after the import; without effect once a device was used."""
     _ask_for_devices()
+    if _num_virtual_devices() > 1:
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
+def _num_virtual_devices() -> int:
+    """CPU devices that XLA_FLAGS asks for, by CPU_NUM or by hand; the last of several settings counts."""
+    found = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return int(found[-1]) if found else 1
 
 
 def _keep_freed_memory() -> None:
@@ -103,8 +112,20 @@ def _writable(folder: Path) -> bool:
 def prepare_for_processes() -> None:
     """Options for a job of several processes; takes effect until the first array exists."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # with asynchronous dispatch two programs may reach gloo in another order on each rank, and wait for ever
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     # jax would swallow SIGTERM
     jax.config.update("jax_enable_preemption_service", False)
+
+
+def run_in_calling_thread() -> None:
+    """Let CPU programs run in the thread that calls them; takes effect until the first array exists, process-wide.
+
+    Handing a program to another thread and waiting for it costs 28 us on the machine of benchmarks/results/inference*,
+    which a server that reads each result at once pays for nothing; a program that a training loop does not wait for is
+    better handed over.
+    """
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 _configure()
