@@ -2,8 +2,8 @@
 
     python benchmarks/eager_op.py --python-torch ~/torch/bin/python --python-paddle ~/paddle/bin/python --save NAME
 
-`jit` is the bare call of a jitted JAX function, the least that anything on JAX can cost, run in the calling thread as
-polyreme's programs are. "taped" means that the inputs want gradients, so the call also records how to compute them.
+`jit` is the bare call of a jitted JAX function, the least that anything on JAX can cost. "taped" means that the inputs
+want gradients, so the call also records how to compute them.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,6 @@ import sides as s
 
 SIDES = ("jit", "polyreme", "torch", "paddle")
 OPS = ("add", "matmul", "tanh")
-CALLS = 1000
 CASES = (*OPS, *(f"{op} taped" for op in OPS))
 
 
@@ -29,8 +28,8 @@ class Last:
         return self.read(self.value)
 
 
-def _loop(call: Callable, read: Callable, calls: int = CALLS) -> Callable:
-    """A function of `calls` calls, so that the loop around it and the reading of its last result cost nothing."""
+def _loop(call: Callable, read: Callable, calls: int = 1000) -> Callable:
+    """A function of `calls` calls, so that the loop around it costs nothing."""
 
     def run() -> Last:
         for _ in range(calls):
@@ -41,14 +40,13 @@ def _loop(call: Callable, read: Callable, calls: int = CALLS) -> Callable:
 
 
 def build(side: str) -> dict[str, Callable]:
-    """-> CALLS calls of each op; the framework is imported here, in the side's own process."""
+    """-> 1000 calls of each op; the framework is imported here, in the side's own process."""
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((32, 32)).astype("float32") for _ in range(2))
     if side == "jit":
         import jax
         import jax.numpy as jnp
 
-        jax.config.update("jax_cpu_enable_async_dispatch", False)
         x, y = jnp.asarray(a), jnp.asarray(b)
         add, matmul, tanh = jax.jit(jnp.add), jax.jit(jnp.matmul), jax.jit(jnp.tanh)
         calls = {"add": lambda: add(x, y), "matmul": lambda: matmul(x, y), "tanh": lambda: tanh(x)}
@@ -84,10 +82,10 @@ def main() -> None:
         return
     # a sum of 32 float32 products, a few units in size
     tolerance = 2.0**-23 * 32**0.5 * 8
-    text, sides = s.table_of_cases(__file__, options, CASES, calls=1, tolerance=tolerance, per=CALLS)
+    text, sides = s.table_of_cases(__file__, options, CASES, calls=1, tolerance=tolerance, per=1000)
     print(text)
     if options.save:
-        what = f"32 x 32 float32. {options.rounds} rounds of {CALLS} calls."
+        what = f"32 x 32 float32. {options.rounds} rounds of 1000 calls."
         print(s.save(options.save, "One imperative op", what, text, sides))
 
 
