@@ -215,6 +215,7 @@ second = predictor.get_output_handle(predictor.get_output_names()[0]).copy_to_cp
 
 paddle.enable_static()  # and it can be trained on
 startup = static.Program()
+program.random_seed = startup.random_seed = 7  # one initial weight in sixty makes three steps of this rate diverge
 with static.program_guard(program, startup):
     loss = paddle.nn.Linear(2, 1)(fetch[0]).square().mean()
     paddle.optimizer.SGD(0.1).minimize(loss)
@@ -235,7 +236,8 @@ def test_a_model_runs_is_served_and_trained_on_where_its_code_is_not(saved, tmp_
     program.write_text(SERVE)
     files = [tmp_path / "model", tmp_path / "x.npy", tmp_path / "found.npz"]
     subprocess.run([sys.executable, program, *files], check=True, cwd=Path(paddle.__file__).parent.parent)
-    found = np.load(files[2])
+    with np.load(files[2]) as file:
+        found = dict(file)
     np.testing.assert_array_equal(found["first"], want)  # one backend, one Program
     np.testing.assert_array_equal(found["second"], want)
     assert found["losses"][2] < found["losses"][0]
