@@ -317,36 +317,13 @@ def _with_values(ctx: PyLayerContext, residuals: tuple) -> PyLayerContext:
     return again
 
 
-class _Alias(tape.Node):
-    """Passes gradients on unchanged: a saved Tensor's tie to where it came from."""
-
-    known_to_jax: ClassVar[bool] = True
-    __slots__ = ()
-
-    def gradients(self, cotangents: list, create_graph: bool) -> list:
-        return cotangents
-
-    def release(self) -> None:
-        pass
-
-    def saved(self) -> list:
-        return []
-
-    def reload(self, arrays: Sequence[Any]) -> None:
-        pass
-
-    @property
-    def freed(self) -> bool:
-        return False
-
-
 def _link(array: Any, edge: Any) -> Tensor:
     """A Tensor of this value whose gradient goes to edge."""
     tensor = Tensor(array, stop_gradient=edge is None)
     if isinstance(edge, tuple):
         tensor._node, tensor._index = edge
     elif edge is not None:
-        tensor._node = _Alias("saved", (edge,))
+        tensor._node = tape.PassNode("saved", edge)
     return tensor
 
 

@@ -186,29 +186,10 @@ def _noting() -> Iterator[_Notes]:
         state.watch.active, tape.saved_hooks.pair = outer, pair
 
 
-class _Entrance(tape.Node):
-    """Passes gradients on unchanged: where the second run's history meets what came before it."""
+class _Entrance(tape.PassNode):
+    """Where the second run's history meets what came before it."""
 
     __slots__ = ()
-
-    def __init__(self, edge: tape.Edge) -> None:
-        super().__init__("recompute", (edge,))
-
-    def gradients(self, cotangents: list, create_graph: bool) -> list:
-        return cotangents
-
-    def release(self) -> None:
-        """Nothing is saved."""
-
-    def saved(self) -> list[Any]:
-        return []
-
-    def reload(self, arrays: Sequence[Any]) -> None:
-        """Nothing is taken."""
-
-    @property
-    def freed(self) -> bool:
-        return False
 
 
 class _Held(NamedTuple):
@@ -229,7 +210,7 @@ class _Held(NamedTuple):
         if tensor is None:
             tensor = Tensor(array)
         tensor._array, tensor._index, tensor.stop_gradient = array, 0, self.edge is None
-        tensor._node = None if self.edge is None else _Entrance(self.edge)
+        tensor._node = None if self.edge is None else _Entrance("recompute", self.edge)
         return tensor
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 
@@ -69,34 +69,8 @@ def _observe(value: Any, what: str, index: int, layer: str) -> Any:
     seen = tape.factory.tensor(same(state.read(value)))
     seen.stop_gradient, seen._node, seen._index = False, value._node, value._index
     if value._node is None:
-        seen._node, seen._index = _Passage(value), 0  # the tape still finds the leaf
+        seen._node, seen._index = tape.PassNode("leaf", value), 0  # the tape still finds the leaf
     return seen
-
-
-class _Passage(tape.Node):
-    """From what stands for a leaf back to the leaf."""
-
-    __slots__ = ()
-    known_to_jax: ClassVar[bool] = True
-
-    def __init__(self, leaf: TensorState) -> None:
-        super().__init__("leaf", (leaf,))
-
-    def gradients(self, cotangents: list[TensorState | None], create_graph: bool) -> list[TensorState | None]:
-        return cotangents
-
-    def release(self) -> None:
-        """Nothing is saved."""
-
-    def saved(self) -> list[Any]:
-        return []
-
-    def reload(self, arrays: Sequence[Any]) -> None:
-        """Nothing is taken."""
-
-    @property
-    def freed(self) -> bool:
-        return False
 
 
 _checked = CheckedEager()

@@ -175,6 +175,38 @@ class Node:
         raise NotImplementedError
 
 
+class UnsavedNode(Node):
+    """A call that keeps no values for its backward."""
+
+    __slots__ = ()
+
+    def release(self) -> None:
+        """Nothing is saved."""
+
+    def saved(self) -> list[Any]:
+        return []
+
+    def reload(self, arrays: Sequence[Any]) -> None:
+        """Nothing is taken."""
+
+    @property
+    def freed(self) -> bool:
+        return False
+
+
+class PassNode(UnsavedNode):
+    """Passes the gradient on unchanged: ties a Tensor that stands for another to where that one came from."""
+
+    __slots__ = ()
+    known_to_jax: ClassVar[bool] = True
+
+    def __init__(self, name: str, edge: Edge) -> None:
+        super().__init__(name, (edge,))
+
+    def gradients(self, cotangents: list[TensorState | None], create_graph: bool) -> list[TensorState | None]:
+        return cotangents
+
+
 def freed_error(name: str) -> GradError:
     """The error for a second walk through a node."""
     return GradError(

@@ -35,7 +35,7 @@ _PACKAGES = (str(Path(__file__).resolve().parent.parent), *(str(Path(str(m.__fil
 unconverted: Any = weakref.WeakKeyDictionary()
 
 
-class Border(tape.Node):
+class Border(tape.UnsavedNode):
     """Stands for what was computed before the captured code began: a backward inside may not go past it."""
 
     __slots__ = ("shape",)
@@ -52,20 +52,6 @@ class Border(tape.Node):
             "inside too, "
             "or call backward() outside"
         )
-
-    def release(self) -> None:
-        """Nothing is saved."""
-
-    def saved(self) -> list[Any]:
-        """Nothing."""
-        return []
-
-    def reload(self, arrays: Sequence[Any]) -> None:
-        """Nothing is taken."""
-
-    @property
-    def freed(self) -> bool:
-        return False
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ One process drives all devices, so it has every device's part at hand.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -113,29 +113,14 @@ def _refuse_captured(what: str) -> None:
         raise CaptureError(f"{what} inside a captured function, where parts have no values; use local_map")
 
 
-class _Parts(tape.Node):
-    """Between a whole and its parts; nothing is saved."""
+class _Parts(tape.UnsavedNode):
+    """Between a whole and its parts."""
 
     __slots__ = ("form",)
-    known_to_jax: ClassVar[bool] = False
-    num_outputs: ClassVar[int] = 1
 
     def __init__(self, name: str, form: Form, edges: tuple) -> None:
         super().__init__(name, edges)
         self.form = form
-
-    def release(self) -> None:
-        """Nothing is saved."""
-
-    def saved(self) -> list[Any]:
-        return []
-
-    def reload(self, arrays: Sequence[Any]) -> None:
-        """Nothing is taken."""
-
-    @property
-    def freed(self) -> bool:
-        return False
 
 
 class FromParts(_Parts):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 
@@ -92,12 +92,10 @@ def linked(tensor: Tensor, result: Tensor, node: tape.Node) -> Tensor:
     return result
 
 
-class Moved(tape.Node):
+class Moved(tape.UnsavedNode):
     """A Tensor put elsewhere: its gradient goes back to where it came from."""
 
     __slots__ = ("back", "there")
-    known_to_jax: ClassVar[bool] = False
-    num_outputs: ClassVar[int] = 1
 
     def __init__(self, tensor: Tensor, back: Form | None, there: Form | None) -> None:
         super().__init__("reshard", (leaf_or_edge(tensor),))
@@ -111,19 +109,6 @@ class Moved(tape.Node):
             return [brought(cotangent, self.back)]
         with tape.GradEnabled(False):
             return [brought(cotangent, self.back)]
-
-    def release(self) -> None:
-        """Nothing is saved."""
-
-    def saved(self) -> list[Any]:
-        return []
-
-    def reload(self, arrays: Sequence[Any]) -> None:
-        """Nothing is taken."""
-
-    @property
-    def freed(self) -> bool:
-        return False
 
 
 def leaf_or_edge(tensor: Any) -> Any:
