@@ -156,10 +156,7 @@ class PyNode(tape.Node):
     def gradients(self, cotangents: list, create_graph: bool) -> list:
         """What the user's backward gives, one per Tensor argument."""
         if self.context is None:
-            raise GradError(
-                f"backward through {self.name!r} a second time: its saved values were freed by the first backward; "
-                "call the first one with retain_graph=True"
-            )
+            raise tape.freed_error(self.name)
         return _call_backward(self.layer, self.context, cotangents, self.outputs, self.shapes)
 
     def release(self) -> None:

@@ -348,10 +348,7 @@ class _Again(tape.Node):
     def gradients(self, cotangents: list, create_graph: bool) -> list:
         """Run the call again and pull the cotangents back through it."""
         if self.held is None:
-            raise GradError(
-                f"backward through {self.name!r} a second time: its saved values were freed by the first backward; "
-                "call the first one with retain_graph=True"
-            )
+            raise tape.freed_error(self.name)
         entrances, ends = self._run()
         wanted = [t for t in entrances if not t.stop_gradient]
         roots = [(end, c) for end, c in zip(ends, cotangents, strict=True) if c is not None]

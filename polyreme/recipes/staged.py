@@ -20,20 +20,16 @@ class StagedRuns:
         self.planned, self.optimizer = planned, planned.optimizer
         self._step: PipelineStep = planned.step
         self._pipeline = self._step.pipeline
-        self._autocast = planned.policy.precision.autocast
 
     def evaluate(self, tokens: Any, labels: Any) -> float:
         """Mean loss of a batch, nats a token."""
         batch = self.planned.cut(tokens, labels)
-        with self._autocast():
-            losses = self._pipeline.evaluate(batch, _no_keys(len(batch)))
-        return float(self._pipeline.mean(losses, batch))
+        return float(self._pipeline.mean([loss for (loss,) in self._step.evaluate(batch)], batch))
 
     def logits(self, tokens: Any) -> np.ndarray:
         """[batch, seq, vocab] of tokens, on the host."""
         batch = cut([tokens, None], 1, None)
-        with self._autocast():
-            (out,) = self._pipeline.evaluate(batch, _no_keys(1), loss=None)
+        (out,) = self._step.evaluate(batch, loss=None)
         return self._pipeline.in_every_process(out)
 
     def first_bad_tensor(self, tokens: Any, labels: Any, parameters: list[tuple[str, Any]]) -> str | None:
@@ -51,11 +47,6 @@ class StagedRuns:
                 name_of_first = f"gradient of {name}"
         self.optimizer.clear_grad()
         return name_of_first
-
-
-def _no_keys(count: int) -> list[jax.Array]:
-    """Keys for code that draws nothing; the generator stays where it is."""
-    return [jax.device_put(np.zeros(2, np.uint32))] * count
 
 
 def _is_finite(array: jax.Array) -> bool:

@@ -42,9 +42,21 @@ def layers():
     return PipelineLayer([nn.Linear(2, 2), nn.Linear(2, 2)], num_stages=2, loss_fn=nn.MSELoss())
 
 
-def trainer(folder, overrides=STAGES):
+def make_trainer(folder, overrides=STAGES):
     config = load(folder / "run", *overrides).config
-    Trainer(config, jax.devices()[: config.plan.num_devices]).step(TOKENS, TOKENS)
+    return Trainer(config, jax.devices()[: config.plan.num_devices])
+
+
+def trainer(folder, overrides=STAGES):
+    make_trainer(folder, overrides).step(TOKENS, TOKENS)
+
+
+def trainer_evaluates(folder):
+    make_trainer(folder).evaluate(TOKENS, TOKENS)
+
+
+def trainer_gives_logits(folder):
+    make_trainer(folder).logits(TOKENS)
 
 
 def whole_trainer(folder):
@@ -71,16 +83,33 @@ def model(folder):
     high_level.train_batch([X], [Y])
 
 
-def engine(folder, strategy=None):
+def make_engine(strategy=None):
     network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    paddle.distributed.to_static(network, None, nn.MSELoss(), sgd(network), strategy)(
-        paddle.to_tensor(X), paddle.to_tensor(Y)
-    )
+    return paddle.distributed.to_static(network, None, nn.MSELoss(), sgd(network), strategy)
+
+
+def engine(folder, strategy=None):
+    make_engine(strategy)(paddle.to_tensor(X), paddle.to_tensor(Y))
+
+
+def in_stages():
+    return paddle.distributed.Strategy({"pipeline": {"enable": True, "pp_degree": 2, "accumulate_steps": 2}})
 
 
 def staged_engine(folder):
-    settings = {"enable": True, "pp_degree": 2, "accumulate_steps": 2}
-    engine(folder, paddle.distributed.Strategy({"pipeline": settings}))
+    engine(folder, in_stages())
+
+
+def engine_evaluates(folder):
+    made = make_engine(in_stages())
+    made.eval()
+    made(paddle.to_tensor(X), paddle.to_tensor(Y))
+
+
+def engine_predicts(folder):
+    made = make_engine(in_stages())
+    made.predict()
+    made(paddle.to_tensor(X))
 
 
 def staged_prove(folder):
@@ -88,14 +117,22 @@ def staged_prove(folder):
     prove(layers, plan, [(X, Y)], optimizer=sgd, devices=jax.devices()[:2])
 
 
-def fleet_batch(folder):
+def make_fleet_model():
     strategy = fleet.DistributedStrategy()
     strategy.hybrid_configs = {"pp_degree": 2, "dp_degree": 4}
     strategy.pipeline_configs = {"accumulate_steps": 2, "micro_batch_size": 1}
     fleet.init(is_collective=True, strategy=strategy)
     network = layers()
-    optimizer = fleet.distributed_optimizer(sgd(network))
-    fleet.distributed_model(network).train_batch([X, Y], optimizer)
+    return fleet.distributed_model(network), fleet.distributed_optimizer(sgd(network))
+
+
+def fleet_batch(folder):
+    model, optimizer = make_fleet_model()
+    model.train_batch([X, Y], optimizer)
+
+
+def fleet_evaluates(folder):
+    make_fleet_model()[0].eval_batch([X, Y], compute_loss=True)
 
 
 class Reached(Exception):
@@ -104,6 +141,7 @@ class Reached(Exception):
 
 WHOLE = [whole_trainer, whole_command, verified, model, engine]
 STAGED = [trainer, command, staged_prove, staged_engine, fleet_batch]
+EVALUATING = [trainer_evaluates, trainer_gives_logits, engine_evaluates, engine_predicts, fleet_evaluates]
 
 
 @pytest.mark.parametrize("half", ["gradients", "update"])
@@ -123,5 +161,15 @@ def test_a_driver_hands_its_batch_to_the_step(driver, step, half, monkeypatch, t
     for each in (TrainingStep, PipelineStep):
         monkeypatch.setattr(each, "gradients", nothing)
     monkeypatch.setattr(step, half, reached)
+    with pytest.raises(Reached):
+        driver(tmp_path)
+
+
+@pytest.mark.parametrize("driver", EVALUATING, ids=lambda value: value.__name__)
+def test_evaluation_over_stages_is_the_step_s(driver, monkeypatch, tmp_path):
+    def reached(*args, **kwargs):
+        raise Reached
+
+    monkeypatch.setattr(PipelineStep, "evaluate", reached)
     with pytest.raises(Reached):
         driver(tmp_path)

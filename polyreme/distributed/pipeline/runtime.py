@@ -19,7 +19,7 @@ from polyreme.core.abstract import mode
 from polyreme.core.layout import Layout
 from polyreme.distributed.job import watchdog
 from polyreme.distributed.pipeline.chunk import Chunk
-from polyreme.distributed.pipeline.processes import from_all, leader, spans_processes
+from polyreme.distributed.pipeline.processes import from_all, is_here, leader, spans_processes
 from polyreme.distributed.pipeline.run import Run
 from polyreme.distributed.pipeline.run_across import Agreed, RunAcross
 from polyreme.eager.host import put
@@ -122,8 +122,12 @@ class Pipeline:
         return [(at, f"chunk {k}, {name}", c) for k, (at, chunk) in enumerate(placed) for name, c in chunk.programs]
 
     def drew(self, loss: int | None) -> bool:
-        """Whether the last batch that was run with this loss drew random numbers."""
-        return any(chunk.draws for chunk in self._chunks(loss))
+        """Whether the last batch that was run with this loss drew random numbers, in whatever process; all of them must
+        ask."""
+        chunks = self._chunks(loss)
+        if self._agreed is None:
+            return any(chunk.draws for chunk in chunks)
+        return any(from_all(any(chunk.draws for chunk in chunks if is_here(chunk.stage))))
 
     def _chunks(self, loss: int | None) -> list[Chunk]:
         return [*self._first, self._last if loss is None else self._with_loss[loss]]

@@ -56,6 +56,22 @@ class PipelineStep:
         mean = Tensor(self.pipeline.mean([each[loss] for each in losses], batch))
         return mean, [([Tensor(array) for array in each], None) for each in losses]
 
+    def evaluate(self, batch: Sequence[Microbatch], *, loss: int | None = 0) -> list[Any]:
+        """Forward alone, as the policy computes -> of each microbatch, the losses of all the loss functions, or with
+        loss=None what the last chunk gives. Whether Layers are in training mode is the caller's to say.
+
+        Random numbers come from branches of the stream; where nothing is drawn it stays where it is.
+        """
+        key = rng.default_generator.key_state()
+        before = state.read(key)
+        with self.policy.precision.autocast():
+            keys = rng.default_generator.branches(len(batch))
+            results = self.pipeline.evaluate(batch, keys, loss=loss, every=True)
+        if not self.pipeline.drew(loss):
+            # evaluating between two steps then leaves the next one as it would have been
+            state.write(key, before)
+        return results
+
     def update(self, loss: Tensor, *, optimizer: Any = None, scaler: GradScaler | None = None) -> Tensor | None:
         """Update the parameters from their gradients, as the policy says if loss or gradients are not finite; the
         gradients are then cleared. -> their norm, None under a policy that does not look at it."""

@@ -11,13 +11,14 @@ from polyreme.amp import GradScaler
 from polyreme.core import rng
 from polyreme.distributed.pipeline.chunks import in_chunks
 from polyreme.distributed.pipeline.runtime import Pipeline
+from polyreme.distributed.pipeline.step import PipelineStep
 from polyreme.distributed.pipeline.update import StagedUpdate
 from polyreme.distributed.placement import apply_plan
 from polyreme.mesh import Plan
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer import AdamW
-from polyreme.training.microbatches import cut
+from polyreme.training import StepPolicy, cut
 
 DATA = np.random.default_rng(0).integers(0, 128, (2, 8, 17))
 
@@ -54,8 +55,10 @@ def train(plan, devices=None):
     losses.append(float(pipe.mean(found, batch)))
     optimizer.clear_grad()
     model.eval()
-    found = pipe.evaluate(batch, rng.default_generator.branches(len(batch)))
-    (logits,) = pipe.evaluate(cut([DATA[0, :2, :-1], None], 1, None), rng.default_generator.branches(1), loss=None)
+    step, key = PipelineStep(pipe, StepPolicy(), optimizer), rng.default_generator.get_state()
+    found = [loss for (loss,) in step.evaluate(batch)]
+    (logits,) = step.evaluate(cut([DATA[0, :2, :-1], None], 1, None), loss=None)
+    assert (rng.default_generator.get_state() == key).all()  # nothing was drawn, whichever stage a process has
     update.share_numbers()
     names = {id(p): n for n, p in model.named_parameters()}
     counters = {n: np.asarray(a).tolist() for n, a in optimizer.state_arrays(names).items() if "/" not in n}

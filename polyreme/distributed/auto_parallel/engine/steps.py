@@ -147,15 +147,14 @@ class StagedSteps:
             bring_key(self.layout)
             if kind == "train":
                 return [], [self.step(batch).loss]
-            with self._settled.precision.autocast():
-                return self._evaluate(kind, batch, labels, wants_outputs)
+            return self._evaluate(kind, batch, wants_outputs)
 
-    def _evaluate(self, kind: str, batch: list[Microbatch], labels: Sequence[Tensor], wants_outputs: bool) -> tuple:
+    def _evaluate(self, kind: str, batch: list[Microbatch], wants_outputs: bool) -> tuple:
         with no_grad():
-            keys = rng.default_generator.branches(len(batch))
             if kind == "eval" and not wants_outputs and self._loss is not None:
-                return [], [Tensor(self._pipeline.mean(self._pipeline.evaluate(batch, keys), batch))]
-            parts = [as_list(out) for out in self._pipeline.evaluate(batch, keys, loss=None)]
+                losses = [loss for (loss,) in self.step.evaluate(batch)]
+                return [], [Tensor(self._pipeline.mean(losses, batch))]
+            parts = [as_list(out) for out in self.step.evaluate(batch, loss=None)]
             outputs = [_join(part, batch) for part in zip(*parts, strict=True)]
             if kind == "predict" or self._loss is None:
                 return outputs, []
@@ -168,7 +167,9 @@ class StagedSteps:
         found = []
         for outputs, each in zip(parts, batch, strict=True):
             labels = [Tensor(put(v, whole)) for v in each.labels]
-            found.append(self._total(outputs, labels) * (each.rows / rows))
+            with self._settled.precision.autocast():
+                total = self._total(outputs, labels)
+            found.append(total * (each.rows / rows))
         return [functools.reduce(operator.add, found)]
 
     def _total(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> Tensor:

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 
 from polyreme.amp import GradScaler
-from polyreme.core import rng, state
 from polyreme.distributed.fleet.base.distributed_strategy import DistributedStrategy
 from polyreme.distributed.fleet.base.job import Job, resolve
 from polyreme.distributed.fleet.optimizer import HybridParallelOptimizer
@@ -105,19 +104,13 @@ class PipelineParallel(Layer):
         list of each microbatch's outputs."""
         batch = self._cut(data)
         loss = self._checked_loss(loss_fn_idx) if compute_loss else None
-        was_training, key = self._layers.training, rng.default_generator.key_state()
-        before = state.read(key)
+        was_training = self._layers.training
         self._layers.eval()
         try:
-            with self._job.amp.autocast():
-                keys = rng.default_generator.branches(len(batch))
-                outputs = self._pipeline.evaluate(batch, keys, loss=loss, every=True)
+            outputs = self.training_step.evaluate(batch, loss=loss)
         finally:
             if was_training:
                 self._layers.train()
-        if not self._pipeline.drew(loss):
-            # evaluating between two steps then leaves the next one as it would have been
-            state.write(key, before)
         return self._means(outputs, batch) if compute_loss else outputs
 
     def _mean_or_all(self, mean: Tensor, parts: list[tuple[list[Tensor], Any]], batch: list[Microbatch]) -> Any:
