@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from polyreme.core import dtype as dtypes
-from polyreme.fusion.arguments import defaults_of, plain
+from polyreme.core.arguments import defaults_of
+from polyreme.fusion.values import plain
 
 Bound = dict[str, Any]
 _SWAPPED = {"add": ("x", "y"), "multiply": ("x", "y")}

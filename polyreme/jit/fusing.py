@@ -16,12 +16,12 @@ import numpy as np
 
 from polyreme import flags
 from polyreme.core import amp_policy
+from polyreme.core.arguments import arguments_of
 from polyreme.core.checked import checked
 from polyreme.core.op import function_of
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.errors import ConfigError, DTypeError, ShapeError
-from polyreme.fusion.arguments import arguments_of
 from polyreme.fusion.pattern import Match, Pattern, matches
 from polyreme.fusion.table import PATTERNS
 

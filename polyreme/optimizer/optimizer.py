@@ -7,7 +7,6 @@ regularizers, master weights, learning rate, skipping a step on overflow, placem
 from __future__ import annotations
 
 import copy
-import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -18,6 +17,7 @@ import numpy as np
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
+from polyreme.core.arguments import keywords_of
 from polyreme.core.checked import step_done
 from polyreme.core.meshes import HOST, Devices
 from polyreme.core.state import TensorState
@@ -143,14 +143,17 @@ class Optimizer(OptimizerState):
 
         What a static Program's optimizer is in each scope.
         """
-        args, kwargs = self._made_with
-        given = inspect.signature(type(self).__init__).bind(None, *args, **kwargs).arguments
-        del given[next(iter(given))]  # self
+        given = self.keywords()
         if self.rate_variable is not None:
             given["learning_rate"] = 0.0
         bound = type(self)(**(given | {"parameters": self._regrouped(parameters)}))
         self.lead(bound)
         return bound
+
+    def keywords(self) -> dict[str, Any]:
+        """What this optimizer was made with, by keyword."""
+        args, kwargs = self._made_with
+        return keywords_of(self.__init__, args, kwargs)  # type: ignore[misc]
 
     def _regrouped(self, parameters: Sequence[Any]) -> list[Any]:
         if not any(g.settings for g in self._groups):

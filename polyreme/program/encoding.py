@@ -182,18 +182,8 @@ class Encoder:
 
 def _arguments(optimizer: Optimizer) -> dict[str, Any]:
     """What an optimizer was made with, parameters excepted, its rate as it is now."""
-    args, kwargs = optimizer._made_with
-    signature = inspect.signature(type(optimizer).__init__)
-    bound = signature.bind(None, *args, **kwargs).arguments
-    arguments: dict[str, Any] = {}
-    for at, (name, value) in enumerate(bound.items()):
-        if at == 0:  # self
-            continue
-        if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-            arguments.update(value)
-        else:
-            arguments[name] = value
-    if "learning_rate" in signature.parameters:
+    arguments = optimizer.keywords()
+    if "learning_rate" in inspect.signature(type(optimizer).__init__).parameters:
         rate = optimizer.rate_variable
         scheduled = rate if rate is not None else optimizer._scheduler
         arguments["learning_rate"] = scheduled if scheduled is not None else optimizer.get_lr()

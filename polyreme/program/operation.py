@@ -8,7 +8,6 @@ optimizer's, a branch is jit's.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 
 from polyreme.core import amp_policy, mode, state
 from polyreme.core import dtype as dtypes
+from polyreme.core.arguments import arguments_of, parameters_of
 from polyreme.core.op import OPS, function_of
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
@@ -156,6 +156,10 @@ class Call(Operation):
         for name, tensor in zip(self.outputs, values.tensors(result), strict=True):
             frame.define(name, tensor)
 
+    def by_parameter(self) -> dict[str, Any] | None:
+        """Every argument by parameter, defaults filled in; None where that cannot be said."""
+        return arguments_of(self.name, self.args, self.kwargs)
+
     def with_argument(self, parameter: str, value: Any) -> Call:
         """The same call with another value for a parameter; itself if the function has no such parameter."""
         names = parameters_of(self.name)
@@ -165,12 +169,6 @@ class Call(Operation):
         if at < len(self.args):
             return replace(self, args=(*self.args[:at], value, *self.args[at + 1 :]))
         return replace(self, kwargs={**self.kwargs, parameter: value})
-
-
-def parameters_of(name: str) -> list[str]:
-    """Parameter names of an op, composite or Tensor method."""
-    declared = getattr(function_of(name), "op", None)
-    return list(declared.names) if declared is not None else list(inspect.signature(function_of(name)).parameters)
 
 
 def call(name: str, args: tuple, kwargs: dict[str, Any]) -> Any:

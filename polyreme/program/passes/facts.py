@@ -6,6 +6,7 @@ between two reads keeps these apart.
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -143,18 +144,15 @@ def results_of(call: Call, given: Mapping[str, Tensor]) -> tuple[list[Any], list
 def _call_draws(call: Call, likes: Mapping[str, Tensor]) -> bool:
     declared = getattr(function_of(call.name), "op", None)
     if declared is not None:
-        return any(k is KEY and not _is_given(call, declared, at) for at, k in enumerate(declared.kinds))
+        given = call.by_parameter() or {}
+        keys = [given.get(name) for name, kind in zip(declared.names, declared.kinds, strict=True) if kind is KEY]
+        return any(key is None or key is inspect.Parameter.empty for key in keys)
     given = inputs_of(call, likes)
     if given is None:
         return True
     before = rng.default_generator.drawn
     results_of(call, given)
     return rng.default_generator.drawn != before
-
-
-def _is_given(call: Call, declared: Any, at: int) -> bool:
-    value = call.args[at] if at < len(call.args) else call.kwargs.get(declared.names[at])
-    return value is not None
 
 
 # ---- changing ----

@@ -9,7 +9,6 @@ from typing import Any
 from polyreme.core.symbol import Symbol
 from polyreme.program.block import Block
 from polyreme.program.operation import Call, Operation
-from polyreme.program.passes.arguments import arguments_of
 from polyreme.program.passes.facts import ProgramFacts, kept_names, rename, renamed, settle, symbol_of
 from polyreme.program.program import Program
 from polyreme.program.values import Ref
@@ -99,7 +98,7 @@ def _given_back(op: Operation, block: Block, facts: ProgramFacts) -> str | None:
     if not isinstance(op, Call) or len(op.outputs) != 1 or op.changes or op.outputs[0] in facts.pinned:
         return None
     rules = [rule for rule in IDENTITIES if rule.op == op.name]
-    given = arguments_of(op) if rules else None
+    given = op.by_parameter() if rules else None
     for rule in rules:
         if given is not None and isinstance(given[rule.of], Ref) and rule.holds(given):
             source = given[rule.of].name

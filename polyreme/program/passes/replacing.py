@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from polyreme.core.arguments import defaults_of
 from polyreme.errors import ConfigError, DTypeError, ShapeError
-from polyreme.fusion.arguments import defaults_of
 from polyreme.fusion.pattern import Bound, Line, Match, Pattern
 from polyreme.program import infer
 from polyreme.program.block import Block
 from polyreme.program.operation import Call
-from polyreme.program.passes.arguments import arguments_of
 from polyreme.program.passes.facts import ProgramFacts, inputs_of, results_of, symbol_of
 from polyreme.program.values import Ref
 
@@ -37,7 +36,7 @@ class BlockCalls:
         op = self.block.ops[call]
         if not isinstance(op, Call):
             return op.kind, None
-        return op.name, None if len(op.outputs) != 1 or op.changes else arguments_of(op)
+        return op.name, None if len(op.outputs) != 1 or op.changes else op.by_parameter()
 
     def kind(self, value: Any) -> tuple[tuple[int, ...], np.dtype] | None:
         """(shape, dtype) of a Ref whose value the Program says exactly."""

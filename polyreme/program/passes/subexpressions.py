@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyreme.fusion.arguments import frozen
+from polyreme.fusion.values import frozen
 from polyreme.program.block import Block
 from polyreme.program.operation import Call, Operation
 from polyreme.program.passes.facts import ProgramFacts, kept_names, rename, renamed, settle

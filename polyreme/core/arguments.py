@@ -1,15 +1,22 @@
-"""The arguments of calls by parameter, and as values to compare."""
+"""The arguments of calls by parameter, for functions known by the name they are declared under.
+
+A call that is about to run is bound by its op (Op.bind), which raises for what does not fit; here calls are looked at.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from polyreme.core.op import function_of
+
+
+def parameters_of(name: str) -> list[str]:
+    """Parameter names of an op, composite or Tensor method."""
+    declared = getattr(function_of(name), "op", None)
+    return list(declared.names) if declared is not None else list(inspect.signature(function_of(name)).parameters)
 
 
 @functools.cache
@@ -34,22 +41,13 @@ def arguments_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> d
     return {**known, **dict(zip(known, args, strict=False)), **kwargs}
 
 
-def frozen(value: Any) -> Any:
-    """An argument as something hashable that is equal only for what means the same: 1, 1.0 and True differ."""
-    cls = value.__class__
-    if isinstance(value, (list, tuple)):
-        return cls, tuple(map(frozen, value))
-    if isinstance(value, dict):
-        return cls, tuple((k, frozen(value[k])) for k in sorted(value))
-    if isinstance(value, slice):
-        return cls, tuple(map(frozen, (value.start, value.stop, value.step)))
-    if isinstance(value, np.ndarray):
-        return cls, value.dtype.str, value.shape, value.tobytes()
-    if isinstance(value, (float, complex)):
-        return cls, repr(value)  # 0.0 and -0.0 are equal
-    return cls, value
-
-
-def plain(value: Any) -> Any:
-    """An argument to compare; lists and tuples of the same are the same."""
-    return frozen(tuple(value) if isinstance(value, list) else value)
+def keywords_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call of any function says, by keyword, no defaults filled in. Raises TypeError as the call would."""
+    signature = inspect.signature(function)
+    keywords: dict[str, Any] = {}
+    for name, value in signature.bind(*args, **kwargs).arguments.items():
+        if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            keywords.update(value)
+        else:
+            keywords[name] = value
+    return keywords
