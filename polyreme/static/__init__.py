@@ -12,6 +12,7 @@ from polyreme.program.drawing import draw
 from polyreme.program.executor import Executor
 from polyreme.program.gradient import append_backward, gradients
 from polyreme.program.mode import data
+from polyreme.program.parameters import WeightNormParamAttr
 from polyreme.program.program import Program
 from polyreme.program.scope import Scope, global_scope, scope_guard
 from polyreme.static import amp, nn, passes
@@ -35,7 +36,7 @@ from polyreme.static.io import (
 )
 from polyreme.static.metrics import accuracy, auc
 from polyreme.static.places import cpu_places, cuda_places, device_guard, xpu_places
-from polyreme.static.variables import WeightNormParamAttr, create_global_var, create_parameter
+from polyreme.static.variables import create_global_var, create_parameter
 
 _IPU = "it programs a Graphcore IPU, for which XLA has no backend here"
 LEFT_OUT = {

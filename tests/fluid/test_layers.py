@@ -223,5 +223,5 @@ def test_every_activation_has_a_name(script):
     x = script.data("x", [3, 4])
     outs = [script.layers.fc(x, 4, act=act) for act in ("relu", "tanh", "softmax", "leaky_relu", "hard_sigmoid", None)]
     assert all(o.shape == [3, 4] for o in outs)
-    with pytest.raises(paddle.errors.ConfigError, match="act='rellu' is no activation; did you mean 'relu'"):
+    with pytest.raises(paddle.errors.ConfigError, match="there is no activation 'rellu'; did you mean 'relu'"):
         script.layers.fc(x, 4, act="rellu")

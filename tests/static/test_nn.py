@@ -194,7 +194,11 @@ def test_control_flow_is_recorded(static_mode):
     [
         (lambda x: static.nn.fc(x, 3, activation="nothing"), ConfigError, "no activation 'nothing'"),
         (lambda x: static.nn.fc(x, 3, num_flatten_dims=3), ShapeError, r"num_flatten_dims=3 .*shape \[-1, 4, -1\]"),
-        (lambda x: static.nn.fc(x, 3), ShapeError, r"shape \[-1, 3\]; give static.data the sizes"),
+        (
+            lambda x: static.nn.fc(x, 3),
+            ShapeError,
+            r"shape \[-1, 3\]; give the sizes that are -1 where",
+        ),
         (lambda x: static.nn.fc(x, 3, weight_attr=False), ConfigError, "nothing to multiply by"),
         (lambda x: static.nn.fc([x, x], 3, weight_attr=["a"]), ConfigError, "1 weight attributes for 2 inputs"),
         (lambda x: static.nn.embedding(x, [5, 3], is_distributed=True), ConfigError, "no parameter server"),
@@ -220,7 +224,7 @@ def test_control_flow_is_recorded(static_mode):
         (
             lambda x: static.nn.fc(x[0], 2, weight_attr=static.WeightNormParamAttr(dim=2)),
             ShapeError,
-            "give static.data the sizes",
+            "give the sizes that are -1 where",
         ),
         (lambda x: static.nn.deform_conv2d(x, x, None, 3, 3), ShapeError, "deform_conv2d takes 4 dims"),
         (lambda x: static.nn.fcc, AttributeError, "no name 'fcc'"),
@@ -244,5 +248,21 @@ def test_kernels_that_cannot_be_found_are_refused(static_mode):
 
 
 def test_layer_functions_belong_to_static_mode():
-    with pytest.raises(ProgramError, match=r"static.nn.fc makes parameters .*enable_static"):
+    with pytest.raises(ProgramError, match=r"fc makes parameters of a Program.*enable_static"):
         static.nn.fc(paddle.ones([2, 3]), 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "want"),
+    [
+        ("leaky_relu", [-0.02, 2.0]),
+        ("hardsigmoid", [0.3, 0.9]),
+        ("hard_sigmoid", [0.3, 0.9]),
+        ("silu", [-0.26894142, 1.76159416]),
+    ],
+)
+def test_activations_have_the_constants_of_paddles_operators(static_mode, name, want):
+    x = static.data("x", [1, 2])
+    eye = paddle.nn.initializer.Assign(np.eye(2, dtype="float32"))
+    out = static.nn.fc(x, 2, weight_attr=eye, activation=name)
+    close(run([out], x=np.array([[-1.0, 2.0]], "float32"))[0], [want], 2)

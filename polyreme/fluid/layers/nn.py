@@ -9,7 +9,6 @@ from typing import Any
 from polyreme.core import dtype as dtypes
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.fluid.layer import layer
-from polyreme.fluid.param_attr import ParamAttr
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant, Normal
 from polyreme.ops import arithmetic as ar
@@ -204,8 +203,8 @@ def batch_norm(
     wide = dtypes.float32 if input.dtype == dtypes.float16 else input.dtype
     scale = parts.parameter(param_attr, [channels], wide, Constant(1.0))
     bias = parts.bias(bias_attr, [channels], wide)
-    mean = parts.parameter(ParamAttr(moving_mean_name, trainable=False), [channels], wide, Constant(0.0))
-    variance = parts.parameter(ParamAttr(moving_variance_name, trainable=False), [channels], wide, Constant(1.0))
+    mean = parts.statistic(moving_mean_name, [channels], wide, Constant(0.0))
+    variance = parts.statistic(moving_variance_name, [channels], wide, Constant(1.0))
     made = F.batch_norm(
         input, mean, variance, scale, bias, not is_test, momentum, epsilon, data_layout,
         use_global_stats=True if use_global_stats else None,

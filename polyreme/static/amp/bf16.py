@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyreme.static.amp.decorator import CustomOpLists, OptimizerWithMixedPrecision, decorate
-from polyreme.static.nn.made import refuse
+from polyreme.static.nn.checks import refuse
 
 AutoMixedPrecisionListsBF16 = CustomOpLists
 

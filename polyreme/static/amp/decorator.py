@@ -22,7 +22,7 @@ from polyreme.program.operation import Operation
 from polyreme.program.passes.mixing import amp
 from polyreme.program.program import Program
 from polyreme.program.training import Optimize
-from polyreme.static.nn.made import refuse
+from polyreme.static.nn.checks import refuse
 from polyreme.static.variables import create_global_var
 
 

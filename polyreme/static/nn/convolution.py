@@ -10,7 +10,9 @@ from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
 from polyreme.nn.layers.conv import sizes_of
 from polyreme.ops import deformable
-from polyreme.static.nn.made import ParameterMaker, activation, channels
+from polyreme.program.activations import activation
+from polyreme.program.parameters import LayerParameters
+from polyreme.static.nn.checks import channels
 
 
 def conv2d(
@@ -60,7 +62,7 @@ def _conv(
     kind: str, spatial: int, x: Any, filters: int, filter_size: Any, stride: Any, padding: Any, dilation: Any,
     groups: int | None, param_attr: Any, bias_attr: Any, act: str | None, name: str | None, data_format: str,
 ) -> Any:  # fmt: skip
-    after = activation(kind, act)
+    after = activation(act)
     weight, bias, parts = _kernel(
         kind, spatial, x, filters, filter_size, groups, param_attr, bias_attr, name, data_format
     )
@@ -73,10 +75,10 @@ def _kernel(
 ) -> tuple[Any, Any, int]:  # fmt: skip
     """(weight, bias, groups)."""
     kernel = sizes_of(filter_size, spatial, f"{kind}: filter_size")
-    made, parts, have = _parts(kind, spatial, x, filters, groups, param_attr, name, data_format)
+    parameters, parts, have = _parts(kind, spatial, x, filters, groups, param_attr, name, data_format)
     spread = Normal(0.0, math.sqrt(2.0 / (have * math.prod(kernel)))) if have > 0 else None
-    weight = made.create_parameter([filters, have // parts, *kernel], param_attr, default_initializer=spread)
-    return weight, made.create_parameter([filters], bias_attr, is_bias=True), parts
+    weight = parameters.parameter(param_attr, [filters, have // parts, *kernel], x.dtype, spread)
+    return weight, parameters.bias(bias_attr, [filters], x.dtype), parts
 
 
 def deform_conv2d(
@@ -107,15 +109,15 @@ def deform_conv2d(
 
 def _parts(
     kind: str, spatial: int, x: Any, filters: int, groups: int | None, attr: Any, name: str | None, data_format: str
-) -> tuple[ParameterMaker, int, int]:
-    """(what makes parameters, groups, channels)."""
+) -> tuple[LayerParameters, int, int]:
+    """(parameters, groups, channels)."""
     parts = 1 if groups is None else groups
     have = channels(kind, x, data_format, [spatial + 2])
     if attr is False:
         raise ConfigError(f"{kind}: param_attr=False leaves no kernel; leave it out")
     if not isinstance(parts, int) or parts < 1 or filters < 1 or filters % parts or (have > 0 and have % parts):
         raise ConfigError(f"{kind}: groups={groups} must divide the {have} channels and num_filters={filters}")
-    return ParameterMaker(kind, name, x.dtype), parts, have
+    return LayerParameters(kind, name), parts, have
 
 
 def conv2d_transpose(
@@ -168,14 +170,14 @@ def _transpose(
     dilation: Any, groups: int | None, param_attr: Any, bias_attr: Any, act: str | None, name: str | None,
     data_format: str,
 ) -> Any:  # fmt: skip
-    after = activation(kind, act)
-    maker, parts, have = _parts(kind, spatial, x, filters, groups, param_attr, name, data_format)
+    after = activation(act)
+    parameters, parts, have = _parts(kind, spatial, x, filters, groups, param_attr, name, data_format)
     sizes = None if output_size is None else sizes_of(output_size, spatial, f"{kind}: output_size")
     if filter_size is None:
         filter_size = _leading_to(kind, spatial, x, sizes, padding, stride, dilation, data_format)
     kernel = sizes_of(filter_size, spatial, f"{kind}: filter_size")
-    weight = maker.create_parameter([have, filters // parts, *kernel], param_attr)
-    bias = maker.create_parameter([filters], bias_attr, is_bias=True)
+    weight = parameters.parameter(param_attr, [have, filters // parts, *kernel], x.dtype)
+    bias = parameters.bias(bias_attr, [filters], x.dtype)
     return after(getattr(F, kind)(x, weight, bias, stride, padding, 0, dilation, parts, sizes, data_format))
 
 

@@ -11,7 +11,9 @@ from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn import functional as F
 from polyreme.ops.arithmetic import add, matmul
 from polyreme.ops.manipulation import reshape
-from polyreme.static.nn.made import ParameterMaker, activation, refuse
+from polyreme.program.activations import activation
+from polyreme.program.parameters import LayerParameters
+from polyreme.static.nn.checks import refuse
 
 
 def fc(
@@ -28,22 +30,24 @@ def fc(
     num_flatten_dims: how many dims are kept, -1 for all but the last. x: several Variables have a weight each, and
     their products are added up; weight_attr may then be a list. bias_attr=False: no bias.
     """
-    act = _activation("fc", activation)
+    act = _activation(activation)
     xs = list(x) if isinstance(x, (list, tuple)) else [x]
     attrs = list(weight_attr) if isinstance(weight_attr, (list, tuple)) else [weight_attr] * len(xs)
     if not xs or len(attrs) != len(xs):
         raise ConfigError(f"fc: {len(attrs)} weight attributes for {len(xs)} inputs; give one for all, or one for each")
-    made = ParameterMaker("fc", name, xs[0].dtype)
-    products = [_product(made, value, size, num_flatten_dims, attr) for value, attr in zip(xs, attrs, strict=True)]
+    parameters = LayerParameters("fc", name)
+    products = [
+        _product(parameters, value, size, num_flatten_dims, attr) for value, attr in zip(xs, attrs, strict=True)
+    ]
     out = functools.reduce(add, products)
-    bias = made.create_parameter([size], bias_attr, is_bias=True)
+    bias = parameters.bias(bias_attr, [size], xs[0].dtype)
     return act(out if bias is None else add(out, bias))
 
 
 _activation = activation
 
 
-def _product(maker: ParameterMaker, x: Any, size: int, num_dims: int, attr: Any) -> Any:
+def _product(parameters: LayerParameters, x: Any, size: int, num_dims: int, attr: Any) -> Any:
     if attr is False:
         raise ConfigError("fc: weight_attr=False leaves nothing to multiply by; leave it out")
     keep = x.ndim - 1 if num_dims == -1 else num_dims
@@ -52,7 +56,7 @@ def _product(maker: ParameterMaker, x: Any, size: int, num_dims: int, attr: Any)
             f"fc: num_flatten_dims={num_dims} for an input of shape {list(x.shape)}; keep 1 to {x.ndim - 1}"
         )
     rest = x.shape[keep:]
-    weight = maker.create_parameter([-1 if -1 in rest else math.prod(rest), size], attr)
+    weight = parameters.parameter(attr, [-1 if -1 in rest else math.prod(rest), size], x.dtype)
     return matmul(x if len(rest) == 1 else reshape(x, [*x.shape[:keep], math.prod(rest)]), weight)
 
 
@@ -73,8 +77,7 @@ def embedding(
     refuse("embedding", is_distributed=(is_distributed, "there is no parameter server; place the table by a plan"))
     if len(size) != 2:
         raise ConfigError(f"embedding: size is [rows, width], got {size!r}")
-    made = ParameterMaker("embedding", None, dtype)
-    weight = made.create_parameter(list(size), param_attr)
+    weight = LayerParameters("embedding").parameter(param_attr, list(size), dtype)
     return F.embedding(input, weight, padding_idx=padding_idx, sparse=bool(is_sparse))
 
 
@@ -110,8 +113,8 @@ def bilinear_tensor_product(
     bias_attr: Any = None,
 ) -> Any:
     """act(x W_o y^T + b_o) for each output o: [n, a], [n, b] -> [n, size], W [size, a, b], b [1, size]."""
-    after = activation("bilinear_tensor_product", act)
-    made = ParameterMaker("bilinear_tensor_product", name, x.dtype)
-    weight = made.create_parameter([size, x.shape[1], y.shape[1]], param_attr)
-    bias = made.create_parameter([1, size], bias_attr, is_bias=True)
+    after = activation(act)
+    parameters = LayerParameters("bilinear_tensor_product", name)
+    weight = parameters.parameter(param_attr, [size, x.shape[1], y.shape[1]], x.dtype)
+    bias = parameters.bias(bias_attr, [1, size], x.dtype)
     return after(F.bilinear(x, y, weight, bias))

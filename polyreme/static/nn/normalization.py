@@ -11,7 +11,9 @@ from polyreme.nn.initializer import Constant
 from polyreme.nn.layers.spectral_norm import SpectralNorm
 from polyreme.ops.gather_scatter import where
 from polyreme.ops.manipulation import reshape
-from polyreme.static.nn.made import ParameterMaker, activation, channels, refuse
+from polyreme.program.activations import activation
+from polyreme.program.parameters import LayerParameters, check_recording
+from polyreme.static.nn.checks import channels, refuse
 
 
 def batch_norm(
@@ -41,13 +43,13 @@ def batch_norm(
             "" if do_model_average_for_mean_and_var else "False", "an average of models holds what is trained",
         ),
     )  # fmt: skip
-    after = activation("batch_norm", act)
+    after = activation(act)
     size = channels("batch_norm", input, data_layout, (2, 3, 4, 5))
-    made = ParameterMaker("batch_norm", name, "float32")
-    weight = made.create_parameter([size], param_attr, default_initializer=Constant(1.0))
-    bias = made.create_parameter([size], bias_attr, is_bias=True)
-    mean = made.statistic([size], moving_mean_name, Constant(0.0))
-    variance = made.statistic([size], moving_variance_name, Constant(1.0))
+    parameters = LayerParameters("batch_norm", name)
+    weight = parameters.parameter(param_attr, [size], "float32", Constant(1.0))
+    bias = parameters.bias(bias_attr, [size], "float32")
+    mean = parameters.statistic(moving_mean_name, [size], "float32", Constant(0.0))
+    variance = parameters.statistic(moving_variance_name, [size], "float32", Constant(1.0))
     out = F.batch_norm(
         input, mean, variance, weight, bias, training=not is_test, momentum=momentum, epsilon=epsilon,
         data_format=data_layout, use_global_stats=True if use_global_stats else None,
@@ -70,16 +72,16 @@ def layer_norm(
 
     scale, shift: learn a weight, a bias.
     """
-    after = activation("layer_norm", act)
+    after = activation(act)
     if not 0 < begin_norm_axis < input.ndim:
         raise ShapeError(
             f"layer_norm: begin_norm_axis={begin_norm_axis} for shape {list(input.shape)}; give 1 to {input.ndim - 1}"
         )
     sizes = input.shape[begin_norm_axis:]
-    made = ParameterMaker("layer_norm", name, input.dtype)
+    parameters = LayerParameters("layer_norm", name)
     count = [-1 if -1 in sizes else math.prod(sizes)]
-    weight = made.create_parameter(count, param_attr if scale else False, default_initializer=Constant(1.0))
-    bias = made.create_parameter(count, bias_attr if shift else False, is_bias=True)
+    weight = parameters.parameter(param_attr if scale else False, count, input.dtype, Constant(1.0))
+    bias = parameters.bias(bias_attr if shift else False, count, input.dtype)
     return after(F.layer_norm(input, sizes, weight, bias, epsilon))
 
 
@@ -94,11 +96,11 @@ def group_norm(
     name: str | None = None,
 ) -> Any:
     """act(normalization of groups of channels of each sample), as nn.GroupNorm."""
-    after = activation("group_norm", act)
+    after = activation(act)
     size = channels("group_norm", input, data_layout, (2, 3, 4, 5))
-    made = ParameterMaker("group_norm", name, input.dtype)
-    weight = made.create_parameter([size], param_attr, default_initializer=Constant(1.0))
-    bias = made.create_parameter([size], bias_attr, is_bias=True)
+    parameters = LayerParameters("group_norm", name)
+    weight = parameters.parameter(param_attr, [size], input.dtype, Constant(1.0))
+    bias = parameters.bias(bias_attr, [size], input.dtype)
     return after(F.group_norm(input, groups, epsilon, weight, bias, data_format=data_layout))
 
 
@@ -112,9 +114,9 @@ def instance_norm(
     if (param_attr is False) != (bias_attr is False):
         raise ConfigError("instance_norm: leave out both scale and bias (False for both attributes) or neither")
     size = channels("instance_norm", input, "NCHW", (2, 3, 4, 5))
-    made = ParameterMaker("instance_norm", name, input.dtype)
-    weight = made.create_parameter([size], param_attr, default_initializer=Constant(1.0))
-    bias = made.create_parameter([size], bias_attr, is_bias=True)
+    parameters = LayerParameters("instance_norm", name)
+    weight = parameters.parameter(param_attr, [size], input.dtype, Constant(1.0))
+    bias = parameters.bias(bias_attr, [size], input.dtype)
     return F.instance_norm(input, weight=weight, bias=bias, eps=epsilon)
 
 
@@ -123,7 +125,7 @@ def spectral_norm(weight: Any, dim: int = 0, power_iters: int = 1, eps: float = 
 
     name changes nothing: the vectors are named after the layer, `spectralnorm_<n>.weight_u` and `.weight_v`.
     """
-    ParameterMaker("spectral_norm", None, weight.dtype)
+    check_recording("spectral_norm")
     return SpectralNorm(weight.shape, dim, power_iters, eps, weight.dtype)(weight)
 
 
@@ -132,17 +134,16 @@ def prelu(x: Any, mode: str, param_attr: Any = None, data_format: str = "NCHW", 
 
     Slopes are [1], [1, c, 1, 1] (or as data_format says) or [1, *x.shape[1:]], at first 0.25.
     """
-    maker = ParameterMaker("prelu", name, x.dtype)
+    parameters = LayerParameters("prelu", name)
     start = Constant(0.25)
     if mode == "all":
-        return F.prelu(x, maker.create_parameter([1], param_attr, default_initializer=start))
+        return F.prelu(x, parameters.parameter(param_attr, [1], x.dtype, start))
     if mode == "channel":
         size = channels("prelu", x, data_format, range(2, 6))
         at = 1 if data_format[1] == "C" else x.ndim - 1
-        slope = maker.create_parameter([size if d == at else 1 for d in range(x.ndim)], param_attr,
-                                      default_initializer=start)  # fmt: skip
+        slope = parameters.parameter(param_attr, [size if d == at else 1 for d in range(x.ndim)], x.dtype, start)
         return F.prelu(x, reshape(slope, [size]), data_format)
     if mode == "element":
-        slope = maker.create_parameter([1, *x.shape[1:]], param_attr, default_initializer=start)
+        slope = parameters.parameter(param_attr, [1, *x.shape[1:]], x.dtype, start)
         return where(x > 0, x, slope * x)
     raise ConfigError(f"prelu: mode={mode!r}; it is 'all', 'channel' or 'element'")

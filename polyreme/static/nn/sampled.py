@@ -15,7 +15,8 @@ from polyreme.ops.manipulation import reshape, unsqueeze
 from polyreme.ops.math import log1p, sigmoid
 from polyreme.ops.random import rand
 from polyreme.ops.search import searchsorted
-from polyreme.static.nn.made import ParameterMaker, refuse
+from polyreme.program.parameters import LayerParameters
+from polyreme.static.nn.checks import refuse
 
 SAMPLERS = ("uniform", "log_uniform", "custom_dist")
 
@@ -50,11 +51,11 @@ def nce(
             "at least 1"
         )
     chances = _chances(sampler, num_total_classes, custom_dist)
-    made = ParameterMaker("nce", name, input.dtype)
-    weight = made.create_parameter([num_total_classes, input.shape[1]], param_attr)
-    bias = made.create_parameter([num_total_classes, 1], bias_attr, is_bias=True)
-    expected = made.statistic([num_total_classes], None, Assign(chances * draws))
-    upto = made.statistic([num_total_classes], None, Assign(np.cumsum(chances)))
+    parameters = LayerParameters("nce", name)
+    weight = parameters.parameter(param_attr, [num_total_classes, input.shape[1]], input.dtype)
+    bias = parameters.bias(bias_attr, [num_total_classes, 1], input.dtype)
+    expected = parameters.statistic(None, [num_total_classes], input.dtype, Assign(chances * draws))
+    upto = parameters.statistic(None, [num_total_classes], input.dtype, Assign(np.cumsum(chances)))
     drawn = searchsorted(upto, rand([input.shape[0], draws], input.dtype), right=True)
     true, noise = _score(input, label, weight, bias), _score(input, drawn, weight, bias)
     losses = log1p(_at(expected, label) / true).sum(1) + log1p(noise / _at(expected, drawn)).sum(1)
