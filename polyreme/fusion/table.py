@@ -43,7 +43,7 @@ def _scores(how: str, drops: bool) -> Any:
             return None
         if "mask" in match.bound and not match.is_floating("mask"):
             return None  # a bool would be added as 0 and 1
-        if "t" in match.bound and (match.bound["t"] is True and match.bound["p"] != 0) is not drops:
+        if "t" in match.bound and (bool(match.bound["t"]) and match.bound["p"] != 0) is not drops:
             return None
         return {"factor": 1 / factor if how.endswith("divided") else factor}
 

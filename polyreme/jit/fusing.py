@@ -77,24 +77,27 @@ class CallOperand:
 
 @dataclass(eq=False)
 class Noted:
-    """A call: what it was given, what it gave, and the modes in force."""
+    """A call: what it was given, what it gave, the modes in force, and where gradients of all these went then."""
 
     name: str
     given: dict[str, Any]
     result: CallOperand
     modes: tuple
 
+    def __post_init__(self) -> None:
+        self._edges = self._edges_now()
+
     def inputs(self) -> list[CallOperand]:
         """The Tensors it was given."""
         return [v for v in self.given.values() if isinstance(v, CallOperand)]
 
     def is_current(self) -> bool:
-        """Whether nothing that it was given or gave was changed in place since."""
-        return all(v.tensor._array is v.array for v in (*self.inputs(), self.result))
+        """Whether nothing that it was given or gave was changed since, in place or in where its gradient goes."""
+        same = all(v.tensor._array is v.array for v in (*self.inputs(), self.result))
+        return same and self._edges == self._edges_now()
 
-    def cuts(self) -> bool:
-        """Whether a gradient that reaches its result goes no further though its inputs want it."""
-        return self.result.tensor.stop_gradient and any(not v.tensor.stop_gradient for v in self.inputs())
+    def _edges_now(self) -> list[Any]:
+        return [tape.edge_key(tape.edge_of(v.tensor)) for v in (*self.inputs(), self.result)]
 
 
 class CapturedCalls:
@@ -148,7 +151,7 @@ class CapturedCalls:
 
     def _apply(self, pattern: Pattern, match: Match, result: TensorState) -> bool:
         calls: list[Noted] = match.calls
-        if any(c.modes != calls[0].modes or not c.is_current() for c in calls) or any(c.cuts() for c in calls[1:]):
+        if any(c.modes != calls[0].modes or not c.is_current() for c in calls):
             return False
         one = pattern.replacement.op
         if _is_listed(calls[0].modes[0], one, calls):

@@ -252,6 +252,41 @@ def test_logits_without_gradient_stay_so():
     np.testing.assert_allclose(value.numpy(), LOSSES["whole"](h, w, paddle.to_tensor(LABELS)).numpy(), atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("which", ["weight starts", "weight stops", "a part of the way stops"])
+def test_gradients_switched_between_the_calls_go_where_they_went(which):
+    def step(h, w, y):
+        w.stop_gradient = which == "weight starts"
+        table = w + h.sum() if which == "a part of the way stops" else w
+        logits = paddle.matmul(h, table, transpose_y=True)
+        table.stop_gradient = which != "weight starts"
+        F.cross_entropy(logits, y).backward()
+        w.stop_gradient = False
+        return [t.grad for t in (h, w)]
+
+    labels = paddle.to_tensor(LABELS)
+    eager = step(*leaves(HIDDEN, WEIGHT), labels)
+    h, w = leaves(HIDDEN, WEIGHT)
+    captured = to_static(lambda y: step(h, w, y))
+    for a, b in zip(captured(labels), eager, strict=True):
+        assert (a is None) is (b is None)
+        if a is not None:
+            np.testing.assert_allclose(a.numpy(), b.numpy(), atol=TOLERANCE * max(1, np.abs(b.numpy()).max()))
+    assert captured.fusions == []
+
+
+def test_no_grad_fuses_too():
+    h, w = leaves(HIDDEN, WEIGHT)
+
+    @to_static
+    def evaluate(y):
+        with paddle.no_grad():
+            return LOSSES["whole"](h, w, y)
+
+    value = evaluate(paddle.to_tensor(LABELS))
+    assert evaluate.fusions == ["linear_cross_entropy"]
+    np.testing.assert_allclose(value.numpy(), LOSSES["whole"](h, w, paddle.to_tensor(LABELS)).numpy(), atol=TOLERANCE)
+
+
 def test_autocast_fuses_what_runs_in_one_policy():
     def loss(h, w, y):
         with paddle.amp.auto_cast(dtype="bfloat16"):
@@ -309,6 +344,37 @@ def test_attention_written_out():
     for a, b in zip(captured, attend(), strict=True):
         # sums of 8 products, then of 4 keys
         np.testing.assert_allclose(a, b.numpy(), rtol=0, atol=2 * EPS * (8 + 4) * max(1, np.abs(b.numpy()).max()) * 8)
+
+
+@pytest.mark.parametrize("training", [1, np.True_])
+def test_dropout_told_to_train_by_another_true_is_not_idle(training):
+    q, k, v = (paddle.to_tensor(a) for a in RNG.normal(size=(3, 1, 4, 2, 8)).astype("float32"))
+
+    def attend():
+        q4, k4, v4 = (paddle.transpose(t, [0, 2, 1, 3]) for t in (q, k, v))
+        probabilities = F.dropout(F.softmax(paddle.matmul(q4, k4, transpose_y=True), -1), 0.5, training=training)
+        return paddle.transpose(paddle.matmul(probabilities, v4), [0, 2, 1, 3])
+
+    step = to_static(attend)
+    paddle.seed(2)
+    captured = step()
+    paddle.seed(2)
+    np.testing.assert_allclose(captured.numpy(), attend().numpy(), atol=2 * EPS * (8 + 4) * 8)
+    assert step.fusions == []
+
+
+@pytest.mark.parametrize("ignored", [-100, 2**32 + 3])
+def test_labels_beyond_32_bits_are_what_they_are(ignored):
+    labels = np.where(LABELS < 0, 2**32 + 3, LABELS)
+    h, w = leaves(HIDDEN, WEIGHT)
+    step = to_static(lambda y: of_classes(ignore_index=ignored)(h, w, y))
+    value = step(paddle.to_tensor(labels))
+    assert step.fusions == ["linear_cross_entropy"]
+    if ignored < 0:
+        assert np.isnan(value.numpy())  # out of range, where a captured function cannot raise
+    else:
+        eager = of_classes()(h, w, paddle.to_tensor(LABELS))
+        np.testing.assert_allclose(value.numpy(), eager.numpy(), atol=TOLERANCE)
 
 
 def test_a_vocabulary_split_over_devices():
