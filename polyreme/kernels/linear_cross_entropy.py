@@ -202,24 +202,27 @@ def _loss_fwd(spec: CrossEntropySpec, hidden, weight, labels):
         return losses, (hidden, weight, labels, lse)
     head = _Head(spec, weight, _wide(hidden))
     share = _share(spec.reduction, labels != spec.ignore_index, head.acc)
+    one = jnp.ones((), head.acc)
 
     def body(dweight, chunk):
         h, y = chunk
         logits = head.logits(h)
         losses, lse = _losses(spec, logits, y)
-        dlogits = _logits_grad(spec, logits, lse, y, share)
+        # of the sum: a class's part of the mean's is below what float16 holds, and the loss is scaled up only later
+        dlogits = _logits_grad(spec, logits, lse, y, one)
         return dweight + head.weight_grad(h, dlogits), (losses, head.hidden_grad(dlogits).astype(h.dtype))
 
     chunks = _chunk_count(hidden.shape[0] // spec.ways, head.vocab)
     dweight, (losses, dhidden) = _walk(body, head.no_weight_grad(), (hidden, labels), chunks)
-    return losses.sum() * share, (dhidden, dweight, jnp.zeros((0, 0), weight.dtype))
+    return losses.sum() * share, (dhidden, dweight, share, jnp.zeros((0, 0), weight.dtype))
 
 
 def _loss_bwd(spec: CrossEntropySpec, residuals, cotangent):
     if spec.reduction != "none":
-        dhidden, dweight, like = residuals
-        dweight = _Head(spec, like, dweight.dtype).finish(dweight * cotangent.astype(dweight.dtype))
-        return dhidden * cotangent.astype(dhidden.dtype), dweight, None
+        dhidden, dweight, share, like = residuals
+        scale = cotangent.astype(dweight.dtype) * share
+        dweight = _Head(spec, like, dweight.dtype).finish(dweight * scale)
+        return (dhidden * scale).astype(dhidden.dtype), dweight, None
     hidden, weight, labels, lse = residuals
     head = _Head(spec, weight, _wide(hidden))
 

@@ -169,3 +169,16 @@ def test_parts_of_the_tokens_add_up_to_the_whole(reduction):
     # sums of 128 terms below 4 in another order
     for got, want in zip(gradients(4), gradients(1), strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=128 * 4 * 2.0**-24)
+
+
+def test_a_scaled_mean_in_float16_keeps_the_gradient_of_rare_classes():
+    tokens, vocab, scale = 256, 2048, 2.0**14
+    hidden = jnp.tile(jnp.asarray([1, 0], jnp.float16), (tokens, 1))
+    # the label's logit is log(2^18), all others are 0: each has about 2^-18, a hundredth of which float16 still tells
+    weight = jnp.zeros((vocab, 2), jnp.float16).at[:, 1].set(1).at[0].set(jnp.asarray([18 * np.log(2), 0], jnp.float16))
+    labels = jnp.zeros(tokens, jnp.int32)
+    _, pull = jax.vjp(lambda h, w: linear_cross_entropy(h, w, labels, reduction="mean"), hidden, weight)
+    dhidden, _ = pull(jnp.asarray(scale, jnp.float32))
+    others = (vocab - 1) / (vocab - 1 + np.exp(float(weight[0, 0])))
+    # probabilities are rounded to multiples of 2^-24, the result to 11 bits
+    np.testing.assert_allclose(np.asarray(dhidden[:, 1], float), others * scale / tokens, rtol=2.0**-6)
