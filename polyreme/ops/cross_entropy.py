@@ -41,6 +41,8 @@ def _squeezed_label(label: Array, shape: tuple, dim: int, what: str) -> tuple[Ar
     rest = shape[:dim] + shape[dim + 1 :]
     if not dtypes.is_integer(label.dtype):
         raise DTypeError(f"{what}: label is {label.dtype.name}; class labels are integers")
+    # compared with the number of classes and with ignore_index, which fewer bits may not hold
+    label = label.astype(jnp.promote_types(label.dtype, dtypes.int32))
     if label.shape == (*shape[:dim], 1, *shape[dim + 1 :]):
         return jnp.squeeze(label, dim), True
     if label.shape == rest:
@@ -297,11 +299,15 @@ def linear_cross_entropy_of_classes(
     if label.shape in ((label.size,), (label.size, 1)) and label.size == math.prod(tokens):
         label = label.reshape(tokens)
     label, _ = _squeezed_label(label, (*tokens, 1), hidden.ndim - 1, "fused_linear_cross_entropy")
+    # int32 holds every class, -1 for what is ignored, and one class too many for what is out of range
+    classes = weight.shape[0 if transpose_weight else -1]
+    known = jnp.where((label >= 0) & (label < classes), label, classes)
+    label = jnp.where(label == ignore_index, -1, known).astype(dtypes.int32)
     loss = kernels.linear_cross_entropy(
         segment.join_tokens(hidden, ways),
         weight,
-        segment.join_tokens(label, ways, kept=0).astype(dtypes.int32),
-        ignore_index=ignore_index,
+        segment.join_tokens(label, ways, kept=0),
+        ignore_index=-1,
         label_smoothing=label_smoothing,
         vocab_first=transpose_weight,
         reduction=reduction,  # type: ignore[arg-type]

@@ -326,3 +326,11 @@ def test_max_pooling_keeps_a_nan_wherever_it_lies(kernel):
         x = np.zeros((1, 1, kernel), "float32")
         x[0, 0, place] = np.nan
         assert np.isnan(F.max_pool1d(tensor(x), kernel).numpy()).all()
+
+
+@pytest.mark.parametrize(("dtype", "labels"), [("uint8", [156, 250]), ("int8", [3, 100])])
+def test_labels_of_few_bits_against_more_classes_than_they_hold(dtype, labels):
+    scores = tensor(np.random.default_rng(0).normal(size=(2, 300)))
+    for loss in (F.cross_entropy, lambda x, y: F.nll_loss(F.log_softmax(x), y)):
+        want = loss(scores, tensor(labels, "int64"))
+        assert loss(scores, tensor(labels, dtype)).item() == want.item()
