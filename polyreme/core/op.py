@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -321,7 +322,10 @@ def _register(name: str, fn: Callable[..., Any]) -> None:
 
 
 def freeze(value: Any) -> Any:
-    """An attribute as a hashable value: lists become tuples, Tensors and NumPy scalars become Python numbers."""
+    """An attribute as a hashable value: lists become tuples, Tensors and NumPy scalars become Python numbers. Every nan
+    is one object, as it is equal to itself alone."""
+    if value.__class__ is float and value != value:
+        return math.nan
     if isinstance(value, (list, tuple)):
         return tuple(freeze(v) for v in value)
     if isinstance(value, state.TensorState):
@@ -329,7 +333,7 @@ def freeze(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return freeze(value.tolist())
     if isinstance(value, np.generic):
-        return value.item()
+        return freeze(value.item())
     if isinstance(value, dict):
         return tuple(sorted((k, freeze(v)) for k, v in value.items()))
     return value

@@ -16,6 +16,7 @@ import numpy as np
 
 from polyreme.core import amp_policy, backend, layout, mode, rng, state
 from polyreme.core import dtype as dtypes
+from polyreme.core.kernel import Kernel
 from polyreme.core.op import ATTR, KEY, TENSOR, Op, freeze
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
@@ -167,7 +168,8 @@ class Eager:
             ) from None
         if kernel is None:
             template = tuple((slot[0],) if isinstance(slot, tuple) else slot for slot in key[1:])
-            kernel = op.kernels[kernel_key] = op.kernel(template, _autocast.policy)
+            kernel = op.kernel(template, _autocast.policy)
+            _store(op, kernel_key, kernel)
         if form is not None:
             op.calls[form] = kernel
         try:
@@ -193,17 +195,32 @@ class Eager:
 
 
 _EMPTY = inspect.Parameter.empty
+# of one op: a number that is another one in each call makes a kernel in each, which takes about a MiB
+_MOST_KERNELS = 1024
 _ONE_TENSOR, _NO_EDGE = (TENSOR,), (None,)
 _NUMBERS = frozenset({bool, int, float, complex})
-_PLAIN = _NUMBERS | {str, type(None)}
+_PLAIN = frozenset({bool, int, float, str, type(None)})
 
 
 def _attribute(value: Any) -> tuple:
-    """What tells an attribute from others: 1, 1.0 and True are equal and hash alike."""
+    """What tells an attribute from others: 1, 1.0 and True are equal and hash alike, and so are 0.0 and -0.0."""
     cls = value.__class__
     if cls is list or cls is tuple:
         return (len(value), *map(type, value), *value)
-    return (cls, value)
+    return (cls, repr(value)) if cls is float and _is_zero_or_nan(value) else (cls, value)
+
+
+def _is_zero_or_nan(number: float) -> bool:
+    return not (number < 0 or number > 0)
+
+
+def _store(op: Op, key: tuple, kernel: Kernel) -> None:
+    """Keep a kernel of an op; the oldest one goes where there are too many."""
+    for oldest in list(op.kernels)[: max(0, len(op.kernels) + 1 - _MOST_KERNELS)]:
+        gone = op.kernels.pop(oldest, None)
+        for form in [f for f, k in list(op.calls.items()) if k is gone]:
+            op.calls.pop(form, None)
+    op.kernels[key] = kernel
 
 
 def _says_all(op: Op, args: tuple, kwargs: dict[str, Any]) -> bool:
@@ -215,8 +232,11 @@ def _says_all(op: Op, args: tuple, kwargs: dict[str, Any]) -> bool:
     given = [*zip(kinds, args, strict=False), *zip((ATTR,) * len(known), kwargs.values(), strict=True)]
     for kind, value in given:
         if kind is ATTR:
-            parts = value if isinstance(value, (list, tuple)) else (value,)
+            many = isinstance(value, (list, tuple))
+            parts = value if many else (value,)
             if any(part.__class__ not in _PLAIN for part in parts):
+                return False
+            if many and any(part.__class__ is float and _is_zero_or_nan(part) for part in parts):
                 return False
         elif kind is not TENSOR or not (value is None or value.__class__ in _NUMBERS or isinstance(value, TensorState)):
             return False
@@ -232,8 +252,12 @@ def _gather(tensor: TensorState) -> Any:
 
 
 def _types(value: Any) -> Any:
-    """The types inside a frozen attribute: 1, 1.0 and True are equal and hash alike but mean different kernels."""
-    return tuple(_types(v) for v in value) if isinstance(value, tuple) else value.__class__
+    """The types inside a frozen attribute: 1, 1.0 and True are equal and hash alike but mean different kernels; and how
+    floats are written, as 0.0 and -0.0 are equal too.
+    """
+    if isinstance(value, tuple):
+        return tuple(_types(v) for v in value)
+    return (value.__class__, repr(value)) if isinstance(value, (float, complex)) else value.__class__
 
 
 def _tensor_list(op: Op, value: Any) -> list[Any]:

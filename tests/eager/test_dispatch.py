@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import polyreme as paddle
+import polyreme.nn.functional as F
+from polyreme.eager import dispatch
 from polyreme.errors import ShapeError
 
 
@@ -58,3 +60,29 @@ def test_autocast_and_default_dtype_choose_the_kernel_of_a_repeated_call():
             assert paddle.exp(n).dtype.name == "float64"
         finally:
             paddle.set_default_dtype("float32")
+
+
+def test_zeros_of_either_sign_and_nan_keep_kernels_of_their_own():
+    x = paddle.ones([1, 1, 2])
+    nan = [float("nan") for _ in range(3)]
+    for _ in range(2):
+        for value in (0.0, -0.0):
+            for padded in (
+                F.pad(x, [1, 1], value=value, data_format="NCL"),
+                F.pad(x, [1, 1], "constant", value, "NCL"),
+            ):
+                assert np.signbit(padded.numpy()[0, 0, [0, 3]]).tolist() == [np.signbit(value)] * 2
+        for value in nan:
+            F.leaky_relu(x, value)
+    kernels = F.leaky_relu.op.kernels
+    assert sum(any(slot[0] != slot[0] for slot in key[1:] if isinstance(slot, tuple)) for key in kernels) == 1
+
+
+def test_kernels_of_a_number_that_changes_each_call_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr(dispatch, "_MOST_KERNELS", 4)
+    op, x = F.leaky_relu.op, paddle.to_tensor([-1.0, 1.0])
+    for number in range(12):
+        assert F.leaky_relu(x, number / 64).tolist() == [-number / 64, 1.0]
+        assert F.leaky_relu(x, negative_slope=0.25).tolist() == [-0.25, 1.0]
+    assert len(op.kernels) <= 4
+    assert set(op.calls.values()) <= set(op.kernels.values())
