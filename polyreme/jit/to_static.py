@@ -87,7 +87,7 @@ class StaticFunction:
         with _one_at_a_time:
             form, tensors, arrays = (None, [], []) if kwargs else _form(args)
             for program in self._by_form.get(form, ()):
-                if program.is_function:
+                if program.is_function and not lookup.used:
                     self._served = program
                     return program.run_function(arrays, tensors)
                 if program.serves(tensors):
@@ -127,7 +127,7 @@ class StaticFunction:
                 signature.append((_TENSOR, array.shape, array.dtype, leaf.stop_gradient, leaf._node is None))
                 tensors.append(leaf)
             else:
-                signature.append((leaf.__class__, leaf))
+                signature.append((leaf.__class__, _exact(leaf)))
         if self._specs is not None:
             for want, tensor in zip(self._specs, tensors, strict=False):
                 _check_spec(want, tensor)
@@ -239,12 +239,17 @@ def _form(args: tuple) -> tuple[tuple | None, list[Any], list[Any]]:
             tensors.append(value)
             arrays.append(array)
         elif (cls := value.__class__) in _PLAIN:
-            form += (cls, value)
+            form += (cls, _exact(value) if cls is float else value)
         else:
             return None, tensors, arrays
     if len(tensors) > 1 and len(set(map(id, tensors))) < len(tensors):
         return None, tensors, arrays
     return tuple(form), tensors, arrays
+
+
+def _exact(value: Any) -> Any:
+    """A value as a key: 0.0 and -0.0 are equal, and nan is not equal to itself."""
+    return repr(value) if isinstance(value, (float, complex, np.inexact)) else value
 
 
 def _repeats(tensors: list[Any]) -> tuple[int, ...] | None:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import polyreme as paddle
+import polyreme.distributed as dist
+from polyreme.eager.dist_members import lookup
 
 
 def test_a_hook_added_or_removed_after_the_capture_is_seen():
@@ -80,3 +82,24 @@ def test_a_function_without_state_tells_repeated_calls_apart():
     traced = len(seen)
     run(x, y), run(x, x), run(x, 1)
     assert len(seen) == traced
+
+
+def test_zeros_of_either_sign_and_nan_keep_programs_of_their_own():
+    run = paddle.jit.to_static(lambda x, value: paddle.full_like(x, value))
+    x = paddle.ones([2])
+    for _ in range(2):
+        for value in (0.0, -0.0, float("nan")):
+            for result in (run(x, value), run(x, value=value)):
+                np.testing.assert_array_equal(np.signbit(result.numpy()), np.signbit(value))
+    assert len(run.concrete_programs()) == 6
+
+
+def test_a_function_without_state_is_told_of_a_tensor_put_on_a_mesh(monkeypatch):
+    monkeypatch.setattr(lookup, "used", False)
+    run = paddle.jit.to_static(lambda x: x * 2 if x.is_dist() else x * 3)
+    x = paddle.ones([2])
+    assert run(x).tolist() == run(x).tolist() == [3.0, 3.0]
+    placed = dist.shard_tensor(x, dist.ProcessMesh([0, 1], dim_names=["x"]), [dist.Shard(0)])
+    for _ in range(3):
+        assert run(placed).tolist() == [2.0, 2.0]
+        assert run(x).tolist() == [3.0, 3.0]
