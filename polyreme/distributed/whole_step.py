@@ -26,7 +26,8 @@ class WholeStep:
 
     def __call__(self, batch: Sequence[Microbatch]) -> StepResult:
         """One optimizer step; without the microbatches' own losses."""
-        return StepResult(*self._train(self.place(batch)), [])
+        loss, grad_norm, key = self._train(self.place(batch))
+        return StepResult(loss, grad_norm, key, [])
 
     def gradients(self, batch: Sequence[Microbatch]) -> tuple[Tensor, list[tuple[list[Tensor], Any]]]:
         """The first half of a step, as TrainingStep.gradients says, without outputs."""

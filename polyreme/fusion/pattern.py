@@ -84,12 +84,15 @@ class Calls(Protocol):
 
     def maker(self, value: Any) -> Any:
         """The call that gave a value, None for what is no value or comes from elsewhere."""
+        ...
 
     def parts(self, call: Any) -> tuple[str, dict[str, Any] | None]:
         """(name, arguments by parameter); None in place of the arguments if it can be part of no pattern."""
+        ...
 
     def kind(self, value: Any) -> tuple[tuple[int, ...], np.dtype] | None:
         """(shape, dtype) of a value, sizes -1 where they are not known; None for what is no value."""
+        ...
 
 
 @dataclass

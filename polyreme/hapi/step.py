@@ -36,7 +36,7 @@ def precision_of(configs: str | dict[str, Any] | None) -> MixedPrecision:
     for name in settings:
         if name not in known:
             raise ConfigError(f"prepare: amp_configs has {name!r}{did_you_mean(name, known)}")
-    cast = {k: v for k, v in settings.items() if k in _CAST_KEYS}
+    cast: dict[str, Any] = {k: v for k, v in settings.items() if k in _CAST_KEYS}
     return MixedPrecision(level, **cast, scaler={k: v for k, v in settings.items() if k in _SCALER_KEYS})
 
 

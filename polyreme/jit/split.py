@@ -519,7 +519,8 @@ class SplitProgram:
                     is_open = total.ndim > leaf._array.ndim
                     if is_open and last:
                         total, is_open = sum_replicas(total), False
-                    fits = not is_open or (axes and total.shape[0] == self._replicas.ways(axes))
+                    wants = self._replicas.ways(axes) if axes and self._replicas is not None else 0
+                    fits = not is_open or total.shape[0] == wants
                     totals.append(_laid_out(total, self._sum_layout(leaf, axes if is_open else ())) if fits else total)
         return totals
 

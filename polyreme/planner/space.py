@@ -150,7 +150,8 @@ def _search() -> tuple[str, ...]:
 
 def _by_simplicity() -> list[str | None]:
     """No pipeline, then the schedules in the order of their table, those that are not searched last."""
-    return [None, *sorted(SCHEDULES, key=lambda name: not SCHEDULES[name].is_searched)]
+    names: list[str] = sorted(SCHEDULES, key=lambda name: not SCHEDULES[name].is_searched)
+    return [None, *names]
 
 
 def _degrees(graph: ModelGraph, cluster: Cluster, space: Space) -> Iterator[tuple[int, int, int, int]]:

@@ -215,6 +215,7 @@ class _Run:
                 self._check_finite(waiting)
                 waiting = None
             if is_logged or step == first + 1:
+                assert result.grad_norm is not None  # this run halts, so its step looks at the norm
                 reading = meter.read(
                     step,
                     loss=float(result.loss),
@@ -249,6 +250,8 @@ class _Run:
         if waiting is None:
             return
         step, batch, result = waiting
+        assert result.grad_norm is not None  # this run halts, so its step looks at the norm
+        assert result.key is not None
         loss, norm = float(result.loss), float(result.grad_norm)
         if math.isfinite(loss) and math.isfinite(norm):
             return

@@ -186,7 +186,7 @@ class Chunk:
         for p, array in zip(program.leaves, sums, strict=True):
             self._sums[id(p)] = (p, array)
 
-    def _whole(self, p: TensorState, array: jax.Array) -> jax.Array:
+    def _whole(self, p: TensorState, array: jax.Array) -> Any:
         """A gradient that the step's last backward left as addends, as it had none for this parameter."""
         if array.ndim == p._array.ndim:
             return array

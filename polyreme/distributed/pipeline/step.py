@@ -93,7 +93,7 @@ class PipelineStep:
         """What steps for an optimizer: a StagedUpdate where its step() is the plain one, else itself."""
         optimizer = self.optimizer if optimizer is None else optimizer
         is_wrapped = isinstance(optimizer, MergingOptimizer) and not optimizer.merges
-        plain = optimizer.inner_opt if is_wrapped else optimizer
+        plain: Any = optimizer.inner_opt if is_wrapped else optimizer
         if not StagedUpdate.serves(plain):
             return optimizer
         key = (id(plain), frozen_settings(plain))

@@ -45,8 +45,8 @@ class _Average:
         self._replaced: list[Any] = []
         self._updated = jax.jit(self.updated)
 
-    def updated(self, values: list[Any], kept: dict[str, list[Any]], numbers: dict[str, Any]) -> tuple[dict, dict]:
-        """(kept, numbers) after one more update with these values of the parameters. Pure."""
+    def updated(self, values: list[Any], slots: dict[str, list[Any]], numbers: dict[str, Any]) -> tuple[dict, dict]:
+        """(slots, numbers) after one more update with these values of the parameters. Pure."""
         raise NotImplementedError
 
     def averaged(self, kept: dict[str, Any], numbers: dict[str, Any]) -> Any:
@@ -153,12 +153,12 @@ class ModelAverage(_Average):
         self._least, self._most = min_average_window, max_average_window
         super().__init__(parameters)
 
-    def updated(self, values: list[Any], sums: dict[str, list[Any]], numbers: dict[str, Any]) -> tuple[dict, dict]:
+    def updated(self, values: list[Any], slots: dict[str, list[Any]], numbers: dict[str, Any]) -> tuple[dict, dict]:
         updates, count = numbers["num_updates"] + 1, numbers["num_accumulates"] + 1
         window = jnp.minimum(self._most, jnp.floor(updates * self._rate).astype(updates.dtype))
         cut, full = (count >= self._least) & (count >= window), updates % _MOST_ADDED == 0
         result: dict[str, list[Any]] = {n: [] for n in self.arrays}
-        for value, a, b, c in zip(values, *(sums[n] for n in self.arrays), strict=True):
+        for value, a, b, c in zip(values, *(slots[n] for n in self.arrays), strict=True):
             a = a + value.astype(a.dtype)
             b, a = jnp.where(full, a + b, b), jnp.where(full, 0, a)
             result["sum_3"].append(jnp.where(cut, a + b, c))
@@ -219,13 +219,13 @@ class ExponentialMovingAverage(_Average):
         self._warm_up = bool(warm_up)
         super().__init__(parameters)
 
-    def updated(self, values: list[Any], averages: dict[str, list[Any]], numbers: dict[str, Any]) -> tuple[dict, dict]:
+    def updated(self, values: list[Any], slots: dict[str, list[Any]], numbers: dict[str, Any]) -> tuple[dict, dict]:
         before = numbers["num_updates"]
         decay = jnp.asarray(self._decay)
         if self._warm_up:
             decay = jnp.where(before == 0, 0, jnp.minimum(decay, (1 + before) / (10 + before)))
         made = []
-        for value, average in zip(values, averages["ema"], strict=True):
+        for value, average in zip(values, slots["ema"], strict=True):
             share = decay.astype(jnp.finfo(average.dtype).dtype)
             made.append(average * share + value.astype(average.dtype) * (1 - share))
         return {"ema": made}, {"num_updates": before + 1}

@@ -75,7 +75,7 @@ class Recorded:
     calls: list[RecordedLayerCall]
     random: frozenset[int]
     mesh: Mesh | None
-    _move: dict[Mesh, Program] = field(default_factory=dict)
+    _moved: dict[Mesh, Program] = field(default_factory=dict)
 
     def on(self, mesh: Mesh | None) -> Program:
         """The operations with layouts over another mesh of the same axes: those of another stage."""
