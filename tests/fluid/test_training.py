@@ -255,7 +255,7 @@ REFUSED = {
     "no end": (lambda f, x: block_of(f, f.layers.While(below(f, x))), ProgramError, "no new value"),
     "condition": (lambda f, x: f.layers.While(x), ShapeError, "bool Variable of shape"),
     "default first": (lambda f, x: f.layers.Switch().default().__enter__(), ProgramError, "no case before it"),
-    "shared": (lambda f, x: [f.layers.fc(x, n, param_attr="w") for n in (2, 3)], ShapeError, "'w' is shared"),
+    "shared": (lambda f, x: [f.layers.fc(x, n, param_attr="w") for n in (2, 3)], ProgramError, "cannot share it"),
     "seed": (lambda f, x: f.layers.dropout(x, 0.5, seed=3), ConfigError, "set Program.random_seed"),
     "dropout": (lambda f, x: f.layers.dropout(x, 0.5, dropout_implementation="up"), ConfigError, "there are"),
     "attrs": (lambda f, x: f.layers.fc([x, x], 2, param_attr=["a"]), ConfigError, "1 param_attrs for 2 inputs"),

@@ -7,6 +7,7 @@ import pytest
 
 import polyreme as paddle
 import polyreme.distributed as dist
+from polyreme.distributed.auto_parallel.tensors.kept import started
 from polyreme.eager.dist_members import lookup
 
 
@@ -95,7 +96,9 @@ def test_zeros_of_either_sign_and_nan_keep_programs_of_their_own():
 
 
 def test_a_function_without_state_is_told_of_a_tensor_put_on_a_mesh(monkeypatch):
-    monkeypatch.setattr(lookup, "used", False)
+    if lookup.used:  # by a test before, in this process: as it was before that
+        monkeypatch.setattr(lookup, "used", False)
+        monkeypatch.setattr(started, "call", lambda: None)
     run = paddle.jit.to_static(lambda x: x * 2 if x.is_dist() else x * 3)
     x = paddle.ones([2])
     assert run(x).tolist() == run(x).tolist() == [3.0, 3.0]
