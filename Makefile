@@ -28,10 +28,9 @@ test: setup
 test-fast: setup
 	$(PYTEST) -m "unit and not slow and not oracle"
 
-# with the fusion emitters, as users have them, which make test leaves out because they compile for twice as long
+# compiled as users have it, which takes twice as long
 test-all: setup
-	XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true \
-		--xla_cpu_collective_call_terminate_timeout_seconds=280" $(PYTEST) -m "not oracle"
+	XLA_FLAGS="--xla_cpu_collective_call_terminate_timeout_seconds=280" $(PYTEST) -m "not oracle"
 
 # breaks twelve ops one at a time and shows that their tests fail
 mutation: setup

@@ -9,15 +9,15 @@ from polyreme.models.gpt import GPT, GPTConfig
 
 def weights_of(model: GPT) -> dict:
     """The workload's weights under the model's names; the model's qkv columns are ordered [head, q k v, head_dim]."""
-    given = g.weights()
-    named = {"tokens.weight": given["wte"], "positions.weight": given["wpe"], "norm.weight": given["ln.w"],
-             "norm.bias": given["ln.b"]}  # fmt: skip
+    arrays = g.weights()
+    named = {"tokens.weight": arrays["wte"], "positions.weight": arrays["wpe"], "norm.weight": arrays["ln.w"],
+             "norm.bias": arrays["ln.b"]}  # fmt: skip
     parts = {"attention_norm": "ln1", "attention.qkv": "qkv", "attention.out": "proj", "ffn_norm": "ln2",
              "ffn.up": "fc", "ffn.down": "out"}  # fmt: skip
     for i in range(g.LAYERS):
         for ours, theirs in parts.items():
             for ours_kind, kind in (("weight", "w"), ("bias", "b")):
-                array = given[f"{i}.{theirs}.{kind}"]
+                array = arrays[f"{i}.{theirs}.{kind}"]
                 named[f"blocks.{i}.{ours}.{ours_kind}"] = by_head(array) if theirs == "qkv" else array
     assert named.keys() == model.state_dict().keys()
     return named

@@ -19,12 +19,12 @@ def weights() -> dict[str, np.ndarray]:
     for i in range(LAYERS):
         shapes |= {f"{i}.qkv.w": (HIDDEN, 3 * HIDDEN), f"{i}.proj.w": (HIDDEN, HIDDEN)}
         shapes |= {f"{i}.fc.w": (HIDDEN, FFN), f"{i}.out.w": (FFN, HIDDEN)}
-    made = {name: (rng.standard_normal(shape) * 0.02).astype(np.float32) for name, shape in shapes.items()}
+    values = {name: (rng.standard_normal(shape) * 0.02).astype(np.float32) for name, shape in shapes.items()}
     for i in range(LAYERS):
         for name, size in (("qkv", 3 * HIDDEN), ("proj", HIDDEN), ("fc", FFN), ("out", HIDDEN)):
-            made[f"{i}.{name}.b"] = np.zeros(size, np.float32)
-        made |= _norm(f"{i}.ln1") | _norm(f"{i}.ln2")
-    return made | _norm("ln")
+            values[f"{i}.{name}.b"] = np.zeros(size, np.float32)
+        values |= _norm(f"{i}.ln1") | _norm(f"{i}.ln2")
+    return values | _norm("ln")
 
 
 def _norm(name: str) -> dict[str, np.ndarray]:

@@ -34,13 +34,13 @@ def main() -> None:
     options = parser.parse_args()
     for statement in STATEMENTS.values():
         seconds(statement)  # compiles the .pyc files and fills the disk cache
-    found: dict[str, list[float]] = {name: [] for name in STATEMENTS}
+    times_of: dict[str, list[float]] = {name: [] for name in STATEMENTS}
     for _ in range(options.rounds):
         for name, statement in STATEMENTS.items():
-            found[name].append(seconds(statement))
-    base = statistics.median(found["import jax"])
+            times_of[name].append(seconds(statement))
+    base = statistics.median(times_of["import jax"])
     rows = ["| process | ms, median | least | time to import jax's |", "|---|---|---|---|"]
-    for name, times in found.items():
+    for name, times in times_of.items():
         median = statistics.median(times)
         rows.append(f"| `{name}` | {median * 1e3:.0f} | {min(times) * 1e3:.0f} | {median / base:.2f} |")
     text = "\n".join(rows)

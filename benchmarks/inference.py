@@ -125,19 +125,19 @@ def write(folder: str, framework: str) -> None:
 def by_handles(predictor: Any, x: np.ndarray) -> Callable[[], Any]:
     """A request through a predictor's handles, which both frameworks have."""
     given = predictor.get_input_handle(predictor.get_input_names()[0])
-    made = predictor.get_output_handle(predictor.get_output_names()[0])
+    output = predictor.get_output_handle(predictor.get_output_names()[0])
 
     def request() -> Any:
         given.copy_from_cpu(x)
         predictor.run()
-        return made.copy_to_cpu()[0, 0]
+        return output.copy_to_cpu()[0, 0]
 
     return request
 
 
 def build(side: str) -> dict[str, Callable[[], Any]]:
     """-> a request of each case; the framework is imported here, in the side's own process."""
-    given = inputs()
+    arrays = inputs()
     if side.startswith("torch"):
         import torch
 
@@ -147,7 +147,7 @@ def build(side: str) -> dict[str, Callable[[], Any]]:
 
         def request(case: str) -> Any:
             with torch.inference_mode():
-                return models[case](torch.from_numpy(given[case])).numpy()[0, 0]
+                return models[case](torch.from_numpy(arrays[case])).numpy()[0, 0]
 
         return {case: lambda case=case: request(case) for case in CASES}
     if side.startswith("paddle"):
@@ -164,8 +164,8 @@ def build(side: str) -> dict[str, Callable[[], Any]]:
             from polyreme.core import backend
 
             backend.run_in_calling_thread()
-        return {case: _bare(prefixes[case], given[case]) for case in CASES}
-    return {case: by_handles(_predictor(paddle, side, prefixes[case]), given[case]) for case in CASES}
+        return {case: _bare(prefixes[case], arrays[case]) for case in CASES}
+    return {case: by_handles(_predictor(paddle, side, prefixes[case]), arrays[case]) for case in CASES}
 
 
 def _predictor(paddle: Any, side: str, prefix: str) -> Any:

@@ -17,14 +17,14 @@ def batch(shape=(784,)):
 def weights(shapes):
     """Uniform in +-1/sqrt(inputs), as float32, by index; biases (one dim) are 0."""
     rng = np.random.default_rng(1)
-    made = []
+    parameters = []
     for shape in shapes:
         if len(shape) == 1:
-            made.append(np.zeros(shape, np.float32))
+            parameters.append(np.zeros(shape, np.float32))
             continue
         inputs = shape[0] if len(shape) == 2 else int(np.prod(shape[1:]))
-        made.append((rng.uniform(-1, 1, shape) / np.sqrt(inputs)).astype(np.float32))
-    return made
+        parameters.append((rng.uniform(-1, 1, shape) / np.sqrt(inputs)).astype(np.float32))
+    return parameters
 
 
 def paddle_mlp(paddle):

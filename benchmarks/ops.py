@@ -293,12 +293,12 @@ def _case(name: str, large: bool, backward: bool) -> str:
 
 def _lazily(make: Callable[[], Callable]) -> Callable:
     """The call that make() gives, made at the first use: not all arrays are in memory at once."""
-    found: list[Callable] = []
+    programs: list[Callable] = []
 
     def call() -> Last:
-        if not found:
-            found.append(make())
-        return Last(found[0]())
+        if not programs:
+            programs.append(make())
+        return Last(programs[0]())
 
     return call
 
@@ -330,7 +330,7 @@ def _call(
 def measured(options: Any) -> tuple[dict[str, dict[str, float]], list[s.Side]]:
     """case -> side -> median seconds, in alternating rounds of as many calls as fit."""
     sides = s.start(__file__, options)
-    found: dict[str, dict[str, float]] = {}
+    medians: dict[str, dict[str, float]] = {}
     try:
         for name in CASES:
             for large in (False, True):
@@ -345,11 +345,11 @@ def measured(options: Any) -> tuple[dict[str, dict[str, float]], list[s.Side]]:
                     for _ in range(options.rounds):
                         for side in sides:
                             side.measure(case, 1, calls[side.name])
-                    found[case] = {side.name: side.median(case) for side in sides}
+                    medians[case] = {side.name: side.median(case) for side in sides}
     finally:
         for side in sides:
             side.close()
-    return found, sides
+    return medians, sides
 
 
 def report(found: dict[str, dict[str, float]], names: list[str]) -> str:

@@ -86,7 +86,7 @@ def steps(build: Callable, change: Callable) -> tuple[list[Callable], list[int]]
         changed = change(main, [loss], checkpoints)
         paddle.disable_static()
     assert str(changed) != str(main)
-    made, used = [], []
+    built, used = [], []
     for program in (main, changed):
         paddle.seed(0)
         scope = static.Scope()
@@ -95,10 +95,10 @@ def steps(build: Callable, change: Callable) -> tuple[list[Callable], list[int]]
         def step(program=program, scope=scope) -> float:
             return float(exe.run(program, feed, [loss], scope=scope)[0])
 
-        made.append(step)
+        built.append(step)
         used.append(temporary_bytes(program, startup, exe, feed, loss.name))
-    assert abs(made[0]() - made[1]()) < 1e-3
-    return made, used
+    assert abs(built[0]() - built[1]()) < 1e-3
+    return built, used
 
 
 def temporary_bytes(program, startup, exe, feed: dict, fetch: str) -> int:
@@ -125,20 +125,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--save", help="also write the table to results/NAME.md")
-    given = parser.parse_args()
+    options = parser.parse_args()
     lines = ["| case | before, ms | after, ms | ratio | temporary MiB before | after |", "|---|---|---|---|---|---|"]
     for name, (build, change) in CASES.items():
         made, used = steps(build, change)
         calls = max(1, int(0.05 / seconds(made[0], 3)))
-        rounds = [[seconds(step, calls) for step in made] for _ in range(given.rounds)]
+        rounds = [[seconds(step, calls) for step in made] for _ in range(options.rounds)]
         before, after = (1000 * statistics.median(times) for times in zip(*rounds, strict=True))
         ratio = statistics.median(a / b for a, b in rounds)
         megabytes = " | ".join(f"{b / 2**20:.1f}" for b in used)
         lines.append(f"| {name} | {before:.2f} | {after:.2f} | {ratio:.2f} | {megabytes} |")
         print(lines[-1], flush=True)
-    if given.save:
-        path = Path(__file__).resolve().parent / "results" / f"{given.save}.md"
-        head = f"# Passes over Programs, {date.today()}\n\nbenchmarks/passes.py, CPU, {given.rounds} rounds.\n\n"
+    if options.save:
+        path = Path(__file__).resolve().parent / "results" / f"{options.save}.md"
+        head = f"# Passes over Programs, {date.today()}\n\nbenchmarks/passes.py, CPU, {options.rounds} rounds.\n\n"
         path.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
 
 

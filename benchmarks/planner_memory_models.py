@@ -155,12 +155,12 @@ def _vit_block(width: int, tokens: int, heads: int, depth: int) -> BlockCost:
 
 
 def _vit_head(width: int, tokens: int, classes: int) -> BlockCost:
-    norm, own = _norm("norm", _act("hidden", tokens, width), width)
+    norm, embedding_parameters = _norm("norm", _act("hidden", tokens, width), width)
     first = dataclasses.replace(norm.output, name="first", shape=(1, 1, width))
     take = OperationCost("elementwise", "take", (norm.output,), first)
     head, more = _linear("head", first, _act("logits", 1, classes), width, classes)
     loss = OperationCost("loss", "loss", (head.output,), _act("loss", 1, itemsize=_FLOAT), saved=("logits",))
-    return BlockCost("head", "head", (norm, take, head, loss), (*own, *more))
+    return BlockCost("head", "head", (norm, take, head, loss), (*embedding_parameters, *more))
 
 
 def resnet_graph(stages: tuple[int, ...], image: int, classes: int, bottleneck: bool) -> ModelGraph:
@@ -170,14 +170,16 @@ def resnet_graph(stages: tuple[int, ...], image: int, classes: int, bottleneck: 
     pooled = _act("pooled", 64, side // 2, side // 2)
     made.operations.append(OperationCost("elementwise", "pool", (stem,), pooled, saved=(stem.name,)))
     blocks, x, side = [made.block("stem", "embed")], pooled, side // 2
-    for at, count in enumerate(stages):
-        planes, stride = 64 * 2**at, 1 if at == 0 else 2
+    for stage, count in enumerate(stages):
+        planes, stride = 64 * 2**stage, 1 if stage == 0 else 2
         side = -(-side // stride)
-        first = _residual(f"stage{at}", x, planes, side, bottleneck)
+        first = _residual(f"stage{stage}", x, planes, side, bottleneck)
         blocks.append(first)
         x = dataclasses.replace(first.operations[-1].output, name="x")
         if count > 1:
-            blocks.append(dataclasses.replace(_residual(f"rest{at}", x, planes, side, bottleneck), repeats=count - 1))
+            blocks.append(
+                dataclasses.replace(_residual(f"rest{stage}", x, planes, side, bottleneck), repeats=count - 1)
+            )
     mean = _act("mean", 1, x.shape[1])
     head, own = _linear("fc", mean, _act("logits", 1, classes), x.shape[1], classes)
     loss = OperationCost("loss", "loss", (head.output,), _act("loss", 1, itemsize=_FLOAT), saved=("logits",))
@@ -215,18 +217,18 @@ class _Convolutions:
 
 
 def _residual(name: str, x: Value, planes: int, side: int, bottleneck: bool) -> BlockCost:
-    made, outputs = _Convolutions(), planes * (4 if bottleneck else 1)
+    convolutions, outputs = _Convolutions(), planes * (4 if bottleneck else 1)
     x = dataclasses.replace(x, name="x")
     if bottleneck:
-        inner = made.conv(f"{name}_a", x, planes, 1, x.shape[2], "a_")
-        inner = made.conv(f"{name}_b", inner, planes, 3, side, "b_")
-        out = made.conv(f"{name}_c", inner, outputs, 1, side, "c_", bend=False)
+        inner = convolutions.conv(f"{name}_a", x, planes, 1, x.shape[2], "a_")
+        inner = convolutions.conv(f"{name}_b", inner, planes, 3, side, "b_")
+        out = convolutions.conv(f"{name}_c", inner, outputs, 1, side, "c_", bend=False)
     else:
-        inner = made.conv(f"{name}_a", x, planes, 3, side, "a_")
-        out = made.conv(f"{name}_b", inner, outputs, 3, side, "b_", bend=False)
+        inner = convolutions.conv(f"{name}_a", x, planes, 3, side, "a_")
+        out = convolutions.conv(f"{name}_b", inner, outputs, 3, side, "b_", bend=False)
     way = x
     if x.shape[1] != outputs or x.shape[2] != side:
-        way = made.conv(f"{name}_way", x, outputs, 1, side, "way_", bend=False)
+        way = convolutions.conv(f"{name}_way", x, outputs, 1, side, "way_", bend=False)
     left = dataclasses.replace(out, name="left")
-    made.operations.append(OperationCost("elementwise", f"{name}_join", (way, out), left))
-    return made.block(name, "layer")
+    convolutions.operations.append(OperationCost("elementwise", f"{name}_join", (way, out), left))
+    return convolutions.block(name, "layer")

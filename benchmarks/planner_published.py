@@ -55,7 +55,7 @@ def table(rows):
     ]
     errors = defaultdict(list)
     for row in rows:
-        run, found, measured, error = compared(row)
+        run, prediction, measured, error = compared(row)
         errors[system_of(row)].append(error)
         plan = run.plan
         shape = f"{' '.join(f'{axis}{n}' for axis, n in plan.mesh.degrees.items() if n > 1)}"
@@ -64,8 +64,8 @@ def table(rows):
         )
         lines.append(
             f"| {row['id']} | {row['system']} | {row['model']} | {run.cluster.num_devices} {run.cluster.device.name} | "
-            f"{shape} | {measured:.3f} | {found.step_seconds:.3f} | {error:+.1%} | "
-            f"{found.memory.total / 2**30:.0f} | {found.binds} |"
+            f"{shape} | {measured:.3f} | {prediction.step_seconds:.3f} | {error:+.1%} | "
+            f"{prediction.memory.total / 2**30:.0f} | {prediction.binds} |"
         )
     lines += ["", "| system | rows | median | p90 | worst | bias |", "|---|---|---|---|---|---|"]
     lines += [f"| {system} | {summary(each)} |" for system, each in sorted(errors.items())]

@@ -62,13 +62,13 @@ def work(build: Callable[[str], dict[str, Callable]], side: str) -> None:
 
 
 def _versions() -> dict:
-    found = {}
+    versions = {}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return {"versions": found}
+    return {"versions": versions}
 
 
 class Side:
@@ -122,15 +122,19 @@ class Side:
 
 def parser(doc: str, sides: tuple[str, ...], rounds: int) -> argparse.ArgumentParser:
     """The options every benchmark of sides has."""
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--sides", default=",".join(sides), help="comma-separated, of: " + ", ".join(sides))
-    made.add_argument("--rounds", type=int, default=rounds)
-    made.add_argument("--python-torch", help="interpreter of an environment with torch; else those sides are left out")
-    made.add_argument("--python-paddle", help="interpreter of an environment with paddlepaddle; likewise")
-    made.add_argument("--isa", choices=tuple(ISA), help="keep all sides to older instructions, as far as they heed it")
-    made.add_argument("--save", metavar="NAME", help="also write benchmarks/results/NAME.md")
-    made.add_argument("--worker", choices=sides, help=argparse.SUPPRESS)
-    return made
+    options_parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options_parser.add_argument("--sides", default=",".join(sides), help="comma-separated, of: " + ", ".join(sides))
+    options_parser.add_argument("--rounds", type=int, default=rounds)
+    options_parser.add_argument(
+        "--python-torch", help="interpreter of an environment with torch; else those sides are left out"
+    )
+    options_parser.add_argument("--python-paddle", help="interpreter of an environment with paddlepaddle; likewise")
+    options_parser.add_argument(
+        "--isa", choices=tuple(ISA), help="keep all sides to older instructions, as far as they heed it"
+    )
+    options_parser.add_argument("--save", metavar="NAME", help="also write benchmarks/results/NAME.md")
+    options_parser.add_argument("--worker", choices=sides, help=argparse.SUPPRESS)
+    return options_parser
 
 
 def options_of(made: argparse.ArgumentParser, sides: tuple[str, ...]) -> argparse.Namespace:

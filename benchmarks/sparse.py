@@ -29,15 +29,15 @@ def _scipy() -> dict[str, Callable]:
     import scipy.sparse as sp
 
     crows, rows, cols, values, y = _data()
-    made = {"csr": sp.csr_matrix((values, cols, crows), (SIZE, SIZE)), "coo": sp.coo_matrix((values, (rows, cols)))}
+    matrices = {"csr": sp.csr_matrix((values, cols, crows), (SIZE, SIZE)), "coo": sp.coo_matrix((values, (rows, cols)))}
 
     def taped(matrix: object) -> float:
         out = matrix @ y  # type: ignore[operator]
         found = (2 * out[rows] * y[cols]).sum(1), matrix.T @ (2 * out)  # type: ignore[attr-defined]
         return found[0][0] + found[1][0, 0]
 
-    return {k: lambda m=m: (m @ y)[0, 0] for k, m in made.items()} | {
-        f"{k} taped": lambda m=m: taped(m) for k, m in made.items()
+    return {k: lambda m=m: (m @ y)[0, 0] for k, m in matrices.items()} | {
+        f"{k} taped": lambda m=m: taped(m) for k, m in matrices.items()
     }
 
 
@@ -46,11 +46,11 @@ def _polyreme(dense: bool) -> dict[str, Callable]:
 
     crows, rows, cols, values, host = _data()
     y, at = lib.to_tensor(host), lib.to_tensor(np.stack([rows, cols]))
-    made = {
+    matrices = {
         "csr": lib.sparse.sparse_csr_tensor(crows, cols, values, [SIZE, SIZE]),
         "coo": lib.sparse.sparse_coo_tensor(at, values, [SIZE, SIZE]),
     }
-    whole = made["csr"].to_dense()
+    whole = matrices["csr"].to_dense()
     product = lib.jit.to_static(lambda m, y: m @ y)
 
     @lib.jit.to_static
@@ -66,7 +66,7 @@ def _polyreme(dense: bool) -> dict[str, Callable]:
         first = found[0][int(rows[0]), int(cols[0])] if dense else found[0][0]
         return first + found[1][0, 0]
 
-    given = {k: whole if dense else m for k, m in made.items()}
+    given = {k: whole if dense else m for k, m in matrices.items()}
     return {k: lambda m=m: product(m, y)[0, 0] for k, m in given.items()} | {
         f"{k} taped": lambda m=m: taped(m) for k, m in given.items()
     }

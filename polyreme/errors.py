@@ -68,6 +68,10 @@ class RankError(RuntimeError):
     """Another rank of a parallel job failed, is gone, or asked for something else in the same collective."""
 
 
+class AbsentError(NotImplementedError):
+    """A part of PaddlePaddle that polyreme does not have, met when it is used; a script may import it."""
+
+
 class NumericsError(ArithmeticError):
     """NaN, infinity or an out-of-range index met while training. Exit code 5."""
 

@@ -1,12 +1,38 @@
-"""Registry: a table of records by name, which a script may add to."""
+"""Registry: a table of records by name, which a script may add to. Reference: code that a record names, loaded late."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Generic, Protocol, TypeVar
 
 from polyreme.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference(Generic[T]):
+    """An object of a module, which is loaded when the object is asked for: a record names code so, and is read without.
+
+    >>> Reference("math", "sqrt").load()(9.0), str(Reference("math", "sqrt"))
+    (3.0, 'math:sqrt')
+    """
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.name}"
+
+    def load(self) -> T:
+        """The object. Raises ConfigError for a name that the module has not, ImportError for a module that is none."""
+        names: dict[str, Any] = vars(import_module(self.module))
+        if self.name not in names:
+            raise ConfigError(f"module {self.module} has no {self.name!r}{did_you_mean(self.name, names)}")
+        return names[self.name]
 
 
 class Named(Protocol):

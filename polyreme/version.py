@@ -85,7 +85,7 @@ def xpu_xhpc() -> str:
 def show() -> None:
     """Print the version of polyreme, of jax, and of what jax computes with."""
     facts = {
-        "polyreme": full_version,
+        "polyreme": _version("polyreme"),
         "jax": _version("jax"),
         "cuda": cuda(),
         "cudnn": cudnn(),

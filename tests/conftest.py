@@ -3,16 +3,15 @@
 import ctypes
 import gc
 import os
-import shutil
-import tempfile
 from pathlib import Path
+
+from tests.run_folder import RunFolder
 
 os.environ.setdefault("CPU_NUM", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# tests run small programs once, so their time is compilation: without optimization it halves, and without the fusion
-# emitters, which build an MLIR context for each program, it halves again. XLA_FLAGS set
-# outside win: make test-all keeps the emitters
+# tests run small programs once, so their time is compilation: without optimization it halves. No fusion emitters,
+# as users have it. XLA_FLAGS set outside win: make test-all optimizes
 _FAST_COMPILE = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false "
     # the other core has a worker of its own
@@ -21,11 +20,11 @@ _FAST_COMPILE = (
 # XLA ends a process whose virtual devices do not meet within 40 s, which a busy machine may take; pytest stops at 300
 _PATIENT = "--xla_cpu_collective_call_terminate_timeout_seconds=280"
 os.environ.setdefault("XLA_FLAGS", f"{_FAST_COMPILE} {_PATIENT}")
-_NEW_CACHE = "POLYREME_COMPILE_CACHE" not in os.environ
-if _NEW_CACHE:
-    # one folder for the workers and their children: loading a small program takes a fifth of compiling it. The run's
-    # own, as a process that a test kills may leave half a file
-    os.environ["POLYREME_COMPILE_CACHE"] = tempfile.mkdtemp(prefix="polyreme-test-programs-")
+# one folder for the workers and their children: loading a small program takes a fifth of compiling it. The run's own,
+# as a process that a test kills may leave half a file
+_PROGRAMS = RunFolder() if "POLYREME_COMPILE_CACHE" not in os.environ else None
+if _PROGRAMS is not None:
+    os.environ["POLYREME_COMPILE_CACHE"] = str(_PROGRAMS.path)
 os.environ.setdefault("POLYREME_COMPILE_CACHE_SECONDS", "0.001")
 
 import jax
@@ -92,5 +91,5 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_unconfigure():
     """Delete the run's compiled programs: in the process that made the folder, not in its workers."""
-    if _NEW_CACHE:
-        shutil.rmtree(os.environ["POLYREME_COMPILE_CACHE"], ignore_errors=True)
+    if _PROGRAMS is not None:
+        _PROGRAMS.delete()

@@ -1,4 +1,4 @@
-"""Facts of a tree of sources, each file parsed once: docstring, imports, late imports, classes."""
+"""Facts of a tree of sources, each file parsed once: docstring, imports, late imports, classes, names of locals."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from functools import cached_property
 from pathlib import Path
 
 _LATE_IMPORT = re.compile(r"\b(?:import_module|__import__)\s*\(")
+SAYS_NOTHING = frozenset(("at", "each", "found", "given", "held", "kept", "made", "on", "own"))
+"""Words that say that there is a thing, not what it is."""
+LONG = 5
+"""Lines over which such a word may be a local's name."""
+_IS_BOUND = re.compile(rf"\b(?:{'|'.join(SAYS_NOTHING)})\b\s*(?:[,:)\]]|=(?!=)|in\b)")
+_SCOPES = (
+    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,7 @@ class Source:
     has_docstring: bool
     imports: list[Import] = field(default_factory=list)
     classes: list[tuple[str, int]] = field(default_factory=list)
+    untold: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def is_package(self) -> bool:
@@ -145,6 +155,8 @@ def _read(name: str, path: Path, names: Mapping[str, Path]) -> Source:
     tree = ast.parse(text)
     source = Source(path, name, text, ast.get_docstring(tree) is not None)
     _visit(tree.body, source, names, Import(name, 0))
+    if _IS_BOUND.search(text):
+        _free_names(tree, source.untold)
     if _LATE_IMPORT.search(text):
         root = name.split(".")[0]
         for node in ast.walk(tree):
@@ -153,6 +165,26 @@ def _read(name: str, path: Path, names: Mapping[str, Path]) -> Source:
                 module = node.value.rstrip(".")
                 source.imports.append(Import(module, node.lineno, late=True, literal=True))
     return source
+
+
+def _free_names(scope: ast.AST, untold: list[tuple[str, int]]) -> dict[str, int]:
+    """Last line of each name that a scope reads and does not bind; its locals that are untold long go to the list."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    nodes = list(ast.iter_child_nodes(scope))
+    for node in nodes:
+        if isinstance(node, _SCOPES):
+            for name, line in _free_names(node, untold).items():
+                last[name] = max(line, last.get(name, 0))
+            continue
+        nodes += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Name):
+            last[node.id] = max(node.lineno, last.get(node.id, 0))
+            if isinstance(node.ctx, ast.Store):
+                first[node.id] = min(node.lineno, first.get(node.id, node.lineno))
+    parameters = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    untold += [(n, i) for n, i in first.items() if n in SAYS_NOTHING - parameters and last[n] - i >= LONG]
+    return {name: line for name, line in last.items() if name not in first and name not in parameters}
 
 
 def _visit(body: list[ast.stmt], source: Source, names: Mapping[str, Path], link: Import) -> None:

@@ -12,10 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from polyreme.errors import ConfigError, DataError
+from polyreme.models.families import BYTE_LEVEL
+from polyreme.models.tokenizer import END_OF_TEXT, train_byte_level_bpe
 from polyreme.recipes import text_data
 from polyreme.recipes.config import DataConfig, LogConfig, PretrainConfig
+from polyreme.registry import Reference
 
 KJV = Path(__file__).parents[1] / "data" / "kjv.txt.gz"
 VERSES = "".join(f"Ge{i}:{i % 7} And he said, Let there be light \u2014 \u8239 {i * i}\n\n" for i in range(3000))
@@ -28,9 +33,9 @@ def text(tmp_path):
     return path
 
 
-def prepare(path, cache, *, vocab_size=400, seq_len=16, **settings):
+def prepare(path, cache, *, vocab_size=400, seq_len=16, tokenizer=BYTE_LEVEL, **settings):
     data = DataConfig(text=[str(path)], **settings)
-    return text_data.prepare(data, vocab_size=vocab_size, seq_len=seq_len, cache=cache)
+    return text_data.prepare(data, vocab_size=vocab_size, seq_len=seq_len, cache=cache, tokenizer=tokenizer)
 
 
 def all_tokens(corpus):
@@ -41,7 +46,7 @@ def test_tokens_decode_to_the_text_exactly(text, tmp_path):
     corpus = prepare(text, tmp_path / "cache")
     tokens = all_tokens(corpus)
     assert corpus.tokenizer.decode(tokens.tolist(), skip_special_tokens=True) == VERSES
-    assert tokens[-1] == corpus.tokenizer.token_to_id(text_data.END_OF_TEXT)
+    assert tokens[-1] == corpus.tokenizer.token_to_id(END_OF_TEXT)
     assert tokens.max() < corpus.vocab_size <= 400
     assert len(tokens) == corpus.num_tokens
 
@@ -63,7 +68,7 @@ def test_rare_white_space_is_not_lost(tmp_path, monkeypatch):
     path.write_bytes(odd.encode())
     chunks = list(text_data.read_chunks(path))
     assert "".join(chunks) == odd
-    tokenizer = text_data.train_tokenizer(iter(chunks), 300)
+    tokenizer = train_byte_level_bpe(iter(chunks), 300)
     pieces = [token for chunk in chunks for token in tokenizer.encode(chunk).ids]
     assert pieces == tokenizer.encode(odd).ids
 
@@ -72,7 +77,7 @@ def test_text_that_spells_the_marker_is_only_text(tmp_path):
     path = tmp_path / "marker.txt"
     path.write_text("the marker <|endoftext|> in words\n" * 200)
     corpus = prepare(path, tmp_path / "cache")
-    end = corpus.tokenizer.token_to_id(text_data.END_OF_TEXT)
+    end = corpus.tokenizer.token_to_id(END_OF_TEXT)
     assert np.count_nonzero(all_tokens(corpus) == end) == 1
 
 
@@ -199,7 +204,7 @@ def test_synthetic_tokens_can_be_learnt():
     np.testing.assert_array_equal(tokens, text_data.synthetic_tokens(50_000, vocab_size=64, seed=3))
 
 
-def test_synthetic_run(tmp_path):
+def test_synthetic_tokens_have_no_tokenizer(tmp_path):
     data = DataConfig(synthetic_tokens=10_000)
     corpus = text_data.load_corpus(
         PretrainConfig(output=str(tmp_path), data=data, log=LogConfig(validation_interval=0))
@@ -230,7 +235,7 @@ def test_splits_that_do_not_fill_a_batch(tmp_path):
     ],
     ids=["utf8", "torn-utf8", "empty", "blank", "short", "long-line"],
 )
-def test_bad_text(tmp_path, contents, message):
+def test_text_that_cannot_be_used_is_named(tmp_path, contents, message):
     path = tmp_path / "bad.txt"
     path.write_bytes(contents)
     with pytest.raises(DataError, match=message):
@@ -270,6 +275,34 @@ def test_text_beside_the_configuration_comes_first(text, tmp_path):
 def test_vocabulary_too_small_for_bytes(text, tmp_path):
     with pytest.raises(ConfigError, match="tokenizer_vocab_size=100 is too small: 257 hold every byte"):
         prepare(text, tmp_path / "cache", vocab_size=100)
+
+
+def train_one_too_many(pieces, vocab_size):
+    """A tokenizer of one word more than it may have."""
+    return Tokenizer(WordLevel({END_OF_TEXT: 0} | {str(n): n for n in range(1, vocab_size + 1)}, unk_token="1"))
+
+
+def train_without_end(pieces, vocab_size):
+    return Tokenizer(WordLevel({"1": 0}, unk_token="1"))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "reason"),
+    [
+        ("train_one_too_many", "has 401 tokens, more than"),
+        ("train_without_end", r"has no token <\|endoftext\|>; train it"),
+    ],
+)
+def test_a_tokenizer_that_is_not_what_was_asked_for(text, tmp_path, trainer, reason):
+    with pytest.raises(ConfigError, match=rf"{trainer}: its tokenizer {reason}"):
+        prepare(text, tmp_path / "cache", tokenizer=Reference(__name__, trainer))
+
+
+def test_tokens_of_another_tokenizer_are_prepared_anew(text, tmp_path):
+    first = prepare(text, tmp_path / "cache")
+    second = prepare(text, tmp_path / "cache", tokenizer=Reference("tests.recipes.words", "train_words"))
+    assert first.digest != second.digest
+    assert second.tokenizer.encode("And he").tokens == ["And", "he"]
 
 
 def test_cache_that_cannot_be_written(text, tmp_path):

@@ -19,7 +19,7 @@ def count(n):
     return lambda: iter(range(n))
 
 
-def test_batches():
+def test_batches_group_samples():
     assert list(paddle.batch(count(5), 2)()) == [[0, 1], [2, 3], [4]]
     assert list(reader.batch(count(5), 2, drop_last=True)()) == [[0, 1], [2, 3]]
     assert list(reader.batch(count(0), 2)()) == []

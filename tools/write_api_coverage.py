@@ -33,31 +33,31 @@ below each table of absent names, the names whose parameters differ. `missing` m
 
 def names() -> dict[str, dict[str, str | None]]:
     """Module -> name -> its parameters as text; None where it is no function or they are not written down."""
-    found: dict[str, dict[str, str | None]] = {}
+    by_module: dict[str, dict[str, str | None]] = {}
     module: dict[str, str | None] = {}
     for line in NAMES.read_text().splitlines():
         entry = re.fullmatch(r"  (\w+)(?:\((.*)\))?", line)
         if entry:
             module[entry[1]] = entry[2]
         elif line and not line.startswith("#"):
-            module = found[line] = {}
-    return found
+            module = by_module[line] = {}
+    return by_module
 
 
 def reasons() -> dict[str, tuple[str, str]]:
     """Pattern of a full name -> (one of KINDS, why)."""
-    found, kind, why = {}, "", ""
+    by_pattern, kind, why = {}, "", ""
     for line in REASONS.read_text().splitlines():
         if line.startswith("#") or not line:
             continue
         if line.startswith("  "):
             for pattern in line.split():
-                found[pattern] = (kind, why)
+                by_pattern[pattern] = (kind, why)
         else:
             kind, _, why = line.partition(": ")
             if kind not in KINDS:
                 raise ValueError(f"{REASONS.name}: {line!r} starts with none of {', '.join(KINDS)}")
-    return found
+    return by_pattern
 
 
 def reason(name: str, kinds: tuple[str, ...]) -> tuple[str, str] | None:
@@ -102,15 +102,21 @@ def differences(module: str, name: str, parameters: str | None) -> list[str]:
     kinds = {p.kind for p in ours.parameters.values()} if ours else set()
     if ours is None or {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL} <= kinds:
         return []
-    own = [n for n, p in ours.parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    own, theirs = [[n for n in ns if n not in EVERYWHERE] for ns in (own, theirs)]
+    our_names = [n for n, p in ours.parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    our_names, theirs = [[n for n in ns if n not in EVERYWHERE] for ns in (our_names, theirs)]
     if module == "paddle.Tensor":
-        own, theirs = own[1:] if own[:1] in (["x"], ["input"], ["condition"]) else own, theirs[1:]
-    taken = {*ours.parameters, *(getattr(there, "__kwdefaults__", None) or ())}
+        our_names, theirs = (
+            our_names[1:] if our_names[:1] in (["x"], ["input"], ["condition"]) else our_names,
+            theirs[1:],
+        )
+    taken, layer = set(ours.parameters), there
+    while layer is not None:  # a check put before a function takes what the function takes
+        taken |= set(getattr(layer, "__kwdefaults__", None) or ())
+        layer = getattr(layer, "__wrapped__", None)
     lacking = [n for n in theirs if n not in taken and spelling.parameter(n, taken) is None]
     said = [f"no `{n}`" for n in lacking if inspect.Parameter.VAR_KEYWORD not in kinds]
-    common = [n for n in theirs if n in own]
-    moved = inspect.Parameter.VAR_POSITIONAL not in kinds and [n for n in own if n in common] != common
+    common = [n for n in theirs if n in our_names]
+    moved = inspect.Parameter.VAR_POSITIONAL not in kinds and [n for n in our_names if n in common] != common
     return [*said, *(["another order"] if moved else [])]
 
 
@@ -165,8 +171,8 @@ def _section(module: str, why: dict[str, tuple[str, str]], other: list[tuple[str
     if not why and not other:
         return []
     alike: dict[tuple[str, str], list[str]] = {}
-    for name, given in why.items():
-        alike.setdefault(given, []).append(f"`{name}`")
+    for name, explanation in why.items():
+        alike.setdefault(explanation, []).append(f"`{name}`")
     lines = [f"## {module}", ""]
     if alike:
         rows = [f"| {', '.join(ns)} | {kind} | {because} |" for (kind, because), ns in alike.items()]
@@ -174,8 +180,8 @@ def _section(module: str, why: dict[str, tuple[str, str]], other: list[tuple[str
     if other:
         rows = []
         for name, what in other:
-            given = reason(f"{module}.{name}", KINDS[2:]) or ("", "no reason given")
-            rows.append(f"| `{name}` | {', '.join(what)} | {given[1]} |")
+            explanation = reason(f"{module}.{name}", KINDS[2:]) or ("", "no reason given")
+            rows.append(f"| `{name}` | {', '.join(what)} | {explanation[1]} |")
         lines += ["| parameters differ | how | why |", "|---|---|---|", *rows, ""]
     return lines
 

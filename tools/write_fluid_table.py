@@ -18,7 +18,7 @@ START, END = "<!-- names -->", "<!-- end of names -->"
 
 def names() -> dict[str, dict[str, list[str] | None]]:
     """Module -> name -> its parameters, None where they are not written down."""
-    found: dict[str, dict[str, list[str] | None]] = {}
+    by_module: dict[str, dict[str, list[str] | None]] = {}
     module: dict[str, list[str] | None] = {}
     for line in NAMES.read_text().splitlines():
         entry = re.fullmatch(r"  (\w+)(?:\((.*)\))?", line)
@@ -26,8 +26,8 @@ def names() -> dict[str, dict[str, list[str] | None]]:
             given = entry[2]
             module[entry[1]] = None if given is None else [p for p in given.split(", ") if p]
         elif line and not line.startswith("#"):
-            module = found[line] = {}
-    return found
+            module = by_module[line] = {}
+    return by_module
 
 
 def _module(path: str) -> Any:

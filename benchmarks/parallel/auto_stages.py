@@ -77,16 +77,16 @@ def main() -> None:
     sides["cut_into_stages"] = Side(options, True)
     automatic = time.perf_counter() - made - hand
     first = {name: side() for name, side in sides.items()}
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    laps: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(options.rounds):
         for name, side in sides.items():
-            found[name].append(side())
+            laps[name].append(side())
     rows: list[tuple] = [("stages", "made, s", "first, s", "step, median ms", "least ms")]
     for name, building in zip(sides, (hand, automatic), strict=True):
-        times = [1e3 * t for t in found[name]]
+        times = [1e3 * t for t in laps[name]]
         numbers = (f"{building:.2f}", f"{first[name]:.2f}", f"{statistics.median(times):.1f}", f"{min(times):.1f}")
         rows.append((name, *numbers))
-    ratio = statistics.median(a / b for a, b in zip(found["cut_into_stages"], found["pipeline_items"], strict=True))
+    ratio = statistics.median(a / b for a, b in zip(laps["cut_into_stages"], laps["pipeline_items"], strict=True))
     text = f"{s.markdown(rows)}\n\nAutomatic over hand-made, median of the rounds: {ratio:.3f}."
     print(text)
     if options.save:

@@ -118,14 +118,14 @@ def measure(name: str) -> list[tuple]:
         devices = layout.stages[stage].mesh.devices.flat[0]
         here = [p for p in layers.parameters() if devices in p._array.sharding.device_set]
         allowed = bound(schedule, stage, costs)
-        held = {what: most for (what, at), most in pipeline.most.items() if at == stage}
-        if held["held"] != allowed:
-            raise SystemExit(f"{name}, stage {stage}: held {held['held']} bytes, the schedule allows {allowed}")
+        peaks = {what: most for (what, at), most in pipeline.most.items() if at == stage}
+        if peaks["held"] != allowed:
+            raise SystemExit(f"{name}, stage {stage}: held {peaks['held']} bytes, the schedule allows {allowed}")
         each = " + ".join(f"{costs[k]:,}" for k in schedule.chunks_of(stage))
         state = [a for a in moments.values() if devices in a.sharding.device_set]
         rows.append((
-            name, stage, each, schedule.peak_live(stage), f"{allowed:,}", f"{held['held']:,}", f"{held['stash']:,}",
-            f"{held['arrived']:,}", f"{on_one_device(p._array for p in here):,}",
+            name, stage, each, schedule.peak_live(stage), f"{allowed:,}", f"{peaks['held']:,}", f"{peaks['stash']:,}",
+            f"{peaks['arrived']:,}", f"{on_one_device(p._array for p in here):,}",
             f"{on_one_device(state):,}",
         ))  # fmt: skip
     return rows

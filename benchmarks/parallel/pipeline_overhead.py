@@ -53,12 +53,12 @@ class Side:
             p.clear_grad()
         keys = rng.default_generator.branches(MICROBATCHES)
         jax.block_until_ready(keys)
-        wall, own = time.perf_counter(), time.thread_time()
+        wall, thread_seconds = time.perf_counter(), time.thread_time()
         self.pipeline.train(self.batch, keys)
-        own = time.thread_time() - own
+        thread_seconds = time.thread_time() - thread_seconds
         jax.block_until_ready([p.grad._array for p in self.parameters])
         wall = time.perf_counter() - wall
-        return wall / self.tasks * 1e6, own / self.tasks * 1e6
+        return wall / self.tasks * 1e6, thread_seconds / self.tasks * 1e6
 
 
 def bare(calls: int = 400) -> float:
@@ -70,13 +70,13 @@ def bare(calls: int = 400) -> float:
 
     w, b, x = np.ones((4, 4), np.float32), np.ones(4, np.float32), np.ones((2, 4), np.float32)
     arrays = jax.device_put([w, b, x, x], jax.devices()[1])
-    found = jax.block_until_ready(run(*arrays))
-    own = time.thread_time()
+    outputs = jax.block_until_ready(run(*arrays))
+    thread_seconds = time.thread_time()
     for _ in range(calls):
-        found = run(*arrays)
-    own = time.thread_time() - own
-    jax.block_until_ready(found)
-    return own / calls * 1e6
+        outputs = run(*arrays)
+    thread_seconds = time.thread_time() - thread_seconds
+    jax.block_until_ready(outputs)
+    return thread_seconds / calls * 1e6
 
 
 def main() -> None:
@@ -89,20 +89,20 @@ def main() -> None:
     for side in sides.values():
         side()
         side()  # the second call is the first that compiles nothing
-    found: dict[str, list[tuple[float, float]]] = {schedule: [] for schedule in sides}
+    times_of: dict[str, list[tuple[float, float]]] = {schedule: [] for schedule in sides}
     alone = []
     for _ in range(options.rounds):
         for schedule, side in sides.items():
-            found[schedule].append(side())
+            times_of[schedule].append(side())
         alone.append(bare())
     rows: list[tuple] = [("schedule", "tasks", "wall, median", "least", "loop, median", "least", "bare, median")]
-    for schedule, times in found.items():
+    for schedule, times in times_of.items():
         wall, own = zip(*times, strict=True)
         cells = [f"{v:.0f}" for v in (statistics.median(wall), min(wall), statistics.median(own), min(own))]
         rows.append((schedule, sides[schedule].tasks, *cells, f"{statistics.median(alone):.0f}"))
     text = s.markdown(rows)
     print(text)
-    worst = max(statistics.median([wall for wall, _ in times]) for times in found.values())
+    worst = max(statistics.median([wall for wall, _ in times]) for times in times_of.values())
     verdict = f"Most of any schedule: {worst:.0f} us of wall time a task; the target is below {TARGET:.0f}."
     print(verdict)
     if options.save:

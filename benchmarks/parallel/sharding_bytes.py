@@ -45,13 +45,13 @@ def main() -> None:
     rows: list[tuple] = [("stage", "parameters", "gradients", "optimizer state", "arguments of the step")]
     rows.append(("none", *(f"{whole[k]:,}" for k in ("param", "grad", "state", "arguments"))))
     for stage in (1, 2, 3):
-        found = measure(stage)
+        nbytes = measure(stage)
         for kind in ("param", "grad", "state"):
             want = whole[kind] // WAYS if kind in SPLIT[stage] else whole[kind]
-            if found[kind] != want:
-                raise SystemExit(f"stage {stage}: {kind} is {found[kind]} bytes on a device, 1/N is {want}")
-        cells = [f"{found[k]:,} (1/{whole[k] / found[k]:g})" for k in ("param", "grad", "state")]
-        rows.append((stage, *cells, f"{found['arguments']:,}"))
+            if nbytes[kind] != want:
+                raise SystemExit(f"stage {stage}: {kind} is {nbytes[kind]} bytes on a device, 1/N is {want}")
+        cells = [f"{nbytes[k]:,} (1/{whole[k] / nbytes[k]:g})" for k in ("param", "grad", "state")]
+        rows.append((stage, *cells, f"{nbytes['arguments']:,}"))
     text = s.markdown(rows)
     print(text)
     if options.save:

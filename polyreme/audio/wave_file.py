@@ -43,7 +43,7 @@ class AudioInfo:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _WaveFormat:
     """Where the samples are: kind of number, bits, channels, frames a second, first byte, frames."""
 
     kind: int
@@ -58,7 +58,7 @@ class _Layout:
         return self.channels * self.bits // 8
 
 
-def _layout(file: BinaryIO, name: str) -> _Layout:
+def _layout(file: BinaryIO, name: str) -> _WaveFormat:
     head = file.read(12)
     if len(head) < 12 or head[:4] != b"RIFF" or head[8:] != b"WAVE":
         raise DataError(f"{name}: starts with {head[:12]!r}; only WAVE files are read here: convert it to one")
@@ -75,7 +75,7 @@ def _layout(file: BinaryIO, name: str) -> _Layout:
     raise DataError(f"{name}: the file ends before its samples; it is torn, write it again")
 
 
-def _check(form: bytes, file: BinaryIO, nbytes: int, name: str) -> _Layout:
+def _check(form: bytes, file: BinaryIO, nbytes: int, name: str) -> _WaveFormat:
     """The layout of `nbytes` of samples that start where the file stands."""
     if len(form) < 16:
         raise DataError(f"{name}: a header of {len(form)} bytes where 16 are needed; it is torn, write it again")
@@ -88,7 +88,7 @@ def _check(form: bytes, file: BinaryIO, nbytes: int, name: str) -> _Layout:
     there = file.seek(0, os.SEEK_END) - start
     if there < nbytes:
         raise DataError(f"{name}: {there} bytes of samples, its header says {nbytes}; it is torn, write it again")
-    return _Layout(kind, bits, channels, rate, start, nbytes // (channels * bits // 8))
+    return _WaveFormat(kind, bits, channels, rate, start, nbytes // (channels * bits // 8))
 
 
 class _Opened:
@@ -138,7 +138,7 @@ def read(file: File, frame_offset: int = 0, num_frames: int = -1, normalize: boo
     return (_normalize(samples, layout.bits) if normalize else samples), layout.rate
 
 
-def _decode(raw: bytes, found: _Layout) -> np.ndarray:
+def _decode(raw: bytes, found: _WaveFormat) -> np.ndarray:
     stored = np.dtype(_STORED[found.kind, found.bits])
     if found.bits != 24:
         return np.frombuffer(raw, stored).astype(stored.newbyteorder("="))

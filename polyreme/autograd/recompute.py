@@ -98,7 +98,7 @@ def run_again(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any],
     if (recorder := state.recorder()) is not None:
         return recorder.recompute(function, args, kwargs)
     active = state.watch.active
-    if active is None or isinstance(active, _Notes):
+    if active is None or isinstance(active, _EagerWatch):
         return _call_eagerly(function, args, kwargs, keep)
     return separating(lambda: _call_captured(function, args, kwargs, keep))
 
@@ -144,7 +144,7 @@ def run_part(part: str, setting: str, function: Callable[..., Any], *args: Any, 
 # ---- in eager code ----
 
 
-class _Notes(Capture):
+class _EagerWatch(Capture):
     """Watches eager code: what it reads and writes is noted, and nothing else is different."""
 
     stages: ClassVar[bool] = False
@@ -175,10 +175,10 @@ class _Notes(Capture):
 
 
 @contextmanager
-def _noting() -> Iterator[_Notes]:
+def _noting() -> Iterator[_EagerWatch]:
     """Notes on what the block reads and writes; what it tapes is packed by no hook, for it is not kept."""
     outer, pair = state.watch.active, tape.saved_hooks.pair
-    state.watch.active = notes = _Notes(capture_in_progress())
+    state.watch.active = notes = _EagerWatch(capture_in_progress())
     tape.saved_hooks.pair = None
     try:
         yield notes
@@ -225,7 +225,7 @@ class _Present:
             t._array, t._node, t._index, t.stop_gradient = array, node, index, stop_gradient
 
 
-class _Call:
+class _RecomputedCall:
     """A function and its arguments with the Tensors taken out, and the modes it ran in."""
 
     def __init__(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> None:
@@ -278,7 +278,7 @@ def _ends(since: int, result: Any, args: Sequence[TensorState], state_tensors: S
 
 
 def _call_eagerly(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], keep: Keep) -> Any:
-    call = _Call(function, args, kwargs)
+    call = _RecomputedCall(function, args, kwargs)
     arguments = call.take_tensors()
     for tensor in arguments:
         state.read(tensor)
@@ -312,7 +312,9 @@ class _Again(tape.Node):
 
     __slots__ = ("call", "held", "keep", "num_args", "num_outputs", "packed")
 
-    def __init__(self, call: _Call, inputs: list[_Held], num_args: int, metas: list[tuple], keep: Keep) -> None:
+    def __init__(
+        self, call: _RecomputedCall, inputs: list[_Held], num_args: int, metas: list[tuple], keep: Keep
+    ) -> None:
         name = f"recompute({getattr(call.function, '__name__', type(call.function).__name__)})"
         super().__init__(name, tuple(h.edge for h in inputs), tuple(metas))
         self.call = call

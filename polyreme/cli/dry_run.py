@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 
+from polyreme.planner.units import bytes_text
 from polyreme.recipes import estimate
 from polyreme.recipes.config import PretrainConfig, digest, flatten
 from polyreme.recipes.config_file import Loaded
@@ -24,7 +25,7 @@ def _settings(loaded: Loaded) -> list[str]:
 def _costs(config: PretrainConfig) -> list[str]:
     model, train = config.model, config.train
     memory = memory_of(config)
-    parts = ", ".join(f"{name} {estimate.bytes_text(nbytes)}" for name, nbytes in asdict(memory).items())
+    parts = ", ".join(f"{name} {bytes_text(nbytes)}" for name, nbytes in asdict(memory).items())
     tokens = train.steps * config.tokens_per_step
     flops = estimate.flops_per_token(model)
     return [
@@ -32,7 +33,7 @@ def _costs(config: PretrainConfig) -> list[str]:
         f"parameters  {estimate.num_parameters(model):,}",
         f"steps       {train.steps:,} of {config.tokens_per_step:,} tokens: {tokens:,} tokens in all",
         f"compute     {flops:,} FLOP a token, {flops * tokens:.2e} in all",
-        f"memory      about {estimate.bytes_text(memory.total)} a device: {parts}",
+        f"memory      about {bytes_text(memory.total)} a device: {parts}",
         "",
         str(config.parallel_plan),
     ]

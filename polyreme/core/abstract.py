@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from polyreme.core.transfer import from_host
+
 
 class Abstract(np.ndarray):
     """One zero that stands for all elements; jax traces it as it traces any ndarray.
@@ -91,7 +93,10 @@ def described(array: Any) -> Any:
 
 def full(shape: Any, value: float, dtype: Any) -> Any:
     """jnp.full, or where arrays have no memory, an Abstract."""
-    return Abstract.of(shape, dtype, None) if mode.on else jnp.full(shape, value, dtype)
+    if mode.on:
+        return Abstract.of(shape, dtype, None)
+    # on a device of its own memory filling is quick and sending is not; on CPU a fill is a program for each shape
+    return from_host(np.full(shape, value, dtype)) if jax.default_backend() == "cpu" else jnp.full(shape, value, dtype)
 
 
 def copied(array: Any, dtype: Any) -> Any:

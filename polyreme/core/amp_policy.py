@@ -48,14 +48,14 @@ class Policy:
         return jax.numpy.result_type(*floats)
 
 
-class _Active(threading.local):
+class _PolicyInForce(threading.local):
     """The policy in force in this thread, None when autocast is off."""
 
     def __init__(self) -> None:
         self.policy: Policy | None = None
 
 
-active = _Active()
+active = _PolicyInForce()
 
 
 def cast(policy: Policy | None, op_name: str, amp: AmpClass, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:

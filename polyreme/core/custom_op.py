@@ -50,6 +50,7 @@ class CustomOp(Op):
         self.amp: AmpClass = amp
         self.saves = saves
         self.method = self.inplace = False
+        self.uncast = frozenset()
         self.kernels = {}
         self.calls = {}
         self.names = tuple(p.name for p in parameters)

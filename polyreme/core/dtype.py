@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from polyreme.core import backend as _backend  # noqa: F401  (configures jax before the first array)
-from polyreme.errors import DTypeError
+from polyreme.errors import ConfigError, DTypeError
 
 bool_ = np.dtype("bool")
 uint8, uint16, uint32, uint64 = (np.dtype(f"uint{n}") for n in (8, 16, 32, 64))
@@ -137,6 +137,20 @@ def promote(*arrays: Any) -> tuple:
     float32.
     """
     arrays = tuple(jnp.asarray(a) for a in arrays)
+    return _in(_common(arrays), arrays)
+
+
+def promote_floating(*arrays: Any) -> tuple:
+    """Arrays in their common dtype, which is the default one when all are integers.
+
+    A Python integer that the integers would not hold keeps its value.
+    """
+    arrays = tuple(jnp.asarray(a) for a in arrays)
+    common = _common(arrays)
+    return _in(common if is_inexact(common) else default.dtype, arrays)
+
+
+def _common(arrays: tuple) -> np.dtype:
     strong = [a for a in arrays if not a.weak_type]
     common = jnp.result_type(*arrays)
     if strong:
@@ -146,4 +160,61 @@ def promote(*arrays: Any) -> tuple:
         common = default.dtype
     elif is_complex(common):
         common = complex128 if default.dtype == float64 else complex64
-    return tuple(a if a.dtype == common and not a.weak_type else a.astype(common) for a in arrays)
+    return common
+
+
+def _in(dtype: np.dtype, arrays: tuple) -> tuple:
+    return tuple(a if a.dtype == dtype and not a.weak_type else a.astype(dtype) for a in arrays)
+
+
+def convert(x: Any, dtype: np.dtype) -> Any:
+    """x in another dtype; complex to real keeps the real part.
+
+    Floating to integer truncates toward zero; a NaN, and what the integers cannot hold, is the lowest of int32 or
+    int64, whose lowest bits narrower integers get, as they get those of other integers: what processors do, where jax
+    would give the nearest integer, and 0 for NaN.
+    """
+    x = jnp.asarray(x)
+    if is_complex(x.dtype) and not is_complex(dtype):
+        x = jnp.real(x)
+    if not is_floating(x.dtype) or not is_integer(dtype):
+        return x.astype(dtype)
+    through = int64 if dtype.itemsize == 8 or dtype == uint32 else int32
+    limit = 2.0 ** (8 * through.itemsize - 1)
+    x = x.astype(jnp.promote_types(x.dtype, float32))  # a limit that float16 does not hold
+    whole = jnp.where((x >= -limit) & (x < limit), x, -limit).astype(through)
+    if dtype == uint64:  # whose upper half int64 does not hold
+        return jnp.where((x >= limit) & (x < 2 * limit), x.astype(uint64), whole.astype(uint64))
+    return whole.astype(dtype)
+
+
+def not_a_number(dtype: np.dtype) -> Any:
+    """What stands for NaN where code that cannot raise has no result: NaN, the lowest integer, of unsigned ones the
+    highest, and True.
+    """
+    if is_inexact(dtype):
+        return float("nan")
+    return True if dtype == bool_ else iinfo(dtype).min or iinfo(dtype).max
+
+
+def holds(dtype: np.dtype, value: Any) -> bool:
+    """Whether a Python number is one of an integer dtype, its fraction aside; of other dtypes True.
+
+    >>> holds(uint8, 255), holds(uint8, -1), holds(int32, float("nan")), holds(int8, 1.5)
+    (True, False, False, True)
+    """
+    if not is_integer(dtype) or not isinstance(value, (int, float)):
+        return True
+    limits = iinfo(dtype)
+    if isinstance(value, int):
+        return limits.min <= value <= limits.max
+    return limits.min - 1 < value < limits.max + 1
+
+
+def check_holds(what: str, dtype: np.dtype, value: Any) -> None:
+    """Raise ConfigError unless holds."""
+    if not holds(dtype, value):
+        limits = iinfo(dtype)
+        raise ConfigError(
+            f"{what}: {value} is no {dtype.name}, which holds {limits.min} to {limits.max}; choose a wider dtype"
+        )

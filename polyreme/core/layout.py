@@ -72,7 +72,7 @@ class Layout:
         return NamedSharding(self.mesh, PartitionSpec())
 
 
-class _Active:
+class _LayoutInForce:
     """The layout in force, None on one device."""
 
     __slots__ = ("layout",)
@@ -81,7 +81,7 @@ class _Active:
         self.layout: Layout | None = None
 
 
-active = _Active()
+active = _LayoutInForce()
 
 
 @contextmanager

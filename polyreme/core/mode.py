@@ -13,7 +13,7 @@ class Mode(Protocol):
         ...
 
 
-class _Current:
+class _ModeInForce:
     """The mode in force; one attribute, so that reading it costs one lookup.
 
     plain: what runs ops where nothing else was asked for. around: a mode made around it, once there are Tensors that
@@ -38,7 +38,7 @@ class _Current:
             self.mode = self.usual
 
 
-current = _Current()
+current = _ModeInForce()
 
 
 @contextmanager

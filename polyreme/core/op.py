@@ -15,8 +15,8 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator
-from typing import Any, NewType
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Literal, NewType
 
 import jax
 import numpy as np
@@ -30,6 +30,9 @@ from polyreme.errors import ConfigError, DTypeError, HostValueError, ProgramErro
 Key = NewType("Key", jax.Array)
 DRAWN = typing.cast(Key, None)
 """The default of a Key parameter: left out by the caller, drawn from the default generator for the array function."""
+Integers = Literal["fit", "wrap", "any"]
+"""Of Python integers that stand for a tensor: those that the integer dtype of the others holds, those of as many bits,
+which count modulo 2 ** bits, or any, because the function says what it gives."""
 TENSOR, TENSORS, ATTR, KEY = "tensor", "tensors", "attr", "key"
 # what jax raises when a traced function asks for a value
 _READS = (
@@ -46,8 +49,9 @@ class Op:
     fn's signature is the public one (`name=None` and `out=None` are accepted for every op). amp: dtype class under
     autocast. saves: keep residuals for backward rather than compute them again. method: also a Tensor method.
     inplace: there is a `name_` that writes the result back into the first tensor. rule: how its dims go together over
-    a mesh, a function of the call or dims such as "*b [n] -> *b [n]"; None for an op whose function tells. kernels: by
-    attributes in full; calls: the same kernels by the form of eager calls.
+    a mesh, a function of the call or dims such as "*b [n] -> *b [n]"; None for an op whose function tells. uncast:
+    parameters that autocast leaves in their dtype. integers: which Python integers stand for a tensor; see
+    Integers. kernels: by attributes in full; calls: the same kernels by the form of eager calls.
     """
 
     def __init__(
@@ -58,14 +62,18 @@ class Op:
         method: bool,
         inplace: bool,
         rule: RuleFor | str | None = None,
+        uncast: Sequence[str] = (),
+        integers: Integers = "fit",
     ) -> None:
         self.fn = fn
+        self.integers: Integers = integers
         self.name = fn.__name__
         self.amp: AmpClass = amp
         self.saves = saves
         self.method = method
         self.inplace = inplace
         self.declared_rule = rule
+        self.uncast = frozenset(uncast)
         self.kernels: dict[Any, Kernel] = {}
         self.calls: dict[Any, Kernel] = {}
         # read off the code object: inspect.signature of every op would take a tenth of the import
@@ -150,9 +158,11 @@ class Op:
         template: per parameter, an int n >= 0 for a list of n tensors, -1 for one tensor, a Sharding for one tensor
         that is laid out so before it is used, or (value,) for an attribute.
         """
+        left = _inputs_of(self.uncast, self.names, template)
 
         def fn(*arrays: jax.Array) -> Any:
-            given = iter(amp_policy.cast(policy, self.name, self.amp, arrays))
+            cast = iter(amp_policy.cast(policy, self.name, self.amp, _without(arrays, left)))
+            given = iter([array if i in left else next(cast) for i, array in enumerate(arrays)])
             filled = [_fill(slot, given) for slot in template]
             self._check(filled)
             try:
@@ -210,6 +220,19 @@ def _fill(slot: Any, arrays: Iterator[jax.Array]) -> Any:
     return jax.lax.with_sharding_constraint(next(arrays), slot)
 
 
+def _inputs_of(wanted: Collection[str], names: Sequence[str], template: tuple) -> frozenset[int]:
+    """Positions, among the kernel's arrays, of those that belong to the parameters wanted."""
+    owners: list[str] = []
+    for name, slot in zip(names, template, strict=True):
+        if not isinstance(slot, tuple):
+            owners += [name] * (slot if isinstance(slot, int) and slot >= 0 else 1)
+    return frozenset(i for i, name in enumerate(owners) if name in wanted)
+
+
+def _without(arrays: tuple, places: Collection[int]) -> tuple:
+    return tuple(a for i, a in enumerate(arrays) if i not in places) if places else arrays
+
+
 def _gathered_inputs(template: tuple) -> frozenset[int]:
     """Positions, among the kernel's arrays, of those laid out anew before they are used."""
     gathered, index = set(), 0
@@ -235,15 +258,18 @@ def op(
     method: bool = True,
     inplace: bool = False,
     rule: RuleFor | str | None = None,
+    uncast: Sequence[str] = (),
+    integers: Integers = "fit",
 ) -> Any:
     """Declare a function on arrays as an op; returns the public function, which takes Tensors.
 
-    rule: how its dims go together over a mesh, where its function does not tell; see core/sharding_rule.py. Raises
-    ValueError if the name is taken or there is no docstring.
+    rule: how its dims go together over a mesh, where its function does not tell; see core/sharding_rule.py. uncast:
+    parameters that autocast leaves in their dtype, beside products that it does in fewer bits. integers: which
+    Python integers it takes in the place of a tensor. Raises ValueError if the name is taken or there is no docstring.
     """
 
     def declare(fn: Callable[..., Any]) -> Callable[..., Any]:
-        new = Op(fn, amp, saves, method, inplace, rule)
+        new = Op(fn, amp, saves, method, inplace, rule, uncast, integers)
         _register(new.name, fn)
         current = mode.current
 

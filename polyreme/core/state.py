@@ -140,8 +140,8 @@ def require_recorder(what: str) -> ProgramRecorder:
     return found
 
 
-class _LeafHooks:
-    """How often a leaf's gradient hooks changed, anywhere: a captured program looks again when this moves."""
+class _Changes:
+    """How often something changed, anywhere: a captured program looks at it again when this moves."""
 
     __slots__ = ("version",)
 
@@ -149,7 +149,10 @@ class _LeafHooks:
         self.version = 0
 
 
-leaf_hooks = _LeafHooks()
+leaf_hooks = _Changes()
+"""Of a leaf's gradient hooks."""
+attributes = _Changes()
+"""Of plain attributes of Layers."""
 
 
 def read(tensor: TensorState) -> Any:

@@ -130,14 +130,14 @@ class Stream:
         return f"Stream({self.place})"
 
 
-class _Current(threading.local):
+class _StreamOfThread(threading.local):
     """The stream set in this thread, None for that of the default device."""
 
     def __init__(self) -> None:
         self.stream: Stream | None = None
 
 
-_current = _Current()
+_current = _StreamOfThread()
 
 
 def current_stream(device: Any = None) -> Stream:

@@ -101,10 +101,7 @@ class DataParallel(Layer):
         layout = self._layout
         if layout is None:
             return self._layers(*inputs, **kwargs)
-        leaves: list[Any] = []
-        spec = flatten((inputs, kwargs), leaves)
-        spread = [spread_batch(v, layout) if isinstance(v, Tensor) and v.ndim else v for v in leaves]
-        inputs, kwargs = rebuild(spec, iter(spread))
+        inputs, kwargs = split_batch((inputs, kwargs), layout)
         return self._layers(*inputs, **kwargs)
 
     @contextmanager
@@ -136,6 +133,13 @@ class DataParallel(Layer):
 
     set_dict = set_state_dict
     load_dict = set_state_dict
+
+
+def split_batch(values: Any, layout: Layout) -> Any:
+    """values, in any structure, with every Tensor of at least one dim in it spread as spread_batch says."""
+    leaves: list[Any] = []
+    spec = flatten(values, leaves)
+    return rebuild(spec, iter([spread_batch(v, layout) if isinstance(v, Tensor) and v.ndim else v for v in leaves]))
 
 
 def spread_batch(tensor: Tensor, layout: Layout) -> Tensor:

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from polyreme.core.backend import Device
+from polyreme.distributed.communication import replicas
 from polyreme.distributed.pipeline.chunks import in_chunks
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.pipeline.runtime import Pipeline
@@ -60,6 +63,7 @@ class PlannedStep:
                     self.optimizer,
                     policy,
                     self.layout.replicated(),
+                    output=model,
                 ),
                 self.layout,
             )
@@ -72,6 +76,26 @@ class PlannedStep:
     def __call__(self, inputs: Any, labels: Any) -> StepResult:
         """One optimizer step on a global batch, cut into the plan's microbatches."""
         return self.step(self.cut(inputs, labels))
+
+    @property
+    def fusions(self) -> list[str]:
+        """Names of the patterns that calls were fused by in the last step, over stages chunk after chunk."""
+        return self.step.fusions
+
+    def evaluate(self, inputs: Any, labels: Any) -> Tensor:
+        """The mean loss of a global batch, cut as a step cuts it, of the forward alone; 0-D. Whether Layers are in
+        training mode is the caller's to say."""
+        batch = self.cut(inputs, labels)
+        losses = [loss._array for ([loss], _) in self.step.evaluate(batch)]
+        return Tensor(Pipeline.mean(losses, batch))
+
+    def outputs(self, inputs: Any) -> np.ndarray:
+        """What the model gives for inputs without labels, taken as one piece, on the host of every process, each of
+        which must call it."""
+        [(_, out)] = self.step.evaluate(cut([inputs, None], 1, None), losses=False, outputs=True)
+        if self.is_staged:
+            return self.step.pipeline.in_every_process(out)
+        return np.asarray(replicas.whole(out._array, self.layout.replicated()))
 
     def check_rows(self, rows: int) -> None:
         """Raises PlacementError where a batch of so many rows has microbatches that do not divide over the devices of

@@ -23,6 +23,7 @@ class WholeStep:
         self._train = to_static(self._loss_and_norm)
         self._gradients = to_static(self._mean_loss)
         self._update = to_static(step.update)
+        self._evaluate = to_static(step.evaluate)
 
     def __call__(self, batch: Sequence[Microbatch]) -> StepResult:
         """One optimizer step; without the microbatches' own losses."""
@@ -37,9 +38,20 @@ class WholeStep:
         """The second half of a step, from the gradients there are -> their norm, as TrainingStep.update says."""
         return self._update(loss)
 
+    def evaluate(
+        self, batch: Sequence[Microbatch], *, losses: bool = True, outputs: bool = False
+    ) -> list[tuple[list[Tensor], Any]]:
+        """Forward alone, as TrainingStep.evaluate says."""
+        return self._evaluate(self.place(batch), losses=losses, outputs=outputs)
+
     def compiled(self, batch: Sequence[Microbatch]) -> Any:
         """The program of a step on a batch of these shapes, compiled and not run: a jax.stages.Compiled."""
         return self._train.compiled(self.place(batch))
+
+    @property
+    def fusions(self) -> list[str]:
+        """Names of the patterns that calls were fused by in the last step."""
+        return self._train.fusions
 
     def place(self, batch: Sequence[Microbatch]) -> list[Microbatch]:
         """The microbatches laid out over the devices."""

@@ -13,6 +13,7 @@ from polyreme.distribution.parameters import as_tensors, as_value, check, non_ne
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn.functional import log_softmax
+from polyreme.ops.arithmetic import cast
 from polyreme.ops.bounds import check_index
 from polyreme.ops.creation import full
 from polyreme.ops.gather_scatter import take_along_axis, where
@@ -123,8 +124,11 @@ class Multinomial(Distribution):
 
     def entropy(self) -> Tensor:
         """Entropy, nats."""
-        count = full(self.batch_shape, self.total_count, self.probs.dtype)
-        return multinomial_entropy(count, self.probs, self.total_count)
+        count = full(self.batch_shape, self.total_count, "float64")
+        # what many trials make of a rounding of the sum of the probabilities
+        probs = cast(self.probs, "float64")
+        probs = probs / sum_of(probs, -1, keepdim=True)
+        return cast(multinomial_entropy(count, probs, self.total_count), self.probs.dtype)
 
 
 @register_kl(Categorical, Categorical)

@@ -16,6 +16,7 @@ from polyreme.distribution.kl import register_kl
 from polyreme.distribution.parameters import as_tensors, as_value, check, probability, repeated
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
+from polyreme.ops.arithmetic import cast
 from polyreme.ops.creation import full_like
 from polyreme.ops.gather_scatter import where
 from polyreme.ops.math import abs as abs_of
@@ -28,8 +29,7 @@ class ContinuousBernoulli(Distribution):
     documents; probs is kept a rounding away from 0 and 1.
 
     lims: between these C, the mean and the variance, which are 0 / 0 at probs = 1/2, are computed by Taylor series of
-    four terms in probs - 1/2; outside by their formulas, which lose precision by 1 / |probs - 1/2|: wider limits suit
-    float32 better.
+    four terms in probs - 1/2; outside by their formulas, which lose precision by 1 / |probs - 1/2|, in float64.
     """
 
     def __init__(self, probs: Any, lims: Sequence[float] = (0.499, 0.501)) -> None:
@@ -50,7 +50,7 @@ class ContinuousBernoulli(Distribution):
     @property
     def _apart(self) -> Tensor:
         """probs where the formulas are used, elsewhere another number at which they are finite."""
-        return where(self._far, self.probs, full_like(self.probs, 0.25))
+        return cast(where(self._far, self.probs, full_like(self.probs, 0.25)), "float64")
 
     @property
     def _logit(self) -> Tensor:
@@ -62,7 +62,7 @@ class ContinuousBernoulli(Distribution):
         squared, near = square(self.probs - 0.5), full_like(self.probs, terms[-1])
         for term in terms[-2::-1]:
             near = near * squared + term
-        return where(self._far, formula, near)
+        return where(self._far, cast(formula, near.dtype), near)
 
     @property
     def _log_norm(self) -> Tensor:

@@ -143,7 +143,9 @@ class Binomial(Distribution):
         """Entropy, nats. Raises CaptureError where total_count has no value."""
         if self._most is None:
             raise CaptureError("Binomial.entropy: total_count has no value in a capture; give a Python number")
-        return multinomial_entropy(self.total_count, stack([self.probs, 1 - self.probs], -1), self._most)
+        success = cast(self.probs, "float64")  # so that it and its complement sum to 1 however many trials there are
+        entropy = multinomial_entropy(self.total_count, stack([success, 1 - success], -1), self._most)
+        return cast(entropy, self.probs.dtype)
 
 
 class Geometric(Distribution):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -49,6 +50,7 @@ class Eager:
         # tuples that grow cost less than lists for the few inputs of an op; each input adds one part to the form
         arrays: tuple = ()
         edges: tuple = ()
+        large: tuple = ()
         taped = False
         for value in args:
             if isinstance(value, TensorState):
@@ -69,6 +71,8 @@ class Eager:
                 form += _ONE_TENSOR
                 arrays += (constant(value),)
                 edges += _NO_EDGE
+                if value.__class__ is int and not 0 <= value <= _SMALL:
+                    large += (value,)
             else:
                 form += (_attribute(value),)
         for name, value in kwargs.items():
@@ -79,6 +83,8 @@ class Eager:
             return self._run(op, args, kwargs, None)
         if kernel is None:
             return self._run(op, args, kwargs, form)
+        if large and op.integers != "any":
+            _check_integers(op, large, arrays)
         try:
             if kernel.saves:
                 return tape.apply(kernel, arrays, edges)
@@ -127,6 +133,7 @@ class Eager:
         arrays: list[Any] = []
         edges: list[Any] = []
         key: list[Any] = [(_autocast.policy, _default.dtype)]
+        large: list[int] = []
         for value, kind in zip(full, op.kinds, strict=True):
             if kind is TENSOR:
                 if isinstance(value, TensorState):
@@ -139,6 +146,8 @@ class Eager:
                     arrays.append(constant(value))
                     edges.append(None)
                     key.append(-1)
+                    if value.__class__ is int and not 0 <= value <= _SMALL:
+                        large.append(value)
             elif kind is ATTR:
                 cls = value.__class__
                 if cls is not int and cls is not bool and cls is not str and value is not None:
@@ -159,6 +168,8 @@ class Eager:
                         arrays.append(constant(t))
                         edges.append(None)
                 key.append(len(tensors))
+        if large and op.integers != "any":
+            _check_integers(op, large, arrays)
         kernel_key = tuple(key)
         try:
             kernel = op.kernels.get(kernel_key)
@@ -195,11 +206,26 @@ class Eager:
 
 
 _EMPTY = inspect.Parameter.empty
+_SMALL = 127  # integers from 0 to this are of every integer dtype
 # of one op: a number that is another one in each call makes a kernel in each, which takes about a MiB
 _MOST_KERNELS = 1024
 _ONE_TENSOR, _NO_EDGE = (TENSOR,), (None,)
 _NUMBERS = frozenset({bool, int, float, complex})
 _PLAIN = frozenset({bool, int, float, str, type(None)})
+
+
+def _check_integers(op: Op, values: Sequence[int], arrays: Sequence[Any]) -> None:
+    """Raise ConfigError for a Python integer that no array's dtype holds; a floating one holds every integer."""
+    strong = [a.dtype for a in arrays if not getattr(a, "weak_type", False)]
+    whole = [d for d in strong if dtypes.is_integer(d)]
+    if not whole or any(d in _INEXACT for d in strong):
+        return
+    widest = max(whole, key=lambda d: dtypes.iinfo(d).max)
+    least = -(2 ** (8 * widest.itemsize - 1))
+    for value in values:
+        wraps = op.integers == "wrap" and least <= value < -2 * least
+        if not wraps and not any(dtypes.holds(d, value) for d in whole):
+            dtypes.check_holds(op.name, widest, value)
 
 
 def _attribute(value: Any) -> tuple:

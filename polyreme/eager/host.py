@@ -14,9 +14,8 @@ from polyreme.core import state
 from polyreme.core.abstract import Abstract, mode
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import refuse_sizes
+from polyreme.core.transfer import from_host
 from polyreme.errors import DTypeError, ShapeError
-
-_ALIGN = 64  # bytes
 
 
 def as_array(data: Any, dtype: Any, place: Any) -> Any:
@@ -24,31 +23,19 @@ def as_array(data: Any, dtype: Any, place: Any) -> Any:
     to = None if dtype is None else dtypes.as_dtype(dtype)
     if isinstance(data, TensorState):
         array = state.read(data)
-        array = jnp.array(array, dtype=to, copy=True)
+        array = jnp.array(array if to is None else dtypes.convert(array, to), copy=True)
     else:
         if not isinstance(data, (np.ndarray, np.generic, jax.Array)):
             data = _from_python(data)
             if to is None:
                 to = _python_dtype(data.dtype)
+            elif data.dtype.kind in "iuf" and data.size and dtypes.is_integer(to):
+                for value in (data.min().item(), data.max().item()):
+                    dtypes.check_holds("to_tensor", to, value)
         if data.dtype.kind in "OUSmM":
             raise DTypeError(f"cannot make a Tensor of {type(data).__name__} with dtype {data.dtype}; give numbers")
-        array = jnp.array(data, dtype=to, copy=True) if isinstance(data, jax.Array) else _from_host(data, to)
+        array = jnp.array(data, dtype=to, copy=True) if isinstance(data, jax.Array) else from_host(data, to)
     return array if place is None else jax.device_put(array, places.as_place(place).device())
-
-
-def _from_host(data: np.ndarray | np.generic, to: np.dtype | None) -> jax.Array:
-    # copied: jax may otherwise keep looking at the caller's memory, which the caller may change
-    # not jnp.asarray, which compiles a copy for each new shape and dtype (some 30 ms), to save 9 us a call
-    return jax.device_put(aligned_copy(data if to is None else np.asarray(data).astype(to, copy=False)))
-
-
-def aligned_copy(array: np.ndarray | np.generic) -> np.ndarray:
-    """A private copy on a 64-byte address: jax on CPU uses such memory as it is, other memory it copies again."""
-    raw = np.empty(array.nbytes + _ALIGN, np.uint8)
-    start = -raw.ctypes.data % _ALIGN
-    copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    np.copyto(copy, array)
-    return copy
 
 
 def _from_python(data: Any) -> np.ndarray:
@@ -75,9 +62,9 @@ def like(array: Any, reference: Any) -> Any:
     if isinstance(array, jax.Array):
         array = array.astype(reference.dtype)
         return array if array.sharding == reference.sharding else put(array, reference.sharding)
-    host = np.array(array, dtype=reference.dtype, copy=True)
     if not getattr(reference, "committed", True):
-        return jnp.asarray(host)
+        return from_host(np.asarray(array), reference.dtype)
+    host = np.array(array, dtype=reference.dtype, copy=True)
     where = reference.sharding
     return jax.device_put(host, where) if _here(where) else _over_processes(host, where)
 

@@ -277,6 +277,11 @@ class KernelNode(Node):
         else:
             self.primals = tuple(arrays)
 
+    def become(self, other: KernelNode) -> None:
+        """Be the other call, under this node's number and with its hooks: both give what is one value."""
+        self.name, self.kernel, self.num_outputs = other.name, other.kernel, other.num_outputs
+        self.edges, self.metas, self.primals, self.pullback = other.edges, other.metas, other.primals, other.pullback
+
     @property
     def freed(self) -> bool:
         return self.primals is None
@@ -348,11 +353,35 @@ class Shortcut:
     create_graph, whose derivatives are of the calls as they were written.
     """
 
-    node: Node
+    node: KernelNode
     between: tuple[Node, ...]
+
+    @property
+    def is_hooked(self) -> bool:
+        """Whether a hook asks for what happens between."""
+        return any(node.hooks for node in self.between)
 
 
 shortcuts: weakref.WeakKeyDictionary[Node, Shortcut] = weakref.WeakKeyDictionary()
+
+
+def settle(starts: Iterable[Node]) -> None:
+    """Make each shortcut behind these nodes the only way, where no hook asks for what happens between.
+
+    For a tape that is walked in parts, which must meet at the same nodes, and whose hooks are all there.
+    """
+    stack, seen = list(starts), set()
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        shortcut = shortcuts.get(node)
+        if shortcut is not None and not shortcut.is_hooked and isinstance(node, KernelNode):
+            del shortcuts[node]
+            node.become(shortcut.node)
+        stack += [e[0] for e in node.edges if isinstance(e, tuple)]
+
 
 _ADD = Kernel(lambda a, b: a + b, "accumulate")
 
@@ -428,7 +457,7 @@ class _Walk:
         if shortcut is None or self.create_graph or not self.shortens or node.freed:
             return node
         asked = {key[0] for key in (*(self.wanted or ()), *self.blocked) if isinstance(key, tuple)}
-        if any(between.hooks or between in asked for between in shortcut.between):
+        if shortcut.is_hooked or not asked.isdisjoint(shortcut.between):
             return node
         if not self.retain_graph:
             self.bypassed += shortcut.between
@@ -489,7 +518,7 @@ class CutWalk(_Walk):
     a part does not use is dropped.
     """
 
-    shortens: ClassVar[bool] = False  # the parts must meet at the same nodes
+    shortens: ClassVar[bool] = False  # the parts must meet at the same nodes: settle() comes before them
 
     def __init__(self, along: Callable[[Edge], bool]) -> None:
         super().__init__(create_graph=False, retain_graph=True, blocked=set(), wanted=None)
@@ -570,7 +599,8 @@ def _start(walk: _Walk, roots: Sequence[TensorState], cotangents: Sequence[Tenso
         if root.stop_gradient:
             raise GradError(
                 f"{what}: this Tensor (shape {list(root._array.shape)}) has stop_gradient=True, nothing it was "
-                "computed from wants a gradient; set stop_gradient=False on an input before computing it"
+                "computed from wants a gradient; set stop_gradient=False on an input before computing it (an integer "
+                "Tensor has no gradient: cast it first)"
             )
         walk.give(edge_of(root), _seed_cotangent(root, cotangent, what))
 

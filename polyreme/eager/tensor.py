@@ -22,7 +22,7 @@ from polyreme.core.state import TensorState
 from polyreme.core.symbol import Symbol
 from polyreme.eager import tape
 from polyreme.eager.casts import Casts
-from polyreme.eager.dispatch import constant, rebind, refuse_copy
+from polyreme.eager.dispatch import rebind, refuse_copy
 from polyreme.eager.dist_members import DistMembers
 from polyreme.eager.host import as_array, like, put
 from polyreme.eager.index import check_mask, split_index, value_of
@@ -31,7 +31,7 @@ from polyreme.eager.methods import OpMethods
 from polyreme.eager.rewriting import Rewriting
 from polyreme.eager.sparse.members import SparseMembers
 from polyreme.errors import ConfigError, DTypeError, GradError, ShapeError
-from polyreme.ops import OPS, indexing
+from polyreme.ops import OPS, creation, indexing
 from polyreme.ops import arithmetic as ar
 
 _names = itertools.count()
@@ -245,13 +245,11 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
         return f"Tensor({facts}{self._dist_facts() or ','}\n       {value.replace(chr(10), chr(10) + ' ' * 7)})"
 
     def __format__(self, spec: str) -> str:
-        return (
-            format(self.item(), spec)
-            if spec and self.size == 1
-            else repr(self)
-            if not spec
-            else format(repr(self), spec)
-        )
+        """A 0-D Tensor as its number, and so is one of one element with a spec; others as their repr."""
+        has_value = not isinstance(self._array, (state.Tracer, Symbol, Abstract))
+        if has_value and (not self._array.ndim or (spec and self.size == 1)):
+            return format(self.item(), spec)
+        return format(repr(self), spec)
 
     # gradients
 
@@ -437,7 +435,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
         return self
 
     def fill_(self, value: float) -> Tensor:
-        """Every element set to value, in place."""
+        """Every element set to value, in place; what it was made of gets gradient 0."""
         return rebind(self, _fill(self, value), "fill_")
 
     def zero_(self) -> Tensor:
@@ -474,6 +472,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
             index = None
         if not isinstance(value, TensorState):
             value = np.asarray(value) if not isinstance(value, (bool, int, float, complex)) else value
+            dtypes.check_holds("x[index] = value", self.dtype, value)
         if isinstance(index, Tensor) and index.dtype == dtypes.bool_ and np.ndim(value_of(value)) == 0:
             check_mask(index, self.shape)
             rebind(self, indexing.setitem_where(self, value, index), "x[mask] = value")
@@ -512,17 +511,17 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
 
     __div__, __rdiv__ = __truediv__, __rtruediv__
 
-    def __lshift__(self, y: Any) -> Tensor:
-        return OPS["bitwise_left_shift"](self, y)
+    def __lshift__(self, y: Any, is_arithmetic: bool = True) -> Tensor:
+        return OPS["bitwise_left_shift"](self, y, is_arithmetic)
 
-    def __rlshift__(self, y: Any) -> Tensor:
-        return OPS["bitwise_left_shift"](y, self)
+    def __rlshift__(self, y: Any, is_arithmetic: bool = True) -> Tensor:
+        return OPS["bitwise_left_shift"](y, self, is_arithmetic)
 
-    def __rshift__(self, y: Any) -> Tensor:
-        return OPS["bitwise_right_shift"](self, y)
+    def __rshift__(self, y: Any, is_arithmetic: bool = True) -> Tensor:
+        return OPS["bitwise_right_shift"](self, y, is_arithmetic)
 
-    def __rrshift__(self, y: Any) -> Tensor:
-        return OPS["bitwise_right_shift"](y, self)
+    def __rrshift__(self, y: Any, is_arithmetic: bool = True) -> Tensor:
+        return OPS["bitwise_right_shift"](y, self, is_arithmetic)
 
     def __floordiv__(self, y: Any) -> Tensor:
         return ar.floor_divide(self, y)
@@ -699,7 +698,7 @@ def _names_device(text: str) -> bool:
 
 @recorded
 def _fill(x: Tensor, value: float) -> Tensor:
-    return Tensor(jnp.full_like(state.read(x), constant(value)))
+    return creation.full_like(x, value)
 
 
 @recorded

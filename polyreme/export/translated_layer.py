@@ -41,7 +41,7 @@ class TranslatedLayer(Layer):
         kinds = artifact.manifest.extra.get("state", {})
         for name, array in artifact.state.items():
             self._tensors[name] = self._register(name, array, kinds.get(name, {}))
-        self._calls: dict[str, _Call] = {n: _Call(f, artifact) for n, f in artifact.functions.items()}
+        self._calls: dict[str, _SavedFunction] = {n: _SavedFunction(f, artifact) for n, f in artifact.functions.items()}
         for name in self._calls:
             if name != MAIN:
                 object.__setattr__(self, name, self._method(name))
@@ -110,7 +110,7 @@ class TranslatedLayer(Layer):
         return buffer
 
 
-class _Call:
+class _SavedFunction:
     """One saved function: its arguments put in order, its program run as one op, its result put together."""
 
     def __init__(self, function: ArtifactFunction, artifact: Artifact) -> None:

@@ -7,13 +7,46 @@ from typing import Any
 
 import numpy as np
 
+from polyreme.core import dtype as dtypes
 from polyreme.core.place import as_place
-from polyreme.errors import DataError, ShapeError
+from polyreme.core.state import TensorState
+from polyreme.errors import DataError, DTypeError, ShapeError
 from polyreme.fluid.framework import cpu_places, cuda_places
 from polyreme.program.block import Variable
 from polyreme.program.current import defaults
 from polyreme.program.program import Program
 from polyreme.sequences.lod_tensor import LoDTensor
+
+
+def convert_dtype(dtype: Any) -> str:
+    """The name of a dtype, such as "float32"."""
+    return dtypes.as_dtype(dtype).name
+
+
+def check_type(input: Any, input_name: str, expected_type: Any, op_name: str, extra_message: str = "") -> None:
+    """Raise TypeError unless input is of a type, or of one of several."""
+    if not isinstance(input, expected_type):
+        kinds = expected_type if isinstance(expected_type, tuple) else (expected_type,)
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise TypeError(
+            f"{op_name}: {input_name} must be {wanted}, got {type(input).__name__}. {extra_message}".strip()
+        )
+
+
+def check_dtype(input_dtype: Any, input_name: str, expected_dtype: Any, op_name: str, extra_message: str = "") -> None:
+    """Raise DTypeError unless a dtype is one of several names."""
+    names = [expected_dtype] if isinstance(expected_dtype, str) else list(expected_dtype)
+    if convert_dtype(input_dtype) not in names:
+        found = convert_dtype(input_dtype)
+        raise DTypeError(f"{op_name}: {input_name} is {found}, needs {' or '.join(names)}. {extra_message}".strip())
+
+
+def check_variable_and_dtype(
+    input: Any, input_name: str, expected_dtype: Any, op_name: str, extra_message: str = ""
+) -> None:
+    """Raise TypeError unless input is a Tensor or Variable, DTypeError unless its dtype is one of several names."""
+    check_type(input, input_name, (TensorState,), op_name, extra_message)
+    check_dtype(input.dtype, input_name, expected_dtype, op_name, extra_message)
 
 
 class DataFeeder:
@@ -92,4 +125,4 @@ class DataFeeder:
         return made
 
 
-__all__ = ["DataFeeder"]
+__all__ = ["DataFeeder", "check_dtype", "check_type", "check_variable_and_dtype", "convert_dtype"]

@@ -34,10 +34,10 @@ class Executor(executor.Executor):
             return plain(program, feed, fetch_list, scope=scope, return_numpy=return_numpy)
         if isinstance(feed, (list, tuple)):  # a dict for each device
             feed = [lod.with_longest(inner, part) if isinstance(part, Mapping) else part for part in feed]
-        return lod.run(_Plain(plain, program), inner, feed, _list(fetch_list), scope, return_numpy)
+        return lod.run(_ProgramRunner(plain, program), inner, feed, _list(fetch_list), scope, return_numpy)
 
 
-class _Plain:
+class _ProgramRunner:
     """What lod.run calls: an Executor's run of a Program, or of a CompiledProgram of it."""
 
     def __init__(self, run: Any, program: Any) -> None:

@@ -23,28 +23,44 @@ _SWAPPED = {"add": ("x", "y"), "multiply": ("x", "y")}
 
 
 @dataclass(frozen=True)
-class Line:
-    """`out = op(...)` of a pattern; given: parameter -> a name that stands for anything, or a literal in a tuple."""
+class CallForm:
+    """`op(...)` in a pattern; given: parameter -> a name that stands for anything, or a literal in a tuple."""
 
-    out: str
     op: str
     given: dict[str, Any]
 
     @classmethod
-    def read(cls, text: str) -> Line:
-        """The line a text stands for, such as "y = matmul(x, w, transpose_y=True)"."""
-        (statement,) = ast.parse(text).body
-        call: Any = statement.value  # type: ignore[attr-defined]
+    def read(cls, call: Any) -> CallForm:
+        """The form that the syntax of a call stands for, or of x[index]."""
+        if isinstance(call, ast.Subscript):
+            return cls("Tensor.__getitem__", {"self": call.value.id, "index": call.slice.id})  # type: ignore[attr-defined]
         names = list(defaults_of(call.func.id) or ())
         listed = [*zip(names, call.args, strict=False), *((k.arg, k.value) for k in call.keywords)]
-        given = {n: v.id if isinstance(v, ast.Name) else (ast.literal_eval(v),) for n, v in listed}
-        return cls(statement.targets[0].id, call.func.id, given)  # type: ignore[attr-defined]
+        return cls(call.func.id, {n: v.id if isinstance(v, ast.Name) else (ast.literal_eval(v),) for n, v in listed})
 
     def arguments(self, bound: Bound) -> dict[str, Any]:
         """The arguments that differ from their defaults, names filled in from bound."""
         given = {p: term[0] if isinstance(term, tuple) else bound[term] for p, term in self.given.items()}
         defaults = defaults_of(self.op) or {}
         return {p: v for p, v in given.items() if plain(v) != plain(defaults[p])}
+
+
+@dataclass(frozen=True)
+class Line:
+    """`out = op(...)` of a pattern; `out = op(...) or other(...) or x`: a call of one of these forms, or x itself."""
+
+    out: str
+    forms: tuple[CallForm, ...]
+    same: str | None = None
+
+    @classmethod
+    def read(cls, text: str) -> Line:
+        """The line a text stands for, such as "y = matmul(x, w, transpose_y=True)"."""
+        (statement,) = ast.parse(text).body
+        value: Any = statement.value  # type: ignore[attr-defined]
+        choices = value.values if isinstance(value, ast.BoolOp) else [value]
+        same = choices.pop().id if isinstance(choices[-1], ast.Name) else None
+        return cls(statement.targets[0].id, tuple(map(CallForm.read, choices)), same)  # type: ignore[attr-defined]
 
 
 def anything(_: Match) -> Bound:
@@ -56,9 +72,10 @@ def anything(_: Match) -> Bound:
 class Pattern:
     """Calls that one call replaces.
 
-    find: the calls as lines, the last one giving the result; parameters that a line does not name have their defaults.
-    give: the call instead. where: what else must hold, from a Match to further names for give, or None if it does not.
-    redraws: it takes as many random keys as before and makes other numbers of them.
+    find: the calls as lines, the last one, of one form, giving the result; parameters that a line does not name have
+    their defaults, and a line is passed over where nothing takes its result. give: the call instead. where: what else
+    must hold, from a Match to further names for give, or None if it does not. redraws: it takes as many random keys as
+    before and makes other numbers of them.
     """
 
     name: str
@@ -72,10 +89,20 @@ class Pattern:
         """find, the result first."""
         return [Line.read(text) for text in reversed(self.find)]
 
+    @property
+    def ending(self) -> str:
+        """The op that gives the result."""
+        return self.lines[0].forms[0].op
+
     @functools.cached_property
-    def replacement(self) -> Line:
+    def replacement(self) -> CallForm:
         """give."""
-        return Line.read(self.give)
+        return Line.read(self.give).forms[0]
+
+    @property
+    def ops(self) -> set[str]:
+        """The ops of all calls, of the one that is given too."""
+        return {form.op for line in self.lines for form in line.forms} | {self.replacement.op}
 
 
 class Calls(Protocol):
@@ -88,6 +115,10 @@ class Calls(Protocol):
 
     def parts(self, call: Any) -> tuple[str, dict[str, Any] | None]:
         """(name, arguments by parameter); None in place of the arguments if it can be part of no pattern."""
+        ...
+
+    def result(self, call: Any) -> Any:
+        """The value that a call gave, of a call with arguments."""
         ...
 
     def kind(self, value: Any) -> tuple[tuple[int, ...], np.dtype] | None:
@@ -108,10 +139,15 @@ class Match:
         kind = self.source.kind(self.bound[name])
         return () if kind is None else kind[0]
 
+    def dtype(self, name: str) -> np.dtype | None:
+        """Dtype of what a name stands for, None if that is no value."""
+        kind = self.source.kind(self.bound[name])
+        return None if kind is None else kind[1]
+
     def is_floating(self, name: str) -> bool:
         """Whether a name stands for a value of a floating dtype."""
-        kind = self.source.kind(self.bound[name])
-        return kind is not None and dtypes.is_floating(kind[1])
+        dtype = self.dtype(name)
+        return dtype is not None and dtypes.is_floating(dtype)
 
 
 def matches(pattern: Pattern, result: Any, source: Calls) -> Iterator[Match]:
@@ -121,30 +157,35 @@ def matches(pattern: Pattern, result: Any, source: Calls) -> Iterator[Match]:
         if not left:
             yield Match(source, calls, bound)
             return
-        call = result if not calls else source.maker(bound.get(left[0].out))
-        if call is None:
+        line, rest = left[0], left[1:]
+        if line.out not in bound:
+            yield from follow(rest, calls, bound)
             return
-        name, given = source.parts(call)
-        if name != left[0].op or given is None:
-            return
-        for further in _unify(left[0], given, bound):
-            yield from follow(left[1:], [*calls, call], further)
+        call = result if not calls else source.maker(bound[line.out])
+        name, given = ("", None) if call is None else source.parts(call)
+        for form in line.forms if given is not None else ():
+            if form.op == name:
+                for further in _unify(form, given, bound):
+                    yield from follow(rest, [*calls, call], further)
+        if line.same is not None and plain(bound.get(line.same, bound[line.out])) == plain(bound[line.out]):
+            yield from follow(rest, calls, {**bound, line.same: bound[line.out]})
 
-    yield from follow(pattern.lines, [], {})
-
-
-def _unify(line: Line, arguments: dict[str, Any], bound: Bound) -> Iterator[Bound]:
-    """bound with what the line's names stand for in a call of its op; nothing where the arguments do not fit."""
-    yield from _fit(line, arguments, bound)
-    if line.op in _SWAPPED:
-        x, y = _SWAPPED[line.op]
-        yield from _fit(line, {**arguments, x: arguments[y], y: arguments[x]}, bound)
+    if source.parts(result)[1] is not None:
+        yield from follow(pattern.lines, [], {pattern.lines[0].out: source.result(result)})
 
 
-def _fit(line: Line, given: dict[str, Any], bound: Bound) -> Iterator[Bound]:
-    known, defaults = dict(bound), defaults_of(line.op) or {}
+def _unify(form: CallForm, arguments: dict[str, Any], bound: Bound) -> Iterator[Bound]:
+    """bound with what the form's names stand for in a call of its op; nothing where the arguments do not fit."""
+    yield from _fit(form, arguments, bound)
+    if form.op in _SWAPPED:
+        x, y = _SWAPPED[form.op]
+        yield from _fit(form, {**arguments, x: arguments[y], y: arguments[x]}, bound)
+
+
+def _fit(form: CallForm, given: dict[str, Any], bound: Bound) -> Iterator[Bound]:
+    known, defaults = dict(bound), defaults_of(form.op) or {}
     for parameter, value in given.items():
-        term = line.given.get(parameter, (defaults[parameter],))
+        term = form.given.get(parameter, (defaults[parameter],))
         if isinstance(term, tuple):
             if plain(value) != plain(term[0]):
                 return

@@ -36,7 +36,7 @@ from polyreme.io.serialization import load, save
 from polyreme.metric.metrics import Metric
 from polyreme.nn import Layer
 from polyreme.nn.summary import summary
-from polyreme.training import FULL_PRECISION
+from polyreme.training import FULL_PRECISION, Microbatch
 
 
 class Model:
@@ -107,25 +107,30 @@ class Model:
         _need_values("train_batch")
         self.network.train()
         given, wanted = self._checked(inputs, labels)
-        outputs, losses = self._steps.train(given, wanted, update, bool(self._metrics))
-        return self._batch_result(outputs, wanted, losses)
+        [part] = self._steps.train(_whole(given, wanted), update, bool(self._metrics))
+        return self._batch_result(part, wanted)
 
     def eval_batch(self, inputs: Any, labels: Any = None) -> Any:
         """Evaluates one batch; returns as train_batch does."""
         _need_values("eval_batch")
         self.network.eval()
         given, wanted = self._checked(inputs, labels)
-        outputs, losses = self._steps.evaluate(given, wanted, bool(self._metrics))
-        return self._batch_result(outputs, wanted, losses)
+        [part] = self._steps.evaluate(_whole(given, wanted), bool(self._metrics))
+        return self._batch_result(part, wanted)
 
     def predict_batch(self, inputs: Any) -> list[np.ndarray]:
         """The outputs for one batch, as ndarrays."""
         _need_values("predict_batch")
         self.network.eval()
         given, _ = self._checked(inputs, None)
-        return [out.numpy() for out in self._steps.predict(given)]
+        return self._predict(given)
 
-    def _batch_result(self, outputs: list, labels: list, losses: list) -> Any:
+    def _predict(self, inputs: list[Tensor]) -> list[np.ndarray]:
+        [(_, outputs)] = self._steps.predict(_whole(inputs, []))
+        return [out.numpy() for out in outputs]
+
+    def _batch_result(self, part: tuple[list, list], labels: list) -> Any:
+        losses, outputs = part
         values = [loss.numpy() for loss in losses]
         return (values, update_metrics(self._metrics, outputs, labels)) if self._metrics else values
 
@@ -223,7 +228,7 @@ class Model:
             for step, batch in enumerate(loader):
                 every.on_batch_begin("predict", step, logs)
                 inputs, _ = self._checked(self._split(batch)[0], None)
-                batches.append([out.numpy() for out in self._steps.predict(inputs)])
+                batches.append(self._predict(inputs))
                 logs = {"step": step, "batch_size": samples_in(inputs)}
                 every.on_batch_end("predict", step, logs)
             every.on_end("predict", logs)
@@ -239,7 +244,8 @@ class Model:
             inputs, labels = self._checked(*self._split(batch))
             done += 1
             update = done % accumulate == 0 or done in (steps, left)
-            results.add(*self._outcome(self._steps.train(inputs, labels, update, bool(self._metrics)), inputs, labels))
+            [(losses, outputs)] = self._steps.train(_whole(inputs, labels), update, bool(self._metrics))
+            results.add(outputs, labels, losses, samples_in(inputs))
             # the last step's results are those of the epoch
             if every.needs_logs("train", step) or done in (steps, left):
                 logs = results.logs()
@@ -261,7 +267,8 @@ class Model:
                 break
             every.on_batch_begin("eval", step, logs)
             inputs, labels = self._checked(*self._split(batch))
-            results.add(*self._outcome(self._steps.evaluate(inputs, labels, bool(self._metrics)), inputs, labels))
+            [(losses, outputs)] = self._steps.evaluate(_whole(inputs, labels), bool(self._metrics))
+            results.add(outputs, labels, losses, samples_in(inputs))
             if every.needs_logs("eval", step):
                 logs = results.logs()
             logs = {**logs, "step": step, "batch_size": samples_in(inputs)}
@@ -271,11 +278,6 @@ class Model:
             raise DataError("Model: the evaluation data gave no batch; check its length and batch_size")
         every.on_end("eval", {**logs, **found})
         return found
-
-    @staticmethod
-    def _outcome(made: tuple[list, list], inputs: list, labels: list) -> tuple[list, list, list, int]:
-        outputs, losses = made
-        return outputs, labels, losses, samples_in(inputs)
 
     # saving
 
@@ -377,6 +379,11 @@ def closing(callbacks: CallbackList) -> Iterator[None]:
         for callback in callbacks:
             if isinstance(callback, ProgBarLogger):
                 callback.close()
+
+
+def _whole(inputs: list[Tensor], labels: list[Tensor]) -> list[Microbatch]:
+    """A batch in one piece."""
+    return [Microbatch(inputs, labels, samples_in(inputs))]
 
 
 def _mismatch(name: str, mine: Tensor, given: Any) -> str:

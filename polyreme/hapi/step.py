@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, ConfigError, ShapeError, did_you_mean
 from polyreme.jit.to_static import to_static
 from polyreme.training import Microbatch, MixedPrecision, StepPolicy, TrainingStep
 
+Parts = list[tuple[list[Tensor], list]]
+"""Of each microbatch, its losses and its outputs."""
 _log = logging.getLogger("polyreme.hapi")
 _CAST_KEYS = ("custom_white_list", "custom_black_list", "dtype")
 _SCALER_KEYS = (
@@ -43,14 +44,16 @@ def precision_of(configs: str | dict[str, Any] | None) -> MixedPrecision:
 class Steps:
     """Train, evaluate and predict one batch with a network, a loss and an optimizer.
 
-    The first call of each kind captures it as one program; if that is refused (the network reads values on the host),
-    the reason is logged once and the kind runs eagerly from then on.
+    A batch comes in microbatches, of which inputs and labels are sequences of Tensors, the arguments of network and
+    loss. One that is one piece trains as the loop does that a user would write, random numbers included. The first call
+    of each kind captures it as one program; if that is refused (the network reads values on the host), the reason is
+    logged once and the kind runs eagerly from then on.
     """
 
     def __init__(self, network: Any, loss: Callable | None, optimizer: Any, precision: MixedPrecision) -> None:
-        self.network, self.loss, self.precision = network, loss, precision
-        # a batch is one piece: it trains as the loop that a user would write does, random numbers included
-        self.step = TrainingStep(self._forward, optimizer, StepPolicy(precision, accumulates=False))
+        self.network, self.loss = network, loss
+        policy = StepPolicy(precision, accumulates=False)
+        self.step = TrainingStep(self._forward, optimizer, policy, output=self._outputs)
         self._written: dict[str, Callable] = {
             "train": self._train,
             "evaluate": self._evaluate,
@@ -72,17 +75,17 @@ class Steps:
         """The captured function of a kind of step ("train", "evaluate" or "predict"); None once it runs eagerly."""
         return self._captured.get(kind)
 
-    def train(self, inputs: list[Tensor], labels: list[Tensor], update: bool, wants_outputs: bool) -> tuple:
-        """Gradients of one batch, and with update the optimizer's step; -> outputs (none unless wanted), losses."""
-        return self._run("train", inputs, labels, update, wants_outputs)
+    def train(self, batch: list[Microbatch], update: bool, wants_outputs: bool) -> Parts:
+        """Gradients of one batch, and with update the optimizer's step; -> losses, outputs (none unless wanted)."""
+        return self._run("train", batch, update, wants_outputs)
 
-    def evaluate(self, inputs: list[Tensor], labels: list[Tensor], wants_outputs: bool) -> tuple:
-        """-> outputs (none unless wanted), losses (none without a loss)."""
-        return self._run("evaluate", inputs, labels, wants_outputs)
+    def evaluate(self, batch: list[Microbatch], wants_outputs: bool) -> Parts:
+        """-> losses (none without a loss), outputs (none unless wanted)."""
+        return self._run("evaluate", batch, wants_outputs)
 
-    def predict(self, inputs: list[Tensor]) -> list[Tensor]:
-        """-> outputs."""
-        return self._run("predict", inputs)
+    def predict(self, batch: list[Microbatch]) -> Parts:
+        """-> no losses, outputs; labels are not looked at."""
+        return self._run("predict", batch)
 
     def _run(self, kind: str, *args: Any) -> Any:
         captured = self._captured.get(kind)
@@ -94,25 +97,25 @@ class Steps:
                 _log.warning("Model: the %s step runs eagerly, because it cannot be captured: %s", kind, error)
         return self._written[kind](*args)
 
-    def _train(self, inputs: list, labels: list, update: bool, wants_outputs: bool) -> tuple[list, list]:
-        total, [(losses, outputs)] = self.step.gradients([Microbatch(inputs, labels, 1)])
+    def _train(self, batch: list[Microbatch], update: bool, wants_outputs: bool) -> Parts:
+        loss, parts = self.step.gradients(batch)
         if update:
-            self.step.update(total)
-        return _detach(outputs) if wants_outputs else [], losses
+            self.step.update(loss)
+        return [(losses, [out.detach() for out in outputs] if wants_outputs else []) for losses, outputs in parts]
 
     def _forward(self, inputs: list, labels: list) -> tuple[list[Tensor], list]:
         """-> losses, outputs."""
-        outputs = as_list(self.network(*inputs))
+        outputs = self._outputs(inputs)
         return self._losses(outputs, labels), outputs
 
-    def _evaluate(self, inputs: list, labels: list, wants_outputs: bool) -> tuple[list, list]:
-        with no_grad(), self.precision.autocast():
-            losses, outputs = self._forward(inputs, labels)
-        return outputs if wants_outputs else [], losses
+    def _outputs(self, inputs: list) -> list:
+        return as_list(self.network(*inputs))
 
-    def _predict(self, inputs: list) -> list:
-        with no_grad(), self.precision.autocast():
-            return as_list(self.network(*inputs))
+    def _evaluate(self, batch: list[Microbatch], wants_outputs: bool) -> Parts:
+        return [(losses, outputs or []) for losses, outputs in self.step.evaluate(batch, outputs=wants_outputs)]
+
+    def _predict(self, batch: list[Microbatch]) -> Parts:
+        return self.step.evaluate(batch, losses=False, outputs=True)
 
     def _losses(self, outputs: list, labels: list) -> list[Tensor]:
         if self.loss is None:
@@ -129,7 +132,3 @@ def as_list(value: Any) -> list:
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _detach(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [t.detach() for t in tensors]

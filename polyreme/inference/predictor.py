@@ -11,7 +11,7 @@ import numpy as np
 
 from polyreme.core import state
 from polyreme.core.state import TensorState
-from polyreme.eager.host import aligned_copy
+from polyreme.core.transfer import aligned_copy
 from polyreme.eager.tensor import Tensor as EagerTensor
 from polyreme.errors import ConfigError, DataError, DTypeError, ShapeError, did_you_mean
 from polyreme.export.spec import ArraySpec

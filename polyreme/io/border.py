@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from polyreme.core import place as places
-from polyreme.eager.host import aligned_copy
+from polyreme.core.transfer import aligned_copy
 from polyreme.eager.tensor import Tensor
 from polyreme.io.structure import map_leaves
 

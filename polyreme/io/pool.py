@@ -40,7 +40,7 @@ class PoolOptions:
 
 
 @dataclass
-class _Worker:
+class _WorkerHandle:
     number: int
     process: Any
     tasks: connection.Connection
@@ -63,7 +63,7 @@ class WorkerPool:
         self, dataset: Any, collate_fn: Callable[[Any], Any], worker_init_fn: Any, options: PoolOptions
     ) -> None:
         self._options = options
-        self._order: deque[_Worker] = deque()
+        self._order: deque[_WorkerHandle] = deque()
         self._tasks: Iterator[BatchRequest] = iter(())
         self._workers, memory = _start((dataset, collate_fn, worker_init_fn), options)
         self._finalizer = weakref.finalize(self, _shut, self._workers, memory, os.getpid())
@@ -124,22 +124,22 @@ class WorkerPool:
         """Stop the workers and give their shared memory back."""
         self._finalizer()
 
-    def _hand_out(self, worker: _Worker) -> None:
+    def _hand_out(self, worker: _WorkerHandle) -> None:
         task = next(self._tasks, None)
         if task is not None:
             self._send(worker, task)
             worker.waiting.append(task)
             self._order.append(worker)
 
-    def _send(self, worker: _Worker, message: Any) -> None:
+    def _send(self, worker: _WorkerHandle, message: Any) -> None:
         with contextlib.suppress(OSError):  # it is dead: the next wait says so, and how
             worker.tasks.send(message)
 
-    def _done(self, worker: _Worker) -> None:
+    def _done(self, worker: _WorkerHandle) -> None:
         worker.waiting.popleft()
         worker.answered += 1
 
-    def _reply(self, worker: _Worker) -> Reply:
+    def _reply(self, worker: _WorkerHandle) -> Reply:
         deadline = time.monotonic() + self._options.timeout if self._options.timeout else None
         watched = {each.process.sentinel: each for each in self._workers}
         while True:
@@ -157,7 +157,7 @@ class WorkerPool:
             if deadline is not None and time.monotonic() >= deadline:
                 self._fail(worker, f"gave no batch within the timeout of {self._options.timeout} s", hung=True)
 
-    def _fail(self, worker: _Worker, what: str, hung: bool = False) -> None:
+    def _fail(self, worker: _WorkerHandle, what: str, hung: bool = False) -> None:
         number, position = worker.progress
         task = next((task for task in worker.waiting if task.number == number), None)
         if position == STARTING:
@@ -178,7 +178,7 @@ class WorkerPool:
         raise DataError(message)
 
 
-def _start(content: tuple, options: PoolOptions) -> tuple[list[_Worker], shared_memory.SharedMemory | None]:
+def _start(content: tuple, options: PoolOptions) -> tuple[list[_WorkerHandle], shared_memory.SharedMemory | None]:
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(method)
     if method == "forkserver":
@@ -197,7 +197,7 @@ def _start(content: tuple, options: PoolOptions) -> tuple[list[_Worker], shared_
         prefix=prefix,
         environ=dict(os.environ),
     )
-    workers: list[_Worker] = []
+    workers: list[_WorkerHandle] = []
     try:
         for number in range(options.num_workers):
             workers.append(_start_one(context, number, setup))
@@ -207,7 +207,7 @@ def _start(content: tuple, options: PoolOptions) -> tuple[list[_Worker], shared_
     return workers, memory
 
 
-def _start_one(context: Any, number: int, setup: Setup) -> _Worker:
+def _start_one(context: Any, number: int, setup: Setup) -> _WorkerHandle:
     task_reader, tasks = context.Pipe(duplex=False)
     results, result_writer = context.Pipe(duplex=False)
     progress = context.RawArray("q", [-1, STARTING])
@@ -223,7 +223,7 @@ def _start_one(context: Any, number: int, setup: Setup) -> _Worker:
     task_reader.close()
     result_writer.close()
     views = [View(name) for name in slot_names(setup.prefix, number, setup.slots)]
-    return _Worker(number, process, tasks, results, progress, views)
+    return _WorkerHandle(number, process, tasks, results, progress, views)
 
 
 @contextlib.contextmanager
@@ -248,7 +248,7 @@ def _death(process: Any) -> str:
     return f"exited with code {code}"
 
 
-def _shut(workers: list[_Worker], memory: shared_memory.SharedMemory | None, owner: int) -> None:
+def _shut(workers: list[_WorkerHandle], memory: shared_memory.SharedMemory | None, owner: int) -> None:
     if os.getpid() != owner:  # a fork of the parent: the workers are not its own
         return
     for worker in workers:

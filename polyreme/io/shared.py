@@ -52,7 +52,7 @@ class Slot:
 
         A batch without arrays comes back as it is.
         """
-        layout = _Layout()
+        layout = _SlotLayout()
         described = map_leaves(layout.place, batch)
         if not layout.leaves:
             return batch
@@ -137,7 +137,7 @@ def slot_names(prefix: str, worker: int, slots: int) -> Iterator[str]:
     return (f"{prefix}w{worker}s{slot}" for slot in range(slots))
 
 
-class _Layout:
+class _SlotLayout:
     """Deals offsets to the arrays of a batch."""
 
     def __init__(self) -> None:

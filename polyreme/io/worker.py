@@ -74,7 +74,7 @@ def main(worker: int, setup: Setup, tasks: Connection, results: Connection, prog
     os.environ.clear()  # the server that forks the workers keeps the environment it was started with
     os.environ.update(setup.environ)
     names = slot_names(setup.prefix, worker, setup.slots)
-    state = _Worker(worker, setup, results, progress, [Slot(name) for name in names])
+    state = _WorkerLoop(worker, setup, results, progress, [Slot(name) for name in names])
     inbox: queue.SimpleQueue = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(tasks, inbox, state.leave), daemon=True).start()
     content = state.unpack()
@@ -98,7 +98,7 @@ def _receive(tasks: Connection, inbox: queue.SimpleQueue, leave: Callable[[], No
         inbox.put(message)
 
 
-class _Worker:
+class _WorkerLoop:
     def __init__(self, worker: int, setup: Setup, results: Connection, progress: Any, slots: list[Slot]) -> None:
         self._id = worker
         self._setup = setup

@@ -26,6 +26,7 @@ from polyreme.eager import tape
 from polyreme.errors import CaptureError, HostValueError
 from polyreme.jit.fusing import CapturedCalls
 from polyreme.jit.scopes import Scopes
+from polyreme.jit.surroundings import Surroundings
 
 scopes = Scopes(tape.next_number)
 
@@ -125,6 +126,7 @@ class Capture:
         self.layers: dict[int, tuple[Any, bool, tuple]] = {} if outer is None else outer.layers
         self.fuses = fuses if outer is None else outer.fuses
         self.calls = CapturedCalls()
+        self.surroundings: Surroundings = Surroundings() if outer is None else outer.surroundings
 
     def created(self, tensor: TensorState) -> None:
         """A Tensor made inside."""
@@ -169,6 +171,7 @@ class Capture:
     def entered(self, layer: Any) -> Callable[..., Any]:
         """A Layer was called: its training flag becomes a guard. Returns the forward to run."""
         self.layers.setdefault(id(layer), (layer, layer.training, parts_of(layer)))
+        self.surroundings.met(type(layer).__name__, layer)
         forward = self.converted(layer.forward)
         scopes.enter(layer)
         return forward

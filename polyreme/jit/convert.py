@@ -38,9 +38,10 @@ from malt.pyct import anno, errors, inspect_utils, transpiler
 from polyreme.core.state import TensorState
 from polyreme.errors import CaptureError
 from polyreme.jit import builtin_calls, control_flow, host_calls, mutation
-from polyreme.jit.capture import unconverted, user_line, where_defined
+from polyreme.jit.capture import capture_in_progress, unconverted, user_line, where_defined
 from polyreme.jit.rewrite import rewrite
 from polyreme.jit.structure import tensors_in
+from polyreme.jit.surroundings import is_layer
 from polyreme.jit.verbosity import log, show_code, told
 
 _SKIPPED = frozenset(
@@ -59,7 +60,7 @@ _REFUSALS = (
 )  # fmt: skip
 
 
-class _Switch:
+class _ConversionSwitch:
     """Off inside a not_to_static function."""
 
     __slots__ = ("on",)
@@ -68,7 +69,7 @@ class _Switch:
         self.on = True
 
 
-_switch = _Switch()
+_switch = _ConversionSwitch()
 _OPTIONS = converter.STANDARD_OPTIONS
 # code object -> maker of its converted form
 _factories: Any = weakref.WeakKeyDictionary()
@@ -243,6 +244,7 @@ def converted(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     The first time a function cannot be converted, a warning names it and the reason.
     """
+    _note(fn)
     if not _switch.on:
         return fn
     if isinstance(fn, types.MethodType):
@@ -256,6 +258,19 @@ def converted(fn: Callable[..., Any]) -> Callable[..., Any]:
     if isinstance(call, types.FunctionType) and _is_users(call):
         return types.MethodType(_function(call), fn)
     return fn
+
+
+def _note(fn: Any) -> None:
+    """Tell the capture in progress that a function of the user's is about to run."""
+    capture = capture_in_progress()
+    if capture is not None:
+        if isinstance(fn, types.MethodType):
+            if is_layer(fn.__self__):
+                capture.surroundings.met(type(fn.__self__).__name__, fn.__self__)
+            fn = fn.__func__
+        fn = inspect.unwrap(fn) if isinstance(fn, types.FunctionType) else fn
+        if isinstance(fn, types.FunctionType) and not hasattr(fn, _MARK) and _is_users(fn):
+            capture.surroundings.called(fn)
 
 
 def _function(fn: Any) -> Any:
@@ -339,6 +354,7 @@ def converted_call(fn: Any, args: tuple, kwargs: dict[str, Any] | None, scope: A
     if inspect_utils.isbuiltin(fn):
         return _builtin(fn, args, kwargs, scope)
     if getattr(fn, "not_converted", False):
+        _note(fn)
         with _off():
             return fn(*args, **kwargs)
     return mutation.own_result(fn, converted(fn)(*args, **kwargs))

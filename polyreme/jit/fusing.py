@@ -53,9 +53,8 @@ class _Table:
         self.ending: dict[str, list[Pattern]] = defaultdict(list)
         for pattern in PATTERNS:
             if not pattern.redraws:
-                self.ending[pattern.lines[0].op].append(pattern)
-        self.names = {line.op for patterns in self.ending.values() for p in patterns for line in p.lines}
-        self.names |= {p.replacement.op for patterns in self.ending.values() for p in patterns}
+                self.ending[pattern.ending].append(pattern)
+        self.names = {op for patterns in self.ending.values() for p in patterns for op in p.ops}
 
 
 _tables: list[_Table] = []
@@ -142,6 +141,10 @@ class CapturedCalls:
     def parts(self, call: Noted) -> tuple[str, dict[str, Any] | None]:
         """(name, arguments by parameter)."""
         return call.name, call.given
+
+    def result(self, call: Noted) -> CallOperand:
+        """The value that a call gave."""
+        return call.result
 
     def kind(self, value: Any) -> tuple[tuple[int, ...], np.dtype] | None:
         """(shape, dtype)."""

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -46,6 +46,7 @@ from polyreme.jit.convert import converted
 from polyreme.jit.fusing import fusing
 from polyreme.jit.region import name_of
 from polyreme.jit.structure import LEAF, flatten, rebuild, tensors_in
+from polyreme.jit.surroundings import Guards, with_sublayers
 
 
 def is_tensor(x: Any) -> bool:
@@ -76,7 +77,16 @@ class Discovery:
     args_met: tuple[int, ...]
     differentiable: bool
     fused: tuple[str, ...] = ()
+    surroundings: Guards = field(default_factory=Guards)
     talks: bool = False
+
+
+def _containers(capture: Capture) -> Iterator[tuple[Any, bool, tuple]]:
+    """LayerLists and their like inside the Layers that were called: nobody calls them, but code walks over them."""
+    called = capture.layers
+    for layer in with_sublayers([layer for layer, _, _ in called.values()]):
+        if id(layer) not in called and hasattr(layer, "__len__"):
+            yield layer, layer.training, parts_of(layer)
 
 
 class _Probe:
@@ -108,15 +118,21 @@ _SOLE_OWNER = _Probe.sole_owner()
 class CapturedProgram:
     """A function captured for one structure of arguments.
 
-    call: rebuilds the arguments from Tensors and calls the function. Guards (stop_gradient and presence of a gradient
-    of every state Tensor, training flag of every Layer called) say whether it may serve a call. is_function: it only
+    call: rebuilds the arguments from Tensors and calls the function. static: arguments that are no Tensors. Guards
+    (stop_gradient and presence of a gradient of every state Tensor, training flag of every Layer called, Python values
+    read from around the function) say whether it may serve a call. is_function: it only
     computes results from arguments, so that it serves any call of its form.
     """
 
     def __init__(
-        self, fn: Callable[..., Any], call: Callable[[list[TensorState]], Any], arguments: list[TensorState]
+        self,
+        fn: Callable[..., Any],
+        call: Callable[[list[TensorState]], Any],
+        arguments: list[TensorState],
+        static: Sequence[Any] = (),
     ) -> None:
         self.fn = fn
+        self._static = static
         self.call = call
         self.flags = [(a.stop_gradient, a._node is not None) for a in arguments]
         self._forms = forms_of(arguments)
@@ -155,10 +171,11 @@ class CapturedProgram:
             self._kernel = Kernel(lambda *arrays: self._flat(*arrays), getattr(fn, "__name__", "captured"), saves=True)
         else:
             self._compiled = False
+            # without empty lists of state, and of what _pure returns besides results, a small call costs a tenth less
             self._jitted = jax.jit(
-                self._pure,
-                donate_argnums=0,
-                out_shardings=self._out_shardings(),
+                self._pure_results if self.is_function else self._pure,
+                donate_argnums=() if self.is_function else 0,
+                out_shardings=None if self.is_function else self._out_shardings(),
                 compiler_options=backend.step_options(),
             )
 
@@ -166,14 +183,16 @@ class CapturedProgram:
 
     def serves(self, arguments: list[TensorState]) -> bool:
         """True if arguments and state look as they did when this was captured."""
-        found = self.found
-        for tensor, stop_gradient, has_grad in found.guards:
+        facts = self.found
+        for tensor, stop_gradient, has_grad in facts.guards:
             if tensor.stop_gradient is not stop_gradient or (tensor._grad is not None) is not has_grad:
                 return False
-        for layer, training, parts in found.layers:
+        for layer, training, parts in facts.layers:
             if layer.training is not training or not same_parts(layer, parts):
                 return False
         if state.leaf_hooks.version != self._hooks_seen and not self._same_hooks():
+            return False
+        if facts.surroundings.change() is not None:
             return False
         if forms_of(arguments) != self._forms:
             return False
@@ -185,6 +204,11 @@ class CapturedProgram:
                 if arguments[i] is not tensor:
                     return False
         return True
+
+    def unchanged(self) -> bool:
+        """True if the Python values read from around the function are those it was captured with."""
+        guards = self.found.surroundings
+        return not (guards.always or guards.after_assignments) or guards.change() is None
 
     def _same_hooks(self) -> bool:
         """True if the leaves have the gradient hooks they were captured with."""
@@ -207,6 +231,9 @@ class CapturedProgram:
                 return f"the gradient of {name_of(tensor)} was {'present' if has_grad else 'absent'}, now it is not"
         if not self._same_hooks():
             return "the gradient hooks of a leaf changed"
+        change = self.found.surroundings.change()
+        if change is not None:
+            return change
         if forms_of(arguments) != self._forms:
             return "an argument lies on a mesh in another way"
         return "a Tensor is both an argument and state of the function, or no longer is"
@@ -226,6 +253,11 @@ class CapturedProgram:
     def _run(self, arguments: list[TensorState]) -> Any:
         if self.found.differentiable:
             return self._run_taped(arguments)
+        if self.is_function:
+            arrays = [a._array for a in arguments]
+            if not self._compiled:
+                self._compile(*arrays)
+            return self.run_function(arrays, arguments)
         tensors = self._current()
         count = self._num_written
         donated = []
@@ -248,8 +280,8 @@ class CapturedProgram:
 
     def run_function(self, arrays: list[Any], arguments: list[TensorState]) -> Any:
         """run, for a program that is_function: without state, guards or history. arrays: those of the arguments."""
-        outs = self._jitted([], [], *arrays)[0]
-        return tape.factory.tensor(outs[0]) if self._one_array else self._result(outs, arguments)
+        outs = self._jitted(*arrays)
+        return tape.factory.tensor(outs) if self._one_array else self._result(outs, arguments)
 
     def _compile(self, *arrays: Any) -> None:
         """Compile ahead of the first call, which finds the program in jax's cache, so that memory can be handed back
@@ -268,6 +300,8 @@ class CapturedProgram:
             if self.found.differentiable:
                 forward: Any = self._kernel.forward
                 return forward.lower(*arrays, *inputs).compile()
+            if self.is_function:
+                return self._jitted.lower(*inputs).compile()
             return self._jitted.lower(arrays[: self._num_written], arrays[self._num_written :], *inputs).compile()
 
     def _current(self) -> list[TensorState]:
@@ -349,12 +383,18 @@ class CapturedProgram:
         except jax.errors.UnexpectedTracerError as error:
             raise self._leak() from error
         self._given = {}
-        return replace(result[0], talks=host_calls.calls.count > calls)
+        self._restore_numbers = capture.surroundings.restore_numbers
+        # now that state holds its values again: a Tensor that still holds a traced one was made inside
+        guards = capture.surroundings.guards()
+        return replace(result[0], talks=host_calls.calls.count > calls, surroundings=guards)
 
     def _enter(self, capture: Capture) -> None:
         owner: Any = getattr(self.fn, "__self__", None)
         if hasattr(owner, "training"):
             capture.layers[id(owner)] = (owner, owner.training, parts_of(owner))
+        capture.surroundings.met("self", owner)
+        for value in self._static:
+            capture.surroundings.met(type(value).__name__, value)
 
     def _leak(self) -> CaptureError:
         return CaptureError(
@@ -385,7 +425,7 @@ class CapturedProgram:
             tuple(b.tensor for b in met if b.regraded and b.tensor._grad is not None),
             tuple(b.tensor for b in met if b.regraded and b.tensor._grad is None),
             tuple((b.tensor, b.stop_gradient, b.grad is not None) for b in met),
-            tuple(capture.layers.values()),
+            (*capture.layers.values(), *_containers(capture)),
             changed,
             graded,
             tuple(ids[id(b.tensor)] for b in met if id(b.tensor) in ids),
@@ -431,7 +471,14 @@ class CapturedProgram:
             for tensor, array in zip(known, [*written, *unwritten], strict=True):
                 tensor._array = array
             wrapped = self._wrap(iter(arguments))
+            guards = self.found.surroundings
+            before = guards.forms()
             outs = self.call(wrapped)
+            try:
+                guards.leave_out_changed(before, where_defined(self.fn))
+            except CaptureError:
+                self._restore_numbers()
+                raise
             ours = {id(t) for t in known}
             if any(b.written or b.regraded for k, b in capture.before.items() if k not in ours):
                 raise CaptureError(
@@ -444,6 +491,11 @@ class CapturedProgram:
             extra += [wrapped[i]._array for i in self.found.args_written]
             self._given = {}
             return arrays, [t._array for t in known[: self._num_written]], extra
+
+    def _pure_results(self, *arguments: Any) -> Any:
+        """The arrays that a program without state gives: a list of them, or the one that is its whole result."""
+        arrays = self._pure([], [], *arguments)[0]
+        return arrays[0] if self._one_array else arrays
 
     def _grad_of(self, leaf: TensorState) -> Any:
         if leaf._grad is None:

@@ -127,6 +127,10 @@ class Inputs:
             if tape.edge_key(other) != tape.edge_key(before.edge):
                 raise SharedArrayError(before.tensor)
         self._known = known
+        for region in regions:  # this is the run of them that counts
+            around = region.capture.outer
+            if around is not None:
+                around.calls.fused += region.capture.calls.fused
 
     def add(self, array: Any, edge: tape.Edge = None) -> int:
         """The position of array among the inputs."""

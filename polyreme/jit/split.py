@@ -35,6 +35,7 @@ from polyreme.errors import CaptureError
 from polyreme.jit.called import Called
 from polyreme.jit.capture import Capture, nodes_behind, same_parts, stale, watching, where_defined
 from polyreme.jit.convert import converted
+from polyreme.jit.fusing import fusing
 from polyreme.jit.liveness import used_arguments
 from polyreme.jit.structure import Spec, flatten, rebuild
 from polyreme.jit.unreduced import Axes, Replicas, Split, Unreduced, accumulate, named, sum_replicas
@@ -141,7 +142,9 @@ class SplitProgram:
         self.example = example.with_arrays([jax.ShapeDtypeStruct(a.shape, a.dtype) for a in example.arrays])
         self.place = place
         self.wants_backward, self.cut = backward, cut
-        self._modes = (amp_policy.active.policy, dtypes.default_dtype())
+        self._modes = self._modes_now()
+        # the patterns that calls of the forward were fused by
+        self.fusions: tuple[str, ...] = ()
         # whether random numbers are drawn: if not, the key given is the key returned
         self.draws = False
         # parameters that belong to another stage: how they are laid out on this one
@@ -173,7 +176,7 @@ class SplitProgram:
         """True while the Layers called are in the mode they were captured in and put together from the same parts,
         hooks included, and the same state wants gradients."""
         return (
-            self._modes == (amp_policy.active.policy, dtypes.default_dtype())
+            self._modes == self._modes_now()
             and all(layer.training is training and same_parts(layer, parts) for layer, training, parts in self.layers)
             and all(t.stop_gradient is s for t, s in self._stopped)
             and self._same_hooks()
@@ -186,6 +189,10 @@ class SplitProgram:
                 return False
             self._hooks_seen = state.leaf_hooks.version
         return True
+
+    @staticmethod
+    def _modes_now() -> tuple[Any, Any, bool]:
+        return amp_policy.active.policy, dtypes.default_dtype(), fusing.on
 
     def _hooks_now(self) -> list[tuple]:
         return [tuple(getattr(t, "_hooks", {}).values()) for t in (*self.read, *self.written)]
@@ -284,7 +291,7 @@ class SplitProgram:
     # tracing
 
     def _discover(self) -> tuple[list[TensorState], list[TensorState]]:
-        capture = Capture(converted=converted)
+        capture = Capture(fuses=self._modes[2], converted=converted)
 
         def abstract(arrays: list) -> None:
             with self._as_captured(), watching(capture):
@@ -295,7 +302,7 @@ class SplitProgram:
         met: list[tuple[TensorState, bool]] = []
         jax.eval_shape(abstract, self.example.arrays)
         key = rng.default_generator.key_state()
-        self.layers = tuple(capture.layers.values())
+        self.layers, self.fusions = tuple(capture.layers.values()), tuple(capture.calls.fused)
         self._stopped = tuple((t, t.stop_gradient) for t, _ in met)
         return [t for t, w in met if not w and t is not key], [t for t, w in met if w and t is not key]
 
@@ -312,7 +319,7 @@ class SplitProgram:
         return outs, [t for t, w in zip(inputs, flow.wants, strict=True) if w is not None], holder._array
 
     def _trace_forward(self, written: list, read: list, key: Any, arrays: list) -> tuple[list, list, Any, list]:
-        capture = Capture(converted=converted)
+        capture = Capture(fuses=self._modes[2], converted=converted)
         known = [*self.written, *self.read]
         holder = rng.default_generator.key_state()
         for tensor in (*known, holder):
@@ -367,7 +374,9 @@ class SplitProgram:
         flatten(outs, leaves)
         tensors = [t for t in leaves if isinstance(t, TensorState)]
         ends = tuple((i, tape.edge_of(t)) for i, t in enumerate(tensors) if tape.edge_of(t) is not None)
-        nodes = sorted(nodes_behind([e[0] for _, e in ends if isinstance(e, tuple)]), key=lambda n: n.seq)
+        last = [e[0] for _, e in ends if isinstance(e, tuple)]
+        tape.settle(last)
+        nodes = sorted(nodes_behind(last), key=lambda n: n.seq)
         where: dict[int, tuple[str, Any]] = {id(a): ("state", i) for i, a in enumerate(read)}
         where.update({id(a): ("input", i) for i, a in enumerate(arrays)})
 

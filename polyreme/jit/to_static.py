@@ -34,7 +34,7 @@ _MANY_PROGRAMS = 16
 _one_at_a_time = threading.RLock()
 
 
-class _Switch:
+class _CaptureSwitch:
     """Whether to_static captures at all."""
 
     __slots__ = ("on",)
@@ -43,7 +43,7 @@ class _Switch:
         self.on = True
 
 
-_switch = _Switch()
+_switch = _CaptureSwitch()
 
 
 class StaticFunction:
@@ -85,9 +85,9 @@ class StaticFunction:
             return self.fn(*args, **kwargs)
         # one at a time: while a function is traced its state Tensors hold tracers, and a program reads and writes them
         with _one_at_a_time:
-            form, tensors, arrays = (None, [], []) if kwargs else _form(args)
+            form, tensors, arrays = (None, (), ()) if kwargs else _form(args)
             for program in self._by_form.get(form, ()):
-                if program.is_function and not lookup.used:
+                if program.is_function and not lookup.used and program.unchanged():
                     self._served = program
                     return program.run_function(arrays, tensors)
                 if program.serves(tensors):
@@ -173,7 +173,7 @@ class StaticFunction:
             args, kwargs = rebuild(spec, iter([next(stream) if s is None else s[0] for s in static]))
             return converted(fn)(*args, **kwargs)
 
-        program = CapturedProgram(fn, call, tensors)
+        program = CapturedProgram(fn, call, tensors, [leaf for leaf in leaves if not is_tensor(leaf)])
         self._explain(key, tensors)
         self.programs.setdefault(key, []).append(program)
         self._served = program
@@ -223,28 +223,29 @@ _watch, _autocast, _grad_mode = state.watch, amp_policy.active, tape.grad_mode
 _default, _placed = dtypes.default, layout.active
 
 
-def _form(args: tuple) -> tuple[tuple | None, list[Any], list[Any]]:
+def _form(args: tuple) -> tuple[tuple | None, tuple, tuple]:
     """What decides the programs of a call with these arguments, the Tensors among them and their arrays.
 
     None for the form where there are arguments that are neither Tensors nor plain, or one Tensor twice.
     """
-    form: list[Any] = [_autocast.policy, _grad_mode.enabled, _default.dtype, _placed.layout]
+    # tuples that grow cost less than lists for a few arguments
+    form: tuple = (_autocast.policy, _grad_mode.enabled, _default.dtype, _placed.layout)
     form += (checked.on, fusing.on, lookup.used)
-    tensors: list[Any] = []
-    arrays: list[Any] = []
+    tensors: tuple = ()
+    arrays: tuple = ()
     for value in args:
         if isinstance(value, TensorState):
             array = value._array
             form += (array.shape, array.dtype, value.stop_gradient, value._node is None)
-            tensors.append(value)
-            arrays.append(array)
+            tensors += (value,)
+            arrays += (array,)
         elif (cls := value.__class__) in _PLAIN:
             form += (cls, _exact(value) if cls is float else value)
         else:
             return None, tensors, arrays
     if len(tensors) > 1 and len(set(map(id, tensors))) < len(tensors):
         return None, tensors, arrays
-    return tuple(form), tensors, arrays
+    return form, tensors, arrays
 
 
 def _exact(value: Any) -> Any:

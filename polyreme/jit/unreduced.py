@@ -133,7 +133,7 @@ class Unreduced:
         """The results for these arguments. kept: of each, the axes over which it stays unreduced."""
         if not any(wanted_axes):
             return jaxpr_as_fun(self._closed)(*args)
-        run = _Run(self._frame, [*self._closed.consts, *args], _no_addends)
+        run = _AddendTrace(self._frame, [*self._closed.consts, *args], _no_addends)
         outs = []
         for v, axes, wanted in zip(self._closed.jaxpr.outvars, self.axes, wanted_axes, strict=True):
             outs.append(self._replicas.narrow(run.addends(v), axes, wanted) if wanted else run.whole(v))
@@ -237,7 +237,7 @@ class _Frame:
         return eqn is not None and eqn.primitive.name == "broadcast_in_dim" and _is_number(eqn.invars[0], 0)
 
 
-class _Run:
+class _AddendTrace:
     """The values of a jaxpr as it is traced anew, whole and as addends. given: addends of an argument, by position.
     scope: the names that it is traced under."""
 
@@ -245,7 +245,7 @@ class _Run:
         self.frame, self.given, self.scope = frame, given, scope
         self._values: dict[Any, Any] = dict(zip([*frame.jaxpr.constvars, *frame.jaxpr.invars], args, strict=True))
         self._addends: dict[Any, Any] = {}
-        self._inner: dict[int, _Run] = {}
+        self._inner: dict[int, _AddendTrace] = {}
         used = {v for eqn in frame.jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal)}
         used.update(v for v in frame.jaxpr.outvars if not isinstance(v, Literal))
         for eqn in frame.jaxpr.eqns:
@@ -275,7 +275,7 @@ class _Run:
             if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
                 # what is computed again is not to be merged with what was computed: jax's own lowering does this
                 args = jax.lax.optimization_barrier(args)
-            run = _Run(inner, [*_call(eqn)[1], *args], lambda i: self.addends(eqn.invars[i]), scope)
+            run = _AddendTrace(inner, [*_call(eqn)[1], *args], lambda i: self.addends(eqn.invars[i]), scope)
         self._inner[id(eqn)] = run
         self._values.update({v: run.whole(o) for v, o in zip(eqn.outvars, inner.jaxpr.outvars, strict=True)})
 
@@ -354,14 +354,14 @@ def split_after(eqn: Any, splits: Sequence[Split], replicas: Replicas) -> list[S
 
 def _split_like_operands(eqn: Any, splits: Sequence[Split], replicas: Replicas) -> list[Split]:
     """Dim by dim as the first operand of as many dims that has a split dim of the same size."""
-    found: list[Split] = []
+    out_splits: list[Split] = []
     for out in eqn.outvars:
         shape = out.aval.shape if hasattr(out.aval, "shape") else ()
         alike = [(v.aval.shape, s) for v, s in zip(eqn.invars, splits, strict=True) if len(s) == len(shape)]
-        found.append(
+        out_splits.append(
             tuple(next((s[d] for of, s in alike if s[d] and of[d] == size), ()) for d, size in enumerate(shape))
         )
-    return found
+    return out_splits
 
 
 def _split_of_reshape(eqn: Any, splits: Sequence[Split], replicas: Replicas) -> list[Split]:

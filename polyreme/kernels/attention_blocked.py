@@ -147,7 +147,7 @@ def _swap(x) -> jax.Array:
     return jnp.swapaxes(x, -1, -2)
 
 
-class _Block:
+class _ScoreBlock:
     """One block's view of the inputs: its scores, its mask, its dropout."""
 
     def __init__(self, spec: AttentionSpec, span: QueryBlocks, start, offset: int, mask, draw: Draw | None):
@@ -198,7 +198,7 @@ def forward(spec: AttentionSpec, q, k, v, mask, draw: Draw | None):
         ke, ve = ks[:, :, : span.keys], vs[:, :, : span.keys]
 
         def body(start, carry, span=span, ke=ke, ve=ve):
-            block = _Block(spec, span, start, t - s, mask, draw)
+            block = _ScoreBlock(spec, span, start, t - s, mask, draw)
             return carry, _forward_block(block, block.cut(qs), ke, ve)
 
         _, (out, lse) = _walk(span, body, ())
@@ -207,7 +207,7 @@ def forward(spec: AttentionSpec, q, k, v, mask, draw: Draw | None):
     return _ungrouped(jnp.concatenate(outs, 3), q), jnp.concatenate(lses, 3)
 
 
-def _forward_block(block: _Block, qi, ke, ve):
+def _forward_block(block: _ScoreBlock, qi, ke, ve):
     """-> out [b, n, g, r, d], logsumexp [b, n, g, r, 1]: +inf for a row that sees no key, whose probabilities are 0."""
     scores = block.scores(qi, ke)
     top = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
@@ -243,7 +243,7 @@ def backward(spec: AttentionSpec, residuals, dout):
         ke, ve = ks[:, :, : span.keys], vs[:, :, : span.keys]
 
         def body(start, carry, span=span, ke=ke, ve=ve):
-            block = _Block(spec, span, start, t - s, bias, draw)
+            block = _ScoreBlock(spec, span, start, t - s, bias, draw)
             dq, dki, dvi, dbias = _backward_block(
                 block, block.cut(qs), block.cut(do), block.cut(lse), block.cut(delta), ke, ve
             )
@@ -258,7 +258,7 @@ def backward(spec: AttentionSpec, residuals, dout):
     return dq, _keys_grad(dk, k), _keys_grad(dv, v), _mask_grad(dbiases, mask, bias, t), None
 
 
-def _backward_block(block: _Block, qi, do, lse, delta, ke, ve):
+def _backward_block(block: _ScoreBlock, qi, do, lse, delta, ke, ve):
     """-> dq [b, n, g, r, d], dk and dv [b, n, d, e], dbias or None.
 
     dk and dv are made transposed: the long operand of the product then needs no transpose, which doubles its speed.
@@ -275,7 +275,7 @@ def _backward_block(block: _Block, qi, do, lse, delta, ke, ve):
     return dq, dk, dv, _bias_block(block, dscores)
 
 
-def _bias_block(block: _Block, dscores):
+def _bias_block(block: _ScoreBlock, dscores):
     mask = block.mask
     if mask is None or mask.dtype == jnp.bool_:
         return None

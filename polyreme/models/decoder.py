@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import fields
+from numbers import Integral
 from typing import Any
 
-from polyreme.errors import ShapeError
-from polyreme.nn import Layer
+from polyreme.errors import ConfigError, ShapeError, did_you_mean
+from polyreme.mesh import RECOMPUTE
+from polyreme.models.families import Family
+from polyreme.nn import Layer, Sequential
 from polyreme.nn import functional as F
 from polyreme.ops.layout import constrain
 
 
 class Decoder(Layer):
-    """Token ids [batch, seq] -> logits [batch, seq, vocab]; with labels, the mean cross-entropy (0-D, nats a token).
+    """Token ids [batch, seq] -> logits [batch, seq, vocab]; with labels, the family's loss, a 0-D mean.
 
     labels [batch, seq]: the id that follows each token (already shifted by one); -100 leaves a token out of the mean.
-    A family sets `config` (with seq_len and tie_embeddings), `tokens`, `blocks`, `norm` and, untied, `head`.
+    A class sets `family` (its record, which says the loss and where a pipeline cuts), `config` (with seq_len and
+    tie_embeddings), `tokens`, `blocks`, `norm` and, untied, `head`.
     """
+
+    family: Family
 
     def forward(self, tokens: Any, labels: Any = None) -> Any:
         hidden = self.hidden(tokens)
@@ -73,18 +80,39 @@ class Decoder(Layer):
     # as a pipeline takes it
 
     def pipeline_items(self) -> list[Layer]:
-        """The model as a sequence of layers that gives hidden(tokens); pipeline_loss then takes that and the labels."""
+        """The model as a sequence of layers that gives hidden(tokens); pipeline_loss then takes that and the labels.
+
+        Of a family cut at "layers" each block is one, the first with the embedding before it, the last with the norm.
+        """
         last = {} if self.config.tie_embeddings else {"head": self.head}
-        return [
-            Part(self.embed, **self.embedding_layers()),
-            *[Part(functools.partial(self.run_block, block), block=block) for block in self.blocks],
-            Part(self.norm, norm=self.norm, **last),
-        ]
+        embedding, norm = Part(self.embed, **self.embedding_layers()), Part(self.norm, norm=self.norm, **last)
+        blocks: list[Layer] = [Part(functools.partial(self.run_block, block), block=block) for block in self.blocks]
+        if self.family.cut == "items":
+            return [embedding, *blocks, norm]
+        blocks[0] = Sequential(embedding, blocks[0])
+        blocks[-1] = Sequential(blocks[-1], norm)
+        return blocks
 
     def pipeline_loss(self, hidden: Any, labels: Any) -> Any:
-        """Mean cross-entropy of the labels given hidden(tokens), nats a token."""
-        tied = self.config.tie_embeddings
-        return F.fused_linear_cross_entropy(hidden, self.output_weight, labels, transpose_weight=tied)
+        """The family's loss of the labels given hidden(tokens)."""
+        return self.family.loss.load()(self, hidden, labels)
+
+
+def next_token_loss(model: Decoder, hidden: Any, labels: Any) -> Any:
+    """Mean cross-entropy of the labels given hidden(tokens), nats a token, without the logits being stored."""
+    tied = model.config.tie_embeddings
+    return F.fused_linear_cross_entropy(hidden, model.output_weight, labels, transpose_weight=tied)
+
+
+def check_dimensions(config: Any) -> None:
+    """Raises ConfigError for a config with a whole number below 1, or with a recompute that there is not."""
+    name = type(config).__name__
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, Integral) and not isinstance(value, bool) and value < 1:
+            raise ConfigError(f"{name}: {field.name} is {value}; give at least 1")
+    if config.recompute and config.recompute not in RECOMPUTE:
+        raise ConfigError(f"{name}: unknown recompute {config.recompute!r}{did_you_mean(config.recompute, RECOMPUTE)}")
 
 
 class Part(Layer):

@@ -5,13 +5,13 @@ A new family is a file beside this one and a record in FAMILIES. See docs/adding
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from polyreme.planner import ModelShape
-from polyreme.registry import Registry
+from polyreme.planner import ModelShape, PipelineCut
+from polyreme.registry import Reference, Registry
 
 
 class Dimensions(Protocol):
@@ -37,23 +37,37 @@ class Dimensions(Protocol):
     def tie_embeddings(self) -> bool: ...
 
 
+Loss = Callable[[Any, Any, Any], Any]
+"""(model, its hidden(tokens) [batch, seq, embed], labels [batch, seq]) -> the mean loss, 0-D."""
+
+TokenizerTrainer = Callable[[Iterator[str], int], Any]
+"""(pieces of text, most tokens) -> a tokenizers.Tokenizer trained on them, with models.tokenizer.END_OF_TEXT among its
+tokens. A piece ends where a letter is followed by white space, the next begins with that white space."""
+
+NEXT_TOKEN: Reference[Loss] = Reference("polyreme.models.decoder", "next_token_loss")
+BYTE_LEVEL: Reference[TokenizerTrainer] = Reference("polyreme.models.tokenizer", "train_byte_level_bpe")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Family:
-    """One family of decoders.
+    """One family of decoders: all that the rest of the library asks of it.
 
-    module: where its classes are, for who builds one. model: name of its class, a Decoder. config: name
-    of its config class, a dataclass with fields named as in Dimensions. shape: the planner's view of a configured
-    model, which also says how many parameters it has. ffn_size: width of the feed-forward where none is given, of
-    hidden_size. grouped_heads: whether it takes num_kv_heads below num_heads. dropout: whether it drops anything.
-    aliases: other spellings of the name.
+    model: its class, a Decoder. config: its config class, a dataclass with fields named as in Dimensions. shape: the
+    planner's view of a configured model, which also says how many parameters it has. ffn_size: width of the
+    feed-forward where none is given, of hidden_size. loss: what training makes small, evaluation reports and a
+    pipeline's last stage computes. tokenizer: what trains one on the text of a run. cut: where a pipeline cuts a model
+    of it, as planner.Training.cut says. grouped_heads: whether it takes num_kv_heads below num_heads. dropout: whether
+    it drops anything. aliases: other spellings of the name.
     """
 
     name: str
-    module: str
-    model: str
-    config: str
+    model: Reference[Any]
+    config: Reference[Any]
     shape: Callable[[Dimensions], ModelShape]
     ffn_size: Callable[[int], int]
+    loss: Reference[Loss] = NEXT_TOKEN
+    tokenizer: Reference[TokenizerTrainer] = BYTE_LEVEL
+    cut: PipelineCut = "items"
     grouped_heads: bool = False
     dropout: bool = False
     aliases: tuple[str, ...] = ()
@@ -77,9 +91,8 @@ def decoder_shape(dims: Dimensions, **blocks: Any) -> ModelShape:
 
 GPT = Family(
     name="gpt",
-    module="polyreme.models.gpt",
-    model="GPT",
-    config="GPTConfig",
+    model=Reference("polyreme.models.gpt", "GPT"),
+    config=Reference("polyreme.models.gpt", "GPTConfig"),
     shape=decoder_shape,
     ffn_size=lambda hidden: 4 * hidden,
     dropout=True,
@@ -87,9 +100,8 @@ GPT = Family(
 
 LLAMA = Family(
     name="llama",
-    module="polyreme.models.llama",
-    model="Llama",
-    config="LlamaConfig",
+    model=Reference("polyreme.models.llama", "Llama"),
+    config=Reference("polyreme.models.llama", "LlamaConfig"),
     shape=partial(decoder_shape, gated=True, biases=False, learned_positions=False, rms_norm=True),
     # three matrices with the parameters of a 4x block's two: 8/3, rounded up to 64
     ffn_size=lambda hidden: -(-hidden * 8 // (3 * 64)) * 64,

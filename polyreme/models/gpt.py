@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyreme.autograd.recompute import run_part
-from polyreme.errors import ConfigError, did_you_mean
-from polyreme.mesh import RECOMPUTE
+from polyreme.errors import ConfigError
 from polyreme.mesh.axes import nearest_multiples
 from polyreme.models import families
-from polyreme.models.decoder import Decoder
+from polyreme.models.decoder import Decoder, check_dimensions
 from polyreme.nn import Dropout, Embedding, Layer, LayerList, LayerNorm, Linear
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
@@ -48,13 +47,7 @@ class GPTConfig:
     def __post_init__(self) -> None:
         if not self.ffn_size:
             object.__setattr__(self, "ffn_size", families.GPT.ffn_size(self.hidden_size))
-        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "seq_len", "ffn_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"GPTConfig: {name} is {getattr(self, name)}; give at least 1")
-        if self.recompute and self.recompute not in RECOMPUTE:
-            raise ConfigError(
-                f"GPTConfig: unknown recompute {self.recompute!r}{did_you_mean(self.recompute, RECOMPUTE)}"
-            )
+        check_dimensions(self)
         if self.hidden_size % self.num_heads:
             raise ConfigError(
                 f"GPTConfig: hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; "
@@ -134,6 +127,8 @@ class GPT(Decoder):
     >>> GPT(GPTConfig.nano())(to_tensor([[1, 2, 3]])).shape
     [1, 3, 128]
     """
+
+    family = families.GPT
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()

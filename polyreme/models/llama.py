@@ -15,10 +15,9 @@ import numpy as np
 
 from polyreme.autograd.recompute import run_part
 from polyreme.eager.tensor import to_tensor
-from polyreme.errors import ConfigError, did_you_mean
-from polyreme.mesh import RECOMPUTE
+from polyreme.errors import ConfigError
 from polyreme.mesh.axes import nearest_divisor, nearest_multiples
-from polyreme.models.decoder import Decoder
+from polyreme.models.decoder import Decoder, check_dimensions
 from polyreme.models.families import LLAMA
 from polyreme.nn import Embedding, Layer, LayerList, Linear, RMSNorm
 from polyreme.nn import functional as F
@@ -54,13 +53,7 @@ class LlamaConfig:
             object.__setattr__(self, "num_kv_heads", self.num_heads)
         if not self.ffn_size:
             object.__setattr__(self, "ffn_size", LLAMA.ffn_size(self.hidden_size))
-        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "ffn_size", "seq_len"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"LlamaConfig: {name} is {getattr(self, name)}; give at least 1")
-        if self.recompute and self.recompute not in RECOMPUTE:
-            raise ConfigError(
-                f"LlamaConfig: unknown recompute {self.recompute!r}{did_you_mean(self.recompute, RECOMPUTE)}"
-            )
+        check_dimensions(self)
         if self.hidden_size % (2 * self.num_heads):
             raise ConfigError(
                 f"LlamaConfig: hidden_size {self.hidden_size} is not a multiple of 2 * num_heads = "
@@ -148,6 +141,8 @@ class Llama(Decoder):
 
     labels [batch, seq]: the id that follows each token (already shifted by one); -100 leaves a token out of the mean.
     """
+
+    family = LLAMA
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()

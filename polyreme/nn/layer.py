@@ -22,7 +22,7 @@ from polyreme.nn.initializer import Constant, XavierUniform, chosen_initializer
 from polyreme.nn.parameter import ParamAttr, Parameter, make_parameter
 from polyreme.nn.second_names import SecondNames
 
-_watch = state.watch
+_watch, _attributes = state.watch, state.attributes
 
 
 class Layer(SecondNames):
@@ -118,6 +118,7 @@ class Layer(SecondNames):
         else:
             layers.pop(name, None)
             object.__setattr__(self, name, value)
+            _attributes.version += 1
 
     def __getattr__(self, name: str) -> Any:
         for table in ("_parameters", "_buffers", "_sub_layers"):
@@ -133,6 +134,7 @@ class Layer(SecondNames):
                 self._non_persistable.discard(name)
                 return
         object.__delattr__(self, name)
+        _attributes.version += 1
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._parameters, *self._buffers, *self._sub_layers]
@@ -327,6 +329,10 @@ class Layer(SecondNames):
     def cpu(self) -> Self:
         """Move to the host's processor."""
         return self.to(places.CPUPlace())
+
+    def cuda(self, device: int | places.Place | None = None) -> Self:
+        """Move to a GPU, the first one if none is named; DeviceError if there is none."""
+        return self.to(device if isinstance(device, places.Place) else places.CUDAPlace(device or 0))
 
     def _cast_to(self, dtype: str, excluded: Any) -> Self:
         _check_has_values(self)

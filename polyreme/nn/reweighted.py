@@ -18,10 +18,11 @@ from polyreme.ops.norms import vector_norm
 def weight_norm(layer: Layer, name: str = "weight", dim: int | None = 0) -> Layer:
     """The layer, its parameter `name` replaced by name_g * name_v / |name_v|, which train instead; returns it.
 
-    |name_v| is over all dims but dim, and name_g has one number for each of its places; with dim None it is over all,
-    and name_g is a scalar. Both start so that the weight is unchanged. Source: arXiv:1602.07868.
+    |name_v| is over all dims but dim, and name_g has one number for each of its places; with dim None or -1 it is over
+    all, and name_g is a scalar. Both start so that the weight is unchanged. Source: arXiv:1602.07868.
     """
     weight = _parameter(layer, name, "weight_norm")
+    dim = None if dim == -1 else dim
     if dim is not None and not -weight.ndim <= dim < weight.ndim:
         raise ConfigError(f"weight_norm: dim={dim} of {name!r} with shape {weight.shape}; choose a dim it has, or None")
     over = None if dim is None else [d for d in range(weight.ndim) if d != dim % weight.ndim]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from polyreme.core import dtype as dtypes
-from polyreme.core.dtype import floating
+from polyreme.core.dtype import floating, promote_floating
 from polyreme.core.op import DRAWN, Key, composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ConfigError, ShapeError
@@ -26,11 +26,6 @@ def wide(x: Array) -> Array:
     """x as a floating array of at least float32: what a formula is computed in."""
     x = floating(x)
     return x.astype(jnp.promote_types(x.dtype, dtypes.float32))
-
-
-def promote_floating(*arrays: Array) -> tuple[Array, ...]:
-    """Arrays in their common dtype, which is the default one when all are integers."""
-    return tuple(floating(a) for a in dtypes.promote(*arrays))
 
 
 def _wide_inside(fn: Callable[[Array], Array], x: Array) -> Array:
@@ -158,9 +153,9 @@ def _threshold(threshold: float, what: str) -> float:
 
 @op(method=False, rule=elementwise)
 def hardshrink(x: Array, threshold: float = 0.5) -> Array:
-    """x where |x| > threshold, else 0. Raises ConfigError for a negative threshold."""
+    """x where |x| > threshold, else 0."""
     x = floating(x)
-    return jnp.where(jnp.abs(x) <= _threshold(threshold, "hardshrink"), jnp.zeros_like(x), x)
+    return jnp.where(jnp.abs(x) <= threshold, jnp.zeros_like(x), x)
 
 
 @op(method=False, rule=elementwise)

@@ -6,15 +6,19 @@ Operands broadcast, and promote by Paddle's rules (core.dtype.promote).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
 from polyreme.core import dtype as dtypes
-from polyreme.core.dtype import promote
+from polyreme.core.dtype import promote, promote_floating
 from polyreme.core.op import op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
+from polyreme.errors import ConfigError
+from polyreme.ops.bounds import preceded
+from polyreme.ops.ids import check_none
 from polyreme.ops.sharding import elementwise, elementwise_product, elementwise_sum, matrix_product
 
 
@@ -30,62 +34,121 @@ def _cast_rule(call: OpCall) -> ShardingRule:
     return elementwise_sum(call) if floats else elementwise(call)
 
 
-@op(inplace=True, rule=elementwise_sum)
+@op(inplace=True, rule=elementwise_sum, integers="wrap")
 def add(x: Array, y: Array, alpha: float = 1) -> Array:
     """x + alpha * y, elementwise."""
     x, y = promote(x, y)
     return jnp.add(x, y if alpha == 1 else y * jnp.asarray(alpha, y.dtype))
 
 
-@op(inplace=True, rule=elementwise_sum)
+@op(inplace=True, rule=elementwise_sum, integers="wrap")
 def subtract(x: Array, y: Array, alpha: float = 1) -> Array:
     """x - alpha * y, elementwise."""
     x, y = promote(x, y)
     return jnp.subtract(x, y if alpha == 1 else y * jnp.asarray(alpha, y.dtype))
 
 
-@op(inplace=True, rule=elementwise_product)
+@op(inplace=True, rule=elementwise_product, integers="wrap")
 def multiply(x: Array, y: Array) -> Array:
     """x * y, elementwise; logical and for bool."""
     return jnp.multiply(*promote(x, y))
 
 
-@op(inplace=True, rule=_divide_rule)
+# integers by 0, and to powers below 0
+
+
+def _whole(x: Any, y: Any) -> bool:
+    """Whether the results of an op of two Tensors or numbers that stays among integers are integers."""
+    return not any(dtypes.is_inexact(v.dtype) if hasattr(v, "dtype") else isinstance(v, float) for v in (x, y))
+
+
+def _divides(what: str) -> Callable[..., None]:
+    """A step before a division: raises ZeroDivisionError for integers by 0; ops.ids says when."""
+
+    def describe(_: int, at: tuple[int, ...]) -> Exception:
+        return ZeroDivisionError(
+            f"{what}: the integer at {list(at)} of the divisor is 0; mask it with where(), or divide floating numbers"
+        )
+
+    def check(x: Any, y: Any, *_: Any, **__: Any) -> None:
+        if _whole(x, y):
+            check_none(lambda xp, y: y == 0, [y], describe)
+
+    return check
+
+
+def _check_divide(x: Any, y: Any, rounding_mode: str | None = None, *_: Any, **__: Any) -> None:
+    if rounding_mode is not None and _whole(x, y):
+        for one, other in ((x, y), (y, x)):
+            if hasattr(other, "dtype"):
+                dtypes.check_holds("divide", other.dtype, one)
+        _divides("divide")(x, y)
+
+
+def _check_pow(x: Any, y: Any, *_: Any, **__: Any) -> None:
+    def describe(value: int, at: tuple[int, ...]) -> Exception:
+        return ConfigError(
+            f"pow: an integer to the power {value}, as at {list(at)}, is a fraction; cast to a floating dtype"
+        )
+
+    if _whole(x, y):
+        check_none(lambda xp, y: y < 0, [y], describe)
+
+
+def _divide(by: Callable[[Array, Array], Array], x: Array, y: Array) -> Array:
+    x, y = promote(x, y)
+    if not dtypes.is_integer(x.dtype):
+        return by(x, y)
+    zero = y == 0
+    return jnp.where(zero, dtypes.not_a_number(x.dtype), by(x, jnp.where(zero, 1, y)))
+
+
+def _truncated_quotient(x: Array, y: Array) -> Array:
+    if not dtypes.is_integer(x.dtype):
+        return jnp.trunc(x / y)
+    quotient = jnp.abs(x) // jnp.abs(y)
+    return jnp.where((x < 0) != (y < 0), -quotient, quotient)
+
+
+@preceded(_check_divide)
+@op(inplace=True, rule=_divide_rule, integers="any")
 def divide(x: Array, y: Array, rounding_mode: str | None = None) -> Array:
     """x / y, elementwise; integers divide to the default floating dtype.
 
-    rounding_mode: None, "trunc" (toward zero) or "floor"; with one of these integers stay integers.
+    rounding_mode: None, "trunc" (toward zero) or "floor"; with one of these integers stay integers, and those by 0
+    raise ZeroDivisionError.
     """
     if rounding_mode == "floor":
-        return jnp.floor_divide(*promote(x, y))
+        return _divide(jnp.floor_divide, x, y)
     if rounding_mode == "trunc":
-        x, y = promote(x, y)
-        if dtypes.is_integer(x.dtype):
-            quotient = jnp.abs(x) // jnp.abs(y)
-            return jnp.where((x < 0) != (y < 0), -quotient, quotient)
-        return jnp.trunc(x / y)
+        return _divide(_truncated_quotient, x, y)
     if rounding_mode is not None:
         raise ValueError(f"rounding_mode={rounding_mode!r}; choose None, 'trunc' or 'floor'")
-    x, y = promote(x, y)
-    return jnp.divide(dtypes.floating(x), dtypes.floating(y))
+    return jnp.divide(*promote_floating(x, y))
 
 
+@preceded(_divides("floor_divide"))
 @op(inplace=True, rule=elementwise)
 def floor_divide(x: Array, y: Array) -> Array:
-    """floor(x / y), elementwise."""
-    return jnp.floor_divide(*promote(x, y))
+    """floor(x / y), elementwise. Raises ZeroDivisionError for integers by 0."""
+    return _divide(jnp.floor_divide, x, y)
 
 
+@preceded(_divides("remainder"))
 @op(inplace=True, rule=elementwise)
 def remainder(x: Array, y: Array) -> Array:
-    """x - y * floor(x / y), elementwise; has the sign of y."""
-    return jnp.remainder(*promote(x, y))
+    """x - y * floor(x / y), elementwise; has the sign of y. Raises ZeroDivisionError for integers by 0."""
+    return _divide(jnp.remainder, x, y)
 
 
+@preceded(_check_pow)
 @op(amp="fp32", inplace=True, rule=elementwise)
 def pow(x: Array, y: Array) -> Array:  # the public name
-    """x to the power y, elementwise."""
-    return jnp.power(*promote(x, y))
+    """x to the power y, elementwise. Raises ConfigError for integers to powers below 0, which are fractions."""
+    x, y = promote(x, y)
+    if not dtypes.is_integer(x.dtype):
+        return jnp.power(x, y)
+    return jnp.where(y < 0, dtypes.not_a_number(x.dtype), jnp.power(x, jnp.maximum(y, 0)))
 
 
 @op(inplace=True, rule=elementwise_sum)
@@ -114,55 +177,69 @@ def matmul(x: Array, y: Array, transpose_x: bool = False, transpose_y: bool = Fa
     return jnp.matmul(x, y, preferred_element_type=wide).astype(x.dtype)
 
 
-@op(inplace=True, rule=elementwise)
+def _compare(relation: Callable[[Array, Array], Array], x: Array, y: Array) -> Array:
+    """relation(x, y), where a Python integer need not be one of the other's dtype."""
+    within = relation(*promote(x, y))
+    for one, other in ((x, y), (y, x)):
+        if one.weak_type and not other.weak_type and dtypes.is_integer(one.dtype) and dtypes.is_integer(other.dtype):
+            limits, own = dtypes.iinfo(other.dtype), dtypes.iinfo(one.dtype)
+            if limits.min <= own.min and limits.max >= own.max:
+                continue
+            outside = (one < max(limits.min, own.min)) | (one > min(limits.max, own.max))
+            # every integer of the dtype, and so 0, lies on the same side of it
+            return jnp.where(outside, relation(*(v if v is one else jnp.zeros_like(one) for v in (x, y))), within)
+    return within
+
+
+@op(inplace=True, rule=elementwise, integers="any")
 def equal(x: Array, y: Array) -> Array:
     """x == y, elementwise -> bool."""
-    return jnp.equal(*promote(x, y))
+    return _compare(jnp.equal, x, y)
 
 
-@op(inplace=True, rule=elementwise)
+@op(inplace=True, rule=elementwise, integers="any")
 def not_equal(x: Array, y: Array) -> Array:
     """x != y, elementwise -> bool."""
-    return jnp.not_equal(*promote(x, y))
+    return _compare(jnp.not_equal, x, y)
 
 
-@op(inplace=True, rule=elementwise)
+@op(inplace=True, rule=elementwise, integers="any")
 def less_than(x: Array, y: Array) -> Array:
     """x < y, elementwise -> bool."""
-    return jnp.less(*promote(x, y))
+    return _compare(jnp.less, x, y)
 
 
-@op(inplace=True, rule=elementwise)
+@op(inplace=True, rule=elementwise, integers="any")
 def less_equal(x: Array, y: Array) -> Array:
     """x <= y, elementwise -> bool."""
-    return jnp.less_equal(*promote(x, y))
+    return _compare(jnp.less_equal, x, y)
 
 
-@op(inplace=True, rule=elementwise)
+@op(inplace=True, rule=elementwise, integers="any")
 def greater_than(x: Array, y: Array) -> Array:
     """x > y, elementwise -> bool."""
-    return jnp.greater(*promote(x, y))
+    return _compare(jnp.greater, x, y)
 
 
-@op(inplace=True, rule=elementwise)
+@op(inplace=True, rule=elementwise, integers="any")
 def greater_equal(x: Array, y: Array) -> Array:
     """x >= y, elementwise -> bool."""
-    return jnp.greater_equal(*promote(x, y))
+    return _compare(jnp.greater_equal, x, y)
 
 
-@op(inplace=True, rule=elementwise)
+@op(inplace=True, rule=elementwise, integers="any")
 def logical_and(x: Array, y: Array) -> Array:
     """True where both are nonzero."""
     return jnp.logical_and(x, y)
 
 
-@op(inplace=True, rule=elementwise)
+@op(inplace=True, rule=elementwise, integers="any")
 def logical_or(x: Array, y: Array) -> Array:
     """True where either is nonzero."""
     return jnp.logical_or(x, y)
 
 
-@op(inplace=True, rule=elementwise)
+@op(inplace=True, rule=elementwise, integers="any")
 def logical_xor(x: Array, y: Array) -> Array:
     """True where exactly one is nonzero."""
     return jnp.logical_xor(x, y)
@@ -174,19 +251,19 @@ def logical_not(x: Array) -> Array:
     return jnp.logical_not(x)
 
 
-@op(inplace=True, rule=elementwise)
+@op(inplace=True, rule=elementwise, integers="wrap")
 def bitwise_and(x: Array, y: Array) -> Array:
     """Bits set in both; logical and for bool."""
     return jnp.bitwise_and(*promote(x, y))
 
 
-@op(inplace=True, rule=elementwise)
+@op(inplace=True, rule=elementwise, integers="wrap")
 def bitwise_or(x: Array, y: Array) -> Array:
     """Bits set in either; logical or for bool."""
     return jnp.bitwise_or(*promote(x, y))
 
 
-@op(inplace=True, rule=elementwise)
+@op(inplace=True, rule=elementwise, integers="wrap")
 def bitwise_xor(x: Array, y: Array) -> Array:
     """Bits set in exactly one; logical xor for bool."""
     return jnp.bitwise_xor(*promote(x, y))
@@ -200,11 +277,11 @@ def bitwise_not(x: Array) -> Array:
 
 @op(rule=_cast_rule)
 def cast(x: Array, dtype: Any) -> Array:
-    """x in another dtype; floating to integer truncates toward zero, complex to real keeps the real part."""
-    to = dtypes.as_dtype(dtype)
-    if dtypes.is_complex(x.dtype) and not dtypes.is_complex(to):
-        x = jnp.real(x)
-    return x.astype(to)
+    """x in another dtype; floating to integer truncates toward zero, complex to real keeps the real part.
+
+    NaN and what int32 or int64 does not hold becomes the lowest of them; narrower integers get its lowest bits.
+    """
+    return dtypes.convert(x, dtypes.as_dtype(dtype))
 
 
 ALIASES = {

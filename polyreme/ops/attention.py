@@ -12,10 +12,12 @@ from jax import Array, lax
 
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
+from polyreme.core.dtype import promote_floating
 from polyreme.core.op import DRAWN, Key, composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ConfigError, ShapeError
-from polyreme.ops.activation import promote_floating, wide
+from polyreme.ops.activation import wide
+from polyreme.ops.by_index import bounded, read
 from polyreme.ops.ids import check_range
 from polyreme.ops.segment import SegmentExchange, exchange
 from polyreme.ops.sharding import dim_names, without
@@ -266,7 +268,7 @@ def _table(table: Array, position_ids: Array | None, seq: int, dim: int) -> Arra
         )
     rows = wide(table.reshape(-1, dim))
     if position_ids is not None:
-        return rows.at[position_ids].get(mode="fill", fill_value=jnp.nan)
+        return read(rows, (bounded(position_ids, rows.shape[0], negative=False),))
     if rows.shape[0] < seq:
         raise ShapeError(
             f"fused_rotary_position_embedding: sin and cos hold {rows.shape[0]} positions, the sequence has {seq}"

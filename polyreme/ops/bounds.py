@@ -73,7 +73,7 @@ def at_hand(value: Any) -> np.ndarray | None:
         if len(devices) > 1 or next(iter(devices)).platform != "cpu":
             return None
         return np.asarray(array)
-    return np.asarray(array) if isinstance(array, (np.ndarray, np.generic, int, list, tuple)) else None
+    return np.asarray(array) if isinstance(array, (np.ndarray, np.generic, int, float, list, tuple)) else None
 
 
 def check_index(what: str, index: Any, size: int, dim: int, *, negative: bool = True) -> None:

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from polyreme.core.dtype import promote_floating
 from polyreme.core.op import op
 from polyreme.errors import ConfigError, ShapeError
-from polyreme.ops.activation import promote_floating
 
 
 def overlaps(one: np.ndarray, other: np.ndarray, extra: float = 0.0) -> np.ndarray:

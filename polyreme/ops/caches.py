@@ -10,6 +10,7 @@ from jax import Array
 
 from polyreme.core.op import op
 from polyreme.errors import ShapeError
+from polyreme.ops.by_index import bounded, read
 
 
 @op(method=False)
@@ -24,7 +25,8 @@ def cache_written(cache: Array, keys: Array, values: Array, start: Array) -> Arr
             f"cache {list(cache.shape)} for keys {list(keys.shape)} and values {list(values.shape)}; needs "
             f"[2, {b}, {n}, places, {d}]"
         )
-    place = jnp.broadcast_to(start.reshape(-1, 1).astype(jnp.int32), (b, 1)) + jnp.arange(s, dtype=jnp.int32)
+    first = bounded(start.reshape(-1, 1), cache.shape[3], negative=False)
+    place = jnp.broadcast_to(first, (b, 1)) + jnp.arange(s, dtype=jnp.int32)
     new = jnp.stack([keys, values]).astype(cache.dtype)
     # advanced indices on both sides of a slice put their dims first: [b, s, 2, n, d]
     return cache.at[:, jnp.arange(b)[:, None], :, place].set(jnp.transpose(new, (1, 2, 0, 3, 4)), mode="drop")
@@ -71,15 +73,14 @@ def blocks_written(cache: Array, new: Array, block_tables: Array, sequence: Arra
     """
     blocks, size = cache.shape[0], cache.shape[2]
     block = block_tables.at[sequence, place // size].get(mode="fill", fill_value=blocks)
-    block = jnp.where(block < 0, blocks, block)
-    return cache.at[block, :, place % size].set(new.astype(cache.dtype), mode="drop")
+    return cache.at[bounded(block, blocks, negative=False), :, place % size].set(new.astype(cache.dtype), mode="drop")
 
 
 @op(method=False)
 def blocks_gathered(cache: Array, block_tables: Array) -> Array:
     """Each sequence's places in order: [blocks, n, block_size, d], [b, count] -> [b, count * block_size, n, d]."""
     b, count = block_tables.shape
-    found = cache.at[jnp.maximum(block_tables, 0)].get(mode="clip")
+    found = read(cache, (jnp.maximum(block_tables, 0),))
     return jnp.swapaxes(found, 2, 3).reshape(b, count * cache.shape[2], cache.shape[1], cache.shape[3])
 
 

@@ -21,6 +21,7 @@ from polyreme.core.op import composite, op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.ops.activation import log_softmax, wide
 from polyreme.ops.bounds import preceded
+from polyreme.ops.by_index import bounded, read
 from polyreme.ops.creation import assign
 from polyreme.ops.ids import check_range
 from polyreme.ops.loss import reduced
@@ -98,8 +99,8 @@ def multi_label_margin_loss(input: Array, label: Array, reduction: str = "mean")
     x = _matrix(input, what)
     if label.shape != x.shape or not dtypes.is_integer(label.dtype):
         raise ShapeError(f"{what}: label {label.dtype.name}{list(label.shape)}; needs integers {list(x.shape)}")
-    named = jnp.cumsum(label < 0, 1) == 0
-    at = jnp.where(named, label, 0)
+    named = jnp.cumsum(label == -1, 1) == 0
+    at = bounded(jnp.where(named, label, 0), x.shape[1], negative=False)
     is_label = jnp.zeros(x.shape, bool).at[jnp.arange(x.shape[0])[:, None], at].max(named)
     apart = 1 - jnp.take_along_axis(x, at, 1)[:, :, None] + x[:, None, :]
     counted = named[:, :, None] & ~is_label[:, None, :]
@@ -166,9 +167,9 @@ def hsigmoid_loss(
         nodes, codes = (place >> (steps + 1)) - 1, (place >> steps) & 1
     live = nodes >= 0
     at = jnp.where(live, nodes, 0)
-    score = jnp.einsum("nd,nld->nl", x, wide(weight)[at])
+    score = jnp.einsum("nd,nld->nl", x, read(wide(weight), (at,)))
     if bias is not None:
-        score = score + wide(bias).reshape(-1)[at]
+        score = score + read(wide(bias).reshape(-1), (at,))
     score = jnp.clip(score, -40, 40)
     loss = jnp.sum(jnp.where(live, jax.nn.softplus(score) - codes * score, 0), 1, keepdims=True)
     return (loss if path_table is not None else _known(y, num_classes, loss)).astype(floating(input).dtype)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from polyreme.core import dtype as dtypes
-from polyreme.core.dtype import floating, promote
+from polyreme.core.dtype import floating, promote_floating
 from polyreme.core.op import op
 from polyreme.errors import DTypeError, ShapeError
 from polyreme.ops.sharding import elementwise, elementwise_sum
@@ -35,9 +35,12 @@ def conj(x: Array) -> Array:
 
 @op(rule=elementwise)
 def angle(x: Array) -> Array:
-    """Angle from the positive real axis, radians in (-pi, pi]; of a real x 0 or pi, with gradient 0."""
+    """Angle from the positive real axis, radians in (-pi, pi]; of a real x 0 or pi, with gradient 0, as at 0."""
     if dtypes.is_complex(x.dtype):
-        return jnp.arctan2(jnp.imag(x), jnp.real(x))
+        real, imag, zero = jnp.real(x), jnp.imag(x), x == 0
+        # arctan2 has no derivative there
+        at_zero = lax.stop_gradient(jnp.arctan2(imag, real))
+        return jnp.where(zero, at_zero, jnp.arctan2(imag, jnp.where(zero, 1, real)))
     x = floating(x)
     return jnp.where(jnp.isnan(x), x, jnp.where(x < 0, jnp.pi, 0).astype(x.dtype))
 
@@ -78,7 +81,7 @@ def as_real(x: Array) -> Array:
 @op(rule=elementwise)
 def polar(abs: Array, angle: Array) -> Array:
     """abs * (cos(angle) + i sin(angle)), angle in radians; float32 gives complex64, float64 complex128."""
-    abs, angle = (floating(v) for v in promote(abs, angle))
+    abs, angle = promote_floating(abs, angle)
     return lax.complex(abs * jnp.cos(angle), abs * jnp.sin(angle))
 
 

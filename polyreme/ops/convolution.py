@@ -17,11 +17,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from polyreme.core.dtype import promote_floating
 from polyreme.core.op import op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ShapeError
 from polyreme.kernels import select
-from polyreme.ops.activation import promote_floating, wide
+from polyreme.ops.activation import wide
 from polyreme.ops.sharding import by_batch
 from polyreme.ops.windows import Pads, is_channels_last, per_dim, resolve_pads, spatial
 
@@ -40,8 +41,8 @@ def _with_bias(y: Array, bias: Array | None, last: bool, what: str) -> Array:
     if bias is None:
         return y
     channels = y.shape[-1 if last else 1]
-    if bias.size != channels:
-        raise ShapeError(f"{what}: bias {list(bias.shape)}; needs [{channels}], one an output channel")
+    if bias.size not in (1, channels):
+        raise ShapeError(f"{what}: bias {list(bias.shape)}; needs [{channels}], one an output channel, or [1]")
     return y + bias.astype(y.dtype).reshape([-1] + [1] * (0 if last else y.ndim - 2))
 
 

@@ -22,11 +22,12 @@ from jax import export as jax_export
 from polyreme.core import dtype as dtypes
 from polyreme.core import place as places
 from polyreme.core import spelling, state
-from polyreme.core.dtype import promote
+from polyreme.core.dtype import promote, promote_floating
 from polyreme.core.op import OPS, op
 from polyreme.core.sharding_rule import RuleFor
 from polyreme.core.symbol import refuse_sizes
 from polyreme.errors import CaptureError, ConfigError, ShapeError
+from polyreme.ops.bounds import preceded
 from polyreme.ops.sharding import elementwise, elementwise_sum, like_first
 
 
@@ -59,7 +60,7 @@ def creator(fn: Callable[..., Any] | None = None, *, rule: RuleFor | None = None
     """
     if fn is None:
         return functools.partial(creator, rule=rule)
-    declared = op(fn, method=False, rule=rule)
+    declared = op(fn, method=False, rule=rule, integers="any")
     sized = fn.__code__.co_varnames[:2] == ("shape", "dtype")
 
     def public(
@@ -121,12 +122,23 @@ def ones(shape: Any, dtype: Any = None) -> Array:
     return jnp.ones(as_shape(shape, "ones"), as_float(dtype))
 
 
+def _check_full(shape: Any, fill_value: Any, dtype: Any = None, *_: Any, **options: Any) -> Any:
+    if isinstance(fill_value, str):
+        return full(shape, float(fill_value), dtype, **options)
+    return dtypes.check_holds("full: fill_value", as_float(dtype), fill_value)
+
+
+@preceded(_check_full)
 @creator
 def full(shape: Any, fill_value: Array, dtype: Any = None) -> Array:
-    """A shape filled with one value; without dtype bool and complex values keep theirs, others give the default one."""
+    """A shape filled with one value; without dtype bool and complex values keep theirs, others give the default one.
+
+    fill_value: a number, "inf", "-inf" or "nan" too, or one element. Raises ConfigError for a number that dtype does
+    not hold.
+    """
     kept = fill_value.dtype == dtypes.bool_ or dtypes.is_complex(fill_value.dtype)
     to = fill_value.dtype if dtype is None and kept else as_float(dtype)
-    value = fill_value.astype(to)
+    value = dtypes.convert(fill_value, to)
     return jnp.broadcast_to(jnp.reshape(value, ()), as_shape(shape, "full"))
 
 
@@ -148,10 +160,16 @@ def ones_like(x: Array, dtype: Any = None) -> Array:
     return jnp.ones(x.shape, _or_own(x, dtype))
 
 
+def _check_full_like(x: Any, fill_value: Any, dtype: Any = None, *_: Any, **__: Any) -> None:
+    if fill_value.__class__ in (int, float):
+        dtypes.check_holds("full_like: fill_value", x.dtype if dtype is None else dtypes.as_dtype(dtype), fill_value)
+
+
+@preceded(_check_full_like)
 @creator(rule=elementwise)
 def full_like(x: Array, fill_value: Array, dtype: Any = None) -> Array:
-    """One value in x's shape, and in its dtype unless another is given."""
-    return jnp.broadcast_to(jnp.reshape(fill_value, ()).astype(_or_own(x, dtype)), x.shape)
+    """One value in x's shape, and in its dtype unless another is given, which must hold it: ConfigError."""
+    return jnp.broadcast_to(dtypes.convert(jnp.reshape(fill_value, ()), _or_own(x, dtype)), x.shape)
 
 
 @creator(rule=elementwise)
@@ -173,6 +191,13 @@ def arange(start: Any = 0, end: Any = None, step: Any = 1, dtype: Any = None) ->
     whole = all(isinstance(v, int) for v in (start, end, step))
     to = dtypes.as_dtype(dtype) if dtype is not None else dtypes.int64 if whole else dtypes.default_dtype()
     count = max(0, math.ceil((end - start) / step))
+    return _counted("arange", start, step, count, whole, to)
+
+
+def _counted(what: str, start: Any, step: Any, count: int, whole: bool, to: np.dtype) -> Array:
+    """start, start + step, ... -> [count]; raises ConfigError for one that the dtype does not hold."""
+    for value in (start, start + (count - 1) * step) if count else ():
+        dtypes.check_holds(what, to, value)
     steps = jnp.arange(count, dtype=dtypes.int64 if whole else dtypes.float64)
     return (start + steps * step).astype(to)
 
@@ -190,8 +215,7 @@ def range(start: Any = 0, end: Any = None, step: Any = 1, dtype: Any = None) -> 
         raise ShapeError(f"range(start={start}, end={end}, step={step}): step never arrives; give another")
     count = math.floor((end - start) / step) + 1
     whole = all(isinstance(v, int) for v in (start, end, step))
-    steps = jnp.arange(count, dtype=dtypes.int64 if whole else dtypes.float64)
-    return (start + steps * step).astype(as_float(dtype))
+    return _counted("range", start, step, count, whole, as_float(dtype))
 
 
 @creator
@@ -347,5 +371,5 @@ def clone(x: Array) -> Array:
 @op(method=False, rule=elementwise)
 def complex(real: Array, imag: Array) -> Array:  # the public name
     """real + i imag, elementwise; float32 parts give complex64, float64 parts complex128."""
-    real, imag = (dtypes.floating(v) for v in promote(real, imag))
+    real, imag = promote_floating(real, imag)
     return jax.lax.complex(*jnp.broadcast_arrays(real, imag))

@@ -7,21 +7,23 @@ inside a captured function) a label out of range raises IndexError; in a capture
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
-from polyreme.core.dtype import floating
+from polyreme.core.dtype import floating, promote_floating
 from polyreme.core.op import composite, op
 from polyreme.core.sharding_rule import OpCall, Reduce, ShardingRule
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.ops import segment
-from polyreme.ops.activation import positive_dim, promote_floating, wide
-from polyreme.ops.ids import check_range
+from polyreme.ops.activation import positive_dim, wide
+from polyreme.ops.ids import check_range, visible
 from polyreme.ops.loss import reduced
 from polyreme.ops.sharding import dim_names, unnamed, without
 
@@ -39,7 +41,10 @@ def _class_weight(weight: Array | None, classes: int, what: str) -> Array | None
 def _squeezed_label(label: Array, shape: tuple, dim: int, what: str) -> tuple[Array, bool]:
     """label without the class dim, and whether it had one of size 1. Raises for what is neither."""
     rest = shape[:dim] + shape[dim + 1 :]
-    if not dtypes.is_integer(label.dtype):
+    if dtypes.is_floating(label.dtype):
+        # a fraction is no class
+        label = jnp.where(label == jnp.floor(label), dtypes.convert(label, dtypes.int64), jnp.iinfo(dtypes.int64).max)
+    elif not dtypes.is_integer(label.dtype):
         raise DTypeError(f"{what}: label is {label.dtype.name}; class labels are integers")
     # compared with the number of classes and with ignore_index, which fewer bits may not hold
     label = label.astype(jnp.promote_types(label.dtype, dtypes.int32))
@@ -69,6 +74,12 @@ def _mean_by(loss: Array, weight: Array, reduction: str, what: str) -> Array:
     return jnp.sum(loss) / jnp.where(total == 0, 1, total)
 
 
+def _label_weight(weight: Array, label: Array, smoothing: float) -> Array:
+    """What each label's loss is multiplied by."""
+    by = weight[jnp.clip(label, 0, weight.size - 1)]
+    return (1 - smoothing) * by + smoothing * jnp.mean(weight) if smoothing else by
+
+
 def _hard_losses(
     log_probs: Array, label: Array, weight: Array | None, ignore_index: int, smoothing: float, dim: int
 ) -> tuple[Array, Array]:
@@ -80,8 +91,7 @@ def _hard_losses(
         loss = (1 - smoothing) * loss - smoothing * jnp.mean(log_probs, dim)
     by = jnp.ones_like(loss)
     if weight is not None:
-        by = weight[jnp.clip(label, 0, weight.size - 1)]
-        by = (1 - smoothing) * by + smoothing * jnp.mean(weight) if smoothing else by
+        by = _label_weight(weight, label, smoothing)
     by = jnp.where(live, by, 0)
     return jnp.where(live, loss * by, 0), by
 
@@ -126,14 +136,16 @@ def _cross_entropy_rule(call: OpCall) -> ShardingRule:
 
 
 def _linear_cross_entropy_rule(call: OpCall) -> ShardingRule | None:
-    """[*b, hidden] x [hidden, classes] against [*b]; the loss of each token has the tokens' dims."""
-    batch = dim_names(call.shapes[0][:-1], "b")
-    if len(call.outs[0]) not in (0, len(batch)):
+    """[*b, hidden] x [hidden, classes] + [classes] against [*b]; the loss of each token has the tokens' dims."""
+    tokens, label = call.shapes[0][:-1], call.shapes[2]
+    if len(call.outs[0]) not in (0, len(tokens)) or len(label) not in (len(tokens), len(tokens) + 1):
         return None
+    sliced = {i for i, bounds in enumerate(call.attrs.get("rows", ())) if bounds != (None, None, None)}
+    batch = without(dim_names(tokens, "b"), *sliced)
     weight = ("classes", "hidden") if call.attrs["transpose_weight"] else ("hidden", "classes")
-    labels = batch if len(call.shapes[2]) == len(batch) else (*batch, None)
+    labels = batch if len(label) == len(batch) else (*batch, None)
     return ShardingRule(
-        ((*batch, "hidden"), weight, labels),
+        call.inputs(hidden=(*batch, "hidden"), weight=weight, label=labels, bias=("classes",)),
         (batch if len(call.outs[0]) == len(batch) else (),),
         whole=frozenset({"hidden", "classes"}),
         roles=(("hidden", "contracted"), ("classes", "classes")),
@@ -171,6 +183,13 @@ def cross_entropy_of_classes(
 
 
 def _check_labels(label: Any, classes: int, ignore_index: int, what: str) -> None:
+    values = visible(label)
+    if values is not None and dtypes.is_floating(values.dtype):
+        fraction = ~np.isfinite(values) | (values != np.floor(values))
+        if fraction.any():
+            at = [int(i[0]) for i in np.nonzero(fraction)]
+            raise DTypeError(f"{what}: label {values[tuple(at)]} at {at} is no whole number; class labels are integers")
+        label = values.astype("int64")
     check_range(label, classes, f"{what}: label", ignore_index)
 
 
@@ -251,10 +270,6 @@ def nll_of_classes(
     """nll_loss without the check of the labels' values; a label out of range gives NaN."""
     if input.ndim < 2:
         raise ShapeError(f"nll_loss: input {list(input.shape)} needs at least 2 dims, [N, C, ...]")
-    if label.shape != input.shape[:1] + input.shape[2:]:
-        raise ShapeError(
-            f"nll_loss: label {list(label.shape)} does not fit input {list(input.shape)}; needs its shape without dim 1"
-        )
     label, _ = _squeezed_label(label, input.shape, 1, "nll_loss")
     weight = _class_weight(weight, input.shape[1], "nll_loss")
     loss, by = _hard_losses(wide(input), label, weight, ignore_index, 0.0, 1)
@@ -279,7 +294,15 @@ def nll_loss(
     return nll_of_classes(input, label, weight, ignore_index, reduction)
 
 
-@op(amp="low", method=False, saves=True, rule=_linear_cross_entropy_rule)
+def _gap(size: int, start: int | None, stop: int | None, step: int | None) -> tuple[int, int, int]:
+    """(before, after, between) the entries of a slice of so many: what lax.pad puts back."""
+    if (start, stop, step) == (None, None, None):
+        return 0, 0, 0
+    taken = range(*slice(start, stop, step).indices(size))
+    return (taken[0], size - 1 - taken[-1], taken.step - 1) if taken else (0, size, 0)
+
+
+@op(amp="low", method=False, saves=True, rule=_linear_cross_entropy_rule, uncast=("bias", "class_weight"))
 def linear_cross_entropy_of_classes(
     hidden: Array,
     weight: Array,
@@ -289,31 +312,45 @@ def linear_cross_entropy_of_classes(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
     ways: tuple[int, int] = segment.WHOLE,
+    bias: Array | None = None,
+    rows: tuple[tuple[int | None, ...], ...] = (),
+    class_weight: Array | None = None,
+    dtype: Any = None,
 ) -> Array:
     """fused_linear_cross_entropy without the check of the labels' values; a label out of range gives NaN.
 
-    ways: parts of the batch and of the sequence that lie on devices of their own.
+    ways: parts of the batch and of the sequence that lie on devices of their own. rows: (start, stop, step) of slices.
     """
     hidden, weight = promote_floating(hidden, weight)
-    shape, tokens = label.shape, hidden.shape[:-1]
-    if label.shape in ((label.size,), (label.size, 1)) and label.size == math.prod(tokens):
-        label = label.reshape(tokens)
-    label, _ = _squeezed_label(label, (*tokens, 1), hidden.ndim - 1, "fused_linear_cross_entropy")
+    shape, index = label.shape, tuple(slice(*bounds) for bounds in rows)
+    part = jax.eval_shape(lambda x: x[index], jax.ShapeDtypeStruct(hidden.shape[:-1], jnp.bool_)).shape
+    if label.shape in ((label.size,), (label.size, 1)) and label.size == math.prod(part):
+        label = label.reshape(part)
+    label, _ = _squeezed_label(label, (*part, 1), hidden.ndim - 1, "fused_linear_cross_entropy")
     # int32 holds every class, -1 for what is ignored, and one class too many for what is out of range
     classes = weight.shape[0 if transpose_weight else -1]
+    class_weight = _class_weight(class_weight, classes, "fused_linear_cross_entropy")
     known = jnp.where((label >= 0) & (label < classes), label, classes)
     label = jnp.where(label == ignore_index, -1, known).astype(dtypes.int32)
+    if rows:  # the others are ignored: the number of tokens, which is walked in chunks and over devices, stays round
+        gaps = [_gap(n, *item) for n, item in zip(hidden.shape, rows, strict=False)]
+        label = jax.lax.pad(label, np.int32(-1), [*gaps, *[(0, 0, 0)] * (label.ndim - len(gaps))])
+    by = None if class_weight is None else _label_weight(class_weight, label, label_smoothing)
     loss = kernels.linear_cross_entropy(
         segment.join_tokens(hidden, ways),
         weight,
         segment.join_tokens(label, ways, kept=0),
+        None if bias is None else floating(bias),
+        None if by is None else segment.join_tokens(by, ways, kept=0),
         ignore_index=-1,
         label_smoothing=label_smoothing,
         vocab_first=transpose_weight,
         reduction=reduction,  # type: ignore[arg-type]
         ways=ways[0] * ways[1],
     )
-    return segment.part_tokens(loss, label.shape, ways).reshape(shape) if reduction == "none" else loss
+    if reduction == "none":
+        loss = segment.part_tokens(loss, label.shape, ways)[index].reshape(shape)
+    return loss if dtype is None else loss.astype(dtypes.as_dtype(dtype))
 
 
 @composite(method=False)
@@ -325,20 +362,32 @@ def fused_linear_cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
+    bias: Any = None,
+    rows: Sequence[slice] = (),
+    class_weight: Any = None,
+    dtype: Any = None,
 ) -> Any:
-    """cross_entropy(hidden @ weight, label) without the logits ever being whole in memory.
+    """cross_entropy(hidden @ weight + bias, label) without the logits ever being whole in memory.
 
-    hidden [*b, m], weight [m, classes] (transpose_weight: [classes, m], as an embedding has it), label [*b], or in the
-    same order [tokens], each also with a last dim of 1 -> [], or unreduced the label's shape. The loss is float32 or
-    wider under autocast too. Raises ShapeError, DTypeError and IndexError as cross_entropy does.
+    hidden [*b, m], weight [m, classes] (transpose_weight: [classes, m], as an embedding has it), bias [classes], label
+    [*b], or in the same order [tokens], each also with a last dim of 1 -> [], or unreduced the label's shape. rows:
+    slices of the leading dims of hidden, steps above 0; label is for hidden[rows], and the other rows are passed over
+    (each costs as much as one with a label). class_weight [classes] is cross_entropy's weight. The loss is float32 or
+    wider, under autocast too, unless dtype says otherwise. Raises ShapeError, DTypeError and IndexError as
+    cross_entropy does, ConfigError for rows that are no such slices.
     """
     if len(weight.shape) == 2:
         classes = weight.shape[0 if transpose_weight else 1]
         _check_labels(label, classes, ignore_index, "fused_linear_cross_entropy")
+    if len(rows) >= len(hidden.shape) or any(not isinstance(item, slice) or (item.step or 1) < 0 for item in rows):
+        raise ConfigError(
+            f"fused_linear_cross_entropy: rows {rows}; needs slices with steps above 0 for some of the "
+            f"{len(hidden.shape) - 1} leading dims of hidden {list(hidden.shape)}"
+        )
+    bounds = tuple((item.start, item.stop, item.step) for item in rows)
     ways = segment.token_ways(hidden.shape)
-    return linear_cross_entropy_of_classes(
-        hidden, weight, label, transpose_weight, ignore_index, label_smoothing, reduction, ways
-    )
+    options = (transpose_weight, ignore_index, label_smoothing, reduction, ways)
+    return linear_cross_entropy_of_classes(hidden, weight, label, *options, bias, bounds, class_weight, dtype)
 
 
 ALIASES: dict[str, str] = {}

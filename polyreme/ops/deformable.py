@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from polyreme.core.dtype import promote_floating
 from polyreme.core.op import op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ShapeError
-from polyreme.ops.activation import promote_floating
+from polyreme.ops.by_index import read_along
 from polyreme.ops.windows import per_dim
 
 
@@ -100,7 +101,7 @@ def _between_pixels(x: Array, row: Array, column: Array) -> Array:
             inside = (r >= 0) & (r < height) & (c >= 0) & (c < width)
             at = jnp.clip(r, 0, height - 1).astype(jnp.int32) * width + jnp.clip(c, 0, width - 1).astype(jnp.int32)
             at = at.reshape(*at.shape[:2], 1, -1)
-            taken = jnp.take_along_axis(flat, at, 3).reshape(*x.shape[:3], *row.shape[2:])
+            taken = read_along(flat, at, 3).reshape(*x.shape[:3], *row.shape[2:])
             total = total + taken * jnp.where(inside, weight, 0)[:, :, None]
     return total
 

@@ -85,7 +85,7 @@ def _one(n: Any) -> Any:
 
 
 def _two(s: Any, axes: Any, what: str) -> Any:
-    if len(ints(axes)) != 2 or (s is not None and len(ints(s)) != 2):
+    if axes is not None and (len(ints(axes)) != 2 or (s is not None and len(ints(s)) != 2)):
         raise ShapeError(f"{what}: s={s} and axes={axes}; give two of each, or use the form for n dims")
     return axes
 
@@ -168,7 +168,7 @@ def ihfftn(x: Array, s: Any = None, axes: Any = None, norm: str = "backward") ->
 
 @op(amp="fp32", method=False)
 def fft2(x: Array, s: Any = None, axes: Any = (-2, -1), norm: str = "backward") -> Array:
-    """fft over two dims."""
+    """fft over two dims; over the last len(s), else all, with axes=None. The other forms for two dims are like it."""
     return _complex_to_complex(x, s, _two(s, axes, "fft2"), norm, True, "fft2")
 
 

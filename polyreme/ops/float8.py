@@ -12,6 +12,7 @@ from jax import Array
 from polyreme.core import dtype as dtypes
 from polyreme.core.op import op
 from polyreme.errors import DTypeError, ShapeError
+from polyreme.ops.by_index import add
 
 BLOCK = 128
 LARGEST = 448.0
@@ -102,7 +103,7 @@ def cross_entropy_with_softmax_bwd_w_downcast(label: Array, softmax: Array, loss
 @op(method=False)
 def rows_added(token_indices: Array, main_grad: Array, out_grad: Array) -> Array:
     """main_grad [rows, width] with out_grad [*b, width] added to its rows token_indices [*b], in main_grad's dtype."""
-    return main_grad.at[token_indices].add(out_grad.astype(main_grad.dtype), mode="drop")
+    return add(main_grad, (token_indices,), out_grad.astype(main_grad.dtype))
 
 
 ALIASES: dict[str, str] = {}

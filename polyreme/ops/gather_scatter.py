@@ -19,6 +19,7 @@ from polyreme.core.op import OPS, composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import DTypeError, ShapeError
 from polyreme.ops.bounds import at_hand, check_along, check_coordinates, check_index, dim_of, preceded
+from polyreme.ops.by_index import bounded, read, read_along
 from polyreme.ops.manipulation import reshape
 from polyreme.ops.repetition import broadcast_shapes, broadcast_to
 from polyreme.ops.sharding import dim_names, elementwise, without
@@ -77,6 +78,11 @@ def _one_hot_rule(call: OpCall) -> ShardingRule:
     return ShardingRule((ids,), ((*ids, None),))
 
 
+def _slices(x: Array, index: Array, dim: int) -> Array:
+    """Slices of x along dim, whose place the dims of index take."""
+    return read(x, (slice(None),) * dim + (index,))
+
+
 @preceded(_check_gather)
 @op(rule=_gather_rule)
 def gather(x: Array, index: Array, axis: int | None = None) -> Array:
@@ -86,7 +92,7 @@ def gather(x: Array, index: Array, axis: int | None = None) -> Array:
     gather(x, dim, index), or with dim= by name, is take_along_axis(x, index, dim, broadcast=False).
     """
     index = as_column("gather", index, scalar=True)
-    return jnp.take(x, index, axis=dim_of(0 if axis is None else axis, x.ndim, "gather"))
+    return _slices(x, index, dim_of(0 if axis is None else axis, x.ndim, "gather"))
 
 
 def _check_index_select(x: Any, index: Any, axis: Any = 0, **_: Any) -> None:
@@ -97,7 +103,7 @@ def _check_index_select(x: Any, index: Any, axis: Any = 0, **_: Any) -> None:
 @op(rule=_gather_rule)
 def index_select(x: Array, index: Array, axis: int = 0) -> Array:
     """The slices of x along axis that index [n] names, in its order. Raises IndexError."""
-    return jnp.take(x, as_column("index_select", index), axis=dim_of(axis, x.ndim, "index_select"))
+    return _slices(x, as_column("index_select", index), dim_of(axis, x.ndim, "index_select"))
 
 
 def _check_index_sample(x: Any, index: Any, **_: Any) -> None:
@@ -111,7 +117,7 @@ def index_sample(x: Array, index: Array) -> Array:
     need_integers("index_sample", index)
     if x.ndim != 2 or index.ndim != 2 or x.shape[0] != index.shape[0]:
         raise ShapeError(f"index_sample: needs x [b, n] and index [b, m], got {list(x.shape)} and {list(index.shape)}")
-    return jnp.take_along_axis(x, index, 1)
+    return read_along(x, bounded(index, x.shape[1], negative=False), 1)
 
 
 def take_shapes(arr: Array, indices: Array, axis: int, broadcast: bool, what: str) -> tuple[int, list[int], list[int]]:
@@ -156,7 +162,7 @@ def take_along_axis(arr: Array, indices: Array, axis: int, broadcast: bool = Tru
         arr, indices = jnp.broadcast_to(arr, outer), jnp.broadcast_to(indices, inner)
     else:
         arr = arr[tuple(slice(n) for n in outer)]
-    return jnp.take_along_axis(arr, indices, dim)
+    return read_along(arr, indices, dim)
 
 
 # anywhere
@@ -171,7 +177,7 @@ def _check_gather_nd(x: Any, index: Any, **_: Any) -> None:
 def gather_nd(x: Array, index: Array) -> Array:
     """x at coordinates: index [*b, k] names elements of the first k dims -> [*b, *the other dims of x]. IndexError."""
     at = coordinates("gather_nd", index, x)
-    return x.at[at].get(mode="fill") if at else jnp.broadcast_to(x, index.shape[:-1] + x.shape)
+    return read(x, at) if at else jnp.broadcast_to(x, index.shape[:-1] + x.shape)
 
 
 def coordinates(what: str, index: Array, x: Array) -> tuple[Array, ...]:
@@ -200,7 +206,10 @@ def take(x: Array, index: Array, mode: str = "raise") -> Array:
     need_integers("take", index)
     if mode not in ("raise", "wrap", "clip"):
         raise ShapeError(f"take: mode={mode!r}; choose 'raise', 'wrap' or 'clip'")
-    return jnp.take(x.reshape(-1), index, mode="fill" if mode == "raise" else mode)
+    if mode != "raise":
+        index = index.astype(dtypes.int64)
+        index = index % x.size if mode == "wrap" else jnp.clip(index, 0, x.size - 1)
+    return _slices(x.reshape(-1), index, 0)
 
 
 # under a mask
@@ -270,7 +279,7 @@ def masked_select(x: Any, mask: Any, name: str | None = None, out: Any = None) -
 def masked_fill(x: Array, mask: Array, value: Array) -> Array:
     """x with value (a number, or a Tensor that broadcasts) where mask is True; x and mask broadcast."""
     need_mask("masked_fill", mask)
-    return jnp.where(mask, value.astype(x.dtype), x)
+    return jnp.where(mask, dtypes.convert(value, x.dtype), x)
 
 
 def _check_masked_scatter(x: Any, mask: Any, value: Any, **_: Any) -> None:

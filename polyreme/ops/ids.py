@@ -41,6 +41,8 @@ def check_none(bad: Callable[..., Any], values: Sequence[Any], describe: Describ
 
     given: integers, with what else tells which of them are bad. bad: (np or jnp, *arrays) -> a mask like the first.
     """
+    if any(not np.size(x) if isinstance(x, (list, tuple)) else 0 in getattr(x, "shape", ()) for x in values):
+        return
     seen = [visible(x) for x in values]
     known = [x for x in seen if x is not None]
     if len(known) == len(seen):

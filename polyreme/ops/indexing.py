@@ -15,6 +15,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.op import op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import DTypeError
+from polyreme.ops.by_index import read, write
 from polyreme.ops.sharding import like_first
 
 Spec = tuple[tuple, ...]
@@ -65,8 +66,9 @@ def _getitem_rule(call: OpCall) -> ShardingRule | None:
 def getitem(x: Array, arrays: list[Array], spec: tuple) -> Array:
     """x[index]; spec and arrays as the module describes them. Out of range: NaN, or the lowest integer; see ops.ids."""
     # plain ints were checked where they were written, and need no mask
+    index = _index(arrays, spec)
     ranged = any(entry[0] == "array" for entry in spec)
-    return x.at[_index(arrays, spec)].get(mode="fill" if ranged else "promise_in_bounds")
+    return read(x, index) if ranged else x.at[index].get(mode="promise_in_bounds")
 
 
 @op(method=False, rule=like_first())
@@ -78,7 +80,7 @@ def setitem(x: Array, value: Array, arrays: list[Array], spec: tuple) -> Array:
     # NumPy lets a value have extra leading dims of size 1
     if value.ndim > room:
         value = jnp.reshape(value, value.shape[value.ndim - room :])
-    return x.at[index].set(value)
+    return write(x, index, value)
 
 
 @op(method=False, rule=like_first())
@@ -95,4 +97,4 @@ def _keep(value: Array, x: Array) -> Array:
             f"x[index] = value: the value is {value.dtype.name}, x {x.dtype.name}, which holds no imaginary part; "
             "write value.real(), or make x complex with astype"
         )
-    return value.astype(x.dtype)
+    return dtypes.convert(value, x.dtype)

@@ -286,13 +286,18 @@ def matrix_rank(
 ) -> Array:
     """Number of singular values (of |eigenvalues|, if hermitian) above a threshold: [*b, m, n] -> [*b], int64.
 
+    Of a hermitian x the lower triangle is read.
+
     The threshold is tol, or max(atol, rtol * largest); by default rtol is machine epsilon times max(m, n), or 0 if atol
     is given. tol together with atol or rtol raises ShapeError.
     """
     if tol is not None and (atol is not None or rtol is not None):
         raise ShapeError("matrix_rank: tol with atol or rtol; give tol alone, or atol and rtol")
     x = square(x, "matrix_rank with hermitian=True") if hermitian else matrices(x, "matrix_rank")
-    sizes = jnp.abs(jnp.linalg.eigvalsh(x)) if hermitian else jnp.linalg.svd(x, compute_uv=False)
+    if hermitian:
+        sizes = jnp.abs(jnp.linalg.eigh(_hermitian(x, False), symmetrize_input=False)[0])
+    else:
+        sizes = jnp.linalg.svd(x, compute_uv=False)
     if tol is not None:
         threshold = tol
     else:

@@ -11,14 +11,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from polyreme.core import dtype as dtypes
-from polyreme.core.dtype import floating, promote
+from polyreme.core.dtype import floating, promote, promote_floating
 from polyreme.core.op import op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import DTypeError, ShapeError
 from polyreme.ops.bounds import check_index, preceded
+from polyreme.ops.by_index import bounded, read
 from polyreme.ops.creation import republish
 from polyreme.ops.sharding import elementwise, elementwise_sum
 
@@ -260,7 +262,7 @@ def _scale_rule(call: OpCall) -> ShardingRule:
     return dataclasses.replace(elementwise(call), linear="alone" if linear else "no", linear_in=(0,))
 
 
-@op(inplace=True, rule=_scale_rule)
+@op(inplace=True, rule=_scale_rule, integers="wrap")
 def scale(
     x: Array, scale: Array | float = 1.0, bias: Array | float = 0.0, bias_after_scale: bool = True, act: Any = None
 ) -> Array:
@@ -281,19 +283,39 @@ def stanh(x: Array, scale_a: float = 0.67, scale_b: float = 1.7159) -> Array:
     return scale_b * jnp.tanh(scale_a * floating(x))
 
 
-@op(inplace=True, rule=elementwise)
+def _check_clip(x: Any, min: Any = None, max: Any = None, *_: Any, **__: Any) -> None:
+    # the result may be outside of x's dtype only if it is a bound
+    if min.__class__ is int and not dtypes.holds(x.dtype, min) and min > 0:
+        dtypes.check_holds("clip: min", x.dtype, min)
+    if max.__class__ is int and not dtypes.holds(x.dtype, max) and max < 0:
+        dtypes.check_holds("clip: max", x.dtype, max)
+
+
+@preceded(_check_clip)
+@op(inplace=True, rule=elementwise, integers="any")
 def clip(x: Array, min: Array | None = None, max: Array | None = None) -> Array:
     """x kept between min and max, each a number, a Tensor or None (no bound), in x's dtype.
 
-    The gradient is 0 outside the bounds.
+    A floating bound makes integers floating. The gradient is 0 outside the bounds. Raises ConfigError for a number
+    that x's dtype does not hold and the result would be.
     """
+    if dtypes.is_integer(x.dtype) and any(b is not None and dtypes.is_floating(b.dtype) for b in (min, max)):
+        x = promote(x, *(b for b in (min, max) if b is not None))[0]
     if min is not None:
-        low = min.astype(x.dtype)
+        low = _nearest(min, x.dtype)
         x = jnp.where(x < low, low, x)
     if max is not None:
-        high = max.astype(x.dtype)
+        high = _nearest(max, x.dtype)
         x = jnp.where(x > high, high, x)
     return x
+
+
+def _nearest(bound: Array, dtype: np.dtype) -> Array:
+    """bound in another dtype: of integers the nearest that it holds."""
+    if dtypes.is_integer(bound.dtype) and dtypes.is_integer(dtype):
+        to, own = dtypes.iinfo(dtype), dtypes.iinfo(bound.dtype)
+        bound = jnp.clip(bound, max(to.min, own.min), min(to.max, own.max))
+    return bound.astype(dtype)
 
 
 @op(inplace=True, rule=elementwise)
@@ -364,17 +386,16 @@ def fmin(x: Array, y: Array) -> Array:
     return jnp.where((x <= y) | jnp.isnan(y), x, y)
 
 
-@op(rule=elementwise)
+@op(rule=elementwise, integers="any")
 def atan2(x: Array, y: Array) -> Array:
     """Angle of the point (y, x) from the positive y axis, that is of x / y with both signs told apart, in radians."""
-    x, y = promote(x, y)
-    return jnp.arctan2(floating(x), floating(y))
+    return jnp.arctan2(*promote_floating(x, y))
 
 
-@op(inplace=True, rule=elementwise)
+@op(inplace=True, rule=elementwise, integers="any")
 def hypot(x: Array, y: Array) -> Array:
     """sqrt(x^2 + y^2) without overflow; the gradient at (0, 0) is 0."""
-    x, y = (floating(v) for v in promote(x, y))
+    x, y = promote_floating(x, y)
     size = lax.stop_gradient(jnp.maximum(jnp.abs(x), jnp.abs(y)))
     zero = size == 0
     # divided by a constant and multiplied by it again, which changes neither value nor gradient
@@ -383,40 +404,40 @@ def hypot(x: Array, y: Array) -> Array:
     return jnp.where(zero, 0, unit * jnp.sqrt(squares)).astype(x.dtype)
 
 
-@op(inplace=True, rule=elementwise)
+@op(inplace=True, rule=elementwise, integers="any")
 def lerp(x: Array, y: Array, weight: Array) -> Array:
     """x + weight * (y - x): x at weight 0, y at 1."""
-    x, y, weight = (floating(v) for v in promote(x, y, weight))
+    x, y, weight = promote_floating(x, y, weight)
     return x + weight * (y - x)
 
 
-@op(amp="fp32", rule=elementwise)
+@op(amp="fp32", rule=elementwise, integers="any")
 def logaddexp(x: Array, y: Array) -> Array:
     """log(e^x + e^y) without overflow."""
-    x, y = promote(x, y)
-    return jnp.logaddexp(floating(x), floating(y))
+    return jnp.logaddexp(*promote_floating(x, y))
 
 
 @op(inplace=True, rule=elementwise)
 def copysign(x: Array, y: Array) -> Array:
-    """|x| with the sign of y."""
-    x, y = promote(x, y)
-    return jnp.copysign(floating(x), floating(y))
+    """|x| with the sign of y; integers keep their dtype, in which -0 is 0."""
+    if not (dtypes.is_inexact(x.dtype) or dtypes.is_inexact(y.dtype)):
+        x, y = promote(x, y)
+        return x if x.dtype == dtypes.bool_ else jnp.where(y < 0, -jnp.abs(x), jnp.abs(x))
+    return jnp.copysign(*promote_floating(x, y))
 
 
-@op(rule=elementwise)
+@op(rule=elementwise, integers="any")
 def nextafter(x: Array, y: Array) -> Array:
     """The number that follows x on the way to y; its gradient is 0."""
-    x, y = promote(x, y)
-    return jnp.nextafter(*(lax.stop_gradient(floating(v)) for v in (x, y)))
+    return jnp.nextafter(*(lax.stop_gradient(v) for v in promote_floating(x, y)))
 
 
-@op(inplace=True, rule=elementwise)
+@op(inplace=True, rule=elementwise, integers="any")
 def ldexp(x: Array, y: Array) -> Array:
     """x * 2^y; exact for an integer y."""
     if dtypes.is_inexact(y.dtype):
-        x, y = promote(x, y)
-        return floating(x) * jnp.exp2(floating(y))
+        x, y = promote_floating(x, y)
+        return x * jnp.exp2(y)
     return _times_power_of_two(floating(x), y)
 
 
@@ -530,7 +551,8 @@ def multiplex(inputs: list[Array], index: Array) -> Array:
     rows = index.reshape(-1)
     if rows.shape[0] != stacked.shape[1]:
         raise ShapeError(f"multiplex: index of shape {list(index.shape)} for Tensors of {stacked.shape[1]} rows")
-    return stacked.at[rows, jnp.arange(rows.shape[0])].get(mode="fill")
+    rows = bounded(rows, stacked.shape[0], negative=False)
+    return read(stacked, (rows, jnp.arange(rows.shape[0], dtype=dtypes.int32)))
 
 
 ALIASES = {"clamp": "clip", "clamp_": "clip_"}

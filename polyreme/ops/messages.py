@@ -20,28 +20,24 @@ from polyreme.core.dtype import promote
 from polyreme.core.op import composite, op
 from polyreme.errors import ConfigError, ShapeError, did_you_mean
 from polyreme.ops.bounds import check_index, preceded
+from polyreme.ops.by_index import bounded, read
 from polyreme.ops.gather_scatter import as_column
 
 # rows by segment
 
 
-def _into(num: int, ids: Array) -> Array:
-    """ids with those out of range at num, where a write is dropped: a negative one would count from the end."""
-    return jnp.where((ids < 0) | (ids >= num), num, ids)
-
-
 def added(data: Array, ids: Array, num: int) -> Array:
     """Sums of rows by id: data [n, *], ids [n] -> [num, *]. Half precision is added up in float32; bool is or'ed."""
     if data.dtype == bool:
-        return jnp.zeros((num, *data.shape[1:]), bool).at[_into(num, ids)].max(data, mode="drop")
+        return jnp.zeros((num, *data.shape[1:]), bool).at[bounded(ids, num, negative=False)].max(data)
     wide = data.astype(dtypes.float32) if data.dtype.itemsize < 4 and dtypes.is_floating(data.dtype) else data
     zeros = jnp.zeros((num, *data.shape[1:]), wide.dtype)
-    return zeros.at[_into(num, ids)].add(wide, mode="drop").astype(data.dtype)
+    return zeros.at[bounded(ids, num, negative=False)].add(wide).astype(data.dtype)
 
 
 def counted(ids: Array, num: int, ndim: int) -> Array:
     """Rows of each segment, shaped to divide an array of ndim dims, and at least 1."""
-    found = jnp.zeros((num,), dtypes.int32).at[_into(num, ids)].add(1, mode="drop")
+    found = jnp.zeros((num,), dtypes.int32).at[bounded(ids, num, negative=False)].add(1)
     return jnp.maximum(found, 1).reshape((num,) + (1,) * (ndim - 1))
 
 
@@ -61,10 +57,10 @@ def extreme(data: Array, ids: Array, num: int, largest: bool) -> Array:
         worst = jnp.asarray(-jnp.inf if largest else jnp.inf, data.dtype)
     else:
         worst = jnp.asarray(dtypes.iinfo(data.dtype).min if largest else dtypes.iinfo(data.dtype).max, data.dtype)
-    at = _into(num, ids)
+    at = bounded(ids, num, negative=False)
     start = jnp.full((num, *data.shape[1:]), worst).at[at]
-    found = start.max(data, mode="drop") if largest else start.min(data, mode="drop")
-    present = jnp.zeros((num,), bool).at[at].set(True, mode="drop")
+    found = start.max(data) if largest else start.min(data)
+    present = jnp.zeros((num,), bool).at[at].set(True)
     return jnp.where(present.reshape((num,) + (1,) * (data.ndim - 1)), found, jnp.zeros((), data.dtype))
 
 
@@ -72,7 +68,7 @@ def extreme(data: Array, ids: Array, num: int, largest: bool) -> Array:
 def _extreme_jvp(num: int, largest: bool, primals: tuple, tangents: tuple) -> tuple:
     data, ids = primals
     out = extreme(data, ids, num, largest)
-    here = data == jnp.take(out, ids, axis=0, mode="fill", fill_value=0)
+    here = data == read(out, (bounded(ids, num, negative=False),), fill_value=0)
     share = jnp.maximum(added(here.astype(out.dtype), ids, num), 1)
     return out, added(jnp.where(here, tangents[0], 0), ids, num) / share
 
@@ -150,8 +146,7 @@ def _align(x: Array, y: Array) -> tuple[Array, Array]:
 
 
 def _rows(x: Array, index: Array) -> Array:
-    at = jnp.where(index < 0, x.shape[0], index)
-    return jnp.take(x, at, axis=0, mode="fill")
+    return read(x, (bounded(index, x.shape[0], negative=False),))
 
 
 def _edges(what: str, src_index: Array, dst_index: Array) -> tuple[Array, Array]:

@@ -11,12 +11,13 @@ from jax import Array
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
 from polyreme.core import layout, state
-from polyreme.core.dtype import floating
+from polyreme.core.dtype import floating, promote_floating
 from polyreme.core.op import DRAWN, Key, composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.ops import segment
-from polyreme.ops.activation import positive_dim, promote_floating, wide
+from polyreme.ops.activation import positive_dim, wide
+from polyreme.ops.by_index import bounded, read
 from polyreme.ops.creation import republish
 from polyreme.ops.ids import check_range
 from polyreme.ops.loss import cosine
@@ -105,12 +106,12 @@ def embedding_rows(x: Array, weight: Array, padding_idx: int | None = None, scal
     if weight.ndim != 2:
         raise ShapeError(f"embedding: weight {list(weight.shape)} needs 2 dims, [rows, size]")
     size = weight.shape[0]
-    # below 0 counts from the end in an index; a row that is not there is what makes NaN
-    rows = weight.at[jnp.where(x < 0, size, x)].get(mode="fill", fill_value=jnp.nan)
+    ids = bounded(x, size, negative=False)
+    rows = read(weight, (ids,))
     if scale_grad_by_freq:
-        counts = jnp.zeros((size,), rows.dtype).at[x].add(1)
+        counts = jnp.zeros((size,), dtypes.float32).at[ids].add(1)
         fixed = jax.lax.stop_gradient(rows)
-        rows = fixed + (rows - fixed) / jnp.maximum(counts[x], 1)[..., None]
+        rows = fixed + (rows - fixed) / jnp.maximum(counts[ids], 1)[..., None].astype(rows.dtype)
     return rows if padding_idx is None else jnp.where((x == padding_idx)[..., None], 0, rows)
 
 
@@ -118,7 +119,8 @@ def embedding_rows(x: Array, weight: Array, padding_idx: int | None = None, scal
 def embedding_within(weight: Array, x: Array, max_norm: float, norm_type: float) -> Array:
     """weight with the rows at ids x scaled down to a norm of at most max_norm."""
     norm = p_norm(wide(weight), norm_type, 1, True)
-    used = jnp.zeros(weight.shape[:1], bool).at[x.reshape(-1)].set(True)[:, None]
+    ids = bounded(x.reshape(-1), weight.shape[0], negative=False)
+    used = jnp.zeros(weight.shape[:1], bool).at[ids].set(True)[:, None]
     # 1e-7 keeps a row that was scaled once from being scaled again for its rounding
     scaled = (weight * (max_norm / (norm + 1e-7))).astype(weight.dtype)
     return jnp.where(used & (norm > max_norm), scaled, weight)
@@ -156,9 +158,12 @@ def embedding(
 # ---- dropout ----
 
 
-def _check_p(p: float, what: str) -> None:
+def _probability(p: Any, what: str) -> float:
+    """p, a number or a Tensor of one element, as a number; ConfigError for one outside [0, 1]."""
+    p = p.item() if isinstance(p, state.TensorState) else p
     if not 0 <= p <= 1:
         raise ConfigError(f"{what}: p={p}; a probability lies in [0, 1]")
+    return p
 
 
 @op(method=False, rule=elementwise)
@@ -199,7 +204,7 @@ def dropout(
     inplace writes into x. Draws no random numbers unless training and p > 0. Raises ConfigError for a p outside [0,
     1] or another mode.
     """
-    _check_p(p, "dropout")
+    p = _probability(p, "dropout")
     if mode not in ("upscale_in_train", "downscale_in_infer"):
         raise ConfigError(f"dropout: mode={mode!r}; choose 'upscale_in_train' or 'downscale_in_infer'")
     out = {"out": x} if inplace else {}
@@ -255,7 +260,7 @@ def alpha_dropout_train(x: Array, p: float, num_dims: int | None = None, key: Ke
 
 
 def _alpha_dropout(x: Any, p: float, training: bool, num_dims: int | None, what: str) -> Any:
-    _check_p(p, what)
+    p = _probability(p, what)
     if not training or p == 0:
         return x
     return scaled_by_keep(x, 1.0) if p == 1 else alpha_dropout_train(x, p, num_dims)

@@ -190,9 +190,9 @@ def instance_norm_train(
 ) -> list[Array]:
     """instance_norm by each instance's own statistics -> [y], and the running statistics moved if they are given."""
     x = floating(x)
-    dim = channel_dim(data_format, x.ndim, "instance_norm")
-    if x.ndim < 3:
-        raise ShapeError(f"instance_norm: x {list(x.shape)} needs at least 3 dims: batch, channels and more")
+    if x.ndim < 2:
+        raise ShapeError(f"instance_norm: x {list(x.shape)} needs at least 2 dims: batch and channels")
+    dim = 1 if x.ndim == 2 else channel_dim(data_format, x.ndim, "instance_norm")
     mean, var = _moments(wide(x), tuple(d for d in range(1, x.ndim) if d != dim))
     unit = (wide(x) - mean) * lax.rsqrt(var + eps)
     y = _scale(unit, weight, bias, dim, "instance_norm").astype(x.dtype)

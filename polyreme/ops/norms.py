@@ -6,15 +6,17 @@ smallest, and the number of nonzero elements.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from polyreme.core import dims
 from polyreme.core import dtype as dtypes
-from polyreme.core.dtype import floating, promote
+from polyreme.core.dtype import floating, promote_floating
 from polyreme.core.op import op
 from polyreme.errors import ShapeError
 from polyreme.ops.math import magnitude
@@ -40,7 +42,7 @@ def p_norm(x: Array, p: float, over: int | tuple[int, ...], keepdim: bool = Fals
     if math.isinf(p) and dtypes.is_complex(x.dtype):
         return _complex_extreme(x, over, keepdim, p > 0)
     if math.isinf(p):
-        return (jnp.max if p > 0 else jnp.min)(size, over, keepdims=keepdim)
+        return _real_extreme(size, over, keepdim, p > 0)
     if p == 1:
         return jnp.sum(size, over, keepdims=keepdim)
     if p == 2:
@@ -51,6 +53,20 @@ def p_norm(x: Array, p: float, over: int | tuple[int, ...], keepdim: bool = Fals
     zero = size == 0
     powers = jnp.where(zero, 0, jnp.where(zero, 1, size) ** p)
     return _root(jnp.sum(powers, over, keepdims=keepdim), p)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
+def _real_extreme(size: Array, over: int | tuple[int, ...], keepdim: bool, largest: bool) -> Array:
+    """The largest or smallest over dims. Every element that ties has the whole gradient, as Paddle has it."""
+    return (jnp.max if largest else jnp.min)(size, over, keepdims=keepdim)
+
+
+@_real_extreme.defjvp
+def _real_extreme_jvp(over: Any, keepdim: bool, largest: bool, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    (size,), (slope,) = primals, tangents
+    found = _real_extreme(size, over, True, largest)
+    out = found if keepdim else jnp.squeeze(found, over)
+    return out, jnp.sum(jnp.where(size == found, slope, 0), over, keepdims=keepdim)
 
 
 def _extreme(x: Array, size: Array, largest: bool) -> Array:
@@ -119,23 +135,21 @@ def _matrix_norm(x: Array, p: Any, over: tuple[int, ...], keepdim: bool, what: s
 def norm(x: Array, p: Any = None, axis: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
     """Norm of a vector, of matrices, or of all elements.
 
-    p None and "fro" are the square root of the sum of squares over axis, "nuc" the sum of the singular values of the
-    matrices that the two dims of axis span. A number is the p-norm of the elements over axis; for the matrix norms of
-    linear algebra with a number use matrix_norm. Raises ShapeError for p=0 over two dims.
+    Where axis names two dims, matrix_norm of the matrices that they span; "nuc" needs such. Else the p-norm of the
+    elements over axis, "fro" being 2. p None is 2, and so over two dims the largest singular value.
     """
     x = _real(x, dtype)
     over = dims_of(x, axis, "norm")
-    if p == "nuc":
+    p = 2.0 if p is None else p
+    if p == "nuc" or (axis is not None and len(over) == 2):
         return _matrix_norm(x, p, over, keepdim, "norm")
-    if p == 0 and axis is not None and len(over) == 2:
-        raise ShapeError(f"norm: p=0 is for vectors, axis names two dims {list(over)}; use vector_norm")
-    return p_norm(x, 2.0 if p in (None, "fro") else _number(p, "norm"), over, keepdim)
+    return p_norm(x, 2.0 if p == "fro" else _number(p, "norm"), over, keepdim)
 
 
 @op(amp="fp32")
 def dist(x: Array, y: Array, p: float = 2) -> Array:
     """p-norm of x - y over all elements, broadcast -> []."""
-    x, y = (floating(v) for v in promote(x, y))
+    x, y = promote_floating(x, y)
     difference = x - y
     return p_norm(difference, _number(p, "dist"), tuple(range(difference.ndim)), False)
 
@@ -160,7 +174,7 @@ def cdist(x: Array, y: Array, p: float = 2.0, compute_mode: str = "use_mm_for_eu
     p = _number(p, "cdist")
     if p < 0:
         raise ShapeError(f"cdist: p={p}; give p >= 0")
-    x, y = (floating(v) for v in promote(x, y))
+    x, y = promote_floating(x, y)
     if p == 2 and _COMPUTE_MODES[compute_mode](max(x.shape[-2], y.shape[-2])):
         squares = jnp.sum(x * x, -1)[..., :, None] + jnp.sum(y * y, -1)[..., None, :]
         return _root(jnp.maximum(squares - 2 * jnp.matmul(x, jnp.swapaxes(y, -1, -2)), 0), 2)

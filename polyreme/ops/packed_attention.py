@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.dtype import promote_floating
 from polyreme.core.op import composite, op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
-from polyreme.ops.activation import promote_floating, wide
+from polyreme.ops.activation import wide
 from polyreme.ops.attention import flash_attention, scaled_dot_product_attention
 from polyreme.ops.ids import check_none
 

@@ -21,6 +21,7 @@ from polyreme.core.op import composite, op
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.kernels import select
 from polyreme.ops.activation import wide
+from polyreme.ops.by_index import bounded
 from polyreme.ops.ids import check_range
 from polyreme.ops.sharding import by_image
 from polyreme.ops.windows import is_channels_last, per_dim, resolve_pads, spatial
@@ -414,8 +415,9 @@ def scatter_to_image(x: Array, indices: Array, sizes: tuple, data_format: str) -
     x, indices = (jnp.moveaxis(v, -1, 1) if last else v for v in (x, indices))
     flat = jnp.zeros((*x.shape[:2], math.prod(sizes)), x.dtype)
     batch, channel = np.ogrid[: x.shape[0], : x.shape[1]]
-    at = (batch[..., None], channel[..., None], indices.reshape(*x.shape[:2], -1))
-    y = flat.at[at].set(x.reshape(*x.shape[:2], -1)).reshape(*x.shape[:2], *sizes)
+    place = bounded(indices.reshape(*x.shape[:2], -1), flat.shape[2], negative=False)
+    y = flat.at[batch[..., None], channel[..., None], place].set(x.reshape(*x.shape[:2], -1))
+    y = y.reshape(*x.shape[:2], *sizes)
     return jnp.moveaxis(y, 1, -1) if last else y
 
 

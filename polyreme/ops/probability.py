@@ -10,27 +10,23 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy import special
 
-from polyreme.core.dtype import floating, promote
+from polyreme.core import dtype as dtypes
+from polyreme.core.dtype import floating, promote_floating
 from polyreme.core.op import DRAWN, Key, op
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.sharding import elementwise
 
 
-def _floating_pair(x: Array, y: Array) -> tuple[Array, Array]:
-    x, y = promote(x, y)
-    return floating(x), floating(y)
-
-
 @op(amp="fp32", method=False, rule=elementwise)
 def xlogy(x: Array, y: Array) -> Array:
     """x * log(y), and 0 where x = 0, whatever y is; by x its derivative there is log(y) if that is finite."""
-    return _xlogy(*_floating_pair(x, y))
+    return _xlogy(*promote_floating(x, y))
 
 
 @op(amp="fp32", method=False, rule=elementwise)
 def xlog1py(x: Array, y: Array) -> Array:
     """x * log(1 + y), and 0 where x = 0, as xlogy is."""
-    x, y = _floating_pair(x, y)
+    x, y = promote_floating(x, y)
     return x * jnp.log1p(jnp.where((x == 0) & ~((y > -1) & jnp.isfinite(y)), 0, y))
 
 
@@ -47,7 +43,7 @@ def location_scale_log_density(value: Array, loc: Array, scale: Array, family: s
     """Log density at value of loc + scale * a standard draw of a family: "normal", "laplace", "cauchy" or "gumbel"."""
     if family not in _LOG_DENSITIES:
         raise ConfigError(f"location_scale_log_density: family={family!r}; give one of {', '.join(_LOG_DENSITIES)}")
-    value, loc, scale = (floating(v) for v in promote(value, loc, scale))
+    value, loc, scale = promote_floating(value, loc, scale)
     return _LOG_DENSITIES[family]((value - loc) / scale) - jnp.log(scale)
 
 
@@ -82,8 +78,10 @@ def multinomial_entropy(total_count: Array, probs: Array, most: int) -> Array:
     """
     if most < 0:
         raise ShapeError(f"multinomial_entropy: most={most}; give a largest count of at least 0")
-    n, p = _floating_pair(total_count, probs)
-    n = n[..., None]
+    n, p = promote_floating(total_count, probs)
+    dtype = p.dtype
+    # float32 would lose all digits in differences of log factorials of many trials
+    n, p = n.astype(dtypes.float64)[..., None], p.astype(dtypes.float64)
     # entropy = -log n! - n sum p log p + sum over outcomes of E[log x!], x binomial
     k = jnp.arange(most + 1, dtype=p.dtype).reshape((-1,) + (1,) * p.ndim)
     fits = k <= n
@@ -91,7 +89,8 @@ def multinomial_entropy(total_count: Array, probs: Array, most: int) -> Array:
     choices = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(left + 1)
     mass = jnp.where(fits, jnp.exp(choices + _xlogy(k, p) + _xlogy(left, 1 - p)), 0)
     log_factorial = jnp.sum(mass * special.gammaln(k + 1), 0)
-    return jnp.sum(log_factorial - n * _xlogy(p, p), -1) - special.gammaln(n[..., 0] + 1)
+    entropy = jnp.sum(log_factorial - n * _xlogy(p, p), -1) - special.gammaln(n[..., 0] + 1)
+    return entropy.astype(dtype)
 
 
 # Poisson(64) is above 200 with probability 1e-41; the series leaves 40 / rate^8, 1.4e-13 at 64
@@ -105,7 +104,8 @@ def poisson_entropy(rate: Array) -> Array:
 
     log(2 pi e r) / 2 - 1 / (12 r) - 1 / (24 r^2) - 19 / (360 r^3) - ..., Evans and Boersma 1988.
     """
-    rate = floating(rate)
+    dtype = floating(rate).dtype
+    rate = rate.astype(dtypes.float64)
     small = rate <= _SUMMED
     r = jnp.where(small, rate, 1.0)
     k = jnp.arange(_COUNTS, dtype=rate.dtype).reshape((-1,) + (1,) * rate.ndim)
@@ -115,7 +115,7 @@ def poisson_entropy(rate: Array) -> Array:
     tail = jnp.zeros_like(inverse)
     for term in reversed(_SERIES):
         tail = inverse * (term + tail)
-    return jnp.where(small, summed, 0.5 * (1 + math.log(2 * math.pi) - jnp.log(inverse)) - tail).astype(rate.dtype)
+    return jnp.where(small, summed, 0.5 * (1 + math.log(2 * math.pi) - jnp.log(inverse)) - tail).astype(dtype)
 
 
 def _xlogy(x: Array, y: Array) -> Array:

@@ -15,6 +15,7 @@ from jax import Array
 from polyreme.core import dtype as dtypes
 from polyreme.core.op import op
 from polyreme.errors import ShapeError
+from polyreme.kernels.order import stable_order
 from polyreme.ops.reduce import dims_of
 from polyreme.ops.sharding import reduction
 
@@ -51,7 +52,7 @@ def _median(x: Array, axis: Any, keepdim: bool, mode: str, what: str, skip: bool
     nan = jnp.isnan(rows)
     count = jnp.sum(~nan, -1, keepdims=True) if skip else jnp.full((*rows.shape[:-1], 1), rows.shape[-1])
     # NaNs sort last
-    order = jnp.argsort(rows, axis=-1, stable=True)
+    order = stable_order(rows, rows.ndim - 1)
     low = jnp.take_along_axis(order, jnp.maximum(count - 1, 0) // 2, -1)
     if not skip:
         low = jnp.where(jnp.any(nan, -1, keepdims=True), jnp.argmax(nan, -1, keepdims=True), low)

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from polyreme.core import dtype as dtypes
-from polyreme.core.dtype import promote
+from polyreme.core.dtype import promote_floating
 from polyreme.core.op import DRAWN, Key, op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.ops.bounds import at_hand, preceded
@@ -119,7 +119,7 @@ def normal(mean: Array | float = 0.0, std: Array | float = 1.0, shape: Any = Non
     The result has the shape the two broadcast to, or `shape` where both are numbers. A complex mean gives complex
     numbers, each part of variance std^2 / 2.
     """
-    center, spread = (dtypes.floating(v) for v in promote(mean, std))
+    center, spread = promote_floating(mean, std)
     common = jnp.broadcast_shapes(center.shape, spread.shape)
     if shape is not None and common != ():
         raise ShapeError(f"normal: shape={list(shape)} with a mean and std of shape {list(common)}; leave shape out")
@@ -130,7 +130,7 @@ def normal(mean: Array | float = 0.0, std: Array | float = 1.0, shape: Any = Non
 @op(method=False)
 def log_normal(mean: Array | float = 1.0, std: Array | float = 2.0, shape: Any = None, key: Key = DRAWN) -> Array:
     """exp of a normal with a mean and a standard deviation, arguments as for normal."""
-    center, spread = (dtypes.floating(v) for v in promote(mean, std))
+    center, spread = promote_floating(mean, std)
     common = jnp.broadcast_shapes(center.shape, spread.shape)
     _floating(center.dtype, "log_normal")
     if shape is not None and common != ():
@@ -167,7 +167,13 @@ def _range(low: int, high: int | None, what: str) -> tuple[int, int]:
 
 
 def _integers(key: Array, shape: tuple, low: int, high: int, to: Any) -> Array:
+    _check_range(low, high, to)
     return jax.random.randint(key, shape, low, high, dtypes.int64).astype(to)
+
+
+def _check_range(low: int, high: int, dtype: Any) -> None:
+    for end in (low, high - 1):
+        dtypes.check_holds("a range of random integers", dtype, end)
 
 
 @creator
@@ -179,31 +185,57 @@ def randperm(n: int, dtype: Any = "int64", key: Key = DRAWN) -> Array:
 
 
 def _within(what: str, values: Any, high: float = np.inf) -> None:
-    """Raise ConfigError where values, if at hand, lie below 0 or above high."""
+    """Raise ConfigError where values, if at hand, are NaN, below 0 or above high."""
     seen = at_hand(values)
-    if seen is None or not seen.size or (seen.min() >= 0 and seen.max() <= high) or np.isnan(seen).any():
+    if seen is None or not seen.size or (seen.min() >= 0 and seen.max() <= high):
         return
-    wrong = seen.min() if seen.min() < 0 else seen.max()
+    # NaN is the smallest where there is any
+    wrong = seen.max() if seen.min() >= 0 else seen.min()
     raise ConfigError(
         f"{what}: got {wrong}; give values of at least 0{'' if high == np.inf else f' and at most {high}'}"
     )
 
 
-@preceded(lambda x, p=None, **_: _within("bernoulli", x if p is None else np.float64(p), 1))
+def _drawn(numbers: Array, possible: Array) -> Array:
+    """numbers, and what stands for NaN where they could not be drawn and nobody could be told."""
+    return jnp.where(possible, numbers, jnp.asarray(dtypes.not_a_number(numbers.dtype), numbers.dtype))
+
+
+def _is_chance(p: Array) -> Array:
+    return (p >= 0) & (p <= 1)
+
+
+@preceded(lambda x, p=None, **_: _within("bernoulli", x if p is None else p, 1))
 @op(method=False, rule=elementwise)
 def bernoulli(x: Array, p: float | None = None, key: Key = DRAWN) -> Array:
     """1 with probability x (or p, for every element), else 0, in x's shape and dtype."""
     chance = x if p is None else jnp.full(x.shape, p, dtypes.float32)
-    return jax.random.bernoulli(key, chance).astype(x.dtype)
+    return _drawn(jax.random.bernoulli(key, chance).astype(x.dtype), _is_chance(chance))
 
 
-@preceded(lambda x, *_, **__: _within("multinomial", x))
+def _check_multinomial(x: Any, num_samples: int = 1, replacement: bool = False, *_: Any, **__: Any) -> None:
+    _within("multinomial", x)
+    seen = at_hand(x)
+    if seen is None or not seen.ndim:
+        return
+    if seen.size and np.isinf(seen.max()):
+        raise ConfigError("multinomial: got inf; give finite values")
+    fewest = int((seen > 0).sum(-1).min()) if seen.size else num_samples
+    need = 1 if replacement else num_samples
+    if fewest < need <= seen.shape[-1]:
+        raise ConfigError(
+            f"multinomial: num_samples={num_samples}, {replacement=} needs {need} categories of probability above 0; x "
+            f"has {fewest}"
+        )
+
+
+@preceded(_check_multinomial)
 @op(rule="*b [n] -> *b draws")
 def multinomial(x: Array, num_samples: int = 1, replacement: bool = False, key: Key = DRAWN) -> Array:
     """Indices of the last dim drawn with probability proportional to x: [*b, n] -> [*b, num_samples], int64.
 
-    Without replacement no index is drawn twice, and one of probability 0 only when no other is left.
-    Raises ShapeError if more are asked for than there are.
+    Without replacement no index is drawn twice. Raises ShapeError if more are asked for than there are, ConfigError for
+    values that are no probabilities and for more than are above 0.
     """
     if x.ndim not in (1, 2):
         raise ShapeError(f"multinomial takes [n] or [batch, n], got shape {list(x.shape)}")
@@ -213,19 +245,21 @@ def multinomial(x: Array, num_samples: int = 1, replacement: bool = False, key: 
             "ask for fewer (at least 1), or pass replacement=True"
         )
     logits = jnp.log(dtypes.floating(x))
+    room = jnp.where(jnp.all((x >= 0) & (x < jnp.inf), -1), jnp.sum(x > 0, -1), 0)[..., None]
     if replacement:
         drawn = jax.random.categorical(key, logits, shape=(num_samples, *x.shape[:-1]))
-        return jnp.moveaxis(drawn, 0, -1).astype(dtypes.int64)
+        return _drawn(jnp.moveaxis(drawn, 0, -1).astype(dtypes.int64), room > 0)
     # the largest of logits + Gumbel noise are a draw without replacement (arXiv:1903.06059)
     noise = jax.random.gumbel(key, x.shape, logits.dtype)
-    return jax.lax.top_k(logits + noise, num_samples)[1].astype(dtypes.int64)
+    drawn = jax.lax.top_k(logits + noise, num_samples)[1].astype(dtypes.int64)
+    return _drawn(drawn, jnp.arange(num_samples) < room)
 
 
 @preceded(lambda x, **_: _within("poisson", x))
 @op(method=False, rule=elementwise)
 def poisson(x: Array, key: Key = DRAWN) -> Array:
     """Poisson counts with rates x, in x's shape and dtype."""
-    return jax.random.poisson(key, x, x.shape, dtypes.int64).astype(x.dtype)
+    return _drawn(jax.random.poisson(key, x, x.shape, dtypes.int64).astype(x.dtype), x >= 0)
 
 
 @op(method=False, rule=elementwise)
@@ -246,7 +280,7 @@ def binomial(count: Array, prob: Array, key: Key = DRAWN) -> Array:
     """Number of successes in count trials of probability prob, elementwise, int64; count and prob broadcast."""
     shape = jnp.broadcast_shapes(count.shape, prob.shape)
     drawn = jax.random.binomial(key, count.astype(dtypes.float64), prob.astype(dtypes.float64), shape, dtypes.float64)
-    return drawn.astype(dtypes.int64)
+    return _drawn(drawn.astype(dtypes.int64), _is_chance(prob) & (count >= 0))
 
 
 def _filling(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -278,6 +312,7 @@ def random_(x: Array, from_: int = 0, to: int | None = None, generator: Any = No
     if to is None and from_ != 0:
         from_, to = 0, from_
     low, high = _range(from_, _most(x.dtype) if to is None else to, "random_")
+    _check_range(low, high, x.dtype)
     return jax.random.randint(key, x.shape, low, high, dtypes.int64).astype(x.dtype)
 
 
@@ -304,16 +339,19 @@ def log_normal_(x: Array, mean: Array | float = 1.0, std: Array | float = 2.0, k
     return jnp.exp(jnp.astype(mean, x.dtype) + jnp.astype(std, x.dtype) * _normal(key, x.shape, x.dtype, "log_normal_"))
 
 
+@preceded(lambda x, lam=1.0, *_, **__: _within("exponential_", lam))
 @_filling
 def exponential_(x: Array, lam: Array | float = 1.0, key: Key = DRAWN) -> Array:
     """Fill x with exponential numbers of rate lam (mean 1 / lam)."""
     return jax.random.exponential(key, x.shape, _floating(x.dtype, "exponential_")) / jnp.astype(lam, x.dtype)
 
 
+@preceded(lambda x, p=0.5, *_, **__: _within("bernoulli_", p, 1))
 @_filling
 def bernoulli_(x: Array, p: Array | float = 0.5, key: Key = DRAWN) -> Array:
     """Fill x with 1 (probability p, a number or a Tensor) and 0."""
-    return jax.random.bernoulli(key, jnp.broadcast_to(dtypes.floating(p), x.shape)).astype(x.dtype)
+    chance = jnp.broadcast_to(dtypes.floating(p), x.shape)
+    return _drawn(jax.random.bernoulli(key, chance).astype(x.dtype), _is_chance(chance))
 
 
 @_filling
@@ -323,6 +361,7 @@ def cauchy_(x: Array, loc: Array | float = 0, scale: Array | float = 1, key: Key
     return jnp.astype(loc, x.dtype) + jnp.astype(scale, x.dtype) * drawn
 
 
+@preceded(lambda x, probs, *_, **__: _within("geometric_", probs, 1))
 @_filling
 def geometric_(x: Array, probs: Array, key: Key = DRAWN) -> Array:
     """Fill x with the number of trials up to and including the first success of probability probs."""

@@ -14,11 +14,13 @@ from jax import Array, lax
 
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
+from polyreme.core.dtype import promote_floating
 from polyreme.core.op import op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.kernels.recurrent import CELLS, State, Weights
-from polyreme.ops.activation import promote_floating, wide
+from polyreme.ops.activation import wide
 from polyreme.ops.bounds import check_index, preceded
+from polyreme.ops.by_index import bounded, read, read_along
 from polyreme.ops.ids import check_within
 
 NEVER_CHOSEN = -1e9
@@ -147,8 +149,8 @@ def gather_tree(ids: Array, parents: Array) -> Array:
         raise DTypeError(f"gather_tree: ids are {ids.dtype.name}, parents {parents.dtype.name}; need integers")
 
     def back(beam: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
-        chosen, parent = (jnp.take_along_axis(a, beam, 1) for a in now)
-        return parent.astype(beam.dtype), chosen
+        chosen, parent = (read_along(a, beam, 1) for a in now)
+        return bounded(parent, ids.shape[2], negative=False).astype(beam.dtype), chosen
 
     last = jnp.broadcast_to(jnp.arange(ids.shape[2]), ids.shape[1:])
     return lax.scan(back, last, (ids, parents), reverse=True)[1]
@@ -191,4 +193,7 @@ def beam_rows(x: Array, parents: Array) -> Array:
             "[batch, beams]"
         )
     batch, beams = parents.shape
-    return x[(jnp.arange(batch)[:, None] * beams + parents).reshape(-1)]
+    first = jnp.arange(batch, dtype=dtypes.int32)[:, None] * beams
+    # a beam that there is not must not name one of the next batch entry
+    known = bounded(parents, beams, negative=False)
+    return read(x, (jnp.where(known == beams, batch * beams, first + known).reshape(-1),))

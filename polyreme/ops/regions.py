@@ -18,6 +18,7 @@ from polyreme.core.op import op
 from polyreme.errors import ShapeError
 from polyreme.ops.activation import wide
 from polyreme.ops.bounds import at_hand, preceded
+from polyreme.ops.by_index import read_along
 from polyreme.ops.windows import per_dim
 
 # regions pooled at once: a [32, channels, bins, width] array stays small beside the images
@@ -143,7 +144,7 @@ def roi_pool(x: Array, boxes: Array, boxes_num: Array, output_size: Any, spatial
     images = jnp.arange(x.shape[0], dtype=jnp.int32) * x.shape[2]
     image = jnp.repeat(images, boxes_num, total_repeat_length=boxes.shape[0])
     at, empty = _places_of_largest(lax.stop_gradient(pixels), image, rows, columns, x.shape[3])
-    found = jnp.take_along_axis(pixels, at.reshape(-1, x.shape[1]), 0).reshape(at.shape)
+    found = read_along(pixels, at.reshape(-1, x.shape[1]), 0).reshape(at.shape)
     return jnp.moveaxis(jnp.where(empty[..., None], 0, found), -1, 1)
 
 

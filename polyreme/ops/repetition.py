@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.dtype import promote
 from polyreme.core.op import composite, op
 from polyreme.core.state import TensorState
 from polyreme.errors import ShapeError
 from polyreme.ops.bounds import at_hand, dim_of, ints
+from polyreme.ops.by_index import read
 from polyreme.ops.sharding import grows
 
 
@@ -107,7 +109,8 @@ def repeat_by(x: Array, repeats: Array, axis: int | None, output_size: int) -> A
         raise ShapeError(
             f"repeat_interleave: repeats {list(repeats.shape)} for dim {dim} of {list(x.shape)}; give one a slice"
         )
-    return jnp.repeat(x, repeats, dim, total_repeat_length=output_size)
+    slices = jnp.repeat(jnp.arange(x.shape[dim], dtype=dtypes.int32), repeats, total_repeat_length=output_size)
+    return read(x, (slice(None),) * dim + (slices,), mode="promise_in_bounds")
 
 
 @composite

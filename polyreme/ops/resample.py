@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from polyreme.core.dtype import floating
+from polyreme.core.dtype import floating, promote_floating
 from polyreme.core.op import op
 from polyreme.errors import ConfigError, ShapeError
-from polyreme.ops.activation import promote_floating, wide
+from polyreme.ops.activation import wide
 from polyreme.ops.pooling import adaptive_average, even_bins
 from polyreme.ops.sharding import by_batch, by_image
 from polyreme.ops.windows import per_dim

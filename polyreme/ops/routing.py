@@ -16,6 +16,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.op import composite, op
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import wide
+from polyreme.ops.by_index import read
 from polyreme.ops.ids import check_range, visible
 
 
@@ -168,7 +169,7 @@ def moe_combine(x: Array, combine_weights: Array, scatter_index: Array) -> Array
             f"moe_combine: scatter_index {list(scatter_index.shape)} for combine_weights "
             f"{list(combine_weights.shape)}; needs [k, s] for [s, k]"
         )
-    return jnp.einsum("ksw,sk->sw", wide(x)[scatter_index], wide(combine_weights)).astype(x.dtype)
+    return jnp.einsum("ksw,sk->sw", read(wide(x), (scatter_index,)), wide(combine_weights)).astype(x.dtype)
 
 
 @op(amp="fp32", method=False)

@@ -21,6 +21,7 @@ from polyreme.core.op import composite, op
 from polyreme.core.state import TensorState
 from polyreme.errors import ShapeError
 from polyreme.ops.bounds import check_along, check_coordinates, check_index, dim_of, preceded
+from polyreme.ops.by_index import add, bounded, write
 from polyreme.ops.gather_scatter import as_column, coordinates, need_integers, take_shapes
 from polyreme.ops.slicing import slice_index
 
@@ -28,7 +29,7 @@ from polyreme.ops.slicing import slice_index
 def _fit(what: str, value: Array, shape: Sequence[int], dtype: Any) -> Array:
     """value broadcast to shape, in dtype. Raises ShapeError."""
     try:
-        return jnp.broadcast_to(value, shape).astype(dtype)
+        return dtypes.convert(jnp.broadcast_to(value, shape), dtype)
     except ValueError:
         raise ShapeError(
             f"{what}: the value {list(value.shape)} does not fit the {list(shape)} it is written to"
@@ -74,7 +75,8 @@ def scatter(x: Array, index: Array, updates: Array, overwrite: bool = True) -> A
     """
     index = as_column("scatter", index, scalar=True)
     updates = _exactly("scatter", "updates", updates, index.shape + x.shape[1:], x.dtype)
-    return x.at[index].set(updates) if overwrite else x.at[index].set(0).at[index].add(updates)
+    written = write(x, (index,), updates if overwrite else jnp.zeros((), x.dtype))
+    return written if overwrite else add(written, (index,), updates)
 
 
 def _check_index_add(x: Any, index: Any, axis: Any, *_: Any, **__: Any) -> None:
@@ -91,10 +93,12 @@ def index_add(x: Array, index: Array, axis: int, value: Array, alpha: float = 1)
     index = as_column("index_add", index)
     dim = dim_of(axis, x.ndim, "index_add")
     value = _exactly("index_add", "value", value, (*x.shape[:dim], len(index), *x.shape[dim + 1 :]), x.dtype)
-    return x.at[(slice(None),) * dim + (index,)].add(value if alpha == 1 else value * jnp.asarray(alpha, x.dtype))
+    value = value if alpha == 1 else value * jnp.asarray(alpha, x.dtype)
+    return add(x, (slice(None),) * dim + (index,), value)
 
 
-def _check_index_fill(x: Any, index: Any, axis: Any, *_: Any, **__: Any) -> None:
+def _check_index_fill(x: Any, index: Any, axis: Any, value: Any, *_: Any, **__: Any) -> None:
+    dtypes.check_holds("index_fill: value", x.dtype, value)
     check_along("index_fill", index, x, axis)
 
 
@@ -106,7 +110,7 @@ def index_fill(x: Array, index: Array, axis: int, value: Array) -> Array:
     dim = dim_of(axis, x.ndim, "index_fill")
     if value.size != 1:
         raise ShapeError(f"index_fill: value {list(value.shape)} must be one number")
-    return x.at[(slice(None),) * dim + (index.reshape(-1),)].set(value.reshape(()).astype(x.dtype))
+    return write(x, (slice(None),) * dim + (index.reshape(-1),), dtypes.convert(value.reshape(()), x.dtype))
 
 
 # at coordinates
@@ -126,7 +130,7 @@ def scatter_nd_add(x: Array, index: Array, updates: Array) -> Array:
     at = coordinates("scatter_nd_add", index, x)
     shape = index.shape[:-1] + x.shape[len(at) :]
     updates = _exactly("scatter_nd_add", "updates", updates, shape, x.dtype)
-    return x.at[at].add(updates) if at else x + jnp.sum(updates, tuple(range(index.ndim - 1)))
+    return add(x, at, updates) if at else x + jnp.sum(updates, tuple(range(index.ndim - 1)))
 
 
 def _check_scatter_nd(index: Any, updates: Any, shape: Any, **_: Any) -> None:
@@ -146,6 +150,7 @@ def _check_index_put(x: Any, indices: Any, value: Any, accumulate: bool = False,
         raise TypeError(f"index_put: indices must be a list or tuple of Tensors, got {type(indices).__name__}")
     if any(index.dtype == dtypes.bool_ for index in indices):
         return index_put(x, _positions(indices, x.shape), value, accumulate, **kwargs)
+    dtypes.check_holds("index_put: value", x.dtype, value)
     for dim, index in enumerate(indices[: len(x.shape)]):
         check_along("index_put", index, x, dim)
     return None
@@ -180,12 +185,14 @@ def index_put(x: Array, indices: list[Array], value: Array, accumulate: bool = F
         need_integers("index_put", index)
     at = tuple(jnp.broadcast_arrays(*indices))
     value = _fit("index_put", value, at[0].shape + x.shape[len(at) :], x.dtype)
-    return x.at[at].add(value) if accumulate else x.at[at].set(value)
+    return add(x, at, value) if accumulate else write(x, at, value)
 
 
 # along one dim, element by element
 
-_REDUCES = {"assign": "set", "add": "add", "mul": "multiply", "multiply": "multiply", "amin": "min", "amax": "max"}
+# how jax combines the values for one place; sums are by_index's
+_REDUCES = {"assign": "set", "mul": "multiply", "multiply": "multiply", "amin": "min", "amax": "max"}
+_SUMS = ("add", "mean")
 
 
 @jax.custom_jvp
@@ -214,7 +221,7 @@ def _multiply_at_jvp(primals: tuple, tangents: tuple) -> tuple:
 
 def _start(x: Array, index: tuple, reduce: str) -> Array:
     """x with the value that `reduce` starts from at index."""
-    if reduce in ("add", "mean"):
+    if reduce in _SUMS:
         return x.at[index].set(0)
     if reduce in ("mul", "multiply"):
         return x.at[index].set(1)
@@ -229,15 +236,18 @@ def _put(x: Array, index: tuple, value: Array, reduce: str, include_self: bool) 
         x = _start(x, index, reduce)
     if reduce in ("mul", "multiply"):
         return _multiply_at(x, value, index)
-    if reduce != "mean":
+    if reduce not in _SUMS:
         return getattr(x.at[index], _REDUCES[reduce])(value)
-    total = x.at[index].add(value)
+    total = add(x, index, value)
+    if reduce == "add":
+        return total
     count = jnp.zeros(x.shape, jnp.int32).at[index].add(1)
     count = jnp.maximum(count + include_self, 1).astype(x.dtype)
     return total // count if dtypes.is_integer(x.dtype) else total / count
 
 
 def _check_put_along(arr: Any, indices: Any, values: Any, axis: Any, *_: Any, **__: Any) -> None:
+    dtypes.check_holds("put_along_axis: values", arr.dtype, values)
     check_along("put_along_axis", indices, arr, axis)
 
 
@@ -258,8 +268,8 @@ def put_along_axis(
     the element that was there unless include_self=False. broadcast: indices expand to arr's other dims, values to
     indices; without it indices may be shorter than arr, values at least as long. Raises ShapeError, IndexError.
     """
-    if reduce != "mean" and reduce not in _REDUCES:
-        raise ShapeError(f"put_along_axis: reduce={reduce!r}; choose one of {', '.join([*_REDUCES, 'mean'])}")
+    if reduce not in _REDUCES and reduce not in _SUMS:
+        raise ShapeError(f"put_along_axis: reduce={reduce!r}; choose one of {', '.join((*_REDUCES, *_SUMS))}")
     dim, outer, inner = take_shapes(arr, indices, axis, broadcast, "put_along_axis")
     if broadcast and outer != list(arr.shape):
         raise ShapeError(f"put_along_axis: indices {list(indices.shape)} do not expand to {list(arr.shape)}")
@@ -267,9 +277,9 @@ def put_along_axis(
     if not broadcast and values.ndim == arr.ndim and all(v >= n for v, n in zip(values.shape, inner, strict=True)):
         values = values[tuple(slice(n) for n in inner)]
     values = _fit("put_along_axis", values, inner, arr.dtype)
-    index = list(jnp.ogrid[tuple(slice(n) for n in inner)])
-    index[dim] = indices
-    return _put(arr, tuple(jnp.broadcast_arrays(*index)), values, reduce, include_self)
+    index = [jax.lax.broadcasted_iota(dtypes.int32, inner, d) for d in range(arr.ndim)]
+    index[dim] = bounded(indices, arr.shape[dim])
+    return _put(arr, tuple(index), values, reduce, include_self)
 
 
 @composite

@@ -15,6 +15,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.dtype import promote
 from polyreme.core.op import op
 from polyreme.errors import DTypeError, ShapeError
+from polyreme.kernels.order import stable_order
 from polyreme.ops.bounds import dim_of
 from polyreme.ops.sharding import along_axis, elementwise, reduction
 
@@ -78,7 +79,10 @@ def _reverse(x: Array) -> Array:
 @op(rule=along_axis())
 def sort(x: Array, axis: int = -1, descending: bool = False, stable: bool = False) -> Array:
     """The elements in order along axis; NaN counts as largest. Always stable."""
-    return x if x.ndim == 0 else jnp.sort(x, axis=dim_of(axis, x.ndim, "sort"), descending=descending)
+    if x.ndim == 0:
+        return x
+    dim = dim_of(axis, x.ndim, "sort")
+    return jnp.take_along_axis(x, stable_order(jax.lax.stop_gradient(x), dim, descending=descending), dim)
 
 
 @op
@@ -93,7 +97,7 @@ def argsort(x: Array, axis: int = -1, descending: bool = False, stable: bool = F
     if x.ndim == 0:
         return jnp.zeros((), dtypes.int64)
     dim = dim_of(axis, x.ndim, "argsort")
-    return jnp.argsort(x, axis=dim, descending=descending, stable=True).astype(dtypes.int64)
+    return stable_order(x, dim, descending=descending).astype(dtypes.int64)
 
 
 def _pick(x: Array, at: Array, dim: int, keepdim: bool) -> tuple[Array, Array]:
@@ -113,7 +117,7 @@ def kthvalue(x: Array, k: int, axis: int | None = None, keepdim: bool = False) -
     dim = dim_of(-1 if axis is None else axis, x.ndim, "kthvalue")
     if not 1 <= k <= x.shape[dim]:
         raise ShapeError(f"kthvalue: k={k} of dim {dim} of {list(x.shape)}; give k from 1 to {x.shape[dim]}")
-    order = jnp.argsort(x, axis=dim, stable=True)
+    order = stable_order(x, dim)
     return _pick(x, jax.lax.slice_in_dim(order, k - 1, k, axis=dim), dim, keepdim)
 
 
@@ -125,7 +129,7 @@ def mode(x: Array, axis: int = -1, keepdim: bool = False) -> tuple[Array, Array]
     dim = dim_of(axis, x.ndim, "mode")
     if x.shape[dim] == 0:
         raise ShapeError(f"mode: dim {dim} of {list(x.shape)} is empty")
-    order = jnp.argsort(x, axis=dim, stable=True)
+    order = stable_order(x, dim)
     ranked = jnp.take_along_axis(x, order, dim)
     place = jax.lax.broadcasted_iota(jnp.int32, x.shape, dim)
     new = ranked != jnp.roll(ranked, 1, dim)

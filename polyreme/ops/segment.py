@@ -43,14 +43,14 @@ Chooser = Callable[[Sequence[int], Sequence[int]], SegmentExchange | None]
 """(shape of the queries, of the keys) -> how attention of them exchanges."""
 
 
-class _Chosen(threading.local):
+class _ChooserInForce(threading.local):
     """What stands in for the plan in force in this thread."""
 
     def __init__(self) -> None:
         self.by: Chooser | None = None
 
 
-_chosen = _Chosen()
+_chosen = _ChooserInForce()
 
 
 @contextmanager

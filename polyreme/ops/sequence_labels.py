@@ -20,6 +20,7 @@ from polyreme.core.op import OPS, op
 from polyreme.errors import DTypeError, ShapeError
 from polyreme.ops.activation import wide
 from polyreme.ops.bounds import check_index, preceded
+from polyreme.ops.by_index import bounded, read, read_along
 from polyreme.ops.gather_scatter import as_column
 from polyreme.ops.sequence_layout import kept_first
 from polyreme.ops.sequence_rows import (
@@ -72,10 +73,10 @@ def _crf_parts(what: str, x: Array, transition: Array) -> tuple[Array, Array, Ar
 
 def _score(x: Array, rows: Rows, label: Array, start: Array, stop: Array, move: Array) -> Array:
     """The score of each sequence's own labels, [n]."""
-    at, here = label.astype(dtypes.int64), jnp.arange(rows.total)
-    before = jnp.where(here == rows.of_row(rows.starts), start[at], move[jnp.roll(at, 1), at])
-    end = jnp.where(here == rows.of_row(rows.ends) - 1, stop[at], 0)
-    each = jnp.take_along_axis(x, at[:, None], 1)[:, 0] + before + end
+    at, here = bounded(label, x.shape[1], negative=False), jnp.arange(rows.total)
+    before = jnp.where(here == rows.of_row(rows.starts), read(start, (at,)), read(move, (jnp.roll(at, 1), at)))
+    end = jnp.where(here == rows.of_row(rows.ends) - 1, read(stop, (at,)), 0)
+    each = read_along(x, at[:, None], 1)[:, 0] + before + end
     return jax.ops.segment_sum(each, rows.ids, rows.n, indices_are_sorted=True)
 
 

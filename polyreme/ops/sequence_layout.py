@@ -19,6 +19,7 @@ from polyreme.core.dtype import promote
 from polyreme.core.op import OPS, composite, op
 from polyreme.errors import ShapeError
 from polyreme.ops.bounds import at_hand, check_index, preceded
+from polyreme.ops.by_index import add, bounded
 from polyreme.ops.gather_scatter import as_column, gather
 from polyreme.ops.sequence_rows import (
     Rows,
@@ -291,17 +292,16 @@ def sequence_scatter(x: Array, index: Array, updates: Array, lengths: Array) -> 
     x [n, d]; index and updates [total] or [total, 1], divided by lengths [n]. Equal columns add up. Raises
     IndexError for one outside [0, d).
     """
-    positions, add = (column("sequence_scatter", n, v) for n, v in (("index", index), ("updates", updates)))
-    if x.ndim != 2 or positions.shape != add.shape:
+    positions, updates = (column("sequence_scatter", n, v) for n, v in (("index", index), ("updates", updates)))
+    if x.ndim != 2 or positions.shape != updates.shape:
         raise ShapeError(
             f"sequence_scatter: x {list(x.shape)}, index {list(index.shape)}, updates {list(updates.shape)}; needs "
             "[n, d] and as many indices as updates"
         )
     rows = rows_of("sequence_scatter", lengths, positions.shape[0])
     _same_count("sequence_scatter", x.shape[0], rows.n)
-    # a negative index would count from the end
-    inside = rows.inside & (positions >= 0)
-    return x.at[jnp.where(inside, rows.ids, rows.n), positions].add(add.astype(x.dtype), mode="drop")
+    places = bounded(positions, x.shape[1], negative=False)
+    return add(x, (jnp.where(rows.inside, rows.ids, rows.n), places), updates.astype(x.dtype))
 
 
 def kept_first(x: Array, rows: Rows, keep: Array) -> tuple[Array, Array]:

@@ -20,6 +20,7 @@ from polyreme.core import state
 from polyreme.core.state import TensorState
 from polyreme.errors import DTypeError, ShapeError
 from polyreme.ops.bounds import at_hand
+from polyreme.ops.by_index import read
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def take_rows(x: Array, index: Array, valid: Array) -> Array:
     if not x.shape[0]:
         return jnp.zeros(shape, x.dtype)
     mask = valid.reshape(valid.shape + (1,) * (x.ndim - 1))
-    return jnp.where(mask, jnp.take(x, jnp.where(valid, index, 0), 0, mode="clip"), jnp.zeros((), x.dtype))
+    return jnp.where(mask, read(x, (jnp.where(valid, index, 0),), mode="clip"), jnp.zeros((), x.dtype))
 
 
 def padded(x: Array, rows: Rows, length: int, reverse: bool = False) -> tuple[Array, Array]:

@@ -18,6 +18,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.op import composite, op
 from polyreme.errors import ShapeError
 from polyreme.ops.bounds import dim_of, dims_of, ints
+from polyreme.ops.by_index import read
 from polyreme.ops.manipulation import resolve_shape
 from polyreme.ops.sharding import keeps_equal_dims, regroups
 
@@ -149,7 +150,8 @@ def unfold(x: Array, axis: int, size: int, step: int) -> Array:
             f"unfold: size={size}, step={step} on dim {dim} of {list(x.shape)}; the size must fit, step be >= 1"
         )
     starts = jnp.arange((x.shape[dim] - size) // step + 1) * step
-    windows = jnp.take(x, starts[:, None] + jnp.arange(size), axis=dim)
+    at = (builtins.slice(None),) * dim + (starts[:, None] + jnp.arange(size),)
+    windows = read(x, at, mode="promise_in_bounds")
     return jnp.moveaxis(windows, dim + 1, -1)
 
 
@@ -173,7 +175,7 @@ def as_strided(x: Array, shape: Sequence[int], stride: Sequence[int], offset: in
     at = jnp.full((), first)
     for n, s in zip(sizes, steps, strict=True):
         at = at[..., None] + jnp.arange(n) * s
-    return x.reshape(-1)[at]
+    return read(x.reshape(-1), (at,), mode="promise_in_bounds")
 
 
 @op(rule=regroups)

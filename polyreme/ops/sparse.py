@@ -19,6 +19,7 @@ from jax import Array
 from polyreme.core import dtype as dtypes
 from polyreme.core.dtype import promote
 from polyreme.core.op import op
+from polyreme.ops.by_index import read
 from polyreme.ops.messages import added, extreme
 
 Shape = tuple[int, ...]
@@ -65,7 +66,22 @@ def sparse_gather(x: Array, where: list[Array], sparse_dim: int) -> Array:
     """The elements of a dense x at stored coordinates of its first sparse_dim dims -> [n, *dense]."""
     shape = x.shape[:sparse_dim]
     at = flat(coordinates(where, shape), shape)
-    return jnp.take(x.reshape(-1, *x.shape[sparse_dim:]), at, axis=0, mode="fill")
+    return read(x.reshape(-1, *x.shape[sparse_dim:]), (at,))
+
+
+@op(method=False)
+def sparse_at(values: Array, where: list[Array], wanted: list[Array], shape: Shape) -> Array:
+    """What a sparse Tensor of shape, that of the sparse dims, holds at coordinates: [m, *dense], 0 where it has none.
+
+    Elements stored twice are added up. wanted: coordinates [m], told as `where` tells those of values [n, *dense].
+    """
+    stored, asked = (flat(coordinates(part, shape), shape) for part in (where, wanted))
+    known = jnp.sort(asked)
+    if not known.size:
+        return jnp.zeros((0, *values.shape[1:]), values.dtype)
+    nearest = jnp.minimum(jnp.searchsorted(known, stored), known.size - 1)
+    sums = added(values, jnp.where(known[nearest] == stored, nearest, known.size), known.size)
+    return read(sums, (jnp.searchsorted(known, asked),))
 
 
 @op(method=False)
@@ -103,7 +119,7 @@ def sparse_matmul(values: Array, y: Array, where: list[Array], shape: Shape) -> 
     place = flat(at[:-2], tuple(batch)) if batch else 0
     left, right = place * rows + at[-2], place * inner + at[-1]
     values, y = promote(values, y)
-    picked = jnp.take(y.reshape(-1, y.shape[-1]), right, axis=0, mode="fill")
+    picked = read(y.reshape(-1, y.shape[-1]), (right,))
     total = added(values[:, None] * picked, left, math.prod(batch) * rows)
     return total.reshape(*batch, rows, y.shape[-1])
 
@@ -115,9 +131,9 @@ def sampled_matmul(x: Array, y: Array, where: list[Array]) -> Array:
     *batch, rows, _ = x.shape
     at = coordinates(where, (*batch, rows, y.shape[-1]))
     place = flat(at[:-2], tuple(batch)) if batch else 0
-    left = jnp.take(x.reshape(-1, x.shape[-1]), place * rows + at[-2], axis=0, mode="fill")
+    left = read(x.reshape(-1, x.shape[-1]), (place * rows + at[-2],))
     columns = jnp.swapaxes(y, -1, -2).reshape(-1, y.shape[-2])
-    right = jnp.take(columns, place * y.shape[-1] + at[-1], axis=0, mode="fill")
+    right = read(columns, (place * y.shape[-1] + at[-1],))
     return jnp.sum(left * right, axis=1)
 
 
@@ -187,14 +203,14 @@ def window_matmul(values: Array, sources: Array, weight: Array, bias: Array | No
 
     weight [*kernel, c / groups, out]; a source of n is a place without an element, which counts as 0.
     """
-    given = values
+    unpromoted = values
     values, weight = promote(values, weight)
-    picked = jnp.take(values, sources, axis=0, mode="fill", fill_value=0)
+    picked = read(values, (sources,), fill_value=0)
     window, inner, outs = sources.shape[1], weight.shape[-2], weight.shape[-1]
     picked = picked.reshape(-1, window, groups, inner)
     weight = weight.reshape(window, inner, groups, outs // groups)
     total = jnp.einsum("mwgi,wigo->mgo", picked, weight, preferred_element_type=_accumulator(values.dtype))
-    total = total.reshape(-1, outs).astype(jnp.result_type(given, weight))
+    total = total.reshape(-1, outs).astype(jnp.result_type(unpromoted, weight))
     return total if bias is None else total + bias.astype(total.dtype)
 
 

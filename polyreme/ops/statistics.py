@@ -3,32 +3,59 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.dtype import floating
 from polyreme.core.op import op
-from polyreme.errors import DTypeError, ShapeError
+from polyreme.errors import ConfigError, DTypeError, ShapeError
+from polyreme.ops.bounds import at_hand, preceded
+from polyreme.ops.by_index import add, bounded
 from polyreme.ops.creation import republish
 
 
-def _edges(x: Array, bins: int, min: float, max: float, what: str) -> tuple[Array, Array]:
-    """The first and the last edge: those given, or those of the data if both are 0, one apart if they are equal."""
+def _edges(
+    x: Array,
+    bins: int,
+    min: float,
+    max: float,
+    what: str,
+    room: float,
+    least: Callable = jnp.min,
+    most: Callable = jnp.max,
+) -> tuple[Array, Array]:
+    """The first and the last edge: those given, or those of the data if both are 0; with room on either side if they
+    are equal.
+    """
     if bins < 1 or min > max:
         raise ShapeError(f"{what}: bins={bins}, min={min}, max={max}; give bins >= 1 and min <= max")
     if min == max == 0 and x.size:
-        low, high = jnp.min(x), jnp.max(x)
+        low, high = least(x), most(x)
     else:
         low, high = jnp.asarray(min), jnp.asarray(max)
     low, high = low.astype(dtypes.float64), high.astype(dtypes.float64)
     same = low == high
-    return jnp.where(same, low - 1, low), jnp.where(same, high + 1, high)
+    return jnp.where(same, low - room, low), jnp.where(same, high + room, high)
 
 
+def _check_range(what: str) -> Callable[..., None]:
+    """A step before an op: raises ConfigError if infinite data shall say the range."""
+
+    def check(input: Any, bins: int = 100, min: float = 0.0, max: float = 0.0, *_: Any, **__: Any) -> None:
+        seen = at_hand(input) if min == max == 0 else None
+        if seen is not None and dtypes.is_inexact(seen.dtype) and np.isinf(seen.astype(np.float64)).any():
+            raise ConfigError(f"{what}: the data has infinite values, and so no range; give min and max")
+
+    return check
+
+
+@preceded(_check_range("histogram"))
 @op
 def histogram(
     input: Array,
@@ -40,20 +67,22 @@ def histogram(
 ) -> Array:
     """Number of elements in each of `bins` equal intervals from min to max -> [bins]; int64, or floating if weighted.
 
-    Both 0 mean the smallest and largest element. An interval holds its lower edge, the last one its upper edge too;
-    what is outside is not counted. weight, of input's shape, is summed instead of ones; density divides by the total
-    and by the width of an interval.
+    Both 0 mean the smallest and largest element, and where both are equal the range goes from one below to one above.
+    An interval holds its lower edge, the last one its upper edge too; what is outside is not counted, nor is NaN.
+    weight, of input's shape, is summed instead of ones; density divides by the total and by the width of an interval.
+    Raises ConfigError for a range from infinite data.
     """
     if weight is not None and weight.shape != input.shape:
         raise ShapeError(f"histogram: weight has shape {list(weight.shape)}, input {list(input.shape)}")
-    low, high = _edges(input, bins, min, max, "histogram")
     x = input.reshape(-1).astype(dtypes.float64)
+    low, high = _edges(x, bins, min, max, "histogram", 1, jnp.nanmin, jnp.nanmax)
     place = jnp.floor((x - low) * bins / (high - low))
     place = jnp.where(x == high, bins - 1, place)
     inside = (x >= low) & (x <= high)
     at = jnp.where(inside, place, bins).astype(dtypes.int64)
     amount = jnp.ones(x.shape, dtypes.int64) if weight is None else weight.reshape(-1)
-    counts = jnp.zeros((bins,), amount.dtype).at[at].add(amount, mode="drop")
+    counts = add(jnp.zeros((bins,), amount.dtype), (at,), amount)
+    counts = jnp.where(jnp.isinf(low) | jnp.isinf(high), dtypes.not_a_number(counts.dtype), counts)
     if not density:
         return counts
     counts = floating(counts)
@@ -82,7 +111,7 @@ def histogramdd(
         inside &= (at >= 0) & (at < size)
         flat = flat * size + at
     amount = jnp.ones(points.shape[0], x.dtype) if weights is None else weights.reshape(-1).astype(x.dtype)
-    counts = jnp.zeros(math.prod(sizes), x.dtype).at[jnp.where(inside, flat, math.prod(sizes))].add(amount, mode="drop")
+    counts = add(jnp.zeros(math.prod(sizes), x.dtype), (jnp.where(inside, flat, math.prod(sizes)),), amount)
     counts = counts.reshape(sizes)
     if density:
         counts = counts / jnp.sum(counts)
@@ -134,10 +163,15 @@ def _over_dims(
 histogramdd = republish(_histogramdd, _over_dims)
 
 
+@preceded(_check_range("histogram_bin_edges"))
 @op
 def histogram_bin_edges(input: Array, bins: int = 100, min: float = 0.0, max: float = 0.0) -> Array:
-    """The edges of histogram's intervals -> [bins + 1], in the default dtype for integers."""
-    low, high = _edges(input, bins, min, max, "histogram_bin_edges")
+    """Edges of `bins` equal intervals from min to max -> [bins + 1], in the default dtype for integers.
+
+    The range is that of histogram, but that one of a single value goes from a half below to a half above. Raises
+    ConfigError for a range from infinite data.
+    """
+    low, high = _edges(input, bins, min, max, "histogram_bin_edges", 0.5)
     return jnp.linspace(low, high, bins + 1).astype(floating(input).dtype)
 
 
@@ -154,9 +188,7 @@ def bincount(x: Array, weights: Array | None = None, minlength: int = 0, length:
         raise ShapeError(f"bincount: weights has shape {list(weights.shape)}, x {list(x.shape)}")
     amount = jnp.ones(x.shape, dtypes.int64) if weights is None else weights
     size = max(minlength, length or 0)
-    # a negative index would count from the end
-    at = jnp.where(x < 0, size, x).astype(dtypes.int64)
-    return jnp.zeros((size,), amount.dtype).at[at].add(amount, mode="drop")
+    return add(jnp.zeros((size,), amount.dtype), (bounded(x, size, negative=False),), amount)
 
 
 _bincount = bincount

@@ -84,6 +84,7 @@ def check_unique(owner: str, parameters: list[Any]) -> None:
 
 def nonnegative(owner: str, name: str, value: Any) -> float:
     """value as a float; ConfigError unless it is a finite number of at least 0."""
+    value = value.item() if isinstance(value, TensorState) and value.size == 1 else value
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise ConfigError(f"{owner}: {name} is a number of at least 0, got {value!r}")
     return float(value)
@@ -91,6 +92,7 @@ def nonnegative(owner: str, name: str, value: Any) -> float:
 
 def fraction(owner: str, name: str, value: Any) -> float:
     """value as a float; ConfigError unless it is a number in [0, 1)."""
+    value = value.item() if isinstance(value, TensorState) and value.size == 1 else value
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
         raise ConfigError(f"{owner}: {name} is a number in [0, 1), got {value!r}")
     return float(value)

@@ -109,7 +109,7 @@ class LBFGS(Optimizer):
             raise CaptureError("LBFGS.step() decides on the host when to stop; capture the closure, not the step")
         if not callable(closure) or skip is not None:
             raise ConfigError("LBFGS: step(closure) takes a function that computes the loss and its gradients, alone")
-        run = _Run(self, closure)
+        run = _StepRun(self, closure)
         self._kept = run.iterate(self._kept)
         return run.first_loss
 
@@ -145,7 +145,7 @@ class LBFGS(Optimizer):
         """Raises ConfigError: there is no state per parameter that a sharded checkpoint could keep."""
         raise ConfigError("LBFGS keeps vectors over all parameters; save state_dict() in place of a sharded checkpoint")
 
-    # what _Run asks of it
+    # what _StepRun asks of it
 
     def evaluate(self, closure: Callable[[], Tensor], live: list[Any]) -> tuple[Tensor, Any, Any]:
         """(the closure's loss, that with penalties as an array, the gradient in a row)."""
@@ -190,7 +190,7 @@ class LBFGS(Optimizer):
             state.write(p, _like(piece, p._array))
 
 
-class _Run:
+class _StepRun:
     """One call of step."""
 
     def __init__(self, owner: LBFGS, closure: Callable[[], Tensor]) -> None:

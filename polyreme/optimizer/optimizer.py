@@ -21,6 +21,7 @@ from polyreme.core.arguments import keywords_of
 from polyreme.core.checked import step_done
 from polyreme.core.meshes import HOST, Devices
 from polyreme.core.state import TensorState
+from polyreme.core.transfer import from_host
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, ConfigError, DTypeError, GradError
@@ -101,7 +102,7 @@ class Optimizer(OptimizerState):
         )
         start = self._initial_rate(learning_rate)
         with state.outside_capture():
-            rate = Tensor(jnp.asarray(start, self._rate_dtype))
+            rate = Tensor(from_host(np.asarray(start, self._rate_dtype)))
         self._shared = SharedState(rate, len(self._parameters))
         if self._scheduler is not None:
             self.set_lr_scheduler(self._scheduler)
@@ -220,7 +221,7 @@ class Optimizer(OptimizerState):
         new = np.asarray(value, self._rate_dtype)
         for rate in rates:
             now = rate._array
-            state.write(rate, put(new, now.sharding) if now.committed else jnp.asarray(new))
+            state.write(rate, put(new, now.sharding) if now.committed else from_host(new))
 
     def _initial_rate(self, learning_rate: Any) -> float:
         if isinstance(learning_rate, LRScheduler):

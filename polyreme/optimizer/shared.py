@@ -17,6 +17,7 @@ import numpy as np
 from polyreme.core import state
 from polyreme.core.meshes import Devices, beside, devices_of, everywhere
 from polyreme.core.state import Tracer
+from polyreme.core.transfer import from_host
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 
@@ -107,7 +108,7 @@ class SharedState:
     def start(self, values: dict[str, np.ndarray]) -> None:
         """Begin with these numbers: name -> one for each parameter."""
         for held in self.copies.values():
-            held.scalars = {n: Tensor(jax.numpy.asarray(v)) for n, v in values.items()}
+            held.scalars = {n: Tensor(from_host(v)) for n, v in values.items()}
 
     def values(self, name: str, what: str = "the optimizer's state") -> np.ndarray:
         """A number per parameter, each from the copy that counts. what: who asks, for the message in a capture."""
@@ -156,5 +157,5 @@ class SharedState:
             self.copies[devices] = self.copies.pop(idle)
             return
         like = self.first
-        scalars = {n: Tensor(jax.numpy.array(self.values(n))) for n in like.scalars}
-        self.copies[devices] = Shared(Tensor(jax.numpy.array(np.asarray(like.rate._array))), scalars)
+        scalars = {n: Tensor(from_host(self.values(n))) for n in like.scalars}
+        self.copies[devices] = Shared(Tensor(from_host(np.asarray(like.rate._array))), scalars)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
@@ -15,12 +16,15 @@ from typing import Any
 import polyreme
 from polyreme import module_alias
 from polyreme.errors import ConfigError
-from polyreme.module_alias import ModuleLoader, module_exists
-from polyreme.paddle_scripts import hints
-from polyreme.paddle_scripts.paths import PATHS
+from polyreme.module_alias import ModuleLoader
+from polyreme.paddle_scripts import hints, lookup
+from polyreme.paddle_scripts.lookup import own_name
+from polyreme.paddle_scripts.names import CLASSES, NAMES, RELEASE
 
 FOLDER = Path(__file__).resolve().parent / "path"
 """Put first on the module path of a process, `import paddle` in it gives polyreme."""
+_CALLED_TOO = frozenset({"nn.functional.flash_attention"})
+"""Functions of polyreme whose name is a module's in PaddlePaddle: attributes of the module can be asked of them."""
 
 
 def as_paddle() -> AsPaddle:
@@ -48,73 +52,178 @@ class AsPaddle(AbstractContextManager):
     """What as_paddle returns."""
 
     def __init__(self) -> None:
-        self._added = [*_install_finder(), *_put_on_path()]
+        self._undo: list[Callable[[], None]] = []
+        self._seen = 0
+        self._extended: set[str] = set()
+        self._named: set[str] = set()
+        finder = module_alias.install("paddle", self._spec)
+        if finder is not None:
+            self._undo += [lambda: sys.meta_path.remove(finder), _forget_modules]
+            sys.modules["paddle"] = polyreme
+            self._register_loaded()
+        if str(FOLDER) not in sys.path:
+            sys.path.insert(0, str(FOLDER))
+            self._undo.append(lambda: sys.path.remove(str(FOLDER)))
 
     def __exit__(self, *_: object) -> None:
-        for holder, entry in self._added:
-            holder.remove(entry)
-        if self._added:
-            gone = {n: m for n, m in sys.modules.items() if n == "paddle" or n.startswith("paddle.")}
-            for name, module in gone.items():
-                del sys.modules[name]
-                parent, child = name.rpartition(".")[::2]
-                # the import system has made a stand-in an attribute of polyreme's own package
-                if module.__name__ == name and vars(gone.get(parent, module)).get(child) is module:
-                    delattr(gone[parent], child)
+        while self._undo:
+            self._undo.pop()()
+
+    # modules
+
+    def _spec(self, fullname: str, inner: str) -> ModuleSpec:
+        if own_name(inner) is not None:
+            name = f"polyreme.{inner}" if inner else "polyreme"
+            source: Any = importlib.util.find_spec(name)
+            spec = ModuleSpec(fullname, _AliasLoader(name, self._register_loaded), origin=source.origin)
+            spec.submodule_search_locations = source.submodule_search_locations
+            return spec
+        if lookup.is_module(inner):
+            loader = ModuleLoader(lambda name: self._stand_in(name, inner))
+            return ModuleSpec(fullname, loader, is_package=True)
+        raise ModuleNotFoundError(hints.missing_module(fullname), name=fullname)
+
+    def _stand_in(self, fullname: str, inner: str) -> ModuleType:
+        """A module of PaddlePaddle whose names are elsewhere in polyreme, or nowhere."""
+        module: Any = ModuleType(fullname, f"Names of {fullname} that polyreme has.")
+        module.__path__ = []
+        self._add_names(inner, module)
+        self._keep_attributes(inner, module)
+        return module
+
+    def _register_loaded(self) -> None:
+        """Give every loaded polyreme module its name under paddle, and the names that PaddlePaddle's has.
+
+        The import system sets a module as an attribute of its parent when it loads it, over a function of the same name
+        (paddle.amp.auto_cast): what is known already is not loaded.
+        """
+        while len(sys.modules) != self._seen:  # classes are extended by modules that load others
+            self._seen = len(sys.modules)
+            self._extend("", polyreme)
+            modules = {n: m for n, m in sys.modules.items() if n.startswith("polyreme.")}
+            # one that is being loaded has not all of its names yet
+            loaded = {n: m for n, m in modules.items() if not getattr(m.__spec__, "_initializing", False)}
+            for name, module in loaded.items():
+                inner = name.removeprefix("polyreme.")
+                if sys.modules.setdefault(f"paddle.{inner}", module) is module:
+                    self._extend(inner, module)
+            self._extend_classes()
+            if len(loaded) < len(modules):
+                self._seen = 0
+                return
+
+    def _extend(self, inner: str, module: ModuleType) -> None:
+        if inner in self._extended or not (inner in lookup.modules() or inner == ""):
+            return
+        self._extended.add(inner)
+        if not hasattr(module, "__path__"):  # a package in PaddlePaddle
+            self._set(module, "__path__", [])
+        for path, source in RELEASE.items():
+            if path.rpartition(".")[0] == inner:
+                self._set(module, path.rpartition(".")[2], lookup.fetch(source))
+        self._add_names(inner, module)
+        self._keep_attributes(inner, module)
+
+    def _add_names(self, inner: str, module: ModuleType) -> None:
+        """Let the module answer for the names that it has not itself."""
+        get_missing: Any = vars(module).get("__getattr__")
+        label = f"paddle.{inner}" if inner else "paddle"
+
+        def find(name: str) -> Any:
+            missing: AttributeError
+            try:
+                if get_missing is not None:
+                    value = get_missing(name)
+                    self._register_loaded()
+                    return value
+                missing = AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+            except AttributeError as error:
+                missing = error
+            if name == "__all__" and not lookup.own_name(inner):
+                return lookup.names_below(inner)
+            path = f"{inner}.{name}" if inner else name
+            if own_name(path) is not None and path not in NAMES:
+                # asked by the import system too, which loads it then
+                if not lookup.is_module(path) and name not in hints.paddle_names().get(label, ()):
+                    raise missing
+                value = importlib.import_module(f"polyreme.{path}")
+            else:
+                try:
+                    value = lookup.find(inner, name)
+                except AttributeError:
+                    raise missing from None
+            self._register_loaded()
+            return value
+
+        find.__doc__ = f"Names of {label} that the tables have."
+        self._set(module, "__getattr__", find)
+
+    def _keep_attributes(self, inner: str, module: ModuleType) -> None:
+        """Load modules whose name is another thing's before anybody asks for them: loading them sets the attribute."""
+        for path in lookup.children(inner):
+            name = path.rpartition(".")[2]
+            value = vars(module).get(name)
+            if (value is None and not lookup.is_name(inner, name)) or own_name(path) is not None:
+                continue
+            child = sys.modules.setdefault(f"paddle.{path}", self._stand_in(f"paddle.{path}", path))
+            if path in _CALLED_TOO:
+                self._set(module, name, _CalledModule(child, value))
+
+    def _extend_classes(self) -> None:
+        """Give classes that are loaded the attributes that scripts ask of PaddlePaddle's."""
+        for path, source in CLASSES.items():
+            home, _, name = path.rpartition(".")
+            cls = getattr(sys.modules.get(f"polyreme.{home}"), name, None)
+            if cls is None or path in self._named:
+                continue
+            self._named.add(path)
+            for attribute, value in vars(lookup.fetch(source)).items():
+                if not attribute.startswith("__") and not hasattr(cls, attribute):
+                    self._set(cls, attribute, value)
+
+    def _set(self, holder: Any, name: str, value: Any) -> None:
+        """Set an attribute until the end."""
+        if name in vars(holder):
+            before = vars(holder)[name]
+            self._undo.append(lambda: setattr(holder, name, before))
+        else:
+            self._undo.append(lambda: delattr(holder, name))
+        setattr(holder, name, value)
 
 
 def _is_ours(module: ModuleType) -> bool:
     return Path(getattr(module, "__file__", None) or "/").is_relative_to(FOLDER)
 
 
-def _install_finder() -> list[tuple[list, Any]]:
-    finder = module_alias.install("paddle", _find)
-    if finder is None:
-        return []
-    sys.modules["paddle"] = polyreme
-    _register_loaded()
-    return [(sys.meta_path, finder)]
+def _forget_modules() -> None:
+    gone = {n: m for n, m in sys.modules.items() if n == "paddle" or n.startswith("paddle.")}
+    for name, module in gone.items():
+        del sys.modules[name]
+        parent, child = name.rpartition(".")[::2]
+        # the import system has made a stand-in an attribute of polyreme's own package
+        if module.__name__ == name and vars(gone.get(parent, module)).get(child) is module:
+            delattr(gone[parent], child)
 
 
-def _put_on_path() -> list[tuple[list, Any]]:
-    if str(FOLDER) in sys.path:
-        return []
-    sys.path.insert(0, str(FOLDER))
-    return [(sys.path, str(FOLDER))]
+class _CalledModule(ModuleType):
+    """A module that can be called as the function of its name."""
 
+    def __init__(self, module: ModuleType, function: Callable[..., Any]) -> None:
+        super().__init__(module.__name__, function.__doc__)
+        self._module, self._function = module, function
 
-def _find(fullname: str, inner: str) -> ModuleSpec:
-    if own_name(inner) is not None:
-        return _spec_of(fullname, inner)
-    if inner in PATHS:
-        loader = ModuleLoader(lambda name: _stand_in(name, inner))
-        return ModuleSpec(fullname, loader, is_package=inner in _CHILDREN)
-    raise ModuleNotFoundError(hints.missing_module(fullname), name=fullname)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
 
-
-def own_name(inner: str) -> str | None:
-    """The polyreme module of the same path as paddle.<inner>, if there is one.
-
-    >>> own_name("nn.functional"), own_name("tensor.math")
-    ('polyreme.nn.functional', None)
-    """
-    name = f"polyreme.{inner}" if inner else "polyreme"
-    return name if module_exists(name) else None
-
-
-def _spec_of(fullname: str, inner: str) -> ModuleSpec:
-    name = f"polyreme.{inner}" if inner else "polyreme"
-    found: Any = importlib.util.find_spec(name)
-    spec = ModuleSpec(fullname, _AliasLoader(inner, name), origin=found.origin)
-    spec.submodule_search_locations = found.submodule_search_locations
-    return spec
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
 
 
 class _AliasLoader(Loader):
     """Gives polyreme's own module."""
 
-    def __init__(self, inner: str, name: str) -> None:
-        self.inner, self.name = inner, name
+    def __init__(self, name: str, loaded: Callable[[], None]) -> None:
+        self.name, self._loaded = name, loaded
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(self.name)
@@ -124,72 +233,9 @@ class _AliasLoader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         # the import system has written the alias's spec into the module, which has been executed before
         module.__spec__, module.__loader__ = self._own
-        _extend(self.inner, module)
-        _register_loaded()
+        self._loaded()
 
     def get_code(self, fullname: str) -> CodeType | None:
         """For `python -m`."""
-        found: Any = importlib.util.find_spec(self.name)
-        return found.loader.get_code(self.name)
-
-
-def _stand_in(fullname: str, inner: str) -> ModuleType:
-    """A module whose names are those of another: a path of the table."""
-    module: Any = ModuleType(fullname, f"Names of {_target(inner)}.")
-    if inner in _CHILDREN:
-        module.__path__ = []
-    module.__getattr__ = _names_of(fullname, _target(inner))
-    return module
-
-
-def _register_loaded() -> None:
-    """Give every loaded polyreme module its name under paddle too.
-
-    The import system sets a module as an attribute of its parent when it loads it, over a function of the same name
-    (paddle.amp.auto_cast): what is known already is not loaded.
-    """
-    for name, module in list(sys.modules.items()):
-        if name.startswith("polyreme."):
-            inner = name.removeprefix("polyreme.")
-            if sys.modules.setdefault(f"paddle.{inner}", module) is module:
-                _extend(inner, module)
-
-
-def _extend(inner: str, module: ModuleType) -> None:
-    """A module that is a package in PaddlePaddle: names and modules it lacks are those of others, by the table."""
-    children = _CHILDREN.get(inner, ())
-    if children and not hasattr(module, "__path__"):
-        module.__path__ = []
-    for path in children:
-        # a function of the child's name keeps it, as in PaddlePaddle, where the module was loaded before the function
-        if path.rpartition(".")[2] in vars(module) and own_name(path) is None:
-            sys.modules.setdefault(f"paddle.{path}", _stand_in(f"paddle.{path}", path))
-    if inner in PATHS and module.__name__ == f"polyreme.{inner}" and not hasattr(module, "__getattr__"):
-        module.__getattr__ = _names_of(module.__name__, _target(inner))  # type: ignore[method-assign]
-
-
-def _names_of(name: str, other: str) -> Any:
-    def find(attribute: str) -> Any:
-        missing = AttributeError(f"module {name!r} has no attribute {attribute!r}")
-        if attribute.startswith("__") and attribute != "__all__":
-            raise missing
-        try:
-            return getattr(importlib.import_module(other), attribute)
-        except AttributeError:
-            raise missing from None
-
-    return find
-
-
-def _target(path: str) -> str:
-    return f"polyreme.{PATHS[path]}" if PATHS[path] else "polyreme"
-
-
-def _by_parent() -> dict[str, list[str]]:
-    children: dict[str, list[str]] = {}
-    for path in PATHS:
-        children.setdefault(path.rpartition(".")[0], []).append(path)
-    return children
-
-
-_CHILDREN = _by_parent()
+        source: Any = importlib.util.find_spec(self.name)
+        return source.loader.get_code(self.name)

@@ -1,7 +1,7 @@
 """Module paths of PaddlePaddle whose names polyreme has in another module.
 
 A path that is the same in both needs no entry. For a path that polyreme has as well, the entry says where
-the names it lacks are.
+the names it lacks are. Single names are in names.py.
 """
 
 
@@ -10,7 +10,14 @@ def _below(package: str, names: str, module: str) -> dict[str, str]:
 
 
 PATHS: dict[str, str] = {
+    # calls of PaddlePaddle's kernels, and its C++ core
+    "_C_ops": "paddle_scripts.internals.c_ops",
+    "_legacy_C_ops": "paddle_scripts.internals.legacy_c_ops",
+    **dict.fromkeys(["core", "base.core", "base.libpaddle", "framework.core"], "paddle_scripts.internals.core"),
+    **dict.fromkeys(["core.eager", "base.core.eager", "framework.core.eager"], "paddle_scripts.internals.eager"),
     # the root: ops are names of the package itself
+    "paddle": "",
+    "common_ops_import": "",
     "tensor": "",
     **_below(
         "tensor",
@@ -21,14 +28,18 @@ PATHS: dict[str, str] = {
     "framework": "",
     **_below("framework", "dtype framework io random", ""),
     "base": "static",
-    **_below("base", "backward compiler core data_feeder executor framework param_attr", "static"),
+    **_below("base", "backward compiler data_feeder executor framework layer_helper log_helper param_attr", "static"),
     "base.dygraph": "",
     "base.dygraph.base": "",
+    "framework.recall_error": "paddle_scripts.internals.logs",
+    "pir_utils": "paddle_scripts.internals.framework",
     "base.unique_name": "core.unique_name",
     "utils.unique_name": "core.unique_name",
     "base.layers": "static.nn",
     # layers and functions
     "nn.layer": "nn",
+    "nn.loss": "nn",
+    "nn.init": "paddle_scripts.internals.init",
     **_below(
         "nn.layer",
         "activation common container conv distance layers loss norm pooling rnn transformer vision",
@@ -41,7 +52,7 @@ PATHS: dict[str, str] = {
     ),
     **_below(
         "nn.initializer",
-        "assign bilinear constant dirac initializer kaiming normal orthogonal uniform xavier",
+        "assign bilinear constant dirac initializer kaiming lazy_init normal orthogonal uniform xavier",
         "nn.initializer",
     ),
     "nn.decode": "nn",
@@ -55,10 +66,12 @@ PATHS: dict[str, str] = {
     "hapi.model_summary": "",
     "hapi.progressbar": "hapi.progress_bar",
     # input
-    **_below("io.dataloader", "batch_sampler collate dataset sampler worker", "io"),
+    **_below("io.dataloader", "batch_sampler collate dataset dataloader_iter fetcher sampler worker", "io"),
     "io.reader": "io",
     # capture and programs
-    **_below("jit", "api dy2static sot translated_layer", "jit"),
+    **_below("jit", "api dy2static dy2static.program_translator sot translated_layer", "jit"),
+    "jit.marker": "paddle_scripts.internals.framework",
+    "static.amp.fp16_utils": "static.amp",
     "static.input": "static",
     "static.io": "static",
     **_below("static.nn", "common control_flow loss metric sequence_lod static_pylayer", "static.nn"),
@@ -98,5 +111,33 @@ PATHS: dict[str, str] = {
     "distributed.fleet.recompute.recompute": "distributed.fleet.recompute",
     "distributed.fleet.base.fleet_base": "distributed.fleet",
     "distributed.fleet.utils.hybrid_parallel_util": "distributed.fleet.utils",
+    "distributed.fleet.utils.log_util": "paddle_scripts.internals.logs",
+    "distributed.fleet.utils.timer_helper": "paddle_scripts.internals.timers",
+    "distributed.fleet.layers.mpu.mp_ops": "distributed.fleet.layers.mpu",
+    "distributed.parallel_helper": "distributed",
+    "distributed.utils": "distributed",
+    "distributed.utils.log_utils": "paddle_scripts.internals.logs",
+    "distributed.auto_parallel.local_layer": "distributed",
+    # distributions, experimental parts, helpers
+    **_below(
+        "distribution",
+        "bernoulli beta binomial categorical cauchy chi2 constraint continuous_bernoulli dirichlet distribution "
+        "exponential exponential_family gamma geometric gumbel independent kl laplace lkj_cholesky lognormal "
+        "multinomial multivariate_normal normal poisson student_t transform transformed_distribution uniform variable",
+        "distribution",
+    ),
+    "incubate.multiprocessing": "paddle_scripts.internals.multiprocessing",
+    "incubate.nn.attn_bias": "paddle_scripts.internals.attention",
+    "incubate.nn.layer": "incubate.nn",
+    "incubate.nn.layer.fused_transformer": "incubate.nn",
+    "incubate.nn.memory_efficient_attention": "paddle_scripts.internals.attention",
+    **_below(
+        "incubate.nn.functional",
+        "fused_bias_act fused_dropout_add fused_layer_norm fused_matmul_bias fused_rms_norm "
+        "fused_rotary_position_embedding fused_transformer",
+        "incubate.nn.functional",
+    ),
+    "utils.layers_utils": "paddle_scripts.internals.structures",
+    "utils.environments": "paddle_scripts.internals.structures",
 }
 """Path below `paddle` -> path below `polyreme`, "" for the package itself."""

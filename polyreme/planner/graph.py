@@ -16,6 +16,10 @@ Kind = Literal["product", "attention", "convolution", "norm", "elementwise", "lo
 
 Part = Literal["", "core_attn", "full_attn"]
 
+PipelineCut = Literal["items", "layers"]
+"""How a pipeline cuts a model: "items" counts the embedding and the head as a layer each (PipelineLayer's uniform),
+"layers" gives every chunk as many layers, the first the embedding besides, the last the head."""
+
 
 @dataclass(frozen=True, slots=True)
 class Value:
@@ -46,7 +50,8 @@ class OperationCost:
     an axis it leaves a sum to be reduced there. part: what recompute leaves out of memory: "core_attn" (softmax(q k)
     v), "full_attn" (the rest of the attention block) or "". executed: share of the flops that the kernel carries out;
     causal attention by tiles leaves half of them out. unfused: bytes moved where each elementary operation is a kernel
-    of its own, over those of one kernel for all.
+    of its own, over those of one kernel for all. shared: of an elementwise operation, the itemsizes (as in Value) of
+    what it computes on the way and its backward reads too, such as the tanh of a GELU; each as large as its output.
     """
 
     kind: Kind
@@ -60,6 +65,7 @@ class OperationCost:
     part: Part = ""
     executed: float = 1.0
     unfused: float = 1.0
+    shared: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,14 @@ class ModelGraph:
     def flops_per_token(self) -> float:
         """FLOP to train on one token: a backward is two forwards."""
         return 3 * self.flops_per_sample / self.tokens
+
+    def items(self, cut: PipelineCut = "items") -> list[BlockCost]:
+        """The blocks whose repeats a pipeline shares out among its chunks."""
+        return [block for block in self.blocks if cut == "items" or block.part == "layer"]
+
+    def num_items(self, cut: PipelineCut = "items") -> int:
+        """Chunks that a pipeline can cut the model into."""
+        return sum(block.repeats for block in self.items(cut))
 
     def parameter(self, name: str) -> Value:
         """The parameter of that name. Raises ConfigError if no block lists it."""

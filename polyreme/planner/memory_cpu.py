@@ -84,15 +84,9 @@ def kept_by_attention(
 
 def kept_by_elementwise(op: OperationCost, cuts: Cuts, samples: float, itemsize: int) -> Iterator[tuple[str, Held]]:
     """The parts of an activation function that its derivative shares: tanh of a GELU, sigmoid and product of a SiLU."""
-    inputs = [value for value in op.inputs if value.itemsize != 1]
-    if not op.saved or op.output.name in op.saved:
-        return
     size = cuts.local(op.output, samples)
-    if op.name == "gelu":  # by the error function, which has two branches
-        yield "branches", Held(size * WIDE, 2)
-        return
-    for at in range(len(inputs)):
-        yield f"shared with the derivative {at}", Held(size * (WIDE if at == 0 else itemsize))
+    for at, width in enumerate(op.shared):
+        yield f"shared with the derivative {at}", Held(size * (width or itemsize))
 
 
 def kept_by_block(

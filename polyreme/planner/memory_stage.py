@@ -173,7 +173,7 @@ class Stage:
             return local
         axes = self.cuts.axes("act", value.dims[:-1], value.shape[:-1])
         vocab = value.shape[-1]
-        chunks = _chunks(int(value.size / vocab * self.samples / self.cuts.degree(axes)), vocab)
+        chunks = chunks_of_tokens(int(value.size / vocab * self.samples / self.cuts.degree(axes)), vocab)
         # a loop makes the gradient where the logits were
         return local / chunks if chunks > 1 else 2 * local
 
@@ -183,8 +183,8 @@ class Stage:
         return sum(value.size / self.cuts.ways("use", value) * WIDE for value in tables)
 
 
-def _chunks(rows: int, vocab: int) -> int:
-    """As kernels.linear_cross_entropy cuts the tokens of a device: the least divisor that fits, of 64 rows or more."""
-    least = -(-rows * vocab * WIDE // CHUNK)
+def chunks_of_tokens(rows: int, vocab: int) -> int:
+    """As kernels.linear_cross_entropy cuts the tokens of a device (chunk_count)."""
     most = max(1, rows // 64)
-    return next((n for n in range(max(1, least), most + 1) if rows % n == 0), most)
+    least = min(max(1, -(-rows * vocab * WIDE // CHUNK)), most)
+    return next((n for n in range(least, min(2 * least, most) + 1) if rows % n == 0), least)

@@ -116,7 +116,7 @@ def _graph(shape: ModelShape, attention: str) -> ModelGraph:
     return ModelGraph(shape.name, (_embedding(shape), *layers, _head(shape)), shape.tied, shape.seq)
 
 
-class _Builder:
+class _BlockBuilder:
     """Collects a block's operations and parameters."""
 
     def __init__(self, shape: ModelShape) -> None:
@@ -150,7 +150,12 @@ class _Builder:
         return name
 
     def add(self, kind: Kind, name: str, inputs: Sequence[Value], output: Value, **rest: Any) -> Value:
-        """An operation; -> its output."""
+        """An operation; -> its output. What an elementwise one does to each input is shared with its backward where
+        that reads inputs or a mask: the first in float32, others in the compute dtype."""
+        saved = rest.get("saved")
+        if kind == "elementwise" and saved and output.name not in saved:
+            count = sum(value.itemsize != 1 for value in inputs)
+            rest["shared"] = (4, *[0] * (count - 1))
         self.operations.append(OperationCost(kind, name, tuple(inputs), output, **rest))
         return output
 
@@ -200,7 +205,7 @@ class _Builder:
 
 
 def _embedding(shape: ModelShape) -> BlockCost:
-    build = _Builder(shape)
+    build = _BlockBuilder(shape)
     ids = build.value("ids", "batch", "block_seq", itemsize=4)
     table = build.weight("tokens", ("vocab", "embed"), (shape.vocab, shape.hidden))
     x = build.add(
@@ -216,7 +221,7 @@ def _embedding(shape: ModelShape) -> BlockCost:
 
 
 def _head(shape: ModelShape) -> BlockCost:
-    build = _Builder(shape)
+    build = _BlockBuilder(shape)
     x = build.norm("norm", build.residual("hidden"))
     weight = "tokens" if shape.tied else build.weight("head", ("embed", "vocab"), (shape.hidden, shape.vocab))
     logits = build.add(
@@ -236,14 +241,14 @@ def _head(shape: ModelShape) -> BlockCost:
 
 
 def _layer(shape: ModelShape, attend: _Part, name: str, repeats: int, feed: _Part) -> BlockCost:
-    build = _Builder(shape)
+    build = _BlockBuilder(shape)
     x = build.residual("x")
     x = build.join("attention_add", x, _attention(build, build.norm("attention_norm", x), attend))
     build.join("ffn_add", x, feed(build, build.norm("ffn_norm", x)))
     return build.block(name, "layer", repeats)
 
 
-def _attention(build: _Builder, x: Value, attend: _Part) -> Value:
+def _attention(build: _BlockBuilder, x: Value, attend: _Part) -> Value:
     shape = build.shape
     width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     wide = ("embed", shape.hidden)
@@ -282,7 +287,7 @@ def _attention(build: _Builder, x: Value, attend: _Part) -> Value:
     return build.linear("out", mixed, build.residual("attention_out"), ("heads", width), wide, "full_attn")
 
 
-def _fuse(build: _Builder, *qkv: Value) -> Value:
+def _fuse(build: _BlockBuilder, *qkv: Value) -> Value:
     """Attention by tiles: only a log-sum a row is kept of the scores. Source: arXiv:2205.14135, 2307.08691."""
     shape = build.shape
     out = build.value("mixed", "batch", "block_seq", "heads", None, last=shape.head_dim)
@@ -299,7 +304,7 @@ def _fuse(build: _Builder, *qkv: Value) -> Value:
     )
 
 
-def _plain(build: _Builder, *qkv: Value) -> Value:
+def _plain(build: _BlockBuilder, *qkv: Value) -> Value:
     """Scores, softmax and context as operations of their own, with the whole [seq, seq] matrix of every head."""
     shape = build.shape
     flops = 2.0 * shape.seq**2 * shape.heads * shape.head_dim
@@ -317,7 +322,7 @@ def _plain(build: _Builder, *qkv: Value) -> Value:
     return build.add("product", "context", [weights, *values], out, flops=flops, saved=saved, **rest)
 
 
-def _dense(build: _Builder, x: Value) -> Value:
+def _dense(build: _BlockBuilder, x: Value) -> Value:
     shape = build.shape
     wide, inner = ("embed", shape.hidden), ("ffn", shape.ffn)
     up = build.linear("up", x, build.value("up", "batch", "block_seq", "ffn"), wide, inner)
@@ -330,7 +335,7 @@ def _dense(build: _Builder, x: Value) -> Value:
     return build.linear("down", bent, build.residual("ffn_out"), inner, wide)
 
 
-def _sparse(build: _Builder, x: Value) -> Value:
+def _sparse(build: _BlockBuilder, x: Value) -> Value:
     """Experts: each token goes to experts_per_token of them, by a router. Source: arXiv:2006.16668, 2101.03961."""
     shape = build.shape
     rows = shape.seq * shape.experts_per_token
@@ -368,7 +373,7 @@ def _sparse(build: _Builder, x: Value) -> Value:
     return build.add("elementwise", "shared_add", [mixed, down], build.residual("mixed_out"))
 
 
-def _expert(build: _Builder, name: str, x: Value, output: str, rows: int) -> Value:
+def _expert(build: _BlockBuilder, name: str, x: Value, output: str, rows: int) -> Value:
     """One of the experts' matrices, [expert, embed, ffn] or its transpose, applied to the rows that each expert has."""
     shape = build.shape
     dims = ("expert", "ffn", "embed") if name == "down" else ("expert", "embed", "ffn")

@@ -6,11 +6,13 @@ here takes longer for a deeper model.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import Durations, Plan
+from polyreme.mesh.schedules import whole_seconds
 from polyreme.planner.block_time import BlockTime, Setting, added, block_time
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.communication import group
@@ -73,6 +75,26 @@ def times_of(
     return _times(setting, {block.name: block_time(block, setting) for block in setting.graph.blocks})
 
 
+def least_seconds(
+    model: ModelShape | ModelGraph,
+    plan: Plan,
+    cluster: Cluster,
+    batch: int,
+    training: Training = Training(),  # noqa: B008
+) -> float:
+    """Seconds below which no plan with this one's mesh, strategy and number of microbatches comes: its arithmetic and
+    what its layers exchange, shared evenly by the stages. Schedule, sums over replicas, update, recompute and offload,
+    which only add to that, are left out; raises as predict."""
+    setting = _setting(model, plan, cluster, batch, training)
+    least = replace(setting, plan=replace(plan, recompute="none"))
+    whole = _chunk(
+        [(block, block.repeats) for block in setting.graph.blocks],
+        {block.name: block_time(block, least) for block in setting.graph.blocks},
+    )
+    stages = 1 if cluster.shared > 1 else plan.mesh.pp  # devices that share their units run one stage at a time
+    return plan.num_microbatches * whole_seconds(whole.durations(0.0)) / stages
+
+
 def chunk_durations(
     model: ModelShape | ModelGraph, plan: Plan, cluster: Cluster, batch: int, training: Training
 ) -> tuple[Durations, ...]:
@@ -123,7 +145,7 @@ class _Chunk(NamedTuple):
         )
 
 
-def _chunk(piece: Piece, times: Mapping[str, BlockTime]) -> _Chunk:
+def _chunk(piece: Iterable[tuple[BlockCost, int]], times: Mapping[str, BlockTime]) -> _Chunk:
     counted = [(times[block.name], count) for block, count in piece]
 
     def scaled(name: str) -> dict[str, float]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from polyreme.planner.graph import PipelineCut
+
 
 @dataclass(frozen=True, slots=True)
 class Training:
@@ -13,23 +15,21 @@ class Training:
     dtype: of the arithmetic; products: of matrix products, if another ("float8"). master: float32 parameters and two
     moments are kept beside parameters in dtype (autocast O2); else everything is float32 and cast in use. attention:
     "fused" never stores the scores, "plain" does. gradients: bytes of a gradient's element where it is added up and
-    reduced. cut: how a pipeline cuts the model: "items" counts the embedding and the head as a layer each
-    (PipelineLayer's uniform), "layers" gives every chunk as many layers, the first the embedding besides, the last the
-    head. overlap: mesh axes whose communication runs beside arithmetic where there is enough of it: "mp" in pieces
-    beside the product it belongs to, "mp_grad" only sums of inputs' gradients beside weights' gradients. prunes:
-    whether a compiler leaves out of what is computed again all that no gradient reads (XLA does). fusion: which chains
-    of elementwise operations are one kernel: "all" (XLA), "layers" (kernels made for a layer's parts, not for the
-    loss), "none". sums: how often gradients are summed over replicas: "once" a step, under ZeRO 2
-    once a microbatch; "program": as polyreme's programs do: under a pipeline once a step, ZeRO 2 included, which then
-    keeps whole gradients between microbatches; in one program once a microbatch on a processor, whose compiler does not
-    put sums off. overhead: seconds a step that no device works (input, logging, the host).
+    reduced. cut: how a pipeline cuts the model. overlap: mesh axes whose communication runs beside arithmetic where
+    there is enough of it: "mp" in pieces beside the product it belongs to, "mp_grad" only sums of inputs' gradients
+    beside weights' gradients. prunes: whether a compiler leaves out of what is computed again all that no gradient
+    reads (XLA does). fusion: which chains of elementwise operations are one kernel: "all" (XLA), "layers" (kernels made
+    for a layer's parts, not for the loss), "none". sums: how often gradients are summed over replicas: "once" a step,
+    under ZeRO 2 once a microbatch; "program": as polyreme's programs do: under a pipeline once a step, ZeRO 2 included,
+    which then keeps whole gradients between microbatches; in one program once a microbatch on a processor, whose
+    compiler does not put sums off. overhead: seconds a step that no device works (input, logging, the host).
     """
 
     dtype: str = "bfloat16"
     master: bool = True
     attention: Literal["fused", "plain"] = "fused"
     gradients: int = 4
-    cut: Literal["items", "layers"] = "items"
+    cut: PipelineCut = "items"
     products: str = ""
     overlap: tuple[str, ...] = ("dp", "sharding")
     prunes: bool = True

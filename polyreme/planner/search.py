@@ -1,11 +1,14 @@
 """The best plans for a model on a cluster, and what was ruled out and why.
 
-twice: every mesh with a few ways to cut the step, then the best meshes with all of them.
+Every mesh with a few ways to cut the step, then with all of them, the most promising mesh first. What a lower bound of
+its time keeps out of the list is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import heapq
+import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from polyreme.errors import ConfigError
@@ -13,7 +16,7 @@ from polyreme.mesh import Plan
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.graph import ModelGraph
 from polyreme.planner.model_shape import ModelShape
-from polyreme.planner.predict import predict
+from polyreme.planner.predict import least_seconds, predict
 from polyreme.planner.prediction import Prediction, Training
 from polyreme.planner.space import Refused, Shape, Space, cuts, shapes, simplicity
 
@@ -23,9 +26,11 @@ TIE = 0.01
 MOST_ROWS = 1 << 32
 """Samples of a step: more is a slip, and its divisors would take long to find."""
 
-_SMALL = 1500  # ways to cut that are all looked at
-_KEPT = 32  # meshes of a large space that are looked at again
-_NEAR = 1.25  # and how much slower than the fastest they may be at the first look
+ENOUGH = 3000
+"""Predictions after which a search looks only at the meshes that promise most: _MOST_MESHES, and as near as _NEAR."""
+
+_MOST_MESHES = 32
+_NEAR = 1.25  # of the best at the first look
 
 Way = dict[str, object]
 """How a step is cut, as arguments of Shape.plan."""
@@ -113,13 +118,15 @@ class _Search:
         self.looked_at = 0
         self.fitting: dict[Plan, Ranked] = {}
         self.too_big: dict[Plan, Ranked] = {}
+        self.fastest: dict[object, float] = {}  # seconds, by what _placement says
 
     def meshes(self) -> dict[Shape, list[Way]]:
         """Every mesh that can be run, with the ways to cut a step."""
         ways_of: dict[Shape, list[Way]] = {}
-        for shape in shapes(self.graph, self.cluster, self.batch, self.space, self.refused):
+        cut = self.training.cut
+        for shape in shapes(self.graph, self.cluster, self.batch, self.space, self.refused, cut):
             reason = self.refuse(shape.plan()) if self.refuse else ""
-            ways = cuts(shape, self.graph, self.batch, self.space)
+            ways = cuts(shape, self.graph, self.batch, self.space, cut)
             if reason:
                 self.refused.add(reason)
             elif ways:
@@ -129,11 +136,16 @@ class _Search:
     def run(self, top: int) -> SearchResult:
         """The answer."""
         ways = self.meshes()
-        found = [shape for shape in ways if self.can_fit(shape, ways[shape])]
-        if sum(len(ways[shape]) for shape in found) > _SMALL:
-            found = self._promising(found, ways)
-        for shape in found:
-            self._look_at(shape, ways[shape], self.space.offload)
+        bounds = {shape: self._bounds(shape, ways[shape]) for shape in ways}
+        promise = self._first_look(ways, bounds, top)
+        near = min(promise.values(), default=math.inf) * _NEAR
+        # sorted() keeps the order of enumeration on ties: the same question, the same answer
+        for place, shape in enumerate(sorted(promise, key=lambda shape: promise[shape])):
+            if self.looked_at >= ENOUGH and (place >= _MOST_MESHES or promise[shape] > near):
+                break
+            for way in ways[shape]:
+                if bounds[shape][way["num_microbatches"]] <= self._slowest_listed(top):
+                    self._look_at(shape, way, top)
         return SearchResult(
             tuple(_order(self.fitting, top)),
             tuple(_order(self.too_big, top)),
@@ -147,49 +159,56 @@ class _Search:
         plan = shape.plan(**smallest, recompute=self.modes[-1], offload=self.space.offload[-1])
         return self._predict(plan).prediction.fits
 
-    def _promising(self, found: Sequence[Shape], ways: dict[Shape, list[Way]]) -> list[Shape]:
-        """The meshes worth a look at every cut: those that are near the fastest with a few of them, if they fit."""
-        best: dict[Shape, float] = {}
-        for offloads in (self.space.offload[:1], self.space.offload):
-            for shape in found:
-                seconds = [r.prediction.step_seconds for r in self._look_at(shape, _few(shape, ways[shape]), offloads)]
-                if seconds:
-                    best[shape] = min(seconds)
-            if best:
+    def _bounds(self, shape: Shape, ways: list[Way]) -> dict[object, float]:
+        """Seconds that a mesh takes at least, by number of microbatches."""
+        counts = dict.fromkeys(way["num_microbatches"] for way in ways)
+        plans = {count: shape.plan(num_microbatches=count) for count in counts}
+        return {
+            count: least_seconds(self.graph, plan, self.cluster, self.batch, self.training)
+            for count, plan in plans.items()
+        }
+
+    def _first_look(
+        self, ways: dict[Shape, list[Way]], bounds: dict[Shape, dict[object, float]], top: int
+    ) -> dict[Shape, float]:
+        """Seconds of each mesh that fits and may be in the list: the best of a few of its cuts, inf if none fits."""
+        promise: dict[Shape, float] = {}
+        for shape in sorted(ways, key=lambda shape: min(bounds[shape].values())):
+            if min(bounds[shape].values()) > self._slowest_listed(top):
                 break
-        if not best:
-            return []
-        limit = min(best.values()) * _NEAR
-        # sorted() keeps the order of enumeration on ties: the same question, the same answer
-        return sorted((shape for shape in best if best[shape] <= limit), key=lambda shape: best[shape])[:_KEPT]
+            if self.can_fit(shape, ways[shape]):
+                for way in _few(shape, ways[shape]):
+                    self._look_at(shape, way, top)
+                promise[shape] = self.fastest.get(_placement(shape.plan()), math.inf)
+        return promise
 
-    def _look_at(self, shape: Shape, ways: Iterable[Way], offloads: Sequence[tuple[str, ...]]) -> list[Ranked]:
-        """Predict a shape's cuts, each with the cheapest recompute and offload that fits; -> those that fit."""
-        ranked: list[Ranked] = []
-        for way in ways:
-            fitting = self._cheapest(shape, way, offloads)
-            ranked += fitting
-            if shape.pp == 1 and any(_keeps_all(each.plan) for each in fitting):
-                break  # without a pipeline more microbatches only cost: launches, and gathers under stage 3
-        return ranked
+    def _slowest_listed(self, top: int) -> float:
+        """Seconds above which a plan is in no list of the `top` best any more, nor within TIE of one."""
+        if len(self.fastest) < top:
+            return math.inf
+        return heapq.nsmallest(top, self.fastest.values())[-1] * (1 + TIE)
 
-    def _cheapest(self, shape: Shape, way: Way, offloads: Sequence[tuple[str, ...]]) -> list[Ranked]:
-        """Of one cut, for each offload the least recompute that fits, as long as it is less than without."""
-        cheapest: list[Ranked] = []
+    def _look_at(self, shape: Shape, way: Way, top: int) -> None:
+        """Of one cut, for each offload the least recompute that fits, as long as it is less than without; none of a cut
+        that is too slow for the list without either."""
         modes = self.modes
-        for offload in offloads:
+        if self._seconds(shape, way) > self._slowest_listed(top):
+            return
+        for offload in self.space.offload:
             # the least and the most first: between them there is something to look for only if they differ
-            tried = [modes[0], *(modes[-1:] if len(modes) > 1 else ())]
-            ends = [self._predict(shape.plan(**way, recompute=mode, offload=offload)) for mode in tried]
-            if ends[0].prediction.fits:
-                return [*cheapest, ends[0]]
-            if not ends[-1].prediction.fits:
+            if self._fits(shape, way, modes[0], offload):
+                return
+            if len(modes) == 1 or not self._fits(shape, way, modes[-1], offload):
                 continue
-            between = (self._predict(shape.plan(**way, recompute=mode, offload=offload)) for mode in modes[1:-1])
-            chosen = next((each for each in between if each.prediction.fits), ends[-1])
-            cheapest.append(chosen)
-            modes = modes[: modes.index(chosen.plan.recompute)]
-        return cheapest
+            least = next((mode for mode in modes[1:-1] if self._fits(shape, way, mode, offload)), modes[-1])
+            modes = modes[: modes.index(least)]
+
+    def _seconds(self, shape: Shape, way: Way) -> float:
+        plan = shape.plan(**way, recompute=self.modes[0], offload=self.space.offload[0])
+        return self._predict(plan).prediction.step_seconds
+
+    def _fits(self, shape: Shape, way: Way, recompute: str, offload: tuple[str, ...]) -> bool:
+        return self._predict(shape.plan(**way, recompute=recompute, offload=offload)).prediction.fits
 
     def _predict(self, plan: Plan) -> Ranked:
         known = self.fitting.get(plan) or self.too_big.get(plan)
@@ -197,6 +216,9 @@ class _Search:
             known = Ranked(plan, predict(self.graph, plan, self.cluster, self.batch, self.training))
             self.looked_at += 1
             (self.fitting if known.prediction.fits else self.too_big)[plan] = known
+            if known.prediction.fits:
+                place = _placement(plan)
+                self.fastest[place] = min(known.prediction.step_seconds, self.fastest.get(place, math.inf))
         return known
 
 
@@ -204,10 +226,6 @@ def shortfall(prediction: Prediction) -> tuple[float, str]:
     """Bytes by which the fullest device is too small, and the part of its memory that holds most."""
     parts = asdict(prediction.memory)
     return prediction.memory.total - prediction.capacity, max(parts, key=lambda name: parts[name])
-
-
-def _keeps_all(plan: Plan) -> bool:
-    return plan.recompute == "none" and not plan.offload
 
 
 def _few(shape: Shape, ways: list[Way]) -> list[Way]:

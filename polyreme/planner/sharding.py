@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from polyreme.errors import ConfigError
 from polyreme.mesh import ANY, MeshShape, Plan, Rule, Strategy
-from polyreme.planner.graph import BlockCost, ModelGraph, Value
+from polyreme.planner.graph import BlockCost, ModelGraph, PipelineCut, Value
 
 Dims = tuple[str | None, ...]
 
@@ -96,16 +96,15 @@ def cuts_of(plan: Plan) -> Cuts:
     return _cuts(plan.strategy, plan.mesh)
 
 
-def pieces(graph: ModelGraph, plan: Plan, cut: str = "items") -> tuple[Piece, ...]:
+def pieces(graph: ModelGraph, plan: Plan, cut: PipelineCut = "items") -> tuple[Piece, ...]:
     """The chunks of the model in the order that data flows, each as blocks with a count; one chunk without a pipeline.
 
-    cut: as Training.cut. Raises ConfigError for more chunks than there are layers to fill them with.
+    Raises ConfigError for more chunks than there are layers to fill them with.
     """
     num_chunks = len(plan.stage_of_chunk) if plan.schedule else 1
     if num_chunks == 1:
         return (tuple((block, block.repeats) for block in graph.blocks),)
-    counted = [block for block in graph.blocks if cut == "items" or block.part == "layer"]
-    total = sum(block.repeats for block in counted)
+    total = graph.num_items(cut)
     if total < num_chunks:
         raise ConfigError(
             f"model {graph.name!r} has {total} layers to cut, which cannot fill {num_chunks} chunks "
@@ -116,7 +115,7 @@ def pieces(graph: ModelGraph, plan: Plan, cut: str = "items") -> tuple[Piece, ..
     bounds = [k * size + max(0, k - (num_chunks - left)) for k in range(num_chunks + 1)]
     result, start = [], 0
     spans = []
-    for block in counted:
+    for block in graph.items(cut):
         spans.append((block, start, start + block.repeats))
         start += block.repeats
     for low, high in pairwise(bounds):
@@ -128,7 +127,7 @@ def pieces(graph: ModelGraph, plan: Plan, cut: str = "items") -> tuple[Piece, ..
     return tuple(result)
 
 
-def stage_pieces(graph: ModelGraph, plan: Plan, cut: str = "items") -> tuple[tuple[Piece, ...], ...]:
+def stage_pieces(graph: ModelGraph, plan: Plan, cut: PipelineCut = "items") -> tuple[tuple[Piece, ...], ...]:
     """The chunks of each pipeline stage, in the order that data flows through them."""
     chunks = pieces(graph, plan, cut)
     if not plan.schedule:

@@ -14,7 +14,7 @@ from polyreme.mesh import Plan
 from polyreme.mesh.axes import AXES
 from polyreme.mesh.schedules import SCHEDULES
 from polyreme.planner.cluster import Cluster
-from polyreme.planner.graph import ModelGraph
+from polyreme.planner.graph import ModelGraph, PipelineCut
 
 _DIM_OF = {"mp": ("heads", "kv_heads", "ffn", "inner", "vocab"), "ep": ("expert",), "sep": ("block_seq",)}
 _MOST_CHUNKS = 8  # of a stage; each further one sends more and saves little bubble
@@ -74,7 +74,9 @@ class Refused:
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
 
-def shapes(graph: ModelGraph, cluster: Cluster, batch: int, space: Space, refused: Refused) -> Iterator[Shape]:
+def shapes(
+    graph: ModelGraph, cluster: Cluster, batch: int, space: Space, refused: Refused, cut: PipelineCut = "items"
+) -> Iterator[Shape]:
     """Every shape that uses all devices and that the model and the batch divide into; why others do not, in refused.
 
     mp stays inside a node (the nearest link). Of the degrees of sharding, those are taken that span all replicas, a
@@ -82,7 +84,7 @@ def shapes(graph: ModelGraph, cluster: Cluster, batch: int, space: Space, refuse
     """
     for mp, sep, ep, pp in _degrees(graph, cluster, space):
         for is_sequence_parallel in space.sequence_parallel if mp > 1 and _names(graph, ("seq",)) else (False,):
-            reason = _misfit(graph, mp, sep, ep, is_sequence_parallel) or _too_many_stages(graph, pp)
+            reason = _misfit(graph, mp, sep, ep, is_sequence_parallel) or _too_many_stages(graph, pp, cut)
             if reason:
                 refused.add(reason)
                 continue
@@ -94,7 +96,9 @@ def shapes(graph: ModelGraph, cluster: Cluster, batch: int, space: Space, refuse
             yield from _split_replicas(inner, replicas, cluster, space)
 
 
-def cuts(shape: Shape, graph: ModelGraph, batch: int, space: Space) -> list[dict[str, object]]:
+def cuts(
+    shape: Shape, graph: ModelGraph, batch: int, space: Space, cut: PipelineCut = "items"
+) -> list[dict[str, object]]:
     """How a step may be cut: num_microbatches, schedule and virtual_stages, as arguments of Shape.plan.
 
     Without a pipeline fewer microbatches are better while they fit, so they come in rising number.
@@ -104,13 +108,13 @@ def cuts(shape: Shape, graph: ModelGraph, batch: int, space: Space) -> list[dict
     if shape.pp == 1:
         return [{"num_microbatches": m} for m in counts]
     counts = [m for m in counts if rows // m <= _MOST_ROWS or m == max(counts)]
-    layers = sum(block.repeats for block in graph.blocks)
+    items = graph.num_items(cut)
     result: list[dict[str, object]] = []
     for m, schedule in itertools.product(counts, space.schedules):
         kind = SCHEDULES[schedule]
         for virtual in range(kind.least_virtual, int(min(kind.most_virtual, _MOST_CHUNKS)) + 1):
             # chunks as even as the layers allow
-            if virtual * shape.pp > layers or (kind.in_groups and m % shape.pp):
+            if virtual * shape.pp > items or (kind.in_groups and m % shape.pp):
                 continue
             result.append({"num_microbatches": m, "schedule": schedule, "virtual_stages": virtual})
     return result
@@ -214,8 +218,9 @@ def _misfit(graph: ModelGraph, mp: int, sep: int, ep: int, is_sequence_parallel:
 
 
 @lru_cache(maxsize=4096)
-def _too_many_stages(graph: ModelGraph, pp: int) -> str:
-    layers = sum(block.repeats for block in graph.blocks)
-    if pp <= layers:
+def _too_many_stages(graph: ModelGraph, pp: int, cut: PipelineCut) -> str:
+    items = graph.num_items(cut)
+    if pp <= items:
         return ""
-    return f"pp{pp} has more stages than the model has layers ({layers}, embedding and head counted)"
+    counted = ", embedding and head counted" if cut == "items" else ""
+    return f"pp{pp} has more stages than the model has layers ({items}{counted})"

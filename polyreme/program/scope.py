@@ -198,12 +198,12 @@ class HeldTensor:
         self._scope.adopt(self._name, made)
 
 
-class _Current:
+class _ScopeInForce:
     def __init__(self) -> None:
         self.scope = Scope()
 
 
-_current = _Current()
+_current = _ScopeInForce()
 
 
 def global_scope() -> Scope:

@@ -160,7 +160,7 @@ def fill(program: Any, body: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
     """Fill an empty Program with what `parse` or `checked` gave."""
     outer, state.watch.active = state.watch.active, None  # nothing of this is recorded
     try:
-        _Reader(program, arrays).read(body)
+        _ProgramReader(program, arrays).read(body)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError, DTypeError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -178,7 +178,7 @@ def read_bytes(program: Any, data: bytes, where: str) -> None:
     fill(program, body, stored)
 
 
-class _Reader:
+class _ProgramReader:
     """Makes a Program of its body."""
 
     def __init__(self, program: Any, arrays: Mapping[str, np.ndarray]) -> None:

@@ -9,7 +9,7 @@ import xxhash
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from polyreme.mesh import SCHEDULES, Plan
-from polyreme.models.families import DEFAULT_FAMILY, FAMILIES
+from polyreme.models.families import DEFAULT_FAMILY, FAMILIES, shape_of
 from polyreme.registry import Registry
 
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
@@ -269,11 +269,12 @@ class PretrainConfig(Section):
             _divides("model.hidden_size", model.hidden_size, "plan.sharding", plan.sharding)
         ways = plan.sep * (plan.mp if plan.sequence_parallel else 1)
         _divides("model.seq_len", model.seq_len, "plan.sep (x plan.mp with sequence_parallel)", ways)
-        chunks = len(self.parallel_plan.stage_of_chunk)
-        if plan.pp > 1 and chunks > model.num_layers + 2:
+        chunks, cut = len(self.parallel_plan.stage_of_chunk), FAMILIES[model.family].cut
+        if plan.pp > 1 and chunks > shape_of(model.family, model).graph().num_items(cut):
+            parts = " layers, embedding and norm" if cut == "items" else " layers to cut between"
             raise ValueError(
                 f"plan.pp={plan.pp} with {chunks // plan.pp} chunks a stage cuts the model in {chunks}, but it has "
-                f"{model.num_layers} layers, embedding and norm; lower plan.pp or plan.virtual_stages"
+                f"{model.num_layers}{parts}; lower plan.pp or plan.virtual_stages"
             )
         replicas = plan.dp * plan.sharding * train.accumulation
         factors = f"plan.dp x plan.sharding x train.accumulation = {plan.dp} x {plan.sharding} x {train.accumulation}"

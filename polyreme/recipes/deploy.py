@@ -17,6 +17,7 @@ from polyreme.export import Artifact, read
 from polyreme.export.save import save
 from polyreme.hapi.input_spec import InputSpec
 from polyreme.inference import Config, Predictor, create_predictor
+from polyreme.planner.units import bytes_text
 from polyreme.recipes.sampling import TOKENIZER
 from polyreme.recipes.trained import load_trained
 
@@ -48,7 +49,7 @@ def export(folder: Path, prefix: Path, lengths: Sequence[int], platforms: Sequen
         shutil.copyfile(folder / TOKENIZER, written[-1])
     sizes_of = {path: Path(path).stat().st_size for path in written}
     head = f"step {meta['step']} of {folder}, {sum(p.size for p in model.parameters()):,} parameters, is now"
-    return [head, *(f"  {path}  {_bytes_text(size)}" for path, size in sizes_of.items())]
+    return [head, *(f"  {path}  {bytes_text(size)}" for path, size in sizes_of.items())]
 
 
 def describe(artifact: Artifact) -> list[str]:
@@ -60,7 +61,7 @@ def describe(artifact: Artifact) -> list[str]:
         f"made with    polyreme {manifest.polyreme}, jax {manifest.jax}",
         f"platforms    {', '.join(artifact.platforms)}",
         f"gradients    {'yes' if manifest.differentiable is True else manifest.differentiable or 'no'}",
-        f"weights      {len(artifact.stored)} arrays, {_bytes_text(weights)}",
+        f"weights      {len(artifact.stored)} arrays, {bytes_text(weights)}",
     ]
     for name, function in artifact.functions.items():
         lines += ["", f"function {name}"]
@@ -71,7 +72,7 @@ def describe(artifact: Artifact) -> list[str]:
             lines.append(f"  program {program.record.file.name}{f'  ({chr(44).join(sizes)})' if sizes else ''}")
     width = max(len(f.name) for f in manifest.files)
     lines += ["", "files, with the digest (xxh3_128) that each has"]
-    return lines + [f"  {f.name:<{width}}  {_bytes_text(f.nbytes):>10}  {f.digest}" for f in manifest.files]
+    return lines + [f"  {f.name:<{width}}  {bytes_text(f.nbytes):>10}  {f.digest}" for f in manifest.files]
 
 
 def infer(prefix: Path, inputs: Mapping[str, Path], output: Path | None, device: str, repeat: int) -> list[str]:
@@ -155,15 +156,3 @@ def _time(predictor: Predictor, arrays: Sequence[np.ndarray]) -> float:
     for out in predictor.run(arrays):
         out.numpy()
     return time.perf_counter() - start
-
-
-def _bytes_text(nbytes: int) -> str:
-    """Bytes in the unit a person would choose.
-
-    >>> _bytes_text(2048)
-    '2.0 KiB'
-    """
-    size, units = float(nbytes), ["B", "KiB", "MiB", "GiB"]
-    while size >= 1024 and len(units) > 1:
-        size, units = size / 1024, units[1:]
-    return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{nbytes} B"

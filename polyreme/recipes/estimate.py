@@ -30,17 +30,3 @@ def flops_per_token(model: ModelConfig) -> int:
     positions = model.seq_len * model.hidden_size if shape.learned_positions else 0
     matmul = shape.num_parameters - tables - positions + model.vocab_size * model.hidden_size
     return 6 * matmul + 12 * model.num_layers * model.hidden_size * model.seq_len
-
-
-def bytes_text(nbytes: float) -> str:
-    """Bytes as a person reads them.
-
-    >>> bytes_text(1536), bytes_text(3 * 2**30)
-    ('1.5 KiB', '3.0 GiB')
-    """
-    size = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import SCHEDULES, Plan
 from polyreme.mesh.axes import AXES
+from polyreme.models.families import FAMILIES
 from polyreme.planner import Memory, Training
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.explain import Change, changes
@@ -24,9 +25,10 @@ from polyreme.planner.memory import memory
 from polyreme.planner.predict import predict
 from polyreme.planner.search import Ranked, SearchResult, search
 from polyreme.planner.space import Space
+from polyreme.planner.units import bytes_text
 from polyreme.recipes.config import PlanConfig, PretrainConfig
 from polyreme.recipes.config_file import Loaded
-from polyreme.recipes.estimate import bytes_text, shape_of
+from polyreme.recipes.estimate import shape_of
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,8 @@ def training_of(config: PretrainConfig, cluster: Cluster) -> Training:
     train = config.train
     dtype = "float32" if train.amp_level == "O0" else train.amp_dtype
     attention = _attention(config, cluster, dtype)
-    return Training(dtype=dtype, master=train.amp_level == "O2", attention=attention, sums="program")
+    cut = FAMILIES[config.model.family].cut
+    return Training(dtype=dtype, master=train.amp_level == "O2", attention=attention, cut=cut, sums="program")
 
 
 def memory_of(config: PretrainConfig) -> Memory:
@@ -115,7 +118,8 @@ def memory_of(config: PretrainConfig) -> Memory:
     compiler for it keeps them."""
     train = config.train
     dtype = "float32" if train.amp_level == "O0" else train.amp_dtype
-    training = Training(dtype=dtype, master=train.amp_level == "O2", sums="program")
+    cut = FAMILIES[config.model.family].cut
+    training = Training(dtype=dtype, master=train.amp_level == "O2", cut=cut, sums="program")
     compiler = "cpu" if config.device == "cpu" else "accelerator"
     stages = memory(shape_of(config.model).graph(), config.parallel_plan, train.global_batch, training, compiler)
     return max(stages, key=lambda stage: stage.total)

@@ -13,7 +13,8 @@ from rich.text import Text
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.prediction import Memory, Prediction
 from polyreme.planner.search import TIE, Ranked, shortfall
-from polyreme.recipes.estimate import bytes_text, num_parameters
+from polyreme.planner.units import bytes_text
+from polyreme.recipes.estimate import num_parameters
 from polyreme.recipes.plan import Answer, plan_words
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "workspace")

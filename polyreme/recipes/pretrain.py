@@ -53,7 +53,7 @@ def run(config: PretrainConfig, *, resume: str, overrides_source: dict[str, Any]
         is_anew = resume == "never" and _is_first()
         renamed = set_aside(folder, ("checkpoints", "tensorboard")) if is_anew else {}
         with CheckpointStore(folder / "checkpoints", max_to_keep=config.checkpoint.keep) as store:
-            job = _Run(config, folder, corpus, store)
+            job = _PretrainRun(config, folder, corpus, store)
             job.notes += [f"{old}/ of an earlier run is kept as {new}/" for old, new in renamed.items()]
             first = job.restore(resume)
             job.train(first, stop, overrides_source["resume_command"])
@@ -102,7 +102,7 @@ class _Waiting(NamedTuple):
     result: StepResult
 
 
-class _Run:
+class _PretrainRun:
     def __init__(self, config: PretrainConfig, folder: Path, corpus: Corpus, store: CheckpointStore) -> None:
         self.config, self.folder, self.corpus, self.store = config, folder, corpus, store
         self.notes: list[str] = []

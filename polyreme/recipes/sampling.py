@@ -13,11 +13,11 @@ from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError, NumericsError
 from polyreme.jit import to_static
+from polyreme.models.tokenizer import END_OF_TEXT
 from polyreme.ops.indexing import getitem
 
 Logits = Callable[[np.ndarray], np.ndarray]
 TOKENIZER = "tokenizer.json"  # in the output folder of a run
-_END_OF_TEXT = "<|endoftext|>"
 
 
 def sample_text(
@@ -36,7 +36,7 @@ def sample_text(
     temperature 0 takes the likeliest token; top_k 0 chooses among all. The model sees its last seq_len tokens, and only
     tokens that the tokenizer knows are chosen. logits: as in generate_ids.
     """
-    end = tokenizer.token_to_id(_END_OF_TEXT)
+    end = tokenizer.token_to_id(END_OF_TEXT)
     ids = tokenizer.encode(prompt).ids or [end or 0]
     chooser = Chooser(temperature, top_k, seed, tokenizer.get_vocab_size())
     return tokenizer.decode(

@@ -19,13 +19,15 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 import xxhash
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from polyreme.errors import ConfigError, DataError
+from polyreme.models.families import BYTE_LEVEL, FAMILIES, TokenizerTrainer
+from polyreme.models.tokenizer import END_OF_TEXT
 from polyreme.recipes.config import DataConfig, PretrainConfig
+from polyreme.registry import Reference
 
-END_OF_TEXT = "<|endoftext|>"
-_FORMAT = 1  # raised when the files below change meaning, so that old folders are not read
+_FORMAT = 2  # raised when the files below change meaning, so that old folders are not read
 _CHUNK_BYTES = 1 << 18
 _MAX_LINE_BYTES = 1 << 24  # longer is not text with lines; it would be held in memory whole
 _STALE_SECONDS = 3600  # a folder half written this long ago belongs to a process that died
@@ -87,7 +89,8 @@ def load_corpus(config: PretrainConfig, base: Path | None = None) -> Corpus:
     """
     cache = Path(config.data.cache or Path(config.output) / "data")
     size, seq_len, batch = config.tokenizer_vocab_size, config.model.seq_len, config.train.global_batch
-    corpus = prepare(config.data, vocab_size=size, seq_len=seq_len, cache=cache, base=base)
+    tokenizer = FAMILIES[config.model.family].tokenizer
+    corpus = prepare(config.data, vocab_size=size, seq_len=seq_len, cache=cache, base=base, tokenizer=tokenizer)
     if len(corpus.train) < batch:
         raise DataError(
             f"data.text: {len(corpus.train)} training samples are fewer than train.global_batch={batch}; "
@@ -101,19 +104,28 @@ def load_corpus(config: PretrainConfig, base: Path | None = None) -> Corpus:
     return corpus
 
 
-def prepare(data: DataConfig, *, vocab_size: int, seq_len: int, cache: Path, base: Path | None = None) -> Corpus:
+def prepare(
+    data: DataConfig,
+    *,
+    vocab_size: int,
+    seq_len: int,
+    cache: Path,
+    base: Path | None = None,
+    tokenizer: Reference[TokenizerTrainer] = BYTE_LEVEL,
+) -> Corpus:
     """Find or make the token file for a data configuration.
 
     vocab_size is the tokenizer's. cache is the folder that keeps prepared data; base is where relative paths are looked
-    for first, then the current folder, then the repository. Raises DataError naming file and line for text that is
-    missing, empty, not UTF-8 or too short for one window in each split; ConfigError if the cache cannot be written.
+    for first, then the current folder, then the repository. tokenizer: what trains one on the text. Raises DataError
+    naming file and line for text that is missing, empty, not UTF-8 or too short for one window in each split;
+    ConfigError if the cache cannot be written or the tokenizer is not what was asked for.
     """
     paths = [] if data.is_synthetic else [resolve(text, base) for text in data.text]
-    key = _key(data, paths, vocab_size)
+    key = _key(data, paths, vocab_size, tokenizer)
     folder = cache / key
     facts = _read(folder)
     if facts is None:
-        facts = _build(folder, data, paths, vocab_size)
+        facts = _build(folder, data, paths, vocab_size, tokenizer)
     return _split(data, folder, facts, seq_len)
 
 
@@ -148,21 +160,6 @@ def read_chunks(path: Path) -> Iterator[str]:
             yield body
     if carry:
         yield carry
-
-
-def train_tokenizer(chunks: Iterator[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE of at most vocab_size tokens, trained on the chunks; it encodes and decodes any text exactly."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(chunks, trainer)
-    return tokenizer
 
 
 def synthetic_tokens(count: int, vocab_size: int, seed: int) -> np.ndarray:
@@ -216,13 +213,13 @@ def _decode(block: bytes, path: Path, line: int) -> str:
         raise DataError(f"{path}:{line}: byte 0x{byte:02x} is not UTF-8; convert the file to UTF-8") from None
 
 
-def _key(data: DataConfig, paths: Sequence[Path], vocab_size: int) -> str:
+def _key(data: DataConfig, paths: Sequence[Path], vocab_size: int, tokenizer: Reference[TokenizerTrainer]) -> str:
     """Digest of everything the token file depends on."""
     state = xxhash.xxh3_128(json.dumps([_FORMAT, vocab_size]).encode())
     if data.is_synthetic:
         state.update(json.dumps(["synthetic", data.synthetic_tokens, data.seed]).encode())
         return state.hexdigest()
-    state.update(tokenizers.__version__.encode())
+    state.update(json.dumps([tokenizers.__version__, str(tokenizer)]).encode())
     for path in paths:
         try:
             with path.open("rb") as file:
@@ -252,7 +249,9 @@ def _read(folder: Path) -> dict[str, object] | None:
     return facts
 
 
-def _build(folder: Path, data: DataConfig, paths: Sequence[Path], vocab_size: int) -> dict[str, object]:
+def _build(
+    folder: Path, data: DataConfig, paths: Sequence[Path], vocab_size: int, trainer: Reference[TokenizerTrainer]
+) -> dict[str, object]:
     """Prepare into a folder of our own, then rename it; whoever is first wins and the others use theirs."""
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:12]}")
     try:
@@ -260,7 +259,7 @@ def _build(folder: Path, data: DataConfig, paths: Sequence[Path], vocab_size: in
         _sweep(folder.parent)
         temporary.mkdir()
         try:
-            facts = _write(temporary, data, paths, vocab_size)
+            facts = _write(temporary, data, paths, vocab_size, trainer)
             return _publish(temporary, folder, facts)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -271,7 +270,9 @@ def _build(folder: Path, data: DataConfig, paths: Sequence[Path], vocab_size: in
         ) from None
 
 
-def _write(folder: Path, data: DataConfig, paths: Sequence[Path], vocab_size: int) -> dict[str, object]:
+def _write(
+    folder: Path, data: DataConfig, paths: Sequence[Path], vocab_size: int, trainer: Reference[TokenizerTrainer]
+) -> dict[str, object]:
     dtype = "uint16" if vocab_size <= 1 << 16 else "uint32"
     tokens_path = folder / "tokens.bin"
     if data.is_synthetic:
@@ -279,7 +280,7 @@ def _write(folder: Path, data: DataConfig, paths: Sequence[Path], vocab_size: in
         tokens.astype(dtype).tofile(tokens_path)
         count, used = len(tokens), vocab_size
     else:
-        tokenizer = _trained(paths, vocab_size)
+        tokenizer = _train_tokenizer(trainer, paths, vocab_size)
         tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
         count, used = _encode(tokenizer, paths, tokens_path, dtype), tokenizer.get_vocab_size()
     digests = {path.name: _file_digest(path) for path in sorted(folder.iterdir())}
@@ -291,16 +292,19 @@ def _write(folder: Path, data: DataConfig, paths: Sequence[Path], vocab_size: in
     return facts
 
 
-def _trained(paths: Sequence[Path], vocab_size: int) -> Tokenizer:
-    smallest = len(pre_tokenizers.ByteLevel.alphabet()) + 1
-    if vocab_size < smallest:
-        raise ConfigError(
-            f"data.tokenizer_vocab_size={vocab_size} is too small: {smallest} hold every byte and {END_OF_TEXT}"
-        )
+def _train_tokenizer(trainer: Reference[TokenizerTrainer], paths: Sequence[Path], vocab_size: int) -> Tokenizer:
     for path in paths:
         if not any(chunk.strip() for chunk in read_chunks(path)):
             raise DataError(f"{path}: the file has no text")
-    return train_tokenizer((chunk for path in paths for chunk in read_chunks(path)), vocab_size)
+    tokenizer = trainer.load()((chunk for path in paths for chunk in read_chunks(path)), vocab_size)
+    if tokenizer.token_to_id(END_OF_TEXT) is None:
+        raise ConfigError(f"{trainer}: its tokenizer has no token {END_OF_TEXT}; train it with that one as special")
+    if tokenizer.get_vocab_size() > vocab_size:
+        raise ConfigError(
+            f"{trainer}: its tokenizer has {tokenizer.get_vocab_size()} tokens, more than "
+            f"data.tokenizer_vocab_size={vocab_size}; raise that, or train it to fewer"
+        )
+    return tokenizer
 
 
 def _encode(tokenizer: Tokenizer, paths: Sequence[Path], out: Path, dtype: str) -> int:

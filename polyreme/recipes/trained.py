@@ -14,14 +14,20 @@ from polyreme.recipes.build import build_model
 from polyreme.recipes.config import ModelConfig
 
 
+def checkpoints_of(folder: Path) -> Path:
+    """Where a run keeps its checkpoints. Raises CheckpointError for a folder that is no run's."""
+    checkpoints = folder / "checkpoints"
+    if not checkpoints.is_dir():
+        raise CheckpointError(f"{folder}: no checkpoints/ in it; give the output folder of a run, such as runs/gpt_kjv")
+    return checkpoints
+
+
 def load_trained(folder: Path) -> tuple[Decoder, dict[str, Any]]:
     """The model of the newest valid checkpoint, on one device, in float32; and what was saved beside it (step, config).
 
     Raises CheckpointError if the folder is not a run's, or its checkpoint not of this model.
     """
-    if not (folder / "checkpoints").is_dir():
-        raise CheckpointError(f"{folder}: no checkpoints/ in it; give the output folder of a run, such as runs/gpt_kjv")
-    with CheckpointStore(folder / "checkpoints", read_only=True) as store:
+    with CheckpointStore(checkpoints_of(folder), read_only=True) as store:
         arrays, meta = store.restore()
     saved = {k.removeprefix("model."): v for k, v in meta["config"].items() if k.startswith("model.")}
     model = build_model(ModelConfig(**saved))

@@ -11,22 +11,19 @@ import numpy as np
 from polyreme.core import rng, state
 from polyreme.core.backend import Device
 from polyreme.distributed.communication import replicas
-from polyreme.distributed.placement import shard_batch
 from polyreme.distributed.planned_step import PlannedStep
 from polyreme.distributed.whole_step import WholeStep
 from polyreme.eager.host import put
-from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.jit import to_static
 from polyreme.nn.clip import ClipGradByGlobalNorm
-from polyreme.ops.layout import sharding_constraint
 from polyreme.ops.manipulation import stack
 from polyreme.optimizer import AdamW
 from polyreme.optimizer.lr import CosineAnnealingDecay, LinearWarmup, LRScheduler
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import PretrainConfig, TrainConfig
-from polyreme.recipes.staged import StagedRuns
+from polyreme.recipes.staged import first_bad_of_stages
 from polyreme.training import Microbatch, MixedPrecision, StepPolicy, StepResult
 
 
@@ -53,9 +50,6 @@ class Trainer:
         )
         self.planned.check_rows(config.train.global_batch)
         self.layout, self.optimizer = self.planned.layout, self.planned.optimizer
-        self._staged = StagedRuns(self.planned) if self.planned.is_staged else None
-        self._loss = to_static(self._evaluate)
-        self._forward = to_static(self._whole_logits)
 
     def step(self, tokens: Any, labels: Any) -> StepResult:
         """One optimizer step on a global batch."""
@@ -67,10 +61,7 @@ class Trainer:
         """Mean loss of a batch, nats a token, with dropout off."""
         self.model.eval()
         try:
-            with no_grad():
-                if self._staged:
-                    return self._staged.evaluate(tokens, labels)
-                return float(self._loss(self._place(tokens), self._place(labels)))
+            return float(self.planned.evaluate(tokens, labels))
         finally:
             self.model.train()
 
@@ -78,22 +69,8 @@ class Trainer:
     def logits(self) -> Callable[[Any], np.ndarray] | None:
         """tokens -> logits on the host, for a model over pipeline stages or processes, each of which must call it; None
         where the model can be called itself."""
-        if self._staged:
-            return self._staged.logits
-        if not replicas.spans_processes(self.layout.mesh):
-            return None
-        return lambda tokens: self._forward(shard_batch(self.layout, tokens, None, None)).numpy()
-
-    def _place(self, batch: Any) -> Tensor:
-        return shard_batch(self.layout, batch, "batch", None)
-
-    def _evaluate(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        with self.planned.policy.precision.autocast():
-            return self.model(tokens, labels)
-
-    def _whole_logits(self, tokens: Tensor) -> Tensor:
-        with self.planned.policy.precision.autocast():
-            return sharding_constraint(self.model(tokens), self.layout.replicated())
+        is_elsewhere = self.planned.is_staged or replicas.spans_processes(self.layout.mesh)
+        return self.planned.outputs if is_elsewhere else None
 
     # what went wrong
 
@@ -104,8 +81,8 @@ class Trainer:
         order of the backward; None if all are finite. For use after a failure: it compiles a program of its own.
         """
         state.write(rng.default_generator.key_state(), key._array)
-        if self._staged:
-            return self._staged.first_bad_tensor(tokens, labels, list(self.model.named_parameters()))
+        if self.planned.is_staged:
+            return first_bad_of_stages(self.planned, tokens, labels)
         names: list[str] = []
         flags: list[Tensor] = []
 
@@ -151,7 +128,7 @@ class Trainer:
 
     def arrays(self) -> dict[str, jax.Array]:
         """Everything a checkpoint holds, by name. If the mesh spans processes, each must call it."""
-        if self._staged:
+        if self.planned.is_staged:
             self.planned.step.updating().share_numbers()
         found = {name: tensor._array for name, tensor in self._tensors().items()}
         optimizer = self.optimizer.state_arrays(self._names())

@@ -31,7 +31,7 @@ from polyreme.sequences.lod_tensor import LoDTensor, create_lod_tensor
 Lod = tuple[Variable, ...]
 
 
-class _Notes:
+class _SequenceNotes:
     """What sequence layers remember of a Program while it is recorded.
 
     version: up to which every result has its lod; any: whether there is one that is not (). By name of a Variable:
@@ -44,11 +44,11 @@ class _Notes:
         self.padded: dict[str, tuple[Variable, Variable]] = {}
 
     @staticmethod
-    def of(program: Program) -> _Notes:
+    def of(program: Program) -> _SequenceNotes:
         """A Program's notes, kept with it; a copy of the Program begins with none."""
         found = program.__dict__.get("_sequence_notes")
         if found is None:
-            found = program.__dict__["_sequence_notes"] = _Notes()
+            found = program.__dict__["_sequence_notes"] = _SequenceNotes()
         return found
 
 
@@ -96,7 +96,7 @@ def _settled(value: Tensor | None) -> bool:
 
 def _settle(program: Program) -> bool:
     """Give every result of a Program its lod, once for each version of it; returns whether any has sequences."""
-    notes = _Notes.of(program)
+    notes = _SequenceNotes.of(program)
     if notes.version == program.version:
         return notes.any
     for block in program.blocks:
@@ -179,7 +179,7 @@ def _record(name: str, x: Variable, dtype: Any) -> Variable:
 
 def lengths(level: Variable) -> Variable:
     """The length of each sequence of a level, [n], which is what ops take."""
-    known = _Notes.of(defaults.main).lengths
+    known = _SequenceNotes.of(defaults.main).lengths
     result = known.get(level.name)
     # one that was computed inside a branch is not known outside of it
     if result is None or defaults.block.find_var(result.name) is not result:
@@ -197,18 +197,18 @@ def inner(lod: Lod) -> Variable:
 def offsets(of: Variable) -> Variable:
     """A level of sequences of these lengths."""
     made = divided(OPS["sequence_offsets"](of), ())
-    _Notes.of(defaults.main).lengths[made.name] = of
+    _SequenceNotes.of(defaults.main).lengths[made.name] = of
     return made
 
 
 def remember_padded(length: Variable, x: Variable, rectangle: Variable) -> None:
     """Note what sequence_pad made, for what undoes it."""
-    _Notes.of(defaults.main).padded[length.name] = x, rectangle
+    _SequenceNotes.of(defaults.main).padded[length.name] = x, rectangle
 
 
 def padded_from(length: Variable) -> tuple[Variable, Variable] | None:
     """(sequences, rectangle) if sequence_pad gave these lengths."""
-    return _Notes.of(defaults.main).padded.get(length.name)
+    return _SequenceNotes.of(defaults.main).padded.get(length.name)
 
 
 def offsets_given(what: str, given: Any) -> Variable:

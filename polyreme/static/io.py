@@ -316,7 +316,7 @@ def _write_model(
     body = serial.to_body(pruned, arrays)
     arrays |= stored.values_of(pruned, global_scope(), stored.persistables(pruned))
     model = {"program": body, "feed": feed, "fetch": fetch}
-    inputs = [_Input(v) for v in feeds]
+    inputs = [_FedInput(v) for v in feeds]
     call = _pure(pruned, list(stored.persistables(pruned)), feed, fetch)
     only = options.pop("program_only", False) or any(getattr(v, "lod", ()) for v in feeds)
     functions = {} if only else {MAIN: export.Function(call, inputs, fetch, options.pop("buckets", None))}
@@ -324,7 +324,7 @@ def _write_model(
     export.write_functions(base, functions, arrays, platforms=platforms, extra={"static": model})
 
 
-class _Input:
+class _FedInput:
     """A fed Variable as export.write takes it."""
 
     def __init__(self, variable: Tensor) -> None:

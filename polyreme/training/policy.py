@@ -17,9 +17,9 @@ class StepPolicy:
     precision: what is cast, and whether the loss is scaled. non_finite: what a step does whose loss or gradients are
     not finite: "apply" updates as ever; "skip" changes nothing; "halt" changes nothing, nor does any step that follows,
     so that what went wrong can be looked at. A loss scaler skips by itself what it has made overflow, so with one there
-    is nothing to halt. accumulates: a batch comes in microbatches, each of which draws random numbers from a branch of
-    the stream, so that they are the same in whatever order and on whatever device it runs; if not, a batch is one piece
-    that draws from the stream itself, as the same lines outside a step do.
+    is nothing to halt. accumulates: a microbatch draws random numbers from a branch of the stream, so that they are the
+    same in whatever order and on whatever device it runs; if not, a batch that is one piece draws from the stream
+    itself, as the same lines outside a step do, and only one of several microbatches from branches.
 
     Raises ConfigError for an unknown non_finite, and for "halt" with a loss scaler.
 
@@ -39,6 +39,10 @@ class StepPolicy:
                 "StepPolicy: non_finite='halt' with a loss scaler, which tries scales until gradients overflow; give "
                 "'skip', or bfloat16, which needs no scaler"
             )
+
+    def branches(self, count: int) -> bool:
+        """True if each of this many microbatches draws from a branch of the stream, not from the stream itself."""
+        return self.accumulates or count > 1
 
     @property
     def guards(self) -> bool:

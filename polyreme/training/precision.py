@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyreme.amp import GradScaler, auto_cast, decorate
+from polyreme.core import state
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,15 @@ class MixedPrecision:
                 master_weight=self.master_weight,
                 master_grad=self.master_grad,
             )
+
+    def cast(self, model: Any) -> dict[int, Any]:
+        """Cast the model for level O2 before there is an optimizer. -> by id of a parameter, the array that its master
+        weight is to be made of, for Optimizer.keep_masters; empty where there are to be none."""
+        before = {id(p): (p.dtype, state.read(p)) for p in model.parameters()}
+        self.decorate(model)
+        if self.level != "O2" or not self.master_weight:
+            return {}
+        return {id(p): before[id(p)][1] for p in model.parameters() if p.dtype != before[id(p)][0]}
 
     def make_scaler(self) -> GradScaler | None:
         """The loss scaler, None where the loss is not scaled."""

@@ -1,4 +1,5 @@
-"""One training step on one mesh: forward, backward and update of a batch, written once as imperative code.
+"""One training step on one mesh: forward, backward and update of a batch, written once as imperative code, and its
+forward alone.
 
 It runs as it stands, captured as one program (to_static), or abstractly. A model over pipeline stages has many
 programs: distributed.pipeline.step does the same with those.
@@ -17,7 +18,9 @@ import numpy as np
 
 from polyreme.core import rng, state
 from polyreme.eager.host import put
+from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor
+from polyreme.errors import ConfigError
 from polyreme.nn.clip import global_norm
 from polyreme.training.microbatches import Microbatch, shares
 from polyreme.training.policy import StepPolicy
@@ -37,12 +40,17 @@ class StepResult(NamedTuple):
     parts: list[tuple[list[Tensor], Any]]
 
 
+def _no_output(inputs: Any) -> Any:
+    raise ConfigError("TrainingStep: outputs without losses were asked for; make it with output, a function of inputs")
+
+
 class TrainingStep:
     """A model's training step under a policy.
 
     forward(inputs, labels) -> (losses, outputs) of a microbatch: losses are means over its rows, added up; outputs are
-    for the caller. where: the sharding of the step's flag, which must be as a captured step leaves it; the default
-    device if None. Gradients and updates are two methods, so that a caller may look at what lies between.
+    for the caller. output: inputs -> outputs, where no loss is asked for. where: the sharding of the step's flag, which
+    must be as a captured step leaves it; the default device if None. Gradients and updates are two methods, so that a
+    caller may look at what lies between.
     """
 
     def __init__(
@@ -51,8 +59,9 @@ class TrainingStep:
         optimizer: Any,
         policy: StepPolicy,
         where: Any = None,
+        output: Callable[[Any], Any] = _no_output,
     ) -> None:
-        self.forward, self.optimizer, self.policy = forward, optimizer, policy
+        self.forward, self.output, self.optimizer, self.policy = forward, output, optimizer, policy
         self.scaler = policy.precision.make_scaler()
         false = np.zeros((), np.bool_)
         self._halted = Tensor(jnp.asarray(false) if where is None else put(false, where))
@@ -77,6 +86,31 @@ class TrainingStep:
             means.append(loss.detach())
             parts.append(([each.detach() for each in losses], outputs))
         return functools.reduce(operator.add, means), parts
+
+    def evaluate(
+        self, batch: Sequence[Microbatch], *, losses: bool = True, outputs: bool = False
+    ) -> list[tuple[list[Tensor], Any]]:
+        """Forward alone, as the policy computes -> of each microbatch, its losses and outputs; none and None where they
+        are not asked for. Whether Layers are in training mode is the caller's to say.
+
+        Random numbers come from where gradients takes them; where nothing is drawn the stream stays where it is.
+        """
+        generator, parts, stays = rng.default_generator, [], self.policy.branches(len(batch))
+        before = state.read(generator.key_state()) if stays else None
+        with no_grad():
+            for microbatch, stream in zip(batch, self._streams(len(batch)), strict=True):
+                with stream, self.policy.precision.autocast():
+                    key = state.read(generator.key_state()) if stays else None
+                    if losses:
+                        means, out = self.forward(microbatch.inputs, microbatch.labels)
+                    else:
+                        means, out = [], self.output(microbatch.inputs)
+                    stays = stays and state.read(generator.key_state()) is key
+                parts.append((means, out if outputs else None))
+        if stays:
+            # evaluating between two steps then leaves the next one as it would have been
+            state.write(generator.key_state(), before)
+        return parts
 
     def update(self, loss: Tensor) -> Tensor | None:
         """Update the parameters from their gradients, as the policy says if loss or gradients are not finite; the
@@ -103,7 +137,7 @@ class TrainingStep:
 
     def _streams(self, count: int) -> list[contextlib.AbstractContextManager]:
         """For each microbatch, the block in which it draws random numbers."""
-        if not self.policy.accumulates:
+        if not self.policy.branches(count):
             return [contextlib.nullcontext()] * count
         generator = rng.default_generator
         return [generator.starting_at(key) for key in generator.branches(count)]

@@ -31,7 +31,7 @@ def tensor(dtype="float32"):
         ("O2", False, ["bfloat16", "float32", "bfloat16", "bfloat16", "bfloat16"]),
     ],
 )
-def test_levels(level, promote, want):
+def test_each_level_casts_its_ops(level, promote, want):
     wide, low = tensor(), tensor("bfloat16")
     with amp.auto_cast(level=level, dtype="bfloat16", use_promote=promote):
         results = [matmul(wide, wide), exp(wide), add(wide, wide), add(low, low), add(wide, low)]

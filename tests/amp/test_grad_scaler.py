@@ -167,7 +167,7 @@ def test_two_optimizers_share_a_scaler():
     assert (a.item(), b.item(), scaler.get_loss_scaling().item()) == (1.0, 0.5, 2.0)
 
 
-def test_minimize():
+def test_minimize_steps_and_updates_the_scale():
     scaler = GradScaler()
     w = Parameter(np.ones(2, "float32"), name="w")
     optimizer = SGD(0.5, parameters=[w])
@@ -204,22 +204,22 @@ def test_state_dict_round_trip():
     _, _, step = training(scaler)
     for g in (1.0, np.inf, 1.0):
         step(to_tensor(np.array([g, 1.0], "float32")))
-    found = scaler.state_dict()
-    assert found == {
+    state = scaler.state_dict()
+    assert state == {
         "scale": 64.0, "incr_count": 1, "decr_count": 0, "incr_ratio": 3.0, "decr_ratio": 0.25, "incr_every_n_steps": 7,
         "decr_every_n_nan_or_inf": 1, "use_dynamic_loss_scaling": True,
     }  # fmt: skip
     other = GradScaler()
-    other.load_state_dict(found)
-    assert other.state_dict() == found
+    other.load_state_dict(state)
+    assert other.state_dict() == state
     with pytest.raises(CheckpointError, match=r"missing \['scale'\], unknown \['skale'\]"):
-        other.load_state_dict({("skale" if k == "scale" else k): v for k, v in found.items()})
+        other.load_state_dict({("skale" if k == "scale" else k): v for k, v in state.items()})
     with pytest.raises(ConfigError, match="decr_ratio is between 0 and 1, got 2"):
-        other.load_state_dict({**found, "decr_ratio": 2.0})
-    assert other.state_dict() == found
+        other.load_state_dict({**state, "decr_ratio": 2.0})
+    assert other.state_dict() == state
 
 
-def test_getters():
+def test_getters_say_the_settings():
     scaler = GradScaler(init_loss_scaling=8.0)
     assert scaler.is_enable()
     assert scaler.is_use_dynamic_loss_scaling()

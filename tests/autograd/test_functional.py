@@ -35,12 +35,12 @@ def test_grad_with_respect_to_an_interior_tensor_and_to_the_output_itself():
 
 def test_grad_outputs_and_several_outputs():
     x = leaf([1.0, 2.0])
-    given = to_tensor([10.0, 100.0], dtype="float64")
-    (dx,) = grad([x * 2, (x * x).sum()], x, grad_outputs=[given, None])
+    cotangent = to_tensor([10.0, 100.0], dtype="float64")
+    (dx,) = grad([x * 2, (x * x).sum()], x, grad_outputs=[cotangent, None])
     np.testing.assert_array_equal(dx.numpy(), [20 + 2, 200 + 4])
-    (same,) = grad(x, x, grad_outputs=given)
-    assert same is not given
-    assert given.stop_gradient
+    (same,) = grad(x, x, grad_outputs=cotangent)
+    assert same is not cotangent
+    assert cotangent.stop_gradient
 
 
 def test_allow_unused_and_no_grad_vars():

@@ -317,12 +317,12 @@ def bad(backward):
         (lambda ctx, g: g.sum(), r"gradient 0 has shape \[\], its Tensor \[2\]"),
     ],
 )
-def test_bad_backwards(backward, message):
+def test_a_backward_that_gives_no_gradient_is_refused(backward, message):
     with pytest.raises(GradError, match=message):
         bad(backward).apply(leaf([1.0, 2.0])).sum().backward()
 
 
-def test_other_errors():
+def test_a_second_backward_and_missing_methods_are_refused():
     y = Wrong.apply(leaf(1.0))
     y.backward()
     with pytest.raises(GradError, match="'Wrong' a second time"):

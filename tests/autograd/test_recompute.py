@@ -61,13 +61,13 @@ def test_equals_the_plain_call(static, keep):
 
 
 def test_what_is_kept_is_the_inputs_only():
-    kept = []
+    refs = []
 
     class Probe(PyLayer):
         @staticmethod
         def forward(ctx, x):
             made = x * 2
-            kept.append(weakref.ref(made._array))
+            refs.append(weakref.ref(made._array))
             ctx.save_for_backward(made)
             return made + 0
 
@@ -79,10 +79,10 @@ def test_what_is_kept_is_the_inputs_only():
     plain = Probe.apply(x)
     y = recompute(Probe.apply, x)
     gc.collect()
-    assert [ref() is None for ref in kept] == [False, True]
+    assert [ref() is None for ref in refs] == [False, True]
     y.sum().backward()
     np.testing.assert_array_equal(x.grad.numpy(), np.full_like(X, 2))
-    assert len(kept) == 3, "the function ran once more"
+    assert len(refs) == 3, "the function ran once more"
     del plain
 
 
@@ -360,14 +360,14 @@ def test_a_function_that_keeps_a_tensor_of_its_first_run():
 
 
 def test_a_tensor_kept_in_an_attribute_still_has_its_gradient():
-    x, kept = Tensor(X, stop_gradient=False), []
+    x, products = Tensor(X, stop_gradient=False), []
 
     def function(v):
-        kept.append(v * 3)
+        products.append(v * 3)
         return v * v
 
     y = recompute(function, x * 1)
-    (y + kept[0]).sum().backward()
+    (y + products[0]).sum().backward()
     near(x.grad.numpy(), 2 * X + 3)
 
 

@@ -76,7 +76,7 @@ def test_help_is_quick():
     assert best < 1.0
 
 
-def test_version():
+def test_version_is_printed():
     result = run("--version")
     assert result.returncode == 0
     assert result.stdout.startswith("polyreme ")

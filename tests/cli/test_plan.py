@@ -61,16 +61,16 @@ def test_json_has_everything(small, capsys):
     # 30 rows do not go with the file's own plan and accumulation, which are only compared
     words = ["plan", str(small), "--topology", "h100:2x8", "--global-batch", "32", "--top", "3", "--json", *FAST]
     assert main(words) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["cluster"]["num_devices"] == 16
-    assert found["global_batch"] == 32
-    assert found["chosen"] == 0
-    best = found["plans"][0]
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["cluster"]["num_devices"] == 16
+    assert answer["global_batch"] == 32
+    assert answer["chosen"] == 0
+    best = answer["plans"][0]
     assert best["memory"]["total"] == pytest.approx(sum(best["memory"][part] for part in best["memory"]) / 2)
     assert best["times"]["total"] == pytest.approx(best["step_seconds"])
-    assert len({each["words"] for each in found["plans"]}) == 3
-    assert found["own"] is None  # of 8 devices
-    assert all(set(each) == {"why", "meshes"} for each in found["ruled_out"])
+    assert len({each["words"] for each in answer["plans"]}) == 3
+    assert answer["own"] is None  # of 8 devices
+    assert all(set(each) == {"why", "meshes"} for each in answer["ruled_out"])
 
 
 def test_a_plan_that_the_compiler_refutes_is_not_chosen(small, capsys, monkeypatch):

@@ -35,19 +35,19 @@ def read_rows(text):
     cell = len(max((found.group().rstrip("-") for found in SIGNS.finditer(text)), key=len)) + 1
     for panel in text.split("\n\n"):
         for line in panel.splitlines():
-            if found := re.match(r"stage (\d+)\s+", line):
+            if sign := re.match(r"stage (\d+)\s+", line):
                 width = len(max(re.findall(r"stage \d+", text), key=len)) + 2
-                rows.setdefault(int(found[1]), []).append(line[width:])
+                rows.setdefault(int(sign[1]), []).append(line[width:])
     length = {stage: [-(-len(part) // cell) for part in parts] for stage, parts in rows.items()}
     tasks = {}
     for stage, parts in rows.items():
-        at, tasks[stage] = 0, []
+        clock, tasks[stage] = 0, []
         for index, part in enumerate(parts):
-            for found in SIGNS.finditer(part):
-                if not found[5]:
-                    start = at + found.start() / cell
-                    tasks[stage].append((start, found[1], int(found[2]), found[3]))
-            at += max(length[other][index] for other in rows)
+            for sign in SIGNS.finditer(part):
+                if not sign[5]:
+                    start = clock + sign.start() / cell
+                    tasks[stage].append((start, sign[1], int(sign[2]), sign[3]))
+            clock += max(length[other][index] for other in rows)
     return tasks
 
 

@@ -29,7 +29,7 @@ def lower_median(v, ignore):
     return v[(len(v) - 1) // 2]
 
 
-def test_extremes(x):
+def test_max_and_min_of_all_by_axis_and_of_pairs(x):
     for name, arg, both in (("max", "argmax", "maximum"), ("min", "argmin", "minimum")):
         fn = getattr(compat, name)
         assert fn(x).item() == getattr(X, name)()
@@ -101,18 +101,24 @@ def test_distinct_elements(x):
     np.testing.assert_array_equal(compat.unique(x, dim=0), np.unique(X, axis=0))
 
 
-def test_the_rest(x):
+def test_equal_and_slogdet(x):
     assert compat.equal(x, x)
     assert not compat.equal(x, x[0])
     assert not compat.equal(x, x + 1)
     sign, log = compat.slogdet(paddle.to_tensor(X[:, :2]))
     assert sign.item() * np.exp(log.item()) == pytest.approx(np.linalg.det(X[:, :2]), rel=1e-5)
+
+
+def test_softmax_goes_over_the_dim_that_torch_takes(x):
     cube = paddle.to_tensor(X.reshape(2, 2, 2))
     for fn in (special.softmax, paddle.softmax, paddle.Tensor.softmax, compat.nn.functional.softmax):
         np.testing.assert_allclose(fn(cube).sum(0), np.ones((2, 2)), rtol=1e-6)  # 3 dims: over the first
         np.testing.assert_allclose(fn(x).sum(1), np.ones(2), rtol=1e-6)  # 2 dims: over the second
         np.testing.assert_allclose(fn(x, axis=0).sum(0), np.ones(4), rtol=1e-6)
         assert fn(x, -1, "float64").dtype == paddle.float64
+
+
+def test_seed_is_drawn_and_told():
     seed = compat.seed()
     assert random.initial_seed() == seed
     paddle.seed(5)

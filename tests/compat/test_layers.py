@@ -93,15 +93,15 @@ def reference(layer, q, k, v, mask):
         weights, biases = np.split(state["in_proj_weight"], 3), np.split(state["in_proj_bias"], 3)
     else:
         weights, biases = ([state[f"{n}_proj_{what}"] for n in "qkv"] for what in ("weight", "bias"))
-    made = [x @ w.T + b for x, w, b in zip((q, k, v), weights, biases, strict=True)]
+    projected = [x @ w.T + b for x, w, b in zip((q, k, v), weights, biases, strict=True)]
     if "bias_k" in state:
-        made[1:] = [
+        projected[1:] = [
             np.concatenate([t, np.broadcast_to(state[n], (len(t), 1, e))], 1)
-            for t, n in zip(made[1:], ("bias_k", "bias_v"), strict=True)
+            for t, n in zip(projected[1:], ("bias_k", "bias_v"), strict=True)
         ]
     if layer.add_zero_attn:
-        made[1:] = [np.concatenate([t, np.zeros((len(t), 1, e), "float32")], 1) for t in made[1:]]
-    q, k, v = (t.reshape(*t.shape[:2], heads, -1).swapaxes(1, 2) for t in made)
+        projected[1:] = [np.concatenate([t, np.zeros((len(t), 1, e), "float32")], 1) for t in projected[1:]]
+    q, k, v = (t.reshape(*t.shape[:2], heads, -1).swapaxes(1, 2) for t in projected)
     mask = np.concatenate([mask, np.zeros((*mask.shape[:-1], k.shape[2] - mask.shape[-1]), "float32")], -1)
     weights = softmax(q @ k.swapaxes(-1, -2) * (e // heads) ** -0.5 + mask)
     done = (weights @ v).swapaxes(1, 2).reshape(len(q), -1, e)
@@ -120,17 +120,17 @@ def test_multihead_attention(options):
     hides[0, 1] = padding[1, 3] = True
     mask = np.where(hides | padding[:, None, None], -np.inf, 0).astype("float32")
     want, weights = reference(layer, q, k, v, mask)
-    given = [paddle.to_tensor(t if first else t.swapaxes(0, 1)) for t in (q, k, v)]
+    inputs = [paddle.to_tensor(t if first else t.swapaxes(0, 1)) for t in (q, k, v)]
     masks = {"key_padding_mask": paddle.to_tensor(padding), "attn_mask": paddle.to_tensor(hides)}
     terms = 32  # sums of 8 in four products one after the other
-    done, mean = layer(*given, **masks)
+    done, mean = layer(*inputs, **masks)
     close(done.numpy() if first else done.numpy().swapaxes(0, 1), want, terms)
     close(mean, weights.mean(1), terms)
-    close(layer(*given, **masks, average_attn_weights=False)[1], weights, terms)
-    fast, none = layer(*given, **masks, need_weights=False)
+    close(layer(*inputs, **masks, average_attn_weights=False)[1], weights, terms)
+    fast, none = layer(*inputs, **masks, need_weights=False)
     assert none is None
     close(fast, done, terms)
-    one, one_weights = layer(*(t[0] if first else t[:, 0] for t in given), attn_mask=masks["attn_mask"])
+    one, one_weights = layer(*(t[0] if first else t[:, 0] for t in inputs), attn_mask=masks["attn_mask"])
     close(one, want[0], terms)
     assert one_weights.shape == list(weights.shape[2:])
 

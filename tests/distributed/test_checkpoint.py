@@ -287,7 +287,7 @@ def test_saving_at_or_below_the_latest_needs_overwrite(store):
     assert not list(store.path.glob("*.*"))
 
 
-def test_retention(tmp_path):
+def test_the_newest_and_those_of_keep_period_stay(tmp_path):
     with CheckpointStore(tmp_path, max_to_keep=2, keep_period=4) as store:
         for step in range(1, 11):
             store.save(step, {"x": np.full(2, step)})

@@ -160,7 +160,7 @@ def test_a_program_by_hand():
     assert [(c.times, c.counted, c.total_wire) for c in loops] == [(5, True, 5 * 256), (3, True, 3 * 256)]
 
 
-def test_overlap():
+def test_overlap_depends_on_the_balance():
     # the product is 2 * 8^3 = 1024 FLOP; the gather moves 128 bytes beside it, the sum that follows 384
     by_balance = {
         balance: {c.name: c.overlap for c in find_collectives(HLO, MeshShape(dp=2, mp=2), balance)}
@@ -275,13 +275,13 @@ def test_volume_equals_the_formula(name):
     family, plan = CASES[name]
     step, arguments, model = step_of(family, plan)
     work = workload_of(model, 16, model.config.seq_len)
-    found = examine([(step.compiled(*arguments).as_text(), 1)], plan, work, "cpu")
-    assert not found.unnamed
-    for total in found.totals:
+    report = examine([(step.compiled(*arguments).as_text(), 1)], plan, work, "cpu")
+    assert not report.unnamed
+    for total in report.totals:
         if total.measured or total.expected:
             assert total.ratio == pytest.approx(1, abs=0.02), total
     # every pass at work never needs more than what a compiler without them does
-    assert found.whole.bound <= found.whole.expected
+    assert report.whole.bound <= report.whole.expected
 
 
 def test_the_output_heads_gradient_is_summed_once_not_in_every_chunk(monkeypatch):
@@ -320,14 +320,14 @@ def config(**plan):
 
 
 def test_the_report_of_a_configuration():
-    found = communication.report(config(dp=2, sharding=2, mp=2, sharding_stage=2))
-    assert isinstance(found, Report)
-    assert not found.unnamed
-    assert found.whole.ratio == pytest.approx(1, abs=0.02)
-    text = found.as_text()
+    report = communication.report(config(dp=2, sharding=2, mp=2, sharding_stage=2))
+    assert isinstance(report, Report)
+    assert not report.unnamed
+    assert report.whole.ratio == pytest.approx(1, abs=0.02)
+    text = report.as_text()
     for word in ("GPT.blocks.0.ffn.up", "dp+sharding", "lower bound", "block halves", "overlap: overlapped 0 B"):
         assert word in text
-    plain = json.loads(json.dumps(found.to_dict()))
+    plain = json.loads(json.dumps(report.to_dict()))
     assert plain["totals"][-1]["kind"] == "all"
     measured = math.fsum(c["wire_bytes"] for c in plain["collectives"])
     assert measured == pytest.approx(plain["totals"][-1]["measured"])

@@ -63,42 +63,42 @@ SLOW = {
 @pytest.mark.slow_cases("gpt ZeRO 3, ZBH1")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
 def test_every_stage_equals_its_formula(name):
-    found = communication.report(config(*CASES[name]))
-    assert isinstance(found, PipelineReport)
-    assert not found.unnamed
-    assert len(found.stages) == 2
-    for stage in found.stages:
+    report = communication.report(config(*CASES[name]))
+    assert isinstance(report, PipelineReport)
+    assert not report.unnamed
+    assert len(report.stages) == 2
+    for stage in report.stages:
         kinds = {total.kind for total in stage.totals}
         assert {"all-reduce", "send"} <= kinds
         for total in stage.totals:
             if total.measured or total.expected:
                 assert total.ratio == pytest.approx(1, abs=0.02), total
         assert stage.whole.bound <= stage.whole.expected
-    assert found.whole.measured == pytest.approx(math.fsum(s.whole.measured for s in found.stages) / 2)
+    assert report.whole.measured == pytest.approx(math.fsum(s.whole.measured for s in report.stages) / 2)
 
 
 @pytest.mark.slow
 def test_rows_by_hand():
-    found = communication.report(config("gpt", 2, {"dp": 2, "mp": 2}))
-    assert isinstance(found, PipelineReport)
+    report = communication.report(config("gpt", 2, {"dp": 2, "mp": 2}))
+    assert isinstance(report, PipelineReport)
     # 4 rows of 16 tokens, 32 wide, fp32; two microbatches; the tied table is 128 x 32, split in two by mp
     act, table = 4 * 16 * 32 * 4, 128 * 32 * 4 // 2
     sent = [
         {(c.parts[0].origin.layer, c.payload, c.times) for c in stage.collectives if c.kind == "send"}
-        for stage in found.stages
+        for stage in report.stages
     ]
     assert sent == [
         {("activations", act, 2), ("parameters", table, 1)},
         {("gradients", act, 2), ("parameter gradients", table, 1)},
     ]
-    sums = [c for c in found.stages[0].collectives if c.axes == ("dp",)]
+    sums = [c for c in report.stages[0].collectives if c.axes == ("dp",)]
     # gradients are summed by the last microbatch's backward alone
     assert sums
     assert {(c.times, c.parts[0].origin.phase) for c in sums} == {(1, "backward")}
-    text = found.as_text()
+    text = report.as_text()
     for word in ("stage 0", "stage 1", "attention.qkv", "gradients of shared parameters", "between programs", "mean"):
         assert word in text
-    plain = json.loads(json.dumps(found.to_dict()))
+    plain = json.loads(json.dumps(report.to_dict()))
     measured = [math.fsum(c["wire_bytes"] for c in stage["collectives"]) for stage in plain["stages"]]
     assert sum(measured) / 2 == pytest.approx(plain["whole"]["measured"])
 
@@ -106,12 +106,12 @@ def test_rows_by_hand():
 def test_a_dry_run_calls_and_sends_what_a_step_does():
     """Of what a real step does on its second batch: on the first a chunk does not know yet whether it draws numbers."""
     job = config("gpt", 2, {"dp": 2})
-    made = AbstractJob(job_of(job), job.parallel_plan, jax.devices()[:4])
+    abstract_job = AbstractJob(job_of(job), job.parallel_plan, jax.devices()[:4])
     arrays = sum(array.nbytes for array in jax.live_arrays())
     try:
-        dry = made.dry_run()
+        dry = abstract_job.dry_run()
     finally:
-        made.close()
+        abstract_job.close()
     assert sum(array.nbytes for array in jax.live_arrays()) - arrays < 4096
     planned = Trainer(job, jax.devices()[:4]).planned
     batch = planned.cut(*np.zeros((2, 16, 16), np.int64))
@@ -151,12 +151,12 @@ def test_a_call_remembers_its_first_arguments():
 
 
 def test_sends_are_told_to_listeners_only_while_they_listen():
-    at, following = Layout(Plan.from_degrees(pp=2, dp=2), jax.devices()[:4]).stages
-    array = jax.device_put(np.zeros((4, 2), np.float32), at.activation(("batch", None), (4, 2)))
+    stage, following = Layout(Plan.from_degrees(pp=2, dp=2), jax.devices()[:4]).stages
+    array = jax.device_put(np.zeros((4, 2), np.float32), stage.activation(("batch", None), (4, 2)))
     with recorded() as outer:
         with recorded() as inner:
             send([array, None], following, "gradients")
         send([array], following)
     assert [(s.what, s.shape, s.nbytes) for s in inner] == [("gradients", (2, 2), 16)]
     assert [s.what for s in outer] == ["gradients", "activations"]
-    assert outer[0].source == frozenset(at.mesh.devices.flat)
+    assert outer[0].source == frozenset(stage.mesh.devices.flat)

@@ -89,12 +89,12 @@ def on_each(arrays):
 
 
 def state_of(model, optimizer):
-    held = optimizer.state_dict()
+    state = optimizer.state_dict()
     return {
-        (name, slot): held[f"{p.name}_{slot}_0"]._array
+        (name, slot): state[f"{p.name}_{slot}_0"]._array
         for name, p in model.named_parameters()
         for slot in ("moment1", "moment2", "master")
-        if f"{p.name}_{slot}_0" in held
+        if f"{p.name}_{slot}_0" in state
     }
 
 
@@ -311,12 +311,12 @@ def test_two_processes_save_what_one_device_would(tmp_path):
     start = {n: p.numpy().copy() for n, p in model.named_parameters()}
     (model(to_tensor(X[0])) ** 2).mean().backward()
     optimizer.step()
-    held = load(tmp_path / "out" / "model.pdmodel")
+    loaded = load(tmp_path / "out" / "model.pdmodel")
     for name, p in model.named_parameters():
-        assert isinstance(held[name], Tensor)
+        assert isinstance(loaded[name], Tensor)
         # as in check(): one Adam step
         atol = 1e-2 * 1000 * np.sqrt(512) * 2.0**-23
-        np.testing.assert_allclose(held[name].numpy(), p.numpy(), atol=atol, err_msg=name)
+        np.testing.assert_allclose(loaded[name].numpy(), p.numpy(), atol=atol, err_msg=name)
         assert np.abs(p.numpy() - start[name]).max() > 0.5e-2
     assert (tmp_path / "out" / "model.pdopt").exists()
 
@@ -377,12 +377,12 @@ def test_the_mesh_of_fleet_is_taken(alone):
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_offloaded_state_is_in_host_memory(alone, dtype):
     model, optimizer, _ = group_sharded_parallel(*made(dtype=dtype), "os_g", offload=True)
-    found = train(model, optimizer, dtype=dtype)
+    trained = train(model, optimizer, dtype=dtype)
     arrays = state_of(model, optimizer)
     assert len(arrays) == 6 * (2 if dtype is None else 3)
     assert {a.sharding.memory_kind for a in arrays.values()} == {"pinned_host"}
     assert {p._array.sharding.memory_kind for p in model.parameters()} == {"device"}
-    check(found, alone[dtype], dtype)
+    check(trained, alone[dtype], dtype)
 
 
 def test_an_optimizer_of_another_model_is_refused():

@@ -38,18 +38,18 @@ def test_flags_stand_before_the_script_and_its_own_after(script):
 
 def test_a_module_or_a_command_of_polyreme_stands_for_a_script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = options.parse(["--nproc_per_node", "2", "-m", "package.train", "-m", "x"], {})
-    assert (found.script, found.arguments, found.is_module) == ("package.train", ("-m", "x"), True)
-    assert worker.command(found.script, found.arguments, True)[-4:] == ["-m", "package.train", "-m", "x"]
-    found = options.parse(["pretrain", "a.yaml", "train.steps=3"], {})
-    assert (found.script, found.is_module) == ("polyreme.cli.main", True)
-    assert found.arguments == ("pretrain", "a.yaml", "train.steps=3")
+    parsed = options.parse(["--nproc_per_node", "2", "-m", "package.train", "-m", "x"], {})
+    assert (parsed.script, parsed.arguments, parsed.is_module) == ("package.train", ("-m", "x"), True)
+    assert worker.command(parsed.script, parsed.arguments, True)[-4:] == ["-m", "package.train", "-m", "x"]
+    parsed = options.parse(["pretrain", "a.yaml", "train.steps=3"], {})
+    assert (parsed.script, parsed.is_module) == ("polyreme.cli.main", True)
+    assert parsed.arguments == ("pretrain", "a.yaml", "train.steps=3")
     (tmp_path / "pretrain").write_text("")
     assert not options.parse(["pretrain"], {}).is_module
 
 
 def test_every_flag_has_a_variable_that_stands_for_it(script):
-    given = {
+    variables = {
         "PADDLE_MASTER": "10.0.0.1:80",
         "PADDLE_RANK": "1",
         "PADDLE_NNODES": "2:3",
@@ -63,7 +63,7 @@ def test_every_flag_has_a_variable_that_stands_for_it(script):
         "PADDLE_MAX_RESTART": "0",
         "PADDLE_ELASTIC_TIMEOUT": "9",
     }
-    found = options.parse([script], given)
+    found = options.parse([script], variables)
     assert found == options.Options(
         script,
         master=Address("10.0.0.1", 80),
@@ -80,7 +80,7 @@ def test_every_flag_has_a_variable_that_stands_for_it(script):
         max_restart=0,
         elastic_timeout=9.0,
     )
-    assert options.parse(["--rank", "0", script], given).node == 0
+    assert options.parse(["--rank", "0", script], variables).node == 0
 
 
 def test_ips_give_nodes_rank_and_master(script):
@@ -300,15 +300,20 @@ def test_workers_are_told_their_place_and_have_logs_of_their_own(start, tmp_path
     job = start(ENVIRONMENT, "--lr", "1e-4", flags=[*TWO, "--master", f"127.0.0.1:{port}"])
     assert job.finish() == 0, job.err
     told = [json.loads((tmp_path / f"told.{rank}").read_text()) for rank in range(2)]
-    for rank, found in enumerate(told):
+    for rank, variables in enumerate(told):
         ranks = ("PADDLE_TRAINER_ID", "PADDLE_GLOBAL_RANK", "PADDLE_LOCAL_RANK", "PADDLE_RANK_IN_NODE")
-        assert [found[name] for name in ranks] == [str(rank)] * 4
-        assert [found[name] for name in ("PADDLE_TRAINERS_NUM", "PADDLE_GLOBAL_SIZE", "PADDLE_LOCAL_SIZE")] == ["2"] * 3
-        assert (found["PADDLE_NNODES"], found["PADDLE_DISTRI_BACKEND"]) == ("1", "gloo")
-        assert found["PADDLE_TRAINER_ENDPOINTS"].split(",")[rank] == found["PADDLE_CURRENT_ENDPOINT"]
-        assert found["POLYREME_STORE"] == f"127.0.0.1:{port}"
-        assert found["PADDLE_MASTER"] not in [found["POLYREME_STORE"], *found["PADDLE_TRAINER_ENDPOINTS"].split(",")]
-        assert found["arguments"] == ["--lr", "1e-4"]
+        assert [variables[name] for name in ranks] == [str(rank)] * 4
+        assert [variables[name] for name in ("PADDLE_TRAINERS_NUM", "PADDLE_GLOBAL_SIZE", "PADDLE_LOCAL_SIZE")] == [
+            "2"
+        ] * 3
+        assert (variables["PADDLE_NNODES"], variables["PADDLE_DISTRI_BACKEND"]) == ("1", "gloo")
+        assert variables["PADDLE_TRAINER_ENDPOINTS"].split(",")[rank] == variables["PADDLE_CURRENT_ENDPOINT"]
+        assert variables["POLYREME_STORE"] == f"127.0.0.1:{port}"
+        assert variables["PADDLE_MASTER"] not in [
+            variables["POLYREME_STORE"],
+            *variables["PADDLE_TRAINER_ENDPOINTS"].split(","),
+        ]
+        assert variables["arguments"] == ["--lr", "1e-4"]
     assert told[0]["PADDLE_MASTER"] == told[1]["PADDLE_MASTER"]
     assert job.log(0) == "earlier\nout of rank 0\n"
     assert job.log(1) == "out of rank 1\n"

@@ -1,4 +1,5 @@
-"""Every driver trains with the one step: it hands its batch over, and has no forward, backward and update of its own.
+"""Every driver trains and evaluates with the one step: it hands its batch over, and has no forward, backward and update
+of its own.
 
 What the step computes under which plan and schedule is proved once, by test_prove and the pipeline's own tests.
 """
@@ -51,12 +52,20 @@ def trainer(folder, overrides=STAGES):
     make_trainer(folder, overrides).step(TOKENS, TOKENS)
 
 
-def trainer_evaluates(folder):
-    make_trainer(folder).evaluate(TOKENS, TOKENS)
+def trainer_evaluates(folder, overrides=STAGES):
+    make_trainer(folder, overrides).evaluate(TOKENS, TOKENS)
+
+
+def whole_trainer_evaluates(folder):
+    trainer_evaluates(folder, ONE_DEVICE)
 
 
 def trainer_gives_logits(folder):
     make_trainer(folder).logits(TOKENS)
+
+
+def whole_trainer_gives_logits(folder):
+    make_trainer(folder, ONE_DEVICE).planned.outputs(TOKENS)
 
 
 def whole_trainer(folder):
@@ -76,11 +85,23 @@ def verified(folder):
     verify(config, config.parallel_plan)
 
 
-def model(folder):
+def make_model():
     network = nn.Linear(2, 2)
     high_level = paddle.Model(network)
     high_level.prepare(sgd(network), nn.MSELoss())
-    high_level.train_batch([X], [Y])
+    return high_level
+
+
+def model(folder):
+    make_model().train_batch([X], [Y])
+
+
+def model_evaluates(folder):
+    make_model().eval_batch([X], [Y])
+
+
+def model_predicts(folder):
+    make_model().predict_batch([X])
 
 
 def make_engine(strategy=None):
@@ -100,16 +121,24 @@ def staged_engine(folder):
     engine(folder, in_stages())
 
 
-def engine_evaluates(folder):
-    made = make_engine(in_stages())
-    made.eval()
-    made(paddle.to_tensor(X), paddle.to_tensor(Y))
+def engine_evaluates(folder, strategy=None):
+    engine = make_engine(strategy)
+    engine.eval()
+    engine(paddle.to_tensor(X), paddle.to_tensor(Y))
 
 
-def engine_predicts(folder):
-    made = make_engine(in_stages())
-    made.predict()
-    made(paddle.to_tensor(X))
+def engine_predicts(folder, strategy=None):
+    engine = make_engine(strategy)
+    engine.predict()
+    engine(paddle.to_tensor(X))
+
+
+def staged_engine_evaluates(folder):
+    engine_evaluates(folder, in_stages())
+
+
+def staged_engine_predicts(folder):
+    engine_predicts(folder, in_stages())
 
 
 def staged_prove(folder):
@@ -141,7 +170,21 @@ class Reached(Exception):
 
 WHOLE = [whole_trainer, whole_command, verified, model, engine]
 STAGED = [trainer, command, staged_prove, staged_engine, fleet_batch]
-EVALUATING = [trainer_evaluates, trainer_gives_logits, engine_evaluates, engine_predicts, fleet_evaluates]
+WHOLE_EVALUATING = [
+    whole_trainer_evaluates,
+    whole_trainer_gives_logits,
+    model_evaluates,
+    model_predicts,
+    engine_evaluates,
+    engine_predicts,
+]
+STAGED_EVALUATING = [
+    trainer_evaluates,
+    trainer_gives_logits,
+    staged_engine_evaluates,
+    staged_engine_predicts,
+    fleet_evaluates,
+]
 
 
 @pytest.mark.parametrize("half", ["gradients", "update"])
@@ -165,11 +208,15 @@ def test_a_driver_hands_its_batch_to_the_step(driver, step, half, monkeypatch, t
         driver(tmp_path)
 
 
-@pytest.mark.parametrize("driver", EVALUATING, ids=lambda value: value.__name__)
-def test_evaluation_over_stages_is_the_step_s(driver, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("driver", "step"),
+    [*((d, TrainingStep) for d in WHOLE_EVALUATING), *((d, PipelineStep) for d in STAGED_EVALUATING)],
+    ids=lambda value: value.__name__,
+)
+def test_evaluation_is_the_step_s(driver, step, monkeypatch, tmp_path):
     def reached(*args, **kwargs):
         raise Reached
 
-    monkeypatch.setattr(PipelineStep, "evaluate", reached)
+    monkeypatch.setattr(step, "evaluate", reached)
     with pytest.raises(Reached):
         driver(tmp_path)

@@ -92,12 +92,12 @@ def check_all_gather_and_gather(rank):
     from polyreme import distributed as dist  # noqa: PLC0415
     from polyreme.distributed.communication import stream  # noqa: PLC0415
 
-    empty, given = [], [tensor([0.0, 0.0]) for _ in range(SIZE)]
-    first = given[0]
+    empty, gathered = [], [tensor([0.0, 0.0]) for _ in range(SIZE)]
+    first = gathered[0]
     dist.all_gather(empty, tensor([rank, -rank]))
-    dist.all_gather(given, tensor([rank, -rank]))
-    assert given[0] is first
-    for out in (empty, given):
+    dist.all_gather(gathered, tensor([rank, -rank]))
+    assert gathered[0] is first
+    for out in (empty, gathered):
         assert [t.tolist() for t in out] == [[r, -r] for r in range(SIZE)]
     whole = tensor(np.zeros(2 * SIZE))
     stream.all_gather(whole, tensor([rank, -rank]))

@@ -47,10 +47,10 @@ def train(name, plan=None):
     paddle.seed(3)
     model = MODELS[name]()
     if plan is None:
-        given = [Tensor(a) for a in TOKENS]
+        batch = [Tensor(a) for a in TOKENS]
     else:
         placed = apply_plan(plan, model, jax.devices()[: plan.mesh.size])
-        given = [shard_batch(placed, a, "batch", "seq") for a in TOKENS]
+        batch = [shard_batch(placed, a, "batch", "seq") for a in TOKENS]
 
     @to_static
     def step(tokens, labels):
@@ -58,9 +58,9 @@ def train(name, plan=None):
         loss.backward()
         return loss
 
-    loss = step(*given).item()
+    loss = step(*batch).item()
     gradients = {n: p.grad.numpy() for n, p in model.named_parameters()}
-    compiled = step.compiled(*given)
+    compiled = step.compiled(*batch)
     if plan is not None:
         clear_plan()
     return loss, gradients, compiled

@@ -130,22 +130,22 @@ class TestSpawn:
 class TestRollCall:
     def meet(self, *ranks, address, timeout=10.0):
         """What each (rank, size) meets with, by rank in the order given: None or its error."""
-        found = [None] * len(ranks)
+        errors = [None] * len(ranks)
 
         def one(i, rank, size):
             try:
                 roll_call.meet(address, rank, size, timeout)
             except ConfigError as error:
-                found[i] = str(error)
+                errors[i] = str(error)
 
         threads = [threading.Thread(target=one, args=(i, *rank)) for i, rank in enumerate(ranks)]
         for thread in reversed(threads):
             thread.start()
         for thread in threads:
             thread.join()
-        return found
+        return errors
 
-    def test_all_there(self):
+    def test_ranks_that_are_all_there_meet(self):
         assert self.meet((0, 3), (1, 3), (2, 3), address=free_address()) == [None] * 3
 
     def test_missing_ranks_are_named(self):

@@ -206,12 +206,14 @@ def test_training_goes_on_from_a_checkpoint_on_another_mesh(tmp_path):
     save_state_dict(states(*saved), tmp_path)
     step(*saved)
     second = ProcessMesh(np.arange(8), ["mp"])
-    found = trainer(second, [Shard(0)], None)
-    loaded = states(*found)
+    objects = trainer(second, [Shard(0)], None)
+    loaded = states(*objects)
     load_state_dict(loaded, tmp_path)
-    found[1].set_state_dict(loaded["opt"])
-    step(*found)
-    assert found[0].weight.placements == [Shard(0)]
-    assert {s.data.shape for s in found[1]._slots["moment1"][id(found[0].weight)]._array.addressable_shards} == {(1, 8)}
+    objects[1].set_state_dict(loaded["opt"])
+    step(*objects)
+    assert objects[0].weight.placements == [Shard(0)]
+    assert {s.data.shape for s in objects[1]._slots["moment1"][id(objects[0].weight)]._array.addressable_shards} == {
+        (1, 8)
+    }
     # each element is computed by itself: what differs is how a few roundings fall
-    np.testing.assert_allclose(found[0].weight.numpy(), saved[0].weight.numpy(), rtol=16 * 6e-8, atol=1e-6)
+    np.testing.assert_allclose(objects[0].weight.numpy(), saved[0].weight.numpy(), rtol=16 * 6e-8, atol=1e-6)

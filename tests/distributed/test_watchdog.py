@@ -180,12 +180,12 @@ def test_blame_falls_on_the_rank_that_did_not_come(statuses, overdue, culprit, h
 
 
 def test_verdict_in_words_and_as_json():
-    found = Verdict("died", 1, "node-a", code=-9, statuses={1: waiting(42), 0: busy({})})
-    assert found.headline() == (
+    death = Verdict("died", 1, "node-a", code=-9, statuses={1: waiting(42), 0: busy({})})
+    assert death.headline() == (
         "rank 1 on node-a died of SIGKILL (from outside; often the kernel, out of memory: see dmesg); it was at step "
         "7, in all_reduce #42 of group world"
     )
-    assert Verdict.from_json(found.to_json()) == found
+    assert Verdict.from_json(death.to_json()) == death
     assert place({"step": None}) == "before its first step"
     assert meaning(-64).startswith(("SIGRTMAX", "signal 64"))
     assert [ending_code(Verdict(kind, 0, code=3)) for kind in ("raised", "exited", "died", "hung", "lost")] == [
@@ -338,7 +338,7 @@ def test_ranks_that_do_not_fit_are_refused(change, match):
 # the store
 
 
-def test_addresses():
+def test_addresses_are_parsed():
     assert Address.parse("[::1]:80", "--master") == ("::1", 80)
     assert str(Address("::1", 80)) == "[::1]:80"
     for text in ("host", "host:", "host:0", "host:70000", ":80"):

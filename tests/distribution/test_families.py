@@ -79,12 +79,12 @@ def test_draws_have_the_distribution(family):
 
 @every_family
 def test_derivatives_of_densities_are_finite_differences(family):
-    d, given = made(family, wants_grad=family.differentiable)
+    d, arguments = made(family, wants_grad=family.differentiable)
     value = paddle.to_tensor(family.values)
     # the entropies of counts have no derivative by that number of terms; it is among the contract rows
     total = d.log_prob(value).sum() + (d.entropy().sum() if "entropy" in family.has else 0.0)
     step = 1e-6
-    grads = paddle.grad(total, [given[n] for n in family.differentiable])
+    grads = paddle.grad(total, [arguments[n] for n in family.differentiable])
     for name, grad in zip(family.differentiable, grads, strict=True):
         ends = []
         for sign in (1, -1):
@@ -337,3 +337,12 @@ def test_edges_of_probabilities():
     # log-gammas of up to log 6, which cancel
     np.testing.assert_allclose(D.Binomial(3, [0.0, 1.0]).log_prob([0.0, 3.0]), [0, 0], atol=8 * 2.0**-23)
     np.testing.assert_array_equal(D.Uniform(1.0, 3.0).log_prob([1.0, 3.0]).numpy() > -np.inf, [True, False])
+
+
+def test_moments_that_are_small_differences_of_large_numbers():
+    # within 2e-3 of 1/2 the variance is 1/12 - (p - 1/2)^2 / 15
+    near = D.ContinuousBernoulli([0.498, 0.499, 0.5, 0.5011])
+    np.testing.assert_allclose(near.variance, np.full(4, 1 / 12), rtol=1e-5)
+    np.testing.assert_allclose(near.mean, 0.5 + np.array([-0.002, -0.001, 0, 0.0011]) / 3, rtol=1e-6)
+    counts = D.Binomial([1000.0, 5000.0], [0.6, 0.01])
+    np.testing.assert_allclose(counts.entropy(), st.binom([1000, 5000], np.float32([0.6, 0.01])).entropy(), rtol=1e-6)

@@ -124,14 +124,14 @@ def test_gradient_equals_finite_differences(name):
 
     tensors = [to_tensor(v, stop_gradient=False) for v in values]
     loss(*tensors).backward()
-    for at, value in enumerate(values):
+    for index, value in enumerate(values):
         unit = draw(*value.shape) if np.iscomplexobj(value) else RNG.standard_normal(value.shape)
         unit = unit / np.linalg.norm(unit)
         ends = [
-            float(loss(*(to_tensor(v + sign * STEP * unit if i == at else v) for i, v in enumerate(values))))
+            float(loss(*(to_tensor(v + sign * STEP * unit if i == index else v) for i, v in enumerate(values))))
             for sign in (1, -1)
         ]
-        gradient = tensors[at].grad.numpy()
+        gradient = tensors[index].grad.numpy()
         assert gradient.dtype == value.dtype
         # the slope along `unit` is Re(conj(gradient) unit); third derivatives are below 1e4 here
         slope = float(np.sum(np.conj(gradient) * unit).real)
@@ -141,13 +141,13 @@ def test_gradient_equals_finite_differences(name):
 def test_second_derivatives():
     """g of sum |z|^4 is 4 |z|^2 z; the gradient of Re(sum conj(c) g) follows the same convention."""
     c = draw(3)
-    at = draw(3)
-    z = to_tensor(at, stop_gradient=False)
+    point = draw(3)
+    z = to_tensor(point, stop_gradient=False)
     (g,) = paddle.grad([(z.abs() ** 4).sum()], [z], create_graph=True)
-    np.testing.assert_allclose(g.numpy(), 4 * np.abs(at) ** 2 * at, rtol=1e-13)
+    np.testing.assert_allclose(g.numpy(), 4 * np.abs(point) ** 2 * point, rtol=1e-13)
     (g * to_tensor(c.conj())).real().sum().backward()
     # d/dx + i d/dy of 4 |z|^2 Re(conj(c) z)
-    want = 8 * at * (c.conj() * at).real + 4 * np.abs(at) ** 2 * c
+    want = 8 * point * (c.conj() * point).real + 4 * np.abs(point) ** 2 * c
     np.testing.assert_allclose(z.grad.numpy(), want, rtol=1e-13)
 
 

@@ -78,7 +78,7 @@ def test_size_is_a_list_of_integers():
         Size([1, 2.5])
 
 
-def test_shifts():
+def test_shift_operators():
     i = paddle.to_tensor([1, 2, 3])
     assert (i << 2).tolist() == [4, 8, 12]
     assert (2 << i).tolist() == [4, 8, 16]
@@ -136,7 +136,7 @@ def test_resize_and_cast_are_taped():
     np.testing.assert_array_equal(w.grad, [[2, 2, 0], [0, 0, 0]])
 
 
-def test_apply(x):
+def test_apply_maps_values(x):
     np.testing.assert_array_equal(x.apply(lambda v: 3 * v + 2), 3 * X + 2)
     np.testing.assert_array_equal(x.apply_(lambda v: v * 2), 2 * X)
     with pytest.raises(GradError, match="apply_: this Tensor wants a gradient"):
@@ -204,3 +204,31 @@ def test_a_tensor_over_devices_says_so():
     assert spread.num_shard == 2
     with pytest.raises(paddle.errors.PlacementError, match="lies on 2 devices"):
         spread.data_ptr()
+
+
+def test_a_0_d_tensor_is_formatted_as_its_number():
+    assert (
+        f"{paddle.to_tensor(3.0)} {paddle.to_tensor(3)} {paddle.to_tensor(2.5):.2f} {paddle.to_tensor([2.5]):.1f}"
+        == "3.0 3 2.50 2.5"
+    )
+    assert f"{paddle.to_tensor([2.5])}" == repr(paddle.to_tensor([2.5]))
+
+
+def test_a_shift_takes_the_kind():
+    x, one = paddle.to_tensor(np.array([-8], "int32")), paddle.to_tensor(np.array([1], "int32"))
+    assert x.__rshift__(one, False).tolist() == [2**31 - 4]
+    assert (x.__lshift__(one, False).tolist(), (x >> one).tolist()) == ([-16], [-4])
+
+
+def test_a_fill_gives_gradient_zero():
+    x = paddle.to_tensor([1.0, 2.0], stop_gradient=False)
+    y = x * 3
+    y.fill_(2.0)
+    (y * x).sum().backward()
+    assert (y.tolist(), x.grad.tolist()) == ([2, 2], [2, 2])
+
+
+def test_integers_have_no_gradient():
+    x = paddle.to_tensor([1, 2], stop_gradient=False)
+    with pytest.raises(GradError, match="an integer Tensor has no gradient"):
+        (x * 2).sum().backward()

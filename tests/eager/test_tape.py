@@ -158,7 +158,7 @@ def test_retain_grads_keeps_interior_gradients():
     np.testing.assert_array_equal(h.grad.numpy(), 2 * h.numpy())
 
 
-def test_bad_hooks():
+def test_a_hook_that_changes_the_shape_is_refused():
     x = leaf([1.0, 2.0])
     x.register_hook(lambda g: g.sum())
     with pytest.raises(GradError, match=r"the gradient's shape \[2\], got \[\]"):
@@ -302,8 +302,8 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_complex_gradients_against_finite_differences(name, captured):
     f = FUNCTIONS[name]
-    at = np.array([0.7 + 0.4j, -1.1 + 0.9j])
-    z = leaf(at, "complex128")
+    point = np.array([0.7 + 0.4j, -1.1 + 0.9j])
+    z = leaf(point, "complex128")
     (to_static(f) if captured else f)(z).backward()
 
     step = EPS ** (1 / 3)  # balances rounding eps / h with the error h^2 of a central difference
@@ -312,7 +312,7 @@ def test_complex_gradients_against_finite_differences(name, captured):
         for unit in (1, 1j):
             d = np.zeros(2, complex)
             d[i] = step * unit
-            high, low = (f(const(at + s * d, "complex128")).item() for s in (1, -1))
+            high, low = (f(const(point + s * d, "complex128")).item() for s in (1, -1))
             want[i] += unit * (high - low) / (2 * step)
     # third derivatives of these functions stay below 60 here
     np.testing.assert_allclose(z.grad.numpy(), want, rtol=0, atol=60 * step**2)

@@ -102,7 +102,7 @@ def test_names_values_and_kinds_of_state_survive(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64"])
-def test_other_dtypes(tmp_path, dtype):
+def test_layers_of_other_dtypes_are_saved(tmp_path, dtype):
     class Scale(nn.Layer):
         def __init__(self):
             super().__init__()

@@ -166,7 +166,7 @@ def test_sentiment_of_sequences(script):
     assert tensor.recursive_sequence_lengths() == [[len(t) for t in texts]]
 
 
-def test_while(script):
+def test_while_sums_as_the_guide_says(script):
     fluid, layers = script, script.layers
     i, n = layers.fill_constant([1], "int64", 0), layers.fill_constant([1], "int64", 10)
     total = layers.fill_constant([1], "float32", 0)

@@ -190,22 +190,22 @@ next(c for c in CASES if c.name == "scatter").expected = SCATTERED
 @pytest.fixture(scope="module")
 def results():
     """Name -> (shape while recording, value), of a Program fed with a batch of unknown size."""
-    main, feed, made = static.Program(), {}, {}
+    main, feed, outs = static.Program(), {}, {}
     with unique_name.guard(), static.program_guard(main, static.Program()), static.scope_guard(static.Scope()):
         for at, case in enumerate(CASES):
             variables = []
             for i, array in enumerate(case.arrays):
                 feed[f"x{at}_{i}"] = array
                 variables.append(fluid.data(f"x{at}_{i}", array.shape, array.dtype.name))
-            made[case.name] = case.build(*variables)
-        found = fluid.Executor(fluid.CPUPlace()).run(main, feed=feed, fetch_list=list(made.values()))
+            outs[case.name] = case.build(*variables)
+        found = fluid.Executor(fluid.CPUPlace()).run(main, feed=feed, fetch_list=list(outs.values()))
         paddle.disable_static()
-    return {name: (v.shape, value) for (name, v), value in zip(made.items(), found, strict=True)}
+    return {name: (v.shape, value) for (name, v), value in zip(outs.items(), found, strict=True)}
 
 
 @pytest.mark.slow_cases("mean")
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_layer(results, case):
+def test_layer_equals_numpy(results, case):
     shape, value = results[case.name]
     expected = np.asarray(case.expected)
     assert value.shape == expected.shape

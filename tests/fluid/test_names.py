@@ -27,13 +27,13 @@ def test_the_page_says_what_there_is():
 
 def test_parameters_are_those_of_1_7():
     wrong = []
-    for module, name, given in EVERY:
+    for module, name, parameters in EVERY:
         have = tables.found(module, name)
-        if given is None or have is None or f"{module}.{name}" in OTHER_PARAMETERS:
+        if parameters is None or have is None or f"{module}.{name}" in OTHER_PARAMETERS:
             continue
         mine = [p.name for p in inspect.signature(have).parameters.values() if p.kind is not p.VAR_POSITIONAL]
-        if mine[: len(given)] != [p for p in given if not p.startswith("*")][: len(given)]:
-            wrong.append((module, name, given, mine))
+        if mine[: len(parameters)] != [p for p in parameters if not p.startswith("*")][: len(parameters)]:
+            wrong.append((module, name, parameters, mine))
     assert wrong == []
 
 

@@ -35,25 +35,25 @@ def test_it_trains_as_one_device_and_shares_its_values(static_mode):
     assert train.device_count == 2
     for _ in range(5):
         (want,) = exe.run(static_mode[0], feed={"x": X}, fetch_list=[loss], scope=one)
-        (found,) = train.run([loss.name], feed_dict={"x": X})
+        (values,) = train.run([loss.name], feed_dict={"x": X})
         # each step: float32 sums of 8 terms in another order
-        np.testing.assert_allclose(found.mean(), want, rtol=5 * 8 * 2**-24)
-    (found,) = evaluate.run([loss.name], feed=[{"x": X[:4]}, {"x": X[4:]}])
+        np.testing.assert_allclose(values.mean(), want, rtol=5 * 8 * 2**-24)
+    (values,) = evaluate.run([loss.name], feed=[{"x": X[:4]}, {"x": X[4:]}])
     (want,) = exe.run(test, feed={"x": X}, fetch_list=[loss], scope=one)
-    np.testing.assert_allclose(found.mean(), want, rtol=6 * 8 * 2**-24)
+    np.testing.assert_allclose(values.mean(), want, rtol=6 * 8 * 2**-24)
     train.drop_local_exe_scopes()
     np.testing.assert_array_equal(train.run([loss.name], {"x": X}, return_numpy=False)[0].shape(), [2])
 
 
 def test_sequences_come_back_whole(static_mode):
     x = static.data("x", [None, 2], lod_level=1)
-    given = create_lod_tensor(np.arange(12, dtype="float32").reshape(6, 2), [[1, 2, 3]], "cpu")
+    sequence = create_lod_tensor(np.arange(12, dtype="float32").reshape(6, 2), [[1, 2, 3]], "cpu")
     program = CompiledProgram(static_mode[0]).with_data_parallel()
-    (found,) = Executor().run(program, feed={"x": given}, fetch_list=[x], return_numpy=False)
-    assert found.lod() == given.lod()
-    np.testing.assert_array_equal(found, given)
+    (found,) = Executor().run(program, feed={"x": sequence}, fetch_list=[x], return_numpy=False)
+    assert found.lod() == sequence.lod()
+    np.testing.assert_array_equal(found, sequence)
     with pytest.raises(ProgramError, match="have sequences, which ndarrays have not"):
-        Executor().run(program, feed={"x": given}, fetch_list=[x])
+        Executor().run(program, feed={"x": sequence}, fetch_list=[x])
 
 
 def test_layers_that_need_the_longest_sequence_run_on_parts(static_mode):

@@ -124,7 +124,7 @@ def test_layers_without_parameters_are_those_of_numpy(program):
     words = sequences("words", 1, "int64")
     whole = layers.sequence_pool(x, "sum")
     padded, length = layers.sequence_pad(x, 7.0)
-    found = {
+    names = {
         "pool": layers.sequence_pool(x, "average", pad_value=3.0),
         "first": layers.sequence_first_step(x),
         "last": layers.sequence_last_step(x),
@@ -172,7 +172,7 @@ def test_layers_without_parameters_are_those_of_numpy(program):
             "reset": (ref.pool(a, other, "sum"), None),
             "kept": (a.sum(0, keepdims=True), None),
         }
-        for name, got in zip(found, fetch(exe, list(found.values()), feed), strict=True):
+        for name, got in zip(names, fetch(exe, list(names.values()), feed), strict=True):
             close(got, want[name][0])
             assert got.recursive_sequence_lengths() == ([] if want[name][1] is None else [want[name][1].tolist()]), name
 
@@ -240,7 +240,7 @@ def test_padded_labels_and_their_lengths_give_the_same_as_sequences(program):
         close(g, w)
 
 
-def test_single_steps(program):
+def test_gru_and_lstm_units_equal_numpy(program):
     x, h = static.data("x", [None, 4]), static.data("h", [None, 2])
     new, reset, gates = layers.gru_unit(x[:, :3].matmul(paddle.ones([3, 6])), h, 6)
     hidden, cell = layers.lstm_unit(x, h, h, forget_bias=1.0)

@@ -42,7 +42,7 @@ DECAYS = {
 }
 
 
-def test_decays(script):
+def test_learning_rate_decays_equal_formulas(script):
     for rate, _ in DECAYS.values():
         assert rate(script.layers).shape == [1]
     made = [rate(script.layers) for rate, _ in DECAYS.values()]
@@ -121,7 +121,7 @@ def test_update_rules_of_1_7(script, made, rule):
     np.testing.assert_allclose(weight_after(script, 3), want, rtol=1e-5)
 
 
-def test_clips(script):
+def test_gradient_clips_of_1_7(script):
     _, loss = linear(script)
     script.clip.set_gradient_clip(script.clip.GradientClipByGlobalNorm(0.5))
     script.optimizer.SGD(1.0).minimize(loss)
@@ -190,13 +190,13 @@ def test_static_rnn_is_the_loop_written_out(script):
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())
     value = np.random.RandomState(0).randn(3, 4, 2).astype("f")
-    found, gradient = exe.run(feed={"x": value}, fetch_list=[out, "fc_0.w_1@GRAD"])
+    outputs, gradient = exe.run(feed={"x": value}, fetch_list=[out, "fc_0.w_1@GRAD"])
     w, u = (np.array(fluid.global_scope().find_var(f"fc_0.w_{i}").get_tensor()) for i in (0, 1))
     state, states = np.zeros((4, 2), "f"), []
     for row in value:
         state = np.tanh(row @ w + state @ u)
         states.append(state)
-    np.testing.assert_allclose(found, states, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(outputs, states, rtol=1e-5, atol=1e-6)
     with fluid.dygraph.guard():
         u_now = paddle.to_tensor(u, stop_gradient=False)
         state, total = paddle.zeros([4, 2]), 0.0
@@ -302,7 +302,7 @@ def test_refusals_say_what_to_change(script, name):
         call(script, script.layers.data("x", [2]))
 
 
-def test_metrics(script):
+def test_metrics_equal_counts_by_hand(script):
     chunks = script.metrics.ChunkEvaluator()
     chunks.update(np.array([4]), np.array([5]), np.array([2]))
     np.testing.assert_allclose(chunks.eval(), [0.5, 0.4, 4 / 9])

@@ -90,7 +90,7 @@ def test_reindexed_graphs():
 def test_neighbors_over_two_hops():
     eids = paddle.arange(13) + 100
     nodes = tensors([0, 8])[0]
-    src, dst, index, own, ids = incubate.graph_khop_sampler(*GRAPH, nodes, [-1, -1], eids, True)
+    src, dst, index, sampled, ids = incubate.graph_khop_sampler(*GRAPH, nodes, [-1, -1], eids, True)
     # every node met in the first hop gives its own neighbours in the second, and none twice
     met, wanted = [0, 8], []
     for _ in range(2):
@@ -101,7 +101,7 @@ def test_neighbors_over_two_hops():
     edges = list(zip(names[src.numpy()[:, 0]].tolist(), names[dst.numpy()[:, 0]].tolist(), strict=True))
     assert sorted(edges) == sorted(wanted)
     assert [ROW[i - 100] for i in ids.numpy()[:, 0]] == [e[0] for e in edges]
-    assert (names[own.numpy()].tolist(), names[:2].tolist(), src.shape) == ([0, 8], [0, 8], [len(edges), 1])
+    assert (names[sampled.numpy()].tolist(), names[:2].tolist(), src.shape) == ([0, 8], [0, 8], [len(edges), 1])
     paddle.seed(2)
     src, *_ = incubate.graph_khop_sampler(*GRAPH, nodes, [1, 1])
     assert src.shape[0] in (2, 3, 4)  # node 7 has no neighbours

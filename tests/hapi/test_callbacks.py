@@ -114,17 +114,17 @@ def lines(verbose, **fit):
 
 @pytest.mark.parametrize("verbose", [1, 2])
 def test_plain_lines_where_there_is_no_terminal(verbose):
-    found = lines(verbose, epochs=1)
-    assert found[0] == "Epoch 1/1"
-    assert found[1].startswith("step 2/3 - loss: ")
-    assert " - acc: " in found[1]
-    assert found[1].endswith(" ms/step")
-    assert found[2].startswith("step 3/3")
-    assert found[3] == "Evaluation"
-    assert found[-1].startswith("Evaluation: 6 samples - loss: ")
+    printed = lines(verbose, epochs=1)
+    assert printed[0] == "Epoch 1/1"
+    assert printed[1].startswith("step 2/3 - loss: ")
+    assert " - acc: " in printed[1]
+    assert printed[1].endswith(" ms/step")
+    assert printed[2].startswith("step 3/3")
+    assert printed[3] == "Evaluation"
+    assert printed[-1].startswith("Evaluation: 6 samples - loss: ")
 
 
-def test_silence():
+def test_verbose_0_prints_nothing():
     assert lines(0) == []
 
 
@@ -157,7 +157,7 @@ def test_the_bar_is_taken_away_when_training_fails(monkeypatch):
     assert bar._live is None
 
 
-def test_checkpoints(tmp_path):
+def test_save_dir_and_save_freq_write_checkpoints(tmp_path):
     model = ready()
     model.fit(Points(), batch_size=3, epochs=4, verbose=0, save_dir=str(tmp_path / "runs"), save_freq=2)
     names = {p.name for p in (tmp_path / "runs").iterdir()}
@@ -205,11 +205,11 @@ def test_early_stopping(values, settings, want, tmp_path):
 
 def test_the_best_model_is_saved(tmp_path, caplog):
     model = ready()
-    kept = []
+    weights = []
 
     class Weights(C.Callback):
         def on_eval_begin(self, logs=None):
-            kept.append(self.model.network.weight.numpy())
+            weights.append(self.model.network.weight.numpy())
 
     calls = [Weights(), Given([1.0, 0.5, 0.9]), C.EarlyStopping(patience=1)]
     with caplog.at_level(logging.WARNING):
@@ -217,7 +217,7 @@ def test_the_best_model_is_saved(tmp_path, caplog):
     assert "stopping after epoch 3: loss is 0.9, the best was 0.5" in caplog.text
     best = ready()
     best.load(tmp_path / "best_model", reset_optimizer=True)
-    np.testing.assert_array_equal(best.network.weight.numpy(), kept[1])
+    np.testing.assert_array_equal(best.network.weight.numpy(), weights[1])
 
 
 RATES = [

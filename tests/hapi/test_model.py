@@ -15,6 +15,7 @@ from polyreme.metric import Accuracy
 from polyreme.nn import BatchNorm1D, CrossEntropyLoss, Layer, Linear, MSELoss, ReLU, Sequential
 from polyreme.optimizer import SGD, Adam
 from polyreme.optimizer.lr import StepDecay
+from polyreme.training import Microbatch
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((20, 4)).astype("float32")
@@ -172,12 +173,12 @@ def test_num_iters_overrides_epochs(num_iters, want):
 
 def test_evaluate_gives_means_over_samples():
     model = ready(metrics=[Accuracy(topk=(1, 2))])
-    found = model.evaluate(Points(), batch_size=8, verbose=0)
+    metrics = model.evaluate(Points(), batch_size=8, verbose=0)
     scores = X @ model.network.weight.numpy()
-    np.testing.assert_allclose(found["loss"], [cross_entropy(scores, Y)], **CLOSE)
+    np.testing.assert_allclose(metrics["loss"], [cross_entropy(scores, Y)], **CLOSE)
     rank = (scores > scores[np.arange(20), Y[:, 0]][:, None]).sum(1)
-    assert found["acc_top1"] == pytest.approx((rank < 1).mean())
-    assert found["acc_top2"] == pytest.approx((rank < 2).mean())
+    assert metrics["acc_top1"] == pytest.approx((rank < 1).mean())
+    assert metrics["acc_top2"] == pytest.approx((rank < 2).mean())
     part = model.evaluate(Points(), batch_size=8, verbose=0, num_iters=1)
     np.testing.assert_allclose(part["loss"], [cross_entropy(scores[:8], Y[:8])], **CLOSE)
 
@@ -189,7 +190,7 @@ def test_many_waiting_batches_give_the_same_metrics():
     assert found["acc"] == pytest.approx(model.evaluate(Points(), batch_size=20, verbose=0)["acc"])
 
 
-def test_predict():
+def test_predict_gives_scores_of_every_sample():
     model = ready()
     scores = X @ model.network.weight.numpy()
     (parts,) = model.predict(Points(), batch_size=8, verbose=0)
@@ -401,7 +402,7 @@ def test_input_spec():
 
 
 def test_outputs_are_off_the_tape():
-    outputs = ready()._steps.predict([to_tensor(X)])
+    [(_, outputs)] = ready()._steps.predict([Microbatch([to_tensor(X)], [], len(X))])
     assert all(isinstance(o, Tensor) and o.stop_gradient for o in outputs)
 
 

@@ -108,8 +108,8 @@ def test_state_dicts_by_url(tmp_path):
     np.testing.assert_array_equal(got["w"], value)
     placed = hub.load_state_dict_from_url(hashed.as_uri(), folder, map_location="cpu:1")
     assert placed["parts"][0].place.index == 1
-    with zipfile.ZipFile(tmp_path / "net.zip", "w") as made:
-        made.write(hashed, "inner/net.pdparams")
+    with zipfile.ZipFile(tmp_path / "net.zip", "w") as package:
+        package.write(hashed, "inner/net.pdparams")
     zipped = hub.load_state_dict_from_url((tmp_path / "net.zip").as_uri(), folder)
     np.testing.assert_array_equal(zipped["w"].numpy(), value)
     with pytest.raises(ConfigError, match=r"has no -DIGEST\.EXT"):
@@ -118,8 +118,8 @@ def test_state_dicts_by_url(tmp_path):
         hub.load_state_dict_from_url(hashed.as_uri(), folder, check_hash=True, file_name="net-00000000.pdparams")
     with pytest.raises(DeviceError, match="no xpu is available"):
         hub.load_state_dict_from_url(hashed.as_uri(), folder, map_location="xpu")
-    with zipfile.ZipFile(tmp_path / "two.zip", "w") as made:
-        made.writestr("a", "1")
-        made.writestr("b", "2")
+    with zipfile.ZipFile(tmp_path / "two.zip", "w") as package:
+        package.writestr("a", "1")
+        package.writestr("b", "2")
     with pytest.raises(DataError, match="is an archive of 2 files"):
         hub.load_state_dict_from_url((tmp_path / "two.zip").as_uri(), folder)

@@ -51,20 +51,20 @@ def test_masked_attention_writes_the_token_and_attends_to_those_before(captured)
         random(H + 2 * N, D, seed=2),
         random(B, 1, 1, 5, seed=3),
     )
-    at, held = np.array([[2], [4]], "int32"), t(cache)
+    positions, cache_tensor = np.array([[2], [4]], "int32"), t(cache)
 
     def call(x, cache):
-        return I.masked_multihead_attention(x, cache, t(bias), t(mask), sequence_lengths=t(at))
+        return I.masked_multihead_attention(x, cache, t(bias), t(mask), sequence_lengths=t(positions))
 
-    out, new = (to_static(call) if captured else call)(t(x), held)
+    out, new = (to_static(call) if captured else call)(t(x), cache_tensor)
     for b in range(B):
         q, k, v = parts(x[b] + bias.ravel())
-        m = at[b, 0]
+        m = positions[b, 0]
         cache[0, b, :, m], cache[1, b, :, m] = k, v
         keys, values = cache[:, b, :, : m + 1].swapaxes(1, 2)
         np.testing.assert_allclose(out.numpy()[b].reshape(H, D), one(q, keys, values, mask[b, 0, 0, : m + 1]), **CLOSE)
     np.testing.assert_allclose(new.numpy(), cache, **CLOSE)
-    np.testing.assert_array_equal(held.numpy(), new.numpy())
+    np.testing.assert_array_equal(cache_tensor.numpy(), new.numpy())
 
 
 def test_masked_attention_without_lengths_takes_the_place_of_the_masks_last_key():
@@ -127,52 +127,52 @@ def test_block_attention_of_new_and_continued_sequences(neox, captured, masked):
         if masked
         else {"pre_key_cache": t(before[0]), "pre_value_cache": t(before[1])}
     )
-    held = t(qkv), t(keys), t(values)
+    tensors = t(qkv), t(keys), t(values)
 
     def call(*given):
         return blocks(*given, rope_emb=t(rope), qkv_bias=t(bias), use_neox_style=neox, **extra)
 
-    got = [x.numpy() for x in (to_static(call) if captured else call)(*held)]
+    got = [x.numpy() for x in (to_static(call) if captured else call)(*tensors)]
     token = 0
     for b in range(3):
         for i in range(NOW[b]):
-            at = DECODER[b] + i
+            position = DECODER[b] + i
             q, k, v = parts(qkv[token] + bias)
-            q, k = (turned(x, rope[0, 0, at, 0], rope[1, 0, at, 0], neox) for x in (q, k))
+            q, k = (turned(x, rope[0, 0, position, 0], rope[1, 0, position, 0], neox) for x in (q, k))
             np.testing.assert_allclose(got[1][token], np.concatenate([q, k, v]).ravel(), **CLOSE)
-            keys[TABLES[b, at // 2], :, at % 2], values[TABLES[b, at // 2], :, at % 2] = k, v
-            ks, vs = (np.stack([x[TABLES[b, j // 2], :, j % 2] for j in range(at + 1)]) for x in (keys, values))
+            keys[TABLES[b, position // 2], :, position % 2], values[TABLES[b, position // 2], :, position % 2] = k, v
+            ks, vs = (np.stack([x[TABLES[b, j // 2], :, j % 2] for j in range(position + 1)]) for x in (keys, values))
             added = 0.0
             if masked:
                 row = mask[b, 0, i] if ENCODER[b] else tgt[b, 0, 0]
-                added = np.pad(row, (0, 6 - len(row)))[: at + 1]
+                added = np.pad(row, (0, 6 - len(row)))[: position + 1]
             else:
                 ks, vs = (np.concatenate([p[b].swapaxes(0, 1), x]) for p, x in zip(before, (ks, vs), strict=True))
             np.testing.assert_allclose(got[0][token].reshape(H, D), one(q, ks, vs, added), **CLOSE)
             token += 1
-    for x, now, want in zip(held[1:], got[2:], (keys, values), strict=True):
+    for x, now, want in zip(tensors[1:], got[2:], (keys, values), strict=True):
         np.testing.assert_allclose(now, want, **CLOSE)
         np.testing.assert_array_equal(x.numpy(), now)
 
 
 def test_block_attention_refuses_what_does_not_fit():
-    given = [t(random(sum(NOW), (H + 2 * N) * D)), t(random(5, N, 2, D)), t(random(5, N, 2, D))]
+    arguments = [t(random(sum(NOW), (H + 2 * N) * D)), t(random(5, N, 2, D)), t(random(5, N, 2, D))]
     with pytest.raises(IndexError, match="block: 5 at"):
-        blocks(*given)
+        blocks(*arguments)
     with pytest.raises(ShapeError, match="block_size=2"):
-        blocks(given[0], *(t(random(6, N, 4, D)) for _ in range(2)))
+        blocks(arguments[0], *(t(random(6, N, 4, D)) for _ in range(2)))
     with pytest.raises(ConfigError, match="use_dynamic_cachekv_quant=True"):
-        blocks(*given, use_dynamic_cachekv_quant=True)
+        blocks(*arguments, use_dynamic_cachekv_quant=True)
     with pytest.raises(ConfigError, match=r"rope_theta=5000\.0; the angles are those of rope_emb"):
-        blocks(*given, rope_theta=5000.0)
+        blocks(*arguments, rope_theta=5000.0)
     with pytest.raises(ConfigError, match=r"quant_max_bound=448\.0"):
-        blocks(*given, quant_max_bound=448.0)
+        blocks(*arguments, quant_max_bound=448.0)
     with pytest.raises(ConfigError, match="pre_key_cache with a mask"):
-        blocks(*given, pre_key_cache=given[1], mask=given[1])
+        blocks(*arguments, pre_key_cache=arguments[1], mask=arguments[1])
     full = [ints([0]), ints([2]), ints([1])]
     with pytest.raises(IndexError, match="sequence 0 has 2 cached tokens"):
         I.block_multihead_attention(
-            given[0][:1], *given[1:], *full, None, None, ints(0, 1), None, ints([0]), block_size=2
+            arguments[0][:1], *arguments[1:], *full, None, None, ints(0, 1), None, ints([0]), block_size=2
         )
 
 
@@ -199,17 +199,18 @@ def test_variable_lengths():
 
 
 def test_a_recorded_program_gives_the_same():
-    x, cache, at = random(B, 3 * N * D), random(2, B, N, 5, D, seed=1), np.array([[1], [3]], "int32")
-    want = I.masked_multihead_attention(t(x), t(cache), sequence_lengths=t(at))
+    x, cache, positions = random(B, 3 * N * D), random(2, B, N, 5, D, seed=1), np.array([[1], [3]], "int32")
+    want = I.masked_multihead_attention(t(x), t(cache), sequence_lengths=t(positions))
     paddle.enable_static()
     try:
         program = static.Program()
         with static.program_guard(program):
             given = {
-                n: static.data(n, list(v.shape), v.dtype.name) for n, v in (("x", x), ("cache", cache), ("at", at))
+                n: static.data(n, list(v.shape), v.dtype.name)
+                for n, v in (("x", x), ("cache", cache), ("at", positions))
             }
             fetched = I.masked_multihead_attention(given["x"], given["cache"], sequence_lengths=given["at"])
-        got = static.Executor().run(program, feed={"x": x, "cache": cache, "at": at}, fetch_list=list(fetched))
+        got = static.Executor().run(program, feed={"x": x, "cache": cache, "at": positions}, fetch_list=list(fetched))
     finally:
         paddle.disable_static()
     for a, b in zip(got, want, strict=True):

@@ -113,14 +113,14 @@ def test_the_encoder_layer(before):
     layer.eval()
     mask = np.tril(np.ones((S, S), "int64"))
     ln = {k.split(".")[-1]: v for k, v in p.items()}
-    made = layer_norm(X, ln["pre_ln_scale"], ln["pre_ln_bias"]) if before else X
-    q, k, v = np.moveaxis(np.einsum("bse,nhde->bsnhd", made, ln["qkv_weight"]) + ln["qkv_bias"], 2, 0)
+    normed = layer_norm(X, ln["pre_ln_scale"], ln["pre_ln_bias"]) if before else X
+    q, k, v = np.moveaxis(np.einsum("bse,nhde->bsnhd", normed, ln["qkv_weight"]) + ln["qkv_bias"], 2, 0)
     out = X + attend(q, k, v, np.where(mask, 0, -np.inf)) @ ln["linear_weight"] + ln["linear_bias"]
     out = out if before else layer_norm(out, ln["ln_scale"], ln["ln_bias"])
-    made = layer_norm(out, ln["_ln1_scale"], ln["_ln1_bias"]) if before else out
+    normed = layer_norm(out, ln["_ln1_scale"], ln["_ln1_bias"]) if before else out
     want = (
         out
-        + np.maximum(made @ ln["_linear1_weight"] + ln["_linear1_bias"], 0) @ ln["_linear2_weight"]
+        + np.maximum(normed @ ln["_linear1_weight"] + ln["_linear1_bias"], 0) @ ln["_linear2_weight"]
         + ln["_linear2_bias"]
     )
     want = want if before else layer_norm(want, ln["_ln2_scale"], ln["_ln2_bias"])
@@ -199,15 +199,15 @@ def stack(x, p, layers, norm, before, gated, n, mask, alpha=1.0, cos=None, sin=N
         return p.get(f"{kind}.{i}", 0.0)
 
     for i in range(layers):
-        made = norm(x, at("ln_scales", i), at("ln_biases", i)) if before else x
+        normed = norm(x, at("ln_scales", i), at("ln_biases", i)) if before else x
         w = at("qkv_weights", i)
-        qkv = (made @ w.reshape(-1, E).T + np.ravel(at("qkv_biases", i))).reshape(*x.shape[:2], -1, D)
+        qkv = (normed @ w.reshape(-1, E).T + np.ravel(at("qkv_biases", i))).reshape(*x.shape[:2], -1, D)
         q, k, v = qkv[:, :, : -2 * n], qkv[:, :, -2 * n : -n], qkv[:, :, -n:]
         q, k = (q, k) if cos is None else (turned(q, cos, sin), turned(k, cos, sin))
         x = alpha * x + attend(q, k, v, mask) @ at("linear_weights", i) + at("linear_biases", i)
         x = x if before else norm(x, at("ln_scales", i), at("ln_biases", i))
-        made = norm(x, at("ffn_ln_scales", i), at("ffn_ln_biases", i)) if before else x
-        hidden = made @ at("ffn1_weights", i) + at("ffn1_biases", i)
+        normed = norm(x, at("ffn_ln_scales", i), at("ffn_ln_biases", i)) if before else x
+        hidden = normed @ at("ffn1_weights", i) + at("ffn1_biases", i)
         half = hidden.shape[-1] // 2
         hidden = (
             hidden[..., :half] * sigmoid(hidden[..., :half]) * hidden[..., half:] if gated else np.maximum(hidden, 0)

@@ -208,15 +208,15 @@ def test_model_average(captured):
             paddle.assign(value, p)
         average.step()
 
-    run, found = to_static(step) if captured else step, []
+    run, averaged = to_static(step) if captured else step, []
     for i in range(1, 12):
         run(to_tensor([float(i * i)]))
         with average.apply():
-            found.append(p.item())
+            averaged.append(p.item())
         assert p.item() == i * i
     # PaddlePaddle 3.3.1, run by hand: ModelAverage(0.5, [p], min_average_window=2, max_average_window=3) on i^2
     want = [1, 2.5, 14 / 3, 12.5, 50 / 3, 21.5, 110 / 3, 43.5, 51, 245 / 3, 91.5]
-    np.testing.assert_allclose(found, want, rtol=4 * 2.0**-24)
+    np.testing.assert_allclose(averaged, want, rtol=4 * 2.0**-24)
     with average.apply(need_restore=False):
         pass
     assert p.item() == pytest.approx(91.5)

@@ -209,7 +209,7 @@ def test_values_that_do_not_fit_name_the_input(prefix):
         predictor.clone(stream=object())
 
 
-def test_devices(prefix, tmp_path):
+def test_a_config_says_its_device(prefix, tmp_path):
     config = inference.Config(prefix)
     config.enable_use_gpu(100, 1)
     assert config.use_gpu()

@@ -16,12 +16,12 @@ both = pytest.mark.parametrize("workers", [0, 2])
 
 
 def ids(loader, count=None):
-    found = []
+    batches = []
     for batch in loader:
-        found.append(batch[0].numpy().tolist())
-        if len(found) == count:
+        batches.append(batch[0].numpy().tolist())
+        if len(batches) == count:
             break
-    return found
+    return batches
 
 
 @both

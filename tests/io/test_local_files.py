@@ -40,7 +40,7 @@ def test_a_published_file_is_found_and_checked(cache):
         published.find("Words", None, "yes")
 
 
-def test_archives(tmp_path):
+def test_tar_archives_are_read(tmp_path):
     path = tar(tmp_path / "a.tgz", {"./data/one.txt": "1", "data/two.txt": "2"})
     assert [(name, file.read()) for name, file in tar_files(path)] == [("data/one.txt", b"1"), ("data/two.txt", b"2")]
     assert tar_texts(path, ("two.txt",)) == {"two.txt": b"2"}

@@ -192,7 +192,7 @@ def test_several_values_of_one_buffer_need_one_buffer_each():
 @pytest.mark.parametrize(
     ("path", "reason"), [("", "names a folder"), (None, "is a NoneType"), ("folder", "names a folder")]
 )
-def test_bad_paths(tmp_path, monkeypatch, call, path, reason):
+def test_paths_that_can_be_neither_written_nor_read(tmp_path, monkeypatch, call, path, reason):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     with pytest.raises(ConfigError, match=reason):
@@ -248,17 +248,17 @@ def test_every_flipped_bit_is_found_or_harmless():
     value = {"w": np.arange(4, dtype=np.float32), "b": np.array([True, False]), "step": 3, "t": (1, 0.5)}
     save(value, buffer)
     whole = buffer.getvalue()
-    found = 0
+    noticed = 0
     for position in range(len(whole) * 8):
         data = bytearray(whole)
         data[position // 8] ^= 1 << position % 8
         try:
             got = load(BytesIO(data))
         except CheckpointError:
-            found += 1
+            noticed += 1
         else:  # white space of the header
             np.testing.assert_equal(got, value)
-    assert found > len(whole) * 8 * 0.97
+    assert noticed > len(whole) * 8 * 0.97
 
 
 def test_every_truncation_is_found():
@@ -455,7 +455,7 @@ def run_fuzz(examples, seconds):
     return ran
 
 
-def test_fuzz():
+def test_files_with_random_damage_are_refused():
     assert run_fuzz(examples=150, seconds=5) > 200
 
 

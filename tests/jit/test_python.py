@@ -211,20 +211,20 @@ test_changes_a_list.__test__ = False
 
 
 def test_a_refusal_leaves_objects_as_they_were():
-    kept, table = [1.0], {"a": 1}
+    items, table = [1.0], {"a": 1}
 
     @to_static
     def fn(x):
         if x > 0:
-            kept[0] = x
+            items[0] = x
             table["a"] = 2
         else:
-            kept.append(x)
+            items.append(x)
         return x
 
-    with pytest.raises(CaptureError, match="'kept', a list, has 1 element"):
+    with pytest.raises(CaptureError, match="'items', a list, has 1 element"):
         fn(to_tensor(1.0))
-    assert kept == [1.0]
+    assert items == [1.0]
     assert table == {"a": 1}
 
 

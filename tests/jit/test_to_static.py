@@ -436,15 +436,19 @@ def test_state_is_donated():
 
 
 def test_a_tensor_that_outlives_its_capture_says_so():
-    kept = []
+    outputs = []
 
     @to_static
     def fn(x):
-        kept.append(x * 2)
+        outputs.append(x * 2)
         return x
 
     fn(vector(1.0))
-    for use in (lambda: kept[0].tolist(), lambda: kept[0] + 1, lambda: to_static(lambda x: x + kept[0])(vector(1.0))):
+    for use in (
+        lambda: outputs[0].tolist(),
+        lambda: outputs[0] + 1,
+        lambda: to_static(lambda x: x + outputs[0])(vector(1.0)),
+    ):
         with pytest.raises(CaptureError, match=r"belongs to (a )?captured"):
             use()
 

@@ -83,18 +83,18 @@ def test_grouped_heads(n):
     compare(qkv(70, 70, h=4, n=n), terms=70 * 4 // n, causal=True)
 
 
-def test_scale():
+def test_a_scale_equals_twin():
     compare(qkv(70, 70), terms=70, causal=False, scale=0.5)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float64])
-def test_other_dtypes(dtype):
+def test_equals_twin_in_other_dtypes(dtype):
     compare(qkv(70, 70, dtype=dtype), terms=70, dtype=dtype, causal=True)
 
 
 @pytest.mark.parametrize("shape", [(70, 70), (2, 1, 1, 70), (2, 4, 70, 70), (1, 4, 70, 1)])
 @pytest.mark.parametrize(("kind", "causal"), [("bool", True), ("added", False)])
-def test_masks(shape, kind, causal):
+def test_masks_equal_twin(shape, kind, causal):
     values = np.asarray(normal(5, *shape))
     mask = jax.device_put(values > -0.5 if kind == "bool" else values)
     compare(qkv(70, 70, n=2), terms=140, causal=causal, mask=mask)

@@ -48,7 +48,7 @@ def test_gradient_of_the_weight_is_made_as_the_weight_lies():
 
 
 @pytest.mark.parametrize(("shape", "inner"), [((2, 3, 0), 0), ((0, 3, 2), 2), ((0, 2), 2)])
-def test_empty(shape, inner):
+def test_empty_inputs_give_zeros(shape, inner):
     x, w = jnp.zeros(shape), jnp.ones((inner, 4))
     out, (dx, dw) = value_and_grads(linear, x, w)
     assert (out.shape, dx.shape, dw.shape) == ((*shape[:-1], 4), shape, (inner, 4))

@@ -42,12 +42,12 @@ def qkv(s=48, t=None, h=8, n=4, d=4, b=2, dtype=jnp.float32):
 def pulled(f, args, mask, ct, **options):
     """Output and gradients; a float mask has one too."""
     floating = mask is not None and mask.dtype != jnp.bool_
-    given = (*args, mask) if floating else args
+    primals = (*args, mask) if floating else args
 
     def call(*x):
         return f(*x[:3], mask=x[3] if floating else mask, **options)
 
-    out, pull = jax.vjp(call, *given)
+    out, pull = jax.vjp(call, *primals)
     return out, *pull(ct)
 
 
@@ -100,7 +100,7 @@ def test_other_lengths_of_keys(kernel):
 
 @BOTH
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float64])
-def test_other_dtypes(kernel, dtype):
+def test_equals_whole_attention_in_other_dtypes(kernel, dtype):
     compare(kernel, split(sep=2, mp=2), qkv(dtype=dtype), causal=True, dtype=dtype)
 
 

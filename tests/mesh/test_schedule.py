@@ -109,15 +109,15 @@ def test_order_is_a_timeline_that_could_happen(size, costs, send):
     schedule, durations = make_schedule(name, p, m, v), Durations(*costs, send)
     whole = {"F": costs[0], "B": costs[1] + (0 if name in SPLIT else costs[2]), "W": costs[2]}
     spans = schedule.order(durations)
-    end, at, last = {}, [0.0] * p, p * v - 1
+    end, free_at, last = {}, [0.0] * p, p * v - 1
     for stage, (kind, i, c), start, stop in spans:
         before = [(kind, i, c + (1 if kind == "B" else -1))] if kind != "W" else []
         before += [{"B": ("F", i, c), "W": ("B", i, c)}[kind]] if kind != "F" else []
         # an input is ready, one send after its end if it is another stage's
         inputs = [end[n] + (send if stage_of(name, n[2], p) != stage else 0) for n in before if 0 <= n[2] <= last]
-        assert start == max([at[stage], *inputs])
+        assert start == max([free_at[stage], *inputs])
         assert stop - start == whole[kind]
-        end[kind, i, c] = at[stage] = stop
+        end[kind, i, c] = free_at[stage] = stop
     assert [span.start for span in spans] == sorted(span.start for span in spans)
     assert schedule.makespan(durations) == max(end.values())
     idle = p * max(end.values()) - sum(whole[kind] * m * v * p for kind in schedule.kinds)

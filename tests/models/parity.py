@@ -91,12 +91,12 @@ def assert_same_function(model, recording, expected_grads):
     np.testing.assert_allclose(loss.numpy(), want, rtol=0, atol=tolerance(loss_terms, want))
 
     loss.backward()
-    found = {name: p.grad.numpy() for name, p in model.named_parameters()}
-    assert found.keys() == expected_grads.keys()
+    gradients = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    assert gradients.keys() == expected_grads.keys()
     for name, want in expected_grads.items():
         # forward, back through the same sums for inputs and values saved on the way, then over all tokens
         atol = tolerance(3 * loss_terms + batch * seq, want)
-        np.testing.assert_allclose(found[name], want, rtol=0, atol=atol, err_msg=name)
+        np.testing.assert_allclose(gradients[name], want, rtol=0, atol=atol, err_msg=name)
 
 
 def assert_captured_equals_eager(model, tokens, labels):

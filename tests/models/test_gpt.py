@@ -32,18 +32,20 @@ def from_gpt2(state, num_heads):
     """
     tops = {"wte.weight": "tokens.weight", "wpe.weight": "positions.weight"}
     tops |= {f"ln_f.{kind}": f"norm.{kind}" for kind in ("weight", "bias")}
-    made = {}
+    weights = {}
     for name, array in state.items():
         short = name.removeprefix("transformer.")
         if short == "lm_head.weight":
-            made["head.weight"] = array.T
+            weights["head.weight"] = array.T
         elif short in tops:
-            made[tops[short]] = array
+            weights[tops[short]] = array
         else:
             _, block, part = short.split(".", 2)
             part, kind = part.rsplit(".", 1)
-            made[f"blocks.{block}.{OURS[part]}.{kind}"] = by_head(array, num_heads) if part == "attn.c_attn" else array
-    return made
+            weights[f"blocks.{block}.{OURS[part]}.{kind}"] = (
+                by_head(array, num_heads) if part == "attn.c_attn" else array
+            )
+    return weights
 
 
 def by_head(array, num_heads):

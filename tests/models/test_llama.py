@@ -32,18 +32,18 @@ OURS = {
 def from_llama(state):
     """Weights (or gradients) of a LlamaForCausalLM under our names; its linears keep [out, in], ours [in, out]."""
     tops = {"embed_tokens.weight": "tokens.weight", "norm.weight": "norm.weight"}
-    made = {}
+    weights = {}
     for name, array in state.items():
         short = name.removeprefix("model.")
         if short == "lm_head.weight":
-            made["head.weight"] = array.T
+            weights["head.weight"] = array.T
         elif short in tops:
-            made[tops[short]] = array
+            weights[tops[short]] = array
         else:
             _, block, part = short.split(".", 2)
             # norm gains have one dim: their transpose is themselves
-            made[f"blocks.{block}.{OURS[part.removesuffix('.weight')]}.weight"] = array.T
-    return made
+            weights[f"blocks.{block}.{OURS[part.removesuffix('.weight')]}.weight"] = array.T
+    return weights
 
 
 def recorded(tied):

@@ -43,7 +43,7 @@ def test_by_norm_scales_each():
         np.testing.assert_allclose(g, w, rtol=RTOL)
 
 
-def test_by_value():
+def test_clip_by_value_equals_numpy():
     for g, w in zip(values(nn.ClipGradByValue(3.5)(pairs())), (np.clip(A, -3.5, 3.5), [3.5]), strict=True):
         np.testing.assert_array_equal(g, w)
     (_, low), _ = nn.ClipGradByValue(2.0, min=-1.0)(pairs())
@@ -51,12 +51,12 @@ def test_by_value():
 
 
 def test_need_clip_and_missing_gradients_are_passed_on():
-    given = [*pairs(), (Parameter(np.zeros(1, np.float32)), None)]
-    given[1][0].need_clip = False
-    done = nn.ClipGradByGlobalNorm(2.5)(given)
+    pairs_in = [*pairs(), (Parameter(np.zeros(1, np.float32)), None)]
+    pairs_in[1][0].need_clip = False
+    done = nn.ClipGradByGlobalNorm(2.5)(pairs_in)
     np.testing.assert_allclose(done[0][1].numpy(), A / 2, rtol=RTOL)
-    assert done[1] is given[1]
-    assert done[2] is given[2]
+    assert done[1] is pairs_in[1]
+    assert done[2] is pairs_in[2]
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, True, "1"])

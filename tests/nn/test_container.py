@@ -14,13 +14,13 @@ def parameter(value):
 
 def test_sequential_takes_layers_pairs_lists_and_dicts():
     a, b = nn.Linear(2, 3), nn.ReLU()
-    for made in (nn.Sequential(a, b), nn.Sequential([a, b])):
-        assert list(made) == [a, b]
-        assert list(made.state_dict()) == ["0.weight", "0.bias"]
-    for made in (nn.Sequential(("up", a), ("act", b)), nn.Sequential({"up": a, "act": b})):
-        assert list(made.state_dict()) == ["up.weight", "up.bias"]
-        assert made["act"] is b
-        assert made.up is a
+    for sequential in (nn.Sequential(a, b), nn.Sequential([a, b])):
+        assert list(sequential) == [a, b]
+        assert list(sequential.state_dict()) == ["0.weight", "0.bias"]
+    for sequential in (nn.Sequential(("up", a), ("act", b)), nn.Sequential({"up": a, "act": b})):
+        assert list(sequential.state_dict()) == ["up.weight", "up.bias"]
+        assert sequential["act"] is b
+        assert sequential.up is a
 
 
 def test_sequential_indexing_slices_and_changes():
@@ -58,50 +58,50 @@ def test_sequential_refuses_two_layers_of_one_name():
 
 def test_layer_list():
     layers = [nn.Linear(1, 1) for _ in range(3)]
-    held = nn.LayerList(layers)
-    assert list(held) == layers
-    assert held[-1] is layers[2]
-    assert list(held[:2]) == layers[:2]
-    held.insert(1, nn.ReLU())
-    assert [type(x) for x in held] == [nn.Linear, nn.ReLU, nn.Linear, nn.Linear]
-    assert list(held.state_dict())[2] == "2.weight"
-    del held[0]
-    assert next(iter(held.state_dict())) == "1.weight"
-    held[0] = layers[0]
-    assert held[0] is layers[0]
+    layer_list = nn.LayerList(layers)
+    assert list(layer_list) == layers
+    assert layer_list[-1] is layers[2]
+    assert list(layer_list[:2]) == layers[:2]
+    layer_list.insert(1, nn.ReLU())
+    assert [type(x) for x in layer_list] == [nn.Linear, nn.ReLU, nn.Linear, nn.Linear]
+    assert list(layer_list.state_dict())[2] == "2.weight"
+    del layer_list[0]
+    assert next(iter(layer_list.state_dict())) == "1.weight"
+    layer_list[0] = layers[0]
+    assert layer_list[0] is layers[0]
     with pytest.raises(IndexError, match="index 7 is outside a list of 3"):
-        held.insert(7, nn.ReLU())
+        layer_list.insert(7, nn.ReLU())
     with pytest.raises(TypeError, match="indices are integers, got 'a'"):
-        held["a"]
+        layer_list["a"]
     with pytest.raises(TypeError, match="needs a Layer, got int"):
-        held.append(3)
+        layer_list.append(3)
 
 
 def test_layer_dict():
     a, b = nn.Linear(1, 1), nn.ReLU()
-    held = nn.LayerDict({"a": a})
-    held["b"] = b
-    assert list(held) == ["a", "b"]
-    assert list(held.items()) == [("a", a), ("b", b)]
-    assert "a" in held
-    assert held.pop("a") is a
-    assert list(held.values()) == [b]
-    held.update([("c", a)])
-    del held["b"]
-    assert list(held.keys()) == ["c"]
-    held.clear()
-    assert len(held) == 0
+    layer_dict = nn.LayerDict({"a": a})
+    layer_dict["b"] = b
+    assert list(layer_dict) == ["a", "b"]
+    assert list(layer_dict.items()) == [("a", a), ("b", b)]
+    assert "a" in layer_dict
+    assert layer_dict.pop("a") is a
+    assert list(layer_dict.values()) == [b]
+    layer_dict.update([("c", a)])
+    del layer_dict["b"]
+    assert list(layer_dict.keys()) == ["c"]
+    layer_dict.clear()
+    assert len(layer_dict) == 0
     with pytest.raises(ConfigError, match=r"LayerDict takes a mapping or \(name, value\) pairs"):
         nn.LayerDict([a])
 
 
 def test_parameter_list_and_dict():
-    held = nn.ParameterList([parameter(1.0)])
-    held.append(parameter(2.0))
-    held[0] = parameter(3.0)
-    assert [p.numpy()[0] for p in held] == [3.0, 2.0]
-    assert list(held.state_dict()) == ["0", "1"]
-    assert len(held) == 2
+    parameters = nn.ParameterList([parameter(1.0)])
+    parameters.append(parameter(2.0))
+    parameters[0] = parameter(3.0)
+    assert [p.numpy()[0] for p in parameters] == [3.0, 2.0]
+    assert list(parameters.state_dict()) == ["0", "1"]
+    assert len(parameters) == 2
     named = nn.ParameterDict({"w": parameter(1.0)})
     named["b"] = parameter(2.0)
     assert list(named.state_dict()) == ["w", "b"]
@@ -110,6 +110,6 @@ def test_parameter_list_and_dict():
     assert len(list(named.values())) == len(named) == 1
     assert "w" not in named
     with pytest.raises(TypeError, match="needs a Parameter, got int"):
-        held.append(3)
+        parameters.append(3)
     with pytest.raises(ConfigError, match="ParameterDict takes a mapping"):
         nn.ParameterDict([parameter(1.0)])

@@ -7,11 +7,13 @@ import pytest
 from scipy import stats
 
 import polyreme.nn as nn
+import polyreme.optimizer as opt
 from polyreme.core import rng
 from polyreme.core.dtype import as_dtype
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn import initializer
+from tests.compilations import counted_compilations
 
 N = 20_000
 MATRIX, KERNEL = [200, 100], [40, 20, 5, 5]
@@ -53,7 +55,7 @@ DISTRIBUTIONS = [
 
 
 @pytest.mark.parametrize(("init", "shape", "wanted"), DISTRIBUTIONS, ids=lambda v: type(v).__name__)
-def test_distribution(init, shape, wanted):
+def test_drawn_values_follow_their_distribution(init, shape, wanted):
     values = drawn(init, shape)
     assert values.shape == tuple(shape)
     flat = values.ravel()
@@ -125,7 +127,7 @@ def test_bilinear_upsamples_a_ramp_exactly():
     np.testing.assert_array_equal(np.diff(got[1:-1]), 0.5)
 
 
-def test_assign():
+def test_assign_gives_the_value():
     value = np.arange(6.0).reshape(2, 3)
     for given in (value, value.tolist(), to_tensor(value)):
         made = nn.Linear(2, 3, weight_attr=initializer.Assign(given))
@@ -202,3 +204,25 @@ DEFAULTS = [
 def test_default_initial_weights_of_layers(make, wanted):
     rng.seed(2)
     assert stats.kstest(make().numpy().ravel(), wanted.cdf).pvalue > 1e-4
+
+
+def build():
+    """A model with an optimizer that has its state, of shapes that no other test uses."""
+    layers = [
+        nn.Conv2D(3, 37, 3),
+        nn.BatchNorm2D(37),
+        nn.Embedding(41, 19),
+        nn.LSTM(19, 23),
+        nn.TransformerEncoderLayer(26, 2, 34),
+    ]
+    model = nn.LayerList(layers)
+    optimizer = opt.AdamW(0.1, parameters=model.parameters())
+    optimizer.create_state()
+    return model
+
+
+def test_building_a_model_compiles_nothing_for_its_shapes():
+    nn.Linear(2, 3), nn.Conv2D(1, 2, 3)  # each distribution has one program
+    with counted_compilations() as compiled:
+        build()
+    assert not compiled

@@ -259,7 +259,7 @@ REFUSED = [
     (lambda: nn.LayerNorm(4, 1e-5, None), "elementwise_affine and bias are True or False"),
     (lambda: nn.InstanceNorm2D(3, weight_attr=False), "leave out both scale and bias"),
     (lambda: nn.BatchNorm(3, act="nope"), "act 'nope' is not a function"),
-    (lambda: nn.BatchNorm(3, in_place=True), "in_place, trainable_statistics"),
+    (lambda: nn.BatchNorm(3, do_model_average_for_mean_and_var=False), "do_model_average_for_mean_and_var=False"),
     (lambda: nn.SpectralNorm([2, 3], dim=2), r"dim 2 is outside weight_shape \[2, 3\]"),
     (lambda: nn.SpectralNorm([2, 3], power_iters=0), "power_iters is at least 1"),
     (lambda: nn.Conv2D(3, 4, 3, groups=2), "in_channels 3 is not a multiple of groups 2"),
@@ -281,7 +281,7 @@ REFUSED = [
         ),
         "takes 2 sizes",
     ),
-    (lambda: nn.Pad2D([1, 2]), r"padding is a number or 4 of them, got \[1, 2\]"),
+    (lambda: nn.Pad2D([1, 2, 3]), r"padding is a number or 4 of them, two a dim .*, got \[1, 2, 3\]"),
     (lambda: nn.Dropout(1.5), "p is a probability from 0 to 1, got 1.5"),
     (lambda: nn.Dropout(0.5, mode="x"), "'upscale_in_train' or 'downscale_in_infer', got 'x'"),
     (lambda: nn.Dropout(0.5, 0), "inplace is True or False, got 0"),
@@ -366,3 +366,21 @@ def test_dropout_inplace_writes_into_its_input():
     x = to_tensor(np.ones(64, np.float32))
     assert nn.Dropout(0.5, inplace=True)(x) is x
     assert set(x.numpy()) == {0.0, 2.0}
+
+
+def test_pads_of_fewer_dims_start_with_the_last():
+    x = to_tensor(np.arange(4, dtype="float32").reshape(1, 1, 2, 2))
+    assert nn.Pad2D([1, 2])(x).tolist() == [[[[0, 0, 1, 0, 0], [0, 2, 3, 0, 0]]]]
+
+
+def test_trainable_statistics_are_the_batch_s_in_eval_mode_too():
+    x = to_tensor(np.float32([[1, 2], [3, 6]]))
+    layer = nn.BatchNorm(2, in_place=True, trainable_statistics=True, epsilon=0.0)
+    layer.eval()
+    np.testing.assert_allclose(layer(x).numpy(), [[-1, -1], [1, 1]], rtol=1e-6)
+
+
+def test_settings_may_be_tensors_of_one_element():
+    assert nn.Dropout(to_tensor([0.25])).p == 0.25
+    zeros = nn.functional.dropout(to_tensor(np.ones(3, "float32")), to_tensor([1.0]))
+    assert zeros.tolist() == [0, 0, 0]

@@ -76,13 +76,13 @@ def test_state_names_and_shapes_are_paddles(row):
 @recorded_row
 def test_outputs_statistics_and_gradients_are_paddles(row):
     layer, inputs = prepared(row)
-    made = outputs(layer(*inputs))
+    results = outputs(layer(*inputs))
     want = RECORDED[row.id]
-    assert [list(t.shape) for t in made] == [w["shape"] for w in want["outputs"]]
-    for t, w in zip(made, want["outputs"], strict=True):
+    assert [list(t.shape) for t in results] == [w["shape"] for w in want["outputs"]]
+    for t, w in zip(results, want["outputs"], strict=True):
         close(t.numpy(), w["values"], row)
     if layer.parameters():
-        backward(made)
+        backward(results)
     # the gradient of a key's bias is 0: what softmax does not see cancels, terms of the other gradients' size
     scale = max((abs(v) for values in want["grads"].values() for v in values), default=0.0)
     for name, p in layer.named_parameters():

@@ -15,7 +15,7 @@ def close(got, want, terms):
     np.testing.assert_allclose(got, want, rtol=4 * terms * EPS, atol=4 * terms * EPS * max(1.0, np.abs(want).max()))
 
 
-@pytest.mark.parametrize(("dim", "shape"), [(0, [3]), (-1, [2]), (None, [])])
+@pytest.mark.parametrize(("dim", "shape"), [(0, [3]), (1, [2]), (-1, []), (None, [])])
 def test_weight_norm_changes_nothing_at_first_and_trains_length_and_direction(dim, shape):
     layer = paddle.nn.Linear(3, 2)
     x = paddle.randn([4, 3])
@@ -26,7 +26,7 @@ def test_weight_norm_changes_nothing_at_first_and_trains_length_and_direction(di
     assert isinstance(layer, paddle.nn.Linear)
     layer(x).sum().backward()
     # the weight's gradient along its own direction is that of its length
-    v, over = weight.numpy(), None if dim is None else 1 - dim % 2
+    v, over = weight.numpy(), None if dim in (None, -1) else 1 - dim
     unit = v / np.sqrt((v * v).sum(over, keepdims=True))
     by_weight = x.numpy().sum(0)[:, None].repeat(2, 1)
     close(layer.weight_g.grad, (by_weight * unit).sum(over), 16)

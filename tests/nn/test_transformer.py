@@ -70,16 +70,16 @@ def test_encoder_and_decoder_caches():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2).eval()
     want = encoder(to_tensor(X), causal(4)).numpy()
     caches = encoder.gen_cache(to_tensor(X))
-    for at in range(4):
-        one, caches = encoder(to_tensor(X[:, at : at + 1]), cache=caches)
-        np.testing.assert_allclose(one.numpy()[:, 0], want[:, at], **CLOSE)
+    for position in range(4):
+        one, caches = encoder(to_tensor(X[:, position : position + 1]), cache=caches)
+        np.testing.assert_allclose(one.numpy()[:, 0], want[:, position], **CLOSE)
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16), 2, nn.LayerNorm(8)).eval()
     memory = to_tensor(MEMORY)
     want = decoder(to_tensor(X), memory, causal(4)).numpy()
     caches = decoder.gen_cache(memory)
-    for at in range(4):
-        one, caches = decoder(to_tensor(X[:, at : at + 1]), memory, cache=caches)
-        np.testing.assert_allclose(one.numpy()[:, 0], want[:, at], **CLOSE)
+    for position in range(4):
+        one, caches = decoder(to_tensor(X[:, position : position + 1]), memory, cache=caches)
+        np.testing.assert_allclose(one.numpy()[:, 0], want[:, position], **CLOSE)
     grown, fixed = decoder.gen_cache(memory, do_zip=True)
     assert [type(c) for c in grown] == [nn.MultiHeadAttention.Cache] * 2
     assert [type(c) for c in fixed] == [nn.MultiHeadAttention.StaticCache] * 2

@@ -228,20 +228,20 @@ def check_gradient(case: Case) -> None:
     leaves = _inexact_leaves(args)
     assert len(leaves) == len(inputs)
     step = 1e-5
-    for at, (leaf, got) in enumerate(zip(leaves, grads, strict=True)):
-        direction = np.random.default_rng(at + 2).uniform(0.5, 1.5, leaf.shape)
+    for index, (leaf, got) in enumerate(zip(leaves, grads, strict=True)):
+        direction = np.random.default_rng(index + 2).uniform(0.5, 1.5, leaf.shape)
         if np.iscomplexobj(leaf):
             direction = direction * (1 + 0.5j)
         value = []
         for sign in (1, -1):
-            shifted = _inexact(case.call(tensors(_shifted(args, at, sign * step * direction))))
+            shifted = _inexact(case.call(tensors(_shifted(args, index, sign * step * direction))))
             value.append(complex(sum(np.sum(t.numpy() * w) for t, w in zip(shifted, weights, strict=True))))
         numeric = ((value[0] - value[1]) / (2 * step)).real
         analytic = 0.0 if got is None else float(np.sum(np.conj(got.numpy()) * direction).real)
         # central differences: error step^2 * third derivative, plus rounding eps * |f| / step
         bound = 1e-5 * max(1.0, abs(numeric)) + 1e-15 * max(abs(v) for v in value) * case.terms / step
         assert abs(numeric - analytic) <= bound, (
-            f"input {at}: finite differences {numeric}, tape {analytic}, bound {bound}"
+            f"input {index}: finite differences {numeric}, tape {analytic}, bound {bound}"
         )
 
 

@@ -43,14 +43,14 @@ def turned(tensors, sin, cos, ids, adjacent, time_major, base):
         x = np.swapaxes(x, 0, 1) if time_major else x
         y, d = np.zeros(x.shape), x.shape[-1]
         for b, s, i in np.ndindex(x.shape[0], x.shape[1], d // 2):
-            at = s if ids is None else ids[b, s]
+            position = s if ids is None else ids[b, s]
             one, two = (2 * i, 2 * i + 1) if adjacent else (i, i + d // 2)
             if sin is None:
-                angle = at / base ** (2 * i / d)
+                angle = position / base ** (2 * i / d)
                 sins, coss = (np.sin(angle),) * 2, (np.cos(angle),) * 2
             else:
                 table = sin.reshape(-1, d), cos.reshape(-1, d)
-                sins, coss = table[0][at, [one, two]], table[1][at, [one, two]]
+                sins, coss = table[0][position, [one, two]], table[1][position, [one, two]]
             y[b, s, :, one] = x[b, s, :, one] * coss[0] - x[b, s, :, two] * sins[0]
             y[b, s, :, two] = x[b, s, :, two] * coss[1] + x[b, s, :, one] * sins[1]
         out.append(np.swapaxes(y, 0, 1) if time_major else y)

@@ -103,7 +103,7 @@ def sigmoid(v):
 
 def yolo_box(x, img_size, anchors, class_num, conf_thresh, downsample_ratio, clip_bbox=True, scale_x_y=1.0, iou_aware=False, iou_aware_factor=0.5):  # fmt: skip
     n, (height, width), count = len(x), x.shape[2:], len(anchors) // 2
-    found, scores = np.zeros((n, count * height * width, 4)), np.zeros((n, count * height * width, class_num))
+    corners, scores = np.zeros((n, count * height * width, 4)), np.zeros((n, count * height * width, class_num))
     for b, a, i, j in np.ndindex(n, count, height, width):
         start = a * (5 + class_num) + (count if iou_aware else 0)
         t = x[b, start : start + 5 + class_num, i, j].astype("float64")
@@ -112,14 +112,16 @@ def yolo_box(x, img_size, anchors, class_num, conf_thresh, downsample_ratio, cli
             confidence = confidence ** (1 - iou_aware_factor) * sigmoid(x[b, a, i, j]) ** iou_aware_factor
         if confidence < conf_thresh:
             continue
-        at, (h, w) = (a * height + i) * width + j, img_size[b]
+        index, (h, w) = (a * height + i) * width + j, img_size[b]
         bias = 0.5 * (scale_x_y - 1)
         cx, cy = (j + sigmoid(t[0]) * scale_x_y - bias) * w / width, (i + sigmoid(t[1]) * scale_x_y - bias) * h / height
         bw, bh = (math.exp(t[2 + d]) * anchors[2 * a + d] * (w, h)[d] / (downsample_ratio * (width, height)[d]) for d in (0, 1))  # fmt: skip
         box = [cx - bw / 2, cy - bh / 2, cx + bw / 2, cy + bh / 2]
-        found[b, at] = [max(box[0], 0), max(box[1], 0), min(box[2], w - 1), min(box[3], h - 1)] if clip_bbox else box
-        scores[b, at] = [confidence * sigmoid(v) for v in t[5:]]
-    return found, scores
+        corners[b, index] = (
+            [max(box[0], 0), max(box[1], 0), min(box[2], w - 1), min(box[3], h - 1)] if clip_bbox else box
+        )
+        scores[b, index] = [confidence * sigmoid(v) for v in t[5:]]
+    return corners, scores
 
 
 def cross(v, label):
@@ -194,12 +196,12 @@ def head(channels, *sizes):
 
 
 def kept(candidates, threshold, overlap, eta=1.0):
-    found = []
+    chosen = []
     for at in candidates:
-        if all(overlap(at, other) <= threshold for other in found):
-            found.append(at)
+        if all(overlap(at, other) <= threshold for other in chosen):
+            chosen.append(at)
             threshold *= eta if threshold > 0.5 else 1
-    return found
+    return chosen
 
 
 def nms(boxes, iou_threshold=0.3, scores=None, category_idxs=None, categories=None, top_k=None):
@@ -215,7 +217,7 @@ def nms(boxes, iou_threshold=0.3, scores=None, category_idxs=None, categories=No
 def matrix_nms(bboxes, scores, score_threshold, post_threshold, nms_top_k, keep_top_k, use_gaussian=False, gaussian_sigma=2.0, background_label=0, normalized=True, return_index=False):  # fmt: skip
     extra, rows, numbers = 0 if normalized else 1, [], []
     for b in range(len(bboxes)):
-        found = []
+        rows_of_class = []
         for c in range(scores.shape[1]):
             order = sorted(np.flatnonzero(scores[b, c] > score_threshold), key=lambda i: -scores[b, c, i])[:nms_top_k]
             most = [
@@ -229,10 +231,10 @@ def matrix_nms(bboxes, scores, score_threshold, post_threshold, nms_top_k, keep_
                     factors = [(1 - v) / (1 - m) for m, v in zip(most, each, strict=False)]
                 score = scores[b, c, i] * min(factors, default=1)
                 if score > post_threshold:
-                    found.append((c, score, *bboxes[b, i], i + b * bboxes.shape[1]))
-        found = sorted(found, key=lambda f: -f[1])[:keep_top_k]
-        rows += found
-        numbers.append(len(found))
+                    rows_of_class.append((c, score, *bboxes[b, i], i + b * bboxes.shape[1]))
+        rows_of_class = sorted(rows_of_class, key=lambda f: -f[1])[:keep_top_k]
+        rows += rows_of_class
+        numbers.append(len(rows_of_class))
     table = np.array(rows)
     return table[:, :6], table[:, 6:].astype("int32"), np.array(numbers, "int32")
 
@@ -268,7 +270,7 @@ def anchored(rng):
 def proposed(scores, deltas, img_size, anchors, variances, pre_nms_top_n, post_nms_top_n, nms_thresh, min_size, eta, pixel_offset, return_rois_num):  # fmt: skip
     extra, rows, values, numbers = 1 if pixel_offset else 0, [], [], []
     for b, (height, width) in enumerate(img_size):
-        found = []
+        proposals = []
         for a, i, j in sorted(np.ndindex(*scores.shape[1:]), key=lambda at: -scores[(b, *at)])[:pre_nms_top_n]:
             p, d = anchors[i, j, a].astype("float64"), deltas[b, 4 * a : 4 * a + 4, i, j] * variances[i, j, a]
             w, h = p[2] - p[0] + extra, p[3] - p[1] + extra
@@ -278,9 +280,9 @@ def proposed(scores, deltas, img_size, anchors, variances, pre_nms_top_n, post_n
             sides = box[2:] - box[:2] + extra
             centre_in = (box[:2] + sides / 2 <= [width, height]).all()
             if sides.min() >= max(min_size, 1) and (centre_in or not pixel_offset):
-                found.append((box, scores[b, a, i, j]))
-        keep = kept(range(len(found)), nms_thresh, lambda m, n, of=found: iou(of[m][0], of[n][0], extra), eta)
-        chosen = [found[k] for k in keep[:post_nms_top_n]] or [(np.zeros(4), 0)]
+                proposals.append((box, scores[b, a, i, j]))
+        keep = kept(range(len(proposals)), nms_thresh, lambda m, n, of=proposals: iou(of[m][0], of[n][0], extra), eta)
+        chosen = [proposals[k] for k in keep[:post_nms_top_n]] or [(np.zeros(4), 0)]
         rows += [box for box, _ in chosen]
         values += [[score] for _, score in chosen]
         numbers.append(len(chosen))

@@ -122,6 +122,7 @@ CASES = [
     row("conv1d_transpose", ((2, 5, 4), (4, 3, 3), (3,)), "last", (conv_transpose, {"stride": 2, "extra": 1, "last": True}), stride=2, output_size=[12], data_format="NLC"),
     row("conv1d_transpose", ((1, 2, 3), (2, 1, 4)), "same", (conv_transpose, {"stride": 2, "pads": [(1, 2)]}), stride=2, padding="SAME"),
     row("conv2d_transpose", ((2, 4, 3, 2), (4, 3, 3, 2), (6,)), "", (conv_transpose, {"stride": 2, "pads": [(1, 0), (0, 1)], "groups": 2}), stride=2, padding=[1, 0, 0, 1], groups=2, bad=bad(TWO, T3, match="5 dims, needs 4")),
+    row("conv1d_transpose", ((1, 2, 3), (2, 3, 2), (1,)), "one-bias", (lambda x, w, b: conv_transpose(x, w, np.repeat(b, 3)), {})),
     row("conv2d_transpose", ((1, 2, 3, 2), (2, 3, 2, 2)), "output-padding", (conv_transpose, {"stride": (2, 3), "extra": (1, 2)}), stride=[2, 3], output_padding=[1, 2]),
     row("conv3d_transpose", ((1, 2, 2, 3, 2), (2, 3, 2, 2, 2), (3,)), "", (conv_transpose, {"stride": 2, "pads": 1}), stride=2, padding=1, bad=bad(THREE, T2, match="4 dims, needs 5")),
     Case("image_to_columns", lambda rng: (*floats((2, 3, 5, 6))(rng), [2, 3], [2, 1], [1, 0, 2, 1], [1, 2]), columns, bad=((TWO, 9), ShapeError, "does not fit")),

@@ -39,13 +39,13 @@ def hard(
     log_p = sp.log_softmax(x, -1) if use_softmax else np.log(x)
     weight = np.ones(x.shape[-1]) if weight is None else weight
     loss, by = np.zeros(plain.shape), np.zeros(plain.shape)
-    for at in np.ndindex(*plain.shape):
-        if plain[at] == ignore_index:
+    for index in np.ndindex(*plain.shape):
+        if plain[index] == ignore_index:
             continue
         target = np.full(x.shape[-1], label_smoothing / x.shape[-1])
-        target[plain[at]] += 1 - label_smoothing
-        by[at] = target @ weight
-        loss[at] = -(target @ log_p[at]) * by[at]
+        target[plain[index]] += 1 - label_smoothing
+        by[index] = target @ weight
+        loss[index] = -(target @ log_p[index]) * by[index]
     value = reduce(loss, by, reduction)
     return np.expand_dims(value, axis) if reduction == "none" and keep else value
 
@@ -75,10 +75,24 @@ def both(x, label, soft_label=False, ignore_index=-100, axis=-1, **_):
     return loss, sp.softmax(x, axis)
 
 
-def fused(h, w, label, transpose_weight=False, ignore_index=-100, label_smoothing=0.0, reduction="mean"):
-    scores = h.astype("float64") @ (w.T if transpose_weight else w)
+def fused(
+    h,
+    w,
+    label,
+    transpose_weight=False,
+    ignore_index=-100,
+    label_smoothing=0.0,
+    reduction="mean",
+    bias=0.0,
+    class_weight=None,
+):
+    scores = h.astype("float64") @ (w.T if transpose_weight else w) + bias
     label = label[..., 0] if label.ndim == h.ndim else label
-    return hard(scores, label, None, ignore_index, reduction, label_smoothing=label_smoothing)
+    return hard(scores, label, class_weight, ignore_index, reduction, label_smoothing=label_smoothing)
+
+
+def shifted(h, w, label, *, bias, rows, **options):
+    return fused(h[rows], w, label, bias=bias, **options)
 
 
 def head(label, *args, rows=(3, 5)):
@@ -93,7 +107,7 @@ def head(label, *args, rows=(3, 5)):
 RANGE = (PLAIN, np.array([0, 1, 3, 0]))
 BELOW = (PLAIN, np.array([0, 1, -1, 0]))
 SHORT = (PLAIN, np.array([0, 1]))
-FLOAT = (PLAIN, np.float32([0, 1, 2, 0]))
+BOOL = (PLAIN, np.ones(4, bool))
 FUSED = (np.ones((4, 5), "float32"), np.ones((5, 3), "float32"))
 COLUMN = np.array([[0], [2], [-100], [1]])
 
@@ -101,13 +115,15 @@ CASES = [
     *(
         Case(name, logits(LABEL), hard, tag=tag, bad=bad)
         for name in ("cross_entropy", "cross_entropy_of_classes")
-        for tag, bad in (("", (SHORT, ShapeError, r"label \[2\]")), ("dtype", (FLOAT, DTypeError, "label is float32")))
+        for tag, bad in (("", (SHORT, ShapeError, r"label \[2\]")), ("dtype", (BOOL, DTypeError, "label is bool")))
     ),
     Case("cross_entropy", logits(COLUMN, WEIGHT, -100, "none"), hard, tag="column", bad=(RANGE, IndexError, r"label: 3 at \[2\]")),
     Case("cross_entropy", logits(LABEL.astype("int32"), WEIGHT), hard, tag="weight", bad=(BELOW, IndexError, r"label: -1 at \[2\]")),
     Case("cross_entropy", logits(np.array([0, 2, 1, 1]), WEIGHT, 1, "sum"), hard, tag="ignore-sum", bad=((PLAIN, LABEL, WEIGHT[:2]), ShapeError, r"weight \[2\]")),
     Case("cross_entropy", logits(LABEL, WEIGHT), hard, kwargs={"label_smoothing": 0.2}, tag="smoothing", bad=((PLAIN, LABEL, None, -100, "mean", False, 2), ShapeError, "axis=2")),
     Case("cross_entropy", logits(LABEL), hard, kwargs={"label_smoothing": 0.2, "reduction": "none"}, tag="smoothing-none"),
+    Case("cross_entropy", lambda rng: (*logits(LABEL, WEIGHT)(rng)[:1], LABEL.astype("float32"), WEIGHT), lambda x, y, w: hard(x, y.astype(int), w), tag="float-label", no_grad="labels are floating"),
+    Case("cross_entropy", logits(np.float32([0.5, 0, 1, 2]), None, -100, "none"), lambda x, y, *_: np.where(y % 1, np.nan, hard(x, y.astype(int), reduction="none")), tag="fraction", no_grad="labels are floating"),
     Case("cross_entropy", logits(np.full(4, -100)), lambda x, y: np.float32(0), tag="all-ignored", bad=((PLAIN, LABEL, None, -100, "avg"), ConfigError, "reduction='avg'")),
     Case("cross_entropy", logits(np.array([[0, 2], [1, 0]]), shape=(2, 3, 2)), hard, kwargs={"axis": 1, "reduction": "none"}, tag="axis"),
     Case("cross_entropy", logits(np.array([[[0, 2]], [[1, 0]]]), shape=(2, 3, 2)), hard, kwargs={"axis": 1, "reduction": "none"}, tag="axis-column"),
@@ -124,9 +140,11 @@ CASES = [
     Case("nll_of_classes", logits(LABEL, WEIGHT), nll, bad=(SHORT, ShapeError, r"label \[2\]")),
     Case("nll_loss", logits(LABEL, WEIGHT), nll, bad=(RANGE, IndexError, "label: 3")),
     Case("nll_loss", logits(np.array([0, 2, 1, 1]), None, 1, "none"), nll, tag="none", bad=((PLAIN[0], LABEL[0]), ShapeError, "at least 2 dims")),
+    Case("nll_loss", logits(LABEL[:, None], WEIGHT), lambda x, y, w: nll(x, y[:, 0], w), tag="column"),
     Case("nll_loss", logits(np.array([[0, 2], [1, -100]]), shape=(2, 3, 2)), lambda x, y: -np.mean([x[0, 0, 0], x[0, 2, 1], x[1, 1, 0]]), tag="dims"),
     Case("linear_cross_entropy_of_classes", head(LABEL, rows=(5, 3)), fused, amp_out="float32", bad=((*FUSED, np.array([0, 1])), ShapeError, "label")),
     Case("fused_linear_cross_entropy", head(COLUMN, rows=(5, 3)), fused, terms=24, bad=((*FUSED, np.array([0, 1, 3, 0])), IndexError, "label: 3")),
     Case("fused_linear_cross_entropy", head(LABEL, True), lambda h, w, y, t, **k: fused(h, w, y, True, **k), kwargs={"label_smoothing": 0.1, "reduction": "none"}, terms=24, tag="none", bad=((FUSED[0], FUSED[1].T[:, :4], LABEL, True), ShapeError, "do not fit")),
-    Case("fused_linear_cross_entropy", lambda rng: (rng.standard_normal((2, 2, 5)).astype("float32"), rng.standard_normal((5, 3)).astype("float32"), LABEL.reshape(2, 2), False, -100, 0.0, "sum"), fused, terms=24, tag="batched", bad=((*FUSED, LABEL, False, -100, 0.0, "avg"), ConfigError, "reduction")),
+    Case("fused_linear_cross_entropy", lambda rng: (rng.standard_normal((2, 6, 5)).astype("float32"), rng.standard_normal((5, 3)).astype("float32"), LABEL.reshape(2, 2)), shifted, kwargs={"bias": WEIGHT, "class_weight": WEIGHT, "rows": (slice(None), slice(1, -1, 3))}, terms=24, tag="rows", bad=((*FUSED, LABEL), ConfigError, "rows .* needs slices with steps above 0")),
+    Case("fused_linear_cross_entropy", lambda rng: (rng.standard_normal((2, 2, 5)).astype("float32"), rng.standard_normal((5, 3)).astype("float32"), LABEL.reshape(2, 2), False, -100, 0.0, "sum", WEIGHT), fused, terms=24, tag="batched", bad=((*FUSED, LABEL, False, -100, 0.0, "avg"), ConfigError, "reduction")),
 ]  # fmt: skip

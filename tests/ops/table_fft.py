@@ -44,6 +44,8 @@ CASES = [
     Case("fft2", complexes(2, 3, 4), sf.fft2, terms=T, bad=((ones(3, 3), None, (0,)), ShapeError, "give two of each")),
     Case("ifft2", complexes(3, 4, args=((2, 5), (1, 0))), sf.ifft2, terms=T, bad=((ones(3, 3), (3,)), ShapeError, "give two of each")),
     Case("rfft2", reals(2, 3, 4), sf.rfft2, terms=T, bad=((ones(3, 3, dtype="complex64"),), DTypeError, "rfft2")),
+    Case("fft2", reals(2, 3, 4, args=(None, None)), lambda x, *_: sf.fftn(x), terms=T, tag="all"),
+    Case("rfft2", reals(2, 3, 4, args=((2, 2), None)), lambda x, s, _: sf.rfftn(x, s), terms=T, tag="last"),
     Case("irfft2", complexes(3, 3), sf.irfft2, terms=T, bad=((ones(3, 3), (3,)), ShapeError, "give two of each")),
     Case("hfft2", complexes(3, 3), sf.hfft2, terms=T, bad=((ones(3, 3), (3,)), ShapeError, "give two of each")),
     Case("ihfft2", reals(3, 4), sf.ihfft2, terms=T, bad=((ones(3, 3, dtype="complex64"),), DTypeError, "ihfft2")),

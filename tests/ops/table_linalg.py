@@ -128,6 +128,8 @@ CASES = [
     Case("matrix_rank", given(RANK2), lambda x: np.array(2), no_grad="integers", bad=((RANK2, 0.1, False, 0.1), ShapeError, "tol with atol")),
     Case("matrix_rank", given(np.diag(np.float32([4, 1, 0.5])), 0.7), lambda x, tol: np.array(2), no_grad="integers", tag="tol", bad=VECTOR),
     Case("matrix_rank", given(np.diag(np.float32([-4, 1, 0.5])), None, True, 0.7, 0.5), lambda x, *_: np.array(1), no_grad="integers", tag="hermitian", bad=((TALL, None, True), ShapeError, "square")),
+    # 1 and 4 by the lower triangle, which is read
+    Case("matrix_rank", given(np.float32([[1, 9], [0, 4]]), 4.4, True), lambda *_: np.array(0), no_grad="integers", tag="triangle"),
     Case("matrix_rank", given(np.diag(np.float32([4, 1e-9, 0.5])), None, False, 0.0), lambda x, *_: np.array(3), no_grad="integers", tag="atol"),
     Case("cond", regular(), np.linalg.cond, terms=T, bad=VECTOR),
     *(Case("cond", regular(args=(p,)), np.linalg.cond, terms=2 * T, tag=f"p{p}", bad=((TALL, p), ShapeError, "square") if p not in (2, -2) else ((TALL, 3), ShapeError, "p=3")) for p in (2, -2, "fro", "nuc", 1, -1, np.inf, -np.inf)),

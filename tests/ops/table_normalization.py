@@ -89,7 +89,7 @@ MEAN_OF_4 = (
     ShapeError,
     r"running_mean \[4\]",
 )
-TWO_DIMS = (np.ones((2, 3), "float32"),)
+ONE_DIM, TWO_DIMS = (np.ones(3, "float32"),), (np.ones((2, 3), "float32"),)
 IMAGE = np.ones((2, 3, 4), "float32")
 V3 = np.ones(3, "float32")
 
@@ -108,8 +108,9 @@ CASES = [
     Case("batch_norm", then(CHANNELS, True), lambda *a: batch_train(*a[:5])[0], bad=((IMAGE, V3, V3, np.ones(2, "float32")), ShapeError, r"weight \[2\]"), tag="train"),
     Case("batch_norm", then(CHANNELS, True), lambda x, m, v, w, b, *_, **k: batch_eval(x, m, v, w, b), kwargs={"use_global_stats": True}, tag="global"),
     Case("batch_norm", CHANNELS, lambda *a, **k: batch_train(*a)[0], kwargs={"use_global_stats": False}, tag="not-global"),
-    Case("instance_norm_train", CHANNELS, instance_train, no_grad=MOVED, bad=(TWO_DIMS, ShapeError, "at least 3 dims")),
+    Case("instance_norm_train", CHANNELS, instance_train, no_grad=MOVED, bad=(ONE_DIM, ShapeError, "at least 2 dims")),
     Case("instance_norm", CHANNELS, lambda *a: instance_train(*a)[0], bad=((IMAGE, V3), ConfigError, "running_var missing")),
+    Case("instance_norm", floats((2, 3)), lambda x: 0 * x, tag="2-D", no_grad="0 everywhere"),
     Case("instance_norm", floats((2, 3, 2, 2)), lambda x: unit(x, (2, 3), 1e-5), tag="bare", bad=((IMAGE, None, None, None, None, False), ConfigError, "use_input_stats=False")),
     Case("instance_norm", then(CHANNELS, False), lambda x, m, v, w, b, _: batch_eval(x, m, v, w, b), tag="running"),
     Case("group_norm", lambda rng: (*floats((2, 6, 3))(rng), 3, 1e-3, *floats((6,), (6,))(rng)), groups, terms=12, bad=((IMAGE, 2), ShapeError, "num_groups=2")),

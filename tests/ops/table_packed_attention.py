@@ -87,12 +87,12 @@ def flashmask(
 def by_rows(q, k, v, offset, columns, padding=None, pair=None):
     out = np.zeros(q.shape)
     for b, h, i in np.ndindex(q.shape[:3]):
-        at = columns[b, h, offset[b, h, i] : offset[b, h, i + 1]]
-        at = at if padding is None else at[padding[b, at] != 0]
-        at = at if pair is None else at[pair[i, at] != 0]
-        if len(at):
-            weights = np.exp(k[b, h, at] @ q[b, h, i] / np.sqrt(q.shape[-1]))
-            out[b, h, i] = weights @ v[b, h, at] / weights.sum()
+        columns_of_row = columns[b, h, offset[b, h, i] : offset[b, h, i + 1]]
+        columns_of_row = columns_of_row if padding is None else columns_of_row[padding[b, columns_of_row] != 0]
+        columns_of_row = columns_of_row if pair is None else columns_of_row[pair[i, columns_of_row] != 0]
+        if len(columns_of_row):
+            weights = np.exp(k[b, h, columns_of_row] @ q[b, h, i] / np.sqrt(q.shape[-1]))
+            out[b, h, i] = weights @ v[b, h, columns_of_row] / weights.sum()
     return out
 
 

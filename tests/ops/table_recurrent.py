@@ -86,13 +86,13 @@ def choice(logits, log_probs, finished, lengths, end):
     batch, beams = logits.shape[:2]
     out = [np.zeros((batch, beams), t) for t in ("float32", "int64", "int64", "bool", "int64")]
     for n in range(batch):
-        found = []
+        candidates = []
         for k in range(beams):
             p = np.exp(logits[n, k].astype("float64"))
             for token, score in enumerate(np.log(p / p.sum())):
                 if not finished[n, k] or token == end:
-                    found.append((log_probs[n, k] + (0 if finished[n, k] else score), -k, -token))
-        for at, (score, k, token) in enumerate(sorted(found, reverse=True)[:beams]):
+                    candidates.append((log_probs[n, k] + (0 if finished[n, k] else score), -k, -token))
+        for at, (score, k, token) in enumerate(sorted(candidates, reverse=True)[:beams]):
             was = finished[n, -k]
             row = (score, -token, -k, was or -token == end, lengths[n, -k] + (not was))
             for array, value in zip(out, row, strict=True):

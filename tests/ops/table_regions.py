@@ -53,17 +53,17 @@ def half_up(value):
 
 def in_bins(x, low, size, output_size):
     """(bin, the part of the image [C, ...] inside it)."""
-    for at in np.ndindex(*output_size):
+    for index in np.ndindex(*output_size):
         ends = []
         for d in (0, 1):
             step, limit = np.float32(size[d] / output_size[d]), x.shape[1 + d]
             ends.append(
                 [
                     min(max(v, 0), limit)
-                    for v in (math.floor(low[d] + at[d] * step), math.ceil(low[d] + (at[d] + 1) * step))
+                    for v in (math.floor(low[d] + index[d] * step), math.ceil(low[d] + (index[d] + 1) * step))
                 ]
             )
-        yield at, x[:, ends[0][0] : ends[0][1], ends[1][0] : ends[1][1]]
+        yield index, x[:, ends[0][0] : ends[0][1], ends[1][0] : ends[1][1]]
 
 
 def roi_pool(x, output_size, spatial_scale, boxes, boxes_num):

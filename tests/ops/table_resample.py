@@ -81,12 +81,12 @@ def smooth(line, i, ratio, mode):
 def grid_of(theta, shape, align_corners=True):
     sizes = shape[2:]
     y = np.zeros((len(theta), *sizes, len(sizes)))
-    for at in np.ndindex(*sizes):
+    for index in np.ndindex(*sizes):
         ends = [
             (2 * a / (z - 1) - 1 if z > 1 else 0.0) if align_corners else (2 * a + 1) / z - 1
-            for a, z in zip(at, sizes, strict=True)
+            for a, z in zip(index, sizes, strict=True)
         ]
-        y[(slice(None), *at)] = theta @ np.array([*ends[::-1], 1])
+        y[(slice(None), *index)] = theta @ np.array([*ends[::-1], 1])
     return y
 
 
@@ -101,9 +101,9 @@ def bounced(at, size, align_corners):
 def sampled(x, grid, mode="bilinear", padding_mode="zeros", align_corners=True):
     n, sizes = x.ndim - 2, x.shape[2:]
     y = np.zeros((*x.shape[:2], *grid.shape[1:-1]))
-    for b, *at in np.ndindex(*grid.shape[:-1]):
+    for b, *index in np.ndindex(*grid.shape[:-1]):
         spot = []
-        for g, z in zip(grid[(b, *at)][::-1].astype("float64"), sizes, strict=True):
+        for g, z in zip(grid[(b, *index)][::-1].astype("float64"), sizes, strict=True):
             p = (g + 1) / 2 * (z - 1) if align_corners else ((g + 1) * z - 1) / 2
             p = bounced(p, z, align_corners) if padding_mode == "reflection" else p
             spot.append(p if padding_mode == "zeros" else min(max(p, 0), z - 1))
@@ -114,7 +114,7 @@ def sampled(x, grid, mode="bilinear", padding_mode="zeros", align_corners=True):
             weight = float(not any(corner)) if mode == "nearest" else weight
             if all(0 <= q < z for q, z in zip(near, sizes, strict=True)):
                 total += weight * x[(b, slice(None), *map(int, near))]
-        y[(b, slice(None), *at)] = total
+        y[(b, slice(None), *index)] = total
     return y
 
 

@@ -19,12 +19,12 @@ PUBLISHED = np.array([[0.1, 0.2, 0.3, 0.4], [0.25] * 4, [0.7, 0.1, 0.1, 0.1]], "
 def permuted(x, routes, probs, scale=None, starts=(0, 2, 4), counts=COUNTS, rows=8):
     out, rowmap, weights = np.zeros((rows, *x.shape[1:])), np.full((len(x), len(counts)), -1), np.zeros(rows)
     scales, experts = None if scale is None else np.zeros((rows, scale.shape[1])), np.full(rows, -1)
-    for e, at in enumerate(starts):
+    for e, place in enumerate(starts):
         for token, j in np.argwhere(routes == e):
-            out[at], rowmap[token, e], weights[at], experts[at] = x[token], at, probs[token, j], e
+            out[place], rowmap[token, e], weights[place], experts[place] = x[token], place, probs[token, j], e
             if scale is not None:
-                scales[at] = scale[token]
-            at += 1
+                scales[place] = scale[token]
+            place += 1
     return [r for r in (out, rowmap, weights, scales, experts) if r is not None]
 
 

@@ -44,12 +44,12 @@ def rnnt(log_p, labels, steps, lengths, blank=0, fastemit_lambda=0.001, reductio
         total = 0.0
         # where among the emissions the labels stand; the last emission is a blank
         for places in itertools.combinations(range(t + count - 1), int(count)):
-            row = at = score = 0
+            row = column = score = 0
             for k in range(t + count):
                 if k in places:
-                    score, at = score + log_p[n, row, at, labels[n, at]], at + 1
+                    score, column = score + log_p[n, row, column, labels[n, column]], column + 1
                 else:
-                    score, row = score + log_p[n, row, at, blank], row + 1
+                    score, row = score + log_p[n, row, column, blank], row + 1
             total += np.exp(score)
         losses.append(-log(total))
     return reduced(np.array(losses), None, reduction).astype(log_p.dtype)

@@ -26,12 +26,12 @@ def scattered(values, at, shape):
 
 def windows(sites, outs, spatial, kernel, steps):
     known = {tuple(c): i for i, c in enumerate(sites.T)}
-    found = []
+    numbers = []
     for batch, *out in outs.T:
         for k in itertools.product(*map(range, kernel)):
             at = [o * s - p + i * d for o, s, p, i, d in zip(out, steps[0], steps[1], k, steps[2], strict=True)]
-            found.append(known.get((batch, *at), len(known)))
-    return np.array(found).reshape(outs.shape[1], -1)
+            numbers.append(known.get((batch, *at), len(known)))
+    return np.array(numbers).reshape(outs.shape[1], -1)
 
 
 def padded(values, fill):
@@ -64,6 +64,11 @@ CASES = [
     Case("sparse_coordinates", lambda rng: BATCHED, lambda where, shape: CSR_AT, no_grad="integers"),
     Case("sparse_scatter", lambda rng: (rows(4, 2)(rng), [AT], (3, 4)), lambda v, w, s: scattered(v, w[0], s)),
     Case("sparse_scatter", lambda rng: (rows(4)(rng), *BATCHED), lambda v, w, s: scattered(v, CSR_AT, s), tag="csr"),
+    Case(
+        "sparse_at",
+        lambda rng: (rows(4, 2)(rng), [AT], [np.array([[2, 0, 1, 1], [1, 0, 0, 0]])], (3, 4)),
+        lambda v, w, at, s: scattered(v, w[0], s)[tuple(at[0])],
+    ),
     Case("sparse_gather", lambda rng: (rows(3, 4, 2)(rng), [AT], 2), lambda x, w, n: x[tuple(w[0])]),
     Case(
         "sparse_reshape",

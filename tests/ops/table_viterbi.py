@@ -12,15 +12,15 @@ def brute_force(potentials, transition, lengths, include_bos_eos_tag=True):
     """The best of all paths, by trying each."""
     scores, paths = [], np.zeros(potentials.shape[:2], "int64")
     for row, (emitted, n) in enumerate(zip(potentials.astype("float64"), lengths, strict=True)):
-        found = {}
+        path_scores = {}
         for path in itertools.product(range(potentials.shape[2]), repeat=n):
             score = sum(emitted[t, k] for t, k in enumerate(path))
             score += sum(transition[a, b] for a, b in itertools.pairwise(path))
             if include_bos_eos_tag:
                 score += transition[-1, path[0]] + transition[-2, path[-1]]
-            found[path] = score
-        best = max(found, key=found.get)
-        scores.append(found[best])
+            path_scores[path] = score
+        best = max(path_scores, key=path_scores.get)
+        scores.append(path_scores[best])
         paths[row, :n] = best
     return np.array(scores, potentials.dtype), paths
 

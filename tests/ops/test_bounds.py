@@ -75,7 +75,7 @@ IN_PLACE = [
 @pytest.mark.parametrize(("name", "arguments", "want"), IN_PLACE, ids=lambda v: v if isinstance(v, str) else "")
 def test_in_place_form_writes_into_the_tensor(name, arguments, want):
     x = to_tensor(X)
-    given = [
+    positional = [
         to_tensor(a)
         if isinstance(a, np.ndarray)
         else [to_tensor(b) for b in a]
@@ -83,7 +83,7 @@ def test_in_place_form_writes_into_the_tensor(name, arguments, want):
         else a
         for i, a in enumerate(arguments)
     ]
-    assert getattr(x, name)(*given) is x
+    assert getattr(x, name)(*positional) is x
     np.testing.assert_array_equal(x.numpy(), want)
 
 

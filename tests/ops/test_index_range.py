@@ -18,6 +18,7 @@ X = np.arange(1, 7, dtype="float32").reshape(3, 2)
 TAILS = [[np.ones((4, 2), "float32"), np.ones((2, 1), "float32")]]
 FULL, ONE = np.array([4, 4]), np.array([1, 1])
 NAN, DROPPED, NEITHER = "NaN", "dropped", "neither"
+FAR = (2**32 + 1, -4, 2 - 2**33)  # what is cut to 32 bits names row 1 or 2
 
 
 def op(name, *given, **options):
@@ -111,21 +112,36 @@ TABLE = {
 ROWS = [pytest.param(kind, call, id=name) for kind, calls in TABLE.items() for name, call in calls.items()]
 
 
+def takes(call, x, i):
+    try:
+        call(x, to_tensor(np.array([0, i])))
+    except IndexError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize(("kind", "call"), ROWS)
 def test_an_index_out_of_range(kind, call):
     x, bad = to_tensor(X), to_tensor(np.array([0, 3]))
     with pytest.raises(IndexError, match=r"\b[3467]\b.* (is out of range|labels are classes)") as eager:
         call(x, bad)
     captured = to_static(call)
-    outs = captured(x, bad)
-    got = (outs[0] if isinstance(outs, (tuple, list)) else outs).numpy()
-    if kind is NAN:
-        assert np.isnan(got).any(), "a read out of range passed for a value"
-        assert np.isfinite(got).any()
-    elif kind is DROPPED:
-        assert (got != X).any()
-        np.testing.assert_array_equal(got[2], X[2])
-        assert np.isfinite(got).all()
+    for wrong in (3, *FAR, -1):
+        if wrong == -1 and takes(call, x, wrong):
+            continue
+        outs = captured(x, to_tensor(np.array([0, wrong])))
+        got = (outs[0] if isinstance(outs, (tuple, list)) else outs).numpy()
+        if kind is NAN:
+            assert np.isnan(got).any(), f"a read at {wrong} passed for a value"
+            assert np.isfinite(got).any()
+        elif kind is DROPPED:
+            assert (got != X).any()
+            np.testing.assert_array_equal(got[1:], X[1:])
+            assert np.isfinite(got).all()
+        elif wrong == 3:
+            nothing = got
+        else:
+            np.testing.assert_array_equal(got, nothing)
     flags.set_flags({"FLAGS_check_nan_inf": True})
     try:
         with pytest.raises(IndexError) as later:
@@ -136,6 +152,14 @@ def test_an_index_out_of_range(kind, call):
     finally:
         flags.set_flags({"FLAGS_check_nan_inf": False})
     assert str(later.value).startswith(f"{eager.value}; outside of any layer, training step 1")
+
+
+@pytest.mark.parametrize("name", ["gather", "take_along_axis", "take", "x[i]"])
+def test_there_is_nothing_to_read_in_a_dim_of_size_0(name):
+    call = TABLE[NAN][name]
+    for run in (call, to_static(call)):
+        with pytest.raises(IndexError):
+            run(to_tensor(X[:0]), to_tensor(np.array([0, 0])))
 
 
 INDEX = re.compile(r"(?!return_)(.*_)?(index|indices|ids|labels?|parents)")

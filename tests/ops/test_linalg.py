@@ -62,6 +62,15 @@ def test_equal_elements_share_the_gradient_of_an_extreme(name):
     assert x.grad.tolist() == [0.5, 0.5]
 
 
+@pytest.mark.parametrize(
+    ("name", "args"), [("norm", (np.inf,)), ("vector_norm", (-np.inf, -1)), ("dist", (np.zeros(3), np.inf))]
+)
+def test_equal_elements_have_the_gradient_of_an_infinite_norm_each(name, args):
+    x = to_tensor([1.0, 1.0, -1.0], stop_gradient=False)
+    OPS[name](x, *(to_tensor(a) if isinstance(a, np.ndarray) else a for a in args)).backward()
+    assert x.grad.tolist() == [1, 1, -1]
+
+
 @pytest.mark.parametrize("name", ["max", "amax", "min", "amin"])
 def test_no_elements_have_no_extreme(name):
     with pytest.raises(ShapeError, match=rf"{name}: no elements over axis 1 of shape \[2, 0, 3\]"):

@@ -23,6 +23,12 @@ def test_gradient_at_zero_is_zero(name):
     assert gradients(name, [0.0]) == [[0.0]]
 
 
+def test_gradient_of_the_angle_of_zero_is_zero():
+    x = to_tensor(np.array([0, complex(-0.0, 0.0), 1j], "complex64"), stop_gradient=False)
+    OPS["angle"](x).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), [0, 0, -1])
+
+
 def test_gradient_of_hypot_at_the_origin_is_zero():
     assert gradients("hypot", [0.0, 3.0], [0.0, 4.0]) == [[0.0, pytest.approx(0.6)], [0.0, pytest.approx(0.8)]]
 

@@ -153,9 +153,9 @@ def test_steps_behind_the_end_reach_no_gradient():
     bias = to_tensor(np.float32([[1, 1, 10, 1]]), stop_gradient=False)
     options = {"use_peepholes": False, "gate_activation": "identity", "cell_activation": "identity"}
     x, weight = to_tensor(np.ones((2, 4), "float32")), to_tensor(np.ones((1, 4), "float32"))
-    found = []
+    gradients = []
     for maxlen in (2, 64):
         OPS["sequence_lstm"](x, to_tensor(np.array([2])), weight, bias, maxlen=maxlen, **options)[0].sum().backward()
-        found.append(bias.grad.numpy())
+        gradients.append(bias.grad.numpy())
         bias.clear_grad()
-    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(gradients[0], gradients[1])

@@ -1,6 +1,5 @@
 """The contract of every optimizer: right numbers eager and captured, one compilation, exact resume, master weights."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.jit import to_static
 from polyreme.nn.parameter import Parameter
+from tests.compilations import counted_compilations
 from tests.optimizer.table_optimizers import CASES, PLAIN
 
 STEPS = 20
@@ -64,17 +64,8 @@ def test_equals_its_oracle_captured_and_compiles_once(case):
     params = parameters("float32")
     step = to_static(stepper(params, case.make(params)))
     run(step, "float32", GRADS[:1])
-    compiled = []
-
-    def listen(event, seconds, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with counted_compilations() as compiled:
         run(step, "float32", GRADS[1:])
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
     assert step.retraces == ["first call"]
     assert not compiled
     for p, want in zip(params, case.oracle(INITIAL, GRADS), strict=True):

@@ -17,6 +17,7 @@ from polyreme.mesh import Plan
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.linear import Linear
+from tests.compilations import counted_compilations
 
 STEPS = 3
 MESHES = {
@@ -125,17 +126,8 @@ def test_the_same_bits_as_without(mesh, amp):
 
 def test_eager_steps_and_no_compiling_after_the_first():
     moved = Run({}, True, captured=False).steps(range(2))
-    compiled = []
-
-    def listen(event, seconds, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with counted_compilations() as compiled:
         moved.steps(range(2, STEPS))
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
     assert not compiled
     assert moved.kept() == ({"pinned_host"}, {"device"})
     check_same_bits(moved.arrays(), Run({}, False, captured=False).steps().arrays())
@@ -177,12 +169,12 @@ def test_a_state_dict_stays_on_the_host():
     first = Run(MESHES["zero1"], True).steps()
     second = Run(MESHES["zero1"], True)
     table = {p.name: q.name for p, q in zip(first.model.parameters(), second.model.parameters(), strict=True)}
-    given = {}
+    renamed = {}
     for key, value in first.optimizer.state_dict().items():
         name = next(n for n in table if key.startswith(n))
-        given[key.replace(name, table[name])] = value
+        renamed[key.replace(name, table[name])] = value
     second.optimizer.create_state()
-    second.optimizer.set_state_dict(given)
+    second.optimizer.set_state_dict(renamed)
     assert second.kept()[0] == {"pinned_host"}
     check_same_bits(second.optimizer.state_arrays(second.names()), first.optimizer.state_arrays(first.names()))
 

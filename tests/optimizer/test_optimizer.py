@@ -184,7 +184,7 @@ def test_schedules_and_set_lr_reach_the_step(captured):
         assert step.retraces == ["first call"]
 
 
-def test_set_lr():
+def test_set_lr_changes_the_next_step():
     p = parameter(0.0)
     optimizer = opt.SGD(1.0, [p])
     optimizer.set_lr(0.25)
@@ -268,7 +268,7 @@ def test_a_step_after_a_captured_write_of_the_parameter():
     np.testing.assert_array_equal(optimizer.state_dict()["w_master_0"].numpy(), [1.0, 1.0])
 
 
-def test_minimize():
+def test_minimize_uses_gradients_that_are_there():
     a, b = parameter(1.0, "a"), parameter(1.0, "b")
     optimizer = opt.SGD(0.5, [a, b])
     loss = (a + b).sum()

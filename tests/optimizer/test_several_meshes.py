@@ -41,12 +41,12 @@ def spread(params, stages, kind="device"):
 
 
 def parameters(stages=None, dtype="float32"):
-    made = [
+    params = [
         Parameter(np.random.default_rng(i).normal(size=s), dtype, name=n) for i, (n, s) in enumerate(SHAPES.items())
     ]
     if stages is not None:
-        spread(made, stages)
-    return made
+        spread(params, stages)
+    return params
 
 
 def give_gradients(params, step, scale=1.0, bad=None):
@@ -145,7 +145,7 @@ def test_master_weights():
 
 def test_the_norm_does_not_depend_on_the_grouping():
     """SGD at rate 1 of zeros gives back the clipped gradients, whatever stage holds what."""
-    found = []
+    moves = []
     for stages in ((0, 0, 1, 1), (0, 1, 1, 2), (2, 1, 0, 3)):
         params = parameters(dict(zip(NAMES, stages, strict=True)))
         optimizer = opt.SGD(1.0, params, grad_clip=clip.ClipGradByGlobalNorm(0.5))
@@ -153,11 +153,11 @@ def test_the_norm_does_not_depend_on_the_grouping():
             p.set_value(np.zeros(p.shape, "float32"))
         give_gradients(params, 0)
         optimizer.step()
-        found.append({p.name: -p.numpy() for p in params})
-    for other in found[1:]:
+        moves.append({p.name: -p.numpy() for p in params})
+    for other in moves[1:]:
         for n in NAMES:
-            np.testing.assert_array_equal(other[n], found[0][n])
-    norm = np.sqrt(sum((g.astype("float64") ** 2).sum() for g in found[0].values()))
+            np.testing.assert_array_equal(other[n], moves[0][n])
+    norm = np.sqrt(sum((g.astype("float64") ** 2).sum() for g in moves[0].values()))
     np.testing.assert_allclose(norm, 0.5, rtol=16 * 2.0**-24)
 
 
@@ -295,7 +295,7 @@ def test_one_overflow_skips_the_step_on_every_mesh():
     def run(stages):
         optimizer = MAKERS["adamw"](parameters=parameters(stages))
         scaler = GradScaler(init_loss_scaling=8.0, incr_every_n_steps=2)
-        scales, kept = [], []
+        scales, is_unchanged = [], []
         for step, bad in enumerate([None, "d", None, None]):
             give_gradients(optimizer._parameters, step, float(scaler.get_loss_scaling()), bad)
             before = values(optimizer)
@@ -303,8 +303,8 @@ def test_one_overflow_skips_the_step_on_every_mesh():
             scaler.update()
             optimizer.clear_grad()
             scales.append(float(scaler.get_loss_scaling()))
-            kept.append(all(np.array_equal(before[n], v) for n, v in values(optimizer).items()))
-        return optimizer, scaler, scales, kept
+            is_unchanged.append(all(np.array_equal(before[n], v) for n, v in values(optimizer).items()))
+        return optimizer, scaler, scales, is_unchanged
 
     alone, _, want, _ = run(None)
     many, scaler, scales, kept = run(STAGES)

@@ -1,6 +1,5 @@
 """Optimizer state under a plan: split over devices as the strategy says, and the same numbers as on one device."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -11,6 +10,7 @@ from polyreme.jit import to_static
 from polyreme.mesh import Plan
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import Parameter
+from tests.compilations import counted_compilations
 from tests.optimizer.table_optimizers import PLAIN
 
 CASES = {c.name: c for c in PLAIN}
@@ -59,21 +59,12 @@ def trained(case, plan=None, captured=True, scaler=None):
         return loss
 
     step = to_static(step) if captured else step
-    compiled = []
-
-    def listen(event, seconds, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(event)
-
     batches = [to_tensor(np.random.default_rng(50 + t).normal(size=(4, 8)).astype("float32")) for t in range(STEPS)]
     for x in batches[:1]:
         step(x)
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with counted_compilations() as compiled:
         for x in batches[1:]:
             step(x)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
     return model, optimizer, len(compiled)
 
 
@@ -106,7 +97,7 @@ def check(case, plan, captured=True, scaler=None):
     [(1, (8, 8), (4, 8)), (2, (8, 8), (4, 8)), (3, (4, 8), (4, 8))],
 )
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
-def test_stages(stage, param, state, captured):
+def test_every_sharding_stage_equals_one_device(stage, param, state, captured):
     plan = Plan.from_degrees(dp=2, sharding=2, mp=2, sharding_stage=stage)
     many, optimizer, compiled = check(CASES["adamw"], plan, captured)
     assert many.up._array.addressable_shards[0].data.shape == param

@@ -79,7 +79,7 @@ def op_calls() -> Iterator[Call]:
         path = public_path(case.name)
         if path is None:
             continue
-        kept = dict(
+        rest = dict(
             path=path,
             kwargs=case.kwargs,
             grad=not case.no_grad,
@@ -87,10 +87,10 @@ def op_calls() -> Iterator[Call]:
             random=case.fn.__module__.endswith(".random") or case.name in DRAWING,
         )
         args = case.arguments()
-        yield Call(tag=case.tag or "row", args=args, **kept)
+        yield Call(tag=case.tag or "row", args=args, **rest)
         for tag, changed in (*_dtypes(args), *_shapes(case, args)):
-            yield Call(tag=f"{case.tag or 'row'}/{tag}", args=changed, **kept)
-        yield from _axes(case, kept, args)
+            yield Call(tag=f"{case.tag or 'row'}/{tag}", args=changed, **rest)
+        yield from _axes(case, rest, args)
 
 
 def _arrays(args: tuple) -> list[np.ndarray]:
@@ -145,12 +145,12 @@ def _axes(case: Case, kept: dict[str, Any], args: tuple) -> Iterator[Call]:
     names = list(inspect.signature(op.fn if op else case.fn).parameters)
     if _table(case) not in REDUCTIONS or not {"axis", "keepdim"} <= set(names) or len(_arrays(args)) != 1:
         return
-    at = names.index("axis")
-    rest = dict(zip(names[at:], args[at:], strict=False))
+    place = names.index("axis")
+    rest = dict(zip(names[place:], args[place:], strict=False))
     for shape, axes in AXES.items():
         for axis in axes:
             for keepdim in (False, True):
-                head = tuple(np.resize(a, shape) if isinstance(a, np.ndarray) else a for a in args[:at])
+                head = tuple(np.resize(a, shape) if isinstance(a, np.ndarray) else a for a in args[:place])
                 kwargs = {**case.kwargs, **rest, "axis": axis, "keepdim": keepdim}
                 tag = f"{case.tag or 'row'}/{str(shape).replace(' ', '')},axis={axis},keepdim={keepdim}"
                 yield Call(tag=tag, args=head, **{**kept, "kwargs": kwargs})
@@ -161,14 +161,14 @@ def all_calls() -> list[Call]:
     from tests.oracle.layers import layer_calls  # noqa: PLC0415  (layers.py and objects.py build on Call)
     from tests.oracle.objects import object_calls  # noqa: PLC0415
 
-    found: dict[str, Call] = {}
+    by_id: dict[str, Call] = {}
     for call in (*op_calls(), *layer_calls(), *object_calls()):
         try:
             call.message()
         except TypeError:
             continue
-        found.setdefault(call.id, call)
-    return list(found.values())
+        by_id.setdefault(call.id, call)
+    return list(by_id.values())
 
 
 def inexact(array: np.ndarray) -> bool:
@@ -186,11 +186,11 @@ NUMERIC = """
 
 def function_names() -> list[str]:
     """Functions, not classes, of the numeric library that both have, by path."""
-    found = []
+    names = []
     for module, entries in tables.names().items():
         if any(fnmatchcase(module, pattern) for pattern in NUMERIC):
             for name in entries:
                 there = tables.found(module, name)
                 if inspect.isroutine(there) and not name.startswith("_"):
-                    found.append(f"{'Tensor' if module == 'paddle.Tensor' else module}.{name}")
-    return found
+                    names.append(f"{'Tensor' if module == 'paddle.Tensor' else module}.{name}")
+    return names

@@ -103,14 +103,14 @@ def _few(array: np.ndarray) -> str:
 
 def documented() -> list[tuple[str, str, str]]:
     """(pattern of a call's id, pattern of what differs, why) for every difference that is known and meant."""
-    found, why = [], ""
+    reasons, why = [], ""
     for line in DOCUMENTED.read_text().splitlines():
         if line.startswith("  "):
             call, _, what = line.strip().partition(" | ")
-            found.append((call, what or "*", why))
+            reasons.append((call, what or "*", why))
         elif line and not line.startswith("#"):
             why = line
-    return found
+    return reasons
 
 
 def explanation(finding: Finding, known: list[tuple[str, str, str]]) -> str | None:

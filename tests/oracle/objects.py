@@ -61,14 +61,14 @@ UNARY = """
 
 def object_calls() -> Iterator[Call]:
     """Methods of distributions and transforms, and functions of sparse Tensors."""
-    for name, (made, value) in FAMILIES.items():
+    for name, (distribution, value) in FAMILIES.items():
         for method, args in (("log_prob", (value,)), ("prob", (value,)), ("entropy", ())):
-            yield _method(f"paddle.distribution.{name}", method, made, args)
-        yield _method(f"paddle.distribution.{name}", "sample", made, ((2,),), random=True)
-    for name, (made, value) in TRANSFORMS.items():
+            yield _method(f"paddle.distribution.{name}", method, distribution, args)
+        yield _method(f"paddle.distribution.{name}", "sample", distribution, ((2,),), random=True)
+    for name, (distribution, value) in TRANSFORMS.items():
         for method in ("forward", "inverse", "forward_log_det_jacobian", "inverse_log_det_jacobian"):
             given = IMAGES.get(name, unit(*value.shape)) if method.startswith("inverse") else value
-            yield _method(f"paddle.distribution.{name}", method, made, (given,))
+            yield _method(f"paddle.distribution.{name}", method, distribution, (given,))
     yield from _sparse()
 
 

@@ -65,12 +65,12 @@ def _differences(findings: list[Finding]) -> list[str]:
 
 
 def _wider(findings: list[Finding]) -> list[str]:
-    found: dict[str, Counter] = {}
+    wider: dict[str, Counter] = {}
     for finding in findings:
         if finding.kind == WIDER:
-            found.setdefault(finding.call.path, Counter())[finding.call.tag.rpartition("/")[2]] += 1
+            wider.setdefault(finding.call.path, Counter())[finding.call.tag.rpartition("/")[2]] += 1
     lines = ["## What only polyreme computes", "", "Calls that PaddlePaddle refuses, or that end its process.", ""]
-    rows = [f"| `{p}` | {', '.join(f'{t}' for t in sorted(c))[:160]} |" for p, c in sorted(found.items())]
+    rows = [f"| `{p}` | {', '.join(f'{t}' for t in sorted(c))[:160]} |" for p, c in sorted(wider.items())]
     return [*lines, "| function | calls |", "|---|---|", *rows, ""]
 
 

@@ -29,12 +29,12 @@ HUNG = {"error": "no result in time"}
 
 def outcomes(python: str, framework: str, calls: list[Call], folder: Path) -> list[dict[str, Any]]:
     """What came of each call in one framework; files are kept in folder under the framework's name."""
-    given, results = folder / f"{framework}.calls", folder / f"{framework}.results"
-    given.write_text("".join(json.dumps(c.message()) + "\n" for c in calls))
+    calls_path, results = folder / f"{framework}.calls", folder / f"{framework}.results"
+    calls_path.write_text("".join(json.dumps(c.message()) + "\n" for c in calls))
     results.write_text("")
     while (done := len(results.read_text().splitlines())) < len(calls):
         end = min(done + AT_ONCE, len(calls))
-        command = [python, str(SIDE), framework, str(given), str(results), str(done), str(end)]
+        command = [python, str(SIDE), framework, str(calls_path), str(results), str(done), str(end)]
         with subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, stderr=subprocess.PIPE, text=True) as process:
             hung = not _ends(process, results)
             said = process.stderr.read() if process.stderr else ""

@@ -55,13 +55,13 @@ def decoded(value: Any) -> Any:
         return value
     if "array" in value:
         return np.frombuffer(base64.b64decode(value["array"]), value["of"]).reshape(value["shape"])
-    (kind, held), *_ = value.items()
+    (kind, content), *_ = value.items()
     if kind == "dict":
-        return {k: decoded(v) for k, v in held.items()}
+        return {k: decoded(v) for k, v in content.items()}
     if kind == "sparse":
-        return Sparse(decoded(held[0]), held[1])
+        return Sparse(decoded(content[0]), content[1])
     make = {"tuple": lambda h: tuple(decoded(v) for v in h), "dtype": np.dtype, "complex": lambda h: complex(*h)}
-    return {**make, "slice": lambda h: slice(*h)}[kind](held)
+    return {**make, "slice": lambda h: slice(*h)}[kind](content)
 
 
 class Side:
@@ -86,13 +86,15 @@ class Side:
         args, kwargs = self._tensors(decoded(call["args"]), leaves), self._tensors(decoded(call["kwargs"]), leaves)
         function = self._function(call, args, leaves)
         outs = self._flat(function(*args, **kwargs))
-        found = {"outs": [encoded(self._array(o)) for o in outs]}
+        outcome = {"outs": [encoded(self._array(o)) for o in outs]}
         if call.get("grad"):
             try:
-                found["grads"] = [None if g is None else encoded(self._array(g)) for g in self._gradients(outs, leaves)]
+                outcome["grads"] = [
+                    None if g is None else encoded(self._array(g)) for g in self._gradients(outs, leaves)
+                ]
             except Exception as error:  # noqa: BLE001
-                found["grad_error"] = f"{type(error).__name__}: {error}"[:300]
-        return found
+                outcome["grad_error"] = f"{type(error).__name__}: {error}"[:300]
+        return outcome
 
     def _function(self, call: dict[str, Any], args: list[Any], leaves: list[Any]) -> Any:
         path = call["path"].split(".")

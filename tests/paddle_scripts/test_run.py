@@ -110,7 +110,7 @@ def test_options_that_hide_it_are_refused(capsys):
         assert "-E and -I hide PYTHONPATH, by which scripts find polyreme" in capsys.readouterr().err
 
 
-def test_help(capsys):
+def test_help_shows_usage(capsys):
     assert main(["run", "--help"]) == 0
     assert capsys.readouterr().out.startswith("Usage: polyreme run [PYTHON OPTION]... SCRIPT [ARGUMENT]...")
 

@@ -127,7 +127,7 @@ def test_files_that_cannot_be_read(tmp_path):
         cluster_file.read(tmp_path / "cluster.yaml")
 
 
-def test_topologies():
+def test_topologies_as_text():
     pod, two = cluster_file.of_topology("v5e:16x16"), cluster_file.of_topology("v5e:2x16x16")
     assert (pod.num_devices, pod.links[0].torus) == (256, (16, 16))
     assert (two.num_devices, two.links[0].devices) == (512, 256)

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from polyreme.kernels import attention_blocked
-from polyreme.kernels.linear_cross_entropy import CHUNK_BYTES
+from polyreme.kernels.linear_cross_entropy import CHUNK_BYTES, chunk_count
 from polyreme.mesh import RECOMPUTE, SCHEDULES, Plan, make_schedule
 from polyreme.planner import Memory, ModelShape, Training, memory_cpu, memory_live
 from polyreme.planner import memory as memories
 from polyreme.planner.memory import memory
 from polyreme.planner.memory_live import standings
-from polyreme.planner.memory_stage import CHUNK, Held, total
+from polyreme.planner.memory_stage import CHUNK, Held, chunks_of_tokens, total
 
 GPT = ModelShape(hidden=64, layers=4, heads=4, seq=128, vocab=512, ffn=256)
 LLAMA = replace(GPT, kv_heads=2, gated=True, biases=False, learned_positions=False, tied=False, rms_norm=True)
@@ -153,6 +153,8 @@ def test_the_processor_model_follows_the_kernels():
             theirs = [(s.stop - s.start, s.blocks, s.keys) for s in attention_blocked.spans(spec, seq, seq)]
             assert [tuple(s) for s in ours] == theirs
     assert CHUNK_BYTES == CHUNK
+    for rows, vocab in ((60, 1 << 20), (2048, 16384), (2047, 16384), (8191, 50304), (8192, 50304), (4092, 1000)):
+        assert chunks_of_tokens(rows, vocab) == chunk_count(rows, vocab)
     assert attention_blocked.BLOCK_QUERIES == memory_cpu.QUERIES
 
 

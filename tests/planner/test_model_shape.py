@@ -73,30 +73,30 @@ def test_published_parameter_counts():
 @pytest.mark.parametrize("attention", ["fused", "plain"])
 def test_flops_a_token_are_six_a_matrix_element_and_twelve_for_attention(shape, attention):
     """PaLM, appendix B: 6 N + 12 L H Q T, N without tables, norms and biases; of experts those that work."""
-    made = shape.graph(attention)
-    weights = {value.name: value for block in made.blocks for value in block.parameters}
+    costs = shape.graph(attention)
+    weights = {value.name: value for block in costs.blocks for value in block.parameters}
     expected = 0.0
-    for block in made.blocks:
+    for block in costs.blocks:
         for op in block.operations:
             if op.kind != "product" or not op.weights:
                 continue
             working = shape.experts_per_token / shape.experts if "expert" in weights[op.weights[0]].dims else 1
             expected += 6 * block.repeats * weights[op.weights[0]].size * working
     expected += 12 * shape.layers * shape.heads * shape.head_dim * shape.seq
-    assert made.flops_per_token == pytest.approx(expected, rel=1e-12)  # sums of a few dozen integers in doubles
+    assert costs.flops_per_token == pytest.approx(expected, rel=1e-12)  # sums of a few dozen integers in doubles
 
 
 def test_saved_values_and_weights_exist():
     """Every name that an operation gives is that of one of its values, or of a parameter."""
     for shape in (GPT, LLAMA, MIXTRAL, ModelShape(64, 2, 4, 16, 128, 256, dropout=True)):
         for attention in ("fused", "plain"):
-            made = shape.graph(attention)
-            for block in made.blocks:
+            costs = shape.graph(attention)
+            for block in costs.blocks:
                 names = {value.name for value in block.parameters}
                 for op in block.operations:
                     values = {value.name for value in (*op.inputs, op.output)}
                     assert set(op.saved) <= values, op.name
-                    assert all(name in names or made.parameter(name) for name in op.weights), op.name
+                    assert all(name in names or costs.parameter(name) for name in op.weights), op.name
 
 
 def test_experts_after_dense_layers_and_beside_shared_ones():
@@ -126,14 +126,14 @@ def test_refuses_what_it_cannot_do(changes, message):
         ModelShape(**{**values, **changes})
 
 
-def test_other_refusals():
+def test_unknown_attention_and_parameters_are_refused():
     with pytest.raises(ConfigError, match="attention 'flash' of model 'transformer'"):
         GPT.graph("flash")
     with pytest.raises(ConfigError, match="no parameter 'token'; did you mean 'tokens'"):
         GPT.graph().parameter("token")
 
 
-def test_conventions():
+def test_flops_by_conventions():
     """Megatron-LM's two formulas, and what PaddleFleetX leaves out of the first."""
     gpt = ModelShape(hidden=12288, layers=96, heads=96, seq=2048, vocab=51200, ffn=49152)
     b, s, h, layers, vocab = 1536, 2048, 12288, 96, 51200

@@ -47,12 +47,12 @@ ROW = {
 @pytest.fixture(scope="module")
 def errors():
     """Relative error of every row of the sample, by device kind."""
-    found = {}
+    errors_by_kind = {}
     for row in read_rows(ROWS):
         run = run_of(row)
         measured = measured_seconds(row, run.model, run.batch, run.cluster.num_devices)
-        found.setdefault(row["hardware"], []).append(run.predict().step_seconds / measured - 1)
-    return found
+        errors_by_kind.setdefault(row["hardware"], []).append(run.predict().step_seconds / measured - 1)
+    return errors_by_kind
 
 
 def test_the_median_error_over_the_sample_is_at_most_a_tenth(errors):
@@ -265,18 +265,18 @@ def test_a_file_that_is_not_there(tmp_path):
         read_rows(tmp_path / "none.csv")
 
 
-def test_the_command(tmp_path):
+def test_plan_predict_prints_rows_as_json(tmp_path):
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([ROW]))
     result = CliRunner().invoke(app, ["plan", "--predict", str(path), "--json"])
     assert result.exit_code == 0
-    (found,) = json.loads(result.stdout)
-    assert found["step_seconds"] == pytest.approx(13.75, rel=0.15)  # arXiv:2205.05198, table 5
-    tokens = 64 * 2048 / 64 / found["step_seconds"]
-    assert found["tokens_per_second_per_device"] == pytest.approx(tokens)
-    assert found["mfu"] == pytest.approx(found["tflops_per_device"] / 312)
+    (row,) = json.loads(result.stdout)
+    assert row["step_seconds"] == pytest.approx(13.75, rel=0.15)  # arXiv:2205.05198, table 5
+    tokens = 64 * 2048 / 64 / row["step_seconds"]
+    assert row["tokens_per_second_per_device"] == pytest.approx(tokens)
+    assert row["mfu"] == pytest.approx(row["tflops_per_device"] / 312)
     parts = ("parameters", "gradients", "optimizer", "activations", "workspace")
-    assert math.isclose(sum(found["memory"][name] for name in parts), found["memory"]["total"])
+    assert math.isclose(sum(row["memory"][name] for name in parts), row["memory"]["total"])
     text = CliRunner().invoke(app, ["plan", "--predict", str(path)])
     assert "gpt3-175B" in text.stdout
     path.write_text(json.dumps([ROW, {**ROW, "id": "bad", "n_dev": 7}]))

@@ -8,7 +8,7 @@ import pytest
 
 from polyreme.errors import ConfigError, PlacementError
 from polyreme.mesh import Plan
-from polyreme.planner import ModelShape, Training, explain, search, space
+from polyreme.planner import ModelShape, Training, explain, search, space, units
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.devices import cluster_of_kind
 from polyreme.planner.explain import changes
@@ -38,7 +38,7 @@ def by_hand(cluster, batch):
                 yield found.step_seconds
 
 
-@pytest.mark.parametrize("module", [space, search, explain])
+@pytest.mark.parametrize("module", [space, search, explain, units])
 def test_examples_of_docstrings_hold(module):
     assert doctest.testmod(module).failed == 0
 
@@ -52,6 +52,38 @@ def test_nothing_by_hand_is_faster(memory):
     assert best <= min(by_hand(cluster, 32)) * (1 + search.TIE)
     assert all(each.prediction.fits for each in found.plans)
     assert not any(each.prediction.fits for each in found.too_big)
+
+
+def test_what_is_not_looked_at_is_in_no_list():
+    asked = Space(axes=("dp", "mp", "pp"), offload=((),), sequence_parallel=(False,))
+    everything = search.search(GPT, NODE, 32, TRAINING, asked, top=1000)
+    for top in (1, 3):
+        best = search.search(GPT, NODE, 32, TRAINING, asked, top=top)
+        assert best.plans == everything.plans[:top]
+        assert best.looked_at < everything.looked_at
+
+
+def test_one_more_schedule_is_looked_at_beside_the_others(monkeypatch):
+    names = ("1F1B", "VPP", "ZBH1", "ZBVPP", "Eager1F1B")
+    asked = [
+        Space(axes=("dp", "pp"), schedules=names[:count], recompute=("none",), offload=((),)) for count in (3, 4, 5)
+    ]
+    results = [search.search(GPT, NODE, 32, TRAINING, space, top=1000) for space in asked]
+    for fewer, more in itertools.pairwise(results):
+        assert more.looked_at > fewer.looked_at
+        assert {each.plan.mesh for each in fewer.plans} == {each.plan.mesh for each in more.plans}
+        assert fewer.plans[0].prediction.step_seconds >= more.plans[0].prediction.step_seconds
+    # of a large space only the meshes that promise most
+    monkeypatch.setattr(search, "ENOUGH", 1)
+    short = search.search(GPT, NODE, 32, TRAINING, asked[-1], top=1000)
+    assert short.looked_at < results[-1].looked_at
+    assert short.plans[0] == results[-1].plans[0]
+
+
+def test_long_sends_are_hidden_by_the_schedule_that_hides_them():
+    slow = replace(NODE, links=tuple(replace(link, latency=2e-3) for link in NODE.links))
+    asked = Space(axes=("pp",), schedules=("1F1B", "Eager1F1B"), recompute=("none",), offload=((),))
+    assert search.search(GPT, slow, 64, TRAINING, asked).plans[0].plan.schedule == "Eager1F1B"
 
 
 def test_the_same_question_has_the_same_answer_and_simpler_plans_win_ties():
@@ -82,14 +114,14 @@ def test_divisors_of_large_numbers_are_found_at_once():
 
 def test_meshes_divide_the_model_and_the_batch():
     refused = Refused()
-    found = list(shapes(BIG.graph(), cluster_of_kind("a100", 64), 128, Space(), refused))
-    assert found
-    for shape in found:
+    meshes = list(shapes(BIG.graph(), cluster_of_kind("a100", 64), 128, Space(), refused))
+    assert meshes
+    for shape in meshes:
         plan = shape.plan()
         assert plan.mesh.size == 64
         assert BIG.kv_heads % shape.mp == 0
         plan.rows_per_device(128)
-    assert {shape.mp for shape in found} == {1, 2, 4, 8}  # inside a node
+    assert {shape.mp for shape in meshes} == {1, 2, 4, 8}  # inside a node
     odd = ModelShape(hidden=96, layers=6, heads=6, seq=64, vocab=384, ffn=384)
     refused = Refused()
     assert all(s.mp in (1, 2) for s in shapes(odd.graph(), NODE, 12, Space(), refused))
@@ -112,7 +144,7 @@ def test_a_space_leaves_out_what_it_is_told_to():
 def test_cuts_of_a_pipeline_are_schedules_that_exist():
     shape = Shape(dp=2, pp=4)
     found = cuts(shape, GPT.graph(), 32, Space())
-    assert {way["schedule"] for way in found} == {"1F1B", "VPP", "ZBH1", "ZBVPP"}
+    assert {way["schedule"] for way in found} == {"1F1B", "Eager1F1B", "VPP", "ZBH1", "ZBVPP"}
     for way in found:
         plan = shape.plan(**way)
         assert len(plan.stage_of_chunk) <= GPT.layers + 2
@@ -157,9 +189,9 @@ def test_when_nothing_fits_the_changes_do():
 def test_gpt_175b_on_1024_devices_is_planned_in_seconds():
     shape = ModelShape(hidden=12288, layers=96, heads=96, seq=2048, vocab=51200, ffn=4 * 12288)
     asked = Space(axes=("sharding", "mp", "pp"), sharding_stages=(1,), offload=((),), schedules=("1F1B",))
-    found = search.search(shape, cluster_of_kind("a100", 1024), 1536, TRAINING, asked)
-    best = found.plans[0]
+    result = search.search(shape, cluster_of_kind("a100", 1024), 1536, TRAINING, asked)
+    best = result.plans[0]
     assert best.prediction.fits
     assert best.plan.mesh.size == 1024
     assert 0.4 < best.prediction.mfu < 0.7
-    assert found.looked_at < 2500
+    assert result.looked_at < 2500

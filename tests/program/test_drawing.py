@@ -47,18 +47,18 @@ def test_every_operation_is_in_the_picture_and_no_text_on_another(static_mode, t
     build()
     main.draw(tmp_path / "p.svg")
     root = ET.parse(tmp_path / "p.svg").getroot()
-    found = list(texts(root))
-    shown = [text for text, *_ in found]
+    boxes = list(texts(root))
+    shown = [text for text, *_ in boxes]
     for op in main.every_op():
         assert shown.count(op.kind) >= sum(other.kind == op.kind for other in main.every_op())
     for text in ("x", "linear_0.w_0 [3, 4]", "writes batchnorm1d_0._mean [4]", "true", "false", "test", "body"):
         assert text in shown
     assert shown.count("gives") == 6
-    for i, (text, left, top, right, bottom) in enumerate(found):
+    for i, (text, left, top, right, bottom) in enumerate(boxes):
         assert left >= 0
         assert right <= float(root.get("width"))
         assert bottom <= float(root.get("height"))
-        for other, a, b, c, d in found[:i]:
+        for other, a, b, c, d in boxes[:i]:
             assert right <= a or c <= left or bottom <= b or d <= top, f"{text} lies on {other}"
 
 

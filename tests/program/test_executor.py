@@ -52,13 +52,13 @@ def test_a_feed_is_checked_however_often_another_was_run(static_mode):
 def test_a_change_of_the_program_or_the_scope_is_noticed(static_mode):
     x = static.data("x", [None, 4])
     y = x * 2
-    held = paddle.create_parameter([4], "float32", default_initializer=paddle.nn.initializer.Constant(1.0))
-    z = y + held
+    shift = paddle.create_parameter([4], "float32", default_initializer=paddle.nn.initializer.Constant(1.0))
+    z = y + shift
     exe = static.Executor()
     exe.run(static.default_startup_program())
     np.testing.assert_array_equal(exe.run(feed={"x": X}, fetch_list=[z])[0], X * 2 + 1)
-    static.global_scope().erase([held.name])
-    static.global_scope().var(held.name).get_tensor().set(np.full(4, 5, "float32"))
+    static.global_scope().erase([shift.name])
+    static.global_scope().var(shift.name).get_tensor().set(np.full(4, 5, "float32"))
     np.testing.assert_array_equal(exe.run(feed={"x": X}, fetch_list=[z])[0], X * 2 + 5)
     y.add_(x)
     np.testing.assert_array_equal(exe.run(feed={"x": X}, fetch_list=[y])[0], X * 3)

@@ -43,12 +43,12 @@ def test_uneven_parts_train_as_each_would_alone_with_statistics_and_dropout(stat
     exe, program = static.Executor(), compiled(loss_name=loss.name, places=THREE)
     exe.run(startup)
     names = [h, "linear_0.w_0@GRAD", loss, "linear_0.w_0", "linear_0.b_0"]
-    found, gradient, losses, weight, bias = exe.run(program, feed={"x": X[:7]}, fetch_list=names)
+    outputs, gradient, losses, weight, bias = exe.run(program, feed={"x": X[:7]}, fetch_list=names)
     parts = (X[:2], X[2:4], X[4:7])
     want, at = [], 0
     for part, value in zip(parts, losses, strict=True):
         unit = (part - part.mean(0)) / np.sqrt(part.var(0) + 1e-5)
-        mine, at = found[at : at + len(part)], at + len(part)
+        mine, at = outputs[at : at + len(part)], at + len(part)
         # dropped to 0, or kept and doubled
         assert np.all((mine == 0) | (np.abs(mine - 2 * unit) < 1e-4))
         assert 0 < np.count_nonzero(mine) < mine.size
@@ -144,11 +144,11 @@ def test_the_learning_rate_and_values_set_by_hand_reach_all_devices(static_mode)
     paddle.optimizer.SGD(rate).minimize(loss)
     exe, program = static.Executor(), compiled(loss_name=loss.name, places=THREE)
     exe.run(static_mode[1])
-    found = []
+    weights = []
     for _ in range(3):
-        found.append(exe.run(program, feed={"x": np.ones((3, 1), "float32")}, fetch_list=[w])[0].tolist())
+        weights.append(exe.run(program, feed={"x": np.ones((3, 1), "float32")}, fetch_list=[w])[0].tolist())
         rate.step()
-    assert found == [[0.0] * 3, [-0.5] * 3, [-0.75] * 3]
+    assert weights == [[0.0] * 3, [-0.5] * 3, [-0.75] * 3]
     static.global_scope().find_var(w.name).get_tensor().set(np.array([2], "float32"))
-    (found,) = exe.run(program, feed={"x": np.ones((3, 1), "float32")}, fetch_list=[w])
-    assert found.tolist() == [2 - 0.125] * 3
+    (weights,) = exe.run(program, feed={"x": np.ones((3, 1), "float32")}, fetch_list=[w])
+    assert weights.tolist() == [2 - 0.125] * 3

@@ -93,18 +93,20 @@ def recorded(steps, trained):
     """(program, names of results, names of checkpoints)."""
     main, startup = static.Program(), static.Program()
     paddle.disable_static()
-    held = paddle.to_tensor(np.array([1, -1, 2], "float32"))
+    constant = paddle.to_tensor(np.array([1, -1, 2], "float32"))
     with unique_name.guard(), static.program_guard(main, startup):
         paddle.enable_static()
         try:
-            made = {n: paddle.create_parameter(s, "float32", name=n) for n, s in (("w", [SIZE, SIZE]), ("b", [SIZE]))}
-            made["state"] = paddle.create_parameter([SIZE], "float32", name="state")
-            made["state"].stop_gradient = True
-            found = [static.data("x", [2, SIZE]), paddle.matmul(static.data("y", [2, SIZE]), made["w"])]
+            parameters = {
+                n: paddle.create_parameter(s, "float32", name=n) for n, s in (("w", [SIZE, SIZE]), ("b", [SIZE]))
+            }
+            parameters["state"] = paddle.create_parameter([SIZE], "float32", name="state")
+            parameters["state"].stop_gradient = True
+            found = [static.data("x", [2, SIZE]), paddle.matmul(static.data("y", [2, SIZE]), parameters["w"])]
             values = list(found)
             for step in steps:
                 x, y = values[step.first % len(values)], values[step.second % len(values)]
-                values.append(kept_small(STEPS[step.name](x, y, made | {"held": held})))
+                values.append(kept_small(STEPS[step.name](x, y, parameters | {"held": constant})))
             loss = sum((v.sum() for v in [values[1], *values[-2:]]), paddle.zeros([]))
             if trained:
                 values += [g for _, g in static.append_backward(loss)]
@@ -143,11 +145,11 @@ def test_passes_change_no_value(steps, trained, order, choose):
     changed = program
     for name in order:
         options = {"checkpoints": choose.sample(checkpoints, 1)} if name == "recompute" else {}
-        kept = keep + options.get("checkpoints", [])
+        fetched = keep + options.get("checkpoints", [])
         if name == "recompute" and options["checkpoints"][0] not in {
             n for op in changed.global_block().ops for n in op.outputs
         }:
             continue
-        changed = passes.apply(changed, [(name, options)], fetch=kept)
+        changed = passes.apply(changed, [(name, options)], fetch=fetched)
     for a, b in zip(run(program, keep), run(changed, keep), strict=True):
         np.testing.assert_array_equal(a, b)

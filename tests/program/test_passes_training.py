@@ -32,13 +32,13 @@ def measured(main, startup, fetch, batch=X):
     scope, exe = static.Scope(), static.Executor()
     paddle.seed(1)
     exe.run(startup, scope=scope)
-    found = [exe.run(main, {"x": batch}, fetch, scope=scope) for _ in range(2)]
+    values = [exe.run(main, {"x": batch}, fetch, scope=scope) for _ in range(2)]
     paddle.disable_static()
     step = to_static(lambda x: replay(main, scope, {"x": x}, [f if isinstance(f, str) else f.name for f in fetch]))
     step(paddle.to_tensor(batch))
     bytes_used = step.compiled(paddle.to_tensor(batch)).memory_analysis().temp_size_in_bytes
     paddle.enable_static()
-    return found, bytes_used
+    return values, bytes_used
 
 
 def test_recomputing_gives_the_same_gradients_in_less_memory(static_mode):

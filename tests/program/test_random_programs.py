@@ -63,18 +63,18 @@ def apply(steps, inputs):
     """(the values, an upper bound on how much an error of 1 rounding has grown by)."""
     values, gains = list(inputs), [1.0] * len(inputs)
     for step in steps:
-        at, other = step.first % len(values), step.second % len(values)
-        x, y = values[at], values[other]
+        index, other = step.first % len(values), step.second % len(values)
+        x, y = values[index], values[other]
         table = list((UNARY if "complex" in str(x.dtype) else UNARY | REAL).values()) + list(BINARY.values())
         fn, gain = table[step.op % len(table)]
         if any(entry[0] is fn for entry in BINARY.values()):
             if not takes(fn, x, y):
                 continue
             values.append(fn(x, y))
-            gains.append(gain * (gains[at] + gains[other] + 4))
+            gains.append(gain * (gains[index] + gains[other] + 4))
         elif x.ndim and "int" not in str(x.dtype):
             values.append(fn(x))
-            gains.append(gain * gains[at] + 4)
+            gains.append(gain * gains[index] + 4)
     return values[len(inputs) :], gains[len(inputs) :]
 
 
@@ -129,12 +129,12 @@ def check(program, given_inputs, folder):
     for way, found in others.items():
         found = [found] if isinstance(found, paddle.Tensor) else found
         assert len(found) == len(eager), way
-        for at, (a, b, gain) in enumerate(zip(found, eager, gains, strict=True)):
+        for index, (a, b, gain) in enumerate(zip(found, eager, gains, strict=True)):
             a, b = np.asarray(a), b.numpy()
-            assert (a.dtype, a.shape) == (b.dtype, b.shape), (way, at)
+            assert (a.dtype, a.shape) == (b.dtype, b.shape), (way, index)
             # every value is at most 2 in size, and each of the terms that ops add up (at most 27) rounds once
             eps = np.finfo(b.dtype).eps if b.dtype.kind in "fc" else 0
-            np.testing.assert_allclose(a, b, rtol=0, atol=2 * 27 * gain * eps, err_msg=f"{way}, value {at}")
+            np.testing.assert_allclose(a, b, rtol=0, atol=2 * 27 * gain * eps, err_msg=f"{way}, value {index}")
 
 
 @pytest.mark.slow

@@ -257,13 +257,13 @@ def test_threads_record_into_programs_of_their_own():
         made[count] = program.num_ops
         paddle.disable_static()
 
-    made = {}
-    threads = [threading.Thread(target=build, args=(count, made)) for count in (20, 30)]
+    programs = {}
+    threads = [threading.Thread(target=build, args=(count, programs)) for count in (20, 30)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert made == {20: 20, 30: 30}
+    assert programs == {20: 20, 30: 30}
 
 
 def test_what_needs_a_value_is_refused_with_the_line(static_mode):

@@ -103,14 +103,14 @@ def gpt():
 def trained(main, startup, feed, names):
     """What three steps give, from a seed."""
     paddle.seed(5)
-    exe, scope, found = static.Executor(), static.Scope(), []
+    exe, scope, steps = static.Executor(), static.Scope(), []
     exe.run(startup, scope=scope)
     for _ in range(3):
-        found.append(exe.run(main, feed=feed, fetch_list=names, scope=scope))
+        steps.append(exe.run(main, feed=feed, fetch_list=names, scope=scope))
         for op in main.global_block().ops:
             if op.kind == "optimize" and op.optimizer._scheduler is not None:
                 op.optimizer._scheduler.step()
-    return [array.tobytes() for step in found for array in step]
+    return [array.tobytes() for step in steps for array in step]
 
 
 @pytest.mark.slow_cases("gpt")

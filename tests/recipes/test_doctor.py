@@ -110,7 +110,7 @@ def test_little_memory_disk_and_shared_memory(monkeypatch, quick_devices):
         assert find(checks, name).fix
 
 
-def test_mask():
+def test_secrets_are_masked():
     for name in ("HF_TOKEN", "API_KEY", "x_secret", "DB_PASSWORD", "AWS_CREDENTIALS"):
         assert mask(name, "abc") == "***"
     assert mask("POLYREME_URL", "see https://u:p@h/x and http://h/y") == "see https://***@h/x and http://h/y"

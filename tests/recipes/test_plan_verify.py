@@ -41,13 +41,13 @@ def predicted(given: PretrainConfig, plan: Plan):
 
 
 def test_a_step_over_three_axes_is_as_the_planner_says():
-    plan, given = Plan.from_degrees(dp=2, sharding=2, mp=2, sharding_stage=3), config(amp="O2")
+    plan, run_config = Plan.from_degrees(dp=2, sharding=2, mp=2, sharding_stage=3), config(amp="O2")
     gc.collect()
     before = sum(array.nbytes for array in jax.live_arrays())
-    found = verify(given, plan)
+    verification = verify(run_config, plan)
     assert sum(array.nbytes for array in jax.live_arrays()) - before < 4096
     assert layout.active.layout is None
-    (stage,), (ours,) = found.stages, predicted(given, plan)
+    (stage,), (ours,) = verification.stages, predicted(run_config, plan)
     assert stage.parameters == ours.parameters
     assert stage.optimizer == ours.optimizer
     assert abs(ours.total / stage.total - 1) < BOUND
@@ -55,20 +55,20 @@ def test_a_step_over_three_axes_is_as_the_planner_says():
     assert ("all-reduce", ("mp",)) in kinds
     assert ("all-gather", ("sharding",)) in kinds
     assert all(e.count > 0 and e.wire_bytes > 0 for e in stage.exchanges)
-    assert Verified.from_dict(found.to_dict()) == found
+    assert Verified.from_dict(verification.to_dict()) == verification
 
 
 def test_each_stage_of_a_pipeline_is_as_the_planner_says():
     plan, given = Plan.from_degrees(pp=2, num_microbatches=4), config(layers=3, batch=16)
-    found = verify(given, plan)
-    assert len(found.stages) == 2
-    for stage, ours in zip(found.stages, predicted(given, plan), strict=True):
+    verification = verify(given, plan)
+    assert len(verification.stages) == 2
+    for stage, ours in zip(verification.stages, predicted(given, plan), strict=True):
         assert stage.parameters == ours.parameters
         assert stage.optimizer == ours.optimizer
         assert stage.gradients == ours.gradients
         assert abs(ours.total / stage.total - 1) < BOUND
-    assert found.total == max(stage.total for stage in found.stages)
-    assert found.seconds > 0
+    assert verification.total == max(stage.total for stage in verification.stages)
+    assert verification.seconds > 0
 
 
 def test_too_few_devices_are_refused():

@@ -126,7 +126,7 @@ def test_run_outlives_the_reader_of_its_lines():
     assert (done.returncode, done.stdout, done.stderr) == (0, "line\n", "trained to the end")
 
 
-def test_durations():
+def test_durations_as_text():
     assert [duration_text(s) for s in (-1, 59.6, 3599, 3600)] == ["0s", "1m00s", "59m59s", "1h00m"]
 
 

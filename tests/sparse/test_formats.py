@@ -6,7 +6,7 @@ import scipy.sparse as sp
 
 import polyreme as paddle
 from polyreme import sparse
-from polyreme.errors import DTypeError, HostValueError, ShapeError
+from polyreme.errors import DTypeError, GradError, HostValueError, ShapeError
 from tests.sparse.reference import coo, csr, random_dense
 
 rng = np.random.default_rng(0)
@@ -63,7 +63,7 @@ def test_batched_rows_and_hybrid_coordinates():
         np.testing.assert_array_equal(x.numpy(), dense)
 
 
-def test_empty():
+def test_a_tensor_without_values():
     x = sparse.sparse_coo_tensor(np.zeros((2, 0), "int64"), np.zeros(0, "float32"), [3, 2], stop_gradient=False)
     assert (x.nnz(), x.to_sparse_csr().crows().tolist()) == (0, [0, 0, 0, 0])
     y = sparse.sin(x) + x
@@ -94,6 +94,21 @@ def test_a_leaf_gets_its_gradient_and_a_parameter_keeps_its_own():
     assert leaf.detach().stop_gradient
     assert leaf.clone().astype("float64").dtype == "float64"
     assert sparse.cast(leaf, "int32", "complex64").index_dtype == "int32"
+
+
+def test_a_gradient_counts_where_the_values_are():
+    x = sparse.sparse_coo_tensor([[0, 1], [0, 1]], [1.0, 2.0], [2, 2], stop_gradient=False)
+    for indices, values, wanted in (
+        ([[0, 1], [1, 1]], [2.0, 3.0], [0, 3]),
+        ([[1, 0], [1, 0]], [2.0, 3.0], [3, 2]),
+        ([[1, 1], [1, 1]], [2.0, 3.0], [0, 5]),
+    ):
+        x.clear_grad()
+        x.backward(sparse.sparse_coo_tensor(indices, values, [2, 2]), retain_graph=True)
+        assert x.grad.values().tolist() == wanted
+    for wrong in (paddle.ones([2, 2]), sparse.sparse_coo_tensor([[0], [0]], [1.0], [2, 3])):
+        with pytest.raises(GradError, match=r"of shape \[2, 2\] with 2 sparse dims; give a gradient like it"):
+            x.backward(wrong)
 
 
 def test_predicates():

@@ -92,7 +92,7 @@ def test_hybrid_and_batched_elementwise():
 
 
 @pytest.mark.slow
-def test_products():
+def test_products_equal_dense():
     y = rng.standard_normal((5, 3)).astype("float32")
     vec = rng.standard_normal(5).astype("float32")
     square, more = random_dense(rng, (5, 6)), random_dense(rng, (4, 6))
@@ -144,7 +144,7 @@ def test_dense_tensors_at_stored_places(make):
     np.testing.assert_array_equal(value(sparse.mask_as(paddle.to_tensor(full), coo(hybrid, 2))), kept)
 
 
-def test_other_shapes():
+def test_transpose_reshape_and_slice_equal_dense():
     for make in (coo, csr):
         assert_gradients(lambda x: sparse.transpose(x, [1, 0]), lambda x: x.transpose([1, 0]), (make,), (DENSE,))
         assert_gradients(lambda x: sparse.reshape(x, [-1, 2]), lambda x: x.reshape([10, 2]), (make,), (DENSE,))
@@ -162,7 +162,7 @@ def test_other_shapes():
     np.testing.assert_array_equal(value(sparse.slice(coo(DENSE), *bounds)), DENSE[1:2])
 
 
-def test_sums():
+def test_sums_over_axes_equal_dense():
     for axis in (0, 1, -1, (0, 1)):
         assert_gradients(
             lambda x, axis=axis: sparse.sum(x, axis, keepdim=True),

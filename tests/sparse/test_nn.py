@@ -55,7 +55,7 @@ def test_conv2d(stride, pads, dilation):
 @pytest.mark.parametrize("kernel", [(3, 3, 3), (1, 3, 2)])
 def test_conv3d_and_its_submanifold_kind(kernel):
     x = image(1, 4, 4, 4, 2)
-    conv, kept = (
+    conv, submanifold = (
         nn.Conv3D(2, 3, kernel, stride=2, padding="SAME"),
         nn.SubmConv3D(2, 3, kernel, key="a", backend="igemm"),
     )
@@ -69,10 +69,12 @@ def test_conv3d_and_its_submanifold_kind(kernel):
     shuffled = coo(x, 4)
     order = rng.permutation(shuffled.nnz())
     shuffled = sparse.sparse_coo_tensor(shuffled.indices()[:, order], shuffled.values()[order], x.shape)
-    got = kept(shuffled)
+    got = submanifold(shuffled)
     assert got.indices() is shuffled.indices()
     padded = np.pad(x, [(0, 0), *(((k - 1) // 2, k // 2) for k in kernel), (0, 0)])
-    want = conv_dense(padded, kept.weight.numpy(), (1, 1, 1), (0, 0, 0), (1, 1, 1)) * (x != 0).any(-1, keepdims=True)
+    want = conv_dense(padded, submanifold.weight.numpy(), (1, 1, 1), (0, 0, 0), (1, 1, 1)) * (x != 0).any(
+        -1, keepdims=True
+    )
     np.testing.assert_allclose(value(got), want, rtol=RTOL, atol=1e-5)
     assert [F.subm_conv3d_igemm, F.subm_conv2d_igemm] == [F.subm_conv3d, F.subm_conv2d]
 
@@ -84,13 +86,13 @@ def test_groups_repeated_pixels_and_2d_layers():
         paddle.nn.Conv2D(4, 6, 3, groups=2, padding=1, bias=False),
     )
     dense.weight.set_value(layer.weight.numpy().transpose(3, 2, 0, 1))
-    at = coo(x, 3)
-    indices = paddle.concat([at.indices(), at.indices()], 1)
-    doubled = sparse.sparse_coo_tensor(indices, paddle.concat([at.values() * 0.5, at.values() * 0.5]), x.shape)
+    pixels = coo(x, 3)
+    indices = paddle.concat([pixels.indices(), pixels.indices()], 1)
+    doubled = sparse.sparse_coo_tensor(indices, paddle.concat([pixels.values() * 0.5, pixels.values() * 0.5]), x.shape)
     want = dense(paddle.to_tensor(x.transpose(0, 3, 1, 2))).numpy().transpose(0, 2, 3, 1) * (x != 0)[..., :1]
     want = np.where((x != 0).any(-1, keepdims=True), want, 0)
     np.testing.assert_allclose(value(layer(doubled)), want, rtol=RTOL, atol=1e-5)
-    assert nn.Conv2D(4, 6, 3, stride=2)(at).shape == [1, 1, 1, 6]
+    assert nn.Conv2D(4, 6, 3, stride=2)(pixels).shape == [1, 1, 1, 6]
     empty = sparse.sparse_coo_tensor(np.zeros((3, 0), int), np.zeros((0, 4), "float32"), [1, 4, 4, 4])
     assert (nn.Conv2D(4, 6, 3)(empty).nnz(), layer(empty).nnz()) == (0, 0)
 
@@ -134,7 +136,7 @@ def test_softmax():
 
 @pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("masks", [False, True])
-def test_attention(masks):
+def test_attention_equals_dense(masks):
     q, k, v = (rng.standard_normal((2, 2, 4, 3)).astype("float32") for _ in range(3))
     pattern = np.tril(np.ones((4, 4, 4), "float32"))
     padding, allowed = np.ones((2, 4), "float32"), np.ones((4, 4), "float32")

@@ -62,10 +62,10 @@ def test_two_devices_train_as_one(static_mode, make):
     compiled = CompiledProgram(static_mode[0]).with_data_parallel(loss_name=loss.name)
     for _ in range(STEPS):
         (want,) = exe.run(feed=FEED, fetch_list=[loss], scope=one)
-        (found,) = exe.run(compiled, feed=FEED, fetch_list=[loss], scope=two)
-        assert (want.shape, found.shape) == ((), (2,))
-        np.testing.assert_allclose(found.mean(), want, **TOLERANCE)
-    assert found[0] != found[1]
+        (losses,) = exe.run(compiled, feed=FEED, fetch_list=[loss], scope=two)
+        assert (want.shape, losses.shape) == ((), (2,))
+        np.testing.assert_allclose(losses.mean(), want, **TOLERANCE)
+    assert losses[0] != losses[1]
     assert want < 0.5
     mine = values(two)
     assert len(mine) > 4
@@ -76,8 +76,8 @@ def test_two_devices_train_as_one(static_mode, make):
     np.testing.assert_allclose(alone, exe.run(test, feed=FEED, fetch_list=[loss], scope=one)[0], **TOLERANCE)
     for program in (static_mode[0], compiled, static_mode[0]):
         (want,) = exe.run(feed=FEED, fetch_list=[loss], scope=one)
-        (found,) = exe.run(program, feed=FEED, fetch_list=[loss], scope=two)
-        np.testing.assert_allclose(found.mean(), want, **TOLERANCE)
+        (losses,) = exe.run(program, feed=FEED, fetch_list=[loss], scope=two)
+        np.testing.assert_allclose(losses.mean(), want, **TOLERANCE)
 
 
 def test_values_stay_on_the_devices_between_runs_and_compile_once(static_mode):

@@ -35,12 +35,12 @@ def value(variable):
 
 
 def steps(exe, main, loss, schedule=None):
-    found = []
+    losses = []
     for _ in range(3):
-        found.append(exe.run(main, feed={"x": X}, fetch_list=[loss])[0].tobytes())
+        losses.append(exe.run(main, feed={"x": X}, fetch_list=[loss])[0].tobytes())
         if schedule is not None:
             schedule.step()
-    return found
+    return losses
 
 
 def test_training_resumes_exactly_with_schedules_statistics_and_random_numbers(static_mode, tmp_path):

@@ -262,13 +262,13 @@ def test_decorated_optimizers_scale_as_eager_ones(static_mode):
 def test_decorate_refuses_what_it_cannot_do():
     sgd = paddle.optimizer.SGD(0.1, parameters=[paddle.ones([1])])
     assert static.amp.bf16.decorate_bf16(sgd).get_lr() == sgd.get_lr()
-    for given, match in (
+    for settings, match in (
         ({"use_amp_guard": True}, "use_amp_guard=True cannot be honoured: record the part"),
         ({"level": "O2", "use_promote": True}, "take level O1"),
         ({"level": "O3"}, "level='O3'"),
     ):
         with pytest.raises(ConfigError, match=match):
-            static.amp.decorate(sgd, **given)
+            static.amp.decorate(sgd, **settings)
     with pytest.raises(ConfigError, match="name ops in custom_black_list"):
         static.amp.CustomOpLists(custom_black_varnames=["x"])
     with pytest.raises(AttributeError, match="no fp16_guard: record the part"):
@@ -346,7 +346,7 @@ def test_values_given_to_parameters_hold(static_mode):
 # places and names
 
 
-def test_places(monkeypatch):
+def test_cpu_places_follow_cpu_num(monkeypatch):
     monkeypatch.setenv("CPU_NUM", "3")
     assert [p.index for p in static.cpu_places()] == [0, 1, 2]
     assert len(static.cpu_places(1)) == 1

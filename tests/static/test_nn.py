@@ -75,7 +75,7 @@ def test_convolutions_are_the_functional_ones(static_mode):
         "deform_conv2d_0.w_0",
     ]  # fmt: skip
     a, b = array(3, 4, 6, 6), array(3, 2, 3, 3, 3)
-    found = run(outs, x=a, z=b, moves=np.zeros((3, 18, 4, 4), "float32"))
+    outputs = run(outs, x=a, z=b, moves=np.zeros((3, 18, 4, 4), "float32"))
     paddle.disable_static()
     t, u, w = paddle.to_tensor(a), paddle.to_tensor(b), lambda name: paddle.to_tensor(value(f"{name}.w_0"))
     want = [
@@ -86,7 +86,7 @@ def test_convolutions_are_the_functional_ones(static_mode):
         F.conv3d_transpose(u, w("conv3d_transpose_0")),
         F.conv2d(t, w("deform_conv2d_0")),  # nothing is moved
     ]
-    for got, expected in zip(found, want, strict=True):
+    for got, expected in zip(outputs, want, strict=True):
         close(got, expected.numpy(), 36)
 
 
@@ -104,17 +104,17 @@ def test_normalizations_are_the_functional_ones_and_batch_norm_moves_statistics(
     assert "layer_norm_0.b_0" not in shapes
     a = array(5, 4, 3, 3)
     test = static.default_main_program().clone(for_test=True)
-    found = run(outs, x=a)
+    outputs = run(outs, x=a)
 
     def unit(dims):
         return (a - a.mean(dims, keepdims=True)) / np.sqrt(a.var(dims, keepdims=True) + 1e-5)
 
-    close(found[0], np.maximum(unit((0, 2, 3)), 0), 45)
-    close(found[1], unit((2, 3)), 9)
+    close(outputs[0], np.maximum(unit((0, 2, 3)), 0), 45)
+    close(outputs[1], unit((2, 3)), 9)
     groups = a.reshape(5, 2, 18)
     by_group = (groups - groups.mean(2, keepdims=True)) / np.sqrt(groups.var(2, keepdims=True) + 1e-5)
-    close(found[2], by_group.reshape(a.shape), 18)
-    close(found[3], unit((2, 3)), 9)
+    close(outputs[2], by_group.reshape(a.shape), 18)
+    close(outputs[3], unit((2, 3)), 9)
     mean, spread = value("batch_norm_0.w_1"), value("spread")
     close(mean, 0.5 * a.mean((0, 2, 3)), 45)
     close(spread, 0.5 + 0.5 * a.var((0, 2, 3)), 45)
@@ -133,14 +133,14 @@ def test_prelu_bilinear_and_spectral_norm(static_mode):
     unit = static.nn.spectral_norm(weight, power_iters=30)
     assert [parameters()[f"prelu_{i}.w_0"] for i in range(3)] == [[1], [1, 2, 1, 1], [1, 2, 3, 3]]
     a = array(5, 2, 3, 3)
-    found = run([*slopes, product, unit], x=a)
-    for got in found[:3]:
+    outputs = run([*slopes, product, unit], x=a)
+    for got in outputs[:3]:
         np.testing.assert_array_equal(got, np.where(a > 0, a, np.float32(0.25) * a))
     rows = a.reshape(5, 18)
     want = np.einsum("ni,oij,nj->no", rows, value("bilinear_tensor_product_0.w_0"), rows)
-    close(found[3], want, 324)
+    close(outputs[3], want, 324)
     # the power iteration ends within float32 of the largest singular value, which is 1 then
-    assert abs(np.linalg.svd(found[4])[1][0] - 1) < 1e-4
+    assert abs(np.linalg.svd(outputs[4])[1][0] - 1) < 1e-4
 
 
 def test_nce_counts_true_and_drawn_classes(static_mode):
@@ -148,18 +148,18 @@ def test_nce_counts_true_and_drawn_classes(static_mode):
     loss = static.nn.nce(x, label, 4, num_neg_samples=3, sampler="custom_dist", custom_dist=[0, 1, 0, 0])
     many = static.nn.nce(x, label, 4, num_neg_samples=1000, sampler="log_uniform", bias_attr=False, name="many")
     a, classes = array(2, 3), np.array([[2], [1]])
-    found = run([loss, many], x=a, label=classes)
+    outputs = run([loss, many], x=a, label=classes)
     scores = 1 / (1 + np.exp(-(a @ value("nce_0.w_0").T + value("nce_0.b_0").T)))
     true, drawn = np.take_along_axis(scores, classes, 1)[:, 0], scores[:, 1]  # class 1 is always drawn, 3 times
     chance = np.array([0.0, 3.0])
     want = (np.log1p(chance / true) + 3 * np.log1p(drawn / 3)) / 4
-    close(found[0][:, 0], want, 8)
+    close(outputs[0][:, 0], want, 8)
     chances = np.log((np.arange(4) + 2) / (np.arange(4) + 1)) / np.log(5) * 1000
     scores = 1 / (1 + np.exp(-(a @ value("many.w_0").T)))
     picked = np.take_along_axis(scores, classes, 1)[:, 0]
     want = (np.log1p(chances[classes[:, 0]] / picked) + (chances * np.log1p(scores / chances)).sum(1)) / 1001
     # 1000 draws: a mean of terms that differ by about as much as they are, within five standard deviations
-    np.testing.assert_allclose(found[1][:, 0], want, rtol=5 / 1000**0.5)
+    np.testing.assert_allclose(outputs[1][:, 0], want, rtol=5 / 1000**0.5)
 
 
 def test_a_normalized_weight_is_direction_times_length(static_mode):

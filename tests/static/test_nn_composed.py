@@ -168,14 +168,14 @@ def eagerly(fn, arrays, made):
 @pytest.fixture
 def made(monkeypatch):
     """The parameters that layers have made."""
-    found, create = [], nn.Layer.create_parameter
+    parameters, create = [], nn.Layer.create_parameter
 
     def watched(*args, **kwargs):
-        found.append(create(*args, **kwargs))
-        return found[-1]
+        parameters.append(create(*args, **kwargs))
+        return parameters[-1]
 
     monkeypatch.setattr(nn.Layer, "create_parameter", watched)
-    return found
+    return parameters
 
 
 def test_composed_programs_equal_eager_code(static_mode, made):
@@ -197,12 +197,12 @@ def test_composed_programs_equal_eager_code(static_mode, made):
     for startup in startups:
         paddle.seed(5)
         exe.run(startup)
-    found = iter(exe.run(static_mode[0], feed=feed, fetch_list=fetches))
+    values = iter(exe.run(static_mode[0], feed=feed, fetch_list=fetches))
     for (fn, _), (loss, grads) in zip(PROGRAMS, wants, strict=True):
         # up to some hundred float32 terms; gradients that cancel are off by what the others are
         bound = 256 * 2.0**-23
         scale = max(float(np.abs(g).max()) for g in grads.values())
-        np.testing.assert_allclose(next(found), loss, rtol=bound, atol=bound, err_msg=fn.__name__)
+        np.testing.assert_allclose(next(values), loss, rtol=bound, atol=bound, err_msg=fn.__name__)
         for name, want in sorted(grads.items()):
-            np.testing.assert_allclose(next(found), want, rtol=bound, atol=bound * scale, err_msg=name)
-    assert next(found, None) is None
+            np.testing.assert_allclose(next(values), want, rtol=bound, atol=bound * scale, err_msg=name)
+    assert next(values, None) is None

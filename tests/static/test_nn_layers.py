@@ -39,12 +39,12 @@ def eagerly(row):
     values = start(layer, row)
     for tensor in layer.state_dict().values():
         tensor.set_value(values[tensor.name])
-    made = outputs(layer(*map(to_tensor, row.arrays())))
-    factors = [wave(tuple(t.shape), 9) if t.dtype.kind == "f" else None for t in made]
+    results = outputs(layer(*map(to_tensor, row.arrays())))
+    factors = [wave(tuple(t.shape), 9) if t.dtype.kind == "f" else None for t in results]
     if layer.parameters():
-        weighted(made, [None if f is None else to_tensor(f) for f in factors]).backward()
+        weighted(results, [None if f is None else to_tensor(f) for f in factors]).backward()
     grads = [p.grad.numpy() for p in layer.parameters()]
-    return [t.numpy() for t in made], grads, [t.numpy() for t in layer.state_dict().values()], factors
+    return [t.numpy() for t in results], grads, [t.numpy() for t in layer.state_dict().values()], factors
 
 
 def declared(row, name, array):
@@ -58,16 +58,16 @@ def record(row, at, factors):
     feed = {f"x{at}_{i}": a for i, a in enumerate(row.arrays())}
     layer = build(row, nn)
     values = start(layer, row)
-    made = outputs(layer(*[declared(row, n, a) for n, a in feed.items()]))
+    results = outputs(layer(*[declared(row, n, a) for n, a in feed.items()]))
     pairs = []
     if layer.parameters():
         given = {f"f{at}_{i}": f for i, f in enumerate(factors) if f is not None}
         feed |= given
         named = iter([declared(row, n, f) for n, f in given.items()])
-        pairs = static.append_backward(weighted(made, [None if f is None else next(named) for f in factors]))
+        pairs = static.append_backward(weighted(results, [None if f is None else next(named) for f in factors]))
     assert {id(p) for p, _ in pairs} == {id(p) for p in layer.parameters()}
     by_id = {id(p): g for p, g in pairs}
-    return values, feed, [*made, *(by_id[id(p)] for p in layer.parameters()), *layer.state_dict().values()]
+    return values, feed, [*results, *(by_id[id(p)] for p in layer.parameters()), *layer.state_dict().values()]
 
 
 def close(got, want, row, scale):
@@ -90,11 +90,11 @@ def test_recorded_layers_equal_eager_ones(static_mode, rows):
     exe.run(static.default_startup_program())
     for name, value in values.items():
         static.global_scope().find_var(name).get_tensor().set(value)
-    found = iter(exe.run(feed=feed, fetch_list=fetched))
+    fetched_values = iter(exe.run(feed=feed, fetch_list=fetched))
     for row, (made, grads, state, _) in zip(rows, wants, strict=True):
         # the gradient of a key's bias is 0: what softmax does not see cancels, terms of the other gradients' size
         scale = max((float(np.abs(g).max()) for g in grads), default=0.0)
         for want in (*made, *grads, *state):
-            got = next(found)
+            got = next(fetched_values)
             assert got.shape == want.shape, row.id
             close(got, want, row, max(scale, float(np.abs(want).max(initial=0))))

@@ -25,11 +25,14 @@ def make(policy, drop=0.0):
     model = Linear(2, 1)
     model.weight.set_value(np.array([[0.5], [-0.25]], np.float32))
 
+    def output(x):
+        return F.dropout(model(x), drop)
+
     def forward(x, y):
-        out = F.dropout(model(x), drop)
+        out = output(x)
         return [F.mse_loss(out, y)], out
 
-    return model, TrainingStep(forward, SGD(0.1, parameters=model.parameters()), policy)
+    return model, TrainingStep(forward, SGD(0.1, parameters=model.parameters()), policy, output=output)
 
 
 def tensors(parts):
@@ -70,6 +73,29 @@ def test_microbatches_draw_from_branches_and_one_piece_from_the_stream():
             np.testing.assert_array_equal(F.dropout(model(to_tensor(x)), 0.5).numpy(), got)
 
 
+@pytest.mark.parametrize("run", [lambda f: f, to_static], ids=["eager", "captured"])
+@pytest.mark.parametrize("drop", [0.0, 0.5])
+def test_evaluation_is_the_forward_of_gradients(drop, run):
+    """Under the policy's autocast and with its random numbers; the stream advances only where some are drawn."""
+    _, step = make(StepPolicy(MixedPrecision("O1", "bfloat16")), drop)
+    batch, generator = tensors(cut([X, Y], 2, None)), rng.default_generator
+    rng.seed(3)
+    start = generator.get_state()
+    want = [([float(loss) for loss in losses], out.numpy()) for losses, out in step.gradients(batch)[1]]
+    after = generator.get_state()
+    evaluate = run(step.evaluate)
+    for asked in ({"outputs": True}, {}, {"losses": False, "outputs": True}):
+        generator.set_state(start)
+        parts = evaluate(batch, **asked)
+        np.testing.assert_array_equal(generator.get_state(), after if drop else start)
+        for (losses, out), (want_losses, want_out) in zip(parts, want, strict=True):
+            assert [float(loss) for loss in losses] == (want_losses if asked.get("losses", True) else [])
+            assert all(loss.stop_gradient for loss in losses)
+            assert (out is not None) == asked.get("outputs", False)
+            if out is not None:
+                np.testing.assert_array_equal(out.numpy(), want_out)
+
+
 @pytest.mark.parametrize(("non_finite", "after"), [("apply", None), ("skip", True), ("halt", False)])
 def test_what_is_not_finite(non_finite, after):
     """after: whether the next, finite step changes the parameters."""
@@ -106,6 +132,12 @@ def test_losses_are_added_up_and_returned_without_history():
     assert float(loss) == float(losses[0]) + float(losses[1])
     assert all(each.stop_gradient for each in losses)
     assert model.weight.grad is not None
+
+
+def test_outputs_without_losses_need_a_function_for_them():
+    step = TrainingStep(lambda x, y: ([F.mse_loss(x, y)], x), None, StepPolicy())
+    with pytest.raises(ConfigError, match="make it with output, a function of inputs"):
+        step.evaluate([Microbatch(to_tensor(X), None, 7)], losses=False)
 
 
 def test_a_policy_that_contradicts_itself_is_refused():

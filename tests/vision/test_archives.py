@@ -158,7 +158,7 @@ def root(tmp_path):
     return tmp_path
 
 
-def test_folders(root):
+def test_folders_are_classes(root):
     data = DatasetFolder(root)
     assert data.classes == ["a", "b"]
     assert data.class_to_idx == {"a": 0, "b": 1}

@@ -73,14 +73,14 @@ def test_hue_agrees_with_what_pillow_and_opencv_hold_in_bytes():
     hsv = np.asarray(Image.fromarray(pixels()).convert("HSV")).copy()
     hsv[:, :, 0] += np.uint8(51)
     pillow = np.asarray(Image.fromarray(hsv, "HSV").convert("RGB")).astype(int)
-    found = T.adjust_hue(pixels(), 0.2).astype(int)
+    hues = T.adjust_hue(pixels(), 0.2).astype(int)
     # hue, saturation and value are each rounded to 1/256; six sixths of hue to a full range
-    assert np.abs(found - pillow).max() <= 6 + 3
+    assert np.abs(hues - pillow).max() <= 6 + 3
     cv2 = pytest.importorskip("cv2")
     hsv = cv2.cvtColor(pixels().astype("float32") / 255, cv2.COLOR_RGB2HSV)
     hsv[:, :, 0] = (hsv[:, :, 0] + 0.2 * 360) % 360
     # degrees in float32: 360 * 2^-24, a sixth of them to a range of 255
-    np.testing.assert_allclose(found, 255 * cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB), atol=0.5 + 255 * 6 * 2.0**-20)
+    np.testing.assert_allclose(hues, 255 * cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB), atol=0.5 + 255 * 6 * 2.0**-20)
     grey = cv2.cvtColor(pixels(), cv2.COLOR_RGB2GRAY)
     # both round a weighted sum; OpenCV's weights have 14 bits
     assert np.abs(T.to_grayscale(pixels())[:, :, 0].astype(int) - grey).max() <= 1

@@ -100,7 +100,7 @@ def test_torn_and_foreign_files(tmp_path, raw, match):
         mnist.read_idx(path)
 
 
-def test_bad_arguments(pair):
+def test_mnist_refuses_labels_for_images_and_unknown_modes(pair):
     with pytest.raises(DataError, match="give images"):
         MNIST(pair[1], pair[1])
     with pytest.raises(ConfigError, match="give 'train' or 'test'"):

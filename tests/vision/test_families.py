@@ -177,12 +177,12 @@ def transformer(w, images, patch, heads):
         for at in range(2):
             b = {k.removeprefix(f"blocks.{at}."): v for k, v in w.items()}
             qkv = norm(x, b["norm1.weight"], b["norm1.bias"]) @ b["attn.qkv.weight"] + b["attn.qkv.bias"]
-            found = []
+            mixed = []
             for head in range(heads):
                 part = [qkv[:, k * width + head * width // heads :][:, : width // heads] for k in range(3)]
                 weights = np.exp(part[0] @ part[1].T / np.sqrt(width // heads))
-                found.append(weights / weights.sum(1, keepdims=True) @ part[2])
-            x = x + np.hstack(found) @ b["attn.proj.weight"] + b["attn.proj.bias"]
+                mixed.append(weights / weights.sum(1, keepdims=True) @ part[2])
+            x = x + np.hstack(mixed) @ b["attn.proj.weight"] + b["attn.proj.bias"]
             inner = gelu(norm(x, b["norm2.weight"], b["norm2.bias"]) @ b["mlp.fc1.weight"] + b["mlp.fc1.bias"])
             x = x + inner @ b["mlp.fc2.weight"] + b["mlp.fc2.bias"]
         scores.append(norm(x, w["norm.weight"], w["norm.bias"])[0] @ w["head.weight"] + w["head.bias"])

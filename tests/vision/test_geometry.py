@@ -115,13 +115,13 @@ def test_as_opencv_does_it():
     for how, flag in (("bilinear", cv2.INTER_LINEAR), ("bicubic", cv2.INTER_CUBIC)):
         # places in OpenCV have 5 binary places, values change by at most 100 / 6 a pixel: a level, and its rounding
         moved = cv2.warpAffine(image, matrix[:2], size, flags=flag).astype(int)
-        found = T.affine(image, 25, (4, 2), 0.8, (10, -12), how).astype(int)
+        pixels = T.affine(image, 25, (4, 2), 0.8, (10, -12), how).astype(int)
         within = T.affine(middle, 25, (4, 2), 0.8, (10, -12)) > 0
-        assert np.abs(found - moved)[within].max() <= 2
+        assert np.abs(pixels - moved)[within].max() <= 2
         viewed = cv2.warpPerspective(image, seen, size, flags=flag).astype(int)
-        found = T.perspective(image, CORNERS, SEEN, how).astype(int)
+        pixels = T.perspective(image, CORNERS, SEEN, how).astype(int)
         within = T.perspective(middle, CORNERS, SEEN) > 0
-        assert np.abs(found - viewed)[within].max() <= 2
+        assert np.abs(pixels - viewed)[within].max() <= 2
         sizes = T.resize(image, (80, 104), how).astype(int)
         larger = cv2.resize(image, (104, 80), interpolation=flag).astype(int)
         # Pillow's bicubic has the parameter -0.5, OpenCV's -0.75

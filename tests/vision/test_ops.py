@@ -23,12 +23,12 @@ BOXES = np.array([[0, 0, 4, 4], [1, 1, 6, 5]], "float32")
 
 def test_layers_are_their_functions():
     x, boxes, count = to_tensor(array(1, 8, 6, 7)), to_tensor(BOXES), to_tensor(np.array([2], "int32"))
-    for layer, found in (
+    for layer, expected in (
         (ops.RoIAlign(2, 0.5), ops.roi_align(x, boxes, count, 2, 0.5)),
         (ops.RoIPool((2, 3), 0.5), ops.roi_pool(x, boxes, count, (2, 3), 0.5)),
         (ops.PSRoIPool(2, 0.5), ops.psroi_pool(x, boxes, count, 2, 0.5)),
     ):
-        np.testing.assert_array_equal(layer(x, boxes, count).numpy(), found.numpy())
+        np.testing.assert_array_equal(layer(x, boxes, count).numpy(), expected.numpy())
     shifted = ops.RoIAlign(2)(x, boxes, count, aligned=False)
     np.testing.assert_array_equal(shifted.numpy(), ops.roi_align(x, boxes, count, 2, aligned=False).numpy())
 
@@ -38,12 +38,12 @@ def test_a_deformable_layer_that_moves_nothing_is_a_convolution_and_learns():
     assert [list(p.shape) for p in layer.parameters()] == [[6, 2, 3, 3], [6]]
     x, still = to_tensor(array(2, 4, 5, 6)), to_tensor(np.zeros((2, 36, 3, 3), "float32"), stop_gradient=False)
     half = to_tensor(np.full((2, 18, 3, 3), 0.5, "float32"))
-    found = layer(x, still)
+    output = layer(x, still)
     want = F.conv2d(x, layer.weight, layer.bias, 2, 1, 1, 2).numpy()
     # 18 terms of order 1
-    np.testing.assert_allclose(found.numpy(), want, rtol=0, atol=18 * 4 * 2.0**-23)
+    np.testing.assert_allclose(output.numpy(), want, rtol=0, atol=18 * 4 * 2.0**-23)
     np.testing.assert_allclose(layer(x, still, half).numpy(), want / 2, rtol=0, atol=18 * 4 * 2.0**-23)
-    found.sum().backward()
+    output.sum().backward()
     assert np.abs(layer.weight.grad.numpy()).max() > 0
     assert np.abs(still.grad.numpy()).max() > 0
 

@@ -38,7 +38,7 @@ def test_to_tensor_gives_an_array_in_a_loader_worker():
         set_worker_info(None)
 
 
-def test_normalize():
+def test_normalize_subtracts_mean_and_divides_by_std():
     image = np.random.default_rng(0).random((3, 4, 6)).astype("float32")
     mean, std = [0.1, 0.2, 0.3], [0.5, 0.25, 2.0]
     want = (image - np.float32(mean)[:, None, None]) / np.float32(std)[:, None, None]
@@ -49,7 +49,7 @@ def test_normalize():
 
 
 @pytest.mark.parametrize(("size", "want"), [(2, (2, 3)), ((3, 5), (3, 5)), (8, (8, 12))])
-def test_resize(size, want):
+def test_resize_equals_pillow(size, want):
     shown = T.Resize(size)(picture())
     assert (shown.height, shown.width) == want
     np.testing.assert_array_equal(np.asarray(shown), np.asarray(picture().resize(want[::-1], Image.BILINEAR)))
@@ -60,7 +60,7 @@ def test_resize(size, want):
     assert T.resize(np.ones((4, 6), "float64"), size).shape == want
 
 
-def test_crops():
+def test_crops_cut_the_rows_and_columns_asked_for():
     whole = pixels(5, 7)
     np.testing.assert_array_equal(T.CenterCrop((3, 3))(whole), whole[1:4, 2:5])
     np.testing.assert_array_equal(np.asarray(T.center_crop(Image.fromarray(whole), 3)), whole[1:4, 2:5])
@@ -69,14 +69,14 @@ def test_crops():
         T.crop(whole, 0, 0, 3, 8)
 
 
-def test_flips():
+def test_flips_mirror_rows_or_columns():
     np.testing.assert_array_equal(T.hflip(pixels()), pixels()[:, ::-1])
     np.testing.assert_array_equal(np.asarray(T.vflip(picture())), pixels()[::-1])
     always, never = T.RandomHorizontalFlip(1.0), T.RandomVerticalFlip(0.0)
     np.testing.assert_array_equal(never(always(pixels())), pixels()[:, ::-1])
 
 
-def test_pad():
+def test_pad_equals_numpy():
     np.testing.assert_array_equal(T.pad(pixels(), 1), np.pad(pixels(), ((1, 1), (1, 1), (0, 0))))
     left_top_right_bottom = T.Pad((1, 2, 3, 4), padding_mode="edge")(picture())
     np.testing.assert_array_equal(

@@ -12,6 +12,7 @@ from typing import Any
 from polyreme.distributed.comm_report.collectives import BALANCE, CollectiveInstruction, find_collectives
 from polyreme.distributed.comm_report.volume import BEST, COMPILERS, Term, Workload, terms
 from polyreme.mesh import Plan
+from polyreme.planner.units import bytes_text
 
 Key = tuple[str, tuple[str, ...] | None]
 
@@ -200,18 +201,3 @@ def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
 def axes_text(axes: tuple[str, ...] | None) -> str:
     """Axes for a table: dp+sharding; "-" for none, "?" where the groups run along no axes of the mesh."""
     return "?" if axes is None else "+".join(axes) or "-"
-
-
-def bytes_text(nbytes: float) -> str:
-    """Bytes as a person reads them.
-
-    >>> bytes_text(96), bytes_text(1536)
-    ('96 B', '1.5 KiB')
-    """
-    if nbytes < 1024:
-        return f"{nbytes:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        nbytes /= 1024
-        if nbytes < 1024:
-            return f"{nbytes:.1f} {unit}"
-    return f"{nbytes / 1024:.1f} TiB"

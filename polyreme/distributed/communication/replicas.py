@@ -1,11 +1,12 @@
-"""Values that every process should hold alike: the first process's are taken."""
+"""Values that every process should hold alike: the first process's are taken, or all of them put together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import jax
-from jax.sharding import Mesh
+import jax.numpy as jnp
+from jax.sharding import Mesh, Sharding
 
 from polyreme.core import state
 from polyreme.core.state import TensorState
@@ -27,3 +28,13 @@ def agree(tensors: Iterable[TensorState], group: Group | None = None) -> None:
     for tensor in tensors:
         if tensor._array.is_fully_addressable:
             state.write(tensor, process_run.run("broadcast", [tensor._array], found, root=0)[0])
+
+
+def whole(array: jax.Array, where: Sharding) -> jax.Array:
+    """An array that lies in pieces in several processes, whole in each; others as they are.
+
+    where: the sharding of a whole array on the same devices. Every process with a piece calls it.
+    """
+    if array.is_fully_addressable or array.is_fully_replicated:
+        return array
+    return jax.jit(jnp.copy, out_shardings=where)(array)

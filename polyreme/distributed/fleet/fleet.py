@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 
-from polyreme.core import rng
 from polyreme.distributed.communication.group import num_ranks, this_rank
 from polyreme.distributed.fleet.base.distributed_strategy import DistributedStrategy
 from polyreme.distributed.fleet.base.job import Job, resolve
@@ -20,11 +19,7 @@ from polyreme.distributed.fleet.base.topology import CommunicateTopology, Hybrid
 from polyreme.distributed.fleet.base.util_factory import UtilBase
 from polyreme.distributed.parallel import init_parallel_env
 from polyreme.distributed.placement import clear_plan
-from polyreme.distributed.tensor_parallel.random_streams import (
-    MODEL_PARALLEL_RNG,
-    get_rng_state_tracker,
-    model_parallel_random_seed,
-)
+from polyreme.distributed.tensor_parallel.random_streams import get_rng_state_tracker, start_stream
 from polyreme.errors import ConfigError
 from polyreme.mesh import DEFAULT_SCHEDULE, Plan
 
@@ -94,7 +89,7 @@ class Fleet:
         self._hcg = HybridCommunicateGroup(topology)
         self._job, self._strategy, self._init_strategy, self._role_maker = job, described, given, role
         self._util = UtilBase(role)
-        self._seeds = _seed_streams(job.seed)
+        self._seeds = start_stream(job.seed)
         logger.info("mesh %s of %d devices, %d processes", job.plan.mesh, jax.device_count(), num_ranks())
         return self
 
@@ -222,20 +217,6 @@ def _set_log_level(level: Any) -> None:
         logger.setLevel(level if isinstance(level, int) else level.upper())
     except (ValueError, AttributeError):
         raise ConfigError(f"fleet.init: log_level={level!r}; give DEBUG, INFO, WARNING, ERROR or a number") from None
-
-
-def _seed_streams(seed: int | None) -> bool:
-    """Start the stream of model-parallel dropout, which scripts expect after fleet.init; True if one was started.
-
-    Without a seed of its own it follows from the default generator's, whose numbers stay as they are.
-    """
-    if seed is not None:
-        model_parallel_random_seed(seed)
-        return True
-    if get_rng_state_tracker().get_states_tracker():
-        return False
-    get_rng_state_tracker().add(MODEL_PARALLEL_RNG, rng.default_generator.initial_seed() + 1)
-    return True
 
 
 def _check_role(role: Any) -> None:

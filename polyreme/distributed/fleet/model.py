@@ -9,27 +9,25 @@ from typing import Any
 
 import jax
 
-from polyreme.autograd.recompute import Keep, recompute_forward
-from polyreme.core import state
 from polyreme.distributed.fleet.base.distributed_strategy import DistributedStrategy
 from polyreme.distributed.fleet.base.job import Job, resolve
 from polyreme.distributed.fleet.base.topology import ParallelMode
 from polyreme.distributed.fleet.fleet import fleet
-from polyreme.distributed.fleet.meta_parallel.no_pipeline import NoPipelineParallel
-from polyreme.distributed.fleet.meta_parallel.pipeline_parallel import PipelineParallel
-from polyreme.distributed.fleet.meta_parallel.wrappers import (
+from polyreme.distributed.fleet.optimizer import HybridParallelOptimizer
+from polyreme.distributed.fleet.wrappers import (
     DataParallelModel,
     MetaParallelBase,
+    NoPipelineParallel,
+    PipelineParallel,
     SegmentParallel,
     ShardingParallel,
     TensorParallel,
 )
-from polyreme.distributed.fleet.optimizer import HybridParallelOptimizer
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
-from polyreme.errors import ConfigError, did_you_mean
+from polyreme.distributed.recompute_calls import follows_plan, recompute_sublayers
+from polyreme.errors import ConfigError
 from polyreme.nn.layer import Layer
 from polyreme.optimizer import Optimizer
-from polyreme.training import MixedPrecision
 
 _WRAPPERS: dict[int, type[MetaParallelBase]] = {
     ParallelMode.TENSOR_PARALLEL: TensorParallel,
@@ -59,7 +57,7 @@ def distributed_model(model: Layer) -> Layer:
             "stages, or set pp_degree to 1"
         )
     _recompute(model, job)
-    masters = _cast(model, job.amp)
+    masters = job.amp.cast(model)
     wrapped: Any
     if isinstance(model, PipelineLayer):
         kind = PipelineParallel if job.plan.mesh.pp > 1 else NoPipelineParallel
@@ -95,17 +93,6 @@ def distributed_optimizer(optimizer: Optimizer, strategy: DistributedStrategy | 
     return made
 
 
-def _cast(model: Layer, amp: MixedPrecision) -> dict[int, Any]:
-    """Level O2: parameters become float16 or bfloat16. -> id of each -> its value before, for its master weight."""
-    if amp.level != "O2":
-        return {}
-    before = {id(p): (p.dtype, state.read(p)) for p in model.parameters()}
-    amp.decorate(model)
-    if not amp.master_weight:
-        return {}
-    return {id(p): before[id(p)][1] for p in model.parameters() if p.dtype != before[id(p)][0]}
-
-
 def _hand_over(model: Any, optimizer: Optimizer) -> None:
     """Give the optimizer the master weights of its parameters; the model keeps none of those."""
     masters = model.__dict__["_masters"]
@@ -115,17 +102,9 @@ def _hand_over(model: Any, optimizer: Optimizer) -> None:
 
 
 def _recompute(model: Layer, job: Job) -> None:
-    if job.recompute_layers:
-        layers = dict(model.named_sublayers())
-        for name in job.recompute_layers:
-            if name not in layers:
-                raise ConfigError(
-                    f"recompute_configs.checkpoints names {name!r}, which is no sublayer of "
-                    f"{type(model).__name__}{did_you_mean(name, layers)}"
-                )
-        for name in job.recompute_layers:
-            layers[name].forward = recompute_forward(layers[name].forward, Keep(offload=job.recompute_offloads))
-    elif job.plan.recompute != "none" and not any(hasattr(s, "recompute") for s in model.sublayers(include_self=True)):
+    names, setting = job.recompute_layers, "recompute_configs.checkpoints"
+    recompute_sublayers(model, names, setting, offload=job.recompute_offloads)
+    if not names and job.plan.recompute != "none" and not follows_plan(model):
         raise ConfigError(
             f"strategy.recompute: {type(model).__name__} does not say what of it is run again in backward; name the "
             'sublayers, recompute_configs = {"checkpoints": ["blocks.0", ...]}, or call recompute in its forward'

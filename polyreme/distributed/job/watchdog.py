@@ -33,14 +33,14 @@ VERDICT_SECONDS = 5.0
 """How long a failing rank waits to hear whether it was the first."""
 
 
-class _Current:
+class _WatchOfProcess:
     """The watchdog of this process, if it has one."""
 
     def __init__(self) -> None:
         self.watch: Watch | None = None
 
 
-_current = _Current()
+_current = _WatchOfProcess()
 _nothing = contextlib.nullcontext()
 
 

@@ -114,7 +114,7 @@ def parse(words: Sequence[str], environment: Mapping[str, str] | None = None) ->
     texts |= {name: (text, f"--{name}") for name, text in given.items()}
     if not rest:
         raise ConfigError("launch: no script given; polyreme launch [flags] script.py [arguments of the script]")
-    return _Reader(texts).options(*_target(rest))
+    return _OptionReader(texts).options(*_target(rest))
 
 
 def help_text() -> str:
@@ -172,7 +172,7 @@ def _flag(word: str, name: str) -> LauncherFlag:
     return _BY_NAME[name]
 
 
-class _Reader:
+class _OptionReader:
     """Turns texts, each with where it comes from, into values."""
 
     def __init__(self, texts: Mapping[str, tuple[str, str]]) -> None:

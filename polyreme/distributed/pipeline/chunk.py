@@ -121,6 +121,11 @@ class Chunk:
         return [found for program in self._programs.values() for found in program.programs]
 
     @property
+    def fusions(self) -> list[str]:
+        """Names of the patterns that calls of this step or the last one were fused by."""
+        return [name for program in self._programs.values() for name in program.fusions]
+
+    @property
     def sums(self) -> list[jax.Array]:
         """The gradients added up so far, as they lie: whole, or an addend for each replica."""
         return [array for _, array in self._sums.values()]

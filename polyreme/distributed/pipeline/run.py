@@ -31,15 +31,19 @@ class Run:
         *,
         backward: bool,
         loss: int | None,
+        outputs: bool = False,
     ) -> None:
         self.chunks, self.batch, self.backward = chunks, batch, backward
         # which of the losses is differentiated; None to compute none
         self.loss = loss
+        # whether the last chunk gives outputs beside losses
+        self.outputs = outputs
         # by the loss's dtype: the cotangent of each microbatch's loss
         self.weights: Callable[[Any], list[jax.Array]] = lambda dtype: []
-        # by microbatch: every loss, or what the last chunk gives
-        self.found: dict[int, Any] = {}
-        self._keys: dict[int, Any] = dict(enumerate(keys))
+        # by microbatch: every loss, and what the last chunk gives beside them
+        self.found: dict[int, tuple[list[jax.Array], Any]] = {}
+        # of each microbatch, the random key that it draws from next
+        self.keys = list(keys)
         self._key_at: dict[int, Layout | None] = dict.fromkeys(range(len(batch)))
         # by (chunk, microbatch): what waits to be run forward, backward, and for the gradients of weights
         self._arrived: dict[tuple[int, int], Flow] = {}
@@ -64,9 +68,9 @@ class Run:
         chunk, last = self.chunks[k], len(self.chunks) - 1
         flow = self._flow_into(k, i)
         if chunk.draws and self._key_at[i] is not chunk.stage:
-            (self._keys[i],) = send([self._keys[i]], chunk.stage)
+            (self.keys[i],) = send([self.keys[i]], chunk.stage)
             self._key_at[i] = chunk.stage
-        outs, self._keys[i], done = chunk.forward(flow, self._keys[i], backward=self.backward)
+        outs, self.keys[i], done = chunk.forward(flow, self.keys[i], backward=self.backward)
         if self.backward:
             self._done[k, i] = done
         if k < last:
@@ -84,7 +88,13 @@ class Run:
         return flow
 
     def _finish(self, i: int, outs: Flow) -> None:
-        self.found[i] = outs.tensors() if self.loss is None else self._losses(outs, i, self.loss)
+        if self.loss is None:
+            self.found[i] = [], outs.tensors()
+        elif self.outputs:
+            losses, out = outs.tensors()
+            self.found[i] = [loss._array for loss in losses], out
+        else:
+            self.found[i] = self._losses(outs, i, self.loss), None
 
     def _sent_on(self, outs: Flow, i: int, here: Layout, following: Chunk) -> Flow:
         """A chunk's outputs on the stage of the next, the random key with them if that draws from it."""
@@ -92,7 +102,7 @@ class Run:
         if stage is here:
             return outs
         if following.draws and self._key_at[i] is here:
-            *arrays, self._keys[i] = send([*outs.arrays, self._keys[i]], stage)
+            *arrays, self.keys[i] = send([*outs.arrays, self.keys[i]], stage)
             self._key_at[i] = stage
             return outs.with_arrays(arrays)
         return outs.with_arrays(send(outs.arrays, stage))
@@ -141,8 +151,8 @@ class Run:
         for p, array in totals.values():
             p._grad = Tensor(array if p._grad is None else _sum(p._grad._array, array))
 
-    def results(self) -> list[Any]:
-        """What was found for each microbatch."""
+    def results(self) -> list[tuple[list[jax.Array], Any]]:
+        """Of each microbatch, every loss and what the last chunk gives beside them."""
         return [self.found[i] for i in range(len(self.batch))]
 
     def end(self) -> None:

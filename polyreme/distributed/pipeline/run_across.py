@@ -72,13 +72,15 @@ class RunAcross(Run):
         *,
         backward: bool,
         loss: int | None,
+        outputs: bool = False,
         agreed: Agreed,
     ) -> None:
-        super().__init__(chunks, batch, [np.asarray(key) for key in keys], backward=backward, loss=loss)
+        hosted = [np.asarray(key) for key in keys]
+        super().__init__(chunks, batch, hosted, backward=backward, loss=loss, outputs=outputs)
         self._agreed = agreed
         # what tells the programs of one microbatch from those of another, alike in every process
         mode = agreed.mode()
-        self._kinds = [(_shape_of(part), backward, loss, mode) for part in batch]
+        self._kinds = [(_shape_of(part), backward, loss, outputs, mode) for part in batch]
         self._outs: dict[tuple[int, int], tuple[Flow, list[Piece]]] = {}
         self._copied: set[tuple[int, int]] = set()
 
@@ -88,12 +90,12 @@ class RunAcross(Run):
         flow = key = outs = None
         if here:
             flow = self._flow_into(k, i)
-            key = put(self._keys[i], chunk.stage.replicated()) if k == 0 else self._keys[i]
+            key = put(self.keys[i], chunk.stage.replicated()) if k == 0 else self.keys[i]
         foreign = self._agreed.on(("reads", *facts), chunk.stage, lambda: self._foreign(chunk, flow))
         self._copy(k, foreign)
         if here:
             assert flow is not None
-            outs, self._keys[i], done = chunk.forward(flow, key, backward=self.backward)
+            outs, self.keys[i], done = chunk.forward(flow, key, backward=self.backward)
             if self.backward:
                 self._done[k, i] = done
         if k < last:
@@ -111,10 +113,10 @@ class RunAcross(Run):
                 self._arrived[k + 1, i] = outs
             return
         key = Piece((2,), "uint32", ())
-        arrays = None if outs is None else [*outs.arrays, put(np.asarray(self._keys[i]), here.replicated())]
+        arrays = None if outs is None else [*outs.arrays, put(np.asarray(self.keys[i]), here.replicated())]
         moved = hop(arrays, [*pieces, key], here, there)
         if moved is not None:
-            *arrived, self._keys[i] = moved
+            *arrived, self.keys[i] = moved
             self._arrived[k + 1, i] = structure.with_arrays(arrived)
 
     def _run_backward(self, k: int, i: int) -> None:
@@ -193,15 +195,16 @@ class RunAcross(Run):
             if moved is not None:
                 accumulate(totals, self._agreed.tensors[key], moved[0])
 
-    def results(self) -> list[Any]:
-        """Every microbatch's losses in every process; without losses, the last chunk's outputs where they were made,
-        None elsewhere."""
+    def results(self) -> list[tuple[list[jax.Array], Any]]:
+        """Every microbatch's losses in every process, and the last chunk's outputs where they were made, None
+        elsewhere. The keys that follow are those of the last stage then, in every process."""
         last = self.chunks[-1].stage
-        if self.loss is None:
-            return [self.found.get(i) for i in range(len(self.batch))]
-        ours = [[np.asarray(v) for v in self.found[i]] for i in range(len(self.batch))] if is_here(last) else None
-        theirs = from_all(ours)[leader(last)]
-        return [[jax.numpy.asarray(v) for v in values] for values in theirs]
+        results = [self.found.get(i, ([], None)) for i in range(len(self.batch))]
+        ours = None
+        if is_here(last):
+            ours = [[np.asarray(v) for v in losses] for losses, _ in results], [np.asarray(key) for key in self.keys]
+        theirs, self.keys = from_all(ours)[leader(last)]
+        return [([jax.numpy.asarray(v) for v in losses], out) for losses, (_, out) in zip(theirs, results, strict=True)]
 
 
 def _shape_of(part: Microbatch) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 
 from polyreme.core.abstract import mode
 from polyreme.core.layout import Layout
+from polyreme.distributed.communication import replicas
 from polyreme.distributed.job import watchdog
 from polyreme.distributed.pipeline.chunk import Chunk
 from polyreme.distributed.pipeline.processes import from_all, is_here, leader, spans_processes
@@ -52,6 +53,8 @@ class Pipeline:
         self._agreed = _agreed(chunks, layout) if spans_processes(layout) and not mode.on else None
         # called after each task of a batch that is trained: with the stage, the task and the run
         self.observer: Callable[[int, Task, Run], None] | None = None
+        # of each microbatch of the last batch, the random key that follows
+        self.following: Sequence[Any] = ()
         stages = [layout.stages[s] for s in self.plan.stage_of_chunk]
         cut = self.schedule(self.plan.num_microbatches).split_backward
         self._first = [Chunk(fn, at, cut=cut) for fn, at in zip(chunks[:-1], stages[:-1], strict=True)]
@@ -59,6 +62,7 @@ class Pipeline:
         self._with_loss = [
             Chunk(_with_losses(chunks[-1], losses, at), stages[-1], cut=cut) for at in range(len(losses))
         ]
+        self._with_both = Chunk(_with_losses(chunks[-1], losses, 0, output or _unchanged), stages[-1], cut=False)
 
     @property
     def last_stage(self) -> Layout:
@@ -86,8 +90,7 @@ class Pipeline:
         keys: a random key for each microbatch. scale: a 0-D array to multiply the gradient by, for loss scaling.
         every: a microbatch's losses from all the loss functions instead of the chosen one's.
         """
-        chunks = self._chunks(loss)
-        run = self._run(chunks, batch, keys, backward=True, loss=loss)
+        run = self._run(self._chunks(loss), batch, keys, backward=True, loss=loss)
         run.weights = self._weights(batch, scale)
         for stage, task in _order(self.schedule(len(batch))):
             try:
@@ -99,55 +102,61 @@ class Pipeline:
                 error.add_note(f"in {task.kind} of microbatch {task.microbatch}, chunk {task.chunk} on stage {stage}")
                 raise
         run.store()
-        run.end()
-        return [found if every else found[loss] for found in run.results()]
+        return [losses if every else losses[loss] for losses, _ in self._results(run)]
 
     def evaluate(
-        self, batch: Sequence[Microbatch], keys: Sequence[Any], *, loss: int | None = 0, every: bool = False
-    ) -> list[Any]:
-        """The loss array of each microbatch, or with every, those of all the loss functions; with loss=None, the
-        structure of Tensors that the last chunk gives."""
-        chunks = self._chunks(loss)
-        run = self._run(chunks, batch, keys, backward=False, loss=loss)
+        self, batch: Sequence[Microbatch], keys: Sequence[Any], *, losses: bool = True, outputs: bool = False
+    ) -> list[tuple[list[jax.Array], Any]]:
+        """Forward alone -> of each microbatch, the losses from all the loss functions, and the structure of Tensors
+        that the last chunk gives, where its devices are; none and None where they are not asked for."""
+        loss = 0 if losses else None
+        run = self._run(self._chunks(loss, outputs), batch, keys, backward=False, loss=loss, outputs=outputs)
         for i in range(len(batch)):
             for k, stage in enumerate(self.plan.stage_of_chunk):
                 with watchdog.stage(stage, f"forward of microbatch {i}"):
                     run.do(Task("F", i, k))
-        run.end()
-        return [found if every or loss is None else found[loss] for found in run.results()]
+        return self._results(run)
 
     def programs(self, loss: int | None = 0) -> list[tuple[int, str, Called]]:
         """What ran for the last batch that was run with this loss: (stage, "chunk 0, forward", call)."""
         placed = zip(self.plan.stage_of_chunk, self._chunks(loss), strict=True)
         return [(at, f"chunk {k}, {name}", c) for k, (at, chunk) in enumerate(placed) for name, c in chunk.programs]
 
-    def drew(self, loss: int | None) -> bool:
-        """Whether the last batch that was run with this loss drew random numbers, in whatever process; all of them must
-        ask."""
-        chunks = self._chunks(loss)
+    def fusions(self, loss: int | None = 0) -> list[str]:
+        """Names of the patterns that calls of the chunks were fused by, in the order that data flows, for the last
+        batch that was run with this loss."""
+        return [name for chunk in self._chunks(loss) for name in chunk.fusions]
+
+    def drew(self, *, losses: bool, outputs: bool) -> bool:
+        """Whether the last batch that was evaluated for these drew random numbers, in whatever process; all of them
+        must ask."""
+        chunks = self._chunks(0 if losses else None, outputs)
         if self._agreed is None:
             return any(chunk.draws for chunk in chunks)
         return any(from_all(any(chunk.draws for chunk in chunks if is_here(chunk.stage))))
 
-    def _chunks(self, loss: int | None) -> list[Chunk]:
-        return [*self._first, self._last if loss is None else self._with_loss[loss]]
+    def _chunks(self, loss: int | None, outputs: bool = False) -> list[Chunk]:
+        last = self._last if loss is None else self._with_both if outputs else self._with_loss[loss]
+        return [*self._first, last]
 
     def _run(self, chunks: Sequence[Chunk], batch: Sequence[Microbatch], keys: Sequence[Any], **how: Any) -> Run:
         if self._agreed is None:
             return Run(chunks, batch, keys, **how)
         return RunAcross(chunks, batch, keys, **how, agreed=self._agreed)
 
+    def _results(self, run: Run) -> list[tuple[list[jax.Array], Any]]:
+        run.end()
+        results = run.results()
+        self.following = run.keys
+        return results
+
     def in_every_process(self, out: Any) -> np.ndarray:
         """On the host, the value of a Tensor that evaluate gave without a loss; None where it is in another process."""
         if self._agreed is None:
             return np.asarray(out._array)
         # split over the batch of the last stage's devices, which may be in several processes
-        whole = (
-            None
-            if out is None
-            else np.asarray(jax.jit(jnp.copy, out_shardings=self.last_stage.replicated())(out._array))
-        )
-        return from_all(whole)[leader(self.last_stage)]
+        ours = None if out is None else np.asarray(replicas.whole(out._array, self.last_stage.replicated()))
+        return from_all(ours)[leader(self.last_stage)]
 
     @staticmethod
     def mean(losses: Sequence[jax.Array], batch: Sequence[Microbatch]) -> jax.Array:
@@ -176,15 +185,24 @@ def _then(fn: Callable[[Any], Any], output: Callable[[Any], Any]) -> Callable[[A
     return last
 
 
+def _unchanged(out: Any) -> Any:
+    return out
+
+
 def _with_losses(
-    fn: Callable[[Any], Any], losses: Sequence[Callable[[Any, Any], Any]], chosen: int
+    fn: Callable[[Any], Any],
+    losses: Sequence[Callable[[Any, Any], Any]],
+    chosen: int,
+    output: Callable[[Any], Any] | None = None,
 ) -> Callable[[Any], Any]:
-    """fn and every loss of its output; gradients flow through the one at `at` alone."""
+    """fn and every loss of its output, through the chosen one of which alone gradients flow; with output, a pair of
+    those and what it makes of fn's output."""
 
     def last(pair: tuple[Any, Any]) -> Any:
         out = fn(pair[0])
-        found = [_check_loss(loss(out, pair[1])) for loss in losses]
-        return [loss if i == chosen else loss.detach() for i, loss in enumerate(found)]
+        means = [_check_loss(loss(out, pair[1])) for loss in losses]
+        means = [mean if i == chosen else mean.detach() for i, mean in enumerate(means)]
+        return means if output is None else (means, output(out))
 
     return last
 

@@ -4,7 +4,8 @@ of the schedule's table and each stage's update.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -50,27 +51,28 @@ class PipelineStep:
         gradients of the mean are added to `.grad`, each on its parameter's stage, scaled if there is a scaler."""
         scaler = self._scaler(scaler)
         scale = None if scaler is None else scaler.get_loss_scaling()._array
-        with self.policy.precision.autocast():
-            keys = rng.default_generator.branches(len(batch))
+        with self.policy.precision.autocast(), self._keys(len(batch)) as keys:
             losses = self.pipeline.train(batch, keys, scale=scale, loss=loss, every=True)
         mean = Tensor(self.pipeline.mean([each[loss] for each in losses], batch))
         return mean, [([Tensor(array) for array in each], None) for each in losses]
 
-    def evaluate(self, batch: Sequence[Microbatch], *, loss: int | None = 0) -> list[Any]:
-        """Forward alone, as the policy computes -> of each microbatch, the losses of all the loss functions, or with
-        loss=None what the last chunk gives. Whether Layers are in training mode is the caller's to say.
+    def evaluate(
+        self, batch: Sequence[Microbatch], *, losses: bool = True, outputs: bool = False
+    ) -> list[tuple[list[Tensor], Any]]:
+        """Forward alone, as the policy computes -> of each microbatch, the losses of all the loss functions and what
+        the last chunk gives; none and None where they are not asked for. Whether Layers are in training mode is the
+        caller's to say. In a process without devices of the last stage there are no outputs.
 
-        Random numbers come from branches of the stream; where nothing is drawn it stays where it is.
+        Random numbers come from where gradients takes them; where nothing is drawn the stream stays where it is.
         """
         key = rng.default_generator.key_state()
         before = state.read(key)
-        with self.policy.precision.autocast():
-            keys = rng.default_generator.branches(len(batch))
-            results = self.pipeline.evaluate(batch, keys, loss=loss, every=True)
-        if not self.pipeline.drew(loss):
+        with self.policy.precision.autocast(), self._keys(len(batch)) as keys:
+            results = self.pipeline.evaluate(batch, keys, losses=losses, outputs=outputs)
+        if self.policy.branches(len(batch)) and not self.pipeline.drew(losses=losses, outputs=outputs):
             # evaluating between two steps then leaves the next one as it would have been
             state.write(key, before)
-        return results
+        return [([Tensor(array) for array in arrays], out) for arrays, out in results]
 
     def update(self, loss: Tensor, *, optimizer: Any = None, scaler: GradScaler | None = None) -> Tensor | None:
         """Update the parameters from their gradients, as the policy says if loss or gradients are not finite; the
@@ -102,6 +104,11 @@ class PipelineStep:
         return self._updates[key]
 
     @property
+    def fusions(self) -> list[str]:
+        """Names of the patterns that calls of a chunk were fused by, chunk after chunk."""
+        return self.pipeline.fusions()
+
+    @property
     def halted(self) -> Tensor:
         """0-D bool: whether a step under the policy "halt" was not finite."""
         return Tensor(self._halted)
@@ -120,6 +127,17 @@ class PipelineStep:
             self._halted = is_bad
         updating.step(squares, Tensor(is_bad))
         return Tensor(norm)
+
+    @contextmanager
+    def _keys(self, count: int) -> Iterator[list[Any]]:
+        """Inside the block, which runs them, the random key that each microbatch starts from."""
+        generator = rng.default_generator
+        if self.policy.branches(count):
+            yield generator.branches(count)
+            return
+        key = state.read(generator.key_state())
+        yield [key]
+        state.write(generator.key_state(), put(self.pipeline.following[0], key.sharding))
 
     def _scaler(self, scaler: GradScaler | None) -> GradScaler | None:
         """The scaler in force, None where nothing is scaled."""

@@ -19,7 +19,7 @@ from polyreme.core import layout as layouts
 from polyreme.core import state
 from polyreme.core.layout import Layout
 from polyreme.core.state import TensorState
-from polyreme.distributed.data_parallel import spread_batch
+from polyreme.distributed.data_parallel import split_batch
 from polyreme.distributed.fleet.fleet import fleet
 from polyreme.distributed.placement import apply_plan, parameter_layouts
 from polyreme.eager.host import put
@@ -80,10 +80,7 @@ def group_sharded_parallel(
         _keep_whole(plan, [p for p in model.parameters() if id(p) in whole])
     _move_state(optimizer, names)
 
-    def split_batch(layer: Layer, inputs: tuple) -> tuple:
-        return tuple(spread_batch(x, layout) if isinstance(x, Tensor) and x.ndim else x for x in inputs)
-
-    model.register_forward_pre_hook(split_batch)
+    model.register_forward_pre_hook(lambda layer, inputs: split_batch(inputs, layout))
     return model, optimizer, scaler
 
 

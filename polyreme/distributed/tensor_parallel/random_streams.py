@@ -114,6 +114,21 @@ def model_parallel_random_seed(seed: int | None = None) -> None:
     _tracker.add(MODEL_PARALLEL_RNG, chosen + 1)
 
 
+def start_stream(seed: int | None) -> bool:
+    """Start the stream of model-parallel dropout, which scripts expect after fleet.init; True if one was started.
+
+    seed: as model_parallel_random_seed takes it. None starts it from what follows the default generator's seed, whose
+    numbers stay as they are, unless there are streams already.
+    """
+    if seed is not None:
+        model_parallel_random_seed(seed)
+        return True
+    if _tracker.get_states_tracker():
+        return False
+    _tracker.add(MODEL_PARALLEL_RNG, rng.default_generator.initial_seed() + 1)
+    return True
+
+
 def dropout(
     x: Any,
     p: float = 0.5,

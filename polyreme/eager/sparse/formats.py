@@ -17,11 +17,11 @@ import numpy as np
 from polyreme.core import state
 from polyreme.eager.sparse import elementwise, products, shaping
 from polyreme.eager.sparse.structure import constant
-from polyreme.errors import ShapeError
+from polyreme.errors import GradError, ShapeError
 from polyreme.ops import arithmetic as ar
 from polyreme.ops.gather_scatter import gather
 from polyreme.ops.manipulation import reshape
-from polyreme.ops.sparse import sparse_compress, sparse_coordinates, sparse_scatter
+from polyreme.ops.sparse import sparse_at, sparse_compress, sparse_coordinates, sparse_scatter
 
 _METHODS: dict[str, Callable[..., Any]] = {
     **elementwise.UNARY,
@@ -136,8 +136,22 @@ class SparseTensor(SparseMethods):
         self.kept.clear_grad(set_to_zero)
 
     def backward(self, grad_tensor: Any = None, retain_graph: bool = False) -> None:
-        """backward() of the values, from ones or from the values of grad_tensor, which has the same indices."""
-        self.kept.backward(None if grad_tensor is None else grad_tensor.values(), retain_graph)
+        """backward() of the values, from ones or from what grad_tensor, sparse and of this shape, has at their indices.
+
+        Raises GradError for a gradient that is dense or of another shape.
+        """
+        self.kept.backward(None if grad_tensor is None else self._gradient_of_values(grad_tensor), retain_graph)
+
+    def _gradient_of_values(self, gradient: Any) -> Any:
+        facts = [(x.shape, x.sparse_dim()) if isinstance(x, SparseTensor) else None for x in (self, gradient)]
+        if facts[0] != facts[1]:
+            raise GradError(
+                f"backward(): the Tensor is sparse, of shape {self.shape} with {self.sparse_dim()} sparse dims; give a "
+                f"gradient like it, got {gradient!r}"
+            )
+        if all(mine is its for mine, its in zip(self.where, gradient.where, strict=False)):
+            return gradient.values()
+        return sparse_at(gradient.values(), gradient.where, self.where, self.dims[: self.sparse_dim()])
 
     def retain_grads(self) -> None:
         """Keep .grad although the values are not a leaf."""

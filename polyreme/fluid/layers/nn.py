@@ -16,8 +16,7 @@ from polyreme.ops.manipulation import reshape, squeeze
 from polyreme.ops.math import add_n
 from polyreme.program.activations import activate
 from polyreme.program.parameters import LayerParameters
-
-_PIXEL_DIMS = {"NCHW": "first", "NCDHW": "first", "NHWC": "last", "NDHWC": "last"}
+from polyreme.static.nn.checks import channels
 
 
 @layer
@@ -80,12 +79,6 @@ def embedding(
     return rows_of("embedding", squeeze(input, [-1]), size, padding_idx, param_attr, dtype)
 
 
-def _channels(x: Any, data_format: str, what: str) -> int:
-    if data_format not in _PIXEL_DIMS:
-        raise ConfigError(f"fluid.layers.{what}: data_format={data_format!r}; there are {sorted(_PIXEL_DIMS)}")
-    return x.shape[1 if _PIXEL_DIMS[data_format] == "first" else -1]
-
-
 def _sizes(value: Any, n: int) -> list[int]:
     return [int(v) for v in value] if isinstance(value, (list, tuple)) else [int(value)] * n
 
@@ -95,12 +88,12 @@ def _convolution(
     param_attr: Any, bias_attr: Any, act: str | None, name: str | None, data_format: str,
 ) -> Any:  # fmt: skip
     parts = LayerParameters(what, name)
-    channels, groups = _channels(x, data_format, what), groups or 1
-    if channels % groups or filters % groups:
-        raise ShapeError(f"fluid.layers.{what}: {channels} channels and {filters} filters in {groups} groups")
+    inputs, groups = channels(f"fluid.layers.{what}", x, data_format, [n + 2]), groups or 1
+    if inputs % groups or filters % groups:
+        raise ShapeError(f"fluid.layers.{what}: {inputs} channels and {filters} filters in {groups} groups")
     sizes = _sizes(kernel, n)
-    spread = math.sqrt(2.0 / (math.prod(sizes) * channels)) if channels > 0 else 1.0
-    weight = parts.parameter(param_attr, [filters, channels // groups, *sizes], x.dtype, Normal(0.0, spread))
+    spread = math.sqrt(2.0 / (math.prod(sizes) * inputs)) if inputs > 0 else 1.0
+    weight = parts.parameter(param_attr, [filters, inputs // groups, *sizes], x.dtype, Normal(0.0, spread))
     bias = parts.bias(bias_attr, [filters], x.dtype)
     run = F.conv2d if n == 2 else F.conv3d
     return activate(run(x, weight, bias, stride, padding, dilation, groups, data_format=data_format), act)
@@ -137,10 +130,10 @@ def _transpose(
     groups: int | None, param_attr: Any, bias_attr: Any, act: str | None, name: str | None, data_format: str,
 ) -> Any:  # fmt: skip
     parts = LayerParameters(what, name)
-    channels, groups = _channels(x, data_format, what), groups or 1
+    inputs, groups = channels(f"fluid.layers.{what}", x, data_format, [n + 2]), groups or 1
     if kernel is None:
         kernel = _kernel_for(what, n, x, out, padding, stride, dilation, data_format)
-    weight = parts.parameter(param_attr, [channels, filters // groups, *_sizes(kernel, n)], x.dtype)
+    weight = parts.parameter(param_attr, [inputs, filters // groups, *_sizes(kernel, n)], x.dtype)
     bias = parts.bias(bias_attr, [filters], x.dtype)
     run = F.conv2d_transpose if n == 2 else F.conv3d_transpose
     made = run(
@@ -154,7 +147,7 @@ def _kernel_for(what: str, n: int, x: Any, out: Any, padding: Any, stride: Any, 
     """The filter size that gives this output size."""
     if out is None or isinstance(padding, str):
         raise ConfigError(f"fluid.layers.{what}: give filter_size, or output_size and padding as numbers")
-    inner = x.shape[2:] if _PIXEL_DIMS[fmt] == "first" else x.shape[1:-1]
+    inner = x.shape[2:] if fmt[1] == "C" else x.shape[1:-1]
     parts = zip(_sizes(out, n), inner, _sizes(padding, n), _sizes(stride, n), _sizes(dilation, n), strict=True)
     return [(o - (i - 1) * s + 2 * p - 1) // d + 1 for o, i, p, s, d in parts]
 
@@ -244,9 +237,9 @@ def group_norm(
 ) -> Any:  # fmt: skip
     """Groups of channels to mean 0 and variance 1, then scaled and shifted channel by channel."""
     parts = LayerParameters("group_norm", name)
-    channels = _channels(input, data_layout, "group_norm")
-    weight = parts.parameter(param_attr, [channels], input.dtype, Constant(1.0))
-    bias = parts.bias(bias_attr, [channels], input.dtype)
+    size = channels("fluid.layers.group_norm", input, data_layout, (2, 3, 4, 5))
+    weight = parts.parameter(param_attr, [size], input.dtype, Constant(1.0))
+    bias = parts.bias(bias_attr, [size], input.dtype)
     return activate(F.group_norm(input, groups, epsilon, weight, bias, data_layout), act)
 
 

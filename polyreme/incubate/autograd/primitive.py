@@ -22,14 +22,14 @@ from polyreme.program.current import default_main_program
 from polyreme.program.gradient import gradients
 
 
-class _Switch:
+class _PrimSwitch:
     __slots__ = ("on",)
 
     def __init__(self) -> None:
         self.on = False
 
 
-_switch = _Switch()
+_switch = _PrimSwitch()
 
 
 def enable_prim() -> None:

@@ -24,5 +24,4 @@ EAGER = ScheduleKind(
     # Idle per stage (p - 1)(tF + tB), as 1F1B, where sending takes no time.
     bubble=BubbleFormula("(p-1)/(m+p-1)", lambda p, m, v: (p - 1) / (m + p - 1), "as 1F1B, arXiv:2104.04473, 2.2.1"),
     peak_live=lambda p, m, s: min(m, 2 * (p - s) - 1),
-    is_searched=False,  # the split schedules are shorter unless a send takes about as long as a forward
 )

@@ -38,5 +38,5 @@ GPIPE = ScheduleKind(
     bubble=BubbleFormula("(p-1)/(m+p-1)", lambda p, m, v: (p - 1) / (m + p - 1), "arXiv:2104.04473, 2.2.1"),
     step_seconds=step_seconds,
     peak_live=lambda p, m, s: m,
-    is_searched=False,  # it has the bubble of 1F1B, less where sends take long, but holds every microbatch
+    is_searched=False,  # it hides sends as Eager1F1B does, but holds every microbatch
 )

@@ -15,7 +15,7 @@ SCHEDULES: Registry[ScheduleKind] = Registry(
     "schedule", [GPIPE, ONE_F_ONE_B, EAGER, INTERLEAVED, ZERO_BUBBLE_H1, ZERO_BUBBLE_V]
 )
 """Pipeline schedules by name, as the public API spells them, plainest first: lists show them in this order, the
-planner judges a mesh by the first that it considers, and of two plans of equal time takes the earlier."""
+planner judges a mesh by the first that it searches, and of two plans of equal time takes the earlier."""
 
 DEFAULT_SCHEDULE = ONE_F_ONE_B.name
 """What a plan with a pipeline has unless it names another."""

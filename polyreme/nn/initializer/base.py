@@ -11,6 +11,7 @@ import numpy as np
 
 from polyreme.core import rng, state
 from polyreme.core.symbol import Symbol
+from polyreme.core.transfer import from_host
 
 
 class Initializer:
@@ -31,6 +32,11 @@ class Initializer:
     def key(self) -> jax.Array:
         """A random key of its own."""
         return rng.default_generator.next_key()
+
+
+def array_of(values: Any, dtype: np.dtype) -> jax.Array:
+    """Values on the host, or traced ones, as an array of this dtype."""
+    return values.astype(dtype) if isinstance(values, state.Tracer) else from_host(values, dtype)
 
 
 def fans(shape: Sequence[int]) -> tuple[int, int]:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from polyreme.core import draws
 from polyreme.errors import ConfigError
-from polyreme.nn.initializer.base import Initializer, fans
+from polyreme.nn.initializer.base import Initializer, array_of, fans
 
 
 class Constant(Initializer):
@@ -20,7 +20,7 @@ class Constant(Initializer):
         self.value = value
 
     def values(self, shape: Sequence[int], dtype: np.dtype) -> jax.Array:
-        return jnp.full(shape, self.value, dtype)
+        return array_of(np.full(shape, self.value, dtype), dtype)
 
 
 class Normal(Initializer):
@@ -32,8 +32,7 @@ class Normal(Initializer):
         self.std = std
 
     def values(self, shape: Sequence[int], dtype: np.dtype) -> jax.Array:
-        draw = jax.random.normal(self.key(), tuple(shape), jnp.float32)
-        return (draw * self.std + self.mean).astype(dtype)
+        return array_of(draws.normal(self.key(), shape) * self.std + self.mean, dtype)
 
 
 class TruncatedNormal(Initializer):
@@ -49,9 +48,9 @@ class TruncatedNormal(Initializer):
 
     def values(self, shape: Sequence[int], dtype: np.dtype) -> jax.Array:
         low, high = (self.a - self.mean) / self.std, (self.b - self.mean) / self.std
-        draw = jax.random.truncated_normal(self.key(), low, high, tuple(shape), jnp.float32)
+        draw = draws.truncated_normal(self.key(), shape, low, high)
         # the bounds in units of std round: clip keeps the promise
-        return jnp.clip(draw * self.std + self.mean, self.a, self.b).astype(dtype)
+        return array_of((draw * self.std + self.mean).clip(self.a, self.b), dtype)
 
 
 class Uniform(Initializer):
@@ -63,7 +62,7 @@ class Uniform(Initializer):
         self.high = high
 
     def values(self, shape: Sequence[int], dtype: np.dtype) -> jax.Array:
-        return jax.random.uniform(self.key(), tuple(shape), jnp.float32, self.low, self.high).astype(dtype)
+        return array_of(draws.uniform(self.key(), shape, self.low, self.high), dtype)
 
 
 class XavierUniform(Initializer):

@@ -6,7 +6,7 @@ from polyreme.errors import ConfigError
 from polyreme.nn.initializer.base import Initializer
 
 
-class _Chosen:
+class _GlobalInitializers:
     """Initializers that set_global_initializer chose."""
 
     __slots__ = ("bias", "weight")
@@ -16,7 +16,7 @@ class _Chosen:
         self.bias: Initializer | None = None
 
 
-_chosen = _Chosen()
+_chosen = _GlobalInitializers()
 
 
 def chosen_initializer(is_bias: bool) -> Initializer | None:

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polyreme.core import state
+from polyreme.core import draws, state
 from polyreme.core.state import TensorState
 from polyreme.errors import ConfigError, ShapeError
-from polyreme.nn.initializer.base import Initializer
+from polyreme.nn.initializer.base import Initializer, array_of
 
 
 class Assign(Initializer):
@@ -27,7 +27,7 @@ class Assign(Initializer):
             raise ShapeError(
                 f"Assign: a value of shape {list(self.value.shape)} for a parameter of shape {list(shape)}"
             )
-        return jnp.asarray(self.value, dtype)
+        return array_of(self.value, dtype)
 
 
 class Orthogonal(Initializer):
@@ -43,7 +43,7 @@ class Orthogonal(Initializer):
         if len(shape) < 2:
             raise ShapeError(f"Orthogonal needs a parameter of at least 2 dims, got shape {list(shape)}")
         rows, columns = shape[0], math.prod(shape[1:])
-        draw = jax.random.normal(self.key(), (max(rows, columns), min(rows, columns)), jnp.float32)
+        draw = jnp.asarray(draws.normal(self.key(), (max(rows, columns), min(rows, columns))))
         q, r = jnp.linalg.qr(draw)
         # QR leaves the sign of each column open; without this the result is not uniform
         q = q * jnp.where(jnp.diagonal(r) < 0, -1.0, 1.0)
@@ -72,7 +72,7 @@ class Dirac(Initializer):
         for out in range(shape[0]):
             if out % per_group < shape[1]:
                 weight[(out, out % per_group, *centre)] = 1.0
-        return jnp.asarray(weight, dtype)
+        return array_of(weight, dtype)
 
 
 class Bilinear(Initializer):
@@ -88,4 +88,4 @@ class Bilinear(Initializer):
         f = math.ceil(shape[3] / 2)
         c = (2 * f - 1 - f % 2) / (2 * f)
         line = 1 - np.abs(np.arange(shape[3]) / f - c)
-        return jnp.asarray(np.broadcast_to(np.outer(line, line), shape), dtype)
+        return array_of(np.broadcast_to(np.outer(line, line), shape), dtype)

@@ -14,72 +14,72 @@ from polyreme.nn.layer import Layer
 from polyreme.nn.layers.functional_layer import FunctionalLayer
 
 
-class _Plain(FunctionalLayer):
+class _PlainActivation(FunctionalLayer):
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
 
 
-class ReLU(_Plain):
+class ReLU(_PlainActivation):
     """max(x, 0)."""
 
     function = staticmethod(F.relu)
 
 
-class ReLU6(_Plain):
+class ReLU6(_PlainActivation):
     """min(max(x, 0), 6)."""
 
     function = staticmethod(F.relu6)
 
 
-class Sigmoid(_Plain):
+class Sigmoid(_PlainActivation):
     """1 / (1 + exp(-x))."""
 
     function = staticmethod(F.sigmoid)
 
 
-class LogSigmoid(_Plain):
+class LogSigmoid(_PlainActivation):
     """log(sigmoid(x))."""
 
     function = staticmethod(F.log_sigmoid)
 
 
-class Tanh(_Plain):
+class Tanh(_PlainActivation):
     """Hyperbolic tangent."""
 
     function = staticmethod(F.tanh)
 
 
-class Tanhshrink(_Plain):
+class Tanhshrink(_PlainActivation):
     """x - tanh(x)."""
 
     function = staticmethod(F.tanhshrink)
 
 
-class Softsign(_Plain):
+class Softsign(_PlainActivation):
     """x / (1 + |x|)."""
 
     function = staticmethod(F.softsign)
 
 
-class Swish(_Plain):
+class Swish(_PlainActivation):
     """x * sigmoid(x)."""
 
     function = staticmethod(F.swish)
 
 
-class Mish(_Plain):
+class Mish(_PlainActivation):
     """x * tanh(softplus(x)). Source: arXiv:1908.08681."""
 
     function = staticmethod(F.mish)
 
 
-class Hardswish(_Plain):
+class Hardswish(_PlainActivation):
     """x * min(max(x + 3, 0), 6) / 6. Source: arXiv:1905.02244, section 5.2."""
 
     function = staticmethod(F.hardswish)
 
 
-class Hardsigmoid(_Plain):
+class Hardsigmoid(_PlainActivation):
     """min(max(x / 6 + 1/2, 0), 1)."""
 
     function = staticmethod(F.hardsigmoid)

@@ -25,6 +25,7 @@ class _BatchNorm(Layer):
     """
 
     ndims: tuple[int, ...] = (2, 3, 4, 5)
+    _trainable_statistics = False  # the batch's in eval mode too
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class _BatchNorm(Layer):
             self._variance,
             self.weight,
             self.bias,
-            training=self.training,
+            training=self.training or self._trainable_statistics,
             momentum=self.momentum,
             epsilon=self.epsilon,
             data_format=self.data_format,
@@ -134,25 +135,29 @@ class SyncBatchNorm(_BatchNorm):
     @classmethod
     def convert_sync_batchnorm(cls, layer: Layer) -> Layer:
         """layer with every BatchNorm in it replaced by a SyncBatchNorm that shares its parameters and statistics."""
-        if isinstance(layer, _BatchNorm) and not isinstance(layer, cls):
-            return cls._of(layer)
-        for name, inner in layer.named_children():
-            converted = cls.convert_sync_batchnorm(inner)
-            if converted is not inner:
-                layer.add_sublayer(name, converted)
-        return layer
+        return with_twins(layer, _BatchNorm, cls)
 
-    @classmethod
-    def _of(cls, layer: _BatchNorm) -> Layer:
-        made = cls(layer.num_features, layer.momentum, layer.epsilon, False, False, layer.data_format)
-        made.weight, made.bias = layer.weight, layer.bias
-        made._mean, made._variance = layer._mean, layer._variance
-        made.use_global_stats, made.training = layer.use_global_stats, layer.training
-        return made
+
+def with_twins(layer: Layer, kind: type[_BatchNorm], twin: Any) -> Layer:
+    """layer with every one of a kind in it replaced by a twin that shares its parameters and statistics."""
+    if isinstance(layer, kind) and not isinstance(layer, twin):
+        replacement = twin(layer.num_features, layer.momentum, layer.epsilon, False, False)
+        for name in ("weight", "bias", "_mean", "_variance", "data_format", "use_global_stats", "training"):
+            setattr(replacement, name, getattr(layer, name))
+        return replacement
+    for name, inner in layer.named_children():
+        converted = with_twins(inner, kind, twin)
+        if converted is not inner:
+            layer.add_sublayer(name, converted)
+    return layer
 
 
 class BatchNorm(_BatchNorm):
-    """BatchNorm of any number of dims, in the older spelling of its settings; act: an activation applied after."""
+    """BatchNorm of any number of dims, in the older spelling of its settings; act: an activation applied after.
+
+    trainable_statistics: mean and variance are the batch's in eval mode too. in_place: as without it, which the
+    compiler decides.
+    """
 
     def __init__(
         self,
@@ -172,17 +177,14 @@ class BatchNorm(_BatchNorm):
         use_global_stats: bool = False,
         trainable_statistics: bool = False,
     ) -> None:
-        if in_place or trainable_statistics or not do_model_average_for_mean_and_var:
-            raise ConfigError(
-                "BatchNorm: in_place, trainable_statistics and do_model_average_for_mean_and_var=False are not "
-                "supported; leave them out"
-            )
+        if not do_model_average_for_mean_and_var:
+            raise ConfigError("BatchNorm: do_model_average_for_mean_and_var=False is not supported; leave it out")
         if act is not None and not callable(getattr(F, act, None)):
             raise ConfigError(f"BatchNorm: act {act!r} is not a function of polyreme.nn.functional")
         super().__init__(
             num_channels, momentum, epsilon, param_attr, bias_attr, data_layout, use_global_stats or None, None
         )
-        self.act = act
+        self.act, self._trainable_statistics = act, trainable_statistics
         if moving_mean_name is not None:
             self._mean.name = moving_mean_name
         if moving_variance_name is not None:

@@ -25,7 +25,7 @@ def sizes_of(value: int | Sequence[int], count: int, what: str) -> list[int]:
     return sizes
 
 
-class _Conv(Layer):
+class _ConvNd(Layer):
     spatial: ClassVar[int]
     function: ClassVar[Callable[..., Any]]
 
@@ -62,7 +62,7 @@ class _Conv(Layer):
         return f"{shown}, data_format={self.data_format}"
 
 
-class _ConvForward(_Conv):
+class _ConvForward(_ConvNd):
     """Cross-correlation with a learned kernel, at first Gaussian(0, sqrt(2 / (in_channels * kernel elements)))."""
 
     def __init__(
@@ -193,7 +193,7 @@ class Conv3D(_ConvForward):
         )  # fmt: skip
 
 
-class _ConvTranspose(_Conv):
+class _ConvTranspose(_ConvNd):
     """The gradient of a convolution with respect to its input, as a layer. Initial weights: XavierUniform."""
 
     def __init__(

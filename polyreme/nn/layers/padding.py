@@ -21,9 +21,10 @@ class _Pad(Layer):
     ) -> None:
         super().__init__(name)
         sizes = [padding] * (2 * self.spatial) if isinstance(padding, int) else list(padding)
-        if len(sizes) != 2 * self.spatial:
+        if not sizes or len(sizes) % 2:
             raise ConfigError(
-                f"{type(self).__name__}: padding is a number or {2 * self.spatial} of them, got {padding!r}"
+                f"{type(self).__name__}: padding is a number or {2 * self.spatial} of them, two a dim from the last "
+                f"on, got {padding!r}"
             )
         self.padding, self.mode, self.value, self.data_format = sizes, mode, value, data_format
 

@@ -22,7 +22,7 @@ from polyreme.nn.layers.linear import Linear
 from polyreme.nn.layers.norm import LayerNorm
 
 
-class _Block(Layer):
+class _TransformerLayer(Layer):
     """What encoder and decoder layers share: the feed-forward, and x + dropout(f(x)) with the norm before or after."""
 
     def _build(
@@ -61,7 +61,7 @@ class _Block(Layer):
         return self._after(x, made, drop, norm)
 
 
-class TransformerEncoderLayer(_Block):
+class TransformerEncoderLayer(_TransformerLayer):
     """Self-attention and a feed-forward, each with dropout, a residual sum and a LayerNorm.
 
     weight_attr, bias_attr: one for all, or [attention, feed-forward]. attn_dropout, act_dropout: dropout if None.
@@ -136,7 +136,7 @@ class TransformerEncoder(Layer):
         return [layer.gen_cache(src) for layer in self.layers]
 
 
-class TransformerDecoderLayer(_Block):
+class TransformerDecoderLayer(_TransformerLayer):
     """Self-attention, attention to memory and a feed-forward, each with dropout, a residual sum and a LayerNorm.
 
     weight_attr, bias_attr: one for all, or [self-attention, attention to memory, feed-forward].

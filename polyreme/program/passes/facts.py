@@ -144,14 +144,14 @@ def results_of(call: Call, given: Mapping[str, Tensor]) -> tuple[list[Any], list
 def _call_draws(call: Call, likes: Mapping[str, Tensor]) -> bool:
     declared = getattr(function_of(call.name), "op", None)
     if declared is not None:
-        given = call.by_parameter() or {}
-        keys = [given.get(name) for name, kind in zip(declared.names, declared.kinds, strict=True) if kind is KEY]
+        arguments = call.by_parameter() or {}
+        keys = [arguments.get(name) for name, kind in zip(declared.names, declared.kinds, strict=True) if kind is KEY]
         return any(key is None or key is inspect.Parameter.empty for key in keys)
-    given = inputs_of(call, likes)
-    if given is None:
+    arguments = inputs_of(call, likes)
+    if arguments is None:
         return True
     before = rng.default_generator.drawn
-    results_of(call, given)
+    results_of(call, arguments)
     return rng.default_generator.drawn != before
 
 

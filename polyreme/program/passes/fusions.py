@@ -46,7 +46,7 @@ def _fuse_one(block: Block, patterns: list[Pattern], facts: ProgramFacts) -> boo
     calls = BlockCalls(block, facts)
     for index, op in enumerate(block.ops):
         for pattern in patterns:
-            if pattern.lines[0].op != op.kind:
+            if pattern.ending != op.kind:
                 continue
             for match in matches(pattern, index, calls):
                 found = replaced(pattern, match)

@@ -8,7 +8,7 @@ import numpy as np
 
 from polyreme.core.arguments import defaults_of
 from polyreme.errors import ConfigError, DTypeError, ShapeError
-from polyreme.fusion.pattern import Bound, Line, Match, Pattern
+from polyreme.fusion.pattern import Bound, CallForm, Match, Pattern
 from polyreme.program import infer
 from polyreme.program.block import Block
 from polyreme.program.operation import Call
@@ -37,6 +37,10 @@ class BlockCalls:
         if not isinstance(op, Call):
             return op.kind, None
         return op.name, None if len(op.outputs) != 1 or op.changes else op.by_parameter()
+
+    def result(self, call: int) -> Ref:
+        """What an operation with one result defines."""
+        return Ref(self.block.ops[call].outputs[0])
 
     def kind(self, value: Any) -> tuple[tuple[int, ...], np.dtype] | None:
         """(shape, dtype) of a Ref whose value the Program says exactly."""
@@ -69,15 +73,15 @@ def replaced(pattern: Pattern, match: Match) -> tuple[Call, list[int]] | None:
     return (call, gone) if _gives_the_same(call, facts) else None
 
 
-def _make(line: Line, bound: Bound, like: Call) -> Call:
-    arguments = line.arguments(bound)
+def _make(form: CallForm, bound: Bound, like: Call) -> Call:
+    arguments = form.arguments(bound)
     args = []
-    for parameter in defaults_of(line.op) or {}:
+    for parameter in defaults_of(form.op) or {}:
         if parameter not in arguments:
             break
         args.append(arguments.pop(parameter))
     return Call(
-        name=line.op, args=tuple(args), kwargs=arguments, outputs=like.outputs, policy=like.policy, taped=like.taped,
+        name=form.op, args=tuple(args), kwargs=arguments, outputs=like.outputs, policy=like.policy, taped=like.taped,
         scope=like.scope,
     )  # fmt: skip
 

@@ -112,20 +112,10 @@ class SyncBatchNorm(BatchNorm):
     @classmethod
     def convert_sync_batchnorm(cls, layer: Layer) -> Layer:
         """layer with every sparse BatchNorm in it replaced by a SyncBatchNorm that shares its parameters."""
-        if isinstance(layer, BatchNorm) and not isinstance(layer, cls):
-            made = cls(layer.num_features, layer.momentum, layer.epsilon, False, False)
-            made.weight, made.bias = layer.weight, layer.bias
-            made._mean, made._variance = layer._mean, layer._variance
-            made.use_global_stats, made.training = layer.use_global_stats, layer.training
-            return made
-        for name, inner in layer.named_children():
-            converted = cls.convert_sync_batchnorm(inner)
-            if converted is not inner:
-                layer.add_sublayer(name, converted)
-        return layer
+        return batch_norm.with_twins(layer, BatchNorm, cls)
 
 
-class _Conv(Layer):
+class _SparseConv(Layer):
     """A convolution with a learned kernel [*kernel, in / groups, out], at first Gaussian as that of nn.Conv2D."""
 
     spatial: ClassVar[int]
@@ -175,7 +165,7 @@ class _Conv(Layer):
         return f"{shown}, data_format={self.data_format}"
 
 
-class Conv3D(_Conv):
+class Conv3D(_SparseConv):
     """Convolution of a sparse [batch, depth, height, width, channels], stored wherever a window holds an element.
 
     >>> Conv3D(4, 6, 3, groups=2).weight.shape
@@ -205,7 +195,7 @@ class Conv3D(_Conv):
         )  # fmt: skip
 
 
-class Conv2D(_Conv):
+class Conv2D(_SparseConv):
     """Convolution of a sparse [batch, height, width, channels], stored wherever a window holds an element."""
 
     spatial = 2
@@ -231,7 +221,7 @@ class Conv2D(_Conv):
         )  # fmt: skip
 
 
-class _SubmConv(_Conv):
+class _SubmConv(_SparseConv):
     """A convolution whose outputs are where the elements are. Source: arXiv:1706.01307.
 
     key names a table of windows to share, and backend a way to compute; the result depends on neither.

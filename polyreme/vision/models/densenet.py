@@ -52,7 +52,7 @@ class _DenseLayer(Layer):
         return concat([x, new if self.dropout_func is None else self.dropout_func(new)], axis=1)
 
 
-class _Block(Layer):
+class _DenseBlock(Layer):
     def __init__(self, inputs: int, growth: int, count: int, bn_size: int, dropout: float, stage: int) -> None:
         super().__init__()
         self.names = [f"conv{stage}_{index + 1}" for index in range(count)]
@@ -102,7 +102,7 @@ class DenseNet(Layer):
             if stage > 2:
                 self._add(f"tr_conv{stage - 1}_blk", _Transition(channels))
                 channels //= 2
-            self._add(f"db_conv_{stage}", _Block(channels, growth, count, bn_size, dropout, stage))
+            self._add(f"db_conv_{stage}", _DenseBlock(channels, growth, count, bn_size, dropout, stage))
             channels += count * growth
         self.batch_norm = BatchNorm2D(channels)
         if with_pool:

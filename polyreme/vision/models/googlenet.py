@@ -31,7 +31,7 @@ _MODULES: dict[str, tuple[int, ...] | None] = {
 }
 
 
-class _Conv(Layer):
+class _SameConv(Layer):
     def __init__(self, inputs: int, outputs: int, size: int, stride: int = 1) -> None:
         super().__init__()
         self._conv = Conv2D(inputs, outputs, size, stride, (size - 1) // 2, bias_attr=False)
@@ -43,10 +43,10 @@ class _Conv(Layer):
 class _Inception(Layer):
     def __init__(self, inputs: int, one: int, three_in: int, three: int, five_in: int, five: int, pool: int) -> None:
         super().__init__()
-        self._conv1 = _Conv(inputs, one, 1)
-        self._conv3r, self._conv3 = _Conv(inputs, three_in, 1), _Conv(three_in, three, 3)
-        self._conv5r, self._conv5 = _Conv(inputs, five_in, 1), _Conv(five_in, five, 5)
-        self._pool, self._convprj = MaxPool2D(3, 1, 1), _Conv(inputs, pool, 1)
+        self._conv1 = _SameConv(inputs, one, 1)
+        self._conv3r, self._conv3 = _SameConv(inputs, three_in, 1), _SameConv(three_in, three, 3)
+        self._conv5r, self._conv5 = _SameConv(inputs, five_in, 1), _SameConv(five_in, five, 5)
+        self._pool, self._convprj = MaxPool2D(3, 1, 1), _SameConv(inputs, pool, 1)
 
     def forward(self, x: Any) -> Any:
         parts = [
@@ -68,8 +68,8 @@ class GoogLeNet(Layer):
     def __init__(self, num_classes: int = 1000, with_pool: bool = True) -> None:
         super().__init__()
         self.num_classes, self.with_pool = num_classes, with_pool
-        self._conv, self._pool = _Conv(3, 64, 7, 2), MaxPool2D(3, 2)
-        self._conv_1, self._conv_2 = _Conv(64, 64, 1), _Conv(64, 192, 3)
+        self._conv, self._pool = _SameConv(3, 64, 7, 2), MaxPool2D(3, 2)
+        self._conv_1, self._conv_2 = _SameConv(64, 64, 1), _SameConv(64, 192, 3)
         for name, widths in _MODULES.items():
             if widths is not None:
                 setattr(self, f"_ince{name}", _Inception(*widths))
@@ -79,7 +79,7 @@ class GoogLeNet(Layer):
         if num_classes > 0:
             self._drop, self._fc_out = Dropout(0.4, mode="downscale_in_infer"), _linear(1024, num_classes, 1024)
             for at, channels in ((1, 512), (2, 528)):
-                setattr(self, f"_conv_o{at}", _Conv(channels, 128, 1))
+                setattr(self, f"_conv_o{at}", _SameConv(channels, 128, 1))
                 setattr(self, f"_fc_o{at}", _linear(1152, 1024, 2048))
                 setattr(self, f"_drop_o{at}", Dropout(0.7, mode="downscale_in_infer"))
                 setattr(self, f"_out{at}", _linear(1024, num_classes, 1024))

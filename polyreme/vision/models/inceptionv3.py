@@ -94,7 +94,7 @@ class _Stem(Layer):
         return x
 
 
-class _Block(Layer):
+class _InceptionBlock(Layer):
     """Branches side by side, then pooling: averaged and projected to `pool` channels, or the maximum by steps of 2."""
 
     def __init__(self, inputs: int, branches: list[list[Step]], pool: int, split: dict[int, str] | None = None) -> None:
@@ -133,7 +133,7 @@ class InceptionV3(Layer):
         super().__init__()
         self.num_classes, self.with_pool = num_classes, with_pool
         self.inception_stem = _Stem()
-        self.inception_block_list = LayerList([_Block(inputs, **settings) for settings, inputs in _BLOCKS])
+        self.inception_block_list = LayerList([_InceptionBlock(inputs, **settings) for settings, inputs in _BLOCKS])
         if with_pool:
             self.avg_pool = AdaptiveAvgPool2D(1)
         if num_classes > 0:

@@ -52,7 +52,7 @@ class _SqueezeExcitation(Layer):
         return x * self.scale_activation(self.fc2(self.activation(self.fc1(self.avgpool(x)))))
 
 
-class _InvertedResidual(Layer):
+class _ExcitedResidual(Layer):
     def __init__(
         self, inputs: int, size: int, width: int, outputs: int, excite: bool, swish: bool, stride: int
     ) -> None:
@@ -85,7 +85,7 @@ class _MobileNetV3(Layer):
         blocks = []
         for size, width, outputs, excite, swish, stride in self.BLOCKS:
             outputs = divisible(outputs * scale)
-            blocks.append(_InvertedResidual(channels, size, divisible(width * scale), outputs, excite, swish, stride))
+            blocks.append(_ExcitedResidual(channels, size, divisible(width * scale), outputs, excite, swish, stride))
             channels = outputs
         self.blocks = Sequential(*blocks)
         self.lastconv = ConvNorm(channels, channels * 6, 1, norm=_norm, activation=Hardswish)

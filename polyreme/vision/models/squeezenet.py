@@ -20,7 +20,7 @@ _VERSIONS = {"1.0": (96, 7, (1, 4, 8)), "1.1": (64, 3, (1, 3, 5))}
 _SQUEEZE = (16, 16, 32, 32, 48, 48, 64, 64)
 
 
-class _Conv(Layer):
+class _ConvReLU(Layer):
     def __init__(self, inputs: int, outputs: int, size: int) -> None:
         super().__init__()
         self._conv = Conv2D(inputs, outputs, size, padding=size // 2)
@@ -32,9 +32,9 @@ class _Conv(Layer):
 class _Fire(Layer):
     def __init__(self, inputs: int, squeeze: int) -> None:
         super().__init__()
-        self._conv = _Conv(inputs, squeeze, 1)
-        self._conv_path1 = _Conv(squeeze, 4 * squeeze, 1)
-        self._conv_path2 = _Conv(squeeze, 4 * squeeze, 3)
+        self._conv = _ConvReLU(inputs, squeeze, 1)
+        self._conv_path1 = _ConvReLU(squeeze, 4 * squeeze, 1)
+        self._conv_path2 = _ConvReLU(squeeze, 4 * squeeze, 3)
 
     def forward(self, x: Any) -> Any:
         x = self._conv(x)

@@ -33,7 +33,7 @@ class _Attention(Layer):
         return self.proj(found.reshape([batch, tokens, width]))
 
 
-class _Block(Layer):
+class _EncoderBlock(Layer):
     """Attention and two linear layers, each normalized first and added to its input."""
 
     def __init__(self, width: int, num_heads: int, mlp_ratio: float, dropout: float, attn_dropout: float) -> None:
@@ -86,7 +86,7 @@ class VisionTransformer(Layer):
         self.pos_embed = self.create_parameter([1, tokens, embed_dim], default_initializer=_SPREAD)
         self.pos_drop = Dropout(dropout)
         self.blocks = Sequential(
-            *(_Block(embed_dim, num_heads, mlp_ratio, dropout, attn_dropout) for _ in range(depth))
+            *(_EncoderBlock(embed_dim, num_heads, mlp_ratio, dropout, attn_dropout) for _ in range(depth))
         )
         self.norm = LayerNorm(embed_dim, epsilon=1e-6)
         if num_classes > 0:

@@ -38,15 +38,15 @@ def alone(build, inputs, steps):
         return loss
 
     rng.seed(4)
-    found = []
+    records = []
     for count in steps:
         rows = len(inputs[0]) // count
         total = 0.0
         for i, key in enumerate(rng.default_generator.branches(count)):
             with rng.default_generator.starting_at(key):
                 total += float(gradients(*[paddle.to_tensor(x[i * rows : (i + 1) * rows]) for x in inputs]))
-        found.append(noted(model, optimizer, total))
-    return found
+        records.append(noted(model, optimizer, total))
+    return records
 
 
 def noted(model, optimizer, loss):
@@ -78,13 +78,13 @@ def trained(model, pipeline, inputs, steps):
     optimizer = Momentum(RATE, parameters=model.parameters())
     update = StagedUpdate(optimizer)
     rng.seed(4)
-    found = []
+    records = []
     for count in steps:
         batch = cut([tuple(inputs), ()], count, None)
         losses = pipeline.train(batch, rng.default_generator.branches(count))
         loss = float(pipeline.mean(losses, batch))
-        found.append(noted(model, SimpleNamespace(step=update.step, clear_grad=optimizer.clear_grad), loss))
-    return found
+        records.append(noted(model, SimpleNamespace(step=update.step, clear_grad=optimizer.clear_grad), loss))
+    return records
 
 
 def bound_of(weights, inputs):

@@ -29,13 +29,13 @@ class WrittenOut(nn.Layer):
         return self.q(x), self.k(x), self.v(x)
 
     def repeated(self, x):
-        batch, _, seq, each = x.shape
+        batch, _, seq, head_dim = x.shape
         times = self.heads // self.kv_heads
         if times == 1:
             return x
         if self.kind == "expand":
-            x = x.unsqueeze(2).expand([batch, self.kv_heads, times, seq, each])
-            return x.reshape([batch, self.heads, seq, each])
+            x = x.unsqueeze(2).expand([batch, self.kv_heads, times, seq, head_dim])
+            return x.reshape([batch, self.heads, seq, head_dim])
         return x.repeat_interleave(times, 1)
 
     def forward(self, x):

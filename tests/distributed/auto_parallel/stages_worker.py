@@ -39,10 +39,13 @@ def train(plan, devices=None):
             model.eval()
         data = DATA[0] if data is None else data
         batch = cut([(data[:, :-1], data[:, 1:]), ()], plan.num_microbatches, None)
-        run = pipe.train if model.training else pipe.evaluate
-        losses.append(float(pipe.mean(run(batch, rng.default_generator.branches(len(batch))), batch)))
+        keys = rng.default_generator.branches(len(batch))
         if model.training:
+            parts = pipe.train(batch, keys)
             update.step()
+        else:
+            parts = [loss for ([loss], _) in pipe.evaluate(batch, keys)]
+        losses.append(float(pipe.mean(parts, batch)))
     return losses
 
 

@@ -108,7 +108,7 @@ def test_convolution_over_a_split_width():
 
 def test_what_does_not_fit_is_told():
     x, op = paddle.ones([4, 4]), paddle.add
-    on = by_placements(np.ones((2, 4, 4, 4), np.float32), MESH, [Shard(0)])
+    split = by_placements(np.ones((2, 4, 4, 4), np.float32), MESH, [Shard(0)])
     odd = by_placements(np.ones((2, 3, 4, 4), np.float32), MESH, [Replicate(), Shard(1)])
     wide = by_placements(np.ones((2, 4, 4, 4), np.float32), MESH, [Replicate(), Shard(3)])
     for kind, message, call in [
@@ -124,14 +124,14 @@ def test_what_does_not_fit_is_told():
         (ConfigError, "1 in_shard_specs for 2 Tensors", lambda: auto_parallel.shard_op(op, MESH, [None])(x, x)),
         (ConfigError, "takes a function or Layer", lambda: auto_parallel.recompute(3)),
         (ConfigError, "name='a'", lambda: auto_parallel.parallel_manual_seed(1, "a")),
-        (ConfigError, "fixed_seed_offset", lambda: RingFlashAttention.apply(on, on, on, fixed_seed_offset=1)),
-        (PlacementError, "split along dim 1, but lies", lambda: RingFlashAttention.apply(on, on, on)),
-        (PlacementError, "lies on no mesh", lambda: RingFlashAttention.apply(paddle.ones([1, 2, 1, 4]), on, on)),
+        (ConfigError, "fixed_seed_offset", lambda: RingFlashAttention.apply(split, split, split, fixed_seed_offset=1)),
+        (PlacementError, "split along dim 1, but lies", lambda: RingFlashAttention.apply(split, split, split)),
+        (PlacementError, "lies on no mesh", lambda: RingFlashAttention.apply(paddle.ones([1, 2, 1, 4]), split, split)),
         (ShapeError, "3 queries do not divide into 2", lambda: RingFlashAttention.apply(odd, odd, odd)),
-        (ConfigError, "channel_dim=3", lambda: RingConv2d.apply(on, on, channel_dim=3)),
-        (ConfigError, "padding_algorithm='FULL'", lambda: RingConv2d.apply(wide, on, padding_algorithm="FULL")),
-        (ConfigError, "data_format 'NCL'", lambda: RingConv2d.apply(on, on, data_format="NCL")),
-        (PlacementError, "split along dim 3, its width", lambda: RingConv2d.apply(on, on)),
+        (ConfigError, "channel_dim=3", lambda: RingConv2d.apply(split, split, channel_dim=3)),
+        (ConfigError, "padding_algorithm='FULL'", lambda: RingConv2d.apply(wide, split, padding_algorithm="FULL")),
+        (ConfigError, "data_format 'NCL'", lambda: RingConv2d.apply(split, split, data_format="NCL")),
+        (PlacementError, "split along dim 3, its width", lambda: RingConv2d.apply(split, split)),
     ]:
         with pytest.raises(kind, match=message):
             call()

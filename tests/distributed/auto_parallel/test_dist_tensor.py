@@ -32,7 +32,7 @@ def leaf(values=V):
     return polyreme.to_tensor(values, stop_gradient=False)
 
 
-def test_members():
+def test_members_of_a_dist_tensor():
     x = shard_tensor(V, GRID, [Shard(0)])
     assert (x.is_dist(), x.process_mesh, x.placements, x.num_shard) == (True, GRID, [Shard(0), R], 2)
     assert (x.shape, x._local_shape) == ([4, 2], [2, 2])

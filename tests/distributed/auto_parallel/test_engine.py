@@ -69,9 +69,9 @@ def one_device():
 def test_plain_code_on_eight_devices_equals_model_on_one(one_device, tmp_path, capsys, caplog):
     """The last batch of each epoch has 4 rows, which 8 devices do not divide; every sample counts all the same."""
     batches, evaluated, predicted = one_device
-    made, losses = engine(), Losses()
+    trainer, losses = engine(), Losses()
     with caplog.at_level(logging.WARNING, "polyreme.distributed.auto_parallel"):
-        history = made.fit(
+        history = trainer.fit(
             DATA, batch_size=8, epochs=2, valid_data=DATA, valid_freq=2, callbacks=[losses], save_dir=str(tmp_path),
             save_freq=2, verbose=2, log_freq=3,
         )  # fmt: skip
@@ -80,25 +80,25 @@ def test_plain_code_on_eight_devices_equals_model_on_one(one_device, tmp_path, c
     assert set(history.history) == {"loss", "acc", "lr", "val_loss", "val_acc"}
     assert (len(history.history["loss"]), len(history.history["val_loss"]), history.epoch) == (2, 1, [0, 1])
     np.testing.assert_allclose(history.history["val_loss"], evaluated["loss"], **NEAR)
-    found = made.evaluate(DATA, batch_size=8, verbose=0)
+    found = trainer.evaluate(DATA, batch_size=8, verbose=0)
     np.testing.assert_allclose([found["loss"], found["acc"]], [*evaluated["loss"], evaluated["acc"]], **NEAR)
-    outputs = made.predict(DATA, batch_size=8, verbose=0)
+    outputs = trainer.predict(DATA, batch_size=8, verbose=0)
     assert [len(batch) for batch in outputs] == [1, 1, 1]
     # outputs differ as weights do: by at most a step's rounding each, of products of 8 terms
     np.testing.assert_allclose(np.concatenate([b[0] for b in outputs]), predicted, rtol=1e-4, atol=1e-5)
     assert sorted(os.listdir(tmp_path)) == ["0.train", "final.train"]
     assert "val" not in capsys.readouterr().out.split("Epoch 2/2")[0]
-    assert made.history is history
-    assert str(made.plan.mesh) == "dp8"
+    assert trainer.history is history
+    assert str(trainer.plan.mesh) == "dp8"
 
 
 def test_training_goes_on_from_a_save_on_another_mesh(tmp_path):
-    made = engine(HALF_WAY)
-    made.fit(DATA, batch_size=8, verbose=0)  # three batches: one update, and half way to the next
+    trainer = engine(HALF_WAY)
+    trainer.fit(DATA, batch_size=8, verbose=0)  # three batches: one update, and half way to the next
     path = str(tmp_path / "run" / "model")
-    made.save(path)
+    trainer.save(path)
     assert sorted(os.listdir(tmp_path / "run")) == ["model.train"]
-    want = made.fit(DATA, batch_size=8, verbose=0).history
+    want = trainer.fit(DATA, batch_size=8, verbose=0).history
     other = engine({**HALF_WAY, "sharding": {"enable": True, "stage": 3}}, network(seed=9))
     params, state = other.load(path)
     assert set(params) == {"0.weight", "0.bias", "2.weight", "2.bias"}
@@ -119,28 +119,28 @@ def test_training_goes_on_from_a_save_on_another_mesh(tmp_path):
 
 
 def test_a_batch_at_a_time_and_an_artefact(tmp_path):
-    made = engine()
+    trainer = engine()
     with pytest.raises(ConfigError, match=r"training=False exports for inference.*call prepare"):
-        made.save(str(tmp_path / "net"), training=False)
-    made.prepare(InputSpec([None, 4], "float32", "x"), InputSpec([None, 1], "int64", "y"), mode="train")
-    loader = made.dataloader(DATA, batch_size=8, epochs=2, steps_per_epoch=3, sample_split=1)
+        trainer.save(str(tmp_path / "net"), training=False)
+    trainer.prepare(InputSpec([None, 4], "float32", "x"), InputSpec([None, 1], "int64", "y"), mode="train")
+    loader = trainer.dataloader(DATA, batch_size=8, epochs=2, steps_per_epoch=3, sample_split=1)
     assert len(loader) == 4  # drop_last
-    found = [made.run(batch) for batch in loader]
+    found = [trainer.run(batch) for batch in loader]
     assert found[2]["loss"] < found[0]["loss"]  # the first batch again
     assert set(found[0]) == {"loss", "acc"}
     assert found[0]["loss"].shape == ()
-    by_name = made.run(feed={"y": Y[:8], "x": X[:8]}, mode="eval", fetch_list=["outputs"])
-    made.to_mode("predict")
-    (logits,) = made.run({"x": X[:8]})["outputs"]
+    by_name = trainer.run(feed={"y": Y[:8], "x": X[:8]}, mode="eval", fetch_list=["outputs"])
+    trainer.to_mode("predict")
+    (logits,) = trainer.run({"x": X[:8]})["outputs"]
     np.testing.assert_array_equal(logits, by_name["outputs"][0])
-    made.save(str(tmp_path / "net"), training=False)
+    trainer.save(str(tmp_path / "net"), training=False)
     assert sorted(os.listdir(tmp_path)) == ["net.json", "net.safetensors", "net.stablehlo"]
     np.testing.assert_allclose(
         paddle.jit.load(str(tmp_path / "net"))(paddle.to_tensor(X[:8])).numpy(), logits, rtol=1e-5
     )
-    assert "main" in made.main_program.as_text()
+    assert "main" in trainer.main_program.as_text()
     with pytest.raises(DTypeError, match="input 0 is specified as float32, the batch has float64"):
-        made.run([X.astype(np.float64)])
+        trainer.run([X.astype(np.float64)])
 
 
 class Stream(IterableDataset):
@@ -151,15 +151,15 @@ class Stream(IterableDataset):
 
 
 def test_loaders_of_every_kind():
-    made = engine()
-    whole = made.evaluate(DATA, batch_size=20, verbose=0)
+    trainer = engine()
+    whole = trainer.evaluate(DATA, batch_size=20, verbose=0)
     mesh = ProcessMesh(list(range(4)), ["dp"])
     spread = shard_dataloader(DataLoader(DATA, batch_size=8), mesh, shard_dims="dp")
     layer = network()
     layer[0].weight = shard_tensor(layer[0].weight, mesh, [Replicate()])
     on_mesh = engine(layer=layer)
-    streamed = made.dataloader_from_generator(Stream(), batch_size=8, drop_last=False, mode="eval")
-    for each, data in ((made, DataLoader(DATA, batch_size=8)), (made, streamed), (on_mesh, spread)):
+    streamed = trainer.dataloader_from_generator(Stream(), batch_size=8, drop_last=False, mode="eval")
+    for each, data in ((trainer, DataLoader(DATA, batch_size=8)), (trainer, streamed), (on_mesh, spread)):
         found = each.evaluate(data, verbose=0)
         np.testing.assert_allclose([found["loss"], found["acc"]], [whole["loss"], whole["acc"]], **NEAR)
     assert str(on_mesh.plan.mesh) == "dp4"
@@ -199,23 +199,23 @@ def test_two_engines_share_one_generator_over_different_devices():
 
 
 def test_the_planner_chooses_and_predicts():
-    made = auto.Engine(
+    trainer = auto.Engine(
         layer := network(),
         nn.CrossEntropyLoss(),
         paddle.optimizer.Adam(0.01, parameters=layer.parameters()),
         strategy="auto",
     )
     with pytest.raises(ConfigError, match="the model is not in its place yet"):
-        _ = made.plan
+        _ = trainer.plan
     specs = InputSpec([8, 4], "float32"), InputSpec([8, 1], "int64")
     with pytest.raises(ConfigError, match="the plan is chosen with the first batch"):
-        made.cost(*specs)
-    losses = [made.run([X[:8], Y[:8]])["loss"] for _ in range(2)]
+        trainer.cost(*specs)
+    losses = [trainer.run([X[:8], Y[:8]])["loss"] for _ in range(2)]
     plain = engine()
     np.testing.assert_allclose(losses, [plain.run([X[:8], Y[:8]])["loss"] for _ in range(2)], **NEAR)
-    assert made.plan.mesh.size == 8
-    assert "plans, best first" in str(made.chosen)
-    for each in (made, plain):
+    assert trainer.plan.mesh.size == 8
+    assert "plans, best first" in str(trainer.chosen)
+    for each in (trainer, plain):
         cost = each.cost(*specs)
         assert cost.step_seconds > 0
         assert cost.fits
@@ -256,28 +256,53 @@ class Staged(nn.Layer):
 
 
 @pytest.mark.parametrize("marked", [False, True])
-def test_stages(one_device, tmp_path, marked):
+def test_pipeline_stages_equal_one_device(one_device, tmp_path, marked):
     """A model cut by itself, or by the meshes of its layers, under 1F1B; the last batch has one microbatch less."""
     meshes = [ProcessMesh([0, 1, 2, 3], ["dp"]), ProcessMesh([4, 5, 6, 7], ["dp"])] if marked else None
     strategy = {"pipeline": {"enable": True, "pp_degree": 2, "micro_batch_size": 1}}
-    made, losses = engine(strategy, Staged(meshes)), Losses()
-    history = made.fit(DATA, batch_size=8, epochs=2, callbacks=[losses], valid_data=DATA, verbose=0).history
+    trainer, losses = engine(strategy, Staged(meshes)), Losses()
+    history = trainer.fit(DATA, batch_size=8, epochs=2, callbacks=[losses], valid_data=DATA, verbose=0).history
     np.testing.assert_allclose(losses.found, one_device[0], **NEAR)
     np.testing.assert_allclose(history["val_loss"][-1], one_device[1]["loss"][0], **NEAR)
     assert history["val_acc"][-1] == one_device[1]["acc"]
-    assert (made.plan.mesh.pp, made.plan.mesh.dp, made.plan.schedule) == (2, 4, "1F1B")
+    assert (trainer.plan.mesh.pp, trainer.plan.mesh.dp, trainer.plan.schedule) == (2, 4, "1F1B")
     if marked:
         return
     ready = engine(strategy, Staged())
     ready.prepare(InputSpec([8, 4], "float32"), InputSpec([8, 1], "int64"), mode="train")
-    assert ready.plan == made.plan
-    made.save(str(tmp_path / "two"))
+    assert ready.plan == trainer.plan
+    trainer.save(str(tmp_path / "two"))
     plain = engine(layer=Staged())
     plain.load(str(tmp_path / "two"))
-    outputs = [each.predict(DATA, batch_size=20, steps=1, verbose=0)[0][0] for each in (made, plain)]
+    outputs = [each.predict(DATA, batch_size=20, steps=1, verbose=0)[0][0] for each in (trainer, plain)]
     np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-6)
     with pytest.raises(ConfigError, match="the train step of a pipeline is a program for each stage"):
-        made.get_dist_main_program("train")
+        trainer.get_dist_main_program("train")
+
+
+class Dropping(Staged):
+    """Drops whatever the mode."""
+
+    def forward(self, x):
+        return self.second(F.dropout(self.first(F.dropout(x, 0.5)), 0.5))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_stages_draw_the_random_numbers_of_one_program(count):
+    """The rate is 0, so that losses of a batch differ by what was dropped alone."""
+    results = []
+    for degree in (1, 2):
+        strategy = {"pipeline": {"enable": True, "pp_degree": degree, "accumulate_steps": count}}
+        made = engine(strategy, Dropping(), rate=0.0)
+        paddle.seed(5)
+        losses = [float(made.run([X[:16], Y[:16]], mode=mode)["loss"]) for mode in ("train", "eval", "train")]
+        (outputs,) = made.run([X[:16]], mode="predict")["outputs"]
+        results.append((losses, outputs, paddle.get_rng_state()[0]))
+    (losses, outputs, key), (other_losses, other_outputs, other_key) = results
+    assert len(set(losses)) == 3
+    np.testing.assert_allclose(losses, other_losses, **NEAR)
+    np.testing.assert_allclose(outputs, other_outputs, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(key, other_key)
 
 
 class Named(Staged):
@@ -290,12 +315,12 @@ class Named(Staged):
 
 def test_outputs_of_any_structure():
     pipeline = {"pipeline": {"enable": True, "pp_degree": 2, "accumulate_steps": 2}}
-    found = [engine(s, Named()).predict(DATA, batch_size=8, steps=1, verbose=0)[0][0] for s in (None, pipeline)]
-    for out in found:
+    predictions = [engine(s, Named()).predict(DATA, batch_size=8, steps=1, verbose=0)[0][0] for s in (None, pipeline)]
+    for out in predictions:
         np.testing.assert_array_equal(out["more"][0], out["scores"] * 2)
         np.testing.assert_allclose(out["mean"], out["scores"].mean(), rtol=1e-5)
         assert out["more"][1] is None
-    np.testing.assert_allclose(found[0]["scores"], found[1]["scores"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(predictions[0]["scores"], predictions[1]["scores"], rtol=1e-5, atol=1e-6)
 
 
 def test_a_loss_with_parameters_has_no_stage():
@@ -307,8 +332,8 @@ def test_a_loss_with_parameters_has_no_stage():
 
 
 def test_callbacks_stop_and_limits_limit():
-    made = engine(rate=0.0)
-    history = made.fit(
+    trainer = engine(rate=0.0)
+    history = trainer.fit(
         DATA,
         batch_size=10,
         epochs=5,
@@ -318,48 +343,48 @@ def test_callbacks_stop_and_limits_limit():
         verbose=0,
     )
     assert history.epoch == [0, 1]  # the second evaluation is no better
-    assert len(made.predict(DATA, batch_size=5, steps=2, verbose=0)) == 2
+    assert len(trainer.predict(DATA, batch_size=5, steps=2, verbose=0)) == 2
 
 
 def test_what_an_engine_refuses():
     layer = network()
-    made = engine(layer=layer)
+    trainer = engine(layer=layer)
     with pytest.raises(TypeError, match="Engine takes a Layer, got NoneType"):
         auto.Engine()
     with pytest.raises(TypeError, match=r"cluster is a planner.Cluster, got str"):
         auto.Engine(layer, cluster="v5e")
     with pytest.raises(ConfigError, match=r"nvprof_range=\[1, 2\]; nothing is profiled here"):
-        made.fit(DATA, nvprof_range=[1, 2])
+        trainer.fit(DATA, nvprof_range=[1, 2])
     with pytest.raises(ConfigError, match=r"Engine.fit: epochs=0; give a whole number of at least 1"):
-        made.fit(DATA, epochs=0)
+        trainer.fit(DATA, epochs=0)
     with pytest.raises(ConfigError, match=r"Engine.fit: data is a int; give a Dataset or a DataLoader"):
-        made.fit(3)
+        trainer.fit(3)
     with pytest.raises(ConfigError, match="collate_fn is for a Dataset"):
-        made.evaluate(DataLoader(DATA), collate_fn=list)
+        trainer.evaluate(DataLoader(DATA), collate_fn=list)
     with pytest.raises(DataError, match="train_data gave no batch"):
-        made.fit(iter([]), verbose=0)
+        trainer.fit(iter([]), verbose=0)
     with pytest.raises(DataError, match="the evaluation data gave no batch"):
-        made.evaluate(iter([]), verbose=0)
+        trainer.evaluate(iter([]), verbose=0)
     with pytest.raises(ConfigError, match="mode 'train' needs optimizer"):
         auto.Engine(layer, nn.CrossEntropyLoss()).fit(DATA)
     with pytest.raises(ConfigError, match="mode 'eval' needs loss"):
         auto.Engine(layer).evaluate(DATA)
     with pytest.raises(ConfigError, match=r"give one batch, as data=\[inputs and labels\] or feed"):
-        made.run()
+        trainer.run()
     with pytest.raises(ConfigError, match="fetch_list has 'logits'; give any of 'outputs', 'loss', 'acc'"):
-        made.run([X, Y], fetch_list=["logits"])
+        trainer.run([X, Y], fetch_list=["logits"])
     with pytest.raises(ConfigError, match=r"a batch by names \(x\) needs named specs"):
-        made.run({"x": X})
+        trainer.run({"x": X})
     with pytest.raises(ProgramError, match="main_program belong to static Programs"):
-        made.prepare(main_program=3)
+        trainer.prepare(main_program=3)
     with pytest.raises(ConfigError, match="places; a batch goes to the devices of the model"):
-        made.dataloader(DATA, places=["cpu"])
+        trainer.dataloader(DATA, places=["cpu"])
     with pytest.raises(ConfigError, match="iterable=False"):
-        made.dataloader_from_generator(DATA, iterable=False)
+        trainer.dataloader_from_generator(DATA, iterable=False)
     with pytest.raises(ProgramError, match="no startup program"):
-        _ = made.startup_program
-    made.prepare(InputSpec([None, 4], "float32", "x"), InputSpec([None, 1], "int64", "y"))
+        _ = trainer.startup_program
+    trainer.prepare(InputSpec([None, 4], "float32", "x"), InputSpec([None, 1], "int64", "y"))
     with pytest.raises(ConfigError, match=r"a batch by names has \['x', 'z'\]; the specs are \['x', 'y'\]"):
-        made.run({"x": X, "z": Y})
+        trainer.run({"x": X, "z": Y})
     with pytest.raises(ConfigError, match="holds a int; give InputSpec"):
-        made.prepare(inputs_spec=[3])
+        trainer.prepare(inputs_spec=[3])

@@ -43,10 +43,10 @@ def trained(strategy, loss, labels):
     return found, [p.numpy() for p in layer.parameters()]
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_microbatches_give_the_loss_of_the_batch(name):
+@pytest.mark.parametrize(("name", "degree"), [*((name, 2) for name in LOSSES), ("weights", 1), ("sum", 1)])
+def test_microbatches_give_the_loss_of_the_batch(name, degree):
     """Sums of at most 24 float32 terms of size about 1, over 3 steps."""
-    pipeline = {"pipeline": {"enable": True, "pp_degree": 2, "accumulate_steps": 3}}
+    pipeline = {"pipeline": {"enable": True, "pp_degree": degree, "accumulate_steps": 3}}
     (losses, weights), (want, after) = trained(pipeline, *LOSSES[name]), trained({}, *LOSSES[name])
     np.testing.assert_allclose(losses, want, rtol=3 * 24 * 1.2e-7, atol=1e-7)
     for ours, theirs in zip(weights, after, strict=True):

@@ -65,31 +65,31 @@ EMBED_HEADS, HEADS_EMBED = ("embed", "heads"), ("heads", "embed")
     ],
 )
 def test_attention_written_out(kind, kv_heads, want):
-    found = infer_dims(Language((kind,), kv_heads=kv_heads), [IDS])
+    inferred = infer_dims(Language((kind,), kv_heads=kv_heads), [IDS])
     for name, dims in want.items():
-        assert found.dims[f"blocks.0.attention.{name}.weight"] == dims, name
-        assert found.dims[f"blocks.0.attention.{name}.bias"] == dims[1:], name
-    assert found.dims["blocks.0.mlp.up.weight"] == ("embed", "ffn")
-    assert found.dims["blocks.0.mlp.down.weight"] == ("ffn", "embed")
-    assert found.dims["tokens.weight"] == ("vocab", "embed")
-    assert found.dims["places"] == (None, "embed")
-    assert "not outermost" in found.rows["blocks.0.mlp.up.weight"].note
-    assert bool(found.rows[f"blocks.0.attention.{next(iter(want))}.weight"].note) == (kind == "fused")
+        assert inferred.dims[f"blocks.0.attention.{name}.weight"] == dims, name
+        assert inferred.dims[f"blocks.0.attention.{name}.bias"] == dims[1:], name
+    assert inferred.dims["blocks.0.mlp.up.weight"] == ("embed", "ffn")
+    assert inferred.dims["blocks.0.mlp.down.weight"] == ("ffn", "embed")
+    assert inferred.dims["tokens.weight"] == ("vocab", "embed")
+    assert inferred.dims["places"] == (None, "embed")
+    assert "not outermost" in inferred.rows["blocks.0.mlp.up.weight"].note
+    assert bool(inferred.rows[f"blocks.0.attention.{next(iter(want))}.weight"].note) == (kind == "fused")
 
 
 def test_vision_transformer():
-    found = infer_dims(
+    inferred = infer_dims(
         VisionTransformer(img_size=16, patch_size=4, embed_dim=16, depth=2, num_heads=4, num_classes=10),
         [InputSpec([None, 3, 16, 16])],
     )
-    assert found.dims["blocks.1.attn.qkv.weight"] == EMBED_HEADS
-    assert found.dims["blocks.1.attn.proj.weight"] == HEADS_EMBED
-    assert found.dims["blocks.0.mlp.fc1.weight"] == ("embed", "ffn")
-    assert found.dims["blocks.0.mlp.fc2.weight"] == ("ffn", "embed")
-    assert found.dims["patch_embed.proj.weight"] == ("embed", None, None, None)
-    assert found.dims["head.weight"] == ("embed", None)
-    assert [run.paths for run in repeated_blocks(found.traced)] == [("blocks.0", "blocks.1")]
-    streams = [c for c in constraints(found) if c.path.startswith("blocks.") and c.path.count(".") == 1]
+    assert inferred.dims["blocks.1.attn.qkv.weight"] == EMBED_HEADS
+    assert inferred.dims["blocks.1.attn.proj.weight"] == HEADS_EMBED
+    assert inferred.dims["blocks.0.mlp.fc1.weight"] == ("embed", "ffn")
+    assert inferred.dims["blocks.0.mlp.fc2.weight"] == ("ffn", "embed")
+    assert inferred.dims["patch_embed.proj.weight"] == ("embed", None, None, None)
+    assert inferred.dims["head.weight"] == ("embed", None)
+    assert [run.paths for run in repeated_blocks(inferred.traced)] == [("blocks.0", "blocks.1")]
+    streams = [c for c in constraints(inferred) if c.path.startswith("blocks.") and c.path.count(".") == 1]
     assert [c.dims for c in streams] == [(("batch", "seq", "embed"),)] * 2
 
 
@@ -100,7 +100,7 @@ def test_convolutions_stay_whole():
     assert {name for dims in found.dims.values() for name in dims} == {None}
 
 
-def test_experts():
+def test_dims_of_experts():
     found = infer_dims(Experts(), [InputSpec([None, 6, 8])]).dims
     assert found["up"] == ("expert", "embed", "ffn")
     assert found["down"] == ("expert", "ffn", "embed")
@@ -211,7 +211,7 @@ def test_names_that_do_not_fit_a_plan_are_left_out():
     assert "blocks.0.attention.q.weight: heads in 3 parts is not cut in 2" in left
 
 
-def test_overrides():
+def test_overrides_by_name_win():
     model = Language(("separate",))
     given = {r".*attention\.[qkv]\.weight": ("embed", None), "places": ("seq", None)}
     found = infer_dims(model, [IDS], overrides=given)

@@ -2,6 +2,7 @@
 
 import pytest
 
+import polyreme as paddle
 from polyreme import nn
 from polyreme.distributed.auto_parallel.dims.graph import graph_of
 from polyreme.distributed.auto_parallel.dims.infer import infer_dims
@@ -9,6 +10,7 @@ from polyreme.hapi import InputSpec
 from polyreme.mesh import Plan
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.nn import functional as F
 from polyreme.nn.flops import flops
 from polyreme.planner import ModelShape, cluster_of_kind
 from polyreme.planner.predict import predict
@@ -63,6 +65,56 @@ def test_flop_are_twice_the_multiply_adds_that_layers_count():
     biases = 6 * 28 * 28 + 16 * 10 * 10  # which the counter adds to a convolution's multiply-adds
     found = graph_of(infer_dims(lenet, [InputSpec([None, 1, 28, 28])])).flops_per_sample
     assert found == 2 * (flops(lenet, [1, 1, 28, 28]) - biases)
+
+
+class Applied(nn.Layer):
+    """A function of the input and a parameter."""
+
+    def __init__(self, fn):
+        super().__init__()
+        self.fn, self.weight = fn, self.create_parameter([8])
+
+    def forward(self, x):
+        return self.fn(x, self.weight)
+
+
+IN, OUT, MASK, NONE = ["input"], ["output"], ["mask"], []
+DERIVATIVES = {
+    # kind, what the derivative reads, and float32 arrays that it shares with the forward
+    "a sum": (lambda x, w: x + x, ("elementwise", NONE, 0)),
+    "a product with a number": (lambda x, w: x * 2.0, ("elementwise", NONE, 0)),
+    "a product with a parameter": (lambda x, w: x * w, ("elementwise", IN, 0)),
+    "moved": (lambda x, w: paddle.concat([x, x.flip(0)]), ("elementwise", NONE, 0)),
+    "an affine map": (lambda x, w: x.scale(2.0, 1.0), ("elementwise", NONE, 0)),
+    "reduced": (lambda x, w: x.mean(1), ("elementwise", NONE, 0)),
+    "dropped": (lambda x, w: F.dropout(x, 0.5), ("elementwise", MASK, 0)),
+    "tanh": (lambda x, w: x.tanh(), ("elementwise", OUT, 0)),
+    "relu": (lambda x, w: F.relu(x), ("elementwise", IN, 0)),
+    "silu": (lambda x, w: F.silu(x), ("elementwise", IN, 1)),
+    "softmax": (lambda x, w: F.softmax(x), ("elementwise", OUT, 1)),
+    "gelu by erf": (lambda x, w: F.gelu(x), ("elementwise", IN, 2)),
+    "gelu by tanh": (lambda x, w: F.gelu(x, approximate=True), ("elementwise", IN, 1)),
+    "layer norm": (lambda x, w: F.layer_norm(x, [8], w), ("norm", IN, 0)),
+    "a whole number": (lambda x, w: x.argmax(1), ("elementwise", NONE, 0)),
+}
+
+
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_what_a_derivative_reads_follows_from_the_function(name):
+    fn, (kind, saved, shared) = DERIVATIVES[name]
+    (block,) = graph_of(infer_dims(Applied(fn), [InputSpec([4, 8])])).blocks
+    *_, op = block.operations
+    names = {"input": "input", op.output.name: "output", f"{op.output.name}_mask": "mask"}
+    assert (op.kind, [names[n] for n in op.saved], len(op.shared)) == (kind, saved, shared)
+
+
+def test_what_only_moves_elements_is_no_operation():
+    def moved(x, w):
+        parts = x.reshape([-1, 2, 4]).transpose([1, 0, 2])[1].repeat_interleave(2, 1)
+        return parts.astype("float16").tanh()
+
+    (block,) = graph_of(infer_dims(Applied(moved), [InputSpec([4, 8])])).blocks
+    assert [op.inputs[0].name for op in block.operations] == ["input"]
 
 
 def test_attention_written_out_is_what_recompute_leaves_out():

@@ -73,7 +73,7 @@ def flat_loss(logits, labels):
 def test_a_language_model_of_every_kind_of_attention():
     tokens = np.random.RandomState(0).randint(0, 48, (4, 12))
     kinds = ("repeat", "fused", "layer")
-    held = check_step(lambda: Language(kinds, kv_heads=2), flat_loss, tokens, np.roll(tokens, -1, 1), MIXED)
+    shapes = check_step(lambda: Language(kinds, kv_heads=2), flat_loss, tokens, np.roll(tokens, -1, 1), MIXED)
     want = {
         "tokens.weight": (24, 8),  # vocab over mp, width over sharding
         "blocks.0.attention.q.weight": (8, 8),
@@ -87,21 +87,21 @@ def test_a_language_model_of_every_kind_of_attention():
         "blocks.2.mlp.0.weight": (8, 12),
         "blocks.2.mlp.2.weight": (12, 8),
     }
-    assert {name: held[name] for name in want} == want
+    assert {name: shapes[name] for name in want} == want
 
 
 def test_a_vision_transformer():
     images = np.random.RandomState(0).randn(4, 3, 8, 8).astype("float32")
-    held = check_step(
+    shapes = check_step(
         lambda: VisionTransformer(img_size=8, patch_size=4, embed_dim=16, depth=1, num_heads=4, num_classes=6),
         F.cross_entropy, images, np.arange(4), MIXED,
     )  # fmt: skip
-    assert held["blocks.0.attn.qkv.weight"] == (8, 24)
-    assert held["blocks.0.attn.proj.weight"] == (8, 8)
-    assert held["blocks.0.mlp.fc1.weight"] == (8, 32)
+    assert shapes["blocks.0.attn.qkv.weight"] == (8, 24)
+    assert shapes["blocks.0.attn.proj.weight"] == (8, 8)
+    assert shapes["blocks.0.mlp.fc1.weight"] == (8, 32)
 
 
-def test_experts():
+def test_experts_over_three_axes():
     x = np.random.RandomState(0).randn(4, 3, 8).astype("float32")
     plan = Plan.from_degrees(dp=2, ep=2, mp=2)
     held = check_step(Experts, lambda y, want: ((y - want) ** 2).mean(), x, x[::-1].copy(), plan)

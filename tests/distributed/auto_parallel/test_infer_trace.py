@@ -32,24 +32,24 @@ def test_ops_calls_and_values():
     net = Net()
     before = {name: value.numpy().copy() for name, value in net.state_dict().items()}
     key = paddle.get_rng_state()
-    found = trace(net, [InputSpec([None, 6], "float32")], [InputSpec([None], "int64")], nn.CrossEntropyLoss(), batch=3)
-    assert [op.name for op in found.ops[:4]] == ["linear", "relu", "batch_norm_train", "dropout_train"]
-    assert [op.path for op in found.ops[:5]] == ["up", "", "norm", "", "down"]
-    assert found.ops[-1].path == "loss"
-    assert found.loss.shape == ()
-    assert found.batch == 3
-    assert found.outputs[0].shape == (3, 6)
-    assert found.inputs[0].shape == (3, 6)
-    assert found.labels[0].shape == (3,)
-    assert found.ops[0].inputs == (found.inputs[0], found.parameters["up.weight"], found.parameters["up.bias"])
-    assert found.ops[0].given("weight") is found.parameters["up.weight"]
-    assert found.ops[0].given("other") is None
-    assert found.aliases == {"again.weight": "up.weight", "again.bias": "up.bias"}
-    assert found.producers[found.outputs[0]] is found.ops[4]
-    assert found.uses()[found.parameters["down.weight"]] == [found.ops[4]]
-    assert [found.ops_in(call)[0].name for call in found.calls_of("down")] == ["linear"]
-    assert found.ops[3].attributes["p"] == 0.5
-    assert [v.aval.shape for v in found.ops[0].jaxpr().jaxpr.outvars] == [(3, 10)]
+    traced = trace(net, [InputSpec([None, 6], "float32")], [InputSpec([None], "int64")], nn.CrossEntropyLoss(), batch=3)
+    assert [op.name for op in traced.ops[:4]] == ["linear", "relu", "batch_norm_train", "dropout_train"]
+    assert [op.path for op in traced.ops[:5]] == ["up", "", "norm", "", "down"]
+    assert traced.ops[-1].path == "loss"
+    assert traced.loss.shape == ()
+    assert traced.batch == 3
+    assert traced.outputs[0].shape == (3, 6)
+    assert traced.inputs[0].shape == (3, 6)
+    assert traced.labels[0].shape == (3,)
+    assert traced.ops[0].inputs == (traced.inputs[0], traced.parameters["up.weight"], traced.parameters["up.bias"])
+    assert traced.ops[0].given("weight") is traced.parameters["up.weight"]
+    assert traced.ops[0].given("other") is None
+    assert traced.aliases == {"again.weight": "up.weight", "again.bias": "up.bias"}
+    assert traced.producers[traced.outputs[0]] is traced.ops[4]
+    assert traced.uses()[traced.parameters["down.weight"]] == [traced.ops[4]]
+    assert [traced.ops_in(call)[0].name for call in traced.calls_of("down")] == ["linear"]
+    assert traced.ops[3].attributes["p"] == 0.5
+    assert [v.aval.shape for v in traced.ops[0].jaxpr().jaxpr.outvars] == [(3, 10)]
     # nothing happened: no statistics, no random numbers, no values
     after = net.state_dict()
     assert all(np.array_equal(before[name], after[name].numpy()) for name in before)

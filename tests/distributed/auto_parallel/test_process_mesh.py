@@ -31,7 +31,7 @@ def _no_mesh_left():
     process_mesh.clear_mesh()
 
 
-def test_members():
+def test_members_of_a_process_mesh():
     assert (MESH.shape, MESH.ndim, MESH.size, MESH.dim_names) == ([2, 3], 2, 6, ["x", "y"])
     assert MESH.process_ids == [2, 4, 5, 0, 1, 3]
     np.testing.assert_array_equal(MESH.mesh, [[2, 4, 5], [0, 1, 3]])

@@ -76,7 +76,7 @@ def test_two_mesh_dims(source, target):
 
 @pytest.mark.parametrize("mesh", [SUB, OTHER], ids=str)
 @pytest.mark.parametrize(("source", "target"), [(Shard(0), Shard(1)), (P, Shard(0)), (R, P), (Shard(1), R)], ids=str)
-def test_other_meshes(mesh, source, target):
+def test_reshard_to_another_mesh(mesh, source, target):
     x = leaf(GRID, [source])
     y = reshard(x, mesh, [target])
     assert (y.process_mesh, y.placements) == (mesh, [target])

@@ -275,7 +275,7 @@ def test_embedding_of_split_rows():
     np.testing.assert_array_equal(table.grad.numpy()[:, 0], [1, 0, 1, 1, 0, 0])
 
 
-def test_losses():
+def test_placements_of_losses():
     logits, labels = put(rng.normal(size=(4, 6)).astype("float32"), GRID, [S0, S1]), polyreme.to_tensor([0, 1, 5, 2])
     placed = {how: F.cross_entropy(logits, labels, reduction=how).placements for how in ("none", "sum", "mean")}
     assert placed == {"none": [S0, R], "sum": [P, R], "mean": [R, R]}

@@ -113,17 +113,17 @@ def test_inputs_on_the_meshes_of_stages_train_eagerly_and_captured():
         optimizer = shard_optimizer(paddle.optimizer.AdamW(0.001, parameters=model.parameters()))
         loss = nn.MSELoss(reduction="sum")
         step = to_static(model, None, loss, optimizer) if staged else None
-        found = []
+        curve = []
         for x, y in shard_dataloader(loader(), [FIRST, SECOND], shard_dims="x"):
             if step is not None:
-                found.append(float(step(x, y)))
+                curve.append(float(step(x, y)))
                 continue
             value = loss(model(x), y)
             value.backward()
             optimizer.step()
             optimizer.clear_grad()
-            found.append(float(value))
-        losses.append(found)
+            curve.append(float(value))
+        losses.append(curve)
     np.testing.assert_allclose(losses[1], losses[0], rtol=64 * 6e-8)
 
 

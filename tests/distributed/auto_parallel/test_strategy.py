@@ -27,12 +27,12 @@ def _other(field):
 
 
 def test_sections_are_read_and_set_by_attribute_key_and_dict():
-    given = {"sharding": {"enable": True, "stage": 2}, "seed": 7}
-    strategy = Strategy(given)
+    sections = {"sharding": {"enable": True, "stage": 2}, "seed": 7}
+    strategy = Strategy(sections)
     strategy.pipeline = {"accumulate_steps": 4}
     strategy.amp["dtype"] = "bfloat16"
     assert (strategy.sharding.stage, strategy.pipeline.accumulate_steps, strategy.amp.dtype) == (2, 4, "bfloat16")
-    assert strategy.given() == {**given, "pipeline": {"accumulate_steps": 4}, "amp": {"dtype": "bfloat16"}}
+    assert strategy.given() == {**sections, "pipeline": {"accumulate_steps": 4}, "amp": {"dtype": "bfloat16"}}
     assert Strategy(strategy.given()) == strategy == copy.deepcopy(strategy) != Strategy()
     assert strategy.to_dict()["gradient_merge"] == {"enable": False, "k_steps": 1, "avg": True}
     assert "sharding.stage" in repr(strategy)
@@ -100,7 +100,7 @@ def test_every_field_that_is_not_refused_settles():
 
 
 def test_what_a_strategy_means():
-    found = settle(
+    settings = settle(
         Strategy(
             {
                 "amp": {"enable": True, "level": "o2", "dtype": "bfloat16", "use_master_grad": True},
@@ -111,9 +111,13 @@ def test_what_a_strategy_means():
             }
         )
     )
-    assert (found.precision.level, found.precision.make_scaler(), found.precision.master_grad) == ("O2", None, True)
-    assert (found.merge_steps, found.merge_average) == (3, False)
-    plan = found.plan_for(8)
+    assert (settings.precision.level, settings.precision.make_scaler(), settings.precision.master_grad) == (
+        "O2",
+        None,
+        True,
+    )
+    assert (settings.merge_steps, settings.merge_average) == (3, False)
+    plan = settings.plan_for(8)
     assert str(plan.mesh) == "dp2 pp2 sharding2"
     assert (plan.schedule, plan.virtual_stages, plan.num_microbatches, plan.recompute) == ("VPP", 2, 4, "full")
     assert plan.strategy.param_spec(("embed", "ffn"), (8, 8), plan.mesh) != (None, None)

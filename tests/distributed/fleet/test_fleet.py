@@ -17,7 +17,7 @@ from polyreme.distributed.fleet.meta_parallel import (
     TensorParallel,
     get_rng_state_tracker,
 )
-from polyreme.distributed.fleet.meta_parallel.wrappers import DataParallelModel
+from polyreme.distributed.fleet.wrappers import DataParallelModel
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError, PlacementError
 from polyreme.jit import to_static

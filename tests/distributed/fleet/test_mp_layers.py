@@ -243,10 +243,10 @@ def test_cross_entropy_over_split_classes(plan):
         loss.mean().backward()
         return loss, logits.grad
 
-    given = (to_tensor(logits), to_tensor(label))
+    arguments = (to_tensor(logits), to_tensor(label))
     if placed is not None:
-        given = (shard_batch(placed, logits, "batch", None, "vocab"), shard_batch(placed, label, "batch", None))
-    loss, grad = both_ways(*given)
+        arguments = (shard_batch(placed, logits, "batch", None, "vocab"), shard_batch(placed, label, "batch", None))
+    loss, grad = both_ways(*arguments)
     live = (label != 7)[..., None]
     want = np.where(live, log_sum_exp_loss(logits, label)[..., None], 0)
     assert loss.shape == [8, 3, 1]
@@ -257,7 +257,7 @@ def test_cross_entropy_over_split_classes(plan):
     np.testing.assert_allclose(grad.numpy(), np.where(live, soft, 0) / 24, atol=VOCAB * EPS)
     if placed is not None:
         assert pieces(grad) == {(4, 3, VOCAB // 4)}
-        found = collectives(both_ways, *given)
+        found = collectives(both_ways, *arguments)
         assert {kind for kind, _ in found} == {"all-reduce"}
         # one number an element at most (maximum, sum, the label's logit), never one a class
         assert max(np.prod([int(n) for n in re.findall(r"\d+", s.split("[")[1].split("]")[0])]) for _, s in found) == 12
@@ -313,7 +313,7 @@ def test_only_a_group_of_the_mp_axis_is_taken():
         fleet.reset()
 
 
-def test_split():
+def test_split_makes_parallel_layers():
     x = to_tensor(X)
     ones = Constant(0.5)
     column = split(x, (WIDTH, INNER), "linear", axis=1, weight_attr=ones, bias_attr=Constant(2.0))
@@ -409,13 +409,13 @@ def test_a_stream_outlives_the_plan_it_was_used_under():
     want = [step(to_tensor(X)).numpy() for _ in range(3)]
     model_parallel_random_seed(5)
     on_eight = apply_plan(PLANS["mp8"], Layer())
-    found = [to_static(step)(shard_batch(on_eight, X, None, None))]
+    outputs = [to_static(step)(shard_batch(on_eight, X, None, None))]
     on_four = apply_plan(Plan.from_degrees(mp=4), Layer(), jax.devices()[:4])
-    found.append(step(shard_batch(on_four, X, None, None)))
+    outputs.append(step(shard_batch(on_four, X, None, None)))
     clear_plan()
-    found.append(step(to_tensor(X)))
-    assert len(found[2]._array.addressable_shards) == 1
-    for a, b in zip(want, found, strict=True):
+    outputs.append(step(to_tensor(X)))
+    assert len(outputs[2]._array.addressable_shards) == 1
+    for a, b in zip(want, outputs, strict=True):
         np.testing.assert_array_equal(a, b.numpy())
 
 

@@ -114,21 +114,23 @@ def test_the_program_gathers_before_column_and_scatters_after_row():
         return [p.grad for p in model.parameters() if p.grad is not None]
 
     x = shard_batch(placed, X, None, "batch", None)
-    found = collectives(gradients, x, x)
+    collected = collectives(gradients, x, x)
     whole = f"f32[{SEQ},{BATCH // 2},{WIDTH}]"
-    gathers = [(shape, _layer(name)) for kind, shape, name in found if kind == "all-gather"]
+    gathers = [(shape, _layer(name)) for kind, shape, name in collected if kind == "all-gather"]
     # forward before column; backward, of the gradient that reaches row
     assert gathers == [(whole, "Column"), (whole, "Row")]
     # arXiv:2205.05198, figure 6: g-bar. XLA on CPU has no reduce-scatter here: an all-reduce, of which each device then
     # keeps its slice. Elsewhere it is one op.
-    sums = [f for f in found if f[0] in ("all-reduce", "reduce-scatter") and "dot_general" in f[2] and "(" not in f[1]]
+    sums = [
+        f for f in collected if f[0] in ("all-reduce", "reduce-scatter") and "dot_general" in f[2] and "(" not in f[1]
+    ]
     assert {np.prod([int(n) for n in re.findall(r"\d+", s.split("[")[1])]) for _, s, _ in sums} <= {
         SEQ * BATCH // 2 * WIDTH,
         SEQ * BATCH // 2 * WIDTH // 4,
     }
     assert [_layer(name) for _, _, name in sums] == ["Row", "Column"]
     # what is left: gradients of parameters, over dp, and of the norms and the bias over mp too
-    left = [f for f in found if f[0] != "all-gather" and f not in sums]
+    left = [f for f in collected if f[0] != "all-gather" and f not in sums]
     assert {kind for kind, _, _ in left} == {"all-reduce"}
 
 
@@ -143,9 +145,9 @@ def test_a_table_is_not_gathered_for_a_split_sequence():
         return table.weight.grad
 
     ids = np.random.default_rng(1).integers(0, 16, (BATCH, SEQ))
-    given = shard_batch(placed, ids, "batch", None), shard_batch(placed, X, None, "batch", None)
+    arguments = shard_batch(placed, ids, "batch", None), shard_batch(placed, X, None, "batch", None)
     # forward: the rows found, summed over mp; backward: their gradient, gathered, and the table's summed over dp
-    assert [f[:2] for f in collectives(gradient, *given)] == [
+    assert [f[:2] for f in collectives(gradient, *arguments)] == [
         ("all-reduce", f"f32[{BATCH // 2},{SEQ},{WIDTH}]"),
         ("all-gather", f"f32[{SEQ},{BATCH // 2},{WIDTH}]"),
         ("all-reduce", f"f32[{16 // 4},{WIDTH}]"),
@@ -153,7 +155,7 @@ def test_a_table_is_not_gathered_for_a_split_sequence():
     want = np.zeros((16, WIDTH))
     np.add.at(want, ids.T, 2 * table.weight.numpy()[ids.T] * X)
     # a row is used by at most 32 ids
-    np.testing.assert_allclose(gradient(*given).numpy(), want, atol=32 * 8 * EPS)
+    np.testing.assert_allclose(gradient(*arguments).numpy(), want, atol=32 * 8 * EPS)
 
 
 def pieces(tensor):

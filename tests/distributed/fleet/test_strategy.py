@@ -32,14 +32,14 @@ WITHOUT_FIELDS = {"trainer_desc_configs", "downpour_table_param"}
 
 def listed():
     """Dotted name -> type and default as text, for every field of the list that is no group."""
-    found, path = {}, []
+    options, path = {}, []
     for line in LISTED:
         depth = (len(line) - len(line.lstrip())) // 2
         name, _, rest = line.strip().partition(":")
         path = [*path[:depth], name]
         if rest.strip() != "msg" and ".".join(path[:-1]) != "recompute_configs.refined_ops_patterns":
-            found[".".join(path)] = rest.strip()
-    return found
+            options[".".join(path)] = rest.strip()
+    return options
 
 
 def test_the_fields_are_the_listed_ones():

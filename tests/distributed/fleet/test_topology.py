@@ -50,14 +50,14 @@ def test_a_topology_is_a_grid(data):
     # the oracle: coordinates counted up, the last axis fastest
     coords = list(itertools.product(*[range(d) for d in dims]))
     assert grid.world_size() == len(coords)
-    for rank, at in enumerate(coords):
-        assert tuple(grid.get_coord(rank)) == at
-        assert grid.get_rank(**dict(zip(names, at, strict=True))) == rank
+    for rank, coord in enumerate(coords):
+        assert tuple(grid.get_coord(rank)) == coord
+        assert grid.get_rank(**dict(zip(names, coord, strict=True))) == rank
     chosen = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
     kept = [i for i, name in enumerate(names) if name not in chosen]
     groups = {}
-    for rank, at in enumerate(coords):
-        groups.setdefault(tuple(at[i] for i in kept), []).append(rank)
+    for rank, coord in enumerate(coords):
+        groups.setdefault(tuple(coord[i] for i in kept), []).append(rank)
     assert grid.get_fused_ranks(chosen) == [groups[key] for key in sorted(groups)]
     index = data.draw(st.integers(-1, 3))
     axis = names.index(chosen[0])
@@ -113,7 +113,7 @@ def test_a_group_lies_on_the_mesh_that_tensors_lie_on():
         ({"pp_degree": 2, "mp_degree": 2}, ParallelMode.PIPELINE_PARALLEL),
     ],
 )
-def test_the_mode(degrees, mode):
+def test_parallel_mode_of_degrees(degrees, mode):
     strategy = DistributedStrategy()
     strategy.hybrid_configs = degrees
     assert HybridCommunicateGroup(topology_of(resolve(strategy, 8).plan.mesh)).get_parallel_mode() == mode

@@ -271,7 +271,7 @@ def test_train_and_eval_reach_every_chunk_and_losses_stay_outside():
 @pytest.mark.parametrize("ctx", [None, {"mp_group": None, "offload": True, "partition": True}])
 @pytest.mark.parametrize("captured", [False, True])
 def test_recomputing_gives_the_same_gradients_with_dropout(ctx, captured):
-    found = []
+    gradients = []
     for interval in (0, 2, 3):
         calls = []
         layers = [
@@ -288,11 +288,11 @@ def test_recomputing_gives_the_same_gradients_with_dropout(ctx, captured):
 
         rng.seed(9)
         (to_static(step) if captured else step)()
-        found.append([p.grad.numpy() for p in net.parameters()])
+        gradients.append([p.grad.numpy() for p in net.parameters()])
         if not captured:
             assert len(calls) == (1 if interval == 0 else 2)
-    for other in found[1:]:
-        for a, b in zip(other, found[0], strict=True):
+    for other in gradients[1:]:
+        for a, b in zip(other, gradients[0], strict=True):
             # a captured step with other parts may add some 16 terms below 4 in another order
             np.testing.assert_allclose(a, b, rtol=0, atol=64 * 2.0**-24 if captured else 0)
 

@@ -227,7 +227,7 @@ def test_gradients_are_of_the_mean_over_all_rows():
 
 
 def test_as_many_activations_are_held_as_the_schedule_says(monkeypatch):
-    held, most = [0, 0], [0, 0]
+    live, most = [0, 0], [0, 0]
     plan = Plan.from_degrees(pp=2, schedule="1F1B", num_microbatches=6)
     _, pipe = pipeline([nn.Linear(4, 4), nn.Linear(4, 4)], [lambda out, y: out.mean()], plan)
     do = run.Run.do
@@ -236,8 +236,8 @@ def test_as_many_activations_are_held_as_the_schedule_says(monkeypatch):
         do(self, task)
         for stage, k in itertools.product(range(2), range(2)):
             if stage == k:
-                held[stage] = sum(chunk == k for chunk, _ in self._done)
-                most[stage] = max(most[stage], held[stage])
+                live[stage] = sum(chunk == k for chunk, _ in self._done)
+                most[stage] = max(most[stage], live[stage])
 
     monkeypatch.setattr(run.Run, "do", counted)
     x = np.ones((6, 4), np.float32)
@@ -300,9 +300,53 @@ def test_a_gradient_that_is_no_plain_sum_over_rows_is_summed_as_it_is_made(caplo
     want = grads()
     clear_plan()
     with caplog.at_level("INFO", logger="polyreme.jit"):
-        found = grads(pp=2, dp=2)
+        gradients = grads(pp=2, dp=2)
     (line,) = [record.getMessage() for record in caplog.records]
     assert "gradients of 1 of 2 parameters are summed over devices by every microbatch" in line
     for name, value in want.items():
         # two steps of 8 rows, below 8
-        np.testing.assert_allclose(found[name], value, rtol=0, atol=2.0**-23 * 64, err_msg=name)
+        np.testing.assert_allclose(gradients[name], value, rtol=0, atol=2.0**-23 * 64, err_msg=name)
+
+
+class Attend(nn.Layer):
+    """Attention as its formula says."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = (t.transpose([0, 2, 1, 3]) for t in self.qkv(x).reshape([x.shape[0], x.shape[1], 2, 12]).chunk(3, -1))
+        scores = paddle.matmul(q, k, transpose_y=True) * 0.5
+        out = paddle.matmul(nn.functional.softmax(scores), v).transpose([0, 2, 1, 3])
+        return x + out.reshape(x.shape)
+
+
+def next_token_loss(logits, ids):
+    return nn.functional.cross_entropy(logits[:, :-1].reshape([-1, 1024]), ids[:, 1:].reshape([-1]))
+
+
+@pytest.mark.parametrize("degrees", [{"schedule": "1F1B", "dp": 2}, {"schedule": "ZBH1", "mp": 2}])
+def test_plain_layers_of_stages_are_fused(degrees, caplog):
+    g = np.random.default_rng(5)
+    ids = g.integers(0, 1024, (8, 6))
+
+    def grads(fuse, **degrees):
+        paddle.seed(1)
+        plan = Plan.from_degrees(num_microbatches=2, **degrees)
+        items = [nn.Embedding(1024, 8), Attend(), Attend(), nn.Linear(8, 1024)]
+        layers, pipe = pipeline(items, [next_token_loss], plan)
+        paddle.set_flags({"FLAGS_fuse_captured": fuse})
+        try:
+            losses = pipe.train(cut([ids, ids], 2, None), rng.default_generator.branches(2))
+        finally:
+            paddle.set_flags({"FLAGS_fuse_captured": True})
+        assert pipe.fusions() == (["attention", "attention", "linear_cross_entropy"] if fuse else [])
+        return [float(v) for v in losses], {name: p.grad.numpy() for name, p in layers.named_parameters()}
+
+    want = grads(False)
+    clear_plan()
+    with caplog.at_level("INFO", logger="polyreme.jit"):
+        found = grads(True, pp=2, **degrees)
+    assert not caplog.records  # no gradient is summed over devices by every microbatch
+    check(found, want, terms=8 * 6 * 1024)

@@ -38,26 +38,26 @@ def train(plan, devices=None):
     losses, norms = [], []
     for rows in DATA:
         batch = cut([rows[:, :-1], rows[:, 1:]], plan.num_microbatches, None)
-        found = pipe.train(batch, rng.default_generator.branches(len(batch)))
-        losses.append(float(pipe.mean(found, batch)))
+        step_losses = pipe.train(batch, rng.default_generator.branches(len(batch)))
+        losses.append(float(pipe.mean(step_losses, batch)))
         squares = update.squares()
         norms.append(float(np.sqrt(sum(np.asarray(s.numpy(), np.float64).sum() for s in squares))))
         update.step(squares)
     for scaler in (GradScaler(init_loss_scaling=2.0**127), GradScaler(init_loss_scaling=2.0**10)):
         scale = scaler.get_loss_scaling()._array
-        found = pipe.train(batch, rng.default_generator.branches(len(batch)), scale=scale)
+        step_losses = pipe.train(batch, rng.default_generator.branches(len(batch)), scale=scale)
         update.unscale(scaler)
         scaler.step(update)
         scaler.update()
-        losses.append(float(pipe.mean(found, batch)))
+        losses.append(float(pipe.mean(step_losses, batch)))
     model.tokens.weight.stop_gradient = True  # fewer gradients between stages than before
-    found = pipe.train(batch, rng.default_generator.branches(len(batch)))
-    losses.append(float(pipe.mean(found, batch)))
+    step_losses = pipe.train(batch, rng.default_generator.branches(len(batch)))
+    losses.append(float(pipe.mean(step_losses, batch)))
     optimizer.clear_grad()
     model.eval()
     step, key = PipelineStep(pipe, StepPolicy(), optimizer), rng.default_generator.get_state()
-    found = [loss for (loss,) in step.evaluate(batch)]
-    (logits,) = step.evaluate(cut([DATA[0, :2, :-1], None], 1, None), loss=None)
+    step_losses = [loss._array for ([loss], _) in step.evaluate(batch)]
+    [(_, logits)] = step.evaluate(cut([DATA[0, :2, :-1], None], 1, None), losses=False, outputs=True)
     assert (rng.default_generator.get_state() == key).all()  # nothing was drawn, whichever stage a process has
     update.share_numbers()
     names = {id(p): n for n, p in model.named_parameters()}
@@ -65,7 +65,7 @@ def train(plan, devices=None):
     return {
         "losses": losses,
         "norms": norms,
-        "validation": float(pipe.mean(found, batch)),
+        "validation": float(pipe.mean(step_losses, batch)),
         "logits": np.asarray(pipe.in_every_process(logits))[0, -1, :4].tolist(),
         "counters": counters,
     }

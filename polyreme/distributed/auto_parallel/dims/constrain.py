@@ -51,7 +51,7 @@ def constrain_layers(model: Layer, wanted: Sequence[DimConstraint]) -> list[Hook
         if each.at == "output":
             handles.append(layers[each.path].register_forward_post_hook(_Output(each.dims)))
         else:
-            handles.append(layers[each.path].register_forward_pre_hook(_Input(each.dims)))
+            handles.append(layers[each.path].register_forward_pre_hook(_InputHook(each.dims)))
     return handles
 
 
@@ -120,7 +120,7 @@ class _Output:
         return _said(outputs, self.dims)
 
 
-class _Input:
+class _InputHook:
     """A hook: a layer's first input with its dims named."""
 
     def __init__(self, dims: tuple[Names, ...]) -> None:

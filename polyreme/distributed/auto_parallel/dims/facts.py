@@ -64,10 +64,10 @@ class Facts:
     """All that was found.
 
     mixed: dims whose parts depend on each other; reduced: summed or the like; classes: over which a loss normalizes;
-    heads: (of queries, of keys) of attention; attentions: the ops that have them; channels: of convolutions;
-    convolutions: (op, its FLOP); pieces: (dim, a run of it) where the runs are not its equal parts. where: index of the
-    op that is looked at; times: how often its loops, of which there are so many around each other, run what is looked
-    at.
+    losses: the ops that do; heads: (of queries, of keys) of attention; attentions: the ops that have them; channels: of
+    convolutions; convolutions: (op, its FLOP); pieces: (dim, a run of it) where the runs are not its equal parts.
+    where: index of the op that is looked at; times: how often its loops, of which there are so many around each other,
+    run what is looked at.
     """
 
     products: list[Product] = field(default_factory=list)
@@ -75,6 +75,7 @@ class Facts:
     mixed: list[Factor] = field(default_factory=list)
     reduced: list[Factor] = field(default_factory=list)
     classes: list[Factor] = field(default_factory=list)
+    losses: set[int] = field(default_factory=set)
     heads: list[tuple[Factor, Factor]] = field(default_factory=list)
     attentions: set[int] = field(default_factory=set)
     channels: list[Factor] = field(default_factory=list)

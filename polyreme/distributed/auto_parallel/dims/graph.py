@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
+import jax.numpy as jnp
+
+from polyreme.core.op import KEY
 from polyreme.distributed.auto_parallel.dims.blocks import Repeated, repeated_blocks
+from polyreme.distributed.auto_parallel.dims.derivative import CallFacts
 from polyreme.distributed.auto_parallel.dims.factors import Factor, leaves
 from polyreme.distributed.auto_parallel.dims.facts import Lookup, Product
 from polyreme.distributed.auto_parallel.dims.infer import Inferred, Row
@@ -19,18 +23,6 @@ from polyreme.planner.graph import BlockCost, Kind, ModelGraph, OperationCost, P
 
 BlockPart = Literal["embed", "layer", "head"]
 
-_VIEWS = """
-reshape flatten transpose t squeeze unsqueeze getitem slice split chunk unbind unstack expand expand_as broadcast_to
-cast astype detach assign view swapaxes moveaxis permute tile repeat_interleave repeat_each
-"""
-"""Ops whose result is the same numbers in another shape, or some of them: no pass over memory of their own."""
-
-_NOTHING = "add subtract neg scale sum mean concat stack roll pad flip cumsum add_n"
-_FACTORS = "multiply divide"
-_OUTPUT = "relu sigmoid tanh softmax exp sqrt rsqrt log_softmax relu6"
-"""What the backward of an elementwise op reads: nothing (of a product with a number neither), its output, or, for all
-others, its inputs."""
-
 
 def graph_of(inferred: Inferred, name: str = "") -> ModelGraph:
     """The Graph of a model whose dims were inferred: blocks that repeat are one, with a count; all of one sample.
@@ -38,10 +30,10 @@ def graph_of(inferred: Inferred, name: str = "") -> ModelGraph:
     What stands before the first repeated block is the embedding, what stands after the last the head. A model without
     repeated blocks is one layer.
     """
-    return _Builder(inferred).graph(name or type(inferred.traced.model).__name__)
+    return _GraphBuilder(inferred).graph(name or type(inferred.traced.model).__name__)
 
 
-class _Builder:
+class _GraphBuilder:
     """Values, parameters and operations made so far."""
 
     def __init__(self, inferred: Inferred) -> None:
@@ -57,6 +49,8 @@ class _Builder:
         self.numbers = {id(op): at for at, op in enumerate(self.traced.ops)}
         self.parts = self._parts()
         self.listed: set[str] = set()
+        # by what tells functions of calls apart
+        self.calls: dict[Any, CallFacts] = {}
         # values that are made of parameters and constants alone, such as a slice of a table: the parameters
         self.held: dict[TracedValue, tuple[str, ...]] = {}
 
@@ -114,13 +108,13 @@ class _Builder:
             return self.product(index, op)
         if index in self.lookups:
             return [self.lookup(op, self.lookups[index])]
-        if op.name in _VIEWS.split() and len(activations) == 1:
+        if index in self.inferred.facts.losses:
+            return [self.loss(op, self.value(op.inputs[0]))]
+        if len(activations) == 1 and self.facts(op).only_moves:
             source = self.value(activations[0])
             for out in op.outputs:
                 self.values[out] = source
             return []
-        if "cross_entropy" in op.name:
-            return [self.loss(op, self.value(op.inputs[0]))]
         return [self.elementwise(index, op)]
 
     def attention(self, op: TracedOp) -> OperationCost:
@@ -140,7 +134,7 @@ class _Builder:
     def product(self, at: int, op: TracedOp) -> list[OperationCost]:
         found = self.products[at]
         flops = sum(p.flops for p in found)
-        if op.name != "linear_cross_entropy_of_classes":
+        if at not in self.inferred.facts.losses:
             return [self.weighted(op, "product", flops, self.parts.get(at, ""))]
         hidden, (product, *_) = self.value(op.inputs[0]), found
         name = self.title(op)
@@ -179,19 +173,29 @@ class _Builder:
         return OperationCost("loss", self.title(op), (logits,), output, saved=(logits.name,))
 
     def elementwise(self, index: int, op: TracedOp) -> OperationCost:
-        inputs, output = self.inputs(op), self.value(op.outputs[0])
-        saved = [v.name for v in inputs]
-        factors = [v for v in inputs if not v.itemsize]
-        if op.name.startswith("dropout"):
+        inputs, output, facts = self.inputs(op), self.value(op.outputs[0]), self.facts(op)
+        reads = facts.read_by_derivative([i for i, v in enumerate(op.inputs) if self.is_trained(v)])
+        read = [v for i, v in enumerate(op.inputs) if i in reads.inputs]
+        saved = dict.fromkeys(self.value(v).name for v in read if self.is_activation(v))
+        is_norm = bool(saved) and facts.reduces and output.shape == inputs[0].shape
+        if (reads.outputs or reads.dear) and not saved:
+            saved = {output.name: None}
+        if any(op.op.kinds[op.op.index[name]] is KEY for i, name in enumerate(op.names) if i in reads.inputs):
             mask = replace(output, name=f"{output.name}_mask", itemsize=1)
-            inputs, saved = (*inputs, mask), [mask.name]
-        elif op.name in _NOTHING.split() or (op.name in _FACTORS.split() and len(factors) + len(self.weights(op)) < 2):
-            saved = []
-        elif op.name in _OUTPUT.split():
-            saved = [output.name]
-        kind = "norm" if "norm" in op.name else "elementwise"
-        part = self.parts.get(index, "")
-        return OperationCost(kind, self.title(op), inputs, output, self.weights(op), saved=tuple(saved), part=part)
+            inputs, saved = (*inputs, mask), saved | {mask.name: None}
+        return OperationCost(
+            "norm" if is_norm else "elementwise", self.title(op), inputs, output, self.weights(op), saved=tuple(saved),
+            part=self.parts.get(index, ""), shared=(4,) * reads.dear,
+        )  # fmt: skip
+
+    def facts(self, op: TracedOp) -> CallFacts:
+        """What the function of a call says of it."""
+        return self.calls.setdefault(op.key, CallFacts(op))
+
+    def is_trained(self, value: TracedValue) -> bool:
+        """Whether a gradient may be wanted of a value."""
+        is_learned = value.source == "parameter" or value in self.held
+        return jnp.issubdtype(value.dtype, jnp.inexact) and (is_learned or self.is_activation(value))
 
     # values
 
@@ -333,5 +337,6 @@ def _join(first: OperationCost, second: OperationCost, between: Value) -> Operat
         second,
         inputs=tuple(dict.fromkeys(inputs)),
         weights=tuple(dict.fromkeys((*first.weights, *second.weights))),
+        shared=(*first.shared, *second.shared),
         saved=tuple(dict.fromkeys(saved)),
     )

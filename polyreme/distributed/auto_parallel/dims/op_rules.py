@@ -65,6 +65,7 @@ def _by_rule(rule: ShardingRule, op: TracedOp, inputs: Sequence[KnownArray], fac
             facts.attentions.add(facts.where)
         elif role == "classes":
             facts.classes.append(dims[name][0])
+            facts.losses.add(facts.where)
         else:
             facts.products.append(_product(name, rule, inputs, facts))
     outputs = []

@@ -157,12 +157,16 @@ bitcast_convert_type
 
 
 _REDUCTIONS = "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin"
+REDUCTIONS = frozenset(_REDUCTIONS.split())
+"""Primitives that sum, or the like, over dims."""
 
 
 _CALLS = """
 jit pjit closed_call core_call remat remat2 checkpoint custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr
 custom_lin linear_call run_state
 """
+CALLS = frozenset(_CALLS.split())
+"""Primitives that call a function."""
 
 
 _CONSTANTS = """
@@ -211,8 +215,8 @@ def _constant(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArra
 RULES: dict[str, Rule] = {
     **MOVES,
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
-    **dict.fromkeys(_REDUCTIONS.split(), _reduce),
-    **dict.fromkeys(_CALLS.split(), _call),
+    **dict.fromkeys(REDUCTIONS, _reduce),
+    **dict.fromkeys(CALLS, _call),
     **dict.fromkeys(_CONSTANTS.split(), _constant),
     **dict.fromkeys(_MATRICES.split(), _matrices),
     "cond": _cond,

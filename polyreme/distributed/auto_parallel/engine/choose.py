@@ -25,6 +25,7 @@ from polyreme.distributed.auto_parallel.dims.trace import BATCH, abstract
 from polyreme.distributed.auto_parallel.stages.chunks import cut_into_stages
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.placement import apply_plan
+from polyreme.distributed.recompute_calls import follows_plan
 from polyreme.errors import CaptureError, ConfigError
 from polyreme.hapi.input_spec import InputSpec
 from polyreme.mesh import Plan
@@ -36,6 +37,7 @@ from polyreme.planner.cluster_file import of_devices
 from polyreme.planner.devices import cluster_of_kind, device_kinds
 from polyreme.planner.search import TIE, Ranked, Refuse, SearchResult, search
 from polyreme.planner.space import Space
+from polyreme.planner.units import bytes_text
 
 SHOWN = 5
 """Plans that a report lists."""
@@ -70,7 +72,7 @@ class Chosen:
         self.notes += [f"left whole: {line}" for line in self.inferred.set_dims(self.plan)]
         if self.plan.mesh.size > 1:
             constrain_layers(self.model, constraints(self.inferred))
-        if self.plan.recompute == "full" and not _follows_plan(self.model):
+        if self.plan.recompute == "full" and not follows_plan(self.model):
             for run in repeated_blocks(self.inferred.traced):
                 for call in run.calls:
                     call.layer.forward = recompute_forward(call.layer.forward, Keep("act" in self.plan.offload))
@@ -100,23 +102,23 @@ class Chosen:
         spent |= {"update": times.optimizer, "host memory": times.offload}
         parts = ", ".join(f"{name} {_seconds(each)}" for name, each in spent.items() if each > 0)
         memory_parts = ", ".join(
-            f"{name} {_bytes(getattr(memory, name))}"
+            f"{name} {bytes_text(getattr(memory, name))}"
             for name in ("parameters", "gradients", "optimizer", "activations", "workspace")
         )
         return (
             f"{self.graph.name}: {self.graph.num_parameters:,} parameters, batch {self.batch} on "
             f"{self.cluster.num_devices} x {self.cluster.device.name}\n{self.plan}\n"
             f"  step       {_seconds(best.step_seconds)} predicted: {parts}\n"
-            f"  memory     {_bytes(memory.total)} of {_bytes(best.capacity)} a device: {memory_parts}\n"
+            f"  memory     {bytes_text(memory.total)} of {bytes_text(best.capacity)} a device: {memory_parts}\n"
             f"  binds      {best.binds}"
         )
 
     def _ranking(self) -> str:
-        lines = ["plans, best first                          step      memory"]
+        lines = [f"{'plans, best first':42} {'step':>8}  {'memory':>10}"]
         for each in self.plans[:SHOWN]:
             lines.append(
                 f"  {words(each.plan):40} {_seconds(each.prediction.step_seconds):>8}  "
-                f"{_bytes(each.prediction.memory.total):>8}"
+                f"{bytes_text(each.prediction.memory.total):>10}"
             )
         return "\n".join(lines)
 
@@ -212,7 +214,7 @@ def space_of(chosen: Chosen) -> Space:
     if any("expert" in row.dims for row in chosen.inferred.rows.values()):
         axes.append("ep")
     blocks = repeated_blocks(chosen.inferred.traced)
-    recompute = ("none", "core_attn", "full_attn", "full") if _follows_plan(chosen.model) else ("none", "full")
+    recompute = ("none", "core_attn", "full_attn", "full") if follows_plan(chosen.model) else ("none", "full")
     return Space(axes=tuple(axes), recompute=recompute if blocks else ("none",), offload=((), ("state",)))
 
 
@@ -272,19 +274,10 @@ def _nothing_fits(chosen: Chosen, space: Space) -> str:
     least = sorted(search.too_big, key=lambda each: each.prediction.memory.total)[0]
     need, have = least.prediction.memory.total, least.prediction.capacity
     return (
-        f"{head}: the smallest, {words(least.plan)}, needs {_bytes(need)} of {_bytes(have)} a device; use "
+        f"{head}: the smallest, {words(least.plan)}, needs {bytes_text(need)} of {bytes_text(have)} a device; use "
         f"{math.ceil(need / have)} times as many devices, or a smaller batch"
     )
 
 
-def _follows_plan(model: Layer) -> bool:
-    """Whether a model recomputes by itself what the plan in force says."""
-    return any(hasattr(layer, "recompute") for layer in model.sublayers(include_self=True))
-
-
 def _seconds(value: float) -> str:
     return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
-
-
-def _bytes(value: float) -> str:
-    return f"{value / 2**30:.3g} GiB" if value >= 2**29 else f"{value / 2**20:.3g} MiB"

@@ -1,19 +1,27 @@
 """What a microbatch counts for in the loss of its batch, where that is not by its rows.
 
-A pipeline takes the mean of its microbatches' losses, by rows. A batch's sum is another thing, and so is a
-mean over labels that are not ignored, or by weights of classes: there each microbatch's loss is multiplied by a factor.
+A step takes the mean of its microbatches' losses, by rows. A batch's sum is another thing, and so is a mean over labels
+that are not ignored, or by weights of classes: there each microbatch's loss is multiplied by a factor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from polyreme.hapi.step import as_list
 from polyreme.nn.layers.functional_layer import FunctionalLayer
 from polyreme.nn.layers.loss import CrossEntropyLoss, NLLLoss
 from polyreme.training.microbatches import Microbatch
+
+
+class LossFactor(NamedTuple):
+    """What a microbatch's loss is multiplied by, a 0-D array or Tensor; it stands behind the labels."""
+
+    value: Any
+
 
 _BY_LABELS = (CrossEntropyLoss.function, NLLLoss.function)
 _DEFAULTS = {"reduction": "mean", "ignore_index": -100}
@@ -27,8 +35,22 @@ def is_counted(loss: Any) -> bool:
     return reduction == "sum" or (reduction == "mean" and function in _BY_LABELS)
 
 
+def weighted(loss: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """The losses of (*outputs, *labels), multiplied by the LossFactor that may stand behind the labels."""
+
+    def losses(*args: Any) -> list[Any]:
+        if not isinstance(args[-1], LossFactor):
+            return as_list(loss(*args))
+        *args, factor = args
+        return [value * factor.value for value in as_list(loss(*args))]
+
+    return losses
+
+
 def with_factors(loss: Any, batch: Sequence[Microbatch]) -> list[Microbatch]:
-    """The microbatches, behind the labels of each what its loss is multiplied by."""
+    """The microbatches, with a LossFactor behind the labels of each where is_counted(loss)."""
+    if not is_counted(loss):
+        return list(batch)
     _, settings = _known(loss)
     rows = sum(microbatch.rows for microbatch in batch)
     if settings["reduction"] == "sum":
@@ -40,7 +62,7 @@ def with_factors(loss: Any, batch: Sequence[Microbatch]) -> list[Microbatch]:
             n * rows / (total * microbatch.rows) if total else 1.0 for n, microbatch in zip(counts, batch, strict=True)
         ]
     return [
-        microbatch._replace(labels=(*microbatch.labels, np.asarray(factor, np.float32)))
+        microbatch._replace(labels=(*microbatch.labels, LossFactor(np.asarray(factor, np.float32))))
         for microbatch, factor in zip(batch, factors, strict=True)
     ]
 

@@ -114,8 +114,7 @@ class DistModel:
         if placed.layout.plan.mesh.pp > 1:
             self._made = StagedSteps(placed, self.loss, self._optimizer, self.settled)
         else:
-            precision = self.settled.precision
-            self._made = WholeSteps(self.network, self.loss, self._optimizer, precision, placed.layout)
+            self._made = WholeSteps(self.network, self.loss, self._optimizer, placed.layout, self.settled)
 
     @property
     def _steps(self) -> Any:

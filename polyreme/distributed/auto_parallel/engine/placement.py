@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from polyreme.autograd.recompute import Keep, recompute_forward
 from polyreme.core import layout as layouts
 from polyreme.core import rng, state
 from polyreme.core.backend import Device
@@ -36,9 +35,10 @@ from polyreme.distributed.communication import replicas
 from polyreme.distributed.pipeline.chunks import in_chunks
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.placement import apply_plan
+from polyreme.distributed.recompute_calls import follows_plan, recompute_sublayers
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import ConfigError, did_you_mean
+from polyreme.errors import ConfigError
 from polyreme.mesh import Plan
 from polyreme.nn.layer import Layer
 from polyreme.planner import Cluster
@@ -155,17 +155,8 @@ def _keep_marks(layer: Layer, mesh: ProcessMesh, settled: Settled, optimizer: An
 
 def _recompute(layer: Layer, settled: Settled) -> None:
     """Wrap the sublayers that are named; without names, check that the model does what the plan says."""
-    layers = dict(layer.named_sublayers())
-    for name in settled.recompute_layers:
-        if name not in layers:
-            raise ConfigError(
-                f"Strategy.recompute.checkpoints names {name!r}, which is no sublayer of "
-                f"{type(layer).__name__}{did_you_mean(name, layers)}"
-            )
-    for name in settled.recompute_layers:
-        layers[name].forward = recompute_forward(layers[name].forward, Keep())
-    follows = any(hasattr(s, "recompute") for s in layer.sublayers(include_self=True))
-    if settled.recompute and not settled.recompute_layers and not follows:
+    recompute_sublayers(layer, settled.recompute_layers, "Strategy.recompute.checkpoints")
+    if settled.recompute and not settled.recompute_layers and not follows_plan(layer):
         raise ConfigError(
             f"Strategy.recompute: {type(layer).__name__} does not say what of it is run again in backward; name the "
             "sublayers in checkpoints, or call recompute in its forward"

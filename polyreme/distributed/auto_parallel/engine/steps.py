@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import logging
 import operator
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,20 +19,22 @@ import numpy as np
 from polyreme.core import layout as layouts
 from polyreme.core import rng, state
 from polyreme.core.layout import Layout
-from polyreme.distributed.auto_parallel.engine.counts import is_counted, with_factors
+from polyreme.distributed.auto_parallel.engine.counts import LossFactor, weighted, with_factors
 from polyreme.distributed.auto_parallel.engine.placement import Placed
 from polyreme.distributed.auto_parallel.engine.strategy import Settled
+from polyreme.distributed.communication import replicas
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.pipeline.step import PipelineStep
 from polyreme.eager.host import put
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
-from polyreme.hapi.step import Steps, as_list
+from polyreme.hapi.data import samples_in
+from polyreme.hapi.step import Parts, Steps, as_list
 from polyreme.jit.structure import flatten, rebuild
 from polyreme.nn.layer import Layer
 from polyreme.ops.manipulation import concat
-from polyreme.training import Microbatch, MixedPrecision, StepPolicy, cut
+from polyreme.training import Microbatch, StepPolicy, cut
 
 _log = logging.getLogger("polyreme.distributed.auto_parallel")
 Shapes = tuple[tuple[tuple[int, ...], np.dtype], ...]
@@ -44,12 +47,49 @@ def bring_key(layout: Layout) -> None:
         state.write(holder, put(holder._array, layout.replicated()))
 
 
-class WholeSteps:
+class BatchSteps(ABC):
+    """What both kinds of steps do: cut a batch, run it on the layout's devices, and put together what it gives."""
+
+    def __init__(self, layout: Layout, loss: Any, settled: Settled) -> None:
+        self.layout, self.loss = layout, loss
+        self._stages = settled.stages
+
+    def run(self, kind: str, inputs: Sequence[Tensor], labels: Sequence[Tensor], wants_outputs: bool) -> tuple:
+        """kind: "train", "eval" or "predict". -> outputs (none unless wanted), losses (none without a loss), the mean
+        over the batch of each."""
+        batch = self._cut(inputs, labels)
+        with layouts.using(self.layout):
+            bring_key(self.layout)
+            parts = self._run(kind, batch, wants_outputs)
+            with no_grad():
+                outputs = [_join(values, batch) for values in zip(*(out for _, out in parts), strict=True)]
+        losses = [_mean(values, batch) for values in zip(*(values for values, _ in parts), strict=True)]
+        return outputs, losses
+
+    @abstractmethod
+    def _cut(self, inputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Microbatch]:
+        """A batch in microbatches, as this kind of steps takes them."""
+
+    @abstractmethod
+    def _run(self, kind: str, batch: list[Microbatch], wants_outputs: bool) -> Parts:
+        """A batch run in the mode of a kind."""
+
+    def _count(self, inputs: Sequence[Tensor]) -> int:
+        """How many microbatches a batch makes, fewer where a last one has not rows enough."""
+        rows, stages = samples_in(inputs), self._stages
+        if stages is None or stages.num_microbatches is not None:
+            count = min(rows, self.layout.plan.num_microbatches if stages is None else stages.num_microbatches)
+        else:
+            count = max(1, rows // ((stages.microbatch_rows or 1) * self.layout.plan.batch_ways))
+        return -(-rows // -(-rows // count))
+
+
+class WholeSteps(BatchSteps):
     """Each step of a model, over all devices of a layout, as one captured program."""
 
-    def __init__(self, network: Any, loss: Any, optimizer: Any, precision: MixedPrecision, layout: Layout) -> None:
-        self.layout = layout
-        self._steps = Steps(network, loss, optimizer, precision)
+    def __init__(self, network: Any, loss: Any, optimizer: Any, layout: Layout, settled: Settled) -> None:
+        super().__init__(layout, loss, settled)
+        self._steps = Steps(network, None if loss is None else weighted(loss), optimizer, settled.precision)
         self._seen: dict[str, tuple] = {}
         self._is_told = False
 
@@ -59,38 +99,49 @@ class WholeSteps:
         return self._steps.scaler
 
     def run(self, kind: str, inputs: Sequence[Tensor], labels: Sequence[Tensor], wants_outputs: bool) -> tuple:
-        """kind: "train", "eval" or "predict". -> outputs (none unless wanted), losses (none without a loss)."""
-        given, wanted = ([self.place(t) for t in tensors] for tensors in (inputs, labels))
-        self._seen[kind] = tuple(tuple((tuple(t.shape), t.dtype) for t in group) for group in (given, wanted))
-        with layouts.using(self.layout):
-            bring_key(self.layout)
-            outputs, losses = self._run(kind, given, wanted, wants_outputs)
+        """As BatchSteps.run."""
+        self._seen[kind] = tuple(tuple((tuple(t.shape), t.dtype) for t in group) for group in (inputs, labels))
+        outputs, losses = super().run(kind, inputs, labels, wants_outputs)
         return [self._readable(out) for out in outputs], losses
 
-    def _run(self, kind: str, inputs: list[Tensor], labels: list[Tensor], wants_outputs: bool) -> tuple[list, list]:
+    def _cut(self, inputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Microbatch]:
+        """Microbatches laid out over the devices; a batch in one piece stays there if it lies there."""
+        count = self._count(inputs)
+        if count == 1:
+            return [Microbatch([self._place(t) for t in inputs], [self._place(t) for t in labels], samples_in(inputs))]
+        batch = with_factors(self.loss, cut([tuple(inputs), tuple(labels)], count, None))
+        wants = [not t.stop_gradient for t in inputs]
+        return [
+            Microbatch(list(map(self._spread, part.inputs, wants)), list(map(self._spread, part.labels)), part.rows)
+            for part in batch
+        ]
+
+    def _run(self, kind: str, batch: list[Microbatch], wants_outputs: bool) -> Parts:
         if kind == "train":
-            return self._steps.train(inputs, labels, True, wants_outputs)
+            return self._steps.train(batch, True, wants_outputs)
         if kind == "eval":
-            return self._steps.evaluate(inputs, labels, wants_outputs)
-        return self._steps.predict(inputs), []
+            return self._steps.evaluate(batch, wants_outputs)
+        return self._steps.predict(batch)
 
     def _readable(self, out: Tensor) -> Tensor:
         """An output that lies in several processes, whole in each; others as they are."""
-        if not isinstance(out, Tensor) or out._array.is_fully_addressable or out._array.is_fully_replicated:
-            return out
-        return Tensor(jax.jit(jnp.copy, out_shardings=self.layout.replicated())(out._array))
+        return Tensor(replicas.whole(out._array, self.layout.replicated())) if isinstance(out, Tensor) else out
 
-    def place(self, tensor: Tensor) -> Tensor:
-        """A batch's Tensor, its rows split over the devices, or whole on each where they do not divide; one that lies
-        on the layout's devices stays as it is."""
+    def _place(self, tensor: Tensor) -> Tensor:
+        """A batch's Tensor spread over the devices; one that lies on all of them stays as it is."""
         array = state.read(tensor)
         if len(array.sharding.device_set) > 1 and array.sharding.device_set == set(self.layout.mesh.devices.flat):
             return tensor
+        return self._spread(array, not tensor.stop_gradient)
+
+    def _spread(self, array: Any, wants_gradient: bool = False) -> Any:
+        """A Tensor with its rows split over the devices, or whole on each where they do not divide; a LossFactor with a
+        Tensor in it."""
+        if isinstance(array, LossFactor):
+            return LossFactor(self._spread(array.value))
         where = self.layout.activation(("batch", *[None] * (array.ndim - 1))[: array.ndim], array.shape)
         self._tell_of_repeats(array.shape)
-        made = Tensor(put(array, where))
-        made.stop_gradient = tensor.stop_gradient
-        return made
+        return Tensor(put(array, where), stop_gradient=not wants_gradient)
 
     def _tell_of_repeats(self, shape: Sequence[int]) -> None:
         ways = self.layout.plan.batch_ways
@@ -114,13 +165,13 @@ class WholeSteps:
         step = self._steps.captured(name)
         if step is None:
             raise ConfigError(f"the {kind} step runs eagerly, because it could not be captured; it has no program")
-        given, wanted = ([self.place(Tensor(jnp.zeros(*each))) for each in group] for group in shapes)
-        more = {"train": (True, False), "eval": (False,)}.get(kind)
+        batch = self._cut(*([Tensor(jnp.zeros(*each)) for each in group] for group in shapes))
+        more = {"train": (True, False), "eval": (False,)}.get(kind, ())
         with layouts.using(self.layout):
-            return step.compiled(given) if more is None else step.compiled(given, wanted, *more)
+            return step.compiled(batch, *more)
 
 
-class StagedSteps:
+class StagedSteps(BatchSteps):
     """Each step of a model cut into the stages of a pipeline, a program for each task.
 
     The model's first part takes a batch's input, of several inputs a tuple. Training gives the loss alone, several of
@@ -128,73 +179,28 @@ class StagedSteps:
     """
 
     def __init__(self, placed: Placed, loss: Any, optimizer: Any, settled: Settled) -> None:
-        self.layout, self._settled = placed.layout, settled
+        super().__init__(placed.layout, loss, settled)
         _check_loss(loss, placed)
-        self._loss, self._is_counted = loss, is_counted(loss)
-        losses = [] if loss is None else [lambda out, labels: self._total(as_list(placed.output(out)), labels)]
-        self._pipeline = Pipeline(placed.chunks, losses, placed.layout, placed.output)
-        self.step = PipelineStep(self._pipeline, StepPolicy(settled.precision), optimizer)
+        losses = [] if loss is None else [_total(weighted(loss), placed.output)]
+        pipeline = Pipeline(placed.chunks, losses, placed.layout, placed.output)
+        self.step = PipelineStep(pipeline, StepPolicy(settled.precision, accumulates=False), optimizer)
 
     @property
     def scaler(self) -> Any:
         """The loss scaler, None where the loss is not scaled."""
         return self.step.scaler
 
-    def run(self, kind: str, inputs: Sequence[Tensor], labels: Sequence[Tensor], wants_outputs: bool) -> tuple:
-        """As WholeSteps.run; training gives no outputs."""
-        batch = self._cut(inputs, labels)
-        with layouts.using(self.layout):
-            bring_key(self.layout)
-            if kind == "train":
-                return [], [self.step(batch).loss]
-            return self._evaluate(kind, batch, wants_outputs)
-
-    def _evaluate(self, kind: str, batch: list[Microbatch], wants_outputs: bool) -> tuple:
-        with no_grad():
-            if kind == "eval" and not wants_outputs and self._loss is not None:
-                losses = [loss for (loss,) in self.step.evaluate(batch)]
-                return [], [Tensor(self._pipeline.mean(losses, batch))]
-            parts = [as_list(out) for out in self.step.evaluate(batch, loss=None)]
-            outputs = [_join(part, batch) for part in zip(*parts, strict=True)]
-            if kind == "predict" or self._loss is None:
-                return outputs, []
-            return outputs, self._losses(parts, batch)
-
-    def _losses(self, parts: list[list[Tensor]], batch: list[Microbatch]) -> list[Tensor]:
-        """The loss of the microbatches' outputs, in the mean over rows."""
-        whole = self._pipeline.last_stage.replicated()
-        rows = sum(each.rows for each in batch)
-        found = []
-        for outputs, each in zip(parts, batch, strict=True):
-            labels = [Tensor(put(v, whole)) for v in each.labels]
-            with self._settled.precision.autocast():
-                total = self._total(outputs, labels)
-            found.append(total * (each.rows / rows))
-        return [functools.reduce(operator.add, found)]
-
-    def _total(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> Tensor:
-        """The loss, several added up, by the factor behind the labels if there is one."""
-        if not self._is_counted:
-            return functools.reduce(operator.add, as_list(self._loss(*outputs, *labels)))
-        *labels, factor = labels
-        return functools.reduce(operator.add, as_list(self._loss(*outputs, *labels))) * factor
+    def _run(self, kind: str, batch: list[Microbatch], wants_outputs: bool) -> Parts:
+        if kind == "train":
+            return [([self.step(batch).loss], [])]  # the mean over the batch already
+        wants_loss = kind == "eval"
+        parts = self.step.evaluate(batch, losses=wants_loss, outputs=wants_outputs or not wants_loss)
+        return [(losses, as_list(out)) for losses, out in parts]
 
     def _cut(self, inputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Microbatch]:
-        """Microbatches, fewer of them where a last batch has not rows enough."""
-        rows = inputs[0].shape[0]
-        count = self._count(rows)
-        each = -(-rows // count)
-        given = inputs[0] if len(inputs) == 1 else tuple(inputs)
-        batch = cut([given, tuple(labels)], -(-rows // each), None)
-        return with_factors(self._loss, batch) if self._is_counted else batch
-
-    def _count(self, rows: int) -> int:
-        stages = self._settled.stages
-        if stages is None:
-            return min(rows, self.layout.plan.num_microbatches)
-        if stages.num_microbatches is not None:
-            return min(rows, stages.num_microbatches)
-        return max(1, rows // ((stages.microbatch_rows or 1) * self.layout.plan.batch_ways))
+        whole = inputs[0] if len(inputs) == 1 else tuple(inputs)
+        batch = cut([whole, tuple(labels)], self._count(inputs), None)
+        return batch if len(batch) == 1 else with_factors(self.loss, batch)
 
     def compiled(self, kind: str, shapes: Any = None) -> Any:
         """Raises ConfigError: a step is many programs."""
@@ -202,6 +208,15 @@ class StagedSteps:
             f"the {kind} step of a pipeline is a program for each stage and task, not one; look at one stage's with "
             "pp_degree 1, or at `polyreme comm`"
         )
+
+
+def _total(losses: Callable[..., list[Any]], output: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """The loss of a last part's output and labels, several added up."""
+
+    def loss(out: Any, labels: Sequence[Any]) -> Any:
+        return functools.reduce(operator.add, losses(*as_list(output(out)), *labels))
+
+    return loss
 
 
 def _check_loss(loss: Any, placed: Placed) -> None:
@@ -214,6 +229,11 @@ def _check_loss(loss: Any, placed: Placed) -> None:
         )
 
 
+def _mean(losses: Sequence[Tensor], batch: Sequence[Microbatch]) -> Tensor:
+    """A loss of a batch, of those of its microbatches."""
+    return losses[0] if len(losses) == 1 else Tensor(Pipeline.mean([loss._array for loss in losses], batch))
+
+
 def _join(parts: Sequence[Any], batch: Sequence[Microbatch]) -> Any:
     """An output of the batch, of any structure, of those of its microbatches: rows together, a floating number the mean
     by rows, anything else the first's."""
@@ -224,6 +244,8 @@ def _join(parts: Sequence[Any], batch: Sequence[Microbatch]) -> Any:
 
 def _joined_leaf(parts: Sequence[Any], batch: Sequence[Microbatch]) -> Any:
     first = parts[0]
+    if len(parts) == 1:
+        return first
     if isinstance(first, Tensor) and first.ndim:
         return concat(list(parts))
     if not isinstance(first, Tensor) or not first.is_floating_point():

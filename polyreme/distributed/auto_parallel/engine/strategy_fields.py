@@ -74,7 +74,7 @@ _SHARDING: Table = {
 }
 
 _PIPELINE: Table = {
-    "enable": on(False, "the model runs in stages"),
+    "enable": on(False, "a batch is cut into microbatches, and the model into pp_degree stages"),
     "schedule_mode": on(DEFAULT_SCHEDULE, f"one of {', '.join(SCHEDULES)}"),
     "pp_degree": on(1, "stages"),
     "vpp_degree": on(1, "chunks of the model a stage holds"),

@@ -237,14 +237,14 @@ def _names(given: Sequence[str] | None, ndim: int) -> tuple[str, ...]:
     return names
 
 
-class _Current(threading.local):
+class _MeshesOfThread(threading.local):
     """The mesh that set_mesh set, and those whose `with` block this thread is in, innermost last."""
 
     def __init__(self) -> None:
         self.inside: list[ProcessMesh] = []
 
 
-_current = _Current()
+_current = _MeshesOfThread()
 _chosen: dict[str, ProcessMesh] = {}
 
 

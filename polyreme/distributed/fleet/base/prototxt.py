@@ -71,10 +71,10 @@ def read(text: str, where: str = "the text") -> dict[str, list[Any]]:
     >>> read('stage: 2 order: ["dp", "mp"] pp_configs { profiling: true }')
     {'stage': ['2'], 'order': ['dp', 'mp'], 'pp_configs': [{'profiling': ['true']}]}
     """
-    return _Reader(text, where).message(None)
+    return _PrototxtReader(text, where).message(None)
 
 
-class _Reader:
+class _PrototxtReader:
     """The tokens of a text, one ahead of what was taken."""
 
     def __init__(self, text: str, where: str) -> None:

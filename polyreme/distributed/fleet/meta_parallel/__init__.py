@@ -9,10 +9,10 @@ from polyreme.distributed.fleet.layers.mpu import (
     get_rng_state_tracker,
     model_parallel_random_seed,
 )
-from polyreme.distributed.fleet.meta_parallel.no_pipeline import NoPipelineParallel
-from polyreme.distributed.fleet.meta_parallel.pipeline_parallel import PipelineParallel
-from polyreme.distributed.fleet.meta_parallel.wrappers import (
+from polyreme.distributed.fleet.wrappers import (
     MetaParallelBase,
+    NoPipelineParallel,
+    PipelineParallel,
     SegmentParallel,
     ShardingParallel,
     TensorParallel,

@@ -1,6 +1,6 @@
-"""PipelineParallel: a PipelineLayer that trains and evaluates whole batches over pipeline stages.
+"""StagedModel: a PipelineLayer that trains and evaluates whole batches over the stages of a plan.
 
-Which schedule runs is the plan's affair; there is one runtime for all of them (distributed.pipeline).
+Which schedule runs is the plan's affair; there is one runtime for all of them (runtime.py).
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Any
 import jax
 
 from polyreme.amp import GradScaler
-from polyreme.distributed.fleet.base.distributed_strategy import DistributedStrategy
-from polyreme.distributed.fleet.base.job import Job, resolve
-from polyreme.distributed.fleet.optimizer import HybridParallelOptimizer
+from polyreme.distributed.data_parallel import split_batch
+from polyreme.distributed.gradient_merge import MergingOptimizer
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.pipeline.step import PipelineStep
@@ -24,35 +23,45 @@ from polyreme.errors import ConfigError
 from polyreme.mesh import SCHEDULES, Plan, default_schedule
 from polyreme.nn.layer import Layer
 from polyreme.optimizer import Optimizer
-from polyreme.training import Microbatch, StepPolicy, cut
+from polyreme.training import FULL_PRECISION, Microbatch, MixedPrecision, StepPolicy, cut
 
 
-class PipelineParallel(Layer):
-    """A PipelineLayer over the stages of a hybrid-parallel job.
+class StagedModel(Layer):
+    """A PipelineLayer over the stages of a plan.
 
-    layers: the model; its parameters are moved to their stages. hcg, strategy: as fleet.init made and took them.
-    train_batch takes the global batch, of micro_batch_size x accumulate_steps x the degrees of dp and sharding rows,
-    and returns its mean loss, the same on every plan.
+    layers: the model; its parameters are moved to their stages. train_batch takes the global batch, which is cut into
+    the plan's microbatches, and returns its mean loss, the same on every plan. microbatch_rows: rows that a microbatch
+    must have; None takes what there is. A plan of one stage runs the microbatches one after another on all devices of
+    its mesh, and the model may be called as a PlannedModel is.
     """
 
-    def __init__(self, layers: PipelineLayer, hcg: Any = None, strategy: Any = None) -> None:
+    def __init__(
+        self,
+        layers: PipelineLayer,
+        plan: Plan,
+        precision: MixedPrecision = FULL_PRECISION,
+        microbatch_rows: int | None = None,
+    ) -> None:
         super().__init__()
         if not isinstance(layers, PipelineLayer):
             raise TypeError(
                 f"a pipeline needs a PipelineLayer, got {type(layers).__name__}; describe the model as a sequence of "
                 "layers, or set pp_degree to 1"
             )
-        job = resolve(strategy or DistributedStrategy(), jax.device_count())
-        self._job: Job = replace(job, plan=plan_of(layers, job.plan))
-        self._layers = layers
-        self.layout = apply_plan(self._job.plan, layers, chunks=layers.get_model_chunks())
+        self._layers, self._precision, self._microbatch_rows = layers, precision, microbatch_rows
+        self.plan = _plan_for(layers, plan)
+        self.layout = apply_plan(self.plan, layers, chunks=layers.get_model_chunks())
         given = layers.loss_fn
         self._losses = list(given) if isinstance(given, (list, tuple)) else [given] if given is not None else []
         self._pipeline = Pipeline(layers.get_model_chunks(), self._losses, self.layout)
-        self.training_step = PipelineStep(self._pipeline, StepPolicy(self._job.amp))
+        self.training_step = PipelineStep(self._pipeline, StepPolicy(precision))
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        raise TypeError("a pipeline runs whole batches: call train_batch or eval_batch")
+        if self.plan.mesh.pp > 1:
+            raise TypeError("a pipeline runs whole batches: call train_batch or eval_batch")
+        inputs, kwargs = split_batch((inputs, kwargs), self.layout)
+        with self._precision.autocast():
+            return self._layers(*inputs, **kwargs)
 
     def train_batch(
         self,
@@ -67,9 +76,9 @@ class PipelineParallel(Layer):
 
         data: [inputs, labels], each a Tensor or array, or a tuple or dict of them, None and numbers; in their place a
         list with one entry a microbatch, whose last may have fewer rows; or an iterator that yields [inputs, labels]
-        for each microbatch. scaler: one with the strategy's amp_configs unless given. loss_fn_idx: which of several
+        for each microbatch. scaler: one with the precision's settings unless given. loss_fn_idx: which of several
         loss functions is trained; the losses of all of them are returned, as a list. return_micro_batch_loss: -> the
-        loss of every microbatch instead, [accumulate_steps].
+        loss of every microbatch instead, [num_microbatches].
         """
         scaler = self.training_step.scaler if scaler is None else scaler
         _check_trainers(optimizer, scaler, lr_scheduler)
@@ -91,7 +100,7 @@ class PipelineParallel(Layer):
         not looked at.
         """
         if static_scheduler:
-            return self._job.plan.make_schedule().stage_text(0)
+            return self.plan.make_schedule().stage_text(0)
         self._layers.train()
         batch = self._cut(data)
         # the gradients are the caller's, and so is the scaler
@@ -103,15 +112,16 @@ class PipelineParallel(Layer):
         """Forward alone, with dropout off; -> the mean loss, of several loss functions a list of each one's, or the
         list of each microbatch's outputs."""
         batch = self._cut(data)
-        loss = self._checked_loss(loss_fn_idx) if compute_loss else None
+        if compute_loss:
+            self._checked_loss(loss_fn_idx)
         was_training = self._layers.training
         self._layers.eval()
         try:
-            outputs = self.training_step.evaluate(batch, loss=loss)
+            parts = self.training_step.evaluate(batch, losses=compute_loss, outputs=not compute_loss)
         finally:
             if was_training:
                 self._layers.train()
-        return self._means(outputs, batch) if compute_loss else outputs
+        return self._means(_arrays(parts), batch) if compute_loss else [out for _, out in parts]
 
     def _mean_or_all(self, mean: Tensor, parts: list[tuple[list[Tensor], Any]], batch: list[Microbatch]) -> Any:
         """The mean loss, or where there are several loss functions a list of each one's."""
@@ -127,7 +137,7 @@ class PipelineParallel(Layer):
         return joined[0] if len(joined) == 1 else joined
 
     def _cut(self, data: Any) -> list[Microbatch]:
-        return cut(data, self._job.plan.num_microbatches, self._job.microbatch_rows)
+        return cut(data, self.plan.num_microbatches, self._microbatch_rows)
 
     def _checked_loss(self, index: int) -> int:
         if not self._losses:
@@ -156,7 +166,7 @@ def _stack(losses: list[jax.Array]) -> jax.Array:
 
 
 def _check_trainers(optimizer: Any, scaler: Any, lr_scheduler: Any) -> None:
-    if not isinstance(optimizer, (Optimizer, HybridParallelOptimizer)):
+    if not isinstance(optimizer, (Optimizer, MergingOptimizer)):
         raise TypeError(
             f"train_batch takes the optimizer that distributed_optimizer gave, got {type(optimizer).__name__}; to "
             "train without one, call forward_backward_pipeline"
@@ -170,7 +180,7 @@ def _check_trainers(optimizer: Any, scaler: Any, lr_scheduler: Any) -> None:
         )
 
 
-def plan_of(layers: PipelineLayer, plan: Plan) -> Plan:
+def _plan_for(layers: PipelineLayer, plan: Plan) -> Plan:
     """The plan with as many chunks a stage as the model has: a schedule of one chunk gives way to its alternative where
     there are several (1F1B to VPP), and one that is no V to the default of those where the model is laid out as a V.
 
@@ -197,6 +207,3 @@ def _schedule_for(plan: Plan, virtual: int, is_v: bool) -> str | None:
     other = SCHEDULES.get(kind.alternative)
     gives_way = virtual > kind.most_virtual and other is not None and other.takes(virtual) and not other.is_v
     return kind.alternative if gives_way else kind.name
-
-
-__all__ = ["PipelineParallel", "plan_of"]

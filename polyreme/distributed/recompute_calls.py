@@ -1,11 +1,11 @@
-"""recompute, recompute_sequential, recompute_hybrid: calls whose inner results are not kept for backward."""
+"""Calls, and sublayers of a model, whose inner results are not kept for backward."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from polyreme.autograd.recompute import AS_IT_IS, Keep, run_again
+from polyreme.autograd.recompute import AS_IT_IS, Keep, recompute_forward, run_again
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.nn import Layer
 
@@ -79,6 +79,26 @@ def recompute_hybrid(ctx: Mapping[str, Any], function: Callable[..., Any], *args
         )
     keep = Keep(bool(ctx.get("offload", False)), "mp" if ctx.get("partition", False) else None)
     return run_again(function, args, kwargs, keep if keep.moves else AS_IT_IS)
+
+
+def recompute_sublayers(model: Layer, names: Sequence[str], setting: str, *, offload: bool = False) -> None:
+    """Have sublayers of a model, by their names, run again in backward; with offload, from inputs in host memory.
+
+    Raises ConfigError, with the closest name, for one that is no sublayer; setting is what the caller was told them by.
+    """
+    layers = dict(model.named_sublayers())
+    for name in names:
+        if name not in layers:
+            raise ConfigError(
+                f"{setting} names {name!r}, which is no sublayer of {type(model).__name__}{did_you_mean(name, layers)}"
+            )
+    for name in names:
+        layers[name].forward = recompute_forward(layers[name].forward, Keep(offload))
+
+
+def follows_plan(model: Layer) -> bool:
+    """Whether a model recomputes by itself what the plan in force says."""
+    return any(hasattr(layer, "recompute") for layer in model.sublayers(include_self=True))
 
 
 def _chain(steps: Iterable[Callable[..., Any]]) -> Callable[..., Any]:

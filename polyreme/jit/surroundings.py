@@ -1,0 +1,408 @@
+"""Python values that captured code reads from around it: each is a guard of the program.
+
+A program computes with the values of globals, closure cells and attributes, and of what lists, dicts and small arrays
+among them hold, as they were when it was captured. Which of them the code reads is taken from the names in it: in the
+code of the user's functions that ran, and, for layers of this package, in that of their classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dis
+import enum
+import functools
+import sys
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyreme.core import state
+from polyreme.core.state import TensorState, Tracer
+from polyreme.errors import CaptureError
+
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_NUMBERS = frozenset({int, float, complex})
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
+# parts of a list or dict, and bytes of an array, beyond which it is guarded as the object it is, not by what it holds
+_MOST_PARTS, _MOST_BYTES = 1000, 1 << 16
+# from a name to what it holds: cfg.model.rope.scale
+_DEEPEST = 3
+_LIBRARIES = frozenset({"polyreme", "jax", "jaxlib", "numpy", "scipy", "malt"})
+_ABSENT = object()
+
+
+class _Names(NamedTuple):
+    """Names that a code object loads: as globals, and as attributes of whatever."""
+
+    globals: frozenset[str]
+    attributes: frozenset[str]
+
+
+class GuardedValue(NamedTuple):
+    """A value and where it is read from. what: that in words. form: its frozen form when the program was captured."""
+
+    what: str
+    read: Callable[[], Any]
+    seen: Any
+    form: Any
+
+    def change(self) -> str | None:
+        """What became of the value, in words; None if it is as it was."""
+        now = self.read()
+        if now is self.seen and _is_fixed(now):
+            return None
+        form = freeze(now)
+        return None if form == self.form else _difference(self.what, self.form, form)
+
+
+def _is_fixed(value: Any) -> bool:
+    """True for a value that can only be replaced, not changed."""
+    return value.__class__ in _PLAIN or isinstance(value, _FUNCTIONS)
+
+
+class _Identity:
+    """Stands for an object that is guarded as itself."""
+
+    __slots__ = ("_weak", "name", "of")
+
+    def __init__(self, value: Any) -> None:
+        self.name = type(value).__name__
+        try:
+            self.of, self._weak = weakref.ref(value), True
+        except TypeError:
+            self.of, self._weak = (lambda: value), False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.of() is other.of() is not None
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"one {self.name}"
+
+
+def freeze(value: Any, budget: list[int] | None = None) -> Any:
+    """A value that equals another's exactly where captured code could not tell the two apart."""
+    cls = value.__class__
+    if cls in _PLAIN:
+        return cls, repr(value) if cls is float or cls is complex else value
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "OV" and value.nbytes <= _MOST_BYTES:
+        return cls, value.shape, value.dtype.str, value.tobytes()
+    if isinstance(value, _CONTAINERS):
+        budget = [_MOST_PARTS] if budget is None else budget
+        budget[0] -= len(value)
+        if budget[0] >= 0:
+            if isinstance(value, (set, frozenset)):
+                return cls, frozenset(freeze(part, budget) for part in value)
+            parts = value.items() if isinstance(value, dict) else value
+            return cls, tuple(freeze(part, budget) for part in parts)
+    if isinstance(value, (enum.Enum, np.dtype, type, types.MethodType)):
+        return cls, value
+    if isinstance(value, TensorState) and isinstance(value._array, Tracer):
+        return cls  # made by the captured code, which left it here
+    return _Identity(value)
+
+
+def _difference(what: str, old: Any, new: Any) -> str:
+    """The first part of a value that is another one, in words."""
+    if isinstance(old, tuple) and isinstance(new, tuple) and old[0] is new[0]:
+        if len(old) == 4 and old[1:3] == new[1:3]:
+            return f"{what}: its values changed"
+        if isinstance(old[-1], tuple) and len(old[-1]) == len(new[-1]):
+            pairs = list(zip(old[-1], new[-1], strict=True))
+            at = next(i for i, (a, b) in enumerate(pairs) if a != b)
+            if not issubclass(old[0], dict):
+                return _difference(f"{what}[{at}]", *pairs[at])
+            (_, (key, value)), (_, (new_key, new_value)) = pairs[at]
+            return (
+                _difference(f"{what}[{_shown(key)}]", value, new_value)
+                if key == new_key
+                else f"{what}: its keys changed"
+            )
+    return f"{what}: {_shown(old)} -> {_shown(new)}"
+
+
+def _shown(form: Any) -> str:
+    """A frozen form in words."""
+    if not isinstance(form, tuple):
+        return "nothing" if form is None else str(form)
+    value = form[-1]
+    if len(form) == 4:
+        return f"an array {list(form[1])} of {np.dtype(form[2]).name}"
+    if isinstance(value, (tuple, frozenset)):
+        return f"a {form[0].__name__} of {len(value)}"
+    return str(value) if form[0] in (float, complex) else repr(value)
+
+
+@dataclass
+class Guards:
+    """The values a program was captured with.
+
+    always: looked at before each call. after_assignments: attributes of Layers, looked at again once an attribute of
+    any Layer was assigned.
+    """
+
+    always: list[GuardedValue] = field(default_factory=list)
+    after_assignments: list[GuardedValue] = field(default_factory=list)
+    version: int = 0
+
+    def change(self) -> str | None:
+        """The first value that is another one now, in words; None if the program may serve."""
+        for guarded in self.always:
+            if (now := guarded.change()) is not None:
+                return now
+        if self.version == state.attributes.version:
+            return None
+        version = state.attributes.version
+        for guarded in self.after_assignments:
+            if (now := guarded.change()) is not None:
+                return now
+        self.version = version
+        return None
+
+    def forms(self) -> list[Any]:
+        """The frozen form of each value now, to see which of them a run of the code changes."""
+        return [freeze(guarded.read()) for guarded in (*self.always, *self.after_assignments)]
+
+    def leave_out_changed(self, before: list[Any], where: str) -> None:
+        """Stop guarding what a run of the code changed itself, a list that it appends to, say; raise CaptureError for a
+        number, which counts. before: forms() at the run's start. where: the captured function.
+        """
+        changed = set()
+        for guarded, old in zip((*self.always, *self.after_assignments), before, strict=True):
+            new = freeze(guarded.read())
+            if old != new:
+                changed.add(id(guarded))
+                if _is_number(old) and _is_number(new):
+                    raise CaptureError(
+                        f"{where}: {guarded.what} goes from {_shown(old)} to {_shown(new)} each time the function "
+                        "runs, but Python in a captured function runs only when a program is made, so it would not "
+                        "count calls; count outside, or keep the number in a Tensor (register_buffer) and change that"
+                    )
+        self.always = [g for g in self.always if id(g) not in changed]
+        self.after_assignments = [g for g in self.after_assignments if id(g) not in changed]
+
+
+def _is_number(form: Any) -> bool:
+    return isinstance(form, tuple) and form[0] in _NUMBERS
+
+
+class Surroundings:
+    """Collects, while code is captured, what it may read from around it."""
+
+    def __init__(self) -> None:
+        self._functions: dict[int, types.FunctionType] = {}
+        self._layers: dict[int, Any] = {}
+        self._objects: dict[int, tuple[str, Any]] = {}
+        self._before: dict[int, tuple[dict, dict]] = {}
+
+    def called(self, fn: types.FunctionType) -> None:
+        """A function of the user's is about to run."""
+        self._functions.setdefault(id(fn), fn)
+        self._remember(fn.__globals__)
+
+    def met(self, name: str, value: Any) -> None:
+        """An object that the code has under a name: a Layer that is called, the `self` of a method, an argument."""
+        if is_layer(value):
+            self._layers.setdefault(id(value), value)
+            self._remember(vars(value))
+        elif _has_settings(value):
+            self._objects.setdefault(id(value), (name, value))
+            self._remember(vars(value))
+
+    def _remember(self, space: dict) -> None:
+        if id(space) not in self._before:
+            self._before[id(space)] = (space, dict(space))
+
+    def restore_numbers(self) -> None:
+        """Put numbers back that the code changed."""
+        for space, before in self._before.values():
+            for name, value in before.items():
+                if value.__class__ in _NUMBERS and space.get(name, value) is not value:
+                    space[name] = value
+
+    def guards(self) -> Guards:
+        """The places that the code may have read, with what is there now."""
+        names = [_names_in(fn.__code__) for fn in self._functions.values()]
+        attributes = frozenset().union(*(n.attributes for n in names))
+        always: dict[Any, GuardedValue] = {}
+        assigned: dict[Any, GuardedValue] = {}
+        for fn, loaded in zip(self._functions.values(), names, strict=True):
+            for name in loaded.globals:
+                if name in fn.__globals__:
+                    self._add_root(always, name, fn.__globals__, attributes)
+            for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+                self._add_cell(always, name, cell, attributes)
+        for name, value in self._objects.values():
+            self._add_object(always, name, value, attributes, _DEEPEST)
+        for layer in with_sublayers(self._layers.values()):
+            self._add_layer(always, assigned, layer, attributes)
+        return Guards(list(always.values()), list(assigned.values()), state.attributes.version)
+
+    def _add_root(self, places: dict, name: str, space: dict, attributes: frozenset[str]) -> None:
+        value = space[name]
+        if isinstance(value, types.ModuleType):
+            if _is_users_module(value):
+                _add_names(places, value.__name__, vars(value), attributes)
+        elif not _is_code(value):
+            _add(places, name, space, name)
+            self._add_object(places, name, value, attributes, _DEEPEST)
+
+    def _add_cell(self, places: dict, name: str, cell: Any, attributes: frozenset[str]) -> None:
+        value = _content(cell)
+        if value is _ABSENT or isinstance(value, types.ModuleType) or _is_made_inside(value):
+            return
+        places[id(cell)] = GuardedValue(name, functools.partial(_content, cell), value, freeze(value))
+        self._add_object(places, name, value, attributes, _DEEPEST)
+
+    def _add_object(self, places: dict, what: str, value: Any, attributes: frozenset[str], deepest: int) -> None:
+        if not deepest or not _has_settings(value):
+            return
+        space = vars(value)
+        _add_names(places, what, space, attributes)
+        _add_class(places, type(value), space, attributes)
+        for name in attributes & space.keys():
+            self._add_object(places, f"{what}.{name}", space[name], attributes, deepest - 1)
+
+    def _add_layer(self, always: dict, assigned: dict, layer: Any, attributes: frozenset[str]) -> None:
+        space, what = vars(layer), type(layer).__name__
+        names = (attributes | _names_of_ours(type(layer))) & space.keys() - _TABLES
+        for name in names:
+            value = space[name]
+            if _is_value(value):
+                _add(
+                    assigned if _is_fixed(value) else always,
+                    f"{what}.{name}",
+                    space,
+                    name,
+                )
+            elif _has_settings(value):
+                _add(assigned, f"{what}.{name}", space, name)
+                self._add_object(always, f"{what}.{name}", value, attributes, _DEEPEST)
+        _add_class(always, type(layer), space, attributes)
+
+
+def _add(places: dict, what: str, space: Any, name: str) -> None:
+    value = space[name]
+    if not _is_made_inside(value):
+        read = functools.partial(space.get, name, _ABSENT)
+        places[id(space), name] = GuardedValue(what, read, value, freeze(value))
+
+
+def _add_names(places: dict, what: str, space: dict, names: frozenset[str]) -> None:
+    for name in names & space.keys():
+        if _is_value(space[name]) or _has_settings(space[name]):
+            _add(places, f"{what}.{name}", space, name)
+
+
+def _add_class(places: dict, cls: type, space: dict, names: frozenset[str]) -> None:
+    """Attributes that an object has from its class."""
+    for base in cls.__mro__:
+        if base.__module__.partition(".")[0] not in _LIBRARIES and base is not object:
+            values = vars(base)
+            for name in (names & values.keys()) - space.keys():
+                if _is_value(values[name]) and not isinstance(values[name], _FUNCTIONS):
+                    places[id(base), name] = GuardedValue(
+                        f"{base.__name__}.{name}",
+                        functools.partial(values.get, name, _ABSENT),
+                        values[name],
+                        freeze(values[name]),
+                    )
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _ABSENT
+
+
+_TABLES = frozenset({"training", "_parameters", "_buffers", "_sub_layers", "_pre_hooks", "_post_hooks"})
+
+
+def is_layer(value: Any) -> bool:
+    """True for a Layer."""
+    return hasattr(value, "training") and "_sub_layers" in getattr(value, "__dict__", {})
+
+
+def with_sublayers(layers: Iterable[Any]) -> Iterator[Any]:
+    """Layers, and those inside them, each once."""
+    seen: set[int] = set()
+    for layer in layers:
+        for part in layer.sublayers(include_self=True):
+            if id(part) not in seen:
+                seen.add(id(part))
+                yield part
+
+
+def _is_made_inside(value: Any) -> bool:
+    return isinstance(value, TensorState) and isinstance(value._array, Tracer)
+
+
+def _is_value(value: Any) -> bool:
+    """True for what code computes with as it stands, and for functions."""
+    return value.__class__ in _PLAIN or isinstance(
+        value, (*_CONTAINERS, *_FUNCTIONS, np.ndarray, np.generic, np.dtype, enum.Enum)
+    )
+
+
+def _is_code(value: Any) -> bool:
+    """True for what only redefinition changes: functions and classes with a name in a module."""
+    return isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type))
+
+
+def _has_settings(value: Any) -> bool:
+    """True for an object of a class of the user's own, or a namespace: its attributes are looked at."""
+    cls = type(value)
+    if not isinstance(getattr(value, "__dict__", None), dict) or isinstance(
+        value, (type, types.ModuleType, BaseException, *_FUNCTIONS)
+    ):
+        return False
+    if cls in (types.SimpleNamespace, argparse.Namespace):
+        return True
+    roots = {base.__module__.partition(".")[0] for base in cls.__mro__ if base is not object}
+    return not roots & (_LIBRARIES | {"builtins"}) and cls.__module__.partition(".")[0] not in sys.stdlib_module_names
+
+
+def _is_users_module(module: types.ModuleType) -> bool:
+    root = module.__name__.partition(".")[0]
+    return root not in _LIBRARIES and root not in sys.stdlib_module_names
+
+
+_names: Any = weakref.WeakKeyDictionary()
+
+
+def _names_in(code: types.CodeType) -> _Names:
+    """The names that code loads, and code written inside it."""
+    names = _names.get(code)
+    if names is None:
+        loaded: dict[str, set[str]] = {"GLOBAL": set(), "NAME": set(), "ATTR": set(), "METHOD": set()}
+        for step in dis.get_instructions(code):
+            kind = step.opname.removeprefix("LOAD_")
+            if kind in loaded and step.opname != kind:
+                loaded[kind].add(step.argval)
+        inner = [_names_in(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+        names = _names[code] = _Names(
+            frozenset(loaded["GLOBAL"] | loaded["NAME"]).union(*(n.globals for n in inner)),
+            frozenset(loaded["ATTR"] | loaded["METHOD"]).union(*(n.attributes for n in inner)),
+        )
+    return names
+
+
+@functools.cache
+def _names_of_ours(cls: type) -> frozenset[str]:
+    """Attributes that the methods of a Layer's classes in this package load."""
+    names: frozenset[str] = frozenset()
+    for base in cls.__mro__:
+        if base.__module__.startswith("polyreme.") and base.__module__ != "polyreme.nn.layer":
+            for member in vars(base).values():
+                if isinstance(member, types.FunctionType) and member.__name__ != "__init__":
+                    names |= _names_in(member.__code__).attributes
+    return names

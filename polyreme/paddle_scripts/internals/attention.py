@@ -1,0 +1,86 @@
+"""Attention under the paths that models import it from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyreme.errors import ConfigError
+from polyreme.nn import functional as F
+from polyreme.ops.packed_attention import ragged_mask, ragged_rows, ragged_tokens
+from polyreme.ops.products import einsum
+
+
+class LowerTriangularMask:
+    """A mask for memory_efficient_attention: query i sees the keys up to i."""
+
+
+def memory_efficient_attention(
+    query: Any, key: Any, value: Any, attn_bias: Any = None, p: float = 0.0, scale: float | None = None,
+    training: bool = True,
+) -> Any:  # fmt: skip
+    """softmax(scale * query key^T + attn_bias) value, all [batch, seq, heads, head_dim]."""
+    causal = isinstance(attn_bias, LowerTriangularMask)
+    return F.scaled_dot_product_attention(
+        query, key, value, None if causal else attn_bias, p, causal, training, scale=scale
+    )
+
+
+def fused_dot_product_attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scaling_factor: float | None = None, training: bool = True, *_: Any, **__: Any,
+) -> Any:  # fmt: skip
+    """scaled_dot_product_attention with the scale by its other name."""
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, training, scale=scaling_factor
+    )
+
+
+def flash_attn_unpadded(
+    query: Any, key: Any, value: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int, max_seqlen_k: int,
+    scale: float, dropout: float = 0.0, causal: bool = False, return_softmax: bool = False,
+    fixed_seed_offset: Any = None, rng_name: str = "", training: bool = True, name: str | None = None,
+) -> tuple[Any, None]:  # fmt: skip
+    """Attention within each of many sequences that lie end to end: [tokens, heads, head_dim] -> (the same, None).
+
+    cu_seqlens [batch + 1]: the ends of the sequences, from 0 on.
+    """
+    if return_softmax or fixed_seed_offset is not None or rng_name:
+        raise ConfigError("flash_attn_unpadded: leave return_softmax, fixed_seed_offset and rng_name out; use seed()")
+    mask = ragged_mask(cu_seqlens_q, cu_seqlens_k, (max_seqlen_q, max_seqlen_k), causal)
+    rows = ragged_rows(query, cu_seqlens_q, max_seqlen_q)
+    k, v = (ragged_rows(x, cu_seqlens_k, max_seqlen_k) for x in (key, value))
+    out = F.scaled_dot_product_attention(rows, k, v, mask, dropout, False, training, scale=scale)
+    return ragged_tokens(out, cu_seqlens_q, query.shape[0]), None
+
+
+def fused_gate_attention(
+    query: Any, key: Any = None, query_weight: Any = None, key_weight: Any = None, value_weight: Any = None,
+    qkv_weight: Any = None, gate_linear_weight: Any = None, gate_linear_bias: Any = None, out_linear_weight: Any = None,
+    out_linear_bias: Any = None, nonbatched_bias: Any = None, attn_mask: Any = None, has_gating: bool = True,
+    merge_qkv: bool = True, use_flash_attn: bool = False,
+) -> Any:  # fmt: skip
+    """Gated attention of the Evoformer: [batch, rows, res, c] -> [batch, rows, res, out].
+
+    Weights of queries, keys and values are [c, heads, d] each, or with merge_qkv one [3, heads, d, c]; the gate's
+    [c, heads, d] and [heads, d]; the last [heads, d, out] and [out]. attn_mask and nonbatched_bias are added to the
+    scores [batch, rows, heads, res, res]. Source: Jumper et al., 2021, supplement, algorithm 7.
+    """
+    memory = query if key is None else key
+    if merge_qkv:
+        q, k, v = (einsum("bmra,hda->bmrhd", query, qkv_weight[i]) for i in range(3))
+    else:
+        q = einsum("bmra,ahd->bmrhd", query, query_weight)
+        k, v = (einsum("bmra,ahd->bmrhd", memory, weight) for weight in (key_weight, value_weight))
+    scores = einsum("bmqhd,bmkhd->bmhqk", q * q.shape[-1] ** -0.5, k)
+    for bias in (attn_mask, nonbatched_bias):
+        scores = scores if bias is None else scores + bias
+    mixed = einsum("bmhqk,bmkhd->bmqhd", F.softmax(scores, axis=-1), v)
+    if has_gating:
+        gate = einsum("bmra,ahd->bmrhd", query, gate_linear_weight) + gate_linear_bias
+        mixed = mixed * F.sigmoid(gate)
+    return einsum("bmrhd,hdo->bmro", mixed, out_linear_weight) + out_linear_bias
+
+
+def _select_sdp(head_dim: int) -> str:
+    """ "math": the device chooses the kernel."""
+    return "math"

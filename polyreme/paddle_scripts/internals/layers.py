@@ -1,0 +1,91 @@
+"""Helpers and attributes of PaddlePaddle's layers that subclasses call and read."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+
+from polyreme.core import dtype as dtypes
+from polyreme.errors import ConfigError
+from polyreme.nn import functional as F
+from polyreme.nn.parameter import ParamAttr
+
+# what an additive mask puts on a position left out
+_MASKED = 1e9
+
+
+def _convert_attention_mask(attn_mask: Any, dtype: Any) -> Any:
+    """A mask as numbers to add to the scores: True and 1 keep a position. None stays None."""
+    if attn_mask is None:
+        return None
+    if dtypes.is_floating(attn_mask.dtype):
+        return attn_mask.astype(dtype)
+    return (attn_mask.astype(dtype) - 1.0) * _MASKED
+
+
+def _convert_param_attr_to_list(param_attr: Any, n: int) -> list[Any]:
+    """n parameter attributes: those of a list, or one n times, whose name then has the number behind it."""
+    if isinstance(param_attr, (list, tuple)):
+        if len(param_attr) != n:
+            raise ConfigError(f"{n} parameter attributes are needed, got {len(param_attr)}")
+        return [ParamAttrNames._to_attr(attr) for attr in param_attr]
+    attr = ParamAttr.of(param_attr)
+    if attr is None:
+        return [False] * n
+    return [attr if attr.name is None else replace(attr, name=f"{attr.name}_{i}") for i in range(n)]
+
+
+def _conv_nd(
+    x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, padding_algorithm: Any = None,
+    dilation: Any = 1, groups: int = 1, data_format: str = "NCHW", *_: Any, **__: Any,
+) -> Any:  # fmt: skip
+    function = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[x.ndim]
+    named = padding_algorithm in ("SAME", "VALID")
+    return function(x, weight, bias, stride, padding_algorithm if named else padding, dilation, groups, data_format)
+
+
+class LayerNames:
+    """Attributes of Layer."""
+
+    def _to_impl(
+        self: Any, device: Any = None, dtype: Any = None, blocking: bool | None = None, *_: Any, **__: Any
+    ) -> Any:
+        return self.to(device=device, dtype=dtype, blocking=blocking)
+
+    def _obtain_parameters_buffers(
+        self: Any, destination: Any = None, include_sublayers: bool = True, structured_name_prefix: str = ""
+    ) -> dict[str, Any]:
+        tensors = OrderedDict() if destination is None else destination
+        for named in (self.named_parameters, self.named_buffers):
+            for name, tensor in named(include_sublayers=include_sublayers):
+                tensors[structured_name_prefix + name] = tensor
+        return tensors
+
+
+class MultiHeadAttentionNames:
+    """Attributes of MultiHeadAttention."""
+
+    def _prepare_qkv(self: Any, query: Any, key: Any, value: Any, cache: Any = None) -> tuple[Any, ...]:
+        """Queries, keys and values, [batch, heads, seq, head_dim], and the cache moved on, if there is one."""
+        q = self._heads(self.q_proj(query)).transpose([0, 2, 1, 3])
+        if isinstance(cache, self.StaticCache):
+            return q, cache.k, cache.v, cache
+        k, v = (self._heads(p(x)).transpose([0, 2, 1, 3]) for p, x in ((self.k_proj, key), (self.v_proj, value)))
+        if cache is None:
+            return q, k, v
+        cache = self.Cache(cache.k.concat([k], axis=2), cache.v.concat([v], axis=2))
+        return q, cache.k, cache.v, cache
+
+
+class ParamAttrNames:
+    """Attributes of ParamAttr."""
+
+    @staticmethod
+    def _to_attr(arg: Any) -> Any:
+        if isinstance(arg, (list, tuple)):
+            return [ParamAttrNames._to_attr(one) for one in arg]
+        if hasattr(arg, "gradient"):  # a regularizer
+            return ParamAttr(regularizer=arg)
+        attr = ParamAttr.of(arg)
+        return False if attr is None else attr

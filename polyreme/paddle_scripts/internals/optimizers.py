@@ -1,0 +1,106 @@
+"""Attributes of PaddlePaddle's optimizers and scalers that trainers read and set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyreme.eager.tensor import Tensor
+from polyreme.optimizer.lr import LRScheduler
+
+
+class OptimizerNames:
+    """Attributes of Optimizer."""
+
+    helper = None
+    fused_buffer_version = 0
+
+    @property
+    def type(self: Any) -> str:
+        """Its kind, such as "adamw"."""
+        return type(self).__name__.lower()
+
+    @property
+    def _parameter_list(self: Any) -> list[Any] | None:
+        return self._parameters or None
+
+    @property
+    def _param_groups(self: Any) -> list[Any]:
+        if not any(group.settings for group in self._groups):
+            return self._parameters
+        return [{"params": group.params, **group.settings} for group in self._groups]
+
+    @property
+    def _learning_rate(self: Any) -> float | LRScheduler:
+        return self._scheduler if self._scheduler is not None else self.get_lr()
+
+    @_learning_rate.setter
+    def _learning_rate(self: Any, value: float | LRScheduler) -> None:
+        if isinstance(value, LRScheduler):
+            self.set_lr_scheduler(value)
+        else:
+            self.set_lr(value)
+
+    def _global_learning_rate(self: Any, program: Any = None) -> Tensor:
+        return self._shared.first.rate
+
+    def _create_global_learning_rate(self) -> None:
+        """Nothing: the learning rate is a Tensor from the start."""
+
+    @property
+    def _learning_rate_map(self: Any) -> dict[Any, Tensor]:
+        return {None: self._shared.first.rate}
+
+    @property
+    def _grad_clip(self: Any) -> Any:
+        return next(iter(self._clip_of.values()), None)
+
+    @_grad_clip.setter
+    def _grad_clip(self: Any, clip: Any) -> None:
+        for group in self._groups:
+            for p in group.params:
+                self._clip_of[id(p)] = group.settings.get("grad_clip", clip)
+        self._updates.clear()
+
+    @property
+    def _dtype(self: Any) -> Any:
+        return self._parameters[0].dtype if self._parameters else None
+
+    @property
+    def regularization(self: Any) -> Any:
+        """The weight decay that is added to gradients; None where it is not."""
+        return None if self.decoupled else self._weight_decay
+
+    @property
+    def _accumulators(self: Any) -> dict[str, dict[str, Tensor]]:
+        names = {id(p): p.name for p in self._parameters}
+        return {slot: {names[key]: tensor for key, tensor in held.items()} for slot, held in self._slots.items()}
+
+    def _get_accumulator(self: Any, name: str, param: Any) -> Tensor:
+        return self._slots[name][id(param)]
+
+    @property
+    def _master_weights(self: Any) -> dict[str, Tensor]:
+        names = {id(p): p.name for p in self._parameters}
+        return {names[key]: tensor for key, tensor in self._masters.items()}
+
+    def _create_accumulators(self: Any, block: Any = None, parameters: Any = None) -> None:
+        self.create_state()
+
+    @property
+    def _apply_decay_param_fun(self: Any) -> Any:
+        return getattr(self, "_decays", None)
+
+    def zero_grad(self: Any, set_to_none: bool = True) -> None:
+        """Forget every parameter's gradient, or set it to zeros."""
+        self.clear_grad(set_to_zero=not set_to_none)
+
+
+class GradScalerNames:
+    """Attributes of GradScaler."""
+
+    @property
+    def _scale(self: Any) -> Tensor:
+        return self._state["scale"]
+
+    def _unscale(self: Any, optimizer: Any) -> None:
+        self.unscale_(optimizer)

@@ -1,0 +1,33 @@
+"""Helpers of paddle.framework.io and paddle.io.reader that trainers call themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from polyreme.eager.tensor import Tensor, to_tensor
+
+
+def _to_LodTensor(ndarray: Any) -> Tensor:
+    return to_tensor(ndarray)
+
+
+def _transformed_from_lodtensor(obj: Any) -> Any:
+    """obj itself: what is loaded are Tensors."""
+    return obj
+
+
+def _parse_every_object(obj: Any, condition_func: Callable[[Any], bool], convert_func: Callable[[Any], Any]) -> Any:
+    """obj with the values of its lists, tuples and dicts that meet a condition converted."""
+    if condition_func(obj):
+        return convert_func(obj)
+    if isinstance(obj, dict):
+        return type(obj)((k, _parse_every_object(v, condition_func, convert_func)) for k, v in obj.items())
+    if isinstance(obj, (list, tuple)):
+        return type(obj)(_parse_every_object(v, condition_func, convert_func) for v in obj)
+    return obj
+
+
+def use_pinned_memory(*args: bool) -> bool | None:
+    """Asked without an argument, False: transfers manage their own pinned memory. One that is given changes nothing."""
+    return None if args else False

@@ -1,0 +1,65 @@
+"""Windows of the root namespace, Tensors of window_length weights by audio.functional.get_window; and frames."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyreme.audio.functional import get_window
+from polyreme.core import dtype as dtypes
+from polyreme.errors import ConfigError, ShapeError
+
+
+def hann_window(window_length: int, periodic: bool = True, *, dtype: Any = "float32", **options: Any) -> Any:
+    """0.5 - 0.5 cos(2 pi n / N) -> [window_length]."""
+    return _window("hann", window_length, periodic, dtype, options)
+
+
+def hamming_window(
+    window_length: int, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, *, dtype: Any = "float32",
+    **options: Any,
+) -> Any:  # fmt: skip
+    """alpha - beta cos(2 pi n / N) -> [window_length]. Raises ConfigError for weights other than 0.54 and 0.46."""
+    if (alpha, beta) != (0.54, 0.46):
+        raise ConfigError(f"hamming_window: {alpha=}, {beta=}; leave them out, or compute the window with paddle.cos")
+    return _window("hamming", window_length, periodic, dtype, options)
+
+
+def blackman_window(window_length: int, periodic: bool = True, *, dtype: Any = "float32", **options: Any) -> Any:
+    """Blackman's window -> [window_length]."""
+    return _window("blackman", window_length, periodic, dtype, options)
+
+
+def bartlett_window(window_length: int, periodic: bool = True, *, dtype: Any = "float32", **options: Any) -> Any:
+    """The triangle that ends at 0 -> [window_length]."""
+    return _window("bartlett", window_length, periodic, dtype, options)
+
+
+def kaiser_window(
+    window_length: int, periodic: bool = True, beta: float = 12.0, *, dtype: Any = "float32", **options: Any
+) -> Any:
+    """Kaiser's window of shape beta -> [window_length]."""
+    return _window(("kaiser", beta), window_length, periodic, dtype, options)
+
+
+def _window(kind: Any, length: int, periodic: bool, dtype: Any, options: dict[str, Any]) -> Any:
+    """options: those of every creation function, of which layout, device and pin_memory say nothing here."""
+    unknown = options.keys() - {"layout", "device", "pin_memory", "requires_grad", "name"}
+    if unknown:
+        raise TypeError(f"a window takes no {', '.join(sorted(unknown))}")
+    window = get_window(kind, length, fftbins=periodic, dtype=dtypes.as_dtype(dtype).name)
+    window.stop_gradient = not options.get("requires_grad", False)
+    return window
+
+
+def frame(x: Any, frame_length: int, hop_length: int, axis: int = -1, name: str | None = None) -> Any:
+    """Overlapping pieces of a signal: axis -1: [..., seq] -> [..., frame_length, frames]; 0: [seq, ...] -> [frames,
+    frame_length, ...]. Raises ShapeError for a signal shorter than a piece.
+    """
+    if axis not in (0, -1):
+        raise ConfigError(f"frame: axis={axis}; the signal lies along the first dim, 0, or the last, -1")
+    if x.shape[axis] < frame_length:
+        raise ShapeError(f"frame: frame_length={frame_length} for a signal of {x.shape[axis]}")
+    pieces = x.unfold(axis, frame_length, hop_length)
+    if axis == 0:
+        return pieces.moveaxis(-1, 1)
+    return pieces.moveaxis(-1, -2)

@@ -1,0 +1,224 @@
+"""Python values that captured code reads from around it: captured equals eager after each of them has changed."""
+
+import argparse
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from polyreme import nn
+from polyreme.eager.tensor import to_tensor
+from polyreme.errors import CaptureError
+from polyreme.jit import to_static
+
+SCALE = 2.0
+TABLE = {"scale": 2.0, "shifts": [0.0, 1.0]}
+
+
+def x():
+    return to_tensor([3.0])
+
+
+def global_number():
+    def change():
+        globals()["SCALE"] = 5.0
+
+    return lambda x: x * SCALE, change, "SCALE: 2.0 -> 5.0"
+
+
+def dict_in_list():
+    table = {"shifts": [0.0, 1.0]}
+
+    def change():
+        table["shifts"][1] = 4.0
+
+    return lambda x: x + table["shifts"][1], change, "table['shifts'][1]: 1.0 -> 4.0"
+
+
+def grown_list():
+    factors = [2.0]
+    return lambda x: x * sum(factors), lambda: factors.append(1.0), "factors: a list of 1 -> a list of 2"
+
+
+def closure_cell():
+    k = 2.0
+
+    def change():
+        nonlocal k
+        k = True
+
+    return lambda x: x * k, change, "k: 2.0 -> True"
+
+
+def small_array():
+    array = np.zeros(3, np.float32)
+
+    def change():
+        array[2] = 1.0
+
+    return lambda x: x + to_tensor(array)[2], change, "array: its values changed"
+
+
+def another_tensor():
+    held = [to_tensor([1.0])]
+    weight = held[0]
+
+    def change():
+        nonlocal weight
+        weight = to_tensor([2.0])
+
+    return lambda x: x * weight, change, "weight: one Tensor -> one Tensor"
+
+
+def namespace_of_settings():
+    args = argparse.Namespace(model=types.SimpleNamespace(scale=2.0), epoch=0)
+
+    def change():
+        args.model.scale = 7.0
+
+    return lambda x: x * args.model.scale, change, "args.model.scale: 2.0 -> 7.0"
+
+
+class Settings:
+    scale = 2.0
+
+
+def attribute_of_a_class():
+    settings = Settings()
+
+    def change():
+        Settings.scale = 3.0
+
+    return lambda x: x * settings.scale, change, "Settings.scale: 2.0 -> 3.0"
+
+
+def module_constant():
+    module = types.ModuleType("settings_of_a_test")
+    module.SCALE = 2.0
+    sys.modules[module.__name__] = module
+
+    def change():
+        module.SCALE = 9.0
+
+    space = {"settings": module}
+    exec("def fn(x): return x * settings.SCALE", space)
+    space["fn"].__module__ = "scripts_of_a_test"
+    # what a module holds is looked at where the function names the module
+    return types.FunctionType(space["fn"].__code__, space, "fn"), change, "settings_of_a_test.SCALE: 2.0 -> 9.0"
+
+
+class Net(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.scale = 2.0
+        self.act = nn.functional.relu
+        self.drop = nn.Dropout(1.0)
+        self.parts = nn.LayerList([nn.Identity()])
+
+    def forward(self, x):
+        for part in self.parts:
+            x = part(x)
+        return self.act(x * self.scale) + self.drop(x)
+
+
+def net(change, reason):
+    def case():
+        model = Net()
+        return model, lambda: change(model), reason
+
+    return case
+
+
+def set_to(name, value):
+    return lambda model: setattr(model, name, value)
+
+
+CASES = {
+    case.__name__: case
+    for case in (
+        global_number, dict_in_list, grown_list, closure_cell, small_array, another_tensor, namespace_of_settings,
+        attribute_of_a_class, module_constant,
+    )
+} | {
+    "attribute_of_a_layer": net(set_to("scale", -2.0), "Net.scale: 2.0 -> -2.0"),
+    "function_of_a_layer": net(set_to("act", nn.functional.silu), "Net.act: one function -> one function"),
+    "setting_of_our_layer": net(lambda model: setattr(model.drop, "p", 0.0), "Dropout.p: 1.0 -> 0.0"),
+    "layer_list_that_grew": net(
+        lambda model: model.parts.append(nn.Tanh()),
+        "a parameter, buffer, sublayer or hook of LayerList was replaced, added or removed",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_change_of_what_the_code_reads_captures_anew_and_says_why(name):
+    fn, change, reason = CASES[name]()
+    if isinstance(fn, nn.Layer):
+        eager, captured = fn.forward, to_static(fn).forward
+    else:
+        eager, captured = fn, to_static(fn)
+    try:
+        for _ in range(2):
+            np.testing.assert_array_equal(captured(x()).numpy(), eager(x()).numpy())
+        change()
+        for _ in range(2):
+            np.testing.assert_array_equal(captured(x()).numpy(), eager(x()).numpy())
+        assert captured.retraces == ["first call", reason]
+    finally:
+        globals()["SCALE"] = Settings.scale = 2.0
+
+
+def test_what_the_code_does_not_read_or_changes_itself_is_no_guard():
+    class Counted(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.longest, self.shapes, self.epoch = 0, [], 0
+
+        def forward(self, x):
+            self.shapes.append(x.shape)
+            if len(x) > self.longest:  # as a rotary embedding grows its table
+                self.longest = len(x)
+            return x * self.longest
+
+    model = Counted()
+    step = to_static(model)
+    for epoch in range(3):
+        model.epoch = epoch
+        assert step(x()).tolist() == [3.0]
+    assert step.forward.retraces == ["first call"]
+    assert model.longest == 1
+
+
+def test_a_list_of_tensors_that_the_code_writes_is_the_same_list():
+    weights = [to_tensor([1.0]), to_tensor([2.0])]
+
+    @to_static
+    def step(x):
+        for weight in weights:
+            weight.add_(x)
+        return x * 2
+
+    for _ in range(3):
+        step(x())
+    assert step.retraces == ["first call"]
+    assert [w.item() for w in weights] == [10.0, 11.0]
+    weights.reverse()
+    step(x())
+    assert step.retraces[1:] == ["weights[0]: one Tensor -> one Tensor"]
+
+
+def test_a_number_that_counts_calls_is_refused_and_put_back():
+    class Counting(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.calls = 4
+
+        def forward(self, x):
+            self.calls += 1
+            return x * self.calls
+
+    model = Counting()
+    with pytest.raises(CaptureError, match=r"Counting.calls goes from 5 to 6 each time .* keep the number in a Tensor"):
+        to_static(model)(x())
+    assert model.calls == 4

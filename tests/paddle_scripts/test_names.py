@@ -1,0 +1,246 @@
+"""Every name of PaddlePaddle that scripts import resolves; one that is absent says so when it is used."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import polyreme
+from polyreme.errors import AbsentError
+from polyreme.paddle_scripts import as_paddle, lookup
+from polyreme.paddle_scripts.absent import Absent
+from polyreme.paddle_scripts.names import CLASSES, NAMES, REASONS
+
+PROJECT_NAMES = Path(__file__).parent / "project_names.txt"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _as_paddle():
+    with as_paddle():
+        yield
+
+
+def value_at(path):
+    """What `paddle.<path>` is, by attributes where they are there and by imports where not."""
+    module, _, name = path.rpartition(".")
+    owner = importlib.import_module(f"paddle.{module}" if module else "paddle")
+    return getattr(owner, name)
+
+
+def test_every_name_of_the_table_is_what_the_table_says():
+    wrong = [path for path, target in NAMES.items() if value_at(path) is not lookup.fetch(target)]
+    assert [path for path in wrong if value_at(path) != lookup.fetch(NAMES[path])] == []
+    assert [path for path in NAMES if isinstance(value_at(path), Absent)] == []
+
+
+def test_every_absent_path_can_be_imported_and_is_absent():
+    for path in REASONS:
+        if lookup.is_module(path):
+            importlib.import_module(f"paddle.{path}")
+        else:
+            assert isinstance(value_at(path), Absent), path
+
+
+def test_every_name_that_paddle_has_can_be_imported():
+    modules = {f"paddle.{m}": names for m, names in lookup.internal_names().items()}
+    modules |= {m: names for m, names in lookup.paddle_names().items() if ".fluid" not in m}
+    for module, names in modules.items():
+        for name in names:
+            getattr(importlib.import_module(module), name)
+
+
+def test_every_name_that_projects_use_resolves_by_attributes_alone():
+    module = ""
+    for line in PROJECT_NAMES.read_text().splitlines():
+        if line.startswith("#"):
+            continue
+        if not line.startswith(" "):
+            module = line
+            continue
+        for name in line.split():
+            value = polyreme
+            for part in f"{module}.{name}".split(".")[1:]:
+                value = getattr(value, part)
+
+
+def test_what_is_absent_says_so_when_it_is_used_and_may_be_derived_from():
+    from paddle.quantization import QAT  # noqa: F401
+    from paddle.quantization.base_quanter import BaseQuanter
+
+    class Mine(BaseQuanter, polyreme.nn.Layer):
+        pass
+
+    with pytest.raises(AbsentError, match=r"paddle.quantization.*: polyreme does not have it; quantization comes late"):
+        Mine()
+    assert not isinstance(3, BaseQuanter)
+    with pytest.raises(AbsentError, match=r"paddle.distributed.QueueDataset: .* no parameter servers here"):
+        polyreme.distributed.QueueDataset()
+    with pytest.raises(AttributeError, match=r"'x' of paddle.pir.Value: "):
+        _ = value_at("pir.Value").x
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        value_at("tensor.no_such_name")
+
+
+def test_hardware_and_modes_answer():
+    import paddle
+    from paddle.base import core, framework
+
+    assert not paddle.is_compiled_with_rocm()
+    assert not paddle.is_compiled_with_xpu()
+    assert core.get_custom_device_count("npu") == core.get_xpu_device_count() == 0
+    assert framework.in_dygraph_mode()
+    assert framework.in_dynamic_or_pir_mode()
+    assert not framework.in_pir_mode()
+    assert not paddle.framework.use_pir_api()
+    assert str(framework._current_expected_place()) == "Place(cpu)"
+    tracer = framework._dygraph_tracer()
+    assert tracer._amp_level == core.AmpLevel.O0
+    with paddle.amp.auto_cast(level="O2", dtype="bfloat16", custom_black_list=["relu"]):
+        assert (tracer._amp_level, tracer._amp_dtype) == (core.AmpLevel.O2, "bfloat16")
+        assert tracer._get_amp_op_list() == (set(), {"relu"})
+    with paddle.no_grad():
+        assert not tracer._has_grad
+        assert not core._has_grad()
+    assert core.default_cpu_generator().get_state().shape == (2,)
+    assert paddle.float32 == core.VarDesc.VarType.FP32
+    assert core.size_of_dtype(paddle.int16) == 2
+    assert paddle.distributed.fleet.base.topology._HYBRID_PARALLEL_GROUP is None
+    assert paddle.long is paddle.int64
+
+
+def test_scripts_meet_the_version_whose_names_these_are_and_polyreme_keeps_its_own():
+    code = (
+        "import polyreme; from polyreme.paddle_scripts import as_paddle\n"
+        "from importlib.metadata import version\n"
+        "with as_paddle():\n"
+        "    import paddle, paddle.version\n"
+        "    print(paddle.__version__, paddle.version.full_version, paddle.version.rc)\n"
+        "    assert paddle.nn.Linear(2, 2)._dtype == 'float32' and hasattr(paddle.Tensor, '_md5sum')\n"
+        "    assert hasattr(paddle.nn, 'loss') and paddle.nn.functional.flash_attention._select_sdp\n"
+        "assert polyreme.__version__ == polyreme.version.full_version == version('polyreme')\n"
+        "assert not hasattr(polyreme.Tensor, '_md5sum') and not hasattr(polyreme.nn, 'loss')\n"
+        "assert not hasattr(polyreme.nn.functional.flash_attention, 'flash_attention')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == ("3.3.1 3.3.1 0\n", "")
+
+
+def test_kernels_compute_what_the_functions_of_their_mathematics_do():
+    import paddle
+    from paddle import _C_ops, _legacy_C_ops
+
+    x = paddle.to_tensor(np.float32([[1, -2, 3], [4, 5, -6]]))
+    a = x.numpy()
+    cases = {
+        "sum": ([0], None, True), "prod": ([1], False, False), "cumsum": (1, False, True, True),
+        "slice": ([1], [1], [2], [1], [1]), "full_like": (2.0, None, None), "split_with_num": (2, 0),
+    }  # fmt: skip
+    got = {name: getattr(_C_ops, name)(x, *args) for name, args in cases.items()}
+    after = np.cumsum(a[:, ::-1], 1)[:, ::-1] - a
+    want = {"sum": a.sum(0, keepdims=True), "prod": a.prod(1), "cumsum": after, "slice": a[:, 1],
+            "full_like": np.full_like(a, 2), "split_with_num": np.split(a, 2)}  # fmt: skip
+    for name, value in want.items():
+        np.testing.assert_array_equal(np.asarray(got[name]), value, err_msg=name)
+    probs, loss = _C_ops.cross_entropy_with_softmax(x, paddle.to_tensor([[0], [1]]), False, True, True, -100, -1)
+    exact = np.exp(a) / np.exp(a).sum(1, keepdims=True)
+    np.testing.assert_allclose(loss.numpy()[:, 0], -np.log(exact[[0, 1], [0, 1]]), rtol=8 * 2.0**-23)
+    np.testing.assert_allclose(probs.numpy(), exact, rtol=8 * 2.0**-23)
+
+    legacy = _legacy_C_ops
+    np.testing.assert_array_equal(legacy.reduce_sum(x, "dim", [1], "keep_dim", False, "reduce_all", False), a.sum(1))
+    np.testing.assert_array_equal(legacy.matmul_v2(x, x, "trans_x", False, "trans_y", True), a @ a.T)
+    row = paddle.to_tensor(np.float32([10, 20]))
+    np.testing.assert_array_equal(legacy.elementwise_add(x, row, "axis", 0), a + np.float32([[10], [20]]))
+    assert legacy.arg_max(x, "axis", 1, "dtype", 2).dtype == paddle.int32
+    assert legacy.transpose2(x, "axis", [1, 0])[0].shape == [3, 2]
+    with pytest.raises(AbsentError, match=r"_C_ops.no_such_kernel: .* no public function here is called after"):
+        legacy.no_such_kernel(x)
+
+
+def test_gated_attention_is_its_formula():
+    from paddle.incubate.nn.functional import fused_gate_attention
+
+    rng = np.random.default_rng(0)
+    b, m, r, c, h, d = 1, 2, 3, 4, 2, 2
+    query, mask = rng.normal(size=(b, m, r, c)), rng.normal(size=(b, m, 1, 1, r))
+    w_q, w_k, w_v, w_gate = rng.normal(size=(4, c, h, d))
+    gate_bias, w_out, out_bias, pair = rng.normal(size=(h, d)), rng.normal(size=(h, d, c)), rng.normal(size=c), (
+        rng.normal(size=(b, 1, h, r, r)))  # fmt: skip
+    q, k, v, gate = (np.einsum("bmra,ahd->bmrhd", query, w) for w in (w_q, w_k, w_v, w_gate))
+    scores = np.einsum("bmqhd,bmkhd->bmhqk", q / np.sqrt(d), k) + mask + pair
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    mixed = np.einsum("bmhqk,bmkhd->bmqhd", weights / weights.sum(-1, keepdims=True), v)
+    want = np.einsum("bmrhd,hdo->bmro", mixed / (1 + np.exp(-(gate + gate_bias))), w_out) + out_bias
+    tensors = [
+        polyreme.to_tensor(a) for a in (query, w_q, w_k, w_v, w_gate, gate_bias, w_out, out_bias, pair, mask)
+    ]  # fmt: skip
+    query_t, w_q, w_k, w_v, w_gate, gate_bias, w_out, out_bias, pair, mask = tensors
+    got = fused_gate_attention(
+        query_t, None, w_q, w_k, w_v, None, w_gate, gate_bias, w_out, out_bias, pair, mask, merge_qkv=False
+    )
+    np.testing.assert_allclose(got.numpy(), want, rtol=64 * 2.0**-52, atol=64 * 2.0**-52)
+
+
+def test_attributes_that_trainers_read():
+    import paddle
+
+    layer = paddle.nn.Linear(2, 3)
+    opt = paddle.optimizer.AdamW(0.5, parameters=layer.parameters(), grad_clip=paddle.nn.ClipGradByNorm(1.0))
+    assert opt._parameter_list == opt._param_groups == layer.parameters()
+    assert (opt._learning_rate, opt.type, opt.regularization, opt._grad_clip.clip_norm) == (0.5, "adamw", None, 1.0)
+    opt._learning_rate = paddle.optimizer.lr.StepDecay(0.25, 1)
+    assert opt.get_lr() == float(opt._global_learning_rate()) == 0.25
+    opt._create_accumulators()
+    assert opt._accumulators["moment1"][layer.weight.name].shape == [2, 3]
+    opt._grad_clip = None
+    assert opt._grad_clip is None
+    assert paddle.ParamAttr._to_attr("w").name == "w"
+    assert paddle.ParamAttr._to_attr(False) is False
+    weight = layer.weight
+    assert (weight._numel(), weight._is_initialized(), weight._slice(0, 1).shape) == (6, True, [1, 3])
+    assert weight._md5sum() == layer.weight.detach()._md5sum() != layer.bias._md5sum()
+    assert layer._obtain_parameters_buffers().keys() == {"weight", "bias"}
+    attention = paddle.nn.MultiHeadAttention(4, 2)
+    q, k, _ = attention._prepare_qkv(*[paddle.ones([1, 3, 4])] * 3)
+    assert q.shape == k.shape == [1, 2, 3, 2]
+    tracker = paddle.distributed.fleet.meta_parallel.get_rng_state_tracker()
+    assert tracker.states_ == tracker.get_states_tracker()
+
+
+def test_helpers():
+    import paddle
+    from paddle.distributed.fleet.utils.log_util import layer_to_str
+    from paddle.distributed.fleet.utils.timer_helper import get_timers, set_timers
+    from paddle.nn.layer.transformer import _convert_attention_mask, _convert_param_attr_to_list
+    from paddle.utils.download import is_url
+
+    assert paddle.utils.flatten({"b": [1, 2], "a": (3,)}) == [3, 1, 2]
+    assert paddle.utils.map_structure(lambda a, b: a + b, [1, {"x": 2}], [10, {"x": 20}]) == [11, {"x": 22}]
+    with pytest.raises(ValueError, match="structures of different forms"):
+        paddle.utils.map_structure(max, [1], [1, 2])
+    assert [a.name for a in _convert_param_attr_to_list(paddle.ParamAttr("w"), 2)] == ["w_0", "w_1"]
+    assert _convert_param_attr_to_list(False, 2) == [False, False]
+    keep = _convert_attention_mask(paddle.to_tensor([True, False]), "float32")
+    assert keep.tolist() == [0.0, -1e9]
+    assert layer_to_str("f", 1, a=2) == "f(1, a=2)"
+    assert get_timers() is None
+    set_timers()
+    get_timers()("step").start()
+    get_timers()("step").stop()
+    assert get_timers().info(["step", "other"])["step"] >= 0
+    assert is_url("https://x/y")
+    assert paddle.signal.frame(paddle.arange(8.0), 4, 2)[:, 1].tolist() == [2, 3, 4, 5]
+    np.testing.assert_allclose(paddle.hann_window(4).numpy(), [0, 0.5, 1, 0.5], atol=2.0**-22)
+    identity = paddle.nn.init.eye_(paddle.nn.Linear(2, 2).weight)
+    assert identity.tolist() == [[1, 0], [0, 1]]
+    assert isinstance(paddle.incubate.multiprocessing, ModuleType)
+
+
+def test_classes_of_the_table_are_there():
+    for path in CLASSES:
+        home, _, name = path.rpartition(".")
+        assert isinstance(getattr(importlib.import_module(f"polyreme.{home}"), name), type)
