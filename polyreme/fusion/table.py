@@ -31,8 +31,9 @@ def _vocabulary(match: Match) -> Bound | None:
     # they stay the last dim of whatever the logits become on their way
     if any(match.shape(step)[-1:] != (classes,) for step in ("l0", "l1", "l2", "l3", "l4", "l5", "l6")):
         return None
-    if match.bound["axis"] not in (-1, len(match.shape("l6")) - 1):
-        return None
+    last = len(match.shape("l6")) - 1
+    if match.bound["axis"] not in (-1, last) or ("p" in match.bound and last != 1):
+        return None  # nll_loss has its classes in dim 1
     biases = [b for b in ("b", "c") if match.bound.get(b) is not None]
     if len(biases) > 1 or any(match.shape(b) != (classes,) for b in biases):
         return None
@@ -113,17 +114,21 @@ _LOGITS = (
 )
 _LOSSES = (
     (
-        "cross_entropy(l6, label, k, ignore_index=i, reduction=r, axis=axis, label_smoothing=e)",
+        ("loss = cross_entropy(l6, label, k, ignore_index=i, reduction=r, axis=axis, label_smoothing=e)",),
         "label_smoothing=e, reduction=r, class_weight=k",
     ),
-    ("softmax_with_cross_entropy(l6, label, ignore_index=i, axis=axis)", "reduction='none'"),
+    (("loss = softmax_with_cross_entropy(l6, label, ignore_index=i, axis=axis)",), "reduction='none'"),
+    (
+        ("p = log_softmax(l6, axis)", "loss = nll_loss(p, label, k, ignore_index=i, reduction=r)"),
+        "reduction=r, class_weight=k",
+    ),
 )
 
 
-def _linear_cross_entropy(loss: str, more: str) -> Pattern:
+def _linear_cross_entropy(loss: tuple[str, ...], more: str) -> Pattern:
     told = f"ignore_index=i, bias=bias, rows=rows, dtype=narrow, {more}"
     give = f"loss = fused_linear_cross_entropy(h, weight, label, transposed, {told})"
-    return Pattern("linear_cross_entropy", (*_LOGITS, f"loss = {loss}"), give, _vocabulary)
+    return Pattern("linear_cross_entropy", (*_LOGITS, *loss), give, _vocabulary)
 
 
 _ATTENTION = (

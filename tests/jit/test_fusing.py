@@ -57,6 +57,9 @@ LOSSES = {
     "layer": lambda h, w, y: paddle.nn.CrossEntropyLoss(axis=1)(
         h.reshape([-1, SIZE]).matmul(w, transpose_y=True), rows(y)
     ),
+    "log-probabilities": lambda h, w, y: F.nll_loss(
+        F.log_softmax(paddle.matmul(h, w, transpose_y=True).reshape([-1, CLASSES])), rows(y)
+    ),
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import polyreme as paddle
 from polyreme import nn
 from polyreme.distributed.auto_parallel.dims.graph import graph_of
 from polyreme.distributed.auto_parallel.dims.infer import infer_dims
+from polyreme.errors import ConfigError
 from polyreme.hapi import InputSpec
 from polyreme.mesh import Plan
 from polyreme.models.gpt import GPT, GPTConfig
@@ -115,6 +116,11 @@ def test_what_only_moves_elements_is_no_operation():
 
     (block,) = graph_of(infer_dims(Applied(moved), [InputSpec([4, 8])])).blocks
     assert [op.inputs[0].name for op in block.operations] == ["input"]
+
+
+def test_a_model_of_views_alone_has_nothing_to_plan():
+    with pytest.raises(ConfigError, match="only views its inputs"):
+        graph_of(infer_dims(Applied(lambda x, w: x.reshape([-1, 2])), [InputSpec([4, 8])]))
 
 
 def test_attention_written_out_is_what_recompute_leaves_out():

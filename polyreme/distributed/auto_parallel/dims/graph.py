@@ -19,6 +19,7 @@ from polyreme.distributed.auto_parallel.dims.facts import Lookup, Product
 from polyreme.distributed.auto_parallel.dims.infer import Inferred, Row
 from polyreme.distributed.auto_parallel.dims.roles import is_split_by_mp
 from polyreme.distributed.auto_parallel.dims.trace import TracedOp, TracedValue
+from polyreme.errors import ConfigError
 from polyreme.planner.graph import BlockCost, Kind, ModelGraph, OperationCost, Part, Value
 
 BlockPart = Literal["embed", "layer", "head"]
@@ -28,7 +29,7 @@ def graph_of(inferred: Inferred, name: str = "") -> ModelGraph:
     """The Graph of a model whose dims were inferred: blocks that repeat are one, with a count; all of one sample.
 
     What stands before the first repeated block is the embedding, what stands after the last the head. A model without
-    repeated blocks is one layer.
+    repeated blocks is one layer. Raises ConfigError for a model that computes nothing.
     """
     return _GraphBuilder(inferred).graph(name or type(inferred.traced.model).__name__)
 
@@ -69,6 +70,10 @@ class _GraphBuilder:
         rest = range(position, len(self.traced.ops))
         blocks.append(self.block("head" if runs else "model", "head" if runs else "layer", rest))
         blocks = fused([block for block in blocks if block.operations])
+        if not blocks:
+            raise ConfigError(
+                f"{name}: its forward computes nothing, it only views its inputs; there is nothing to plan or to cost"
+            )
         return ModelGraph(name, tuple(blocks), self._is_tied(blocks), self._tokens())
 
     def repeated(self, run: Repeated) -> BlockCost:
