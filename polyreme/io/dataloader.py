@@ -31,8 +31,9 @@ class DataLoader:
     in seconds to wait for one batch, 0 for ever. persistent_workers keeps the processes from epoch to epoch. places is
     where the Tensors go: one place. With feed_list, return_list=False gives [{name: Tensor}], for an Executor.
 
-    With worker processes the dataset, collate_fn and worker_init_fn are pickled; if they are defined in the script, the
-    workers import it and it needs an `if __name__ == "__main__":` guard. Datasets see their arrays read-only.
+    Worker processes get the dataset, collate_fn and worker_init_fn pickled; what the script, a notebook or a function
+    defines goes by value, with the globals it reads. The script is not run again and needs no `__main__` guard.
+    Datasets see their arrays read-only; ops they call run on the CPU. What cannot be pickled is named in a DataError.
     Without a worker_init_fn numpy's and Python's global generators are seeded for each batch from (seed, epoch, batch).
 
     An exception in the dataset or in collation is raised as DataError, with the sample and the original as its cause.

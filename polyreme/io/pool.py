@@ -19,7 +19,7 @@ from polyreme.errors import DataError
 from polyreme.io import worker as worker_process
 from polyreme.io.failure import doing
 from polyreme.io.shared import InSlot, View, slot_names
-from polyreme.io.shipment import pack
+from polyreme.io.shipment import Definitions, pack
 from polyreme.io.worker import IDLE, STARTING, BatchRequest, Begin, Reply, Setup
 
 _GRACE = 1.0  # seconds a worker has to leave when asked, and again when terminated
@@ -65,7 +65,7 @@ class WorkerPool:
         self._options = options
         self._order: deque[_WorkerHandle] = deque()
         self._tasks: Iterator[BatchRequest] = iter(())
-        self._workers, memory = _start((dataset, collate_fn, worker_init_fn), options)
+        self._workers, self._definitions, memory = _start((dataset, collate_fn, worker_init_fn), options)
         self._finalizer = weakref.finalize(self, _shut, self._workers, memory, os.getpid())
 
     @property
@@ -150,7 +150,7 @@ class WorkerPool:
                 self._fail(dead[0], _death(dead[0].process))
             if ready:
                 try:
-                    return worker.results.recv()
+                    return self._definitions.loads(worker.results.recv_bytes())
                 except (EOFError, OSError):  # it died in the middle of a message
                     worker.process.join(_GRACE)
                     self._fail(worker, _death(worker.process))
@@ -169,8 +169,6 @@ class WorkerPool:
         advice = (
             "raise timeout if the samples are only slow"
             if hung
-            else "guard the script with `if __name__ == '__main__':`, since workers import it"
-            if position == STARTING
             else "set num_workers=0 to see the failure in this process; signal 9 is often the system out of memory"
         )
         message = f"DataLoader worker {worker.number} (pid {worker.process.pid}) {what} while {where}; {advice}"
@@ -178,14 +176,16 @@ class WorkerPool:
         raise DataError(message)
 
 
-def _start(content: tuple, options: PoolOptions) -> tuple[list[_WorkerHandle], shared_memory.SharedMemory | None]:
+def _start(
+    content: tuple, options: PoolOptions
+) -> tuple[list[_WorkerHandle], Definitions, shared_memory.SharedMemory | None]:
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(method)
     if method == "forkserver":
         # in place of the default, which imports the user's script into the server
         context.set_forkserver_preload([worker_process.__name__])
     prefix = f"polyreme{os.getpid()}p{next(_COUNT)}"
-    shipment, memory = pack(content, f"{prefix}data", options.use_shared_memory)
+    shipment, definitions, memory = pack(content, f"{prefix}data", options.use_shared_memory)
     slots = options.prefetch_factor if options.use_shared_memory else 0
     setup = Setup(
         shipment=shipment,
@@ -195,7 +195,8 @@ def _start(content: tuple, options: PoolOptions) -> tuple[list[_WorkerHandle], s
         drop_last=options.drop_last,
         slots=slots,
         prefix=prefix,
-        environ=dict(os.environ),
+        # a dataset that computes with Tensors must not take the accelerator's memory from the training
+        environ={**os.environ, "JAX_PLATFORMS": "cpu"},
     )
     workers: list[_WorkerHandle] = []
     try:
@@ -204,7 +205,7 @@ def _start(content: tuple, options: PoolOptions) -> tuple[list[_WorkerHandle], s
     except BaseException:
         _shut(workers, memory, os.getpid())
         raise
-    return workers, memory
+    return workers, definitions, memory
 
 
 def _start_one(context: Any, number: int, setup: Setup) -> _WorkerHandle:
@@ -217,7 +218,7 @@ def _start_one(context: Any, number: int, setup: Setup) -> _WorkerHandle:
         name=f"polyreme-data-{number}",
         daemon=True,
     )
-    with _script_kept_out(setup.shipment.pickled):
+    with _script_kept_out():
         process.start()
     # only the worker may hold these: the end of a pipe is how each side learns that the other is gone
     task_reader.close()
@@ -227,12 +228,9 @@ def _start_one(context: Any, number: int, setup: Setup) -> _WorkerHandle:
 
 
 @contextlib.contextmanager
-def _script_kept_out(pickled: bytes) -> Iterator[None]:
+def _script_kept_out() -> Iterator[None]:
     # A child first runs the user's script again, for the classes defined in it: seconds of importing jax per worker,
-    # and trouble without a __main__ guard. If nothing that is sent comes from the script, the child need not know it.
-    if b"__main__" in pickled:
-        yield
-        return
+    # and endless processes without a __main__ guard. The shipment brings what it needs of the script.
     script = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:

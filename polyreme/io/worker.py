@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +18,7 @@ from polyreme.io.collate import materialize
 from polyreme.io.failure import WorkerFailure, doing
 from polyreme.io.fetch import END, MapFetcher, StreamFetcher
 from polyreme.io.shared import Slot, slot_names
-from polyreme.io.shipment import Shipment
+from polyreme.io.shipment import Definitions, Shipment
 from polyreme.io.worker_info import WorkerInfo, set_worker_info
 
 # progress holds the number of the task and the place in its batch of the sample being read, -1 for collation, or these
@@ -107,13 +106,14 @@ class _WorkerLoop:
         self._slots = slots
         self._answered = 0
         self._memory: Any = None
+        self._definitions = Definitions(())
         self._writing = threading.Lock()  # held while slots change, so that leaving removes every one of them
 
     def unpack(self) -> tuple[Any, Callable[[Any], Any], bool] | None:
         """The dataset, the collate function and whether to seed each batch; None once a failure has been sent."""
         place = "unpacking the dataset"
         try:
-            (dataset, collate_fn, init_fn), self._memory = self._setup.shipment.open()
+            (dataset, collate_fn, init_fn), self._definitions, self._memory = self._setup.shipment.open()
             seed = (self._setup.seed + self._id) % 2**32  # what np.random.seed takes
             set_worker_info(WorkerInfo(self._id, self._setup.num_workers, dataset, seed))
             if init_fn is not None:
@@ -189,9 +189,9 @@ class _WorkerLoop:
         self._answered += 1
         self._note(IDLE)
         try:
-            data = ForkingPickler.dumps(reply)
+            data = self._definitions.dumps(reply)
         except Exception as error:  # noqa: BLE001  (pickling calls the user's classes)
-            data = ForkingPickler.dumps(Reply("failed", WorkerFailure.of(error, "sending its batch")))
+            data = self._definitions.dumps(Reply("failed", WorkerFailure.of(error, "sending its batch")))
         try:
             self._results.send_bytes(data)
         except OSError:  # the parent is gone

@@ -202,15 +202,3 @@ def test_a_real_small_shared_memory_raises_instead_of_killing(tmp_path):
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "DataError: DataLoader worker 0" in run.stderr
     assert "shared memory is too small: a batch needs 2400064 bytes" in run.stderr
-
-
-def test_a_script_without_a_guard_works_unless_its_own_classes_are_sent(tmp_path):
-    script = tmp_path / "script.py"
-    start = f"import sys; sys.path.insert(0, {ROOT!r})\nfrom tests.io import sources\n"
-    use = "from polyreme.io import DataLoader\nprint(len(list(DataLoader({}, num_workers=2))))\n"
-    script.write_text(start + use.format("sources.Rows(5)"))
-    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
-    assert (run.stdout, run.returncode) == ("5\n", 0), run.stderr
-    script.write_text(start + "class Mine(sources.Rows): pass\n" + use.format("Mine(5)"))
-    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
-    assert "while starting; guard the script with `if __name__ == '__main__':`" in run.stderr
