@@ -19,7 +19,8 @@ from polyreme.core.place import as_place
 from polyreme.core.state import TensorState
 from polyreme.errors import ConfigError, DataError, did_you_mean
 from polyreme.io import serialization
-from polyreme.io.download import fetch, is_archive, unpack, weights_folder
+from polyreme.io.archives import is_archive
+from polyreme.io.download import fetch, unpack, weights_folder
 
 _ARCHIVES = {
     "github": "https://github.com/{owner}/{name}/archive/{branch}.zip",

@@ -15,6 +15,7 @@ import numpy as np
 
 from polyreme.audio import wave_file
 from polyreme.errors import ConfigError, DataError
+from polyreme.io.archives import open_zip, readable
 from polyreme.io.dataset import Dataset
 from polyreme.io.worker_info import get_worker_info
 
@@ -101,9 +102,10 @@ class SoundArchive(Dataset):
         # an open archive is a position in a file, which processes must not share
         process = os.getpid()
         if process not in self._open_in:
-            self._open_in[process] = zipfile.ZipFile(self.path)
+            self._open_in[process] = open_zip(self.path)
         try:
-            return self._open_in[process].read(name)
+            with readable(self.path):
+                return self._open_in[process].read(name)
         except KeyError:
             raise DataError(f"{self.path}: has no {name}; it is not the archive of {type(self).__name__}") from None
 
@@ -205,7 +207,7 @@ class TESS(SoundArchive):
         super().__init__(mode, split, n_folds, feat_type, archive, kwargs)
 
     def _listed(self, n_folds: int) -> list[tuple[str, int, int]]:
-        with zipfile.ZipFile(self.path) as archive:
+        with open_zip(self.path) as archive:
             names = sorted(
                 n for n in archive.namelist() if n.startswith(self.audio_path) and n.lower().endswith(".wav")
             )

@@ -16,6 +16,7 @@ import numpy as np
 from polyreme.errors import ConfigError, DataError, DTypeError, ShapeError
 
 _INTEGERS, _FLOATS, _EXTENSIBLE = 1, 3, 0xFFFE
+_HEADER_BYTES = 40  # of the longest form of the chunk that says how samples are stored
 _STORED = {
     (_INTEGERS, 8): "u1",
     (_INTEGERS, 16): "<i2",
@@ -66,8 +67,8 @@ def _layout(file: BinaryIO, name: str) -> _WaveFormat:
     while len(chunk := file.read(8)) == 8:
         tag, nbytes = chunk[:4], struct.unpack("<I", chunk[4:])[0]
         if tag == b"fmt ":
-            form = file.read(nbytes)
-            file.seek(nbytes % 2, os.SEEK_CUR)
+            form = file.read(min(nbytes, _HEADER_BYTES))
+            file.seek(nbytes + nbytes % 2 - len(form), os.SEEK_CUR)
         elif tag == b"data" and form is not None:
             return _check(form, file, nbytes, name)
         else:

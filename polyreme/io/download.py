@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tarfile
 import tempfile
 import urllib.error
 import urllib.request
-import zipfile
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from polyreme import flags
 from polyreme.errors import ConfigError, DataError
+from polyreme.io.archives import extract
 
 _SECONDS = 30  # without a byte, after which a server counts as gone
 
@@ -85,30 +84,13 @@ def _wrong(path: Path, md5: str | None, sha256_prefix: str | None) -> str:
     return ""
 
 
-def is_archive(path: Path) -> bool:
-    """Whether a file is a zip or tar archive."""
-    return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
-
-
 def unpack(path: Path, folder: Path) -> list[Path]:
-    """Unpack an archive into folder, in the place of what is there; returns its files. Raises DataError for an archive
-    that reaches outside of the folder.
-    """
-    with tempfile.TemporaryDirectory(dir=_make(folder.parent)) as fresh:
-        try:
-            if zipfile.is_zipfile(path):
-                with zipfile.ZipFile(path) as archive:
-                    archive.extractall(fresh)
-            else:
-                with tarfile.open(path) as archive:
-                    archive.extractall(fresh, filter="data")
-        except (tarfile.TarError, zipfile.BadZipFile, OSError) as error:
-            raise DataError(f"{path} cannot be unpacked: {error}") from error
+    """Unpack an archive into folder, in the place of what is there; returns its files. Raises DataError as extract."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as fresh:
+        content = Path(fresh) / "content"
+        content.mkdir()
+        extract(path, content)
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(fresh, folder)
+        os.replace(content, folder)
     return sorted(p for p in folder.rglob("*") if p.is_file())
-
-
-def _make(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

@@ -1,23 +1,16 @@
-"""Published data files on this machine: where they are looked for, their digests, archives read safely."""
+"""Published data files on this machine: where they are looked for, their digests, texts in archives."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import pickle
-import tarfile
-import zipfile
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from polyreme.errors import ConfigError, DataError
-
-TORN = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
-"""What reading a missing or damaged file raises."""
+from polyreme.io.archives import open_tar
 
 
 @dataclass(frozen=True)
@@ -74,18 +67,9 @@ def chosen_mode(owner: str, mode: str, choices: tuple[str, ...]) -> str:
     return mode.lower()
 
 
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Inside the block a missing or damaged file is a DataError that names it."""
-    try:
-        yield
-    except TORN as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
-
-
 def tar_files(path: Path) -> Iterator[tuple[str, BinaryIO]]:
     """(name without a leading ./, file to read before the next one) of each file in a tar archive."""
-    with readable(path), tarfile.open(path) as archive:
+    with open_tar(path) as archive:
         for member in archive:
             file = archive.extractfile(member) if member.isfile() else None
             if file is not None:
@@ -103,28 +87,3 @@ def tar_texts(path: Path, wanted: tuple[str, ...]) -> dict[str, bytes]:
         if ending not in texts:
             raise DataError(f"{path}: holds no {ending}; is it the archive that was meant?")
     return texts
-
-
-# what NumPy arrays and Python 2 strings are pickled with; anything else could run code
-_PICKLED = {
-    ("numpy", "dtype"),
-    ("numpy", "ndarray"),
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("_codecs", "encode"),
-}
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _PICKLED:
-            raise DataError(f"a pickle asks for {module}.{name}; only NumPy arrays, strings and numbers are read")
-        return super().find_class(module, name)
-
-
-def unpickled(file: BinaryIO, path: Path) -> Any:
-    """What a pickle of arrays, strings and numbers holds, Python 2's strings as bytes. Raises DataError for others."""
-    try:
-        return _Unpickler(file, encoding="bytes").load()
-    except (pickle.UnpicklingError, EOFError, ValueError, AttributeError, ImportError, IndexError) as error:
-        raise DataError(f"{path}: a pickle in it cannot be read: {error}") from error

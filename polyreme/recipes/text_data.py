@@ -22,6 +22,7 @@ import xxhash
 from tokenizers import Tokenizer
 
 from polyreme.errors import ConfigError, DataError
+from polyreme.io.archives import open_unpacked
 from polyreme.models.families import BYTE_LEVEL, FAMILIES, TokenizerTrainer
 from polyreme.models.tokenizer import END_OF_TEXT
 from polyreme.recipes.config import DataConfig, PretrainConfig
@@ -186,7 +187,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
     """Bytes of a file, decompressed, cut after line ends."""
     rest, line = b"", 1
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with open_unpacked(path, compression=path.suffix == ".gz") as file:
             while piece := file.read(_CHUNK_BYTES):
                 head, end, tail = (rest + piece).rpartition(b"\n")
                 rest = tail

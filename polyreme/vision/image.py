@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import struct
+import zlib
 from io import BytesIO
 from typing import Any
 
@@ -17,6 +19,8 @@ except ImportError:
 
 # Pillow warns at 89 million pixels and refuses at twice that; a picture to learn from is far below either
 MAX_PIXELS = 89_478_485
+# what Pillow's readers raise for a damaged or hostile file, each format its own
+_DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, OverflowError, EOFError, struct.error, zlib.error)
 _BACKENDS = ("pil", "cv2")
 
 
@@ -77,7 +81,10 @@ def _open(source: Any, shown: str, formats: list[str] | None) -> Any:
                     f"{shown}: {image.width} x {image.height} pixels; at most {MAX_PIXELS} are read, scale it down"
                 )
             image.load()
-    except (OSError, SyntaxError) as error:
+    # Pillow refuses by itself what has twice its own limit, and warns before
+    except (library.DecompressionBombError, library.DecompressionBombWarning) as error:
+        raise DataError(f"{shown}: more pixels than the {MAX_PIXELS} that are read; scale it down") from error
+    except _DAMAGED as error:
         raise DataError(f"{shown}: cannot be read as an image: {error}") from error
     return image
 

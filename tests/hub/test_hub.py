@@ -89,11 +89,11 @@ def test_what_is_wrong_with_a_repository_is_named(tmp_path, archive):
 def test_an_archive_may_not_reach_outside(tmp_path, archive):
     with zipfile.ZipFile(tmp_path / "served" / "me-evil-main.zip", "w") as made:
         made.writestr("../outside.py", "")
-    with pytest.raises(DataError, match="has no hubconf"):
+    with pytest.raises(DataError, match=r"holds '\.\./outside\.py', which lies outside of the folder"):
         hub.list("me/evil")
     assert not list((tmp_path / "cache" / "polyreme" / "hub").glob("outside.py"))
     (tmp_path / "served" / "me-broken-main.zip").write_bytes(b"PK")
-    with pytest.raises(DataError, match="cannot be unpacked"):
+    with pytest.raises(DataError, match="cannot be read"):
         hub.list("me/broken")
 
 

@@ -1,14 +1,11 @@
 """Published files: where they are looked for, their digests, what is read from archives."""
 
 import hashlib
-import io
-import pickle
 
-import numpy as np
 import pytest
 
 from polyreme.errors import ConfigError, DataError
-from polyreme.io.local_files import Published, chosen_mode, tar_files, tar_texts, unpickled
+from polyreme.io.local_files import Published, chosen_mode, tar_files, tar_texts
 from tests.io.archives import tar
 
 
@@ -49,16 +46,6 @@ def test_tar_archives_are_read(tmp_path):
     path.write_bytes(path.read_bytes()[:90])
     with pytest.raises(DataError, match="cannot be read"):
         tar_texts(path, ("two.txt",))
-
-
-def test_pickles_hold_data_alone(tmp_path):
-    data = {b"a": np.arange(3), "b": [1, 2.5, b"x"]}
-    found = unpickled(io.BytesIO(pickle.dumps(data, 2)), tmp_path)
-    np.testing.assert_array_equal(found[b"a"], [0, 1, 2])
-    with pytest.raises(DataError, match=r"a pickle asks for .*system; only NumPy arrays"):
-        unpickled(io.BytesIO(b"cos\nsystem\n(S'true'\ntR."), tmp_path)
-    with pytest.raises(DataError, match="a pickle in it cannot be read"):
-        unpickled(io.BytesIO(b"no pickle"), tmp_path)
 
 
 def test_a_mode_is_known_by_any_case_or_refused():

@@ -55,6 +55,22 @@ def test_cifar10(cifar10):
     assert (x.shape, y.tolist()) == ([3, 3], [3, 9, 4])
 
 
+def test_a_batch_is_of_pictures_and_labels(tmp_path):
+    # NumPy would take these bytes for pointers to objects
+    forged = batch(Objects(), b"labels", [0])
+    for content in (forged, batch(PIXELS[0], b"labels", [1]), batch(PIXELS, b"labels", [1, 2])):
+        path = tar(tmp_path / "c.tgz", {"data_batch_1": content})
+        with pytest.raises(DataError, match=r"c\.tgz: .*(dtype 'O8'|is not of pictures)"):
+            Cifar10(path)
+
+
+class Objects:
+    """Pickles as an array of objects over bytes."""
+
+    def __reduce__(self):
+        return (np.ndarray, ((3072,), np.dtype("O"), b"A" * 8 * 3072))
+
+
 def test_cifar100(tmp_path):
     files = {
         "cifar-100-python/train": batch(PIXELS[:2], b"fine_labels", [50, 60]),

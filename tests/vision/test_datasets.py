@@ -1,8 +1,10 @@
 """MNIST and FashionMNIST from idx files; the shipped subset; image loading."""
 
 import gzip
+import struct
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -122,6 +124,14 @@ def test_image_load_and_backend(tmp_path):
     (tmp_path / "b.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"b.png: cannot be read as an image"):
         polyreme.vision.image_load(tmp_path / "b.png")
+    # a header of 30,000 x 30,000 pixels, and of just more than Pillow warns at; nothing of their sizes is held
+    for side in (30_000, 9_500):
+        head = struct.pack(">II5B", side, side, 8, 2, 0, 0, 0)
+        chunk = b"IHDR" + head
+        large = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+        (tmp_path / "large.png").write_bytes(large + struct.pack(">I4s", 0, b"IDAT") + b"\0" * 8)
+        with pytest.raises(DataError, match=r"large\.png: .*pixels.*scale it down"):
+            polyreme.vision.image_load(tmp_path / "large.png")
     polyreme.vision.set_image_backend("cv2")
     try:
         assert polyreme.vision.get_image_backend() == "cv2"

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from polyreme import flags
-from polyreme.io.download import fetch, is_archive, unpack, weights_folder
+from polyreme.io.archives import is_archive
+from polyreme.io.download import fetch, unpack, weights_folder
 
 HOME = str(Path.home())
 DATA_HOME = str(flags.cache_home() / "paddle" / "dataset")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import ClassVar
 import numpy as np
 
 from polyreme.errors import DataError
+from polyreme.io.archives import gunzipped, readable
 from polyreme.io.dataset import Dataset
-from polyreme.io.local_files import Published, readable, tar_texts
+from polyreme.io.local_files import Published, tar_texts
 from polyreme.text.datasets.vocabulary import ids
 
 _URL = "http://paddlemodels.bj.bcebos.com/conll05st"
@@ -126,7 +126,7 @@ def _samples(archive: Path) -> Iterator[tuple[list[str], str, list[str]]]:
     """(words, verb, labels) of each verb."""
     found = tar_texts(archive, (_WORDS, _ROLES))
     with readable(archive):
-        words, roles = (gzip.decompress(found[name]).decode().split("\n") for name in (_WORDS, _ROLES))
+        words, roles = (gunzipped(found[name], f"{archive}: {name}").decode().split("\n") for name in (_WORDS, _ROLES))
     sentence: list[str] = []
     rows: list[list[str]] = []
     for word, columns in zip(words, roles, strict=False):

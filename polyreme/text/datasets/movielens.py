@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import ClassVar
 import numpy as np
 
 from polyreme.errors import ConfigError, DataError
+from polyreme.io.archives import open_zip, readable
 from polyreme.io.dataset import Dataset
-from polyreme.io.local_files import Published, chosen_mode, readable
+from polyreme.io.local_files import Published, chosen_mode
 
 _AGES = (1, 18, 25, 35, 45, 50, 56)
 _TITLE = re.compile(r"^(.*)\((\d+)\)$")
@@ -109,7 +109,7 @@ class Movielens(Dataset):
 
 def _rows(path: Path, name: str) -> list[list[str]]:
     try:
-        with readable(path), zipfile.ZipFile(path) as archive, archive.open(f"ml-1m/{name}.dat") as file:
+        with readable(path), open_zip(path) as archive, archive.open(f"ml-1m/{name}.dat") as file:
             return [line.split("::") for line in file.read().decode("latin-1").split("\n") if line]
     except KeyError as error:
         raise DataError(f"{path}: holds no ml-1m/{name}.dat; is it the archive that was meant?") from error

@@ -8,8 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from polyreme.errors import DataError
+from polyreme.io.archives import readable
 from polyreme.io.dataset import Dataset
-from polyreme.io.local_files import Published, chosen_mode, readable
+from polyreme.io.local_files import Published, chosen_mode
 
 _COLUMNS = 14
 _TRAINING_SHARE = 0.8

@@ -10,7 +10,8 @@ import numpy as np
 
 from polyreme.errors import DataError
 from polyreme.io.dataset import Dataset
-from polyreme.io.local_files import Published, chosen_mode, tar_files, unpickled
+from polyreme.io.local_files import Published, chosen_mode, tar_files
+from polyreme.io.pickled_data import read_pickle
 from polyreme.vision.image import checked_backend, pillow
 
 
@@ -46,12 +47,14 @@ class Cifar10(Dataset):
         path = self.FILE.find(owner, data_file, download)
         self.data_file = str(path)
         batches = [
-            unpickled(file, path)
+            read_pickle(file, path)
             for name, file in tar_files(path)
             if name.rsplit("/", 1)[-1].startswith(self.BATCHES[self.mode])
         ]
         if not batches or any(not isinstance(b, dict) or b"data" not in b or self.LABELS not in b for b in batches):
             raise DataError(f"{path}: no batches {self.BATCHES[self.mode]}* with data and {self.LABELS.decode()} in it")
+        if not all(_is_batch(b[b"data"], b[self.LABELS]) for b in batches):
+            raise DataError(f"{path}: a batch is not of pictures uint8 [n, 3072] and n whole numbers; fetch it again")
         self.images = np.concatenate([b[b"data"] for b in batches]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         self.labels = np.concatenate([b[self.LABELS] for b in batches]).astype(np.int64)
 
@@ -64,6 +67,18 @@ class Cifar10(Dataset):
 
     def __len__(self) -> int:
         return len(self.labels)
+
+
+def _is_batch(pictures: Any, labels: Any) -> bool:
+    return (
+        isinstance(pictures, np.ndarray)
+        and pictures.dtype == np.uint8
+        and pictures.ndim == 2
+        and pictures.shape[1] == 3072
+        and isinstance(labels, list)
+        and len(labels) == len(pictures)
+        and all(type(label) is int and 0 <= label < 100 for label in labels)
+    )
 
 
 class Cifar100(Cifar10):

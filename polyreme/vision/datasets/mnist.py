@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import logging
 import math
 import os
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from polyreme.errors import ConfigError, DataError
+from polyreme.io.archives import read_unpacked
 from polyreme.io.dataset import Dataset
 from polyreme.io.local_files import check_digest, data_folders
 from polyreme.vision.image import checked_backend, pillow
@@ -22,8 +21,6 @@ _log = logging.getLogger("polyreme.vision")
 _PREFIX = {"train": "train", "test": "t10k"}
 # in a checkout the data folder stands beside the package
 _SHIPPED = Path(__file__).resolve().parents[3] / "data"
-# more than this cannot be an idx file of 28 x 28 images that anyone has; it bounds what a hostile file makes us hold
-_MAX_BYTES = 2**30
 
 
 class MNIST(Dataset):
@@ -168,13 +165,7 @@ def _read_pair(image_path: Path, label_path: Path) -> tuple[np.ndarray, np.ndarr
 
 def read_idx(path: Path) -> np.ndarray:
     """The bytes of an idx file, uint8, in their shape. Raises DataError for one that is missing or torn."""
-    try:
-        raw = path.read_bytes()
-        if raw[:2] == b"\x1f\x8b":
-            with gzip.open(path) as file:
-                raw = file.read(_MAX_BYTES)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
+    raw = read_unpacked(path)
     # two zero bytes, the type (8: unsigned byte) and the number of dims
     if len(raw) < 4 or raw[:3] != b"\0\0\x08" or not 1 <= raw[3] <= 3:
         raise DataError(f"{path}: starts with {raw[:4].hex(' ')!r}, an idx file of bytes with 00 00 08 and 01 to 03")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,8 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from polyreme.errors import DataError
+from polyreme.io.archives import open_tar, open_unpacked, readable
 from polyreme.io.dataset import Dataset
-from polyreme.io.local_files import Published, chosen_mode, readable
+from polyreme.io.local_files import Published, chosen_mode
 from polyreme.vision.image import checked_backend, image_load
 
 _ROOT = "VOCdevkit/VOC2012"
@@ -50,7 +50,7 @@ class VOC2012(Dataset):
         path = self.FILE.find("VOC2012", data_file, download)
         self.data_file = str(path)
         # where each file lies in the archive: any process can read it from there, which an open archive could not
-        with readable(path), tarfile.open(path, "r:") as archive:
+        with open_tar(path, compression=False) as archive:
             where = {m.name.removeprefix("./"): (m.offset_data, m.size) for m in archive if m.isfile()}
         names = self._read(self._place(where, f"ImageSets/Segmentation/{self.PARTS[self.mode]}.txt")).decode().split()
         self._pairs = [
@@ -74,6 +74,6 @@ class VOC2012(Dataset):
         return where[f"{_ROOT}/{name}"]
 
     def _read(self, place: tuple[int, int]) -> bytes:
-        with readable(Path(self.data_file)), open(self.data_file, "rb") as file:
+        with readable(Path(self.data_file)), open_unpacked(Path(self.data_file), compression=False) as file:
             file.seek(place[0])
             return file.read(place[1])

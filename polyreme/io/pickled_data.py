@@ -1,0 +1,286 @@
+"""Pickles read as data: a small machine over their opcodes that knows values, containers and arrays of numbers.
+
+Nothing that a pickle names is imported or called: three names have a meaning here, and every other is refused. Source
+of the opcodes: the standard library's pickletools.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickletools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from polyreme.errors import DataError
+
+MAX_BYTES = 1 << 28
+"""How long a pickle may be, and how much its arrays and decoded strings may hold together."""
+# letters and sizes of plain numbers: no objects, no fields, no strings
+_NUMBERS = re.compile(r"[<>|=]?(?:[iu][1248]|f[248]|c(?:8|16)|b1)")
+_LITERALS = {
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+class _Array:
+    """An array before its BUILD, and where the result of it is put."""
+
+    value: np.ndarray | None = None
+
+
+class _DType:
+    """A dtype before and after its BUILD."""
+
+    def __init__(self, code: str) -> None:
+        self.value = np.dtype(code)
+
+
+def read_pickle(file: BinaryIO, path: Path) -> Any:
+    """What a pickle of numbers, strings, lists, tuples, dicts and arrays holds; Python 2's strings are bytes.
+
+    Raises DataError, which names path, for one that is damaged or longer than MAX_BYTES, and for one that asks for
+    anything else: another class or function, an array of objects, one larger than its bytes.
+    """
+    data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise DataError(f"{path}: a pickle in it is longer than {MAX_BYTES:,} bytes; is it the file that was meant?")
+    try:
+        return _Machine().run(data)
+    # a pop of an empty stack, a name never stored, a value of another class than an opcode needs
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        raise DataError(f"{path}: a pickle in it cannot be read: {error}") from error
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+class _Machine:
+    """The stack and memo of one pickle."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+        self.room = MAX_BYTES
+
+    def run(self, data: bytes) -> Any:
+        for opcode, argument, _ in pickletools.genops(io.BytesIO(data)):
+            self.step(opcode.name, argument)
+        (result,) = self.stack
+        return _finished(result)
+
+    def step(self, name: str, argument: Any) -> None:
+        if name in _LITERALS:
+            self.stack.append(argument)
+        elif name in _CONSTANTS:
+            self.stack.append(_CONSTANTS[name])
+        elif name in _TUPLES:
+            count = _TUPLES[name]
+            self.stack.append(tuple(reversed([self.stack.pop() for _ in range(count)])))
+        elif name not in ("PROTO", "FRAME", "STOP"):
+            handler = _STEPS.get(name)
+            if handler is None:
+                raise DataError(f"a pickle has the opcode {name}; only data are read: arrays, strings and numbers")
+            handler(self, argument)
+
+    def since_mark(self) -> list[Any]:
+        start = self.marks.pop()
+        values = self.stack[start:]
+        del self.stack[start:]
+        return values
+
+    def fill(self, pairs: list[Any]) -> None:
+        """Keys and values, by turns, into the dict on top."""
+        target = self.stack[-1]
+        if type(target) is not dict or len(pairs) % 2:
+            raise ValueError("pairs for what is no dict")
+        for key, value in zip(pairs[::2], pairs[1::2], strict=True):
+            if not isinstance(key, (str, bytes, int, float)):  # a deep tuple could not be hashed
+                raise DataError(
+                    f"a pickle has a dict whose key is a {type(key).__name__}; strings and numbers are read"
+                )
+            target[key] = value
+
+    def extend(self, values: list[Any]) -> None:
+        if type(self.stack[-1]) is not list:
+            raise ValueError("items for what is no list")
+        self.stack[-1].extend(values)
+
+    def take(self, nbytes: int) -> None:
+        self.room -= nbytes
+        if self.room < 0:
+            raise DataError(f"a pickle holds more than {MAX_BYTES:,} bytes of arrays and strings")
+
+    def call(self, _: Any) -> None:
+        arguments, function = self.stack.pop(), self.stack.pop()
+        if not isinstance(function, _Name) or function.call is None:
+            raise DataError(f"a pickle calls {function}; only NumPy arrays, strings and numbers are read")
+        self.stack.append(function.call(self, *arguments))
+
+    def build(self, _: Any) -> None:
+        state = self.stack.pop()
+        target = self.stack[-1]
+        if isinstance(target, _DType):
+            _, order, *rest = state
+            order = order.decode("latin-1") if isinstance(order, bytes) else order
+            if order not in ("<", ">", "|", "=") or any(item not in (None, -1, 0) for item in rest):
+                raise DataError(f"a pickle has a dtype of {state}; only plain numbers are read")
+            target.value = target.value.newbyteorder(order)
+        elif isinstance(target, _Array):
+            self.build_array(target, *state)
+        else:
+            raise DataError(f"a pickle sets the state of a {type(target).__name__}; only that of arrays is read")
+
+    def build_array(self, target: _Array, _: Any, shape: Any, dtype: Any, fortran: Any, raw: Any) -> None:
+        is_shape = isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)
+        if not is_shape or not isinstance(dtype, _DType) or not isinstance(raw, bytes):
+            raise DataError("a pickle has an array that is not of a shape, a dtype of numbers and bytes")
+        if math.prod(shape) * dtype.value.itemsize != len(raw):
+            raise DataError(
+                f"a pickle has an array {list(shape)} of {dtype.value} in {len(raw):,} bytes; it is damaged"
+            )
+        self.take(len(raw))
+        flat = np.frombuffer(bytearray(raw), dtype.value)  # a copy that may be written
+        target.value = flat.reshape(shape, order="F" if fortran else "C")
+
+
+class _Name:
+    """A name that a pickle asks for: what calling it gives, None for what is only mentioned."""
+
+    def __init__(self, name: str, call: Callable[..., Any] | None) -> None:
+        self.name, self.call = name, call
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _make_array(machine: _Machine, subtype: Any, shape: Any, code: Any) -> _Array:
+    return _Array()
+
+
+def _make_dtype(machine: _Machine, code: Any, *copy: Any) -> _DType:
+    text = code.decode("latin-1") if isinstance(code, bytes) else code
+    if not isinstance(text, str) or not _NUMBERS.fullmatch(text):
+        raise DataError(f"a pickle has an array of dtype {code!r}; only plain numbers are read")
+    return _DType(text)
+
+
+def _encode(machine: _Machine, text: Any, encoding: Any) -> bytes:
+    if not isinstance(text, str) or encoding not in ("latin1", "latin-1", b"latin1"):
+        raise DataError(f"a pickle encodes a {type(text).__name__} as {encoding!r}; latin1 is how bytes are stored")
+    machine.take(len(text))
+    return text.encode("latin-1")
+
+
+def _empty_bytes(machine: _Machine) -> bytes:
+    return b""  # how protocol 2 stores them
+
+
+_ARRAY = _Name("numpy.ndarray", None)
+_RECONSTRUCT = _Name("numpy._core.multiarray._reconstruct", _make_array)
+_NAMES = {
+    ("numpy", "ndarray"): _ARRAY,
+    ("numpy", "dtype"): _Name("numpy.dtype", _make_dtype),
+    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("__builtin__", "bytes"): _Name("__builtin__.bytes", _empty_bytes),
+    ("_codecs", "encode"): _Name("_codecs.encode", _encode),
+}
+
+
+def _named(module: Any, name: Any) -> _Name:
+    if (module, name) not in _NAMES:
+        raise DataError(f"a pickle asks for {module}.{name}; only NumPy arrays, strings and numbers are read")
+    return _NAMES[module, name]
+
+
+def _push(make: Callable[[_Machine, Any], Any]) -> Callable[[_Machine, Any], None]:
+    return lambda machine, argument: machine.stack.append(make(machine, argument))
+
+
+def _keep(machine: _Machine, index: int) -> None:
+    machine.memo[index] = machine.stack[-1]
+
+
+def _text_bytes(machine: _Machine, text: str) -> bytes:
+    return text.encode("latin-1")
+
+
+def _dict_since_mark(machine: _Machine, _: Any) -> None:
+    pairs = machine.since_mark()
+    machine.stack.append({})
+    machine.fill(pairs)
+
+
+def _stack_global(machine: _Machine, _: Any) -> _Name:
+    name, module = machine.stack.pop(), machine.stack.pop()
+    return _named(module, name)
+
+
+_STEPS: dict[str, Callable[[_Machine, Any], Any]] = {
+    "MARK": lambda machine, _: machine.marks.append(len(machine.stack)),
+    "POP": lambda machine, _: machine.stack.pop(),
+    "POP_MARK": lambda machine, _: machine.since_mark(),
+    "DUP": _push(lambda machine, _: machine.stack[-1]),
+    "STRING": _push(_text_bytes),
+    "BINSTRING": _push(_text_bytes),
+    "SHORT_BINSTRING": _push(_text_bytes),
+    "EMPTY_LIST": _push(lambda machine, _: []),
+    "LIST": _push(lambda machine, _: machine.since_mark()),
+    "APPEND": lambda machine, _: machine.extend([machine.stack.pop()]),
+    "APPENDS": lambda machine, _: machine.extend(machine.since_mark()),
+    "EMPTY_DICT": _push(lambda machine, _: {}),
+    "DICT": _dict_since_mark,
+    "SETITEM": lambda machine, _: machine.fill([machine.stack.pop(), machine.stack.pop()][::-1]),
+    "SETITEMS": lambda machine, _: machine.fill(machine.since_mark()),
+    "TUPLE": _push(lambda machine, _: tuple(machine.since_mark())),
+    "PUT": _keep,
+    "BINPUT": _keep,
+    "LONG_BINPUT": _keep,
+    "MEMOIZE": lambda machine, _: _keep(machine, len(machine.memo)),
+    "GET": _push(lambda machine, index: machine.memo[index]),
+    "BINGET": _push(lambda machine, index: machine.memo[index]),
+    "LONG_BINGET": _push(lambda machine, index: machine.memo[index]),
+    "GLOBAL": _push(lambda machine, text: _named(*text.split(" ", 1))),
+    "STACK_GLOBAL": _push(_stack_global),
+    "REDUCE": _Machine.call,
+    "BUILD": _Machine.build,
+}
+
+
+def _finished(result: Any) -> Any:
+    """The result with arrays where they were promised. Containers are walked once, however often they are referred to
+    and however deep they lie."""
+    box = [result]
+    waiting: list[Any] = [box]
+    seen = {id(box)}
+    while waiting:
+        container = waiting.pop()
+        for place, value in _entries(container):
+            if isinstance(value, (_Array, _DType, _Name)) and not isinstance(container, tuple):
+                container[place] = _value(value)
+            elif isinstance(value, (_Array, _DType, _Name)):
+                raise DataError("a pickle has an array in a tuple; arrays in lists and dicts are read")
+            elif isinstance(value, (list, dict, tuple)) and id(value) not in seen:
+                seen.add(id(value))
+                waiting.append(value)
+    return box[0]
+
+
+def _entries(container: Any) -> Iterator[tuple[Any, Any]]:
+    return iter(list(container.items() if isinstance(container, dict) else enumerate(container)))
+
+
+def _value(promise: Any) -> Any:
+    if not isinstance(promise, _Array) or promise.value is None:
+        raise DataError(
+            "a pickle holds an unfinished array, a dtype or a name; only arrays, strings and numbers are read"
+        )
+    return promise.value
