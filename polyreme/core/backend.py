@@ -39,6 +39,7 @@ _ask_for_quick_compilation()
 import jax  # noqa: E402  (XLA reads XLA_FLAGS when its first client starts)
 
 from polyreme.core import xla_flags  # noqa: E402
+from polyreme.core.compile_cache import ProgramFolder  # noqa: E402
 
 if TYPE_CHECKING:
     Device = Any  # jaxlib ships no types: to a checker jax.Device is a variable, not a class
@@ -66,6 +67,7 @@ def _configure() -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", flags.compile_cache_seconds())
         jax.config.update("jax_raise_persistent_cache_errors", False)
+        ProgramFolder(cache, flags.compile_cache_bytes()).keep_trimmed()
 
 
 def take_cpu_num() -> None:
