@@ -334,3 +334,9 @@ def test_labels_of_few_bits_against_more_classes_than_they_hold(dtype, labels):
     for loss in (F.cross_entropy, lambda x, y: F.nll_loss(F.log_softmax(x), y)):
         want = loss(scores, tensor(labels, "int64"))
         assert loss(scores, tensor(labels, dtype)).item() == want.item()
+
+
+def test_a_captured_label_that_is_no_whole_number_gives_nan():
+    labels = np.array([0.5, 1], "float32")
+    loss = to_static(lambda x, y: F.cross_entropy(x, y, reduction="none"))(to_tensor(ONE[0]), to_tensor(labels))
+    np.testing.assert_array_equal(np.isnan(loss.numpy()).ravel(), [True, False])
