@@ -9,6 +9,8 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
+from polyreme import jax_import
+
 if TYPE_CHECKING:
     from polyreme.api import *
     from polyreme.distributed import DataParallel
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from polyreme.reader import batch
 
 __version__ = "0.1.0"
+jax_import.keep_random_state()
 
 _SUBMODULES = frozenset(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
 

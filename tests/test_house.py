@@ -15,7 +15,7 @@ from tests.house import LONG, Source, Tree, cycles
 ROOT = Path(__file__).parent.parent / "polyreme"
 FLOORS = {
     "polyreme": [
-        "errors flags faults host_random registry version module_alias mesh kernels",
+        "errors flags faults jax_import host_random registry version module_alias mesh kernels",
         "planner",
         "core",
         "ops fusion",

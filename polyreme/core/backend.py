@@ -124,6 +124,17 @@ def _writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK)
 
 
+def is_started() -> bool:
+    """Whether jax holds devices. It says so when asked to join processes; a rank that does not exist stops it there."""
+    try:
+        jax.distributed.initialize("localhost:1", 1, 1, local_device_ids=[0], cluster_detection_method="deactivate")
+    except RuntimeError:
+        return True
+    except ValueError:
+        pass
+    return False
+
+
 def prepare_for_processes() -> None:
     """Options for a job of several processes; takes effect until the first array exists."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")

@@ -48,6 +48,7 @@ class Generator:
         """Start the stream again from seed, an integer of at least 0 below 2**64. Raises ConfigError for others."""
         self._seed = _check(seed)
         if self._state is not None:
+            state.touch(self._state)
             state.write(self._state, jax.random.PRNGKey(self._seed))
         return self
 

@@ -5,6 +5,7 @@ Eager Tensors and random generators are made of this; capture sees all of a prog
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -14,6 +15,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from polyreme.core import forks
 from polyreme.errors import CaptureError, PlacementError, ProgramError
 
 
@@ -104,10 +106,16 @@ class _Watch(threading.local):
     """The watcher of this thread, or None: what other threads do meanwhile is none of its business."""
 
     def __init__(self) -> None:
-        self.active: CodeWatcher | ProgramRecorder | None = None
+        self.active: CodeWatcher | ProgramRecorder | None = forks.fork.refusal
+
+    def start_again(self) -> None:
+        """What a process starts with that has just been forked."""
+        self.active = self.active if forks.fork.refusal is None else forks.fork.refusal
 
 
 watch = _Watch()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=watch.start_again)
 
 
 def capturing() -> bool:
@@ -216,6 +224,7 @@ def outside_capture() -> Iterator[None]:
     """Make state that outlives the capture in progress: values are computed now, the capture meets them as inputs."""
     watcher, watch.active = watch.active, None
     try:
+        forks.check("making a Tensor")
         with jax.ensure_compile_time_eval():
             yield
     finally:

@@ -87,7 +87,7 @@ def _join() -> None:
             f"PADDLE_TRAINERS_NUM={size}, but neither PADDLE_MASTER nor PADDLE_TRAINER_ENDPOINTS says where they meet; "
             "start the script with `polyreme launch`, or set PADDLE_MASTER=host:port of rank 0"
         )
-    if _backend_started():
+    if backend.is_started():
         raise ConfigError(
             "init_parallel_env(): a device is in use already, and jax can join other processes only before that; call "
             "it at the top of the script, before set_device, to_tensor and layers"
@@ -112,17 +112,6 @@ def _join() -> None:
         # by default jax would listen on all of the machine's addresses
         options["coordinator_bind_address"] = address
     jax.distributed.initialize(address, size, rank, cluster_detection_method="deactivate", **options)
-
-
-def _backend_started() -> bool:
-    """Whether jax holds devices. It says so when asked to join; the rank that does not exist makes it stop there."""
-    try:
-        jax.distributed.initialize("localhost:1", 1, 1, local_device_ids=[0], cluster_detection_method="deactivate")
-    except RuntimeError:
-        return True
-    except ValueError:
-        pass
-    return False
 
 
 def _end_at_once_on_errors() -> None:

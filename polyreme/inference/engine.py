@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from polyreme.core import backend
+from polyreme.core import backend, forks
 from polyreme.errors import ConfigError, DeviceError, ShapeError
 from polyreme.export import Artifact, read
 from polyreme.export.manifest import MAIN
@@ -49,6 +49,7 @@ class ArtifactEngine:
 
     def run(self, arrays: list[Any]) -> list[jax.Array]:
         """The outputs, in order, for the inputs in order. Raises ShapeError or DTypeError, naming the input."""
+        forks.check("a Predictor's run")
         key = tuple([(a.shape, a.dtype) for a in arrays])
         run = self._runs.get(key)
         if run is None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from polyreme.core import amp_policy, backend, state
+from polyreme.core import amp_policy, backend, forks, state
 from polyreme.core import place as places
 from polyreme.core.checked import checked
 from polyreme.eager.tensor import Tensor
@@ -91,6 +91,7 @@ class Executor:
             raise ProgramError("Executor.run after close(); make a new Executor")
         program = defaults.main if program is None else program
         scope = global_scope() if scope is None else scope
+        forks.check("Executor.run")
         watch, autocast = state.watch, amp_policy.active
         with _lock:
             # what runs is not recorded, nor cast by an autocast that was on while the call was made

@@ -13,10 +13,10 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from polyreme.core import rng, state
+from polyreme.core.transfer import from_host
 from polyreme.eager.host import put
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor
@@ -64,7 +64,7 @@ class TrainingStep:
         self.forward, self.output, self.optimizer, self.policy = forward, output, optimizer, policy
         self.scaler = policy.precision.make_scaler()
         false = np.zeros((), np.bool_)
-        self._halted = Tensor(jnp.asarray(false) if where is None else put(false, where))
+        self._halted = Tensor(from_host(false) if where is None else put(false, where))
 
     def __call__(self, batch: Sequence[Microbatch]) -> StepResult:
         """One optimizer step on a batch."""
