@@ -38,7 +38,7 @@ _ask_for_quick_compilation()
 
 import jax  # noqa: E402  (XLA reads XLA_FLAGS when its first client starts)
 
-from polyreme.core import xla_flags  # noqa: E402
+from polyreme.core import ir_context, xla_flags  # noqa: E402
 from polyreme.core.compile_cache import ProgramFolder  # noqa: E402
 
 if TYPE_CHECKING:
@@ -155,4 +155,5 @@ def run_in_calling_thread() -> None:
 
 
 _configure()
+ir_context.reuse_contexts()
 _keep_freed_memory()

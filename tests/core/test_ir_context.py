@@ -1,0 +1,53 @@
+"""Programs are lowered in few MLIR contexts, each thread in its own."""
+
+import threading
+
+import jax
+import pytest
+from jax.interpreters import mlir
+
+from polyreme.core import ir_context
+
+
+@pytest.fixture
+def contexts(monkeypatch):
+    """A list of the contexts that modules are made in, from a first one on."""
+    used, init = [], ir_context.reusing(mlir.ModuleContext.__init__.__wrapped__)
+
+    def noted(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        used.append(self.context)
+
+    monkeypatch.setattr(mlir.ModuleContext, "__init__", noted)
+    return used
+
+
+def lowered(count):
+    return [jax.jit(lambda x, i=i: x * i).lower(1.0).as_text() for i in range(count)]
+
+
+def test_a_context_lowers_many_programs_and_is_then_let_go(contexts):
+    texts = lowered(ir_context.LOWERINGS + 1)
+    assert [c is contexts[0] for c in contexts] == [True] * ir_context.LOWERINGS + [False]
+    assert "dense<6.000000e+01>" in texts[60]
+
+
+def test_each_thread_has_a_context(contexts):
+    threads = [threading.Thread(target=lowered, args=(3,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(contexts) == 6
+    assert len(set(map(id, contexts))) == 2
+
+
+def test_a_jax_without_the_argument_is_left_alone(monkeypatch, caplog):
+    def init(self, platforms):
+        """What another jax may have."""
+
+    monkeypatch.setattr(mlir.ModuleContext, "__init__", init)
+    with caplog.at_level("INFO"):
+        ir_context.reuse_contexts()
+    assert mlir.ModuleContext.__init__ is init
+    assert "of its own" in caplog.text
