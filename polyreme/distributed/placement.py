@@ -61,7 +61,10 @@ def apply_plan(
 
 def parameter_layouts(layout: Layout, p: Parameter) -> dict[str, NamedSharding]:
     """Where a parameter, its gradient and its optimizer state go on a layout's mesh, and how an op reads it ("use"; not
-    there when it is read as it is kept). State that the plan offloads is in host memory between updates."""
+    there when it is read as it is kept). State that the plan offloads is in host memory between updates. A running
+    statistic is whole on every device."""
+    if p.is_statistic:
+        return dict.fromkeys(("param", "grad", "state"), layout.replicated())
     layouts = {kind: layout.sharding(kind, p.dims, p.shape) for kind in KINDS}
     if "state" in layout.plan.offload:
         layouts["state"] = layouts["state"].with_memory_kind(HOST)

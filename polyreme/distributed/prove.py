@@ -279,7 +279,7 @@ class _Side:
     @property
     def parameter_names(self) -> set[str]:
         """Names among those of weights() that the optimizer, not the forward, changes."""
-        return {n for n, _ in self._parameters()}
+        return {n for n, p in self._parameters() if not p.is_statistic}
 
     def _parameters(self) -> list[tuple[str, Any]]:
         return list(self.model.named_parameters())

@@ -118,8 +118,7 @@ def _run(net: Layer, input_size: Any, custom: dict[type, Count]) -> list[dict[st
 
 
 def _size(layer: Layer) -> int:
-    running = [getattr(layer, n) for n in ("_mean", "_variance") if n in layer._buffers]
-    return sum(math.prod(p.shape) for p in [*layer.parameters(), *running])
+    return sum(math.prod(p.shape) for p in layer.parameters())
 
 
 def _shape(value: Any) -> Any:

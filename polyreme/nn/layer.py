@@ -5,6 +5,7 @@ A layer names the logical dims of its parameters; it knows no device.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -45,7 +46,7 @@ class Layer(SecondNames):
         self.__dict__["_post_hooks"] = OrderedDict()
         self.__dict__["_made"] = {}
         self.training = True
-        scope = name_scope or type(self).__name__.lower()
+        scope = name_scope or _words(type(self).__name__)
         self._full_name = unique_name.generate(scope)
         self._dtype = dtypes.as_dtype(dtype) if dtype is not None else dtypes.default_dtype()
 
@@ -414,6 +415,11 @@ class Layer(SecondNames):
             return f"{type(self).__name__}({head})"
         body = "\n  ".join([*([head] if head else []), *inner])
         return f"{type(self).__name__}(\n  {body}\n)"
+
+
+def _words(class_name: str) -> str:
+    """A class's name in lower case, with "_" before each word: "BatchNorm2D" -> "batch_norm2d"."""
+    return re.sub(r"(?<=[^_])(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])", "_", class_name).lower()
 
 
 def _check_has_values(layer: Layer) -> None:

@@ -53,7 +53,11 @@ class Parameter(Tensor):
     """A Tensor that wants a gradient and is saved with its Layer.
 
     dims: the logical dim of each of its dims, such as ("embed", "ffn"); a Strategy maps them to mesh axes.
+    is_statistic: a forward moves it, as the running mean of a batch norm; no optimizer does, and every device has all
+    of it.
     """
+
+    is_statistic: bool = False
 
     def __init__(
         self,

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
+from polyreme.nn.initializer import Normal
 from polyreme.nn.layer import Layer
-from polyreme.nn.layers.spectral_norm import SpectralNorm
+from polyreme.nn.layers.spectral_norm import checked_dim, over_singular_value, vector_sizes
 from polyreme.nn.parameter import Parameter
 from polyreme.ops.norms import vector_norm
 
@@ -61,20 +63,23 @@ def spectral_norm(
     """The layer, its parameter `name` divided by its largest singular value wherever it is used; returns it.
 
     name_orig trains instead. The weight is taken as a matrix whose rows are its dim `dim`, by default 1 for layers with
-    weights [in, out] (Linear and transposed convolutions), else 0. The singular value is tracked by power iteration,
-    n_power_iterations steps each time the weight is used. Source: arXiv:1802.05957.
+    weights [in, out] (Linear and transposed convolutions), else 0. The singular value is tracked by power iteration
+    from the buffers name_u and name_v, n_power_iterations steps each time the weight is used while training.
+    Source: arXiv:1802.05957.
     """
     weight = _parameter(layer, name, "spectral_norm")
     if dim is None:
         kind = type(layer).__name__
         dim = 1 if kind == "Linear" or kind.endswith("Transpose") else 0
-    tracked = SpectralNorm(weight.shape, dim, n_power_iterations, eps, weight.dtype)
+    dim = checked_dim("spectral_norm", weight.shape, dim, n_power_iterations)
 
     def compute(layer: Any) -> Any:
-        return layer._sub_layers[f"{name}_norm"](getattr(layer, f"{name}_orig"))
+        parts = (getattr(layer, f"{name}_{part}") for part in ("orig", "u", "v"))
+        return over_singular_value(*parts, dim, n_power_iterations if layer.training else 0, eps)
 
-    layer.add_sublayer(f"{name}_norm", tracked)
     _replace(layer, name, compute, {"orig": weight})
+    for part, size in vector_sizes(weight.shape, dim).items():
+        layer.register_buffer(f"{name}_{part}", Tensor(Normal().values([size], weight.dtype)))
     return layer
 
 

@@ -21,7 +21,10 @@ class ParameterGroup:
 
 
 def split_groups(owner: str, parameters: Any) -> list[ParameterGroup]:
-    """The groups in `parameters=`: one of all of them, or one for each dict. Raises ConfigError for anything else."""
+    """The groups in `parameters=`: one of all of them, or one for each dict; running statistics are left out.
+
+    Raises ConfigError for anything else.
+    """
     if parameters is None:
         raise ConfigError(f"{owner} needs parameters=, a list such as model.parameters()")
     if isinstance(parameters, (TensorState, str, dict)) or not isinstance(parameters, Iterable):
@@ -37,6 +40,8 @@ def split_groups(owner: str, parameters: Any) -> list[ParameterGroup]:
     for p in (p for g in groups for p in g.params):
         if not isinstance(p, TensorState):
             raise ConfigError(f"{owner}: parameters= must hold Parameters, got {type(p).__name__}")
+    for group in groups:
+        group.params = [p for p in group.params if not getattr(p, "is_statistic", False)]
     return groups
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -183,7 +184,7 @@ class OptimizerState:
 
         Raises CheckpointError, changing nothing, for a name or shape that does not fit.
         """
-        values = {k: v for k, v in state_dict.items() if k != "LR_Scheduler"}
+        values = self._renamed({k: v for k, v in state_dict.items() if k != "LR_Scheduler"})
         scheduler = state_dict.get("LR_Scheduler")
         self._check_state(values, scheduler)
         if scheduler is not None:
@@ -202,6 +203,14 @@ class OptimizerState:
             self._shared.set_values(name, self._given(name, self.scalars[name]))
 
     set_dict = set_state_dict
+
+    def _renamed(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """values under the names that parameters have here: what is "layer_norm_0.w_0" was "layernorm_0.w_0" once."""
+        known = {p.name for p in self._parameters}
+        earlier = {re.sub(r"_(?=.*_\d+\.)", "", name): name for name in known}
+        keys = {key: re.fullmatch(r"(.+\.[wb]_\d+)(_.+)", key) for key in values}
+        moved = {key: parts for key, parts in keys.items() if parts and parts[1] not in known and parts[1] in earlier}
+        return {earlier[moved[k][1]] + moved[k][2] if k in moved else k: v for k, v in values.items()}
 
     def _check_state(self, values: Mapping[str, Any], scheduler: Any) -> None:
         owner = type(self).__name__

@@ -99,7 +99,9 @@ class LayerParameters:
 
     def statistic(self, name: str | None, shape: Sequence[int], dtype: Any, initializer: Any) -> Any:
         """A parameter that is not trained."""
-        return self.parameter(ParamAttr(name=name, trainable=False), shape, dtype, initializer)
+        statistic = self.parameter(ParamAttr(name=name, trainable=False), shape, dtype, initializer)
+        statistic.is_statistic = True
+        return statistic
 
     def _normalized(self, attr: WeightNormParamAttr, shape: Sequence[int], dtype: Any, default: Any) -> Any:
         """g * v / ||v||, of parameters g and v."""

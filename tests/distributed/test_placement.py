@@ -95,6 +95,26 @@ def test_stages_split_what_they_say(stage, split):
     assert ways == [weight.size // 2 // (1 + s) for s in split]
 
 
+def test_statistics_stay_whole_and_follow_a_captured_step():
+    net = Sequential(Linear(8, 16), BatchNorm1D(16))
+    apply_plan(Plan.from_degrees(dp=4, sharding=2, sharding_stage=3), net)
+    norm = net[1]
+    optimizer = AdamW(0.1, parameters=net.parameters())
+    x = np.random.default_rng(0).normal(size=(8, 8)).astype("float32")
+    hidden = x @ net[0].weight.numpy() + net[0].bias.numpy()
+
+    @to_static
+    def step(x):
+        net(x).sum().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+
+    step(to_tensor(x))
+    assert [p._array.addressable_shards[0].data.size for p in norm.parameters()] == [8, 8, 16, 16]
+    bound = 2.0**-23 * 64  # sums of 8 terms
+    np.testing.assert_allclose(norm._mean.numpy(), 0.1 * hidden.mean(0), rtol=bound, atol=bound)
+
+
 def test_a_dim_that_does_not_divide_is_refused_naming_the_parameter():
     model = GPT(GPTConfig.nano(ffn_size=100, vocab_size=128))
     with pytest.raises(PlacementError, match=r"parameter .*ffn.*8"):

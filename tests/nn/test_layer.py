@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 import polyreme.nn as nn
+from polyreme.core import unique_name
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn.parameter import Parameter
+from polyreme.optimizer import AdamW
 from polyreme.regularizer import L2Decay
 
 
@@ -62,6 +64,10 @@ def test_full_names_count_per_class():
     assert b.full_name() == f"linear_{int(count) + 1}"
     assert a.weight.name == f"{a.full_name()}.w_0"
     assert a.bias.name == f"{a.full_name()}.b_0"
+    with unique_name.guard():
+        norm = nn.BatchNorm2D(2)
+        assert [p.name for p in norm.parameters()] == [f"batch_norm2d_0.{n}" for n in ("w_0", "b_0", "w_1", "w_2")]
+        assert [nn.LSTMCell(1, 1).full_name(), nn.ReLU().full_name()] == ["lstm_cell_0", "re_lu_0"]
 
 
 def test_hooks_change_what_goes_in_and_comes_out_until_removed():
@@ -384,3 +390,22 @@ def test_settings_may_be_tensors_of_one_element():
     assert nn.Dropout(to_tensor([0.25])).p == 0.25
     zeros = nn.functional.dropout(to_tensor(np.ones(3, "float32")), to_tensor([1.0]))
     assert zeros.tolist() == [0, 0, 0]
+
+
+def test_statistics_are_parameters_that_no_optimizer_moves():
+    net = nn.BatchNorm1D(3)
+    assert [(n, p.trainable) for n, p in net.named_parameters()] == [
+        ("weight", True), ("bias", True), ("_mean", False), ("_variance", False)
+    ]  # fmt: skip
+    assert net.buffers() == []
+    for p in net.parameters():
+        p.stop_gradient = False  # as scripts do that freeze and unfreeze whole networks
+    optimizer = AdamW(0.1, parameters=net.parameters(), weight_decay=0.5)
+    net(to_tensor(np.random.default_rng(0).normal(size=(8, 3)).astype("float32"))).sum().backward()
+    moved = net._mean.numpy()
+    assert (moved != 0).all()
+    optimizer.step()
+    np.testing.assert_array_equal(net._mean.numpy(), moved)
+    assert {name.split("_moment")[0] for name in optimizer.state_dict() if "_moment1" in name} == {
+        net.weight.name, net.bias.name
+    }  # fmt: skip

@@ -80,7 +80,8 @@ def test_no_sequences_and_no_steps(shape):
 def test_names_with_projection_and_what_is_fixed():
     net = nn.LSTM(3, 4, proj_size=2, bias_ih_attr=False)
     assert [n for n, _ in net.named_parameters()] == [
-        f"{n}_l0" for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_ho")
+        *(f"{n}_l0" for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")),
+        "0.cell.weight_ho",
     ]
     assert net.bias_ih_l0.stop_gradient
     assert (net.bias_ih_l0.numpy() == 0).all()

@@ -10,7 +10,7 @@ from polyreme import optimizer as opt
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CaptureError, CheckpointError, ConfigError, DTypeError
 from polyreme.jit import to_static
-from polyreme.nn import Linear
+from polyreme.nn import LayerNorm, Linear
 from polyreme.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 from polyreme.nn.parameter import Parameter
 from polyreme.optimizer.lr import StepDecay
@@ -374,6 +374,18 @@ def test_the_schedule_is_part_of_the_state():
     give(p, 1.0, 1.0)
     second.step()
     np.testing.assert_array_equal(p.numpy(), [0.5, 0.5])
+
+
+def test_state_of_names_without_underscores_between_words_loads():
+    norm = LayerNorm(2)
+    optimizer = opt.Momentum(0.1, parameters=norm.parameters())
+    earlier = {
+        f"{p.name.replace('layer_norm', 'layernorm')}_velocity_0": np.full(2, 3.0, "float32") for p in norm.parameters()
+    }
+    optimizer.set_state_dict(earlier)
+    optimizer.create_state()
+    state = optimizer.state_dict()
+    assert [state[f"{p.name}_velocity_0"].tolist() for p in norm.parameters()] == [[3.0, 3.0]] * 2
 
 
 def test_amsgrad_state_does_not_fit_plain_adam_and_the_other_way():

@@ -51,7 +51,7 @@ def test_every_operation_is_in_the_picture_and_no_text_on_another(static_mode, t
     shown = [text for text, *_ in boxes]
     for op in main.every_op():
         assert shown.count(op.kind) >= sum(other.kind == op.kind for other in main.every_op())
-    for text in ("x", "linear_0.w_0 [3, 4]", "writes batchnorm1d_0._mean [4]", "true", "false", "test", "body"):
+    for text in ("x", "linear_0.w_0 [3, 4]", "writes batch_norm1d_0.w_1 [4]", "true", "false", "test", "body"):
         assert text in shown
     assert shown.count("gives") == 6
     for i, (text, left, top, right, bottom) in enumerate(boxes):

@@ -150,7 +150,7 @@ def test_names_of_another_program_are_refused(saved):
     other = static.Program()
     with static.program_guard(other, static.Program()):
         paddle.nn.Linear(8, 2)(static.data("y", [None, 8]))
-    with pytest.raises(CheckpointError, match=r"net\.pdparams lacks 'linear_1\.b_0', .* and has 'batchnorm2d_0"):
+    with pytest.raises(CheckpointError, match=r"net\.pdparams lacks 'linear_1\.b_0', .* and has 'batch_norm2d_0"):
         static.load(other, path)
 
 

@@ -41,9 +41,10 @@ def eagerly(row):
         tensor.set_value(values[tensor.name])
     results = outputs(layer(*map(to_tensor, row.arrays())))
     factors = [wave(tuple(t.shape), 9) if t.dtype.kind == "f" else None for t in results]
-    if layer.parameters():
+    trained = [p for p in layer.parameters() if p.trainable]
+    if trained:
         weighted(results, [None if f is None else to_tensor(f) for f in factors]).backward()
-    grads = [p.grad.numpy() for p in layer.parameters()]
+    grads = [p.grad.numpy() for p in trained]
     return [t.numpy() for t in results], grads, [t.numpy() for t in layer.state_dict().values()], factors
 
 
@@ -60,14 +61,15 @@ def record(row, at, factors):
     values = start(layer, row)
     results = outputs(layer(*[declared(row, n, a) for n, a in feed.items()]))
     pairs = []
-    if layer.parameters():
+    trained = [p for p in layer.parameters() if p.trainable]
+    if trained:
         given = {f"f{at}_{i}": f for i, f in enumerate(factors) if f is not None}
         feed |= given
         named = iter([declared(row, n, f) for n, f in given.items()])
         pairs = static.append_backward(weighted(results, [None if f is None else next(named) for f in factors]))
-    assert {id(p) for p, _ in pairs} == {id(p) for p in layer.parameters()}
+    assert {id(p) for p, _ in pairs} == {id(p) for p in trained}
     by_id = {id(p): g for p, g in pairs}
-    return values, feed, [*results, *(by_id[id(p)] for p in layer.parameters()), *layer.state_dict().values()]
+    return values, feed, [*results, *(by_id[id(p)] for p in trained), *layer.state_dict().values()]
 
 
 def close(got, want, row, scale):

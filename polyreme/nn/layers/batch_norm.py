@@ -1,7 +1,7 @@
 """Batch normalization.
 
-Running statistics are the buffers `_mean` and `_variance`. A Tensor laid out over a mesh is one Tensor, so
-the statistics of a batch split over devices are those of the whole batch: every BatchNorm here is a synchronized one.
+Running statistics are the parameters `_mean` and `_variance`, which want no gradient: the forward moves them, no optimizer
+does. A Tensor laid out over a mesh is one Tensor, so the statistics of a batch split over devices are those of the whole batch: every BatchNorm here is a synchronized one.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from polyreme.core import dtype as dtypes
-from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.norm import check_ndim
+from polyreme.nn.parameter import ParamAttr
 
 
 class _BatchNorm(Layer):
@@ -26,6 +26,7 @@ class _BatchNorm(Layer):
 
     ndims: tuple[int, ...] = (2, 3, 4, 5)
     _trainable_statistics = False  # the batch's in eval mode too
+    _statistic_names: tuple[str | None, str | None] = (None, None)
 
     def __init__(
         self,
@@ -43,9 +44,15 @@ class _BatchNorm(Layer):
         self.data_format, self.use_global_stats = data_format, use_global_stats
         self.weight = self.create_parameter([num_features], weight_attr, default_initializer=Constant(1.0))
         self.bias = self.create_parameter([num_features], bias_attr, is_bias=True)
+        for name, given, start in zip(("_mean", "_variance"), self._statistic_names, (0.0, 1.0), strict=True):
+            self.add_parameter(name, self._statistic(given, start))
+
+    def _statistic(self, name: str | None, start: float) -> Any:
         # statistics of half-precision activations would not add up in half precision
-        self.register_buffer("_mean", Tensor(Constant(0.0).values([num_features], dtypes.float32)))
-        self.register_buffer("_variance", Tensor(Constant(1.0).values([num_features], dtypes.float32)))
+        attr = ParamAttr(name=name, initializer=Constant(start), trainable=False)
+        statistic = self.create_parameter([self.num_features], attr, dtypes.float32)
+        statistic.is_statistic = True
+        return statistic
 
     def forward(self, input: Any) -> Any:
         check_ndim(self, input, self.ndims)
@@ -142,6 +149,7 @@ def with_twins(layer: Layer, kind: type[_BatchNorm], twin: Any) -> Layer:
     """layer with every one of a kind in it replaced by a twin that shares its parameters and statistics."""
     if isinstance(layer, kind) and not isinstance(layer, twin):
         replacement = twin(layer.num_features, layer.momentum, layer.epsilon, False, False)
+        replacement._parameters.clear()  # the order is the other's
         for name in ("weight", "bias", "_mean", "_variance", "data_format", "use_global_stats", "training"):
             setattr(replacement, name, getattr(layer, name))
         return replacement
@@ -181,14 +189,11 @@ class BatchNorm(_BatchNorm):
             raise ConfigError("BatchNorm: do_model_average_for_mean_and_var=False is not supported; leave it out")
         if act is not None and not callable(getattr(F, act, None)):
             raise ConfigError(f"BatchNorm: act {act!r} is not a function of polyreme.nn.functional")
+        self._statistic_names = (moving_mean_name, moving_variance_name)
         super().__init__(
             num_channels, momentum, epsilon, param_attr, bias_attr, data_layout, use_global_stats or None, None
         )
         self.act, self._trainable_statistics = act, trainable_statistics
-        if moving_mean_name is not None:
-            self._mean.name = moving_mean_name
-        if moving_variance_name is not None:
-            self._variance.name = moving_variance_name
         if str(dtype) != "float32":
             self.astype(dtype)
         if is_test:

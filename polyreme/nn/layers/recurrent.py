@@ -206,9 +206,8 @@ class _Stack(LayerList):
             cells: list[Any] = [cell(input_size, self.hidden_size, **settings) for _ in range(self.num_directions)]
             self.append(BiRNN(cells[0], cells[1], time_major) if len(cells) == 2 else RNN(cells[0], False, time_major))
             for made, end in zip(cells, ("", "_reverse"), strict=False):
-                for name in WEIGHTS:
-                    if getattr(made, name) is not None:
-                        setattr(self, f"{name}_l{k}{end}", getattr(made, name))
+                for name in WEIGHTS[:4]:  # a projection has its cell's name only, as in PaddlePaddle's files
+                    setattr(self, f"{name}_l{k}{end}", getattr(made, name))
             input_size = self.num_directions * (self.proj_size or self.hidden_size)
         self.mode = self[0].cell.mode if self.num_directions == 1 else self[0].cell_fw.mode
 

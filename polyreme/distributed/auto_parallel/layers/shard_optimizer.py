@@ -46,7 +46,8 @@ class ShardingStage:
             mesh.get_dim_size(sharding_mesh_dim)
 
     def place(self, parameters: Iterable[Parameter], dim: int | None = None) -> None:
-        """Place parameters by this stage: their state, from stage 2 on their gradients, under 3 themselves.
+        """Place parameters by this stage: their state, from stage 2 on their gradients, under 3 themselves; running
+        statistics stay whole.
 
         dim: the tensor dim to split; by default it is chosen.
         """
@@ -75,7 +76,7 @@ class ShardingStage:
         return mesh.dim_names.index(dim)
 
     def _place(self, p: Parameter, whole: Form, split: Form | None) -> None:
-        if not whole.plain or split is None:
+        if not whole.plain or split is None or p.is_statistic:
             return
         own, part = whole.sharding, split.sharding
         p.layouts = {"param": own, "grad": own if self.stage == 1 else part, "state": part}
