@@ -1,7 +1,8 @@
 """Batch normalization.
 
-Running statistics are the parameters `_mean` and `_variance`, which want no gradient: the forward moves them, no optimizer
-does. A Tensor laid out over a mesh is one Tensor, so the statistics of a batch split over devices are those of the whole batch: every BatchNorm here is a synchronized one.
+Running statistics are the parameters `_mean` and `_variance`, which want no gradient: the forward moves them, no
+optimizer does. A Tensor laid out over a mesh is one Tensor, so the statistics of a batch split over devices are those
+of the whole batch: every BatchNorm here is a synchronized one.
 """
 
 from __future__ import annotations

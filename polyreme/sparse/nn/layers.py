@@ -66,7 +66,7 @@ class Softmax(Layer):
 class BatchNorm(batch_norm.BatchNorm1D):
     """Batch normalization of the stored elements [n, channels] of a sparse image, channel by channel.
 
-    What is not stored counts for nothing. Parameters, buffers and training are those of nn.BatchNorm1D.
+    What is not stored counts for nothing. Parameters and training are those of nn.BatchNorm1D.
 
     >>> sorted(BatchNorm(3).state_dict())
     ['_mean', '_variance', 'bias', 'weight']
