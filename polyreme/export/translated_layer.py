@@ -106,7 +106,7 @@ class TranslatedLayer(Layer):
         buffer.persistable = kind.get("persistable", True)
         owner._buffers[last] = buffer
         if not buffer.persistable:
-            owner._non_persistable.add(last)
+            owner._non_persistable_buffer_names_set.add(last)
         return buffer
 
 

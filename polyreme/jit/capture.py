@@ -232,7 +232,7 @@ def parts_of(layer: Any) -> tuple:
     """What a Layer is put together from, hooks included: a program captured with other parts is another program."""
     tables = layer.__dict__
     found: list[Any] = []
-    for name in ("_parameters", "_buffers", "_sub_layers", "_pre_hooks", "_post_hooks"):
+    for name in ("_parameters", "_buffers", "_sub_layers", "_forward_pre_hooks", "_forward_post_hooks"):
         found += tables.get(name, {}).values()
     return tuple(found)
 

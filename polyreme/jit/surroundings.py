@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyreme.core import state
+from polyreme.core.alias import Alias
 from polyreme.core.state import TensorState, Tracer
 from polyreme.errors import CaptureError
 
@@ -273,7 +274,9 @@ class Surroundings:
 
     def _add_layer(self, always: dict, assigned: dict, layer: Any, attributes: frozenset[str]) -> None:
         space, what = vars(layer), type(layer).__name__
-        names = (attributes | _names_of_ours(type(layer))) & space.keys() - _TABLES
+        aliases = _aliases_of(type(layer))
+        loaded = (aliases.get(name, name) for name in attributes | _names_of_ours(type(layer)))
+        names = space.keys() & set(loaded) - _TABLES
         for name in names:
             value = space[name]
             if _is_value(value):
@@ -324,7 +327,7 @@ def _content(cell: Any) -> Any:
         return _ABSENT
 
 
-_TABLES = frozenset({"training", "_parameters", "_buffers", "_sub_layers", "_pre_hooks", "_post_hooks"})
+_TABLES = frozenset({"training", "_parameters", "_buffers", "_sub_layers", "_forward_pre_hooks", "_forward_post_hooks"})
 
 
 def is_layer(value: Any) -> bool:
@@ -394,6 +397,13 @@ def _names_in(code: types.CodeType) -> _Names:
             frozenset(loaded["ATTR"] | loaded["METHOD"]).union(*(n.attributes for n in inner)),
         )
     return names
+
+
+@functools.cache
+def _aliases_of(cls: type) -> dict[str, str]:
+    """Second names of attributes -> the first."""
+    members = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
+    return {name: value.target for name, value in members.items() if isinstance(value, Alias)}
 
 
 @functools.cache

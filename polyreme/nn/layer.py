@@ -40,10 +40,10 @@ class Layer(SecondNames):
     def __init__(self, name_scope: str | None = None, dtype: Any = None) -> None:
         self.__dict__["_parameters"] = OrderedDict()
         self.__dict__["_buffers"] = OrderedDict()
-        self.__dict__["_non_persistable"] = set()
+        self.__dict__["_non_persistable_buffer_names_set"] = set()
         self.__dict__["_sub_layers"] = OrderedDict()
-        self.__dict__["_pre_hooks"] = OrderedDict()
-        self.__dict__["_post_hooks"] = OrderedDict()
+        self.__dict__["_forward_pre_hooks"] = OrderedDict()
+        self.__dict__["_forward_post_hooks"] = OrderedDict()
         self.__dict__["_made"] = {}
         self.training = True
         scope = name_scope or _words(type(self).__name__)
@@ -60,12 +60,12 @@ class Layer(SecondNames):
         capture = _watch.active
         forward = self.forward if capture is None else capture.entered(self)
         try:
-            for hook in self._pre_hooks.values():
+            for hook in self._forward_pre_hooks.values():
                 changed = hook(self, inputs)
                 if changed is not None:
                     inputs = changed if isinstance(changed, tuple) else (changed,)
             outputs = forward(*inputs, **kwargs)
-            for hook in self._post_hooks.values():
+            for hook in self._forward_post_hooks.values():
                 changed = hook(self, inputs, outputs)
                 if changed is not None:
                     outputs = changed
@@ -76,11 +76,11 @@ class Layer(SecondNames):
 
     def register_forward_pre_hook(self, hook: Callable) -> HookHandle:
         """Call hook(layer, inputs) before forward; what it returns, if anything, replaces the inputs."""
-        return _register(self._pre_hooks, hook)
+        return _register(self._forward_pre_hooks, hook)
 
     def register_forward_post_hook(self, hook: Callable) -> HookHandle:
         """Call hook(layer, inputs, outputs) after forward; what it returns, if anything, replaces the outputs."""
-        return _register(self._post_hooks, hook)
+        return _register(self._forward_post_hooks, hook)
 
     # attributes
 
@@ -132,7 +132,7 @@ class Layer(SecondNames):
         for table in (self._parameters, self._buffers, self._sub_layers):
             if name in table:
                 del table[name]
-                self._non_persistable.discard(name)
+                self._non_persistable_buffer_names_set.discard(name)
                 return
         object.__delattr__(self, name)
         _attributes.version += 1
@@ -198,7 +198,8 @@ class Layer(SecondNames):
         self._buffers[name] = tensor
         if tensor is not None:
             tensor.persistable = persistable
-        (self._non_persistable.discard if persistable else self._non_persistable.add)(name)
+        unsaved = self._non_persistable_buffer_names_set
+        (unsaved.discard if persistable else unsaved.add)(name)
 
     # walking
 
@@ -363,7 +364,7 @@ class Layer(SecondNames):
         for where, layer in layers:
             prefix = structured_name_prefix + (f"{where}." if where else "")
             for name, tensor in [*layer._parameters.items(), *layer._buffers.items()]:
-                if tensor is not None and name not in layer._non_persistable:
+                if tensor is not None and name not in layer._non_persistable_buffer_names_set:
                     result[prefix + name] = tensor if keep_vars else tensor.detach()
         return result
 

@@ -7,6 +7,7 @@ import polyreme.nn as nn
 from polyreme.core import unique_name
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
+from polyreme.jit import to_static
 from polyreme.nn.parameter import Parameter
 from polyreme.optimizer import AdamW
 from polyreme.regularizer import L2Decay
@@ -409,3 +410,48 @@ def test_statistics_are_parameters_that_no_optimizer_moves():
     assert {name.split("_moment")[0] for name in optimizer.state_dict() if "_moment1" in name} == {
         net.weight.name, net.bias.name
     }  # fmt: skip
+
+
+def test_settings_have_paddles_names_and_may_be_read_under_a_second_one():
+    conv = nn.Conv2D(4, 6, 3, stride=2, groups=2)
+    assert [conv._kernel_size, conv._stride, conv._in_channels, conv._groups] == [[3, 3], [2, 2], 4, 2]
+    assert conv.kernel_size is conv._kernel_size
+    conv.padding = 1
+    assert (conv._padding, "padding" in vars(conv)) == (1, False)
+    pool = nn.MaxPool2D(3, 2)
+    assert (pool.ksize, pool.stride, "ksize" in dir(pool)) == (3, 2, True)
+    pool.stride = 1
+    assert pool(to_tensor(np.zeros((1, 1, 5, 5), "float32"))).shape == [1, 1, 3, 3]
+    assert nn.Linear(2, 3, name="head").name == "head"
+    assert (nn.NLLLoss(ignore_index=3)._ignore_index, nn.LayerNorm(4)._epsilon, nn.GELU()._approximate) == (
+        3,
+        1e-5,
+        False,
+    )
+    with pytest.raises(AttributeError, match="MaxPool2D has no attribute 'kernel'"):
+        _ = pool.kernel
+
+
+def test_a_subclass_may_give_the_name_of_a_setting_another_meaning():
+    class Wide(nn.Linear):
+        @property
+        def in_features(self):
+            return "wide"
+
+    layer = Wide(2, 3)
+    assert (layer.in_features, layer._in_features, layer.out_features) == ("wide", 2, 3)
+    assert layer(to_tensor(np.ones((1, 2), "float32"))).shape == [1, 3]
+
+
+def test_a_changed_setting_is_seen_by_captured_code_under_either_name():
+    layer = nn.Linear(2, 2)
+
+    @to_static
+    def run(x):
+        return layer(x) * 0 + layer.out_features
+
+    x = to_tensor(np.ones((1, 2), "float32"))
+    assert run(x).tolist() == [[2.0, 2.0]]
+    for name, value in (("_out_features", 5), ("out_features", 7)):
+        setattr(layer, name, value)
+        assert run(x).tolist() == [[value, value]]

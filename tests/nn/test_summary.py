@@ -40,7 +40,7 @@ def test_leaves_modes_hooks_and_statistics_alone(capsys):
     net[1].eval()
     summary(net, (-1, 2))
     assert (net.training, net[0].training, net[1].training) == (True, True, False)
-    assert not net[0]._pre_hooks
+    assert not net[0]._forward_pre_hooks
     np.testing.assert_array_equal(net[0]._mean.numpy(), [0, 0])
 
 

@@ -26,15 +26,17 @@ def plain(value: Any) -> Any:
 
 def described(layer: Any) -> dict[str, Any]:
     """Names, shapes and settings of a layer."""
-    settings = {n: plain(v) for n, v in vars(layer).items() if n.startswith("_") or not callable(v)}
+    attributes = sorted(n for n in dir(layer) if not n.startswith("__"))
+    settings = {n: plain(getattr(layer, n)) for n in attributes if not hasattr(type(layer), n) or n in vars(layer)}
     parameters = layer.named_parameters()
     return {
         "full_name": layer.full_name(),
         "parameters": [[n, p.name, list(p.shape), p.stop_gradient] for n, p in parameters],
         "buffers": [n for n, _ in layer.named_buffers()],
         "state": list(layer.state_dict()),
+        "kept": sorted(vars(layer)),
         "settings": settings,
-        "attributes": sorted(n for n in dir(layer) if not n.startswith("__")),
+        "attributes": attributes,
     }
 
 

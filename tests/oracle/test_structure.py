@@ -18,6 +18,7 @@ LAYERS = [
     *((name, (), {}) for name in EVALUATED if name != "BatchNorm2D"),
     ("SyncBatchNorm", (3,), {}),
     ("SpectralNorm", ([3, 4],), {}),
+    ("Linear", (2, 3), {"name": "head"}),
     ("BatchNorm", (2,), {"moving_mean_name": "seen"}),
 ]
 # class: (what differs, why)
@@ -34,11 +35,22 @@ DIFFERENT = {
     "GRU": ("buffers", "there is no state of cuDNN's dropout here"),
 }
 PARTS = ("full_name", "parameters", "buffers", "state")
+# attributes that PaddlePaddle keeps for itself: switches of its kernels and of its static graphs, caches, hooks
+INTERNAL = """
+    _activation _activation_fn _all_weights _built _cast_to_low_precision _channel_dim _customized_attrs _device _dtype
+    _flat_weight _forward_post_hooks_always_called _forward_post_hooks_with_kwargs_flag _fuse_with_relu
+    _forward_pre_hooks_with_kwargs_flag _gate_activation _helper _in_place _init_in_dynamic_mode _is_distributed
+    _loaddict_holder _op_recorder _op_type _original_funcs _padding_algorithm _remote_prefetch could_use_cudnn
+    _reversed_padding_repeated_twice _updated_padding _use_cudnn tail_weights
+""".split()  # noqa: SIM905
+# None stands for False in BatchNorm; an LPPool keeps the number it was given
+KEPT_AS = {("BatchNorm", "_use_global_stats"), ("LPPool1D", "norm_type"), ("LPPool2D", "norm_type")}
 
 
 @pytest.mark.oracle
 @pytest.mark.skipif(PADDLE is None, reason="POLYREME_TEST_PADDLE_PYTHON names no interpreter with paddlepaddle")
 def test_layers_hold_what_paddles_hold_under_the_same_names(tmp_path):
+    """Parameters, buffers and state in the same order, and settings: those that PaddlePaddle's instances keep."""
     layers = [row for row in LAYERS if DIFFERENT.get(row[0], ("",))[0] != "all"]
     (tmp_path / "layers").write_text(json.dumps([[n, encoded(list(a)), encoded(k)] for n, a, k in layers]))
     sides = []
@@ -52,5 +64,12 @@ def test_layers_hold_what_paddles_hold_under_the_same_names(tmp_path):
         for (name, args, _), ours, theirs in zip(layers, *sides, strict=True)
         for part in PARTS
         if ours[part] != theirs[part] and part not in DIFFERENT.get(name, ("",))[0].split()
+    ]
+    differences += [
+        f"{name}{args}: {setting}: {ours['settings'].get(setting, 'missing')}, PaddlePaddle {value}"
+        for (name, args, _), ours, theirs in zip(layers, *sides, strict=True)
+        for setting, value in theirs["settings"].items()
+        if setting in theirs["kept"] and setting not in INTERNAL and (name, setting) not in KEPT_AS
+        if setting not in ours["settings"] or ours["settings"][setting] != value
     ]
     assert differences == []

@@ -14,7 +14,11 @@ from polyreme.nn.layer import Layer
 from polyreme.nn.layers.functional_layer import FunctionalLayer
 
 
-class _PlainActivation(FunctionalLayer):
+class _Activation(FunctionalLayer):
+    attribute_prefix = "_"
+
+
+class _PlainActivation(_Activation):
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
 
@@ -35,6 +39,7 @@ class Sigmoid(_PlainActivation):
     """1 / (1 + exp(-x))."""
 
     function = staticmethod(F.sigmoid)
+    attribute_prefix = ""
 
 
 class LogSigmoid(_PlainActivation):
@@ -83,20 +88,21 @@ class Hardsigmoid(_PlainActivation):
     """min(max(x / 6 + 1/2, 0), 1)."""
 
     function = staticmethod(F.hardsigmoid)
+    attribute_prefix = ""
 
 
 class Silu(Layer):
     """x * sigmoid(x). inplace: write the result into x."""
 
     def __init__(self, inplace: bool = False, name: str | None = None) -> None:
-        super().__init__(name)
-        self.inplace = inplace
+        super().__init__()
+        self._inplace, self._name = inplace, name
 
     def forward(self, x: Any) -> Any:
-        return F.silu(x, inplace=self.inplace)
+        return F.silu(x, inplace=self._inplace)
 
 
-class GELU(FunctionalLayer):
+class GELU(_Activation):
     """x * Phi(x), Phi the normal distribution function; its tanh form if approximate. Source: arXiv:1606.08415."""
 
     function = staticmethod(F.gelu)
@@ -105,7 +111,7 @@ class GELU(FunctionalLayer):
         super().__init__(name, approximate=approximate)
 
 
-class ELU(FunctionalLayer):
+class ELU(_Activation):
     """x above 0, alpha * (exp(x) - 1) below. Source: arXiv:1511.07289."""
 
     function = staticmethod(F.elu)
@@ -114,7 +120,7 @@ class ELU(FunctionalLayer):
         super().__init__(name, alpha=alpha)
 
 
-class CELU(FunctionalLayer):
+class CELU(_Activation):
     """max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0). Source: arXiv:1704.07483."""
 
     function = staticmethod(F.celu)
@@ -123,7 +129,7 @@ class CELU(FunctionalLayer):
         super().__init__(name, alpha=alpha)
 
 
-class SELU(FunctionalLayer):
+class SELU(_Activation):
     """scale * x above 0, scale * alpha * (exp(x) - 1) below. Source: arXiv:1706.02515."""
 
     function = staticmethod(F.selu)
@@ -134,7 +140,7 @@ class SELU(FunctionalLayer):
         super().__init__(name, scale=scale, alpha=alpha)
 
 
-class LeakyReLU(FunctionalLayer):
+class LeakyReLU(_Activation):
     """x above 0, negative_slope * x below."""
 
     function = staticmethod(F.leaky_relu)
@@ -143,7 +149,7 @@ class LeakyReLU(FunctionalLayer):
         super().__init__(name, negative_slope=negative_slope)
 
 
-class Hardtanh(FunctionalLayer):
+class Hardtanh(_Activation):
     """x clipped into [min, max]."""
 
     function = staticmethod(F.hardtanh)
@@ -152,7 +158,7 @@ class Hardtanh(FunctionalLayer):
         super().__init__(name, min=min, max=max)
 
 
-class Hardshrink(FunctionalLayer):
+class Hardshrink(_Activation):
     """x where |x| > threshold, else 0."""
 
     function = staticmethod(F.hardshrink)
@@ -161,7 +167,7 @@ class Hardshrink(FunctionalLayer):
         super().__init__(name, threshold=threshold)
 
 
-class Softshrink(FunctionalLayer):
+class Softshrink(_Activation):
     """x moved towards 0 by threshold, 0 within it."""
 
     function = staticmethod(F.softshrink)
@@ -170,7 +176,7 @@ class Softshrink(FunctionalLayer):
         super().__init__(name, threshold=threshold)
 
 
-class Softplus(FunctionalLayer):
+class Softplus(_Activation):
     """log(1 + exp(beta * x)) / beta, and x itself where beta * x > threshold."""
 
     function = staticmethod(F.softplus)
@@ -179,7 +185,7 @@ class Softplus(FunctionalLayer):
         super().__init__(name, beta=beta, threshold=threshold)
 
 
-class ThresholdedReLU(FunctionalLayer):
+class ThresholdedReLU(_Activation):
     """x above threshold, else value."""
 
     function = staticmethod(F.thresholded_relu)
@@ -188,7 +194,7 @@ class ThresholdedReLU(FunctionalLayer):
         super().__init__(name, threshold=threshold, value=value)
 
 
-class Softmax(FunctionalLayer):
+class Softmax(_Activation):
     """exp(x) over its sum along axis."""
 
     function = staticmethod(F.softmax)
@@ -197,7 +203,7 @@ class Softmax(FunctionalLayer):
         super().__init__(name, axis=axis)
 
 
-class LogSoftmax(FunctionalLayer):
+class LogSoftmax(_Activation):
     """log of the softmax along axis."""
 
     function = staticmethod(F.log_softmax)
@@ -210,7 +216,8 @@ class Softmax2D(Layer):
     """Softmax over the channels of [batch, channel, height, width] or [channel, height, width]."""
 
     def __init__(self, name: str | None = None) -> None:
-        super().__init__(name)
+        super().__init__()
+        self._name = name
 
     def forward(self, x: Any) -> Any:
         if x.ndim not in (3, 4):
@@ -220,7 +227,7 @@ class Softmax2D(Layer):
         return F.softmax(x, axis=-3)
 
 
-class Maxout(FunctionalLayer):
+class Maxout(_Activation):
     """Largest of each `groups` neighbouring channels along axis. Source: arXiv:1302.4389."""
 
     function = staticmethod(F.maxout)
@@ -229,7 +236,7 @@ class Maxout(FunctionalLayer):
         super().__init__(name, groups=groups, axis=axis)
 
 
-class GLU(FunctionalLayer):
+class GLU(_Activation):
     """a * sigmoid(b), a and b the halves of x along axis. Source: arXiv:1612.08083."""
 
     function = staticmethod(F.glu)
@@ -252,17 +259,18 @@ class PReLU(Layer):
         data_format: str = "NCHW",
         name: str | None = None,
     ) -> None:
-        super().__init__(name)
+        super().__init__()
+        self._num_parameters, self._init, self._weight_attr, self._name = num_parameters, init, weight_attr, name
         if weight_attr is False:
             raise ConfigError("PReLU: weight_attr=False leaves no slope to learn; use LeakyReLU")
-        self.data_format = data_format
+        self._data_format = data_format
         self._weight = self.create_parameter([num_parameters], weight_attr, default_initializer=Constant(init))
 
     def forward(self, x: Any) -> Any:
-        return F.prelu(x, self._weight, data_format=self.data_format)
+        return F.prelu(x, self._weight, data_format=self._data_format)
 
     def extra_repr(self) -> str:
-        return f"num_parameters={self._weight.shape[0]}, data_format={self.data_format!r}"
+        return f"num_parameters={self._weight.shape[0]}, data_format={self._data_format!r}"
 
 
 class RReLU(Layer):
@@ -272,11 +280,11 @@ class RReLU(Layer):
     """
 
     def __init__(self, lower: float = 1.0 / 8.0, upper: float = 1.0 / 3.0, name: str | None = None) -> None:
-        super().__init__(name)
-        self.lower, self.upper = lower, upper
+        super().__init__()
+        self._lower, self._upper, self._name = lower, upper, name
 
     def forward(self, x: Any) -> Any:
-        return F.rrelu(x, self.lower, self.upper, training=self.training)
+        return F.rrelu(x, self._lower, self._upper, training=self.training)
 
     def extra_repr(self) -> str:
-        return f"lower={self.lower}, upper={self.upper}"
+        return f"lower={self._lower}, upper={self._upper}"

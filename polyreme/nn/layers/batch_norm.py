@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.alias import Alias
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
@@ -25,6 +26,11 @@ class _BatchNorm(Layer):
     (1 - momentum) * batch; in eval mode, or with use_global_stats, the running ones are used.
     """
 
+    num_features = Alias("_num_features")
+    momentum = Alias("_momentum")
+    epsilon = Alias("_epsilon")
+    data_format = Alias("_data_format")
+    use_global_stats = Alias("_use_global_stats")
     ndims: tuple[int, ...] = (2, 3, 4, 5)
     _trainable_statistics = False  # the batch's in eval mode too
     _statistic_names: tuple[str | None, str | None] = (None, None)
@@ -40,9 +46,10 @@ class _BatchNorm(Layer):
         use_global_stats: bool | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(name)
-        self.num_features, self.momentum, self.epsilon = num_features, momentum, epsilon
-        self.data_format, self.use_global_stats = data_format, use_global_stats
+        super().__init__()
+        self._name, self._weight_attr, self._bias_attr = name, weight_attr, bias_attr
+        self._num_features, self._momentum, self._epsilon = num_features, momentum, epsilon
+        self._data_format, self._use_global_stats = data_format, use_global_stats
         self.weight = self.create_parameter([num_features], weight_attr, default_initializer=Constant(1.0))
         self.bias = self.create_parameter([num_features], bias_attr, is_bias=True)
         for name, given, start in zip(("_mean", "_variance"), self._statistic_names, (0.0, 1.0), strict=True):
@@ -51,7 +58,7 @@ class _BatchNorm(Layer):
     def _statistic(self, name: str | None, start: float) -> Any:
         # statistics of half-precision activations would not add up in half precision
         attr = ParamAttr(name=name, initializer=Constant(start), trainable=False)
-        statistic = self.create_parameter([self.num_features], attr, dtypes.float32)
+        statistic = self.create_parameter([self._num_features], attr, dtypes.float32)
         statistic.is_statistic = True
         return statistic
 
@@ -64,14 +71,14 @@ class _BatchNorm(Layer):
             self.weight,
             self.bias,
             training=self.training or self._trainable_statistics,
-            momentum=self.momentum,
-            epsilon=self.epsilon,
-            data_format=self.data_format,
-            use_global_stats=self.use_global_stats,
+            momentum=self._momentum,
+            epsilon=self._epsilon,
+            data_format=self._data_format,
+            use_global_stats=self._use_global_stats,
         )
 
     def extra_repr(self) -> str:
-        return f"num_features={self.num_features}, momentum={self.momentum}, epsilon={self.epsilon}"
+        return f"num_features={self._num_features}, momentum={self._momentum}, epsilon={self._epsilon}"
 
 
 class BatchNorm1D(_BatchNorm):
@@ -151,7 +158,7 @@ def with_twins(layer: Layer, kind: type[_BatchNorm], twin: Any) -> Layer:
     if isinstance(layer, kind) and not isinstance(layer, twin):
         replacement = twin(layer.num_features, layer.momentum, layer.epsilon, False, False)
         replacement._parameters.clear()  # the order is the other's
-        for name in ("weight", "bias", "_mean", "_variance", "data_format", "use_global_stats", "training"):
+        for name in ("weight", "bias", "_mean", "_variance", "_data_format", "_use_global_stats", "training"):
             setattr(replacement, name, getattr(layer, name))
         return replacement
     for name, inner in layer.named_children():
@@ -167,6 +174,8 @@ class BatchNorm(_BatchNorm):
     trainable_statistics: mean and variance are the batch's in eval mode too. in_place: as without it, which the
     compiler decides.
     """
+
+    act = Alias("_act")
 
     def __init__(
         self,
@@ -194,7 +203,8 @@ class BatchNorm(_BatchNorm):
         super().__init__(
             num_channels, momentum, epsilon, param_attr, bias_attr, data_layout, use_global_stats or None, None
         )
-        self.act, self._trainable_statistics = act, trainable_statistics
+        self._act, self._trainable_statistics = act, trainable_statistics
+        self._param_attr, self._data_layout, self._is_test = param_attr, data_layout, is_test
         if str(dtype) != "float32":
             self.astype(dtype)
         if is_test:
@@ -202,4 +212,4 @@ class BatchNorm(_BatchNorm):
 
     def forward(self, input: Any) -> Any:
         out = super().forward(input)
-        return out if self.act is None else getattr(F, self.act)(out)
+        return out if self._act is None else getattr(F, self._act)(out)

@@ -29,24 +29,25 @@ class HSigmoidLoss(Layer):
         is_sparse: bool = False,
         name: str | None = None,
     ) -> None:
-        super().__init__(name)
+        super().__init__()
+        self._name, self._weight_attr, self._bias_attr, self._is_sparse = name, weight_attr, bias_attr, is_sparse
         if num_classes < 2 and not is_custom:
             raise ConfigError(f"HSigmoidLoss: num_classes={num_classes}; a tree has at least 2")
-        self.feature_size, self.num_classes, self.is_custom = feature_size, num_classes, is_custom
+        self._feature_size, self._num_classes, self._is_custom = feature_size, num_classes, is_custom
         rows = num_classes if is_custom else num_classes - 1
         self.weight = self.create_parameter([rows, feature_size], weight_attr)
         self.bias = self.create_parameter([rows, 1], bias_attr, is_bias=True)
 
     def forward(self, input: Any, label: Any, path_table: Any = None, path_code: Any = None) -> Any:
-        if self.is_custom != (path_table is not None):
+        if self._is_custom != (path_table is not None):
             raise ConfigError(
-                f"HSigmoidLoss(is_custom={self.is_custom}) called {'with' if path_table is not None else 'without'} "
+                f"HSigmoidLoss(is_custom={self._is_custom}) called {'with' if path_table is not None else 'without'} "
                 "path_table; give path_table and path_code exactly when is_custom is True"
             )
-        return F.hsigmoid_loss(input, label, self.num_classes, self.weight, self.bias, path_table, path_code)
+        return F.hsigmoid_loss(input, label, self._num_classes, self.weight, self.bias, path_table, path_code)
 
     def extra_repr(self) -> str:
-        return f"feature_size={self.feature_size}, num_classes={self.num_classes}"
+        return f"feature_size={self._feature_size}, num_classes={self._num_classes}"
 
 
 class AdaptiveLogSoftmaxWithLoss(Layer):
@@ -67,7 +68,8 @@ class AdaptiveLogSoftmaxWithLoss(Layer):
         head_bias: bool = False,
         name: str | None = None,
     ) -> None:
-        super().__init__(name)
+        super().__init__()
+        self._weight_attr, self._bias_attr, self.is_head_bias = weight_attr, bias_attr, head_bias
         edges = [int(c) for c in cutoffs]
         if not edges or sorted(set(edges)) != edges or edges[0] < 1 or edges[-1] >= n_classes:
             raise ConfigError(
@@ -75,7 +77,8 @@ class AdaptiveLogSoftmaxWithLoss(Layer):
             )
         self.in_features, self.n_classes, self.div_value = in_features, n_classes, div_value
         self.cutoffs = [*edges, n_classes]
-        width = edges[0] + len(edges)
+        self.shortlist_size, self.n_clusters = edges[0], len(edges)
+        width = self.head_size = edges[0] + len(edges)
         self.head_weight = self.create_parameter([in_features, width], weight_attr)
         self.head_bias = self.create_parameter([width], bias_attr, is_bias=True) if head_bias else None
         for i, (low, high) in enumerate(zip(self.cutoffs[:-1], self.cutoffs[1:], strict=True)):

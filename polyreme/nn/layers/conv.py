@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from polyreme.core.alias import Alias
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
@@ -26,6 +27,15 @@ def sizes_of(value: int | Sequence[int], count: int, what: str) -> list[int]:
 
 
 class _ConvNd(Layer):
+    in_channels = Alias("_in_channels")
+    out_channels = Alias("_out_channels")
+    kernel_size = Alias("_kernel_size")
+    stride = Alias("_stride")
+    padding = Alias("_padding")
+    dilation = Alias("_dilation")
+    groups = Alias("_groups")
+    padding_mode = Alias("_padding_mode")
+    data_format = Alias("_data_format")
     spatial: ClassVar[int]
     function: ClassVar[Callable[..., Any]]
 
@@ -39,6 +49,7 @@ class _ConvNd(Layer):
         dilation: int | Sequence[int],
         groups: int,
         data_format: str,
+        attrs: tuple[Any, Any],
         dtype: Any = None,
     ) -> None:
         super().__init__(dtype=dtype)
@@ -50,16 +61,21 @@ class _ConvNd(Layer):
         for label, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
             if channels % groups:
                 raise ConfigError(f"{what}: {label} {channels} is not a multiple of groups {groups}")
-        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.kernel_size = sizes_of(kernel_size, self.spatial, f"{what}: kernel_size")
-        self.stride, self.padding, self.dilation, self.data_format = stride, padding, dilation, data_format
+        self._in_channels, self._out_channels, self._groups = in_channels, out_channels, groups
+        self._kernel_size = sizes_of(kernel_size, self.spatial, f"{what}: kernel_size")
+        self._stride = sizes_of(stride, self.spatial, f"{what}: stride")
+        self._dilation = sizes_of(dilation, self.spatial, f"{what}: dilation")
+        self._padding, self._padding_mode, self._data_format = padding, "zeros", data_format
+        self._param_attr, self._bias_attr = attrs
+        self.output_padding: int | Sequence[int] = 0
 
     def extra_repr(self) -> str:
-        shown = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
-        for name, default in (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1)):
-            if getattr(self, name) != default:
-                shown += f", {name}={getattr(self, name)}"
-        return f"{shown}, data_format={self.data_format}"
+        shown = f"{self._in_channels}, {self._out_channels}, kernel_size={self._kernel_size}"
+        ones = [1] * self.spatial
+        for name, default in (("stride", ones), ("padding", 0), ("dilation", ones), ("groups", 1)):
+            if getattr(self, f"_{name}") != default:
+                shown += f", {name}={getattr(self, f'_{name}')}"
+        return f"{shown}, data_format={self._data_format}"
 
 
 class _ConvForward(_ConvNd):
@@ -82,7 +98,10 @@ class _ConvForward(_ConvNd):
         bias_attr: Any = None,
         data_format: str = "NCHW",
     ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, data_format, dtype)
+        attrs = (weight_attr, bias_attr if bias else False)
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, data_format, attrs, dtype
+        )
         what = type(self).__name__
         if not isinstance(bias, bool):
             raise ConfigError(
@@ -92,34 +111,34 @@ class _ConvForward(_ConvNd):
             raise ConfigError(f"{what}: padding_mode {padding_mode!r}{did_you_mean(padding_mode, _PADDING_MODES)}")
         if weight_attr is False:
             raise ConfigError(f"{what}: weight_attr=False leaves no kernel; leave it out")
-        self.padding_mode = padding_mode
-        std = math.sqrt(2.0 / (in_channels * math.prod(self.kernel_size)))
+        self._padding_mode = padding_mode
+        std = math.sqrt(2.0 / (in_channels * math.prod(self._kernel_size)))
         self.weight = self.create_parameter(
-            [out_channels, in_channels // groups, *self.kernel_size], weight_attr, default_initializer=Normal(0.0, std)
+            [out_channels, in_channels // groups, *self._kernel_size], weight_attr, default_initializer=Normal(0.0, std)
         )
         self.bias = self.create_parameter([out_channels], bias_attr if bias else False, is_bias=True)
         if device is not None:
             self.to(device=device)
 
     def forward(self, x: Any) -> Any:
-        padding = self.padding
-        if self.padding_mode != "zeros":
-            x = F.pad(x, self._borders(), mode=self.padding_mode, data_format=self.data_format)
+        padding = self._padding
+        if self._padding_mode != "zeros":
+            x = F.pad(x, self._borders(), mode=self._padding_mode, data_format=self._data_format)
             padding = 0
         return self.function(
-            x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups, self.data_format
+            x, self.weight, self.bias, self._stride, padding, self._dilation, self._groups, self._data_format
         )
 
     def _borders(self) -> list[int]:
         """Padding before and after each spatial dim, the last dim first."""
-        if not isinstance(self.padding, (int, list, tuple)):
+        if not isinstance(self._padding, (int, list, tuple)):
             raise ConfigError(
-                f"{type(self).__name__}: padding {self.padding!r} goes with padding_mode='zeros'; give sizes"
+                f"{type(self).__name__}: padding {self._padding!r} goes with padding_mode='zeros'; give sizes"
             )
-        amounts = [self.padding] * self.spatial if isinstance(self.padding, int) else list(self.padding)
+        amounts = [self._padding] * self.spatial if isinstance(self._padding, int) else list(self._padding)
         if len(amounts) != self.spatial:
             raise ConfigError(
-                f"{type(self).__name__}: padding_mode={self.padding_mode!r} takes {self.spatial} sizes, got {amounts}"
+                f"{type(self).__name__}: padding_mode={self._padding_mode!r} takes {self.spatial} sizes, got {amounts}"
             )
         return [size for amount in reversed(amounts) for size in (amount, amount)]
 
@@ -210,11 +229,12 @@ class _ConvTranspose(_ConvNd):
         bias_attr: Any = None,
         data_format: str = "NCHW",
     ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, data_format)
+        attrs = (weight_attr, bias_attr)
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, data_format, attrs)
         if weight_attr is False:
             raise ConfigError(f"{type(self).__name__}: weight_attr=False leaves no kernel; leave it out")
         self.output_padding = output_padding
-        self.weight = self.create_parameter([in_channels, out_channels // groups, *self.kernel_size], weight_attr)
+        self.weight = self.create_parameter([in_channels, out_channels // groups, *self._kernel_size], weight_attr)
         self.bias = self.create_parameter([out_channels], bias_attr, is_bias=True)
 
     def forward(self, x: Any, output_size: Any = None) -> Any:
@@ -222,13 +242,13 @@ class _ConvTranspose(_ConvNd):
             x,
             self.weight,
             self.bias,
-            stride=self.stride,
-            padding=self.padding,
+            stride=self._stride,
+            padding=self._padding,
             output_padding=0 if output_size is not None else self.output_padding,
-            dilation=self.dilation,
-            groups=self.groups,
+            dilation=self._dilation,
+            groups=self._groups,
             output_size=output_size,
-            data_format=self.data_format,
+            data_format=self._data_format,
         )
 
 

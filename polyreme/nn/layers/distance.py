@@ -10,6 +10,7 @@ class CosineSimilarity(FunctionalLayer):
     """x1 . x2 / max(|x1| |x2|, eps) along axis."""
 
     function = staticmethod(F.cosine_similarity)
+    attribute_prefix = "_"
 
     def __init__(self, axis: int = 1, eps: float = 1e-8) -> None:
         super().__init__(None, axis=axis, eps=eps)

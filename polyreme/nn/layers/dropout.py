@@ -12,7 +12,8 @@ from polyreme.nn.layer import Layer
 
 class _Dropping(Layer):
     def __init__(self, p: float, name: str | None) -> None:
-        super().__init__(name)
+        super().__init__()
+        self.name = name
         p = p.item() if isinstance(p, TensorState) and p.size == 1 else p
         if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
             raise ConfigError(f"{type(self).__name__}: p is a probability from 0 to 1, got {p!r}")

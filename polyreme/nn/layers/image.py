@@ -39,6 +39,7 @@ class Upsample(FunctionalLayer):
             align_mode=align_mode,
             data_format=data_format,
         )
+        self.recompute_scale_factor = recompute_scale_factor
 
 
 class UpsamplingNearest2D(FunctionalLayer):
@@ -69,6 +70,7 @@ class PixelShuffle(FunctionalLayer):
     """[batch, channel * f * f, height, width] -> [batch, channel, height * f, width * f]. Source: arXiv:1609.05158."""
 
     function = staticmethod(F.pixel_shuffle)
+    attribute_prefix = "_"
 
     def __init__(self, upscale_factor: int, data_format: str = "NCHW", name: str | None = None) -> None:
         super().__init__(name, upscale_factor=upscale_factor, data_format=data_format)
@@ -78,6 +80,7 @@ class PixelUnshuffle(FunctionalLayer):
     """The inverse of PixelShuffle."""
 
     function = staticmethod(F.pixel_unshuffle)
+    attribute_prefix = "_"
 
     def __init__(self, downscale_factor: int, data_format: str = "NCHW", name: str | None = None) -> None:
         super().__init__(name, downscale_factor=downscale_factor, data_format=data_format)
@@ -87,6 +90,7 @@ class ChannelShuffle(FunctionalLayer):
     """Channels dealt out over groups: [groups, n] of them read as [n, groups]. Source: arXiv:1707.01083."""
 
     function = staticmethod(F.channel_shuffle)
+    attribute_prefix = "_"
 
     def __init__(self, groups: int, data_format: str = "NCHW", name: str | None = None) -> None:
         super().__init__(name, groups=groups, data_format=data_format)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from polyreme.core.alias import Alias
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Assign, Initializer, XavierUniform, chosen_initializer
@@ -26,6 +27,9 @@ class Linear(Layer):
     [3, 5]
     """
 
+    in_features = Alias("_in_features")
+    out_features = Alias("_out_features")
+
     def __init__(
         self,
         in_features: int,
@@ -35,10 +39,11 @@ class Linear(Layer):
         name: str | None = None,
         dims: Sequence[str | None] = (None, None),
     ) -> None:
-        super().__init__(name)
+        super().__init__()
+        self.name, self._weight_attr, self._bias_attr = name, weight_attr, bias_attr
         if not all(isinstance(n, Integral) and n >= 1 for n in (in_features, out_features)):
             raise ConfigError(f"Linear({in_features!r}, {out_features!r}): both sizes must be integers of at least 1")
-        self.in_features, self.out_features = in_features, out_features
+        self._in_features, self._out_features = in_features, out_features
         self.weight = self.create_parameter([in_features, out_features], weight_attr, dims=dims)
         self.bias = self.create_parameter([out_features], bias_attr, is_bias=True, dims=dims[1:])
 
@@ -46,7 +51,7 @@ class Linear(Layer):
         return F.linear(input, self.weight, self.bias)
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, dtype={self._dtype.name}"
+        return f"in_features={self._in_features}, out_features={self._out_features}, dtype={self._dtype.name}"
 
 
 class Embedding(Layer):
@@ -57,6 +62,14 @@ class Embedding(Layer):
     _weight: the table to start from. _freeze: do not train it.
     dims: logical dims of the table. Initial values: XavierUniform.
     """
+
+    num_embeddings = Alias("_num_embeddings")
+    embedding_dim = Alias("_embedding_dim")
+    max_norm = Alias("_max_norm")
+    norm_type = Alias("_norm_type")
+    scale_grad_by_freq = Alias("_scale_grad_by_freq")
+    sparse = Alias("_sparse")
+    padding_idx = Alias("_padding_idx")
 
     def __init__(
         self,
@@ -75,21 +88,22 @@ class Embedding(Layer):
         name: str | None = None,
         dims: Sequence[str | None] = (None, None),
     ) -> None:
-        super().__init__(name, dtype)
+        super().__init__(dtype=dtype)
         if num_embeddings < 1 or embedding_dim < 1:
             raise ConfigError(f"Embedding({num_embeddings}, {embedding_dim}): both sizes must be at least 1")
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
             raise ConfigError(f"Embedding: padding_idx {padding_idx} is outside the table of {num_embeddings} rows")
         if weight_attr is False:
             raise ConfigError("Embedding: weight_attr=False leaves no table to look up in; leave it out")
-        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.max_norm, self.norm_type = max_norm, norm_type
-        self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
-        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
+        self._num_embeddings, self._embedding_dim = num_embeddings, embedding_dim
+        self._max_norm, self._norm_type = max_norm, norm_type
+        self._size, self._name, self._weight_attr = [num_embeddings, embedding_dim], name, weight_attr
+        self._scale_grad_by_freq, self._sparse = scale_grad_by_freq, sparse
+        self._padding_idx = None if padding_idx is None else padding_idx % num_embeddings
         attr = ParamAttr.of(weight_attr) or ParamAttr()
         start = Assign(_weight) if _weight is not None else attr.initializer
-        if _weight is None and self.padding_idx is not None:
-            start = _ZeroRow(start or chosen_initializer(False) or XavierUniform(), self.padding_idx)
+        if _weight is None and self._padding_idx is not None:
+            start = _ZeroRow(start or chosen_initializer(False) or XavierUniform(), self._padding_idx)
         attr = replace(attr, initializer=start)
         self.weight = self.create_parameter([num_embeddings, embedding_dim], attr, dims=dims)
         if _freeze:
@@ -101,16 +115,16 @@ class Embedding(Layer):
         return F.embedding(
             x,
             self.weight,
-            padding_idx=self.padding_idx,
-            max_norm=self.max_norm,
-            norm_type=self.norm_type,
-            sparse=self.sparse,
-            scale_grad_by_freq=self.scale_grad_by_freq,
+            padding_idx=self._padding_idx,
+            max_norm=self._max_norm,
+            norm_type=self._norm_type,
+            sparse=self._sparse,
+            scale_grad_by_freq=self._scale_grad_by_freq,
         )
 
     def extra_repr(self) -> str:
-        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
-        return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
+        padding = "" if self._padding_idx is None else f", padding_idx={self._padding_idx}"
+        return f"{self._num_embeddings}, {self._embedding_dim}{padding}"
 
 
 class _ZeroRow(Initializer):
@@ -126,6 +140,10 @@ class _ZeroRow(Initializer):
 class Bilinear(Layer):
     """y_o = x1 W_o x2^T + b_o: [..., in1] and [..., in2] -> [..., out]. W is [out, in1, in2], b [1, out]."""
 
+    in1_features = Alias("_in1_features")
+    in2_features = Alias("_in2_features")
+    out_features = Alias("_out_features")
+
     def __init__(
         self,
         in1_features: int,
@@ -135,8 +153,9 @@ class Bilinear(Layer):
         bias_attr: Any = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(name)
-        self.in1_features, self.in2_features, self.out_features = in1_features, in2_features, out_features
+        super().__init__()
+        self._name, self._weight_attr, self._bias_attr = name, weight_attr, bias_attr
+        self._in1_features, self._in2_features, self._out_features = in1_features, in2_features, out_features
         self.weight = self.create_parameter([out_features, in1_features, in2_features], weight_attr)
         self.bias = self.create_parameter([1, out_features], bias_attr, is_bias=True)
 
@@ -144,4 +163,5 @@ class Bilinear(Layer):
         return F.bilinear(x1, x2, self.weight, self.bias)
 
     def extra_repr(self) -> str:
-        return f"in1_features={self.in1_features}, in2_features={self.in2_features}, out_features={self.out_features}"
+        inputs = f"in1_features={self._in1_features}, in2_features={self._in2_features}"
+        return f"{inputs}, out_features={self._out_features}"

@@ -44,6 +44,7 @@ class NLLLoss(FunctionalLayer):
     """-input[label], input holding log-probabilities along dim 1."""
 
     function = staticmethod(F.nll_loss)
+    attribute_prefix = "_"
 
     def __init__(
         self,
@@ -269,6 +270,7 @@ class PoissonNLLLoss(FunctionalLayer):
     """exp(input) - label * input: Poisson negative log-likelihood, of rates themselves without log_input."""
 
     function = staticmethod(F.poisson_nll_loss)
+    attribute_prefix = "_"
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from polyreme.core.alias import Alias
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
@@ -25,6 +26,9 @@ class LayerNorm(Layer):
     [12]
     """
 
+    normalized_shape = Alias("_normalized_shape")
+    epsilon = Alias("_epsilon")
+
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
@@ -37,29 +41,27 @@ class LayerNorm(Layer):
         bias_attr: Any = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(name, dtype)
+        super().__init__(dtype=dtype)
         if not isinstance(elementwise_affine, bool) or not isinstance(bias, bool):
             raise ConfigError(
                 "LayerNorm: elementwise_affine and bias are True or False; name weight_attr= and bias_attr="
             )
         sizes = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
-        self.normalized_shape, self.epsilon = sizes, epsilon
+        self._normalized_shape, self._epsilon = sizes, epsilon
+        self._weight_attr = weight_attr if elementwise_affine else False
+        self._bias_attr = bias_attr if elementwise_affine and bias else False
         dims = ("embed",) if len(sizes) == 1 else (None,)
         count = [math.prod(sizes)]
-        self.weight = self.create_parameter(
-            count, weight_attr if elementwise_affine else False, default_initializer=Constant(1.0), dims=dims
-        )
-        self.bias = self.create_parameter(
-            count, bias_attr if elementwise_affine and bias else False, is_bias=True, dims=dims
-        )
+        self.weight = self.create_parameter(count, self._weight_attr, default_initializer=Constant(1.0), dims=dims)
+        self.bias = self.create_parameter(count, self._bias_attr, is_bias=True, dims=dims)
         if device is not None:
             self.to(device=device)
 
     def forward(self, input: Any) -> Any:
-        return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.epsilon)
+        return F.layer_norm(input, self._normalized_shape, self.weight, self.bias, self._epsilon)
 
     def extra_repr(self) -> str:
-        return f"normalized_shape={self.normalized_shape}, epsilon={self.epsilon}"
+        return f"normalized_shape={self._normalized_shape}, epsilon={self._epsilon}"
 
 
 class RMSNorm(Layer):
@@ -71,6 +73,9 @@ class RMSNorm(Layer):
     ('embed',)
     """
 
+    normalized_shape = Alias("_normalized_shape")
+    epsilon = Alias("_epsilon")
+
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
@@ -78,21 +83,26 @@ class RMSNorm(Layer):
         weight_attr: Any = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(name)
+        super().__init__()
         sizes = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
-        self.normalized_shape, self.epsilon = sizes, epsilon
+        self._normalized_shape, self._epsilon = sizes, epsilon
         dims = ("embed",) if len(sizes) == 1 else (None,) * len(sizes)
         self.weight = self.create_parameter(sizes, weight_attr, default_initializer=Constant(1.0), dims=dims)
 
     def forward(self, input: Any) -> Any:
-        return F.rms_norm(input, self.normalized_shape, self.weight, self.epsilon)
+        return F.rms_norm(input, self._normalized_shape, self.weight, self._epsilon)
 
     def extra_repr(self) -> str:
-        return f"normalized_shape={self.normalized_shape}, epsilon={self.epsilon}"
+        return f"normalized_shape={self._normalized_shape}, epsilon={self._epsilon}"
 
 
 class GroupNorm(Layer):
     """Normalization over each of num_groups groups of channels, weight and bias a channel: arXiv:1803.08494."""
+
+    num_groups = Alias("_num_groups")
+    num_channels = Alias("_num_channels")
+    epsilon = Alias("_epsilon")
+    data_format = Alias("_data_format")
 
     def __init__(
         self,
@@ -107,30 +117,35 @@ class GroupNorm(Layer):
         data_format: str = "NCHW",
         name: str | None = None,
     ) -> None:
-        super().__init__(name, dtype)
+        super().__init__(dtype=dtype)
         if not isinstance(affine, bool):
             raise ConfigError("GroupNorm: affine is True or False; name weight_attr=")
         if num_groups < 1 or num_channels % num_groups:
             raise ConfigError(f"GroupNorm: {num_channels} channels do not split into {num_groups} equal groups")
-        self.num_groups, self.num_channels = num_groups, num_channels
-        self.epsilon, self.data_format = epsilon, data_format
-        self.weight = self.create_parameter(
-            [num_channels], weight_attr if affine else False, default_initializer=Constant(1.0)
-        )
-        self.bias = self.create_parameter([num_channels], bias_attr if affine else False, is_bias=True)
+        self._num_groups, self._num_channels = num_groups, num_channels
+        self._epsilon, self._data_format = epsilon, data_format
+        self._weight_attr, self._bias_attr = (weight_attr, bias_attr) if affine else (False, False)
+        self.weight = self.create_parameter([num_channels], self._weight_attr, default_initializer=Constant(1.0))
+        self.bias = self.create_parameter([num_channels], self._bias_attr, is_bias=True)
         if device is not None:
             self.to(device=device)
 
     def forward(self, input: Any) -> Any:
-        return F.group_norm(input, self.num_groups, self.epsilon, self.weight, self.bias, data_format=self.data_format)
+        return F.group_norm(
+            input, self._num_groups, self._epsilon, self.weight, self.bias, data_format=self._data_format
+        )
 
     def extra_repr(self) -> str:
-        return f"num_groups={self.num_groups}, num_channels={self.num_channels}, epsilon={self.epsilon}"
+        return f"num_groups={self._num_groups}, num_channels={self._num_channels}, epsilon={self._epsilon}"
 
 
 class _InstanceNorm(Layer):
     """Normalization of each channel of each sample, `scale` and `bias` a channel. Source: arXiv:1607.08022."""
 
+    num_features = Alias("_num_features")
+    epsilon = Alias("_epsilon")
+    momentum = Alias("_momentum")
+    data_format = Alias("_data_format")
     ndims: tuple[int, ...] = ()
 
     def __init__(
@@ -143,12 +158,18 @@ class _InstanceNorm(Layer):
         data_format: str = "NCHW",
         name: str | None = None,
     ) -> None:
-        super().__init__(name)
+        super().__init__()
         if (weight_attr is False) != (bias_attr is False):
             raise ConfigError(
                 f"{type(self).__name__}: leave out both scale and bias (False for both attributes) or neither"
             )
-        self.num_features, self.epsilon, self.momentum, self.data_format = num_features, epsilon, momentum, data_format
+        self._num_features, self._epsilon, self._momentum, self._data_format = (
+            num_features,
+            epsilon,
+            momentum,
+            data_format,
+        )
+        self._weight_attr, self._bias_attr = weight_attr, bias_attr
         self.scale = self.create_parameter([num_features], weight_attr, default_initializer=Constant(1.0))
         self.bias = self.create_parameter([num_features], bias_attr, is_bias=True)
 
@@ -158,13 +179,13 @@ class _InstanceNorm(Layer):
             input,
             weight=self.scale,
             bias=self.bias,
-            momentum=self.momentum,
-            eps=self.epsilon,
-            data_format=self.data_format,
+            momentum=self._momentum,
+            eps=self._epsilon,
+            data_format=self._data_format,
         )
 
     def extra_repr(self) -> str:
-        return f"num_features={self.num_features}, epsilon={self.epsilon}"
+        return f"num_features={self._num_features}, epsilon={self._epsilon}"
 
 
 class InstanceNorm1D(_InstanceNorm):
@@ -224,8 +245,8 @@ class LocalResponseNorm(Layer):
         data_format: str = "NCHW",
         name: str | None = None,
     ) -> None:
-        super().__init__(name)
-        self.size, self.alpha, self.beta, self.k, self.data_format = size, alpha, beta, k, data_format
+        super().__init__()
+        self.name, self.size, self.alpha, self.beta, self.k, self.data_format = name, size, alpha, beta, k, data_format
 
     def forward(self, input: Any) -> Any:
         return F.local_response_norm(input, self.size, self.alpha, self.beta, self.k, self.data_format)

@@ -19,20 +19,21 @@ class _Pad(Layer):
     def __init__(
         self, padding: int | Sequence[int], mode: str, value: float, data_format: str, name: str | None
     ) -> None:
-        super().__init__(name)
+        super().__init__()
+        self._name = name
         sizes = [padding] * (2 * self.spatial) if isinstance(padding, int) else list(padding)
         if not sizes or len(sizes) % 2:
             raise ConfigError(
                 f"{type(self).__name__}: padding is a number or {2 * self.spatial} of them, two a dim from the last "
                 f"on, got {padding!r}"
             )
-        self.padding, self.mode, self.value, self.data_format = sizes, mode, value, data_format
+        self.padding, self._mode, self.value, self._data_format = sizes, mode, value, data_format
 
     def forward(self, x: Any) -> Any:
-        return F.pad(x, self.padding, mode=self.mode, value=self.value, data_format=self.data_format)
+        return F.pad(x, self.padding, mode=self._mode, value=self.value, data_format=self._data_format)
 
     def extra_repr(self) -> str:
-        return f"padding={self.padding}, mode={self.mode}, value={self.value}, data_format={self.data_format}"
+        return f"padding={self.padding}, mode={self._mode}, value={self.value}, data_format={self._data_format}"
 
 
 class Pad1D(_Pad):

@@ -5,7 +5,7 @@ Each is one function of polyreme.nn.functional with its settings.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from polyreme.nn import functional as F
 from polyreme.nn.layers.functional_layer import FunctionalLayer
@@ -34,6 +34,7 @@ class MaxPool2D(FunctionalLayer):
     """Largest element of each window of [batch, channel, height, width]; with return_mask also its flat index."""
 
     function = staticmethod(F.max_pool2d)
+    attribute_names: ClassVar = {"kernel_size": "ksize"}
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class MaxPool3D(FunctionalLayer):
     """Largest element of each window of [batch, channel, depth, height, width]; return_mask: and its flat index."""
 
     function = staticmethod(F.max_pool3d)
+    attribute_names: ClassVar = {"kernel_size": "ksize"}
 
     def __init__(
         self,
@@ -105,6 +107,7 @@ class AvgPool2D(FunctionalLayer):
     """Mean of each window of [batch, channel, height, width]; exclusive leaves padding out of the count."""
 
     function = staticmethod(F.avg_pool2d)
+    attribute_names: ClassVar = {"kernel_size": "ksize", "divisor_override": "divisor"}
 
     def __init__(
         self,
@@ -133,6 +136,7 @@ class AvgPool3D(FunctionalLayer):
     """Mean of each window of [batch, channel, depth, height, width]; exclusive leaves padding out of the count."""
 
     function = staticmethod(F.avg_pool3d)
+    attribute_names: ClassVar = {"kernel_size": "ksize", "divisor_override": "divisor"}
 
     def __init__(
         self,
@@ -174,6 +178,7 @@ class AdaptiveAvgPool2D(FunctionalLayer):
     """Means of windows that share out [batch, channel, height, width] into output_size."""
 
     function = staticmethod(F.adaptive_avg_pool2d)
+    attribute_prefix = "_"
 
     def __init__(
         self,
@@ -188,6 +193,7 @@ class AdaptiveAvgPool3D(FunctionalLayer):
     """Means of windows that share out [batch, channel, depth, height, width] into output_size."""
 
     function = staticmethod(F.adaptive_avg_pool3d)
+    attribute_prefix = "_"
 
     def __init__(
         self,
@@ -216,6 +222,7 @@ class AdaptiveMaxPool2D(FunctionalLayer):
     """Largest elements of windows that share out [batch, channel, height, width] into output_size."""
 
     function = staticmethod(F.adaptive_max_pool2d)
+    attribute_prefix = "_"
 
     def __init__(
         self,
@@ -230,6 +237,7 @@ class AdaptiveMaxPool3D(FunctionalLayer):
     """Largest elements of windows that share out [batch, channel, depth, height, width] into output_size."""
 
     function = staticmethod(F.adaptive_max_pool3d)
+    attribute_prefix = "_"
 
     def __init__(
         self,
@@ -242,6 +250,8 @@ class AdaptiveMaxPool3D(FunctionalLayer):
 
 class _MaxUnPool(FunctionalLayer):
     """forward may be given another output_size at each call."""
+
+    attribute_names: ClassVar = {"kernel_size": "ksize"}
 
     def forward(self, x: Any, indices: Any, output_size: Any = None) -> Any:  # type: ignore[override]
         given = {} if output_size is None else {"output_size": output_size}
@@ -350,6 +360,7 @@ class LPPool2D(FunctionalLayer):
     """(sum of |x|^norm_type)^(1 / norm_type) of each window of [batch, channel, height, width]."""
 
     function = staticmethod(F.lp_pool2d)
+    attribute_names: ClassVar = {"kernel_size": "ksize"}
 
     def __init__(
         self,
@@ -376,6 +387,7 @@ class FractionalMaxPool2D(FunctionalLayer):
     """Largest elements of output_size windows by dim whose uneven places random_u, or a drawn number, says."""
 
     function = staticmethod(F.fractional_max_pool2d)
+    attribute_prefix = "_"
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ def over_time(cell: Layer, x: Any, states: Any, lengths: Any, reverse: bool, **k
 def _runs_as_written(cell: BuiltInCell) -> bool:
     """Whether nobody has changed what calling the cell does, by a subclass or a hook."""
     own = type(cell).forward is BuiltInCell.forward and "forward" not in vars(cell)
-    return own and not cell._pre_hooks and not cell._post_hooks
+    return own and not cell._forward_pre_hooks and not cell._forward_post_hooks
 
 
 def _step_by_step(
@@ -277,6 +277,7 @@ class SimpleRNN(_Stack):
         name: str | None = None,
     ) -> None:
         super().__init__()
+        self.activation = activation
         self._build(
             SimpleRNNCell, (input_size, hidden_size), num_layers, direction, time_major, dropout,
             activation=activation, weight_ih_attr=weight_ih_attr, weight_hh_attr=weight_hh_attr,

@@ -143,7 +143,7 @@ class SimpleRNNCell(BuiltInCell):
         bias_hh_attr: Any = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(name)
+        super().__init__()
         if activation not in ("tanh", "relu"):
             raise ConfigError(f"{type(self).__name__}: activation={activation!r}; choose 'tanh' or 'relu'")
         self.activation = activation
@@ -181,7 +181,7 @@ class LSTMCell(BuiltInCell):
         proj_size: int = 0,
         name: str | None = None,
     ) -> None:
-        super().__init__(name)
+        super().__init__()
         attrs = (weight_ih_attr, weight_hh_attr, bias_ih_attr, bias_hh_attr)
         self._build(input_size, hidden_size, attrs, proj_size or 0)
 
@@ -209,5 +209,5 @@ class GRUCell(BuiltInCell):
         bias_hh_attr: Any = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(name)
+        super().__init__()
         self._build(input_size, hidden_size, (weight_ih_attr, weight_hh_attr, bias_ih_attr, bias_hh_attr))

@@ -31,18 +31,18 @@ class SpectralNorm(Layer):
         dtype: Any = "float32",
     ) -> None:
         super().__init__(dtype=dtype)
-        self.weight_shape = list(weight_shape)
-        self.dim = checked_dim("SpectralNorm", weight_shape, dim, power_iters)
-        self.power_iters, self.eps = power_iters, eps
-        for part, size in vector_sizes(weight_shape, self.dim).items():
+        self._weight_shape = list(weight_shape)
+        self._dim = checked_dim("SpectralNorm", weight_shape, dim, power_iters)
+        self._power_iters, self._eps = power_iters, eps
+        for part, size in vector_sizes(weight_shape, self._dim).items():
             vector = self.create_parameter([size], ParamAttr(initializer=Normal(), trainable=False))
             vector.is_statistic = True
             self.add_parameter(f"weight_{part}", vector)
 
     def forward(self, x: Any) -> Any:
-        if list(x.shape) != self.weight_shape:
-            raise ShapeError(f"SpectralNorm was made for a weight of shape {self.weight_shape}, got {list(x.shape)}")
-        return over_singular_value(x, self.weight_u, self.weight_v, self.dim, self.power_iters, self.eps)
+        if list(x.shape) != self._weight_shape:
+            raise ShapeError(f"SpectralNorm was made for a weight of shape {self._weight_shape}, got {list(x.shape)}")
+        return over_singular_value(x, self.weight_u, self.weight_v, self._dim, self._power_iters, self._eps)
 
 
 def checked_dim(what: str, shape: Sequence[int], dim: int, power_iters: int) -> int:
