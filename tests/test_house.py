@@ -39,7 +39,7 @@ FLOORS = {
         "dlpack typed",
     ],
     "polyreme.nn": [
-        "attention clip functional parameter second_names initializer",
+        "attention clip functional hooks parameter second_names initializer",
         "layer lazy",
         "layers summary",
         "flops reweighted utils",

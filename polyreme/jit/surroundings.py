@@ -327,7 +327,13 @@ def _content(cell: Any) -> Any:
         return _ABSENT
 
 
-_TABLES = frozenset({"training", "_parameters", "_buffers", "_sub_layers", "_forward_pre_hooks", "_forward_post_hooks"})
+_TABLES = frozenset(
+    (
+        *("training", "_parameters", "_buffers", "_sub_layers"),
+        *("_forward_pre_hooks", "_forward_post_hooks", "_forward_post_hooks_always_called", "_state_dict_hooks"),
+        *("_forward_pre_hooks_with_kwargs_flag", "_forward_post_hooks_with_kwargs_flag"),
+    )
+)
 
 
 def is_layer(value: Any) -> bool:

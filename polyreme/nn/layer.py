@@ -9,7 +9,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -17,8 +17,9 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import place as places
 from polyreme.core import state, unique_name
 from polyreme.core.state import TensorState
-from polyreme.eager.tensor import HookHandle, Tensor, to_tensor
-from polyreme.errors import ConfigError, ProgramError, ShapeError
+from polyreme.eager.tensor import Tensor, to_tensor
+from polyreme.errors import CheckpointError, ConfigError, ProgramError, ShapeError
+from polyreme.nn.hooks import LayerHooks, run_after, run_after_error, run_before
 from polyreme.nn.initializer import Constant, XavierUniform, chosen_initializer
 from polyreme.nn.parameter import ParamAttr, Parameter, make_parameter
 from polyreme.nn.second_names import SecondNames
@@ -26,7 +27,14 @@ from polyreme.nn.second_names import SecondNames
 _watch, _attributes = state.watch, state.attributes
 
 
-class Layer(SecondNames):
+class LoadedKeys(NamedTuple):
+    """Names that load_state_dict did not find in the state, and those that the layer does not have."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+class Layer(LayerHooks, SecondNames):
     """Base class of everything with parameters: assign parameters and sublayers as attributes, buffers by
     register_buffer, and write forward.
 
@@ -42,8 +50,7 @@ class Layer(SecondNames):
         self.__dict__["_buffers"] = OrderedDict()
         self.__dict__["_non_persistable_buffer_names_set"] = set()
         self.__dict__["_sub_layers"] = OrderedDict()
-        self.__dict__["_forward_pre_hooks"] = OrderedDict()
-        self.__dict__["_forward_post_hooks"] = OrderedDict()
+        self._make_hooks()
         self.__dict__["_made"] = {}
         self.training = True
         scope = name_scope or _words(type(self).__name__)
@@ -60,27 +67,15 @@ class Layer(SecondNames):
         capture = _watch.active
         forward = self.forward if capture is None else capture.entered(self)
         try:
-            for hook in self._forward_pre_hooks.values():
-                changed = hook(self, inputs)
-                if changed is not None:
-                    inputs = changed if isinstance(changed, tuple) else (changed,)
+            if self._forward_pre_hooks:
+                inputs, kwargs = run_before(self, inputs, kwargs)
+            if self._forward_post_hooks_always_called:
+                forward = _always_followed(self, forward)
             outputs = forward(*inputs, **kwargs)
-            for hook in self._forward_post_hooks.values():
-                changed = hook(self, inputs, outputs)
-                if changed is not None:
-                    outputs = changed
-            return outputs
+            return run_after(self, inputs, kwargs, outputs) if self._forward_post_hooks else outputs
         finally:
             if capture is not None:
                 capture.left()
-
-    def register_forward_pre_hook(self, hook: Callable) -> HookHandle:
-        """Call hook(layer, inputs) before forward; what it returns, if anything, replaces the inputs."""
-        return _register(self._forward_pre_hooks, hook)
-
-    def register_forward_post_hook(self, hook: Callable) -> HookHandle:
-        """Call hook(layer, inputs, outputs) after forward; what it returns, if anything, replaces the outputs."""
-        return _register(self._forward_post_hooks, hook)
 
     # attributes
 
@@ -358,14 +353,20 @@ class Layer(SecondNames):
         use_hook: bool = True,
         keep_vars: bool = True,
     ) -> dict[str, Tensor]:
-        """Name -> parameter or persistable buffer: the Tensors themselves, or detached ones with keep_vars=False."""
+        """Name -> parameter or persistable buffer: the Tensors themselves, or detached ones with keep_vars=False.
+
+        use_hook: call the hooks of register_state_dict_hook, a layer's after those of the layers inside it.
+        """
         result: dict[str, Tensor] = OrderedDict() if destination is None else destination
-        layers = self.named_sublayers(include_self=True, remove_duplicate=False) if include_sublayers else [("", self)]
-        for where, layer in layers:
-            prefix = structured_name_prefix + (f"{where}." if where else "")
-            for name, tensor in [*layer._parameters.items(), *layer._buffers.items()]:
-                if tensor is not None and name not in layer._non_persistable_buffer_names_set:
-                    result[prefix + name] = tensor if keep_vars else tensor.detach()
+        for name, tensor in [*self._parameters.items(), *self._buffers.items()]:
+            if tensor is not None and name not in self._non_persistable_buffer_names_set:
+                result[structured_name_prefix + name] = tensor if keep_vars else tensor.detach()
+        for name, layer in self._sub_layers.items() if include_sublayers else ():
+            if layer is not None:
+                Layer.state_dict(layer, result, True, f"{structured_name_prefix}{name}.", use_hook, keep_vars)
+        for hook in self._state_dict_hooks.values() if use_hook else ():
+            changed = hook(result)
+            result = result if changed is None else changed
         return result
 
     def set_state_dict(
@@ -396,6 +397,24 @@ class Layer(SecondNames):
                 mine[name].set_value(value)
         return [k for k in mine if k not in state_dict], [k for k in state_dict if k not in mine]
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> LoadedKeys:
+        """set_state_dict that, if strict, raises CheckpointError, loading nothing, unless the names are the same.
+
+        Returns (missing_keys, unexpected_keys). Raises ConfigError for assign=True: Tensors are given new values.
+        """
+        if assign:
+            raise ConfigError("load_state_dict: assign=True is not available; the parameters stay the same Tensors")
+        mine = self.state_dict()
+        keys = LoadedKeys([k for k in mine if k not in state_dict], [k for k in state_dict if k not in mine])
+        if strict and (keys.missing_keys or keys.unexpected_keys):
+            raise CheckpointError(
+                f"load_state_dict of {type(self).__name__}: missing {keys.missing_keys[:10]}, unexpected "
+                f"{keys.unexpected_keys[:10]}; give strict=False to load the others"
+            )
+        if len(keys.missing_keys) < len(mine):
+            self.set_state_dict(state_dict)
+        return keys
+
     set_dict = set_state_dict
     load_dict = set_state_dict
 
@@ -423,18 +442,25 @@ def _words(class_name: str) -> str:
     return re.sub(r"(?<=[^_])(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])", "_", class_name).lower()
 
 
+def _always_followed(layer: Layer, forward: Callable) -> Callable:
+    """forward, after which the hooks that are always called run if it raises."""
+
+    def followed(*inputs: Any, **kwargs: Any) -> Any:
+        try:
+            return forward(*inputs, **kwargs)
+        except Exception:
+            run_after_error(layer, inputs, kwargs)
+            raise
+
+    return followed
+
+
 def _check_has_values(layer: Layer) -> None:
     if state.recording():
         raise ProgramError(
             f"{type(layer).__name__}: in static mode parameters have no values to move or cast; build the layer with "
             "the dtype wanted (set_default_dtype, or dtype=), and choose the device by Executor(place)"
         )
-
-
-def _register(hooks: OrderedDict, hook: Callable) -> HookHandle:
-    key = object()
-    hooks[key] = hook
-    return HookHandle(lambda: hooks.pop(key, None) is not None)
 
 
 def _forget(name: str, *tables: dict) -> None:

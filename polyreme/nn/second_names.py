@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from polyreme.errors import ConfigError
+
 
 class SecondNames:
     """Mixed into Layer; everything here is another name for, or a short way to, a method of Layer."""
@@ -40,6 +42,25 @@ class SecondNames:
         return layer
 
     get_sublayer = get_submodule
+
+    def set_submodule(self: Any, target: str, layer: Any, strict: bool = False) -> None:
+        """Put a Layer in the place of the sublayer of a dotted name, which strict says must be there.
+
+        Raises AttributeError for a name on the way, or under strict the last, that is not there, ConfigError for "".
+        """
+        where, _, name = target.rpartition(".")
+        if not name:
+            raise ConfigError(f"set_sublayer({target!r}): give the name of a sublayer")
+        owner = self.get_submodule(where)
+        if strict:
+            owner.get_submodule(name)
+        owner.add_sublayer(name, layer)
+
+    set_sublayer = set_submodule
+
+    @property
+    def _modules(self: Any) -> Any:
+        return self._sub_layers
 
     def get_parameter(self, target: str) -> Any:
         """The parameter of a dotted name; raises AttributeError if there is none."""

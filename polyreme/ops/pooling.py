@@ -40,8 +40,10 @@ class _Grid:
         self.sizes = spatial(x.shape, n, self.last, what)
         self.kernel = per_dim(kernel_size, n, f"{what}: kernel_size")
         self.stride = self.kernel if stride is None else per_dim(stride, n, f"{what}: stride")
-        if ceil_mode and isinstance(padding, str):
-            raise ConfigError(f"{what}: ceil_mode=True with padding={padding!r}; give the padding in numbers")
+        named = padding.upper() if isinstance(padding, str) else ""
+        if ceil_mode and named == "VALID":
+            raise ConfigError(f"{what}: ceil_mode=True with padding='VALID', which has no windows past the end")
+        ceil_mode = ceil_mode and not named  # windows of "SAME" cover everything already
         self.pads = resolve_pads(padding, self.sizes, self.kernel, self.stride, (1,) * n, self.last, what)
         room = [z + sum(p) - k for z, p, k in zip(self.sizes, self.pads, self.kernel, strict=True)]
         if min(room) < 0:

@@ -37,6 +37,15 @@ def test_sequential_indexing_slices_and_changes():
     assert len(net) == 4
     with pytest.raises(IndexError, match="index 9 is outside a list of 4"):
         net[9]
+    assert list(net[1:3]._sub_layers) == ["0", "1"]
+    assert net.insert(-1, layers[0]) is net
+    assert [*net._sub_layers] == ["0", "1", "2", "3", "4"]
+    assert net[3] is layers[0]
+    with pytest.raises(IndexError, match=r"Sequential.insert: index 6 is outside a list of 5"):
+        net.insert(6, nn.ReLU())
+    with pytest.raises(TypeError, match=r"Sequential.insert needs a Layer, got str"):
+        net.insert(0, "relu")
+    assert len(net) == 5
 
 
 def test_sequential_with_one_named_pair():
@@ -71,6 +80,12 @@ def test_layer_list():
     assert layer_list[0] is layers[0]
     with pytest.raises(IndexError, match="index 7 is outside a list of 3"):
         layer_list.insert(7, nn.ReLU())
+    joined = layer_list + nn.LayerList([nn.ReLU()])
+    joined += [nn.Tanh()]
+    assert (len(layer_list), len(joined), type(joined)) == (3, 5, nn.LayerList)
+    assert type(joined.pop(-1)) is nn.Tanh
+    assert [type(x) for x in joined.pop(slice(1, 3))] == [nn.Linear, nn.Linear]
+    assert list(joined._sub_layers) == ["0", "1"]
     with pytest.raises(TypeError, match="indices are integers, got 'a'"):
         layer_list["a"]
     with pytest.raises(TypeError, match="needs a Layer, got int"):

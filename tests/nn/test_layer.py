@@ -6,7 +6,7 @@ import pytest
 import polyreme.nn as nn
 from polyreme.core import unique_name
 from polyreme.eager.tensor import to_tensor
-from polyreme.errors import ConfigError, ShapeError
+from polyreme.errors import CheckpointError, ConfigError, ShapeError
 from polyreme.jit import to_static
 from polyreme.nn.parameter import Parameter
 from polyreme.optimizer import AdamW
@@ -455,3 +455,62 @@ def test_a_changed_setting_is_seen_by_captured_code_under_either_name():
     for name, value in (("_out_features", 5), ("out_features", 7)):
         setattr(layer, name, value)
         assert run(x).tolist() == [[value, value]]
+
+
+def test_hooks_take_keywords_go_first_and_run_after_errors():
+    class Scale(nn.Layer):
+        def forward(self, x, by=1.0):
+            if by == 0:
+                raise ZeroDivisionError
+            return x * by
+
+    layer, calls = Scale(), []
+    layer.register_forward_pre_hook(lambda it, given, named: (given, {"by": named["by"] * 2}), with_kwargs=True)
+    layer.register_forward_pre_hook(lambda it, given: calls.append("first"), prepend=True)
+    layer.register_forward_hook(
+        lambda it, given, named, out: calls.append((named["by"], out is None)), with_kwargs=True
+    )
+    handle = layer.register_forward_hook(lambda it, given, out: calls.append(out is None), always_call=True)
+    assert layer(to_tensor([1.0]), by=3.0).tolist() == [6.0]
+    assert calls == ["first", (6.0, False), False]
+    calls.clear()
+    with pytest.raises(ZeroDivisionError):
+        layer(to_tensor([1.0]), by=0)
+    assert calls == ["first", True]
+    handle.remove()
+    with pytest.raises(ZeroDivisionError):
+        layer(to_tensor([1.0]), by=0)
+    assert calls == ["first", True, "first"]
+    layer.register_forward_pre_hook(lambda it, given, named: given, with_kwargs=True)
+    with pytest.raises(ConfigError, match=r"a hook with_kwargs returns None or \(inputs, keywords\), got tuple"):
+        layer(to_tensor([1.0]), by=1.0)
+
+
+def test_hooks_on_state_and_loading_strictly():
+    net = nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 1))
+    inner = net[0].register_state_dict_hook(lambda state: state.update(seen=1))
+    assert list(net.state_dict()) == ["0.weight", "0.bias", "seen", "1.weight", "1.bias"]
+    assert "seen" not in net.state_dict(use_hook=False)
+    inner.remove()
+    net.register_state_dict_hook(lambda state: {k: v for k, v in state.items() if k.endswith("bias")})
+    assert list(net.state_dict()) == ["0.bias", "1.bias"]
+    layer = nn.Linear(1, 2)
+    ones = {"weight": np.ones((1, 2), "float32"), "other": np.ones(1)}
+    with pytest.raises(CheckpointError, match=r"missing \['bias'\], unexpected \['other'\]; give strict=False"):
+        layer.load_state_dict(ones)
+    assert layer.load_state_dict(ones, strict=False) == (["bias"], ["other"])
+    assert layer.weight.tolist() == [[1.0, 1.0]]
+    assert layer.load_state_dict(layer.state_dict()) == ([], [])
+    with pytest.raises(ConfigError, match="assign=True is not available"):
+        layer.load_state_dict(ones, assign=True)
+
+
+def test_sublayers_are_replaced_by_dotted_name():
+    net = nn.Sequential(nn.Sequential(nn.Linear(1, 2)))
+    net.set_sublayer("0.0", nn.Linear(1, 3))
+    assert net[0][0].weight.shape == [1, 3]
+    with pytest.raises(AttributeError, match="has no sublayer '1'"):
+        net.set_submodule("0.1", nn.ReLU(), strict=True)
+    with pytest.raises(ConfigError, match="give the name of a sublayer"):
+        net.set_sublayer("", nn.ReLU())
+    assert list(net._modules) == ["0"]

@@ -39,7 +39,7 @@ class Sequential(Layer):
 
     def __getitem__(self, key: int | str | slice) -> Any:
         if isinstance(key, slice):
-            return type(self)(*list(self._sub_layers.items())[key])
+            return type(self)(*list(self)[key])
         return self._sub_layers[key if isinstance(key, str) else _name_at(self, self._sub_layers, key)]
 
     def __setitem__(self, key: int | str, layer: Layer) -> None:
@@ -58,6 +58,15 @@ class Sequential(Layer):
         """Add a layer at the end; returns self."""
         self.add_sublayer(_next_name(self._sub_layers), layer)
         return self
+
+    def insert(self, index: int, layer: Layer) -> Self:
+        """Put a layer before the one at index; all are named 0, 1, ... then. Returns self."""
+        self._replace(_inserted(self, index, layer))
+        return self
+
+    def _replace(self, layers: list[Layer]) -> None:
+        self._sub_layers.clear()
+        self.extend(layers)
 
     def extend(self, layers: Iterable[Layer]) -> Self:
         """Add layers at the end; returns self."""
@@ -99,11 +108,19 @@ class LayerList(Layer):
 
     def insert(self, index: int, sublayer: Layer) -> None:
         """Put a layer before the one at index."""
-        layers = list(self)
-        if not -len(layers) <= index <= len(layers):
-            raise IndexError(f"LayerList.insert: index {index} is outside a list of {len(layers)}")
-        layers.insert(index, sublayer)
-        self._replace(layers)
+        self._replace(_inserted(self, index, sublayer))
+
+    def pop(self, key: int | slice) -> Any:
+        """Remove the layer at an index and return it, or a LayerList of those of a slice."""
+        removed = self[key]
+        del self[key]
+        return removed
+
+    def __add__(self, other: Iterable[Layer]) -> LayerList:
+        return type(self)([*self, *other])
+
+    def __iadd__(self, other: Iterable[Layer]) -> Self:
+        return self.extend(other)
 
     def extend(self, sublayers: Iterable[Layer]) -> Self:
         """Add layers at the end; returns self."""
@@ -114,6 +131,16 @@ class LayerList(Layer):
     def _replace(self, layers: list[Layer]) -> None:
         self._sub_layers.clear()
         self.extend(layers)
+
+
+def _inserted(layers: Any, index: int, layer: Layer) -> list[Layer]:
+    listed = list(layers)
+    if not -len(listed) <= index <= len(listed):
+        raise IndexError(f"{type(layers).__name__}.insert: index {index} is outside a list of {len(listed)}")
+    if not isinstance(layer, Layer):
+        raise TypeError(f"{type(layers).__name__}.insert needs a Layer, got {type(layer).__name__}")
+    listed.insert(index, layer)
+    return listed
 
 
 class LayerDict(Layer):
