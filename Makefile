@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 PADDLE := .venv-paddle/bin/python
 
-.PHONY: setup train test test-fast test-all mutation oracle lint clean
+.PHONY: setup train test test-fast test-all mutation oracle fuzz lint clean
 
 setup: $(STAMP)
 
@@ -41,6 +41,10 @@ oracle: setup
 	test -x $(PADDLE) || $(PYTHON) -m venv .venv-paddle
 	$(PADDLE) -m pip install --quiet paddlepaddle==3.3.1 numpy==2.2.6
 	POLYREME_TEST_PADDLE_PYTHON=$(abspath $(PADDLE)) $(BIN)/python -m pytest -m oracle tests/oracle
+
+# calls drawn at random, eager against captured and Programs: make fuzz FUZZ="--seconds 60 --seed 7"
+fuzz: setup
+	$(BIN)/python -m tests.oracle.fuzz $(FUZZ)
 
 lint: setup
 	$(BIN)/ruff check polyreme tests benchmarks

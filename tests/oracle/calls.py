@@ -39,7 +39,8 @@ AXES = {(): [None, 0, -1], (0,): [None, 0], (2, 0, 3): [None, 0, 1, -1], (2, 1, 
 class Call:
     """One call to be made on both sides.
 
-    terms: rounded terms in one output element. random: the numbers are each side's own; shapes and dtypes count.
+    terms: rounded terms in one output element. random: the numbers are each side's own; shapes and dtypes count. way:
+    eager, captured or program. aliased: arguments that are equal are one Tensor.
     """
 
     path: str
@@ -50,6 +51,8 @@ class Call:
     grad: bool = True
     terms: int = 8
     random: bool = False
+    way: str = "eager"
+    aliased: bool = False
 
     @property
     def id(self) -> str:
@@ -58,6 +61,7 @@ class Call:
     def message(self) -> dict[str, Any]:
         """What side.py reads; raises TypeError for what cannot be sent, such as a function."""
         told = {"path": self.path, "args": encoded(list(self.args)), "kwargs": encoded(self.kwargs), "grad": self.grad}
+        told |= {"way": self.way, "aliased": self.aliased}
         if self.layer is not None:
             kept = {k: encoded(self.layer[k]) for k in ("args", "kwargs")}
             more = {k: self.layer[k] for k in ("eval", "method") if k in self.layer}
