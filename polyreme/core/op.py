@@ -25,7 +25,7 @@ from polyreme.core import amp_policy, dims, mode, spelling, state
 from polyreme.core.amp_policy import AmpClass
 from polyreme.core.kernel import Kernel
 from polyreme.core.sharding_rule import DimsRule, RuleFor
-from polyreme.errors import ConfigError, DTypeError, HostValueError, ProgramError, ShapeError
+from polyreme.errors import ConfigError, DTypeError, HostValueError, NumericsError, ProgramError, ShapeError
 
 Key = NewType("Key", jax.Array)
 DRAWN = typing.cast(Key, None)
@@ -40,7 +40,9 @@ _READS = (
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
-_OURS = (ShapeError, DTypeError, ConfigError, IndexError, NotImplementedError)
+_OURS = (ShapeError, DTypeError, ConfigError, NotImplementedError, NumericsError)
+# of arguments that an op's function did not expect, unless it says more than Python does
+_UNEXPECTED = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError)
 
 
 class Op:
@@ -169,7 +171,9 @@ class Op:
                 return self.fn(*filled)
             except _OURS:
                 raise
-            except (TypeError, ValueError) as error:
+            except _UNEXPECTED as error:
+                if isinstance(error, (LookupError, ArithmeticError)) and ":" in str(error):
+                    raise
                 raise self._explain(error, filled) from error
 
         return Kernel(fn, self.name, saves=self.saves, gathered=_gathered_inputs(template))

@@ -41,7 +41,8 @@ def dims_of(x: Array, axis: Any, what: str) -> tuple[int, ...]:
         return ()
     for dim in dims:
         if not isinstance(dim, int) or not -x.ndim <= dim < x.ndim:
-            raise ShapeError(f"{what}: axis {dim!r} of a Tensor of shape {list(x.shape)}; give {-x.ndim}..{x.ndim - 1}")
+            most = x.ndim or 1
+            raise ShapeError(f"{what}: axis {dim!r} of a Tensor of shape {list(x.shape)}; give {-most}..{most - 1}")
     found = tuple(dim % x.ndim for dim in dims)
     if len(set(found)) < len(found):
         raise ShapeError(f"{what}: axis {list(dims)} names a dim of shape {list(x.shape)} twice")

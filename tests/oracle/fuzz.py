@@ -3,8 +3,8 @@
     make fuzz                                            # five minutes, a new seed
     python -m tests.oracle.fuzz --seconds 60 --seed 7    # the same calls again
 
-Each call is made eagerly, captured and in a Program; with --paddle INTERPRETER in PaddlePaddle too. It prints one line for
-each function and kind of finding: another number, shape or dtype; an error that polyreme does not raise on purpose; a
+Each call is made eagerly, captured and in a Program; with --paddle INTERPRETER in PaddlePaddle too. It prints each
+kind of finding of a function once: another number, shape or dtype; an error that polyreme does not raise on purpose; a
 process that ended. What it finds becomes a row of the contract table, and is mended there.
 """
 
@@ -30,7 +30,9 @@ from tests.oracle.calls import Call, op_calls
 CHANGED = " ~ "  # between the tag of a row and what was changed in it
 WAYS = ("eager", "captured", "program")
 BATCH = 200  # calls of a round; each way is a process
-DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128")
+DTYPES = tuple(
+    "bool uint8 int8 int16 int32 int64 float16 float32 float64 complex64 complex128".split()  # noqa: SIM905
+)
 EDGES = {
     "i": [0, 1, -1, 2, 7],
     "u": [0, 1, 2, 7],

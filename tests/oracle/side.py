@@ -156,13 +156,13 @@ class Side:
             key = (value.dtype.name, value.shape, value.tobytes())
             if self.same is not None and key in self.same:
                 return self.same[key]
-            made = self.paddle.to_tensor(value)
+            tensor = self.paddle.to_tensor(value)
             if value.dtype.kind in "fc":
-                made.stop_gradient = False
-                leaves.append(made)
+                tensor.stop_gradient = False
+                leaves.append(tensor)
             if self.same is not None:
-                self.same[key] = made
-            return made
+                self.same[key] = tensor
+            return tensor
         if isinstance(value, Sparse):
             dense = self._tensors(value.array, leaves)
             return dense.to_sparse_csr() if value.layout == "csr" else dense.to_sparse_coo(dense.ndim)

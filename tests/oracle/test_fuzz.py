@@ -35,9 +35,7 @@ def test_a_seed_draws_the_same_calls_again(rows):
 @pytest.mark.parametrize("aliased", [False, True])
 def test_every_way_of_making_a_call_gives_its_result(way, aliased):
     args = (X, X) if aliased else CALL.args
-    told = Side("polyreme").outcome(
-        replace(CALL, args=args, way=way, aliased=aliased, grad=way != "program").message()
-    )
+    told = Side("polyreme").outcome(replace(CALL, args=args, way=way, aliased=aliased, grad=way != "program").message())
     np.testing.assert_array_equal(decoded(told["outs"][0]), args[0] @ args[1])
     if way != "program":
         # one leaf where the Tensor was given twice
