@@ -202,20 +202,43 @@ def host(tensor: TensorState, what: str) -> np.ndarray:
     except RuntimeError as error:
         if tensor._array.is_fully_addressable:
             raise
-        return _from_own_pieces(tensor._array, what, error)
+        return _over_processes(tensor._array, what, error)
 
 
-def _from_own_pieces(array: Any, what: str, error: RuntimeError) -> np.ndarray:
-    """The value of an array that spans processes, if this one's devices hold all of it between them."""
-    value, have = np.empty(array.shape, array.dtype), np.zeros(array.shape, bool)
-    for shard in array.addressable_shards:
-        value[shard.index], have[shard.index] = np.asarray(shard.data), True
-    if not have.all():
+class _Gathering:
+    """How an array that lies in pieces over processes is read; polyreme.distributed knows, which stands above."""
+
+    def __init__(self) -> None:
+        self.gather: Callable[[Any, str], np.ndarray] | None = None
+
+
+gathering = _Gathering()
+
+
+def _over_processes(array: Any, what: str, error: RuntimeError) -> np.ndarray:
+    """The value of an array that spans processes: from the devices here if each process holds all of it, else gathered.
+
+    Which of the two is the same in every process, as gathering takes all of them.
+    """
+    pieces: dict[int, set[tuple]] = {}
+    for device, index in array.sharding.devices_indices_map(array.shape).items():
+        pieces.setdefault(device.process_index, set()).add(tuple((part.start, part.stop) for part in index))
+    here = jax.process_index()
+    if here not in pieces:
         raise PlacementError(
-            f"{what}: this Tensor of shape {list(array.shape)} lies in pieces over several processes, and this one "
-            f"holds {int(have.sum())} of its {have.size} elements; let every process call "
-            "polyreme.distributed.unshard_dtensor(tensor) and read what that returns"
+            f"{what}: this Tensor of shape {list(array.shape)} lies on devices of processes {sorted(pieces)} alone, "
+            f"and this is process {here}; reshard it to a mesh with a device of every process that reads it"
         ) from error
+    if any(len(part) < len(set().union(*pieces.values())) for part in pieces.values()):
+        if gathering.gather is None:
+            raise PlacementError(
+                f"{what}: this Tensor of shape {list(array.shape)} lies in pieces over several processes; import "
+                "polyreme.distributed, which gathers it"
+            ) from error
+        return gathering.gather(array, what)
+    value = np.empty(array.shape, array.dtype)
+    for shard in array.addressable_shards:
+        value[shard.index] = np.asarray(shard.data)
     return value
 
 

@@ -68,7 +68,7 @@ class DataParallel(Layer):
                 raise ConfigError(f"DataParallel({name}={size!r}): needs a number of MB above 0")
         self._layers = layers
         self.find_unused_parameters = find_unused_parameters
-        self.group = group if group is not None else default_group()
+        self.group = group if group is not None else default_group("DataParallel")
         self._reducer: GradientReducer | None = None
         self._layout = self._placed()
         if self._layout is not None and replicas.spans_processes(self._layout.mesh):

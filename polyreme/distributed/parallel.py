@@ -30,27 +30,46 @@ from polyreme.distributed.job import roll_call, watchdog
 from polyreme.distributed.job.last_words import exit_code, leave_now
 from polyreme.distributed.job.rendezvous import Address
 from polyreme.errors import ConfigError
+from polyreme.io.worker_info import is_worker
 
 
 def init_parallel_env(nccl_config: Any = None) -> Group:
     """Join the other processes of the job; returns the group of all of them. Call it before anything uses a device.
 
-    Who they are is read from a launcher's variables (PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ID, PADDLE_MASTER), else
+    The first ProcessMesh, new_group, DataParallel or collective of a launched rank calls it, if no device was used by
+    then. Who they are is read from a launcher's variables (PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ID, PADDLE_MASTER), else
     found by jax from SLURM, Open MPI or Kubernetes; without any of them there is one process. A second call returns
     the group. From then on the watchdog watches this rank, and an uncaught exception ends it at once: at exit it would
     wait for the others. Raises ConfigError, within POLYREME_INIT_TIMEOUT seconds, if the ranks do not find each other.
     """
     if nccl_config is not None:
         raise ConfigError("init_parallel_env: XLA sets NCCL up by itself; leave nccl_config out")
-    if is_initialized():
-        return groups.by_id[0]
+    return groups.by_id[0] if is_initialized() else _join("init_parallel_env()")
+
+
+def join_early(what: str) -> None:
+    """Join the other processes if a launcher started this one, it has not joined, and it still can."""
+    if is_waited_for() and not backend.is_started():
+        _join(what)
+
+
+def is_waited_for() -> bool:
+    """Whether a launcher counts this process as one of several ranks that has not joined the others."""
+    return flags.trainers_num() > 1 and not jax.distributed.is_initialized() and not is_worker()
+
+
+def _join(what: str) -> Group:
+    """Join, and make the group of all processes; what needs them, for the message where it is too late."""
     if not jax.distributed.is_initialized():
-        _join()
+        _meet(what)
     group = join_world()
     if group.nranks > 1:
         wires.open()
         watchdog.start(group.rank, group.nranks, share=_share, host=own_address())
     return group
+
+
+groups.join = _join
 
 
 def gloo_init_parallel_env(rank_id: int, rank_num: int, server_endpoint: str) -> None:
@@ -71,7 +90,7 @@ def gloo_release() -> None:
     destroy_process_group()
 
 
-def _join() -> None:
+def _meet(what: str) -> None:
     shown = sys.excepthook
     _end_at_once_on_errors()
     size, rank = flags.trainers_num(), flags.trainer_id()
@@ -89,8 +108,9 @@ def _join() -> None:
         )
     if backend.is_started():
         raise ConfigError(
-            "init_parallel_env(): a device is in use already, and jax can join other processes only before that; call "
-            "it at the top of the script, before set_device, to_tensor and layers"
+            f"{what}: rank {rank} has to join the others first, and a device is in use already, before which alone jax "
+            "can; call polyreme.distributed.init_parallel_env() at the top of the script, before set_device, to_tensor "
+            "and layers"
         )
     backend.prepare_for_processes()
     options = {

@@ -157,7 +157,13 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
     # on the host
 
     def numpy(self) -> np.ndarray:
-        """A copy of the value as an ndarray."""
+        """A copy of the value as an ndarray.
+
+        One that lies in pieces over processes is gathered: every process with a piece must call this, as it must a
+        collective, the whole value crosses the network, and each of them holds it. Where one calls something else or
+        nothing, the others get a RankError or are ended by the watchdog. item(), tolist(), float() and the like do the
+        same.
+        """
         return np.array(state.host(self, "Tensor.numpy()"))
 
     def item(self, *args: int) -> Any:

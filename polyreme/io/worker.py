@@ -19,7 +19,7 @@ from polyreme.io.failure import WorkerFailure, doing
 from polyreme.io.fetch import END, MapFetcher, StreamFetcher
 from polyreme.io.shared import Slot, slot_names
 from polyreme.io.shipment import Definitions, Shipment
-from polyreme.io.worker_info import WorkerInfo, set_worker_info
+from polyreme.io.worker_info import WorkerInfo, become_worker, set_worker_info
 
 # progress holds the number of the task and the place in its batch of the sample being read, -1 for collation, or these
 IDLE = -2
@@ -69,6 +69,7 @@ class Setup:
 
 def main(worker: int, setup: Setup, tasks: Connection, results: Connection, progress: Any) -> None:
     """Run until the parent says stop or is gone."""
+    become_worker()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     os.environ.clear()  # the server that forks the workers keeps the environment it was started with
     os.environ.update(setup.environ)

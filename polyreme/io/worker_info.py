@@ -16,6 +16,7 @@ class WorkerInfo:
 
 class _Here:
     info: WorkerInfo | None = None
+    is_worker = False
 
 
 def get_worker_info() -> WorkerInfo | None:
@@ -25,6 +26,16 @@ def get_worker_info() -> WorkerInfo | None:
     `islice(stream, info.id, None, info.num_workers)`.
     """
     return _Here.info
+
+
+def is_worker() -> bool:
+    """Whether this process is a DataLoader's, from its start."""
+    return _Here.is_worker
+
+
+def become_worker() -> None:
+    """Declare that this process is a DataLoader's."""
+    _Here.is_worker = True
 
 
 def set_worker_info(info: WorkerInfo | None) -> None:

@@ -83,6 +83,35 @@ TRAINING = """
 """A loop with jax's collectives that saves its state after each step and goes on from it."""
 
 
+JOINING = """
+    import numpy as np
+    import polyreme as paddle
+    import polyreme.distributed as dist
+    from polyreme.errors import PlacementError, RankError
+
+    rank, rows = dist.get_rank(), np.arange(6.0).reshape(2, 3)
+    mesh = dist.ProcessMesh([0, 1], dim_names=["x"])
+    assert dist.is_initialized() and dist.get_world_size() == 2
+    x = dist.shard_tensor(paddle.to_tensor(rows), mesh, [dist.Shard(0)])
+    assert (x * 2).numpy().tolist() == (rows * 2).tolist()
+    assert (x.sum().item(), x[1].tolist(), float(x.max())) == (15.0, [3.0, 4.0, 5.0], 5.0)
+    assert "in pieces over several processes" in repr(x)
+    there = dist.shard_tensor(paddle.to_tensor(rows), dist.ProcessMesh([1]), [dist.Replicate()])
+    try:
+        assert there.numpy().tolist() == rows.tolist() and rank == 1
+    except PlacementError as error:
+        assert rank == 0 and "lies on devices of processes [1] alone, and this is process 0" in str(error)
+    try:
+        x.numpy() if rank == 0 else dist.barrier()
+    except RankError as error:
+        print(error)
+    print("so far", flush=True)
+    if rank == 0:
+        x.numpy()
+"""
+"""Ranks that never call init_parallel_env; at the end rank 0 gathers a Tensor and rank 1 does not."""
+
+
 def write(folder: Path, script: str) -> Path:
     """The script as a file in folder."""
     path = folder / "script.py"

@@ -1,11 +1,14 @@
 """Collectives in one process: a group of one, and groups of mesh axes over eight devices, against NumPy."""
 
+import sys
+
 import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from polyreme import distributed as dist
+from polyreme import nn
 from polyreme.autograd import PyLayer
 from polyreme.distributed.communication import stream
 from polyreme.distributed.communication.point_to_point import wires
@@ -129,11 +132,20 @@ class TestGroups:
             assert dist.get_group(999) is None
 
     def test_several_processes_must_meet_first(self, monkeypatch):
-        monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
-        with pytest.raises(
-            ConfigError, match=r"rank 0 of 2 processes, which have not met yet; call .*init_parallel_env"
-        ):
-            dist.all_reduce(to_tensor([1.0]))
+        x, mesh = to_tensor([1.0]), dist.ProcessMesh([0])
+        for name, value in (("TRAINERS_NUM", "2"), ("TRAINER_ID", "1"), ("MASTER", "127.0.0.1:9")):
+            monkeypatch.setenv(f"PADDLE_{name}", value)
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+        late = (
+            "rank 1 has to join the others first, and a device is in use already.*call .*init_parallel_env.* at the top"
+        )
+        with pytest.raises(ConfigError, match=f"all_reduce: {late}"):
+            dist.all_reduce(x)
+        with pytest.raises(ConfigError, match=f"DataParallel: {late}"):
+            dist.DataParallel(nn.Linear(1, 1))
+        assert dist.ProcessMesh([0, 1]).shape == [2]  # describes one; a Tensor on it is what needs the others
+        with pytest.raises(ConfigError, match=f"process_ids .0.*: {late}"):
+            dist.shard_tensor(x, mesh, [dist.Replicate()])
 
 
 class TestGroupOfOne:

@@ -18,7 +18,7 @@ from polyreme.distributed.job.verdict import Verdict
 from polyreme.distributed.launch import devices, options, worker
 from polyreme.distributed.launch.summary import Ending, decide, failure_text, stopped_code
 from polyreme.errors import ConfigError
-from tests.distributed.launch_scripts import ENVIRONMENT, STEPS, TRAINING, write
+from tests.distributed.launch_scripts import ENVIRONMENT, JOINING, STEPS, TRAINING, write
 
 # flags
 
@@ -386,6 +386,17 @@ def test_a_rank_whose_native_code_keeps_python_s_lock(start, tmp_path):
     assert "rank 1" in job.report()["headline"]
     assert "never reached all_reduce #3" in job.err
     assert "script.py" in (tmp_path / "log/stacks.rank1.txt").read_text()
+
+
+def test_ranks_join_by_themselves_and_gather_what_lies_in_pieces(start):
+    job = start(JOINING, flags=[*TWO, "--max_restart", "0"])
+    assert job.finish() == 86, job.err
+    for rank in range(2):
+        said = job.log(rank)
+        assert "rank 0 calls Tensor.numpy of float64[2, 3]; rank 1 calls all_reduce of int32[]" in said, said
+        assert "so far" in said
+    assert "never reached Tensor.numpy" in job.err
+    assert "has left" in job.err
 
 
 def test_sys_exit_with_an_error_and_a_rank_that_leaves_early(start):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,6 +98,8 @@ class _Groups:
         self.by_id: dict[int, Group] = {}
         self.ids = itertools.count(1)
         self.alone = Group(0, 0, [0], "_default_pg")
+        # joins the processes that a launcher started: distributed.parallel, which stands above
+        self.join: Callable[[str], Group] | None = None
 
     def add(self, group: Group) -> Group:
         self.by_id[group.id] = group
@@ -132,24 +134,27 @@ def join_world() -> Group:
     return groups.add(Group(this_rank(), 0, list(range(num_ranks())), "_default_pg"))
 
 
-def default_group() -> Group:
-    """The group of all processes. One process needs no init_parallel_env; ConfigError where several have not called
-    it.
+def default_group(what: str = "a group of all processes") -> Group:
+    """The group of all processes. One process needs no init_parallel_env, and several that a launcher started join by
+    themselves when something, named by what, first needs them; ConfigError after destroy_process_group, or where it is
+    too late for that.
     """
     if is_initialized():
         return groups.by_id[0]
-    if num_ranks() > 1:
+    if num_ranks() == 1:
+        return groups.alone
+    if jax.distributed.is_initialized() or groups.join is None:
         raise ConfigError(
-            f"this is rank {this_rank()} of {num_ranks()} processes, which have not met yet; call "
-            "polyreme.distributed.init_parallel_env() at the top of the script"
+            f"{what}: this is rank {this_rank()} of {num_ranks()} processes, whose group was destroyed or never made; "
+            "call polyreme.distributed.init_parallel_env()"
         )
-    return groups.alone
+    return groups.join(what)
 
 
 def resolve(group: Group | None, what: str) -> Group | None:
     """The group meant (all processes for None), or None with a warning where this process is not in it."""
     if group is None:
-        return default_group() if running.body is None else running.body.group
+        return default_group(what) if running.body is None else running.body.group
     if not isinstance(group, Group):
         raise ConfigError(f"{what}: group must come from new_group() or axis_group(), got {type(group).__name__}")
     if not group.axes and group is not groups.alone and groups.by_id.get(group.id) is not group:
@@ -187,7 +192,7 @@ def new_group(
         raise ConfigError(f"new_group: timeout must be a datetime.timedelta, got {timeout!r}")
     if nccl_comm_init_option != 0 or nccl_config is not None:
         raise ConfigError("new_group: XLA sets NCCL up by itself; leave nccl_comm_init_option and nccl_config out")
-    world = default_group()
+    world = default_group("new_group")
     chosen = world.ranks if ranks is None else sorted(ranks)
     if not chosen or len(set(chosen)) != len(chosen) or not set(chosen) <= set(world.ranks):
         raise ConfigError(

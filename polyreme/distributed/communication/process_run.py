@@ -45,14 +45,22 @@ def run(
     with watchdog.phase(
         kind, group=group.label, ranks=tuple(group.ranks), detail=f"{first.dtype.name}{list(first.shape)}"
     ):
-        _drain(first)
-        called = (kind, split, join, tuple(static.items()), tuple((a.shape, a.dtype) for a in arrays))
-        if called not in group.seen or _checks_always():
-            _check_agreement(kind, arrays, group, static)
-            group.seen.add(called)
+        agree(kind, arrays, group, split=split, join=join, **static)
         scalar = not first.ndim
         out = _call(_mesh(group), kind, arrays, split, join, tuple(sorted(static.items())))
     return [laid_out_as(a.reshape(()) if scalar and not join else a, first) for a in out]
+
+
+def agree(kind: str, arrays: Sequence[Any], group: Group, **static: int) -> None:
+    """Compare what the members are about to call, as often as flags.check_collectives says, once the devices rest.
+
+    Raises RankError if they call different things.
+    """
+    _drain(arrays[0])
+    called = (kind, tuple(static.items()), tuple((a.shape, a.dtype) for a in arrays))
+    if called not in group.seen or _checks_always():
+        _check_agreement(kind, arrays, group, static)
+        group.seen.add(called)
 
 
 def _drain(array: Any) -> None:
@@ -163,7 +171,8 @@ def _check_agreement(kind: str, arrays: Sequence[Any], group: Group, static: dic
 def _card(kind: str, arrays: Sequence[Any], static: dict[str, int]) -> bytes:
     """What this rank calls, in words."""
     options = {"op": lambda v: REDUCE_NAMES[v], "root": lambda v: f"position {v}"}
-    given = "".join(f", {name} {options[name](value)}" for name, value in sorted(static.items()))
+    told = sorted((name, value) for name, value in static.items() if name in options)
+    given = "".join(f", {name} {options[name](value)}" for name, value in told)
     shape = f"{len(arrays)} x " if len(arrays) > 1 else ""
     return f"{kind} of {shape}{arrays[0].dtype.name}{list(arrays[0].shape)}{given}".encode()[:_CARD]
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, Sharding
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from polyreme.core import state
 from polyreme.core.state import TensorState
 from polyreme.distributed.communication import process_run
 from polyreme.distributed.communication.group import Group, default_group
+from polyreme.distributed.job import watchdog
+from polyreme.errors import PlacementError
 
 
 def spans_processes(mesh: Mesh) -> bool:
@@ -38,3 +42,23 @@ def whole(array: jax.Array, where: Sharding) -> jax.Array:
     if array.is_fully_addressable or array.is_fully_replicated:
         return array
     return jax.jit(jnp.copy, out_shardings=where)(array)
+
+
+def gathered(array: Any, what: str) -> np.ndarray:
+    """The value of an array that lies in pieces over processes; every process with a piece calls it.
+
+    The watchdog watches the wait for them as that of any collective. Raises RankError where all processes have a piece
+    and one of them calls something else, PlacementError for an array over no mesh.
+    """
+    if not isinstance(array.sharding, NamedSharding):
+        raise PlacementError(f"{what}: this Tensor is spread over processes by {array.sharding}, which is over no mesh")
+    ranks = sorted({device.process_index for device in array.sharding.device_set})
+    world, name = default_group(), what.removesuffix("()")
+    group = world.label if ranks == world.ranks else f"processes {ranks}"
+    with watchdog.phase(name, group=group, ranks=tuple(ranks), detail=f"{array.dtype.name}{list(array.shape)}"):
+        if ranks == world.ranks:
+            process_run.agree(name, [array], world)
+        return np.asarray(whole(array, NamedSharding(array.sharding.mesh, PartitionSpec())))
+
+
+state.gathering.gather = gathered

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from polyreme.distributed.communication.group import Group, axis_group
+from polyreme.distributed.communication.group import Group, axis_group, default_group
+from polyreme.distributed.parallel import is_waited_for, join_early
 from polyreme.errors import ConfigError, PlacementError, did_you_mean
 
 _unique_ids: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
@@ -28,7 +29,8 @@ class ProcessMesh:
     process_ids. dim_names: one name per dim; "d0", "d1", ... by default. Two meshes are equal if shape and process ids
     are; names do not count, as placements go by position. Raises ConfigError for a mesh of anything else, ids that are
     no whole numbers, negative or repeated, and names that are repeated or too few or many. Devices are looked up when a
-    tensor is first put on the mesh, so that a mesh of devices that are not here can be described.
+    tensor is first put on the mesh, so that a mesh of devices that are not here can be described. A rank that a
+    launcher started joins the others here, if it has used no device yet.
 
     >>> mesh = ProcessMesh([[2, 4, 5], [0, 1, 3]], dim_names=["x", "y"])
     >>> mesh.shape, mesh["y"].process_ids, mesh[:, 1].process_ids
@@ -47,6 +49,7 @@ class ProcessMesh:
         self._value = (tuple(self._mesh.shape), tuple(int(i) for i in self._mesh.reshape(-1)))
         self._jax_mesh: Mesh | None = None
         self._groups: dict[str, Group] = {}
+        join_early("ProcessMesh")
 
     @property
     def mesh(self) -> np.ndarray:
@@ -92,6 +95,8 @@ class ProcessMesh:
     def jax_mesh(self) -> Mesh:
         """The jax Mesh of these devices, with these names. PlacementError if a device is not there."""
         if self._jax_mesh is None:
+            if is_waited_for():
+                default_group(str(self))
             devices = jax.devices()
             missing = [i for i in self._value[1] if i >= len(devices)]
             if missing:
