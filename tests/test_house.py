@@ -15,7 +15,7 @@ from tests.house import LONG, Source, Tree, cycles
 ROOT = Path(__file__).parent.parent / "polyreme"
 FLOORS = {
     "polyreme": [
-        "errors flags faults jax_import host_random registry version module_alias mesh kernels",
+        "errors flags faults jax_import host_random registry version module_alias yaml_loader mesh kernels",
         "planner",
         "core",
         "ops fusion",
@@ -96,6 +96,7 @@ JAX_FREE = {
     "polyreme.registry": "",
     "polyreme.text.datasets": "",
     "polyreme.version": "",
+    "polyreme.yaml_loader": "",
     "polyreme.vision.datasets": "",
     "polyreme.vision.transforms": "tensor",
 }

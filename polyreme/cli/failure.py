@@ -1,6 +1,8 @@
 """How a command ends: every exception as a line on standard error and an exit code; tracebacks only when asked for."""
 
+import contextlib
 import difflib
+import errno
 import traceback
 from typing import Any
 
@@ -13,15 +15,28 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, the shell's custom
 UsageProblem = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
+# of the machine and what it was told, not of polyreme; with what to do about each
+_MACHINE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room there, or choose another folder"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "choose a path that this user may use"),
+    errno.ENAMETOOLONG: "give a shorter path",
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "allow more open files (ulimit -n)"),
+    errno.EIO: "look at the disk and the system's log",
+    errno.ESTALE: "the network's disk has gone: mount it again",
+}
+
+
 def exit_code(error: BaseException) -> int:
     """Exit code an exception ends the process with: of the nearest class in errors.EXIT_CODES, else 70.
+
+    A full disk, a path that may not be used and memory that is not there are no faults of polyreme: 2.
 
     >>> exit_code(KeyError("x"))
     70
     """
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    if isinstance(error, UsageProblem) or is_out_of_memory(error):
+    if isinstance(error, (UsageProblem, MemoryError)) or is_out_of_memory(error) or _of_machine(error):
         return 2
     codes = (EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES)
     return next(codes, EXIT_INTERNAL)
@@ -31,9 +46,14 @@ def report(error: BaseException, debug: bool) -> int:
     """Print the error as one line, after its traceback if debug; returns the exit code."""
     code = exit_code(error)
     if debug and not isinstance(error, UsageProblem):
-        typer.echo("".join(traceback.format_exception(error)), err=True, nl=False)
-    typer.echo(f"error: {describe(error)}", err=True)
+        _tell("".join(traceback.format_exception(error)))
+    _tell(f"error: {describe(error)}\n")
     return code
+
+
+def _tell(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody can be told: the exit code says it
+        typer.echo(text, err=True, nl=False)
 
 
 def describe(error: BaseException) -> str:
@@ -47,10 +67,23 @@ def describe(error: BaseException) -> str:
             "out of device memory; the cheapest fixes, in order: plan.recompute=full, twice the train.accumulation, "
             f"plan.sharding=2 or more with plan.sharding_stage=3 ({_one_line(error)[:200]})"
         )
+    if isinstance(error, MemoryError):
+        return f"out of memory: {_one_line(error)}; make the data, the model or the batch smaller"
+    if isinstance(error, OSError) and _of_machine(error):
+        where = "" if error.filename is None else f"{_shortened(str(error.filename))}: "
+        return f"{where}{error.strerror}; {_MACHINE[error.errno or 0]}"
     if exit_code(error) == EXIT_INTERNAL:
         kind, text = type(error).__name__, _one_line(error)
         return f"internal error: {kind}: {text}; run again with --debug for the traceback"
     return _one_line(error)
+
+
+def _of_machine(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in _MACHINE
+
+
+def _shortened(path: str) -> str:
+    return path if len(path) <= 200 else f"{path[:200]}..."
 
 
 def is_out_of_memory(error: BaseException) -> bool:

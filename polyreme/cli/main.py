@@ -192,6 +192,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     options = words[: words.index("--")] if "--" in words else words
     debug = "--debug" in options
     words = [word for word in options if word != "--debug"] + words[len(options) :]
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character gets its escape, not a crash
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -201,7 +202,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush would fail as well
+        _let_go_of_output()
         return 0
     except SystemExit as ending:
         return _code_of(ending)
@@ -210,7 +211,27 @@ def _run(arguments: Sequence[str] | None) -> int:
             return 2  # the help has been printed
         if _is_one_of_several() and exit_code(error) == EXIT_INTERNAL:
             raise
-        return report(error, debug)
+        code = report(error, debug)
+        if isinstance(error, OSError):
+            _let_go_of_output()
+        return code
+
+
+def _open_closed_streams() -> None:
+    """A stream that was closed (`>&-`) is None: what is written there is written to nothing."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  (for as long as the process)
+
+
+def _let_go_of_output() -> None:
+    """The last flush of an output that cannot be written would fail as well."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())
+        os.close(nothing)
 
 
 def _code_of(ending: SystemExit) -> int:

@@ -122,7 +122,13 @@ class View:
 def create(name: str, nbytes: int) -> shared_memory.SharedMemory:
     """A new segment with its memory already reserved; raises DataError when there is not enough."""
     _check_room(nbytes)
-    memory = shared_memory.SharedMemory(name, create=True, size=max(nbytes, 1))
+    try:
+        memory = shared_memory.SharedMemory(name, create=True, size=max(nbytes, 1))
+    except OSError as error:
+        raise DataError(
+            f"shared memory cannot be made in {_FOLDER} ({error.strerror or error}): let this user write there, use no "
+            "workers (data.num_workers=0), or DataLoader(use_shared_memory=False)"
+        ) from error
     try:
         _reserve(memory)
     except OSError as error:

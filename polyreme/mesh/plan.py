@@ -25,6 +25,7 @@ from polyreme.mesh.strategy import (
     tensor_parallel,
     zero,
 )
+from polyreme.yaml_loader import YamlLoader
 
 RECOMPUTE = ("none", "core_attn", "full_attn", "full")
 """What is computed again in the backward pass: nothing, softmax(q k) v, the attention block, or whole layers."""
@@ -236,7 +237,7 @@ class Plan:
                 )
 
 
-class _OneOfEachKey(yaml.SafeLoader):
+class _OneOfEachKey(YamlLoader):
     """Refuses a mapping that has a key twice, of which YAML's own loader takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:

@@ -25,6 +25,7 @@ from polyreme.errors import ConfigError, did_you_mean
 from polyreme.planner.calibration import calibration_file, declared, resized
 from polyreme.planner.cluster import Cluster, DeviceKind, Link
 from polyreme.planner.devices import MOST, cluster_of_kind, device_kinds
+from polyreme.yaml_loader import YamlLoader
 
 _MAX_BYTES = 1 << 20  # written by hand; more is some other file given by mistake
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
@@ -230,7 +231,7 @@ def _load(path: Path) -> Any:
             raise ConfigError(f"{path}: is a folder; name a cluster file inside it")
         if path.stat().st_size > _MAX_BYTES:
             raise ConfigError(f"{path}: {path.stat().st_size:,} bytes is too long for a cluster file")
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), YamlLoader)
     except FileNotFoundError:
         near = [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
         raise ConfigError(f"{path}: no such cluster file{did_you_mean(path.name, near) if near else ''}") from None

@@ -16,6 +16,7 @@ import yaml
 from polyreme.errors import ConfigError, PlacementError, ShapeError
 from polyreme.planner.conventions import flops_by_convention
 from polyreme.planner.published import columns_not_read, run_of
+from polyreme.yaml_loader import YamlLoader
 
 Row = Mapping[str, Any]
 
@@ -30,9 +31,7 @@ def read_rows(path: str | Path) -> list[Row]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    reader = {".csv": _csv, ".yaml": yaml.safe_load, ".yml": yaml.safe_load, ".json": json.loads}.get(
-        path.suffix.lower()
-    )
+    reader = {".csv": _csv, ".yaml": _yaml, ".yml": _yaml, ".json": json.loads}.get(path.suffix.lower())
     if reader is None:
         raise ConfigError(f"{path}: rows come as .csv, .yaml, .yml or .json; rename or convert the file")
     try:
@@ -43,6 +42,10 @@ def read_rows(path: str | Path) -> list[Row]:
     if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
         raise ConfigError(f"{path} has no rows; give a header line and lines, or a list of mappings")
     return rows
+
+
+def _yaml(text: str) -> Any:
+    return yaml.load(text, YamlLoader)
 
 
 def _csv(text: str) -> list[Row]:

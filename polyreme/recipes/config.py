@@ -12,6 +12,8 @@ from polyreme.mesh import SCHEDULES, Plan
 from polyreme.models.families import DEFAULT_FAMILY, FAMILIES, shape_of
 from polyreme.registry import Registry
 
+MAX_SYNTHETIC = 10**9
+"""Made-up tokens are made in memory, in about 25 bytes each."""
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -35,6 +37,13 @@ def _as_pair(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _without_control(text: str) -> str:
+    """Files and folders have names of characters that can be shown; NUL no system takes."""
+    if not text.isprintable():
+        raise ValueError(f"{text!r} has a character that cannot be shown, which no file's name should have")
+    return text
+
+
 def _is_derived(key: str, value: Any) -> bool:
     return key in ("num_kv_heads", "ffn_size") and value is None
 
@@ -51,7 +60,7 @@ Positive = Annotated[float, BeforeValidator(_as_float), Field(gt=0, allow_inf_na
 NotNegative = Annotated[float, BeforeValidator(_as_float), Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, BeforeValidator(_as_float), Field(ge=0, lt=1, allow_inf_nan=False)]
 Pair = Annotated[tuple[Fraction, Fraction], BeforeValidator(_as_pair)]
-Text = Annotated[str, Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1), AfterValidator(_without_control)]
 Paths = Annotated[list[Text], BeforeValidator(_as_list), Field(min_length=1)]
 
 
@@ -110,14 +119,19 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    """Where the tokens come from. text is one path or several (.txt, .gz), or the word synthetic."""
+    """Where the tokens come from. text is one path or several (.txt, .gz), or the word synthetic.
+
+    worker_timeout: seconds that one of num_workers may take for a batch before the run ends, naming the worker and the
+    sample; 0 waits for ever.
+    """
 
     text: Paths = ["synthetic"]
     tokenizer_vocab_size: Count | None = None
     validation_fraction: Annotated[Fraction, Field(gt=0)] = 0.02
     num_workers: Whole = 0
     seed: Whole = 0
-    synthetic_tokens: Count = 1_000_000
+    synthetic_tokens: Annotated[Count, Field(le=MAX_SYNTHETIC)] = 1_000_000
+    worker_timeout: NotNegative = 300.0
     cache: Text | None = None
 
     @property

@@ -13,13 +13,14 @@ from pydantic import ValidationError
 
 from polyreme.errors import ConfigError
 from polyreme.recipes.config import PretrainConfig, Section, flatten
+from polyreme.yaml_loader import YamlLoader
 
 _MAX_BYTES = 1 << 20  # a configuration is written by hand; more is some other file given by mistake
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(YamlLoader):
     """Safe YAML that also reads 1e-4 as a number, which YAML 1.1 does not."""
 
 
@@ -108,8 +109,8 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
 def _read_file(path: Path, values: _Values) -> None:
     text = _read_text(path)
-    loader = _Loader(text)
     try:
+        loader = _Loader(text)
         root = loader.get_single_node()
         if root is None:
             raise ConfigError(f"{path}: the file is empty; it needs sections such as model:, data: and train:")
@@ -126,8 +127,6 @@ def _read_file(path: Path, values: _Values) -> None:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
-    finally:
-        loader.dispose()
 
 
 def _read_text(path: Path) -> str:

@@ -3,10 +3,14 @@
 tensorboardX and matplotlib come with the extra polyreme[logs] and are imported when asked for.
 """
 
+import contextlib
+import errno
 import importlib
 import json
 import math
 import os
+import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from polyreme import faults
 from polyreme.errors import ConfigError
 from polyreme.recipes.config import LogConfig
 
@@ -39,13 +44,19 @@ class JsonlLog:
                 os.rename(path, _free_name(path))
             else:
                 _cut_after(path, resume_step)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one record; NaN and infinity become strings, as JSON has no such numbers."""
-        line = json.dumps({key: _plain(value) for key, value in record.items()}, allow_nan=False)
-        self._file.write(line + "\n")
-        self._file.flush()
+        """Append one record, whole or not at all; NaN and infinity become strings, as JSON has no such numbers.
+
+        Raises OSError if it cannot be written; the next one may be.
+        """
+        line = json.dumps({key: _plain(value) for key, value in record.items()}, allow_nan=False).encode() + b"\n"
+        faults.point("log.write")
+        written = self._file.write(line)
+        if written != len(line):
+            os.ftruncate(self._file.fileno(), os.fstat(self._file.fileno()).st_size - (written or 0))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
     def __enter__(self) -> Self:
         return self
@@ -54,10 +65,16 @@ class JsonlLog:
         self._file.close()
 
 
+class LogWarning(UserWarning):
+    """A part of a run's log could not be written; the run goes on."""
+
+
 class RunLog:
     """Everything a run reports, sent to each place the configuration asks for.
 
-    Raises ConfigError before the run starts if a place needs a package that is not installed.
+    A place that cannot be written any more (a full disk) is told of once, by a LogWarning, and the run goes on: what it
+    trains is worth more than what it says; metrics.jsonl is tried again with each record. Raises ConfigError before the
+    run starts if a place needs a package that is not installed.
     """
 
     def __init__(self, folder: Path, config: LogConfig, *, title: str, tokens_per_step: int, resume_step: int | None):
@@ -67,10 +84,12 @@ class RunLog:
             raise ConfigError("log.plot=true needs log.jsonl=true: the picture is drawn from metrics.jsonl")
         if config.plot:
             optional("matplotlib", "log.plot")
-        board = optional("tensorboardX", "log.tensorboard") if config.tensorboard else None
+        if config.tensorboard:
+            optional("tensorboardX", "log.tensorboard")
         self._jsonl = JsonlLog(folder / "metrics.jsonl", resume_step) if config.jsonl else None
+        self._lost = 0
         purge = None if resume_step is None else resume_step + 1
-        self._board = board.SummaryWriter(str(folder / "tensorboard"), purge_step=purge) if board else None
+        self._board = _EventFile(folder / "tensorboard", purge) if config.tensorboard else None
 
     def train(self, step: int, values: Mapping[str, Any]) -> None:
         """Record the readings of a training step (Reading.as_dict())."""
@@ -82,11 +101,8 @@ class RunLog:
 
     def event(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Record something that is not a curve: the configuration at the start, a text sample, a resume."""
-        if self._jsonl:
-            self._jsonl.write({"kind": kind, "step": step} | dict(values))
-        if self._board:
-            for name, value in values.items():
-                self._board.add_text(f"{kind}/{name}", str(value), step)
+        self._write_record({"kind": kind, "step": step} | dict(values))
+        self._write_board(step, {f"{kind}/{name}": str(value) for name, value in values.items()})
 
     def close(self) -> Path | None:
         """Write out what is buffered and draw the picture; returns its path, or None if there is none."""
@@ -94,11 +110,17 @@ class RunLog:
             self._board.close()
         if self._jsonl:
             self._jsonl.__exit__()
+        self._board, lost, self._lost = None, self._lost, 0
+        if lost:
+            warnings.warn(f"{lost} records of metrics.jsonl were not written", LogWarning, stacklevel=2)
         if not self.config.plot:
             return None
-        return plot_loss(
-            self.folder / "metrics.jsonl", self.folder / "loss.png", self._title, tokens_per_step=self._tokens_per_step
-        )
+        source, picture = self.folder / "metrics.jsonl", self.folder / "loss.png"
+        try:
+            return plot_loss(source, picture, self._title, tokens_per_step=self._tokens_per_step)
+        except OSError as error:
+            warnings.warn(f"{picture} was not drawn: {error}", LogWarning, stacklevel=2)
+            return None
 
     def __enter__(self) -> Self:
         return self
@@ -107,12 +129,69 @@ class RunLog:
         self.close()
 
     def _record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        if self._jsonl:
-            self._jsonl.write({"kind": kind} | dict(values) | {"step": step})
-        if self._board:
-            for name, value in values.items():
-                if name != "step" and isinstance(value, int | float | np.number):
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
+        self._write_record({"kind": kind} | dict(values) | {"step": step})
+        numbers = {n: float(v) for n, v in values.items() if n != "step" and isinstance(v, int | float | np.number)}
+        self._write_board(step, {f"{kind}/{name}": value for name, value in numbers.items()})
+
+    def _write_record(self, record: Mapping[str, Any]) -> None:
+        if self._jsonl is None:
+            return
+        try:
+            self._jsonl.write(record)
+        except OSError as error:
+            self._lost += 1
+            if self._lost == 1:
+                warnings.warn(
+                    f"{self._jsonl.path}: a record cannot be written ({error.strerror or error}); the run goes on "
+                    "without it, and tries again with the next: make room on the disk",
+                    LogWarning,
+                    stacklevel=4,
+                )
+
+    def _write_board(self, step: int, values: Mapping[str, float | str]) -> None:
+        if self._board is None:
+            return
+        try:
+            self._board.write(step, values)
+        except OSError as error:
+            self._board.close()
+            self._board = None  # half a record may be in its file, behind which nothing could be read
+            warnings.warn(
+                f"{self.folder / 'tensorboard'}: cannot be written ({error.strerror or error}); the run goes on "
+                "without it, everything is in metrics.jsonl",
+                LogWarning,
+                stacklevel=4,
+            )
+
+
+class _EventFile:
+    """TensorBoard's events, written as they come: SummaryWriter's thread dies of a full disk, and its caller waits.
+
+    first_step: events of an earlier run from this step on are not shown.
+    """
+
+    def __init__(self, folder: Path, first_step: int | None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._summary = importlib.import_module("tensorboardX.summary")
+        self._protocol = importlib.import_module("tensorboardX.proto.event_pb2")
+        events = importlib.import_module("tensorboardX.event_file_writer")
+        self._file = events.EventsWriter(str(folder / "events"))
+        if first_step is not None:
+            start = self._protocol.SessionLog(status=self._protocol.SessionLog.START)
+            self._file.write_event(self._protocol.Event(step=first_step, session_log=start))
+
+    def write(self, step: int, values: Mapping[str, float | str]) -> None:
+        """Write numbers and texts of a step by their tags. Raises OSError."""
+        for tag, value in values.items():
+            make = self._summary.text if isinstance(value, str) else self._summary.scalar
+            event = self._protocol.Event(step=step, wall_time=time.time(), summary=make(tag, value))
+            self._file.write_event(event)
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file, to which every record has been written or has failed to be."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:

@@ -114,7 +114,13 @@ class _PretrainRun:
         sampler = RandomSampler(self.data, generator=config.data.seed)
         batches = BatchSampler(sampler=sampler, batch_size=config.train.global_batch, drop_last=True)
         workers = config.data.num_workers
-        self.loader = DataLoader(self.data, batch_sampler=batches, num_workers=workers, persistent_workers=workers > 0)
+        self.loader = DataLoader(
+            self.data,
+            batch_sampler=batches,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            timeout=config.data.worker_timeout,
+        )
 
     # going on
 

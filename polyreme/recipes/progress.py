@@ -99,8 +99,9 @@ class Meter:
 class ProgressDisplay:
     """Shows readings: two live lines at the bottom of a terminal, or one plain line each when output is not one.
 
-    A reader that goes away (`| head -1`) silences it; the run goes on. total_steps is where the run ends; label is what
-    to call the utilisation ("MFU" against a data sheet); is_silent shows nothing, as all processes of a run but one do.
+    A reader that goes away (`| head -1`) or a full disk silences it; the run goes on. total_steps is where the run
+    ends; label is what to call the utilisation ("MFU" against a data sheet); is_silent shows nothing, as all processes
+    of a run but one do.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class ProgressDisplay:
             else:
                 self._file.write(text + "\n")
                 self._file.flush()
-        except BrokenPipeError:
+        except OSError:  # its reader is gone, or the disk it goes to is full
             self._is_silent = True
             silence(self._file)
 
@@ -188,7 +189,7 @@ def resident_bytes() -> int:
 
 
 def silence(file: TextIO) -> None:
-    """Point a stream whose reader is gone at nothing, so that the interpreter's last flush does not fail."""
+    """Point a stream that cannot be written at nothing, so that the interpreter's last flush does not fail."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, file.fileno())
     os.close(nothing)

@@ -3,6 +3,7 @@
 digest of everything it came from, written aside and renamed, so that any number of runs may share it.
 """
 
+import contextlib
 import gzip
 import json
 import os
@@ -137,8 +138,9 @@ def resolve(text: str, base: Path | None) -> Path:
         [Path()] if path.is_absolute() else [folder for folder in (base, Path(), _REPOSITORY) if folder is not None]
     )
     for folder in folders:
-        if (folder / path).is_file():
-            return folder / path
+        with contextlib.suppress(OSError):  # a name too long, a folder that may not be read
+            if (folder / path).is_file():
+                return folder / path
     looked = ", ".join(dict.fromkeys(str((folder / path).absolute()) for folder in folders))
     raise DataError(f"data.text: no file {text!r}; looked for {looked}")
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -269,3 +270,53 @@ def test_doctor_in_json_and_failing(tmp_path):
     assert "FAIL compile cache" in result.stdout
     assert "fix: set POLYREME_COMPILE_CACHE" in result.stdout
     assert "verysecret" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('train: !!bool "q"', "c.yaml:1: not YAML: a value that is no bool"),
+        ('train:\n  steps: !!int ""', "c.yaml:2: not YAML: a value that is no int"),
+        ('train: {seed: !!timestamp "z"}', "a value that is no timestamp"),
+        ("train: {seed: !!python/object:os.system x}", "could not determine a constructor"),
+        ("a: \x01", "special characters are not allowed"),
+        ("a: " + "[" * 20_000, "nested deeper than 32 levels"),
+        ("- " * 20_000, "nested deeper than 32 levels"),
+        ('output: "a\\0b"', "c.yaml:1: output: 'a\\x00b' has a character that cannot be shown"),
+        (f"output: {'x' * 300}", "File name too long"),
+        (f"data: {{text: {'x' * 300}}}", "data.text: no file"),
+        ("data: {synthetic_tokens: 1e13}", "less than or equal to 1000000000"),
+        ("data: {worker_timeout: -1}", "data.worker_timeout: input should be greater than or equal to 0"),
+    ],
+)
+def test_every_configuration_is_taken_or_refused(tmp_path, monkeypatch, capfd, text, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(text)
+    start = time.process_time()
+    assert main(["pretrain", "c.yaml"]) in (2, 3)
+    assert message in " ".join(capfd.readouterr().err.split())
+    assert time.process_time() - start < 5
+
+
+def test_streams_that_cannot_be_written():
+    for stdout, code in ((">&-", 0), (">/dev/full", 2)):
+        command = f"{sys.executable} -m polyreme --version {stdout}"
+        ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+        assert (ended.returncode, "Traceback" in ended.stderr) == (code, False)
+    assert ended.stderr == "error: No space left on device; make room there, or choose another folder\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (OSError(28, "No space left on device", "/data/x"), 2, "/data/x: No space left on device; make room"),
+        (PermissionError(13, "Permission denied", "/x"), 2, "/x: Permission denied; choose a path"),
+        (OSError(36, "File name too long", "/" + "x" * 300), 2, "x...: File name too long; give a shorter path"),
+        (MemoryError("Unable to allocate 1 TiB"), 2, "out of memory: Unable to allocate 1 TiB"),
+        (OSError(9, "Bad file descriptor"), 70, "internal error: OSError"),
+    ],
+)
+def test_what_the_machine_lacks_is_no_internal_error(recipe, capsys, error, code, message):
+    recipe("doctor").examine = lambda timeout: (_ for _ in ()).throw(error)
+    assert main(["doctor"]) == code
+    assert message in capsys.readouterr().err

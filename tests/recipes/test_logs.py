@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 
 import numpy as np
@@ -10,7 +11,7 @@ from PIL import Image
 
 from polyreme.errors import ConfigError
 from polyreme.recipes.config import LogConfig
-from polyreme.recipes.logs import JsonlLog, RunLog, optional, plot_loss, read_jsonl, smooth
+from polyreme.recipes.logs import JsonlLog, LogWarning, RunLog, optional, plot_loss, read_jsonl, smooth
 
 
 def steps(path):
@@ -138,3 +139,41 @@ def test_smooth_is_a_centred_mean():
     np.testing.assert_allclose(smooth(values, 2), [8, 4, 26 / 5, 17 / 3, 9], rtol=1e-15 * 8)
     np.testing.assert_array_equal(smooth(values, 0), values)
     np.testing.assert_array_equal(smooth([3.0], 5), [3.0])
+
+
+def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch):
+    # records 2 and 3 meet a full disk; what follows is written again
+    monkeypatch.setenv("FAULTS", "log.write:raise=ENOSPC@2,log.write:raise=ENOSPC@3")
+    with RunLog(tmp_path, LogConfig(plot=False), title="t", tokens_per_step=1, resume_step=None) as log:
+        log.train(1, {"loss": 1.0})
+        with pytest.warns(LogWarning, match=r"metrics\.jsonl: a record cannot be written \(No space left on device"):
+            log.train(2, {"loss": 1.0})
+        log.train(3, {"loss": 1.0})
+        log.train(4, {"loss": 1.0})
+        with pytest.warns(LogWarning, match=r"2 records of metrics\.jsonl were not written"):
+            log.close()
+    assert steps(tmp_path / "metrics.jsonl") == [1, 4]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is always full")
+# tensorboardX leaves a file open that it cannot flush
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_full_event_file_is_left_and_nobody_waits_for_it(tmp_path):
+    log = RunLog(tmp_path, LogConfig(plot=False), title="t", tokens_per_step=1, resume_step=None)
+    (event_file,) = (tmp_path / "tensorboard").iterdir()
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, next(fd for fd in map(int, os.listdir("/proc/self/fd")) if _target(fd) == str(event_file)))
+    os.close(full)
+    with pytest.warns(LogWarning, match="tensorboard: cannot be written"):
+        log.train(1, {"loss": 1.0})
+    for step in range(2, 40):  # SummaryWriter would wait for ever with the eleventh
+        log.train(step, {"loss": 1.0})
+    log.close()
+    assert steps(tmp_path / "metrics.jsonl") == list(range(1, 40))
+
+
+def _target(fd):
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return None

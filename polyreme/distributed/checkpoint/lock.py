@@ -18,9 +18,9 @@ def hold(folder: Path, name: str = ".lock") -> "FolderLock":
 
     Raises ConfigError, before any work is done, if it cannot be written or a living process holds it.
     """
-    if folder.is_file():
-        raise ConfigError(f"{folder} is a file; a folder is needed there: move it, or choose another output")
     try:
+        if folder.is_file():
+            raise ConfigError(f"{folder} is a file; a folder is needed there: move it, or choose another output")
         folder.mkdir(parents=True, exist_ok=True)
         return FolderLock(folder / name)
     except OSError as error:
