@@ -58,6 +58,25 @@ def keep_freed() -> bool:
     return _bool("POLYREME_KEEP_FREED", default=True)
 
 
+def lock_timeout() -> float:
+    """POLYREME_LOCK_TIMEOUT: seconds after its last heartbeat that a folder locked on another machine is free; 120."""
+    seconds = _float("POLYREME_LOCK_TIMEOUT", default=120.0)
+    if not seconds > 0:
+        raise ConfigError(f"POLYREME_LOCK_TIMEOUT={seconds:g} in the environment: needs a positive number of seconds")
+    return seconds
+
+
+def loader_stall() -> float:
+    """POLYREME_LOADER_STALL: seconds without a sample read after which a loader worker counts as hung, where the
+    DataLoader has no timeout of its own; 1800, 0 for never."""
+    return _float("POLYREME_LOADER_STALL", default=1800.0)
+
+
+def job_token() -> str:
+    """POLYREME_JOB_TOKEN: what processes of a job show each other; a launcher makes one up for those it starts."""
+    return os.environ.get("POLYREME_JOB_TOKEN", "")
+
+
 def faults() -> str:
     """FAULTS: named points at which to fail, for tests: "ckpt.rename:kill@2,data.worker:hang@17"."""
     return os.environ.get("FAULTS", "")

@@ -28,8 +28,9 @@ class DataLoader:
     num_workers processes read ahead, prefetch_factor batches each, and hand batches over through shared memory
     (use_shared_memory=False: through a pipe) in the order of the sampler. Up to reader_buffer_size batches that have
     arrived are made Tensors ahead of time when use_buffer_reader; with num_workers=0 nothing is read ahead. timeout is
-    in seconds to wait for one batch, 0 for ever. persistent_workers keeps the processes from epoch to epoch. places is
-    where the Tensors go: one place. With feed_list, return_list=False gives [{name: Tensor}], for an Executor.
+    in seconds to wait for one batch; with 0 a worker counts as hung after 30 minutes without a sample read
+    (POLYREME_LOADER_STALL, in seconds, 0 for never). persistent_workers keeps the processes from epoch to epoch. places
+    is where the Tensors go: one place. With feed_list, return_list=False gives [{name: Tensor}], for an Executor.
 
     Worker processes get the dataset, collate_fn and worker_init_fn pickled; what the script, a notebook or a function
     defines goes by value, with the globals it reads. The script is not run again and needs no `__main__` guard.

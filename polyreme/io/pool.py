@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from multiprocessing import connection, shared_memory
 from typing import Any
 
+from polyreme import flags
 from polyreme.errors import DataError
 from polyreme.io import worker as worker_process
 from polyreme.io.failure import doing
@@ -90,7 +91,8 @@ class WorkerPool:
     def take(self, convert: Callable[[Any], Any]) -> Any:
         """convert(the next batch), which must copy what it keeps; StopIteration after the last one.
 
-        Raises DataError, and closes the pool, when a worker fails, dies or does not answer within the timeout.
+        Raises DataError, and closes the pool, when a worker fails, dies or does not answer within the timeout, or
+        without one reads no sample for POLYREME_LOADER_STALL seconds.
         """
         try:
             found, batch = self._take(convert)
@@ -140,7 +142,10 @@ class WorkerPool:
         worker.answered += 1
 
     def _reply(self, worker: _WorkerHandle) -> Reply:
-        deadline = time.monotonic() + self._options.timeout if self._options.timeout else None
+        timeout, stall = self._options.timeout, 0.0 if self._options.timeout else flags.loader_stall()
+        limit = timeout or stall
+        deadline = time.monotonic() + limit if limit else None
+        progress = tuple(worker.progress)
         watched = {each.process.sentinel: each for each in self._workers}
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -154,8 +159,14 @@ class WorkerPool:
                 except (EOFError, OSError):  # it died in the middle of a message
                     worker.process.join(_GRACE)
                     self._fail(worker, _death(worker.process))
-            if deadline is not None and time.monotonic() >= deadline:
-                self._fail(worker, f"gave no batch within the timeout of {self._options.timeout} s", hung=True)
+            if deadline is None or time.monotonic() < deadline:
+                continue
+            if timeout:
+                self._fail(worker, f"gave no batch within the timeout of {timeout} s", hung=True)
+            # without a timeout a batch may take any time, as long as its samples come
+            if tuple(worker.progress) == progress:
+                self._fail(worker, f"has read no sample for {stall:g} s (POLYREME_LOADER_STALL)", hung=True)
+            progress, deadline = tuple(worker.progress), time.monotonic() + stall
 
     def _fail(self, worker: _WorkerHandle, what: str, hung: bool = False) -> None:
         number, position = worker.progress

@@ -369,10 +369,47 @@ def test_the_lock_of_a_pid_given_out_again_is_taken_over(tmp_path):
     store.close()
 
 
-def test_the_lock_of_another_host_is_respected(tmp_path):
-    (tmp_path / "LOCK").write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
-    with pytest.raises(ConfigError, match="process 1 on elsewhere"):
+def test_the_lock_of_another_host_is_respected_while_its_heart_beats(tmp_path, caplog, monkeypatch):
+    monkeypatch.setenv("POLYREME_LOCK_TIMEOUT", "1")
+    lock = tmp_path / "LOCK"
+    lock.write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
+    os.utime(lock, (1, 1))
+    with pytest.raises(ConfigError, match=r"process 1 on elsewhere; .*delete .*LOCK only if it is surely gone"):
+        CheckpointStore(tmp_path)  # of a version without heartbeats
+    lock.write_text(json.dumps({"pid": 1, "host": "elsewhere", "beat": 0.1}))
+    with pytest.raises(ConfigError, match="heartbeat is 0 s old, and the folder is taken over 1 s after the last"):
         CheckpointStore(tmp_path)
+    assert json.loads(lock.read_text())["host"] == "elsewhere"
+    os.utime(lock, (1, 1))
+    with CheckpointStore(tmp_path) as store:
+        assert "taken over from process 1 on elsewhere, whose heartbeat stopped" in caplog.text
+        os.utime(lock, (1, 1))
+        deadline = time.monotonic() + 20
+        while lock.stat().st_mtime == 1 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert lock.stat().st_mtime > 1  # it beats
+        # what a process sees that was stopped for long and goes on
+        lock.write_text(json.dumps({"pid": 2, "host": "elsewhere", "beat": 0.1}))
+        with pytest.raises(CheckpointError, match="was taken over by process 2 on elsewhere"):
+            store.save(1, {"w": np.ones(2, "float32")}, blocking=True)
+    assert json.loads(lock.read_text())["pid"] == 2  # not ours to remove
+
+
+def test_a_step_deleted_after_it_was_listed_is_looked_for_again(tmp_path, monkeypatch):
+    """As generate does beside a run with checkpoint.keep=1."""
+    with CheckpointStore(tmp_path, max_to_keep=1) as writer:
+        writer.save(1, {"w": np.full(2, 1.0, "float32")}, blocking=True)
+        reader = CheckpointStore(tmp_path, read_only=True)
+        read = CheckpointStore._restore_step
+
+        def late(store, step, *settings):
+            if step < 3:
+                writer.save(step + 1, {"w": np.full(2, step + 1.0, "float32")}, blocking=True)
+            return read(store, step, *settings)
+
+        monkeypatch.setattr(CheckpointStore, "_restore_step", late)
+        arrays, meta = reader.restore()
+        assert (meta["step"], arrays["w"].tolist()) == (3, [3.0, 3.0])
 
 
 # cases 9 to 12: what is found when reading

@@ -1,6 +1,7 @@
 """The watchdog's parts by themselves, and ranks that watch each other without a launcher."""
 
 import asyncio
+import json
 import math
 import os
 import re
@@ -363,6 +364,48 @@ def test_another_program_at_an_address_is_told_apart():
         with pytest.raises(ConfigError, match="is not a polyreme store"):
             Client(Address("127.0.0.1", server.getsockname()[1]), {}, print, print, timeout=2)
         thread.join()
+
+
+def greeted(address, greeting):
+    """What a store answers to a line, None if it ends the connection."""
+    with socket.create_connection(address, timeout=10) as client, client.makefile("rb") as lines:
+        client.sendall(greeting if isinstance(greeting, bytes) else json.dumps(greeting).encode() + b"\n")
+        answer = lines.readline()
+    return json.loads(answer)["refusal"] if answer else "closed"
+
+
+RANK = {"protocol": rendezvous.PROTOCOL, "kind": "rank", "rank": 1, "world": 2, "attempt": 0, "host": "h", "token": "t"}
+
+
+def test_strangers_are_refused_and_told_why(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("POLYREME_JOB_TOKEN", "t")
+    hosted = monitor.HostedMonitor("127.0.0.1", 2, 60.0, tmp_path)
+    for change, match in (
+        ({"rank": True}, "its greeting has rank=True, which is no int"),
+        ({"rank": "0"}, "rank='0'"),
+        ({"host": None}, "host=None"),
+        ({"kind": ["rank"]}, "calls itself"),
+        ({"kind": "node", "node": [1], "nodes": 7}, "node=\\[1\\]"),
+        ({"kind": "node", "node": 1, "nodes": [1, None], "job": "j"}, "nodes="),
+        ({"token": "u"}, "does not show this job's token"),
+        ({"token": None}, "does not show this job's token"),
+        ({"token": ["t"]}, "does not show this job's token"),
+        ({"world": 3}, "does not fit this job"),
+    ):
+        assert re.search(match, greeted(hosted.address, {**RANK, **change}))
+    for noise in (b"GET / HTTP/1.1\r\n", b"[" * 100_000 + b"\n", b"{}\n", b"7\n"):
+        assert greeted(hosted.address, noise) == "closed"
+    ended = threading.Event()
+    rank = Client(
+        hosted.address, {n: RANK[n] for n in ("kind", "rank", "world", "attempt", "host")}, print, ended.set, 5
+    )
+    for message in ({"t": "counter", "step": []}, {"status": 3}, {"t": "error"}, {"t": []}):
+        rank.send(message)
+    # the connection lives, and no traceback was shown: the rank is still known to be there
+    assert "is there already" in greeted(hosted.address, RANK)
+    assert not ended.is_set()
+    rank.close()
+    assert not [r for r in caplog.records if r.name == "asyncio"]
 
 
 def test_ages_are_measured_by_clocks_that_do_not_jump():

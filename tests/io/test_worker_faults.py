@@ -76,6 +76,27 @@ def test_a_hung_worker_is_named_after_the_timeout():
     assert "no batch within the timeout of 2 s while reading sample 5 (batch of samples 4, 5)" in str(error)
 
 
+def test_a_worker_that_reads_nothing_is_hung_and_a_slow_one_is_not(monkeypatch):
+    monkeypatch.setenv("POLYREME_LOADER_STALL", "1.5")
+    # eight samples of 0.4 s: the batch takes longer than the limit, none of its samples does
+    monkeypatch.setenv("FAULTS", "data.worker:delay=0.4")
+    assert len(list(io.DataLoader(sources.Rows(8), batch_size=8, num_workers=1))) == 1
+    monkeypatch.setenv("FAULTS", "data.worker:hang@2")
+    error = failure_of(sources.Rows(8), num_workers=1)
+    assert "has read no sample for 1.5 s (POLYREME_LOADER_STALL) while reading sample 2" in str(error)
+
+
+def test_no_shared_memory_is_said(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(30, "Read-only file system", "/polyreme1")
+
+    monkeypatch.setattr(shared.shared_memory, "SharedMemory", refuse)
+    with pytest.raises(
+        DataError, match=r"cannot be made in /dev/shm \(Read-only file system\).*use_shared_memory=False"
+    ):
+        shared.create("polyreme1", 10)
+
+
 @pytest.mark.parametrize(
     ("action", "what"),
     [

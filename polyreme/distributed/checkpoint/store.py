@@ -32,6 +32,7 @@ from polyreme.faults import point as fault_point
 from polyreme.io.safetensors_file import refuse_foreign
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_SCANS = 5  # of a folder that a run writes while it is read; each meets a commit at most
 _MANIFEST_ROOM = 1 << 16  # bytes kept free for the manifest and the folder itself
 
 
@@ -230,6 +231,8 @@ class CheckpointStore:
         refusal: CheckpointError | None = None
         if self._is_first:
             try:
+                if self._lock is not None:
+                    self._lock.check()
                 replaces = self._replaces(step, overwrite)
                 self._check_room(step, nbytes)
                 self._temporary(step).mkdir()
@@ -356,10 +359,30 @@ class CheckpointStore:
         steps = folder.scan(self.path)[0]
         if self._is_shared:
             steps = everyone_says(steps)[0]
+        if step in (None, "latest") and self.read_only:
+            return self._restore_beside_writer(steps, target, strict, partial)
         if step not in (None, "latest"):
             if step not in steps:
                 raise CheckpointError(f"step {step!r} is not in {self.path}, which has {self._shown(steps)}")
             return self._restore_everywhere(int(step), target, partial)
+        return self._restore_newest(steps, target, strict, partial)
+
+    def _restore_beside_writer(
+        self, steps: list[int], target: dict[str, Any] | None, strict: bool, partial: bool
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As _restore_newest; a run that writes may commit a step and delete those listed before they are read."""
+        for _ in range(_SCANS - 1):
+            try:
+                return self._restore_newest(steps, target, strict, partial)
+            except CheckpointError:
+                before, steps = steps, folder.scan(self.path)[0]
+                if steps == before:
+                    raise
+        return self._restore_newest(steps, target, strict, partial)
+
+    def _restore_newest(
+        self, steps: list[int], target: dict[str, Any] | None, strict: bool, partial: bool
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         if not steps:
             raise CheckpointError(f"no checkpoint in {self.path}; check the path, or train from the start")
         reasons: dict[int, str] = {}
@@ -372,6 +395,8 @@ class CheckpointStore:
                 if strict:
                     raise CheckpointError(f"step {candidate} of {self.path}: {error}") from error
                 reasons[candidate] = str(error)
+                if self.read_only and candidate not in folder.scan(self.path)[0]:
+                    continue  # deleted since it was listed
                 self._bad.add(candidate)
                 warnings.warn(f"{self.path}: step {candidate} passed over: {error}", CheckpointWarning, 2)
         raise CheckpointError(self._none_valid(reasons))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from polyreme import flags
 from polyreme.distributed.job.rendezvous import Address, Connection, Message, serve
 from polyreme.distributed.job.verdict import FINE, Status, Verdict, behind, blame
 from polyreme.errors import ConfigError
@@ -64,6 +65,10 @@ class Monitor:
         self._watching.cancel()
 
     # what the server calls
+
+    def token(self, who: Message) -> str:
+        """What a rank must show."""
+        return flags.job_token()
 
     def refusal(self, who: Message) -> str | None:
         """Why a rank cannot be of this job."""

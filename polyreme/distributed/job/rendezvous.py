@@ -1,12 +1,15 @@
 """Where processes of a job meet: lines of JSON over TCP, one server, many clients.
 
-The launcher of node 0 (or rank 0, without a launcher) serves; launchers and watchdogs connect. There is no
-authentication, as in jax's own coordinator: keep the port inside the cluster. Nothing but JSON is ever decoded.
+The launcher of node 0 (or rank 0, without a launcher) serves; launchers and watchdogs connect. A client shows the token
+of the job in its greeting (POLYREME_JOB_TOKEN, which a launcher makes up for the processes that it starts); nothing is
+encrypted, so keep the port inside the cluster. Nothing but JSON is ever decoded.
 """
 
 import asyncio
 import contextlib
+import hmac
 import json
+import logging
 import os
 import socket
 import threading
@@ -14,8 +17,10 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from polyreme import flags
 from polyreme.errors import ConfigError
 
+_log = logging.getLogger("polyreme.launch")
 Message = dict[str, Any]
 PROTOCOL = "polyreme-store-1"
 _MAX_LINE = 1 << 20  # bytes; a traceback and the last lines of a log fit many times
@@ -87,8 +92,12 @@ class Connection:
 class Handler(Protocol):
     """What a server does with its clients; runs in the server's event loop, one call at a time."""
 
+    def token(self, who: Message) -> str:
+        """What such a client must show; empty if anybody may come."""
+        ...
+
     def refusal(self, who: Message) -> str | None:
-        """Why a client that says this of itself cannot come in; None if it can."""
+        """Why a client that says this of itself cannot come in; None if it can. What it says is of the right kinds."""
         ...
 
     def opened(self, connection: Connection) -> None:
@@ -115,13 +124,53 @@ async def serve(handler: Handler, host: str, port: int) -> asyncio.Server:
             while line := await _next_line(reader):
                 message = _decode(line)
                 if message is not None:
-                    handler.received(connection, message)
+                    _hand_over(handler, connection, message)
         except asyncio.CancelledError:  # the loop ends, and nobody asks about this task
             return
         handler.closed(connection)
         writer.close()
 
     return await asyncio.start_server(talk, host, port, limit=_MAX_LINE)
+
+
+def _hand_over(handler: Handler, connection: Connection, message: Message) -> None:
+    try:
+        handler.received(connection, message)
+    except (TypeError, ValueError, LookupError, OverflowError) as error:
+        kind, sender = message.get("t"), connection.who.get("host")
+        _log.warning("a message %r of %s cannot be read and is ignored: %r", kind, sender, error)
+
+
+_GREETINGS: dict[str, dict[str, type]] = {
+    "rank": {"rank": int, "world": int, "attempt": int, "host": str},
+    "node": {"node": int, "nodes": list, "job": str, "host": str, "ports": list},
+}
+"""What each kind of client says of itself; lists are of whole numbers."""
+
+
+def _malformed(who: Message) -> str | None:
+    """What is wrong with a greeting; None if each field is there and of its kind."""
+    kind = who.get("kind")
+    fields = _GREETINGS.get(kind) if isinstance(kind, str) else None
+    if fields is None:
+        return f"it calls itself {repr(kind)[:80]}; launchers and ranks of a polyreme job come here"
+    for name, wanted in fields.items():
+        value = who.get(name)
+        # type() and not isinstance: True is no rank
+        if type(value) is not wanted or (wanted is list and not all(type(item) is int for item in value)):
+            return f"its greeting has {name}={repr(value)[:80]}, which is no {wanted.__name__}; is it of this version?"
+    return None
+
+
+def _answer(handler: Handler, who: Message) -> str | None:
+    """Why a client is refused, None if it may come in."""
+    problem = _malformed(who)
+    if problem is not None:
+        return problem
+    token = handler.token(who)
+    if token and not hmac.compare_digest(str(who.pop("token", "")).encode(), token.encode()):
+        return "it does not show this job's token; give every launcher the same POLYREME_JOB_TOKEN"
+    return handler.refusal(who)
 
 
 async def _next_line(reader: asyncio.StreamReader) -> bytes:
@@ -137,7 +186,7 @@ async def _welcome(handler: Handler, reader: asyncio.StreamReader, writer: async
         _notice_cut_networks(writer.get_extra_info("socket"))
         who = _decode(await asyncio.wait_for(reader.readline(), 10))
         if who is not None and who.get("protocol") == PROTOCOL:
-            refusal = handler.refusal(who)
+            refusal = _answer(handler, who)
             writer.write(_encode({"t": "welcome", "protocol": PROTOCOL, "refusal": refusal}))
             if refusal is None:
                 connection = Connection(writer, who)
@@ -167,7 +216,7 @@ class Client:
         self._lock = threading.Lock()
         self._socket = _connect(address, timeout)
         self._lines = self._socket.makefile("rb")
-        self.send({**who, "protocol": PROTOCOL})
+        self.send({**who, "protocol": PROTOCOL, "token": flags.job_token()})
         self._expect_welcome(timeout)
         os.register_at_fork(after_in_child=self._let_go)
         threading.Thread(target=self._read, name="polyreme-store", daemon=True).start()

@@ -6,6 +6,7 @@ Runs in the launcher of node 0, which also serves the store that launchers and w
 import asyncio
 import itertools
 import logging
+import secrets
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,6 +28,7 @@ class Coordinator:
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        self._token = flags.job_token() or secrets.token_hex(16)
         self._nodes: dict[int, Connection] = {}
         self._monitor: Monitor | None = None
         self._members: dict[int, Connection] = {}
@@ -72,17 +74,19 @@ class Coordinator:
 
     # what the server calls
 
+    def token(self, who: Message) -> str:
+        """What a client must show: ranks what their launcher was told, launchers what the user gave them all, if so."""
+        return self._token if who["kind"] == "rank" else flags.job_token()
+
     def refusal(self, who: Message) -> str | None:
         """Why a client cannot come in."""
-        if who.get("kind") == "rank":
+        if who["kind"] == "rank":
             return "no attempt of the job is running" if self._monitor is None else self._monitor.refusal(who)
         options = self._options
-        if who.get("kind") != "node" or who.get("job") != options.job_id:
-            return (
-                f"it belongs to job {who.get('job')!r}, this is {options.job_id!r}: give every node the same --job_id"
-            )
-        if who.get("nodes") != [options.min_nodes, options.max_nodes]:
-            asked = ":".join(map(str, who.get("nodes") or []))
+        if who["job"] != options.job_id:
+            return f"it belongs to job {who['job']!r}, this is {options.job_id!r}: give every node the same --job_id"
+        if who["nodes"] != [options.min_nodes, options.max_nodes]:
+            asked = ":".join(map(str, who["nodes"]))
             return f"it was told --nnodes {asked}, node 0 {options.min_nodes}:{options.max_nodes}; give the same to all"
         if who.get("node") in self._nodes:
             return f"node {who['node']} is there already; give every node a --rank of its own"
@@ -210,6 +214,7 @@ class Coordinator:
             "master": str(master),
             "store": str(store),
             "endpoints": endpoints,
+            "token": self._token,
         }
 
     async def _watch(self, world: int) -> None:

@@ -51,6 +51,7 @@ def environment(plan: Message, local_rank: int, num_local: int, backend: str, lo
         "PADDLE_LOG_DIR": str(log_dir.absolute()),
         "POLYREME_STORE": plan["store"],
         "POLYREME_ATTEMPT": str(plan["attempt"]),
+        "POLYREME_JOB_TOKEN": plan["token"],
         "PYTHONUNBUFFERED": "1",
     }
 
