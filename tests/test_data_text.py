@@ -18,7 +18,7 @@ from tokenizers.models import WordLevel
 from polyreme.errors import ConfigError, DataError
 from polyreme.models.families import BYTE_LEVEL
 from polyreme.models.tokenizer import END_OF_TEXT, train_byte_level_bpe
-from polyreme.recipes import text_data
+from polyreme.recipes import text_data, token_file
 from polyreme.recipes.config import DataConfig, LogConfig, PretrainConfig
 from polyreme.registry import Reference
 
@@ -39,7 +39,7 @@ def prepare(path, cache, *, vocab_size=400, seq_len=16, tokenizer=BYTE_LEVEL, **
 
 
 def all_tokens(corpus):
-    return np.fromfile(corpus.folder / "tokens.bin", dtype=corpus.train.dtype)
+    return np.fromfile(corpus.folder / "tokens.bin", dtype=corpus.train.tokens.dtype)
 
 
 def test_tokens_decode_to_the_text_exactly(text, tmp_path):
@@ -106,7 +106,7 @@ def test_dataset_goes_to_a_worker_without_its_tokens(text, tmp_path):
 
 def test_large_vocabularies_take_four_bytes(tmp_path):
     corpus = text_data.prepare(DataConfig(synthetic_tokens=5000), vocab_size=70_000, seq_len=8, cache=tmp_path)
-    assert corpus.train.dtype == "uint32"
+    assert corpus.train.tokens.dtype == "uint32"
     assert all_tokens(corpus).max() > 1 << 16
 
 
@@ -324,3 +324,35 @@ def test_no_space_left_is_named(text, tmp_path, monkeypatch):
     monkeypatch.setattr(text_data, "_sync", full)
     with pytest.raises(ConfigError, match="No space left on device"):
         prepare(text, tmp_path / "cache")
+
+
+def test_a_token_file_that_changes_under_a_run_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(token_file, "BLOCK_BYTES", 1000)
+    corpus = text_data.prepare(DataConfig(synthetic_tokens=5000), vocab_size=100, seq_len=8, cache=tmp_path)
+    path = corpus.train.tokens.path
+    whole = path.read_bytes()
+    windows = [corpus.train[i][0] for i in range(len(corpus.train))]
+    np.testing.assert_array_equal(np.concatenate(windows), np.frombuffer(whole, np.uint16)[: 8 * len(windows)])
+    sent = pickle.loads(pickle.dumps(corpus.train))
+
+    def flip(keeps_time):
+        status = path.stat()
+        with path.open("r+b") as file:
+            file.seek(2500)
+            file.write(bytes([whole[2500] ^ 1]))
+        if keeps_time:  # as a disk does that loses a bit
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    flip(keeps_time=True)
+    np.testing.assert_array_equal(sent[0][0], windows[0])
+    with pytest.raises(DataError, match=r"tokens\.bin: .*changed under this run: bytes from 2,000 on are not those"):
+        sent[2500 // 16]
+    os.utime(path)
+    with pytest.raises(DataError, match=r"tokens\.bin: .*it was written to; let nothing else write there"):
+        corpus.train[0]
+    os.truncate(path, 3000)  # a mapped file would end the process here
+    with pytest.raises(DataError, match=r"3,000 bytes, 10,000 when it was opened"):
+        corpus.train[300]
+    with pytest.warns(UserWarning, match="does not match its digest; preparing it again"):
+        again = text_data.prepare(DataConfig(synthetic_tokens=5000), vocab_size=100, seq_len=8, cache=tmp_path)
+    np.testing.assert_array_equal(again.train[300][0], windows[300])

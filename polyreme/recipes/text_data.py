@@ -1,4 +1,4 @@
-"""Text to training samples: a tokenizer trained on the text, tokens in one memory-mapped file, windows of it.
+"""Text to training samples: a tokenizer trained on the text, tokens in one file, windows of it.
 
 digest of everything it came from, written aside and renamed, so that any number of runs may share it.
 """
@@ -27,6 +27,7 @@ from polyreme.io.archives import open_unpacked
 from polyreme.models.families import BYTE_LEVEL, FAMILIES, TokenizerTrainer
 from polyreme.models.tokenizer import END_OF_TEXT
 from polyreme.recipes.config import DataConfig, PretrainConfig
+from polyreme.recipes.token_file import TokenFile
 from polyreme.registry import Reference
 
 _FORMAT = 2  # raised when the files below change meaning, so that old folders are not read
@@ -43,8 +44,8 @@ class TokenDataset:
     is left at the end is dropped.
     """
 
-    def __init__(self, path: Path, dtype: str, start: int, stop: int, seq_len: int):
-        self.path, self.dtype, self.start, self.stop, self.seq_len = path, dtype, start, stop, seq_len
+    def __init__(self, tokens: TokenFile, start: int, stop: int, seq_len: int):
+        self.tokens, self.start, self.stop, self.seq_len = tokens, start, stop, seq_len
 
     def __len__(self) -> int:
         return max(0, (self.stop - self.start - 1) // self.seq_len)
@@ -54,16 +55,8 @@ class TokenDataset:
         if not -length <= index < length:
             raise IndexError(f"sample {index} of a data set of {length}")
         begin = self.start + (index % length) * self.seq_len
-        window = self._tokens[begin : begin + self.seq_len + 1].astype(np.int32)
+        window = self.tokens.window(begin, self.seq_len + 1)
         return window[:-1], window[1:]
-
-    def __getstate__(self) -> dict[str, object]:
-        # a worker maps the file itself; sending the map would send its contents
-        return {name: value for name, value in self.__dict__.items() if name != "_tokens"}
-
-    @cached_property
-    def _tokens(self) -> np.ndarray:
-        return np.memmap(self.path, dtype=self.dtype, mode="r")
 
 
 @dataclass(frozen=True)
@@ -362,10 +355,11 @@ def _sweep(cache: Path) -> None:
 
 
 def _split(data: DataConfig, folder: Path, facts: dict, seq_len: int) -> Corpus:
-    count, dtype, tokens = facts["num_tokens"], facts["dtype"], folder / "tokens.bin"
+    count, name = facts["num_tokens"], "tokens.bin"
+    tokens = TokenFile(folder / name, facts["dtype"], facts["files"][name])
     boundary = count - max(round(count * data.validation_fraction), 1)
-    train = TokenDataset(tokens, dtype, 0, boundary, seq_len)
-    validation = TokenDataset(tokens, dtype, boundary, count, seq_len)
+    train = TokenDataset(tokens, 0, boundary, seq_len)
+    validation = TokenDataset(tokens, boundary, count, seq_len)
     for name, split in (("training", train), ("validation", validation)):
         if len(split) == 0:
             raise DataError(

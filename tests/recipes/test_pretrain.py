@@ -168,9 +168,14 @@ def test_nan_stops_the_run_before_the_update(tmp_path, monkeypatch):
 def test_bad_token_stops_the_run_before_the_step(tmp_path, monkeypatch):
     def corrupt(config, base):
         corpus = text_data.load_corpus(config, base)
-        tokens = np.array(corpus.train._tokens)
-        tokens[40] = 600  # in sample 40 // 16 = 2, at 8; also the label before it
-        corpus.train.__dict__["_tokens"] = tokens
+        window = corpus.train.tokens.window
+
+        def corrupted(start, count):
+            tokens = window(start, count)
+            tokens[40 - start : 41 - start] = 600  # in sample 40 // 16 = 2, at 8; also the label before it
+            return tokens
+
+        corpus.train.tokens.window = lambda start, count: (corrupted if start <= 40 else window)(start, count)
         return corpus
 
     monkeypatch.setattr(pretrain, "load_corpus", corrupt)

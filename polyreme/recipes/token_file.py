@@ -1,0 +1,88 @@
+"""A file of tokens that does not change under its reader: each window is read whole or refused."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from polyreme.errors import DataError
+
+BLOCK_BYTES = 1 << 20
+"""How much of the file one digest is of; a block is checked when this process first reads of it."""
+
+
+class TokenFile:
+    """The tokens of a file: read by position, so that one that shrinks is an error and not the end of the process.
+
+    digest: xxh3_128 of the file as it was prepared, hex. Raises DataError, naming the file, for one that has another;
+    window does for one that has shrunk, was written to since, or has a block that is not as it was.
+    """
+
+    def __init__(self, path: Path, dtype: str, digest: str) -> None:
+        self.path, self.dtype = path, np.dtype(dtype)
+        whole, blocks = xxhash.xxh3_128(), []
+        try:
+            with path.open("rb") as file:
+                self.stamp = _stamp(file.fileno())
+                while block := file.read(BLOCK_BYTES):
+                    whole.update(block)
+                    blocks.append(xxhash.xxh3_64_intdigest(block))
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+        if whole.hexdigest() != digest:
+            raise self._changed("its digest is another than when it was prepared")
+        self.blocks = np.array(blocks, np.uint64)
+
+    def window(self, start: int, count: int) -> np.ndarray:
+        """Tokens start to start + count - 1, int32 `[count]`."""
+        offset, nbytes = start * self.dtype.itemsize, count * self.dtype.itemsize
+        descriptor, is_checked = self._opened
+        try:
+            stamp = _stamp(descriptor)
+            if stamp != self.stamp:
+                shown = f"{stamp[0]:,} bytes, {self.stamp[0]:,} when it was opened"
+                raise self._changed(shown if stamp[0] != self.stamp[0] else "it was written to")
+            for block in range(offset // BLOCK_BYTES, (offset + nbytes - 1) // BLOCK_BYTES + 1):
+                if not is_checked[block]:
+                    data = os.pread(descriptor, BLOCK_BYTES, block * BLOCK_BYTES)
+                    if xxhash.xxh3_64_intdigest(data) != self.blocks[block]:
+                        raise self._changed(f"bytes from {block * BLOCK_BYTES:,} on are not those that were prepared")
+                    is_checked[block] = True
+            data = os.pread(descriptor, nbytes, offset)
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read: {error.strerror or error}; look at the disk") from error
+        if len(data) != nbytes:
+            raise self._changed(f"it ends before byte {offset + nbytes:,}")
+        return np.frombuffer(data, self.dtype).astype(np.int32)
+
+    @cached_property
+    def _opened(self) -> tuple[int, np.ndarray]:
+        """The file's descriptor in this process, and which blocks were checked here."""
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be opened: {error.strerror}") from error
+        weakref.finalize(self, os.close, descriptor)
+        return descriptor, np.zeros(len(self.blocks), bool)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a worker opens the file itself
+        return {name: value for name, value in self.__dict__.items() if name != "_opened"}
+
+    def _changed(self, how: str) -> DataError:
+        return DataError(
+            f"{self.path}: the file has changed under this run: {how}; let nothing else write there, and go on from "
+            "the last checkpoint: the tokens are prepared again"
+        )
+
+
+def _stamp(descriptor: int) -> tuple[int, int]:
+    """(bytes, nanoseconds of the last write)."""
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
