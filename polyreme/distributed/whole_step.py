@@ -20,15 +20,14 @@ class WholeStep:
 
     def __init__(self, step: TrainingStep, layout: Layout) -> None:
         self.step, self.layout = step, layout
-        self._train = to_static(self._loss_and_norm)
+        self._train = to_static(self._without_parts)
         self._gradients = to_static(self._mean_loss)
         self._update = to_static(step.update)
         self._evaluate = to_static(step.evaluate)
 
     def __call__(self, batch: Sequence[Microbatch]) -> StepResult:
         """One optimizer step; without the microbatches' own losses."""
-        loss, grad_norm, key = self._train(self.place(batch))
-        return StepResult(loss, grad_norm, key, [])
+        return self._train(self.place(batch))
 
     def gradients(self, batch: Sequence[Microbatch]) -> tuple[Tensor, list[tuple[list[Tensor], Any]]]:
         """The first half of a step, as TrainingStep.gradients says, without outputs."""
@@ -60,8 +59,8 @@ class WholeStep:
             for part in batch
         ]
 
-    def _loss_and_norm(self, batch: list[Microbatch]) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        return self.step(batch)[:3]
+    def _without_parts(self, batch: list[Microbatch]) -> StepResult:
+        return self.step(batch)._replace(parts=[])
 
     def _mean_loss(self, batch: list[Microbatch]) -> tuple[Tensor, list[tuple[list[Tensor], Any]]]:
         mean, parts = self.step.gradients(batch)

@@ -141,7 +141,12 @@ class DataConfig(Section):
 
 
 class TrainConfig(Section):
-    """The optimisation: AdamW with linear warm-up and cosine decay to min_lr at the last step."""
+    """The optimisation: AdamW with linear warm-up and cosine decay to min_lr at the last step.
+
+    non_finite: what ends or leaves out a step whose loss or gradients are not finite; after more than max_skipped left
+    out in a row the run ends. spike: what is done with a step whose loss or gradient norm is spike_sigmas standard
+    deviations above the mean of the last hundred steps: left out, or its gradients scaled down to that.
+    """
 
     steps: Count = 400
     global_batch: Count = 16
@@ -155,6 +160,10 @@ class TrainConfig(Section):
     seed: Whole = 0
     amp_level: Literal["O0", "O1", "O2"] = "O0"
     amp_dtype: Literal["bfloat16", "float16"] = "bfloat16"
+    non_finite: Literal["halt", "skip"] = "halt"
+    max_skipped: Whole = 10
+    spike: Literal["none", "skip", "clip"] = "none"
+    spike_sigmas: Positive = 10.0
 
     @model_validator(mode="after")
     def _check(self) -> Self:

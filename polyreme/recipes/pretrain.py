@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -37,9 +37,10 @@ from polyreme.recipes.training import StepResult, Trainer, learning_rate_schedul
 def run(config: PretrainConfig, *, resume: str, overrides_source: dict[str, Any]) -> None:
     """Train by config; resume is "auto", "never" or a step number as text.
 
-    Raises ConfigError, DataError, CheckpointError or NumericsError (a loss or gradient that is not finite; no parameter
-    was changed by it and nothing was saved after it). SIGTERM and SIGINT finish the step, save and exit 75. "never"
-    keeps the checkpoints of an earlier run as checkpoints.1; a step number discards the checkpoints after it.
+    Raises ConfigError, DataError, CheckpointError or NumericsError (a loss or gradient that is not finite; where steps
+    are left out, more than train.max_skipped in a row; no parameter was changed by it and nothing was saved after it).
+    SIGTERM and SIGINT finish the step, save and exit 75. "never" keeps the checkpoints of an earlier run as
+    checkpoints.1; a step number discards the checkpoints after it.
 
     In one of several processes (polyreme launch, SLURM, Open MPI, Kubernetes) it joins the others first. Each reads the
     same data and gives its devices their part of every batch; the first writes and prints all that is not a shard of a
@@ -106,6 +107,7 @@ class _PretrainRun:
     def __init__(self, config: PretrainConfig, folder: Path, corpus: Corpus, store: CheckpointStore) -> None:
         self.config, self.folder, self.corpus, self.store = config, folder, corpus, store
         self.notes: list[str] = []
+        self.skipped = 0  # steps left out, one after the other
         latest = store.latest_step()
         if latest is not None:  # told before minutes go into a model that does not fit
             self._check_saved(store.manifest(latest).meta)
@@ -137,6 +139,8 @@ class _PretrainRun:
                 "back with --resume and the number of a step"
             )
         self.trainer.load(arrays, step)
+        self.trainer.load_host_state(meta["host"])
+        self.skipped = meta["host"].get("skipped", 0)
         self.loader.set_state_dict(meta["data"])
         saved_steps = meta["config"]["train.steps"]
         before = learning_rate_schedule(self.config.train.model_copy(update={"steps": saved_steps}))
@@ -208,9 +212,10 @@ class _PretrainRun:
             self.store.check()
             learning_rate = self.trainer.schedule.last_lr
             check_tokens(batch, config.model.vocab_size, f"step {step}")
-            result = self.trainer.step(batch.tokens, batch.labels)
+            with _disturbed(step, self.trainer):
+                result = self.trainer.step(batch.tokens, batch.labels)
             # one step behind, so that the host reads a result while the devices work on the next
-            self._check_finite(waiting)
+            self._check_result(waiting, log, progress)
             waiting = _Waiting(step, batch, result)
             # asked once: a signal may come between any two lines
             is_stopping = watchdog.stop_requested_anywhere(step, here=stop.requested)
@@ -218,7 +223,7 @@ class _PretrainRun:
             is_validated = config.log.validation_interval and step % config.log.validation_interval == 0
             is_saved = step == total or (config.checkpoint.interval and step % config.checkpoint.interval == 0)
             if is_logged or is_validated or is_saved or is_stopping or step == first + 1:
-                self._check_finite(waiting)
+                self._check_result(waiting, log, progress)
                 waiting = None
             if is_logged or step == first + 1:
                 assert result.grad_norm is not None  # this run halts, so its step looks at the norm
@@ -252,19 +257,39 @@ class _PretrainRun:
             for columns in self.loader:
                 yield Batch(*(np.asarray(column) for column in columns))
 
-    def _check_finite(self, waiting: _Waiting | None) -> None:
+    def _check_result(self, waiting: _Waiting | None, log: RunLog, progress: ProgressDisplay) -> None:
+        """Raise NumericsError for a step that ends the run; say which were left out or scaled down."""
         if waiting is None:
             return
         step, batch, result = waiting
-        assert result.grad_norm is not None  # this run halts, so its step looks at the norm
-        assert result.key is not None
+        assert result.grad_norm is not None  # this run's policy looks at the norm
         loss, norm = float(result.loss), float(result.grad_norm)
-        if math.isfinite(loss) and math.isfinite(norm):
+        is_finite = math.isfinite(loss) and math.isfinite(norm)
+        if not is_finite and self.config.train.non_finite == "halt":
+            self._halt(waiting, loss, norm)
+        is_skipped = bool(result.skipped)
+        self.skipped = self.skipped + 1 if is_skipped else 0
+        if not is_skipped and (result.spike is None or not bool(result.spike)):
             return
+        what = f"loss {loss:.4g}, gradient norm {norm:.4g}: {'a spike' if is_finite else 'not finite'}"
+        done = f"the update was left out, {self.skipped} in a row" if is_skipped else "its gradients were scaled down"
+        progress.note(f"step {step}: {what}; {done}; samples {ids_text(batch.ids)}")
+        event = {"loss": loss, "grad_norm": norm, "skipped_in_a_row": self.skipped, "samples": ids_text(batch.ids)}
+        log.event("spike" if is_finite else "not_finite", step, event)
+        if self.skipped > self.config.train.max_skipped:
+            self._halt(waiting, loss, norm)
+
+    def _halt(self, waiting: _Waiting, loss: float, norm: float) -> NoReturn:
+        step, batch, result = waiting
+        assert result.key is not None
         found = self.trainer.first_bad_tensor(batch.tokens, batch.labels, result.key)
         first = f"the first tensor that is not finite is the {found}" if found else "computed again it is finite"
         self.store.wait()  # a save under way renames and deletes steps; look when it is done
         saved = self.store.latest_step()
+        if self.skipped:
+            first += (
+                f"; {self.skipped} steps in a row were left out (train.max_skipped={self.config.train.max_skipped})"
+            )
         kept = "nothing was saved yet" if saved is None else f"the checkpoint of step {saved} is the last one"
         raise NumericsError(
             f"step {step}: loss {loss}, gradient norm {norm}; {first}; samples {ids_text(batch.ids)}. The update was "
@@ -285,7 +310,7 @@ class _PretrainRun:
         meta = {
             "config": flatten(self.config),
             "data": self.loader.state_dict(),
-            "host": {"data_digest": self.corpus.digest},
+            "host": {"data_digest": self.corpus.digest, "skipped": self.skipped, **self.trainer.host_state()},
         }
         self.store.wait()  # a save under way renames and deletes steps; look when it is done
         known = self.store.latest_step()
@@ -327,6 +352,19 @@ class _PretrainRun:
         }
         names = [*(name for name, is_on in written.items() if is_on), "checkpoints/"]
         progress.note(f"run saved in {self.folder}: {', '.join(names)}")
+
+
+@contextlib.contextmanager
+def _disturbed(step: int, trainer: Trainer) -> Iterator[None]:
+    """FAULTS="train.nan_once:raise@7" makes a parameter NaN for step 7, "train.spike:raise@7" a thousand times larger."""
+    for name, factor in (("train.nan_once", math.nan), ("train.spike", 1000.0)):
+        try:
+            faults.point(name, step)
+        except faults.FaultInjected:
+            with trainer.disturbed(factor):
+                yield
+            return
+    yield
 
 
 def _inject_nan(step: int, trainer: Trainer) -> None:

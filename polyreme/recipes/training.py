@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ from polyreme.optimizer.lr import CosineAnnealingDecay, LinearWarmup, LRSchedule
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import PretrainConfig, TrainConfig
 from polyreme.recipes.staged import first_bad_of_stages
-from polyreme.training import Microbatch, MixedPrecision, StepPolicy, StepResult
+from polyreme.training import Microbatch, MixedPrecision, SpikePolicy, StepPolicy, StepResult
 
 
 class Trainer:
@@ -124,7 +125,32 @@ class Trainer:
         array = last._array
         state.write(last, put(array.at[(0,) * array.ndim].set(np.nan), array.sharding))
 
+    @contextlib.contextmanager
+    def disturbed(self, factor: float) -> Iterator[None]:
+        """Inside the block the first parameter is factor times itself, after it as before: for tests."""
+        first, *_ = self.model.parameters()
+        before = first._array
+        state.write(first, put(before * np.asarray(factor, before.dtype), before.sharding))
+        yield
+        state.write(first, before)
+
     # checkpoints
+
+    @property
+    def _spike_statistic(self) -> Tensor | None:
+        step = self.planned.step
+        return step.spike_statistic if self.planned.is_staged else step.step.spike_statistic
+
+    def host_state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the arrays, as plain JSON: what spikes are measured by."""
+        statistic = self._spike_statistic
+        return {} if statistic is None else {"spikes": np.asarray(statistic._array).tolist()}
+
+    def load_host_state(self, saved: dict[str, Any]) -> None:
+        """Go on with a host_state; without one, as one of a run without spikes, the statistic starts anew."""
+        statistic, rows = self._spike_statistic, saved.get("spikes")
+        if statistic is not None and rows is not None:
+            state.write(statistic, put(np.asarray(rows, np.float32), statistic._array.sharding))
 
     def arrays(self) -> dict[str, jax.Array]:
         """Everything a checkpoint holds, by name. If the mesh spans processes, each must call it."""
@@ -170,12 +196,19 @@ def check_supported(config: PretrainConfig) -> None:
             f"train.amp_level={config.train.amp_level} with train.amp_dtype=float16 needs loss scaling, which pretrain "
             "does not have yet; set train.amp_dtype=bfloat16"
         )
+    if config.plan.pp > 1 and config.train.spike == "clip":
+        raise ConfigError("train.spike=clip with plan.pp above 1, whose stages have gradients of their own; set skip")
+    if config.plan.pp > 1 and config.train.spike != "none" and jax.process_count() > 1:
+        raise ConfigError(
+            "train.spike with plan.pp above 1 in several processes is not there yet; set train.spike=none"
+        )
 
 
 def step_policy(train: TrainConfig) -> StepPolicy:
     """How a configuration's training step computes."""
     precision = MixedPrecision(train.amp_level, train.amp_dtype, master_grad=True)
-    return StepPolicy(precision, non_finite="halt")
+    spikes = None if train.spike == "none" else SpikePolicy(train.spike, train.spike_sigmas)
+    return StepPolicy(precision, non_finite=train.non_finite, spikes=spikes)
 
 
 def make_optimizer(train: TrainConfig, model: Any, learning_rate: LRScheduler) -> AdamW:

@@ -3,12 +3,14 @@
 from polyreme.training.microbatches import Microbatch, cut, shares
 from polyreme.training.policy import StepPolicy
 from polyreme.training.precision import FULL_PRECISION, MixedPrecision
+from polyreme.training.spikes import SpikePolicy
 from polyreme.training.step import StepResult, TrainingStep
 
 __all__ = [
     "FULL_PRECISION",
     "Microbatch",
     "MixedPrecision",
+    "SpikePolicy",
     "StepPolicy",
     "StepResult",
     "TrainingStep",

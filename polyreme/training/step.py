@@ -31,13 +31,16 @@ class StepResult(NamedTuple):
 
     loss: the mean over the batch. grad_norm: of all gradients together, before clipping; key: the random key that the
     step began with; both None under a policy that does not look at whether they are finite. parts: of each microbatch,
-    its losses, and what else the model gave.
+    its losses, and what else the model gave. skipped, spike: bool, whether the policy left the
+    update out, and found a spike; None as above.
     """
 
     loss: Tensor
     grad_norm: Tensor | None
     key: Tensor | None
     parts: list[tuple[list[Tensor], Any]]
+    skipped: Tensor | None = None
+    spike: Tensor | None = None
 
 
 def _no_output(inputs: Any) -> Any:
@@ -63,14 +66,18 @@ class TrainingStep:
     ) -> None:
         self.forward, self.output, self.optimizer, self.policy = forward, output, optimizer, policy
         self.scaler = policy.precision.make_scaler()
-        false = np.zeros((), np.bool_)
-        self._halted = Tensor(from_host(false) if where is None else put(false, where))
+
+        def place(array: Any) -> Tensor:
+            return Tensor(from_host(np.asarray(array)) if where is None else put(np.asarray(array), where))
+
+        self._halted = place(np.zeros((), np.bool_))
+        self.spike_statistic = None if policy.spikes is None else place(policy.spikes.start())
 
     def __call__(self, batch: Sequence[Microbatch]) -> StepResult:
         """One optimizer step on a batch."""
         key = Tensor(state.read(rng.default_generator.key_state())) if self.policy.guards else None
         loss, parts = self.gradients(batch)
-        return StepResult(loss, self.update(loss), key, parts)
+        return StepResult(loss, None, key, parts)._replace(**self.judged_update(loss))
 
     def gradients(self, batch: Sequence[Microbatch]) -> tuple[Tensor, list[tuple[list[Tensor], Any]]]:
         """The mean loss over the batch's rows, and each microbatch's losses and outputs; gradients of the mean are
@@ -115,25 +122,48 @@ class TrainingStep:
     def update(self, loss: Tensor) -> Tensor | None:
         """Update the parameters from their gradients, as the policy says if loss or gradients are not finite; the
         gradients are then cleared. -> their norm, None under a policy that does not look at it."""
-        norm = None
+        return self.judged_update(loss).get("grad_norm")
+
+    def judged_update(self, loss: Tensor) -> dict[str, Tensor]:
+        """As update -> grad_norm, skipped and spike of the StepResult, where the policy looks at them."""
+        judged: dict[str, Tensor] = {}
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         elif self.policy.guards:
             norm = global_norm([p.grad.detach() for p in self.optimizer._parameters if p.grad is not None])
-            self.optimizer.step(skip=self._judge(loss, norm))
+            judged = {"grad_norm": norm, **self._judge(loss, norm)}
+            self.optimizer.step(skip=judged["skipped"])
         else:
             self.optimizer.step()
         self.optimizer.clear_grad()
-        return norm
+        return judged
 
-    def _judge(self, loss: Tensor, norm: Tensor) -> Tensor:
-        """True, 0-D bool, if this step must change nothing."""
-        is_bad = (loss + norm).isfinite().logical_not()
+    def _judge(self, loss: Tensor, norm: Tensor) -> dict[str, Tensor]:
+        """skipped: 0-D bool, whether this step must change nothing; spike: whether it is one."""
+        judged: dict[str, Tensor] = {}
+        # under "apply" False, made where the gradients are
+        is_bad = norm < norm if self.policy.non_finite == "apply" else (loss + norm).isfinite().logical_not()  # noqa: PLR0124
+        if self.policy.spikes is not None and self.spike_statistic is not None:
+            now = state.read(self.spike_statistic)
+            new, is_spike, factor = self.policy.spikes.judge(now, state.read(loss), state.read(norm))
+            state.write(self.spike_statistic, new)
+            judged["spike"] = Tensor(is_spike)
+            if self.policy.spikes.action == "skip":
+                is_bad = is_bad.logical_or(Tensor(is_spike))
+            else:
+                self._scale_gradients(factor)
         if self.policy.non_finite == "halt":
             is_bad = is_bad.logical_or(self._halted)
             state.write(self._halted, state.read(is_bad))
-        return is_bad
+        judged["skipped"] = is_bad
+        return judged
+
+    def _scale_gradients(self, factor: Any) -> None:
+        for p in self.optimizer._parameters:
+            if p.grad is not None:
+                array = state.read(p.grad)
+                state.write(p.grad, (array * factor).astype(array.dtype))
 
     def _streams(self, count: int) -> list[contextlib.AbstractContextManager]:
         """For each microbatch, the block in which it draws random numbers."""

@@ -1,6 +1,7 @@
 """Pretraining in this process: the data it reads, what it refuses, what it saves, and when a run is complete."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -163,6 +164,24 @@ def test_nan_stops_the_run_before_the_update(tmp_path, monkeypatch):
     train(tmp_path / "run", "train.steps=20")
     train(tmp_path / "whole", "train.steps=20")
     assert_same_state(tmp_path / "run", tmp_path / "whole")
+
+
+def test_steps_that_are_not_finite_or_spikes_are_left_out_by_policy(tmp_path, monkeypatch, capsys):
+    settings = ["train.steps=26", "train.non_finite=skip", "train.spike=skip", "checkpoint.interval=24"]
+    monkeypatch.setenv("FAULTS", "train.nan_once:raise@3,train.nan_once:raise@4,train.spike:raise@23")
+    train(tmp_path / "run", *settings, "train.max_skipped=2")
+    lines = capsys.readouterr().out
+    assert "step 3: loss nan, gradient norm nan: not finite; the update was left out, 1 in a row; samples" in lines
+    assert "step 4: loss nan, gradient norm nan: not finite; the update was left out, 2 in a row; samples" in lines
+    assert re.search(r"step 23: loss .*: a spike; the update was left out, 1 in a row", lines)
+    kinds = [(r["kind"], r["step"]) for r in read_jsonl(tmp_path / "run" / "metrics.jsonl") if r["kind"] != "train"]
+    assert kinds == [("not_finite", 3), ("not_finite", 4), ("spike", 23)]
+    # the statistic goes on from the checkpoint
+    _, meta = saved(tmp_path / "run")
+    assert meta["host"]["spikes"][0] == [24.0, 24.0]
+    monkeypatch.setenv("FAULTS", "train.nan:raise@2")
+    with pytest.raises(NumericsError, match=r"step 4: .*; 3 steps in a row were left out \(train\.max_skipped=2\)"):
+        train(tmp_path / "other", *settings, "train.max_skipped=2")
 
 
 def test_bad_token_stops_the_run_before_the_step(tmp_path, monkeypatch):

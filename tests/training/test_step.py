@@ -12,7 +12,17 @@ from polyreme.jit import to_static
 from polyreme.nn import Linear
 from polyreme.nn import functional as F
 from polyreme.optimizer import SGD
-from polyreme.training import Microbatch, MixedPrecision, StepPolicy, TrainingStep, cut, microbatches, policy, precision
+from polyreme.training import (
+    Microbatch,
+    MixedPrecision,
+    SpikePolicy,
+    StepPolicy,
+    TrainingStep,
+    cut,
+    microbatches,
+    policy,
+    precision,
+)
 
 X = np.arange(14, dtype=np.float32).reshape(7, 2) / 14
 Y = np.ones((7, 1), np.float32)
@@ -108,6 +118,46 @@ def test_what_is_not_finite(non_finite, after):
         np.testing.assert_array_equal(weights(model), before)
         assert np.isfinite(float(step(tensors([Microbatch(X, Y, 7)])).grad_norm))
         assert np.array_equal(weights(model), before) != after
+
+
+def test_spikes_are_left_out_or_scaled_down():
+    rng_ = np.random.default_rng(0)
+    batches = [Microbatch(X + 0.01 * rng_.standard_normal(X.shape).astype("float32"), Y, 7) for _ in range(6)]
+    after = {}
+    for action in ("skip", "clip"):
+        model, step = make(StepPolicy(spikes=SpikePolicy(action, sigmas=10.0, window=5, warmup=4)))
+        step = to_static(step)
+        flags = [bool(step(tensors([batch])).spike) for batch in batches]
+        assert not any(flags)
+        before = weights(model)
+        result = step(tensors([Microbatch(100 * X, Y, 7)]))
+        assert (bool(result.spike), bool(result.skipped)) == (True, action == "skip")
+        after[action] = np.abs(weights(model) - before).max()
+        if action == "skip":  # a new level is learnt: each spike widens what is usual
+            assert not all(bool(step(tensors([Microbatch(100 * X, Y, 7)])).spike) for _ in range(20))
+    assert after["skip"] == 0
+    assert 0 < after["clip"] < 1  # unscaled it moves by 1000
+    with pytest.raises(ConfigError, match="spikes with a loss scaler"):
+        StepPolicy(FLOAT16, spikes=SpikePolicy("skip"))
+    for bad in ({"action": "no"}, {"action": "skip", "sigmas": 0}, {"action": "skip", "warmup": 0}):
+        with pytest.raises(ConfigError, match="SpikePolicy: "):
+            SpikePolicy(**bad)
+
+
+def test_the_statistic_is_that_of_numpy():
+    values = np.random.default_rng(1).random((12, 2)).astype("float32")
+    policy, statistic = SpikePolicy("skip", sigmas=1e6, window=100), SpikePolicy.start()
+    for loss, norm in values:
+        statistic, is_spike, factor = policy.judge(statistic, np.float32(loss), np.float32(norm))
+        assert (bool(is_spike), float(factor)) == (False, 1.0)
+    count, mean, variance = np.asarray(statistic)
+    assert count.tolist() == [12, 12]
+    np.testing.assert_allclose(mean, values.mean(0), rtol=12 * 2.0**-23)
+    np.testing.assert_allclose(variance, values.var(0), rtol=4 * 12 * 2.0**-23)
+    before = np.asarray(statistic)
+    after, is_spike, _ = policy.judge(statistic, np.float32("nan"), np.float32(1))
+    np.testing.assert_array_equal(np.asarray(after), before)
+    assert not is_spike
 
 
 def test_a_scaler_scales_skips_and_adapts():

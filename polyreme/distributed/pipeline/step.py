@@ -34,6 +34,14 @@ class PipelineStep:
         self.pipeline, self.policy, self.optimizer = pipeline, policy, optimizer
         self.scaler = policy.precision.make_scaler()
         self._halted = put(np.zeros((), np.bool_), pipeline.where_losses_are)
+        self.spike_statistic: Tensor | None = None
+        if policy.spikes is not None:
+            if policy.spikes.action != "skip":
+                raise ConfigError(
+                    f"StepPolicy: spikes with action={policy.spikes.action!r} over pipeline stages, which each have "
+                    "gradients of their own; give 'skip'"
+                )
+            self.spike_statistic = Tensor(put(np.asarray(policy.spikes.start()), pipeline.where_losses_are))
         self._updates: dict[Any, StagedUpdate] = {}
 
     def __call__(
@@ -42,7 +50,7 @@ class PipelineStep:
         """One optimizer step on a batch. loss: the place of the loss to train among the pipeline's."""
         key = Tensor(state.read(rng.default_generator.key_state())) if self.policy.guards else None
         mean, parts = self.gradients(batch, scaler=scaler, loss=loss)
-        return StepResult(mean, self.update(mean, optimizer=optimizer, scaler=scaler), key, parts)
+        return StepResult(mean, None, key, parts)._replace(**self._judged_update(mean, optimizer, scaler))
 
     def gradients(
         self, batch: Sequence[Microbatch], *, scaler: GradScaler | None = None, loss: int = 0
@@ -77,19 +85,24 @@ class PipelineStep:
     def update(self, loss: Tensor, *, optimizer: Any = None, scaler: GradScaler | None = None) -> Tensor | None:
         """Update the parameters from their gradients, as the policy says if loss or gradients are not finite; the
         gradients are then cleared. -> their norm, None under a policy that does not look at it."""
+        return self._judged_update(loss, optimizer, scaler).get("grad_norm")
+
+    def _judged_update(self, loss: Tensor, optimizer: Any, scaler: GradScaler | None) -> dict[str, Tensor]:
+        """-> grad_norm, skipped and spike of the StepResult, where the policy looks at them."""
         optimizer = self.optimizer if optimizer is None else optimizer
-        updating, scaler, norm = self.updating(optimizer), self._scaler(scaler), None
+        updating, scaler = self.updating(optimizer), self._scaler(scaler)
+        judged: dict[str, Tensor] = {}
         if scaler is not None:
             if isinstance(updating, StagedUpdate):
                 updating.unscale(scaler)
             scaler.step(updating)
             scaler.update()
         elif self.policy.guards:
-            norm = self._guarded(updating, loss)
+            judged = self._guarded(updating, loss)
         else:
             updating.step()
         optimizer.clear_grad()
-        return norm
+        return judged
 
     def updating(self, optimizer: Any = None) -> Any:
         """What steps for an optimizer: a StagedUpdate where its step() is the plain one, else itself."""
@@ -113,20 +126,26 @@ class PipelineStep:
         """0-D bool: whether a step under the policy "halt" was not finite."""
         return Tensor(self._halted)
 
-    def _guarded(self, updating: Any, loss: Tensor) -> Tensor:
-        """An update that changes nothing where loss or gradients are not finite -> the gradients' norm."""
+    def _guarded(self, updating: Any, loss: Tensor) -> dict[str, Tensor]:
+        """An update that changes nothing where the policy says -> grad_norm, skipped and spike."""
         if not isinstance(updating, StagedUpdate):
             raise ConfigError(
                 f"StepPolicy: non_finite={self.policy.non_finite!r} over pipeline stages needs an optimizer with "
                 f"Optimizer's own step(), got {type(updating).__name__}; give 'apply'"
             )
+        judged: dict[str, Tensor] = {}
         squares = updating.squares()
         here = jax.device_put([s._array for s in squares], [self.pipeline.where_losses_are] * len(squares))
-        norm, is_bad = _judge(loss._array, here, self._halted)
+        norm, is_bad = _judge(loss._array, here, self._halted, self.policy.non_finite != "apply")
+        if self.policy.spikes is not None and self.spike_statistic is not None:
+            new, is_spike, _ = self.policy.spikes.judge(self.spike_statistic._array, loss._array, norm)
+            self.spike_statistic = Tensor(new)
+            is_bad = is_bad | is_spike
+            judged["spike"] = Tensor(is_spike)
         if self.policy.non_finite == "halt":
             self._halted = is_bad
         updating.step(squares, Tensor(is_bad))
-        return Tensor(norm)
+        return {"grad_norm": Tensor(norm), "skipped": Tensor(is_bad), **judged}
 
     @contextmanager
     def _keys(self, count: int) -> Iterator[list[Any]]:
@@ -146,7 +165,7 @@ class PipelineStep:
 
 
 @jax.jit
-def _judge(loss: jax.Array, squares: list[jax.Array], halted: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _judge(loss: jax.Array, squares: list[jax.Array], halted: jax.Array, looks: bool) -> tuple[jax.Array, jax.Array]:
     """-> (gradient norm, whether this step must change nothing)."""
     norm = jnp.sqrt(sum(jnp.sum(s) for s in squares)).astype(jnp.float32)
-    return norm, halted | ~jnp.isfinite(loss + norm)
+    return norm, halted | (looks & ~jnp.isfinite(loss + norm))
