@@ -27,6 +27,7 @@ from polyreme.hapi.data import (
     samples_in,
     two_sizes,
 )
+from polyreme.hapi.health import TrainingWatch, non_finite_of
 from polyreme.hapi.input_spec import InputSpec
 from polyreme.hapi.progress_bar import ProgBarLogger
 from polyreme.hapi.results import Results, metric_names, update_metrics
@@ -69,12 +70,21 @@ class Model:
         self._steps = Steps(network, None, None, FULL_PRECISION)
 
     def prepare(
-        self, optimizer: Any = None, loss: Callable | None = None, metrics: Any = None, amp_configs: Any = None
+        self,
+        optimizer: Any = None,
+        loss: Callable | None = None,
+        metrics: Any = None,
+        amp_configs: Any = None,
+        non_finite: str | None = None,
     ) -> None:
         """Sets what training and evaluation need.
 
         loss: called as loss(*outputs, *labels), gives one number, or several to be added. amp_configs: "O1", "O2", or a
-        dict with "level" and settings of auto_cast and GradScaler. Raises ConfigError for anything of another kind.
+        dict with "level" and settings of auto_cast and GradScaler. non_finite: what training does with a batch whose
+        loss or gradients are not finite: "halt" (the default) changes nothing and raises NumericsError, or DataError
+        where an id or label is out of range; "skip" leaves the update out, and raises after more than 10 in a row;
+        "apply" updates, as does a loss scaler, which looks by itself, and an optimizer without step(skip=). Raises
+        ConfigError for anything of another kind.
         """
         if loss is not None and not callable(loss):
             raise ConfigError(f"Model.prepare: loss is a {type(loss).__name__}; give a Layer or a function")
@@ -85,7 +95,8 @@ class Model:
         precision = precision_of(amp_configs)
         precision.decorate(self.network, optimizer)
         self.optimizer = optimizer
-        self._steps = Steps(self.network, loss, optimizer, precision)
+        scales = precision.is_on and precision.scaler is not None
+        self._steps = Steps(self.network, loss, optimizer, precision, non_finite_of(non_finite, optimizer, scales))
 
     @property
     def is_captured(self) -> dict[str, bool]:
@@ -108,6 +119,9 @@ class Model:
         self.network.train()
         given, wanted = self._checked(inputs, labels)
         [part] = self._steps.train(_whole(given, wanted), update, bool(self._metrics))
+        watch = TrainingWatch("Model.train_batch", self._steps, lambda _: None)
+        watch.note(0, 0, given, wanted)
+        watch.check()
         return self._batch_result(part, wanted)
 
     def eval_batch(self, inputs: Any, labels: Any = None) -> Any:
@@ -174,13 +188,14 @@ class Model:
                   "log_freq": log_freq, "save_freq": save_freq, "batch_size": train_size}  # fmt: skip
         every = self._callbacks(callbacks, params, ModelCheckpoint(save_freq, save_dir))
         self.stop_training = False
+        watch = TrainingWatch("Model.fit", self._steps, getattr(loader, "samples_of", lambda _: None))
         left = math.inf if num_iters is None else num_iters
         with closing(every):
             every.on_begin("train")
             logs: dict[str, Any] = {}
             for epoch in range(epochs):
                 every.on_epoch_begin(epoch)
-                logs, done = self._train_epoch(loader, every, accumulate_grad_batches, left)
+                logs, done = self._train_epoch(epoch, loader, every, watch, accumulate_grad_batches, left)
                 left -= done
                 every.on_epoch_end(epoch, logs)
                 if eval_data is not None and epoch % eval_freq == 0:
@@ -235,7 +250,9 @@ class Model:
         outputs = [list(out) for out in zip(*batches, strict=True)]
         return [np.concatenate(out) for out in outputs] if stack_outputs else outputs
 
-    def _train_epoch(self, loader: Any, every: CallbackList, accumulate: int, left: float) -> tuple[dict, int]:
+    def _train_epoch(
+        self, epoch: int, loader: Any, every: CallbackList, watch: TrainingWatch, accumulate: int, left: float
+    ) -> tuple[dict, int]:
         results, steps, logs, done = Results(self._metrics, averages=False), length_of(loader), {}, 0
         for step, batch in enumerate(loader):
             every.on_batch_begin("train", step, logs)
@@ -245,14 +262,17 @@ class Model:
             done += 1
             update = done % accumulate == 0 or done in (steps, left)
             [(losses, outputs)] = self._steps.train(_whole(inputs, labels), update, bool(self._metrics))
+            watch.note(epoch, step, inputs, labels)
             results.add(outputs, labels, losses, samples_in(inputs))
             # the last step's results are those of the epoch
             if every.needs_logs("train", step) or done in (steps, left):
+                watch.check()
                 logs = results.logs()
             logs = {**logs, "step": step, "batch_size": samples_in(inputs)}
             every.on_batch_end("train", step, logs)
             if self.stop_training or done == left:
                 break
+        watch.check()
         if not done:
             raise DataError("Model.fit: train_data gave no batch; check its length, batch_size and drop_last")
         return {**logs, **results.logs()}, done

@@ -50,9 +50,18 @@ class Steps:
     logged once and the kind runs eagerly from then on.
     """
 
-    def __init__(self, network: Any, loss: Callable | None, optimizer: Any, precision: MixedPrecision) -> None:
-        self.network, self.loss = network, loss
-        policy = StepPolicy(precision, accumulates=False)
+    def __init__(
+        self,
+        network: Any,
+        loss: Callable | None,
+        optimizer: Any,
+        precision: MixedPrecision,
+        non_finite: str = "apply",
+    ) -> None:
+        self.network, self.loss, self.non_finite = network, loss, non_finite
+        self.skipped: Tensor | None = None
+        """Of the last update, bool: whether it was left out; None if nobody looked."""
+        policy = StepPolicy(precision, non_finite, accumulates=False)
         self.step = TrainingStep(self._forward, optimizer, policy, output=self._outputs)
         self._written: dict[str, Callable] = {
             "train": self._train,
@@ -77,7 +86,8 @@ class Steps:
 
     def train(self, batch: list[Microbatch], update: bool, wants_outputs: bool) -> Parts:
         """Gradients of one batch, and with update the optimizer's step; -> losses, outputs (none unless wanted)."""
-        return self._run("train", batch, update, wants_outputs)
+        parts, self.skipped = self._run("train", batch, update, wants_outputs)
+        return parts
 
     def evaluate(self, batch: list[Microbatch], wants_outputs: bool) -> Parts:
         """-> losses (none without a loss), outputs (none unless wanted)."""
@@ -97,11 +107,11 @@ class Steps:
                 _log.warning("Model: the %s step runs eagerly, because it cannot be captured: %s", kind, error)
         return self._written[kind](*args)
 
-    def _train(self, batch: list[Microbatch], update: bool, wants_outputs: bool) -> Parts:
+    def _train(self, batch: list[Microbatch], update: bool, wants_outputs: bool) -> tuple[Parts, Tensor | None]:
         loss, parts = self.step.gradients(batch)
-        if update:
-            self.step.update(loss)
-        return [(losses, [out.detach() for out in outputs] if wants_outputs else []) for losses, outputs in parts]
+        skipped = self.step.judged_update(loss).get("skipped") if update else None
+        kept = [(losses, [out.detach() for out in outputs] if wants_outputs else []) for losses, outputs in parts]
+        return kept, skipped
 
     def _forward(self, inputs: list, labels: list) -> tuple[list[Tensor], list]:
         """-> losses, outputs."""

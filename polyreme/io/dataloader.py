@@ -95,6 +95,7 @@ class DataLoader:
         self._seed = self._source.seed if hasattr(self._source, "seed") else seed_of(None, "DataLoader")
         self._own_epoch = 0  # counts for orders that do not
         self._skip = Position(0, 0)  # where a restored state goes on
+        self._recent: dict[int, Any] = {}
         self._pool: WorkerPool | None = None
         self._active: Epoch | None = None
 
@@ -190,8 +191,23 @@ class DataLoader:
         if self._stream:
             return (BatchRequest(number, self.batch_size, number < start) for number in itertools.count())
         order = enumerate(iter(self._order))  # iter() now: it is what takes the sampler's epoch
-        contents = itertools.islice(order, start, None)
-        return (BatchRequest(number, one if self._bare else list(one)) for number, one in contents)
+        self._recent.clear()
+        return self._noted(itertools.islice(order, start, None), start)
+
+    def _noted(self, contents: Iterator[tuple[int, Any]], start: int) -> Iterator[BatchRequest]:
+        # as many batches as can be on their way, and some that the caller still looks at
+        keep = self.num_workers * self.prefetch_factor + self.reader_buffer_size + 8
+        for number, one in contents:
+            content = one if self._bare else list(one)
+            self._recent[number - start] = content
+            self._recent.pop(number - start - keep, None)
+            yield BatchRequest(number, content)
+
+    def samples_of(self, batch: int) -> list[int] | None:
+        """Sample indices of a batch of this pass, counted from 0 where the pass began; None for one long gone, and for
+        streams, whose samples have no index."""
+        content = self._recent.get(batch)
+        return content if isinstance(content, list) else None
 
     def _fetcher(self) -> Fetcher:
         if self._stream:

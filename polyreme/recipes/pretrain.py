@@ -356,7 +356,7 @@ class _PretrainRun:
 
 @contextlib.contextmanager
 def _disturbed(step: int, trainer: Trainer) -> Iterator[None]:
-    """FAULTS="train.nan_once:raise@7" makes a parameter NaN for step 7, "train.spike:raise@7" a thousand times larger."""
+    """FAULTS="train.nan_once:raise@7" makes a parameter NaN in step 7, train.spike a thousand times as large."""
     for name, factor in (("train.nan_once", math.nan), ("train.spike", 1000.0)):
         try:
             faults.point(name, step)

@@ -94,6 +94,11 @@ class TrainingStep:
             parts.append(([each.detach() for each in losses], outputs))
         return functools.reduce(operator.add, means), parts
 
+    def resume(self) -> None:
+        """Let steps change the parameters again after one that was not finite under the policy "halt"."""
+        halted = state.read(self._halted)
+        state.write(self._halted, put(np.zeros((), np.bool_), halted.sharding))
+
     def evaluate(
         self, batch: Sequence[Microbatch], *, losses: bool = True, outputs: bool = False
     ) -> list[tuple[list[Tensor], Any]]:

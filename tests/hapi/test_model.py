@@ -7,12 +7,12 @@ import pytest
 
 from polyreme.callbacks import Callback
 from polyreme.eager.tensor import Tensor, to_tensor
-from polyreme.errors import CheckpointError, ConfigError, DataError, DTypeError, ShapeError
+from polyreme.errors import CheckpointError, ConfigError, DataError, DTypeError, NumericsError, ShapeError
 from polyreme.hapi import InputSpec, Model
 from polyreme.io import DataLoader, Dataset, IterableDataset
 from polyreme.jit import load, to_static
 from polyreme.metric import Accuracy
-from polyreme.nn import BatchNorm1D, CrossEntropyLoss, Layer, Linear, MSELoss, ReLU, Sequential
+from polyreme.nn import BatchNorm1D, CrossEntropyLoss, Embedding, Layer, Linear, MSELoss, ReLU, Sequential
 from polyreme.optimizer import SGD, Adam
 from polyreme.optimizer.lr import StepDecay
 from polyreme.training import Microbatch
@@ -422,3 +422,81 @@ def test_save_for_inference_writes_an_artefact_of_the_network(tmp_path):
     x = to_tensor(np.ones((5, 3), np.float32))
     network.eval()
     np.testing.assert_array_equal(load(tmp_path / "net")(x).numpy(), to_static(network)(x).numpy())
+
+
+class Ids(Dataset):
+    """Ids below 10 but for sample 7's, labels below 4 but for sample 9's, where those are given."""
+
+    def __init__(self, bad_id=3, bad_label=1):
+        self.bad_id, self.bad_label = bad_id, bad_label
+
+    def __getitem__(self, index):
+        return np.array(self.bad_id if index == 7 else index % 10), np.array(
+            self.bad_label if index == 9 else index % 4
+        )
+
+    def __len__(self):
+        return 20
+
+
+def embedded(non_finite=None):
+    network = Sequential(Embedding(10, 8), Linear(8, 4))
+    model = Model(network)
+    kwargs = {} if non_finite is None else {"non_finite": non_finite}
+    model.prepare(SGD(0.1, parameters=network.parameters()), CrossEntropyLoss(), **kwargs)
+    return model
+
+
+def values(model):
+    return np.concatenate([p.numpy().ravel() for p in model.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (Ids(bad_id=12), r"Model\.fit: epoch 0, batch 1, sample 7: embedding: id: 12 at .3. is out of range"),
+        (Ids(bad_label=4), r"Model\.fit: epoch 0, batch 2, sample 9: cross_entropy: .*4"),
+    ],
+)
+def test_fit_names_the_sample_that_is_out_of_range_and_changes_nothing_by_it(data, message):
+    model = embedded()
+    with pytest.raises(DataError, match=message):
+        model.fit(data, batch_size=4, epochs=2, verbose=0, shuffle=False)
+    after = values(model)
+    assert np.isfinite(after).all()
+    model.fit(Ids(), batch_size=4, verbose=0)  # it trains again
+    assert not np.array_equal(values(model), after)
+
+
+def test_what_is_not_finite_ends_fit_or_is_left_out(caplog):
+    bad = X.copy()
+    bad[9] = np.inf
+    rows = list(zip(bad, Y, strict=True))
+    fits = {"batch_size": 4, "verbose": 0, "shuffle": False}
+    model = ready()
+    with pytest.raises(NumericsError, match=r"epoch 0, batch 2: the loss or its gradients are not finite; .*left out"):
+        model.fit(rows, **fits)
+    expected = ready()
+    expected.fit(rows[:8], **fits)
+    np.testing.assert_array_equal(values(model), values(expected))
+    model = ready(non_finite="skip")
+    with caplog.at_level(logging.WARNING, "polyreme.hapi"):
+        model.fit(rows, **fits)
+    assert (
+        "Model.fit: epoch 0, batch 2: the loss or its gradients are not finite; the update was left out, 1"
+        in caplog.text
+    )
+    expected = ready()
+    expected.fit(rows[:8] + rows[12:], **fits)
+    np.testing.assert_array_equal(values(model), values(expected))
+    with pytest.raises(NumericsError, match="epoch 2, batch 0"):  # the eleventh in a row
+        ready(non_finite="skip").fit(rows[8:12] * 5, epochs=3, **fits)
+    with pytest.raises(NumericsError, match=r"Model\.train_batch"):
+        ready().train_batch([bad[8:12]], [Y[8:12]])
+    model = ready(non_finite="apply")
+    model.fit(rows, **fits)
+    assert np.isnan(values(model)).any()
+    with pytest.raises(ConfigError, match="give one of halt, skip, apply"):
+        ready(non_finite="stop")
+    with pytest.raises(ConfigError, match="a loss scaler leaves out what overflows by itself"):
+        ready(non_finite="halt", amp_configs={"level": "O1", "init_loss_scaling": 8.0})
