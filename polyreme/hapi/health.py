@@ -45,8 +45,8 @@ class _Batch(NamedTuple):
 class TrainingWatch:
     """Looks at each batch's outcome one batch late, so that the device need not wait for the host.
 
-    ids: sample indices of a batch by its number, None where they are not known. Raises NumericsError, or DataError where
-    an id or a label is out of range, naming batch and sample; the parameters are as before that batch.
+    ids: sample indices of a batch by its number, None where they are not known. Raises NumericsError, or DataError
+    where an id or a label is out of range, naming batch and sample; the parameters are as before that batch.
     """
 
     def __init__(self, what: str, steps: Steps, ids: Any) -> None:
@@ -86,7 +86,7 @@ class TrainingWatch:
             return DataError(f"{self._what}: {place}{sample}: {problem}; nothing was changed by it: mend that sample")
         return NumericsError(
             f"{self._what}: {place}: the loss or its gradients are not finite; the update was left out, the parameters "
-            "are as before it. Lower the learning rate, clip gradients, look at that batch with FLAGS_check_nan_inf=1, or "
+            "are as before it. Lower the learning rate, clip gradients, look at it with FLAGS_check_nan_inf=1, or "
             'give Model.prepare(non_finite="skip"), which leaves such batches out'
         )
 

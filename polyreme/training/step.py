@@ -148,7 +148,7 @@ class TrainingStep:
         """skipped: 0-D bool, whether this step must change nothing; spike: whether it is one."""
         judged: dict[str, Tensor] = {}
         # under "apply" False, made where the gradients are
-        is_bad = norm < norm if self.policy.non_finite == "apply" else (loss + norm).isfinite().logical_not()  # noqa: PLR0124
+        is_bad = norm < norm if self.policy.non_finite == "apply" else (loss + norm).isfinite().logical_not()
         if self.policy.spikes is not None and self.spike_statistic is not None:
             now = state.read(self.spike_statistic)
             new, is_spike, factor = self.policy.spikes.judge(now, state.read(loss), state.read(norm))
