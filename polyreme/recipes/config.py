@@ -146,6 +146,8 @@ class TrainConfig(Section):
     non_finite: what ends or leaves out a step whose loss or gradients are not finite; after more than max_skipped left
     out in a row the run ends. spike: what is done with a step whose loss or gradient norm is spike_sigmas standard
     deviations above the mean of the last hundred steps: left out, or its gradients scaled down to that.
+    replica_interval: steps between two comparisons of what several devices hold of the same values, bit by bit; 0 for
+    none.
     """
 
     steps: Count = 400
@@ -164,6 +166,7 @@ class TrainConfig(Section):
     max_skipped: Whole = 10
     spike: Literal["none", "skip", "clip"] = "none"
     spike_sigmas: Positive = 10.0
+    replica_interval: Whole = 100
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -28,6 +28,7 @@ from polyreme.recipes.logs import RunLog
 from polyreme.recipes.output_folder import claim, set_aside
 from polyreme.recipes.peak import Peak, bytes_in_use, find_peak
 from polyreme.recipes.progress import Meter, ProgressDisplay
+from polyreme.recipes.replica_check import check_replicas
 from polyreme.recipes.sampling import TOKENIZER, sample_text
 from polyreme.recipes.signals import StopRequest
 from polyreme.recipes.text_data import Corpus, load_corpus
@@ -209,6 +210,7 @@ class _PretrainRun:
             watchdog.step(step, batch=f"of samples {ids_text(batch.ids)}")
             faults.point("train.step", step)
             _inject_nan(step, self.trainer)
+            _inject_flip(step, self.trainer)
             self.store.check()
             learning_rate = self.trainer.schedule.last_lr
             check_tokens(batch, config.model.vocab_size, f"step {step}")
@@ -242,6 +244,10 @@ class _PretrainRun:
                     value = self._validate()
                 log.validation(step, {"loss": value})
                 progress.note(f"step {step}: validation loss {value:.4f}")
+            interval = config.train.replica_interval
+            if interval and (step % interval == 0 or step == total):  # before what differs is saved
+                with meter.paused(), watchdog.phase("replicas"):
+                    check_replicas(self.trainer.arrays(), step)
             if is_saved or is_stopping:
                 with meter.paused(), watchdog.phase("checkpoint"):
                     self._save(step)
@@ -373,3 +379,11 @@ def _inject_nan(step: int, trainer: Trainer) -> None:
         faults.point("train.nan", step)
     except faults.FaultInjected:
         trainer.poison()
+
+
+def _inject_flip(step: int, trainer: Trainer) -> None:
+    """FAULTS="train.flip:raise@7" flips a bit of one device's copy of a parameter before step 7."""
+    try:
+        faults.point("train.flip", step)
+    except faults.FaultInjected:
+        trainer.flip()

@@ -125,6 +125,15 @@ class Trainer:
         array = last._array
         state.write(last, put(array.at[(0,) * array.ndim].set(np.nan), array.sharding))
 
+    def flip(self) -> None:
+        """Flip a bit of the last parameter on the last device that holds it; for tests of what then happens."""
+        *_, last = self.model.parameters()
+        *others, part = last._array.addressable_shards
+        bits = np.array(part.data)
+        bits.view(np.uint8).reshape(-1)[0] ^= 1
+        copies = [other.data for other in others] + [jax.device_put(bits, part.device)]
+        state.write(last, jax.make_array_from_single_device_arrays(last._array.shape, last._array.sharding, copies))
+
     @contextlib.contextmanager
     def disturbed(self, factor: float) -> Iterator[None]:
         """Inside the block the first parameter is factor times itself, after it as before: for tests."""
