@@ -33,8 +33,8 @@ class WholeStep:
         """The first half of a step, as TrainingStep.gradients says, without outputs."""
         return self._gradients(self.place(batch))
 
-    def update(self, loss: Tensor) -> Tensor | None:
-        """The second half of a step, from the gradients there are -> their norm, as TrainingStep.update says."""
+    def update(self, loss: Tensor) -> dict[str, Tensor]:
+        """The second half of a step, from the gradients there are, as TrainingStep.update says."""
         return self._update(loss)
 
     def evaluate(

@@ -109,7 +109,7 @@ class Steps:
 
     def _train(self, batch: list[Microbatch], update: bool, wants_outputs: bool) -> tuple[Parts, Tensor | None]:
         loss, parts = self.step.gradients(batch)
-        skipped = self.step.judged_update(loss).get("skipped") if update else None
+        skipped = self.step.update(loss).get("skipped") if update else None
         kept = [(losses, [out.detach() for out in outputs] if wants_outputs else []) for losses, outputs in parts]
         return kept, skipped
 

@@ -13,7 +13,7 @@ from polyreme.io.border import to_tensors
 from polyreme.io.collate import default_collate_fn, default_convert_fn
 from polyreme.io.dataset import IterableDataset
 from polyreme.io.epoch import Epoch, InProcess, InWorkers, Position
-from polyreme.io.fetch import Fetcher, MapFetcher, StreamFetcher
+from polyreme.io.fetch import Fetcher, LeftOut, MapFetcher, StreamFetcher
 from polyreme.io.pool import PoolOptions, WorkerPool
 from polyreme.io.sampler import RandomSampler, SequenceSampler
 from polyreme.io.seed import seed_of
@@ -38,6 +38,7 @@ class DataLoader:
     Without a worker_init_fn numpy's and Python's global generators are seeded for each batch from (seed, epoch, batch).
 
     An exception in the dataset or in collation is raised as DataError, with the sample and the original as its cause.
+    With skip_bad up to so many samples of a pass that cannot be read are logged and left out, their batches shorter.
     state_dict() and set_state_dict() continue with the next undelivered batch, whatever num_workers is then.
     """
 
@@ -60,6 +61,7 @@ class DataLoader:
         timeout: float = 0,
         worker_init_fn: Callable[[int], Any] | None = None,
         persistent_workers: bool = False,
+        skip_bad: int = 0,
     ) -> None:
         self.dataset = dataset
         self.feed_list = feed_list
@@ -86,6 +88,13 @@ class DataLoader:
         self.use_shared_memory = use_shared_memory
         self.timeout = _seconds(timeout)
         self.worker_init_fn = worker_init_fn
+        self.skip_bad = _whole("skip_bad", skip_bad, 0)
+        if skip_bad and (self._stream or batch_size is None):
+            raise ConfigError(
+                f"DataLoader: skip_bad={skip_bad} needs samples with an index, in batches; a stream leaves out in its "
+                "own __iter__ what it cannot read"
+            )
+        self._left_out = LeftOut(self.skip_bad)
         if persistent_workers and not num_workers:
             raise ConfigError("DataLoader: persistent_workers=True needs num_workers of at least 1, got 0")
         self.persistent_workers = persistent_workers
@@ -114,6 +123,7 @@ class DataLoader:
         if self._active is not None and self.persistent_workers:
             self._active.close("a newer iteration over the same persistent workers has begun")
         start = self._next_position()
+        self._left_out.count = 0
         tasks = self._tasks(start.batches)
         room = self.reader_buffer_size if self.use_buffer_reader else 0
         if self.num_workers:
@@ -121,7 +131,7 @@ class DataLoader:
             pool.begin(start.epoch, tasks)
             source = InWorkers(pool, self._convert, keep=self.persistent_workers)
         else:
-            source = InProcess(self._fetcher(), tasks, self._convert)
+            source = InProcess(self._fetcher(), tasks, self._convert, self._left_out)
         self._active = Epoch(source, start, room, self._no_batches)
         return self._active
 
@@ -212,7 +222,7 @@ class DataLoader:
     def _fetcher(self) -> Fetcher:
         if self._stream:
             return StreamFetcher(self.dataset, self.collate_fn, _ignore, self.drop_last)
-        return MapFetcher(self.dataset, self.collate_fn, _ignore)
+        return MapFetcher(self.dataset, self.collate_fn, _ignore, self.skip_bad > 0)
 
     def _workers(self) -> WorkerPool:
         if self._pool is not None and not self._pool.closed:
@@ -225,8 +235,9 @@ class DataLoader:
             seed=self._seed + (getattr(self._source, "local_rank", 0) << 32),  # ranks augment differently
             stream=self._stream,
             drop_last=self.drop_last,
+            skips_bad=self.skip_bad > 0,
         )
-        pool = WorkerPool(self.dataset, self.collate_fn, self.worker_init_fn, options)
+        pool = WorkerPool(self.dataset, self.collate_fn, self.worker_init_fn, options, self._left_out)
         self._pool = pool if self.persistent_workers else None
         return pool
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from polyreme.errors import DataError
 from polyreme.io.failure import WorkerFailure, doing
-from polyreme.io.fetch import END, Fetcher, fetch_whole
+from polyreme.io.fetch import EMPTY, END, Fetcher, LeftOut, fetch_whole
 from polyreme.io.pool import WorkerPool
 from polyreme.io.worker import BatchRequest
 
@@ -92,8 +92,8 @@ class Epoch:
 class InProcess:
     """Reads each batch when it is asked for."""
 
-    def __init__(self, fetcher: Fetcher, tasks: Iterator[BatchRequest], convert: Convert) -> None:
-        self._fetcher = fetcher
+    def __init__(self, fetcher: Fetcher, tasks: Iterator[BatchRequest], convert: Convert, left_out: LeftOut) -> None:
+        self._fetcher, self._left_out = fetcher, left_out
         self._tasks = tasks
         self._convert = convert
 
@@ -107,7 +107,8 @@ class InProcess:
                 raise DataError(f"DataLoader failed {failure.place}: {failure.kind}: {failure.text}") from error
             if batch is END:
                 break
-            if not task.skip:
+            self._left_out.note(self._fetcher.take_left_out())
+            if not task.skip and batch is not EMPTY:
                 return self._convert(batch)
         raise StopIteration
 

@@ -19,6 +19,7 @@ from polyreme import flags
 from polyreme.errors import DataError
 from polyreme.io import worker as worker_process
 from polyreme.io.failure import doing
+from polyreme.io.fetch import LeftOut
 from polyreme.io.shared import InSlot, View, slot_names
 from polyreme.io.shipment import Definitions, pack
 from polyreme.io.worker import IDLE, STARTING, BatchRequest, Begin, Reply, Setup
@@ -38,6 +39,7 @@ class PoolOptions:
     seed: int
     stream: bool
     drop_last: bool
+    skips_bad: bool = False
 
 
 @dataclass
@@ -61,9 +63,14 @@ class WorkerPool:
     """Worker processes for one dataset; `begin` an epoch, then `take` its batches in the order of its tasks."""
 
     def __init__(
-        self, dataset: Any, collate_fn: Callable[[Any], Any], worker_init_fn: Any, options: PoolOptions
+        self,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any],
+        worker_init_fn: Any,
+        options: PoolOptions,
+        left_out: LeftOut,
     ) -> None:
-        self._options = options
+        self._options, self._left_out = options, left_out
         self._order: deque[_WorkerHandle] = deque()
         self._tasks: Iterator[BatchRequest] = iter(())
         self._workers, self._definitions, memory = _start((dataset, collate_fn, worker_init_fn), options)
@@ -109,6 +116,7 @@ class WorkerPool:
             reply = self._reply(worker)
             if reply.kind == "failed":
                 raise reply.content.raised_by(worker.number, worker.process.pid)
+            self._left_out.note(reply.left_out)
             worker.ended = worker.ended or reply.kind == "end"
             batch = convert(worker.view(reply.content)) if reply.kind == "batch" else None
             self._done(worker)
@@ -204,6 +212,7 @@ def _start(
         seed=options.seed,
         stream=options.stream,
         drop_last=options.drop_last,
+        skips_bad=options.skips_bad,
         slots=slots,
         prefix=prefix,
         # a dataset that computes with Tensors must not take the accelerator's memory from the training

@@ -16,7 +16,7 @@ import numpy as np
 from polyreme import faults
 from polyreme.io.collate import materialize
 from polyreme.io.failure import WorkerFailure, doing
-from polyreme.io.fetch import END, MapFetcher, StreamFetcher
+from polyreme.io.fetch import EMPTY, END, MapFetcher, StreamFetcher
 from polyreme.io.shared import Slot, slot_names
 from polyreme.io.shipment import Definitions, Shipment
 from polyreme.io.worker_info import WorkerInfo, become_worker, set_worker_info
@@ -51,6 +51,7 @@ class Reply:
 
     kind: Literal["batch", "skipped", "end", "failed"]
     content: Any = None
+    left_out: tuple[tuple[Any, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Setup:
     seed: int
     stream: bool
     drop_last: bool
+    skips_bad: bool
     slots: int
     prefix: str
     environ: dict[str, str]
@@ -157,7 +159,7 @@ class _WorkerLoop:
         try:
             if self._setup.stream:
                 return StreamFetcher(dataset, collate_fn, self._note, self._setup.drop_last), None
-            return MapFetcher(dataset, collate_fn, self._note), None
+            return MapFetcher(dataset, collate_fn, self._note, self._setup.skips_bad), None
         except Exception as error:  # noqa: BLE001  (as above)
             return None, WorkerFailure.of(error, "starting to iterate over the dataset")
 
@@ -173,10 +175,11 @@ class _WorkerLoop:
             batch = fetcher.fetch(task.content, task.skip)
             if batch is END:
                 return Reply("end")
-            if task.skip:
-                return Reply("skipped")
+            left_out = fetcher.take_left_out()
+            if task.skip or batch is EMPTY:
+                return Reply("skipped", left_out=left_out)
             place = "writing " + doing(task.content, -1).removeprefix("reading ").removeprefix("collating ")
-            return Reply("batch", self._stored(batch))
+            return Reply("batch", self._stored(batch), left_out)
         except Exception as error:  # noqa: BLE001  (as above)
             return Reply("failed", WorkerFailure.of(error, place or doing(task.content, fetcher.position)))
 

@@ -77,7 +77,7 @@ class TrainingStep:
         """One optimizer step on a batch."""
         key = Tensor(state.read(rng.default_generator.key_state())) if self.policy.guards else None
         loss, parts = self.gradients(batch)
-        return StepResult(loss, None, key, parts)._replace(**self.judged_update(loss))
+        return StepResult(loss, None, key, parts)._replace(**self.update(loss))
 
     def gradients(self, batch: Sequence[Microbatch]) -> tuple[Tensor, list[tuple[list[Tensor], Any]]]:
         """The mean loss over the batch's rows, and each microbatch's losses and outputs; gradients of the mean are
@@ -124,13 +124,9 @@ class TrainingStep:
             state.write(generator.key_state(), before)
         return parts
 
-    def update(self, loss: Tensor) -> Tensor | None:
+    def update(self, loss: Tensor) -> dict[str, Tensor]:
         """Update the parameters from their gradients, as the policy says if loss or gradients are not finite; the
-        gradients are then cleared. -> their norm, None under a policy that does not look at it."""
-        return self.judged_update(loss).get("grad_norm")
-
-    def judged_update(self, loss: Tensor) -> dict[str, Tensor]:
-        """As update -> grad_norm, skipped and spike of the StepResult, where the policy looks at them."""
+        gradients are then cleared. -> grad_norm, skipped and spike of the StepResult, where the policy looks at them."""
         judged: dict[str, Tensor] = {}
         if self.scaler is not None:
             self.scaler.step(self.optimizer)

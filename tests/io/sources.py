@@ -158,3 +158,10 @@ class Logged(Rows):
     def count(self):
         """Samples read so far."""
         return os.path.getsize(self.path)
+
+
+class AllBad(Rows):
+    """No sample can be read."""
+
+    def __getitem__(self, index):
+        raise OSError(f"bad {index}")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from polyreme import io
-from polyreme.errors import DataError
+from polyreme.errors import ConfigError, DataError
 from polyreme.io import shared
 from polyreme.io.failure import WorkerTraceback
 from tests.io import sources
@@ -175,10 +175,10 @@ def test_the_parent_killed_leaves_no_worker_and_no_memory(tmp_path):
             from polyreme.io.worker import BatchRequest
 
             options = PoolOptions(2, 2, True, 0, 0, False, False)
-            pool = WorkerPool(sources.Modules(100), default_collate_fn, None, options)
+            pool = WorkerPool(sources.Modules(100), default_collate_fn, None, options, LeftOut(0))
             pool.begin(0, iter([BatchRequest(i, [i]) for i in range(90)] ))
             pids = {{pool.take(lambda batch: int(batch[1][0])) for _ in range(4)}}
-            slow = WorkerPool(sources.Faulty(9, 0, "hangs"), default_collate_fn, None, options)
+            slow = WorkerPool(sources.Faulty(9, 0, "hangs"), default_collate_fn, None, options, LeftOut(0))
             slow.begin(0, iter([BatchRequest(0, [0])]))
             time.sleep(0.5)
             print(*pids, *[w.process.pid for w in slow._workers], flush=True)
@@ -223,3 +223,21 @@ def test_a_real_small_shared_memory_raises_instead_of_killing(tmp_path):
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "DataError: DataLoader worker 0" in run.stderr
     assert "shared memory is too small: a batch needs 2400064 bytes" in run.stderr
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_that_cannot_be_read_are_left_out_up_to_a_bound(workers, caplog):
+    settings = {"batch_size": 2, "num_workers": workers, "persistent_workers": workers > 0}
+    loader = io.DataLoader(sources.Faulty(8, 3, "raises"), skip_bad=1, **settings)
+    for _ in range(2):  # counted in each pass
+        assert [ids.numpy().ravel().tolist() for ids, _ in loader] == [[0, 1], [2], [4, 5], [6, 7]]
+    assert "sample 3 left out, 1 of at most 1: KeyError: 'no such file'" in caplog.text
+    loader = io.DataLoader(sources.AllBad(4), skip_bad=2, **settings)
+    with pytest.raises(
+        DataError, match=r"sample 2 cannot be read: OSError: bad 2; 3 of this pass cannot, and skip_bad=2"
+    ):
+        list(loader)
+    with pytest.raises(DataError, match="make no batch"):
+        list(io.DataLoader(sources.AllBad(4), skip_bad=4, **settings))
+    with pytest.raises(ConfigError, match="skip_bad=1 needs samples with an index"):
+        io.DataLoader(sources.Count(4), skip_bad=1)

@@ -50,7 +50,7 @@ class PipelineStep:
         """One optimizer step on a batch. loss: the place of the loss to train among the pipeline's."""
         key = Tensor(state.read(rng.default_generator.key_state())) if self.policy.guards else None
         mean, parts = self.gradients(batch, scaler=scaler, loss=loss)
-        return StepResult(mean, None, key, parts)._replace(**self._judged_update(mean, optimizer, scaler))
+        return StepResult(mean, None, key, parts)._replace(**self.update(mean, optimizer=optimizer, scaler=scaler))
 
     def gradients(
         self, batch: Sequence[Microbatch], *, scaler: GradScaler | None = None, loss: int = 0
@@ -82,13 +82,9 @@ class PipelineStep:
             state.write(key, before)
         return [([Tensor(array) for array in arrays], out) for arrays, out in results]
 
-    def update(self, loss: Tensor, *, optimizer: Any = None, scaler: GradScaler | None = None) -> Tensor | None:
+    def update(self, loss: Tensor, *, optimizer: Any = None, scaler: GradScaler | None = None) -> dict[str, Tensor]:
         """Update the parameters from their gradients, as the policy says if loss or gradients are not finite; the
-        gradients are then cleared. -> their norm, None under a policy that does not look at it."""
-        return self._judged_update(loss, optimizer, scaler).get("grad_norm")
-
-    def _judged_update(self, loss: Tensor, optimizer: Any, scaler: GradScaler | None) -> dict[str, Tensor]:
-        """-> grad_norm, skipped and spike of the StepResult, where the policy looks at them."""
+        gradients are then cleared. -> grad_norm, skipped and spike of the StepResult, where the policy looks at them."""
         optimizer = self.optimizer if optimizer is None else optimizer
         updating, scaler = self.updating(optimizer), self._scaler(scaler)
         judged: dict[str, Tensor] = {}
