@@ -126,7 +126,8 @@ class TrainingStep:
 
     def update(self, loss: Tensor) -> dict[str, Tensor]:
         """Update the parameters from their gradients, as the policy says if loss or gradients are not finite; the
-        gradients are then cleared. -> grad_norm, skipped and spike of the StepResult, where the policy looks at them."""
+        gradients are then cleared. -> grad_norm, skipped and spike of the StepResult, where the policy looks at them.
+        """
         judged: dict[str, Tensor] = {}
         if self.scaler is not None:
             self.scaler.step(self.optimizer)

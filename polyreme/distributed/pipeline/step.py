@@ -84,7 +84,8 @@ class PipelineStep:
 
     def update(self, loss: Tensor, *, optimizer: Any = None, scaler: GradScaler | None = None) -> dict[str, Tensor]:
         """Update the parameters from their gradients, as the policy says if loss or gradients are not finite; the
-        gradients are then cleared. -> grad_norm, skipped and spike of the StepResult, where the policy looks at them."""
+        gradients are then cleared. -> grad_norm, skipped and spike of the StepResult, where the policy looks at them.
+        """
         optimizer = self.optimizer if optimizer is None else optimizer
         updating, scaler = self.updating(optimizer), self._scaler(scaler)
         judged: dict[str, Tensor] = {}
