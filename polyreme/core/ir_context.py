@@ -1,7 +1,7 @@
 """One MLIR context for many lowerings: jax makes one for each program, which takes longer than lowering a small one.
 
 Loading MLIR's dialects into a context costs 2 to 5 ms; lowering one op costs as much again. Contexts stay in the thread
-that made them, and each is let go after so many programs that what it has interned stays small.
+of Python that made them, and each is let go after so many programs that what it has interned stays small.
 """
 
 from __future__ import annotations
@@ -40,10 +40,17 @@ def reusing(init: Callable[..., None]) -> Callable[..., None]:
             init(self, *args, context=context, **kwargs)
             return
         init(self, *args, context=context, **kwargs)
-        if context is None:
+        if context is None and _is_of_python():
             current.context, current.left = self.context, LOWERINGS - 1
 
     return reuse
+
+
+def _is_of_python() -> bool:
+    """Whether Python started this thread. XLA calls back from threads of its own, to partition a call that it cannot
+    look into, and what such a thread keeps is freed when its state is: that ends the process.
+    """
+    return any(thread.ident == threading.get_ident() for thread in threading.enumerate())
 
 
 def reuse_contexts() -> None:
