@@ -116,6 +116,12 @@ def step_options() -> dict[str, Any] | None:
     return {name: value for name, value in options.items() if xla_flags.is_known(name, value)} or None
 
 
+@functools.cache
+def drawing_options() -> dict[str, Any] | None:
+    """What jax.jit is told of a program that draws random numbers, for the default backend: xla_flags."""
+    return xla_flags.chosen(jax.default_backend(), os.environ, xla_flags.DRAWING) or None
+
+
 def _writable(folder: Path) -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True)

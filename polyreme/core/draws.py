@@ -17,6 +17,7 @@ import numpy as np
 from jax.extend.random import define_prng_impl, threefry2x32_p
 
 from polyreme.core import state
+from polyreme.core.compiled import DrawingProgram
 
 _LOG_BLOCK = 16
 _BLOCK = 1 << _LOG_BLOCK
@@ -53,12 +54,11 @@ def _draw(sampler: Callable[..., Any], key: Any, shape: Sequence[int], **bounds:
 def _block(sampler: Callable[..., Any]) -> Callable[..., jax.Array]:
     """(key and the block's number uint32 [3], bounds by name) -> the numbers of that block, float32."""
 
-    @jax.jit
     def draw(words: jax.Array, bounds: dict[str, jax.Array]) -> jax.Array:
         key = jax.random.wrap_key_data(words, impl=_BLOCKWISE)
         return sampler(key, shape=(_BLOCK,), dtype=jnp.float32, **bounds)
 
-    return draw
+    return DrawingProgram(draw)
 
 
 def _bits(words: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.compiled import DrawingProgram, compiled
 from polyreme.core.jet import Flat, JetSpec, propagate
 
 Mask = tuple[bool, ...]
@@ -24,41 +25,53 @@ class Kernel:
 
     gathered: positions of arrays that fn lays out anew before use: parameters kept in pieces. The backward gathers them
     for itself, which costs a gather and spares keeping the whole from the forward on (arXiv:1910.02054, section 7.2.2).
+    draws: whether fn draws random numbers.
     """
 
-    __slots__ = ("_derived", "fn", "forward", "gathered", "name", "saves")
+    __slots__ = ("_derived", "draws", "fn", "forward", "gathered", "name", "saves")
 
     def __init__(
-        self, fn: Callable[..., Any], name: str, *, saves: bool = False, gathered: frozenset[int] = frozenset()
+        self,
+        fn: Callable[..., Any],
+        name: str,
+        *,
+        saves: bool = False,
+        gathered: frozenset[int] = frozenset(),
+        draws: bool = False,
     ) -> None:
         fn.__name__ = fn.__qualname__ = name
         self.fn = fn
         self.name = name
         self.saves = saves
         self.gathered = gathered
-        self.forward: Callable[..., Any] = jax.jit(fn)
+        self.draws = draws
+        self.forward: Callable[..., Any] = compiled(fn, draws)
         self._derived: dict[Any, Any] = {}
 
     def backward(self, mask: Mask) -> Callable[[tuple, tuple], tuple]:
         """(primals, cotangents of the inexact outputs, None where absent) -> gradients of the inputs in mask."""
         found = self._derived.get(mask)
         if found is None:
-            found = self._derived[mask] = jax.jit(_name(self._vjp(mask), f"{self.name}_grad"))
+            found = self._derived[mask] = compiled(_name(self._vjp(mask), f"{self.name}_grad"), self.draws)
         return found
 
     def forward_saving(self, mask: Mask) -> Callable[..., tuple]:
         """arrays -> (outputs, pullback); the pullback is a pytree that holds the residuals."""
         key = ("saving", mask)
-        compiled = self._derived.get(key)
-        if compiled is None:
+        saving = self._derived.get(key)
+        if saving is None:
 
             def forward(*arrays: jax.Array) -> tuple:
                 diff = tuple(a for a, m in zip(arrays, mask, strict=True) if m)
                 _, pullback, outs = jax.vjp(lambda *d: _inexact(self.fn(*_merge(arrays, d, mask))), *diff, has_aux=True)
                 return outs, pullback
 
-            compiled = self._derived[key] = jax.jit(_name(forward, self.name))
-        return compiled
+            saving = self._derived[key] = compiled(_name(forward, self.name), self.draws)
+        return saving
+
+    def pull_saved(self, pullback: Callable, cotangents: tuple) -> tuple:
+        """Gradients from a pullback that forward_saving returned; every cotangent given."""
+        return _pull_saved_drawing(pullback, cotangents) if self.draws else _pull_saved(pullback, cotangents)
 
     def grad_kernel(self, mask: Mask, present: Mask) -> Kernel:
         """(primals..., the cotangents that are present...) -> gradients, as a kernel that has gradients itself."""
@@ -71,7 +84,7 @@ class Kernel:
                 given = iter(arrays[n:])
                 return vjp(arrays[:n], tuple(next(given) if p else None for p in present))
 
-            kernel = self._derived[key] = Kernel(fn, f"{self.name}_grad")
+            kernel = self._derived[key] = Kernel(fn, f"{self.name}_grad", draws=self.draws)
         return kernel
 
     def jet_kernel(
@@ -128,10 +141,12 @@ def pull(pullback: Callable, outs: tuple, cotangents: tuple) -> tuple:
     return tuple(_conjugate(g) for g in pullback(full))
 
 
-@jax.jit
 def pull_saved(pullback: Callable, cotangents: tuple) -> tuple:
-    """Gradients from a pullback that forward_saving returned; every cotangent given."""
+    """Gradients from a pullback, every cotangent given."""
     return tuple(_conjugate(g) for g in pullback(tuple(_conjugate(c) for c in cotangents)))
+
+
+_pull_saved, _pull_saved_drawing = jax.jit(pull_saved), DrawingProgram(pull_saved)
 
 
 def _conjugate(x: jax.Array) -> jax.Array:

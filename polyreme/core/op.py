@@ -176,7 +176,7 @@ class Op:
                     raise
                 raise self._explain(error, filled) from error
 
-        return Kernel(fn, self.name, saves=self.saves, gathered=_gathered_inputs(template))
+        return Kernel(fn, self.name, saves=self.saves, gathered=_gathered_inputs(template), draws=KEY in self.kinds)
 
     def _check(self, filled: list[Any]) -> None:
         shapes = {}

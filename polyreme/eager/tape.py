@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.checked import check_gradients, checked
-from polyreme.core.kernel import Kernel, Mask, pull_saved
+from polyreme.core.kernel import Kernel, Mask
 from polyreme.core.state import TensorState
 from polyreme.errors import GradError
 
@@ -253,7 +253,7 @@ class KernelNode(Node):
                     jnp.zeros(meta[0], meta[1]) if c is None else c._array.astype(meta[1])
                     for c, meta in zip(cotangents, self.metas or (), strict=True)
                 )
-                arrays = pull_saved(self.pullback, filled)
+                arrays = self.kernel.pull_saved(self.pullback, filled)
             else:
                 arrays = self.kernel.backward(mask)(primals, tuple(None if c is None else c._array for c in cotangents))
             grads = [factory.tensor(a) for a in arrays]

@@ -6,6 +6,7 @@ import copy
 import functools
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,8 @@ from polyreme.jit.structure import flatten, rebuild
 _log = logging.getLogger("polyreme.jit")
 # more programs than this for one function nearly always means a Python number that changes each call
 _MANY_PROGRAMS = 16
+# a captured step takes megabytes and tens of the 65,530 mappings that Linux allows a process
+_MOST_PROGRAMS = 256
 
 
 _one_at_a_time = threading.RLock()
@@ -58,6 +61,8 @@ class StaticFunction:
         self.fn = fn
         self.input_spec = input_spec
         self.programs: dict[Any, list[CapturedProgram]] = {}
+        # every program with its key, the oldest first
+        self._captured: deque[tuple[Any, CapturedProgram]] = deque()
         # the same lists, by the form of a call with Tensors and plain values in order
         self._by_form: dict[Any, list[CapturedProgram]] = {}
         self.retraces: list[str] = []
@@ -175,9 +180,20 @@ class StaticFunction:
 
         program = CapturedProgram(fn, call, tensors, [leaf for leaf in leaves if not is_tensor(leaf)])
         self._explain(key, tensors)
+        if len(self._captured) == _MOST_PROGRAMS:
+            self._let_go_of_oldest()
         self.programs.setdefault(key, []).append(program)
+        self._captured.append((key, program))
         self._served = program
         return program
+
+    def _let_go_of_oldest(self) -> None:
+        key, program = self._captured.popleft()
+        alike = self.programs[key]
+        alike.remove(program)
+        if not alike:
+            del self.programs[key]
+            self._by_form = {form: programs for form, programs in self._by_form.items() if programs is not alike}
 
     def _explain(self, key: Any, tensors: list[TensorState]) -> None:
         known = self.programs.get(key)

@@ -6,7 +6,9 @@ import pytest
 
 from polyreme.core import backend, xla_flags
 
-COMMON = sorted({(o.name, o.value) for kind in ("cpu", "gpu") for o in xla_flags.OPTIONS[kind]}, key=str)
+TABLES = (xla_flags.OPTIONS, xla_flags.DRAWING)
+GIVEN = [o for table in TABLES for kind in ("cpu", "gpu") for o in table.get(kind, ())]
+COMMON = sorted({(o.name, o.value) for o in GIVEN}, key=str)
 
 
 @pytest.mark.parametrize(("name", "value"), COMMON)
@@ -39,7 +41,7 @@ def test_the_users_own_flags_win(variable):
 
 
 def test_every_option_has_a_reason_and_no_name_twice():
-    for options in xla_flags.OPTIONS.values():
+    for options in (options for table in TABLES for options in table.values()):
         assert len({o.name for o in options}) == len(options)
         assert all(len(o.reason) > 20 for o in options)
     assert xla_flags.chosen("a plug-in", {}) == {}

@@ -317,6 +317,25 @@ def test_many_programs_are_warned_about(caplog):
     assert "was captured 16 times" in caplog.text
 
 
+def test_the_oldest_programs_go_where_they_are_many(monkeypatch):
+    monkeypatch.setitem(StaticFunction._let_go_of_oldest.__globals__, "_MOST_PROGRAMS", 3)
+    offset = [0.0]
+    fn = to_static(lambda x, k: x * k + offset[0])
+    for k in range(5):
+        assert fn(vector(1.0), float(k)).numpy() == k
+    programs = fn.concrete_programs()
+    assert len(programs) == len(fn._by_form) == len(fn.programs) == 3
+    assert fn(vector(1.0), 2.0).numpy() == 2
+    assert fn.concrete_programs() == programs
+    assert fn(vector(1.0), 0.0).numpy() == 0
+    assert fn.concrete_programs()[:2] == programs[1:]
+    # several of one key, apart by a value that is read
+    for offset[0] in (1.0, 2.0, 3.0, 4.0):
+        assert fn(vector(1.0), 0.0).numpy() == offset[0]
+    assert [len(alike) for alike in fn.programs.values()] == [3]
+    assert len(fn.retraces) == 10
+
+
 # Layers
 
 
