@@ -171,6 +171,7 @@ def test_the_parent_killed_leaves_no_worker_and_no_memory(tmp_path):
             import numpy as np
             from tests.io import sources
             from polyreme.io.collate import default_collate_fn
+            from polyreme.io.fetch import LeftOut
             from polyreme.io.pool import PoolOptions, WorkerPool
             from polyreme.io.worker import BatchRequest
 
