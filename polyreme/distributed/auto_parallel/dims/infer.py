@@ -86,7 +86,8 @@ class Inferred:
         """Give the model's parameters their dims, those that fit the plan if one is given; -> what was left out."""
         dims, left = (self.dims, []) if plan is None else self.fitted(plan)
         for name, parameter in self.traced.model.named_parameters():
-            parameter.dims = dims[name]
+            if name in dims:
+                parameter.dims = dims[name]
         return left
 
     def __str__(self) -> str:
@@ -130,7 +131,9 @@ def dims_of_traced(traced: Traced, overrides: Mapping[str, Sequence[str | None]]
     roles = roles_of(traced, values, facts)
     sources = _sources(traced, roles)
     rows, gates = {}, _gates(roles)
-    for name, parameter in traced.model.named_parameters():
+    named = dict(traced.model.named_parameters())
+    for name in traced.parameters:
+        parameter = named[name]
         seen = values[traced.parameters[name]]
         logical_dims = _parameter_dims(roles, seen, name in gates and len(seen.dims) == 2)
         marked = tuple(parameter.dims)

@@ -248,7 +248,10 @@ class _Tracing:
     def record(self, convert: Callable[..., Any]) -> Traced:
         """Run the model once."""
         model = self.traced.model
-        parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        named = dict(model.named_parameters())
+        # running statistics cost what buffers do: no gradient, no state of an optimizer, and no plan splits them
+        parameters = {name: p for name, p in named.items() if not p.is_statistic}
+        buffers = {name: p for name, p in named.items() if p.is_statistic} | dict(model.named_buffers())
         self.traced.aliases = _aliases(model, parameters)
         tensors = [*parameters.values(), *buffers.values()]
         free = [jax.ShapeDtypeStruct(tuple(t._array.shape), t._array.dtype) for t in tensors]
@@ -397,4 +400,4 @@ def _aliases(model: Layer, parameters: dict[str, Any]) -> dict[str, str]:
     """Other names of parameters that are held more than once -> the first."""
     first = {id(p): name for name, p in parameters.items()}
     every = model.named_parameters(remove_duplicate=False)
-    return {name: first[id(p)] for name, p in every if first[id(p)] != name}
+    return {name: first[id(p)] for name, p in every if first.get(id(p), name) != name}
