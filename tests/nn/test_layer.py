@@ -423,6 +423,14 @@ def test_settings_have_paddles_names_and_may_be_read_under_a_second_one():
     pool.stride = 1
     assert pool(to_tensor(np.zeros((1, 1, 5, 5), "float32"))).shape == [1, 1, 3, 3]
     assert nn.Linear(2, 3, name="head").name == "head"
+    shrink = nn.Hardshrink(0.3)
+    shrink.lambd = 0.6
+    assert (shrink._threshold, shrink(to_tensor([0.5])).tolist()) == (0.6, [0.0])
+    assert (nn.GLU(1).dim, nn.PairwiseDistance(3.0).norm, nn.AdaptiveMaxPool2D(2, True).return_indices) == (
+        1,
+        3.0,
+        True,
+    )
     assert (nn.NLLLoss(ignore_index=3)._ignore_index, nn.LayerNorm(4)._epsilon, nn.GELU()._approximate) == (
         3,
         1e-5,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from polyreme.core.alias import Alias
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
@@ -162,6 +163,7 @@ class Hardshrink(_Activation):
     """x where |x| > threshold, else 0."""
 
     function = staticmethod(F.hardshrink)
+    lambd = Alias("_threshold")
 
     def __init__(self, threshold: float = 0.5, name: str | None = None) -> None:
         super().__init__(name, threshold=threshold)
@@ -171,6 +173,7 @@ class Softshrink(_Activation):
     """x moved towards 0 by threshold, 0 within it."""
 
     function = staticmethod(F.softshrink)
+    lambd = Alias("_threshold")
 
     def __init__(self, threshold: float = 0.5, name: str | None = None) -> None:
         super().__init__(name, threshold=threshold)
@@ -240,6 +243,7 @@ class GLU(_Activation):
     """a * sigmoid(b), a and b the halves of x along axis. Source: arXiv:1612.08083."""
 
     function = staticmethod(F.glu)
+    dim = Alias("_axis")
 
     def __init__(self, axis: int = -1, name: str | None = None) -> None:
         super().__init__(name, axis=axis)

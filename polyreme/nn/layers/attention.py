@@ -105,6 +105,11 @@ class MultiHeadAttention(Layer):
         shape = [key.shape[0], self.num_heads, 0, self.head_dim]
         return Cache(zeros(shape, key.dtype), zeros(shape, key.dtype))
 
+    def compute_kv(self, key: Any, value: Any) -> tuple[Any, Any]:
+        """Keys and values projected and split into heads: both [batch, heads, seq, head_dim]."""
+        k, v = (self._heads(p(x)).transpose([0, 2, 1, 3]) for p, x in ((self.k_proj, key), (self.v_proj, value)))
+        return k, v
+
     def _heads(self, x_bse: Any) -> Any:
         return reshape(x_bse, [x_bse.shape[0], x_bse.shape[1], self.num_heads, self.head_dim])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from polyreme.core.alias import Alias
 from polyreme.nn import functional as F
 from polyreme.nn.layers.functional_layer import FunctionalLayer
 
@@ -11,6 +12,7 @@ class CosineSimilarity(FunctionalLayer):
 
     function = staticmethod(F.cosine_similarity)
     attribute_prefix = "_"
+    dim = Alias("_axis")
 
     def __init__(self, axis: int = 1, eps: float = 1e-8) -> None:
         super().__init__(None, axis=axis, eps=eps)
@@ -20,6 +22,8 @@ class PairwiseDistance(FunctionalLayer):
     """p-norm of x - y + epsilon over the last dim; keepdim leaves that dim with size 1."""
 
     function = staticmethod(F.pairwise_distance)
+    eps = Alias("epsilon")
+    norm = Alias("p")
 
     def __init__(self, p: float = 2.0, epsilon: float = 1e-6, keepdim: bool = False, name: str | None = None) -> None:
         super().__init__(name, p=p, epsilon=epsilon, keepdim=keepdim)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from polyreme.core.alias import Alias
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.nn.layers.functional_layer import FunctionalLayer
@@ -111,6 +112,11 @@ class Fold(FunctionalLayer):
     """Columns of windows added up into an image: [N, C * kh * kw, windows] -> [N, C, *output_sizes]."""
 
     function = staticmethod(F.fold)
+    output_size = Alias("output_sizes")
+    kernel_size = Alias("kernel_sizes")
+    dilation = Alias("dilations")
+    padding = Alias("paddings")
+    stride = Alias("strides")
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from polyreme.core.alias import Alias
 from polyreme.nn import functional as F
 from polyreme.nn.layers.functional_layer import FunctionalLayer
 
@@ -179,6 +180,7 @@ class AdaptiveAvgPool2D(FunctionalLayer):
 
     function = staticmethod(F.adaptive_avg_pool2d)
     attribute_prefix = "_"
+    output_size = Alias("_output_size")
 
     def __init__(
         self,
@@ -194,6 +196,7 @@ class AdaptiveAvgPool3D(FunctionalLayer):
 
     function = staticmethod(F.adaptive_avg_pool3d)
     attribute_prefix = "_"
+    output_size = Alias("_output_size")
 
     def __init__(
         self,
@@ -208,6 +211,7 @@ class AdaptiveMaxPool1D(FunctionalLayer):
     """Largest elements of windows that share out [batch, channel, length] into output_size."""
 
     function = staticmethod(F.adaptive_max_pool1d)
+    return_indices = Alias("return_mask")
 
     def __init__(
         self,
@@ -223,6 +227,7 @@ class AdaptiveMaxPool2D(FunctionalLayer):
 
     function = staticmethod(F.adaptive_max_pool2d)
     attribute_prefix = "_"
+    return_indices = Alias("_return_mask")
 
     def __init__(
         self,
@@ -238,6 +243,7 @@ class AdaptiveMaxPool3D(FunctionalLayer):
 
     function = staticmethod(F.adaptive_max_pool3d)
     attribute_prefix = "_"
+    return_indices = Alias("_return_mask")
 
     def __init__(
         self,

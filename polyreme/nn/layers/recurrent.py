@@ -235,6 +235,9 @@ class _Stack(LayerList):
         outputs = x if self.time_major else _swap(x)
         return outputs, jax.tree.map(lambda *each: stack(list(each), 0), *last)
 
+    def flatten_parameters(self) -> None:
+        """Nothing: no kernel here takes the weights in one array."""
+
     def _states_of(self, initial: Any) -> list[Any]:
         """The initial state of each layer and direction."""
         count = self.num_layers * self.num_directions

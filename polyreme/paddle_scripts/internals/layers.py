@@ -71,7 +71,7 @@ class MultiHeadAttentionNames:
         q = self._heads(self.q_proj(query)).transpose([0, 2, 1, 3])
         if isinstance(cache, self.StaticCache):
             return q, cache.k, cache.v, cache
-        k, v = (self._heads(p(x)).transpose([0, 2, 1, 3]) for p, x in ((self.k_proj, key), (self.v_proj, value)))
+        k, v = self.compute_kv(key, value)
         if cache is None:
             return q, k, v
         cache = self.Cache(cache.k.concat([k], axis=2), cache.v.concat([v], axis=2))
