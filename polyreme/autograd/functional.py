@@ -116,7 +116,7 @@ def hvp(func: Callable[..., Any], xs: Tensors, v: Any = None) -> tuple[Any, Any]
         y = func(*inputs)
         (root,) = as_list("hvp", "func's result", [y])
         if root.size != 1:
-            raise GradError(f"hvp: func must return one number, its result has shape {root.shape}; sum it first")
+            raise GradError(f"hvp: func must return one number, its result has shape {list(root.shape)}; sum it first")
         values.append(y)
         found = tape.grad(
             [root], inputs, [None], retain_graph=True, create_graph=True, allow_unused=True, no_grad_vars=[]
@@ -168,7 +168,9 @@ def directions(what: str, v: Any, inputs: list[Tensor], order: int = 1) -> tuple
     jets: list[Jet] = []
     for x, d in zip(inputs, starts(what, "v", v, len(inputs)), strict=True):
         if d is not None and d.shape != x.shape:
-            raise GradError(f"{what}: a direction in v has shape {d.shape}, its x {x.shape}; give it the shape of x")
+            raise GradError(
+                f"{what}: a direction in v has shape {list(d.shape)}, its x {list(x.shape)}; give it the shape of x"
+            )
         if d is not None and dtypes.is_complex(d.dtype) and not dtypes.is_complex(x.dtype):
             raise DTypeError(f"{what}: a direction in v is {d.dtype.name}, its x {x.dtype.name}; give a real one")
         first = Tensor(jnp.ones(x._array.shape, x._array.dtype)) if d is None else d.astype(x.dtype)

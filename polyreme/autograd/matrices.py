@@ -33,7 +33,7 @@ class Jacobian:
         for name, t in (("ys", ys), ("xs", xs)):
             if not low <= t.ndim <= high:
                 raise ShapeError(
-                    f"jacobian: {name} has shape {t.shape}, needs {low} or {high} dims with batch_axis="
+                    f"jacobian: {name} has shape {list(t.shape)}, needs {low} or {high} dims with batch_axis="
                     f"{0 if is_batched else None}; reshape it"
                 )
         if is_batched and ys.shape[0] != xs.shape[0]:
@@ -64,7 +64,7 @@ class Jacobian:
         if isinstance(rows, (int, np.integer)) and not isinstance(rows, bool):
             count = self._ys.shape[row_dim]
             if not -count <= rows < count:
-                raise IndexError(f"row {rows} is out of range for a Jacobian of shape {self.shape}")
+                raise IndexError(f"row {rows} is out of range for a Jacobian of shape {list(self.shape)}")
             return self._rest(self._row(int(rows) % count), [*items[:row_dim], *items[row_dim + 1 :]])
         chosen = range(self._ys.shape[row_dim])
         if self._whole is None and self._is_dear(rows):
@@ -75,7 +75,7 @@ class Jacobian:
             chosen = chosen[rows]
             items = [*items[:row_dim], slice(None), *items[row_dim + 1 :]] if row_dim < len(items) else items
         if not len(chosen):
-            raise IndexError(f"{rows} selects no row of a Jacobian of shape {self.shape}")
+            raise IndexError(f"{rows} selects no row of a Jacobian of shape {list(self.shape)}")
         with tape.GradEnabled(True):
             return self._rest(stack([self._row(i) for i in chosen], axis=row_dim), items)
 
@@ -89,7 +89,7 @@ class Jacobian:
 
     def __repr__(self) -> str:
         count = len(self._rows) if self._whole is None else self._ys.shape[self._row_dim]
-        return f"{type(self).__name__}(shape={self.shape}, {count} rows computed)"
+        return f"{type(self).__name__}(shape={list(self.shape)}, {count} rows computed)"
 
     def _expanded(self, index: Any) -> list[Any]:
         items = list(index) if isinstance(index, tuple) else [index]
@@ -100,7 +100,7 @@ class Jacobian:
             fill = [slice(None)] * (self.ndim - len(items) + 1)
             items = [*items[: dots[0]], *fill, *items[dots[0] + 1 :]]
         if len(items) > max(self.ndim, 1):
-            raise IndexError(f"{len(items)} indices for a Jacobian of shape {self.shape}")
+            raise IndexError(f"{len(items)} indices for a Jacobian of shape {list(self.shape)}")
         return items if self.ndim else []
 
     @staticmethod
@@ -185,7 +185,9 @@ def hessian(ys: Tensor, xs: Any, batch_axis: int | None = None) -> Any:
     (root,), inputs = as_list("hessian", "ys", [ys]), as_list("hessian", "xs", xs)
     per_sample = root.size // root.shape[0] if batched and root.ndim and root.shape[0] else root.size
     if per_sample != 1:
-        raise ShapeError(f"hessian: ys has shape {root.shape}, needs one element{' per sample' if batched else ''}")
+        raise ShapeError(
+            f"hessian: ys has shape {list(root.shape)}, needs one element{' per sample' if batched else ''}"
+        )
     for x in inputs:
         if x.stop_gradient:
             raise GradError("hessian: xs has stop_gradient=True; set it to False before computing ys from it")

@@ -208,8 +208,8 @@ def _fit(layer: type[PyLayer], i: int, gradient: Any, meta: tuple) -> Tensor | N
         )
     if tuple(gradient._array.shape) != tuple(meta[0]):
         raise GradError(
-            f"{layer.__name__}.backward: gradient {i} has shape {gradient.shape}, its Tensor {list(meta[0])}; make "
-            "them equal"
+            f"{layer.__name__}.backward: gradient {i} has shape {list(gradient.shape)}, its Tensor {list(meta[0])}; "
+            "make them equal"
         )
     return gradient if gradient.dtype == meta[1] else gradient.astype(meta[1])
 

@@ -156,14 +156,16 @@ def spread_batch(tensor: Tensor, layout: Layout) -> Tensor:
         return constrain(tensor, *dims) if layouts.active.layout is layout else _constrain(tensor, layout, dims)
     if not tensor.stop_gradient:
         raise PlacementError(
-            f"an input of shape {tensor.shape} wants a gradient but is one process's share of the batch; a gradient "
-            "does not reach it through the global batch: detach() it, or make it a global Tensor first"
+            f"an input of shape {list(tensor.shape)} wants a gradient but is one process's share of the batch; a "
+            "gradient does not reach it through the global batch: detach() it, or make it a global Tensor first"
         )
     sharding = layout.sharding("act", dims, _global_shape(tensor.shape, layout))
     try:
         return Tensor(jax.make_array_from_process_local_data(sharding, np.asarray(array)))
     except ValueError as error:
-        raise ShapeError(f"the processes' shares of shape {tensor.shape} make no global batch: {error}") from error
+        raise ShapeError(
+            f"the processes' shares of shape {list(tensor.shape)} make no global batch: {error}"
+        ) from error
 
 
 def _constrain(tensor: Tensor, layout: Layout, dims: Sequence[str | None]) -> Tensor:

@@ -115,7 +115,8 @@ class GradientMerge:
         for name, value in values.items():
             if name != COUNT and tuple(np.shape(value)) != tuple(parameters[name].shape):
                 raise CheckpointError(
-                    f"gradient merge: {name} has shape {list(np.shape(value))}, its parameter {parameters[name].shape}"
+                    f"gradient merge: {name} has shape {list(np.shape(value))}, its parameter "
+                    f"{list(parameters[name].shape)}"
                 )
         self._count.set_value(np.asarray(values.get(COUNT, 0), np.int32).reshape(()) % self.steps)
         for name, p in parameters.items():

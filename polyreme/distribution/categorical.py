@@ -77,7 +77,7 @@ class Categorical(Distribution):
             return reshape(self.prob(reshape(value, [1])), self.batch_shape)
         if value.ndim not in (1, chances.ndim):
             raise ShapeError(
-                f"Categorical.prob: value has shape {value.shape}, logits {self.logits.shape}; give [m] or "
+                f"Categorical.prob: value has shape {list(value.shape)}, logits {list(self.logits.shape)}; give [m] or "
                 f"{[*self.batch_shape, 'm']}"
             )
         return take_along_axis(chances, expand(value, [*self.batch_shape, value.shape[-1]]), -1)

@@ -27,7 +27,7 @@ class Distribution:
     >>> from polyreme.distribution import Normal
     >>> two = Normal([0.0, 10.0], 1.0)
     >>> two.batch_shape, two.event_shape, two.sample([5]).shape
-    ((2,), (), [5, 2])
+    ((2,), (), paddle.Size([5, 2]))
     """
 
     def __init__(self, batch_shape: Sequence[int] = (), event_shape: Sequence[int] = ()) -> None:

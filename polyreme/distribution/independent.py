@@ -17,7 +17,7 @@ class Independent(Distribution):
     >>> from polyreme.distribution import Normal
     >>> both = Independent(Normal([0.0, 0.0], 1.0), 1)
     >>> both.batch_shape, both.event_shape, both.log_prob([1.0, 1.0]).shape
-    ((), (2,), [])
+    ((), (2,), paddle.Size([]))
     """
 
     def __init__(self, base: Distribution, reinterpreted_batch_rank: int) -> None:

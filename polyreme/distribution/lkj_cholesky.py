@@ -72,7 +72,9 @@ class LKJCholesky(Distribution):
         """Log density at L [..., dim, dim] -> [...], with respect to its entries below the diagonal."""
         value = as_value(value, self.concentration)
         if tuple(value.shape[-2:]) != self.event_shape:
-            raise ShapeError(f"LKJCholesky.log_prob: value has shape {value.shape}; give [..., {self.dim}, {self.dim}]")
+            raise ShapeError(
+                f"LKJCholesky.log_prob: value has shape {list(value.shape)}; give [..., {self.dim}, {self.dim}]"
+            )
         eta = self.concentration
         row = arange(2, self.dim + 1, dtype=eta.dtype)
         power = 2 * unsqueeze(eta - 1, -1) + self.dim - row

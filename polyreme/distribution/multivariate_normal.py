@@ -48,7 +48,7 @@ class MultivariateNormal(Distribution):
             )
         mean, matrix = as_tensors("MultivariateNormal", loc=loc, **{named[0]: matrices[named[0]]})
         if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
-            raise ShapeError(f"MultivariateNormal: {named[0]} has shape {matrix.shape}; give [*b, k, k]")
+            raise ShapeError(f"MultivariateNormal: {named[0]} has shape {list(matrix.shape)}; give [*b, k, k]")
         mean = mean if mean.ndim else reshape(mean, [1])
         self.loc, _ = broadcast_tensors([mean, diagonal(matrix, axis1=-2, axis2=-1)])
         self._scale = {"scale_tril": lambda m: m, "covariance_matrix": cholesky, "precision_matrix": _from_precision}[

@@ -98,8 +98,8 @@ class Transform:
         tensor = value if isinstance(value, Tensor) else to_tensor(value)
         if tensor.ndim < rank:
             raise ShapeError(
-                f"{type(self).__name__}.{what}: an event has {rank} dims, got a Tensor of shape {tensor.shape}; give "
-                "at least that many"
+                f"{type(self).__name__}.{what}: an event has {rank} dims, got a Tensor of shape {list(tensor.shape)}; "
+                "give at least that many"
             )
         return tensor
 

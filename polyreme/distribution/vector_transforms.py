@@ -102,7 +102,7 @@ class StackTransform(Transform):
         if not 0 <= dim < x.ndim or x.shape[dim] != len(self._transforms):
             raise ShapeError(
                 f"StackTransform: {len(self._transforms)} transforms along axis {self._axis} of a Tensor of shape "
-                f"{x.shape}; give as many transforms as there are slices"
+                f"{list(x.shape)}; give as many transforms as there are slices"
             )
         slices = unbind(x, dim)
         return stack([getattr(t, method)(part) for t, part in zip(self._transforms, slices, strict=True)], dim)

@@ -21,6 +21,7 @@ from polyreme.core.kernel import Kernel
 from polyreme.core.op import ATTR, KEY, TENSOR, Op, freeze
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
+from polyreme.eager.memory import Size
 from polyreme.errors import CaptureError, DeviceError, DTypeError, GradError, ShapeError
 
 _watch = state.watch
@@ -231,7 +232,7 @@ def _check_integers(op: Op, values: Sequence[int], arrays: Sequence[Any]) -> Non
 def _attribute(value: Any) -> tuple:
     """What tells an attribute from others: 1, 1.0 and True are equal and hash alike, and so are 0.0 and -0.0."""
     cls = value.__class__
-    if cls is list or cls is tuple:
+    if cls is list or cls is tuple or cls is Size:
         return (len(value), *map(type, value), *value)
     return (cls, repr(value)) if cls is float and _is_zero_or_nan(value) else (cls, value)
 

@@ -5,7 +5,10 @@ Arrays are contiguous in row-major order here and share no memory, so strides fo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+import jax
 
 from polyreme.core import state
 from polyreme.errors import PlacementError
@@ -30,7 +33,7 @@ class ElementCount(int):
     >>> from polyreme.ops.creation import zeros
     >>> x = zeros([2, 3])
     >>> x.size, x.size(), x.size(-1)
-    (6, Size([2, 3]), 3)
+    (6, paddle.Size([2, 3]), 3)
     """
 
     shape: tuple[int, ...]
@@ -50,17 +53,28 @@ class ElementCount(int):
 
 
 class Size(list):
-    """Sizes of dims: a list of integers whose slices and sums are Sizes, and numel(). Raises TypeError for others.
+    """Sizes of dims, as Tensor.shape gives them: a list whose slices and sums are Sizes, equal to a tuple of the same
+    sizes too, and numel(). Raises TypeError for what is no integer.
 
-    >>> Size((2, 3)) + [4], Size([2, 3]).numel(), Size([2, 3]) == [2, 3]
-    (Size([2, 3, 4]), 6, True)
+    >>> Size((2, 3)) + [4], Size([2, 3]).numel(), Size([2, 3]) == (2, 3)
+    (paddle.Size([2, 3, 4]), 6, True)
     """
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, iterable: Any = ()) -> None:
         super().__init__(iterable)
-        for at, size in enumerate(self):
+        for index, size in enumerate(self):
             if not hasattr(size, "__index__"):
-                raise TypeError(f"Size takes integers; item {at} is {size!r}, a {type(size).__name__}")
+                raise TypeError(f"Size takes integers; item {index} is {size!r}, a {type(size).__name__}")
+
+    @classmethod
+    def of(cls, sizes: Iterable[int]) -> Size:
+        """A Size of what is known to be sizes, at the cost of a list."""
+        size: Size = _new(cls)
+        size.extend(sizes)
+        return size
 
     def numel(self) -> int:
         """How many elements a Tensor of these sizes has."""
@@ -70,22 +84,40 @@ class Size(list):
         return count
 
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        return Size(found) if isinstance(index, slice) else found
+        part = _item(self, index)
+        return Size.of(part) if part.__class__ is list else part
 
     def __add__(self, other: Any) -> Size:
-        return Size([*self, *other])
+        return Size.of((*self, *other))
 
     def __radd__(self, other: Any) -> Size:
-        return Size([*other, *self])
+        return Size.of((*other, *self))
+
+    def __iadd__(self, other: Any) -> Size:  # else Python takes __add__, which makes a new one
+        self.extend(other)
+        return self
 
     def __mul__(self, times: Any) -> Size:
-        return Size(super().__mul__(times))
+        return Size.of(list.__mul__(self, times))
 
     __rmul__ = __mul__
 
+    def __eq__(self, other: Any) -> Any:
+        return list.__eq__(self, list(other) if isinstance(other, tuple) else other)
+
+    def __ne__(self, other: Any) -> Any:
+        return list.__ne__(self, list(other) if isinstance(other, tuple) else other)
+
     def __repr__(self) -> str:
-        return f"Size({list(self)})"
+        return f"paddle.Size({list(self)})"
+
+    def __reduce__(self) -> Any:
+        return Size, (list(self),)
+
+
+jax.tree_util.register_pytree_node(Size, lambda size: (tuple(size), None), lambda _, sizes: Size.of(sizes))
+_new: Any = list.__new__
+_item = list.__getitem__
 
 
 class MemoryMembers:

@@ -26,7 +26,7 @@ from polyreme.eager.dispatch import rebind, refuse_copy
 from polyreme.eager.dist_members import DistMembers
 from polyreme.eager.host import as_array, like, put
 from polyreme.eager.index import check_mask, split_index, value_of
-from polyreme.eager.memory import ElementCount, MemoryMembers
+from polyreme.eager.memory import ElementCount, MemoryMembers, Size
 from polyreme.eager.methods import OpMethods
 from polyreme.eager.rewriting import Rewriting
 from polyreme.eager.sparse.members import SparseMembers
@@ -35,6 +35,7 @@ from polyreme.ops import OPS, creation, indexing
 from polyreme.ops import arithmetic as ar
 
 _names = itertools.count()
+_new_list: Any = list.__new__
 print_options: dict[str, Any] = {"threshold": 1000, "precision": 8}
 """What set_printoptions changes, as NumPy's printoptions."""
 
@@ -64,9 +65,11 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
     # what it is
 
     @property
-    def shape(self) -> list[int]:
+    def shape(self) -> Size:
         """Size of each dim; in a static Program -1 for one that is not known."""
-        return list(self._array.shape)
+        size: Size = _new_list(Size)  # as Size.of does, without its call
+        size.extend(self._array.shape)
+        return size
 
     @property
     def dtype(self) -> np.dtype:
@@ -170,7 +173,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
         """One element as a Python number; without an index the Tensor must have exactly one."""
         value = state.host(self, "Tensor.item()")
         if not args and value.size != 1:
-            raise ShapeError(f"item() needs a Tensor with one element, got shape {self.shape}; index it first")
+            raise ShapeError(f"item() needs a Tensor with one element, got shape {list(self.shape)}; index it first")
         return value.item(*args)
 
     def tolist(self) -> Any:
@@ -219,7 +222,8 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
         value = state.host(self, what)
         if value.size != 1:
             raise ShapeError(
-                f"{what} needs a Tensor with one element, got shape {self.shape}; use .any() or .all(), or index it"
+                f"{what} needs a Tensor with one element, got shape {list(self.shape)}; use .any() or .all(), or index "
+                "it"
             )
         return value.reshape(())[()]
 
@@ -242,8 +246,10 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
         if isinstance(self._array, Symbol):
             return f"Variable({self._array!r}, stop_gradient={self.stop_gradient})"
         if isinstance(self._array, state.Tracer):
-            return f"Tensor(shape={self.shape}, dtype={self.dtype.name}, captured)"
-        facts = f"shape={self.shape}, dtype={self.dtype.name}, place={self.place}, stop_gradient={self.stop_gradient}"
+            return f"Tensor(shape={list(self.shape)}, dtype={self.dtype.name}, captured)"
+        facts = (
+            f"shape={list(self.shape)}, dtype={self.dtype.name}, place={self.place}, stop_gradient={self.stop_gradient}"
+        )
         if not (self._array.is_fully_addressable or self._array.is_fully_replicated):
             return f"Tensor({facts}, in pieces over several processes)"
         with np.printoptions(**print_options):
@@ -274,7 +280,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
         if value is not None and tuple(value._array.shape) != tuple(self._array.shape):
-            raise ShapeError(f"grad must have the Tensor's shape {self.shape}, got {value.shape}")
+            raise ShapeError(f"grad must have the Tensor's shape {list(self.shape)}, got {list(value.shape)}")
         state.touch(self)
         self._grad = value
         self._reads_zero = False
@@ -405,7 +411,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
             state.write(self, array)
             return
         if tuple(array.shape) != tuple(self._array.shape):
-            raise ShapeError(f"set_value: the Tensor has shape {self.shape}, the value {list(array.shape)}")
+            raise ShapeError(f"set_value: the Tensor has shape {list(self.shape)}, the value {list(array.shape)}")
         state.write(self, like(array, self._array))
 
     @property
@@ -468,7 +474,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
     def __getitem__(self, index: Any) -> Tensor:
         if isinstance(index, (bool, np.bool_)):  # a new dim, of size 1 for True and 0 for False
             return self[None] if index else self[None][0:0]
-        arrays, spec = split_index(index, self.shape)
+        arrays, spec = split_index(index, list(self._array.shape))
         return indexing.getitem(self, arrays, spec)
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -480,13 +486,13 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
             value = np.asarray(value) if not isinstance(value, (bool, int, float, complex)) else value
             dtypes.check_holds("x[index] = value", self.dtype, value)
         if isinstance(index, Tensor) and index.dtype == dtypes.bool_ and np.ndim(value_of(value)) == 0:
-            check_mask(index, self.shape)
+            check_mask(index, list(self._array.shape))
             rebind(self, indexing.setitem_where(self, value, index), "x[mask] = value")
             return
         if state.recording():
             rebind(self, _with_item(self, index, value), "x[index] = value")
             return
-        arrays, spec = split_index(index, self.shape)
+        arrays, spec = split_index(index, list(self._array.shape))
         rebind(self, indexing.setitem(self, value, arrays, spec), "x[index] = value")
 
     # operators
@@ -610,7 +616,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
     def mT(self) -> Tensor:
         """The last two dims swapped."""
         if self.ndim < 2:
-            raise ShapeError(f"mT needs at least 2 dims, got shape {self.shape}")
+            raise ShapeError(f"mT needs at least 2 dims, got shape {list(self.shape)}")
         return self.transpose([*range(self.ndim - 2), self.ndim - 1, self.ndim - 2])
 
 

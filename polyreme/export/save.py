@@ -81,7 +81,7 @@ def save(layer: Any, path: str | os.PathLike[str], input_spec: Sequence[Any] | N
     >>> path = tempfile.mkdtemp() + "/net"
     >>> save(Linear(4, 2), path, [to_tensor([[1.0, 2.0, 3.0, 4.0]])])
     >>> load(path)(to_tensor([[1.0, 2.0, 3.0, 4.0]])).shape
-    [1, 2]
+    paddle.Size([1, 2])
     """
     options = _Options.of(configs)
     functions = _functions_of(layer, input_spec, options)

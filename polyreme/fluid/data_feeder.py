@@ -114,8 +114,8 @@ class DataFeeder:
         if array.ndim != len(shape):
             if min(shape[1:], default=0) < 0:
                 raise ShapeError(
-                    f"DataFeeder: {variable.name!r} has shape {variable.shape}, a part {list(array.shape[1:])}; it "
-                    "cannot be reshaped to sizes that are not known"
+                    f"DataFeeder: {variable.name!r} has shape {list(variable.shape)}, a part {list(array.shape[1:])}; "
+                    "it cannot be reshaped to sizes that are not known"
                 )
             array = array.reshape(shape)
         made = LoDTensor()

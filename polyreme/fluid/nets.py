@@ -79,7 +79,7 @@ def scaled_dot_product_attention(
     for name, x in (("queries", queries), ("values", values)):
         if x.ndim != 3 or x.shape[-1] % num_heads:
             raise ShapeError(
-                f"scaled_dot_product_attention: {name} {x.shape}, {num_heads} heads; needs [n, len, width]"
+                f"scaled_dot_product_attention: {name} {list(x.shape)}, {num_heads} heads; needs [n, len, width]"
             )
     if num_heads > 1:
         queries, keys, values = (layers.fc(x, x.shape[-1], num_flatten_dims=2) for x in (queries, keys, values))

@@ -34,7 +34,9 @@ def as_tensors(what: str, values: Any, specs: list[InputSpec]) -> list[Tensor]:
             w is None or w == h for w, h in zip(spec.shape, tensor.shape, strict=True)
         )
         if not fits:
-            raise ShapeError(f"Model: {what} {index} is specified as {list(spec.shape)}, the batch has {tensor.shape}")
+            raise ShapeError(
+                f"Model: {what} {index} is specified as {list(spec.shape)}, the batch has {list(tensor.shape)}"
+            )
         if spec.dtype != tensor.dtype:
             raise DTypeError(
                 f"Model: {what} {index} is specified as {spec.dtype.name}, the batch has {tensor.dtype.name}"

@@ -410,7 +410,7 @@ def _mismatch(name: str, mine: Tensor, given: Any) -> str:
     if given is None:
         return f"{name}: not in the file"
     if list(given.shape) != list(mine.shape):
-        return f"{name}: shape {list(given.shape)} in the file, {mine.shape} in the network"
+        return f"{name}: shape {list(given.shape)} in the file, {list(mine.shape)} in the network"
     return ""
 
 

@@ -133,7 +133,9 @@ class Steps:
         losses = as_list(self.loss(*outputs, *labels))
         for loss in losses:
             if loss.size != 1:
-                raise ShapeError(f"Model: the loss has shape {loss.shape}; give one number a batch, such as its mean")
+                raise ShapeError(
+                    f"Model: the loss has shape {list(loss.shape)}; give one number a batch, such as its mean"
+                )
         return losses
 
 

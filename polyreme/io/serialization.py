@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from polyreme.core import dtype as dtypes
+from polyreme.eager.memory import Size
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import CheckpointError, ConfigError, DTypeError
 from polyreme.io import safetensors_file
@@ -153,7 +154,7 @@ class _Encoder:
             return value
         if type(value) in (float, complex):
             return _encode_number(value)
-        if type(value) is list:
+        if type(value) in (list, Size):
             return [self.encode(v, f"{path}.{i}", depth + 1) for i, v in enumerate(value)]
         if type(value) is tuple:
             return {"tuple": [self.encode(v, f"{path}.{i}", depth + 1) for i, v in enumerate(value)]}

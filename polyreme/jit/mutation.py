@@ -15,6 +15,7 @@ from malt.operators import Undefined
 
 from polyreme.core import state
 from polyreme.core.state import TensorState
+from polyreme.eager.memory import Size
 from polyreme.errors import CaptureError
 from polyreme.jit.capture import Capture, user_frame
 
@@ -180,7 +181,7 @@ def own(value: Any) -> Any:
 
 def own_all(value: Any) -> Any:
     """own(made), and the containers in it, which are as new."""
-    if _region() is not None and type(value) in (list, dict, tuple):
+    if _region() is not None and type(value) in (list, Size, dict, tuple):
         for inner in value.values() if isinstance(value, dict) else value:
             own_all(inner)
     return own(value)

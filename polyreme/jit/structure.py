@@ -1,7 +1,7 @@
 """Nested arguments and results taken apart into leaves and put together again, dict order and types kept.
 
-Containers: list, tuple, namedtuple, dict, OrderedDict, and dataclasses that hold a Tensor. All else is a
-leaf.
+Containers: list, tuple, namedtuple, dict, OrderedDict, and dataclasses that hold a Tensor. The sizes that Tensor.shape
+gives count as a list. All else is a leaf.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from polyreme.core.state import TensorState
+from polyreme.eager.memory import Size
 
 LEAF = None
 Spec = Any
@@ -23,6 +24,8 @@ def flatten(value: Any, leaves: list[Any]) -> Spec:
     cls: Any = value.__class__
     if cls is tuple or cls is list:
         return (cls, None, tuple(flatten(v, leaves) for v in value))
+    if cls is Size:
+        return (list, None, tuple(flatten(v, leaves) for v in value))
     if cls is dict or cls is OrderedDict:
         return (cls, tuple(value), tuple(flatten(v, leaves) for v in value.values()))
     names = getattr(cls, "_fields", None)

@@ -328,7 +328,7 @@ def _fill(name: str, holder: Tensor | None, count: int) -> None:
     if holder is None:
         return
     if holder.size != 1:
-        raise ShapeError(f"accuracy: {name} has shape {holder.shape}; give a Tensor of one element")
+        raise ShapeError(f"accuracy: {name} has shape {list(holder.shape)}; give a Tensor of one element")
     holder.set_value(np.full(holder.shape, count, holder.dtype))
 
 

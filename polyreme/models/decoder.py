@@ -122,7 +122,7 @@ class Part(Layer):
 
     >>> from polyreme.nn import Linear
     >>> Part(abs, unused=Linear(2, 3)).parameters()[0].shape
-    [2, 3]
+    paddle.Size([2, 3])
     """
 
     def __init__(self, call: Callable[[Any], Any], **sublayers: Layer) -> None:

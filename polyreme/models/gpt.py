@@ -125,7 +125,7 @@ class GPT(Decoder):
 
     >>> from polyreme.eager.tensor import to_tensor
     >>> GPT(GPTConfig.nano())(to_tensor([[1, 2, 3]])).shape
-    [1, 3, 128]
+    paddle.Size([1, 3, 128])
     """
 
     family = families.GPT

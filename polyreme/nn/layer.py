@@ -386,7 +386,7 @@ class Layer(LayerHooks, SecondNames):
                 f"({', '.join(list(state_dict)[:5])}, ...); it has {', '.join(list(mine)[:5])}, ..."
             )
         wrong = [
-            f"{k}: expected {mine[k].shape}, got {list(np.shape(v) if not isinstance(v, Tensor) else v.shape)}"
+            f"{k}: expected {list(mine[k].shape)}, got {list(np.shape(v) if not isinstance(v, Tensor) else v.shape)}"
             for k, v in state_dict.items()
             if k in mine and tuple(v.shape if hasattr(v, "shape") else np.shape(v)) != tuple(mine[k].shape)
         ]

@@ -14,7 +14,7 @@ class LazyGuard:
     >>> with LazyGuard():
     ...     net = Linear(2, 3)
     >>> net.weight.shape, [p.initialize() is p for p in net.parameters()]
-    ([2, 3], [True, True])
+    (paddle.Size([2, 3]), [True, True])
     """
 
     def __enter__(self) -> Self:

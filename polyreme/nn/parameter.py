@@ -71,7 +71,7 @@ class Parameter(Tensor):
         super().__init__(data, dtype, stop_gradient=not trainable)
         if dims is not None and len(dims) != self.ndim:
             raise ShapeError(
-                f"Parameter of shape {self.shape} has {self.ndim} dims, dims={tuple(dims)} names {len(dims)}"
+                f"Parameter of shape {list(self.shape)} has {self.ndim} dims, dims={tuple(dims)} names {len(dims)}"
             )
         self.name = name or f"param_{next(_names)}"
         self.persistable = True
@@ -101,7 +101,9 @@ class Parameter(Tensor):
         if isinstance(self._array, Unmade):
             array = jnp.array(state.read(value) if isinstance(value, state.TensorState) else value, self._array.dtype)
             if array.shape != self._array.shape:
-                raise ShapeError(f"set_value: the parameter has shape {self.shape}, the value {list(array.shape)}")
+                raise ShapeError(
+                    f"set_value: the parameter has shape {list(self.shape)}, the value {list(array.shape)}"
+                )
             state.write(self, array)
         else:
             super().set_value(value)

@@ -26,7 +26,9 @@ def weight_norm(layer: Layer, name: str = "weight", dim: int | None = 0) -> Laye
     weight = _parameter(layer, name, "weight_norm")
     dim = None if dim == -1 else dim
     if dim is not None and not -weight.ndim <= dim < weight.ndim:
-        raise ConfigError(f"weight_norm: dim={dim} of {name!r} with shape {weight.shape}; choose a dim it has, or None")
+        raise ConfigError(
+            f"weight_norm: dim={dim} of {name!r} with shape {list(weight.shape)}; choose a dim it has, or None"
+        )
     over = None if dim is None else [d for d in range(weight.ndim) if d != dim % weight.ndim]
 
     def length(v: Any) -> Any:

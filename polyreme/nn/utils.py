@@ -30,7 +30,9 @@ def vector_to_parameters(vec: Any, parameters: Iterable[Any], name: str | None =
     listed = _list(parameters)
     counts = [math.prod(p.shape) for p in listed]
     if list(vec.shape) != [sum(counts)]:
-        raise ShapeError(f"vector_to_parameters: the parameters have {sum(counts)} elements, vec has shape {vec.shape}")
+        raise ShapeError(
+            f"vector_to_parameters: the parameters have {sum(counts)} elements, vec has shape {list(vec.shape)}"
+        )
     array, at = state.read(vec), 0
     for p, count in zip(listed, counts, strict=True):
         state.write(p, array[at : at + count].reshape(p.shape).astype(p.dtype))

@@ -82,7 +82,7 @@ def check_unique(owner: str, parameters: list[Any]) -> None:
             raise ConfigError(f"{owner}: parameter {p.name!r} appears twice in parameters=; give it once")
         if other is not None:
             raise ConfigError(
-                f"{owner}: two parameters are named {p.name!r} (shapes {other.shape} and {p.shape}); rename one"
+                f"{owner}: two parameters are named {p.name!r} (shapes {list(other.shape)} and {p.shape}); rename one"
             )
         names[p.name] = p
 

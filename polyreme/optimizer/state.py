@@ -227,7 +227,9 @@ class OptimizerState:
             shape = tuple(value.shape if hasattr(value, "shape") else np.shape(value))
             fits = shape in ((), (1,)) if name in self.scalars else shape == tuple(p.shape)
             if not fits:
-                raise CheckpointError(f"{owner}.set_state_dict: {key} has shape {list(shape)}, its parameter {p.shape}")
+                raise CheckpointError(
+                    f"{owner}.set_state_dict: {key} has shape {list(shape)}, its parameter {list(p.shape)}"
+                )
             if name == "master" and not self._has_master(p):
                 raise CheckpointError(
                     f"{owner}.set_state_dict: {key} is a master weight, but {p.name} ({p.dtype.name}) has none here; "

@@ -42,7 +42,11 @@ class Buckets:
             variable = program.global_block().vars.get(name)
             for dim in dims:
                 if variable is None or dim >= len(variable.shape) or variable.shape[dim] != DYNAMIC:
-                    have = "the Program has no such variable" if variable is None else f"it has shape {variable.shape}"
+                    have = (
+                        "the Program has no such variable"
+                        if variable is None
+                        else f"it has shape {list(variable.shape)}"
+                    )
                     raise ProgramError(
                         f"buckets: dim {dim} of {name!r} is no size that may differ, {have}; declare it with None"
                     )

@@ -42,7 +42,7 @@ def line(op: Operation, block: Block) -> str:
     shown = []
     for name in op.outputs:
         var = block.vars.get(name)
-        shown.append(f"%{name}" + (f": {var.dtype.name}{var.shape}" if var is not None else ""))
+        shown.append(f"%{name}" + (f": {var.dtype.name}{list(var.shape)}" if var is not None else ""))
     left = f"{', '.join(shown)} = " if shown else ""
     return f"{left}{_right(op)}"
 

@@ -171,7 +171,7 @@ def _check(where: str, name: str, array: Any, declared: Tensor) -> None:
     if tuple(array.shape) != tuple(declared.shape) or array.dtype != declared.dtype:
         raise CheckpointError(
             f"{where}: {name!r} is {array.dtype}{list(array.shape)}, the Program's is "
-            f"{declared.dtype.name}{declared.shape}"
+            f"{declared.dtype.name}{list(declared.shape)}"
         )
 
 

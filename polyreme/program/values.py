@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyreme.core.state import TensorState
+from polyreme.eager.memory import Size
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ def replace(value: Any, kind: type, put: Callable[[Any], Any]) -> Any:
     cls: Any = value.__class__
     if cls is list or cls is tuple:
         return cls(replace(v, kind, put) for v in value)
+    if cls is Size:
+        return [replace(v, kind, put) for v in value]
     if cls is dict:
         return {k: replace(v, kind, put) for k, v in value.items()}
     if cls is slice:

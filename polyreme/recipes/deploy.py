@@ -92,7 +92,7 @@ def infer(prefix: Path, inputs: Mapping[str, Path], output: Path | None, device:
     first = time.perf_counter() - start
     lines = []
     for name, out in zip(predictor.get_output_names(), outputs, strict=True):
-        text = f"{name}  {out.dtype.name}{out.shape}"
+        text = f"{name}  {out.dtype.name}{list(out.shape)}"
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
             path = output / f"{_file_name(name)}.npy"

@@ -230,7 +230,7 @@ def im2sequence(
     columns = unfold(x, filter_size, stride, padding)
     size, windows = columns.shape[1:]
     if windows < 0:
-        raise ShapeError(f"im2sequence: input of shape {x.shape}; give data the height and width")
+        raise ShapeError(f"im2sequence: input of shape {list(x.shape)}; give data the height and width")
     found = OPS["reshape"](OPS["transpose"](columns, [0, 2, 1]), [-1, size])
     many = divided(OPS["full"]([lods.rows(x)], windows, "int64"), ())
     return divided(found, [lods.offsets(many)])
@@ -264,6 +264,6 @@ def _as_offsets(what: str, y: Any) -> Variable:
     value = lods.variable(what, y)
     if len(value.shape) != 1:
         raise ShapeError(
-            f"{what}: {value.name!r} of shape {value.shape} has no sequences and is no list of offsets [n + 1]"
+            f"{what}: {value.name!r} of shape {list(value.shape)} has no sequences and is no list of offsets [n + 1]"
         )
     return value

@@ -78,8 +78,8 @@ def sequences(what: str, value: Any) -> tuple[Variable, Lod]:
     lod = lod_of(sequence)
     if not lod:
         raise ProgramError(
-            f"{what}: {sequence.name!r} of shape {sequence.shape} has no sequences; give data(..., lod_level=1) what a "
-            "LoDTensor is fed to, or divide it with lod_reset"
+            f"{what}: {sequence.name!r} of shape {list(sequence.shape)} has no sequences; give data(..., lod_level=1) "
+            "what a LoDTensor is fed to, or divide it with lod_reset"
         )
     return sequence, lod
 

@@ -27,7 +27,8 @@ def _check(what: str, x: Variable, size: int, parts: int, dtype: Any = None) -> 
     """The width of the state for inputs of `parts` times as many numbers."""
     if size % parts or x.shape[-1] != size:
         raise ShapeError(
-            f"{what}: size={size} for input of shape {x.shape}; the input holds {parts} numbers for each of the state"
+            f"{what}: size={size} for input of shape {list(x.shape)}; the input holds {parts} numbers for each of the "
+            "state"
         )
     if dtype is not None and dtypes.as_dtype(dtype) != x.dtype:
         raise DTypeError(f"{what}: dtype={dtype!r}, the input is {x.dtype.name}; give that")
@@ -181,7 +182,10 @@ def lstm_unit(
     x, h, c = (lods.variable("lstm_unit", v) for v in (x_t, hidden_t_prev, cell_t_prev))
     d = c.shape[-1]
     if len(x.shape) != 2 or len(h.shape) != 2 or h.shape[-1] != d:
-        raise ShapeError(f"lstm_unit: x_t {x.shape}, hidden {h.shape}, cell {c.shape}; needs [n, a], [n, d], [n, d]")
+        raise ShapeError(
+            f"lstm_unit: x_t {list(x.shape)}, hidden {list(h.shape)}, cell {list(c.shape)}; needs [n, a], [n, d], [n, "
+            "d]"
+        )
     parts = LayerParameters("lstm_unit", name)
     weight = parts.parameter(param_attr, [x.shape[-1] + d, 4 * d], x.dtype)
     bias = parts.bias(bias_attr, [4 * d], x.dtype)

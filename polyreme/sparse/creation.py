@@ -41,7 +41,7 @@ def sparse_coo_tensor(
     count, n = coordinates.shape
     if elements.ndim == 0 or elements.shape[0] != n:
         raise ShapeError(
-            f"sparse_coo_tensor: indices {coordinates.shape} hold {n} coordinates, values {elements.shape} "
+            f"sparse_coo_tensor: indices {list(coordinates.shape)} hold {n} coordinates, values {list(elements.shape)} "
             "must be [n, *]"
         )
     values_of_indices = at_hand(coordinates)
@@ -52,7 +52,7 @@ def sparse_coo_tensor(
     dims = tuple(int(s) for s in shape)
     if len(dims) != count + elements.ndim - 1 or list(dims[count:]) != elements.shape[1:] or min(dims, default=0) < 0:
         raise ShapeError(
-            f"sparse_coo_tensor: indices {coordinates.shape} and values {elements.shape} do not fit shape "
+            f"sparse_coo_tensor: indices {list(coordinates.shape)} and values {list(elements.shape)} do not fit shape "
             f"{list(dims)}, which needs {count} sparse dims, then {elements.shape[1:]}"
         )
     check_size(dims[:count])
@@ -82,7 +82,7 @@ def sparse_csr_tensor(
     ends, columns = _index(what, "crows", crows, place, 1), _index(what, "cols", cols, place, 1)
     elements = _values(values, dtype, place, stop_gradient)
     if elements.shape != columns.shape:
-        raise ShapeError(f"{what}: cols {columns.shape} and values {elements.shape} must both be [n]")
+        raise ShapeError(f"{what}: cols {list(columns.shape)} and values {list(elements.shape)} must both be [n]")
     host_indices = at_hand(ends), at_hand(columns)
     if shape is None:
         if host_indices[1] is None or not host_indices[1].size:
@@ -91,8 +91,8 @@ def sparse_csr_tensor(
     dims = tuple(int(s) for s in shape)
     if len(dims) not in (2, 3) or min(dims) < 0 or ends.shape[0] != math.prod(dims[:-2]) * (dims[-2] + 1):
         raise ShapeError(
-            f"{what}: crows {ends.shape} do not fit shape {list(dims)}, which is [rows, columns] or [batch, rows, "
-            "columns] and needs batch * (rows + 1)"
+            f"{what}: crows {list(ends.shape)} do not fit shape {list(dims)}, which is [rows, columns] or [batch, "
+            "rows, columns] and needs batch * (rows + 1)"
         )
     check_size(dims)
     made = SparseCsrTensor(ends, columns, elements, dims)
@@ -133,7 +133,7 @@ def _index(what: str, name: str, value: Any, place: Any, ndim: int) -> Tensor:
     if not dtypes.is_integer(value.dtype):
         raise DTypeError(f"{what}: {name} is {value.dtype.name}, needs int32 or int64; use astype('int64')")
     if value.ndim != ndim:
-        raise ShapeError(f"{what}: {name} {value.shape} needs {ndim} dims")
+        raise ShapeError(f"{what}: {name} {list(value.shape)} needs {ndim} dims")
     return value
 
 

@@ -24,12 +24,12 @@ def pca_lowrank(
     """
     need_sparse("sparse.pca_lowrank", "x", x)
     if len(x.shape) != 2 or x.dense_dim():
-        raise ShapeError(f"sparse.pca_lowrank: x {x.shape}; needs a sparse matrix [n, m]")
+        raise ShapeError(f"sparse.pca_lowrank: x {list(x.shape)}; needs a sparse matrix [n, m]")
     n, m = x.shape
     q = min(6, n, m) if q is None else q
     if not 0 < q <= min(n, m) or niter < 0:
         raise ConfigError(
-            f"sparse.pca_lowrank: q={q}, niter={niter} of {x.shape}; needs 1 <= q <= {min(n, m)}, niter >= 0"
+            f"sparse.pca_lowrank: q={q}, niter={niter} of {list(x.shape)}; needs 1 <= q <= {min(n, m)}, niter >= 0"
         )
     flipped = transpose(x, [1, 0])
     means = (matmul(flipped, ones([n, 1], x.dtype)) / n).transpose([1, 0])

@@ -71,8 +71,8 @@ def test_size_is_a_number_and_gives_sizes(x):
 
 def test_size_is_a_list_of_integers():
     size = Size((2, 3))
-    assert repr(size[:1] + Size([4]) + size) == "Size([2, 4, 2, 3])"
-    assert repr([1] + size * 2) == "Size([1, 2, 3, 2, 3])"
+    assert repr(size[:1] + Size([4]) + size) == "paddle.Size([2, 4, 2, 3])"
+    assert repr([1] + size * 2) == "paddle.Size([1, 2, 3, 2, 3])"
     assert size.numel() == 6
     with pytest.raises(TypeError, match=r"item 1 is 2\.5"):
         Size([1, 2.5])

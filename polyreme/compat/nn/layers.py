@@ -52,7 +52,7 @@ class Linear(Layer):
     """x W^T + b with W [out, in]; both start uniform in +-1 / sqrt(in).
 
     >>> Linear(3, 5).weight.shape
-    [5, 3]
+    paddle.Size([5, 3])
     """
 
     def __init__(

@@ -206,7 +206,8 @@ def alltoall_single(
     wanted = _sizes("out_split_sizes", out_split_sizes, out_tensor, members)
     if in_tensor.shape[1:] != out_tensor.shape[1:]:
         raise ShapeError(
-            f"alltoall_single: in_tensor {in_tensor.shape} and out_tensor {out_tensor.shape} differ after dim 0"
+            f"alltoall_single: in_tensor {list(in_tensor.shape)} and out_tensor {list(out_tensor.shape)} differ after "
+            "dim 0"
         )
     return _into(
         out_tensor, [process_run.exchange_uneven(state.read(in_tensor), sent, wanted, members)], "alltoall_single"
@@ -236,8 +237,8 @@ def _into(tensor: Tensor, results: list[Any], what: str) -> CollectiveTask:
     """Write the one result into a Tensor."""
     if tuple(results[0].shape) != tuple(tensor.shape):
         raise ShapeError(
-            f"{what}: the result has shape {list(results[0].shape)}, the Tensor given for it {tensor.shape}; give one "
-            "of the result's shape (over mesh axes Tensors are global: members' results lie along dim 0)"
+            f"{what}: the result has shape {list(results[0].shape)}, the Tensor given for it {list(tensor.shape)}; "
+            "give one of the result's shape (over mesh axes Tensors are global: members' results lie along dim 0)"
         )
     state.write(tensor, results[0])
     return CollectiveTask(results)
@@ -290,8 +291,8 @@ def _entries(what: str, tensors: Any, group: Group | None) -> tuple[bool, list[T
     for i, entry in enumerate(entries):
         if (entry.shape, entry.dtype) != (entries[0].shape, entries[0].dtype):
             raise ShapeError(
-                f"{what}: entry {i} is {entry.dtype.name}{entry.shape}, entry 0 is {entries[0].dtype.name}"
-                f"{entries[0].shape}; all must be alike (alltoall_single takes uneven pieces)"
+                f"{what}: entry {i} is {entry.dtype.name}{list(entry.shape)}, entry 0 is {entries[0].dtype.name}"
+                f"{list(entries[0].shape)}; all must be alike (alltoall_single takes uneven pieces)"
             )
     return False, entries
 
@@ -325,14 +326,14 @@ def _check_same(what: str, out: Sequence[Tensor], entry: Tensor, group: Group, w
         _check_dtype(what, tensor, entry)
         wanted = [entry.shape[0] // group.nranks, *entry.shape[1:]] if whole else entry.shape
         if not group.axes and tensor.shape != wanted:
-            raise ShapeError(f"{what}: each entry has shape {wanted}, the Tensor for the result {tensor.shape}")
+            raise ShapeError(f"{what}: each entry has shape {wanted}, the Tensor for the result {list(tensor.shape)}")
 
 
 def _check_rows(name: str, tensor: Tensor, group: Group) -> None:
     if not tensor.ndim or tensor.shape[0] % group.nranks:
         raise ShapeError(
-            f"{name} of shape {tensor.shape} cannot be cut along dim 0 into {group.nranks} equal pieces, one for each "
-            f"member of group {group.name}"
+            f"{name} of shape {list(tensor.shape)} cannot be cut along dim 0 into {group.nranks} equal pieces, one for "
+            f"each member of group {group.name}"
         )
 
 
@@ -343,6 +344,7 @@ def _sizes(name: str, sizes: Sequence[int] | None, tensor: Tensor, group: Group)
     result = [int(s) for s in sizes]
     if len(result) != group.nranks or min(result) < 0 or not tensor.ndim or sum(result) != tensor.shape[0]:
         raise ShapeError(
-            f"alltoall_single: {name}={result} must be {group.nranks} row counts that add up to dim 0 of {tensor.shape}"
+            f"alltoall_single: {name}={result} must be {group.nranks} row counts that add up to dim 0 of "
+            f"{list(tensor.shape)}"
         )
     return result

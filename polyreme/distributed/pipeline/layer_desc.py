@@ -72,8 +72,8 @@ def tie(desc: SharedLayerDesc, layer: Layer, first: SharedLayerDesc, origin: Lay
         have, want = getattr(layer, ours), getattr(origin, theirs)
         if tuple(have.shape) != tuple(want.shape):
             raise ConfigError(
-                f"SharedLayerDesc {key!r}: {theirs} of {first} has shape {want.shape}, {ours} of {desc} "
-                f"{have.shape}; a shared weight has one shape"
+                f"SharedLayerDesc {key!r}: {theirs} of {first} has shape {list(want.shape)}, {ours} of {desc} "
+                f"{list(have.shape)}; a shared weight has one shape"
             )
         setattr(layer, ours, want)
 

@@ -210,7 +210,7 @@ def _with_losses(
 def _check_loss(loss: Any) -> Tensor:
     if isinstance(loss, Tensor) and loss.size == 1:
         return loss
-    got = f"shape {loss.shape}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+    got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
     raise GradError(f"a pipeline's loss must be one Tensor with one element, got {got}; reduce it")
 
 

@@ -31,7 +31,7 @@ class ColumnParallelLinear(Linear):
     Raises PlacementError for another group; when a plan places it, for out features that mp does not divide.
 
     >>> ColumnParallelLinear(3, 8, has_bias=True, gather_output=False).weight.shape
-    [3, 8]
+    paddle.Size([3, 8])
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ParallelCrossEntropy(Layer):
 
     >>> from polyreme.eager.tensor import to_tensor
     >>> ParallelCrossEntropy()(to_tensor([[0.0, 0.0]]), to_tensor([1])).shape
-    [1, 1]
+    paddle.Size([1, 1])
     """
 
     def __init__(self, mp_group: Any = None, name: str | None = None, ignore_index: int = -100) -> None:

@@ -87,8 +87,8 @@ def _check_pair(what: str, x: Any, y: Any) -> None:
         )
     if x.shape != y.shape or x.sparse_dim() != y.sparse_dim():
         raise ShapeError(
-            f"{what}: shapes {x.shape} and {y.shape}, of {x.sparse_dim()} and {y.sparse_dim()} sparse dims; they must "
-            "be alike, nothing broadcasts"
+            f"{what}: shapes {list(x.shape)} and {list(y.shape)}, of {x.sparse_dim()} and {y.sparse_dim()} sparse "
+            "dims; they must be alike, nothing broadcasts"
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from polyreme.core import state
+from polyreme.eager.memory import Size
 from polyreme.eager.sparse import elementwise, products, shaping
 from polyreme.eager.sparse.structure import constant
 from polyreme.errors import GradError, ShapeError
@@ -58,9 +59,9 @@ class SparseTensor(SparseMethods):
     # what it is
 
     @property
-    def shape(self) -> list[int]:
+    def shape(self) -> Size:
         """Size of each dim of the Tensor it stands for."""
-        return list(self.dims)
+        return Size.of(self.dims)
 
     @property
     def ndim(self) -> int:
@@ -146,8 +147,8 @@ class SparseTensor(SparseMethods):
         facts = [(x.shape, x.sparse_dim()) if isinstance(x, SparseTensor) else None for x in (self, gradient)]
         if facts[0] != facts[1]:
             raise GradError(
-                f"backward(): the Tensor is sparse, of shape {self.shape} with {self.sparse_dim()} sparse dims; give a "
-                f"gradient like it, got {gradient!r}"
+                f"backward(): the Tensor is sparse, of shape {list(self.shape)} with {self.sparse_dim()} sparse dims; "
+                f"give a gradient like it, got {gradient!r}"
             )
         if all(mine is its for mine, its in zip(self.where, gradient.where, strict=False)):
             return gradient.values()
@@ -207,7 +208,9 @@ class SparseTensor(SparseMethods):
         return self.with_values(ar.neg(self.kept))
 
     def _shown(self, **parts: Any) -> str:
-        facts = f"shape={self.shape}, dtype={self.dtype.name}, nnz={self.nnz()}, stop_gradient={self.stop_gradient}"
+        facts = (
+            f"shape={list(self.shape)}, dtype={self.dtype.name}, nnz={self.nnz()}, stop_gradient={self.stop_gradient}"
+        )
         if any(isinstance(p._array, state.Tracer) for p in (*self.where, self.kept)):
             return f"{type(self).__name__}({facts}, captured)"
         lines = [f"{name}={np.array2string(p.numpy(), separator=', ')}" for name, p in parts.items()]
@@ -261,7 +264,8 @@ class SparseCooTensor(SparseTensor):
         """In compressed rows: of 2 or 3 dims, all sparse. Elements stored twice are added up, outside of a capture."""
         if self.dense_dim() or len(self.dims) not in (2, 3):
             raise ShapeError(
-                f"to_sparse_csr: shape {self.shape} with {self.dense_dim()} dense dims; needs 2 or 3 dims, all sparse"
+                f"to_sparse_csr: shape {list(self.shape)} with {self.dense_dim()} dense dims; needs 2 or 3 dims, all "
+                "sparse"
             )
         x = self if self.coalesced or state.capturing() else shaping.coalesce(self)
         crows, cols, order = sparse_compress(x.at, x.dims)
@@ -310,7 +314,8 @@ class SparseCsrTensor(SparseTensor):
         """In coordinates. Raises ShapeError unless every dim is to be sparse."""
         if sparse_dim not in (None, len(self.dims)):
             raise ShapeError(
-                f"to_sparse_coo: sparse_dim={sparse_dim} of a CSR Tensor of shape {self.shape}; go through to_dense()"
+                f"to_sparse_coo: sparse_dim={sparse_dim} of a CSR Tensor of shape {list(self.shape)}; go through "
+                "to_dense()"
             )
         return SparseCooTensor(sparse_coordinates(self.where, self.dims), self.kept, self.dims, False)
 

@@ -17,7 +17,7 @@ from polyreme.ops.sparse import sampled_matmul, sparse_matmul
 
 def _check_matrices(what: str, x: Any, y: Any) -> None:
     if x.dense_dim():
-        raise ShapeError(f"{what}: x {x.shape} has {x.dense_dim()} dense dims; its matrices must be all sparse")
+        raise ShapeError(f"{what}: x {list(x.shape)} has {x.dense_dim()} dense dims; its matrices must be all sparse")
     a, b = list(x.shape), list(y.shape)
     if len(a) < 2 or len(a) != len(b) or a[:-2] != b[:-2] or a[-1] != b[-2]:
         raise ShapeError(
@@ -66,7 +66,9 @@ def mv(x: Any, vec: Any, name: str | None = None) -> Any:
     """A sparse matrix [m, n] by a dense vector [n] -> [m], dense."""
     need_sparse("sparse.mv", "x", x)
     if hasattr(vec, "with_values") or len(x.shape) != 2 or list(vec.shape) != x.shape[1:]:
-        raise ShapeError(f"sparse.mv: x {x.shape} and vec {list(vec.shape)}; needs a sparse [m, n] and a dense [n]")
+        raise ShapeError(
+            f"sparse.mv: x {list(x.shape)} and vec {list(vec.shape)}; needs a sparse [m, n] and a dense [n]"
+        )
     return reshape(matmul(x, reshape(vec, [-1, 1])), [-1])
 
 
@@ -94,7 +96,7 @@ def masked_matmul(x: Any, y: Any, mask: Any, name: str | None = None) -> Any:
     fits = len(a) >= 2 and len(a) == len(b) and a[:-2] == b[:-2] and a[-1] == b[-2]
     if not fits or mask.dense_dim() or mask.shape != [*a[:-1], b[-1]]:
         raise ShapeError(
-            f"sparse.masked_matmul: x {a}, y {b} and mask {mask.shape} with {mask.dense_dim()} dense dims; needs "
+            f"sparse.masked_matmul: x {a}, y {b} and mask {list(mask.shape)} with {mask.dense_dim()} dense dims; needs "
             "[*, m, k], [*, k, n] and [*, m, n] without dense dims"
         )
     return mask.with_values(sampled_matmul(x, y, mask.where))

@@ -62,8 +62,8 @@ def transpose(x: Any, perm: Sequence[int], name: str | None = None) -> Any:
     count = x.sparse_dim()
     if len(order) != len(x.dims) or sorted(order[:count]) != list(range(count)):
         raise ShapeError(
-            f"sparse.transpose: perm {list(perm)} of shape {x.shape} with {count} sparse dims; name every dim once, "
-            "the sparse ones first"
+            f"sparse.transpose: perm {list(perm)} of shape {list(x.shape)} with {count} sparse dims; name every dim "
+            "once, the sparse ones first"
         )
     coo = x.to_sparse_coo()
     values = coo.values()
@@ -86,8 +86,8 @@ def reshape(x: Any, shape: Sequence[int], name: str | None = None) -> Any:
     num_sparse = len(wanted) - len(dense)
     if num_sparse < 1 or wanted[num_sparse:] != dense or math.prod(wanted) != math.prod(x.dims):
         raise ShapeError(
-            f"sparse.reshape: {x.shape} with {len(dense)} dense dims to {list(shape)}; needs as many elements, and "
-            f"the dense dims {list(dense)} last"
+            f"sparse.reshape: {list(x.shape)} with {len(dense)} dense dims to {list(shape)}; needs as many elements, "
+            f"and the dense dims {list(dense)} last"
         )
     coo = x.to_sparse_coo()
     indices = sparse_reshape(coo.where, x.dims[:count], wanted[:num_sparse])
@@ -194,7 +194,7 @@ def mask_as(x: Any, mask: Any, name: str | None = None) -> Any:
     """
     need_sparse("sparse.mask_as", "mask", mask)
     if list(x.shape) != mask.shape:
-        raise ShapeError(f"sparse.mask_as: x {list(x.shape)} and mask {mask.shape} must have the same shape")
+        raise ShapeError(f"sparse.mask_as: x {list(x.shape)} and mask {list(mask.shape)} must have the same shape")
     return mask.with_values(sparse_gather(x, mask.where, mask.sparse_dim()))
 
 

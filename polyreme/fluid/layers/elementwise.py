@@ -33,7 +33,7 @@ def aligned(x: Any, y: Any, axis: int, what: str) -> Any:
         return y
     behind = x.ndim - axis - y.ndim
     if not 0 <= axis < x.ndim or behind < 0:
-        raise ShapeError(f"{what}: y {y.shape} does not fit x {x.shape} from dim axis={axis} on")
+        raise ShapeError(f"{what}: y {list(y.shape)} does not fit x {list(x.shape)} from dim axis={axis} on")
     return unsqueeze(y, builtins.list(builtins.range(y.ndim, y.ndim + behind))) if behind else y
 
 

@@ -44,7 +44,7 @@ def _product(parts: LayerParameters, x: Any, size: int, num_dims: int, attr: Any
     num_dims = x.ndim - 1 if num_dims == -1 else num_dims
     if not 0 < num_dims < x.ndim:
         raise ShapeError(
-            f"fluid.layers.fc: num_flatten_dims={num_dims} of an input of shape {x.shape}; give 1 to {x.ndim - 1}"
+            f"fluid.layers.fc: num_flatten_dims={num_dims} of an input of shape {list(x.shape)}; give 1 to {x.ndim - 1}"
         )
     features = x.shape[num_dims:]
     weight = parts.parameter(attr, [-1 if min(features) < 0 else math.prod(features), size], x.dtype)
@@ -74,7 +74,8 @@ def embedding(
     """
     if not input.shape or input.shape[-1] != 1:
         raise ShapeError(
-            f"fluid.layers.embedding: input {input.shape} does not end in a dim of 1; fluid.embedding takes it as it is"
+            f"fluid.layers.embedding: input {list(input.shape)} does not end in a dim of 1; fluid.embedding takes it "
+            "as it is"
         )
     return rows_of("embedding", squeeze(input, [-1]), size, padding_idx, param_attr, dtype)
 

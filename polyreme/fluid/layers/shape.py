@@ -49,7 +49,7 @@ def unsqueeze(input: Any, axes: Any, name: str | None = None) -> Any:
 def flatten(x: Any, axis: int = 1, name: str | None = None) -> Any:
     """A matrix: [product of the dims before axis, product of the others]."""
     if not 0 <= axis <= x.ndim:
-        raise ShapeError(f"fluid.layers.flatten: axis={axis} of shape {x.shape}; give 0 to {x.ndim}")
+        raise ShapeError(f"fluid.layers.flatten: axis={axis} of shape {list(x.shape)}; give 0 to {x.ndim}")
     front, back = x.shape[:axis], x.shape[axis:]
     if min(back, default=1) >= 0:
         return manipulation.reshape(x, [-1, math.prod(back)])

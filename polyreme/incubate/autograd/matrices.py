@@ -47,7 +47,9 @@ class Hessian(matrices.Hessian):
             (y,) = as_list("Hessian", "func's result", [ys])
             if y.size != (joined.shape[0] if is_batched else 1):
                 each = " per sample" if is_batched else ""
-                raise ShapeError(f"Hessian: func's result has shape {y.shape}, needs one element{each}; sum it first")
+                raise ShapeError(
+                    f"Hessian: func's result has shape {list(y.shape)}, needs one element{each}; sum it first"
+                )
         gradient: Any = None
         if not y.stop_gradient:
             (gradient,) = tape.grad(

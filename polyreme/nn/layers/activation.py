@@ -225,7 +225,7 @@ class Softmax2D(Layer):
     def forward(self, x: Any) -> Any:
         if x.ndim not in (3, 4):
             raise ShapeError(
-                f"Softmax2D takes [batch, channel, height, width] or [channel, height, width], got {x.shape}"
+                f"Softmax2D takes [batch, channel, height, width] or [channel, height, width], got {list(x.shape)}"
             )
         return F.softmax(x, axis=-3)
 

@@ -176,7 +176,7 @@ class Conv2D(_ConvForward):
     """Convolution of [batch, channel, height, width].
 
     >>> Conv2D(4, 6, 3, groups=2).weight.shape
-    [6, 2, 3, 3]
+    paddle.Size([6, 2, 3, 3])
     """
 
     spatial = 2

@@ -24,7 +24,7 @@ class Linear(Layer):
     dims: logical dims of W, such as ("embed", "ffn"); the bias has the second. bias_attr=False leaves the bias out.
 
     >>> Linear(3, 5).weight.shape
-    [3, 5]
+    paddle.Size([3, 5])
     """
 
     in_features = Alias("_in_features")

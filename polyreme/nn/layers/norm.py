@@ -23,7 +23,7 @@ class LayerNorm(Layer):
     there is one such dim. elementwise_affine=False leaves both out, bias=False the bias.
 
     >>> LayerNorm([3, 4]).weight.shape
-    [12]
+    paddle.Size([12])
     """
 
     normalized_shape = Alias("_normalized_shape")

@@ -127,7 +127,7 @@ class RNN(Layer):
     >>> from polyreme.ops.creation import ones
     >>> outputs, last = RNN(GRUCell(3, 4), is_reverse=True)(ones([2, 5, 3]))
     >>> outputs.shape, last.shape
-    ([2, 5, 4], [2, 4])
+    (paddle.Size([2, 5, 4]), paddle.Size([2, 4]))
     """
 
     def __init__(self, cell: RNNCellBase, is_reverse: bool = False, time_major: bool = False) -> None:
@@ -294,7 +294,7 @@ class LSTM(_Stack):
     >>> from polyreme.ops.creation import ones
     >>> outputs, (h, c) = LSTM(3, 4, num_layers=2, direction="bidirect")(ones([2, 5, 3]))
     >>> outputs.shape, h.shape, c.shape
-    ([2, 5, 8], [4, 2, 4], [4, 2, 4])
+    (paddle.Size([2, 5, 8]), paddle.Size([4, 2, 4]), paddle.Size([4, 2, 4]))
     """
 
     def __init__(

@@ -30,7 +30,7 @@ class RNNCellBase(Layer):
     ...     def forward(self, inputs, states):
     ...         return inputs + states, inputs + states
     >>> Sum().get_initial_states(to_tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])).shape
-    [3, 2]
+    paddle.Size([3, 2])
     """
 
     def get_initial_states(
@@ -164,7 +164,7 @@ class LSTMCell(BuiltInCell):
     >>> from polyreme.ops.creation import ones
     >>> y, (h, c) = LSTMCell(3, 4, proj_size=2)(ones([5, 3]))
     >>> y.shape, h.shape, c.shape
-    ([5, 2], [5, 2], [5, 4])
+    (paddle.Size([5, 2]), paddle.Size([5, 2]), paddle.Size([5, 4]))
     """
 
     mode = "LSTM"

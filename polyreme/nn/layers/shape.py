@@ -25,7 +25,7 @@ class Flatten(FunctionalLayer):
 
     >>> from polyreme.eager.tensor import to_tensor
     >>> Flatten()(to_tensor([[[1.0], [2.0]]])).shape
-    [1, 2]
+    paddle.Size([1, 2])
     """
 
     function = staticmethod(flatten)

@@ -30,8 +30,8 @@ def _check_image(what: str, x: Any, n: int, data_format: str) -> SparseCooTensor
         raise TypeError(f"{what}: x is a {type(x).__name__}, needs a SparseCooTensor; to_sparse_coo({n + 1}) makes one")
     if len(x.dims) != n + 2 or x.sparse_dim() != n + 1:
         raise ShapeError(
-            f"{what}: x {x.shape} with {x.sparse_dim()} sparse dims; needs {n + 2} dims, {n + 1} of them sparse: batch "
-            f"and {n} spatial ones; channels are dense"
+            f"{what}: x {list(x.shape)} with {x.sparse_dim()} sparse dims; needs {n + 2} dims, {n + 1} of them sparse: "
+            f"batch and {n} spatial ones; channels are dense"
         )
     if x.coalesced:
         return x
@@ -93,8 +93,8 @@ def _check_weight(what: str, x: SparseCooTensor, weight: Any, n: int, groups: in
     shape, channels = list(weight.shape), x.dims[-1]
     if len(shape) != n + 2 or shape[n] * groups != channels or shape[-1] % groups:
         raise ShapeError(
-            f"{what}: weight {shape} and x {x.shape} in groups={groups}; needs [*kernel, channels / groups, out], with "
-            "out a multiple of groups"
+            f"{what}: weight {shape} and x {list(x.shape)} in groups={groups}; needs [*kernel, channels / groups, "
+            "out], with out a multiple of groups"
         )
 
 

@@ -87,7 +87,7 @@ def attention(
         )
     batch, heads, seq, width = shape
     if sparse_mask.shape != [batch * heads, seq, seq]:
-        raise ShapeError(f"{what}: sparse_mask {sparse_mask.shape}, needs {[batch * heads, seq, seq]}")
+        raise ShapeError(f"{what}: sparse_mask {list(sparse_mask.shape)}, needs {[batch * heads, seq, seq]}")
     q, k, v = (reshape(each, [batch * heads, seq, width]) for each in (query, key, value))
     scores = masked_matmul(ar.multiply(q, 1 / math.sqrt(width)), transpose(k, [0, 2, 1]), sparse_mask)
     keep = _keep(what, sparse_mask, heads, key_padding_mask, attn_mask)

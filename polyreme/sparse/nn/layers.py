@@ -169,7 +169,7 @@ class Conv3D(_SparseConv):
     """Convolution of a sparse [batch, depth, height, width, channels], stored wherever a window holds an element.
 
     >>> Conv3D(4, 6, 3, groups=2).weight.shape
-    [3, 3, 3, 2, 6]
+    paddle.Size([3, 3, 3, 2, 6])
     """
 
     spatial = 3

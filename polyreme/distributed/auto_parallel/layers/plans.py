@@ -129,8 +129,8 @@ def parameter_of(plan: LayerPlan, layer: Layer, name: str, ndim: int, only: str 
         return None
     if parameter.ndim != ndim:
         raise ConfigError(
-            f"{type(plan).__name__}: {name} of {layer.full_name()} has shape {parameter.shape}, and is to have {ndim} "
-            "dims; place it with shard_tensor instead"
+            f"{type(plan).__name__}: {name} of {layer.full_name()} has shape {list(parameter.shape)}, and is to have "
+            f"{ndim} dims; place it with shard_tensor instead"
         )
     return parameter
 

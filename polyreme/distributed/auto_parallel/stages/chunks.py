@@ -67,7 +67,7 @@ def cut_into_stages(
     >>> from polyreme.nn import Linear, Sequential
     >>> parts = cut_into_stages(Sequential(Linear(4, 8), Linear(8, 2)), np.zeros((3, 4), "float32"), 2)
     >>> [[p.shape for p in part.parameters()] for part in parts]
-    [[[4, 8], [8]], [[8, 2], [2]]]
+    [[paddle.Size([4, 8]), paddle.Size([8])], [paddle.Size([8, 2]), paddle.Size([2])]]
     """
     if not isinstance(model, Layer):
         raise TypeError(f"cut_into_stages takes a Layer, got {type(model).__name__}")

@@ -104,7 +104,7 @@ def _wanted(tensor: Tensor, placements: Placed, mesh: ProcessMesh | None, may_mo
         if isinstance(placements, (list, tuple)) and all(isinstance(p, Replicate) for p in placements):
             return tensor
         raise PlacementError(
-            f"local_map: an input of shape {tensor.shape} is dense, and is given whole; in_placements says "
+            f"local_map: an input of shape {list(tensor.shape)} is dense, and is given whole; in_placements says "
             f"{placements}: put it on the mesh with shard_tensor, or say None"
         )
     full = checked("local_map", placements, form.mesh, form.shape)

@@ -54,8 +54,8 @@ def dtensor_from_local(
     for pid, part in by_id.items():
         if tuple(part.shape) != form.local_shape(pid):
             raise ShapeError(
-                f"dtensor_from_local: process id {pid} has a part of shape {part.shape}, but its part of {form} has "
-                f"shape {list(form.local_shape(pid))}; the first devices have ceil(n / k) rows"
+                f"dtensor_from_local: process id {pid} has a part of shape {list(part.shape)}, but its part of {form} "
+                f"has shape {list(form.local_shape(pid))}; the first devices have ceil(n / k) rows"
             )
     stored = form.from_local(lambda pid: state.host(by_id[pid], "dtensor_from_local"), parts[0].dtype)
     result = in_form(stored, form)

@@ -44,7 +44,8 @@ def reshard(dist_tensor: Tensor, mesh: ProcessMesh, placements: Sequence[Placeme
         return _constrain(dist_tensor, source, target)
     if source is None:
         raise PlacementError(
-            f"reshard: this Tensor of shape {dist_tensor.shape} lies on no ProcessMesh; shard_tensor puts it on one"
+            f"reshard: this Tensor of shape {list(dist_tensor.shape)} lies on no ProcessMesh; shard_tensor puts it on "
+            "one"
         )
     return moved(dist_tensor, source, target)
 
