@@ -47,6 +47,10 @@ class StrategyError(ConfigError, TypeError):
     """A setting of a DistributedStrategy that is unknown or of the wrong type. Exit code 2."""
 
 
+class NotReadyError(ConfigError, AttributeError):
+    """A part that is asked for before it is set up, such as fleet's groups before fleet.init. Exit code 2."""
+
+
 class DataError(RuntimeError):
     """Input data that is missing, corrupt or hung. Exit code 3."""
 

@@ -3,6 +3,9 @@
 Values are read when asked for, so a test or a launcher may set them late.
 """
 
+import ast
+import functools
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -214,6 +217,7 @@ def debug() -> bool:
     return _bool("POLYREME_DEBUG", default=False)
 
 
+_log = logging.getLogger("polyreme.flags")
 _ARTICLE: dict[type, str] = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -221,12 +225,14 @@ class Flag:
     """A setting of the FLAGS_ family: from the environment variable of its name until set_flags changes it.
 
     default tells its type. changed: called, without arguments, after each change; what depends on the flag adds to it.
+    has_effect: False for one of PaddlePaddle that nothing here reads.
     """
 
-    def __init__(self, name: str, default: bool | int | float | str, meaning: str) -> None:
+    def __init__(self, name: str, default: bool | int | float | str, meaning: str, *, has_effect: bool = True) -> None:
         self.name = name
         self.default = default
         self.meaning = meaning
+        self.has_effect = has_effect
         self.changed: list[Callable[[], None]] = []
         self._set: bool | int | float | str | None = None
 
@@ -239,7 +245,9 @@ class Flag:
         return self.default if not text else self.read(text)
 
     def set(self, value: object) -> None:
-        """Change it; ConfigError for a value of another type."""
+        """Change it; ConfigError for a value of another type. A flag without effect says so the first time."""
+        if not self.has_effect and self._set is None:
+            _log.warning("set_flags: %s has no effect here", self.name)
         self._set = self.read(value)
         for tell in self.changed:
             tell()
@@ -268,21 +276,21 @@ FLAGS: dict[str, Flag] = {
         Flag("FLAGS_check_nan_inf_level", 0, "0: what FLAGS_check_nan_inf finds is raised; 1 and above: it is logged"),
     ]
 }  # fmt: skip
-"""Every flag that set_flags and get_flags know; a flag that does nothing here is not in it."""
+"""Every flag that something here reads."""
 
 
 def set_flags(flags: Mapping[str, object]) -> None:
     """Change flags by name: set_flags({"FLAGS_check_nan_inf": True}).
 
-    Raises ConfigError for a name that is unknown (also one whose setting has no meaning here) or a value of another
-    type; then nothing is changed.
+    Flags of PaddlePaddle that mean nothing here are kept, and a line is logged when one is first set. Raises
+    ConfigError for an unknown name or a value of another type; then nothing is changed.
     """
     if not isinstance(flags, Mapping):
         raise ConfigError(f"set_flags takes a dict of names and values, got {type(flags).__name__}")
     for name, value in flags.items():
         _flag(name).read(value)
     for name, value in flags.items():
-        FLAGS[name].set(value)
+        _flag(name).set(value)
 
 
 def get_flags(flags: str | Sequence[str]) -> dict[str, bool | int | float | str]:
@@ -291,9 +299,22 @@ def get_flags(flags: str | Sequence[str]) -> dict[str, bool | int | float | str]
 
 
 def _flag(name: str) -> Flag:
-    if name not in FLAGS:
-        raise ConfigError(f"{name!r} is no flag here{did_you_mean(name, FLAGS)}")
-    return FLAGS[name]
+    flag = FLAGS.get(name) or _without_effect().get(name)
+    if flag is None:
+        raise ConfigError(f"{name!r} is no flag here{did_you_mean(name, [*FLAGS, *_without_effect()])}")
+    return flag
+
+
+@functools.cache
+def _without_effect() -> dict[str, Flag]:
+    """PaddlePaddle's flags that nothing here reads, by name."""
+    flags: dict[str, Flag] = {}
+    for line in (Path(__file__).parent / "paddle_flags.txt").read_text(encoding="utf-8").splitlines()[1:]:
+        default, _, names = line.partition(": ")
+        for name in names.split():
+            flag = Flag(f"FLAGS_{name}", ast.literal_eval(default), "it has no effect here", has_effect=False)
+            flags[flag.name] = flag
+    return flags
 
 
 def _int(name: str, low: int) -> int | None:

@@ -104,6 +104,18 @@ class Op:
         )
 
     @functools.cached_property
+    def single(self) -> frozenset[int]:
+        """Positions of the attributes that are one number: a Tensor of one element stands for its element there."""
+        return frozenset(
+            i for i, n in enumerate(self.names) if self.kinds[i] is ATTR and _takes_one(self.annotations.get(n))
+        )
+
+    def attribute(self, index: int, value: Any) -> Any:
+        """What the kernel takes for a caller's value of the attribute at this position, hashable."""
+        frozen = freeze(value)
+        return _single(frozen) if hasattr(value, "ndim") and index in self.single else frozen
+
+    @functools.cached_property
     def dims(self) -> dict[str, str]:
         """Tensor parameter -> its dims, for those declared with some: "x" -> "*b m k"."""
         found = {n: _array_type(self.annotations.get(n)) for n in self.names}
@@ -352,12 +364,12 @@ def _register(name: str, fn: Callable[..., Any]) -> None:
 
 
 def freeze(value: Any) -> Any:
-    """An attribute as a hashable value: lists become tuples, Tensors and NumPy scalars become Python numbers. Every nan
-    is one object, as it is equal to itself alone."""
+    """An attribute as a hashable value: lists become tuples, Tensors and NumPy scalars become Python numbers, and so do
+    Tensors and arrays of one element in a list. Every nan is one object, as it is equal to itself alone."""
     if value.__class__ is float and value != value:
         return math.nan
     if isinstance(value, (list, tuple)):
-        return tuple(freeze(v) for v in value)
+        return tuple(_single(freeze(v)) if hasattr(v, "ndim") else freeze(v) for v in value)
     if isinstance(value, state.TensorState):
         return freeze(state.host(value, "a Tensor given as an attribute").tolist())
     if isinstance(value, np.ndarray):
@@ -369,9 +381,26 @@ def freeze(value: Any) -> Any:
     return value
 
 
+def _single(value: Any) -> Any:
+    """The element of what has one, however deep: (2,) and ((2,),) are 2."""
+    while value.__class__ is tuple and len(value) == 1:
+        value = value[0]
+    return value
+
+
+def _takes_one(annotation: Any) -> bool:
+    """Whether an attribute of this annotation is a number, a bool or None, never several."""
+    choices = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+    return all(choice in (bool, int, float, complex, type(None)) for choice in choices)
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
 def _array_type(annotation: Any) -> Any:
     """The array type in an annotation (itself, or inside `X | None`), else None."""
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+    if _is_union(annotation):
         return next((t for t in map(_array_type, typing.get_args(annotation)) if t is not None), None)
     return annotation if annotation is jax.Array or hasattr(annotation, "dim_str") else None
 

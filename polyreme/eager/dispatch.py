@@ -18,7 +18,7 @@ import numpy as np
 from polyreme.core import amp_policy, backend, layout, mode, rng, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.kernel import Kernel
-from polyreme.core.op import ATTR, KEY, TENSOR, Op, freeze
+from polyreme.core.op import ATTR, KEY, TENSOR, Op
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.eager.memory import Size
@@ -135,7 +135,7 @@ class Eager:
         edges: list[Any] = []
         key: list[Any] = [(_autocast.policy, _default.dtype)]
         large: list[int] = []
-        for value, kind in zip(full, op.kinds, strict=True):
+        for index, (value, kind) in enumerate(zip(full, op.kinds, strict=True)):
             if kind is TENSOR:
                 if isinstance(value, TensorState):
                     arrays.append(value._array if watching is None else watching.read(value))
@@ -152,7 +152,7 @@ class Eager:
             elif kind is ATTR:
                 cls = value.__class__
                 if cls is not int and cls is not bool and cls is not str and value is not None:
-                    value = freeze(value)
+                    value = op.attribute(index, value)
                     cls = _types(value)
                 key.append((value, cls))
             elif kind is KEY:

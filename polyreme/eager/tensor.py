@@ -159,8 +159,8 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
 
     # on the host
 
-    def numpy(self) -> np.ndarray:
-        """A copy of the value as an ndarray.
+    def numpy(self, *_: Any) -> np.ndarray:
+        """A copy of the value as an ndarray. Arguments, such as numpy(False), change nothing.
 
         One that lies in pieces over processes is gathered: every process with a piece must call this, as it must a
         collective, the whole value crosses the network, and each of them holds it. Where one calls something else or
@@ -376,9 +376,11 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
         """The value in another dtype."""
         return ar.cast(self, dtypes.as_dtype(dtype))
 
-    def to(self, *args: Any, device: Any = None, dtype: Any = None, blocking: bool | None = None) -> Tensor:
+    def to(
+        self, *args: Any, device: Any = None, dtype: Any = None, blocking: bool | None = None, other: Any = None
+    ) -> Tensor:
         """The value on another device and/or in another dtype: to("gpu:0"), to("float64"), to(other)."""
-        for arg in args:
+        for arg in args if other is None else (*args, other):
             if isinstance(arg, Tensor):
                 device, dtype = arg.place, arg.dtype
             elif isinstance(arg, bool):

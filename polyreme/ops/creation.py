@@ -124,7 +124,7 @@ def ones(shape: Any, dtype: Any = None) -> Array:
 
 def _check_full(shape: Any, fill_value: Any, dtype: Any = None, *_: Any, **options: Any) -> Any:
     if isinstance(fill_value, str):
-        return full(shape, float(fill_value), dtype, **options)
+        return full(shape, _number(fill_value, "full"), dtype, **options)
     return dtypes.check_holds("full: fill_value", as_float(dtype), fill_value)
 
 
@@ -160,9 +160,21 @@ def ones_like(x: Array, dtype: Any = None) -> Array:
     return jnp.ones(x.shape, _or_own(x, dtype))
 
 
-def _check_full_like(x: Any, fill_value: Any, dtype: Any = None, *_: Any, **__: Any) -> None:
-    if fill_value.__class__ in (int, float):
-        dtypes.check_holds("full_like: fill_value", x.dtype if dtype is None else dtypes.as_dtype(dtype), fill_value)
+def _number(text: str, what: str) -> float:
+    """The number that a text says: "-inf", "1e3"."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f'{what}: fill_value={text!r} is no number; give one, or "inf", "-inf", "nan"') from None
+
+
+def _check_full_like(x: Any, fill_value: Any, dtype: Any = None, *_: Any, **options: Any) -> Any:
+    if isinstance(fill_value, str):
+        return full_like(x, _number(fill_value, "full_like"), dtype, **options)
+    own = x.dtype if dtype is None else dtypes.as_dtype(dtype)
+    return (
+        dtypes.check_holds("full_like: fill_value", own, fill_value) if fill_value.__class__ in (int, float) else None
+    )
 
 
 @preceded(_check_full_like)
@@ -179,7 +191,7 @@ def empty_like(x: Array, dtype: Any = None) -> Array:
 
 
 @creator
-def arange(start: Any = 0, end: Any = None, step: Any = 1, dtype: Any = None) -> Array:
+def arange(start: float = 0, end: float | None = None, step: float = 1, dtype: Any = None) -> Array:
     """start, start + step, ... up to but not including end; arange(n) counts from 0.
 
     -> [ceil((end - start) / step)]; int64 if all three are integers, else the default dtype. Raises for step 0.
@@ -203,7 +215,7 @@ def _counted(what: str, start: Any, step: Any, count: int, whole: bool, to: np.d
 
 
 @creator
-def range(start: Any = 0, end: Any = None, step: Any = 1, dtype: Any = None) -> Array:
+def range(start: float = 0, end: float | None = None, step: float = 1, dtype: Any = None) -> Array:
     """start, start + step, ... up to and including end; range(n) counts from 0 to n. arange leaves the end out.
 
     -> [floor((end - start) / step) + 1]; the default dtype if None. Raises ShapeError for step 0, or one that leads

@@ -9,7 +9,7 @@ _INTERNALS = "paddle_scripts.internals"
 _TABLE = """
 .
   .: long=int64 int=int32 short=int16
-  linalg: inverse
+  linalg: inverse eigvalsh
   device: is_compiled_with_custom_device is_compiled_with_rocm is_compiled_with_xpu get_cudnn_version device_guard
     is_compiled_with_cinn is_compiled_with_distribute is_compiled_with_ipu XPUPlace IPUPlace
   internals.core: is_compiled_with_mkldnn

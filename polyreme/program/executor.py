@@ -24,7 +24,7 @@ from polyreme.errors import ProgramError
 from polyreme.jit.fusing import fusing
 from polyreme.program.buckets import BucketRun, Buckets
 from polyreme.program.current import defaults
-from polyreme.program.feed import arrays_of, fed, fetch_key, fetched, shapes_in
+from polyreme.program.feed import arrays_of, fed, fetch_key, fetched, shapes_in, without_unused
 from polyreme.program.program import Program
 from polyreme.program.run import make_run
 from polyreme.program.scope import Scope, global_scope
@@ -83,9 +83,9 @@ class Executor:
 
         feed: name -> array, as such or in a list, as a DataLoader gives it. fetch_list: Variables or names. Every
         operation that changes a persistable value runs; what nothing needs is left out by the compiler, so use_prune
-        and use_program_cache change nothing, and feed_var_name and fetch_var_name name nothing here. Raises
-        ProgramError for a missing, unknown or ill-shaped feed, an unknown fetch, a scope without parameters, and after
-        close().
+        and use_program_cache change nothing, and feed_var_name and fetch_var_name name nothing here. A feed of a name
+        that the Program does not have is ignored, and logged once. Raises ProgramError for a missing or ill-shaped
+        feed, an unknown fetch, a scope without parameters, and after close().
         """
         if self._closed:
             raise ProgramError("Executor.run after close(); make a new Executor")
@@ -112,9 +112,10 @@ class Executor:
         """Run a plain Program."""
         if isinstance(feed, (list, tuple)) and len(feed) == 1:
             (feed,) = feed
+        feed = without_unused(program, {} if feed is None else feed)
         if self._buckets is not None and feed:
             return self._run_in_bucket(self._buckets, program, feed, fetch_list, scope, return_numpy)
-        arrays, asked = arrays_of({} if feed is None else feed), fetch_key(fetch_list)
+        arrays, asked = arrays_of(feed), fetch_key(fetch_list)
         if arrays is None:
             arrays = fed(program, feed)
         if asked is None:
@@ -133,7 +134,7 @@ class Executor:
         if not program.global_block().ops and not fetch_list:
             _log.warning("Executor.run: the Program has no operations; was it built under another program_guard?")
         names = fetched(program, fetch_list)
-        return make_run(program, scope, fed(program, {} if feed is None else feed), names, self.on_place)
+        return make_run(program, scope, fed(program, feed), names, self.on_place)
 
     def _run_in_bucket(
         self, buckets: Buckets, program: Program, feed: Any, fetch_list: Any, scope: Scope, return_numpy: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from polyreme.errors import ProgramError, did_you_mean
 from polyreme.program.block import Variable
 from polyreme.program.program import Program
 
+_log = logging.getLogger("polyreme.program")
 _ARRAYS = (np.ndarray, jax.Array)
 
 
@@ -44,6 +46,22 @@ def arrays_of(feed: Any) -> dict[str, Any] | None:
             return None
         arrays[name] = array
     return arrays
+
+
+def without_unused(program: Program, feed: Any) -> Any:
+    """The feed without names that the Program has no Variable of; a Program says so of such a name once."""
+    known = program.global_block().vars
+    if not isinstance(feed, Mapping) or feed.keys() <= known.keys():
+        return feed
+    for name in feed:
+        if name not in known and name not in program.unused_feeds:
+            program.unused_feeds.add(name)
+            _log.warning(
+                "Executor.run: feed %r is ignored, the Program has no such variable; it takes %s",
+                name,
+                sorted(n for n, v in known.items() if isinstance(v, Variable) and v.is_data),
+            )
+    return {name: value for name, value in feed.items() if name in known}
 
 
 def shapes_in(given: Mapping[str, Any]) -> tuple:
@@ -95,12 +113,7 @@ def fed(program: Program, feed: Any) -> dict[str, Any]:
     for name, value in feed.items():
         variable = block.vars.get(name)
         if variable is None:
-            raise ProgramError(
-                f"feed: the Program has no variable {name!r}{did_you_mean(str(name), data)}; it takes {sorted(data)}"
-                if data
-                else f"feed: {name!r} is given to a Program that is fed nothing; is it the startup Program, or was the "
-                "model recorded under another program_guard?"
-            )
+            continue
         if name in computed:
             raise ProgramError(
                 f"feed: {name!r} is computed by the Program, which would replace what is fed; feed {sorted(data)}"
@@ -141,7 +154,7 @@ def _check(variable: Tensor, value: Any) -> Any:
         )
     if not isinstance(array, (np.ndarray, jax.Array)):
         array = _from_python(variable, array)
-    name, want = variable._array.name, variable.shape
+    name, want = variable._array.name, list(variable.shape)
     if array.dtype != variable.dtype:
         raise ProgramError(
             f"feed: {name!r} is {variable.dtype.name}, got {array.dtype.name} of shape {list(array.shape)}; convert it "

@@ -11,8 +11,9 @@ from polyreme.errors import ProgramError
 from polyreme.program import values
 from polyreme.program.block import Block
 from polyreme.program.listing import line
-from polyreme.program.operation import Operation
+from polyreme.program.operation import Operation, is_exact
 from polyreme.program.scope import Scope
+from polyreme.program.training import Backward
 from polyreme.program.values import Ref
 
 
@@ -76,10 +77,13 @@ class Frame:
         return tensor
 
     def define(self, name: str, tensor: Tensor) -> None:
-        """Give a name its value, cut off from gradients if its Variable was told to stop them."""
+        """Give a name its value, cut off from gradients if its Variable was told to stop them, and one that wants a
+        gradient if it was told not to."""
         var = self.block.vars.get(name)
         if var is not None and var.stop_gradient and not tensor.stop_gradient:
             tensor = Tensor(state.read(tensor))
+        elif var is not None and not var.stop_gradient and tensor.stop_gradient and not isinstance(var._node, Backward):
+            tensor = Tensor(state.read(tensor), stop_gradient=is_exact(tensor.dtype))
         self.values[name] = tensor
 
     def run(self) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from polyreme.core import backend, state
 from polyreme.core import dtype as dtypes
 from polyreme.core import place as places
 from polyreme.errors import ConfigError, ProgramError
-from polyreme.program.block import Variable
+from polyreme.program.block import Block, Variable
 from polyreme.program.current import defaults
 from polyreme.program.recorder import Recorder
 
@@ -42,7 +44,9 @@ def data(name: str, shape: Sequence[int | None], dtype: Any = None, lod_level: i
 
     shape: whole, with None or -1 for a size that may differ from run to run. dtype: the default one if None.
     lod_level: how many levels of sequences its rows are cut into; then it is fed LoDTensors.
-    Raises ProgramError outside static mode and for a name that is taken, ConfigError for an impossible shape.
+    Called again with the same name, shape and dtype it gives the same Variable; with another shape or dtype a Variable
+    that takes the place of the former, so that one feed serves both. Raises ProgramError outside static mode and for a
+    name that is taken by a value of another kind, ConfigError for an impossible shape.
     """
     if not state.recording():
         raise ProgramError(f"static.data({name!r}) belongs to static mode; call enable_static() first")
@@ -52,10 +56,19 @@ def data(name: str, shape: Sequence[int | None], dtype: Any = None, lod_level: i
     if not all(s is None or (type(s) is int and s >= -1) for s in sizes):
         raise ConfigError(f"static.data({name!r}): shape holds sizes, None or -1, got {sizes}")
     block = defaults.main.global_block()
-    variable = block.create_var(name, sizes, dtypes.default_dtype() if dtype is None else dtype)
+    variable = _declared(block, name, sizes, dtypes.as_dtype(dtype or dtypes.default_dtype()))
+    if len(variable.lod) != lod_level:
+        variable.lod = tuple(_declared(block, f"{name}@LOD{i}", [None], dtypes.int64) for i in range(lod_level))
+    return variable
+
+
+def _declared(block: Block, name: str, sizes: list[int | None], dtype: np.dtype) -> Variable:
+    """The Variable that is fed under this name: the one there is, if it is alike, else a new one in its place."""
+    former = block.vars.get(name)
+    if isinstance(former, Variable) and former.is_data:
+        if former.shape == [-1 if s is None else s for s in sizes] and former.dtype == dtype:
+            return former
+        del block.vars[name]
+    variable = block.create_var(name, sizes, dtype)
     variable.is_data = True
-    levels = [block.create_var(f"{name}@LOD{i}", [None], "int64") for i in range(lod_level)]
-    for level in levels:
-        level.is_data = True
-    variable.lod = tuple(levels)
     return variable

@@ -10,7 +10,7 @@ import numpy as np
 
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ProgramError
-from polyreme.program.feed import arrays_of, fed, shapes_in
+from polyreme.program.feed import arrays_of, fed, shapes_in, without_unused
 from polyreme.program.program import Program
 
 _LONGEST = "@MAX"  # ends the name of a feed whose size says how long the longest sequence is: the same for all
@@ -51,13 +51,14 @@ def parts_of(program: Program, feed: Any, count: int) -> Feeds:
     dict for each. Raises ProgramError for fewer samples than devices and for a list of another length.
     """
     if isinstance(feed, Mapping):
+        feed = without_unused(program, feed)
         whole = arrays_of(feed)
         if whole is not None and all(_is_even(n, a, count) for n, a in whole.items()):
             return Feeds(whole, (tuple((n, (len(a) // count, *a.shape[1:])) for n, a in whole.items()),), count, False)
         pieces = {name: _cut(name, value, count) for name, value in feed.items()}
         parts = [{name: piece[i] for name, piece in pieces.items()} for i in range(count)]
     elif isinstance(feed, (list, tuple)) and all(isinstance(part, Mapping) for part in feed):
-        parts = list(feed)
+        parts = [without_unused(program, part) for part in feed]
     else:
         raise ProgramError(f"feed is a dict, or a list with a dict for each device, got {type(feed).__name__}")
     if len(parts) != count:

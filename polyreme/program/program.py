@@ -35,6 +35,8 @@ class Program:
         self.entered: list[Block] = []  # inner blocks that are being recorded
         self._seed = 0
         self.is_test = False
+        self.unused_feeds: set[str] = set()
+        """Names that runs were fed in vain, and said so."""
         self.made_elsewhere = False
 
     @property

@@ -3,10 +3,10 @@
 from typing import Any
 
 from polyreme.core.place import CPUPlace, CUDAPlace
+from polyreme.eager.tensor import Tensor as Variable  # of either world: isinstance(x, Variable)
 from polyreme.errors import did_you_mean
 from polyreme.hapi.input_spec import InputSpec
 from polyreme.nn.parameter import ParamAttr
-from polyreme.program.block import Variable
 from polyreme.program.current import default_main_program, default_startup_program, name_scope, program_guard
 from polyreme.program.drawing import draw
 from polyreme.program.executor import Executor

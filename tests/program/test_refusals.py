@@ -114,7 +114,6 @@ def test_a_list_with_one_dict_is_a_feed(static_mode):
             lambda x, exe: exe.run(feed={"x": x}, fetch_list=[x]),
             r"'x' is given the Variable x: float32\[-1\], which has",
         ),
-        (lambda x, exe: exe.run(static.Program(), feed={"x": [1.0]}), "given to a Program that is fed nothing"),
         (lambda x, exe: exe.run(static.Program(), fetch_list=[x * 1]), "belongs to another Program"),
         (lambda x, exe: paddle.nonzero(x), r"test_refusals.py:\d+: .*a static Program has none while it is recorded"),
         (lambda x, exe: paddle.Model(paddle.nn.Linear(1, 1)).predict_batch([x]), "Model.predict_batch runs imperative"),

@@ -20,7 +20,7 @@ from polyreme.distributed.fleet.base.util_factory import UtilBase
 from polyreme.distributed.parallel import init_parallel_env
 from polyreme.distributed.placement import clear_plan
 from polyreme.distributed.tensor_parallel.random_streams import get_rng_state_tracker, start_stream
-from polyreme.errors import ConfigError
+from polyreme.errors import ConfigError, NotReadyError
 from polyreme.mesh import DEFAULT_SCHEDULE, Plan
 
 logger = logging.getLogger("polyreme.distributed.fleet")
@@ -105,14 +105,14 @@ class Fleet:
 
     @property
     def job(self) -> Job:
-        """The strategy, resolved for the devices; ConfigError before fleet.init."""
+        """The strategy, resolved for the devices; NotReadyError before fleet.init."""
         if self._job is None:
-            raise ConfigError("fleet is not ready; call fleet.init(is_collective=True, strategy=...) first")
+            raise NotReadyError("fleet is not ready; call fleet.init(is_collective=True, strategy=...) first")
         return self._job
 
     @property
     def plan(self) -> Plan:
-        """The one Plan that the strategy means; ConfigError before fleet.init."""
+        """The one Plan that the strategy means; NotReadyError before fleet.init."""
         return self.job.plan
 
     @property
@@ -126,7 +126,7 @@ class Fleet:
         return self._init_strategy
 
     def get_hybrid_communicate_group(self) -> HybridCommunicateGroup:
-        """Where this rank is on each mesh axis, and its groups; ConfigError before fleet.init."""
+        """Where this rank is on each mesh axis, and its groups; NotReadyError before fleet.init."""
         _ = self.job
         assert self._hcg is not None  # they are set together
         return self._hcg

@@ -19,7 +19,7 @@ import numpy as np
 
 from polyreme.core import amp_policy, layout, mode, rng, state
 from polyreme.core import dtype as dtypes
-from polyreme.core.op import ATTR, KEY, TENSORS, Op, freeze
+from polyreme.core.op import ATTR, KEY, TENSORS, Op
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.eager.dispatch import constant
@@ -352,7 +352,7 @@ class _Tracing:
         for name, kind, value in zip(op.names, op.kinds, full, strict=True):
             if kind is ATTR:
                 attributes[name] = value
-                template.append((freeze(value),))
+                template.append((op.attribute(op.index[name], value),))
             elif kind is TENSORS:
                 inputs += [self._read(v) for v in value]
                 names += [name] * len(value)

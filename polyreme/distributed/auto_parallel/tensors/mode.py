@@ -19,7 +19,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.checked import checked, floats_in, layer_here, raise_late
 from polyreme.core.kernel import Kernel, Mask
 from polyreme.core.meshes import devices_of
-from polyreme.core.op import ATTR, KEY, TENSORS, Op, freeze
+from polyreme.core.op import ATTR, KEY, TENSORS, Op
 from polyreme.core.sharding_rule import OpCall, ShardingRule, as_laid_out
 from polyreme.core.state import TensorState, Tracer
 from polyreme.distributed.auto_parallel.dims.derived import derived_rule, unknown_primitives
@@ -228,7 +228,7 @@ class BoundCall:
 
     def _slot(self, name: str, kind: str, value: Any, types: list[Any]) -> Any:
         if kind is ATTR:
-            frozen = self.attrs[name] = freeze(value)
+            frozen = self.attrs[name] = self.op.attribute(self.op.index[name], value)
             types.append(_types(frozen))
             return (frozen,)
         if kind is TENSORS:
