@@ -129,7 +129,8 @@ def fed(program: Program, feed: Any) -> dict[str, Any]:
     needed = {n for op in block.ops for n in op.reads()}
     missing = [n for n in data if n in needed and n not in arrays]
     if missing:
-        raise ProgramError(f"feed lacks {missing}, which the Program reads; it was given {sorted(feed)}")
+        spare = "".join(f"; it has no variable {n!r}{did_you_mean(n, data)}" for n in sorted(program.unused_feeds))
+        raise ProgramError(f"feed lacks {missing}, which the Program reads; it was given {sorted(feed)}{spare}")
     return arrays
 
 
