@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from polyreme.core import rng, state
+from polyreme.core.op import recorded
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError, ShapeError
 
@@ -76,6 +77,7 @@ def drawn(graph: NeighborGraph, nodes: np.ndarray, size: int, what: str, weight:
     return edges[choose(counts, size, uniform)], np.minimum(counts, size)
 
 
+@recorded
 def sample_neighbors(
     row: Any,
     colptr: Any,
@@ -100,6 +102,7 @@ def sample_neighbors(
     return _sample("sample_neighbors", row, colptr, None, input_nodes, sample_size, eids, return_eids)
 
 
+@recorded
 def weighted_sample_neighbors(
     row: Any,
     colptr: Any,

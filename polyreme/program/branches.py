@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 
 from polyreme.autograd.recompute import run_again
+from polyreme.core import state
 from polyreme.eager.tensor import Tensor
 from polyreme.jit.control_flow import cond, while_loop
 from polyreme.program.operation import Operation, OperationBlock, OperationFrame
@@ -16,7 +18,11 @@ from polyreme.program.values import Ref, refs
 
 @dataclass(kw_only=True)
 class Cond(Operation):
-    """Run one of two blocks. outputs: for each result of the blocks."""
+    """Run one of two blocks. outputs: for each result of the blocks.
+
+    Where a result has another shape after one block than after the other, the value of pred decides while the Program
+    runs, operation by operation; else both are compiled into one program.
+    """
 
     pred: Any
     true: OperationBlock
@@ -31,9 +37,24 @@ class Cond(Operation):
 
     def run(self, frame: OperationFrame) -> None:
         pred = frame.get(self.pred.name) if isinstance(self.pred, Ref) else self.pred
+        if isinstance(pred, Tensor) and self._shapes_differ():
+            pred = bool(state.host(pred, "cond(), whose branches give other shapes"))
         results = cond(pred, lambda: frame.inside(self.true, ()), lambda: frame.inside(self.false, ()))
         for name, result in zip(self.outputs, results, strict=True):
             frame.define(name, _tensor(result))
+
+    def _shapes_differ(self) -> bool:
+        """Whether the sizes of a result, not their number, depend on which block runs."""
+        return any(
+            len(one) == len(other) and one != other
+            for one, other in zip(_shapes(self.true), _shapes(self.false), strict=True)
+        )
+
+
+def _shapes(block: OperationBlock) -> list[Sequence[int]]:
+    """The shape of each result of a block; () for one that it takes from a value elsewhere."""
+    found = [block.find_var(value.name) if isinstance(value, Ref) else None for value in block.gives]
+    return [() if variable is None else variable.shape for variable in found]
 
 
 @dataclass(kw_only=True)

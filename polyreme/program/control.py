@@ -107,7 +107,7 @@ def _append(recorder: ProgramRecorder, op: Operation, count: int, prefix: str) -
         return [infer.InferredTensor.of(frame.values[n]) for n in op.outputs]
 
     with tape.GradEnabled(tape.grad_mode.enabled):
-        results = infer.probed(known, run, {})
+        results = infer.probed(known, run, {}, sampled=not isinstance(op, While))
     op.outputs = []
     return recorder.defined(op, results, prefix)
 

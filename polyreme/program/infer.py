@@ -1,18 +1,24 @@
 """Shapes and dtypes of what operations give, found by running them on abstract Tensors.
 
-Where a size is not known the run is made twice, with two sizes in its place: what differs is not known.
+Where a size is not known the run is made twice, with two sizes in its place: what differs is not known. An operation
+that needs values (unique, a size that is fed) runs on samples of them instead; a size that differs between samples
+depends on values, and is not known either.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from polyreme.core import rng, state
 from polyreme.core.state import TensorState, Tracer
 from polyreme.core.symbol import DYNAMIC, PROBES, Symbol
 from polyreme.eager import tape
@@ -56,12 +62,27 @@ def call_results(recorded: Call, by_name: dict[str, TensorState]) -> tuple[list[
 
 
 def probed(
-    by_name: dict[str, TensorState], run: Callable[[dict[str, Tensor]], Any], starts: dict[str, Any]
+    by_name: dict[str, TensorState],
+    run: Callable[[dict[str, Tensor]], Any],
+    starts: dict[str, Any],
+    sampled: bool = True,
 ) -> list[Any]:
-    """run's result on abstract Tensors, for each probe size if a size or value depends on it."""
+    """run's result on abstract Tensors, for each probe size if a size or value depends on it; on samples of values if
+    it needs them. sampled: False for what may never end on values of our choice.
+    """
     symbols = [t._array for t in by_name.values() if isinstance(t._array, Symbol)]
     probes = PROBES if any(s.is_dynamic or s.known is not None for s in symbols) else PROBES[:1]
-    return [_abstractly(by_name, run, starts, probe) for probe in probes]
+    try:
+        return [_abstractly(by_name, run, starts, probe) for probe in probes]
+    except HostValueError as error:
+        results = _on_samples(by_name, run, starts) if sampled else None
+        if results is not None:
+            return results
+        what = str(error).partition(" needs the value on the host")[0]
+        raise CaptureError(
+            f"{what} needs the value, and a static Program has none while it is recorded; use an op whose result has a "
+            "shape that does not depend on values (where, masked_fill), or compute it outside and feed it"
+        ) from error
 
 
 def _abstractly(by_name: dict[str, TensorState], run: Callable, starts: dict[str, Any], probe: int) -> Any:
@@ -77,18 +98,82 @@ def _abstractly(by_name: dict[str, TensorState], run: Callable, starts: dict[str
 
     try:
         jax.eval_shape(stage, free)
-    except HostValueError as error:
-        what = str(error).partition(" needs the value on the host")[0]
-        raise CaptureError(
-            f"{what} needs the value, and a static Program has none while it is recorded; use an op whose result has a "
-            "shape that does not depend on values (where, masked_fill), or compute it outside and feed it"
-        ) from error
+    except HostValueError:
+        raise
     except _OURS as error:
         shown = re.sub(_STAND_INS, "-1", str(error))
         if shown == str(error):
             raise
         raise type(error)(shown) from error
     return results[0]
+
+
+_SAMPLES: tuple[tuple[int, Callable[[np.ndarray], Any]], ...] = (
+    (0, np.ones_like),
+    (1, lambda i: 2 + i % 5),
+    (0, lambda i: 3 - i % 3),
+    (0, lambda i: i % 2),
+    (0, np.zeros_like),
+)
+"""Which of the PROBES stands for a dynamic dim, and the values of elements by their number in row-major order."""
+_MOST_SAMPLED = 2**24  # elements of one input
+
+
+def _on_samples(by_name: dict[str, TensorState], run: Callable, starts: dict[str, Any]) -> list[Any] | None:
+    """run's results for the two PROBES, of what it gives on samples of values; None if it fails on all of them."""
+    seen: list[tuple[int, Any]] = []
+    outer, state.watch.active = state.watch.active, None
+    try:
+        for probe, elements in _SAMPLES:
+            arrays = {n: _sample(t._array, PROBES[probe], elements) for n, t in by_name.items()}
+            if any(a is None for a in arrays.values()):
+                return None
+            starts.update(arrays)
+            try:
+                with rng.default_generator.drawing_from(rng.Generator().manual_seed(0)):
+                    seen.append((probe, run({n: _like(by_name[n], a) for n, a in arrays.items()})))
+            except (*_OURS, RuntimeError):  # these values are none that it takes
+                continue
+    finally:
+        state.watch.active = outer
+    return _merged(seen) if seen else None
+
+
+def _sample(array: Any, probe: int, elements: Callable[[np.ndarray], Any]) -> Any:
+    """A value for an input; the known one if there is one, None for one that would be too large."""
+    like = array.at(probe) if isinstance(array, Symbol) else array
+    if not isinstance(like, jax.ShapeDtypeStruct):
+        return like
+    count = math.prod(like.shape)
+    return jnp.asarray(elements(np.arange(count)).reshape(like.shape), like.dtype) if count <= _MOST_SAMPLED else None
+
+
+def _merged(seen: list[tuple[int, Any]]) -> list[Any] | None:
+    """A result with the sizes under each of the PROBES, where they follow from sizes, else those PROBES themselves."""
+    leaves = [list(values.leaves(result, InferredTensor)) for _, result in seen]
+    first = [found for (probe, _), found in zip(seen, leaves, strict=True) if probe == 0]
+    other = [found for (probe, _), found in zip(seen, leaves, strict=True) if probe == 1]
+    if len({tuple((leaf.array.ndim, leaf.array.dtype) for leaf in found) for found in leaves}) != 1:
+        return None
+
+    def sizes(index: int, probe: int) -> tuple[int, ...]:
+        shapes = [found[index].array.shape for found in first]
+        last = other[0][index].array.shape if other else None
+        by_size = [len(shapes) > 1 and len({s[d] for s in shapes}) == 1 for d in range(len((shapes or [last])[0]))]
+        own = (shapes[0] if probe == 0 else last or shapes[0]) if shapes else ()
+        return tuple(own[d] if fixed else PROBES[probe] for d, fixed in enumerate(by_size))
+
+    def with_sizes(probe: int) -> Any:
+        index = itertools.count()
+        return values.replace(
+            seen[0][1],
+            InferredTensor,
+            lambda leaf: InferredTensor(
+                jax.ShapeDtypeStruct(sizes(next(index), probe), leaf.array.dtype), leaf.stop_gradient
+            ),
+        )
+
+    return [with_sizes(0), with_sizes(1)]
 
 
 def _abstract(array: Any) -> Any:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from polyreme.core import amp_policy, mode, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.arguments import arguments_of, parameters_of
-from polyreme.core.op import OPS, function_of
+from polyreme.core.op import KEY, OPS, function_of
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
@@ -40,6 +40,7 @@ class OperationBlock(Protocol):
     gives: list[Any]
 
     def free(self) -> list[str]: ...
+    def find_var(self, name: str) -> Tensor | None: ...
 
 
 class OperationFrame(Protocol):
@@ -176,11 +177,26 @@ def call(name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
     if name in _OF_SHAPES:
         with jax.ensure_compile_time_eval():
             return Tensor(OPS[name].op.fn(state.read((*args, *kwargs.values())[0])))  # type: ignore[attr-defined]
-    function, given = _runs(function_of(name)), values.tensors((args, kwargs))
-    if given and all(_is_folded(t) for t in given) and not getattr(function, "acts", False):
+    public, given = function_of(name), values.tensors((args, kwargs))
+    function = _runs(public)
+    if not given:
+        return _constant(public, function, args, kwargs)
+    if all(_is_folded(t) for t in given) and not getattr(function, "acts", False):
         with jax.ensure_compile_time_eval():
             return function(*args, **kwargs)
     return function(*args, **kwargs)
+
+
+def _constant(public: Callable[..., Any], function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A call that is given no Tensors: one small result of an op that draws nothing has a value while compiling."""
+    result = function(*args, **kwargs)
+    declared = getattr(public, "op", None)
+    if not state.capturing() or declared is None or KEY in declared.kinds:
+        return result
+    if not isinstance(result, TensorState) or result._array.size > _FOLDED or not isinstance(result._array, Tracer):
+        return result
+    with jax.ensure_compile_time_eval():
+        return function(*args, **kwargs)
 
 
 def _runs(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -190,12 +206,14 @@ def _runs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_folded(array: Any) -> bool:
-    """True for integers with values known while compiling, few enough to compute with."""
-    return not isinstance(array, (Tracer, jax.ShapeDtypeStruct)) and array.size <= _FOLDED and array.dtype.kind in "iub"
+    """True for numbers with values known while compiling, few enough to compute with."""
+    return (
+        not isinstance(array, (Tracer, jax.ShapeDtypeStruct)) and array.size <= _FOLDED and array.dtype.kind in "iubf"
+    )
 
 
 def _is_folded(tensor: TensorState) -> bool:
-    return is_folded(tensor._array) and state.capturing()
+    return is_folded(tensor._array) and state.capturing() and (tensor.stop_gradient or is_exact(tensor._array.dtype))
 
 
 @contextmanager

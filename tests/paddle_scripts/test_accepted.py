@@ -128,6 +128,43 @@ def test_computed_values_that_are_told_to_want_a_gradient_have_one(static_mode, 
     assert run({}, grads)[0].tolist() == [4.0] * 3
 
 
+IDS = np.array([3, 0, 3, 2])
+
+
+@pytest.mark.parametrize(
+    ("build", "feed", "shapes", "values"),
+    [
+        (lambda v: [paddle.arange(paddle.full([], 0.0), paddle.full([], 3.0), paddle.full([], 1.0))], None, [[3]],
+         [[0, 1, 2]]),
+        (lambda v: [paddle.tile(v, [paddle.full([1], 2, "int32")])], IDS, [[8]], [[3, 0, 3, 2] * 2]),
+        (lambda v: [F.interpolate(paddle.ones([1, 1, 2]), scale_factor=paddle.full([1], 2.0), mode="linear",
+                                  data_format="NCW")], None, [[1, 1, 4]], [[[[1] * 4]]]),
+        (lambda v: [paddle.arange(v[:1]), paddle.ones([v[3], 1]), paddle.topk(v, v[3])[0]], IDS,
+         [[-1], [-1, 1], [-1]], [[0, 1, 2], [[1], [1]], [3, 3]]),
+        (lambda v: list(paddle.unique(v, return_inverse=True)), IDS, [[-1], [4]], [[0, 2, 3], [2, 0, 2, 1]]),
+        (lambda v: [paddle.unique_consecutive(v), paddle.nonzero(v)], IDS, [[-1], [-1, 1]],
+         [[3, 0, 3, 2], [[0], [2], [3]]]),
+        (lambda v: [v[v > 2] * 2, paddle.repeat_interleave(v, v).sum()], IDS, [[-1], []], [[6, 6], 22]),
+        (lambda v: paddle.geometric.sample_neighbors(v, v[1:2].tile([5]), v[1:2]), IDS, [[-1], [-1]], [[], [0]]),
+        (lambda v: [static.nn.cond(v.sum() > 3, lambda: v[:1], lambda: v) + 1], IDS, [[-1]], [[4]]),
+        (lambda v: [static.nn.cond(v.sum() > 9, lambda: v[:1], lambda: paddle.unique(v))], IDS, [[-1]], [[0, 2, 3]]),
+    ],
+)  # fmt: skip
+def test_shapes_that_depend_on_values_are_seen_on_samples(static_mode, build, feed, shapes, values):
+    fetch = build(static.data("v", [4], "int64"))
+    assert [list(f.shape) for f in fetch] == shapes
+    assert [v.tolist() for v in run({} if feed is None else {"v": feed}, fetch)] == values
+
+
+def test_training_through_shapes_that_depend_on_values(static_mode):
+    x = static.data("x", [3])
+    w = static.create_parameter([3], "float32", default_initializer=nn.initializer.Constant(1.0))
+    y = paddle.masked_select(x * w, x > 1.0)
+    loss = static.nn.cond(y.sum() > 100.0, lambda: y[:1], lambda: y * 2.0).sum()
+    paddle.optimizer.SGD(0.5).minimize(loss)
+    assert [v.tolist() for v in run({"x": np.array([1, 2, 3], "float32")}, [loss, w])] == [10.0, [1.0, -1.0, -2.0]]
+
+
 def test_flags_without_effect_are_kept_and_logged_once(caplog):
     name = "FLAGS_use_stride_kernel"
     before = flags.get_flags(name)
