@@ -89,7 +89,8 @@ class DynamicSize(int):
 class Symbol:
     """name: of the value in its Program, assigned once. shape: sizes, -1 for a dynamic one.
 
-    known: the values under the two PROBES where those follow from shapes alone, as those of `shape(x)` do; else None.
+    known: the values under the two PROBES where those follow from shapes alone, as those of `shape(x)` do, or are
+    constants; else None.
     sizes: the shape under each of the PROBES; the probe for every dynamic dim if None.
     """
 
@@ -123,6 +124,11 @@ class Symbol:
     @property
     def is_dynamic(self) -> bool:
         return DYNAMIC in self.shape
+
+    @property
+    def follows_sizes(self) -> bool:
+        """Whether its values are known and depend on sizes that are not."""
+        return self.known is not None and not np.array_equal(*self.known)
 
     def at(self, probe: int) -> Any:
         """What shape inference takes in its place: an abstract array with the probe for every dynamic dim, or the

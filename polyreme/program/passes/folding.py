@@ -88,4 +88,4 @@ def _value(op: Call, known: dict[str, Tensor], facts: ProgramFacts, limit: int) 
 
 
 def _is_worth(made: Symbol, limit: int) -> bool:
-    return made.known is None and not made.weak_type and 0 <= made.size <= limit
+    return not made.follows_sizes and not made.weak_type and 0 <= made.size <= limit

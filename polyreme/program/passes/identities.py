@@ -114,7 +114,7 @@ def _same(op: Call, source: str, block: Block, facts: ProgramFacts) -> bool:
         return False
     have, result = symbol_of(facts.likes, source), symbol_of(facts.likes, op.outputs[0])
     before, after = facts.like(source), facts.like(op.outputs[0])
-    if have is None or before is None or after is None or not isinstance(result, Symbol) or result.known is not None:
+    if have is None or before is None or after is None or not isinstance(result, Symbol) or result.follows_sizes:
         return False
     return (
         before.stop_gradient == after.stop_gradient
