@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from polyreme.autograd.derivation import derivation
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.jet import JetSpec
@@ -72,6 +73,7 @@ def backward(
     tape.backward(roots, starts("backward", "grad_tensors", grad_tensors, len(roots)), bool(retain_graph))
 
 
+@derivation
 def vjp(func: Callable[..., Any], xs: Tensors, v: Any = None) -> tuple[Any, Any]:
     """(func(*xs), v times the Jacobian of func at xs), in the structures of func's result and of xs.
 
@@ -89,6 +91,7 @@ def vjp(func: Callable[..., Any], xs: Tensors, v: Any = None) -> tuple[Any, Any]
     return call.result, _like(xs, gradients)
 
 
+@derivation
 def jvp(func: Callable[..., Any], xs: Tensors, v: Any = None) -> tuple[Any, Any]:
     """(func(*xs), the Jacobian of func at xs times v), both in the structure of func's result.
 
@@ -100,6 +103,7 @@ def jvp(func: Callable[..., Any], xs: Tensors, v: Any = None) -> tuple[Any, Any]
     return call.result, call.shaped([jet[0] for jet in tangents])
 
 
+@derivation
 def hvp(func: Callable[..., Any], xs: Tensors, v: Any = None) -> tuple[Any, Any]:
     """(func(*xs), the Hessian of the scalar func at xs times v), the second in the structure of xs.
 

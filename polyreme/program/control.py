@@ -17,10 +17,11 @@ from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ProgramError
 from polyreme.jit.structure import LEAF, flatten, rebuild
-from polyreme.program import infer
+from polyreme.program import infer, values
 from polyreme.program.block import Block, Variable
 from polyreme.program.branches import Cond, Recompute, While
 from polyreme.program.current import defaults, inside
+from polyreme.program.derivatives import Derive
 from polyreme.program.frame import Frame
 from polyreme.program.operation import Operation
 from polyreme.program.values import Ref
@@ -92,24 +93,33 @@ def _names(recorder: ProgramRecorder, value: Any) -> Any:
 
 
 def _append(recorder: ProgramRecorder, op: Operation, count: int, prefix: str) -> list[Any]:
-    """Append an operation with so many results, whose shapes are those it has when it runs on abstract Tensors."""
+    """Append an operation with so many results."""
+    op.outputs = [f"{i}" for i in range(count)]
+
+    def run(frame: Frame) -> list[Tensor]:
+        op.run(frame)
+        return [frame.values[n] for n in op.outputs]
+
+    results = _inferred(op, run)
+    op.outputs = []
+    return recorder.defined(op, results, prefix)
+
+
+def _inferred(op: Operation, run: Callable[[Frame], Any]) -> list[Any]:
+    """run's results, with the shapes they have when the operation runs on abstract Tensors."""
     block, needed = defaults.block, {}
     for name in [*op.reads(), *op.writes()]:
         found = block.find_var(name)
         needed[name] = found if found is not None else block.program.held.get(name)
     known = {n: t for n, t in needed.items() if t is not None}
-    op.outputs = [f"{i}" for i in range(count)]
 
-    def run(given: dict[str, Tensor]) -> Any:
+    def run_on(given: dict[str, Tensor]) -> Any:
         frame = Frame(Block(block.program, -1, None), infer.scope_of(given))
         frame.values.update(given)
-        op.run(frame)
-        return [infer.InferredTensor.of(frame.values[n]) for n in op.outputs]
+        return values.replace(run(frame), TensorState, infer.InferredTensor.of)
 
     with tape.GradEnabled(tape.grad_mode.enabled):
-        results = infer.probed(known, run, {}, sampled=not isinstance(op, While))
-    op.outputs = []
-    return recorder.defined(op, results, prefix)
+        return infer.probed(known, run_on, {}, sampled=not isinstance(op, While))
 
 
 def cond(recorder: ProgramRecorder, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
@@ -219,3 +229,32 @@ def recompute(recorder: ProgramRecorder, function: Callable[..., Any], args: tup
     op = Recompute(inputs=[recorder.name_of(v) for v in inputs], block=side.block)
     made = iter(_append(recorder, op, len(side.block.gives), "recompute"))
     return rebuild(result, iter([next(made) if isinstance(v, TensorState) else v for v in outs]))
+
+
+def derive(
+    recorder: ProgramRecorder, rule: str, function: Callable[..., Any], xs: Any, args: tuple, kwargs: dict[str, Any]
+) -> Any:
+    """Record derivatives of a function, which is recorded as a block; returns them as the rule does."""
+    side = _record(recorder, function, [_wanting(x) for x in _list(xs)])
+    if side.carried:
+        raise ProgramError(f"{rule}: the function changes Variables from outside in place; return new ones")
+    side.block.gives = [_named(recorder, side.result)]
+    op = Derive(
+        rule=rule,
+        block=side.block,
+        xs=_named(recorder, xs),
+        args=_named(recorder, args),
+        kwargs=_named(recorder, kwargs),
+    )
+    return recorder.defined(op, _inferred(op, op.results), rule)
+
+
+def _named(recorder: ProgramRecorder, value: Any) -> Any:
+    return values.replace(value, TensorState, lambda tensor: Ref(recorder.name_of(tensor)))
+
+
+def _wanting(x: TensorState) -> TensorState:
+    """What stands for x where its gradient is asked for."""
+    like = TensorState(x._array)
+    like.stop_gradient = False
+    return like

@@ -283,6 +283,10 @@ class Recorder:
         """Record a call that backward runs again."""
         return control.recompute(self, function, args, kwargs)
 
+    def derive(self, rule: str, function: Callable[..., Any], xs: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Record derivatives of a function at xs."""
+        return control.derive(self, rule, function, xs, args, kwargs)
+
     # training
 
     def backward(self, loss: Any, parameters: Any, no_grad_set: Any) -> list[tuple[Tensor, Tensor]]:

@@ -5,6 +5,7 @@ import logging
 import pickle
 from operator import add
 
+import jax
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ import polyreme as paddle
 from polyreme import flags, nn, static
 from polyreme.distributed import fleet
 from polyreme.errors import CaptureError, ConfigError
+from polyreme.incubate import autograd
 from polyreme.nn import functional as F
 
 t = paddle.to_tensor
@@ -163,6 +165,37 @@ def test_training_through_shapes_that_depend_on_values(static_mode):
     loss = static.nn.cond(y.sum() > 100.0, lambda: y[:1], lambda: y * 2.0).sum()
     paddle.optimizer.SGD(0.5).minimize(loss)
     assert [v.tolist() for v in run({"x": np.array([1, 2, 3], "float32")}, [loss, w])] == [10.0, [1.0, -1.0, -2.0]]
+
+
+V = np.array([1.0, 2.0], "float32")
+
+
+@pytest.mark.parametrize(
+    ("derive", "values"),
+    [
+        (
+            lambda x: autograd.vjp(lambda a, b: a * b * b, [x, x + 1], paddle.full([2], 2.0)),
+            [[4, 18], [8, 18], [8, 24]],
+        ),
+        (lambda x: autograd.jvp(lambda a: {"y": a * a}["y"], x), [[1, 4], [2, 4]]),
+        (lambda x: [autograd.Jacobian(lambda a: a * a * x, x)[:]], [[[2, 0], [0, 8]]]),
+        (lambda x: [autograd.Hessian(lambda a: (a**3).sum(), x)[1]], [[0, 12]]),
+        (lambda x: [autograd.Jacobian(lambda a: a * a, x.reshape([2, 1]), is_batched=True)[:, 0]], [[[2], [4]]]),
+    ],
+)
+def test_derivatives_of_functions_are_recorded(static_mode, derive, values):
+    found = run({"x": V}, jax.tree.leaves(derive(static.data("x", [2]))))
+    np.testing.assert_allclose(
+        np.concatenate([f.ravel() for f in found]), np.concatenate([np.ravel(v) for v in values])
+    )
+
+
+def test_training_on_a_recorded_hessian(static_mode):
+    x = static.data("x", [2])
+    w = static.create_parameter([2], "float32", default_initializer=nn.initializer.Constant(0.5))
+    loss = autograd.Hessian(lambda a: (a * a * a * w).sum(), x)[:].sum()
+    paddle.optimizer.SGD(0.5).minimize(loss)
+    assert [v.tolist() for v in run({"x": V}, [loss, w])] == [9.0, [-2.5, -5.5]]
 
 
 def test_flags_without_effect_are_kept_and_logged_once(caplog):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from polyreme.autograd import matrices
+from polyreme.autograd.derivation import derivation
 from polyreme.autograd.functional import Tensors, as_list, zeros
 from polyreme.core import state
 from polyreme.core.state import TensorState
@@ -27,6 +28,10 @@ class Jacobian(matrices.Jacobian):
     [3.0, 0.0, 1.0, 0.0]
     """
 
+    def __new__(cls, func: Callable[..., Any], xs: Tensors, is_batched: bool = False) -> Any:
+        """In static mode the whole matrix, as a Variable: the Program does not know yet which rows are asked for."""
+        return super().__new__(cls) if state.recorder() is None else jacobian_matrix(func, xs, is_batched)
+
     def __init__(self, func: Callable[..., Any], xs: Tensors, is_batched: bool = False) -> None:
         with tape.GradEnabled(True):
             joined, ys = _call("Jacobian", func, xs, is_batched)
@@ -40,6 +45,10 @@ class Hessian(matrices.Hessian):
     [N, N], or [B, N, N] if batched; otherwise as Jacobian. `H[:]` is forward mode over reverse mode, in one pass.
     Raises ShapeError if func's result has more elements.
     """
+
+    def __new__(cls, func: Callable[..., Any], xs: Tensors, is_batched: bool = False) -> Any:
+        """In static mode the whole matrix, as a Variable."""
+        return super().__new__(cls) if state.recorder() is None else hessian_matrix(func, xs, is_batched)
 
     def __init__(self, func: Callable[..., Any], xs: Tensors, is_batched: bool = False) -> None:
         with tape.GradEnabled(True):
@@ -56,6 +65,18 @@ class Hessian(matrices.Hessian):
                 [y], [joined], [None], retain_graph=True, create_graph=True, allow_unused=True, no_grad_vars=[]
             )
         super().__init__(zeros(joined) if gradient is None else gradient, joined, is_batched)
+
+
+@derivation
+def jacobian_matrix(func: Callable[..., Any], xs: Tensors, is_batched: bool = False) -> Tensor:
+    """All of a Jacobian."""
+    return Jacobian(func, xs, is_batched)[:]
+
+
+@derivation
+def hessian_matrix(func: Callable[..., Any], xs: Tensors, is_batched: bool = False) -> Tensor:
+    """All of a Hessian."""
+    return Hessian(func, xs, is_batched)[:]
 
 
 def _call(what: str, func: Callable[..., Any], xs: Any, is_batched: bool) -> tuple[Tensor, Any]:
