@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyreme.autograd.derivation import DERIVATIONS
+from polyreme.errors import ProgramError
 from polyreme.program import values
 from polyreme.program.operation import Operation, OperationBlock, OperationFrame
 from polyreme.program.values import refs
@@ -25,6 +26,10 @@ class Derive(Operation):
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def kind(self) -> str:
+        return self.rule
+
+    @property
     def blocks(self) -> list[OperationBlock]:
         return [self.block]
 
@@ -38,4 +43,6 @@ class Derive(Operation):
     def results(self, frame: OperationFrame) -> Any:
         """What it gives, in its structure."""
         xs, args, kwargs = values.resolve((self.xs, self.args, self.kwargs), frame.get)
+        if self.rule not in DERIVATIONS:
+            raise ProgramError(f"a Program calls {self.rule!r}, which is not declared here; import the module that does")
         return DERIVATIONS[self.rule](lambda *now: frame.inside(self.block, now)[0], xs, *args, **kwargs)
