@@ -32,11 +32,13 @@ above_zero_to_one = Constraint(lambda v: (v > 0) & (v <= 1), "above 0 and at mos
 
 
 def check(family: str, name: str, value: Any, constraint: Constraint) -> None:
-    """Raise ConfigError if a value does not satisfy constraint. What has no value yet (in a capture) is not looked at.
+    """Raise ConfigError if a value does not satisfy constraint, DTypeError for one that is no number.
 
-    Reads the host, once for each parameter.
+    What has no value yet (in a capture) is not looked at. Reads the host, once for each parameter.
     """
     values = concrete(value)
+    if values is not None and values.dtype.kind in "OUS":
+        raise DTypeError(f"{family}: {name} is {value!r}; give a number, a sequence of them or a Tensor")
     if values is not None and not np.all(constraint.holds(values)):
         bad = values[~np.asarray(constraint.holds(values))] if values.ndim else values
         raise ConfigError(

@@ -44,5 +44,7 @@ class Derive(Operation):
         """What it gives, in its structure."""
         xs, args, kwargs = values.resolve((self.xs, self.args, self.kwargs), frame.get)
         if self.rule not in DERIVATIONS:
-            raise ProgramError(f"a Program calls {self.rule!r}, which is not declared here; import the module that does")
+            raise ProgramError(
+                f"a Program calls {self.rule!r}, which is not declared here; import the module that does"
+            )
         return DERIVATIONS[self.rule](lambda *now: frame.inside(self.block, now)[0], xs, *args, **kwargs)

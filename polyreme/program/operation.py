@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 
 from polyreme.core import amp_policy, mode, state
 from polyreme.core import dtype as dtypes
@@ -179,24 +180,24 @@ def call(name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
             return Tensor(OPS[name].op.fn(state.read((*args, *kwargs.values())[0])))  # type: ignore[attr-defined]
     public, given = function_of(name), values.tensors((args, kwargs))
     function = _runs(public)
+    if not state.capturing() or getattr(function, "acts", False) or not all(_is_folded(t) for t in given):
+        return function(*args, **kwargs)
+    if any(map(is_symbolic_dim, jax.tree.leaves((args, kwargs)))):  # a size that an export leaves open
+        return function(*args, **kwargs)
     if not given:
-        return _constant(public, function, args, kwargs)
-    if all(_is_folded(t) for t in given) and not getattr(function, "acts", False):
-        with jax.ensure_compile_time_eval():
-            return function(*args, **kwargs)
-    return function(*args, **kwargs)
-
-
-def _constant(public: Callable[..., Any], function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-    """A call that is given no Tensors: one small result of an op that draws nothing has a value while compiling."""
-    result = function(*args, **kwargs)
-    declared = getattr(public, "op", None)
-    if not state.capturing() or declared is None or KEY in declared.kinds:
-        return result
-    if not isinstance(result, TensorState) or result._array.size > _FOLDED or not isinstance(result._array, Tracer):
-        return result
+        result = function(*args, **kwargs)
+        if not _is_small_constant(public, result):
+            return result
     with jax.ensure_compile_time_eval():
         return function(*args, **kwargs)
+
+
+def _is_small_constant(public: Callable[..., Any], result: Any) -> bool:
+    """Whether what a call without Tensors gave is one small Tensor of an op that draws nothing."""
+    declared = getattr(public, "op", None)
+    if declared is None or KEY in declared.kinds or not isinstance(result, TensorState):
+        return False
+    return not any(map(is_symbolic_dim, result._array.shape)) and result._array.size <= _FOLDED
 
 
 def _runs(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -213,7 +214,7 @@ def is_folded(array: Any) -> bool:
 
 
 def _is_folded(tensor: TensorState) -> bool:
-    return is_folded(tensor._array) and state.capturing() and (tensor.stop_gradient or is_exact(tensor._array.dtype))
+    return is_folded(tensor._array) and (tensor.stop_gradient or is_exact(tensor._array.dtype))
 
 
 @contextmanager

@@ -237,6 +237,7 @@ def test_accepted(act, result):
         (lambda: nn.initializer.KaimingUniform(t(X))(paddle.zeros([50])), ConfigError, "fan_in is a number above 0"),
         (lambda: paddle.full([2], "many"), ConfigError, "fill_value='many' is no number"),
         (lambda: nn.Sequential().insert(1, nn.ReLU()), IndexError, "index 1 among 0 layers"),
+        (lambda: paddle.distribution.Gamma("a", 1.0), TypeError, "concentration is 'a'; give a number"),
         (lambda: paddle.set_flags({"FLAGS_nope": 1}), ValueError, "is no flag"),
     ],
 )
