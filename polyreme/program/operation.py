@@ -180,22 +180,29 @@ def call(name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
             return Tensor(OPS[name].op.fn(state.read((*args, *kwargs.values())[0])))  # type: ignore[attr-defined]
     public, given = function_of(name), values.tensors((args, kwargs))
     function = _runs(public)
-    if not state.capturing() or getattr(function, "acts", False) or not all(_is_folded(t) for t in given):
+    if not state.capturing() or getattr(public, "acts", False) or not all(_is_folded(t) for t in given):
+        return function(*args, **kwargs)
+    if _may_draw(public) and not (given and all(is_exact(t._array.dtype) for t in given)):
         return function(*args, **kwargs)
     if any(map(is_symbolic_dim, jax.tree.leaves((args, kwargs)))):  # a size that an export leaves open
         return function(*args, **kwargs)
     if not given:
         result = function(*args, **kwargs)
-        if not _is_small_constant(public, result):
+        if not _is_small_constant(result):
             return result
     with jax.ensure_compile_time_eval():
         return function(*args, **kwargs)
 
 
-def _is_small_constant(public: Callable[..., Any], result: Any) -> bool:
-    """Whether what a call without Tensors gave is one small Tensor of an op that draws nothing."""
+def _may_draw(public: Callable[..., Any]) -> bool:
+    """Whether a call may draw random numbers, as far as its declaration says; a composite may do anything."""
     declared = getattr(public, "op", None)
-    if declared is None or KEY in declared.kinds or not isinstance(result, TensorState):
+    return declared is None or KEY in declared.kinds
+
+
+def _is_small_constant(result: Any) -> bool:
+    """Whether what a call gave is one small Tensor."""
+    if not isinstance(result, TensorState):
         return False
     return not any(map(is_symbolic_dim, result._array.shape)) and result._array.size <= _FOLDED
 

@@ -158,6 +158,13 @@ def test_shapes_that_depend_on_values_are_seen_on_samples(static_mode, build, fe
     assert [v.tolist() for v in run({} if feed is None else {"v": feed}, fetch)] == values
 
 
+def test_what_is_drawn_from_constants_is_drawn_anew(static_mode):
+    half = paddle.full([64], 0.5)
+    fetch = [paddle.bernoulli(half), F.dropout(half), paddle.normal(half, half), paddle.rand([64])]
+    first, second = run({}, fetch), run({}, fetch)
+    assert all((a != b).any() for a, b in zip(first, second, strict=True))
+
+
 def test_training_through_shapes_that_depend_on_values(static_mode):
     x = static.data("x", [3])
     w = static.create_parameter([3], "float32", default_initializer=nn.initializer.Constant(1.0))
