@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.core import eval_context
 from jax.export import is_symbolic_dim
 
 from polyreme.core import amp_policy, mode, state
@@ -24,7 +25,7 @@ from polyreme.core.op import KEY, OPS, function_of
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import ProgramError, did_you_mean
+from polyreme.errors import CaptureError, ProgramError, did_you_mean
 from polyreme.program import values
 from polyreme.program.values import Ref, refs
 
@@ -190,7 +191,11 @@ def call(name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         result = function(*args, **kwargs)
         if not _is_small_constant(result):
             return result
-    with jax.ensure_compile_time_eval():
+    try:
+        # outside of what is traced: a trace that folds constants would compile their ops while it is being lowered
+        with eval_context():
+            return function(*args, **kwargs)
+    except (jax.errors.JAXTypeError, CaptureError):  # it takes more than it is given, such as a stream's key
         return function(*args, **kwargs)
 
 

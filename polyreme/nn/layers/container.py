@@ -74,25 +74,6 @@ class Sequential(Layer):
             self.append(layer)
         return self
 
-    def insert(self, index: int, layer: Layer) -> Self:
-        """Put a layer before the one at index; returns self. Layers named by their numbers are numbered anew.
-
-        Raises IndexError for an index outside of -len(self) to len(self).
-        """
-        items = list(self._sub_layers.items())
-        if not -len(items) <= index <= len(items):
-            raise IndexError(
-                f"Sequential.insert: index {index} among {len(items)} layers; give one from "
-                f"{-len(items)} to {len(items)}"
-            )
-        numbered = [name for name, _ in items] == [str(i) for i in range(len(items))]
-        items.insert(index, (_next_name(self._sub_layers), layer))
-        for name in list(self._sub_layers):
-            del self._sub_layers[name]
-        for i, (name, one) in enumerate(items):
-            self.add_sublayer(str(i) if numbered else name, one)
-        return self
-
 
 class LayerList(Layer):
     """A list of layers, named 0, 1, ... in the state dict."""
