@@ -179,15 +179,15 @@ def call(name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
     if name in _OF_SHAPES:
         with jax.ensure_compile_time_eval():
             return Tensor(OPS[name].op.fn(state.read((*args, *kwargs.values())[0])))  # type: ignore[attr-defined]
-    public, given = function_of(name), values.tensors((args, kwargs))
+    public, inputs = function_of(name), values.tensors((args, kwargs))
     function = _runs(public)
-    if not state.capturing() or getattr(public, "acts", False) or not all(_is_folded(t) for t in given):
+    if not state.capturing() or getattr(public, "acts", False) or not all(_is_folded(t) for t in inputs):
         return function(*args, **kwargs)
-    if _may_draw(public) and not (given and all(is_exact(t._array.dtype) for t in given)):
+    if _may_draw(public) and not (inputs and all(is_exact(t._array.dtype) for t in inputs)):
         return function(*args, **kwargs)
     if any(map(is_symbolic_dim, jax.tree.leaves((args, kwargs)))):  # a size that an export leaves open
         return function(*args, **kwargs)
-    if not given:
+    if not inputs:
         result = function(*args, **kwargs)
         if not _is_small_constant(result):
             return result
