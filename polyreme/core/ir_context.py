@@ -1,7 +1,8 @@
 """One MLIR context for many lowerings: jax makes one for each program, which takes longer than lowering a small one.
 
-Loading MLIR's dialects into a context costs 2 to 5 ms; lowering one op costs as much again. Contexts stay in the thread
-of Python that made them, and each is let go after so many programs that what it has interned stays small.
+Loading MLIR's dialects into a context costs 2 to 5 ms; lowering one op costs as much again. Only the main thread's live
+on, each for so many programs that what it has interned stays small. XLA calls back from threads of its own, to
+partition a call that it cannot look into; a context that such a thread keeps is freed in a way that ends the process.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ LOWERINGS = 64  # by one context
 _log = logging.getLogger("polyreme.core")
 
 
-class _ContextInUse(threading.local):
-    """A thread's context, and how many programs it may still lower."""
+class _ContextInUse:
+    """The main thread's context, and how many programs it may still lower."""
 
     def __init__(self) -> None:
         self.context: Any = None
@@ -29,28 +30,21 @@ class _ContextInUse(threading.local):
 
 
 def reusing(init: Callable[..., None]) -> Callable[..., None]:
-    """mlir.ModuleContext.__init__, taking a module's context from an earlier module of the thread."""
+    """mlir.ModuleContext.__init__, taking a module's context from an earlier module of the main thread."""
     current = _ContextInUse()
 
     @functools.wraps(init)
     def reuse(self: Any, *args: Any, context: Any = None, **kwargs: Any) -> None:
-        if context is None and current.left:
-            context = current.context
-            current.left -= 1
+        if context is not None or threading.get_ident() != threading.main_thread().ident:
             init(self, *args, context=context, **kwargs)
             return
-        init(self, *args, context=context, **kwargs)
-        if context is None and _is_of_python():
-            current.context, current.left = self.context, LOWERINGS - 1
+        if not current.left:
+            current.context, current.left = None, LOWERINGS
+        init(self, *args, context=current.context, **kwargs)
+        current.context = self.context
+        current.left -= 1
 
     return reuse
-
-
-def _is_of_python() -> bool:
-    """Whether Python started this thread. XLA calls back from threads of its own, to partition a call that it cannot
-    look into, and what such a thread keeps is freed when its state is: that ends the process.
-    """
-    return any(thread.ident == threading.get_ident() for thread in threading.enumerate())
 
 
 def reuse_contexts() -> None:
