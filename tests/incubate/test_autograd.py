@@ -91,8 +91,7 @@ def test_static_programs_have_both_modes():
             forward = autograd.forward_grad(y, x, v)
             ones = autograd.forward_grad(y, x)
             reverse = autograd.grad(y, x, v)
-            with pytest.raises(GradError, match="forward mode runs now, and in static mode there are no values yet"):
-                autograd.jvp(lambda x: x * x, x)
+            _, along = autograd.jvp(lambda x: (x * x).sin(), x, v)
             autograd.prim2orig()
             with pytest.raises(ConfigError, match="block is the current block"):
                 autograd.prim2orig(static.Program().global_block())
@@ -102,11 +101,11 @@ def test_static_programs_have_both_modes():
         assert not autograd.prim_enabled()
         executor = static.Executor()
         executor.run(startup)
-        found = executor.run(main, feed={"x": X, "v": Y}, fetch_list=[forward, ones, reverse])
+        found = executor.run(main, feed={"x": X, "v": Y}, fetch_list=[forward, ones, reverse, along])
     finally:
         paddle.disable_static()
     slope = np.cos(X * X) * 2 * X
-    for got, want in zip(found, [slope * Y, slope, slope * Y], strict=True):
+    for got, want in zip(found, [slope * Y, slope, slope * Y, slope * Y], strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=64 * EPS)
 
 
