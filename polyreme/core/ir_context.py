@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
 LOWERINGS = 64  # by one context
@@ -35,7 +36,9 @@ def reusing(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def reuse(self: Any, *args: Any, context: Any = None, **kwargs: Any) -> None:
-        if context is not None or threading.get_ident() != threading.main_thread().ident:
+        # lowering one program may lower another, whose module would be put into the first's in the same context
+        is_inner = ir.Context.current is not None
+        if context is not None or is_inner or threading.get_ident() != threading.main_thread().ident:
             init(self, *args, context=context, **kwargs)
             return
         if not current.left:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -43,6 +44,7 @@ _READS = (
 _OURS = (ShapeError, DTypeError, ConfigError, NotImplementedError, NumericsError)
 # of arguments that an op's function did not expect, unless it says more than Python does
 _UNEXPECTED = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError)
+_OF_PYTHON = re.compile(r"(tuple|list|string) index out of range|pop from|out of bounds for axis|by zero$|modulo")
 
 
 class Op:
@@ -184,7 +186,7 @@ class Op:
             except _OURS:
                 raise
             except _UNEXPECTED as error:
-                if isinstance(error, (LookupError, ArithmeticError)) and ":" in str(error):
+                if isinstance(error, (IndexError, ZeroDivisionError)) and not _OF_PYTHON.search(str(error)):
                     raise
                 raise self._explain(error, filled) from error
 

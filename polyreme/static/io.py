@@ -25,7 +25,7 @@ from polyreme.export.manifest import MAIN
 from polyreme.export.program import PLATFORMS
 from polyreme.jit.capture import Capture, watching
 from polyreme.program import serial, stored
-from polyreme.program.block import Variable
+from polyreme.program.block import Variable as BlockVariable
 from polyreme.program.current import defaults
 from polyreme.program.encoding import Arrays
 from polyreme.program.open_sizes import results_of
@@ -205,7 +205,7 @@ def normalize_program(program: Program, feed_vars: Any, fetch_vars: Any, **kwarg
             block.vars.setdefault(level.name, test.global_block().vars[level.name])
     needed = {n for op in block.ops for n in op.reads()}
     missing = [
-        n for n, v in block.vars.items() if isinstance(v, Variable) and v.is_data and n in needed and n not in fed
+        n for n, v in block.vars.items() if isinstance(v, BlockVariable) and v.is_data and n in needed and n not in fed
     ]
     if missing:
         raise ProgramError(
@@ -276,7 +276,7 @@ def _main(options: dict[str, Any], what: str, fetch_vars: Any) -> Program:
     if program is not None:
         return program
     first = next(iter(_variables("fetch_vars", fetch_vars)))
-    return first.block.program if isinstance(first, Variable) else defaults.main
+    return first.block.program if isinstance(first, BlockVariable) else defaults.main
 
 
 def save_inference_model(

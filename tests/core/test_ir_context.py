@@ -49,3 +49,10 @@ def test_a_jax_without_the_argument_is_left_alone(monkeypatch, caplog):
         ir_context.reuse_contexts()
     assert mlir.ModuleContext.__init__ is init
     assert "of its own" in caplog.text
+
+
+def test_a_program_lowered_within_another_has_a_context_of_its_own(contexts):
+    lowered(1)
+    with contexts[0]:
+        lowered(1)
+    assert contexts[1] is not contexts[0]

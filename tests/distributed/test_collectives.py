@@ -11,6 +11,7 @@ from polyreme import distributed as dist
 from polyreme import nn
 from polyreme.autograd import PyLayer
 from polyreme.distributed.communication import stream
+from polyreme.distributed.communication.group import groups
 from polyreme.distributed.communication.point_to_point import wires
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import CaptureError, ConfigError, DeviceError, DTypeError, PlacementError, ShapeError
@@ -136,6 +137,7 @@ class TestGroups:
         for name, value in (("TRAINERS_NUM", "2"), ("TRAINER_ID", "1"), ("MASTER", "127.0.0.1:9")):
             monkeypatch.setenv(f"PADDLE_{name}", value)
         monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+        monkeypatch.setattr(groups, "by_id", {})  # another test may have joined a world of one
         late = (
             "rank 1 has to join the others first, and a device is in use already.*call .*init_parallel_env.* at the top"
         )

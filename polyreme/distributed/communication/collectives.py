@@ -326,7 +326,9 @@ def _check_same(what: str, out: Sequence[Tensor], entry: Tensor, group: Group, w
         _check_dtype(what, tensor, entry)
         wanted = [entry.shape[0] // group.nranks, *entry.shape[1:]] if whole else entry.shape
         if not group.axes and tensor.shape != wanted:
-            raise ShapeError(f"{what}: each entry has shape {wanted}, the Tensor for the result {list(tensor.shape)}")
+            raise ShapeError(
+                f"{what}: each entry has shape {list(wanted)}, the Tensor for the result {list(tensor.shape)}"
+            )
 
 
 def _check_rows(name: str, tensor: Tensor, group: Group) -> None:

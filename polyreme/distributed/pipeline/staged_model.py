@@ -84,12 +84,12 @@ class StagedModel(Layer):
         _check_trainers(optimizer, scaler, lr_scheduler)
         self._layers.train()
         batch, loss = self._cut(data), self._checked_loss(loss_fn_idx)
-        mean, _, _, parts = self.training_step(batch, optimizer=optimizer, scaler=scaler, loss=loss)
+        result = self.training_step(batch, optimizer=optimizer, scaler=scaler, loss=loss)
         if lr_scheduler is not None:
             lr_scheduler.step()
         if return_micro_batch_loss:
-            return self._one_or_all(_arrays(parts), _stack)
-        return self._mean_or_all(mean, parts, batch)
+            return self._one_or_all(_arrays(result.parts), _stack)
+        return self._mean_or_all(result.loss, result.parts, batch)
 
     def forward_backward_pipeline(
         self, data: Any, scaler: GradScaler | None = None, static_scheduler: bool = False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -61,15 +62,20 @@ class KaimingNormal(Initializer):
     ) -> None:
         if mode not in ("fan_in", "fan_out"):
             raise ConfigError(f"{type(self).__name__}: mode is 'fan_in' or 'fan_out', got {mode!r}")
+        if isinstance(fan_in, (int, float)):  # of a Tensor the value is read when it is used
+            self._check_fan(fan_in)
         self.fan_in, self.mode = fan_in, mode
         self.gain = calculate_gain(nonlinearity, negative_slope)
 
     def std(self, shape: Sequence[int]) -> float:
         """Standard deviation for a parameter of this shape."""
         fan = fans(shape)[0 if self.mode == "fan_in" else 1] if self.fan_in is None else self.fan_in
+        self._check_fan(fan)
+        return self.gain / math.sqrt(float(fan))
+
+    def _check_fan(self, fan: Any) -> None:
         if getattr(fan, "size", 1) != 1 or not float(fan) > 0:
             raise ConfigError(f"{type(self).__name__}: fan_in is a number above 0, got {fan!r}")
-        return self.gain / math.sqrt(float(fan))
 
     def values(self, shape: Sequence[int], dtype: np.dtype) -> jax.Array:
         return Normal(0.0, self.std(shape)).values(shape, dtype)
