@@ -1,6 +1,7 @@
 """The fuzzer draws the same calls for the same seed, makes them in every way, and tells findings from refusals."""
 
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ CALL = Call("paddle.nn.functional.linear", "row", (X, X.T))
 
 @pytest.fixture(scope="module")
 def rows():
-    return list(op_calls())
+    return list(islice(op_calls(), 300))
 
 
 def drawn(rows, seed, count=200):
