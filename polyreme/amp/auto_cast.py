@@ -16,10 +16,17 @@ from polyreme.core import amp_policy
 from polyreme.core import dtype as dtypes
 from polyreme.core import place as places
 from polyreme.core.amp_policy import Policy
+from polyreme.core.operator_names import newer_names
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.ops import OPS
 
 LEVELS = ("O0", "OD", "O1", "O2")
+_CROSS_ENTROPY = ("cross_entropy_of_classes", "softmax_and_cross_entropy")
+_CARRIED_OUT_BY = {
+    **dict.fromkeys(["cross_entropy", "softmax_with_cross_entropy", "c_softmax_with_cross_entropy"], _CROSS_ENTROPY),
+    **dict.fromkeys(["embedding", "c_embedding"], ("embedding_rows", "embedding_within")),
+}
+"""Functions and operators that are no op themselves -> the ops that compute them."""
 
 
 @contextmanager
@@ -36,7 +43,8 @@ def auto_cast(
     O1: matrix products and convolutions run in dtype, numerically delicate ops in float32, the others in the widest
     dtype of their inputs. OD: the others run in float32. O2: as O1, for a model that `decorate` has cast; with
     use_promote=False the others run in dtype even if an input is float32. O0 and enable=False: no casts. The custom
-    lists name ops that run in dtype, or in float32, whatever their class. float64, integer and complex inputs are
+    lists name ops that run in dtype, or in float32, whatever their class; PaddlePaddle's names of operators
+    (elementwise_div, reduce_sum, lookup_table_v2) are taken too. float64, integer and complex inputs are
     never cast.
 
     Raises ConfigError for an unknown level, dtype or op, and for an op in both lists.
@@ -73,11 +81,16 @@ def policy_of(enable: bool, white: Any, black: Any, level: str, dtype: Any, prom
 def _names(what: str, given: Any) -> frozenset[str]:
     if isinstance(given, str):
         raise ConfigError(f"auto_cast: {what} is a set or list of op names, got the string {given!r}")
-    names = frozenset(given or ())
-    for name in sorted(names, key=str):
-        if not hasattr(OPS.get(name), "op"):
-            raise ConfigError(f"auto_cast: {what} names the op {name!r}, which is not one{_near(name)}")
-    return names
+    return frozenset(op for name in sorted(given or (), key=str) for op in _ops(what, name))
+
+
+def _ops(what: str, name: Any) -> list[str]:
+    """The ops of a function's or operator's name."""
+    for newer in newer_names(str(name)):
+        ops = [op for op in _CARRIED_OUT_BY.get(newer, (newer,)) if hasattr(OPS.get(op), "op")]
+        if ops:
+            return ops
+    raise ConfigError(f"auto_cast: {what} names the op {name!r}, which is not one{_near(name)}")
 
 
 def _near(name: Any) -> str:

@@ -7,6 +7,7 @@ from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError
 from polyreme.jit import to_static
+from polyreme.nn import functional as F
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.batch_norm import BatchNorm1D
 from polyreme.nn.layers.linear import Linear
@@ -42,6 +43,15 @@ def test_custom_lists_move_ops():
     x = tensor()
     with amp.auto_cast(custom_white_list={"exp"}, custom_black_list=["matmul"], dtype="bfloat16"):
         assert exp(x).dtype == "bfloat16"
+        assert matmul(x, x).dtype == "float32"
+
+
+def test_custom_lists_take_operators_and_what_ops_compute():
+    x, labels = tensor(), to_tensor(np.zeros(2, "int64"))
+    lists = ["elementwise_add", "c_softmax_with_cross_entropy", "lookup_table_v2"]
+    with amp.auto_cast(custom_white_list=lists, custom_black_list=["matmul_v2", "reduce_sum"], dtype="bfloat16"):
+        assert add(x, x).dtype == F.cross_entropy(x, labels).dtype == "bfloat16"
+        assert F.embedding(labels, x).dtype == "bfloat16"
         assert matmul(x, x).dtype == "float32"
 
 

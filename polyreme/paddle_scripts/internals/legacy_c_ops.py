@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.operator_names import ELEMENTWISE, REDUCTIONS, newer_names
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.ops import arithmetic, creation, manipulation
@@ -18,11 +19,6 @@ _NO_EFFECT = frozenset([
     "use_mkldnn", "use_cudnn", "use_calc_stream", "ring_id", "op_device", "with_quant_attr", "workspace_size_MB",
     "exhaustive_search", "fuse_relu_before_depthwise_conv", "numeric_stable_mode",
 ])  # fmt: skip
-# the older name of a kernel -> the newer, where it is not the same without a 2 or _v2 at its end
-_NAMES = {
-    "fill_any_like": "full_like", "top_k": "topk", "arg_max": "argmax",
-    "arg_min": "argmin", "hard_sigmoid": "hardsigmoid", "hard_swish": "hardswish", "size": "numel",
-}  # fmt: skip
 # dtypes by their number in a Program's file
 _DTYPES = {
     0: "bool", 1: "int16", 2: "int32", 3: "int64", 4: "float16", 5: "float32", 6: "float64", 20: "uint8", 21: "int8",
@@ -113,10 +109,8 @@ _OWN: dict[str, Callable[..., Any]] = {
     "lookup_table_v2": _lookup, "lookup_table": _lookup, "transpose2": _transpose, "dropout": _dropout,
     "layer_norm": _layer_norm, "fused_gate_attention": _fused_gate_attention,
     **{f"{name}2": _with_shape(name) for name in ("reshape", "squeeze", "unsqueeze", "flatten")},
-    **{f"reduce_{name}": _reduce(name) for name in ("sum", "mean", "max", "min", "prod", "all", "any")},
-    **{f"elementwise_{older}": _elementwise(newer) for older, newer in (
-        ("add", "add"), ("sub", "subtract"), ("mul", "multiply"), ("div", "divide"), ("max", "maximum"),
-        ("min", "minimum"), ("pow", "pow"), ("mod", "mod"), ("floordiv", "floor_divide"))},
+    **{f"reduce_{name}": _reduce(name) for name in REDUCTIONS},
+    **{f"elementwise_{older}": _elementwise(newer) for older, newer in ELEMENTWISE.items()},
 }  # fmt: skip
 
 
@@ -132,9 +126,7 @@ def legacy(name: str) -> Any:
     """The kernel of an older name, taking its Tensors and then attributes by name and value."""
     if name.startswith("fused_") and name not in _OWN:
         return absent(f"_legacy_C_ops.{name}", "use the function of paddle.incubate.nn.functional")
-    plain = name.removesuffix("_v2").removesuffix("2")
-    newer = [name, _NAMES.get(name), _NAMES.get(plain), plain]
-    functions = (_OWN.get(name), *(kernel(n) for n in newer if n is not None))
+    functions = (_OWN.get(name), *(kernel(n) for n in newer_names(name)))
     function: Any = next((f for f in functions if f is not None and not isinstance(f, Absent)), kernel(name))
     if isinstance(function, Absent):
         return function
