@@ -76,7 +76,7 @@ class CustomOp(Op):
         tensors = {n: arguments[n] for n in self.inputs if arguments[n] is not None}
 
         def plain(tensors: dict[str, Any]) -> Any:
-            return self._checked(self.function(*{**arguments, **tensors}.values()), "")
+            return self._check_results(self.function(*{**arguments, **tensors}.values()), "")
 
         # a program that must run on any device takes the function alone
         bare = (self.rule is None and not self.platforms) or select.backend() == "other"
@@ -107,7 +107,7 @@ class CustomOp(Op):
 
     def _kernel(self, platform: str, fn: Callable, given: dict[str, Any], want: str) -> Callable:
         def kernel(tensors: dict[str, Any]) -> Any:
-            outs = self._checked(fn(*{**given, **tensors}.values()), f" on {platform}")
+            outs = self._check_results(fn(*{**given, **tensors}.values()), f" on {platform}")
             if _outline(outs) != want:
                 raise ShapeError(
                     f"{self.name}: its kernel for {platform} gives {_outline(outs)}, the op gives "
@@ -117,7 +117,7 @@ class CustomOp(Op):
 
         return kernel
 
-    def _checked(self, outs: Any, where: str) -> Any:
+    def _check_results(self, outs: Any, where: str) -> Any:
         """outs as an array or a tuple or list of arrays; ConfigError for anything else."""
         every = list(outs) if isinstance(outs, (tuple, list)) else [outs]
         wrong = next((o for o in every if not isinstance(o, (jax.Array, np.ndarray))), None)

@@ -117,7 +117,7 @@ class Model:
         self._need("train_batch", optimizer=True)
         _need_values("train_batch")
         self.network.train()
-        given, wanted = self._checked(inputs, labels)
+        given, wanted = self._check_batch(inputs, labels)
         [part] = self._steps.train(_whole(given, wanted), update, bool(self._metrics))
         watch = TrainingWatch("Model.train_batch", self._steps, lambda _: None)
         watch.note(0, 0, given, wanted)
@@ -128,7 +128,7 @@ class Model:
         """Evaluates one batch; returns as train_batch does."""
         _need_values("eval_batch")
         self.network.eval()
-        given, wanted = self._checked(inputs, labels)
+        given, wanted = self._check_batch(inputs, labels)
         [part] = self._steps.evaluate(_whole(given, wanted), bool(self._metrics))
         return self._batch_result(part, wanted)
 
@@ -136,7 +136,7 @@ class Model:
         """The outputs for one batch, as ndarrays."""
         _need_values("predict_batch")
         self.network.eval()
-        given, _ = self._checked(inputs, None)
+        given, _ = self._check_batch(inputs, None)
         return self._predict(given)
 
     def _predict(self, inputs: list[Tensor]) -> list[np.ndarray]:
@@ -242,7 +242,7 @@ class Model:
             logs: dict[str, Any] = {}
             for step, batch in enumerate(loader):
                 every.on_batch_begin("predict", step, logs)
-                inputs, _ = self._checked(self._split(batch)[0], None)
+                inputs, _ = self._check_batch(self._split(batch)[0], None)
                 batches.append(self._predict(inputs))
                 logs = {"step": step, "batch_size": samples_in(inputs)}
                 every.on_batch_end("predict", step, logs)
@@ -258,7 +258,7 @@ class Model:
             every.on_batch_begin("train", step, logs)
             # an evaluation inside a callback may have left eval mode on
             self.network.train()
-            inputs, labels = self._checked(*self._split(batch))
+            inputs, labels = self._check_batch(*self._split(batch))
             done += 1
             update = done % accumulate == 0 or done in (steps, left)
             [(losses, outputs)] = self._steps.train(_whole(inputs, labels), update, bool(self._metrics))
@@ -286,7 +286,7 @@ class Model:
             if step == num_iters:
                 break
             every.on_batch_begin("eval", step, logs)
-            inputs, labels = self._checked(*self._split(batch))
+            inputs, labels = self._check_batch(*self._split(batch))
             [(losses, outputs)] = self._steps.evaluate(_whole(inputs, labels), bool(self._metrics))
             results.add(outputs, labels, losses, samples_in(inputs))
             if every.needs_logs("eval", step):
@@ -358,7 +358,7 @@ class Model:
         count = min(len(self._inputs) or needed_arguments(self.network), len(parts))
         return parts[:count], parts[count:]
 
-    def _checked(self, inputs: Any, labels: Any) -> tuple[list[Tensor], list[Tensor]]:
+    def _check_batch(self, inputs: Any, labels: Any) -> tuple[list[Tensor], list[Tensor]]:
         given = as_tensors("input", inputs, self._inputs)
         self._seen = self._seen or [InputSpec([None, *t.shape[1:]][: len(t.shape)], t.dtype) for t in given]
         return given, as_tensors("label", labels, self._labels)

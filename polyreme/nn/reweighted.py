@@ -12,7 +12,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.nn.initializer import Normal
 from polyreme.nn.layer import Layer
-from polyreme.nn.layers.spectral_norm import checked_dim, over_singular_value, vector_sizes
+from polyreme.nn.layers.spectral_norm import over_singular_value, resolve_dim, vector_sizes
 from polyreme.nn.parameter import Parameter
 from polyreme.ops.norms import vector_norm
 
@@ -73,7 +73,7 @@ def spectral_norm(
     if dim is None:
         kind = type(layer).__name__
         dim = 1 if kind == "Linear" or kind.endswith("Transpose") else 0
-    dim = checked_dim("spectral_norm", weight.shape, dim, n_power_iterations)
+    dim = resolve_dim("spectral_norm", weight.shape, dim, n_power_iterations)
 
     def compute(layer: Any) -> Any:
         parts = (getattr(layer, f"{name}_{part}") for part in ("orig", "u", "v"))

@@ -84,7 +84,7 @@ class Optimizer(OptimizerState):
         check_common(owner, "weight_decay", weight_decay)
         check_common(owner, "grad_clip", grad_clip)
         self._settings = {n: self.checks[n](owner, n, v) for n, v in self._settings.items()}
-        self._groups = [self._checked(g) for g in split_groups(owner, parameters)]
+        self._groups = [self._check_group(g) for g in split_groups(owner, parameters)]
         self._parameters = [p for g in self._groups for p in g.params]
         self.parameters_given = list(self._parameters) if is_given else None
         check_unique(owner, self._parameters)
@@ -457,7 +457,7 @@ class Optimizer(OptimizerState):
 
     # settings
 
-    def _checked(self, group: ParameterGroup) -> ParameterGroup:
+    def _check_group(self, group: ParameterGroup) -> ParameterGroup:
         owner = type(self).__name__
         check_known(owner, group, (*_COMMON, *self.checks))
         for name, value in group.settings.items():

@@ -38,7 +38,7 @@ _backend = _Backend()
 
 def set_image_backend(backend: str) -> None:
     """What datasets give images as: "pil" (Pillow images) or "cv2" (ndarrays; OpenCV itself is not needed)."""
-    _backend.name = checked_backend(backend)
+    _backend.name = check_backend(backend)
 
 
 def get_image_backend() -> str:
@@ -46,7 +46,7 @@ def get_image_backend() -> str:
     return _backend.name
 
 
-def checked_backend(backend: str | None) -> str:
+def check_backend(backend: str | None) -> str:
     """The backend asked for, the one in force for None. Raises ConfigError for a name that is not known."""
     if backend is None:
         return _backend.name
@@ -60,7 +60,7 @@ def image_load(path: str | os.PathLike[str], backend: str | None = None) -> Any:
 
     Raises DataError for a file that is no image or has more than MAX_PIXELS pixels.
     """
-    chosen = checked_backend(backend)
+    chosen = check_backend(backend)
     image = _open(path, str(path), None)
     if chosen == "pil":
         return image

@@ -204,7 +204,7 @@ class CheckpointStore:
             raise CheckpointError(f"save of step {step}: {self.path} was opened read_only or is closed")
         if type(step) is not int or step < 0:
             raise CheckpointError(f"save of step {step!r}: needs a whole number from 0")
-        meta = self._checked_meta(step, meta or {})
+        meta = self._check_meta(step, meta or {})
         tensors, shards = snapshot(arrays)
         replaces = self._begin(step, overwrite, sum(shard.data.nbytes for shard in shards))
         self._pending = step, self._writer.submit(self._write, step, tensors, shards, meta, replaces)
@@ -267,7 +267,7 @@ class CheckpointStore:
         elif error is not None:
             raise error
 
-    def _checked_meta(self, step: int, meta: dict[str, Any]) -> dict[str, Any]:
+    def _check_meta(self, step: int, meta: dict[str, Any]) -> dict[str, Any]:
         if meta.get("step", step) != step:
             raise CheckpointError(f"save of step {step}: meta says step {meta['step']}; leave it out of meta")
         return plain_json({**meta, "step": step}, f"meta of step {step}")

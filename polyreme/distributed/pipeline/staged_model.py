@@ -83,7 +83,7 @@ class StagedModel(Layer):
         scaler = self.training_step.scaler if scaler is None else scaler
         _check_trainers(optimizer, scaler, lr_scheduler)
         self._layers.train()
-        batch, loss = self._cut(data), self._checked_loss(loss_fn_idx)
+        batch, loss = self._cut(data), self._resolve_loss(loss_fn_idx)
         result = self.training_step(batch, optimizer=optimizer, scaler=scaler, loss=loss)
         if lr_scheduler is not None:
             lr_scheduler.step()
@@ -105,7 +105,7 @@ class StagedModel(Layer):
         batch = self._cut(data)
         # the gradients are the caller's, and so is the scaler
         scaler = GradScaler(enable=False) if scaler is None else scaler
-        mean, parts = self.training_step.gradients(batch, scaler=scaler, loss=self._checked_loss(0))
+        mean, parts = self.training_step.gradients(batch, scaler=scaler, loss=self._resolve_loss(0))
         return self._mean_or_all(mean, parts, batch)
 
     def eval_batch(self, data: Any, compute_loss: bool = False, loss_fn_idx: int = 0) -> Any:
@@ -113,7 +113,7 @@ class StagedModel(Layer):
         list of each microbatch's outputs."""
         batch = self._cut(data)
         if compute_loss:
-            self._checked_loss(loss_fn_idx)
+            self._resolve_loss(loss_fn_idx)
         was_training = self._layers.training
         self._layers.eval()
         try:
@@ -139,7 +139,7 @@ class StagedModel(Layer):
     def _cut(self, data: Any) -> list[Microbatch]:
         return cut(data, self.plan.num_microbatches, self._microbatch_rows)
 
-    def _checked_loss(self, index: int) -> int:
+    def _resolve_loss(self, index: int) -> int:
         if not self._losses:
             raise ConfigError("this PipelineLayer has no loss_fn; give it one, or use eval_batch without compute_loss")
         if not isinstance(index, int) or not 0 <= index < len(self._losses):

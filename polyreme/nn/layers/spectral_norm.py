@@ -32,7 +32,7 @@ class SpectralNorm(Layer):
     ) -> None:
         super().__init__(dtype=dtype)
         self._weight_shape = list(weight_shape)
-        self._dim = checked_dim("SpectralNorm", weight_shape, dim, power_iters)
+        self._dim = resolve_dim("SpectralNorm", weight_shape, dim, power_iters)
         self._power_iters, self._eps = power_iters, eps
         for part, size in vector_sizes(weight_shape, self._dim).items():
             vector = self.create_parameter([size], ParamAttr(initializer=Normal(), trainable=False))
@@ -45,7 +45,7 @@ class SpectralNorm(Layer):
         return over_singular_value(x, self.weight_u, self.weight_v, self._dim, self._power_iters, self._eps)
 
 
-def checked_dim(what: str, shape: Sequence[int], dim: int, power_iters: int) -> int:
+def resolve_dim(what: str, shape: Sequence[int], dim: int, power_iters: int) -> int:
     """dim, counted from the first. Raises ConfigError for one that the shape has not, and for no steps."""
     if not -len(shape) <= dim < len(shape):
         raise ConfigError(f"{what}: dim {dim} is outside weight_shape {list(shape)}")

@@ -24,7 +24,7 @@ def most_frequent(words: Iterable[str], size: int) -> dict[str, int]:
     return {word: index for index, word in enumerate([START, END, UNKNOWN, *frequent][:size])}
 
 
-def checked_size(owner: str, name: str, size: int) -> int:
+def check_vocabulary_size(owner: str, name: str, size: int) -> int:
     """The size of a dictionary. Raises ConfigError for one that is not positive."""
     if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
         raise ConfigError(f"{owner}: {name}={size!r}; give how many words the dictionary is to have, marks included")

@@ -12,7 +12,7 @@ import numpy as np
 
 from polyreme.io.dataset import Dataset
 from polyreme.io.local_files import Published, chosen_mode, tar_texts
-from polyreme.text.datasets.vocabulary import END, START, checked_size, ids, reversed_dictionary
+from polyreme.text.datasets.vocabulary import END, START, check_vocabulary_size, ids, reversed_dictionary
 
 _UNKNOWN = 2
 # longer sentences are left out
@@ -43,7 +43,7 @@ class WMT14(Dataset):
         download: bool = True,
     ) -> None:
         self.mode = chosen_mode("WMT14", mode, ("train", "test", "gen"))
-        self.dict_size = checked_size("WMT14", "dict_size", dict_size)
+        self.dict_size = check_vocabulary_size("WMT14", "dict_size", dict_size)
         path = self.FILE.find("WMT14", data_file, download)
         self.data_file = str(path)
         pairs = f"{self.mode}/{self.mode}"

@@ -13,7 +13,15 @@ import numpy as np
 from polyreme.errors import ConfigError
 from polyreme.io.dataset import Dataset
 from polyreme.io.local_files import Published, chosen_mode, tar_texts
-from polyreme.text.datasets.vocabulary import END, START, UNKNOWN, checked_size, ids, most_frequent, reversed_dictionary
+from polyreme.text.datasets.vocabulary import (
+    END,
+    START,
+    UNKNOWN,
+    check_vocabulary_size,
+    ids,
+    most_frequent,
+    reversed_dictionary,
+)
 
 _LANGUAGES = ("en", "de")
 
@@ -48,8 +56,8 @@ class WMT16(Dataset):
         if lang not in _LANGUAGES:
             raise ConfigError(f"WMT16: lang={lang!r}; give 'en' or 'de'")
         self.lang, self.target_lang = lang, _LANGUAGES[1 - _LANGUAGES.index(lang)]
-        self.src_dict_size = checked_size("WMT16", "src_dict_size", src_dict_size)
-        self.trg_dict_size = checked_size("WMT16", "trg_dict_size", trg_dict_size)
+        self.src_dict_size = check_vocabulary_size("WMT16", "src_dict_size", src_dict_size)
+        self.trg_dict_size = check_vocabulary_size("WMT16", "trg_dict_size", trg_dict_size)
         path = self.FILE.find("WMT16", data_file, download)
         self.data_file = str(path)
         wanted = ("wmt16/train", f"wmt16/{self.mode}")

@@ -12,7 +12,7 @@ from polyreme.errors import DataError
 from polyreme.io.dataset import Dataset
 from polyreme.io.local_files import Published, chosen_mode, tar_files
 from polyreme.io.pickled_data import read_pickle
-from polyreme.vision.image import checked_backend, pillow
+from polyreme.vision.image import check_backend, pillow
 
 
 class Cifar10(Dataset):
@@ -43,7 +43,7 @@ class Cifar10(Dataset):
     ) -> None:
         owner = type(self).__name__
         self.mode = chosen_mode(owner, mode, ("train", "test"))
-        self.transform, self.backend = transform, checked_backend(backend)
+        self.transform, self.backend = transform, check_backend(backend)
         path = self.FILE.find(owner, data_file, download)
         self.data_file = str(path)
         batches = [

@@ -14,7 +14,7 @@ from polyreme.errors import DataError
 from polyreme.io.dataset import Dataset
 from polyreme.io.local_files import Published, chosen_mode, tar_files
 from polyreme.vision.datasets.mat_file import read_mat
-from polyreme.vision.image import checked_backend, image_load
+from polyreme.vision.image import check_backend, image_load
 
 _URL = "http://paddlemodels.bj.bcebos.com/flowers/"
 
@@ -49,7 +49,7 @@ class Flowers(Dataset):
         backend: str | None = None,
     ) -> None:
         self.mode = chosen_mode("Flowers", mode, tuple(self.PARTS))
-        self.transform, self.backend = transform, checked_backend(backend)
+        self.transform, self.backend = transform, check_backend(backend)
         given = (data_file, label_file, setid_file)
         archive, labels, parts = (f.find("Flowers", g, download) for f, g in zip(self.FILES, given, strict=True))
         self.indexes = _array(parts, self.PARTS[self.mode]).astype(np.int64)

@@ -15,7 +15,7 @@ from polyreme.errors import ConfigError, DataError
 from polyreme.io.archives import read_unpacked
 from polyreme.io.dataset import Dataset
 from polyreme.io.local_files import check_digest, data_folders
-from polyreme.vision.image import checked_backend, pillow
+from polyreme.vision.image import check_backend, pillow
 
 _log = logging.getLogger("polyreme.vision")
 _PREFIX = {"train": "train", "test": "t10k"}
@@ -56,7 +56,7 @@ class MNIST(Dataset):
             raise ConfigError(f"{type(self).__name__}: give both image_path and label_path, or neither")
         if not isinstance(download, bool):
             raise ConfigError(f"{type(self).__name__}: download={download!r}; give True or False")
-        self.mode, self.transform, self.backend = mode, transform, checked_backend(backend)
+        self.mode, self.transform, self.backend = mode, transform, check_backend(backend)
         if image_path is None or label_path is None:
             image_path, label_path = self._find(_PREFIX[mode])
         self.image_path, self.label_path = str(image_path), str(label_path)

@@ -14,7 +14,7 @@ from polyreme.errors import DataError
 from polyreme.io.archives import open_tar, open_unpacked, readable
 from polyreme.io.dataset import Dataset
 from polyreme.io.local_files import Published, chosen_mode
-from polyreme.vision.image import checked_backend, image_load
+from polyreme.vision.image import check_backend, image_load
 
 _ROOT = "VOCdevkit/VOC2012"
 
@@ -46,7 +46,7 @@ class VOC2012(Dataset):
         backend: str | None = None,
     ) -> None:
         self.mode = chosen_mode("VOC2012", mode, tuple(self.PARTS))
-        self.transform, self.backend = transform, checked_backend(backend)
+        self.transform, self.backend = transform, check_backend(backend)
         path = self.FILE.find("VOC2012", data_file, download)
         self.data_file = str(path)
         # where each file lies in the archive: any process can read it from there, which an open archive could not

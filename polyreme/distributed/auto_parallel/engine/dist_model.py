@@ -69,7 +69,7 @@ class DistModel:
         _check_trained(layer, loss, optimizer)
         self.network, self.loss = layer, loss
         self.settled: Settled = settle(strategy)
-        self.metrics: list[Metric] = checked_metrics(metrics)
+        self.metrics: list[Metric] = check_metrics(metrics)
         self._specs: list[list[InputSpec]] = _check_specs(input_spec)
         if self.settled.seed is not None:
             rng.seed(self.settled.seed)
@@ -176,7 +176,7 @@ class DistModel:
 
     def to_mode(self, mode: str) -> None:
         """train(), eval() or predict() by name."""
-        self._mode = checked_mode(mode, self.loss, self._optimizer)
+        self._mode = check_mode(mode, self.loss, self._optimizer)
 
     # batches
 
@@ -212,7 +212,7 @@ class DistModel:
         For batches of the shapes last seen, or shapes: ([(shape, dtype) of each input], [... of each label]). Raises
         ConfigError before the first batch, and for a pipeline, whose step is many programs.
         """
-        mode = checked_mode(mode or self._mode, self.loss, self._optimizer)
+        mode = check_mode(mode or self._mode, self.loss, self._optimizer)
         if shapes is not None:
             self._begin_for(mode, shapes)
         return self._steps.compiled(mode, shapes)
@@ -323,7 +323,7 @@ def _check_trained(layer: Layer, loss: Any, optimizer: Any) -> None:
         )
 
 
-def checked_mode(mode: Any, loss: Any, optimizer: Any) -> str:
+def check_mode(mode: Any, loss: Any, optimizer: Any) -> str:
     """mode; ConfigError for an unknown one, and for one that needs what there is not."""
     if mode not in MODES:
         raise ConfigError(f"mode {mode!r}; give one of {', '.join(map(repr, MODES))}")
@@ -339,7 +339,7 @@ def inner_optimizer(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_opt", optimizer)
 
 
-def checked_metrics(metrics: Any) -> list[Metric]:
+def check_metrics(metrics: Any) -> list[Metric]:
     """The metrics as a list; ConfigError for what is none."""
     found = as_list(metrics)
     for metric in found:

@@ -17,8 +17,8 @@ from polyreme.distributed.auto_parallel.engine.dist_model import (
     DistModel,
     as_spec,
     check_arguments,
-    checked_metrics,
-    checked_mode,
+    check_metrics,
+    check_mode,
     inner_optimizer,
 )
 from polyreme.distributed.auto_parallel.engine.files import load_training, save_training
@@ -81,7 +81,7 @@ class Engine:
         self._settled = settle(strategy)
         self._strategy = copy.deepcopy(strategy)
         self._network, self._loss, self._optimizer = model, loss, optimizer
-        self._metrics: list[Metric] = checked_metrics(metrics)
+        self._metrics: list[Metric] = check_metrics(metrics)
         self._cluster = cluster
         self._job: DistModel | None = None
         self._specs: tuple[list[InputSpec], list[InputSpec]] = ([], [])
@@ -154,7 +154,7 @@ class Engine:
 
     def to_mode(self, mode: str) -> None:
         """What run() does from now on: "train", "eval" or "predict"."""
-        self._mode = checked_mode(mode, self._loss, self._optimizer)
+        self._mode = check_mode(mode, self._loss, self._optimizer)
 
     # getting ready
 
