@@ -23,8 +23,8 @@ def embedding(
     input: Any, size: Sequence[int], is_sparse: bool = False, is_distributed: bool = False,
     padding_idx: int | None = None, param_attr: Any = None, dtype: Any = "float32",
 ) -> Any:  # fmt: skip
-    """Rows of a table of shape size for ids [*b] -> [*b, width]. is_sparse, is_distributed: the values are the same."""
-    return rows_of("embedding", input, size, padding_idx, param_attr, dtype)
+    """Rows of a table of shape size for ids [*b] -> [*b, width]; is_sparse and the others as in layers.embedding."""
+    return rows_of("embedding", input, size, padding_idx, param_attr, dtype, is_sparse)
 
 
 @layer

@@ -158,7 +158,7 @@ class AdagradOptimizer(Optimizer):
 
 
 class AdamOptimizer(Optimizer):
-    """Adam. Source: arXiv:1412.6980. Raises ConfigError for lazy_mode, which is for sparse gradients."""
+    """Adam. Source: arXiv:1412.6980. lazy_mode: of a sparse embedding, the rows that were looked up alone."""
 
     of = ours.Adam
 

@@ -54,10 +54,11 @@ class Parameter(Tensor):
 
     dims: the logical dim of each of its dims, such as ("embed", "ffn"); a Strategy maps them to mesh axes.
     is_statistic: a forward moves it, as the running mean of a batch norm; no optimizer does, and every device has all
-    of it.
+    of it. has_sparse_rows: embedding(sparse=True) has looked up rows of it; Adam(lazy_mode=True) updates those alone.
     """
 
     is_statistic: bool = False
+    has_sparse_rows: bool = False
 
     def __init__(
         self,

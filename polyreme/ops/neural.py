@@ -141,7 +141,8 @@ def embedding(
 
     padding_idx (negative from the end): that id gives zeros and no gradient. max_norm: rows used are first scaled, in
     weight itself, to an L-norm_type norm of at most that. scale_grad_by_freq divides the gradient of a row by how often
-    its id occurs. sparse says how a gradient is stored; it is the same gradient, and always dense here.
+    its id occurs. sparse: Adam(lazy_mode=True) leaves rows of weight not looked up as they are; the gradient is
+    the same, and always dense here.
     Raises IndexError for an id out of range (a captured function gives NaN), ShapeError for a padding_idx out of range.
     """
     rows = weight.shape[0]
@@ -150,6 +151,8 @@ def embedding(
             raise ShapeError(f"embedding: padding_idx={padding_idx}; needs {-rows} <= padding_idx < {rows}")
         padding_idx %= rows
     check_range(x, rows, "embedding: id")
+    if sparse and hasattr(weight, "has_sparse_rows"):
+        weight.has_sparse_rows = True
     if max_norm is not None:
         state.write(weight, state.read(embedding_within(weight.detach(), x, float(max_norm), float(norm_type))))
     return embedding_rows(x, weight, padding_idx, scale_grad_by_freq)

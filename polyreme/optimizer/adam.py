@@ -23,8 +23,9 @@ from polyreme.optimizer.update import ParameterOptions, Slots, bias_correction
 class Adam(Optimizer):
     """Steps scaled by running means of the gradient and of its square; weight_decay is an L2 penalty on the gradient.
 
-    amsgrad: divide by the largest mean square so far. use_multi_tensor: one compiled call is always so.
-    Raises ConfigError for lazy_mode, which is for sparse gradients.
+    amsgrad: divide by the largest mean square so far. use_multi_tensor: one compiled call is always so. lazy_mode: of
+    a table of embedding(sparse=True), rows without a gradient keep their value and their means; such a table takes no
+    penalty, which would give every row a gradient (ConfigError).
     """
 
     slots: Mapping[str, float] = {"moment1": 0.0, "moment2": 0.0}  # amsgrad adds one in an instance
@@ -46,10 +47,7 @@ class Adam(Optimizer):
         amsgrad: bool = False,
         name: str | None = None,
     ) -> None:
-        if lazy_mode:
-            raise ConfigError(
-                f"{type(self).__name__}: lazy_mode is for sparse gradients, which are dense here; leave it out"
-            )
+        self._lazy = bool(lazy_mode)
         self._settings = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
         if amsgrad:
             self.slots = {**self.slots, "moment2_max": 0.0}
@@ -59,14 +57,22 @@ class Adam(Optimizer):
         self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions
     ) -> tuple[jax.Array, Slots, Slots]:
         step = scalars["step"] + 1
-        if "moment2_max" in slots:
-            return *self._amsgrad(p, g, lr, slots, step, options), {"step": step}
+        move = self._amsgrad if "moment2_max" in slots else self._adam
+        new = move(p, g, lr, slots, step, options)
+        if options["rows_alone"]:
+            in_batch = jnp.any(g != 0, axis=tuple(range(1, g.ndim)), keepdims=True)
+            new = jax.tree.map(lambda after, before: jnp.where(in_batch, after, before), new, (p, slots))
+        return *new, {"step": step}
+
+    def _adam(
+        self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, step: jax.Array, options: ParameterOptions
+    ) -> tuple[jax.Array, Slots]:
         new_p, m, v = adamw(
             [p], [g], [slots["moment1"]], [slots["moment2"]],
             step=step, learning_rate=lr, beta1=options["beta1"], beta2=options["beta2"],
             epsilon=options["epsilon"], weight_decay=self.decay_of(options),
         )  # fmt: skip
-        return new_p[0], {"moment1": m[0], "moment2": v[0]}, {"step": step}
+        return new_p[0], {"moment1": m[0], "moment2": v[0]}
 
     def _amsgrad(
         self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, step: jax.Array, options: ParameterOptions
@@ -84,6 +90,16 @@ class Adam(Optimizer):
     def decay_of(self, options: ParameterOptions) -> float:
         """The decoupled weight decay of one parameter."""
         return 0.0
+
+    def options_of(self, param: Any) -> tuple[tuple[str, Any], ...]:
+        alone = self._lazy and getattr(param, "has_sparse_rows", False)
+        decay = self._group_of[id(param)].settings.get("weight_decay", self._weight_decay)
+        if alone and (getattr(param, "regularizer", None) or (decay and not self.decoupled)):
+            raise ConfigError(
+                f"{type(self).__name__}(lazy_mode=True): a penalty on {param.name} gives all of its rows a gradient; "
+                "leave out weight_decay and regularizer, or sparse=True of its embedding"
+            )
+        return (("rows_alone", alone),)
 
 
 class AdamW(Adam):
@@ -129,7 +145,7 @@ class AdamW(Adam):
     def options_of(self, param: Any) -> tuple[tuple[str, Any], ...]:
         decays = self._decays is None or bool(self._decays(param.name))
         ratio = 1.0 if self._lr_ratio is None else float(self._lr_ratio(param))
-        return (("decays", decays), ("lr_ratio", ratio))
+        return (*super().options_of(param), ("decays", decays), ("lr_ratio", ratio))
 
     def decay_of(self, options: ParameterOptions) -> float:
         return options.weight_decay if options["decays"] else 0.0

@@ -10,7 +10,7 @@ from polyreme import optimizer as opt
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CaptureError, CheckpointError, ConfigError, DTypeError
 from polyreme.jit import to_static
-from polyreme.nn import LayerNorm, Linear
+from polyreme.nn import Embedding, LayerNorm, Linear
 from polyreme.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 from polyreme.nn.parameter import Parameter
 from polyreme.optimizer.lr import StepDecay
@@ -138,7 +138,6 @@ def test_a_parameters_own_regularizer_and_rate_win():
         (lambda p: opt.SGD(0.1, [p], grad_clip=1.0), ConfigError, "grad_clip is a ClipGradBy... or None, got 1.0"),
         (lambda p: opt.AdamW(0.1, parameters=[p], weight_decay=L2Decay(0.1)), ConfigError, "regularizers go with Adam"),
         (lambda p: opt.AdamW(0.1, parameters=[p], lr_ratio=0.5), ConfigError, "lr_ratio is a function or None"),
-        (lambda p: opt.Adam(0.1, parameters=[p], lazy_mode=True), ConfigError, "lazy_mode is for sparse gradients"),
         (lambda p: opt.Adam(0.1, 1.0, parameters=[p]), ConfigError, r"beta1 is a number in \[0, 1\), got 1.0"),
         (lambda p: opt.Momentum(0.1, 0.9, [p], use_nesterov=1), ConfigError, "use_nesterov is True or False, got 1"),
         (lambda p: opt.Lamb(parameters=[p], exclude_from_weight_decay_fn=3), ConfigError, "is a function or None"),
@@ -330,6 +329,39 @@ def test_low_precision_moments():
 
 
 # state
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_lazy_mode_updates_the_rows_of_a_sparse_table_that_are_looked_up(captured):
+    table = Embedding(5, 2, sparse=True)
+    start = np.linspace(-1, 1, 10).reshape(5, 2)
+    table.weight.set_value(start.astype("float32"))
+    adam = opt.Adam(0.1, parameters=table.parameters(), lazy_mode=True, grad_clip=ClipGradByNorm(1.5))
+
+    def step(ids):
+        (table(ids) ** 2).sum().backward()
+        adam.step()
+        adam.clear_grad()
+
+    moved, m, v = start.copy(), np.zeros_like(start), np.zeros_like(start)
+    run = to_static(step) if captured else step
+    for t, ids in enumerate(([0, 1, 1], [1, 4, 4], [0, 4, 4]), 1):
+        run(to_tensor(ids))
+        g = 2 * moved * np.bincount(ids, minlength=5)[:, None]
+        g *= min(1.0, 1.5 / np.linalg.norm(g))
+        rows = sorted(set(ids))
+        m[rows], v[rows] = 0.9 * m[rows] + 0.1 * g[rows], 0.999 * v[rows] + 0.001 * g[rows] ** 2
+        moved[rows] -= 0.1 * (m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8))[rows]
+    np.testing.assert_allclose(table.weight.numpy(), moved, rtol=1e-5)
+
+
+@pytest.mark.parametrize("decay", [0.1, L1Decay(0.1)])
+def test_lazy_mode_takes_no_penalty_on_a_sparse_table(decay):
+    table = Embedding(5, 2, sparse=True)
+    adam = opt.Adam(parameters=table.parameters(), lazy_mode=True, weight_decay=decay)
+    table(to_tensor([1])).sum().backward()
+    with pytest.raises(ConfigError, match="gives all of its rows a gradient; leave out weight_decay"):
+        adam.step()
 
 
 def state_of(p, **given):

@@ -24,8 +24,8 @@ PADDLE = os.environ.get("POLYREME_TEST_PADDLE_PYTHON")
 _NUMBER = re.compile(r"-?\d+\.\d+")
 # numbers are printed with 3 to 5 digits after the point: the last may round to either side
 _LAST_DIGIT = 1.01
-# static_regression writes its program as Paddle's own guide does, for Paddle's older program format
-_ENV = {"static_regression": {"FLAGS_enable_pir_api": "0"}}
+# these write their programs as Paddle's own guides do, for Paddle's older program format
+_ENV = {script: {"FLAGS_enable_pir_api": "0"} for script in ("static_regression", "book_word2vec")}
 _SAME_AS = {"fluid_word2vec": "book_word2vec"}
 
 

@@ -63,13 +63,13 @@ class Pool2D(ours.Layer):
 
 
 class Embedding(ours.Embedding):
-    """Rows of a table of shape size. is_sparse, is_distributed: the values are the same."""
+    """Rows of a table of shape size; is_sparse and the others as in layers.embedding."""
 
     def __init__(
         self, size: Sequence[int], is_sparse: bool = False, is_distributed: bool = False,
         padding_idx: int | None = None, param_attr: Any = None, dtype: Any = "float32",
     ) -> None:  # fmt: skip
-        super().__init__(size[0], size[1], padding_idx, weight_attr=param_attr)
+        super().__init__(size[0], size[1], padding_idx, sparse=bool(is_sparse), weight_attr=param_attr)
         self.to(dtype=dtype)
 
 

@@ -54,12 +54,14 @@ def _product(parts: LayerParameters, x: Any, size: int, num_dims: int, attr: Any
     return ar.matmul(flat, weight)
 
 
-def rows_of(kind: str, input: Any, size: Sequence[int], padding_idx: int | None, param_attr: Any, dtype: Any) -> Any:
+def rows_of(
+    kind: str, input: Any, size: Sequence[int], padding_idx: int | None, param_attr: Any, dtype: Any, sparse: bool
+) -> Any:  # fmt: skip
     """input's ids as rows of a table [vocabulary, width] of its own."""
     weight = LayerParameters(kind).parameter(param_attr, list(size), dtype)
     if padding_idx is not None and padding_idx < 0:
         padding_idx += size[0]
-    return F.embedding(input, weight, padding_idx)
+    return F.embedding(input, weight, padding_idx, sparse=bool(sparse))
 
 
 @layer
@@ -69,15 +71,15 @@ def embedding(
 ) -> Any:  # fmt: skip
     """Rows of a table of shape size for ids [*b, 1] -> [*b, width].
 
-    is_sparse, is_distributed: how gradients are kept; the values are the same either way. padding_idx: an id whose row
-    is zeros and is not trained.
+    is_sparse: Adam with lazy_mode leaves rows not looked up as they are. is_distributed: the values are the same
+    either way. padding_idx: an id whose row is zeros and is not trained.
     """
     if not input.shape or input.shape[-1] != 1:
         raise ShapeError(
             f"fluid.layers.embedding: input {list(input.shape)} does not end in a dim of 1; fluid.embedding takes it "
             "as it is"
         )
-    return rows_of("embedding", squeeze(input, [-1]), size, padding_idx, param_attr, dtype)
+    return rows_of("embedding", squeeze(input, [-1]), size, padding_idx, param_attr, dtype, is_sparse)
 
 
 def _sizes(value: Any, n: int) -> list[int]:

@@ -71,7 +71,7 @@ def embedding(
 ) -> Any:
     """Rows of a learned table of this size [rows, width]: ids [*b] -> [*b, width]; padding_idx: an id that gives zeros.
 
-    is_sparse changes how a gradient is stored elsewhere; it is the same gradient, and dense here.
+    is_sparse: Adam(lazy_mode=True) leaves the rows that are not looked up as they are; the gradient is the same.
     Raises ConfigError for is_distributed=True.
     """
     refuse("embedding", is_distributed=(is_distributed, "there is no parameter server; place the table by a plan"))
