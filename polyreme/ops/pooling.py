@@ -14,6 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.errors import InconclusiveDimensionOperation
 
 from polyreme.core import dtype as dtypes
 from polyreme.core.dtype import floating
@@ -46,10 +47,12 @@ class _Grid:
         ceil_mode = ceil_mode and not named  # windows of "SAME" cover everything already
         self.pads = resolve_pads(padding, self.sizes, self.kernel, self.stride, (1,) * n, self.last, what)
         room = [z + sum(p) - k for z, p, k in zip(self.sizes, self.pads, self.kernel, strict=True)]
-        if min(room) < 0:
+        if any(_is_negative(r) for r in room):
             raise ShapeError(f"{what}: kernel_size={kernel_size!r} does not fit in {list(self.sizes)} with {padding=}")
         self.counts = [(-(-r // s) if ceil_mode else r // s) + 1 for r, s in zip(room, self.stride, strict=True)]
-        self.ends = [max((c - 1) * s - r, 0) for c, s, r in zip(self.counts, self.stride, room, strict=True)]
+        self.ends = [
+            max((c - 1) * s - r, 0) if ceil_mode else 0 for c, s, r in zip(self.counts, self.stride, room, strict=True)
+        ]
 
     def reduce(self, x: Array, zero: Any, fn: Any) -> Array:
         """fn over each window, padding and ends counting as zero."""
@@ -82,7 +85,9 @@ class _Grid:
         return self._full([(a, b + e) for (a, b), e in zip(self.pads, self.ends, strict=True)], (0, 0))
 
     def entries(self, padded: bool) -> np.ndarray:
-        """How many entries each window holds, [*o]; padding counts if padded, ends never do."""
+        """How many entries each window holds, [*o] or [1, ..]; padding counts if padded, ends never do."""
+        if not (np.any(self.pads) or np.any(self.ends)):
+            return np.full([1] * self.n, math.prod(self.kernel))
         total = np.ones((), np.int64)
         for dim in range(self.n):
             low, high = (-self.pads[dim][0], self.pads[dim][1]) if padded else (0, 0)
@@ -100,6 +105,14 @@ class _Grid:
             np.arange(c)[:, None] * s - p[0] + np.arange(k)
             for c, s, p, k in zip(self.counts, self.stride, self.pads, self.kernel, strict=True)
         ]
+
+
+def _is_negative(size: Any) -> bool:
+    """Whether a size is; one that is left open in an exported program is taken to be large enough."""
+    try:
+        return bool(size < 0)
+    except InconclusiveDimensionOperation:
+        return False
 
 
 def _windows(x: Array, positions: Sequence[Any], fill: Any) -> tuple[Array, Any]:

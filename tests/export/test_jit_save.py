@@ -47,6 +47,12 @@ def conv_net():
 MODELS = {
     "mlp with dropout": (mlp, InputSpec([None, 4]), lambda b: images(b, 4), None),
     "batch norm": (conv_net, InputSpec([None, 3, 6, 6]), lambda b: images(b, 3, 6, 6), None),
+    "pools of open width": (
+        lambda: nn.Sequential(nn.MaxPool2D(2, (2, 1)), nn.AvgPool2D(2, (1, 2)), nn.MaxPool2D(3, 2, 1)),
+        InputSpec([None, 2, 8, None]),
+        lambda b: images(b, 2, 8, 9 + b),
+        4,
+    ),
     # a product of an unknown number of rows may be cut in other blocks
     "lenet": (LeNet, InputSpec([None, 1, 28, 28]), lambda b: images(b, 1, 28, 28), 9 + 150 + 400 + 120 + 84),
     # attention is exported in its plain form, which adds up in another order than the blocks of the CPU kernel
