@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import polyreme
-from polyreme.errors import AbsentError
+from polyreme.errors import AbsentError, ConfigError
 from polyreme.paddle_scripts import as_paddle, lookup
 from polyreme.paddle_scripts.absent import Absent
 from polyreme.paddle_scripts.names import CLASSES, NAMES, REASONS
@@ -244,3 +244,22 @@ def test_classes_of_the_table_are_there():
     for path in CLASSES:
         home, _, name = path.rpartition(".")
         assert isinstance(getattr(importlib.import_module(f"polyreme.{home}"), name), type)
+
+
+def test_kernels_heed_seeds_or_refuse_what_would_change_their_results():
+    import paddle
+    from paddle import _C_ops, _legacy_C_ops
+
+    first, second = (_C_ops.gaussian([4], 1.0, 2.0, 3, "float32") for _ in range(2))
+    np.testing.assert_array_equal(first.numpy(), second.numpy())
+    x, q = paddle.ones([2, 3]), paddle.ones([1, 4, 2, 8])
+    for call in (
+        lambda: _C_ops.dropout(x, None, 0.5, False, "upscale_in_train", 7, True),
+        lambda: _legacy_C_ops.dropout(x, "dropout_prob", 0.5, "fix_seed", True, "seed", 7),
+        lambda: _C_ops.flash_attn(q, q, q, None, None, 0.0, False, True),
+        lambda: _C_ops.flash_attn(q, q, q, None, None, 0.5, False, False, False, "model"),
+        lambda: _C_ops.flash_attn_unpadded(q[0], q[0], q[0], paddle.to_tensor([0, 4]), paddle.to_tensor([0, 4]),
+                                           None, paddle.ones([4, 4]), 4, 4, 1.0),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match="has no meaning in polyreme"):
+            call()

@@ -13,15 +13,24 @@ from typing import Any
 from polyreme import api, fft, geometric, incubate, linalg
 from polyreme.distributed.communication import collectives
 from polyreme.distributed.communication.group import groups
+from polyreme.errors import ConfigError
 from polyreme.incubate.nn import functional as fused
 from polyreme.nn import functional as F
-from polyreme.ops import creation, manipulation, scan, slicing
+from polyreme.ops import creation, manipulation, random, scan, slicing
 from polyreme.paddle_scripts.absent import Absent, absent
 from polyreme.paddle_scripts.internals import attention, clipping
 from polyreme.vision import ops as vision
 
 KERNELS: dict[str, Callable[..., Any]] = {}
 """Kernels whose arguments come in another order than the public function's, by name."""
+
+
+def refuse(kernel: str, **settings: Any) -> None:
+    """Raise ConfigError for a setting that would change the result and has no meaning here."""
+    for name, value in settings.items():
+        if not (value is None or value is False or (isinstance(value, str) and not value)):
+            shown = value if isinstance(value, (bool, str)) else f"a {type(value).__name__}"
+            raise ConfigError(f"_C_ops.{kernel}: {name}={shown!r} has no meaning in polyreme; leave it out")
 
 
 def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,7 +80,7 @@ def _uniform(shape: Any, dtype: Any, min: float, max: float, seed: int = 0, plac
 
 @_kernel
 def _gaussian(shape: Any, mean: float, std: float, seed: int, dtype: Any, place: Any = None) -> Any:
-    return api.normal(mean, std, shape).astype(dtype)
+    return random.gaussian(shape, mean, std, seed, dtype)
 
 
 @_kernel
@@ -139,6 +148,8 @@ def _embedding(x: Any, weight: Any, padding_idx: int = -1, sparse: bool = False)
 def _dropout(
     x: Any, seed_tensor: Any, p: Any, is_test: bool, mode: str, seed: int = 0, fix_seed: bool = False
 ) -> tuple[Any, None]:
+    if not is_test:
+        refuse("dropout", seed_tensor=seed_tensor, fix_seed=fix_seed)
     return F.dropout(x, p, training=not is_test, mode=mode), None
 
 
@@ -214,6 +225,9 @@ def _flash_attn(
     q: Any, k: Any, v: Any, fixed_seed_offset: Any = None, attn_mask: Any = None, dropout: float = 0.0,
     causal: bool = False, return_softmax: bool = False, is_test: bool = False, rng_name: str = "",
 ) -> tuple[Any, None, None, None]:  # fmt: skip
+    refuse("flash_attn", return_softmax=return_softmax)
+    if dropout and not is_test:
+        refuse("flash_attn", fixed_seed_offset=fixed_seed_offset, rng_name=rng_name)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask, dropout, causal, not is_test)
     return out, None, None, None
 
@@ -224,6 +238,9 @@ def _flash_attn_unpadded(
     max_seqlen_q: int, max_seqlen_k: int, scale: float, dropout: float = 0.0, causal: bool = False,
     return_softmax: bool = False, is_test: bool = False, rng_name: str = "",
 ) -> tuple[Any, None, None, None]:  # fmt: skip
+    refuse("flash_attn_unpadded", attn_mask=attn_mask, return_softmax=return_softmax)
+    if dropout and not is_test:
+        refuse("flash_attn_unpadded", fixed_seed_offset=fixed_seed_offset, rng_name=rng_name)
     out, _ = attention.flash_attn_unpadded(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, dropout, causal, training=not is_test
     )

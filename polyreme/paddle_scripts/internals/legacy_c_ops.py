@@ -12,7 +12,7 @@ from polyreme.nn import functional as F
 from polyreme.ops import arithmetic, creation, manipulation
 from polyreme.paddle_scripts.absent import Absent, absent
 from polyreme.paddle_scripts.internals import attention
-from polyreme.paddle_scripts.internals.c_ops import kernel
+from polyreme.paddle_scripts.internals.c_ops import kernel, refuse
 
 # how a kernel is carried out, which is XLA's matter here
 _NO_EFFECT = frozenset([
@@ -73,6 +73,8 @@ def _softmax_with_cross_entropy(logits: Any, label: Any, **attributes: Any) -> t
 
 def _dropout(x: Any, p: float = 0.5, is_test: bool = False, dropout_implementation: str = "downgrade_in_infer",
             seed: int = 0, fix_seed: bool = False) -> tuple[Any, None]:  # fmt: skip
+    if not is_test:
+        refuse("dropout", fix_seed=fix_seed)
     mode = "downscale_in_infer" if dropout_implementation == "downgrade_in_infer" else dropout_implementation
     return F.dropout(x, p, training=not is_test, mode=mode), None
 
