@@ -24,8 +24,8 @@ class Adam(Optimizer):
     """Steps scaled by running means of the gradient and of its square; weight_decay is an L2 penalty on the gradient.
 
     amsgrad: divide by the largest mean square so far. use_multi_tensor: one compiled call is always so. lazy_mode: of
-    a table of embedding(sparse=True), rows without a gradient keep their value and their means; such a table takes no
-    penalty, which would give every row a gradient (ConfigError).
+    a table of embedding(sparse=True), rows whose gradient is zero, looked up or not, keep their value and their means;
+    such a table takes no penalty, which would give every row a gradient (ConfigError).
     """
 
     slots: Mapping[str, float] = {"moment1": 0.0, "moment2": 0.0}  # amsgrad adds one in an instance
