@@ -45,7 +45,7 @@ FLOORS = {
         "flops reweighted utils",
     ],
     "polyreme.distributed": [
-        "comm_report job settings spawn",
+        "comm_report job settings spawning",
         "launch",
         "communication",
         "checkpoint parallel placement gradient_merge recompute_calls",
@@ -56,7 +56,8 @@ FLOORS = {
         "planned_step",
         "auto_parallel",
         "fleet",
-        "fsdp prove sharding split unshard",
+        "fsdp prove sharding splitting unshard",
+        "api",
     ],
     "polyreme.distributed.auto_parallel": ["dims tensors", "layers", "stages", "engine", "api"],
     "polyreme.distributed.fleet": [
@@ -84,6 +85,8 @@ LATE_IMPORTS = (
 JAX_FREE = {
     "polyreme.cli": "",
     "polyreme.dataset": "",
+    "polyreme.distributed.job": "",
+    "polyreme.distributed.launch": "",
     "polyreme.errors": "",
     "polyreme.faults": "",
     "polyreme.flags": "",
@@ -103,6 +106,7 @@ JAX_FREE = {
 # public paths of what stands elsewhere: they re-export, and define nothing
 FACADES = (
     "polyreme.callbacks",
+    "polyreme.distributed.api",
     "polyreme.distributed.auto_parallel.api",
     "polyreme.distributed.fleet.layers",
     "polyreme.distributed.fleet.meta_optimizers",
@@ -166,7 +170,7 @@ def import_breaches(source: Source):
         if not link.module.startswith("polyreme.") or source.module == "polyreme":
             continue
         # a package may load its names when they are asked for; all else does when it is loaded itself
-        may_wait = source.module.startswith(LATE_IMPORTS) or (link.literal and source.is_package)
+        may_wait = source.module.startswith(LATE_IMPORTS) or (source.is_package and (link.literal or link.type_only))
         if (link.late or link.type_only) and not may_wait:
             yield f"{place}: hidden import of {link.module}; move the code down a floor instead"
 

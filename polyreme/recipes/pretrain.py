@@ -15,10 +15,10 @@ import numpy as np
 
 from polyreme import faults, flags
 from polyreme.core import place
-from polyreme.distributed import init_parallel_env
 from polyreme.distributed.checkpoint import CheckpointStore
 from polyreme.distributed.checkpoint.parts import everyone_says
 from polyreme.distributed.job import watchdog
+from polyreme.distributed.parallel import init_parallel_env
 from polyreme.errors import ConfigError, DataError, NumericsError
 from polyreme.io import BatchSampler, DataLoader, RandomSampler
 from polyreme.recipes import estimate, resume

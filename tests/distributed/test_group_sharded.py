@@ -11,7 +11,7 @@ from polyreme.distributed.fleet.layers.mpu import ColumnParallelLinear, RowParal
 from polyreme.distributed.parallel import init_parallel_env
 from polyreme.distributed.placement import apply_plan, clear_plan
 from polyreme.distributed.sharding import group_sharded_parallel, save_group_sharded_model
-from polyreme.distributed.spawn import spawn
+from polyreme.distributed.spawning import spawn
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import CheckpointError, ConfigError, PlacementError
 from polyreme.io.serialization import load

@@ -516,7 +516,7 @@ CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().i
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    from polyreme.distributed.spawn import spawn  # noqa: PLC0415
+    from polyreme.distributed.spawning import spawn  # noqa: PLC0415
 
     folder = tmp_path_factory.mktemp("processes")
     env = {"PADDLE_LOG_DIR": folder, "POLYREME_INIT_TIMEOUT": 60, "POLYREME_WATCHDOG_TIMEOUT": 30}

@@ -15,7 +15,7 @@ import pytest
 from polyreme import distributed as dist
 from polyreme.distributed.job import roll_call
 from polyreme.distributed.job.rendezvous import Address
-from polyreme.distributed.spawn import spawn
+from polyreme.distributed.spawning import spawn
 from polyreme.errors import ConfigError, RankError
 
 LIMIT = 15  # seconds in which every rank must have ended (FAULTS.md, case 34)

@@ -54,7 +54,6 @@ def test_a_module_does_not_take_the_place_of_a_function_of_its_name():
     import paddle
     import paddle.amp.auto_cast
     import paddle.distributed.spawn
-    import paddle.distributed.split
     import paddle.hapi.model
 
     assert isinstance(paddle.amp.auto_cast, type) or callable(paddle.amp.auto_cast)

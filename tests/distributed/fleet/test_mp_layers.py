@@ -24,7 +24,7 @@ from polyreme.distributed.fleet.layers.mpu import (
 )
 from polyreme.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer
 from polyreme.distributed.placement import apply_plan, clear_plan, shard_batch
-from polyreme.distributed.split import split
+from polyreme.distributed.splitting import split
 from polyreme.distributed.tensor_parallel.constraints import constrain_dim
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, PlacementError, ShapeError
