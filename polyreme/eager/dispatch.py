@@ -20,6 +20,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.kernel import Kernel
 from polyreme.core.op import ATTR, KEY, TENSOR, Op
 from polyreme.core.state import TensorState
+from polyreme.core.symbol import DYNAMIC
 from polyreme.eager import tape
 from polyreme.eager.memory import Size
 from polyreme.errors import CaptureError, DeviceError, DTypeError, GradError, ShapeError
@@ -366,7 +367,8 @@ def inplace(fn: Any) -> Any:
     def run(x: TensorState, *args: Any, **kwargs: Any) -> TensorState:
         result = fn(x, *args, **kwargs)
         # reshape_ and its like change the shape, but none changes how many elements there are
-        if result._array.size != x._array.size:
+        sizes = result._array.size, x._array.size
+        if sizes[0] != sizes[1] and DYNAMIC not in sizes:
             raise ShapeError(
                 f"{run.__name__}: the result has shape {list(result._array.shape)}, the Tensor changed in place "
                 f"{list(x._array.shape)}, which does not grow; use the form that returns a new Tensor"

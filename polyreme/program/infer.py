@@ -29,6 +29,7 @@ from polyreme.program import values
 from polyreme.program.operation import Call, call, is_folded
 from polyreme.program.scope import Scope
 
+_MOST_FITTED = 64  # ways of giving dynamic dims a size, each a trace
 _STAND_INS = "|".join(rf"\b{probe}\b" for probe in PROBES)
 _OURS = (ShapeError, DTypeError, ConfigError, CaptureError, GradError, IndexError, TypeError, ValueError)
 
@@ -58,7 +59,13 @@ def call_results(recorded: Call, by_name: dict[str, TensorState]) -> tuple[list[
 
     starts: dict[str, Any] = {}
     with tape.GradEnabled(recorded.taped):
-        return probed(by_name, run, starts), changed
+        try:
+            return probed(by_name, run, starts), changed
+        except ShapeError:
+            results = _fitted(recorded, by_name, run, starts)
+            if results is None:
+                raise
+            return results, changed
 
 
 def probed(
@@ -85,8 +92,39 @@ def probed(
         ) from error
 
 
-def _abstractly(by_name: dict[str, TensorState], run: Callable, starts: dict[str, Any], probe: int) -> Any:
+def _fitted(recorded: Call, by_name: dict[str, TensorState], run: Callable, starts: dict[str, Any]) -> list[Any] | None:
+    """run's results where one dynamic dim, or two, have a size that the call meets elsewhere; None if that fails too.
+
+    What an op refuses for any other size, such as x * w of x [-1] and w [5], leaves no other size open.
+    """
+    symbols = {n: t._array for n, t in by_name.items() if isinstance(t._array, Symbol) and t._array.known is None}
+    dims = [(name, dim) for name, symbol in symbols.items() for dim, d in enumerate(symbol.shape) if d == DYNAMIC]
+    met = {int(d) for t in by_name.values() for d in t._array.shape}
+    for listed in (*recorded.args, *recorded.kwargs.values()):
+        if isinstance(listed, (list, tuple)) and listed and all(type(d) is int for d in listed):
+            met |= {*listed, math.prod(listed), sum(listed)}
+    sizes = sorted(d for d in met if d > 1 and d not in PROBES)
+    pairs = list(itertools.product(dims, sizes))
+    ways = itertools.chain(((p,) for p in pairs), itertools.combinations(pairs, 2))
+    for chosen in itertools.islice(ways, _MOST_FITTED):
+        try:
+            return [_abstractly(by_name, run, starts, probe, dict(chosen)) for probe in PROBES]
+        except (*_OURS, HostValueError):
+            continue
+    return None
+
+
+def _abstractly(
+    by_name: dict[str, TensorState],
+    run: Callable,
+    starts: dict[str, Any],
+    probe: int,
+    fixed: dict[tuple[str, int], int] | None = None,
+) -> Any:
     avals = {n: t._array.at(probe) if isinstance(t._array, Symbol) else _abstract(t._array) for n, t in by_name.items()}
+    for (name, dim), size in (fixed or {}).items():
+        shape = avals[name].shape
+        avals[name] = avals[name].update(shape=(*shape[:dim], size, *shape[dim + 1 :]))
     free = {n: a for n, a in avals.items() if isinstance(a, jax.ShapeDtypeStruct)}
     results: list[Any] = []
 
