@@ -19,7 +19,7 @@ from jax.errors import InconclusiveDimensionOperation
 from polyreme.core import dtype as dtypes
 from polyreme.core.dtype import floating
 from polyreme.core.op import composite, op
-from polyreme.errors import ConfigError, ShapeError
+from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.kernels import select
 from polyreme.ops.activation import wide
 from polyreme.ops.by_index import bounded
@@ -115,22 +115,6 @@ def _is_negative(size: Any) -> bool:
         return False
 
 
-def _windows(x: Array, positions: Sequence[Any], fill: Any) -> tuple[Array, Any]:
-    """[N, C, *sizes] -> (windows [N, C, *o, K], the flat index of each entry [*o, K]); fill where outside."""
-    sizes, n = x.shape[2:], len(positions)
-    flat, inside = np.zeros((), np.int64), np.ones((), bool)
-    for dim, at in enumerate(positions):
-        shape = [at.shape[0] if d == dim else at.shape[1] if d == n + dim else 1 for d in range(2 * n)]
-        at = at.reshape(shape)
-        inside = inside & (at >= 0) & (at < sizes[dim])
-        flat = flat * sizes[dim] + at.clip(0, sizes[dim] - 1)
-    # NumPy stays NumPy, so that the places of fixed windows are constants
-    flat = (flat + np.zeros(inside.shape, np.int64)).reshape(*inside.shape[:n], -1)
-    inside = inside.reshape(flat.shape)
-    found = x.reshape(*x.shape[:2], -1)[:, :, jnp.asarray(flat)]
-    return jnp.where(inside, found, jnp.asarray(fill, x.dtype)), flat
-
-
 def _largest_along(x: Array, dim: int, kernel: int, stride: int, count: int) -> Array:
     """The largest entry of each of `count` windows along one dim."""
     best: Any = None
@@ -143,20 +127,40 @@ def _largest_along(x: Array, dim: int, kernel: int, stride: int, count: int) -> 
 def _lowest(dtype: Any) -> Any:
     if dtypes.is_floating(dtype):
         return -np.inf
+    if dtype == np.dtype(bool) or dtypes.is_complex(dtype):
+        raise DTypeError(f"max pooling: x is {dtype.name}, which has no order; needs a floating or integer dtype")
     return np.iinfo(dtype).min
 
 
 def largest(x: Array, positions: Sequence[Any], last: bool = False) -> tuple[Array, Array]:
     """(the maximum of each window, its flat index as int32); of equal ones the first.
 
-    positions: for each dim the entries of its windows, [o, k], an entry outside the dim standing for none.
+    positions: for each dim the entries of its windows, [o, k], an entry outside the dim standing for none. Dim by dim,
+    the last one first, which is the order of the flat index and needs no array of all the entries of all windows.
     """
     x = jnp.moveaxis(x, -1, 1) if last else x
-    windows, flat = _windows(x, positions, _lowest(x.dtype))
-    pick = jnp.argmax(windows, -1)[..., None]
-    value = jnp.take_along_axis(windows, pick, -1)[..., 0]
-    index = jnp.take_along_axis(jnp.broadcast_to(jnp.asarray(flat), windows.shape), pick, -1)[..., 0].astype(jnp.int32)
+    value, places = x, []
+    for number in reversed(range(len(positions))):
+        value, places = _largest_in(value, places, jnp.asarray(positions[number]), 2 + number)
+    index = places[0]
+    for size, place in zip(x.shape[3:], places[1:], strict=True):
+        index = index * size + place
+    index = index.astype(jnp.int32)
     return (jnp.moveaxis(value, 1, -1), jnp.moveaxis(index, 1, -1)) if last else (value, index)
+
+
+def _largest_in(x: Array, places: list[Array], at: Array, dim: int) -> tuple[Array, list[Array]]:
+    """(the maximum of each window along dim, its place in dim and those of `places`, in the dims behind it)."""
+    size, shape = x.shape[dim], [*at.shape, *[1] * (x.ndim - dim - 1)]
+    inside, at = ((at >= 0) & (at < size)).reshape(shape), at.clip(0, size - 1)
+    entries = jnp.where(inside, jnp.take(x, at, dim), jnp.asarray(_lowest(x.dtype), x.dtype))
+    pick = jnp.argmax(entries, dim + 1, keepdims=True)
+
+    def picked(windows: Array) -> Array:
+        return jnp.take_along_axis(windows, pick, dim + 1).squeeze(dim + 1)
+
+    own = picked(jnp.broadcast_to(at.reshape(shape), entries.shape))
+    return picked(entries), [own, *(picked(jnp.take(place, at, dim)) for place in places)]
 
 
 def _max_pool(

@@ -37,6 +37,45 @@ def test_sizes_not_known_while_recording_are_known_when_it_runs(static_mode):
             np.testing.assert_array_equal(a, b)
 
 
+# what is computed of x [-1, -1], its shape, and a size of x that fits
+FITTING = {
+    "broadcast": (lambda x, w: (x[0] * w[2]).sum(0), [], (1, 4)),
+    "both dims": (lambda x, w: x * w, [3, 4], (3, 4)),
+    "matmul": (lambda x, w: paddle.matmul(w, x, transpose_y=True), [3, -1], (7, 4)),
+    "linear": (lambda x, w: F.linear(x, w.T), [-1, 3], (7, 4)),
+    "concat": (lambda x, w: paddle.concat([x, w]), [-1, 4], (2, 4)),
+    "reshape": (lambda x, w: x[0].reshape([2, 3]), [2, 3], (1, 6)),
+    "expand": (lambda x, w: x[:1].expand([5, 4]), [5, 4], (2, 4)),
+    "split": (lambda x, w: x.split([2, 3])[1], [3, -1], (5, 2)),
+    "in place": (lambda x, w: (x + 0).add_(w), [3, 4], (3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_a_size_not_known_takes_the_size_that_an_op_meets_elsewhere(static_mode, name):
+    compute, shape, fed = FITTING[name]
+    x = static.data("x", [None, None])
+    result = compute(x, paddle.create_parameter([3, 4], "float32"))
+    assert result.shape == shape
+    assert run([result], x=np.ones(fed, "float32"))[0].ndim == len(shape)
+
+
+def test_windows_over_sizes_not_known_take_memory_by_dim(static_mode):
+    """All entries of all windows would be 16e9 where a size is not known."""
+    x = static.data("x", [None, 1, None, None, None])
+    value, index = F.adaptive_max_pool3d(x, [2, 2, 1], return_mask=True)
+    assert value.shape == index.shape == [-1, 1, 2, 2, 1]
+    fed = np.arange(24, dtype="float32").reshape(1, 1, 2, 4, 3)
+    found = run([value, index], x=fed)
+    assert [a.ravel().tolist() for a in found] == [[5, 11, 17, 23]] * 2
+
+
+def test_a_size_not_known_that_nothing_fits_is_refused(static_mode):
+    x = static.data("x", [None, 2])
+    with pytest.raises(ShapeError, match=r"multiply\(x float32\[-1, 2\], y float32\[3, 4\]\)"):
+        x * paddle.create_parameter([3, 4], "float32")
+
+
 def build(x):
     """A convolution, batch normalization, a branch and a loop."""
     conv, norm = paddle.nn.Conv2D(3, 4, 3), paddle.nn.BatchNorm2D(4)
