@@ -53,10 +53,14 @@ def cumprod(x: Array, dim: int | None = None, dtype: Any = None) -> Array:
 
 @op(amp="fp32", rule=along_axis())
 def logcumsumexp(x: Array, axis: int | None = None, dtype: Any = None) -> Array:
-    """log of the running sum of e^x, without overflow."""
+    """log of the running sum of e^x, without overflow; of complex numbers the imaginary part is in [-pi, pi]."""
     x = floating(x) if dtype is None else x.astype(dtypes.as_dtype(dtype))
     flat, dim = _along(x, axis, "logcumsumexp")
-    return _shape(lax.cumlogsumexp(flat, dim), x)
+    sums = lax.cumlogsumexp(flat, dim)
+    if dtypes.is_complex(sums.dtype):
+        # the scan adds multiples of 2 pi as its blocks fall
+        sums = lax.complex(sums.real, jnp.arctan2(jnp.sin(sums.imag), jnp.cos(sums.imag)))
+    return _shape(sums, x)
 
 
 @op(rule=along_axis())
