@@ -72,7 +72,7 @@ class Rewriting:
         """The value in another dtype, in place."""
         return rebind(self, cast(self, dtypes.as_dtype(dtype)), "cast_", retype=True)
 
-    def resize_(self: Any, shape: Any, fill_zero: bool = False) -> Any:
+    def resize_(self: Any, shape: Any, fill_zero: bool = False, name: str | None = None) -> Any:
         """Another shape in place: the first elements in row-major order; what is new is 0, fill_zero or not."""
         sizes = creation.as_shape(shape, "resize_")
         flat, count = reshape(self, [-1]), math.prod(sizes)
@@ -80,7 +80,14 @@ class Rewriting:
             flat = concat([flat, creation.zeros([count - self._array.size], self.dtype)])
         return rebind(self, reshape(flat[:count], sizes), "resize_")
 
-    def set_(self: Any, source: Any = None, shape: Any = None, stride: Any = None, offset: int = 0) -> Any:
+    def set_(
+        self: Any,
+        source: Any = None,
+        shape: Any = None,
+        stride: Any = None,
+        offset: int = 0,
+        name: str | None = None,
+    ) -> Any:
         """Take over source's value, or part of it: `shape` elements, `stride` apart, from `offset` bytes on, in place.
 
         Without source: no elements, shape [0]. Raises DTypeError unless source has this Tensor's dtype, ShapeError for
