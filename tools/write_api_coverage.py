@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ below each table of absent names, the names whose parameters differ. `missing` m
 """
 
 
+@cache
 def names() -> dict[str, dict[str, str | None]]:
     """Module -> name -> its parameters as text; None where it is no function or they are not written down."""
     by_module: dict[str, dict[str, str | None]] = {}

@@ -13,7 +13,7 @@ import numpy as np
 from polyreme.core import dtype as dtypes
 from tests.ops.contract import Case
 from tests.ops.test_contract import CASES
-from tests.oracle.side import encoded
+from tests.oracle.side import View, encoded
 from tests.test_api_coverage import tables
 
 # where a function may be public, the most usual path first
@@ -58,15 +58,30 @@ class Call:
     def id(self) -> str:
         return f"{self.path}:{self.tag}"
 
+    def views(self) -> list[View]:
+        """Arguments that are views of larger Tensors or cast."""
+        return _of(View, (self.args, self.kwargs))
+
+    def arrays(self) -> list[np.ndarray]:
+        """Arguments that are arrays, those of views among them."""
+        return [*_of(np.ndarray, (self.args, self.kwargs)), *(view.array for view in self.views())]
+
     def message(self) -> dict[str, Any]:
         """What side.py reads; raises TypeError for what cannot be sent, such as a function."""
         told = {"path": self.path, "args": encoded(list(self.args)), "kwargs": encoded(self.kwargs), "grad": self.grad}
         told |= {"way": self.way, "aliased": self.aliased}
         if self.layer is not None:
             kept = {k: encoded(self.layer[k]) for k in ("args", "kwargs")}
-            more = {k: self.layer[k] for k in ("eval", "method") if k in self.layer}
+            more = {k: self.layer[k] for k in ("eval", "method", "steps") if k in self.layer}
             told["layer"] = {**kept, **more}
         return told
+
+
+def _of(kind: type, value: Any) -> list[Any]:
+    if isinstance(value, kind):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [leaf for part in parts for leaf in _of(kind, part)]
 
 
 def public_path(name: str) -> str | None:

@@ -10,6 +10,7 @@ import importlib
 import json
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +23,26 @@ class Sparse(NamedTuple):
     layout: str
 
 
+class View(NamedTuple):
+    """An array that each side makes as a view of a larger Tensor, or in a dtype that NumPy has not: how, of VIEWS."""
+
+    array: np.ndarray
+    how: str
+
+
+class Made(NamedTuple):
+    """An object that each side makes: the path of a class, and its arguments."""
+
+    path: str
+    args: tuple
+
+
 def encoded(value: Any) -> Any:
     """A value as JSON: arrays by their bytes, tuples and dtypes marked."""
+    if isinstance(value, Made):
+        return {"made": [value.path, encoded(value.args)]}
+    if isinstance(value, View):
+        return {"view": [encoded(value.array), value.how]}
     if isinstance(value, Sparse):
         return {"sparse": [encoded(value.array), value.layout]}
     if isinstance(value, np.dtype):
@@ -58,10 +77,21 @@ def decoded(value: Any) -> Any:
     (kind, content), *_ = value.items()
     if kind == "dict":
         return {k: decoded(v) for k, v in content.items()}
-    if kind == "sparse":
-        return Sparse(decoded(content[0]), content[1])
+    if kind in ("sparse", "view", "made"):
+        return {"sparse": Sparse, "view": View, "made": Made}[kind](*map(decoded, content))
     make = {"tuple": lambda h: tuple(decoded(v) for v in h), "dtype": np.dtype, "complex": lambda h: complex(*h)}
     return {**make, "slice": lambda h: slice(*h)}[kind](content)
+
+
+# the base of a view as an array, and the view of its Tensor
+VIEWS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[Any], Any]]] = {
+    "every second": (lambda a: np.repeat(a, 2, axis=-1), lambda t: t[..., ::2]),
+    "backwards": (lambda a: a[::-1].copy(), lambda t: t[::-1]),
+    "part": (lambda a: np.concatenate([a, a]), lambda t: t[t.shape[0] // 2 :]),
+    "transposed": (lambda a: np.ascontiguousarray(a.T), lambda t: t.transpose(list(range(t.ndim))[::-1])),
+    "row": (lambda a: np.stack([a, a]), lambda t: t[1]),
+    "bfloat16": (lambda a: a, lambda t: t.astype("bfloat16")),
+}
 
 
 class Side:
@@ -84,7 +114,9 @@ class Side:
 
     def _run(self, call: dict[str, Any]) -> dict[str, Any]:
         self.paddle.seed(7)
-        if call.get("way") == "program":
+        if "steps" in call.get("layer", {}):
+            return self._trained(call)
+        if call.get("way") in ("program", "open"):
             return self._recorded(call)
         leaves: list[Any] = []
         self.same: dict[Any, Any] | None = {} if call.get("aliased") else None
@@ -105,31 +137,107 @@ class Side:
         return outcome
 
     def _recorded(self, call: dict[str, Any]) -> dict[str, Any]:
-        """What a Program that holds the call gives."""
+        """What a Program that holds the call gives; way "open": its first feed may have any size."""
         static, feed = self.paddle.static, {}
 
-        def data(array: np.ndarray) -> Any:
-            name = next((n for n, a in feed.items() if call.get("aliased") and equal(a, array)), f"x{len(feed)}")
+        def data(value: Any) -> Any:
+            if isinstance(value, Made):
+                return self._made(value)
+            if isinstance(value, View):
+                base, view = VIEWS[value.how]
+                return view(data(base(value.array)))
+            if isinstance(value, Sparse):
+                dense = data(value.array)
+                return dense.to_sparse_csr() if value.layout == "csr" else dense.to_sparse_coo(dense.ndim)
+            name = next((n for n, a in feed.items() if call.get("aliased") and equal(a, value)), f"x{len(feed)}")
             if name in feed:
                 return program.global_block().var(name)
-            feed[name] = array
-            return static.data(name, array.shape, array.dtype.name)
+            shape = [-1] * value.ndim if call["way"] == "open" and not feed else value.shape
+            feed[name] = value
+            return static.data(name, shape, value.dtype.name)
 
-        program = static.Program()
+        program, startup = static.Program(), static.Program()
         self.paddle.enable_static()
         try:
-            with static.program_guard(program):
+            with static.program_guard(program, startup):
+                function = self._function(call, leaves := [])
                 args, kwargs = (mapped(decoded(call[part]), data) for part in ("args", "kwargs"))
-                outs = self._flat(self._function(call, [])(*args, **kwargs))
-                executor = static.Executor()
-                return {"outs": [encoded(self._array(o)) for o in executor.run(program, feed=feed, fetch_list=outs)]}
+                outs = self._flat(function(*args, **kwargs))
+            executor = static.Executor()
+            if leaves:
+                executor.run(startup)
+                self._fill(leaves)
+            return {"outs": [encoded(self._array(o)) for o in executor.run(program, feed=feed, fetch_list=outs)]}
         finally:
             self.paddle.disable_static()
+
+    def _trained(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Parameters after steps of an optimizer: args are their values and their gradients."""
+        paddle, static, program = self.paddle, self.paddle.static, call.get("way") == "program"
+        arrays, gradients = decoded(call["args"])
+        settings = {k: self._tensors(v, []) for k, v in decoded(call["layer"]["kwargs"]).items()}
+
+        def loss(parameters: list[Any], values: list[Any]) -> Any:
+            terms = [(p * g).sum().astype("float32") for p, g in zip(parameters, values, strict=True)]
+            return sum(terms[1:], terms[0])
+
+        def parameters() -> list[Any]:
+            return [paddle.create_parameter(list(a.shape), a.dtype.name) for a in arrays]
+
+        def fill(parameters: list[Any]) -> None:
+            for parameter, array in zip(parameters, arrays, strict=True):
+                parameter.set_value(array)
+
+        optimizer_class = getattr(paddle.optimizer, call["path"].rpartition(".")[2])
+        if program:
+            paddle.enable_static()
+            try:
+                main, startup = static.Program(), static.Program()
+                with static.program_guard(main, startup):
+                    trained = parameters()
+                    feeds = [static.data(f"g{n}", g.shape, g.dtype.name) for n, g in enumerate(gradients)]
+                    optimizer_class(**settings).minimize(loss(trained, feeds))
+                executor = static.Executor()
+                executor.run(startup)
+                fill(trained)
+                for _ in range(call["layer"]["steps"]):
+                    executor.run(main, feed={f"g{n}": g for n, g in enumerate(gradients)}, fetch_list=[])
+                return {
+                    "outs": [encoded(self._array(static.global_scope().find_var(p.name).get_tensor())) for p in trained]
+                }
+            finally:
+                paddle.disable_static()
+        trained = parameters()
+        fill(trained)
+        optimizer = optimizer_class(parameters=trained, **settings)
+
+        def step(values: list[Any]) -> Any:
+            total = loss(trained, values)
+            total.backward()
+            optimizer.step()
+            optimizer.clear_grad()
+            return total
+
+        if call.get("way") == "captured":
+            step = paddle.jit.to_static(step)
+        for _ in range(call["layer"]["steps"]):
+            step([paddle.to_tensor(g) for g in gradients])
+        return {"outs": [encoded(self._array(p)) for p in trained]}
+
+    def _made(self, value: Made) -> Any:
+        owner = self.paddle
+        for part in value.path.split("."):
+            owner = getattr(owner, part)
+        return owner(*value.args)
+
+    def _fill(self, parameters: list[Any]) -> None:
+        for number, parameter in enumerate(parameters):
+            parameter.set_value(wave(tuple(parameter.shape), number).astype(str(np.dtype(_name(parameter.dtype)))))
 
     def _function(self, call: dict[str, Any], leaves: list[Any]) -> Any:
         path = call["path"].split(".")
         if path[0] == "Tensor":
-            return lambda x, *args, **kwargs: getattr(x, path[1])(*args, **kwargs)
+            return changing(path[1]) if path[1].endswith("_") else method(path[1])
         owner = self.paddle
         for at, part in enumerate(path[1:], 2):
             if not hasattr(owner, part):
@@ -143,9 +251,9 @@ class Side:
             (layer.eval if call["layer"].get("eval") else layer.train)()
             # PaddlePaddle counts running statistics among the parameters
             trained = [p for p in layer.parameters() if not p.stop_gradient]
-            for number, parameter in enumerate(trained):
-                parameter.set_value(wave(tuple(parameter.shape), number).astype(str(np.dtype(_name(parameter.dtype)))))
-                leaves.append(parameter)
+            if call.get("way") not in ("program", "open"):
+                self._fill(trained)
+            leaves += trained
             return layer
         return owner
 
@@ -163,6 +271,11 @@ class Side:
             if self.same is not None:
                 self.same[key] = tensor
             return tensor
+        if isinstance(value, Made):
+            return self._made(value)
+        if isinstance(value, View):
+            base, view = VIEWS[value.how]
+            return view(self._tensors(base(value.array), leaves))
         if isinstance(value, Sparse):
             dense = self._tensors(value.array, leaves)
             return dense.to_sparse_csr() if value.layout == "csr" else dense.to_sparse_coo(dense.ndim)
@@ -173,20 +286,21 @@ class Side:
         return value
 
     def _gradients(self, outs: list[Any], leaves: list[Any]) -> list[Any]:
-        total = None
+        wanted, weights = [], []
         for number, out in enumerate(outs):
             array = self._array(out)
             if array.dtype.kind not in "fc" or getattr(out, "stop_gradient", True):
                 continue
-            # real weights: a complex output counts by its real and imaginary parts, weighted apart
-            weight = self.paddle.to_tensor(wave(array.shape, number).astype(array.real.dtype))
-            parts = (out,) if array.dtype.kind == "f" else (self.paddle.real(out), 0.5 * self.paddle.imag(out))
-            for part in parts:
-                term = (part * weight).sum()
-                total = term if total is None else total + term
-        if total is None:
+            # a complex output counts by its real and imaginary parts, weighted apart
+            weight = wave(array.shape, number).astype(array.real.dtype)
+            tensor = self.paddle.to_tensor(
+                (weight + 0.5j * weight).astype(array.dtype) if array.dtype.kind == "c" else weight
+            )
+            wanted.append(out)
+            weights.append(tensor if tensor.dtype == out.dtype else tensor.astype(out.dtype))
+        if not wanted:
             return [None] * len(leaves)
-        return self.paddle.grad([total], leaves, allow_unused=True)
+        return self.paddle.grad(wanted, leaves, grad_outputs=weights, allow_unused=True)
 
     def _flat(self, value: Any) -> list[Any]:
         if isinstance(value, dict):
@@ -198,8 +312,24 @@ class Side:
         return [] if value is None else [value]
 
     def _array(self, value: Any) -> np.ndarray:
-        array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
-        return array.astype("float32") if array.dtype.name == "bfloat16" else array
+        if _name(getattr(value, "dtype", "")) == "bfloat16":
+            value = value.astype("float32")
+        return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+
+
+def method(name: str) -> Any:
+    """A Tensor's method as a function."""
+    return lambda x, *args, **kwargs: getattr(x, name)(*args, **kwargs)
+
+
+def changing(name: str) -> Any:
+    """A method that changes its Tensor, as a function of the Tensor: what it gives, and the Tensor that it changed."""
+
+    def call(x: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        changed = x.clone()
+        return [getattr(changed, name)(*args, **kwargs), changed]
+
+    return call
 
 
 def through(function: Any) -> Any:
@@ -212,8 +342,8 @@ def through(function: Any) -> Any:
 
 
 def mapped(value: Any, change: Any) -> Any:
-    """value with every array changed, dtypes by their names."""
-    if isinstance(value, np.ndarray):
+    """value with every array, view and object to be made changed, dtypes by their names."""
+    if isinstance(value, (np.ndarray, View, Sparse, Made)):
         return change(value)
     if isinstance(value, np.dtype):
         return value.name

@@ -22,6 +22,7 @@ def test_every_difference_has_a_reason(tmp_path):
     findings = [compare.compared(c, *p) for c, p in zip(calls, pairs, strict=True)]
     report.PAGE.write_text(report.page(findings))
     assert [f"{f.call.id}: {f.what}" for f in report.unexplained(findings)] == []
+    assert compare.unused(findings, compare.documented()) == [], "take these out of differences.txt"
 
 
 def test_what_is_sent_arrives():
@@ -45,6 +46,23 @@ def test_one_side_equals_itself_and_a_changed_result_differs():
     for part in ("outs", "grads"):
         other = {**told, part: [encoded(np.float32([3, 9])), *told[part][1:]]}
         assert compare.compared(call, told, other).kind == compare.DIFFER
+
+
+def test_a_pattern_that_explains_nothing_is_named():
+    call, told = outcome("paddle.multiply", np.float32([1, 2]), np.float32([3, 4]))
+    differs = compare.compared(call, {"error": "ShapeError: no"}, told)
+    known = [
+        ("paddle.multiply:*", "raises *", "why"),
+        ("paddle.multiply:here", "*", "comes second"),
+        ("paddle.add:*", "*", "no such call"),
+        ("paddle.multiply:*", "shape *", "no such difference"),
+    ]
+    assert compare.explanation(differs, known) == "why"
+    assert compare.unused([differs, compare.compared(call, told, told)], known) == [
+        "paddle.multiply:here",
+        "paddle.add:*",
+        "paddle.multiply:* | shape *",
+    ]
 
 
 @pytest.mark.parametrize(("ours", "theirs", "kind"), [(0, 1, "WIDER"), (1, 0, "DIFFER"), (1, 1, "BOTH_RAISE")])
