@@ -16,7 +16,7 @@ from polyreme.module_alias import module_exists
 from polyreme.paddle_scripts.absent import absent
 from polyreme.paddle_scripts.hints import paddle_names
 from polyreme.paddle_scripts.names import NAMES, REASONS
-from polyreme.paddle_scripts.paths import PATHS
+from polyreme.paddle_scripts.paths import PATHS, SAME
 
 _INTERNALS = Path(__file__).resolve().parent / "paddle_internals.txt"
 _PUBLIC = "docs/api_coverage.md says why"
@@ -116,7 +116,7 @@ def internal_names() -> dict[str, dict[str, str]]:
             module, _, names = line.partition(":")
             pairs = (entry.partition("=") for entry in names.split())
             table[module.removeprefix("paddle.")] = {name: public for name, _, public in pairs}
-    return table
+    return table | {path: table[same] for path, same in SAME.items()}
 
 
 def _listed(module: str, name: str, path: str) -> Any:
@@ -128,7 +128,8 @@ def _listed(module: str, name: str, path: str) -> Any:
             return getattr(importlib.import_module(f"paddle.{owner}" if owner else "paddle"), own)
         except (ImportError, AttributeError):
             pass
-    why = next((REASONS[p] for p in (path, *_above(path)) if p in REASONS), None)
+    paths = (path, f"{SAME.get(module, module)}.{name}", *_above(path))
+    why = next((REASONS[p] for p in paths if p in REASONS), None)
     if why is None and name in names:
         why = _PRIVATE
     if why is None and name in paddle_names().get(f"paddle.{module}" if module else "paddle", ()):

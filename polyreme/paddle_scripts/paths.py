@@ -141,3 +141,5 @@ PATHS: dict[str, str] = {
     "utils.environments": "paddle_scripts.internals.structures",
 }
 """Path below `paddle` -> path below `polyreme`, "" for the package itself."""
+SAME = dict.fromkeys(["core", "base.core", "framework.core"], "base.libpaddle")
+"""Paths of one module of PaddlePaddle -> the path under which the tables of names and reasons have it."""

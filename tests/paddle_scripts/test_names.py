@@ -81,6 +81,11 @@ def test_what_is_absent_says_so_when_it_is_used_and_may_be_derived_from():
         polyreme.distributed.QueueDataset()
     with pytest.raises(AttributeError, match=r"'x' of paddle.pir.Value: "):
         _ = value_at("pir.Value").x
+    for core in ("core", "base.core", "base.libpaddle", "framework.core"):
+        with pytest.raises(AbsentError, match=r"\.ProgramDesc: .* inside of PaddlePaddle's compiler"):
+            value_at(f"{core}.ProgramDesc")()
+        with pytest.raises(AbsentError, match=r"\.CUDAGraph: .* private to PaddlePaddle"):
+            value_at(f"{core}.CUDAGraph")()
     with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
         value_at("tensor.no_such_name")
 
