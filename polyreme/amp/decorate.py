@@ -80,7 +80,9 @@ def _exclude(given: Any) -> tuple[set[int], tuple[type, ...]]:
 def _cast(model: Layer, low: np.dtype, excluded: tuple, optimizers: Iterable[Optimizer], master_grad: bool) -> None:
     layers = [layer for layer in model.sublayers(include_self=True) if not _keeps(layer, low, excluded)]
     tensors = {
-        id(t): t for layer in layers for t in (*layer._parameters.values(), *layer._buffers.values()) if t is not None
+        id(t): t
+        for layer in layers
+        for t in (*layer.parameters(include_sublayers=False), *layer.buffers(include_sublayers=False))
     }
     tensors = {key: t for key, t in tensors.items() if t.dtype in (dtypes.float32, dtypes.float16, dtypes.bfloat16)}
     for optimizer in optimizers:

@@ -16,7 +16,9 @@ import numpy as np
 from polyreme.core import dtype as dtypes
 from polyreme.core import place as places
 from polyreme.core import state, unique_name
+from polyreme.core.abstract import Abstract
 from polyreme.core.state import TensorState
+from polyreme.core.symbol import Symbol
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import CheckpointError, ConfigError, ProgramError, ShapeError
 from polyreme.nn.hooks import LayerHooks, run_after, run_after_error, run_before
@@ -36,7 +38,7 @@ class LoadedKeys(NamedTuple):
 
 class Layer(LayerHooks, SecondNames):
     """Base class of everything with parameters: assign parameters and sublayers as attributes, buffers by
-    register_buffer, and write forward.
+    register_buffer, and write forward. A Tensor that is a plain attribute is a buffer that is not saved.
 
     >>> class Half(Layer):
     ...     def forward(self, x):
@@ -247,7 +249,7 @@ class Layer(LayerHooks, SecondNames):
     def named_buffers(
         self, prefix: str = "", include_sublayers: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """(dotted name, buffer), each buffer once."""
+        """(dotted name, buffer), each buffer once: registered Tensors, then those that are plain attributes."""
         yield from self._named("_buffers", prefix, include_sublayers, remove_duplicate)
 
     def buffers(self, include_sublayers: bool = True) -> list[Tensor]:
@@ -260,7 +262,8 @@ class Layer(LayerHooks, SecondNames):
             self.named_sublayers(prefix, include_self=True, remove_duplicate=once) if deep else iter([(prefix, self)])
         )
         for where, layer in layers:
-            for name, tensor in layer.__dict__[table].items():
+            entries = layer.__dict__[table]
+            for name, tensor in {**entries, **_tensors_of(layer)}.items() if table == "_buffers" else entries.items():
                 if tensor is None or (once and id(tensor) in seen):
                     continue
                 seen.add(id(tensor))
@@ -338,8 +341,8 @@ class Layer(LayerHooks, SecondNames):
             if isinstance(layer, classes):
                 continue
             layer._dtype = dtypes.as_dtype(dtype)
-            for tensor in [*layer._parameters.values(), *layer._buffers.values()]:
-                if tensor is not None and dtypes.is_floating(tensor.dtype):
+            for tensor in [*layer.parameters(include_sublayers=False), *layer.buffers(include_sublayers=False)]:
+                if dtypes.is_floating(tensor.dtype):
                     state.write(tensor, state.read(tensor).astype(dtype))
         return self
 
@@ -461,6 +464,12 @@ def _check_has_values(layer: Layer) -> None:
             f"{type(layer).__name__}: in static mode parameters have no values to move or cast; build the layer with "
             "the dtype wanted (set_default_dtype, or dtype=), and choose the device by Executor(place)"
         )
+
+
+def _tensors_of(layer: Layer) -> dict[str, Tensor]:
+    """Tensors with a value that are attributes of a layer without being registered."""
+    values = {name: value for name, value in layer.__dict__.items() if isinstance(value, Tensor)}
+    return {name: t for name, t in values.items() if not isinstance(t._array, (state.Tracer, Symbol, Abstract))}
 
 
 def _forget(name: str, *tables: dict) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import polyreme.nn as nn
+from polyreme import amp
 from polyreme.core import unique_name
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError, ShapeError
@@ -148,6 +149,30 @@ def test_to_casts_floating_state_only():
     assert net.float16().up.weight.dtype == "float16"
     assert net.astype("float64").create_parameter([1]).dtype == "float64"
     assert net.up.weight is net.up.parameters()[0]
+
+
+def test_tensors_that_are_attributes_are_buffers_that_are_not_saved():
+    net = Net()
+    net.up.offsets = to_tensor([1.0, 2.0])
+    assert [n for n, _ in net.named_buffers()] == ["seen", "scratch", "up.offsets"]
+    assert "up.offsets" not in net.state_dict()
+    net.to(dtype="float64")
+    assert net.up.offsets.dtype == "float64"
+    assert net.bfloat16().up.offsets.dtype == "bfloat16"
+    assert amp.decorate(net, level="O2", dtype="float16").up.offsets.dtype == "float16"
+    net.up.offsets = None
+    assert [n for n, _ in net.named_buffers()] == ["seen", "scratch"]
+
+
+def test_what_a_captured_call_leaves_in_an_attribute_is_no_buffer():
+    class Remembers(nn.Layer):
+        def forward(self, x):
+            self.last = x * 2
+            return self.last + 1
+
+    net = Remembers()
+    assert to_static(net)(to_tensor([1.0])).tolist() == [3.0]
+    assert net.buffers() == []
 
 
 def test_second_names_of_methods():

@@ -127,7 +127,7 @@ def _in_layers(model: Layer, part: Slice, tensors: Mapping[str, Tensor]) -> tupl
 
 
 def _own(layer: Layer) -> list[Tensor]:
-    return [t for t in (*layer._parameters.values(), *layer._buffers.values()) if t is not None]
+    return [*layer.parameters(include_sublayers=False), *layer.buffers(include_sublayers=False)]
 
 
 class _Forwards:
