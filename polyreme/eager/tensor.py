@@ -304,18 +304,18 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
         """The gradient as an ndarray, or None."""
         return None if self._grad is None else self._grad.numpy()
 
-    def clear_grad(self, set_to_zero: bool = False) -> None:
-        """Forget the gradient; with set_to_zero, `.grad` then reads as zeros (none are kept in memory)."""
+    def clear_grad(self, set_to_zero: bool = True) -> None:
+        """Forget the gradient; `.grad` then reads as zeros, of which none are kept in memory, or else as None."""
         had = self._grad is not None or self.__dict__.get("_reads_zero", False)
         self.grad = None
         self._reads_zero = set_to_zero and had
 
     def clear_gradient(self, set_to_zero: bool = True) -> None:
-        """clear_grad with the other default."""
+        """As clear_grad."""
         self.clear_grad(set_to_zero)
 
     def zero_grad(self) -> None:
-        """Forget the gradient."""
+        """As clear_grad."""
         self.clear_grad()
 
     @recorded

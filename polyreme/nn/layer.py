@@ -436,8 +436,8 @@ class Layer(LayerHooks, SecondNames):
         head = self.extra_repr()
         if not inner:
             return f"{type(self).__name__}({head})"
-        body = "\n  ".join([*([head] if head else []), *inner])
-        return f"{type(self).__name__}(\n  {body}\n)"
+        body = "\n  ".join(inner)
+        return f"{type(self).__name__}({head}\n  {body}\n)"
 
 
 def _words(class_name: str) -> str:

@@ -119,7 +119,7 @@ class Parameter(Tensor):
         self.stop_gradient = not value
 
     def __repr__(self) -> str:
-        return f"Parameter {self.name} containing:\n{super().__repr__()}"
+        return f"Parameter containing:\n{super().__repr__()}"
 
 
 @dataclass

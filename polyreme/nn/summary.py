@@ -56,8 +56,8 @@ def summary(net: Layer, input_size: Any = None, dtypes: Any = None, input: Any =
     """Print a line for every layer without sublayers (and the parameters' totals), from one forward in eval mode.
 
     input_size: a shape or InputSpec, or a list of them for several inputs; None or -1 count as 1. dtypes: of them,
-    float32 if None. input: the inputs themselves instead. Returns {"total_params": ..., "trainable_params": ...}, in
-    elements. Raises ConfigError if neither or both are given.
+    float32 if None. input: instead, what forward takes as its one argument, a list or dict too. Returns
+    {"total_params": ..., "trainable_params": ...}, in elements. Raises ConfigError if neither or both are given.
 
     >>> from polyreme.nn.layers.linear import Linear
     >>> summary(Linear(3, 2), (1, 3))["total_params"]  # doctest: +ELLIPSIS
@@ -78,7 +78,7 @@ def _inputs(size: Any, kinds: Any, given: Any) -> Any:
     if (size is None) == (given is None):
         raise ConfigError("summary: give the inputs' shapes as input_size=, or the inputs themselves as input=")
     if given is not None:
-        return given if isinstance(given, dict) else list(given) if isinstance(given, (list, tuple)) else [given]
+        return [given]
     listed = [size] if isinstance(size, int) or hasattr(size, "shape") or _is_shape(size) else list(size)
     names = [kinds] * len(listed) if kinds is None or isinstance(kinds, str) else list(kinds)
     if len(names) != len(listed):
@@ -121,7 +121,7 @@ def _run(net: Layer, inputs: Any) -> _Record:
     try:
         net.eval()
         with no_grad():
-            net(**inputs) if isinstance(inputs, dict) else net(*inputs)
+            net(*inputs)
     finally:
         for layer, training in modes:
             layer.training = training

@@ -23,8 +23,11 @@ from polyreme.paddle_scripts.names import CLASSES, NAMES, RELEASE
 
 FOLDER = Path(__file__).resolve().parent / "path"
 """Put first on the module path of a process, `import paddle` in it gives polyreme."""
-_CALLED_TOO = frozenset({"nn.functional.flash_attention"})
-"""Functions of polyreme whose name is a module's in PaddlePaddle: attributes of the module can be asked of them."""
+_CALLED_TOO = {
+    "nn.functional.flash_attention": "nn.functional.flash_attention",
+    "tensor": "paddle_scripts.internals.framework.tensor",
+}
+"""Modules of PaddlePaddle that can be called -> the function of polyreme that a call is."""
 
 
 def as_paddle() -> AsPaddle:
@@ -162,7 +165,7 @@ class AsPaddle(AbstractContextManager):
         """Load modules whose name is another thing's before anybody asks for them: loading them sets the attribute."""
         for path in lookup.children(inner):
             name = path.rpartition(".")[2]
-            value = vars(module).get(name)
+            value = lookup.fetch(_CALLED_TOO[path]) if path in _CALLED_TOO else vars(module).get(name)
             if (value is None and not lookup.is_name(inner, name)) or own_name(path) is not None:
                 continue
             child = sys.modules.setdefault(f"paddle.{path}", self._stand_in(f"paddle.{path}", path))

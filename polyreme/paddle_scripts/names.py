@@ -24,6 +24,10 @@ device
   core.place: _convert_to_place=as_place
 signal
   internals.signals: frame
+tensor
+  internals.framework: create_tensor
+tensor.creation
+  internals.framework: create_tensor
 nn.clip
   internals.clipping: _squared_l2_norm _clip_by_global_norm_using_mp_type merge_selected_rows
     get_tensor_from_selected_rows

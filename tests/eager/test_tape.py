@@ -34,6 +34,8 @@ def test_gradients_add_up_over_backward_passes():
         (x * x).sum().backward()
         np.testing.assert_array_equal(x.grad.numpy(), n * 2 * x.numpy())
     x.clear_grad()
+    assert x.grad.tolist() == [0, 0]
+    x.clear_grad(set_to_zero=False)
     assert x.grad is None
 
 

@@ -161,6 +161,22 @@ def test_repr_names_the_class(row):
     assert repr(build(row, nn)).startswith(f"{row.name}(")
 
 
+def test_repr_says_settings_that_differ_from_the_usual():
+    conv = nn.Conv2D(2, 4, 3, padding=1, padding_mode="reflect", groups=2)
+    transposed = nn.Conv1DTranspose(2, 3, 3, stride=2, output_padding=1)
+    shown = {
+        conv: "Conv2D(2, 4, kernel_size=[3, 3], padding=1, padding_mode=reflect, groups=2, data_format=NCHW)",
+        transposed: "Conv1DTranspose(2, 3, kernel_size=[3], stride=[2], output_padding=1, data_format=NCL)",
+        nn.Dropout(0.1): "Dropout(p=0.1, axis=None, mode=upscale_in_train, inplace=False)",
+        nn.Embedding(7, 3, 0): "Embedding(7, 3, padding_idx=0, sparse=False, scale_grad_by_freq=False)",
+        nn.PReLU(3): "PReLU(num_parameters=3, data_format=NCHW, init=0.25, dtype=float32)",
+        nn.Bilinear(4, 3, 5): "Bilinear(in1_features=4, in2_features=3, out_features=5, dtype=float32)",
+        nn.BatchNorm1D(3): "BatchNorm1D(num_features=3, momentum=0.9, epsilon=1e-05, data_format=NCL)",
+        nn.SimpleRNN(3, 4): "SimpleRNN(3, 4\n  (0): RNN(\n    (cell): SimpleRNNCell(3, 4)\n  )\n)",
+    }
+    assert {repr(layer): repr(layer) for layer in shown} == {text: text for text in shown.values()}
+
+
 @pytest.mark.parametrize("row", [r for r in ROWS if r.id in ("Linear", "BatchNorm2D", "GroupNorm")], ids=lambda r: r.id)
 def test_layers_are_cast_by_to(row):
     layer, inputs = prepared(row)

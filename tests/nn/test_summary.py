@@ -50,7 +50,16 @@ def test_several_inputs_their_dtypes_and_given_tensors(capsys):
     assert summary(nn.Embedding(5, 2), Spec([None, 3], "int64"))["total_params"] == 10
     assert summary(nn.Embedding(5, 2), [Spec([None, 3], "int64")])["total_params"] == 10
     assert summary(nn.Linear(2, 2), input=to_tensor(np.ones((1, 2), np.float32)))["total_params"] == 6
-    assert summary(nn.Linear(2, 2), input={"input": to_tensor(np.ones((1, 2), np.float32))})["total_params"] == 6
+
+
+@pytest.mark.parametrize(("inputs", "second"), [((1, 2), 1), ([1, 2], 1), ({"a": 1, "b": 2}, "b")])
+def test_input_is_the_one_argument_of_forward(inputs, second, capsys):
+    class Takes(nn.Layer):
+        def forward(self, values):
+            assert (type(values), values[second]) == (type(inputs), 2)
+            return to_tensor([1.0])
+
+    assert summary(Takes(), input=inputs)["total_params"] == 0
 
 
 def test_a_layer_called_twice_is_counted_once(capsys):

@@ -90,6 +90,22 @@ def test_what_is_absent_says_so_when_it_is_used_and_may_be_derived_from():
         value_at("tensor.no_such_name")
 
 
+def test_the_module_of_tensors_can_be_called():
+    import paddle
+    import paddle.tensor as module
+    from paddle.tensor import creation
+
+    x = paddle.tensor([1, 2], dtype="float32", requires_grad=True)
+    assert (x.tolist(), x.dtype, x.stop_gradient) == ([1, 2], "float32", False)
+    copy = module(x)
+    copy[0] = 5
+    assert (x.tolist(), copy.stop_gradient) == ([1, 2], True)
+    assert module.math.add is paddle.add
+    assert creation.create_tensor("int64").shape == [0]
+    assert x._is_shared_buffer_with(x)
+    assert not x._is_shared_buffer_with(copy)
+
+
 def test_hardware_and_modes_answer():
     import paddle
     from paddle.base import core, framework

@@ -163,6 +163,6 @@ def _update_of(optimizer: Optimizer, group: MeshGroup) -> Callable[[Tensor | Non
     def update(skip: Any, squares: list[Tensor]) -> None:
         optimizer.update_group(group, skip, squares)
         for p in group.parameters:
-            p.clear_grad()
+            p.clear_grad(set_to_zero=False)
 
     return update

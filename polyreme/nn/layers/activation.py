@@ -274,7 +274,8 @@ class PReLU(Layer):
         return F.prelu(x, self._weight, data_format=self._data_format)
 
     def extra_repr(self) -> str:
-        return f"num_parameters={self._weight.shape[0]}, data_format={self._data_format!r}"
+        shown = f"num_parameters={self._num_parameters}, data_format={self._data_format}"
+        return f"{shown}, init={self._init}, dtype={self._dtype.name}"
 
 
 class RReLU(Layer):

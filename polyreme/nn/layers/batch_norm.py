@@ -78,7 +78,8 @@ class _BatchNorm(Layer):
         )
 
     def extra_repr(self) -> str:
-        return f"num_features={self._num_features}, momentum={self._momentum}, epsilon={self._epsilon}"
+        layout = "" if self._data_format == "NCHW" else f", data_format={self._data_format}"
+        return f"num_features={self._num_features}, momentum={self._momentum}, epsilon={self._epsilon}{layout}"
 
 
 class BatchNorm1D(_BatchNorm):

@@ -72,9 +72,11 @@ class _ConvNd(Layer):
     def extra_repr(self) -> str:
         shown = f"{self._in_channels}, {self._out_channels}, kernel_size={self._kernel_size}"
         ones = [1] * self.spatial
-        for name, default in (("stride", ones), ("padding", 0), ("dilation", ones), ("groups", 1)):
-            if getattr(self, f"_{name}") != default:
-                shown += f", {name}={getattr(self, f'_{name}')}"
+        settings = {
+            "stride": (self._stride, ones), "padding": (self._padding, 0), "padding_mode": (self._padding_mode, "zeros"),
+            "output_padding": (self.output_padding, 0), "dilation": (self._dilation, ones), "groups": (self._groups, 1),
+        }  # fmt: skip
+        shown += "".join(f", {name}={value}" for name, (value, default) in settings.items() if value != default)
         return f"{shown}, data_format={self._data_format}"
 
 

@@ -124,7 +124,8 @@ class Embedding(Layer):
 
     def extra_repr(self) -> str:
         padding = "" if self._padding_idx is None else f", padding_idx={self._padding_idx}"
-        return f"{self._num_embeddings}, {self._embedding_dim}{padding}"
+        settings = f"sparse={self._sparse}, scale_grad_by_freq={self._scale_grad_by_freq}"
+        return f"{self._num_embeddings}, {self._embedding_dim}{padding}, {settings}"
 
 
 class _ZeroRow(Initializer):
@@ -164,4 +165,4 @@ class Bilinear(Layer):
 
     def extra_repr(self) -> str:
         inputs = f"in1_features={self._in1_features}, in2_features={self._in2_features}"
-        return f"{inputs}, out_features={self._out_features}"
+        return f"{inputs}, out_features={self._out_features}, dtype={self._dtype.name}"

@@ -22,6 +22,7 @@ from polyreme.paddle_scripts.internals.core import AmpLevel
 from polyreme.program.current import defaults
 from polyreme.program.mode import in_dynamic_mode
 from polyreme.program.program import Program
+from polyreme.root import as_tensor
 
 
 def in_pir_mode() -> bool:
@@ -168,6 +169,18 @@ def _create_tensor(
     if name is not None:
         tensor.name = name
     return tensor
+
+
+def create_tensor(dtype: Any, name: str | None = None, persistable: bool = False) -> Tensor:
+    """A Tensor without elements, to be filled by what writes into it."""
+    return _create_tensor(name=name, dtype=dtype, persistable=persistable)
+
+
+def tensor(
+    data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False
+) -> Tensor:
+    """A new Tensor with a copy of data; paddle.tensor is a module that can be called."""
+    return as_tensor(data.detach().clone() if isinstance(data, Tensor) else data, dtype, device, requires_grad, pin_memory)
 
 
 def switch_main_program(program: Program) -> Program:
