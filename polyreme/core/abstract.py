@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polyreme.core.transfer import from_host
+from polyreme.core.transfer import full_from_host
 
 
 class Abstract(np.ndarray):
@@ -96,7 +96,8 @@ def full(shape: Any, value: float, dtype: Any) -> Any:
     if mode.on:
         return Abstract.of(shape, dtype, None)
     # on a device of its own memory filling is quick and sending is not; on CPU a fill is a program for each shape
-    return from_host(np.full(shape, value, dtype)) if jax.default_backend() == "cpu" else jnp.full(shape, value, dtype)
+    fill = full_from_host if jax.default_backend() == "cpu" else jnp.full
+    return fill(shape, value, dtype)
 
 
 def copied(array: Any, dtype: Any) -> Any:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import numpy as np
 
@@ -15,10 +19,24 @@ def from_host(data: np.ndarray | np.generic, to: np.dtype | None = None) -> jax.
     return jax.device_put(aligned_copy(data if to is None else np.asarray(data).astype(to, copy=False)))
 
 
+def full_from_host(shape: Sequence[int], value: float, dtype: np.dtype) -> jax.Array:
+    """An array with the value everywhere; it compiles nothing, and zeros take no memory before they are read."""
+    if value == 0:
+        return jax.device_put(_aligned(np.zeros, shape, dtype))
+    data = _aligned(np.empty, shape, dtype)
+    data.fill(value)
+    return jax.device_put(data)
+
+
 def aligned_copy(array: np.ndarray | np.generic) -> np.ndarray:
     """A private copy on a 64-byte address: jax on CPU uses such memory as it is, other memory it copies again."""
-    raw = np.empty(array.nbytes + _ALIGN, np.uint8)
-    start = -raw.ctypes.data % _ALIGN
-    copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy = _aligned(np.empty, array.shape, array.dtype)
     np.copyto(copy, array)
     return copy
+
+
+def _aligned(allocate: Callable[..., np.ndarray], shape: Sequence[int], dtype: Any) -> np.ndarray:
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = allocate(nbytes + _ALIGN, np.uint8)
+    start = -raw.ctypes.data % _ALIGN
+    return raw[start : start + nbytes].view(dtype).reshape(shape)

@@ -157,7 +157,7 @@ class LBFGS(Optimizer):
         key = ("gradient", tuple((self._options(p), p.dtype, id(p) in self._masters) for p in live))
         compiled = self._updates.get(key)
         if compiled is None:
-            leaves = self._leaves(live, [(self._options(p), None, None) for p in live])
+            leaves = self._leaves(live)
             compiled = self._updates[key] = compile_gradient(leaves, self.prepare)
         params = [state.read(self._masters.get(id(p), p)) for p in live]
         grads = [jnp.zeros(p._array.shape, p.dtype) if p._grad is None else state.read(p._grad) for p in live]

@@ -30,7 +30,8 @@ from polyreme.optimizer.groups import ParameterGroup, check_common, check_known,
 from polyreme.optimizer.lr import LRScheduler
 from polyreme.optimizer.shared import MeshGroup, Shared, SharedState
 from polyreme.optimizer.state import OptimizerState
-from polyreme.optimizer.update import Leaf, ParameterOptions, Slots, compile_squares, compile_update
+from polyreme.optimizer.update import Leaf, ParameterOptions, Slots, Update, compile_squares, compile_update
+from polyreme.optimizer.update_by_kind import UpdateByKind, is_worthwhile
 
 _COMMON = ("learning_rate", "weight_decay", "grad_clip")
 Check = Callable[[str, str, Any], Any]
@@ -280,16 +281,23 @@ class Optimizer(OptimizerState):
         together = self._clipped_together() if squares else {}
         # whose norms count is a matter of parameters on other devices too
         norms = tuple((clip, *places) for clip, places in together.items())
-        key = (tuple((self._options(p), p.dtype, id(p) in self._masters) for p in live), len(squares), norms)
+        kinds = tuple((self._position[id(p)], self._options(p), p.dtype, id(p) in self._masters) for p in live)
+        key = (state.watch.active is None, kinds, len(squares), norms)
         update = self._updates.get(key)
         if update is None:
-            name = f"{type(self).__name__.lower()}_update"
-            update = self._updates[key] = compile_update(
-                self.rule, self.prepare, self._leaves(live, key[0]), name, together
-            )
+            update = self._updates[key] = self._compile_update(live, together)
         shared = self._shared.copies[devices]
         inputs = self._inputs(live, shared, skip)
         self._store(live, shared, update(inputs | {"squares": [state.read(v) for v in squares]}))
+
+    def _compile_update(self, live: list[Any], together: dict[int, list[int]]) -> Update:
+        """The update of these parameters. In a capture it becomes part of that, and needs no programs of its own."""
+        leaves, name = self._leaves(live), f"{type(self).__name__.lower()}_update"
+        whole = compile_update(self.rule, self.prepare, leaves, name, together)
+        arrays = [self._masters.get(id(p), p)._array for p in live]
+        if state.watch.active is None and is_worthwhile(leaves, arrays):
+            return UpdateByKind(self.rule, self.prepare, leaves, name, together, whole)
+        return whole
 
     # one mesh at a time
 
@@ -313,10 +321,10 @@ class Optimizer(OptimizerState):
         live, count = self._live(group.parameters), len(self._parameters)
         if not live:
             return Tensor(jnp.zeros((count,), self._rate_dtype))
-        key = ("squares", tuple((p.name, p.dtype) for p in live))
+        key = ("squares", tuple((self._position[id(p)], p.dtype) for p in live))
         compiled = self._updates.get(key)
         if compiled is None:
-            leaves = self._leaves(live, [(self._options(p), None, None) for p in live])
+            leaves = self._leaves(live)
             compiled = self._updates[key] = compile_squares(leaves, count, self._rate_dtype)
         return Tensor(compiled([state.read(p._grad) for p in live]))
 
@@ -358,8 +366,8 @@ class Optimizer(OptimizerState):
                 groups.setdefault(id(clip), []).append(at)
         return groups
 
-    def _leaves(self, live: list[Any], key: Sequence[tuple]) -> list[Leaf]:
-        return [self._leaf(p, options) for p, (options, _, _) in zip(live, key, strict=True)]
+    def _leaves(self, live: list[Any]) -> list[Leaf]:
+        return [self._leaf(p, self._options(p)) for p in live]
 
     def _leaf(self, p: Any, options: ParameterOptions) -> Leaf:
         layout = getattr(p, "sharding_of", lambda kind: None)
@@ -490,7 +498,7 @@ class Optimizer(OptimizerState):
         named = tuple((n, self.setting(p, n)) for n in self._settings)
         need_clip = getattr(p, "need_clip", True)
         return ParameterOptions(
-            p.name, factor, coefficient, regularizer, need_clip, self.decoupled, (*named, *self.options_of(p))
+            factor, coefficient, regularizer, need_clip, self.decoupled, (*named, *self.options_of(p))
         )
 
 

@@ -19,6 +19,7 @@ from polyreme.nn.clip import squared_norm
 
 Slots = dict[str, jax.Array]
 Rule = Callable[..., tuple[jax.Array, Slots, Slots]]
+Update = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,6 @@ class ParameterOptions:
     settings: the optimizer's own, such as beta1; options["beta1"] reads one.
     """
 
-    name: str
     lr_factor: float = 1.0
     weight_decay: float = 0.0
     regularizer: Any = None
@@ -69,7 +69,7 @@ def compile_update(
     leaves: Sequence[Leaf],
     name: str,
     together: Mapping[int, Sequence[int]],
-) -> Callable:
+) -> Update:
     """inputs (lr, params, low, grads, slots, scalars, skip, squares) -> new params, low, slots, scalars; one jitted
     call.
 
@@ -77,28 +77,41 @@ def compile_update(
     squares: empty if the leaves are all that is clipped; else what compile_squares gives for each part of the
     parameters, and together says which of those numbers count for a clip: its id -> places.
     """
+    positions = np.asarray([leaf.position for leaf in leaves])
 
     def update(inputs: dict[str, Any]) -> dict[str, Any]:
-        inputs = _fetch(inputs, leaves)
-        params = [_constrain(wide(p), leaf.state_layout) for p, leaf in zip(inputs["params"], leaves, strict=True)]
-        norms = _norms(inputs["squares"], together)
-        grads = _gradients(inputs["grads"], params, leaves, prepare, norms)
-        done = [
-            _one(rule, leaf, p, g, inputs, i) for i, (leaf, p, g) in enumerate(zip(leaves, params, grads, strict=True))
-        ]
-        positions = np.asarray([leaf.position for leaf in leaves])
-        scalars = {
-            n: s.at[positions].set(jnp.stack([d["scalars"][n] for d in done])) for n, s in inputs["scalars"].items()
-        }
-        return {
-            "params": [d["param"] for d in done],
-            "low": [d["low"] for d in done],
-            "slots": [d["slots"] for d in done],
-            "scalars": scalars,
-        }
+        norms = clip_norms(inputs["squares"], together)
+        return updated(rule, prepare, leaves, positions, norms, inputs)
 
     update.__name__ = name
     return jax.jit(update)
+
+
+def updated(
+    rule: Rule,
+    prepare: Callable[..., jax.Array],
+    leaves: Sequence[Leaf],
+    positions: Any,
+    norms: Mapping[int, jax.Array],
+    inputs: dict[str, Any],
+) -> dict[str, Any]:
+    """What compile_update's program gives. positions: of the leaves among the scalars. norms: of clip_norms."""
+    inputs = _fetch(inputs, leaves)
+    params = [_constrain(wide(p), leaf.state_layout) for p, leaf in zip(inputs["params"], leaves, strict=True)]
+    grads = _gradients(inputs["grads"], params, leaves, prepare, norms)
+    scalars = [{n: s[at] for n, s in inputs["scalars"].items()} for at in positions]
+    done = [
+        _one(rule, leaf, p, g, own, inputs, i)
+        for i, (leaf, p, g, own) in enumerate(zip(leaves, params, grads, scalars, strict=True))
+    ]
+    return {
+        "params": [d["param"] for d in done],
+        "low": [d["low"] for d in done],
+        "slots": [d["slots"] for d in done],
+        "scalars": {
+            n: s.at[positions].set(jnp.stack([d["scalars"][n] for d in done])) for n, s in inputs["scalars"].items()
+        },
+    }
 
 
 def _fetch(inputs: dict[str, Any], leaves: Sequence[Leaf]) -> dict[str, Any]:
@@ -133,13 +146,13 @@ def compile_squares(leaves: Sequence[Leaf], count: int, dtype: np.dtype) -> Call
     positions = np.asarray([leaf.position for leaf in leaves])
 
     def squares(grads: list[jax.Array]) -> jax.Array:
-        each = [squared_norm([_as_state(g, leaf)]) for g, leaf in zip(grads, leaves, strict=True)]
+        each = [square_of(g, leaf) for g, leaf in zip(grads, leaves, strict=True)]
         return jnp.zeros((count,), dtype).at[positions].set(jnp.stack([e.astype(dtype) for e in each]))
 
     return jax.jit(squares)
 
 
-def _norms(squares: Sequence[jax.Array], together: Mapping[int, Sequence[int]]) -> dict[int, jax.Array]:
+def clip_norms(squares: Sequence[jax.Array], together: Mapping[int, Sequence[int]]) -> dict[int, jax.Array]:
     """id of a clip -> norm of all gradients it looks at, added up in the order that one update over all would."""
     if not squares:
         return {}
@@ -152,13 +165,20 @@ def _norms(squares: Sequence[jax.Array], together: Mapping[int, Sequence[int]]) 
     }
 
 
+def square_of(g: jax.Array, leaf: Leaf) -> jax.Array:
+    """The sum of squares of one gradient."""
+    return squared_norm([_as_state(g, leaf)])
+
+
 def _as_state(g: jax.Array, leaf: Leaf) -> jax.Array:
     return _constrain(g.astype(leaf.wide), leaf.state_layout)
 
 
-def _one(rule: Rule, leaf: Leaf, p: jax.Array, g: jax.Array, inputs: dict[str, Any], i: int) -> dict[str, Any]:
+def _one(
+    rule: Rule, leaf: Leaf, p: jax.Array, g: jax.Array, mine: Slots, inputs: dict[str, Any], i: int
+) -> dict[str, Any]:
+    """The update of leaf number i. mine: its numbers."""
     old_p, old_slots, skip = inputs["params"][i], inputs["slots"][i], inputs["skip"]
-    mine = {n: s[leaf.position] for n, s in inputs["scalars"].items()}
     rate = (inputs["lr"] * leaf.options.lr_factor).astype(jnp.finfo(p.dtype).dtype)
     new_p, new_slots, new_mine = rule(p, g, rate, {n: wide(s) for n, s in old_slots.items()}, mine, leaf.options)
     new_p = new_p.astype(old_p.dtype)
