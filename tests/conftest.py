@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import sys
 from pathlib import Path
 
 from tests.run_folder import RunFolder
@@ -42,7 +43,7 @@ gc.set_threshold(30_000, 10, 10)
 
 # resident bytes of a process at which compiled programs are let go: each holds about 1.5 MB and several mappings, of
 # which Linux allows a process 65,530
-_MANY_BYTES = 1_200_000_000
+_MANY_BYTES = 1_700_000_000
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +63,17 @@ def _resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
+
+
+def pytest_configure(config):
+    """Where Python may not write bytecode beside the sources, let children share that of the run: a third of an import.
+
+    Workers of pytest itself go without, as they would have to compile all of jax first.
+    """
+    if not sys.dont_write_bytecode or getattr(config.option, "numprocesses", None):
+        return
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(os.environ["POLYREME_COMPILE_CACHE"], "bytecode")))
 
 
 def pytest_collection_finish():
