@@ -243,6 +243,27 @@ def test_text_that_cannot_be_used_is_named(tmp_path, contents, message):
     assert list((tmp_path / "cache").glob(".*")) == []
 
 
+def test_bad_lines_are_left_out_up_to_a_number(tmp_path, caplog):
+    good = [f"{i} and he said, let there be light" for i in range(400)]
+    lines = [line.encode() for line in good]
+    lines.insert(300, b"torn \xe8\x88")
+    lines.insert(200, b"x" * (17 << 20))
+    lines.insert(0, b"\xff")
+    path = tmp_path / "bad.txt"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    with caplog.at_level("WARNING", "polyreme.recipes"):
+        corpus = prepare(path, tmp_path / "cache", skip_bad=3)
+    assert [(r.args[0].rpartition("bad.txt:")[2], *r.args[2:]) for r in caplog.records] == [
+        ("1", 1, 3), ("202", 2, 3), ("303", 3, 3)
+    ]  # fmt: skip
+    decoded = corpus.tokenizer.decode(all_tokens(corpus).tolist(), skip_special_tokens=True)
+    assert decoded == "\n".join(good) + "\n"
+    with pytest.raises(DataError, match=r"bad\.txt:303: byte 0xe8 is not UTF-8; 2 lines before it were left out"):
+        prepare(path, tmp_path / "cache", skip_bad=2)
+    with pytest.raises(DataError, match=r"bad\.txt:1: byte 0xff .* up to n such lines with data\.skip_bad=n"):
+        prepare(path, tmp_path / "cache")
+
+
 def test_line_number_of_bad_bytes_far_into_a_file(tmp_path):
     path = tmp_path / "bad.txt"
     path.write_bytes(b"a line of text\n" * 123_456 + b"\x80\n")

@@ -122,7 +122,8 @@ class DataConfig(Section):
     """Where the tokens come from. text is one path or several (.txt, .gz), or the word synthetic.
 
     worker_timeout: seconds that one of num_workers may take for a batch before the run ends, naming the worker and the
-    sample; 0 waits for ever.
+    sample; 0 waits for ever. skip_bad: lines of text that may be left out, each with a line in the log, because they
+    are not UTF-8 or longer than 16 MiB; with more of them the run ends.
     """
 
     text: Paths = ["synthetic"]
@@ -132,6 +133,7 @@ class DataConfig(Section):
     seed: Whole = 0
     synthetic_tokens: Annotated[Count, Field(le=MAX_SYNTHETIC)] = 1_000_000
     worker_timeout: NotNegative = 300.0
+    skip_bad: Whole = 0
     cache: Text | None = None
 
     @property

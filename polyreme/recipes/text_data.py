@@ -6,6 +6,7 @@ digest of everything it came from, written aside and renamed, so that any number
 import contextlib
 import gzip
 import json
+import logging
 import os
 import shutil
 import time
@@ -13,7 +14,7 @@ import uuid
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -35,6 +36,30 @@ _CHUNK_BYTES = 1 << 18
 _MAX_LINE_BYTES = 1 << 24  # longer is not text with lines; it would be held in memory whole
 _STALE_SECONDS = 3600  # a folder half written this long ago belongs to a process that died
 _REPOSITORY = Path(__file__).resolve().parents[2]
+_log = logging.getLogger("polyreme.recipes")
+
+
+@dataclass
+class BadLines:
+    """Lines of text files that cannot be read: logged and left out, at most `most` of them (data.skip_bad)."""
+
+    most: int = 0
+    lines: set[str] = field(default_factory=set)
+    """file:line of each that was left out."""
+
+    def leave_out(self, line: str, why: str, cure: str) -> None:
+        """Note a line, once however often the file is read. Raises DataError for one that is one too many."""
+        if line in self.lines:
+            return
+        if not self.most:
+            raise DataError(f"{line}: {why}; {cure}, or leave out up to n such lines with data.skip_bad=n")
+        if len(self.lines) == self.most:
+            raise DataError(
+                f"{line}: {why}; {self.most} lines before it were left out, which is all that data.skip_bad allows: "
+                f"{cure}, or raise data.skip_bad"
+            )
+        self.lines.add(line)
+        _log.warning("%s: %s; left out, %d of at most %d", line, why, len(self.lines), self.most)
 
 
 class TokenDataset:
@@ -112,8 +137,8 @@ def prepare(
 
     vocab_size is the tokenizer's. cache is the folder that keeps prepared data; base is where relative paths are looked
     for first, then the current folder, then the repository. tokenizer: what trains one on the text. Raises DataError
-    naming file and line for text that is missing, empty, not UTF-8 or too short for one window in each split;
-    ConfigError if the cache cannot be written or the tokenizer is not what was asked for.
+    naming file and line for text that is missing, empty, not UTF-8 (of more than data.skip_bad lines) or too short for
+    one window in each split; ConfigError if the cache cannot be written or the tokenizer is not what was asked for.
     """
     paths = [] if data.is_synthetic else [resolve(text, base) for text in data.text]
     key = _key(data, paths, vocab_size, tokenizer)
@@ -138,15 +163,16 @@ def resolve(text: str, base: Path | None) -> Path:
     raise DataError(f"data.text: no file {text!r}; looked for {looked}")
 
 
-def read_chunks(path: Path) -> Iterator[str]:
+def read_chunks(path: Path, bad: BadLines | None = None) -> Iterator[str]:
     """Text of a .txt or .gz file in pieces that join to the whole, each starting where a token starts.
 
-    Raises DataError with file:line for bytes that are not UTF-8, an over-long line and a broken gzip stream.
+    bad: how many lines that are not UTF-8, or over-long, may be left out, none by default. Raises DataError with
+    file:line for more of them, and for a broken gzip stream.
     """
-    carry, line = "", 1
-    for block in _blocks(path):
-        text = carry + _decode(block, path, line)
-        line += block.count(b"\n")
+    bad = BadLines() if bad is None else bad
+    carry = ""
+    for line, block in _blocks(path, bad):
+        text = carry + _decode(block, path, line, bad)
         # white space leads the next piece: byte-level BPE never joins a letter to the white space after it
         body = text.rstrip()
         if body != text and text[len(body)] not in " \t\r\n":
@@ -178,35 +204,43 @@ def synthetic_tokens(count: int, vocab_size: int, seed: int) -> np.ndarray:
     return grid.reshape(-1)[:count]
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
-    """Bytes of a file, decompressed, cut after line ends."""
-    rest, line = b"", 1
+def _blocks(path: Path, bad: BadLines) -> Iterator[tuple[int, bytes]]:
+    """Bytes of a file, decompressed, cut after line ends, and the number of the first line of each."""
+    rest, line, in_long_line = b"", 1, False
     try:
         with open_unpacked(path, compression=path.suffix == ".gz") as file:
             while piece := file.read(_CHUNK_BYTES):
-                head, end, tail = (rest + piece).rpartition(b"\n")
-                rest = tail
-                if len(rest) > _MAX_LINE_BYTES:
-                    line += head.count(b"\n") + (1 if end else 0)
-                    raise DataError(f"{path}:{line}: line is longer than {_MAX_LINE_BYTES:,} bytes; break it up")
+                if in_long_line:
+                    _, end, piece = piece.partition(b"\n")
+                    in_long_line = not end
+                    line += len(end)
+                head, end, rest = (rest + piece).rpartition(b"\n")
                 if end:
+                    yield line, head + end
                     line += head.count(b"\n") + 1
-                    yield head + end
+                if len(rest) > _MAX_LINE_BYTES:
+                    bad.leave_out(f"{path}:{line}", f"line is longer than {_MAX_LINE_BYTES:,} bytes", "break it up")
+                    rest, in_long_line = b"", True
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path}:{line}: broken gzip stream: {error}; fetch the file again") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     if rest:
-        yield rest
+        yield line, rest
 
 
-def _decode(block: bytes, path: Path, line: int) -> str:
-    try:
+def _decode(block: bytes, path: Path, line: int, bad: BadLines) -> str:
+    """The text of whole lines, of which `line` is the first's number, without those that are not UTF-8."""
+    with contextlib.suppress(UnicodeDecodeError):
         return block.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line += block.count(b"\n", 0, error.start)
-        byte = block[error.start]
-        raise DataError(f"{path}:{line}: byte 0x{byte:02x} is not UTF-8; convert the file to UTF-8") from None
+    texts = []
+    for number, row in enumerate(block.split(b"\n"), line):
+        try:
+            texts.append(row.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            why = f"byte 0x{row[error.start]:02x} is not UTF-8"
+            bad.leave_out(f"{path}:{number}", why, "convert the file to UTF-8")
+    return "\n".join(texts)
 
 
 def _key(data: DataConfig, paths: Sequence[Path], vocab_size: int, tokenizer: Reference[TokenizerTrainer]) -> str:
@@ -216,6 +250,8 @@ def _key(data: DataConfig, paths: Sequence[Path], vocab_size: int, tokenizer: Re
         state.update(json.dumps(["synthetic", data.synthetic_tokens, data.seed]).encode())
         return state.hexdigest()
     state.update(json.dumps([tokenizers.__version__, str(tokenizer)]).encode())
+    if data.skip_bad:  # a folder that was prepared without lines is not for a run that leaves out none
+        state.update(json.dumps(["skip_bad", data.skip_bad]).encode())
     for path in paths:
         try:
             with path.open("rb") as file:
@@ -276,9 +312,10 @@ def _write(
         tokens.astype(dtype).tofile(tokens_path)
         count, used = len(tokens), vocab_size
     else:
-        tokenizer = _train_tokenizer(trainer, paths, vocab_size)
+        bad = BadLines(data.skip_bad)
+        tokenizer = _train_tokenizer(trainer, paths, vocab_size, bad)
         tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-        count, used = _encode(tokenizer, paths, tokens_path, dtype), tokenizer.get_vocab_size()
+        count, used = _encode(tokenizer, paths, tokens_path, dtype, bad), tokenizer.get_vocab_size()
     digests = {path.name: _file_digest(path) for path in sorted(folder.iterdir())}
     facts: dict[str, object] = {"files": digests, "dtype": dtype, "num_tokens": count, "vocab_size": used}
     for path in folder.iterdir():
@@ -288,11 +325,13 @@ def _write(
     return facts
 
 
-def _train_tokenizer(trainer: Reference[TokenizerTrainer], paths: Sequence[Path], vocab_size: int) -> Tokenizer:
+def _train_tokenizer(
+    trainer: Reference[TokenizerTrainer], paths: Sequence[Path], vocab_size: int, bad: BadLines
+) -> Tokenizer:
     for path in paths:
-        if not any(chunk.strip() for chunk in read_chunks(path)):
+        if not any(chunk.strip() for chunk in read_chunks(path, bad)):
             raise DataError(f"{path}: the file has no text")
-    tokenizer = trainer.load()((chunk for path in paths for chunk in read_chunks(path)), vocab_size)
+    tokenizer = trainer.load()((chunk for path in paths for chunk in read_chunks(path, bad)), vocab_size)
     if tokenizer.token_to_id(END_OF_TEXT) is None:
         raise ConfigError(f"{trainer}: its tokenizer has no token {END_OF_TEXT}; train it with that one as special")
     if tokenizer.get_vocab_size() > vocab_size:
@@ -303,14 +342,14 @@ def _train_tokenizer(trainer: Reference[TokenizerTrainer], paths: Sequence[Path]
     return tokenizer
 
 
-def _encode(tokenizer: Tokenizer, paths: Sequence[Path], out: Path, dtype: str) -> int:
+def _encode(tokenizer: Tokenizer, paths: Sequence[Path], out: Path, dtype: str, bad: BadLines) -> int:
     """Write the tokens of every file, each file closed by END_OF_TEXT; returns how many."""
     end = tokenizer.token_to_id(END_OF_TEXT)
     tokenizer.encode_special_tokens = True  # a text that spells out the marker gets its letters, not the marker
     count = 0
     with out.open("wb") as file:
         for path in paths:
-            for batch in _batches(read_chunks(path), 16):
+            for batch in _batches(read_chunks(path, bad), 16):
                 for encoding in tokenizer.encode_batch_fast(batch):
                     count += len(encoding.ids)
                     file.write(np.asarray(encoding.ids, dtype=dtype).tobytes())
