@@ -201,7 +201,7 @@ class Eager:
                 "that function instead of keeping it in a list or attribute outside"
             ) from error
         if out is not None:
-            return rebind(out, result, op.name)
+            return rebind(out, result, op.name, retype=True)
         if watching is not None:
             watching.called(op.name, full, {}, result)
         return result

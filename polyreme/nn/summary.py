@@ -15,6 +15,7 @@ from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn.layer import Layer
 
 _MB = 1024 * 1024
+_WIDTHS = (15, 20, 20, 15)  # of the columns, at least
 
 
 @dataclass
@@ -149,13 +150,13 @@ def _shapes(value: Any) -> Any:
 def _table(rows: list[_Row], total: int, trainable: int, in_bytes: int, parameter_bytes: int) -> str:
     cells = [["Layer (type)", "Input Shape", "Output Shape", "Param #"]]
     cells += [[r.label, str(r.inputs), str(r.outputs), f"{r.count:,}"] for r in rows]
-    widths = [max(len(line[at]) for line in cells) + 4 for at in range(4)]
-    lines = ["".join(c.center(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells]
-    out_bytes = sum(r.nbytes for r in rows)
-    thin, thick = "-" * sum(widths), "=" * sum(widths)
+    widths = [max(low, *(len(line[at]) for line in cells)) for at, low in enumerate(_WIDTHS)]
+    lines = [" ".join(f"{c:^{w}}" for c, w in zip(line, widths, strict=True)) for line in cells]
+    out_bytes = 2 * sum(r.nbytes for r in rows)  # what layers give, and gradients of it
+    thin, thick = "-" * (sum(widths) + 5), "=" * (sum(widths) + 5)
     sizes = [
         ("Input size", in_bytes),
-        ("Forward pass size", out_bytes),
+        ("Forward/backward pass size", out_bytes),
         ("Params size", parameter_bytes),
         ("Estimated Total Size", in_bytes + out_bytes + parameter_bytes),
     ]

@@ -31,6 +31,7 @@ def test_counts_and_lines(capsys):
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["Conv2D-1", "[[1,", "1,", "4,", "4]]", "[1,", "6,", "4,", "4]", "60"] in lines
     assert ["Linear-1", "[[1,", "96]]", "[1,", "10]", "970"] in lines
+    assert ["-" * 75] == lines[0] == lines[-1]
     assert ["Total", "params:", "1,030"] in lines
     assert ["Non-trainable", "params:", "10"] in lines
 

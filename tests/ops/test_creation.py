@@ -38,6 +38,14 @@ def test_assign_writes_into_output():
     assert target.tolist() == [1.0, 2.0]
 
 
+def test_output_takes_shape_and_dtype_of_the_result():
+    target, other = to_tensor([0.0, 0.0]), to_tensor([0.0, 0.0])
+    OPS["assign"](np.int64([[1], [2], [3]]), target)
+    OPS["abs"](to_tensor([[-1], [2], [3]]), out=other)
+    for x in (target, other):
+        assert (x.tolist(), x.dtype) == ([[1], [2], [3]], "int64")
+
+
 @pytest.mark.parametrize("name", ["uniform_", "normal_", "exponential_", "cauchy_", "log_normal_", "bernoulli_"])
 def test_filling_changes_the_tensor_and_returns_it(name):
     x = to_tensor(np.full(8, 99.0, "float32"))

@@ -78,7 +78,7 @@ class DistMode:
             kernel = self.kernels[key] = self._kernel(bound, arrays, mesh)
         results = _run(kernel, arrays, bound.tensors, mesh)
         made = results[0] if kernel.many is None else kernel.many(results)
-        return made if out is None else rebind(out, made, op.name)
+        return made if out is None else rebind(out, made, op.name, retype=True)
 
     # later
 
