@@ -37,7 +37,8 @@ runner.register(app)
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML configuration, such as configs/gpt_kjv.yaml.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the file's, dotted.")
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the file's; --settings lists them."),
 ]
 
 
@@ -49,6 +50,14 @@ def _command() -> str:
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
         typer.echo(f"polyreme {_version()}")
+        raise typer.Exit
+
+
+def _print_settings(is_wanted: bool) -> None:
+    if is_wanted:
+        from polyreme.cli import settings
+
+        typer.echo(settings.describe())
         raise typer.Exit
 
 
@@ -72,6 +81,15 @@ def pretrain(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print settings and costs; train nothing.")] = False,
     output: Annotated[str | None, typer.Option(help="Folder for checkpoints and logs (sets output).")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, gpu, tpu or a plug-in's name (sets device).")] = None,
+    settings: Annotated[
+        bool,
+        typer.Option(
+            "--settings",
+            help="List all settings with what they mean, and exit.",
+            callback=_print_settings,
+            is_eager=True,
+        ),
+    ] = False,
 ) -> None:
     """Train a model from scratch, or go on with a run that stopped.
 
@@ -82,8 +100,8 @@ def pretrain(
 
     _check_resume(resume)
     named = {"output": output, "device": device}
-    settings = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in named.items() if value is not None]
-    loaded = config_file.load(config, [*(overrides or []), *settings])
+    options = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in named.items() if value is not None]
+    loaded = config_file.load(config, [*(overrides or []), *options])
     if dry_run:
         typer.echo(dry.describe(loaded))
         return

@@ -149,6 +149,8 @@ def _read_text(path: Path) -> str:
 def _entries(node: yaml.Node, path: Path, prefix: str, loader: _Loader) -> Iterable[tuple[str, yaml.Node]]:
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{_origin(path, node)}: expected key: value lines, got {_kind(node)}")
+    if node.tag != "tag:yaml.org,2002:map":
+        raise ConfigError(f"{_origin(path, node)}: a section is of settings, not of {node.tag!r}; take that tag away")
     seen: set[str] = set()
     for key_node, value_node in node.value:
         key = prefix + str(loader.construct_object(key_node, deep=True))

@@ -15,6 +15,7 @@ from polyreme import recipes
 from polyreme.cli.failure import exit_code
 from polyreme.cli.main import app, main
 from polyreme.errors import CheckpointError, ConfigError, DataError, NumericsError, PlacementError, ShapeError
+from polyreme.recipes.config_file import known_keys
 
 ROOT = Path(__file__).parents[2]
 CONFIG = str(ROOT / "configs" / "gpt_kjv.yaml")
@@ -209,6 +210,15 @@ def test_what_generate_hands_to_the_recipe(recipe, tmp_path):
     assert main(["generate", str(tmp_path), *words]) == 0
     expected = {"prompt": "In the", "max_new_tokens": 9, "temperature": 0.5, "top_k": 3, "seed": 4}
     assert module.calls == [((tmp_path,), expected)]
+
+
+def test_settings_lists_every_key_with_its_default_and_what_sections_say():
+    text = run("pretrain", "--settings").stdout
+    for key in known_keys():
+        assert f"  {key} = " in text
+    assert "  data.skip_bad = 0" in text
+    assert "skip_bad: lines of text that may be left out" in text
+    assert ">>>" not in text
 
 
 def test_dry_run_shows_settings_origins_and_costs():

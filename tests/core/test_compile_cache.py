@@ -1,6 +1,8 @@
 """The folder of compiled programs stays below its bytes and keeps what was used last."""
 
 import os
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -83,3 +85,27 @@ def test_bytes_of_the_environment(monkeypatch):
     monkeypatch.setenv("POLYREME_COMPILE_CACHE_BYTES", "0")
     with pytest.raises(ConfigError, match="POLYREME_COMPILE_CACHE_BYTES"):
         flags.compile_cache_bytes()
+
+
+def test_damaged_programs_are_compiled_again(tmp_path):
+    code = "import polyreme as p; print(p.nn.functional.softmax(p.to_tensor([1.0, 2.0])).tolist())"
+    settings = {"POLYREME_COMPILE_CACHE": str(tmp_path), "POLYREME_COMPILE_CACHE_SECONDS": "0.0001"}
+
+    def run():
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | settings,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+
+    whole = run()
+    programs = [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 1000]
+    assert programs
+    for path, damaged in zip(programs, [b"", b"\x00garbage" * 99] * len(programs), strict=False):
+        path.write_bytes(damaged)
+    again = run()
+    assert again.stdout == whole.stdout
+    assert "Error reading persistent compilation cache entry" in again.stderr

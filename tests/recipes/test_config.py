@@ -1,6 +1,7 @@
 """Configurations: defaults, the checks between settings, files, overrides, and what a refusal says."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -98,6 +99,26 @@ def test_one_text_or_several(write):
 def test_refusals_name_file_key_and_remedy(write, text, message):
     with pytest.raises(ConfigError, match=message):
         load(write(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: {family: canary_module.Model}",
+        "model: {family: ./canary_module.py}",
+        "auto_map: {AutoModel: canary_module.Model}",
+        "model: {auto_map: {AutoModel: canary_module.Model}}",
+        "model: !!python/name:canary_module.Model",
+        "model: !!python/object/new:canary_module.Model {}",
+    ],
+)
+def test_a_configuration_that_names_code_imports_none(write, tmp_path, monkeypatch, text):
+    (tmp_path / "canary_module.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError):
+        load(write(text))
+    assert "canary_module" not in sys.modules
 
 
 @pytest.mark.parametrize(

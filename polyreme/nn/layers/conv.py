@@ -73,8 +73,9 @@ class _ConvNd(Layer):
         shown = f"{self._in_channels}, {self._out_channels}, kernel_size={self._kernel_size}"
         ones = [1] * self.spatial
         settings = {
-            "stride": (self._stride, ones), "padding": (self._padding, 0), "padding_mode": (self._padding_mode, "zeros"),
-            "output_padding": (self.output_padding, 0), "dilation": (self._dilation, ones), "groups": (self._groups, 1),
+            "stride": (self._stride, ones), "padding": (self._padding, 0),
+            "padding_mode": (self._padding_mode, "zeros"), "output_padding": (self.output_padding, 0),
+            "dilation": (self._dilation, ones), "groups": (self._groups, 1),
         }  # fmt: skip
         shown += "".join(f", {name}={value}" for name, (value, default) in settings.items() if value != default)
         return f"{shown}, data_format={self._data_format}"

@@ -180,7 +180,9 @@ def tensor(
     data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False
 ) -> Tensor:
     """A new Tensor with a copy of data; paddle.tensor is a module that can be called."""
-    return as_tensor(data.detach().clone() if isinstance(data, Tensor) else data, dtype, device, requires_grad, pin_memory)
+    return as_tensor(
+        data.detach().clone() if isinstance(data, Tensor) else data, dtype, device, requires_grad, pin_memory
+    )
 
 
 def switch_main_program(program: Program) -> Program:
