@@ -3,11 +3,9 @@
 Imported first by polyreme.core.  Never imports: anything above.
 """
 
-import ctypes
 import functools
 import os
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +36,7 @@ _ask_for_quick_compilation()
 
 import jax  # noqa: E402  (XLA reads XLA_FLAGS when its first client starts)
 
-from polyreme.core import ir_context, xla_flags  # noqa: E402
+from polyreme.core import host_memory, ir_context, xla_flags  # noqa: E402
 from polyreme.core.compile_cache import ProgramFolder  # noqa: E402
 
 if TYPE_CHECKING:
@@ -48,10 +46,6 @@ else:
 
 config: Any = jax.config
 """jax's options. jax makes their attributes at run time, where a type checker does not see them."""
-
-
-# parameters of mallopt(3), from glibc's malloc.h
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 
 
 def _configure() -> None:
@@ -81,32 +75,6 @@ def _num_virtual_devices() -> int:
     """CPU devices that XLA_FLAGS asks for, by CPU_NUM or by hand; the last of several settings counts."""
     found = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     return int(found[-1]) if found else 1
-
-
-def _keep_freed_memory() -> None:
-    """Let glibc keep what XLA frees between programs.
-
-    XLA on CPU allocates a program's scratch memory anew for each call. By default glibc maps such blocks and unmaps
-    them again, and every call pays for zeroed pages: 9.2 s of system time in 40 pretraining steps, 1.9 s with these.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None and flags.keep_freed():
-        mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-        mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
-        mallopt(_M_TOP_PAD, 1 << 28)
-        # the arena of another thread holds 64 MiB at most, and what is larger is mapped for each call again
-        mallopt(_M_ARENA_MAX, 1)
-
-
-def hand_back_freed() -> None:
-    """Hand freed memory back to the system, once: after a long compilation, whose memory no later program needs.
-
-    What the compiler leaves lies in pieces; the scratch memory of the program that it made did not fit between them,
-    and came on top: 1232 MiB for the GPT of benchmarks/gpt_step.py, 715 MiB so.
-    """
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if malloc_trim is not None:
-        malloc_trim(0)
 
 
 @functools.cache
@@ -162,4 +130,5 @@ def run_in_calling_thread() -> None:
 
 _configure()
 ir_context.reuse_contexts()
-_keep_freed_memory()
+if flags.keep_freed():
+    host_memory.keep_freed()

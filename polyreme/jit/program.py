@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from polyreme.core import amp_policy, backend, state
+from polyreme.core import amp_policy, backend, host_memory, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.abstract import described
 from polyreme.core.kernel import Kernel
@@ -171,6 +171,7 @@ class CapturedProgram:
             self._kernel = Kernel(lambda *arrays: self._flat(*arrays), getattr(fn, "__name__", "captured"), saves=True)
         else:
             self._compiled = False
+            self._scratch: host_memory.Scratch | None = None
             # without empty lists of state, and of what _pure returns besides results, a small call costs a tenth less
             self._jitted = jax.jit(
                 self._pure_results if self.is_function else self._pure,
@@ -266,11 +267,14 @@ class CapturedProgram:
             # something else looks at this buffer (a detach(), a tape, a state_dict): give the program a copy
             donated.append(array if sys.getrefcount(array) <= _SOLE_OWNER else jnp.copy(array))
         array = None
-        kept = [t._array for t in tensors[count:]]
+        read = [t._array for t in tensors[count:]]
         free = [arguments[i]._array for i in self._free]
         if not self._compiled:
-            self._compile(donated, kept, *free)
-        outs, written, extra = self._jitted(donated, kept, *free)
+            self._compile(donated, read, *free)
+        in_use = host_memory.await_last() if self._scratch else None
+        outs, written, extra = self._jitted(donated, read, *free)
+        if self._scratch:
+            host_memory.note_last((written, outs), self._scratch, in_use)
         del donated
         for tensor, array in zip(tensors, written, strict=False):
             tensor._array = array
@@ -280,16 +284,22 @@ class CapturedProgram:
 
     def run_function(self, arrays: list[Any], arguments: list[TensorState]) -> Any:
         """run, for a program that is_function: without state, guards or history. arrays: those of the arguments."""
+        in_use = host_memory.await_last() if self._scratch else None
         outs = self._jitted(*arrays)
+        if self._scratch:
+            host_memory.note_last(outs, self._scratch, in_use)
         return tape.factory.tensor(outs) if self._one_array else self._result(outs, arguments)
 
     def _compile(self, *arrays: Any) -> None:
         """Compile ahead of the first call, which finds the program in jax's cache, so that memory can be handed back
         before the program takes its own."""
         start = time.perf_counter()
-        self._jitted.lower(*arrays).compile()
+        compiled = self._jitted.lower(*arrays).compile()
         if time.perf_counter() - start > _LONG_COMPILATION:
-            backend.hand_back_freed()
+            host_memory.hand_back_freed()
+        self._scratch = host_memory.scratch_of(compiled)
+        if self._scratch:
+            host_memory.leave_room(self._scratch)
         self._compiled = True
 
     def compiled(self, arguments: list[TensorState]) -> Any:
