@@ -34,6 +34,24 @@ def prepared(row):
     return layer, [to_tensor(a) for a in row.arrays()]
 
 
+def wanting_gradients(row):
+    """The same, with gradients of the floating inputs too."""
+    layer, inputs = prepared(row)
+    for t in inputs:
+        t.stop_gradient = not dtypes.is_floating(t.dtype)
+    return layer, inputs
+
+
+def check_reached(layer, inputs):
+    """Every parameter and the first input have a finite gradient of their own shape."""
+    assert [n for n, p in layer.named_parameters() if p.trainable and p.grad is None] == []
+    assert inputs[0].grad is not None or inputs[0].stop_gradient
+    for tensor in [*layer.parameters(), inputs[0]]:
+        if tensor.grad is not None:
+            assert np.isfinite(tensor.grad.numpy()).all()
+            assert list(tensor.grad.shape) == list(tensor.shape)
+
+
 def outputs(value):
     return [value] if isinstance(value, Tensor) else [t for v in value for t in outputs(v)]
 
@@ -76,14 +94,15 @@ def test_state_names_and_shapes_are_paddles(row):
 @pytest.mark.slow_cases("Transformer")
 @recorded_row
 def test_outputs_statistics_and_gradients_are_paddles(row):
-    layer, inputs = prepared(row)
+    layer, inputs = wanting_gradients(row)
     results = outputs(layer(*inputs))
     want = RECORDED[row.id]
     assert [list(t.shape) for t in results] == [w["shape"] for w in want["outputs"]]
     for t, w in zip(results, want["outputs"], strict=True):
         close(t.numpy(), w["values"], row)
-    if any(p.trainable for p in layer.parameters()):
+    if any(not t.stop_gradient for t in (*inputs, *layer.parameters())):
         backward(results)
+    check_reached(layer, inputs)
     # the gradient of a key's bias is 0: what softmax does not see cancels, terms of the other gradients' size
     scale = max((abs(v) for values in want["grads"].values() for v in values), default=0.0)
     trained = {n: p for n, p in layer.named_parameters() if p.trainable}
@@ -116,19 +135,12 @@ def test_captured_equals_eager(row):
         close(tensor.numpy(), moved[name], row)
 
 
-@pytest.mark.slow_cases("LSTM")
-@every_row
+@pytest.mark.parametrize("row", [r for r in ROWS if r.paddle], ids=lambda r: r.id)
 def test_gradient_reaches_every_parameter_and_every_floating_input(row):
-    layer, inputs = prepared(row)
-    for t in inputs:
-        t.stop_gradient = not dtypes.is_floating(t.dtype)
+    """Of layers that PaddlePaddle's were not recorded of; of the others the test of their gradients says it."""
+    layer, inputs = wanting_gradients(row)
     backward(outputs(layer(*inputs)))
-    assert [n for n, p in layer.named_parameters() if p.trainable and p.grad is None] == []
-    assert inputs[0].grad is not None or inputs[0].stop_gradient
-    for tensor in [*layer.parameters(), inputs[0]]:
-        if tensor.grad is not None:
-            assert np.isfinite(tensor.grad.numpy()).all()
-            assert list(tensor.grad.shape) == list(tensor.shape)
+    check_reached(layer, inputs)
 
 
 @every_row
