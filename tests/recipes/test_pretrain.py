@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -19,6 +20,22 @@ from tests.recipes.tiny_run import assert_same_state, history, load, saved, trai
 def _one_device_after():
     yield
     clear_plan()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Folders of runs of 6 and of 10 steps that nothing disturbed, by that number."""
+    folder = tmp_path_factory.mktemp("runs")
+    for steps in (6, 10):
+        train(folder / str(steps), f"train.steps={steps}")
+    clear_plan()
+    return {steps: folder / str(steps) for steps in (6, 10)}
+
+
+@pytest.fixture
+def copy(runs, tmp_path):
+    """copy(steps): the folder of such a run, to go on in."""
+    return lambda steps: shutil.copytree(runs[steps], tmp_path / "run")
 
 
 @pytest.fixture
@@ -58,23 +75,21 @@ def test_no_sample_repeated_or_lost_with_other_workers_and_over_epochs(tmp_path,
     assert history(tmp_path / "run") == history(tmp_path / "whole")
 
 
-def test_logged_rate_is_the_one_used(tmp_path):
-    train(tmp_path / "run")
-    for step, _, rate, _ in history(tmp_path / "run"):
-        # 4 steps of warm-up from a quarter of 1e-3, each a quarter of the rest; then a cosine of 16 steps
+def test_logged_rate_is_the_one_used(runs):
+    for step, _, rate, _ in history(runs[10]):
+        # 4 steps of warm-up from a quarter of 1e-3, each a quarter of the rest; then a cosine of 6 steps
         warm = 1e-3 / 4 + (1e-3 - 1e-3 / 4) * (step - 1) / 4
-        expected = warm if step <= 4 else 1e-3 * (1 + math.cos(math.pi * (step - 5) / 16)) / 2
+        expected = warm if step <= 4 else 1e-3 * (1 + math.cos(math.pi * (step - 5) / 6)) / 2
         assert rate == pytest.approx(expected, rel=1e-12)
 
 
-def test_complete_run_says_so_and_goes_on_when_steps_are_raised(tmp_path, capsys, samples):
-    train(tmp_path / "run", "train.steps=6")
-    before = saved(tmp_path / "run")
+def test_complete_run_says_so_and_goes_on_when_steps_are_raised(copy, tmp_path, capsys, samples):
+    before = saved(copy(6))
     log = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     capsys.readouterr()
     train(tmp_path / "run", "train.steps=6")
     assert "this run is complete: 6 of 6 steps are done" in capsys.readouterr().out
-    assert len(samples) == 6
+    assert not samples
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == log
     assert saved(tmp_path / "run")[1] == before[1]
     train(tmp_path / "run", "train.steps=8")
@@ -87,14 +102,14 @@ def test_complete_run_says_so_and_goes_on_when_steps_are_raised(tmp_path, capsys
     assert steps[6][2] == pytest.approx(5e-4, rel=1e-12)
 
 
-def test_fewer_steps_than_are_done(tmp_path):
-    train(tmp_path / "run", "train.steps=6")
+def test_fewer_steps_than_are_done(copy, tmp_path):
+    copy(6)
     with pytest.raises(ConfigError, match=r"train\.steps=5, but the checkpoint in .* is of step 6"):
         train(tmp_path / "run", "train.steps=5")
 
 
-def test_going_back_discards_what_came_after(tmp_path, capsys):
-    train(tmp_path / "run", "train.steps=10")
+def test_going_back_discards_what_came_after(copy, tmp_path, capsys):
+    copy(10)
     capsys.readouterr()
     train(tmp_path / "run", "train.steps=10", resume="5")
     assert "went back to step 5; checkpoints after it are discarded: [10]" in capsys.readouterr().out
@@ -103,19 +118,19 @@ def test_going_back_discards_what_came_after(tmp_path, capsys):
         train(tmp_path / "run", "train.steps=10", resume="7")
 
 
-def test_a_kill_after_going_back_does_not_bring_the_later_steps_back(tmp_path, monkeypatch):
-    train(tmp_path / "run", "train.steps=10")
+def test_a_kill_after_going_back_does_not_bring_the_later_steps_back(copy, tmp_path, monkeypatch):
+    copy(10)
     kill_before(monkeypatch, 7)
     with pytest.raises(FaultInjected):
         train(tmp_path / "run", "train.steps=10", resume="5")
     assert saved(tmp_path / "run")[1]["step"] == 5
 
 
-def test_training_anew_keeps_the_earlier_run(tmp_path, capsys):
-    train(tmp_path / "run", "train.steps=5")
+def test_training_anew_keeps_the_earlier_run(copy, tmp_path, capsys):
+    copy(6)
     train(tmp_path / "run", "train.steps=2", "train.warmup_steps=0", "train.seed=1", resume="never")
     assert "checkpoints/ of an earlier run is kept as checkpoints.1/" in capsys.readouterr().out
-    assert (tmp_path / "run" / "checkpoints.1" / "step_00000005").is_dir()
+    assert (tmp_path / "run" / "checkpoints.1" / "step_00000006").is_dir()
     assert [row[0] for row in history(tmp_path / "run")] == [1, 2]
     assert saved(tmp_path / "run")[1]["step"] == 2
 
@@ -243,11 +258,10 @@ def test_folder_that_cannot_be_written(tmp_path, monkeypatch):
             pretrain.run(there, resume="auto", overrides_source={"folder": tmp_path, "resume_command": []})
 
 
-def test_validation_changes_nothing(tmp_path):
-    train(tmp_path / "without", "train.steps=6")
+def test_validation_changes_nothing(runs, tmp_path):
     train(tmp_path / "with", "train.steps=6", "log.validation_interval=2", "log.validation_batches=2")
-    assert history(tmp_path / "with") == history(tmp_path / "without")
-    (a, _), (b, _) = saved(tmp_path / "with"), saved(tmp_path / "without")
+    assert history(tmp_path / "with") == history(runs[6])
+    (a, _), (b, _) = saved(tmp_path / "with"), saved(runs[6])
     for name in a:
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
     records = [r for r in read_jsonl(tmp_path / "with" / "metrics.jsonl") if r["kind"] == "validation"]

@@ -128,7 +128,7 @@ def test_either_goes_on_from_what_the_other_saved(together, alone, tmp_path):
     assert_same_losses(one, two)
 
 
-def test_sigterm_to_one_rank_stops_both_after_the_same_step(together, tmp_path):
+def test_sigterm_to_one_rank_stops_both_after_the_same_step(tmp_path):
     output = tmp_path / "run"
     running = launch(output, FOUR, "log.validation_interval=3", FAULTS="train.step:delay=0.1")
     wait_for(running, "step  4/20")
@@ -176,6 +176,8 @@ def test_ranks_that_would_train_something_else_are_refused(tmp_path, monkeypatch
         train(tmp_path / "run", *SHORT)
 
 
+# the exit code of the rank that failed first: tests/distributed/test_launch.py, test_sys_exit_with_an_error
+@pytest.mark.slow
 def test_an_error_of_one_rank_ends_all_with_its_exit_code(tmp_path):
     text = tmp_path / "empty.txt"
     text.write_text("")

@@ -43,6 +43,8 @@ def trained(strategy, loss, labels):
     return found, [p.numpy() for p in layer.parameters()]
 
 
+# without stages "sum" is counted as weights are
+@pytest.mark.slow_cases("weights-1")
 @pytest.mark.parametrize(("name", "degree"), [*((name, 2) for name in LOSSES), ("weights", 1), ("sum", 1)])
 def test_microbatches_give_the_loss_of_the_batch(name, degree):
     """Sums of at most 24 float32 terms of size about 1, over 3 steps."""
