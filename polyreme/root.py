@@ -40,11 +40,11 @@ from polyreme.core.place import (
     CUDAPinnedPlace,
     CUDAPlace,
     CustomPlace,
-    get_device,
     is_compiled_with_cuda,
     set_device,
 )
 from polyreme.core.rng import Generator, get_rng_state, seed, set_rng_state
+from polyreme.device.chosen import get_device
 from polyreme.eager.dlpack import from_dlpack, to_dlpack
 from polyreme.eager.memory import Size
 from polyreme.eager.mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled

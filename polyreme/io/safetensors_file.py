@@ -139,14 +139,15 @@ def write(file: IO[bytes], arrays: dict[str, np.ndarray], metadata: dict[str, st
         file.write(block)
 
 
-def read(file: BufferedIOBase, where: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def read(file: BufferedIOBase, where: str, to_end: bool = True) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Arrays and metadata of a file; where names it in messages.
 
+    to_end: whether the file ends where its data does. If not, the file stands there afterwards.
     Raises CheckpointError for anything the format does not allow, before memory is taken for it, and for data whose
     digest differs from the one in the metadata. A file without a digest (other programs write none) is read as it is.
     """
     try:
-        return _read(file)
+        return _read(file, to_end)
     except CheckpointError as error:
         text = str(error)
         if len(text) > 1000:  # a hostile name may be megabytes long
@@ -166,7 +167,7 @@ def _bytes_of(array: np.ndarray) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def _read(file: BufferedIOBase) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def _read(file: BufferedIOBase, to_end: bool) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     start = file.tell()
     total = file.seek(0, os.SEEK_END) - start
     file.seek(start)
@@ -176,9 +177,10 @@ def _read(file: BufferedIOBase) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     file.seek(start)
     header, data_bytes = _header(file, total)
     metadata = _metadata(header)
-    entries = _entries(header, data_bytes)
+    entries = _entries(header, data_bytes, to_end)
     base = file.tell()
     arrays = {name: _data(file, base, name, entry) for name, entry in entries.items()}
+    file.seek(base + max((entry.end for entry in entries.values()), default=0))
     _check_digest(header, metadata, arrays)
     for name, array in arrays.items():
         if array.dtype == bool and array.size and array.view(np.uint8).max() > 1:
@@ -233,7 +235,7 @@ def _metadata(header: dict[str, Any]) -> dict[str, str]:
     return metadata
 
 
-def _entries(header: dict[str, Any], data_bytes: int) -> dict[str, Entry]:
+def _entries(header: dict[str, Any], data_bytes: int, to_end: bool) -> dict[str, Entry]:
     """Entries in the order of their data, which they must tile."""
     result = [(name, _entry(name, value)) for name, value in header.items() if name != "__metadata__"]
     entries = dict(sorted(result, key=lambda item: (item[1].begin, item[1].end)))
@@ -244,7 +246,7 @@ def _entries(header: dict[str, Any], data_bytes: int) -> dict[str, Entry]:
                 f"tensor {name!r} begins at byte {entry.begin}, expected {offset}: an overlap or a gap"
             )
         offset = entry.end
-    if offset != data_bytes:
+    if offset > data_bytes or (to_end and offset < data_bytes):
         raise CheckpointError(f"tensors end at byte {offset} but the file holds {data_bytes} bytes of data")
     return entries
 

@@ -60,14 +60,15 @@ def save(obj: Any, path: str | os.PathLike[str] | BytesIO, protocol: int = 4, **
 
 
 def load(path: str | os.PathLike[str] | BytesIO, **configs: Any) -> Any:
-    """Load what save wrote, or any safetensors file as a dict; a BytesIO is read from where it stands to its end.
+    """Load what save wrote, or any safetensors file as a dict; of a BytesIO what begins where it stands, so that
+    several values saved into one are loaded one after the other.
 
     return_numpy: Tensors come as ndarrays; keep_name_table: a dict of Tensors gets back its table of their names.
     Raises CheckpointError for pickles and other formats, and for a file that is corrupt or ill-formed.
     """
     settings = _check_configs("load", configs, _LOAD_DEFAULTS)
     if isinstance(path, BytesIO):
-        arrays, metadata = safetensors_file.read(path, "the BytesIO")
+        arrays, metadata = safetensors_file.read(path, "the BytesIO", to_end=False)
         where = "the BytesIO"
     else:
         file_path = _file_path("load", path)

@@ -43,8 +43,9 @@ def gammaln(x: Array) -> Array:
 
 @op(amp="fp32", inplace=True, rule=elementwise)
 def digamma(x: Array) -> Array:
-    """Derivative of log gamma(x)."""
-    return special.digamma(floating(x))
+    """Derivative of log gamma(x); -inf at 0 and inf at -0.0, the limits there."""
+    x = floating(x)
+    return jnp.where(x == 0, -1 / x, special.digamma(x))
 
 
 @op(amp="fp32", inplace=True, rule=elementwise)

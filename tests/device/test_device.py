@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+import polyreme
 from polyreme import cuda, device, version
 from polyreme.core.place import CPUPlace, Place
 from polyreme.device import chosen, facts, memory, queue, xpu
@@ -47,6 +48,7 @@ def test_new_tensors_go_where_the_block_says():
             assert next(iter(to_tensor([1.0])._array.devices())) == jax.devices()[1]
         assert next(iter(to_tensor([1.0])._array.devices())) == jax.devices()[2]
     assert device.get_device(to_tensor([1.0])) == -1
+    assert polyreme.get_device(to_tensor([1.0])) == -1
     assert device.set_device(CPUPlace(3)) == CPUPlace(3)
     assert device.set_device(3).index == 3
     assert cuda.current_device() == 3

@@ -25,6 +25,7 @@ CASES = [
     *(Case(n, within(0.2, 5), sp.gammaln, terms=SERIES) for n in ("lgamma", "gammaln")),
     Case("lgamma", lambda rng: (np.array([1, 3, 5]),), lambda x: sp.gammaln(x).astype("float32"), no_grad="integers", tag="int"),
     Case("digamma", within(0.5, 5), sp.digamma, terms=SERIES),
+    Case("digamma", lambda rng: (np.array([0.0, -0.0, 1.0]),), sp.digamma, terms=SERIES, no_grad="infinite at 0", tag="at_zero"),
     Case("polygamma", within(0.5, 5, 2), lambda x, n: sp.polygamma(n, x), terms=SERIES, bad=((np.ones(2), -1), ShapeError, "n=-1")),
     Case("polygamma", within(0.5, 5, 0), lambda x, n: sp.digamma(x), terms=SERIES, tag="zero"),
     Case("multigammaln", within(1.5, 5, 3), lambda x, p: np.vectorize(lambda v: sp.multigammaln(v, p))(x), terms=SERIES, bad=((np.ones(2), 0), ShapeError, "p=0")),
