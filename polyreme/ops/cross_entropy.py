@@ -216,8 +216,11 @@ def cross_entropy(
     input [*b, C] (C at axis), label [*b] or [*b, 1], or [*b, C] when soft; unreduced the result is [*b], or [*b, 1] for
     a label with a class dim. Labels equal to ignore_index give 0 and do not count in the mean. weight [C]: each loss is
     multiplied by its label's weight, and the mean divides by their sum. label_smoothing e takes (1 - e) * label + e
-    / C. Raises ShapeError, DTypeError for labels that do not fit and IndexError for a label out of range.
+    / C, and labels of input's shape are then probabilities. Raises ShapeError, DTypeError for labels that do not fit
+    and IndexError for a label out of range.
     """
+    if label_smoothing and _classes(input, axis) > 1:
+        soft_label = soft_label or tuple(label.shape) == tuple(input.shape)
     if not soft_label:
         _check_labels(label, _classes(input, axis), ignore_index, "cross_entropy")
     return cross_entropy_of_classes(

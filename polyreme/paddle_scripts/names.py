@@ -294,6 +294,8 @@ CLASSES: dict[str, str] = {
     "eager.tensor.Tensor": f"{_INTERNALS}.tensor_methods.TensorNames",
     "nn.layer.Layer": f"{_INTERNALS}.layers.LayerNames",
     "nn.layers.attention.MultiHeadAttention": f"{_INTERNALS}.layers.MultiHeadAttentionNames",
+    "nn.parameter.Parameter": f"{_INTERNALS}.layers.ParameterNames",
+    "program.program.Program": f"{_INTERNALS}.programs.ProgramNames",
     "nn.parameter.ParamAttr": f"{_INTERNALS}.layers.ParamAttrNames",
     "optimizer.optimizer.Optimizer": f"{_INTERNALS}.optimizers.OptimizerNames",
     "amp.grad_scaler.GradScaler": f"{_INTERNALS}.optimizers.GradScalerNames",

@@ -340,3 +340,10 @@ def test_a_captured_label_that_is_no_whole_number_gives_nan():
     labels = np.array([0.5, 1], "float32")
     loss = to_static(lambda x, y: F.cross_entropy(x, y, reduction="none"))(to_tensor(ONE[0]), to_tensor(labels))
     np.testing.assert_array_equal(np.isnan(loss.numpy()).ravel(), [True, False])
+
+
+def test_smoothed_labels_of_the_inputs_shape_are_probabilities():
+    scores = to_tensor(np.float32([[0.5, -1, 2], [1, 3, 0]]))
+    ids = F.cross_entropy(scores, to_tensor([2, 0]), label_smoothing=0.4)
+    rows = F.cross_entropy(scores, to_tensor(np.float32([[0, 0, 1], [1, 0, 0]])), label_smoothing=0.4)
+    np.testing.assert_allclose(rows.numpy(), ids.numpy(), rtol=8 * 2.0**-23)

@@ -90,6 +90,40 @@ def test_what_is_absent_says_so_when_it_is_used_and_may_be_derived_from():
         value_at("tensor.no_such_name")
 
 
+def test_attributes_of_programs_and_parameters():
+    import paddle
+    from paddle.base.framework import EagerParamBase
+
+    weight = EagerParamBase.from_tensor(paddle.to_tensor([1.0, 2.0]), trainable=False, name="from_tensor")
+    assert (weight.tolist(), weight.trainable, weight.name) == ([1, 2], False, "from_tensor")
+    assert weight.is_parameter
+    assert not paddle.ones([1]).is_parameter
+    paddle.enable_static()
+    try:
+        program, startup = paddle.static.Program(), paddle.static.Program()
+        with paddle.static.program_guard(program, startup):
+            x = paddle.static.data("x", [None, 2])
+            loss = paddle.static.nn.fc(x, 1).mean()
+            paddle.optimizer.Adam(0.1).minimize(loss)
+        program.global_seed(7)
+        assert program.random_seed == 7
+        scope = paddle.static.Scope()
+        with paddle.static.scope_guard(scope):
+            paddle.static.Executor().run(startup)
+        values = program.state_dict("param", scope)
+        rest = program.state_dict("opt", scope)
+        assert {name.partition(".")[2] for name in values} >= {"w_0", "b_0"}
+        assert rest
+        assert program.state_dict(scope=scope).keys() == values.keys() | rest.keys()
+        program.set_state_dict({name: value.numpy() + 1 for name, value in values.items()}, scope)
+        for name, value in program.state_dict("param", scope).items():
+            np.testing.assert_array_equal(value.numpy(), values[name].numpy() + 1)
+        with pytest.raises(ConfigError, match="mode='params'; give 'all', 'param' or 'opt'"):
+            program.state_dict("params")
+    finally:
+        paddle.disable_static()
+
+
 def test_the_module_of_tensors_can_be_called():
     import paddle
     import paddle.tensor as module
@@ -219,6 +253,9 @@ def test_attributes_that_trainers_read():
     assert opt._accumulators["moment1"][layer.weight.name].shape == [2, 3]
     opt._grad_clip = None
     assert opt._grad_clip is None
+    before = layer.bias.numpy()
+    opt._apply_optimize(None, None, [(layer.bias, paddle.ones([3]))])
+    assert (layer.bias.numpy() < before).all()
     assert paddle.ParamAttr._to_attr("w").name == "w"
     assert paddle.ParamAttr._to_attr(False) is False
     weight = layer.weight

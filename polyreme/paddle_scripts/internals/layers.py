@@ -9,7 +9,7 @@ from typing import Any
 from polyreme.core import dtype as dtypes
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
-from polyreme.nn.parameter import ParamAttr
+from polyreme.nn.parameter import ParamAttr, Parameter
 
 # what an additive mask puts on a position left out
 _MASKED = 1e9
@@ -76,6 +76,15 @@ class MultiHeadAttentionNames:
             return q, k, v
         cache = self.Cache(cache.k.concat([k], axis=2), cache.v.concat([v], axis=2))
         return q, cache.k, cache.v, cache
+
+
+class ParameterNames:
+    """Attributes of Parameter."""
+
+    @staticmethod
+    def from_tensor(tensor: Any, trainable: bool = True, name: str | None = None, **_: Any) -> Parameter:
+        """A Parameter with a copy of a Tensor."""
+        return Parameter(tensor.detach().clone()._array, trainable=trainable, name=name)
 
 
 class ParamAttrNames:

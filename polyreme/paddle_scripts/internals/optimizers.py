@@ -86,6 +86,9 @@ class OptimizerNames:
     def _create_accumulators(self: Any, block: Any = None, parameters: Any = None) -> None:
         self.create_state()
 
+    def _apply_optimize(self: Any, loss: Any, startup_program: Any, params_grads: Any) -> Any:
+        return self.apply_gradients(params_grads)
+
     @property
     def _apply_decay_param_fun(self: Any) -> Any:
         return getattr(self, "_decays", None)

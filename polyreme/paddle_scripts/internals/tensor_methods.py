@@ -18,6 +18,11 @@ class TensorNames:
 
     _init_func = None
 
+    @property
+    def is_parameter(self: Any) -> bool:
+        """Whether a layer trains it, or could."""
+        return hasattr(self, "optimize_attr")
+
     def _to(
         self: Any, device: Any = None, dtype: Any = None, blocking: bool | None = None, copy_tensor: bool | None = None
     ) -> Any:
