@@ -93,7 +93,8 @@ def probed(
 
 
 def _fitted(recorded: Call, by_name: dict[str, TensorState], run: Callable, starts: dict[str, Any]) -> list[Any] | None:
-    """run's results where one dynamic dim, or two, have a size that the call meets elsewhere; None if that fails too.
+    """run's results where a dynamic dim, two, or all of an input have sizes that the call meets elsewhere; None if that
+    fails too.
 
     What an op refuses for any other size, such as x * w of x [-1] and w [5], leaves no other size open.
     """
@@ -105,13 +106,23 @@ def _fitted(recorded: Call, by_name: dict[str, TensorState], run: Callable, star
             met |= {*listed, math.prod(listed), sum(listed)}
     sizes = sorted(d for d in met if d > 1 and d not in PROBES)
     pairs = list(itertools.product(dims, sizes))
-    ways = itertools.chain(((p,) for p in pairs), itertools.combinations(pairs, 2))
-    for chosen in itertools.islice(ways, _MOST_FITTED):
+    shapes = [t._array.shape for t in by_name.values()]
+    alike = [
+        way for (n, s), other in itertools.product(symbols.items(), shapes) if (way := _as_other(n, s.shape, other))
+    ]
+    ways = itertools.chain(((p,) for p in pairs), alike, itertools.combinations(pairs, 2))
+    for chosen in itertools.islice(filter(None, ways), _MOST_FITTED):
         try:
             return [_abstractly(by_name, run, starts, probe, dict(chosen)) for probe in PROBES]
         except (*_OURS, HostValueError):
             continue
     return None
+
+
+def _as_other(name: str, shape: tuple[int, ...], other: tuple[int, ...]) -> list[tuple[tuple[str, int], int]]:
+    """The dynamic dims of shape with the sizes that another shape has there, as broadcasting aligns them."""
+    aligned = zip(range(len(shape) - 1, -1, -1), reversed(other), strict=False)
+    return [((name, dim), int(size)) for dim, size in aligned if shape[dim] == DYNAMIC and size not in (DYNAMIC, 1)]
 
 
 def _abstractly(

@@ -47,6 +47,7 @@ FITTING = {
     "reshape": (lambda x, w: x[0].reshape([2, 3]), [2, 3], (1, 6)),
     "expand": (lambda x, w: x[:1].expand([5, 4]), [5, 4], (2, 4)),
     "split": (lambda x, w: x.split([2, 3])[1], [3, -1], (5, 2)),
+    "three dims": (lambda x, w: x.unsqueeze(2) * x[0] * w.unsqueeze(2).expand([3, 4, 4]), [3, 4, 4], (3, 4)),
     "in place": (lambda x, w: (x + 0).add_(w), [3, 4], (3, 4)),
 }
 
