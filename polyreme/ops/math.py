@@ -466,13 +466,20 @@ def heaviside(x: Array, y: Array) -> Array:
 @op(inplace=True, rule=elementwise)
 def gcd(x: Array, y: Array) -> Array:
     """Greatest common divisor of integers, >= 0."""
-    return jnp.gcd(*_integers("gcd", x, y))
+    x, y = _integers("gcd", x, y)
+    return jnp.gcd(_magnitude(x), _magnitude(y)).astype(x.dtype)
 
 
 @op(inplace=True, rule=elementwise)
 def lcm(x: Array, y: Array) -> Array:
     """Least common multiple of integers, >= 0."""
-    return jnp.lcm(*_integers("lcm", x, y))
+    x, y = _integers("lcm", x, y)
+    return jnp.lcm(_magnitude(x), _magnitude(y)).astype(x.dtype)
+
+
+def _magnitude(x: Array) -> Array:
+    """|x| without a sign, which that of the lowest integer needs: the loop of jnp.gcd would not end on it."""
+    return jnp.abs(x).astype(f"uint{8 * x.dtype.itemsize}")
 
 
 def _integers(what: str, x: Array, y: Array) -> tuple:

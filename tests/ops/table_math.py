@@ -38,6 +38,7 @@ def returns(value):
 
 
 INT = "integers"
+LOWEST = np.int32([-(2**31)] * 3)
 BOOL = "bool result"
 
 ODD = np.float32([np.nan, np.inf, -np.inf, -0.0, 0.0, 1.5])
@@ -126,6 +127,7 @@ CASES = [
     Case("heaviside", lambda rng: (*within(-2, 2)(rng), np.float32(0.5).reshape(())), np.heaviside, bad=MISMATCH),
     Case("heaviside", given(np.float32([-1, 0, 2]), np.float32(0.5).reshape(())), np.heaviside, no_grad="at the jump", tag="zero"),
     *(Case(n, integers(), getattr(np, n), no_grad=INT, bad=FLOATS) for n in ("gcd", "lcm")),
+    *(Case(n, given(LOWEST, np.int32([6, 0, -(2**31)])), getattr(np, n), no_grad=INT, tag="lowest") for n in ("gcd", "lcm")),
     *(Case(f"bitwise_{n}_shift", integers(), getattr(np, f"{n}_shift"), no_grad=INT, bad=FLOATS) for n in ("left", "right")),
     Case("bitwise_right_shift", given(np.int32([-8, 9]), np.int32([1, 2]), False), lambda x, y, _: (x.view("uint32") >> y.view("uint32")).view("int32"), no_grad=INT, tag="logical"),
     Case("add_n", lambda rng: ([*within(-1, 1)(rng), *within(-1, 1)(rng), *within(-1, 1)(rng)],), lambda v: v[0] + v[1] + v[2],
