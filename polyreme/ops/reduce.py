@@ -28,6 +28,11 @@ def _wide(x: Array, dtype: Any) -> Array:
     return x
 
 
+def _asked(total: Array, dtype: Any) -> Array:
+    """total in the dtype that was asked for: jax adds up narrow integers and bool in int64."""
+    return total if dtype is None else total.astype(dtypes.as_dtype(dtype))
+
+
 def dims_of(x: Array, axis: Any, what: str) -> tuple[int, ...]:
     """The dims that axis names, counted from 0; all of them for None, and for [], as Paddle has it.
 
@@ -52,7 +57,7 @@ def dims_of(x: Array, axis: Any, what: str) -> tuple[int, ...]:
 @op(amp="fp32", rule=reduction("sum", "zero", linear="jointly"))
 def sum(x: Array, axis: Any = None, dtype: Any = None, keepdim: bool = False) -> Array:
     """Sum over axis; bool and narrow integers are summed in int64, half precision in float32 inside."""
-    return jnp.sum(_wide(x, dtype), dims_of(x, axis, "sum"), keepdims=keepdim)
+    return _asked(jnp.sum(_wide(x, dtype), dims_of(x, axis, "sum"), keepdims=keepdim), dtype)
 
 
 @op(amp="fp32")
@@ -81,7 +86,7 @@ def _real(x: Array, dtype: Any = None) -> Array:
 @op(amp="fp32", rule=reduction("sum", "zero"))
 def nansum(x: Array, axis: Any = None, dtype: Any = None, keepdim: bool = False) -> Array:
     """Sum over axis of the elements that are not NaN."""
-    return jnp.nansum(_wide(x, dtype), dims_of(x, axis, "nansum"), keepdims=keepdim)
+    return _asked(jnp.nansum(_wide(x, dtype), dims_of(x, axis, "nansum"), keepdims=keepdim), dtype)
 
 
 @op(amp="fp32", rule=reduction())
@@ -97,7 +102,7 @@ def nanmean(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
 @op(amp="fp32", rule=reduction("prod", "one"))
 def prod(x: Array, axis: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
     """Product over axis; bool and narrow integers are multiplied in int64. Gradients are right at zeros too."""
-    return jnp.prod(_wide(x, dtype), dims_of(x, axis, "prod"), keepdims=keepdim)
+    return _asked(jnp.prod(_wide(x, dtype), dims_of(x, axis, "prod"), keepdims=keepdim), dtype)
 
 
 @op(rule=reduction("max", "low"))

@@ -37,6 +37,7 @@ def with_dtype(fn):
 
 BAD_AXIS = ((np.ones((2, 3), "float32"), 5), ShapeError, r"axis 5 of a Tensor of shape \[2, 3\]")
 TWICE = ((np.ones((2, 3), "float32"), [0, -2]), ShapeError, "twice")
+SHARES = np.float32([[1.5, 2.0], [3.9, 100.0]])
 HOLES = np.float32([[1, np.nan, 3], [np.nan, np.nan, 5]])
 ALL_NAN = np.float32([[1, np.nan], [np.nan, np.nan]])
 SUMS = (("sum", np.sum), ("nansum", np.nansum))
@@ -52,6 +53,9 @@ CASES = [
     Case("sum", floats(0, shape=()), lambda x, axis: x, tag="0d"),
     Case("sum", floats([]), lambda x, axis: x.sum(), terms=12, tag="empty-axis"),
     Case("sum", small(0, "float64"), lambda x, axis, d: x.sum(axis, dtype=d), no_grad="integers", tag="dtype"),
+    *(Case(name, given(SHARES, None, *more), lambda x, *_, f=f, dtype: f(x.astype("int8"), dtype=dtype), kwargs={"dtype": "int8"}, no_grad="integers", tag="int8")
+      for name, f, more in (("sum", np.sum, ()), ("nansum", np.sum, ()), ("prod", np.prod, ()))),
+    Case("sum", given(SHARES, None, "bool"), lambda x, *_: np.bool_(True), no_grad="bool", tag="bool"),
     Case("nansum", given(HOLES, 0), np.nansum, no_grad="not finite", tag="nan"),
     *over_dims("mean", np.mean),
     Case("mean", small(-1), lambda x, axis: x.mean(-1).astype("float32"), no_grad="integers", tag="int"),
