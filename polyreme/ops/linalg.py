@@ -184,10 +184,19 @@ def qr(x: Array, mode: str = "reduced") -> Any:
 def svd(x: Array, full_matrices: bool = False) -> tuple[Array, Array, Array]:
     """(U, S, V^H): x = U diag(S) V^H, S descending; x is [*b, m, n], S [*b, min(m, n)].
 
-    full_matrices makes U and V square; then there is no gradient. Gradients are infinite where singular values are
-    equal.
+    full_matrices makes U and V square; what they have beyond the others then is any basis of what is left, and gets no
+    gradient. Gradients are infinite where singular values are equal.
     """
-    return tuple(jnp.linalg.svd(matrices(x, "svd"), full_matrices=full_matrices))
+    x = matrices(x, "svd")
+    if not full_matrices or x.shape[-1] == x.shape[-2]:
+        return tuple(jnp.linalg.svd(x, full_matrices=False))
+    u, s, vh = jnp.linalg.svd(x, full_matrices=False)
+    left, _, right = jnp.linalg.svd(lax.stop_gradient(x), full_matrices=True)
+    count = s.shape[-1]
+    # the two may differ by a sign, or phase, of each vector
+    phase = jnp.sum(lax.stop_gradient(u).conj() * left[..., :count], -2, keepdims=True)
+    left = left.at[..., :count].add(phase * (u - lax.stop_gradient(u)))
+    return left, s, right.at[..., :count, :].add(phase.conj().mT * (vh - lax.stop_gradient(vh)))
 
 
 @op(amp="fp32", method=False)

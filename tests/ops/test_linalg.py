@@ -169,3 +169,20 @@ def test_complex_matrices(name):
     # elimination and rotations of 3 x 3 matrices, of condition numbers up to 50
     bound = 50 * 96 * np.finfo("float64").eps
     np.testing.assert_allclose(got, reference(*args), rtol=bound, atol=bound * np.abs(args[0]).max())
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (2, 3, 5)])
+def test_a_full_svd_has_the_gradient_of_its_factors(shape):
+    array, count = np.random.default_rng(2).standard_normal(shape), min(shape[-2:])
+    gradients = []
+    for full in (False, True):
+        x = to_tensor(array, stop_gradient=False)
+        u, s, vh = OPS["svd"](x, full)
+        # signs of vectors are free: their squares and products are not
+        total = OPS["sum"](u[..., :count] ** 2 * to_tensor(np.arange(float(count))) * to_tensor(array[..., :1]))
+        total = total + OPS["sum"](s * vh[..., :count, 0] * u[..., 1, :count])
+        total.backward()
+        gradients.append(x.grad.numpy())
+        square = u.numpy().mT @ u.numpy()
+        np.testing.assert_allclose(square, np.broadcast_to(np.eye(u.shape[-1]), square.shape), atol=1e-12)
+    np.testing.assert_allclose(*gradients, rtol=1e-9, atol=1e-9)
