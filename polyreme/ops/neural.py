@@ -30,9 +30,12 @@ def _linear_rule(call: OpCall) -> ShardingRule:
     """[*b, k] x [k, n] + [n] -> [*b, n]; with a bias the sum over a split k is joined at once."""
     batch = dim_names(call.shapes[0][:-1], "b")
     biased = "bias" in call.params
+    leading = call.shapes[-1][:-1] if biased else ()
+    rows = (*[None] * (len(leading) - len(batch)), *batch)
+    aligned = zip(leading, rows[len(rows) - len(leading) :], strict=True)
     return ShardingRule(
-        call.inputs(x=(*batch, "k"), weight=("k", "n"), bias=("n",) if len(call.shapes[-1]) == 1 else (None, "n")),
-        ((*batch, "n"),),
+        call.inputs(x=(*batch, "k"), weight=("k", "n"), bias=(*(r if d > 1 else None for d, r in aligned), "n")),
+        ((*rows, "n"),),
         reduce=None if biased else "sum",
         linear="no" if biased else "alone",
         piecewise=True,
@@ -54,12 +57,16 @@ def _embedding_rule(call: OpCall) -> ShardingRule:
 
 @op(amp="low", method=False, rule=_linear_rule)
 def linear(x: Array, weight: Array, bias: Array | None = None, ways: tuple[int, int] = segment.WHOLE) -> Array:
-    """x @ weight + bias over the last dim: [*b, in], [in, out], [out] -> [*b, out].
+    """x @ weight + bias over the last dim: [*b, in], [in, out], [out] -> [*b, out]; a bias of more dims broadcasts.
 
     Raises ShapeError when the dims do not fit.
     """
     x, weight = promote_floating(x, weight)
-    bias = None if bias is None else bias.astype(x.dtype).reshape(-1)
+    if bias is not None:
+        bias = bias.astype(x.dtype)
+        if bias.ndim > x.ndim or any(size != 1 for size in bias.shape[:-1]):
+            return kernels.linear(x, weight, None) + bias
+        bias = bias.reshape(-1)
     if ways == segment.WHOLE:
         return kernels.linear(x, weight, bias)
     # tokens of a split sequence, joined so that the split survives

@@ -95,7 +95,8 @@ LINEAR = floats((2, 3, 4), (4, 5), (5,))
 
 CASES = [
     Case("linear", LINEAR, lambda x, w, b: x @ w + b, bad=((X, X), ShapeError, "do not fit")),
-    Case("linear", floats((4,), (4, 5), (1, 5)), lambda x, w, b: x @ w + b[0], tag="row"),
+    Case("linear", floats((4,), (4, 5), (1, 5)), lambda x, w, b: x @ w + b, tag="row"),
+    Case("linear", floats((2, 4), (4, 5), (2, 5)), lambda x, w, b: x @ w + b, tag="rows"),
     Case("linear", lambda rng: (rng.integers(-3, 3, (3, 4)), *floats((4, 5))(rng)), lambda x, w: (x @ w).astype("float32"), tag="int", bad=((X, X.T, np.ones(2, "float32")), ShapeError, r"bias \[2\]")),
     Case("bilinear", floats((3, 4), (3, 5), (2, 4, 5), (1, 2)), lambda x, y, w, b: np.einsum("ni,oij,nj->no", x, w, y) + b, terms=24, bad=((X, X, np.ones((2, 4, 3), "float32")), ShapeError, "bilinear")),
     Case("bilinear", floats((3, 4), (3, 5), (2, 4, 5)), lambda x, y, w: np.einsum("ni,oij,nj->no", x, w, y), terms=24, tag="bare", bad=((X, X, np.ones((2, 4, 4), "float32"), X), ShapeError, r"bias \[3, 4\]")),
