@@ -181,7 +181,9 @@ def thresholded_relu(x: Array, threshold: float = 1.0, value: float = 0.0) -> Ar
 
 @op(method=False, rule=elementwise)
 def softplus(x: Array, beta: float = 1, threshold: float = 20) -> Array:
-    """log(1 + e^(beta x)) / beta, and x itself where beta * x > threshold."""
+    """log(1 + e^(beta x)) / beta, and x itself where beta * x > threshold. Raises ConfigError for a beta of 0."""
+    if beta == 0:
+        raise ConfigError(f"softplus: beta={beta} divides by zero; give another number")
     return _wide_inside(lambda v: jnp.where(beta * v > threshold, v, jax.nn.softplus(beta * v) / beta), x)
 
 

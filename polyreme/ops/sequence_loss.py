@@ -7,6 +7,7 @@ Sources: doi:10.1145/1143844.1143891 (CTC), arXiv:1211.3711 (RNN-T), arXiv:2010.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -187,6 +188,8 @@ def rnnt_loss(
             f"rnnt_loss: input {list(input.shape)}, label {list(label.shape)}; needs [batch, steps, u + 1, classes] "
             "with a step or more, and [batch, u]"
         )
+    if not math.isfinite(fastemit_lambda):
+        raise ConfigError(f"rnnt_loss: fastemit_lambda={fastemit_lambda}; give a finite number")
     batch, steps, columns, classes = input.shape
     _check("rnnt_loss", label, (input_lengths, label_lengths), batch, blank, classes)
     known = jnp.maximum(wide(input), _NEVER)

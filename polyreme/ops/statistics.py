@@ -227,6 +227,12 @@ def cov(
         raise ShapeError(f"cov takes [variables, observations], got shape {list(x.shape)}")
     if fweights is not None and not dtypes.is_integer(fweights.dtype):
         raise DTypeError(f"cov: fweights are counts, got {fweights.dtype.name}; use aweights for others")
+    # a matrix of one row is one variable, whatever rowvar says
+    variables_first = x.ndim < 2 or rowvar or x.shape[0] == 1
+    observations = x.size if x.ndim < 2 else x.shape[1 if variables_first else 0]
+    for name, weights in (("fweights", fweights), ("aweights", aweights)):
+        if weights is not None and weights.shape != (observations,):
+            raise ShapeError(f"cov: {name} {list(weights.shape)}; needs [{observations}], one an observation")
     return jnp.cov(floating(x), rowvar=rowvar, ddof=int(ddof), fweights=fweights, aweights=aweights)
 
 

@@ -88,7 +88,7 @@ CASES = [
     Case("tanhshrink", x(), lambda v: v - np.tanh(v)),
     Case("thresholded_relu", x(0.8, 0.25), lambda v, t, o: np.where(v > t, v, o)),
     Case("softplus", x(), softplus),
-    Case("softplus", x(2.0, 3.0), lambda v, b, t: np.where(b * v > t, v, softplus(b * v) / b), tag="beta"),
+    Case("softplus", x(2.0, 3.0), lambda v, b, t: np.where(b * v > t, v, softplus(b * v) / b), tag="beta", bad=((np.ones(2), 0.0), ConfigError, "beta=0.0 divides by zero")),
     Case("softplus", x(shape=(4,), low=80, high=200), lambda v: v, tag="large"),
     Case("softsign", x(), lambda v: v / (1 + np.abs(v))),
     Case("leaky_relu", x(0.1), lambda v, s: np.where(v > 0, v, s * v)),

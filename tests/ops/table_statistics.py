@@ -54,7 +54,7 @@ CASES = [
     Case("cov", floats(), np.cov, terms=24, bad=CUBE),
     Case("cov", lambda rng: (*floats()(rng), False, False), lambda x, r, d: np.cov(x, rowvar=r, ddof=0), terms=24, tag="columns",
          bad=((np.ones((2, 2)), True, True, np.ones(2)), DTypeError, "fweights are counts, got float64")),
-    Case("cov", lambda rng: (*floats()(rng), True, True, np.arange(1, 9), rng.uniform(0.5, 1, 8).astype("float32")), lambda x, r, d, f, a: np.cov(x, ddof=1, fweights=f, aweights=a), terms=48, tag="weights"),
+    Case("cov", lambda rng: (*floats()(rng), True, True, np.arange(1, 9), rng.uniform(0.5, 1, 8).astype("float32")), lambda x, r, d, f, a: np.cov(x, ddof=1, fweights=f, aweights=a), terms=48, tag="weights", bad=((np.ones((3, 8)), False, True, np.arange(8)), ShapeError, r"fweights \[8\]; needs \[3\]")),
     Case("cov", floats(shape=(6,)), np.cov, terms=24, tag="vector"),
     Case("corrcoef", floats(), np.corrcoef, terms=48, bad=CUBE),
     Case("corrcoef", floats(False, shape=(8, 3)), lambda x, r: np.corrcoef(x, rowvar=r), terms=48, tag="columns"),
