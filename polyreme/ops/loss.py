@@ -297,9 +297,9 @@ def margin_ranking_loss(
 
 @op(amp="fp32", method=False, rule=_loss_rule)
 def hinge_embedding_loss(input: Array, label: Array, margin: float = 1.0, reduction: str = "mean") -> Array:
-    """input where label is 1, max(0, margin - input) where it is -1, both added elsewhere."""
+    """input where label is 1, max(0, margin - input) where it is -1, 0 elsewhere."""
     own, (x, t) = _together(input, label)
-    loss = jnp.where(t == -1, 0, x) + jnp.where(t == 1, 0, jax.nn.relu(margin - x))
+    loss = jnp.where(t == 1, x, jnp.where(t == -1, jax.nn.relu(margin - x), 0))
     return reduced(loss, reduction, "hinge_embedding_loss").astype(own)
 
 

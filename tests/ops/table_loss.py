@@ -125,6 +125,7 @@ CASES = [
     Case("gaussian_nll_loss", lambda rng: (*floats()(rng), *chances(n=1, shape=(3,))(rng), True), lambda x, y, v, f: gauss(x, y, v[:, None], True).mean(), terms=24, tag="full"),
     *rows("margin_ranking_loss", signed(n=2), lambda x, y, t: np.maximum(-t * (x - y), 0), bad=((A23, A24, A24), ShapeError, r"\[2, 3\].*\[2, 4\]")),
     Case("margin_ranking_loss", signed(0.4, n=2), lambda x, y, t, m: np.maximum(-t * (x - y) + m, 0).mean(), terms=24, tag="margin"),
+    Case("hinge_embedding_loss", lambda rng: (np.float32([0.5, 0.5, 0.5]), np.float32([1, -1, 2]), 2.0, "none"), lambda x, t, m, r: np.float32([0.5, 1.5, 0]), tag="other labels"),
     *rows("hinge_embedding_loss", signed(), lambda x, t: np.where(t == 1, x, np.maximum(1 - x, 0)), bad=APART),
     *rows("soft_margin_loss", signed(), lambda x, t: np.logaddexp(0, -t * x), bad=APART),
     *rows("multi_label_soft_margin_loss", lambda rng: (*floats(n=1)(rng), rng.integers(0, 2, (3, 4))), lambda x, y: logit_entropy(x, y).mean(-1), bad=APART),
