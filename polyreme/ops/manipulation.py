@@ -15,6 +15,7 @@ from polyreme.core.op import composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ShapeError
 from polyreme.ops.bounds import dim_of, dims_of, ints
+from polyreme.ops.creation import assign
 from polyreme.ops.sharding import along_axis, cuts, dim_names, last_two_swapped, permutes, regroups, without
 
 # shape
@@ -121,7 +122,8 @@ def unsqueeze(x: Array, axis: Any) -> Array:
 def _check_at_least(inputs: tuple, what: str, grow: Any) -> Any:
     if len(inputs) == 1 and isinstance(inputs[0], (list, tuple)):
         inputs = tuple(inputs[0])
-    grown = [reshape(x, grow(tuple(x.shape))) for x in inputs]
+    tensors = [x if hasattr(x, "shape") else assign(x) for x in inputs]
+    grown = [reshape(x, grow(tuple(x.shape))) for x in tensors]
     if not grown:
         raise ShapeError(f"{what}: needs at least one Tensor")
     return grown[0] if len(grown) == 1 else grown

@@ -49,6 +49,7 @@ SHAPE = [
     Case("unsqueeze", of((2, 3), [2, 0]), lambda x, a: x[None, :, :, None], bad=bad("axis=4", X, 4)),
     Case("unsqueeze", of((), -1), lambda x, a: x.reshape(1), tag="0d"),
     Case("atleast_1d", of(()), lambda x: x.reshape(1), bad=bad("at least one Tensor")),
+    Case("atleast_1d", lambda rng: (1 + 2j,), lambda x: np.complex64([x]), no_grad="a number", tag="number"),
     Case("atleast_2d", many((), (3,), (2, 3)), lambda *xs: [np.atleast_2d(x) for x in xs]),
     Case("atleast_3d", lists((), (3,), (2, 3), (1, 2, 3, 4)), lambda xs: [np.atleast_3d(x) for x in xs]),
 ]  # fmt: skip
