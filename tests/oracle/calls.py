@@ -40,7 +40,8 @@ class Call:
     """One call to be made on both sides.
 
     terms: rounded terms in one output element. random: the numbers are each side's own; shapes and dtypes count. way:
-    eager, captured or program. aliased: arguments that are equal are one Tensor.
+    eager, captured, program or open. aliased: arguments that are equal are one Tensor. row: the id of the call that
+    this one was made of by changes.
     """
 
     path: str
@@ -53,6 +54,7 @@ class Call:
     random: bool = False
     way: str = "eager"
     aliased: bool = False
+    row: str = ""
 
     @property
     def id(self) -> str:

@@ -110,13 +110,17 @@ def _few(array: np.ndarray) -> str:
     )
 
 
-def documented() -> list[tuple[str, str, str]]:
-    """(pattern of a call's id, pattern of what differs, why) for every difference that is known and meant."""
+def documented(drawn: bool = False) -> list[tuple[str, str, str]]:
+    """(pattern of a call's id, pattern of what differs, why) for every difference that is known and meant.
+
+    drawn: also those that only calls of the fuzzer show.
+    """
     reasons, why = [], ""
     for line in DOCUMENTED.read_text().splitlines():
         if line.startswith("  "):
             call, _, what = line.strip().partition(" | ")
-            reasons.append((call, what or "*", why))
+            if drawn or not call.startswith("~ "):
+                reasons.append((call.removeprefix("~ "), what or "*", why))
         elif line and not line.startswith("#"):
             why = line
     return reasons

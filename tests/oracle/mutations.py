@@ -27,7 +27,7 @@ EDGES = {
     "c": [0j, 1j, -1, complex(0.0, -0.0), complex(np.inf, 0), complex(0, np.nan), 1e30 + 1e-30j],
 }
 INTEGERS = [0, 1, -1, 2, 3, 127, 256, -129, 2**31 - 1, 2**31, -(2**31) - 1, 2**40]
-FLOATS = [0.0, -0.0, 0.5, 1.0, -1.0, 2.0, 1e-45, 1e30, float("inf"), -float("inf"), float("nan")]
+FLOATS = [0.0, -0.0, 0.5, 1.0, -1.0, 2.0, 1e-30, 1e30, float("inf"), -float("inf"), float("nan")]
 # what parameters without a value in any row may be given; others get what some row gives a parameter of their name
 SETTINGS: dict[str, list[Any]] = {
     "grad_clip": [
@@ -51,7 +51,11 @@ SETTINGS: dict[str, list[Any]] = {
     "padding_mode": ["zeros", "reflect", "replicate", "circular"],
 }
 _OPTIMIZERS = "ASGD Adadelta Adagrad Adam AdamW Adamax Lamb Momentum NAdam RAdam RMSProp Rprop SGD".split()  # noqa: SIM905
-_STAY = {"parameters", "out", "name", "x", "input", "self", "apply_decay_param_fun", "exclude_from_weight_decay_fn"}
+# what is drawn differs from side to side
+_DRAWN = {"dropout", "attn_dropout", "act_dropout", "dropout_p", "dropout_rate", "key"}
+_STAY = _DRAWN | {
+    *("parameters", "out", "name", "x", "input", "self", "apply_decay_param_fun", "exclude_from_weight_decay_fn"),
+}
 
 Change = Callable[[np.random.Generator, Any], Any]
 
@@ -244,9 +248,13 @@ def _changed_argument(call: Call, rng: np.random.Generator) -> tuple[Call, str] 
     if change_and_value is None or (
         where[0] > 1 and not isinstance(leaf, np.ndarray) and isinstance(change_and_value[1], np.ndarray)
     ):
-        return None  # layers are change_and_value of numbers
+        return None  # layers are made of numbers
     if "steps" in layer and isinstance(change_and_value[1], View):
         return None  # an optimizer's parameters are set to arrays
+    if where[0] > 1 and isinstance(change_and_value[1], int) and abs(change_and_value[1]) > 64:
+        return None  # so many parameters
+    if where[-1] in _DRAWN:
+        return None
     change, value = change_and_value
     args, kwargs, layer_args, layer_kwargs = put(whole, where, value)
     layer = None if call.layer is None else {**call.layer, "args": layer_args, "kwargs": layer_kwargs}
@@ -313,7 +321,7 @@ _WAYS = (*[_changed_argument] * 8, _more, _more, _named, _by_keyword, _by_keywor
 
 def changed(call: Call, rng: np.random.Generator) -> Call:
     """The call with one to three changes."""
-    names = []
+    names, row = [], call.id
     for _ in range(rng.integers(1, 4)):
         made = _WAYS[rng.integers(len(_WAYS))](call, rng)
         if made is not None:
@@ -321,4 +329,4 @@ def changed(call: Call, rng: np.random.Generator) -> Call:
             names.append(name)
     aliased = rng.random() < 0.1
     tag = "+".join([*names, *(["aliased"] if aliased else [])])
-    return replace(call, tag=f"{call.tag}{CHANGED}{tag}", aliased=aliased)
+    return replace(call, tag=f"{call.tag}{CHANGED}{tag}", aliased=aliased, row=row)

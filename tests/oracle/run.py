@@ -15,6 +15,7 @@ from tests.oracle.calls import Call
 SIDE = Path(__file__).with_name("side.py")
 AT_ONCE = 400  # calls of one process: each program that it compiles takes mappings, of which there are 65,530
 PATIENCE = 120.0  # seconds for one call, the start of the process and a busy machine included
+PADDLES = 20.0  # the same for PaddlePaddle, which compiles nothing, and where some calls never end
 # one core, and a compiler told to compile fast: every call is run once
 ENVIRONMENT = {
     "CPU_NUM": "1",
@@ -36,7 +37,7 @@ def outcomes(python: str, framework: str, calls: list[Call], folder: Path) -> li
         end = min(done + AT_ONCE, len(calls))
         command = [python, str(SIDE), framework, str(calls_path), str(results), str(done), str(end)]
         with subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, stderr=subprocess.PIPE, text=True) as process:
-            hung = not _ends(process, results)
+            hung = not _ends(process, results, PADDLES if framework == "paddle" else PATIENCE)
             said = process.stderr.read() if process.stderr else ""
         after = len(results.read_text().splitlines())
         if after == 0 and process.returncode > 0:
@@ -47,10 +48,10 @@ def outcomes(python: str, framework: str, calls: list[Call], folder: Path) -> li
     return [json.loads(line) for line in results.read_text().splitlines()]
 
 
-def _ends(process: subprocess.Popen, results: Path) -> bool:
-    """Wait for the process; False if it was ended because no line was written for PATIENCE seconds."""
+def _ends(process: subprocess.Popen, results: Path, patience: float) -> bool:
+    """Wait for the process; False if it was ended because no line was written for `patience` seconds."""
     size, since = -1, time.monotonic()
-    while time.monotonic() - since < PATIENCE:
+    while time.monotonic() - since < patience:
         try:
             process.wait(timeout=1)
             return True

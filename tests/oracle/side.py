@@ -98,6 +98,7 @@ class Side:
     """Calls made in one framework."""
 
     same: dict[Any, Any] | None = None  # the Tensors of a call whose equal arguments are one
+    unfilled: list[Any]  # parameters of a Program, which get their values when it is there
 
     def __init__(self, framework: str) -> None:
         self.paddle = importlib.import_module(framework)
@@ -160,13 +161,14 @@ class Side:
         self.paddle.enable_static()
         try:
             with static.program_guard(program, startup):
-                function = self._function(call, leaves := [])
+                self.unfilled = []
+                function = self._function(call, [])
                 args, kwargs = (mapped(decoded(call[part]), data) for part in ("args", "kwargs"))
                 outs = self._flat(function(*args, **kwargs))
             executor = static.Executor()
-            if leaves:
+            if self.unfilled:
                 executor.run(startup)
-                self._fill(leaves)
+                self._fill(self.unfilled)
             return {"outs": [encoded(self._array(o)) for o in executor.run(program, feed=feed, fetch_list=outs)]}
         finally:
             self.paddle.disable_static()
@@ -251,7 +253,9 @@ class Side:
             (layer.eval if call["layer"].get("eval") else layer.train)()
             # PaddlePaddle counts running statistics among the parameters
             trained = [p for p in layer.parameters() if not p.stop_gradient]
-            if call.get("way") not in ("program", "open"):
+            if call.get("way") in ("program", "open"):
+                self.unfilled = trained
+            else:
                 self._fill(trained)
             leaves += trained
             return layer
@@ -289,18 +293,24 @@ class Side:
         wanted, weights = [], []
         for number, out in enumerate(outs):
             array = self._array(out)
-            if array.dtype.kind not in "fc" or getattr(out, "stop_gradient", True):
-                continue
-            # a complex output counts by its real and imaginary parts, weighted apart
-            weight = wave(array.shape, number).astype(array.real.dtype)
-            tensor = self.paddle.to_tensor(
-                (weight + 0.5j * weight).astype(array.dtype) if array.dtype.kind == "c" else weight
+            if array.dtype.kind in "fc" and not getattr(out, "stop_gradient", True):
+                wanted.append(out)
+                weights.append(wave(array.shape, number).astype(array.real.dtype))
+        # a complex output counts by its real and imaginary parts, weighted apart
+        if len(wanted) == 1:
+            (out,), (weight,) = wanted, weights
+            cotangent = self.paddle.to_tensor(
+                weight if _is_real(out) else weight + weight.dtype.type(0.5) * 1j * weight
             )
-            wanted.append(out)
-            weights.append(tensor if tensor.dtype == out.dtype else tensor.astype(out.dtype))
-        if not wanted:
-            return [None] * len(leaves)
-        return self.paddle.grad(wanted, leaves, grad_outputs=weights, allow_unused=True)
+            return self.paddle.grad(wanted, leaves, grad_outputs=[cotangent.astype(out.dtype)], allow_unused=True)
+        # PaddlePaddle's process may end in the gradients of several results, unless they are added up
+        terms = []
+        for out, weight in zip(wanted, map(self.paddle.to_tensor, weights), strict=True):
+            parts = (out,) if _is_real(out) else (self.paddle.real(out), 0.5 * self.paddle.imag(out))
+            terms += [(part * weight).sum() for part in parts]
+        return (
+            self.paddle.grad([sum(terms[1:], terms[0])], leaves, allow_unused=True) if terms else [None] * len(leaves)
+        )
 
     def _flat(self, value: Any) -> list[Any]:
         if isinstance(value, dict):
@@ -363,6 +373,10 @@ def wave(shape: tuple[int, ...], number: int) -> np.ndarray:
     """Values in (-1, 1) that no two neighbours share: parameters and weights that both sides can make."""
     size = int(np.prod(shape))
     return np.cos(1.7 * np.arange(size) + number + 0.3).reshape(shape)
+
+
+def _is_real(tensor: Any) -> bool:
+    return not _name(tensor.dtype).startswith("complex")
 
 
 def _name(dtype: Any) -> str:
