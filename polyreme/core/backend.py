@@ -81,6 +81,8 @@ def _num_virtual_devices() -> int:
 def step_options() -> dict[str, Any] | None:
     """What jax.jit is told of a program that holds a forward and its backward, for the default backend: xla_flags."""
     options = xla_flags.chosen(jax.default_backend(), os.environ)
+    if jax.device_count() == 1:
+        options |= xla_flags.chosen(jax.default_backend(), os.environ, xla_flags.ONE_DEVICE)
     return {name: value for name, value in options.items() if xla_flags.is_known(name, value)} or None
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from polyreme.core import backend, xla_flags
 
-TABLES = (xla_flags.OPTIONS, xla_flags.DRAWING)
+TABLES = (xla_flags.OPTIONS, xla_flags.ONE_DEVICE, xla_flags.DRAWING)
 GIVEN = [o for table in TABLES for kind in ("cpu", "gpu") for o in table.get(kind, ())]
 COMMON = sorted({(o.name, o.value) for o in GIVEN}, key=str)
 
@@ -29,6 +29,15 @@ def test_an_unknown_option_is_left_out(monkeypatch, caplog):
         assert compiled(jnp.ones(2)).tolist() == [2.0, 2.0]
     finally:
         backend.step_options.cache_clear()
+
+
+def test_options_of_one_device_are_given_where_there_is_one(monkeypatch):
+    (option,) = xla_flags.ONE_DEVICE["cpu"]
+    for count in (1, 8):
+        monkeypatch.setattr(jax, "device_count", lambda count=count: count)
+        backend.step_options.cache_clear()
+        assert (option.name in backend.step_options()) == (count == 1)
+    backend.step_options.cache_clear()
 
 
 @pytest.mark.parametrize("variable", ["XLA_FLAGS", "LIBTPU_INIT_ARGS"])
