@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from polyreme.core.meshes import devices_of
 from polyreme.core.transfer import from_host
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer.update import Leaf, Rule, clip_norms, square_of, updated
@@ -29,7 +30,8 @@ STEPS_BY_KIND = 64
 def is_worthwhile(leaves: Sequence[Leaf], params: Sequence[jax.Array]) -> bool:
     """Whether updates by kind compile much less than the whole one, and give the same."""
     kinds = {(_kind(leaf), p.shape, p.dtype) for leaf, p in zip(leaves, params, strict=True)}
-    if len(leaves) - len(kinds) < _FEWEST_ALIKE or not all(p.is_fully_addressable for p in params):
+    # a call over several devices takes a millisecond
+    if len(leaves) - len(kinds) < _FEWEST_ALIKE or any(len(devices_of(p)) > 1 for p in params):
         return False
     clips = {id(leaf.clip): leaf.clip for leaf in leaves if leaf.clip is not None}.values()
     # squares of float32 and float64 gradients are added up in float64, and by the whole only from the first of those on

@@ -2,6 +2,7 @@
 
 import threading
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -94,9 +95,17 @@ def test_compiles_a_program_a_kind_then_the_whole_one_beside_the_steps(monkeypat
     assert len(called) == 3
 
 
-@pytest.mark.parametrize("clip", [ClipBySum(), None], ids=["a clip of its own", "few alike"])
-def test_leaves_to_the_whole_update_what_gains_nothing_or_differs(clip):
-    params = [Parameter(jnp.asarray(v, "float32")) for v in INITIAL[: None if clip else 3]]
+def is_worthwhile(values, clip=None, where=None):
+    params = [Parameter(jax.device_put(jnp.asarray(v, "float32"), where)) for v in values]
     optimizer = optimizers.SGD(1e-2, parameters=params, grad_clip=clip)
     leaves = [optimizer._leaf(p, optimizer._options(p)) for p in params]
-    assert not update_by_kind.is_worthwhile(leaves, [p._array for p in params])
+    return update_by_kind.is_worthwhile(leaves, [p._array for p in params])
+
+
+def test_leaves_to_the_whole_update_what_gains_nothing_or_differs():
+    assert is_worthwhile(INITIAL)
+    assert is_worthwhile(INITIAL, ClipGradByGlobalNorm(1.0))
+    assert not is_worthwhile(INITIAL[:9])
+    assert not is_worthwhile(INITIAL, ClipBySum())
+    over_devices = jax.sharding.NamedSharding(jax.make_mesh((2,), ("dp",)), jax.sharding.PartitionSpec())
+    assert not is_worthwhile(INITIAL, where=over_devices)
