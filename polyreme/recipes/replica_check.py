@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from polyreme.core.meshes import HOST
 from polyreme.distributed.checkpoint.parts import everyone_says
 from polyreme.errors import NumericsError
 
@@ -19,14 +23,14 @@ def check_replicas(arrays: dict[str, jax.Array], step: int) -> None:
 
     With several processes each must call it. A digest of each part is computed where it lies, 4 bytes of it come here.
     """
-    pending = [
-        (name, _place(part.index, array.shape), str(part.device), _digest(part.data))
-        for name, array in arrays.items()
-        for shared in [_shared_places(array)]
-        for part in (array.addressable_shards if shared else ())
-        if _place(part.index, array.shape) in shared
+    shared = {name: places for name, array in arrays.items() if (places := _shared_places(array))}
+    pending = {name: _digests([part.data for part in arrays[name].addressable_shards]) for name in shared}
+    rows = [
+        [name, place, str(part.device), int(digest)]
+        for name, digests in pending.items()
+        for part, digest in zip(arrays[name].addressable_shards, np.asarray(digests), strict=True)
+        if (place := _place(part.index, arrays[name].shape)) in shared[name]
     ]
-    rows = [[name, place, device, int(digest)] for name, place, device, digest in pending]
     if jax.process_count() > 1:
         rows = [row for rows_of_one in everyone_says(rows) for row in rows_of_one]
     parts: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
@@ -65,7 +69,30 @@ def _describe(name: str, place: str, digests: dict[str, int]) -> str:
     return f"{name} {place} between {', '.join(digests)}"
 
 
-@jax.jit
+def _digests(parts: list[jax.Array]) -> jax.Array | np.ndarray:
+    """uint32 [parts], of parts of one shape that lie on a device each, or in the host's memory near it."""
+    shape = parts[0].shape
+    mesh = Mesh(np.array([part.device for part in parts]), ("part",))
+    spec = PartitionSpec("part") if shape else PartitionSpec()
+    sharding = NamedSharding(mesh, spec, memory_kind=parts[0].sharding.memory_kind)
+    # the parts as one array, so that a shape has one program for all devices, not one for each
+    together = (len(parts) * shape[0], *shape[1:]) if shape else ()
+    array = jax.make_array_from_single_device_arrays(together, sharding, parts)
+    if sharding.memory_kind == HOST:
+        # one array at a time: a device has no room for all that is kept off it
+        return np.asarray(_program(mesh, spec)(jax.device_put(array, sharding.with_memory_kind("device"))))
+    return _program(mesh, spec)(array)
+
+
+@functools.cache
+def _program(mesh: Mesh, spec: PartitionSpec) -> Callable[[jax.Array], jax.Array]:
+    """An array whose parts lie on mesh -> the digest of each part."""
+    over_parts = jax.shard_map(
+        lambda part: _digest(part)[None], mesh=mesh, in_specs=spec, out_specs=PartitionSpec("part"), check_vma=False
+    )
+    return jax.jit(over_parts)
+
+
 def _digest(part: jax.Array) -> jax.Array:
     """uint32, another one if any bit differs: a sum of the words, each times an odd number, modulo 2**32."""
     if jnp.issubdtype(part.dtype, jax.dtypes.prng_key):
