@@ -165,12 +165,23 @@ class AsPaddle(AbstractContextManager):
         """Load modules whose name is another thing's before anybody asks for them: loading them sets the attribute."""
         for path in lookup.children(inner):
             name = path.rpartition(".")[2]
-            value = lookup.fetch(_CALLED_TOO[path]) if path in _CALLED_TOO else vars(module).get(name)
-            if (value is None and not lookup.is_name(inner, name)) or own_name(path) is not None:
+            value = vars(module).get(name)
+            is_attribute = path in _CALLED_TOO or value is not None or lookup.is_name(inner, name)
+            if not is_attribute or own_name(path) is not None:
                 continue
             child = sys.modules.setdefault(f"paddle.{path}", self._stand_in(f"paddle.{path}", path))
             if path in _CALLED_TOO:
-                self._set(module, name, _CalledModule(child, value))
+                self._set(module, name, _CalledModule(child, value or self._fetch_later(_CALLED_TOO[path])))
+
+    def _fetch_later(self, source: str) -> Callable[..., Any]:
+        """The function at a path, fetched when it is called: it may need jax, which importing paddle does not load."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            function = lookup.fetch(source)
+            self._register_loaded()
+            return function(*args, **kwargs)
+
+        return call
 
     def _extend_classes(self) -> None:
         """Give classes that are loaded the attributes that scripts ask of PaddlePaddle's."""
