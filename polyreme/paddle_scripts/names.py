@@ -172,6 +172,8 @@ distributed.fleet.utils.hybrid_parallel_util
   internals.parallel: fused_allreduce_gradients fused_allreduce_gradients_with_group
     obtain_optimizer_parameters_list unwrap_optimizer broadcast_dp_parameters broadcast_mp_parameters
     broadcast_sharding_parameters sync_params_buffers broadcast_sep_parameters
+distributed.fleet.utils.fs
+  distributed.fleet.utils: LocalFS
 distributed.fleet.utils.log_util
   internals.logs: logger set_log_level get_log_level_name get_log_level_code layer_to_str get_logger
     check_memory_usage
@@ -229,8 +231,10 @@ ABSENT: dict[str, str] = {
     "distributed.fleet.load_model distributed.fleet.load_inference_model": _PARAMETER_SERVERS,
     "distributed.fleet.save_cache_table distributed.fleet.make_fl_strategy": _PARAMETER_SERVERS,
     "distributed.fleet.is_coordinator distributed.fleet.init_coordinator": _PARAMETER_SERVERS,
-    "distributed.fleet.utils.ps_util distributed.fleet.utils.fs distributed.fleet.utils.LocalFS": _PARAMETER_SERVERS,
-    "distributed.fleet.utils.HDFSClient base.DatasetFactory": _PARAMETER_SERVERS,
+    "distributed.fleet.utils.ps_util base.DatasetFactory": _PARAMETER_SERVERS,
+    "distributed.fleet.utils.HDFSClient distributed.fleet.utils.fs.HDFSClient": (
+        "mount the file system, or copy files with its own command"
+    ),
     "distributed.fleet.base.private_helper_function": _PARAMETER_SERVERS,
     "static.nn.continuous_value_model static.ctr_metric_bundle": _PARAMETER_SERVERS,
     "incubate.nn.functional.fp8 incubate.nn.functional.fused_stack_transpose_quant": _KERNELS,

@@ -1,6 +1,7 @@
-"""fleet.utils: recompute, and the sequence-parallel layers and layout changes."""
+"""fleet.utils: recompute, the sequence-parallel layers and layout changes, and files of this machine."""
 
 from polyreme.distributed.fleet.recompute import recompute
 from polyreme.distributed.fleet.utils import sequence_parallel_utils
+from polyreme.distributed.fleet.utils.local_fs import LocalFS
 
-__all__ = ["recompute", "sequence_parallel_utils"]
+__all__ = ["LocalFS", "recompute", "sequence_parallel_utils"]
