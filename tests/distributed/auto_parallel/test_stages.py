@@ -163,7 +163,7 @@ def test_modes_shapes_and_frozen_parameters_are_followed():
     assert np.abs(np.asarray(model.last.weight.grad._array) - want).max() <= bound.gradient(want, 1.0)
 
     for p in (model.first.weight, model.last.bias):
-        p.clear_grad()
+        p.clear_grad(set_to_zero=False)
         p.stop_gradient = True
     model.last.weight.clear_grad()
     uneven = cut([[(ROWS[:5],), (ROWS[5:],)], [(), ()]], 2, None)
