@@ -61,7 +61,7 @@ FLOORS = {
     ],
     "polyreme.distributed.auto_parallel": ["dims tensors", "layers", "stages", "engine", "api"],
     "polyreme.distributed.fleet": [
-        "base layers recompute",
+        "base layers local_fs recompute",
         "fleet optimizer utils wrappers",
         "meta_optimizers meta_parallel scaler",
         "model",

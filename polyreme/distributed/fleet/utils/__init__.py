@@ -1,7 +1,7 @@
 """fleet.utils: recompute, the sequence-parallel layers and layout changes, and files of this machine."""
 
+from polyreme.distributed.fleet.local_fs import LocalFS
 from polyreme.distributed.fleet.recompute import recompute
 from polyreme.distributed.fleet.utils import sequence_parallel_utils
-from polyreme.distributed.fleet.utils.local_fs import LocalFS
 
 __all__ = ["LocalFS", "recompute", "sequence_parallel_utils"]
