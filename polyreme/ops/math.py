@@ -422,7 +422,9 @@ def copysign(x: Array, y: Array) -> Array:
     """|x| with the sign of y; integers keep their dtype, in which -0 is 0."""
     if not (dtypes.is_inexact(x.dtype) or dtypes.is_inexact(y.dtype)):
         x, y = promote(x, y)
-        return x if x.dtype == dtypes.bool_ else jnp.where(y < 0, -jnp.abs(x), jnp.abs(x))
+        if x.dtype == dtypes.bool_:
+            return jnp.broadcast_arrays(x, y)[0]
+        return jnp.where(y < 0, -jnp.abs(x), jnp.abs(x))
     return jnp.copysign(*promote_floating(x, y))
 
 
