@@ -129,6 +129,10 @@ class _Settings:
             raise ConfigError(f"{owner}.{name}={value!r} cannot be honoured: {field.note}")
         self._values[name] = value
 
+    def given(self) -> dict[str, Any]:
+        """The settings that were set, enumerators as integers."""
+        return {name: int(v) if isinstance(v, enum.IntEnum) else v for name, v in self._values.items()}
+
     def use(self) -> None:
         """Allow no more changes."""
         object.__setattr__(self, "_is_used", True)

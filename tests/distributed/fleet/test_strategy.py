@@ -21,6 +21,7 @@ from polyreme.distributed.fleet.base.strategy_fields import FIELDS, GATES, OWN
 from polyreme.distributed.settings import HARMLESS, HONOURED, REFUSED, walk
 from polyreme.errors import ConfigError, PlacementError, StrategyError
 from polyreme.mesh import Plan
+from polyreme.static import BuildStrategy
 
 ROOT = Path(__file__).parents[3]
 LISTED = Path(__file__).with_name("strategy_fields.txt").read_text().splitlines()
@@ -423,3 +424,17 @@ def test_text_is_written_as_protobuf_writes_it():
     assert text == (
         'amp: true\namp_configs {\n  decr_ratio: 0.5\n  custom_white_list: "a"\n  custom_white_list: "b\\"\\n"\n}\n'
     )
+
+
+def test_a_build_strategy_is_taken_for_the_settings_that_both_have():
+    build = BuildStrategy()
+    build.fuse_bn_act_ops = build.enable_inplace = build.fuse_adamw = True
+    build.reduce_strategy = BuildStrategy.ReduceStrategy.Reduce
+    strategy = DistributedStrategy()
+    strategy.build_strategy = build
+    assert strategy.given() == {
+        "build_strategy": {"fuse_bn_act_ops": True, "enable_inplace": True, "reduce_strategy": 1}
+    }
+    copied = DistributedStrategy()
+    copied.build_strategy = strategy.build_strategy
+    assert copied == strategy

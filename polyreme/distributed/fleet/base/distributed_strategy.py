@@ -42,6 +42,9 @@ class DistributedStrategy:
         return self._settings[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "build_strategy" and hasattr(value, "given"):  # a BuildStrategy, which has more settings
+            known = FIELDS["build_strategy"]
+            value = {key: setting for key, setting in value.given().items() if key in known}
         self._settings[name] = value
 
     def __delattr__(self, name: str) -> None:
