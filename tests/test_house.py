@@ -122,9 +122,10 @@ FACADES = (
 COMPUTING = ("autograd", "core", "eager", "jit", "kernels", "ops")
 SAYING = ("polyreme.distributed.fleet",)
 SPELLED_TWICE = """
-Accuracy Assign Attention Auc AvgPool1D AvgPool2D AvgPool3D BatchNorm Bilinear Block Conv2D Conv3D DataLoader Embedding
-Executor ExponentialMovingAverage FeedForward Hessian Jacobian LRScheduler Layer LayerNorm LeakyReLU Linear MaxPool3D
-Normal Optimizer ParamAttr Precision ReLU ReLU6 Recall Softmax Strategy SyncBatchNorm Tensor Unfold Uniform While
+Accuracy Assign Attention Auc AvgPool1D AvgPool2D AvgPool3D BatchNorm Bilinear Block Conv2D Conv3D DataLoader Decoder
+Embedding Executor ExponentialMovingAverage FeedForward GRUCell Hessian Jacobian LRScheduler LSTMCell Layer LayerNorm
+LeakyReLU Linear MaxPool3D Normal Optimizer ParamAttr Precision ReLU ReLU6 Recall Softmax Strategy SyncBatchNorm Tensor
+Unfold Uniform While
 """
 """Names that the public API, or the file of a Program, gives to several classes; Layers of models name parameters."""
 # packages whose module has another name, and those that come with jax

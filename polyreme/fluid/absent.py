@@ -9,20 +9,18 @@ from typing import Any
 
 _DETECTION = "use polyreme.vision.ops, or write it with polyreme's ops"
 _PARAMETER_SERVER = "there are no parameter servers here; use polyreme.distributed.fleet"
-_SEARCH = "write the search as a loop over Executor.run, or with polyreme's ops"
-_RNN = "use StaticRNN, dynamic_lstm or dynamic_gru"
+_SEARCH = "use BeamSearchDecoder with dynamic_decode"
+_RNN = "use rnn with a cell, StaticRNN, dynamic_lstm or dynamic_gru"
 _ARRAY = "arrays of Variables have no bound; keep one Variable of all steps and use scatter, or use while_loop"
 _DECAY = "give fluid.optimizer a schedule of polyreme.optimizer.lr, and step it"
 _LAYER = "use the layer of polyreme.nn"
 _PROFILER = "profile with jax.profiler around Executor.run"
 INSTEAD: dict[str, str] = {
     "IfElse": "use cond for one condition, and elementwise_mul with a mask for one of each row",
-    "DynamicRNN": _RNN, "rnn": _RNN, "lstm": _RNN, "RNNCell": _RNN, "GRUCell": _RNN, "LSTMCell": _RNN,
+    "DynamicRNN": _RNN, "lstm": _RNN,
     "array_write": _ARRAY, "array_read": _ARRAY, "array_length": _ARRAY, "create_array": _ARRAY,
     "tensor_array_to_tensor": _ARRAY,
-    "beam_search": _SEARCH, "beam_search_decode": _SEARCH, "dynamic_decode": _SEARCH, "BeamSearchDecoder": _SEARCH,
-    "Decoder": _SEARCH, "DecodeHelper": _SEARCH, "TrainingHelper": _SEARCH, "GreedyEmbeddingHelper": _SEARCH,
-    "SampleEmbeddingHelper": _SEARCH, "BasicDecoder": _SEARCH, "gather_tree": _SEARCH,
+    "beam_search": _SEARCH, "beam_search_decode": _SEARCH, "gather_tree": _SEARCH,
     "py_reader": "use fluid.io.DataLoader.from_generator", "read_file": "use fluid.io.DataLoader.from_generator",
     "double_buffer": "give capacity to fluid.io.DataLoader.from_generator",
     "create_py_reader_by_data": "use fluid.io.DataLoader.from_generator with iterable=False",

@@ -172,17 +172,39 @@ def _describe(value: Any) -> str:
 def while_loop(
     recorder: ProgramRecorder, test: Callable, body: Callable, init: Sequence[Any], maximum: int | None
 ) -> list[Any]:
-    """Record a loop; returns what its variables end as, numbers as Tensors."""
-    start = [v if isinstance(v, TensorState) else Tensor(v) for v in init]
-    tested = _record(recorder, lambda *now: [test(*now)], start)
-    ran = _record(recorder, lambda *now: _list(body(*now)), start)
-    if len(ran.result) != len(start):
-        raise ProgramError(f"while_loop: body returned {len(ran.result)} values for {len(start)} loop_vars")
+    """Record a loop; returns what its variables end as, numbers as Tensors. Variables may be nested."""
+    leaves: list[Any] = []
+    spec = flatten(list(init), leaves)
+    start = [v if isinstance(v, TensorState) else Tensor(v) for v in leaves]
+
+    def advanced(*now: Any) -> list[Any]:
+        result = _list(body(*rebuild(spec, iter(now))))
+        if len(result) != len(init):
+            raise ProgramError(f"while_loop: body returned {len(result)} values for {len(init)} loop_vars")
+        ended: list[Any] = []
+        if not _is_alike(flatten(result, ended), spec):
+            raise ProgramError(
+                "while_loop: body returned loop_vars nested in another way than they are at first; return the same "
+                "lists and dicts, in the same order"
+            )
+        return ended
+
+    tested = _record(recorder, lambda *now: [test(*rebuild(spec, iter(now)))], start)
+    ran = _record(recorder, advanced, start)
     if tested.carried:
         raise ProgramError("while_loop: cond changes Variables from outside in place; do that in body")
     if not isinstance(tested.result[0], TensorState):
         raise ProgramError(f"while_loop: cond returned {tested.result[0]!r}, which is no Variable; the loop never ends")
-    return loop_of(recorder, tested, ran, start, maximum)
+    return rebuild(spec, iter(loop_of(recorder, tested, ran, start, maximum)))
+
+
+def _is_alike(spec: Any, other: Any) -> bool:
+    """Whether two structures are the same but for lists that are tuples."""
+    if spec is LEAF or other is LEAF:
+        return spec is other
+    (kind, keys, specs), (other_kind, other_keys, others) = spec, other
+    same_kind = kind is other_kind or {kind, other_kind} == {list, tuple}
+    return same_kind and keys == other_keys and len(specs) == len(others) and all(map(_is_alike, specs, others))
 
 
 def _list(result: Any) -> list[Any]:

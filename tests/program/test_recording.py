@@ -77,6 +77,20 @@ def test_a_size_not_known_that_nothing_fits_is_refused(static_mode):
         x * paddle.create_parameter([3, 4], "float32")
 
 
+def test_loop_variables_may_be_nested(static_mode):
+    x = static.data("x", [2])
+    start = {"i": paddle.zeros([1], "int64"), "sums": [x, x * 2]}
+
+    def body(now):
+        return {"i": now["i"] + 1, "sums": (now["sums"][0] + 1, now["sums"][1] * 2)}
+
+    (end,) = while_loop(lambda now: now["i"] < 3, lambda now: [body(now)], [start])
+    found = run([end["i"], *end["sums"]], x=np.array([1.0, 5.0], np.float32))
+    assert [a.tolist() for a in found] == [[3], [4.0, 8.0], [16.0, 80.0]]
+    with pytest.raises(ProgramError, match="nested in another way"):
+        while_loop(lambda now: now["i"] < 3, lambda now: [{"i": now["i"] + 1}], [start])
+
+
 def build(x):
     """A convolution, batch normalization, a branch and a loop."""
     conv, norm = paddle.nn.Conv2D(3, 4, 3), paddle.nn.BatchNorm2D(4)

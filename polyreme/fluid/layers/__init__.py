@@ -12,6 +12,7 @@ from polyreme.fluid.layers.metric_op import *
 from polyreme.fluid.layers.nn import *
 from polyreme.fluid.layers.ops import *
 from polyreme.fluid.layers.reduction import *
+from polyreme.fluid.layers.rnn import *
 from polyreme.fluid.layers.sequences import *
 from polyreme.fluid.layers.shape import *
 from polyreme.fluid.layers.tensor import *
