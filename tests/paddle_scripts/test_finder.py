@@ -192,13 +192,15 @@ def test_examples_of_docstrings_hold():
 
 
 def test_a_stand_in_goes_with_the_block():
-    """paddle.fluid.layers.rnn is a path of PaddlePaddle; polyreme.fluid.layers has nothing of that name."""
+    """paddle.fluid.layers.sequence_lod is a path of PaddlePaddle; polyreme.fluid.layers has nothing of that name."""
     code = (
         "import polyreme.fluid as fluid; from polyreme.paddle_scripts import as_paddle\n"
         "with as_paddle():\n"
-        "    import paddle.fluid.layers.rnn, paddle.nn.functional\n"
-        "    assert paddle.fluid.layers.rnn.gru_unit is fluid.layers.gru_unit\n"
-        "assert not hasattr(fluid.layers, 'rnn')\n"
+        "    import paddle.fluid.layers.sequence_lod, paddle.nn.functional\n"
+        "    assert paddle.fluid.layers.sequence_lod.sequence_pool is fluid.layers.sequence_pool\n"
+        "    from paddle.fluid.layers.rnn import gru_unit\n"
+        "    assert gru_unit is fluid.layers.gru_unit and paddle.fluid.layers.rnn is fluid.layers.rnn\n"
+        "assert not hasattr(fluid.layers, 'sequence_lod')\n"
         "import polyreme; assert polyreme.nn.functional.relu\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)

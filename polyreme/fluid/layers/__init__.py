@@ -11,8 +11,8 @@ from polyreme.fluid.layers.loss import *
 from polyreme.fluid.layers.metric_op import *
 from polyreme.fluid.layers.nn import *
 from polyreme.fluid.layers.ops import *
+from polyreme.fluid.layers.recurrent import *
 from polyreme.fluid.layers.reduction import *
-from polyreme.fluid.layers.rnn import *
 from polyreme.fluid.layers.sequences import *
 from polyreme.fluid.layers.shape import *
 from polyreme.fluid.layers.tensor import *
