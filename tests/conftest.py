@@ -46,6 +46,12 @@ gc.set_threshold(30_000, 10, 10)
 _MANY_BYTES = 1_700_000_000
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _devices_are_started():
+    """Tests that set CPU_NUM would else decide how many devices the worker has, where they come first."""
+    jax.devices()
+
+
 @pytest.fixture(autouse=True)
 def _programs_do_not_pile_up():
     """Let go of compiled programs when this process has grown: what is needed again is loaded from the run's folder."""
