@@ -75,6 +75,7 @@ def test_gives_the_bits_of_the_whole_update_before_and_after_that_takes_over(cas
 def test_compiles_a_program_a_kind_then_the_whole_one_beside_the_steps(monkeypatch):
     monkeypatch.setattr(update_by_kind, "STEPS_BY_KIND", 2)
     make = CASES["momentum"][0]
+    updates(make, steps=GRADS[:1])  # compiles what makes and fills Tensors too
     with counted_compilations() as programs:
         _, optimizer = updates(make, steps=GRADS[:1])
     assert len(programs) == len(set(SHAPES))
