@@ -91,8 +91,15 @@ def test_a_cell_of_ones_own():
 def test_an_unknown_number_of_steps_is_refused():
     with fluid.program_guard(fluid.Program(), fluid.Program()):
         x = fluid.data("x", [None, None, 1], "float32")
-        with pytest.raises(ConfigError, match="number of steps of inputs is unknown"):
+        with pytest.raises(ConfigError, match="rnn: the number of steps of inputs is unknown"):
             layers.rnn(Counter(), x)
+        with pytest.raises(ConfigError, match="TrainingHelper: the number of steps of inputs is unknown"):
+            layers.TrainingHelper(x, fluid.data("lengths", [None], "int64"))
+
+
+def test_a_temperature_of_0_is_refused():
+    with pytest.raises(ConfigError, match="softmax_temperature=0"):
+        layers.SampleEmbeddingHelper(None, None, 0, softmax_temperature=0)
 
 
 class Next(layers.RNNCell):
@@ -104,10 +111,15 @@ class Next(layers.RNNCell):
         return layers.one_hot(layers.cast(inputs + 1, "int64"), VOCAB), states + 1
 
 
-def test_greedy_decoding_ends_with_the_end_token():
+# logits of 1 and 0 at this temperature leave no doubt what is drawn
+HELPERS = [(layers.GreedyEmbeddingHelper, {}), (layers.SampleEmbeddingHelper, {"softmax_temperature": 1e-2})]
+
+
+@pytest.mark.parametrize(("kind", "settings"), HELPERS)
+def test_decoding_ends_with_the_end_token(kind, settings):
     with fluid.program_guard(fluid.Program(), fluid.Program()):
         start = fluid.data("start", [2], "int64")
-        helper = layers.GreedyEmbeddingHelper(lambda ids: layers.unsqueeze(ids, [1]), start, end_token=5)
+        helper = kind(lambda ids: layers.unsqueeze(ids, [1]), start, end_token=5, **settings)
         cell = Next()
         decoder = layers.BasicDecoder(cell, helper)
         outputs, _, lengths = layers.dynamic_decode(

@@ -160,15 +160,19 @@ def rnn(
     The number of steps is part of the Program. sequence_length [batch]: behind it outputs are 0 and states stand still.
     Raises ConfigError for an unknown number of steps.
     """
-    steps = jax.tree.leaves(inputs)[0].shape[0 if time_major else 1]
-    if steps < 0:
-        raise ConfigError(
-            "fluid.layers.rnn: the number of steps of inputs is unknown, and the Program has each step in it; give it "
-            "in data(shape=), or use dynamic_lstm or dynamic_gru"
-        )
-    x = inputs if time_major else _swap(inputs)
+    x = _by_step("rnn", inputs, time_major)
     outputs, last = over_time(cell, x, initial_states, sequence_length, is_reverse, **kwargs)
     return outputs if time_major else _swap(outputs), last
+
+
+def _by_step(what: str, inputs: Any, time_major: bool) -> Any:
+    """inputs as [steps, batch, ...]. Raises ConfigError for an unknown number of steps."""
+    if jax.tree.leaves(inputs)[0].shape[0 if time_major else 1] < 0:
+        raise ConfigError(
+            f"fluid.layers.{what}: the number of steps of inputs is unknown, and is part of the Program; give it in "
+            "data(shape=), or use dynamic_lstm or dynamic_gru"
+        )
+    return inputs if time_major else _swap(inputs)
 
 
 def _swap(x: Any) -> Any:
@@ -209,11 +213,14 @@ class DecodeHelper:
 
 
 class TrainingHelper(DecodeHelper):
-    """Inputs are the steps of sequences [batch, steps, ...] (time_major: [steps, batch, ...]) of sequence_length."""
+    """Inputs are the steps of sequences [batch, steps, ...] (time_major: [steps, batch, ...]) of sequence_length.
+
+    Raises ConfigError for an unknown number of steps.
+    """
 
     @layer
     def __init__(self, inputs: Any, sequence_length: Any, time_major: bool = False) -> None:
-        steps = inputs if time_major else _swap(inputs)
+        steps = _by_step("TrainingHelper", inputs, time_major)
         self._length = sequence_length
         # behind the last step there is one more, which no output comes of
         self._steps = jax.tree.map(lambda x: concat([x, zeros_like(x[:1])], 0), steps)
@@ -255,7 +262,10 @@ class GreedyEmbeddingHelper(DecodeHelper):
 
 
 class SampleEmbeddingHelper(GreedyEmbeddingHelper):
-    """GreedyEmbeddingHelper that draws tokens by softmax(logits / softmax_temperature)."""
+    """GreedyEmbeddingHelper that draws tokens by softmax(logits / softmax_temperature).
+
+    Raises ConfigError for a temperature that is not above 0, and for a seed.
+    """
 
     def __init__(
         self, embedding_fn: Callable[..., Any], start_tokens: Any, end_token: int,
@@ -264,6 +274,11 @@ class SampleEmbeddingHelper(GreedyEmbeddingHelper):
         seedless("SampleEmbeddingHelper", seed)
         super().__init__(embedding_fn, start_tokens, end_token)
         self.softmax_temperature = 1.0 if softmax_temperature is None else softmax_temperature
+        if not self.softmax_temperature > 0:
+            raise ConfigError(
+                f"SampleEmbeddingHelper: softmax_temperature={softmax_temperature}; give a number above 0, or use "
+                "GreedyEmbeddingHelper"
+            )
 
     def sample(self, time: Any, outputs: Any, states: Any) -> Any:
         """A token of each row of logits [batch, vocab]."""
