@@ -96,6 +96,9 @@ def test_attributes_of_programs_and_parameters():
 
     weight = EagerParamBase.from_tensor(paddle.to_tensor([1.0, 2.0]), trainable=False, name="from_tensor")
     assert (weight.tolist(), weight.trainable, weight.name) == ([1, 2], False, "from_tensor")
+    assert EagerParamBase.from_tensor(weight, need_clip=False).need_clip is False
+    with pytest.raises(ConfigError, match="'clip' is no setting of a Parameter"):
+        EagerParamBase.from_tensor(weight, clip=1)
     assert weight.is_parameter
     assert not paddle.ones([1]).is_parameter
     paddle.enable_static()

@@ -82,9 +82,19 @@ class ParameterNames:
     """Attributes of Parameter."""
 
     @staticmethod
-    def from_tensor(tensor: Any, trainable: bool = True, name: str | None = None, **_: Any) -> Parameter:
-        """A Parameter with a copy of a Tensor."""
-        return Parameter(tensor.detach().clone()._array, trainable=trainable, name=name)
+    def from_tensor(tensor: Any, trainable: bool = True, name: str | None = None, **settings: Any) -> Parameter:
+        """A Parameter with a copy of a Tensor, and with settings that Parameters have.
+
+        Raises ConfigError for another setting.
+        """
+        known = ("optimize_attr", "regularizer", "need_clip", "is_distributed")
+        for setting in settings:
+            if setting not in known:
+                raise ConfigError(f"Parameter.from_tensor: {setting!r} is no setting of a Parameter; give {known}")
+        parameter = Parameter(tensor.detach().clone()._array, trainable=trainable, name=name)
+        for setting, value in settings.items():
+            setattr(parameter, setting, value)
+        return parameter
 
 
 class ParamAttrNames:
