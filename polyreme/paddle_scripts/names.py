@@ -15,20 +15,37 @@ _TABLE = """
   internals.core: is_compiled_with_mkldnn
   internals.signals: hamming_window hann_window blackman_window bartlett_window kaiser_window
   internals.release: __git_commit__=commit
+  internals.devices: get_default_device get_device_module
   ops.sampling: top_p_sampling
 amp
   .: autocast
 version
-  internals.release: rc commit
+  internals.release: rc commit cinn
 device
   core.place: _convert_to_place=as_place
+  core.rng: manual_seed_all=seed
+  internals.devices: get_default_device get_device_module
+device.xpu
+  device: current_stream
+cuda
+  device: is_current_stream_capturing max_memory_reserved reset_max_memory_allocated reset_max_memory_reserved
 signal
-  internals.signals: frame
+  internals.signals: frame overlap_add
 tensor
   internals.framework: create_tensor
+  internals.arrays: array_length array_read array_write create_array
+tensor.array
+  internals.arrays: array_length array_read array_write create_array
+tensor.manipulation
+  fluid.layers: fill_constant
 tensor.creation
   internals.framework: create_tensor
+optimizer.lr
+  internals.schedules: noam_decay exponential_decay natural_exp_decay inverse_time_decay polynomial_decay cosine_decay
+    piecewise_decay linear_lr_warmup
 nn.clip
+  fluid.layers: clip_by_norm
+  fluid.clip: set_gradient_clip
   internals.clipping: _squared_l2_norm _clip_by_global_norm_using_mp_type merge_selected_rows
     get_tensor_from_selected_rows
   nn.clip: ClipGradBase=GradientClip
@@ -94,6 +111,12 @@ base.data_feeder
   fluid.data_feeder: convert_dtype check_dtype check_type check_variable_and_dtype DataFeeder
 base.layer_helper
   internals.framework: LayerHelper
+base.executor
+  internals.saving: as_numpy
+static.log_helper
+  internals.logs: get_logger
+base.io
+  fluid.io: DataLoader PyReader
 base.log_helper
   internals.logs: get_logger
 common_ops_import
@@ -135,7 +158,10 @@ vision
     adjust_brightness adjust_contrast adjust_hue erase affine perspective ColorJitter CenterCrop Normalize
     RandomCrop RandomHorizontalFlip Resize ToTensor Transpose Grayscale Pad RandomResizedCrop RandomRotation
     RandomVerticalFlip
+vision.models._utils
+  internals.layers: IntermediateLayerGetter
 vision.transforms.functional
+  vision.transforms.color: adjust_saturation
   vision.transforms: to_tensor resize crop center_crop hflip vflip pad
   vision.image: _is_tensor_image=is_tensor _is_pil_image=is_pillow
   internals.images: _is_numpy_image
@@ -154,6 +180,7 @@ dataset.mnist
   internals.mnist_files: URL_PREFIX TEST_IMAGE_URL TEST_IMAGE_MD5 TEST_LABEL_URL TEST_LABEL_MD5 TRAIN_IMAGE_URL
     TRAIN_IMAGE_MD5 TRAIN_LABEL_URL TRAIN_LABEL_MD5
 distributed
+  distributed.fleet: ParallelMode
   internals.parallel: in_auto_parallel_align_mode
 distributed.collective
   internals.parallel: _c_concat _c_identity _c_split _mp_allreduce _c_lookup_table _c_softmax_with_cross_entropy
@@ -215,8 +242,23 @@ ABSENT: dict[str, str] = {
     "profiler": "profile with jax.profiler.trace(folder) around the steps",
     "onnx": "save with jit.save, which polyreme.inference serves",
     "incubate.asp": "sparsity comes later",
-    "cost_model incubate.cc": _PASSES,
-    "pir framework.IrGraph framework.IrNode": _PIR,
+    "cost_model incubate.cc incubate.passes": _PASSES,
+    "amp.debugging static.amp.debugging": (
+        "set_flags({'FLAGS_check_nan_inf': True}) names the op, layer and step of the first NaN: docs/numerics.md"
+    ),
+    "incubate.autotune": "XLA chooses kernels and layouts; a DataLoader takes num_workers",
+    "device.cuda.graphs": "capture the step with jit.to_static, which makes one program of it",
+    "compat.use_torch_proxy_guard compat.extend_torch_proxy_blocked_modules": "use enable_compat and disable_compat",
+    "incubate.optimizer.GradientMergeOptimizer": "set gradient_merge of DistributedStrategy",
+    "incubate.optimizer.RecomputeOptimizer": "set recompute of DistributedStrategy, or call fleet.utils.recompute",
+    "incubate.optimizer.PipelineOptimizer": "give fleet a PipelineLayer: docs/pipeline.md",
+    "incubate.optimizer.LarsMomentumOptimizer": "use fluid.optimizer.LarsMomentumOptimizer",
+    "distributed.fleet.utils.hybrid_parallel_inference": "give fleet a PipelineLayer and call eval_batch",
+    "distributed.auto_parallel.static.converter distributed.auto_parallel.static.utils": (
+        "distributed.save_state_dict and load_state_dict lay arrays out for another mesh"
+    ),
+    "distributed.auto_parallel.high_level_api": "use distributed.to_distributed",
+    "pir framework.IrGraph framework.IrNode decomposition incubate.autograd.primreg": _PIR,
     "base.libpaddle.ProgramDesc base.libpaddle.Graph base.libpaddle.AttrType": _PIR,
     "base.framework.IrGraph base.framework.OpProtoHolder base.framework.Operator framework.OpProtoHolder": _PIR,
     "common_ops_import.OpProtoHolder base.libpaddle.op_proto_and_checker_maker jit.layer": _PIR,
@@ -231,7 +273,8 @@ ABSENT: dict[str, str] = {
     "distributed.fleet.load_model distributed.fleet.load_inference_model": _PARAMETER_SERVERS,
     "distributed.fleet.save_cache_table distributed.fleet.make_fl_strategy": _PARAMETER_SERVERS,
     "distributed.fleet.is_coordinator distributed.fleet.init_coordinator": _PARAMETER_SERVERS,
-    "distributed.fleet.utils.ps_util base.DatasetFactory": _PARAMETER_SERVERS,
+    "distributed.fleet.utils.ps_util base.DatasetFactory distributed.communicator": _PARAMETER_SERVERS,
+    "distributed.transpiler": _PARAMETER_SERVERS,
     "distributed.fleet.utils.HDFSClient distributed.fleet.utils.fs.HDFSClient": (
         "mount the file system, or copy files with its own command"
     ),

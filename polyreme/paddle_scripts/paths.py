@@ -62,6 +62,7 @@ PATHS: dict[str, str] = {
     ),
     "amp.amp_lists": "amp",
     **_below("autograd", "autograd backward_mode ir_backward", "autograd"),
+    "reader.decorator": "reader",
     "hapi.callbacks": "callbacks",
     "hapi.model_summary": "",
     "hapi.progressbar": "hapi.progress_bar",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import polyreme
-from polyreme.errors import AbsentError, ConfigError
+from polyreme.errors import AbsentError, ConfigError, DTypeError, ProgramError, ShapeError
 from polyreme.paddle_scripts import as_paddle, lookup
 from polyreme.paddle_scripts.absent import Absent
 from polyreme.paddle_scripts.names import CLASSES, NAMES, REASONS
@@ -324,3 +324,116 @@ def test_kernels_heed_seeds_or_refuse_what_would_change_their_results():
     ):  # fmt: skip
         with pytest.raises(ConfigError, match="has no meaning in polyreme"):
             call()
+
+
+def test_arrays_of_tensors_are_lists():
+    from paddle.tensor import array_length, array_read, array_write, create_array
+
+    first, second = polyreme.to_tensor([1.0, 2.0]), polyreme.to_tensor([3.0])
+    array = create_array("float32", [first])
+    index = polyreme.to_tensor([1])
+    assert array_write(second, index, array) is array
+    assert array_write(first, 1, array) == [first, first]
+    assert array_read(array, index - 1) is first
+    assert array_length(array_write(second, 0)) == 1
+    for call in (lambda: array_write(first, 3, array), lambda: array_read(array, 2), lambda: array_read(array, -1)):
+        with pytest.raises(IndexError, match="of an array of 2"):
+            call()
+    with pytest.raises(DTypeError, match="holds Tensors of it, got float32"):
+        create_array("int64", [first])
+    polyreme.enable_static()
+    try:
+        with pytest.raises(ProgramError, match=r"a Program has no arrays of Tensors; give static.nn.while_loop"):
+            create_array("float32")
+    finally:
+        polyreme.disable_static()
+
+
+RATES = {  # at steps 0, 1, 2 and 3
+    "noam_decay": ((16, 2), [0, 0.25 / 8**0.5, 0.25 / 2**0.5, 0.25 / 3**0.5]),
+    "exponential_decay": ((0.4, 2, 0.25, True), [0.4, 0.4, 0.1, 0.1]),
+    "natural_exp_decay": ((0.4, 2, 0.5), [0.4 * np.exp(-0.25 * step) for step in range(4)]),
+    "inverse_time_decay": ((0.6, 2, 1.0), [0.6, 0.4, 0.3, 0.24]),
+    "polynomial_decay": ((0.5, 2, 0.1, 1.0), [0.5, 0.3, 0.1, 0.1]),
+    "cosine_decay": ((0.4, 2, 4), [0.4, 0.4, 0.2 * (1 + 0.5**0.5), 0.2 * (1 + 0.5**0.5)]),
+    "piecewise_decay": (([1, 3], [0.3, 0.2, 0.1]), [0.3, 0.2, 0.2, 0.1]),
+    "linear_lr_warmup": ((0.5, 2, 0.1, 0.3), [0.1, 0.2, 0.5, 0.5]),
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_learning_rates_by_function_are_schedulers(name):
+    from paddle.optimizer import lr
+
+    args, rates = RATES[name]
+    scheduler = getattr(lr, name)(*args)
+    for rate in rates:
+        assert scheduler() == pytest.approx(rate, rel=1e-12)
+        scheduler.step()
+
+
+def test_learning_rates_by_function_are_computed_in_programs():
+    import paddle
+
+    paddle.enable_static()
+    try:
+        with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
+            rate = paddle.optimizer.lr.noam_decay(16, 2, 3.0)
+            assert rate.shape == (1,)
+            exe = paddle.static.Executor()
+            exe.run(paddle.static.default_startup_program())
+            (value,) = exe.run(fetch_list=[rate])
+        np.testing.assert_allclose(value, [0.75 / 8**0.5], rtol=8 * 2.0**-23)
+    finally:
+        paddle.disable_static()
+
+
+def test_overlapping_pieces_are_added_again():
+    import paddle
+
+    x = paddle.to_tensor(np.float32([[1, 2], [3, 4], [5, 6]]), stop_gradient=False)
+    signal = paddle.signal.overlap_add(x, 2)
+    assert signal.tolist() == [1, 3, 5 + 2, 4, 6]
+    (signal * paddle.arange(5.0)).sum().backward()
+    assert x.grad.tolist() == [[0, 2], [1, 3], [2, 4]]
+    rows = paddle.signal.overlap_add(x.reshape([3, 2, 1]), 1, axis=0)
+    assert rows.flatten().tolist() == [1, 2 + 3, 4 + 5, 6]
+    for bad, message in (((x, 1, 1), "axis=1; frames lie"), ((x, 0), "hop_length=0; at least 1")):
+        with pytest.raises(ConfigError, match=message):
+            paddle.signal.overlap_add(*bad)
+    with pytest.raises(ShapeError, match="has 1 dims"):
+        paddle.signal.overlap_add(x[0], 1)
+
+
+def test_layers_of_a_model_give_their_results_by_name():
+    import paddle
+    from paddle.vision.models._utils import IntermediateLayerGetter
+
+    model = paddle.nn.Sequential(
+        ("pool", paddle.nn.AvgPool2D(2)), ("fc", paddle.nn.Linear(3, 1)), ("end", paddle.nn.ReLU())
+    )
+    layers = IntermediateLayerGetter(model, {"fc": "scores", "pool": "means"})
+    x = paddle.ones([2, 3, 2, 2])
+    results = layers(x)
+    assert [(name, value.shape) for name, value in results.items()] == [("means", [2, 3, 1, 1]), ("scores", [2, 1])]
+    assert list(layers) == ["pool", "fc"]
+    with pytest.raises(ConfigError, match=r"has no layer \['head'\]; it has \['pool', 'fc', 'end'\]"):
+        IntermediateLayerGetter(model, {"head": "x"})
+
+
+def test_names_that_examples_of_paddle_use():
+    import paddle
+    from paddle.amp import debugging
+
+    with pytest.raises(AbsentError, match=r"paddle.amp.debugging.check_numerics: .*FLAGS_check_nan_inf"):
+        debugging.check_numerics(paddle.ones([1]), "relu", "x")
+    with pytest.raises(AbsentError, match=r"paddle.incubate.autotune.set_config: .*XLA chooses kernels"):
+        paddle.incubate.autotune.set_config({})
+    assert paddle.get_default_device() == "cpu"
+    assert paddle.get_device_module("cpu") is paddle.device
+    assert paddle.version.cinn() == "False"
+    assert paddle.distributed.ParallelMode.PIPELINE_PARALLEL == 2
+    assert paddle.reader.decorator.firstn is paddle.reader.firstn
+    arrays = paddle.base.executor.as_numpy([paddle.ones([2]), None])
+    np.testing.assert_array_equal(arrays[0], [1, 1])
+    assert arrays[1] is None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from polyreme.core import dtype as dtypes
 from polyreme.errors import ConfigError
+from polyreme.nn import LayerDict, Linear
 from polyreme.nn import functional as F
+from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import ParamAttr, Parameter
 
 # what an additive mask puts on a position left out
@@ -108,3 +111,31 @@ class ParamAttrNames:
             return ParamAttr(regularizer=arg)
         attr = ParamAttr.of(arg)
         return False if attr is None else attr
+
+
+class IntermediateLayerGetter(LayerDict):
+    """The layers of a model up to the last that is asked for; calling it gives their results by new names.
+
+    model: its layers are called one after the other, in the order in which it has them. return_layers: name of a layer
+    right below the model -> name of its result. Raises ConfigError for a layer that the model does not have.
+    """
+
+    def __init__(self, model: Layer, return_layers: Mapping[str, str]) -> None:
+        children = dict(model.named_children())
+        unknown = [name for name in return_layers if name not in children]
+        if unknown:
+            raise ConfigError(f"IntermediateLayerGetter: the model has no layer {unknown}; it has {list(children)}")
+        last = max(list(children).index(name) for name in return_layers)
+        super().__init__(dict(list(children.items())[: last + 1]))
+        self.return_layers = dict(return_layers)
+
+    def forward(self, x: Any) -> OrderedDict[str, Any]:
+        results: OrderedDict[str, Any] = OrderedDict()
+        for name, layer in self.items():
+            # as the model's own forward does before its last layer
+            if isinstance(layer, Linear) and x.ndim == 4:
+                x = x.flatten(1)
+            x = layer(x)
+            if name in self.return_layers:
+                results[self.return_layers[name]] = x
+        return results

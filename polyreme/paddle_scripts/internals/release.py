@@ -6,3 +6,8 @@ full_version = __version__ = SPOKEN
 major, minor, patch = SPOKEN.split(".")
 rc = "0"
 commit = "unknown"
+
+
+def cinn() -> str:
+    """The version of the CINN compiler: "False", there is none."""
+    return "False"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from polyreme.eager.tensor import Tensor, to_tensor
 
 
@@ -31,3 +33,14 @@ def _parse_every_object(obj: Any, condition_func: Callable[[Any], bool], convert
 def use_pinned_memory(*args: bool) -> bool | None:
     """Asked without an argument, False: transfers manage their own pinned memory. One that is given changes nothing."""
     return None if args else False
+
+
+def as_numpy(tensor: Any, copy: bool = False) -> Any:
+    """Tensors as arrays of NumPy, in a list, tuple or dict the same; None stays None."""
+    if isinstance(tensor, (list, tuple)):
+        return [as_numpy(t, copy) for t in tensor]
+    if isinstance(tensor, dict):
+        return {k: as_numpy(t, copy) for k, t in tensor.items()}
+    if tensor is None:
+        return None
+    return np.array(tensor) if copy else np.asarray(tensor)

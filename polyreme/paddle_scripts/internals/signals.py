@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from polyreme.audio.functional import get_window
 from polyreme.core import dtype as dtypes
+from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
+from polyreme.ops.creation import zeros
 
 
 def hann_window(window_length: int, periodic: bool = True, *, dtype: Any = "float32", **options: Any) -> Any:
@@ -63,3 +67,24 @@ def frame(x: Any, frame_length: int, hop_length: int, axis: int = -1, name: str 
     if axis == 0:
         return pieces.moveaxis(-1, 1)
     return pieces.moveaxis(-1, -2)
+
+
+def overlap_add(x: Any, hop_length: int, axis: int = -1, name: str | None = None) -> Any:
+    """The signal whose overlapping pieces, hop_length apart, x is, summed where they overlap; the reverse of frame.
+
+    axis -1: [..., frame_length, frames] -> [..., seq]; 0: [frames, frame_length, ...] -> [seq, ...], with seq =
+    (frames - 1) * hop_length + frame_length. Raises ShapeError for fewer than two dims.
+    """
+    if axis not in (0, -1):
+        raise ConfigError(f"overlap_add: axis={axis}; frames lie along the first dim, 0, or the last, -1")
+    if hop_length < 1:
+        raise ConfigError(f"overlap_add: hop_length={hop_length}; at least 1")
+    if x.ndim < 2:
+        raise ShapeError(f"overlap_add: x {list(x.shape)} has {x.ndim} dims; frames and their samples are two")
+    pieces = x if axis == 0 else x.moveaxis([-1, -2], [0, 1])
+    frames, length = pieces.shape[:2]
+    places = (np.arange(frames)[:, None] * hop_length + np.arange(length)).ravel()
+    seq = (frames - 1) * hop_length + length
+    samples = zeros([seq, *pieces.shape[2:]], x.dtype)
+    added = samples.index_add(to_tensor(places), 0, pieces.flatten(0, 1))
+    return added if axis == 0 else added.moveaxis(0, -1)

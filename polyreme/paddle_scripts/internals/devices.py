@@ -1,0 +1,20 @@
+"""The default device and its module, by the names of the root."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from polyreme import device as devices
+from polyreme.device.chosen import get_device, place_of
+
+
+def get_default_device() -> str:
+    """Where new Tensors go: "cpu", or a name with an index such as "gpu:0"."""
+    return get_device()
+
+
+def get_device_module(device: Any = None) -> ModuleType:
+    """The module of a device's functions: device.cuda for a GPU, device.xpu for an XPU, device itself for the rest."""
+    platform = place_of(device).platform
+    return {"gpu": devices.cuda, "xpu": devices.xpu}.get(platform, devices)
