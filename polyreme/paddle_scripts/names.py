@@ -190,6 +190,8 @@ distributed.communication.group
   distributed.communication.group: _get_global_group=default_group Group
 distributed.fleet
   internals.parallel: all_reduce
+incubate.distributed.fleet
+  distributed.fleet.recompute: recompute_sequential recompute_hybrid
 distributed.fleet.base.topology
   internals.parallel: _HYBRID_PARALLEL_GROUP
 distributed.fleet.layers.mpu.mp_ops

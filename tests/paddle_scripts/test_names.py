@@ -434,6 +434,8 @@ def test_names_that_examples_of_paddle_use():
     assert paddle.version.cinn() == "False"
     assert paddle.distributed.ParallelMode.PIPELINE_PARALLEL == 2
     assert paddle.reader.decorator.firstn is paddle.reader.firstn
+    recompute = paddle.distributed.fleet.recompute
+    assert paddle.incubate.distributed.fleet.recompute_sequential is recompute.recompute_sequential
     arrays = paddle.base.executor.as_numpy([paddle.ones([2]), None])
     np.testing.assert_array_equal(arrays[0], [1, 1])
     assert arrays[1] is None

@@ -544,8 +544,9 @@ def test_init_checks_what_it_is_given(arguments, error, match):
 def test_a_role_that_cannot_be_is_refused():
     with pytest.raises(ConfigError, match="current_id=3 is not one of 2 workers"):
         fleet.UserDefinedRoleMaker(current_id=3, worker_endpoints=["a:1", "b:1"])
-    with pytest.raises(ConfigError, match="init_gloo and path start a rendezvous of their own"):
-        fleet.UserDefinedRoleMaker(init_gloo=True)
+    for call in (lambda: fleet.UserDefinedRoleMaker(init_gloo=True), lambda: fleet.PaddleCloudRoleMaker(path="store")):
+        with pytest.raises(ConfigError, match="init_gloo and path start a rendezvous of their own"):
+            call()
 
 
 # util; the shards are those of PaddlePaddle 3.3.1

@@ -78,6 +78,10 @@ class PaddleCloudRoleMaker(RoleMakerBase):
 
     _ROLES: ClassVar = {"TRAINER": Role.WORKER, "PSERVER": Role.SERVER, "HETER_TRAINER": Role.HETER_WORKER}
 
+    def __init__(self, is_collective: bool = False, init_gloo: bool = False, *, path: Any = None) -> None:
+        super().__init__(is_collective)
+        _check_no_gloo("PaddleCloudRoleMaker", init_gloo, path)
+
     def role(self) -> int:
         name = flags.training_role()
         if name not in self._ROLES:
@@ -114,11 +118,7 @@ class UserDefinedRoleMaker(RoleMakerBase):
         path: Any = None,
     ) -> None:
         super().__init__(is_collective)
-        if path is not None or init_gloo:
-            raise ConfigError(
-                "UserDefinedRoleMaker: init_gloo and path start a rendezvous of their own; call "
-                "distributed.init_parallel_env, or start the script with the launcher"
-            )
+        _check_no_gloo("UserDefinedRoleMaker", init_gloo, path)
         number = len(worker_endpoints) or 1 if worker_num is None else worker_num
         if not 0 <= current_id < number:
             raise ConfigError(f"UserDefinedRoleMaker: current_id={current_id} is not one of {number} workers")
@@ -139,3 +139,11 @@ class UserDefinedRoleMaker(RoleMakerBase):
 
     def server_endpoints(self) -> list[str]:
         return list(self._server_endpoints)
+
+
+def _check_no_gloo(what: str, init_gloo: bool, path: Any) -> None:
+    if path is not None or init_gloo:
+        raise ConfigError(
+            f"{what}: init_gloo and path start a rendezvous of their own; call distributed.init_parallel_env, or start "
+            "the script with the launcher"
+        )
