@@ -245,6 +245,8 @@ ABSENT: dict[str, str] = {
     "onnx": "save with jit.save, which polyreme.inference serves",
     "incubate.asp": "sparsity comes later",
     "cost_model incubate.cc incubate.passes": _PASSES,
+    "incubate.xpu": "XLA compiles the layers of nn for the device at hand",
+    "incubate.nn.layer.io": _PARAMETER_SERVERS,
     "amp.debugging static.amp.debugging": (
         "set_flags({'FLAGS_check_nan_inf': True}) names the op, layer and step of the first NaN: docs/numerics.md"
     ),
@@ -342,6 +344,7 @@ RELEASE: dict[str, str] = {
 CLASSES: dict[str, str] = {
     "eager.tensor.Tensor": f"{_INTERNALS}.tensor_methods.TensorNames",
     "nn.layer.Layer": f"{_INTERNALS}.layers.LayerNames",
+    "jit.to_static.StaticFunction": f"{_INTERNALS}.capture.StaticFunctionNames",
     "nn.layers.attention.MultiHeadAttention": f"{_INTERNALS}.layers.MultiHeadAttentionNames",
     "nn.parameter.Parameter": f"{_INTERNALS}.layers.ParameterNames",
     "program.program.Program": f"{_INTERNALS}.programs.ProgramNames",

@@ -279,6 +279,9 @@ def _main(options: dict[str, Any], what: str, fetch_vars: Any) -> Program:
     return first.block.program if isinstance(first, BlockVariable) else defaults.main
 
 
+_EXPORTED = ("platforms", "buckets", "program_only", "differentiable")
+
+
 def save_inference_model(
     path_prefix: str | os.PathLike[str], feed_vars: Any, fetch_vars: Any, executor: Any, **kwargs: Any
 ) -> None:
@@ -288,13 +291,14 @@ def save_inference_model(
     run; the manifest holds the Program too, so that load_inference_model gives it back, to be run, cloned, trained on.
     Everything is under digests. Random numbers are refused, and operations that change persistable values.
 
-    Options: program (default: that of fetch_vars); platforms, buckets (as in export.write); program_only=True leaves
-    out the StableHLO, so that only an Executor can run it. So it is, too, where sequences are fed (lod_level > 0):
-    their offsets have sizes of their own. executor is for the signature.
+    Options: program (default: that of fetch_vars); platforms, buckets, differentiable (as in export.write; with
+    differentiable=True what jit.load gives can be trained on); program_only=True leaves out the StableHLO, so that only
+    an Executor can run it. So it is, too, where sequences are fed (lod_level > 0): their offsets have sizes of their
+    own. executor is for the signature.
 
     Raises CaptureError, naming input and dim, where an open size (-1) cannot be left open.
     """
-    options = {name: kwargs.pop(name) for name in ("platforms", "buckets", "program_only") if name in kwargs}
+    options = {name: kwargs.pop(name) for name in _EXPORTED if name in kwargs}
     program = _main(kwargs, "save_inference_model", fetch_vars)
     feeds, fetches = _variables("feed_vars", feed_vars), _variables("fetch_vars", fetch_vars)
     base = stored.file_prefix("save_inference_model", path_prefix)
@@ -321,7 +325,15 @@ def _write_model(
     only = options.pop("program_only", False) or any(getattr(v, "lod", ()) for v in feeds)
     functions = {} if only else {MAIN: export.Function(call, inputs, fetch, options.pop("buckets", None))}
     platforms = options.pop("platforms", PLATFORMS)
-    export.write_functions(base, functions, arrays, platforms=platforms, extra={"static": model})
+    parameters = {p.name: {"parameter": True, "stop_gradient": not p.trainable} for p in pruned.all_parameters()}
+    export.write_functions(
+        base,
+        functions,
+        arrays,
+        platforms=platforms,
+        differentiable=options.pop("differentiable", False),
+        extra={"static": model, "state": parameters},
+    )
 
 
 class _FedInput:

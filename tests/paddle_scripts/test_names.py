@@ -421,6 +421,28 @@ def test_layers_of_a_model_give_their_results_by_name():
         IntermediateLayerGetter(model, {"head": "x"})
 
 
+def test_a_captured_function_is_rolled_back():
+    import paddle
+
+    class Doubles(paddle.nn.Layer):
+        @paddle.jit.to_static
+        def forward(self, x):
+            return x + x if isinstance(x, int) else x * 2
+
+    layer = Doubles()
+    assert layer.forward.rollback()(3) == 6
+    assert not hasattr(layer.forward, "rollback")
+    assert layer(3) == 6
+
+    def plus_one(x):
+        return x + 1
+
+    assert paddle.jit.to_static(plus_one).rollback() is plus_one
+    linear = paddle.jit.to_static(paddle.nn.Linear(1, 1))
+    linear.forward.rollback()
+    assert not hasattr(linear.forward, "rollback")
+
+
 def test_names_that_examples_of_paddle_use():
     import paddle
     from paddle.amp import debugging

@@ -13,7 +13,7 @@ import pytest
 import polyreme as paddle
 import polyreme.nn.functional as F
 from polyreme import export, static
-from polyreme.errors import CaptureError, CheckpointError, ConfigError, ProgramError
+from polyreme.errors import CaptureError, CheckpointError, ConfigError, GradError, ProgramError
 from polyreme.optimizer import SGD, Adam
 from polyreme.optimizer.lr import StepDecay
 
@@ -272,6 +272,28 @@ def test_a_model_holds_what_it_needs_and_no_more(static_mode, tmp_path):
     for a, b, c in zip(found, want, export.read(tmp_path / "whole").call([rows]), strict=True):
         np.testing.assert_array_equal(a, b)
         np.testing.assert_array_equal(c, b)
+
+
+def test_a_model_saved_with_gradients_is_trained_as_a_layer(static_mode, tmp_path):
+    x = static.data("x", [None, 3])
+    out = static.nn.fc(x, 2)
+    exe = static.Executor()
+    exe.run(static.default_startup_program())
+    for differentiable in (True, False):
+        path = tmp_path / str(differentiable)
+        static.save_inference_model(path, [x], [out], exe, platforms=["cpu"], differentiable=differentiable)
+    paddle.disable_static()
+    layer = paddle.jit.load(tmp_path / "True")
+    layer.train()
+    weight, bias = layer.parameters()
+    data = np.float32([[1, 2, 3], [4, 5, 6]])
+    (scores,) = layer(paddle.to_tensor(data))
+    np.testing.assert_allclose(scores, data @ weight.numpy() + bias.numpy(), rtol=8 * 2.0**-23, atol=2.0**-21)
+    scores.sum().backward()
+    np.testing.assert_array_equal(weight.grad, data.sum(0)[:, None] * np.ones(2))
+    np.testing.assert_array_equal(bias.grad, [2, 2])
+    with pytest.raises(GradError, match="save it with differentiable=True"):
+        paddle.jit.load(tmp_path / "False").train()
 
 
 def test_programs_and_values_as_bytes(static_mode, tmp_path):
