@@ -558,9 +558,10 @@ class CapturedProgram:
     # placement
 
     def _settle_placement(self) -> None:
-        """Over a mesh, place written state that has no place yet (keys, rates), so that call two is like call one."""
+        """Over a mesh, be it of one device, place written state that has no place yet (keys, rates), so that call two is
+        like call one."""
         tensors = self._current()
-        mesh = next((t._array.sharding.mesh for t in tensors if _over_mesh(t._array)), None)
+        mesh = next((t._array.sharding.mesh for t in tensors if isinstance(t._array.sharding, NamedSharding)), None)
         if mesh is None:
             return
         everywhere = NamedSharding(mesh, PartitionSpec())
@@ -571,7 +572,7 @@ class CapturedProgram:
     def _out_shardings(self) -> Any:
         """State keeps its layout over devices; the compiler chooses for the rest."""
         written = self._current()[: self._num_written]
-        if not any(len(t._array.sharding.device_set) > 1 for t in written):
+        if not any(isinstance(t._array.sharding, NamedSharding) for t in written):
             return None
         return (None, [t._array.sharding if t._array.committed else None for t in written], None)
 
