@@ -36,7 +36,7 @@ _ask_for_quick_compilation()
 
 import jax  # noqa: E402  (XLA reads XLA_FLAGS when its first client starts)
 
-from polyreme.core import host_memory, ir_context, xla_flags  # noqa: E402
+from polyreme.core import host_memory, ir_context, threefry, xla_flags  # noqa: E402
 from polyreme.core.compile_cache import ProgramFolder  # noqa: E402
 
 if TYPE_CHECKING:
@@ -132,5 +132,6 @@ def run_in_calling_thread() -> None:
 
 _configure()
 ir_context.reuse_contexts()
+threefry.lower_on_cpu()
 if flags.keep_freed():
     host_memory.keep_freed()

@@ -126,7 +126,7 @@ DRAWING: Mapping[str, tuple[Option, ...]] = {
         Option(
             "xla_backend_optimization_level",
             2,
-            "the rounds of Threefry compile in 0.2 s of processor time, not 0.5, and run as fast. Only for programs "
+            "numbers drawn by rejection (gamma, poisson) compile in half the time, and all run as fast. Only for programs "
             "that draw: a sum over rows by index (scatter) runs three times as long at this level",
         ),
     )
