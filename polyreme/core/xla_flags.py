@@ -126,8 +126,8 @@ DRAWING: Mapping[str, tuple[Option, ...]] = {
         Option(
             "xla_backend_optimization_level",
             2,
-            "numbers drawn by rejection (gamma, poisson) compile in half the time, and all run as fast. Only for programs "
-            "that draw: a sum over rows by index (scatter) runs three times as long at this level",
+            "numbers drawn by rejection (gamma, poisson) compile in half the time, and all run as fast. Only for "
+            "programs that draw: a sum over rows by index (scatter) runs three times as long at this level",
         ),
     )
 }

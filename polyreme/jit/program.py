@@ -558,7 +558,7 @@ class CapturedProgram:
     # placement
 
     def _settle_placement(self) -> None:
-        """Over a mesh, be it of one device, place written state that has no place yet (keys, rates), so that call two is
+        """Over a mesh, of one device too, place written state that has no place yet (keys, rates), so that call two is
         like call one."""
         tensors = self._current()
         mesh = next((t._array.sharding.mesh for t in tensors if isinstance(t._array.sharding, NamedSharding)), None)

@@ -23,12 +23,14 @@ def adamw(
     beta2: jax.Array | float = 0.999,
     epsilon: jax.Array | float = 1e-8,
     weight_decay: Sequence[float] | jax.Array | float = 0.0,
+    corrections: tuple[jax.Array, jax.Array] | None = None,
 ) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
     """Step number `step` (the first is 1) -> new params, first moments, second moments.
 
     p (1 - lr decay) - lr m^ / (sqrt(v^) + epsilon), with m^ = m / (1 - beta1^step), v^ = v / (1 - beta2^step): AdamW
     (arXiv:1711.05101, algorithm 2); Adam at weight_decay 0 (arXiv:1412.6980, algorithm 1). weight_decay is one number,
-    or one for each parameter. Arithmetic is in at least float32; each result keeps the dtype of what it replaces.
+    or one for each parameter. corrections: what adam_corrections gives for the step, if it is known. Arithmetic is in
+    at least float32; each result keeps the dtype of what it replaces.
 
     Each tensor gets its own loop: XLA makes it one fused pass over memory. Flattening all into one buffer first
     took 8 times as long on CPU, and 5 times with both moments kept flat (52 tensors, 5.3 M parameters, two cores).
@@ -37,22 +39,32 @@ def adamw(
     """
     _check(params, grads, ms, vs)
     decays = _decays(weight_decay, len(params))
-    correction1, correction2 = _correction(beta1, step), _correction(beta2, step)
+    scale, root = adam_corrections(beta1, beta2, step) if corrections is None else corrections
 
     def update(p, g, m, v, decay):
         acc = jnp.promote_types(p.dtype, jnp.float32)
-        lr, c1, c2 = (jnp.asarray(x, acc) for x in (learning_rate, correction1, correction2))
+        lr, of_rate, of_epsilon = (jnp.asarray(x, acc) for x in (learning_rate, scale, root))
         g = g.astype(acc)
         new_m = jnp.asarray(beta1, acc) * m.astype(acc) + jnp.asarray(1 - beta1, acc) * g
         new_v = jnp.asarray(beta2, acc) * v.astype(acc) + jnp.asarray(1 - beta2, acc) * g * g
         # One square root and one division an element: sqrt(v / c2) + eps = (sqrt(v) + eps sqrt(c2)) / sqrt(c2).
-        root = jnp.sqrt(c2)
-        move = new_m / (jnp.sqrt(new_v) + jnp.asarray(epsilon, acc) * root)
-        new_p = p.astype(acc) * (1 - lr * jnp.asarray(decay, acc)) - (lr * root / c1) * move
+        move = new_m / (jnp.sqrt(new_v) + jnp.asarray(epsilon, acc) * of_epsilon)
+        new_p = p.astype(acc) * (1 - lr * jnp.asarray(decay, acc)) - lr * of_rate * move
         return new_p.astype(p.dtype), new_m.astype(m.dtype), new_v.astype(v.dtype)
 
     done = [update(*each) for each in zip(params, grads, ms, vs, decays, strict=True)]
     return [d[0] for d in done], [d[1] for d in done], [d[2] for d in done]
+
+
+def adam_corrections(
+    beta1: jax.Array | float, beta2: jax.Array | float, step: jax.Array | int
+) -> tuple[jax.Array, jax.Array]:
+    """What the rate and epsilon are multiplied by at a step, or at each of an array of steps, floats of its shape.
+
+    sqrt(1 - beta2^step) / (1 - beta1^step), and sqrt(1 - beta2^step).
+    """
+    root = jnp.sqrt(_correction(beta2, step))
+    return root / _correction(beta1, step), root
 
 
 def adamw_plain(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyreme.errors import ConfigError
-from polyreme.kernels.adamw import adamw
+from polyreme.kernels.adamw import adam_corrections, adamw
 from polyreme.optimizer.groups import fraction, nonnegative
 from polyreme.optimizer.lr import LRScheduler
 from polyreme.optimizer.optimizer import Optimizer
@@ -53,24 +53,31 @@ class Adam(Optimizer):
             self.slots = {**self.slots, "moment2_max": 0.0}
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, multi_precision)
 
+    def numbers(self, scalars: Slots, options: ParameterOptions) -> Slots:
+        of_rate, of_epsilon = adam_corrections(options["beta1"], options["beta2"], scalars["step"] + 1)
+        return {"of_rate": of_rate, "of_epsilon": of_epsilon}
+
     def rule(
         self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions
     ) -> tuple[jax.Array, Slots, Slots]:
         step = scalars["step"] + 1
-        move = self._amsgrad if "moment2_max" in slots else self._adam
-        new = move(p, g, lr, slots, step, options)
+        if "moment2_max" in slots:
+            new = self._amsgrad(p, g, lr, slots, step, options)
+        else:
+            new = self._adam(p, g, lr, slots, scalars, options)
         if options["rows_alone"]:
             in_batch = jnp.any(g != 0, axis=tuple(range(1, g.ndim)), keepdims=True)
             new = jax.tree.map(lambda after, before: jnp.where(in_batch, after, before), new, (p, slots))
         return *new, {"step": step}
 
     def _adam(
-        self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, step: jax.Array, options: ParameterOptions
+        self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions
     ) -> tuple[jax.Array, Slots]:
         new_p, m, v = adamw(
             [p], [g], [slots["moment1"]], [slots["moment2"]],
-            step=step, learning_rate=lr, beta1=options["beta1"], beta2=options["beta2"],
+            step=scalars["step"] + 1, learning_rate=lr, beta1=options["beta1"], beta2=options["beta2"],
             epsilon=options["epsilon"], weight_decay=self.decay_of(options),
+            corrections=(scalars["of_rate"], scalars["of_epsilon"]),
         )  # fmt: skip
         return new_p[0], {"moment1": m[0], "moment2": v[0]}
 

@@ -131,6 +131,10 @@ class Optimizer(OptimizerState):
         """One parameter's update on arrays: -> new p, slots, scalars. Pure; all arrays are at least float32."""
         raise NotImplementedError
 
+    def numbers(self, scalars: Slots, options: ParameterOptions) -> Slots:
+        """What rule is given beside the scalars kept, made of those of all parameters of these settings at once."""
+        return {}
+
     def prepare(self, g: jax.Array, options: ParameterOptions) -> jax.Array:
         """The gradient after clipping, before penalties are added."""
         return g
@@ -293,10 +297,10 @@ class Optimizer(OptimizerState):
     def _compile_update(self, live: list[Any], together: dict[int, list[int]]) -> Update:
         """The update of these parameters. In a capture it becomes part of that, and needs no programs of its own."""
         leaves, name = self._leaves(live), f"{type(self).__name__.lower()}_update"
-        whole = compile_update(self.rule, self.prepare, leaves, name, together)
+        whole = compile_update(self.rule, self.numbers, self.prepare, leaves, name, together)
         arrays = [self._masters.get(id(p), p)._array for p in live]
         if state.watch.active is None and is_worthwhile(leaves, arrays):
-            return UpdateByKind(self.rule, self.prepare, leaves, name, together, whole)
+            return UpdateByKind(self.rule, self.numbers, self.prepare, leaves, name, together, whole)
         return whole
 
     # one mesh at a time

@@ -19,6 +19,7 @@ from polyreme.nn.clip import squared_norm
 
 Slots = dict[str, jax.Array]
 Rule = Callable[..., tuple[jax.Array, Slots, Slots]]
+Numbers = Callable[..., Slots]
 Update = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -65,6 +66,7 @@ class Leaf:
 
 def compile_update(
     rule: Rule,
+    numbers: Numbers,
     prepare: Callable[..., jax.Array],
     leaves: Sequence[Leaf],
     name: str,
@@ -73,7 +75,8 @@ def compile_update(
     """inputs (lr, params, low, grads, slots, scalars, skip, squares) -> new params, low, slots, scalars; one jitted
     call.
 
-    prepare(g, options): the gradient as the rule's optimizer takes it, applied after clipping and before penalties.
+    numbers: Optimizer.numbers. prepare(g, options): the gradient as the rule's optimizer takes it, applied after clipping
+    and before penalties.
     squares: empty if the leaves are all that is clipped; else what compile_squares gives for each part of the
     parameters, and together says which of those numbers count for a clip: its id -> places.
     """
@@ -81,7 +84,7 @@ def compile_update(
 
     def update(inputs: dict[str, Any]) -> dict[str, Any]:
         norms = clip_norms(inputs["squares"], together)
-        return updated(rule, prepare, leaves, positions, norms, inputs)
+        return updated(rule, numbers, prepare, leaves, positions, norms, inputs)
 
     update.__name__ = name
     return jax.jit(update)
@@ -89,6 +92,7 @@ def compile_update(
 
 def updated(
     rule: Rule,
+    numbers: Numbers,
     prepare: Callable[..., jax.Array],
     leaves: Sequence[Leaf],
     positions: Any,
@@ -99,7 +103,15 @@ def updated(
     inputs = _fetch(inputs, leaves)
     params = [_constrain(wide(p), leaf.state_layout) for p, leaf in zip(inputs["params"], leaves, strict=True)]
     grads = _gradients(inputs["grads"], params, leaves, prepare, norms)
-    scalars = [{n: s[at] for n, s in inputs["scalars"].items()} for at in positions]
+    # for all parameters at once: a program for each of their numbers would take longer to compile than the updates
+    of_settings = {leaf.options.settings: leaf.options for leaf in leaves}
+    scalars_of = {
+        settings: inputs["scalars"] | numbers(inputs["scalars"], options) for settings, options in of_settings.items()
+    }
+    scalars = [
+        {n: s[at] for n, s in scalars_of[leaf.options.settings].items()}
+        for leaf, at in zip(leaves, positions, strict=True)
+    ]
     done = [
         _one(rule, leaf, p, g, own, inputs, i)
         for i, (leaf, p, g, own) in enumerate(zip(leaves, params, grads, scalars, strict=True))

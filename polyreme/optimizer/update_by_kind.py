@@ -19,7 +19,7 @@ import numpy as np
 from polyreme.core.meshes import devices_of
 from polyreme.core.transfer import from_host
 from polyreme.nn.clip import ClipGradByGlobalNorm
-from polyreme.optimizer.update import Leaf, Rule, clip_norms, square_of, updated
+from polyreme.optimizer.update import Leaf, Numbers, Rule, clip_norms, square_of, updated
 
 # parameters of a kind that there is already; each takes 17 ms or more to compile
 _FEWEST_ALIKE = 8
@@ -48,6 +48,7 @@ class UpdateByKind:
     def __init__(
         self,
         rule: Rule,
+        numbers: Numbers,
         prepare: Callable[..., jax.Array],
         leaves: Sequence[Leaf],
         name: str,
@@ -60,7 +61,7 @@ class UpdateByKind:
         self._leaves = leaves
         self._positions = [from_host(np.asarray([leaf.position])) for leaf in leaves]
         kinds = [_kind(leaf) for leaf in leaves]
-        updates = {kind: _compile_one(rule, prepare, kind, name) for kind in set(kinds)}
+        updates = {kind: _compile_one(rule, numbers, prepare, kind, name) for kind in set(kinds)}
         squares = {kind: _compile_square(kind) for kind in updates}
         self._updates = [updates[kind] for kind in kinds]
         self._squares = [squares[kind] for kind in kinds]
@@ -112,7 +113,7 @@ def _kind(leaf: Leaf) -> Leaf:
     return replace(leaf, position=0)
 
 
-def _compile_one(rule: Rule, prepare: Callable[..., jax.Array], leaf: Leaf, name: str) -> Callable:
+def _compile_one(rule: Rule, numbers: Numbers, prepare: Callable[..., jax.Array], leaf: Leaf, name: str) -> Callable:
     """The update of one parameter of a kind, whose place among the scalars is an array of one integer."""
 
     def update(
@@ -120,7 +121,7 @@ def _compile_one(rule: Rule, prepare: Callable[..., jax.Array], leaf: Leaf, name
     ) -> tuple[Any, Any, Any, Any]:
         inputs = {"lr": lr, "params": [param], "low": [low], "grads": [grad], "slots": [own], "scalars": scalars}
         norms = {} if norm is None else {id(leaf.clip): norm}
-        new = updated(rule, prepare, [leaf], position, norms, inputs | {"skip": skip})
+        new = updated(rule, numbers, prepare, [leaf], position, norms, inputs | {"skip": skip})
         return new["params"][0], new["low"][0], new["slots"][0], new["scalars"]
 
     update.__name__ = name

@@ -1,4 +1,4 @@
-"""Random bits on CPU are jax's own, whatever the number of them, and come from straight-line code where there are many."""
+"""Random bits on CPU are Threefry's, whatever the number of them, from straight-line code where there are many."""
 
 import jax
 import numpy as np
