@@ -75,8 +75,8 @@ def compile_update(
     """inputs (lr, params, low, grads, slots, scalars, skip, squares) -> new params, low, slots, scalars; one jitted
     call.
 
-    numbers: Optimizer.numbers. prepare(g, options): the gradient as the rule's optimizer takes it, applied after clipping
-    and before penalties.
+    numbers: Optimizer.numbers. prepare(g, options): the gradient as the rule's optimizer takes it, applied after
+    clipping and before penalties.
     squares: empty if the leaves are all that is clipped; else what compile_squares gives for each part of the
     parameters, and together says which of those numbers count for a clip: its id -> places.
     """
