@@ -20,6 +20,8 @@ from polyreme.nn.clip import squared_norm
 Slots = dict[str, jax.Array]
 Rule = Callable[..., tuple[jax.Array, Slots, Slots]]
 Numbers = Callable[..., Slots]
+NumbersBySettings = Mapping[tuple, Slots]
+"""By the settings of a parameter: arrays of a number for each parameter, by name."""
 Update = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -84,32 +86,35 @@ def compile_update(
 
     def update(inputs: dict[str, Any]) -> dict[str, Any]:
         norms = clip_norms(inputs["squares"], together)
-        return updated(rule, numbers, prepare, leaves, positions, norms, inputs)
+        return updated(rule, prepare, leaves, positions, norms, inputs, numbers_of(numbers, leaves, inputs["scalars"]))
 
     update.__name__ = name
     return jax.jit(update)
 
 
+def numbers_of(numbers: Numbers, leaves: Sequence[Leaf], scalars: Slots) -> NumbersBySettings:
+    """What numbers gives for the settings of each leaf, of all parameters at once: a program for each of a parameter's
+    numbers would take longer to compile than its update."""
+    options = {leaf.options.settings: leaf.options for leaf in leaves}
+    return {settings: numbers(scalars, of) for settings, of in options.items()}
+
+
 def updated(
     rule: Rule,
-    numbers: Numbers,
     prepare: Callable[..., jax.Array],
     leaves: Sequence[Leaf],
     positions: Any,
     norms: Mapping[int, jax.Array],
     inputs: dict[str, Any],
+    numbers: NumbersBySettings,
 ) -> dict[str, Any]:
-    """What compile_update's program gives. positions: of the leaves among the scalars. norms: of clip_norms."""
+    """What compile_update's program gives. positions: of the leaves among the scalars. norms, numbers: of
+    clip_norms and numbers_of."""
     inputs = _fetch(inputs, leaves)
     params = [_constrain(wide(p), leaf.state_layout) for p, leaf in zip(inputs["params"], leaves, strict=True)]
     grads = _gradients(inputs["grads"], params, leaves, prepare, norms)
-    # for all parameters at once: a program for each of their numbers would take longer to compile than the updates
-    of_settings = {leaf.options.settings: leaf.options for leaf in leaves}
-    scalars_of = {
-        settings: inputs["scalars"] | numbers(inputs["scalars"], options) for settings, options in of_settings.items()
-    }
     scalars = [
-        {n: s[at] for n, s in scalars_of[leaf.options.settings].items()}
+        {n: s[at] for n, s in (inputs["scalars"] | numbers[leaf.options.settings]).items()}
         for leaf, at in zip(leaves, positions, strict=True)
     ]
     done = [

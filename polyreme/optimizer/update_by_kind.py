@@ -19,7 +19,7 @@ import numpy as np
 from polyreme.core.meshes import devices_of
 from polyreme.core.transfer import from_host
 from polyreme.nn.clip import ClipGradByGlobalNorm
-from polyreme.optimizer.update import Leaf, Numbers, Rule, clip_norms, square_of, updated
+from polyreme.optimizer.update import Leaf, Numbers, Rule, clip_norms, numbers_of, square_of, updated
 
 # parameters of a kind that there is already; each takes 17 ms or more to compile
 _FEWEST_ALIKE = 8
@@ -61,11 +61,14 @@ class UpdateByKind:
         self._leaves = leaves
         self._positions = [from_host(np.asarray([leaf.position])) for leaf in leaves]
         kinds = [_kind(leaf) for leaf in leaves]
-        updates = {kind: _compile_one(rule, numbers, prepare, kind, name) for kind in set(kinds)}
+        updates = {kind: _compile_one(rule, prepare, kind, name) for kind in set(kinds)}
         squares = {kind: _compile_square(kind) for kind in updates}
         self._updates = [updates[kind] for kind in kinds]
         self._squares = [squares[kind] for kind in kinds]
         self._together = together or _clipped_together(leaves)
+        self._numbers_rule = numbers
+        self._numbers: Callable[..., Any] | None = None
+        self._settings = list(dict.fromkeys(leaf.options.settings for leaf in leaves))
         self._norms = jax.jit(functools.partial(clip_norms, together=self._together))
 
     def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -73,16 +76,21 @@ class UpdateByKind:
             return self._whole(inputs)
         norms = self._clip_norms(inputs)
         lr, scalars, skip = inputs["lr"], inputs["scalars"], inputs["skip"]
+        if self._numbers is None:
+            self._numbers = _compile_numbers(self._numbers_rule, self._leaves, scalars)
+        numbers = dict(zip(self._settings, self._numbers(scalars), strict=True))
         columns = [inputs[name] for name in ("params", "low", "grads", "slots")]
         params, lows, slots = [], [], []
-        for update, leaf, position, param, low, grad, own in zip(
+        for update, leaf, position, param, low, grad, slot in zip(
             self._updates, self._leaves, self._positions, *columns, strict=True
         ):
             norm = norms.get(id(leaf.clip))
-            new_param, new_low, new_own, scalars = update(lr, param, low, grad, own, scalars, skip, norm, position)
+            new_param, new_low, new_slot, scalars = update(
+                lr, param, low, grad, slot, scalars, numbers[leaf.options.settings], skip, norm, position
+            )
             params.append(new_param)
             lows.append(new_low)
-            slots.append(new_own)
+            slots.append(new_slot)
         return {"params": params, "low": lows, "slots": slots, "scalars": scalars}
 
     def _clip_norms(self, inputs: dict[str, Any]) -> Mapping[int, jax.Array]:
@@ -113,19 +121,39 @@ def _kind(leaf: Leaf) -> Leaf:
     return replace(leaf, position=0)
 
 
-def _compile_one(rule: Rule, numbers: Numbers, prepare: Callable[..., jax.Array], leaf: Leaf, name: str) -> Callable:
+def _compile_one(rule: Rule, prepare: Callable[..., jax.Array], leaf: Leaf, name: str) -> Callable:
     """The update of one parameter of a kind, whose place among the scalars is an array of one integer."""
 
     def update(
-        lr: Any, param: Any, low: Any, grad: Any, own: Any, scalars: Any, skip: Any, norm: Any, position: Any
+        lr: Any,
+        param: Any,
+        low: Any,
+        grad: Any,
+        own: Any,
+        scalars: Any,
+        numbers: Any,
+        skip: Any,
+        norm: Any,
+        position: Any,
     ) -> tuple[Any, Any, Any, Any]:
         inputs = {"lr": lr, "params": [param], "low": [low], "grads": [grad], "slots": [own], "scalars": scalars}
         norms = {} if norm is None else {id(leaf.clip): norm}
-        new = updated(rule, numbers, prepare, [leaf], position, norms, inputs | {"skip": skip})
+        numbers = {leaf.options.settings: numbers}
+        new = updated(rule, prepare, [leaf], position, norms, inputs | {"skip": skip}, numbers)
         return new["params"][0], new["low"][0], new["slots"][0], new["scalars"]
 
     update.__name__ = name
     return jax.jit(update)
+
+
+def _compile_numbers(numbers: Numbers, leaves: Sequence[Leaf], scalars: Any) -> Callable:
+    """scalars -> the values of numbers_of, in the order of the leaves' settings; no program where there are none."""
+
+    def values(scalars: Any) -> list[Any]:
+        return list(numbers_of(numbers, leaves, scalars).values())
+
+    described = jax.eval_shape(values, scalars)
+    return jax.jit(values) if jax.tree.leaves(described) else lambda scalars: described
 
 
 def _compile_square(leaf: Leaf) -> Callable:
