@@ -25,7 +25,7 @@ from tests.recipes.tiny_run import ONE_DEVICE, load
 
 X, Y = np.ones((8, 2), np.float32), np.zeros((8, 2), np.float32)
 TOKENS = np.ones((8, 16), np.int64)
-STAGES = [*ONE_DEVICE, "plan.pp=2", "train.accumulation=2"]
+STAGES = [*ONE_DEVICE, "model.num_layers=2", "plan.pp=2", "train.accumulation=2"]
 
 
 @pytest.fixture(autouse=True)

@@ -134,7 +134,7 @@ def test_from_a_configuration_to_an_artefact(tmp_path, capsys):
     output, text = tmp_path / "run", tmp_path / "text.txt"
     text.write_text("In the beginning was the word, and the word was with all. " * 200)
     plan = ["plan.dp=4", "plan.pp=2", "plan.mp=1", "plan.sharding=1", "plan.sharding_stage=0", "train.accumulation=2"]
-    model = ["model.family=placed", "model.num_kv_heads=2", "model.dropout=0"]
+    model = ["model.family=placed", "model.num_layers=2", "model.num_kv_heads=2", "model.dropout=0"]
     log = ["log.validation_interval=2", "log.validation_batches=1"]
     settings = [*plan, *model, *log, f"data.text={text}", "data.validation_fraction=0.1", "train.warmup_steps=0"]
     config = load(output, *settings).config

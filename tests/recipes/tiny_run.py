@@ -14,7 +14,7 @@ from polyreme.recipes import config_file, pretrain
 from polyreme.recipes.logs import read_jsonl
 
 CONFIG = """
-model: {family: gpt, vocab_size: 512, hidden_size: 32, num_layers: 2, num_heads: 4, seq_len: 16, dropout: 0.1}
+model: {family: gpt, vocab_size: 512, hidden_size: 32, num_layers: 1, num_heads: 4, seq_len: 16, dropout: 0.1}
 data: {text: synthetic, synthetic_tokens: 20000}
 train: {steps: 20, global_batch: 8, learning_rate: 1e-3, warmup_steps: 4}
 plan: {dp: 2, sharding: 2, mp: 2, sharding_stage: 3}
