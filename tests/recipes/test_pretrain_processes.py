@@ -1,4 +1,4 @@
-"""Pretraining in two processes of two devices each, started by `polyreme launch`: as one process of four trains."""
+"""Pretraining in two processes of four devices each, started by `polyreme launch`: as one process of eight trains."""
 
 import os
 import re
@@ -12,18 +12,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from polyreme.distributed.placement import clear_plan
 from polyreme.errors import ConfigError, DataError
 from polyreme.recipes import pretrain
-from tests.recipes.tiny_run import assert_same_state, finish, history, load, saved, start, train
+from polyreme.recipes.logs import read_jsonl
+from tests.recipes.tiny_run import assert_same_state, history, load, saved, train
 
 # sums of up to 512 float32 terms taken in another order, over up to twenty steps
 CLOSE = 1e-5
-FOUR = "plan.dp=1"
-SHORT = (FOUR, "train.steps=6", "checkpoint.interval=3")
+# parameters lie in pieces in both processes
+PLAN = ("plan.dp=1", "plan.sharding=4")
+SHORT = (*PLAN, "train.steps=6", "checkpoint.interval=3")
+TWELVE = (*PLAN, "train.steps=12", "checkpoint.interval=3", "checkpoint.keep=9")
 
 
 def launch(output, *overrides, flags=(), **environment):
-    """Start it in two processes of two devices each; their output is piped, and in the folder logs beside output."""
+    """Start it in two processes of four devices each; their output is piped, and in the folder logs beside output."""
     loaded = load(output, *overrides)
     words = ["launch", "--nproc_per_node", "2", "--log_dir", str(logs(output)), *flags, "pretrain", str(loaded.path)]
     return subprocess.Popen(
@@ -32,7 +36,7 @@ def launch(output, *overrides, flags=(), **environment):
         stderr=subprocess.STDOUT,
         text=True,
         env=os.environ
-        | {"CPU_NUM": "2", "POLYREME_INIT_TIMEOUT": "60", "POLYREME_RESTART_BACKOFF": "0.1"}
+        | {"CPU_NUM": "4", "POLYREME_INIT_TIMEOUT": "60", "POLYREME_RESTART_BACKOFF": "0.1"}
         | environment,
     )
 
@@ -70,70 +74,40 @@ def pid_of_rank(launcher, rank):
     pytest.fail(f"rank {rank} is not there")
 
 
-def assert_same_losses(one, other):
-    mine, theirs = history(one), history(other)
+def assert_same_losses(one, other, steps=None):
+    """steps: how many of the other's count, all by default."""
+    mine, theirs = history(one), history(other)[:steps]
     assert [row[0] for row in mine] == [row[0] for row in theirs]
     np.testing.assert_allclose([row[1:] for row in mine], [row[1:] for row in theirs], rtol=CLOSE)
 
 
+@pytest.fixture(autouse=True)
+def _one_device_after():
+    yield
+    clear_plan()
+
+
 @pytest.fixture(scope="module")
-def together(tmp_path_factory):
-    """The folder of a run in two processes that nobody stopped, and what the launcher printed."""
-    output = tmp_path_factory.mktemp("together") / "run"
-    return output, end(launch(output, *SHORT, "log.validation_interval=3"))
+def stopped(tmp_path_factory):
+    """The folder of a run in two processes that SIGTERM to rank 1 stopped, and what the launcher printed after that."""
+    output = tmp_path_factory.mktemp("stopped") / "run"
+    running = launch(output, *TWELVE, "log.validation_interval=3", FAULTS="train.step:delay=0.2")
+    wait_for(running, "step  4/12")
+    os.kill(pid_of_rank(running, 1), signal.SIGTERM)
+    return output, end(running, code=75)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The same in one process."""
+    """The folder of the same run in one process, which nobody stopped."""
     output = tmp_path_factory.mktemp("alone") / "run"
-    finish(start(output, *SHORT, CPU_NUM="4"))
+    train(output, *TWELVE)
+    clear_plan()
     return output
 
 
-@pytest.mark.slow
-def test_two_processes_train_as_one(together, alone):
-    output, out = together
-    assert_same_losses(output, alone)
-    assert out.count("step 6/6 |") == 1
-    assert "step 6: validation loss" in out
-    rank_one = (logs(output) / "workerlog.1").read_text()
-    assert "step" not in rank_one
-    assert "resumed" not in rank_one
-
-
-def test_each_shard_is_saved_once_by_a_process_that_has_it(together, alone):
-    folder = together[0] / "checkpoints" / "step_00000006"
-    names = sorted(path.name for path in folder.iterdir())
-    expected = [f"data-0000{process}-0000{device}.bin" for process in range(2) for device in range(2)]
-    assert names == ["MANIFEST.json", *expected]
-    one, many = saved(alone)[0], saved(together[0])[0]
-    assert sum(path.stat().st_size for path in folder.glob("*.bin")) == sum(a.nbytes for a in many.values())
-    assert one.keys() == many.keys()
-    for name in one:
-        # Adam divides by the root of a second moment: what is near zero may differ by a learning rate of 1e-3 a step
-        np.testing.assert_allclose(many[name], one[name], rtol=1e-3, atol=1e-4, err_msg=name)
-
-
-def test_either_goes_on_from_what_the_other_saved(together, alone, tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
-    shutil.copytree(together[0], one)
-    shutil.copytree(alone, two)
-    more = (FOUR, "train.steps=8", "checkpoint.interval=3")
-    running = launch(two, *more)
-    out, _ = finish(start(one, *more, CPU_NUM="4"))
-    assert "resumed after step 6" in out
-    assert "resumed after step 6" in end(running)
-    assert len(history(one)) == 8
-    assert_same_losses(one, two)
-
-
-def test_sigterm_to_one_rank_stops_both_after_the_same_step(tmp_path):
-    output = tmp_path / "run"
-    running = launch(output, FOUR, "log.validation_interval=3", FAULTS="train.step:delay=0.1")
-    wait_for(running, "step  4/20")
-    os.kill(pid_of_rank(running, 1), signal.SIGTERM)
-    out = end(running, code=75)
+def test_sigterm_to_one_rank_stops_both_after_the_same_step(stopped):
+    output, out = stopped
     (step,) = re.findall(r"stopped by request after step (\d+); state is saved", out)
     assert int(step) >= 4
     log = (logs(output) / "workerlog.1").read_text()
@@ -142,11 +116,50 @@ def test_sigterm_to_one_rank_stops_both_after_the_same_step(tmp_path):
     assert saved(output)[1]["step"] == int(step) == len(history(output))
 
 
+def test_two_processes_train_as_one(stopped, alone):
+    output, _ = stopped
+    assert_same_losses(output, alone, history(output)[-1][0])
+    rows = read_jsonl(output / "metrics.jsonl")
+    assert [row["step"] for row in rows if row["kind"] == "validation"][:1] == [3]
+    rank_one = (logs(output) / "workerlog.1").read_text()
+    assert "/12 |" not in rank_one
+    assert "validation" not in rank_one
+
+
+def test_each_shard_is_saved_once_by_a_process_that_has_it(stopped, alone):
+    folder = stopped[0] / "checkpoints" / "step_00000003"
+    names = sorted(path.name for path in folder.iterdir())
+    expected = [f"data-0000{process}-0000{device}.bin" for process in range(2) for device in range(4)]
+    assert names == ["MANIFEST.json", *expected]
+    one, many = saved(alone, 3)[0], saved(stopped[0], 3)[0]
+    assert sum(path.stat().st_size for path in folder.glob("*.bin")) == sum(a.nbytes for a in many.values())
+    assert one.keys() == many.keys()
+    for name in one:
+        # Adam divides by the root of a second moment: what is near zero may differ by a learning rate of 1e-3 a step
+        np.testing.assert_allclose(many[name], one[name], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_either_goes_on_from_what_the_other_saved(stopped, alone, tmp_path, capsys):
+    one, two = tmp_path / "one", tmp_path / "two"
+    shutil.copytree(stopped[0], one)
+    shutil.copytree(alone, two)
+    shutil.rmtree(two / "checkpoints" / "step_00000012")
+    running = launch(two, *TWELVE)
+    train(one, *TWELVE)
+    assert f"resumed after step {history(stopped[0])[-1][0]}\n" in capsys.readouterr().out
+    out = end(running)
+    assert out.count("resumed after step 9") == 1
+    assert out.count("step 12/12 |") == 1
+    assert len(history(one)) == 12
+    assert_same_losses(one, alone)
+    assert_same_losses(two, alone)
+
+
 @pytest.mark.slow
 def test_a_killed_rank_is_named_and_the_run_goes_on_as_if_it_had_never_been(tmp_path):
     whole, output = tmp_path / "whole", tmp_path / "run"
-    end(launch(whole, FOUR))
-    running = launch(output, FOUR, FAULTS="train.step:delay=0.1")
+    end(launch(whole, *PLAN))
+    running = launch(output, *PLAN, FAULTS="train.step:delay=0.1")
     wait_for(running, "step  8/20")
     os.kill(pid_of_rank(running, 1), signal.SIGKILL)
     killed = time.monotonic()
