@@ -47,7 +47,7 @@ def strategy_of(*, configs=None, **hybrid):
 def train(strategy, optimizer_first=False):
     """Losses and final parameters of a GPT after a few captured steps, with dropout, clipping and decay."""
     rng.seed(3)
-    model = GPT(GPTConfig.nano(dropout=0.1))
+    model = GPT(GPTConfig.nano(num_layers=1, dropout=0.1))
     optimizer = AdamW(1e-2, parameters=model.parameters(), grad_clip=ClipGradByGlobalNorm(1.0))
     net = model
     if strategy is not None:

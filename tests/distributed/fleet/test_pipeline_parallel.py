@@ -183,7 +183,7 @@ def test_evaluation_between_steps_changes_nothing_and_compiles_nothing_twice():
     def train(evaluates):
         init(pp=2)
         rng.seed(3)
-        model = fleet.distributed_model(pipeline(2, dropout=0.3, blocks=2))
+        model = fleet.distributed_model(pipeline(2, dropout=0.3, blocks=1))
         optimizer = fleet.distributed_optimizer(adamw(model.parameters()))
         losses = []
         for rows in DATA[:3]:
@@ -350,6 +350,8 @@ def test_wrong_use_is_refused():
         fleet.distributed_model(pipeline(2, loss_fn=None)).eval_batch(batch, compute_loss=True)
 
 
+# a schedule that splits the backward has every kind of task
+@pytest.mark.slow_cases("1F1B")
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
 def test_during_a_step_nothing_is_alive_but_what_tasks_to_come_need(schedule, monkeypatch):
     init(pp=2, schedule=schedule)
