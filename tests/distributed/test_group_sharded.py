@@ -137,7 +137,8 @@ def check(found, want, dtype, start=None):
         assert np.abs(value - start[name].numpy()).max() > STEPS * 1e-2 * 0.5
 
 
-@pytest.mark.slow_cases("os-None")
+# every level and every dtype is here, with and without master weights
+@pytest.mark.slow_cases("os-None", "os-float16", "os_g-bfloat16", "os_g-float16", "p_g_os-bfloat16")
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_level_trains_as_one_device_does(alone, level, dtype):

@@ -144,7 +144,8 @@ def test_mp_halves_heads_ffn_and_vocab():
     parity.assert_mp_halves_named_dims(model, dims)
 
 
-@pytest.mark.slow_cases("tied-2", "tied-8")
+# two heads a device: distributed/test_prove too
+@pytest.mark.slow_cases("tied-2", "tied-8", "untied-2")
 @pytest.mark.usefixtures("_one_device_afterwards")
 @pytest.mark.parametrize("mp", [2, 8])  # of 4 heads: two a device, and half a one
 @either_head
