@@ -23,7 +23,7 @@ from polyreme.recipes.config import DataConfig, LogConfig, PretrainConfig
 from polyreme.registry import Reference
 
 KJV = Path(__file__).parents[1] / "data" / "kjv.txt.gz"
-VERSES = "".join(f"Ge{i}:{i % 7} And he said, Let there be light \u2014 \u8239 {i * i}\n\n" for i in range(3000))
+VERSES = "".join(f"Ge{i}:{i % 7} And he said, Let there be light \u2014 \u8239 {i * i}\n\n" for i in range(1000))
 
 
 @pytest.fixture

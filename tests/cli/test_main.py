@@ -1,5 +1,6 @@
 """The command line: help, refusals, exit codes, and what it hands to the recipes."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -235,7 +236,10 @@ def test_dry_run_shows_settings_origins_and_costs():
 
 
 def test_data_preview(tmp_path):
-    result = run("data", "preview", CONFIG, f"output={tmp_path}/a b 船", "-n", "2")
+    with gzip.open(ROOT / "data" / "kjv.txt.gz") as whole:
+        (tmp_path / "start.txt").write_bytes(whole.read(100_000))
+    settings = [f"output={tmp_path}/a b 船", f"data.text={tmp_path}/start.txt", "data.validation_fraction=0.2"]
+    result = run("data", "preview", CONFIG, *settings, "-n", "2")
     assert result.returncode == 0, result.stderr
     assert "Ge1:1 In the beginning God created the heaven and the earth." in result.stdout
     assert result.stdout.count("--- sample") == 2
@@ -253,6 +257,8 @@ def test_missing_data_exits_3(capsys):
     assert "no file 'nowhere.txt'" in capsys.readouterr().err
 
 
+# main handles it for every command
+@pytest.mark.slow_cases("doctor")
 @pytest.mark.parametrize("words", ["--help", f"pretrain '{CONFIG}' --dry-run", "doctor"])
 def test_reader_that_leaves_early(words):
     command = f"'{sys.executable}' -m polyreme.cli.main {words} | head -1 >/dev/null; exit ${{PIPESTATUS[0]}}"
