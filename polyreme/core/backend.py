@@ -6,6 +6,7 @@ Imported first by polyreme.core.  Never imports: anything above.
 import functools
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,10 +87,9 @@ def step_options() -> dict[str, Any] | None:
     return {name: value for name, value in options.items() if xla_flags.is_known(name, value)} or None
 
 
-@functools.cache
-def drawing_options() -> dict[str, Any] | None:
-    """What jax.jit is told of a program that draws random numbers, for the default backend: xla_flags."""
-    return xla_flags.chosen(jax.default_backend(), os.environ, xla_flags.DRAWING) or None
+def options_alone(table: Mapping[str, tuple[xla_flags.Option, ...]]) -> dict[str, Any] | None:
+    """What jax.jit is told of a program that is run by itself, for the default backend. table: one of xla_flags."""
+    return xla_flags.chosen(jax.default_backend(), os.environ, table) or None
 
 
 def _writable(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Functions as jax.jit compiles them: told of where they meet many shapes, with options where they draw numbers.
+"""Functions as jax.jit compiles them: told of where they meet many shapes, some with options where run by themselves.
 
 jax itself bounds what it keeps: 8,192 programs, each 0.2 MB or more and 3 of the 65,530 mappings that Linux allows.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import get_opaque_trace_state
 
-from polyreme.core import backend, state
+from polyreme.core import backend, state, xla_flags
 
 _log = logging.getLogger("polyreme.core")
 
@@ -22,8 +22,21 @@ _MANY_SHAPES = 128
 _NOT_TRACING = get_opaque_trace_state()
 
 
-def compiled(fn: Callable[..., Any], draws: bool) -> Callable[..., Any]:
-    """jax.jit of fn, which warns once of many sets of shapes. draws: whether fn draws random numbers."""
+class Alone(NamedTuple):
+    """What is told to XLA of a program that is run by itself.
+
+    table: one of xla_flags. fits: whether that is good for a call of these arrays; None if for any.
+    """
+
+    table: Mapping[str, tuple[xla_flags.Option, ...]]
+    fits: Callable[..., bool] | None = None
+
+
+DRAWS = Alone(xla_flags.DRAWING)
+
+
+def compiled(fn: Callable[..., Any], alone: Alone | None = None) -> Callable[..., Any]:
+    """jax.jit of fn, which warns once of many sets of shapes. alone: options of calls outside of other programs."""
     count = 0
 
     @functools.wraps(fn)
@@ -36,7 +49,7 @@ def compiled(fn: Callable[..., Any], draws: bool) -> Callable[..., Any]:
                 _warn(fn.__name__, args)
         return fn(*args)
 
-    return DrawingProgram(traced) if draws else jax.jit(traced)
+    return jax.jit(traced) if alone is None else ProgramAlone(traced, alone)
 
 
 def _warn(name: str, args: tuple) -> None:
@@ -50,24 +63,25 @@ def _warn(name: str, args: tuple) -> None:
     )
 
 
-class DrawingProgram:
-    """jax.jit of a function that draws random numbers, with the options of xla_flags.DRAWING.
+class ProgramAlone:
+    """jax.jit of a function, with options where it is run by itself.
 
     jax takes options for a program, not for a call inside one that is being traced: that one has none.
     """
 
-    __slots__ = ("_alone", "_fn", "_inside")
+    __slots__ = ("_alone", "_fits", "_fn", "_inside", "_table")
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
+    def __init__(self, fn: Callable[..., Any], alone: Alone) -> None:
         self._fn = fn
+        self._table, self._fits = alone
         self._inside: Callable[..., Any] = jax.jit(fn)
         self._alone: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any) -> Any:
-        if get_opaque_trace_state() != _NOT_TRACING:
+        if get_opaque_trace_state() != _NOT_TRACING or not (self._fits is None or self._fits(*args)):
             return self._inside(*args)
         if self._alone is None:
             # only now: the options depend on the backend, which starts with the first array
-            options = backend.drawing_options()
+            options = backend.options_alone(self._table)
             self._alone = jax.jit(self._fn, compiler_options=options) if options else self._inside
         return self._alone(*args)

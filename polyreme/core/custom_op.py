@@ -53,6 +53,7 @@ class CustomOp(Op):
         self.uncast = frozenset()
         self.kernels = {}
         self.calls = {}
+        self.opaque = None
         self.names = tuple(p.name for p in parameters)
         self.index = {n: i for i, n in enumerate(self.names)}
         self.defaults = tuple(p.default for p in parameters)

@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend.random import define_prng_impl, threefry2x32_p
 
 from polyreme.core import state
-from polyreme.core.compiled import DrawingProgram
+from polyreme.core.compiled import DRAWS, ProgramAlone
 
 _LOG_BLOCK = 16
 _BLOCK = 1 << _LOG_BLOCK
@@ -58,7 +58,7 @@ def _block(sampler: Callable[..., Any]) -> Callable[..., jax.Array]:
         key = jax.random.wrap_key_data(words, impl=_BLOCKWISE)
         return sampler(key, shape=(_BLOCK,), dtype=jnp.float32, **bounds)
 
-    return DrawingProgram(draw)
+    return ProgramAlone(draw, DRAWS)
 
 
 def _bits(words: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from polyreme.core import dtype as dtypes
-from polyreme.core.compiled import DrawingProgram, compiled
+from polyreme.core.compiled import DRAWS, Alone, ProgramAlone, compiled
 from polyreme.core.jet import Flat, JetSpec, propagate
 
 Mask = tuple[bool, ...]
@@ -25,10 +25,10 @@ class Kernel:
 
     gathered: positions of arrays that fn lays out anew before use: parameters kept in pieces. The backward gathers them
     for itself, which costs a gather and spares keeping the whole from the forward on (arXiv:1910.02054, section 7.2.2).
-    draws: whether fn draws random numbers.
+    alone: XLA's options for calls outside of other programs; its fits takes the arrays.
     """
 
-    __slots__ = ("_derived", "draws", "fn", "forward", "gathered", "name", "saves")
+    __slots__ = ("_derived", "alone", "fn", "forward", "gathered", "name", "saves")
 
     def __init__(
         self,
@@ -37,22 +37,23 @@ class Kernel:
         *,
         saves: bool = False,
         gathered: frozenset[int] = frozenset(),
-        draws: bool = False,
+        alone: Alone | None = None,
     ) -> None:
         fn.__name__ = fn.__qualname__ = name
         self.fn = fn
         self.name = name
         self.saves = saves
         self.gathered = gathered
-        self.draws = draws
-        self.forward: Callable[..., Any] = compiled(fn, draws)
+        self.alone = alone
+        self.forward: Callable[..., Any] = compiled(fn, alone)
         self._derived: dict[Any, Any] = {}
 
     def backward(self, mask: Mask) -> Callable[[tuple, tuple], tuple]:
         """(primals, cotangents of the inexact outputs, None where absent) -> gradients of the inputs in mask."""
         found = self._derived.get(mask)
         if found is None:
-            found = self._derived[mask] = compiled(_name(self._vjp(mask), f"{self.name}_grad"), self.draws)
+            alone = self._alone_of(lambda primals, cotangents: primals)
+            found = self._derived[mask] = compiled(_name(self._vjp(mask), f"{self.name}_grad"), alone)
         return found
 
     def forward_saving(self, mask: Mask) -> Callable[..., tuple]:
@@ -66,12 +67,12 @@ class Kernel:
                 _, pullback, outs = jax.vjp(lambda *d: _inexact(self.fn(*_merge(arrays, d, mask))), *diff, has_aux=True)
                 return outs, pullback
 
-            saving = self._derived[key] = compiled(_name(forward, self.name), self.draws)
+            saving = self._derived[key] = compiled(_name(forward, self.name), self.alone)
         return saving
 
     def pull_saved(self, pullback: Callable, cotangents: tuple) -> tuple:
         """Gradients from a pullback that forward_saving returned; every cotangent given."""
-        return _pull_saved_drawing(pullback, cotangents) if self.draws else _pull_saved(pullback, cotangents)
+        return _pull_saved_drawing(pullback, cotangents) if self.alone is DRAWS else _pull_saved(pullback, cotangents)
 
     def grad_kernel(self, mask: Mask, present: Mask) -> Kernel:
         """(primals..., the cotangents that are present...) -> gradients, as a kernel that has gradients itself."""
@@ -84,7 +85,7 @@ class Kernel:
                 given = iter(arrays[n:])
                 return vjp(arrays[:n], tuple(next(given) if p else None for p in present))
 
-            kernel = self._derived[key] = Kernel(fn, f"{self.name}_grad", draws=self.draws)
+            kernel = self._derived[key] = Kernel(fn, f"{self.name}_grad", alone=self._alone_of(lambda *a: a[:n]))
         return kernel
 
     def jet_kernel(
@@ -113,6 +114,14 @@ class Kernel:
             pattern = [None if flat is None else tuple(c is not None for c in flat) for flat in outs]
             kernel = self._derived[key] = (Kernel(fn, f"{self.name}_jet"), pattern)
         return kernel
+
+    def _alone_of(self, primals: Callable[..., tuple]) -> Alone | None:
+        """The same options for a program that takes more than the kernel. primals: its arguments -> the kernel's."""
+        alone = self.alone
+        if alone is None or alone.fits is None:
+            return alone
+        fits = alone.fits
+        return alone._replace(fits=lambda *args: fits(*primals(*args)))
 
     def _vjp(self, mask: Mask) -> Callable[[tuple, tuple], tuple]:
         def vjp(primals: tuple, cotangents: tuple) -> tuple:
@@ -146,7 +155,7 @@ def pull_saved(pullback: Callable, cotangents: tuple) -> tuple:
     return tuple(_conjugate(g) for g in pullback(tuple(_conjugate(c) for c in cotangents)))
 
 
-_pull_saved, _pull_saved_drawing = jax.jit(pull_saved), DrawingProgram(pull_saved)
+_pull_saved, _pull_saved_drawing = jax.jit(pull_saved), ProgramAlone(pull_saved, DRAWS)
 
 
 def _conjugate(x: jax.Array) -> jax.Array:

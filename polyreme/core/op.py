@@ -22,8 +22,9 @@ from typing import Any, Literal, NewType
 import jax
 import numpy as np
 
-from polyreme.core import amp_policy, dims, mode, spelling, state
+from polyreme.core import amp_policy, dims, mode, spelling, state, xla_flags
 from polyreme.core.amp_policy import AmpClass
+from polyreme.core.compiled import DRAWS, Alone
 from polyreme.core.kernel import Kernel
 from polyreme.core.sharding_rule import DimsRule, RuleFor
 from polyreme.errors import ConfigError, DTypeError, HostValueError, NumericsError, ProgramError, ShapeError
@@ -55,7 +56,8 @@ class Op:
     inplace: there is a `name_` that writes the result back into the first tensor. rule: how its dims go together over
     a mesh, a function of the call or dims such as "*b [n] -> *b [n]"; None for an op whose function tells. uncast:
     parameters that autocast leaves in their dtype. integers: which Python integers stand for a tensor; see
-    Integers. kernels: by attributes in full; calls: the same kernels by the form of eager calls.
+    Integers. opaque: whether fn, with these arguments, is made of calls that XLA cannot look into and of moves of data,
+    which compile sooner unfused. kernels: by attributes in full; calls: the same kernels by the form of eager calls.
     """
 
     def __init__(
@@ -68,8 +70,10 @@ class Op:
         rule: RuleFor | str | None = None,
         uncast: Sequence[str] = (),
         integers: Integers = "fit",
+        opaque: Callable[..., bool] | None = None,
     ) -> None:
         self.fn = fn
+        self.opaque = opaque
         self.integers: Integers = integers
         self.name = fn.__name__
         self.amp: AmpClass = amp
@@ -190,7 +194,21 @@ class Op:
                     raise
                 raise self._explain(error, filled) from error
 
-        return Kernel(fn, self.name, saves=self.saves, gathered=_gathered_inputs(template), draws=KEY in self.kinds)
+        gathered = _gathered_inputs(template)
+        alone = DRAWS if KEY in self.kinds else None
+        if self.opaque is not None and not gathered:
+            alone = Alone(xla_flags.UNFUSED, self._is_opaque(template))
+        return Kernel(fn, self.name, saves=self.saves, gathered=gathered, alone=alone)
+
+    def _is_opaque(self, template: tuple) -> Callable[..., bool]:
+        """opaque of a kernel's arrays."""
+        opaque: Any = self.opaque
+
+        def fits(*arrays: jax.Array) -> bool:
+            given = iter(arrays)
+            return opaque(*[_fill(slot, given) for slot in template])
+
+        return fits
 
     def _check(self, filled: list[Any]) -> None:
         shapes = {}
@@ -278,16 +296,18 @@ def op(
     rule: RuleFor | str | None = None,
     uncast: Sequence[str] = (),
     integers: Integers = "fit",
+    opaque: Callable[..., bool] | None = None,
 ) -> Any:
     """Declare a function on arrays as an op; returns the public function, which takes Tensors.
 
     rule: how its dims go together over a mesh, where its function does not tell; see core/sharding_rule.py. uncast:
     parameters that autocast leaves in their dtype, beside products that it does in fewer bits. integers: which
-    Python integers it takes in the place of a tensor. Raises ValueError if the name is taken or there is no docstring.
+    Python integers it takes in the place of a tensor. opaque: see Op. Raises ValueError if the
+    name is taken or there is no docstring.
     """
 
     def declare(fn: Callable[..., Any]) -> Callable[..., Any]:
-        new = Op(fn, amp, saves, method, inplace, rule, uncast, integers)
+        new = Op(fn, amp, saves, method, inplace, rule, uncast, integers, opaque)
         _register(new.name, fn)
         current = mode.current
 

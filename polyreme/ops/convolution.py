@@ -73,13 +73,22 @@ def _conv(
     depthwise = 1 < groups == channels == weight.shape[0] and math.prod(kernel) <= _MOST_TAPS
     if depthwise and select.backend() == "cpu":
         return _with_bias(_by_taps(x, weight, stride, pads, dilation, last), bias, last, what)
-    narrow = groups == 1 and math.prod(weight.shape[1:]) <= _MOST_ROWS
-    if narrow and x.dtype in (jnp.float32, jnp.float64) and select.backend() == "cpu":
+    if groups == 1 and _is_narrow(weight) and x.dtype in (jnp.float32, jnp.float64) and select.backend() == "cpu":
         return _with_bias(_by_columns(x, weight, stride, pads, dilation, last), bias, last, what)
     y = lax.conv_general_dilated(
         x, weight, stride, pads, rhs_dilation=dilation, dimension_numbers=_numbers(n, last), feature_group_count=groups
     )
     return _with_bias(y, bias, last, what)
+
+
+def _is_opaque(x: Array, weight: Array, *others: Any) -> bool:
+    """Whether _conv is XLA's convolution: not loops that its fusion makes."""
+    groups = others[-2]
+    return groups == 1 and not _is_narrow(weight) and x.dtype in (jnp.float32, jnp.float64)
+
+
+def _is_narrow(weight: Array) -> bool:
+    return math.prod(weight.shape[1:]) <= _MOST_ROWS
 
 
 def _by_taps(x: Array, weight: Array, stride: tuple, pads: Pads, dilation: tuple, last: bool) -> Array:
@@ -148,7 +157,7 @@ def _transposed_conv_rule(call: OpCall) -> ShardingRule:
     return dataclasses.replace(by_batch(call), laid_out=True)
 
 
-@op(amp="low", method=False, rule=_conv_rule)
+@op(amp="low", method=False, rule=_conv_rule, opaque=_is_opaque)
 def conv1d(
     x: Array,
     weight: Array,
@@ -166,7 +175,7 @@ def conv1d(
     return _conv(1, x, weight, bias, stride, padding, dilation, groups, data_format)
 
 
-@op(amp="low", method=False, rule=_conv_rule)
+@op(amp="low", method=False, rule=_conv_rule, opaque=_is_opaque)
 def conv2d(
     x: Array,
     weight: Array,
@@ -184,7 +193,7 @@ def conv2d(
     return _conv(2, x, weight, bias, stride, padding, dilation, groups, data_format)
 
 
-@op(amp="low", method=False, rule=_conv_rule)
+@op(amp="low", method=False, rule=_conv_rule, opaque=_is_opaque)
 def conv3d(
     x: Array,
     weight: Array,

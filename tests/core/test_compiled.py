@@ -7,7 +7,7 @@ import pytest
 
 import polyreme as pr
 from polyreme.core import backend
-from polyreme.core.compiled import DrawingProgram, compiled
+from polyreme.core.compiled import DRAWS, Alone, ProgramAlone, compiled
 from polyreme.core.kernel import Kernel
 from polyreme.eager import tape
 from polyreme.nn import functional as F
@@ -19,12 +19,12 @@ LEVEL = {"xla_backend_optimization_level": 2}
 def with_options(monkeypatch):
     """The options that users get: the tests' XLA_FLAGS name the same one."""
     asked = []
-    monkeypatch.setattr(backend, "drawing_options", lambda: asked.append(1) or LEVEL)
+    monkeypatch.setattr(backend, "options_alone", lambda table: asked.append(1) or LEVEL)
     return asked
 
 
 def test_alone_and_inside_another_program_draw_the_same(with_options):
-    program = DrawingProgram(lambda key: jax.random.bits(key, (5,)))
+    program = ProgramAlone(lambda key: jax.random.bits(key, (5,)), DRAWS)
     key = jax.random.key(7)
     want = np.asarray(jax.random.bits(key, (5,)))
     for draw in (program, jax.jit(lambda k: program(k)), jax.jit(lambda k: program(key))):
@@ -33,9 +33,20 @@ def test_alone_and_inside_another_program_draw_the_same(with_options):
     assert with_options == [1]
 
 
-def test_only_programs_that_draw_have_options():
-    assert isinstance(compiled(jnp.sin, draws=True), DrawingProgram)
-    assert not isinstance(compiled(jnp.sin, draws=False), DrawingProgram)
+def test_options_are_for_the_calls_they_fit(with_options):
+    kernel = Kernel(lambda x, y: x @ y, "product", alone=Alone({}, lambda x, y: len(y) > 2))
+    for size, asked in ((2, []), (3, [1]), (2, [1])):
+        x = np.ones((4, size))
+        np.testing.assert_array_equal(kernel.forward(x, x.T), np.full((4, 4), size))
+        assert with_options == asked
+    for size, asked in ((2, [1]), (3, [1, 1])):
+        x = jnp.ones((4, size))
+        (gradient,) = kernel.backward((False, True))((x, x.T), (jnp.ones((4, 4)),))
+        np.testing.assert_array_equal(gradient, np.full((size, 4), 4))
+        assert with_options == asked
+    x = jnp.ones((4, 3))
+    kernel.grad_kernel((True, False), (True,)).forward(x, x.T, jnp.ones((4, 4)))
+    assert with_options == [1, 1, 1]
 
 
 @pytest.mark.usefixtures("with_options")
@@ -58,7 +69,7 @@ def test_dropout_and_its_gradient_leave_the_same_places_out(captures):
 @pytest.mark.parametrize("draws", [False, True])
 def test_many_shapes_are_told_once_and_what_a_capture_traces_is_not_counted(draws, monkeypatch, caplog):
     monkeypatch.setitem(compiled.__globals__, "_MANY_SHAPES", 3)
-    kernel = Kernel(lambda x, y: 3 * x + y.sum(), "thrice", draws=draws)
+    kernel = Kernel(lambda x, y: 3 * x + y.sum(), "thrice", alone=DRAWS if draws else None)
     two = jnp.ones(2, jnp.float32)
 
     @pr.jit.to_static

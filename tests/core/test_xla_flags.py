@@ -6,7 +6,7 @@ import pytest
 
 from polyreme.core import backend, xla_flags
 
-TABLES = (xla_flags.OPTIONS, xla_flags.ONE_DEVICE, xla_flags.DRAWING)
+TABLES = (xla_flags.OPTIONS, xla_flags.ONE_DEVICE, xla_flags.DRAWING, xla_flags.UNFUSED)
 GIVEN = [o for table in TABLES for kind in ("cpu", "gpu") for o in table.get(kind, ())]
 COMMON = sorted({(o.name, o.value) for o in GIVEN}, key=str)
 
