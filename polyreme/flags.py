@@ -44,6 +44,12 @@ def compile_cache_bytes() -> int:
     return _int("POLYREME_COMPILE_CACHE_BYTES", low=1) or 1 << 30
 
 
+def program_bytes() -> int | None:
+    """POLYREME_PROGRAM_BYTES: what compiled programs of eager ops may take before some are let go; None, the default:
+    3 GiB, or a quarter of the machine's memory where that is less."""
+    return _int("POLYREME_PROGRAM_BYTES", low=1)
+
+
 def cache_home() -> Path:
     """XDG_CACHE_HOME, or ~/.cache: where a user's caches lie."""
     home = os.environ.get("XDG_CACHE_HOME")

@@ -1,6 +1,6 @@
 """Functions as jax.jit compiles them: told of where they meet many shapes, some with options where run by themselves.
 
-jax itself bounds what it keeps: 8,192 programs, each 0.2 MB or more and 3 of the 65,530 mappings that Linux allows.
+How many programs a process keeps is program_bound's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import jax
 from jax.extend.core import get_opaque_trace_state
 
 from polyreme.core import backend, state, xla_flags
+from polyreme.core.program_bound import Programs, bound
 
 _log = logging.getLogger("polyreme.core")
 
@@ -47,15 +48,18 @@ def compiled(fn: Callable[..., Any], alone: Alone | None = None) -> Callable[...
             count += 1
             if count == _MANY_SHAPES:
                 _warn(fn.__name__, args)
+            bound.add(programs)
         return fn(*args)
 
-    return jax.jit(traced) if alone is None else ProgramAlone(traced, alone)
+    program = jax.jit(traced) if alone is None else ProgramAlone(traced, alone)
+    programs = Programs(fn.__name__, program)
+    return program
 
 
 def _warn(name: str, args: tuple) -> None:
     shapes = ", ".join(f"{a.dtype.name}{list(a.shape)}" for a in jax.tree.leaves(args))
     _log.warning(
-        "%s was compiled for %d sets of shapes, the last of them %s; each takes 20 ms or more and 0.2 MB. Pad data to "
+        "%s was compiled for %d sets of shapes, the last of them %s; each takes 20 ms or more and 0.5 MB. Pad data to "
         "a few sizes, or sort it into batches of like sizes",
         name,
         _MANY_SHAPES,
@@ -69,7 +73,7 @@ class ProgramAlone:
     jax takes options for a program, not for a call inside one that is being traced: that one has none.
     """
 
-    __slots__ = ("_alone", "_fits", "_fn", "_inside", "_table")
+    __slots__ = ("__weakref__", "_alone", "_fits", "_fn", "_inside", "_table")
 
     def __init__(self, fn: Callable[..., Any], alone: Alone) -> None:
         self._fn = fn
@@ -85,3 +89,9 @@ class ProgramAlone:
             options = backend.options_alone(self._table)
             self._alone = jax.jit(self._fn, compiler_options=options) if options else self._inside
         return self._alone(*args)
+
+    def clear_cache(self) -> None:
+        """Let go of every program, as that of jax.jit's functions."""
+        for program in (self._inside, self._alone):
+            if program is not None:
+                program.clear_cache()  # type: ignore[attr-defined]
