@@ -24,7 +24,7 @@ from polyreme.errors import ShapeError
 from polyreme.kernels import select
 from polyreme.ops.activation import wide
 from polyreme.ops.sharding import by_batch
-from polyreme.ops.windows import Pads, is_channels_last, per_dim, resolve_pads, spatial
+from polyreme.ops.windows import Pads, check_sizes, is_channels_last, per_dim, resolve_pads, spatial
 
 _MOST_TAPS = 49  # of a depthwise window that is summed entry by entry
 _MOST_ROWS = 9  # input channels times window of a convolution that is taken as one product
@@ -268,6 +268,7 @@ def _conv_transpose(
     natural = tuple((z - 1) * s + r + 1 - sum(p) for z, s, r, p in zip(sizes, stride, reach, pads, strict=True))
     if min(natural) < 1:
         raise ShapeError(f"{what}: padding={padding!r} leaves sizes {list(natural)}; pad less")
+    check_sizes(natural, f"{what}: the result")
     extra = _extra(output_padding, output_size, natural, stride, dilation, what)
     y = lax.conv_general_dilated(
         x,
@@ -360,6 +361,7 @@ def _corner_pads(paddings: Any, what: str) -> Pads:
 
 def _columns(x: Array, kernel: tuple, stride: tuple, pads: Pads, dilation: tuple, what: str) -> Array:
     _check_window(x.shape[2:], kernel, dilation, pads, what)
+    check_sizes([z + sum(p) for z, p in zip(x.shape[2:], pads, strict=True)], f"{what}: padded by {pads}, the image")
     x = jnp.pad(x, [(0, 0), (0, 0), *pads])
     counts = [(z - d * (k - 1) - 1) // s + 1 for z, k, s, d in zip(x.shape[2:], kernel, stride, dilation, strict=True)]
     parts = []

@@ -7,6 +7,7 @@ size of a window.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from polyreme.ops.activation import wide
 from polyreme.ops.by_index import bounded
 from polyreme.ops.ids import check_range
 from polyreme.ops.sharding import by_image
-from polyreme.ops.windows import is_channels_last, per_dim, resolve_pads, spatial
+from polyreme.ops.windows import MAX_SIZE, check_sizes, is_channels_last, per_dim, resolve_pads, spatial
 
 _MOST_TAPS = 16  # along a dim of a window whose entries are compared one by one
 
@@ -84,10 +85,15 @@ class _Grid:
         """Padding of each dim of x, ends counted."""
         return self._full([(a, b + e) for (a, b), e in zip(self.pads, self.ends, strict=True)], (0, 0))
 
-    def entries(self, padded: bool) -> np.ndarray:
-        """How many entries each window holds, [*o] or [1, ..]; padding counts if padded, ends never do."""
+    def entries(self, padded: bool) -> Any:
+        """How many entries each window holds, [*o] or [1, ..]; padding counts if padded, ends never do.
+
+        An ndarray, or an Array where sizes are left open in an exported program.
+        """
         if not (np.any(self.pads) or np.any(self.ends)):
             return np.full([1] * self.n, math.prod(self.kernel))
+        if not all(isinstance(size, int) for size in self.sizes):
+            return functools.reduce(jnp.multiply.outer, [self._entries_along(dim, padded) for dim in range(self.n)])
         total = np.ones((), np.int64)
         for dim in range(self.n):
             low, high = (-self.pads[dim][0], self.pads[dim][1]) if padded else (0, 0)
@@ -95,6 +101,13 @@ class _Grid:
             stops = np.minimum(starts + self.kernel[dim], self.sizes[dim] + high)
             total = total[..., None] * np.maximum(stops - np.maximum(starts, low), 0)
         return total
+
+    def _entries_along(self, dim: int, padded: bool) -> Array:
+        """The same along one dim, [o], counted when the program runs."""
+        (before, after), end = self.pads[dim], self.ends[dim]
+        ones = jnp.ones(self.sizes[dim] + (before + after if padded else 0), jnp.int32)
+        around = (0, end) if padded else (before, after + end)
+        return lax.reduce_window(ones, np.int32(0), lax.add, [self.kernel[dim]], [self.stride[dim]], [around])
 
     def _full(self, values: Any, fill: Any) -> list:
         return [fill, *values, fill] if self.last else [fill, fill, *values]
@@ -236,9 +249,9 @@ def _avg_pool(
             raise ConfigError(f"avg_pool{n}d: divisor_override={divisor}; it must be positive")
         return (total / divisor).astype(x.dtype)
     # a window with no entry at all sums to 0; dividing by 1 keeps it 0
-    counts = np.maximum(grid.entries(padded=not exclusive), 1)
+    counts = jnp.asarray(grid.entries(padded=not exclusive), total.dtype).clip(1)
     counts = counts[..., None] if grid.last else counts
-    return (total / jnp.asarray(counts, total.dtype)).astype(x.dtype)
+    return (total / counts).astype(x.dtype)
 
 
 @op(method=False, rule=by_image)
@@ -295,8 +308,11 @@ def output_sizes(sizes: Sequence[int], output_size: Any, what: str) -> tuple[int
     if len(given) == 1:
         given = given * n
     wanted = tuple(z if o is None else o for z, o in zip(sizes, given, strict=False))
-    if len(given) != n or any(not isinstance(o, int) or o < 1 for o in wanted):
-        raise ShapeError(f"{what}: output_size={output_size!r}; needs an int or {n} of them, each at least 1 or None")
+    if len(given) != n or any(not isinstance(o, int) or not 1 <= o <= MAX_SIZE for o in wanted):
+        raise ShapeError(
+            f"{what}: output_size={output_size!r}; needs an int or {n} of them, each at least 1 and less than 2**31, or "
+            "None"
+        )
     return wanted
 
 
@@ -450,6 +466,7 @@ def _max_unpool(
     step = kernel if stride is None else per_dim(stride, n, f"{what}: stride")
     pads = per_dim(padding, n, f"{what}: padding", low=0)
     natural = tuple((z - 1) * s + k - 2 * p for z, s, k, p in zip(sizes, step, kernel, pads, strict=True))
+    check_sizes(natural, f"{what}: the result")
     wanted = natural
     if output_size is not None:
         size = tuple(output_size)

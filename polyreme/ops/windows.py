@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from polyreme.errors import ConfigError, ShapeError
 
 Pads = list[tuple[int, int]]
+# XLA's convolutions on processors count in 32 bits, and end the process beyond
+MAX_SIZE = 2**31 - 1
 
 
 def per_dim(value: Any, n: int, what: str, low: int = 1) -> tuple[int, ...]:
-    """An int, or n of them, as n ints of at least low. Raises ShapeError for anything else."""
+    """An int, or n of them, as n ints from low to MAX_SIZE. Raises ShapeError for anything else."""
     values = (value,) * n if isinstance(value, int) else tuple(value)
     if len(values) == 1:
         values = values * n
-    if len(values) != n or any(not isinstance(v, int) or v < low for v in values):
-        raise ShapeError(f"{what}={value!r}; needs an int or {n} of them, each at least {low}")
+    if len(values) != n or any(not isinstance(v, int) or not low <= v <= MAX_SIZE for v in values):
+        raise ShapeError(f"{what}={value!r}; needs an int or {n} of them, each at least {low} and less than 2**31")
     return values
+
+
+def check_sizes(sizes: Sequence[Any], what: str) -> None:
+    """Raise ShapeError for a size beyond MAX_SIZE; one that is left open is taken to be small enough."""
+    if any(isinstance(size, int) and size > MAX_SIZE for size in sizes):
+        raise ShapeError(f"{what} has sizes {list(sizes)}; each must be less than 2**31")
 
 
 def is_channels_last(data_format: str, n: int, what: str) -> bool:
@@ -59,17 +68,22 @@ def explicit_pads(padding: Any, n: int, last: bool, what: str) -> Pads:
         raise ShapeError(
             f"{what}: padding={padding!r}; needs 'SAME', 'VALID', an int, {n} or {2 * n} ints, or {n} pairs"
         )
-    if any(p < 0 for pair in pads for p in pair):
-        raise ShapeError(f"{what}: padding={padding!r}; it must not be negative")
+    if any(not 0 <= p <= MAX_SIZE for pair in pads for p in pair):
+        raise ShapeError(f"{what}: padding={padding!r}; each must be at least 0 and less than 2**31")
     return pads
 
 
 def resolve_pads(
     padding: Any, sizes: tuple[int, ...], kernel: tuple, stride: tuple, dilation: tuple, last: bool, what: str
 ) -> Pads:
-    """Padding as (before, after) pairs; "SAME" makes ceil(size / stride) windows, the odd one out goes after."""
+    """Padding as (before, after) pairs; "SAME" makes ceil(size / stride) windows, the odd one out goes after.
+
+    Raises ShapeError where a padded size is beyond MAX_SIZE.
+    """
     if not isinstance(padding, str):
-        return explicit_pads(padding, len(sizes), last, what)
+        pads = explicit_pads(padding, len(sizes), last, what)
+        check_sizes([z + sum(p) for z, p in zip(sizes, pads, strict=True)], f"{what}: x padded by {padding!r}")
+        return pads
     if padding.upper() == "VALID":
         return [(0, 0)] * len(sizes)
     if padding.upper() != "SAME":

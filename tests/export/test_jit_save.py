@@ -53,6 +53,12 @@ MODELS = {
         lambda b: images(b, 2, 8, 9 + b),
         4,
     ),
+    "padded means of open sizes": (
+        lambda: nn.Sequential(nn.AvgPool2D(3, 2, 1), nn.AvgPool2D(3, 2, (0, 1), exclusive=False, ceil_mode=True)),
+        InputSpec([None, 2, None, None]),
+        lambda b: images(b, 2, 8 + b, 9 + b),
+        9 + 9,
+    ),
     # a product of an unknown number of rows may be cut in other blocks
     "lenet": (LeNet, InputSpec([None, 1, 28, 28]), lambda b: images(b, 1, 28, 28), 9 + 150 + 400 + 120 + 84),
     # attention is exported in its plain form, which adds up in another order than the blocks of the CPU kernel
