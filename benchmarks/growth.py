@@ -2,7 +2,7 @@
 
     python benchmarks/growth.py --save growth_cpu
 
-An MLP of four linear layers, trained with Adam, cross-entropy, and batches of another size in each step, sizes 1 to 400 in
+An MLP of four linear layers, trained with Adam and cross-entropy on batches of another size in each step, 1 to 400 in
 random order; then single ops over new shapes, in a process of their own each. `--shapes` and `--steps` shorten it.
 Linux only.
 """
@@ -30,6 +30,7 @@ def resident() -> float:
 
 
 def mappings() -> int:
+    """How many parts of memory the system keeps account of for this process."""
     return Path("/proc/self/maps").read_bytes().count(b"\n")
 
 
@@ -116,6 +117,7 @@ def rows_of(arguments: list[str]) -> list[list]:
 
 
 def main() -> None:
+    """Reads the command line, then measures or works."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", type=int, default=400)
     parser.add_argument("--steps", type=int, nargs="+", default=list(STEPS))
@@ -147,7 +149,9 @@ def main() -> None:
     text = "\n".join(rows)
     print(text)
     if options.save:
-        what = f"An MLP trained eagerly on batches of {options.shapes} sizes; {options.op_shapes} new shapes of single ops."
+        what = (
+            f"An MLP trained eagerly on batches of {options.shapes} sizes; single ops over {options.op_shapes} shapes."
+        )
         print(s.save(options.save, "Growth of eager training", what, text, []))
 
 

@@ -1,7 +1,7 @@
 """Compiled programs of eager ops, let go of where a process would come to hold more than fit.
 
-A program takes half a megabyte and 6 to 9 of the 65,530 mappings that Linux allows a process: three for each object that
-XLA compiles, one of them for code, one for constants, one for data. jax by itself lets go from 8,192 programs on.
+A program takes half a megabyte and 6 to 9 of the 65,530 mappings that Linux allows a process: three for each object
+that XLA compiles, one of them for code, one for constants, one for data. jax by itself lets go from 8,192 programs on.
 Nothing is counted when a program is called: only when one is traced or compiled, which takes milliseconds.
 """
 
