@@ -8,9 +8,10 @@ import json
 import math
 import os
 import tempfile
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -35,8 +36,25 @@ _LOAD_DEFAULTS = {
 }
 
 
+class FileKind(NamedTuple):
+    """A class whose values are files of their own: safetensors whose metadata name the format."""
+
+    cls: type
+    to_bytes: Callable[[Any], bytes]
+    from_bytes: Callable[[bytes], Any]
+
+
+_file_kinds: dict[str, FileKind] = {}
+
+
+def register_file_kind(format_name: str, kind: FileKind) -> None:
+    """Let save and load take the values of a class of a higher floor."""
+    _file_kinds[format_name] = kind
+
+
 def save(obj: Any, path: str | os.PathLike[str] | BytesIO, protocol: int = 4, **configs: Any) -> None:
-    """Save nested dicts, lists, tuples, numbers, strings, None, ndarrays and Tensors as one safetensors file.
+    """Save nested dicts, lists, tuples, numbers, strings, None, ndarrays and Tensors, or a static Program (without the
+    values of its parameters, for which there is `static.save`), as one safetensors file.
 
     A file appears whole or not at all. protocol is there for the signature: only its default is taken, as nothing is
     pickled. Raises ConfigError for a setting that has no meaning here, DTypeError for a value of another class.
@@ -50,13 +68,27 @@ def save(obj: Any, path: str | os.PathLike[str] | BytesIO, protocol: int = 4, **
     _check_configs("save", configs, _SAVE_DEFAULTS)
     if protocol != 4:
         raise ConfigError(f"save(protocol={protocol!r}): nothing is pickled here, leave protocol at its default of 4")
+    write, nbytes = _writer(obj)
+    if isinstance(path, BytesIO):
+        write(path)
+    else:
+        _write_whole(_file_path("save", path), write, nbytes)
+
+
+def _writer(obj: Any) -> tuple[Callable[[IO[bytes]], object], int]:
+    """What writes a value into an open file, and the bytes of its arrays."""
+    for kind in _file_kinds.values():
+        if isinstance(obj, kind.cls):
+            return _writer_of_bytes(kind.to_bytes(obj))
     encoder = _Encoder()
     structure = json.dumps(encoder.encode(obj, "", 0), separators=(",", ":"))
     metadata = {"format": "polyreme", STRUCTURE: structure}
-    if isinstance(path, BytesIO):
-        safetensors_file.write(path, encoder.arrays, metadata)
-    else:
-        _write_whole(_file_path("save", path), encoder.arrays, metadata)
+    nbytes = sum(array.nbytes for array in encoder.arrays.values())
+    return lambda file: safetensors_file.write(file, encoder.arrays, metadata), nbytes
+
+
+def _writer_of_bytes(content: bytes) -> tuple[Callable[[IO[bytes]], object], int]:
+    return lambda file: file.write(content), len(content)
 
 
 def load(path: str | os.PathLike[str] | BytesIO, **configs: Any) -> Any:
@@ -68,14 +100,22 @@ def load(path: str | os.PathLike[str] | BytesIO, **configs: Any) -> Any:
     """
     settings = _check_configs("load", configs, _LOAD_DEFAULTS)
     if isinstance(path, BytesIO):
+        start = path.tell()
         arrays, metadata = safetensors_file.read(path, "the BytesIO", to_end=False)
         where = "the BytesIO"
+        kind = _file_kinds.get(metadata.get("format", ""))
+        if kind is not None:
+            return kind.from_bytes(path.getvalue()[start : path.tell()])
     else:
         file_path = _file_path("load", path)
         where = str(file_path)
         try:
             with open(file_path, "rb") as file:
                 arrays, metadata = safetensors_file.read(file, where)
+                kind = _file_kinds.get(metadata.get("format", ""))
+                if kind is not None:
+                    file.seek(0)
+                    return kind.from_bytes(file.read())
         except OSError as error:
             raise CheckpointError(f"{where} cannot be read: {error.strerror}") from error
     return _Decoder(
@@ -106,13 +146,13 @@ def _file_path(function: str, path: Any) -> Path:
     return Path(os.path.realpath(text))
 
 
-def _write_whole(path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+def _write_whole(path: Path, write: Callable[[IO[bytes]], object], nbytes: int) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             done = False
             try:
-                safetensors_file.write(file, arrays, metadata)
+                write(file)
                 file.flush()
                 os.fsync(file.fileno())
                 os.chmod(file.name, 0o666 & ~_umask())
@@ -122,7 +162,6 @@ def _write_whole(path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, 
                 if not done:
                     os.unlink(file.name)
     except OSError as error:
-        nbytes = sum(array.nbytes for array in arrays.values())
         hint = f"; it needs {nbytes} bytes" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise CheckpointError(f"save: {path} cannot be written: {error.strerror}{hint}") from error
 

@@ -310,8 +310,8 @@ def output_sizes(sizes: Sequence[int], output_size: Any, what: str) -> tuple[int
     wanted = tuple(z if o is None else o for z, o in zip(sizes, given, strict=False))
     if len(given) != n or any(not isinstance(o, int) or not 1 <= o <= MAX_SIZE for o in wanted):
         raise ShapeError(
-            f"{what}: output_size={output_size!r}; needs an int or {n} of them, each at least 1 and less than 2**31, or "
-            "None"
+            f"{what}: output_size={output_size!r}; needs an int or {n} of them, each at least 1 and less than 2**31, "
+            "or None"
         )
     return wanted
 

@@ -87,6 +87,8 @@ def _pad_widths(
     x: Array, pad: tuple[int, ...], mode: str, data_format: str | None, from_left: bool
 ) -> list[tuple[int, int]]:
     """(before, after) of every dim of x."""
+    if len(pad) % 2 and mode == "constant" and len(pad) < 2 * x.ndim - 1:
+        pad = (*pad, 0)
     if len(pad) % 2 or len(pad) > 2 * x.ndim:
         raise ShapeError(f"pad: {len(pad)} numbers for {list(x.shape)}; give a (before, after) pair a dim")
     pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)]
@@ -117,8 +119,9 @@ def pad(
     """x with elements added before and after its dims, or taken away where a number is negative (constant mode only).
 
     pad: pairs (before, after), the last spatial dim first: [left, right, top, bottom, front, back]; data_format NLC,
-    NHWC or NDHWC puts the channels last. One pair for every dim of x in constant mode goes from dim 0 on, or from the
-    last dim back with pad_from_left_axis=False. mode: constant (value), reflect, replicate or circular.
+    NHWC or NDHWC puts the channels last; in constant mode a number that is missing at the end is 0. One pair for every
+    dim of x in constant mode goes from dim 0 on, or from the last dim back with pad_from_left_axis=False. mode: constant
+    (value), reflect, replicate or circular.
     Raises ShapeError for a reflection of a whole dim or more, or a circle of more than a dim.
     """
     if mode not in _MODES:

@@ -6,6 +6,7 @@ Integers become the default dtype; half precision is computed in float32 under a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -31,21 +32,26 @@ def erfinv(x: Array) -> Array:
 
 @op(amp="fp32", inplace=True, rule=elementwise)
 def lgamma(x: Array) -> Array:
-    """log |gamma(x)|."""
-    return special.gammaln(floating(x))
+    """log |gamma(x)|; its derivative at 0 is digamma's limit there."""
+    return _at_zero(special.gammaln, lambda zero: -jnp.log(zero), floating(x))
 
 
 @op(amp="fp32", inplace=True, rule=elementwise)
 def gammaln(x: Array) -> Array:
-    """log |gamma(x)|."""
-    return special.gammaln(floating(x))
+    """log |gamma(x)|; its derivative at 0 is digamma's limit there."""
+    return _at_zero(special.gammaln, lambda zero: -jnp.log(zero), floating(x))
 
 
 @op(amp="fp32", inplace=True, rule=elementwise)
 def digamma(x: Array) -> Array:
-    """Derivative of log gamma(x); -inf at 0 and inf at -0.0, the limits there."""
-    x = floating(x)
-    return jnp.where(x == 0, -1 / x, special.digamma(x))
+    """Derivative of log gamma(x); -inf at 0 and inf at -0.0, the limits there; its own derivative there is inf."""
+    return _at_zero(special.digamma, lambda zero: -1 / zero, floating(x))
+
+
+def _at_zero(fn: Callable[[Array], Array], limit: Callable[[Array], Array], x: Array) -> Array:
+    """fn(x), and limit(x) where x is 0 or -0.0: each branch, and its gradient, sees no entry of the other's."""
+    zero = x == 0
+    return jnp.where(zero, limit(jnp.where(zero, x, 1)), fn(jnp.where(zero, 1, x)))
 
 
 @op(amp="fp32", inplace=True, rule=elementwise)

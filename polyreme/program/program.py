@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
+from polyreme.io.serialization import FileKind, register_file_kind
 from polyreme.program import drawing, serial
 from polyreme.program.block import Block, Variable, copy_var
 from polyreme.program.evaluation import as_in_evaluation
@@ -174,3 +175,6 @@ def _with_blocks(op: Operation, new: dict[int, Block]) -> Operation:
         return op
     changed: dict[str, Any] = {k: new[id(v)] for k, v in vars(op).items() if isinstance(v, Block)}
     return replace(op, **changed)
+
+
+register_file_kind(serial.FORMAT, FileKind(Program, Program.serialize_to_string, Program.parse_from_string))

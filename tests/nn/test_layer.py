@@ -313,13 +313,23 @@ REFUSED = [
         ),
         "takes 2 sizes",
     ),
-    (lambda: nn.Pad2D([1, 2, 3]), r"padding is a number or 4 of them, two a dim .*, got \[1, 2, 3\]"),
+    (lambda: nn.ReflectionPad2D([1, 2, 3]), r"padding is a number or 4 of them, two a dim .*, got \[1, 2, 3\]"),
     (lambda: nn.Dropout(1.5), "p is a probability from 0 to 1, got 1.5"),
     (lambda: nn.Dropout(0.5, mode="x"), "'upscale_in_train' or 'downscale_in_infer', got 'x'"),
     (lambda: nn.Dropout(0.5, 0), "inplace is True or False, got 0"),
     (lambda: nn.PReLU(weight_attr=False), "no slope to learn"),
     (lambda: nn.Upsample(recompute_scale_factor=True), "recompute_scale_factor=True is not supported"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("padding", "widths"),
+    [([1], [(0, 0), (1, 0)]), ((2,), [(0, 0), (2, 0)]), ([1, 2, 3], [(3, 0), (1, 2)]), ([], [(0, 0), (0, 0)])],
+)
+def test_a_number_missing_after_a_dim_is_no_padding_there(padding, widths):
+    x = np.arange(8.0, dtype="float32").reshape(1, 2, 4)
+    want = np.pad(x, [(0, 0), *widths], constant_values=7)
+    np.testing.assert_array_equal(nn.Pad1D(padding, value=7.0)(to_tensor(x)).numpy(), want)
 
 
 @pytest.mark.parametrize(("make", "match"), REFUSED)

@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from scipy import special
 
+from polyreme.autograd import backward
 from polyreme.core.op import OPS
 from polyreme.eager.tensor import to_tensor
 
@@ -57,3 +59,14 @@ def test_in_place_form_keeps_the_object():
     x = to_tensor([1.0, 4.0])
     assert x.sqrt_() is x
     assert x.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("name", ["lgamma", "gammaln", "digamma"])
+def test_gradients_of_log_gamma_and_of_digamma_at_zero_are_the_limits_there(name):
+    # 1e-30 lies so near 0 that the limit's own gradient is infinite
+    x = to_tensor(np.array([0.0, -0.0, 1e-30, 2.0], "float32"), stop_gradient=False)
+    y = OPS[name](x)
+    backward([y], [to_tensor(np.ones(4, "float32"))])
+    at_two = special.digamma(2.0) if name != "digamma" else special.polygamma(1, 2.0)
+    want = [-np.inf, np.inf, -1e30, at_two] if name != "digamma" else [np.inf, np.inf, np.inf, at_two]
+    np.testing.assert_allclose(x.grad.numpy(), np.array(want, "float32"), rtol=8 * np.finfo("float32").eps)

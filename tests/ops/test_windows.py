@@ -17,7 +17,7 @@ TOO_LARGE = {
     "max_pool padding": (lambda: F.max_pool1d(X, 2, 1, padding=LARGE), "padding=2147483648; each must be"),
     "max_pool stride": (lambda: F.max_pool1d(X, 2, LARGE), "stride=2147483648; needs an int or 1 of them"),
     "max_pool kernel": (lambda: F.max_pool1d(X, LARGE, 1), "kernel_size=2147483648; needs an int"),
-    "max_pool padded": (lambda: F.max_pool1d(X, 2, 1, padding=LARGE // 2), "x padded by 1073741824 has sizes [2147483656]"),
+    "max_pool padded": (lambda: F.max_pool1d(X, 2, 1, padding=LARGE // 2), "by 1073741824 has sizes [2147483656]"),
     "avg_pool": (lambda: F.avg_pool2d(IMAGE, 2, 1, padding=(1, LARGE)), "padding=(1, 2147483648); each must be"),
     "lp_pool": (lambda: F.lp_pool1d(X, 2.0, 2, 1, padding=LARGE), "padding=2147483648; each must be"),
     "adaptive": (lambda: F.adaptive_avg_pool1d(X, LARGE), "output_size=2147483648; needs an int"),

@@ -1,5 +1,6 @@
 """Programs written as JSON and read again: the same listing, and the same numbers to the bit."""
 
+import io
 import json
 
 import numpy as np
@@ -345,3 +346,26 @@ def test_arrays_that_do_not_fit(static_mode):
 def test_bytes_that_are_no_program():
     with pytest.raises(CheckpointError, match=r"Program\.parse_from_string: is a pickle"):
         static.Program.parse_from_string(b"\x80\x04abcdefgh")
+
+
+def test_paddle_save_writes_a_program_that_paddle_load_gives_back(static_mode, tmp_path):
+    program, startup = static.Program(), static.Program()
+    with static.program_guard(program, startup):
+        scores = static.nn.fc(static.data("x", [None, 6]), 3)
+    exe = static.Executor()
+    exe.run(startup)
+    want = exe.run(program, feed={"x": ROWS}, fetch_list=[scores])[0]
+    paddle.save(program, tmp_path / "net.pdmodel")
+    both = io.BytesIO()
+    paddle.save(program, both)
+    paddle.save({"epoch": 3}, both)
+    both.seek(0)
+    for loaded in (paddle.load(tmp_path / "net.pdmodel"), paddle.load(both)):
+        assert isinstance(loaded, static.Program)
+        assert str(loaded) == str(program)
+        np.testing.assert_array_equal(exe.run(loaded, feed={"x": ROWS}, fetch_list=[scores.name])[0], want)
+    assert paddle.load(both) == {"epoch": 3}
+    torn = bytearray((tmp_path / "net.pdmodel").read_bytes())
+    torn[-5] ^= 1
+    with pytest.raises(CheckpointError, match="digest"):
+        paddle.load(io.BytesIO(bytes(torn)))

@@ -1,6 +1,7 @@
 """Padding layers, of 1 to 3 spatial dims.
 
-padding: elements before and after each spatial dim, the last dim first; one number for all of them.
+padding: elements before and after each spatial dim, the last dim first; one number for all of them. A list of one
+number is padding before the last dim: in constant mode a number that is missing after it is 0.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class _Pad(Layer):
         super().__init__()
         self._name = name
         sizes = [padding] * (2 * self.spatial) if isinstance(padding, int) else list(padding)
-        if not sizes or len(sizes) % 2:
+        if len(sizes) % 2 and mode != "constant":
             raise ConfigError(
                 f"{type(self).__name__}: padding is a number or {2 * self.spatial} of them, two a dim from the last "
                 f"on, got {padding!r}"
