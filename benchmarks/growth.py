@@ -149,9 +149,7 @@ def main() -> None:
     text = "\n".join(rows)
     print(text)
     if options.save:
-        what = (
-            f"An MLP trained eagerly on batches of {options.shapes} sizes; single ops over {options.op_shapes} shapes."
-        )
+        what = f"An MLP trained eagerly on batches of {options.shapes} sizes; ops over {options.op_shapes} shapes."
         print(s.save(options.save, "Growth of eager training", what, text, []))
 
 

@@ -120,8 +120,8 @@ def pad(
 
     pad: pairs (before, after), the last spatial dim first: [left, right, top, bottom, front, back]; data_format NLC,
     NHWC or NDHWC puts the channels last; in constant mode a number that is missing at the end is 0. One pair for every
-    dim of x in constant mode goes from dim 0 on, or from the last dim back with pad_from_left_axis=False. mode: constant
-    (value), reflect, replicate or circular.
+    dim of x in constant mode goes from dim 0 on, or from the last dim back with pad_from_left_axis=False. mode is
+    constant (value), reflect, replicate or circular.
     Raises ShapeError for a reflection of a whole dim or more, or a circle of more than a dim.
     """
     if mode not in _MODES:
