@@ -219,6 +219,43 @@ def test_kernels_compute_what_the_functions_of_their_mathematics_do():
         legacy.no_such_kernel(x)
 
 
+@pytest.mark.parametrize("name", ["batch_norm", "sync_batch_norm_"])
+def test_kernels_of_norms_take_their_arguments_in_paddles_order(name):
+    import paddle
+    from paddle import _C_ops
+
+    rng = np.random.default_rng(0)
+    a, scale, bias = (rng.standard_normal(shape).astype("float32") for shape in ((5, 3), 3, 3))
+    x, weight, shift = map(paddle.to_tensor, (a, scale, bias))
+
+    def norm(is_test, use_global_stats, trainable_statistics):
+        mean, variance = paddle.full([3], 0.5), paddle.full([3], 2.0)
+        out, *stats = getattr(_C_ops, name)(
+            x, mean, variance, weight, shift, is_test, 0.9, 1e-5, "NCHW", use_global_stats, trainable_statistics
+        )
+        assert len(stats) == 5
+        return out.numpy(), mean.numpy()
+
+    bound = 32 * 2.0**-23
+    by_batch = (a - a.mean(0)) / np.sqrt(a.var(0) + 1e-5) * scale + bias
+    by_running = (a - 0.5) / np.sqrt(2 + 1e-5) * scale + bias
+    for settings in ((False, False, False), (True, False, True)):
+        out, mean = norm(*settings)
+        np.testing.assert_allclose(out, by_batch, atol=bound)
+        np.testing.assert_allclose(mean, 0.45 + 0.1 * a.mean(0), atol=bound)
+    for settings in ((True, False, False), (False, True, True)):
+        out, mean = norm(*settings)
+        np.testing.assert_allclose(out, by_running, atol=bound)
+        np.testing.assert_array_equal(mean, np.full(3, 0.5, "float32"))
+
+    rows = _C_ops.instance_norm(x.reshape([1, 3, 5]), weight, shift, 1e-5).numpy()[0]
+    b = a.reshape(3, 5)
+    want = (b - b.mean(1, keepdims=True)) / np.sqrt(b.var(1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(rows, want * scale[:, None] + bias[:, None], atol=bound)
+    np.testing.assert_array_equal(_C_ops.prelu(x, weight, "NCHW", "channel").numpy(), np.where(a > 0, a, a * scale))
+    np.testing.assert_allclose(_C_ops.logsumexp(x, [1], False, True).numpy(), np.log(np.exp(a).sum()), atol=bound)
+
+
 def test_gated_attention_is_its_formula():
     from paddle.incubate.nn.functional import fused_gate_attention
 

@@ -154,6 +154,37 @@ def _dropout(
 
 
 @_kernel
+def _batch_norm(
+    x: Any, mean: Any, variance: Any, scale: Any, bias: Any, is_test: bool, momentum: float, epsilon: float,
+    data_format: str, use_global_stats: bool, trainable_statistics: bool,
+) -> tuple[Any, Any, Any, None, None, None]:  # fmt: skip
+    by_running = use_global_stats or (is_test and not trainable_statistics)
+    out = F.batch_norm(
+        x, mean, variance, scale, bias, not by_running, momentum, epsilon, data_format, use_global_stats=by_running
+    )
+    return out, mean, variance, None, None, None
+
+
+# a Tensor is global, and so are the statistics of its batch
+KERNELS["sync_batch_norm_"] = _batch_norm
+
+
+@_kernel
+def _instance_norm(x: Any, scale: Any, bias: Any, epsilon: float) -> Any:
+    return F.instance_norm(x, weight=scale, bias=bias, eps=epsilon)
+
+
+@_kernel
+def _prelu(x: Any, alpha: Any, data_format: str, mode: str) -> Any:
+    return F.prelu(x, alpha, data_format)
+
+
+@_kernel
+def _logsumexp(x: Any, axis: Any, keepdim: bool, reduce_all: bool) -> Any:
+    return api.logsumexp(x, None if reduce_all else axis, keepdim)
+
+
+@_kernel
 def _layer_norm(x: Any, scale: Any, bias: Any, epsilon: float, begin_norm_axis: int) -> tuple[Any, None, None]:
     return F.layer_norm(x, x.shape[begin_norm_axis:], scale, bias, epsilon), None, None
 
