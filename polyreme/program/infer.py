@@ -107,8 +107,12 @@ def _fitted(recorded: Call, by_name: dict[str, TensorState], run: Callable, star
     sizes = sorted(d for d in met if d > 1 and d not in PROBES)
     pairs = list(itertools.product(dims, sizes))
     shapes = [t._array.shape for t in by_name.values()]
+    # dims of size 1 broadcast against any other size; expand_as alone needs them to be 1
     alike = [
-        way for (n, s), other in itertools.product(symbols.items(), shapes) if (way := _as_other(n, s.shape, other))
+        way
+        for left_out in ((DYNAMIC, 1), (DYNAMIC,))
+        for (n, s), other in itertools.product(symbols.items(), shapes)
+        if (way := _as_other(n, s.shape, other, left_out))
     ]
     ways = itertools.chain(((p,) for p in pairs), alike, itertools.combinations(pairs, 2))
     for chosen in itertools.islice(filter(None, ways), _MOST_FITTED):
@@ -119,10 +123,12 @@ def _fitted(recorded: Call, by_name: dict[str, TensorState], run: Callable, star
     return None
 
 
-def _as_other(name: str, shape: tuple[int, ...], other: tuple[int, ...]) -> list[tuple[tuple[str, int], int]]:
-    """The dynamic dims of shape with the sizes that another shape has there, as broadcasting aligns them."""
+def _as_other(
+    name: str, shape: tuple[int, ...], other: tuple[int, ...], left_out: tuple[int, ...]
+) -> list[tuple[tuple[str, int], int]]:
+    """The dynamic dims of shape with the sizes that another has there, as broadcasting aligns them, but for some."""
     aligned = zip(range(len(shape) - 1, -1, -1), reversed(other), strict=False)
-    return [((name, dim), int(size)) for dim, size in aligned if shape[dim] == DYNAMIC and size not in (DYNAMIC, 1)]
+    return [((name, dim), int(size)) for dim, size in aligned if shape[dim] == DYNAMIC and size not in left_out]
 
 
 def _abstractly(

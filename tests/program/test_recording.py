@@ -46,6 +46,7 @@ FITTING = {
     "concat": (lambda x, w: paddle.concat([x, w]), [-1, 4], (2, 4)),
     "reshape": (lambda x, w: x[0].reshape([2, 3]), [2, 3], (1, 6)),
     "expand": (lambda x, w: x[:1].expand([5, 4]), [5, 4], (2, 4)),
+    "expand as": (lambda x, w: x.expand_as(w[:1]), [1, 4], (1, 4)),
     "split": (lambda x, w: x.split([2, 3])[1], [3, -1], (5, 2)),
     "three dims": (lambda x, w: x.unsqueeze(2) * x[0] * w.unsqueeze(2).expand([3, 4, 4]), [3, 4, 4], (3, 4)),
     "in place": (lambda x, w: (x + 0).add_(w), [3, 4], (3, 4)),
@@ -59,6 +60,16 @@ def test_a_size_not_known_takes_the_size_that_an_op_meets_elsewhere(static_mode,
     result = compute(x, paddle.create_parameter([3, 4], "float32"))
     assert result.shape == shape
     assert run([result], x=np.ones(fed, "float32"))[0].ndim == len(shape)
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+def test_recurrent_layers_take_inputs_of_no_known_size(static_mode, time_major):
+    x = static.data("x", [None, None, None])
+    outputs, _ = paddle.nn.SimpleRNN(3, 4, time_major=time_major)(x)
+    assert outputs.shape == [-1, -1, 4]
+    exe = static.Executor()
+    exe.run(static.default_startup_program())
+    assert exe.run(feed={"x": np.ones([2, 5, 3], "float32")}, fetch_list=[outputs])[0].shape == (2, 5, 4)
 
 
 def test_windows_over_sizes_not_known_take_memory_by_dim(static_mode):

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from polyreme.core import layout, state
+from polyreme.core.symbol import DYNAMIC
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.jit.control_flow import while_loop
@@ -218,7 +219,8 @@ class _Stack(LayerList):
         side by side; of an LSTM a pair (h, c). initial_states: zeros if None. sequence_length [batch]: the real steps
         of each sequence; behind them outputs are 0.
         """
-        if len(inputs.shape) != 3 or inputs.shape[-1] != self.input_size:
+        # in a Program a size may be open: what is fed is checked where the size is used
+        if len(inputs.shape) != 3 or inputs.shape[-1] not in (self.input_size, DYNAMIC):
             order = "steps, batch" if self.time_major else "batch, steps"
             raise ShapeError(
                 f"{type(self).__name__}: inputs {list(inputs.shape)}; needs [{order}, input_size={self.input_size}]"
