@@ -138,7 +138,7 @@ def hardswish(x: Array) -> Array:
 @op(method=False, inplace=True, rule=elementwise)
 def hardtanh(x: Array, min: float = -1.0, max: float = 1.0) -> Array:
     """x kept between min and max; the gradient is 0 outside. Raises ConfigError unless min < max."""
-    if min >= max:
+    if not min < max:  # NaN is below nothing
         raise ConfigError(f"hardtanh: min={min}, max={max}; needs min < max")
     x = floating(x)
     low, high = jnp.asarray(min, x.dtype), jnp.asarray(max, x.dtype)

@@ -35,6 +35,11 @@ def test_nan_goes_through_an_activation(name):
     assert np.isnan(OPS[name](tensor([np.nan])).numpy()).all()
 
 
+def test_a_bound_that_is_no_number_is_refused():
+    with pytest.raises(ConfigError, match=r"hardtanh: min=-1\.0, max=nan; needs min < max"):
+        F.hardtanh(tensor([1.0]), -1.0, np.nan)
+
+
 @pytest.mark.parametrize(
     ("name", "at", "want"), [("relu", 0, 0), ("relu6", 6, 0), ("leaky_relu", 0, 0.01), ("hardtanh", 1, 0)]
 )
