@@ -47,8 +47,8 @@ MUTATIONS = [
         "linear",
         "wrong sign, of the weight's gradient alone",
         "polyreme/kernels/linear.py",
-        "jnp.matmul(x.T, dy).astype",
-        "(-jnp.matmul(x.T, dy)).astype",
+        "rows_product(x, dy).astype",
+        "(-rows_product(x, dy)).astype",
     ),
     Mutation(
         "trace",
@@ -69,8 +69,8 @@ MUTATIONS = [
         "angle",
         "swapped arguments",
         "polyreme/ops/complex.py",
-        "jnp.arctan2(jnp.imag(x), jnp.real(x))",
-        "jnp.arctan2(jnp.real(x), jnp.imag(x))",
+        "jnp.arctan2(imag, jnp.where(zero, 1, real))",
+        "jnp.arctan2(jnp.where(zero, 1, real), imag)",
     ),
     Mutation(
         "fft",
