@@ -19,7 +19,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.op import OPS
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
-from polyreme.jit import to_static
+from polyreme.jit import not_to_static, to_static
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Case:
     kwargs: dict[str, Any] = field(default_factory=dict)
     terms: int = 8
     no_grad: str = ""
+    no_ref_grad: str = ""  # why the oracle is no function to differentiate: finite differences are the op's
     bad: tuple[tuple, type[Exception], str] | None = None
     check: Callable[..., None] | None = None
     amp_out: str = ""  # dtype of the result under autocast where it is not that of the op's class
@@ -56,17 +57,50 @@ class Case:
         """The row's function on these positional arguments and the row's keywords."""
         return self.fn(*args, **tensors_in(self.kwargs))
 
+    @not_to_static
+    def call_with_gradients(self, args: Any) -> tuple[list[Tensor], list[Tensor | None]]:
+        """The outputs, and the gradients of the sum of outputs times weights with respect to each inexact argument.
+
+        The weights are handed to the tape as cotangents, so that nothing but the call and its backward is compiled.
+        """
+        args = _as_leaves(args)
+        outs = flat(self.call(args))
+        inexact = [t for t in outs if dtypes.is_inexact(t.dtype)]
+        assert inexact, "no floating output: say no_grad"
+        roots = [(t, w) for t, w in zip(inexact, weights(inexact), strict=True) if not t.stop_gradient]
+        assert roots, "nothing was taped"
+        grads = tape.grad(
+            [t for t, _ in roots],
+            [t for t in flat(args) if not t.stop_gradient],
+            # of sum(out * weight), in the convention dL/dx + i dL/dy
+            tensors([np.asarray(np.conj(weight), t.dtype) for t, weight in roots]),
+            retain_graph=False,
+            create_graph=False,
+            allow_unused=True,
+            no_grad_vars=[],
+        )
+        return outs, grads
+
     def arguments(self) -> tuple:
         # one seed a name, so that a row's data does not depend on the other rows
         return self.make(np.random.default_rng(sum(self.id.encode())))
 
 
-def tensors(value: Any, *, wants_grad: bool = False) -> Any:
+def tensors(value: Any) -> Any:
     """Arguments with every ndarray as a Tensor; not by to_tensor, which compiles a copy for each new shape."""
     if isinstance(value, np.ndarray):
-        return Tensor(jax.device_put(value.copy()), stop_gradient=not (wants_grad and dtypes.is_inexact(value.dtype)))
+        return Tensor(jax.device_put(value.copy()))
     if isinstance(value, (list, tuple)):
-        return type(value)(tensors(v, wants_grad=wants_grad) for v in value)
+        return type(value)(tensors(v) for v in value)
+    return value
+
+
+def _as_leaves(value: Any) -> Any:
+    """Arguments with every Tensor as another with the same value, without history, that wants a gradient if inexact."""
+    if isinstance(value, Tensor):
+        return Tensor(value._array, stop_gradient=not dtypes.is_inexact(value.dtype))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_as_leaves(v) for v in value)
     return value
 
 
@@ -116,26 +150,51 @@ def assert_close(got: list[np.ndarray], want: list[np.ndarray], terms: int) -> N
         )
 
 
-def check_row(case: Case, *, whole: bool) -> None:
-    """What every row states: eager equals NumPy, in no wider dtype; the gradient equals finite differences; bad input
-    raises.
+def check_row(case: Case, *, first: bool) -> None:
+    """NumPy's results, in no wider dtype; gradients equal to finite differences; the documented error on bad input.
 
-    whole: also what hardly depends on attributes, captured equals eager and the dtype under autocast. One test, so that
-    the checks share the row's compiled kernels, which are nearly all of its time.
+    first: the op's first row, which is called eagerly too, captured in float64, so that both widths are run, and traced
+    under autocast. A captured call runs what an eager one does, on traced arrays, and its gradient is in the same
+    program: programs are nearly all of the time.
     """
-    rng.seed(7)
-    args = case.arguments()
-    result = case.call(tensors(args))
-    eager = arrays(result)
-    check_eager(case, eager)
-    if not any(_is_double(leaf) for leaf in _leaves((*args, *case.kwargs.values()))):
-        assert not any(_is_double(t.dtype) for t in flat(result)), f"float64 of narrower inputs: {flat(result)}"
-    if whole:
-        check_modes(case, eager)
-    if not case.no_grad:
-        check_gradient(case)
+    if first or case.host:
+        eager = check_eager(case)
+    if not (case.host and case.no_grad):
+        result, grads = outcome(case, wide=first and not case.no_grad)
+        if first or case.host:
+            # the captured program may fuse what eager runs op by op, and round between other terms
+            assert_close(arrays(eager), arrays(result), case.terms)
+        else:
+            check_values(case, result)
+        if not case.no_grad:
+            check_gradient(case, grads)
+    if first:
+        check_autocast(case)
     if case.bad:
         check_bad(case)
+
+
+def check_eager(case: Case) -> Any:
+    """The result of the call, run op by op from seed 7 and looked at as check_values does."""
+    rng.seed(7)
+    result = case.call(tensors(case.arguments()))
+    check_values(case, result)
+    return result
+
+
+def outcome(case: Case, *, wide: bool) -> tuple[Any, list[np.ndarray | None]]:
+    """The result of the call from seed 7, captured where it can be, and its gradients, none for a row with no_grad.
+
+    wide: inexact arguments as float64 or complex128.
+    """
+    run = case.call if case.no_grad else case.call_with_gradients
+    args = case.arguments()
+    rng.seed(7)
+    result = (run if case.host else to_static(run))(tensors(_widen(args) if wide else args))
+    if case.no_grad:
+        return result, []
+    outs, grads = result
+    return outs, [None if g is None else g.numpy() for g in grads]
 
 
 _DOUBLE = {np.dtype("float64"), np.dtype("complex128")}
@@ -153,30 +212,23 @@ def _leaves(value: Any) -> list[Any]:
     return [leaf for v in value for leaf in _leaves(v)] if isinstance(value, (list, tuple)) else [value]
 
 
-def check_modes(case: Case, eager: list[np.ndarray]) -> None:
-    """Captured equals eager, the result from seed 7; the dtypes of the result under autocast."""
-    if not case.host:
-        check_captured(case, eager)
-    if hasattr(case.fn, "op"):
-        check_autocast(case, eager)
-
-
-def check_eager(case: Case, eager: list[np.ndarray]) -> None:
-    """The result against NumPy's, and what the row's own check says of it."""
-    if case.check is not None:
-        case.check(*eager)
-    if case.ref is not None:
-        want = case.ref(*case.arguments(), **case.kwargs)
-        assert_close(eager, list(want) if isinstance(want, (tuple, list)) else [want], case.terms)
+def check_values(case: Case, result: Any) -> None:
+    """A result against NumPy's, and what the row's own check says of it; no wider than what the row asks for."""
     assert case.ref is not None or case.check is not None, "a row needs an oracle or a check"
+    if case.check is not None:
+        case.check(*arrays(result))
+    args = case.arguments()
+    if case.ref is not None:
+        assert_close(arrays(result), reference(case, args), case.terms)
+    if not any(_is_double(leaf) for leaf in _leaves((*args, *case.kwargs.values()))):
+        assert not any(_is_double(t.dtype) for t in flat(result)), f"float64 of narrower inputs: {flat(result)}"
 
 
-def check_captured(case: Case, eager: list[np.ndarray]) -> None:
-    """The call inside a captured function gives what it gives eagerly; random ops start from the same seed."""
-    rng.seed(7)
-    captured = arrays(to_static(case.call)(tensors(case.arguments())))
-    # the captured program may fuse what eager runs op by op, and round between other terms
-    assert_close(captured, eager, case.terms)
+def reference(case: Case, args: tuple) -> list[np.ndarray]:
+    """What the row's oracle gives for these arguments."""
+    assert case.ref is not None
+    want = case.ref(*args, **case.kwargs)
+    return [np.asarray(w) for w in (want if isinstance(want, (tuple, list)) else [want])]
 
 
 def check_bad(case: Case) -> None:
@@ -199,34 +251,16 @@ def _widen(value: Any) -> Any:
     return value
 
 
-def check_gradient(case: Case) -> None:
-    """Directional derivative of the tape against central differences in float64, one direction an input.
+def check_gradient(case: Case, grads: list[np.ndarray | None]) -> None:
+    """Gradients that call_with_gradients returned against central differences in float64, one direction an input.
 
-    What is differentiated is the sum of all outputs times fixed weights: the tape is handed the weights as cotangents,
-    and NumPy sums the shifted outputs, so that nothing but the call and its backward is compiled.
+    What is differentiated is the sum of all outputs times fixed weights. The shifted outputs are the oracle's, where it
+    computes in float64, so that nothing is compiled for them; else the op's.
     """
     args = _widen(case.arguments())
-    taped = tensors(args, wants_grad=True)
-    outs = _inexact(case.call(taped))
-    assert outs, "no floating output: say no_grad"
-    generator = np.random.default_rng(1)
-    # complex ones, so that the real part of the sum depends on the imaginary parts of the outputs too
-    weights = [generator.uniform(0.5, 1.5, t.shape) * (1 - 0.7j if dtypes.is_complex(t.dtype) else 1) for t in outs]
-    roots = [(out, weight) for out, weight in zip(outs, weights, strict=True) if not out.stop_gradient]
-    assert roots, "nothing was taped"
-    inputs = [t for t in flat(taped) if not t.stop_gradient]
-    grads = tape.grad(
-        [out for out, _ in roots],
-        inputs,
-        # of sum(out * weight), in the convention dL/dx + i dL/dy
-        tensors([np.asarray(np.conj(weight), out.numpy().dtype) for out, weight in roots]),
-        retain_graph=False,
-        create_graph=False,
-        allow_unused=True,
-        no_grad_vars=[],
-    )
+    values = _differentiable(case, args)
     leaves = _inexact_leaves(args)
-    assert len(leaves) == len(inputs)
+    assert len(leaves) == len(grads)
     step = 1e-5
     for index, (leaf, got) in enumerate(zip(leaves, grads, strict=True)):
         direction = np.random.default_rng(index + 2).uniform(0.5, 1.5, leaf.shape)
@@ -234,15 +268,39 @@ def check_gradient(case: Case) -> None:
             direction = direction * (1 + 0.5j)
         value = []
         for sign in (1, -1):
-            shifted = _inexact(case.call(tensors(_shifted(args, index, sign * step * direction))))
-            value.append(complex(sum(np.sum(t.numpy() * w) for t, w in zip(shifted, weights, strict=True))))
+            shifted = values(_shifted(args, index, sign * step * direction))
+            value.append(complex(sum(np.sum(v * w) for v, w in zip(shifted, weights(shifted), strict=True))))
         numeric = ((value[0] - value[1]) / (2 * step)).real
-        analytic = 0.0 if got is None else float(np.sum(np.conj(got.numpy()) * direction).real)
+        slopes = np.zeros(()) if got is None else np.conj(got) * direction
+        analytic = float(np.sum(slopes).real)
         # central differences: error step^2 * third derivative, plus rounding eps * |f| / step
         bound = 1e-5 * max(1.0, abs(numeric)) + 1e-15 * max(abs(v) for v in value) * case.terms / step
+        if got is not None:
+            bound += tolerance(got.dtype, case.terms) * float(np.sum(np.abs(slopes)))
         assert abs(numeric - analytic) <= bound, (
             f"input {index}: finite differences {numeric}, tape {analytic}, bound {bound}"
         )
+
+
+def weights(outs: Any) -> list[np.ndarray]:
+    """What each inexact output is multiplied by in the sum that is differentiated."""
+    generator = np.random.default_rng(1)
+    # complex ones, so that the real part of the sum depends on the imaginary parts of the outputs too
+    return [generator.uniform(0.5, 1.5, o.shape) * (1 - 0.7j if dtypes.is_complex(o.dtype) else 1) for o in outs]
+
+
+def _differentiable(case: Case, args: tuple) -> Callable[[tuple], list[np.ndarray]]:
+    """A function of arguments in float64 to the inexact outputs in float64: the oracle if it is one, or the op."""
+
+    def of_oracle(args: tuple) -> list[np.ndarray]:
+        return [w for w in reference(case, args) if dtypes.is_inexact(w.dtype)]
+
+    def of_op(args: tuple) -> list[np.ndarray]:
+        return [t.numpy() for t in _inexact(case.call(tensors(args)))]
+
+    if case.ref is None or case.no_ref_grad or not all(_is_double(w.dtype) for w in of_oracle(args)):
+        return of_op
+    return of_oracle
 
 
 def _inexact(result: Any) -> list[Tensor]:
@@ -271,28 +329,34 @@ def _shifted(args: Any, at: int, delta: np.ndarray) -> Any:
     return walk(args)
 
 
-def check_autocast(case: Case, eager: list[np.ndarray]) -> None:
+def check_autocast(case: Case) -> None:
     """Under bfloat16 autocast class "low" gives bfloat16, class "fp32" float32; "widest" keeps the widest."""
+    if not hasattr(case.fn, "op"):
+        return
     op = case.fn.op
     args = tensors(case.arguments())
 
-    def call() -> list[Any]:
-        return [t._array for t in flat(case.call(args))]
+    def dtypes_of_call() -> list[np.dtype]:
+        # dtypes alone, so that nothing is compiled
+        def call() -> list[Any]:
+            return [t._array for t in flat(case.call(args))]
 
+        return [a.dtype for a in (call() if case.host else jax.eval_shape(call))]
+
+    before = dtypes_of_call()
     amp_policy.active.policy = amp_policy.Policy(low=dtypes.bfloat16)
     try:
-        # dtypes alone, so that nothing is compiled
-        cast = [a.dtype for a in (call() if case.host else jax.eval_shape(call))]
+        after = dtypes_of_call()
     finally:
         amp_policy.active.policy = None
         # tracing has left its own value in the generator
         rng.seed(7)
-    for before, after in zip([a.dtype for a in eager], cast, strict=True):
-        if before != dtypes.float32:
-            assert after == before
+    for plain, cast in zip(before, after, strict=True):
+        if plain != dtypes.float32:
+            assert cast == plain
         elif case.amp_out:
-            assert after == case.amp_out
+            assert cast == case.amp_out
         elif op.amp == "low":
-            assert after == dtypes.bfloat16, f"amp='low' but the output is {after}"
+            assert cast == dtypes.bfloat16, f"amp='low' but the output is {cast}"
         else:
-            assert after == dtypes.float32
+            assert cast == dtypes.float32

@@ -36,6 +36,10 @@ def factor(rng):
     return (np.linalg.cholesky(positive()(rng)[0]), rng.standard_normal((3, 2)).astype("float32"))
 
 
+def gram(x):
+    return x.T @ x
+
+
 def given(*args):
     return lambda rng: args
 
@@ -90,10 +94,10 @@ CASES = [
     Case("cholesky", positive(), np.linalg.cholesky, terms=T, no_grad=HALF, bad=((-np.eye(2, dtype="float32"),), NumericsError, "not positive definite")),
     Case("cholesky", positive(args=(True,)), lambda x, u: np.linalg.cholesky(x).T, terms=T, no_grad=HALF, tag="upper", bad=NOT_SQUARE),
     Case("cholesky", given(np.tril(EVEN + np.eye(3, dtype="float32"))), lambda x: np.linalg.cholesky(x + np.tril(x, -1).T), terms=T, no_grad=HALF, tag="triangle"),
-    Case("cholesky_solve", lambda rng: factor(rng)[::-1], lambda b, f: np.linalg.solve(f @ f.T, b), terms=4 * T, bad=(ones((2, 1), (3, 3)), ShapeError, "cholesky_solve: dim 'n' is 2 in x")),
-    Case("cholesky_solve", lambda rng: (factor(rng)[1], factor(rng)[0].T.copy(), True), lambda b, f, u: np.linalg.solve(f.T @ f, b), terms=4 * T, tag="upper", bad=(ones((2, 1), (2, 3)), ShapeError, "square")),
-    Case("cholesky_inverse", lambda rng: factor(rng)[:1], lambda f: np.linalg.inv(f @ f.T), terms=4 * T, bad=NOT_SQUARE),
-    Case("cholesky_inverse", lambda rng: (factor(rng)[0].T.copy(), True), lambda f, u: np.linalg.inv(f.T @ f), terms=4 * T, tag="upper", bad=((np.diag(np.float32([1, 0])),), NumericsError, "zero on its diagonal")),
+    Case("cholesky_solve", lambda rng: factor(rng)[::-1], lambda b, f: np.linalg.solve(gram(np.tril(f).T), b), terms=4 * T, bad=(ones((2, 1), (3, 3)), ShapeError, "cholesky_solve: dim 'n' is 2 in x")),
+    Case("cholesky_solve", lambda rng: (factor(rng)[1], factor(rng)[0].T.copy(), True), lambda b, f, u: np.linalg.solve(gram(np.triu(f)), b), terms=4 * T, tag="upper", bad=(ones((2, 1), (2, 3)), ShapeError, "square")),
+    Case("cholesky_inverse", lambda rng: factor(rng)[:1], lambda f: np.linalg.inv(gram(np.tril(f).T)), terms=4 * T, bad=NOT_SQUARE),
+    Case("cholesky_inverse", lambda rng: (factor(rng)[0].T.copy(), True), lambda f, u: np.linalg.inv(gram(np.triu(f))), terms=4 * T, tag="upper", bad=((np.diag(np.float32([1, 0])),), NumericsError, "zero on its diagonal")),
     Case("inverse", regular(batch=(2,)), np.linalg.inv, terms=T, bad=SINGULAR),
     Case("inverse", given(np.array([[2, 0], [0, 4]])), lambda x: np.linalg.inv(x).astype("float32"), no_grad="integers", tag="int", bad=NOT_SQUARE),
     Case("det", regular(batch=(2,)), np.linalg.det, terms=T, bad=NOT_SQUARE),
