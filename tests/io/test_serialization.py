@@ -571,14 +571,20 @@ def test_nothing_unpickles_weights():
     root = Path(next(iter(polyreme.__path__)))
     files = sorted(root.rglob("*.py"))
     assert len(files) > 10
+    words = (*UNPICKLERS, "allow_pickle")
+    parsed = 0
     for file in files:
-        place = file.relative_to(root.parent).as_posix()
-        found = set(calls_and_imports(ast.parse(file.read_text())))
+        place, text = file.relative_to(root.parent).as_posix(), file.read_text()
+        if not any(word in text for word in words):
+            continue
+        parsed += 1
+        found = set(calls_and_imports(ast.parse(text)))
         assert not [name for kind, name in found if kind == "allow_pickle"], place
         imported = {name for kind, name in found if kind == "import"} & UNPICKLERS
         if any(place.startswith(f"{folder}/") for folder in MAY_SPEAK_TO_WORKERS) and "seriali" not in place:
             imported -= {"pickle", "cloudpickle"}
         assert not imported, f"{place} imports {imported}"
+    assert parsed > 10
 
 
 def test_the_test_above_can_fail():
