@@ -32,6 +32,7 @@ import jax
 import pytest
 from hypothesis import settings
 
+from polyreme.core import program_bound
 from tests import tiers
 
 # an example may meet a compilation or a busy machine: time says nothing of what is tested
@@ -57,7 +58,7 @@ def _programs_do_not_pile_up():
     """Let go of compiled programs when this process has grown: what is needed again is loaded from the run's folder."""
     yield
     if _resident_bytes() > _MANY_BYTES:
-        jax.clear_caches()
+        program_bound.bound.clear()
         gc.collect()
         # polyreme lets glibc keep what is freed
         ctypes.CDLL(None).malloc_trim(0)

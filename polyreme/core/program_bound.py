@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ class ProgramBound:
         self.max_mappings = max_mappings
         self.num_programs = 0
         self._functions: weakref.WeakSet[Programs] = weakref.WeakSet()
+        # of the set alone: not held while programs are let go of
+        self._lock = threading.Lock()
         self._until_look = _BETWEEN_LOOKS
         self._warned = False
 
@@ -52,17 +55,18 @@ class ProgramBound:
         """Count one more program of a function, and let go of others if that is one too many."""
         programs.count += 1
         self.num_programs += 1
-        self._functions.add(programs)
+        with self._lock:
+            self._functions.add(programs)
         if self.num_programs > self.max_programs:
             # functions that are gone took their programs with them
-            self.num_programs = sum(p.count for p in self._functions)
+            self.num_programs = sum(p.count for p in self._all())
         if self.num_programs > self.max_programs:
             self.let_go(f"they take {self.num_programs * PROGRAM_BYTES / 1e9:.1f} GB")
 
     def let_go(self, reason: str) -> None:
         """Let go of half of the programs: those of the functions that have most. What is needed again is loaded."""
         names = []
-        most_first = sorted(self._functions, key=lambda programs: programs.count, reverse=True)
+        most_first = sorted(self._all(), key=lambda programs: programs.count, reverse=True)
         self.num_programs = total = sum(programs.count for programs in most_first)
         for programs in most_first:
             if self.num_programs <= total // 2:
@@ -81,6 +85,17 @@ class ProgramBound:
                 reason,
                 ", ".join(names[:8]) + (", ..." if len(names) > 8 else ""),
             )
+
+    def clear(self) -> None:
+        """Let go of every program of this process, those of captured functions too."""
+        jax.clear_caches()
+        for programs in self._all():
+            programs.count = 0
+        self.num_programs = 0
+
+    def _all(self) -> list[Programs]:
+        with self._lock:
+            return list(self._functions)
 
     def watch_mappings(self) -> None:
         """Look at the mappings of this process after every so many compilations."""
@@ -101,7 +116,7 @@ class ProgramBound:
             mappings = num_mappings()
             if mappings > limit:
                 _log.warning("let go of all compiled programs, those of captured functions too, as %s", reason)
-                jax.clear_caches()
+                self.clear()
                 mappings = num_mappings()
         # a look reads a line for each mapping: rarely where there is room
         self._until_look = max(_BETWEEN_LOOKS, (limit - mappings) // _BETWEEN_LOOKS)
