@@ -153,20 +153,22 @@ def assert_close(got: list[np.ndarray], want: list[np.ndarray], terms: int) -> N
 def check_row(case: Case, *, first: bool) -> None:
     """NumPy's results, in no wider dtype; gradients equal to finite differences; the documented error on bad input.
 
-    first: the op's first row, which is called eagerly too, captured in float64, so that both widths are run, and traced
-    under autocast. A captured call runs what an eager one does, on traced arrays, and its gradient is in the same
-    program: programs are nearly all of the time.
+    A row with a gradient is captured: that runs what an eager call does, on traced arrays, with the gradient in the
+    same program, and programs are nearly all of the time. A row without one is called eagerly, which is quicker. first:
+    the op's first row, which is run both ways, captured in float64 where it has a gradient, so that both widths are
+    run, and traced under autocast.
     """
-    if first or case.host:
+    graded = not case.no_grad
+    if first or case.host or not graded:
         eager = check_eager(case)
-    if not (case.host and case.no_grad):
-        result, grads = outcome(case, wide=first and not case.no_grad)
+    if graded or (first and not case.host):
+        result, grads = outcome(case, wide=first and graded)
         if first or case.host:
             # the captured program may fuse what eager runs op by op, and round between other terms
             assert_close(arrays(eager), arrays(result), case.terms)
         else:
             check_values(case, result)
-        if not case.no_grad:
+        if graded:
             check_gradient(case, grads)
     if first:
         check_autocast(case)
