@@ -276,7 +276,7 @@ T1 = np.ones((2, 3, 2), "float32")
 REFUSED = [
     ("conv2d", (TWO, W2), {"padding": [[1, 0], [0, 0], [0, 0], [0, 0]]}, ShapeError, "pads the batch"),
     ("conv2d", (TWO, W2), {"padding": [1, 2, 3]}, ShapeError, r"padding=\(1, 2, 3\)"),
-    ("conv2d", (TWO, W2), {"padding": -1}, ShapeError, "not be negative"),
+    ("conv2d", (TWO, W2), {"padding": -1}, ShapeError, "at least 0"),
     ("conv2d", (TWO, W2), {"padding": "FULL"}, ShapeError, "'SAME' and 'VALID'"),
     ("conv2d", (TWO, W2), {"stride": 0}, ShapeError, "stride=0"),
     ("conv2d", (TWO, W2), {"dilation": [1, 2, 3]}, ShapeError, "dilation="),
