@@ -20,6 +20,8 @@ from tests.nn.table import ROWS, build, state_value, wave
 
 RECORDED = json.loads((Path(__file__).parent / "fixtures" / "layers.json").read_text())
 EPS = float(np.finfo(np.float32).eps)
+# programs in which the rows are captured, dealt out in turn so that each has some of every kind
+CAPTURES = 6
 # outputs and gradients pass through as many roundings as a row's terms say; a factor 4 for the functions inside
 every_row = pytest.mark.parametrize("row", ROWS, ids=lambda r: r.id)
 recorded_row = pytest.mark.parametrize("row", [r for r in ROWS if not r.paddle], ids=lambda r: r.id)
@@ -69,7 +71,9 @@ def close(got, want, row, scale=0.0):
     """Equal but for rounding; scale: size of the terms summed, where they may cancel."""
     want = np.asarray(want, np.float64).reshape(got.shape)
     bound = 4 * row.terms * EPS
-    np.testing.assert_allclose(got, want, rtol=bound, atol=bound * max(1e-3, scale, float(np.abs(want).max(initial=0))))
+    np.testing.assert_allclose(
+        got, want, rtol=bound, atol=bound * max(1e-3, scale, float(np.abs(want).max(initial=0))), err_msg=row.id
+    )
 
 
 def test_rows_have_ids_of_their_own_and_every_layer_has_one():
@@ -121,18 +125,32 @@ def test_equals_the_functional(row):
     np.testing.assert_array_equal(layer(*inputs).numpy(), want.numpy())
 
 
-@every_row
-def test_captured_equals_eager(row):
-    layer, inputs = prepared(row)
-    before = {n: t.numpy().copy() for n, t in layer.state_dict().items()}
-    want = [t.numpy() for t in outputs(layer(*inputs))]
-    moved = {n: t.numpy() for n, t in layer.state_dict().items()}
-    layer.set_state_dict(before)
-    got = [t.numpy() for t in outputs(to_static(layer)(*inputs))]
-    for g, w in zip(got, want, strict=True):
-        close(g, w, row)
-    for name, tensor in layer.state_dict().items():
-        close(tensor.numpy(), moved[name], row)
+class _Together(nn.Layer):
+    """Layers called one after the other, each with inputs of its own."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.LayerList(layers)
+
+    def forward(self, *inputs):
+        return [outputs(layer(*arguments)) for layer, arguments in zip(self.layers, inputs, strict=True)]
+
+
+@pytest.mark.parametrize("rows", [ROWS[at::CAPTURES] for at in range(CAPTURES)], ids=lambda rows: f"{rows[0].id}, ...")
+def test_captured_equals_eager(rows):
+    """Many layers in one program: of a program for each, most of the time would go to what all programs take."""
+    layers, inputs = zip(*map(prepared, rows), strict=True)
+    together = _Together(layers)
+    before = {n: t.numpy().copy() for n, t in together.state_dict().items()}
+    wants = [[t.numpy() for t in outputs(layer(*given))] for layer, given in zip(layers, inputs, strict=True)]
+    moved = [{n: t.numpy() for n, t in layer.state_dict().items()} for layer in layers]
+    together.set_state_dict(before)
+    results = to_static(together)(*inputs)
+    for row, layer, got, want, states in zip(rows, layers, results, wants, moved, strict=True):
+        for g, w in zip(got, want, strict=True):
+            close(g.numpy(), w, row)
+        for name, tensor in layer.state_dict().items():
+            close(tensor.numpy(), states[name], row)
 
 
 @pytest.mark.parametrize("row", [r for r in ROWS if r.paddle], ids=lambda r: r.id)
