@@ -1,5 +1,6 @@
 """The launcher: its flags, what workers are told, and FAULTS cases 32 to 37 and 39 with real processes on loopback."""
 
+import contextlib
 import json
 import os
 import re
@@ -274,20 +275,46 @@ def is_running(pid: int) -> bool:
         return False
 
 
-@pytest.fixture
-def start(tmp_path):
-    """start(source, *words, flags=..., VARIABLE=...) gives a Job; what is left of it is killed after the test."""
+@contextlib.contextmanager
+def jobs_in(base: Path):
+    """start(source, *words, flags=..., VARIABLE=...) gives a Job; what is left of it is killed at the end."""
     jobs = []
 
     def start(source, *words, folder="", **options):
-        (tmp_path / folder).mkdir(exist_ok=True)
-        jobs.append(Job(tmp_path / folder, source, *words, **options))
+        (base / folder).mkdir(exist_ok=True)
+        jobs.append(Job(base / folder, source, *words, **options))
         return jobs[-1]
 
-    yield start
-    for job in jobs:
-        job.process.kill()  # and its workers with it
-        job.process.wait()
+    try:
+        yield start
+    finally:
+        for job in jobs:
+            job.process.kill()  # and its workers with it
+            job.process.wait()
+
+
+@pytest.fixture
+def start(tmp_path):
+    with jobs_in(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def cannot_meet(tmp_path_factory):
+    """Jobs that wait 6 s for somebody, by what is wrong, and the ports they look at; others may go on meanwhile."""
+    nobody, port = free_port("127.0.0.1", 20000), free_port("127.0.0.1")
+    second = ["--rank", "1", "--log_dir", "log", "--nnodes", "2", "--master"]
+    flags = {
+        "absent": [*second, f"127.0.0.1:{nobody}"],
+        "wrong": [*second, f"127.0.0.1:{port}"],
+        "alone": ["--nnodes", "3", "--rank", "0", "--master", f"127.0.0.1:{port}"],
+    }
+    with jobs_in(tmp_path_factory.mktemp("cannot_meet")) as start:
+        jobs = {
+            name: start(ENVIRONMENT, folder=name, flags=words, POLYREME_INIT_TIMEOUT="6")
+            for name, words in flags.items()
+        }
+        yield jobs, nobody, port
 
 
 TWO = ("--nproc_per_node", "2", "--log_dir", "log")
@@ -361,6 +388,8 @@ def test_case_34_an_exception_ends_all_ranks_and_is_shown_once(start):
     assert re.search(r"rank 1 on \S+ raised FaultInjected: .* Rank 0 was at step \d, in all_reduce #\d+", job.log(0))
 
 
+# case 36 waits for as long as this one
+@pytest.mark.usefixtures("cannot_meet")
 def test_case_35_a_hung_rank_is_named_with_the_stacks_of_all(start, tmp_path):
     job = start(
         TRAINING,
@@ -475,17 +504,13 @@ def test_nodes_meet_and_share_the_ranks_out(start, tmp_path):
     assert {one["PADDLE_NNODES"] for one in told} == {"2"}
 
 
-def test_case_36_what_cannot_meet_ends_with_code_2_and_a_hint(start):
-    nobody, port = free_port("127.0.0.1", 20000), free_port("127.0.0.1")
-    second = ["--rank", "1", "--log_dir", "log", "--nnodes", "2", "--master"]
-    wait = {"POLYREME_INIT_TIMEOUT": "6"}
-    absent = start(ENVIRONMENT, flags=[*second, f"127.0.0.1:{nobody}"], **wait)
-    wrong = start(ENVIRONMENT, flags=[*second, f"127.0.0.1:{port}"], **wait)
-    alone = start(ENVIRONMENT, flags=["--nnodes", "3", "--rank", "0", "--master", f"127.0.0.1:{port}"], **wait)
-    assert [job.finish(30) for job in (absent, wrong, alone)] == [2, 2, 2]
-    assert re.search(rf"nobody answers at 127.0.0.1:{nobody} within 6 s .*POLYREME_INIT_TIMEOUT", absent.err)
-    assert "it was told --nnodes 2:2, node 0 3:3" in wrong.err
-    assert f"1 of 3 nodes came to 127.0.0.1:{port} within 6 s; missing: 1, 2" in alone.err
+def test_case_36_what_cannot_meet_ends_with_code_2_and_a_hint(cannot_meet):
+    jobs, nobody, port = cannot_meet
+    assert {name: job.finish(30) for name, job in jobs.items()} == {"absent": 2, "wrong": 2, "alone": 2}
+    absent = jobs["absent"].err
+    assert re.search(rf"nobody answers at 127.0.0.1:{nobody} within 6 s .*POLYREME_INIT_TIMEOUT", absent)
+    assert "it was told --nnodes 2:2, node 0 3:3" in jobs["wrong"].err
+    assert f"1 of 3 nodes came to 127.0.0.1:{port} within 6 s; missing: 1, 2" in jobs["alone"].err
 
 
 def test_a_port_that_is_taken_is_named(start):
