@@ -219,6 +219,8 @@ class Job:
     def __init__(self, folder: Path, source: str, *words: str, flags=(), **variables: str) -> None:
         self.folder = folder
         cleaned = {k: v for k, v in os.environ.items() if not k.startswith(("PADDLE_", "POLYREME_", "FAULTS"))}
+        # programs go where those of this run go, not to the folder of whoever runs the tests
+        cleaned |= {k: v for k, v in os.environ.items() if k.startswith("POLYREME_COMPILE_CACHE")}
         quick = {"CPU_NUM": "1", "POLYREME_HEARTBEAT": "0.2", "POLYREME_RESTART_BACKOFF": "0.1"}
         quick["POLYREME_INIT_TIMEOUT"] = "60"
         number = len(list(folder.glob("out.*")))
