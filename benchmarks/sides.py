@@ -189,8 +189,9 @@ def save(name: str, title: str, what: str, text: str, sides: list[Side]) -> Path
     """Writes a result with what it was measured on to benchmarks/results/."""
     path = RESULTS / f"{name}.md"
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    found = {k: v for side in sides for k, v in side.versions.items()}
-    versions = ", ".join(f"{k} {v}" for k, v in found.items())
+    # of a benchmark without sides, those of the interpreter that runs it
+    packages = {k: v for side in sides for k, v in side.versions.items()} or _versions()["versions"]
+    versions = ", ".join(f"{k} {v}" for k, v in packages.items())
     sets = f"Instruction sets: {instruction_sets()}."
     path.write_text(f"# {title}, {date.today()}\n\n{what}\n{machine}; {versions}.\n{sets}\n\n{text}\n")
     return path
