@@ -44,10 +44,11 @@ class ProgramBound:
     def __init__(self, max_bytes: int, max_mappings: int | None) -> None:
         self.max_programs = max(1, max_bytes // PROGRAM_BYTES)
         self.max_mappings = max_mappings
+        self._allowed = (max_mappings or 0) * 4 // 3  # by the system: _max_mappings
         self.num_programs = 0
         self._functions: weakref.WeakSet[Programs] = weakref.WeakSet()
-        # of the set alone: not held while programs are let go of
-        self._lock = threading.Lock()
+        # of the set alone: not held while programs are let go of; a finalizer that runs inside may come here again
+        self._lock = threading.RLock()
         self._until_look = _BETWEEN_LOOKS
         self._warned = False
 
@@ -61,7 +62,7 @@ class ProgramBound:
             # functions that are gone took their programs with them
             self.num_programs = sum(p.count for p in self._all())
         if self.num_programs > self.max_programs:
-            self.let_go(f"they take {self.num_programs * PROGRAM_BYTES / 1e9:.1f} GB")
+            self.let_go(f"they take {self.num_programs * PROGRAM_BYTES / 1e6:,.0f} MB")
 
     def let_go(self, reason: str) -> None:
         """Let go of half of the programs: those of the functions that have most. What is needed again is loaded."""
@@ -111,13 +112,16 @@ class ProgramBound:
     def _look(self) -> None:
         limit, mappings = self.max_mappings or 0, num_mappings()
         if mappings > limit:
-            reason = f"this process has {mappings} memory mappings and the system allows {limit * 4 // 3}"
+            reason = f"this process has {mappings} memory mappings and the system allows {self._allowed}"
             self.let_go(reason)
             mappings = num_mappings()
             if mappings > limit:
                 _log.warning("let go of all compiled programs, those of captured functions too, as %s", reason)
                 self.clear()
                 mappings = num_mappings()
+            if mappings > limit:
+                # others than programs take them: again when half of the room that is left is taken
+                self.max_mappings = limit = mappings + max(0, self._allowed - mappings) // 2
         # a look reads a line for each mapping: rarely where there is room
         self._until_look = max(_BETWEEN_LOOKS, (limit - mappings) // _BETWEEN_LOOKS)
 

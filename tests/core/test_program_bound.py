@@ -39,7 +39,7 @@ def test_programs_stay_below_their_bytes_and_one_warning_names_the_functions(bou
         sizes = kernel.forward._cache_size(), kernel.backward((True,))._cache_size()
         assert 1 <= sum(sizes) <= 8
     (warning,) = [r.getMessage() for r in caplog.records if r.name == "polyreme.core"]
-    assert warning.startswith("let go of compiled programs, as they take 0.0 GB: thrice (")
+    assert warning.startswith("let go of compiled programs, as they take 4 MB: thrice (")
     assert "POLYREME_PROGRAM_BYTES" in warning
 
 
@@ -83,6 +83,15 @@ def test_too_many_mappings_let_go_of_eager_programs_first_and_of_all_after(bound
     assert "as this process has 101 memory mappings and the system allows 133: thrice" in first
     assert "captured functions too, as this process has 101" in second
     call(kernel, [1, 2])
+
+
+def test_mappings_of_others_than_programs_do_not_clear_again_and_again(bound, monkeypatch):
+    cleared = []
+    monkeypatch.setattr(jax, "clear_caches", lambda: cleared.append(1))
+    monkeypatch.setattr(program_bound, "num_mappings", lambda: mappings)
+    for mappings, times in ((113, 1), (122, 1), (124, 2), (127, 2), (140, 3)):
+        bound._look()
+        assert len(cleared) == times, mappings
 
 
 def test_the_bound_of_this_process_is_that_of_the_machine_or_of_the_environment(monkeypatch):
