@@ -21,10 +21,8 @@ train: setup
 # two workers, each with half of the files, that take from each other at the end: neighbours share compiled programs
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# asserts as Python has them: that pytest rewrites those of all test modules takes 8 s of each worker. A failure shows
-# local values instead; run alone, the test shows those in its assert too
 test: setup
-	$(PYTEST) --assert=plain --showlocals -m "not slow and not oracle"
+	$(PYTEST) -m "not slow and not oracle"
 
 # the inner loop: what compiles little and starts no process
 test-fast: setup
