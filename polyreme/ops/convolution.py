@@ -81,9 +81,10 @@ def _conv(
     return _with_bias(y, bias, last, what)
 
 
-def _is_opaque(x: Array, weight: Array, *others: Any) -> bool:
-    """Whether _conv is XLA's convolution: not loops that its fusion makes."""
-    groups = others[-2]
+def _is_opaque(
+    x: Array, weight: Array, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, data_format: str
+) -> bool:
+    """Whether a convolution of these arguments is XLA's: not loops that its fusion makes."""
     return groups == 1 and not _is_narrow(weight) and x.dtype in (jnp.float32, jnp.float64)
 
 
