@@ -105,6 +105,7 @@ def load(path: str | os.PathLike[str] | BytesIO, **configs: Any) -> Any:
         where = "the BytesIO"
         kind = _file_kinds.get(metadata.get("format", ""))
         if kind is not None:
+            _check_no_arrays(kind, settings)
             return kind.from_bytes(path.getvalue()[start : path.tell()])
     else:
         file_path = _file_path("load", path)
@@ -114,6 +115,7 @@ def load(path: str | os.PathLike[str] | BytesIO, **configs: Any) -> Any:
                 arrays, metadata = safetensors_file.read(file, where)
                 kind = _file_kinds.get(metadata.get("format", ""))
                 if kind is not None:
+                    _check_no_arrays(kind, settings)
                     file.seek(0)
                     return kind.from_bytes(file.read())
         except OSError as error:
@@ -135,6 +137,12 @@ def _check_configs(function: str, configs: dict[str, Any], defaults: dict[str, A
                 f"{function}({name}={value!r}): there is one format here, safetensors, in one file; leave it out"
             )
     return {**defaults, **configs}
+
+
+def _check_no_arrays(kind: FileKind, settings: dict[str, Any]) -> None:
+    for name in ("return_numpy", "keep_name_table"):
+        if settings[name]:
+            raise ConfigError(f"load({name}=True): the file holds a {kind.cls.__name__}, no Tensors; leave it out")
 
 
 def _file_path(function: str, path: Any) -> Path:

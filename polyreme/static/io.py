@@ -323,6 +323,12 @@ def _write_model(
     inputs = [_FedInput(v) for v in feeds]
     call = _pure(pruned, list(stored.persistables(pruned)), feed, fetch)
     only = options.pop("program_only", False) or any(getattr(v, "lod", ()) for v in feeds)
+    unused = [name for name in ("platforms", "buckets", "differentiable") if only and options.get(name)]
+    if unused:
+        raise ConfigError(
+            f"save_inference_model: {', '.join(unused)} are of the StableHLO, which program_only=True and sequences "
+            "(lod_level > 0) leave out; leave them out too"
+        )
     functions = {} if only else {MAIN: export.Function(call, inputs, fetch, options.pop("buckets", None))}
     platforms = options.pop("platforms", PLATFORMS)
     parameters = {p.name: {"parameter": True, "stop_gradient": not p.trainable} for p in pruned.all_parameters()}

@@ -13,7 +13,7 @@ import polyreme as paddle
 import polyreme.nn.functional as F
 from polyreme import static
 from polyreme.core import dtype as dtypes
-from polyreme.errors import CheckpointError, ProgramError
+from polyreme.errors import CheckpointError, ConfigError, ProgramError
 from polyreme.jit.control_flow import cond, while_loop
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.nn import ClipGradByGlobalNorm, ParamAttr
@@ -365,6 +365,10 @@ def test_paddle_save_writes_a_program_that_paddle_load_gives_back(static_mode, t
         assert str(loaded) == str(program)
         np.testing.assert_array_equal(exe.run(loaded, feed={"x": ROWS}, fetch_list=[scores.name])[0], want)
     assert paddle.load(both) == {"epoch": 3}
+    both.seek(0)
+    for path in (tmp_path / "net.pdmodel", both):
+        with pytest.raises(ConfigError, match=r"load\(return_numpy=True\): the file holds a Program"):
+            paddle.load(path, return_numpy=True)
     torn = bytearray((tmp_path / "net.pdmodel").read_bytes())
     torn[-5] ^= 1
     with pytest.raises(CheckpointError, match="digest"):

@@ -294,6 +294,11 @@ def test_a_model_saved_with_gradients_is_trained_as_a_layer(static_mode, tmp_pat
     np.testing.assert_array_equal(bias.grad, [2, 2])
     with pytest.raises(GradError, match="save it with differentiable=True"):
         paddle.jit.load(tmp_path / "False").train()
+    paddle.enable_static()
+    with pytest.raises(ConfigError, match="buckets, differentiable are of the StableHLO"):
+        static.save_inference_model(
+            tmp_path / "none", [x], [out], exe, program_only=True, buckets=[[1, 2]], differentiable=True
+        )
 
 
 def test_programs_and_values_as_bytes(static_mode, tmp_path):
