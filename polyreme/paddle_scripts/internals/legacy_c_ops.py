@@ -12,7 +12,8 @@ from polyreme.nn import functional as F
 from polyreme.ops import arithmetic, creation, manipulation
 from polyreme.paddle_scripts.absent import Absent, absent
 from polyreme.paddle_scripts.internals import attention
-from polyreme.paddle_scripts.internals.c_ops import kernel, refuse
+from polyreme.paddle_scripts.internals.c_ops import kernel
+from polyreme.paddle_scripts.internals.kernels.registry import refuse
 
 # how a kernel is carried out, which is XLA's matter here
 _NO_EFFECT = frozenset([
