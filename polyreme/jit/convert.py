@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,6 +40,7 @@ from polyreme.errors import CaptureError
 from polyreme.jit import builtin_calls, control_flow, host_calls, mutation
 from polyreme.jit.capture import capture_in_progress, unconverted, user_line, where_defined
 from polyreme.jit.rewrite import rewrite
+from polyreme.jit.source import check_source, code_within
 from polyreme.jit.structure import tensors_in
 from polyreme.jit.surroundings import is_layer
 from polyreme.jit.verbosity import log, show_code, told
@@ -133,6 +134,7 @@ class _Transpiler(api.PyToPy):
 
     def factory(self, fn: types.FunctionType) -> Callable[..., Any]:
         """A maker of the converted fn: (ag__) -> function; its closure cells are dummies."""
+        check_source(fn)
         context: Any = converter.ProgramContext(options=_OPTIONS)
         context.owner = _class_of(fn)
         node: Any
@@ -286,18 +288,10 @@ def _function(fn: Any) -> Any:
             log.debug("converted the control flow of %s", where_defined(fn))
         except _REFUSALS as error:
             reason = _refuse(fn, error)
-            for inside in _code_within(code):
+            for inside in code_within(code):
                 unconverted[inside] = reason
             return fn
     return _bound(factory, fn)
-
-
-def _code_within(code: types.CodeType) -> Iterator[types.CodeType]:
-    """code, and that of the functions written inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _code_within(constant)
 
 
 def _refuse(fn: Callable, error: Exception) -> str:

@@ -1,6 +1,7 @@
 """Control flow on Tensors: a captured function does what the same Python does eagerly, or says why it cannot."""
 
 import functools
+import importlib.util
 import logging
 
 import numpy as np
@@ -625,6 +626,47 @@ def test_not_to_static_and_functions_without_source_run_as_written(caplog):
     assert [r.getMessage() for r in caplog.records] == [
         "f (<string>:1) runs without conversion of control flow on Tensors: its source cannot be had"
     ]
+
+
+def module_of(text, file):
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# the function has another name in each case, since equal code is converted once
+@pytest.mark.parametrize(
+    ("name", "edit"),
+    [
+        ("moved", lambda text: "def other(x):\n    return x\n" + text),
+        ("changed", lambda text: text.replace("-x", "0 * x")),
+        ("broken", lambda text: text.replace("-x", "-x.sum(")),
+        ("emptied", lambda text: ""),
+    ],
+    ids=["moved", "changed", "broken", "emptied"],
+)
+def test_a_function_whose_file_was_edited_since_runs_as_written(tmp_path, caplog, name, edit):
+    file = tmp_path / "edited.py"
+    written = f"def {name}(x):\n    if x > 0:\n        return x\n    return -x\n"
+    fn = getattr(module_of(written, file), name)
+    file.write_text(edit(written))
+    with (
+        caplog.at_level(logging.WARNING, "polyreme.jit"),
+        pytest.raises(CaptureError, match=r"was not converted here: .*(has changed since|source cannot be had)"),
+    ):
+        to_static(fn)(scalar(-2.0))
+    assert f"{name} ({file}:1) runs without conversion" in caplog.text
+
+
+def test_lines_below_a_function_may_be_edited(tmp_path, caplog):
+    file = tmp_path / "edited.py"
+    written = "def untouched(x):\n    if x > 0:\n        return x\n    return -x\n"
+    module = module_of(written, file)
+    file.write_text(written + "\ndef new(x):\n    return x\n")
+    assert to_static(module.untouched)(scalar(-2.0)).item() == 2.0
+    assert not caplog.records
 
 
 def test_code_that_cannot_be_converted_runs_as_written_with_one_warning(caplog):
