@@ -84,8 +84,18 @@ def _conv(
 def _is_opaque(
     x: Array, weight: Array, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, data_format: str
 ) -> bool:
-    """Whether a convolution of these arguments is XLA's: not loops that its fusion makes."""
-    return groups == 1 and not _is_narrow(weight) and x.dtype in (jnp.float32, jnp.float64)
+    """Whether XLA computes such a convolution and its gradients as convolutions: not as loops that its fusion makes.
+
+    Where a window has one entry, or there is one window, it makes a product of one of them, and, without fusion, loses
+    how that product's arguments are laid out: the numbers would be wrong. So some dim has windows of several entries,
+    and several of them whatever the padding.
+    """
+    if groups != 1 or _is_narrow(weight) or x.dtype not in (jnp.float32, jnp.float64):
+        return False
+    sizes = x.shape[1:-1] if str(data_format).endswith("C") else x.shape[2:]
+    # what else stands there is refused when it is computed
+    largest_step = max((v for v in jax.tree.leaves((stride, dilation)) if isinstance(v, int)), default=1)
+    return any(k > 1 and size > k * largest_step for k, size in zip(weight.shape[2:], sizes, strict=False))
 
 
 def _is_narrow(weight: Array) -> bool:
