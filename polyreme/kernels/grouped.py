@@ -1,0 +1,242 @@
+"""Products of rows in groups with a matrix for each group: what experts compute.
+
+Rows of one group lie together, groups in order, so a product goes over blocks of rows of one group each. No FLOP is
+spent on rows that are not there but what fills up each group's last block (TAIL rows at most). lax.ragged_dot computes
+every row with every matrix on CPU and GPU, and its weight gradient does so on TPU too.
+
+On TPU the kernels are jax's megablox. Shape legend: R rows, E groups, D and F widths.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from polyreme.errors import ShapeError
+from polyreme.kernels import select
+
+BLOCK = 128
+"""Rows of a full block: fewer leave the product's kernel waiting for memory, more gain nothing."""
+
+TAIL = 32
+"""Rows of the blocks that a group ends with."""
+
+
+def grouped_matmul(rows: jax.Array, weights: jax.Array, sizes: jax.Array, *, transpose: bool = False) -> jax.Array:
+    """rows [R, D] times the matrix of each row's group, weights [E, D, F] ([E, F, D] with transpose) -> [R, F].
+
+    sizes [E] integers: rows of each group, in order; a group may be empty, and rows after the last group give 0.
+    Products are added up in float32 at least. Reverse mode of any order; for forward mode use the plain twin. Raises
+    ShapeError for dims that do not fit.
+
+    >>> rows, weights = jnp.ones((3, 2)), jnp.stack([jnp.eye(2), 5 * jnp.eye(2)])
+    >>> grouped_matmul(rows, weights, jnp.array([1, 1]))[:, 0].tolist()
+    [1.0, 5.0, 0.0]
+    """
+    _check(rows, weights, sizes, transpose)
+    return _matmul(transpose, rows, weights, sizes.astype(jnp.int32))
+
+
+def grouped_matmul_plain(
+    rows: jax.Array, weights: jax.Array, sizes: jax.Array, *, transpose: bool = False
+) -> jax.Array:
+    """The plain twin of grouped_matmul: every row with every matrix, masked."""
+    _check(rows, weights, sizes, transpose)
+    acc = jnp.promote_types(rows.dtype, jnp.float32)
+    dims = "rd,efd,er->rf" if transpose else "rd,edf,er->rf"
+    mask = _members(sizes, len(rows)).astype(acc)
+    return jnp.einsum(dims, rows.astype(acc), weights.astype(acc), mask).astype(rows.dtype)
+
+
+def grouped_outer(x: jax.Array, y: jax.Array, sizes: jax.Array) -> jax.Array:
+    """x^T y of each group's rows: [R, D], [R, F], [E] -> [E, D, F], 0 for an empty group; otherwise as grouped_matmul.
+
+    The gradient of grouped_matmul's weights.
+    """
+    if x.ndim != 2 or y.ndim != 2 or len(x) != len(y) or sizes.ndim != 1:
+        raise ShapeError(
+            f"grouped_outer: x {list(x.shape)}, y {list(y.shape)} and sizes {list(sizes.shape)}; needs [R, D], [R, F] "
+            "and [E]"
+        )
+    return _outer(x, y, sizes.astype(jnp.int32))
+
+
+def grouped_outer_plain(x: jax.Array, y: jax.Array, sizes: jax.Array) -> jax.Array:
+    """The plain twin of grouped_outer."""
+    acc = jnp.promote_types(x.dtype, jnp.float32)
+    mask = _members(sizes, len(x)).astype(acc)
+    return jnp.einsum("rd,rf,er->edf", x.astype(acc), y.astype(acc), mask).astype(x.dtype)
+
+
+def block_counts(sizes: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Full blocks and tail blocks of each group: BLOCK and TAIL rows are computed for one of them."""
+    return sizes // BLOCK, -(-(sizes % BLOCK) // TAIL)
+
+
+def _check(rows: jax.Array, weights: jax.Array, sizes: jax.Array, transpose: bool) -> None:
+    inner = 2 if transpose else 1
+    if rows.ndim != 2 or weights.ndim != 3 or sizes.ndim != 1 or rows.shape[1] != weights.shape[inner]:
+        raise ShapeError(
+            f"grouped_matmul: rows {list(rows.shape)} and weights {list(weights.shape)} do not fit; "
+            f"needs [R, D] and {'[E, F, D]' if transpose else '[E, D, F]'}"
+        )
+    if sizes.shape[0] != weights.shape[0]:
+        raise ShapeError(f"grouped_matmul: {sizes.shape[0]} sizes for {weights.shape[0]} matrices; needs one for each")
+
+
+def _members(sizes: jax.Array, rows: int) -> jax.Array:
+    """[E, R] bool: whether a row is of a group."""
+    ends = jnp.cumsum(sizes)
+    at = jnp.arange(rows)
+    return (at >= (ends - sizes)[:, None]) & (at < ends[:, None])
+
+
+# derivatives: each of the two functions has the other in its own
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _matmul(transpose: bool, rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
+    out = _kernels().matmul(transpose, rows, weights, sizes)
+    return jnp.where((jnp.arange(len(rows)) < sizes.sum())[:, None], out, 0)
+
+
+def _matmul_fwd(transpose, rows, weights, sizes):
+    return _matmul(transpose, rows, weights, sizes), (rows, weights, sizes)
+
+
+def _matmul_bwd(transpose, residuals, dy):
+    rows, weights, sizes = residuals
+    dw = _outer(dy, rows, sizes) if transpose else _outer(rows, dy, sizes)
+    return _matmul(not transpose, dy, weights, sizes).astype(rows.dtype), dw.astype(weights.dtype), None
+
+
+_matmul.defvjp(_matmul_fwd, _matmul_bwd)
+
+
+@jax.custom_vjp
+def _outer(x: jax.Array, y: jax.Array, sizes: jax.Array) -> jax.Array:
+    return _kernels().outer(x, y, sizes)
+
+
+def _outer_fwd(x, y, sizes):
+    return _outer(x, y, sizes), (x, y, sizes)
+
+
+def _outer_bwd(residuals, dw):
+    x, y, sizes = residuals
+    return _matmul(True, y, dw, sizes).astype(x.dtype), _matmul(False, x, dw, sizes).astype(y.dtype), None
+
+
+_outer.defvjp(_outer_fwd, _outer_bwd)
+
+
+class _Kernels(NamedTuple):
+    """matmul(transpose, rows, weights, sizes), whose rows after the last group are anything, and outer(x, y, sizes)."""
+
+    matmul: Callable[[bool, jax.Array, jax.Array, jax.Array], jax.Array]
+    outer: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+def _kernels() -> _Kernels:
+    return _MEGABLOX if select.backend() == "tpu" else _BLOCKS
+
+
+# ---- a loop over blocks, with as many steps as there are ----
+
+
+def _matmul_by_blocks(transpose: bool, rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
+    acc = jnp.promote_types(rows.dtype, jnp.float32)
+    contracted = (((1,), (1 if transpose else 0,)), ((), ()))
+    padded = jnp.pad(rows, ((0, BLOCK), (0, 0)))
+    ends = jnp.cumsum(sizes)
+    full, tails = block_counts(sizes)
+
+    def loop(size: int, counts: jax.Array, first: jax.Array, out: jax.Array) -> jax.Array:
+        """out with the products of counts[e] blocks of `size` rows from row first[e] on."""
+        last = jnp.cumsum(counts)
+
+        def step(i: jax.Array, out: jax.Array) -> jax.Array:
+            group = jnp.searchsorted(last, i, side="right")
+            row = first[group] + (i - last[group] + counts[group]) * size
+            block = lax.dynamic_slice_in_dim(padded, row, size)
+            weight = lax.dynamic_index_in_dim(weights, group, 0, keepdims=False)
+            product = lax.dot_general(block, weight, contracted, preferred_element_type=acc)
+            return lax.dynamic_update_slice_in_dim(out, product.astype(out.dtype), row, 0)
+
+        return lax.fori_loop(0, last[-1], step, out)
+
+    # A block may reach into the groups behind its own. Tails go first, in order, and full blocks after them, so that
+    # whatever a block writes there is written again by the group that has the row.
+    out = jnp.zeros((len(padded), weights.shape[1 if transpose else 2]), rows.dtype)
+    if weights.shape[0]:
+        out = loop(TAIL, tails, ends - sizes % BLOCK, out)
+        out = loop(BLOCK, full, ends - sizes, out)
+    return out[: len(rows)]
+
+
+def _outer_by_blocks(x: jax.Array, y: jax.Array, sizes: jax.Array) -> jax.Array:
+    acc = jnp.promote_types(x.dtype, jnp.float32)
+    x_padded, y_padded = (jnp.pad(a, ((0, BLOCK), (0, 0))) for a in (x, y))
+    starts = jnp.cumsum(sizes) - sizes
+    full, tails = block_counts(sizes)
+
+    def block(size: int, start: jax.Array, left: jax.Array, total: jax.Array) -> jax.Array:
+        """total with the product of `size` rows from start on, of which `left` are the group's."""
+        rows = lax.dynamic_slice_in_dim(x_padded, start, size)
+        rows = jnp.where((jnp.arange(size) < left)[:, None], rows, 0)
+        # transposed first: see kernels.linear.rows_product
+        turned = lax.optimization_barrier(rows.T)
+        others = lax.dynamic_slice_in_dim(y_padded, start, size)
+        return total + lax.dot(turned, others, preferred_element_type=acc)
+
+    def group(e: jax.Array, out: jax.Array) -> jax.Array:
+        def whole(i: jax.Array, total: jax.Array) -> jax.Array:
+            return block(BLOCK, starts[e] + i * BLOCK, jnp.int32(BLOCK), total)
+
+        def tail(i: jax.Array, total: jax.Array) -> jax.Array:
+            at = full[e] * BLOCK + i * TAIL
+            return block(TAIL, starts[e] + at, sizes[e] - at, total)
+
+        total = lax.fori_loop(0, full[e], whole, jnp.zeros(out.shape[1:], acc))
+        total = lax.fori_loop(0, tails[e], tail, total)
+        return lax.dynamic_update_index_in_dim(out, total.astype(out.dtype), e, 0)
+
+    out = jnp.zeros((sizes.shape[0], x.shape[1], y.shape[1]), x.dtype)
+    return lax.fori_loop(0, sizes.shape[0], group, out)
+
+
+_BLOCKS = _Kernels(_matmul_by_blocks, _outer_by_blocks)
+
+
+# ---- TPU ----
+
+
+def _megablox() -> Any:
+    # imported where a TPU needs it: it takes a second. The package has a function of the module's name.
+    return importlib.import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
+
+
+def _matmul_megablox(
+    transpose: bool, rows: jax.Array, weights: jax.Array, sizes: jax.Array, interpret: bool = False
+) -> jax.Array:
+    padded = jnp.pad(rows, ((0, -len(rows) % BLOCK), (0, 0)))
+    with jax.enable_x64(False):  # the kernel counts in the default integers, which must be 32 bits
+        out = _megablox().gmm(padded, weights, sizes, rows.dtype, transpose_rhs=transpose, interpret=interpret)
+    return out[: len(rows)]
+
+
+def _outer_megablox(x: jax.Array, y: jax.Array, sizes: jax.Array, interpret: bool = False) -> jax.Array:
+    x, y = (jnp.pad(a, ((0, -len(a) % BLOCK), (0, 0))) for a in (x, y))
+    with jax.enable_x64(False):
+        out = _megablox().tgmm(x.T, y, sizes, x.dtype, interpret=interpret)
+    # the kernel never writes the matrix of an empty group
+    return jnp.where((sizes > 0)[:, None, None], out, 0)
+
+
+_MEGABLOX = _Kernels(_matmul_megablox, _outer_megablox)
