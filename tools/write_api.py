@@ -28,6 +28,7 @@ NOT_ROOT_TABLES = set(
         "indexing",
         "layout",
         "loss",
+        "experts",
         "messages",
         "moments",
         "neural",

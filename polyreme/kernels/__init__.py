@@ -2,6 +2,7 @@
 
 from polyreme.kernels.adamw import adamw, adamw_plain
 from polyreme.kernels.attention import attention, attention_plain
+from polyreme.kernels.experts import exchanged_experts, experts
 from polyreme.kernels.grouped import grouped_matmul, grouped_matmul_plain, grouped_outer, grouped_outer_plain
 from polyreme.kernels.linear import linear, linear_plain
 from polyreme.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_plain
@@ -20,6 +21,8 @@ __all__ = [
     "adamw_plain",
     "attention",
     "attention_plain",
+    "exchanged_experts",
+    "experts",
     "grouped_matmul",
     "grouped_matmul_plain",
     "grouped_outer",

@@ -34,6 +34,10 @@ SEP_ATTENTION = ("auto", "ulysses", "ring")
 """How attention sees the whole sequence when `sep` splits it: an all-to-all that splits heads instead, or keys and
 values passed round a ring; auto takes the first where the heads divide."""
 
+EXPERT_DISPATCH = ("auto", "gather", "padded", "ragged")
+"""How tokens reach experts on other devices: all tokens to all of them, or rows for each choice by an all-to-all, of
+equal parts or of just the rows there are (not on CPU); auto gathers where that moves less."""
+
 OFFLOAD = ("param", "grad", "state", "act")
 """What may be kept in host memory between uses."""
 
@@ -47,6 +51,7 @@ class Plan:
     virtual_stages: chunks of the model a stage holds, as many as the schedule takes.
     num_microbatches: parts a batch is cut into, run one after another (through the stages, or to accumulate gradients).
     recompute: one of RECOMPUTE. offload: any of OFFLOAD. sep_attention: one of SEP_ATTENTION.
+    expert_dispatch: one of EXPERT_DISPATCH.
 
     Raises ConfigError for a value out of range and for an axis of degree > 1 that the strategy never uses: its devices
     would all do the same work.
@@ -60,6 +65,7 @@ class Plan:
     recompute: str = "none"
     offload: tuple[str, ...] = ()
     sep_attention: str = "auto"
+    expert_dispatch: str = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh", MeshShape.parse(self.mesh))
@@ -68,6 +74,7 @@ class Plan:
         object.__setattr__(self, "offload", _check_offload(self.offload))
         _check_choice("recompute", self.recompute, RECOMPUTE)
         _check_choice("sep_attention", self.sep_attention, SEP_ATTENTION)
+        _check_choice("expert_dispatch", self.expert_dispatch, EXPERT_DISPATCH)
         _check_microbatches(self.num_microbatches)
         _check_schedule(self.schedule, self.mesh.pp)
         self._check_virtual_stages()
@@ -100,6 +107,8 @@ class Plan:
         recompute: str = "none",
         offload: Sequence[str] = (),
         sep_attention: str = "auto",
+        expert_dispatch: str = "auto",
+        expert_axes: Sequence[str] = ("ep",),
         order: Sequence[str] = AXES,
         **degrees: int,
     ) -> Plan:
@@ -107,7 +116,9 @@ class Plan:
 
         An axis of degree 1 adds nothing to the strategy. With pp > 1 the schedule is DEFAULT_SCHEDULE unless
         given, and virtual_stages the fewest that the schedule takes.
-        sequence_parallel splits the residual stream's seq over mp.
+        sequence_parallel splits the residual stream's seq over mp. expert_axes: the axes that split experts, outermost
+        first; those beside ep then split, around the experts, tokens and not what else they split ("mp": the experts'
+        inner width).
 
         Raises ConfigError for an unknown name, with the closest valid one, and for any value Plan refuses.
 
@@ -119,19 +130,23 @@ class Plan:
                 raise ConfigError(f"unknown setting {name!r} of a plan{did_you_mean(name, (*AXES, *_FROM_DEGREES))}")
         _check_bool("sequence_parallel", sequence_parallel)
         mesh = MeshShape(**degrees, order=order)  # type: ignore[arg-type]
+        expert_axes = _check_expert_axes(expert_axes, mesh)
         schedule = DEFAULT_SCHEDULE if schedule is None and mesh.pp > 1 else schedule
         _check_schedule(schedule, mesh.pp)
         if virtual_stages is None:
             virtual_stages = SCHEDULES.named(schedule).least_virtual if schedule is not None else 1
         return cls(
             mesh=mesh,
-            strategy=_strategy_for(mesh, zero(sharding_stage), sequence_parallel),
+            strategy=_strategy_for(
+                mesh, zero(sharding_stage), sequence_parallel, _check_expert_axes(expert_axes, mesh)
+            ),
             schedule=schedule,
             virtual_stages=virtual_stages,
             num_microbatches=num_microbatches,
             recompute=recompute,
             offload=offload,  # type: ignore[arg-type]  # __post_init__ checks it
             sep_attention=sep_attention,
+            expert_dispatch=expert_dispatch,
         )
 
     @property
@@ -190,6 +205,7 @@ class Plan:
             "recompute": self.recompute,
             "offload": list(self.offload),
             "sep_attention": self.sep_attention,
+            "expert_dispatch": self.expert_dispatch,
         }
 
     @classmethod
@@ -260,23 +276,38 @@ _FROM_DEGREES = (
     "recompute",
     "offload",
     "sep_attention",
+    "expert_dispatch",
+    "expert_axes",
     "order",
 )
 
 
-def _strategy_for(mesh: MeshShape, sharding: Strategy, is_sequence_parallel: bool) -> Strategy:
+def _strategy_for(
+    mesh: MeshShape, sharding: Strategy, is_sequence_parallel: bool, expert_axes: tuple[str, ...]
+) -> Strategy:
     parts = [data_parallel()]
     if mesh.sharding > 1:
         parts.append(sharding)
     if mesh.sep > 1:
         parts.append(segment_parallel())
     if mesh.mp > 1:
-        parts.append(tensor_parallel())
+        parts.append(tensor_parallel(experts="mp" not in expert_axes))
         if is_sequence_parallel:
             parts.append(sequence_parallel())
-    if mesh.ep > 1:
-        parts.append(expert_parallel())
+    live = tuple(axis for axis in expert_axes if mesh.degree(axis) > 1)
+    if live:
+        parts.append(expert_parallel(live))
     return join(*parts)
+
+
+def _check_expert_axes(axes: object, mesh: MeshShape) -> tuple[str, ...]:
+    if isinstance(axes, str) or not isinstance(axes, Sequence) or not axes:
+        raise ConfigError(f"expert_axes={axes!r} in plan; give a list of mesh axes such as ('ep',) or ('ep', 'mp')")
+    if mesh.ep > 1 and "ep" not in axes:
+        raise ConfigError(
+            f"expert_axes={tuple(axes)!r} in plan leaves out ep, of degree {mesh.ep}; name it, or set ep to 1"
+        )
+    return tuple(axes)
 
 
 def _check_bool(name: str, value: object) -> None:

@@ -4,7 +4,8 @@ Layers name the logical dims of their tensors, a Strategy maps them to axes, and
 
 The vocabulary of logical dims:
 
-    parameters   embed (the model's width)  heads  kv_heads  head_dim  ffn  inner  vocab  expert
+    parameters   embed (the model's width)  heads  kv_heads  head_dim  ffn  inner  vocab  expert  expert_ffn (the
+                 width inside an expert)
     activations  batch  seq (of the residual stream)  block_seq (inside attention and MLP,
                  where `mp` splits heads and ffn)  embed  heads  kv_heads  head_dim  ffn  inner  vocab  expert
 
@@ -185,9 +186,11 @@ def zero(stage: int) -> Strategy:
     return Strategy(param=split if stage == 3 else {}, grad=split if stage >= 2 else {}, state=split)
 
 
-def tensor_parallel() -> Strategy:
-    """Attention heads, the MLP's hidden width and the vocabulary are split over `mp`. Source: arXiv:1909.08053."""
-    split = {dim: ("mp",) for dim in ("heads", "kv_heads", "ffn", "inner", "vocab")}
+def tensor_parallel(experts: bool = True) -> Strategy:
+    """Attention heads, the MLP's hidden width and the vocabulary are split over `mp`; with experts the width inside
+    each expert too. Source: arXiv:1909.08053."""
+    dims = ("heads", "kv_heads", "ffn", "inner", "vocab", *(("expert_ffn",) if experts else ()))
+    split = {dim: ("mp",) for dim in dims}
     return Strategy(param=split, act=split)
 
 
@@ -201,9 +204,14 @@ def segment_parallel() -> Strategy:
     return Strategy(act={"seq": ("sep",), "block_seq": ("sep",)})
 
 
-def expert_parallel() -> Strategy:
-    """Experts are split over `ep`; outside the experts that axis splits the batch, so that no device repeats work."""
-    return Strategy(param={"expert": ("ep",)}, act={"expert": ("ep",), "batch": ("ep",)})
+def expert_parallel(axes: Sequence[str] = ("ep",)) -> Strategy:
+    """Experts are split over `ep`; outside the experts that axis splits the batch, so that no device repeats work.
+
+    axes: the axes that split experts, outermost first: `ep` and others that split something else outside of them.
+    Source of such folding: arXiv:2504.14960.
+    """
+    batch = {"batch": ("ep",)} if "ep" in axes else {}
+    return Strategy(param={"expert": tuple(axes)}, act={"expert": tuple(axes), **batch})
 
 
 def join(*strategies: Strategy) -> Strategy:

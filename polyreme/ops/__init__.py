@@ -14,6 +14,7 @@ from polyreme.ops import (
     creation,
     cross_entropy,
     deformable,
+    experts,
     factors,
     fft,
     float8,

@@ -108,9 +108,7 @@ def test_tpu_kernels_interpreted_equal_numpy():
 
 def test_refuses_what_does_not_fit():
     rows, weights, sizes = jnp.ones((4, 3)), jnp.ones((2, 3, 5)), jnp.zeros(2, jnp.int32)
-    with pytest.raises(
-        ShapeError, match=r"rows \[4, 3\] and weights \[2, 3, 5\] do not fit.*\[E, F, D\]"
-    ):
+    with pytest.raises(ShapeError, match=r"rows \[4, 3\] and weights \[2, 3, 5\] do not fit.*\[E, F, D\]"):
         grouped_matmul(rows, weights, sizes, transpose=True)
     with pytest.raises(ShapeError, match="3 sizes for 2 matrices"):
         grouped_matmul(rows, weights, jnp.zeros(3, jnp.int32))

@@ -1,0 +1,368 @@
+"""A feed-forward network chosen for each token: rows sorted by expert, computed in groups, brought back and summed.
+
+experts: all on this device. exchanged_experts: experts split over mesh axes, in one of three ways with equal results:
+
+    gather   every device gets all tokens of its group, computes those of its own experts, and what devices give is
+             summed and scattered. Volume does not grow with the number of choices.
+    padded   all-to-all of rows for each device, filled up to the most that one can send.
+    ragged   all-to-all of just the rows that there are; XLA has none on CPU.
+
+Tokens that these axes do not split are computed on every device by the experts it has, and summed.
+
+Nothing is dropped here: a choice of -1 is one that a router left out. Sources: arXiv:2006.16668 (all-to-all),
+arXiv:2211.15841 (no capacity). Shape legend: t tokens, k choices of each, e experts, d width, f width inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from polyreme.errors import ConfigError, ShapeError
+from polyreme.kernels import select
+from polyreme.kernels.grouped import grouped_matmul
+
+Axes = tuple[str, ...]
+Dispatcher = Literal["gather", "padded", "ragged"]
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+}
+
+
+class ExpertWeights(NamedTuple):
+    """Weights of e experts. An expert gives activation(x up + up_bias) down + down_bias, or, with gate,
+    (activation(x gate) * (x up + up_bias)) down + down_bias.
+
+    up, gate [e, d, f]; down [e, f, d]; up_bias [e, f]; down_bias [e, d].
+    """
+
+    up: jax.Array
+    down: jax.Array
+    gate: jax.Array | None = None
+    up_bias: jax.Array | None = None
+    down_bias: jax.Array | None = None
+
+
+@dataclass(frozen=True)
+class ExpertSplit:
+    """How tokens and experts lie over a mesh: the axes that split each leading dim of the tokens, the experts, and the
+    experts' inner width, outermost first. The experts' axes are among the tokens', or none is."""
+
+    mesh: Mesh
+    tokens: tuple[Axes, ...]
+    experts: Axes
+    inner: Axes = ()
+
+    def ways(self, axes: Axes) -> int:
+        """Number of parts along these axes."""
+        return math.prod(self.mesh.shape[a] for a in axes)
+
+    @property
+    def parts_tokens(self) -> bool:
+        """Whether the experts' axes split the tokens too."""
+        return set(self.experts) <= {a for axes in self.tokens for a in axes}
+
+    def token_spec(self, ndim: int) -> PartitionSpec:
+        """Layout of an array whose leading dims are the tokens'."""
+        first, *rest = self.tokens
+        used = {*self.experts, *self.inner, *(a for axes in self.tokens for a in axes)}
+        # axes of one device, named here, keep a backward pass from summing over them
+        idle = tuple(a for a, n in self.mesh.shape.items() if n == 1 and a not in used)
+        entries = [first + idle, *rest]
+        return PartitionSpec(*(axes or None for axes in entries), *[None] * (ndim - len(entries)))
+
+    def weight_specs(self, weights: ExpertWeights) -> ExpertWeights:
+        """Layout of the experts' weights."""
+        experts, inner = self.experts or None, self.inner or None
+        across = PartitionSpec(experts, None, inner)
+        specs = ExpertWeights(
+            across, PartitionSpec(experts, inner, None), across, PartitionSpec(experts, inner), PartitionSpec(experts)
+        )
+        return ExpertWeights(*(None if w is None else spec for w, spec in zip(weights, specs, strict=True)))
+
+
+def experts(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: ExpertWeights, activation: str) -> jax.Array:
+    """sum over k of gates[..., k] * expert[choices[..., k]](x): [..., d], [..., k] twice -> [..., d].
+
+    choices: integers, -1 for none. Raises ShapeError for dims that do not fit, ConfigError for an unknown activation.
+    """
+    _check(x, choices, gates, weights, activation)
+    rows, k = x.reshape(-1, x.shape[-1]), choices.shape[-1]
+    ffn = partial(_ffn, weights=weights, activation=activation)
+    out = _at_home(rows, choices.reshape(-1, k), gates.reshape(-1, k), weights.up.shape[0], ffn)
+    return out.astype(x.dtype).reshape(x.shape)
+
+
+def exchanged_experts(
+    x: jax.Array,
+    choices: jax.Array,
+    gates: jax.Array,
+    weights: ExpertWeights,
+    activation: str,
+    *,
+    split: ExpertSplit,
+    how: Dispatcher,
+) -> jax.Array:
+    """As experts, over the devices of `split`: x [..., d] with its leading dims split by split.tokens -> the same.
+
+    Raises ShapeError for sizes that do not divide, ConfigError for "ragged" where the backend has no such exchange.
+    """
+    _check(x, choices, gates, weights, activation)
+    _check_split(x, weights, split)
+    if how == "ragged" and select.backend() == "cpu":
+        raise ConfigError("experts: dispatch 'ragged' needs XLA's ragged all-to-all, which CPU has not; use 'padded'")
+    dispatch = {"gather": _by_gathering, "padded": _by_padding, "ragged": _by_ragged_exchange}[how]
+
+    def local(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: ExpertWeights) -> jax.Array:
+        rows, k = x.reshape(-1, x.shape[-1]), choices.shape[-1]
+        if split.inner and weights.down_bias is not None:
+            # each device has an addend, and the first one the bias
+            first = lax.axis_index(split.inner) == 0
+            weights = weights._replace(down_bias=jnp.where(first, weights.down_bias, 0))
+        ffn = partial(_ffn, weights=weights, activation=activation)
+        tokens = rows, choices.reshape(-1, k), gates.reshape(-1, k)
+        count = weights.up.shape[0]
+        if not split.experts:
+            out = _at_home(*tokens, count, ffn)
+        elif split.parts_tokens:
+            out = dispatch(split, *tokens, count, ffn)
+        else:
+            out = lax.psum(_at_home(rows, _choices_here(split, tokens[1], count), tokens[2], count, ffn), split.experts)
+        out = lax.psum(out, split.inner) if split.inner else out
+        return out.astype(x.dtype).reshape(x.shape)
+
+    tokens = split.token_spec(x.ndim)
+    specs = (tokens, tokens, tokens, split.weight_specs(weights))
+    # check_vma off: the loops over blocks start from zeros that do not vary over devices
+    over = jax.shard_map(local, mesh=split.mesh, in_specs=specs, out_specs=tokens, check_vma=False)
+    return over(x, choices, gates, weights)
+
+
+def _check(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: ExpertWeights, activation: str) -> None:
+    if activation not in ACTIVATIONS:
+        raise ConfigError(f"experts: unknown activation {activation!r}; one of {', '.join(ACTIVATIONS)}")
+    if choices.shape != gates.shape or choices.shape[:-1] != x.shape[:-1] or x.ndim < 2:
+        raise ShapeError(
+            f"experts: x {list(x.shape)}, choices {list(choices.shape)} and gates {list(gates.shape)}; needs "
+            "[..., d] and twice [..., k]"
+        )
+    up, down, gate, up_bias, down_bias = weights
+    e, d, f = up.shape if up.ndim == 3 else (0, 0, 0)
+    wanted = {
+        "up": (up, (e, x.shape[-1], f)),
+        "down": (down, (e, f, d)),
+        "gate": (gate, (e, d, f)),
+        "up_bias": (up_bias, (e, f)),
+        "down_bias": (down_bias, (e, d)),
+    }
+    for name, (weight, shape) in wanted.items():
+        if weight is not None and weight.shape != shape:
+            raise ShapeError(
+                f"experts: {name} {list(weight.shape)} for x {list(x.shape)} and up {list(up.shape)}; needs "
+                f"{list(shape)}"
+            )
+
+
+def _check_split(x: jax.Array, weights: ExpertWeights, split: ExpertSplit) -> None:
+    count, _, inner = weights.up.shape
+    parts = [*zip(x.shape, split.tokens, strict=False), (count, split.experts), (inner, split.inner)]
+    what = [*(f"dim {i} of x" for i in range(len(split.tokens))), "experts", "inner width"]
+    for name, (size, axes) in zip(what, parts, strict=True):
+        if size % split.ways(axes):
+            raise ShapeError(
+                f"experts: {name} of size {size} does not divide into {split.ways(axes)} equal parts over mesh axis "
+                f"{'+'.join(axes)}"
+            )
+
+
+# ---- rows and where they come from ----
+
+
+@jax.custom_vjp
+def _route(x: jax.Array, sources: jax.Array, uses: jax.Array) -> jax.Array:
+    """y[i] = sum over j of x[sources[i, j]]; an index beyond x gives 0. uses [len(x), m]: where each row of x is used.
+
+    With both directions known the gradient is the same function, and gathers; that of a plain gather scatters.
+    """
+    taken = x.at[sources].get(mode="fill", fill_value=0)
+    if sources.shape[1] == 1:
+        return taken[:, 0]
+    return taken.astype(jnp.promote_types(x.dtype, jnp.float32)).sum(1).astype(x.dtype)
+
+
+def _route_fwd(x, sources, uses):
+    return _route(x, sources, uses), (sources, uses)
+
+
+def _route_bwd(residuals, dy):
+    sources, uses = residuals
+    return _route(dy, uses, sources), None, None
+
+
+_route.defvjp(_route_fwd, _route_bwd)
+
+
+class Groups(NamedTuple):
+    """Items sorted by the group they are in.
+
+    order [places]: the item at each place; n at places after the last group. place [n]: the place of each item; n for
+    one of no group. sizes [groups].
+    """
+
+    order: jax.Array
+    place: jax.Array
+    sizes: jax.Array
+
+    @classmethod
+    def of(cls, group: jax.Array, groups: int, places: int) -> Groups:
+        """Of n items in the groups 0 .. groups - 1, or outside of these in none; those of a group stay in their order.
+        places: as many as items of groups there may be."""
+        n = len(group)
+        group = jnp.where((group >= 0) & (group < groups), group, groups).astype(jnp.int32)
+        items = lax.iota(jnp.int32, n)
+        ordered, order = lax.sort((group, items), num_keys=1, is_stable=True)
+        bounds = jnp.searchsorted(ordered, jnp.arange(groups + 1, dtype=jnp.int32)).astype(jnp.int32)
+        place = jnp.zeros((n,), jnp.int32).at[order].set(items, unique_indices=True)
+        total = bounds[-1]
+        order = jnp.where(items < total, order, n)[:places]
+        return cls(order, jnp.where(place < total, place, n), jnp.diff(bounds))
+
+
+def _ffn(rows: jax.Array, sizes: jax.Array, weights: ExpertWeights, activation: str) -> jax.Array:
+    """Each group's rows through its expert."""
+    up, down, gate, up_bias, down_bias = (None if w is None else w.astype(rows.dtype) for w in weights)
+    ones = jnp.ones((len(rows), 1), rows.dtype)
+    hidden = grouped_matmul(rows, up, sizes)
+    if up_bias is not None:
+        hidden = hidden + grouped_matmul(ones, up_bias[:, None], sizes)
+    bend = ACTIVATIONS[activation]
+    hidden = bend(hidden) if gate is None else bend(grouped_matmul(rows, gate, sizes)) * hidden
+    out = grouped_matmul(hidden, down, sizes)
+    if down_bias is not None:
+        out = out + grouped_matmul(ones, down_bias[:, None], sizes)
+    return out
+
+
+def _combine(y: jax.Array, place: jax.Array, order: jax.Array, gates: jax.Array) -> jax.Array:
+    """sum over k of gates[t, k] * y[place[t, k]], in float32 at least; order: the choice t * k + j that a row is of."""
+    t, k = place.shape
+    acc = jnp.promote_types(y.dtype, jnp.float32)
+    taken = _route(y, place.reshape(-1, 1), order[:, None]).reshape(t, k, -1)
+    return jnp.einsum("tkd,tk->td", taken.astype(acc), gates.astype(acc))
+
+
+# ---- over devices ----
+
+
+def _at_home(rows, choices, gates, count, ffn) -> jax.Array:
+    """The tokens' choices among `count` experts of this device."""
+    t, k = choices.shape
+    groups = Groups.of(choices.reshape(-1), count, t * min(k, count))
+    place = groups.place.reshape(t, k)
+    y = ffn(_route(rows, groups.order[:, None] // k, place), groups.sizes)
+    return _combine(y, place, groups.order, gates)
+
+
+def _choices_here(split: ExpertSplit, choices: jax.Array, count: int) -> jax.Array:
+    """Choices by their number on this device; those of other devices' experts are out of 0 .. count - 1."""
+    return jnp.where(choices >= 0, choices - lax.axis_index(split.experts) * count, -1)
+
+
+def _by_gathering(split, rows, choices, gates, count, ffn) -> jax.Array:
+    rows, choices, gates = (lax.all_gather(a, split.experts, tiled=True) for a in (rows, choices, gates))
+    out = _at_home(rows, _choices_here(split, choices, count), gates, count, ffn)
+    return lax.psum_scatter(out, split.experts, tiled=True)
+
+
+def _by_padding(split, rows, choices, gates, count, ffn) -> jax.Array:
+    t, k = choices.shape
+    outgoing = _Outgoing.of(split, choices, count)
+    slots = t * min(k, count)
+    slot = lax.iota(jnp.int32, slots)
+    # the choice that each slot holds, t * k for none: [ways * slots], the first `slots` for the first device
+    nth = jnp.where(slot < outgoing.sizes[:, None], outgoing.starts[:, None] + slot, t * k)
+    choice = outgoing.groups.order.at[nth].get(mode="fill", fill_value=t * k).reshape(-1)
+    place = outgoing.device * slots + outgoing.groups.place - outgoing.starts[outgoing.device]
+    place = jnp.where(outgoing.groups.place < t * k, place, len(choice)).reshape(t, k)
+
+    received = lax.all_to_all(_route(rows, choice[:, None] // k, place), split.experts, 0, 0, tiled=True)
+    counts = lax.all_to_all(outgoing.counts, split.experts, 0, 0, tiled=True)
+    expert = jax.vmap(lambda ends: jnp.searchsorted(ends, slot, side="right"))(jnp.cumsum(counts, 1))
+    back = _by_expert(received, expert.reshape(-1), count, ffn)
+    return _combine(lax.all_to_all(back, split.experts, 0, 0, tiled=True), place, choice, gates)
+
+
+def _by_ragged_exchange(split, rows, choices, gates, count, ffn) -> jax.Array:
+    t, k = choices.shape
+    outgoing = _Outgoing.of(split, choices, count)
+    order, place = outgoing.groups.order, outgoing.groups.place.reshape(t, k)
+    me = lax.axis_index(split.experts)
+    # [from, to, expert]: rows on their way
+    counts = lax.all_gather(outgoing.counts, split.experts)
+    sizes = counts.sum(2)
+    arrives = (jnp.cumsum(sizes, 0) - sizes)[me]  # where my rows begin on each device
+    leaves = (jnp.cumsum(sizes, 1) - sizes)[:, me]  # where rows for me begin on each device
+    incoming = sizes[:, me]
+    begins = jnp.cumsum(incoming) - incoming
+
+    sent = _route(rows, order[:, None] // k, place)
+    room = jnp.zeros((len(sizes) * t * min(k, count), rows.shape[1]), rows.dtype)
+    received = lax.ragged_all_to_all(
+        sent, room, outgoing.starts, outgoing.sizes, arrives, incoming, axis_name=split.experts
+    )
+    ends = jnp.cumsum(counts[:, me].reshape(-1))
+    nth = jnp.searchsorted(ends, lax.iota(jnp.int32, len(room)), side="right")
+    expert = jnp.where(nth < len(ends), nth % count, count)
+    back = lax.ragged_all_to_all(
+        _by_expert(received, expert, count, ffn),
+        jnp.zeros_like(sent),
+        begins,
+        incoming,
+        leaves,
+        outgoing.sizes,
+        axis_name=split.experts,
+    )
+    return _combine(back, place, order, gates)
+
+
+class _Outgoing(NamedTuple):
+    """The rows that this device sends, sorted by expert and so by device.
+
+    device [t * k]: of each choice, the device that has the expert. counts [ways, experts of a device]: rows for each.
+    sizes, starts [ways]: rows for each device, and where they begin among the sorted.
+    """
+
+    groups: Groups
+    device: jax.Array
+    counts: jax.Array
+    sizes: jax.Array
+    starts: jax.Array
+
+    @classmethod
+    def of(cls, split: ExpertSplit, choices: jax.Array, count: int) -> _Outgoing:
+        """Of choices [t, k] among experts of which each device has `count`."""
+        ways = split.ways(split.experts)
+        groups = Groups.of(choices.reshape(-1), ways * count, choices.size)
+        counts = groups.sizes.reshape(ways, count)
+        sizes = counts.sum(1)
+        device = jnp.where(choices >= 0, choices // count, 0).reshape(-1)
+        return cls(groups, device, counts, sizes, jnp.cumsum(sizes) - sizes)
+
+
+def _by_expert(rows: jax.Array, expert: jax.Array, count: int, ffn: Callable[[Any, Any], jax.Array]) -> jax.Array:
+    """ffn of rows, each for an expert of this device or (`count`) for none, in the order they came."""
+    groups = Groups.of(expert, count, len(rows))
+    order, place = groups.order[:, None], groups.place[:, None]
+    return _route(ffn(_route(rows, order, place), groups.sizes), place, order)

@@ -1,0 +1,220 @@
+"""Mixtures of experts: a router, and the feed-forward networks that it chooses from for each token."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+from polyreme.core import dtype as dtypes
+from polyreme.errors import ConfigError
+from polyreme.nn import functional as F
+from polyreme.nn.initializer import XavierUniform
+from polyreme.nn.layer import Layer
+from polyreme.nn.layers.linear import Linear
+from polyreme.nn.parameter import ParamAttr
+from polyreme.ops import creation
+from polyreme.ops.layout import constrain
+
+
+class Routing(NamedTuple):
+    """Where tokens go: choices [..., k] int32 with -1 for none, gates [..., k], the router's loss (0-D, float32), and
+    load [experts] int32: how many choices fell on each expert before a capacity left some out."""
+
+    choices: Any
+    gates: Any
+    loss: Any
+    load: Any
+
+
+class Router(Layer):
+    """Experts for each token by a linear map of it: [..., d_model] -> Routing.
+
+    top_k: experts of a token. score: what gates are made of: softmax, sigmoid, sqrtsoftplus, relu or the logits.
+    normalize, scale: gates are divided by their sum, and multiplied. groups, top_groups: of that many groups of experts
+    a token chooses among the top_groups best. selection_bias: a buffer is added to the scores for the choice alone.
+    capacity_factor: an expert takes ceil(factor * tokens * top_k / num_experts) choices of a batch and the rest are
+    dropped, by "order" or by "gate"; none is dropped if None. balance_loss, sequence_loss, z_loss: weights of the
+    losses that F.balance_loss (over the batch, over each sequence) and F.router_z_loss give, summed in Routing.loss;
+    tokens of all devices count together.
+
+    The weight [d_model, num_experts] and all numbers are float32, under autocast too. Raises ConfigError for numbers
+    that do not fit each other.
+
+    >>> Router(8, num_experts=4, balance_loss=0.01).weight.shape
+    paddle.Size([8, 4])
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_experts: int,
+        top_k: int = 2,
+        *,
+        score: str = "softmax",
+        normalize: bool = True,
+        scale: float = 1.0,
+        groups: int = 1,
+        top_groups: int = 1,
+        selection_bias: bool = False,
+        capacity_factor: float | None = None,
+        capacity_by: str = "order",
+        balance_loss: float = 0.0,
+        sequence_loss: float = 0.0,
+        z_loss: float = 0.0,
+        weight_attr: Any = None,
+    ) -> None:
+        super().__init__()
+        if capacity_factor is not None and not capacity_factor > 0:
+            raise ConfigError(f"Router: capacity_factor={capacity_factor}; give a number above 0, or None to drop none")
+        self.num_experts, self.top_k = num_experts, top_k
+        self.choice = {
+            "top_k": top_k,
+            "score": score,
+            "normalize": normalize,
+            "scale": scale,
+            "groups": groups,
+            "top_groups": top_groups,
+        }
+        self.capacity_factor, self.capacity_by = capacity_factor, capacity_by
+        self.losses = {"balance": balance_loss, "sequence": sequence_loss, "z": z_loss}
+        self.weight = self.create_parameter([d_model, num_experts], weight_attr, dims=("embed", None))
+        self.selection_bias: Any = None
+        if selection_bias:
+            self.register_buffer("selection_bias", creation.zeros([num_experts], dtypes.float32))
+
+    def forward(self, x: Any, allowed: Any = None) -> Routing:
+        """allowed: bool, broadcasts to [..., num_experts]: experts that a token may choose."""
+        logits = F.router_logits(x, self.weight)
+        choices, gates, scores = F.choose_experts(logits, self.selection_bias, allowed, **self.choice)
+        load = F.expert_load(choices, self.num_experts)
+        loss = self._loss(logits, scores, choices)
+        if self.capacity_factor is not None:
+            capacity = self.capacity(math.prod(choices.shape[:-1]))
+            choices = F.limit_experts(choices, gates, self.num_experts, capacity, self.capacity_by)
+        return Routing(choices, gates, loss, load)
+
+    def capacity(self, tokens: int) -> int:
+        """Most choices that an expert takes of a batch of so many tokens; without a capacity_factor, of all."""
+        if self.capacity_factor is None:
+            return tokens
+        return math.ceil(self.capacity_factor * tokens * self.top_k / self.num_experts)
+
+    def _loss(self, logits: Any, scores: Any, choices: Any) -> Any:
+        terms = {
+            "balance": lambda: F.balance_loss(scores, choices),
+            "sequence": lambda: F.balance_loss(scores, choices, per_sequence=True),
+            "z": lambda: F.router_z_loss(logits),
+        }
+        parts = [weight * terms[name]() for name, weight in self.losses.items() if weight]
+        return sum(parts[1:], parts[0]) if parts else creation.zeros([], dtypes.float32)
+
+    def extra_repr(self) -> str:
+        return f"num_experts={self.num_experts}, top_k={self.top_k}"
+
+
+class MoE(Layer):
+    """A mixture of experts: [batch, seq, d_model] -> the same, and the router's loss, to be added to the model's.
+
+    Each token goes to top_k of num_experts networks, down(activation(gate(x)) * up(x)) of width d_hidden, or
+    down(activation(up(x))) with gated=False; what they give is weighed by the router and summed. No token is dropped
+    unless the router has a capacity. router: a Router; by default Router(d_model, num_experts, top_k). bias: up and
+    down add one. shared_hidden: width of an expert that every token goes through, none if 0; shared_gate: its result is
+    multiplied by sigmoid of a linear map of the token. activation: silu, gelu, gelu_tanh or relu.
+
+    Parameters have the experts in front: up, gate [expert, embed, expert_ffn], down [expert, expert_ffn, embed]. A plan
+    with ep splits them, its expert_dispatch says how tokens reach them. Sources: arXiv:1701.06538, arXiv:2401.06066.
+    Raises ConfigError for sizes below 1 and for a router of other experts.
+
+    >>> import polyreme as pr
+    >>> y, loss = MoE(8, 16, num_experts=4)(pr.ones([2, 3, 8]))
+    >>> y.shape, loss.item()
+    (paddle.Size([2, 3, 8]), 0.0)
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_hidden: int,
+        num_experts: int,
+        top_k: int = 2,
+        *,
+        router: Router | None = None,
+        activation: str = "silu",
+        gated: bool = True,
+        bias: bool = False,
+        shared_hidden: int = 0,
+        shared_gate: bool = False,
+        weight_attr: Any = None,
+    ) -> None:
+        super().__init__()
+        if min(d_model, d_hidden, num_experts) < 1 or shared_hidden < 0 or (shared_gate and not shared_hidden):
+            raise ConfigError(
+                f"MoE({d_model}, {d_hidden}, {num_experts}), shared_hidden={shared_hidden}, shared_gate={shared_gate}; "
+                "sizes are at least 1, and a shared gate needs a shared expert"
+            )
+        self.d_model, self.d_hidden, self.num_experts, self.activation = d_model, d_hidden, num_experts, activation
+        self.router = router or Router(d_model, num_experts, top_k, weight_attr=weight_attr)
+        if self.router.num_experts != num_experts:
+            raise ConfigError(f"MoE: {num_experts} experts, but a router of {self.router.num_experts}; give it as many")
+
+        def weight(*dims: str) -> Any:
+            sizes = {"expert": num_experts, "embed": d_model, "expert_ffn": d_hidden}
+            is_bias = len(dims) == 2
+            attr = weight_attr
+            if is_bias or attr is None:
+                fan_in, fan_out = (sizes[dim] for dim in dims[-2:])
+                attr = None if is_bias else ParamAttr(initializer=XavierUniform(fan_in, fan_out))
+            return self.create_parameter([sizes[dim] for dim in dims], attr, is_bias=is_bias, dims=dims)
+
+        self.gate = weight("expert", "embed", "expert_ffn") if gated else None
+        self.up = weight("expert", "embed", "expert_ffn")
+        self.down = weight("expert", "expert_ffn", "embed")
+        self.up_bias = weight("expert", "expert_ffn") if bias else None
+        self.down_bias = weight("expert", "embed") if bias else None
+        self.shared = None
+        if shared_hidden:
+            self.shared = SharedExpert(d_model, shared_hidden, activation, gated, bias, shared_gate, weight_attr)
+
+    def forward(self, x: Any, allowed: Any = None) -> tuple[Any, Any]:
+        """allowed: bool, broadcasts to [..., num_experts]: experts that a token may choose."""
+        routing = self.router(x, allowed)
+        weights = (self.up, self.down, self.gate, self.up_bias, self.down_bias)
+        out = F.experts_ffn(x, routing.choices, routing.gates, *weights, activation=self.activation)
+        return out if self.shared is None else out + self.shared(x), routing.loss
+
+    def extra_repr(self) -> str:
+        return f"{self.d_model}, {self.d_hidden}, num_experts={self.num_experts}, activation={self.activation}"
+
+
+class SharedExpert(Layer):
+    """The expert of an MoE that every token goes through: [..., d_model] -> the same."""
+
+    def __init__(
+        self,
+        d_model: int,
+        d_hidden: int,
+        activation: str = "silu",
+        gated: bool = True,
+        bias: bool = False,
+        token_gate: bool = False,
+        weight_attr: Any = None,
+    ) -> None:
+        super().__init__()
+
+        def linear(ins: int, outs: int, *dims: str | None, with_bias: bool = bias) -> Linear:
+            return Linear(ins, outs, weight_attr, None if with_bias else False, dims=dims)
+
+        self.activation = activation
+        self.gate = linear(d_model, d_hidden, "embed", "ffn", with_bias=False) if gated else None
+        self.up = linear(d_model, d_hidden, "embed", "ffn")
+        self.down = linear(d_hidden, d_model, "ffn", "embed")
+        self.token_gate = linear(d_model, 1, "embed", None, with_bias=False) if token_gate else None
+
+    def forward(self, x: Any) -> Any:
+        name, approximate = self.activation.removesuffix("_tanh"), self.activation.endswith("_tanh")
+        bend = getattr(F, name) if not approximate else functools.partial(F.gelu, approximate=True)
+        hidden = bend(self.up(x)) if self.gate is None else bend(self.gate(x)) * self.up(x)
+        dims = ("batch", "block_seq", "ffn") if len(x.shape) == 3 else ("batch", "ffn")
+        out = self.down(constrain(hidden, *dims))
+        return out if self.token_gate is None else F.sigmoid(self.token_gate(x)) * out

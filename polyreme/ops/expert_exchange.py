@@ -1,0 +1,69 @@
+"""How tokens reach their experts when the plan in force splits experts, or tokens, over devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jax import Array
+
+from polyreme.core import layout
+from polyreme.core.layout import Layout
+from polyreme.kernels import select
+from polyreme.kernels.experts import Axes, Dispatcher, ExpertSplit, ExpertWeights, exchanged_experts
+
+
+@dataclass(frozen=True)
+class ExpertExchange:
+    """Experts over devices by one dispatcher."""
+
+    how: Dispatcher
+    split: ExpertSplit
+
+    def compute(self, x: Array, choices: Array, gates: Array, weights: ExpertWeights, activation: str) -> Array:
+        """kernels.experts of arrays that the split lays out."""
+        return exchanged_experts(x, choices, gates, weights, activation, split=self.split, how=self.how)
+
+
+def exchange(x: Sequence[int], weight: Sequence[int], top_k: int) -> ExpertExchange | None:
+    """What experts of weights [e, d, f] do with tokens of shape x, [batch, seq, d] or [batch, d]; None on one device.
+
+    Axes that split experts and no token outside of them are made to split tokens too, where these divide.
+    """
+    placed = layout.active.layout
+    if placed is None or placed.mesh.size == 1:
+        return None
+    act = placed.plan.strategy.rule("act")
+    tokens = [_dividing(placed, act.get(dim, ()), n) for dim, n in zip(("batch", "block_seq"), x[:-1], strict=False)]
+    experts = _dividing(placed, act.get("expert", ()), weight[0])
+    inner = tuple(a for a in _dividing(placed, act.get("expert_ffn", ()), weight[2]) if a not in experts)
+    apart = [axis for axes in tokens for axis in axes]
+    missing = tuple(axis for axis in experts if axis not in apart)
+    for i in reversed(range(len(tokens))):
+        if missing and x[i] % _ways(placed, (*tokens[i], *missing)) == 0:
+            tokens[i] += missing
+            break
+    inner = tuple(axis for axis in inner if axis not in apart)
+    split = ExpertSplit(placed.mesh, tuple(tokens), experts, inner)
+    return ExpertExchange(_dispatcher(placed, split, top_k), split)
+
+
+def _dispatcher(placed: Layout, split: ExpertSplit, top_k: int) -> Dispatcher:
+    """The plan's; "auto" gathers where that moves fewer numbers than rows for each choice do."""
+    asked = placed.plan.expert_dispatch
+    if asked != "auto":
+        return asked
+    if split.ways(split.experts) <= top_k:
+        return "gather"
+    return "ragged" if select.backend() == "tpu" else "padded"
+
+
+def _dividing(placed: Layout, axes: Axes, size: int) -> Axes:
+    """Those of the axes that have several devices; none if they do not divide the size."""
+    live = tuple(axis for axis in axes if placed.mesh.shape.get(axis, 1) > 1)
+    return live if size % _ways(placed, live) == 0 else ()
+
+
+def _ways(placed: Layout, axes: Axes) -> int:
+    return math.prod(placed.mesh.shape[axis] for axis in axes)

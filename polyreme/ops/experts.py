@@ -1,0 +1,224 @@
+"""Mixtures of experts: which experts a token goes to, what balances them, and what they compute.
+
+Numbers of routing are float32 at least. Sources: arXiv:1701.06538, arXiv:2101.03961 (balance loss), arXiv:2202.08906 (z
+loss), arXiv:2401.06066 (shared experts), arXiv:2405.04434 (groups), arXiv:2408.15664 (selection bias).
+Shape legend: e experts, k choices of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from polyreme import kernels
+from polyreme.core.dtype import promote_floating
+from polyreme.core.op import composite, op
+from polyreme.core.sharding_rule import OpCall, ShardingRule
+from polyreme.errors import ConfigError, ShapeError
+from polyreme.kernels.experts import ExpertWeights, Groups
+from polyreme.ops.activation import wide
+from polyreme.ops.expert_exchange import exchange
+from polyreme.ops.sharding import dim_names
+
+SCORES: dict[str, Callable[[Array], Array]] = {
+    "softmax": jax.nn.softmax,
+    "sigmoid": jax.nn.sigmoid,
+    "sqrtsoftplus": lambda x: jnp.sqrt(jax.nn.softplus(x)),
+    "relu": jax.nn.relu,
+    "logits": lambda x: x,
+}
+"""What gates are made of, by name."""
+
+
+@op(amp="fp32", method=False)
+def router_logits(x: Array, weight: Array) -> Array:
+    """x weight, [..., d] and [d, e] -> [..., e], in float32 at least: rounding there sends tokens to other experts.
+
+    Raises ShapeError for dims that do not fit.
+    """
+    return kernels.linear(*promote_floating(wide(x), wide(weight)))
+
+
+@op(amp="fp32", method=False)
+def choose_experts(
+    logits: Array,
+    selection_bias: Array | None = None,
+    allowed: Array | None = None,
+    top_k: int = 2,
+    score: str = "softmax",
+    normalize: bool = True,
+    scale: float = 1.0,
+    groups: int = 1,
+    top_groups: int = 1,
+) -> tuple[Array, Array, Array]:
+    """The top_k experts of each token -> choices [..., k] int32, best first; gates [..., k]; scores [..., e].
+
+    logits [..., e]; scores are one of SCORES of them. selection_bias [e] is added to scores for the choice alone;
+    allowed, bool, broadcasts to [..., e]: a choice among fewer than top_k allowed experts is -1, with gate 0.
+    groups: of that many groups of neighbours only the top_groups best are chosen from, by their best score, or with
+    selection_bias by the sum of their two best. Of equal scores the first expert is chosen. gates are the scores
+    chosen, divided by their sum with normalize, times scale. Raises ConfigError for numbers that do not fit e.
+    """
+    e = logits.shape[-1]
+    if score not in SCORES:
+        raise ConfigError(f"choose_experts: unknown score {score!r}; one of {', '.join(SCORES)}")
+    if not 1 <= top_k <= e:
+        raise ConfigError(f"choose_experts: top_k={top_k} of {e} experts; give 1 to {e}")
+    if groups < 1 or e % groups or not 1 <= top_groups <= groups or top_groups * (e // groups) < top_k:
+        raise ConfigError(
+            f"choose_experts: groups={groups} and top_groups={top_groups} for top_k={top_k} of {e} experts; groups "
+            "must divide the experts, and top_groups of them hold top_k"
+        )
+    scores = SCORES[score](wide(logits))
+    select_by = lax.stop_gradient(scores)
+    if selection_bias is not None:
+        select_by = select_by + lax.stop_gradient(wide(selection_bias))
+    if allowed is not None:
+        select_by = jnp.where(allowed, select_by, -jnp.inf)
+    if top_groups < groups:
+        parts = select_by.reshape(*logits.shape[:-1], groups, e // groups)
+        best = _best(parts, 1 if selection_bias is None else min(2, e // groups))
+        group_score = jnp.where(best[0][..., 0] < 0, -jnp.inf, best[1].sum(-1))
+        chosen = (_best(group_score, top_groups)[0][..., None] == jnp.arange(groups)).any(-2)
+        select_by = jnp.where(chosen[..., None], parts, -jnp.inf).reshape(select_by.shape)
+    choices, _ = _best(select_by, top_k)
+    # by comparing and not by index: XLA would collect all tokens on every device for the latter
+    picked = choices[..., None] == jnp.arange(e, dtype=choices.dtype)
+    gates = jnp.where(picked, scores[..., None, :], 0).sum(-1)
+    if normalize:
+        gates = gates / (gates.sum(-1, keepdims=True) + 1e-20)
+    return choices, gates * scale, scores
+
+
+def _best(x: Array, k: int) -> tuple[Array, Array]:
+    """Indices, int32, and values of the k greatest along the last dim; index -1 and value 0 where only -inf is left.
+
+    k passes: lax.top_k would collect a split batch on every device.
+    """
+    indices, values = [], []
+    for _ in range(k):
+        top = x.max(-1)
+        at = jnp.where(top == -jnp.inf, -1, x.argmax(-1).astype(jnp.int32))
+        indices.append(at)
+        values.append(jnp.where(at < 0, 0, top))
+        x = jnp.where(at[..., None] == jnp.arange(x.shape[-1], dtype=at.dtype), -jnp.inf, x)
+    return jnp.stack(indices, -1), jnp.stack(values, -1)
+
+
+@op(amp="fp32", method=False)
+def limit_experts(choices: Array, gates: Array, num_experts: int, capacity: int, by: str = "order") -> Array:
+    """choices [..., k] without those over an expert's capacity: an expert keeps `capacity` of them, the rest are -1.
+
+    by: "order" keeps all tokens' first choices before their second ones, each in the tokens' order; "gate" those with
+    the greatest gates [..., k], and of equal ones the first. Raises ConfigError for another.
+    """
+    if by not in ("order", "gate") or capacity < 1:
+        raise ConfigError(
+            f"limit_experts: by={by!r}, capacity={capacity}; give 'order' or 'gate', and a capacity of at least 1"
+        )
+    k = choices.shape[-1]
+    first = choices.reshape(-1, k).T.reshape(-1).astype(jnp.int32)
+    n = len(first)
+    if by == "gate":
+        weakness = -lax.stop_gradient(wide(gates)).reshape(-1, k).T.reshape(-1)
+        _, turn = lax.sort((weakness, lax.iota(jnp.int32, n)), num_keys=1, is_stable=True)
+    else:
+        turn = lax.iota(jnp.int32, n)
+    expert = first[turn]
+    ranked = Groups.of(expert, num_experts, n)
+    starts = jnp.cumsum(ranked.sizes) - ranked.sizes
+    nth = ranked.place - starts[jnp.clip(expert, 0, num_experts - 1)]
+    left = jnp.zeros_like(first).at[turn].set(jnp.where(nth < capacity, expert, -1), unique_indices=True)
+    return jnp.where(choices < 0, -1, left.reshape(k, -1).T.reshape(choices.shape).astype(choices.dtype))
+
+
+@op(method=False)
+def expert_load(choices: Array, num_experts: int) -> Array:
+    """How many choices [..., k] fell on each expert, int32 [e]."""
+    return (choices.reshape(-1, 1) == jnp.arange(num_experts, dtype=choices.dtype)).sum(0, dtype=jnp.int32)
+
+
+@op(amp="fp32", method=False)
+def balance_loss(scores: Array, choices: Array, per_sequence: bool = False) -> Array:
+    """e * sum over experts of (part of the choices it got) * (its mean share of the scores), 1 where all are equal.
+
+    scores [..., e], at least 0; choices [..., k], as they were before a capacity left some out. per_sequence: the mean
+    over the first dim of the loss of each of its entries. Sources: arXiv:2101.03961, section 2.2; arXiv:2412.19437,
+    section 2.1.2.
+    """
+    e = scores.shape[-1]
+    if per_sequence and scores.ndim != 3:
+        raise ShapeError(f"balance_loss: per_sequence with scores {list(scores.shape)}; needs [batch, seq, experts]")
+    dims = (1,) if per_sequence else tuple(range(scores.ndim - 1))
+    scores = wide(scores)
+    share = (scores / (scores.sum(-1, keepdims=True) + 1e-20)).mean(dims)
+    hits = (choices[..., None] == jnp.arange(e, dtype=choices.dtype)).sum((*dims, -2)).astype(share.dtype)
+    part = hits / jnp.maximum(hits.sum(-1, keepdims=True), 1)
+    return (e * (part * share).sum(-1)).mean()
+
+
+@op(amp="fp32", method=False)
+def router_z_loss(logits: Array) -> Array:
+    """The mean of logsumexp(logits [..., e])^2, which keeps logits small. Source: arXiv:2202.08906, equation 5."""
+    return (jax.nn.logsumexp(wide(logits), -1) ** 2).mean()
+
+
+def _experts_rule(call: OpCall) -> ShardingRule:
+    """Each token goes its own way; experts are whole."""
+    tokens = dim_names(call.shapes[0][:-1], "b")
+    names = (*tokens, None)
+    return ShardingRule(call.inputs(x=names, choices=names, gates=names), (names,), piecewise=True)
+
+
+@op(amp="low", method=False, saves=True, uncast=("gates",), rule=_experts_rule)
+def routed_experts(
+    x: Array,
+    choices: Array,
+    gates: Array,
+    up: Array,
+    down: Array,
+    gate: Array | None = None,
+    up_bias: Array | None = None,
+    down_bias: Array | None = None,
+    activation: str = "silu",
+    over: Any = None,
+) -> Array:
+    """experts_ffn; over: the ExpertExchange of tokens and experts split over devices."""
+    arrays = {"up": up, "down": down, "gate": gate, "up_bias": up_bias, "down_bias": down_bias}
+    there = {name: array for name, array in arrays.items() if array is not None}
+    x, *promoted = promote_floating(x, *there.values())
+    weights = ExpertWeights(**dict(zip(there, promoted, strict=True)))
+    compute = kernels.experts if over is None else over.compute
+    return compute(x, choices, gates, weights, activation)
+
+
+@composite(method=False)
+def experts_ffn(
+    x: Any,
+    choices: Any,
+    gates: Any,
+    up: Any,
+    down: Any,
+    gate: Any = None,
+    up_bias: Any = None,
+    down_bias: Any = None,
+    activation: str = "silu",
+) -> Any:
+    """sum over j of gates[..., j] * expert[choices[..., j]](x): [..., d], choices and gates [..., k] -> [..., d].
+
+    An expert is activation(x up + up_bias) down + down_bias, or with gate (activation(x gate) * (x up + up_bias)) down
+    + down_bias: up and gate [e, d, f], down [e, f, d], up_bias [e, f], down_bias [e, d]. A choice of -1 is none, and a
+    token's choices differ. activation: silu, gelu, gelu_tanh or relu. No token is dropped, and none computed for an
+    expert that it did not choose. Under a plan that splits experts over devices the plan's expert_dispatch says how
+    tokens reach them. Raises ShapeError for dims that do not fit, ConfigError for another activation.
+    """
+    over = exchange(x.shape, up.shape, choices.shape[-1])
+    return routed_experts(x, choices, gates, up, down, gate, up_bias, down_bias, activation, over)
+
+
+ALIASES: dict[str, str] = {}
+"""Names under which these functions are called elsewhere."""

@@ -1,0 +1,111 @@
+"""Contract rows of ops/experts.py."""
+
+import numpy as np
+import scipy.special as sp
+
+from polyreme.errors import ConfigError, ShapeError
+from tests.ops.contract import Case
+from tests.ops.table_attention import floats, then
+
+LOGITS = np.random.default_rng(7).permutation(np.arange(40) / 8).reshape(2, 5, 4).astype("float32")
+WIDE = np.random.default_rng(8).permutation(np.arange(48) / 8).reshape(6, 8).astype("float32")
+BIAS = np.random.default_rng(9).permutation(np.arange(8)).astype("float32")
+ALLOWED = np.array([True, False, False, True])
+CHOICES = np.array([[2, 0], [2, 1], [-1, 2], [0, 2], [2, -1]], "int32")
+GATES = np.array([[0.5, 0.1], [0.9, 0.2], [0.0, 0.8], [0.3, 0.7], [0.6, 0.0]], "float32")
+SCORES = {
+    "softmax": lambda x: sp.softmax(x, -1),
+    "sigmoid": sp.expit,
+    "sqrtsoftplus": lambda x: np.sqrt(np.logaddexp(x, 0)),
+    "relu": lambda x: np.maximum(x, 0),
+    "logits": lambda x: x,
+}
+
+
+def choose(
+    logits, bias=None, allowed=None, top_k=2, score="softmax", normalize=True, scale=1.0, groups=1, top_groups=1
+):
+    """One token at a time."""
+    scores, e = SCORES[score](logits.astype("float64")), logits.shape[-1]
+    tokens = scores.reshape(-1, e)
+    choices, gates = np.full((len(tokens), top_k), -1), np.zeros((len(tokens), top_k))
+    for t, row in enumerate(tokens):
+        by = row + (0 if bias is None else bias)
+        open_to = set(range(e) if allowed is None else np.flatnonzero(np.broadcast_to(allowed, e)))
+        size = e // groups
+        worth = [sum(sorted(by[g * size : (g + 1) * size])[-(1 if bias is None else 2) :]) for g in range(groups)]
+        best = sorted(range(groups), key=lambda g: -worth[g])[:top_groups]
+        ranked = [i for i in np.argsort(-by, kind="stable") if i in open_to and i // size in best][:top_k]
+        choices[t, : len(ranked)], gates[t, : len(ranked)] = ranked, row[ranked]
+    gates = gates / (gates.sum(-1, keepdims=True) + 1e-20) if normalize else gates
+    shape = (*logits.shape[:-1], top_k)
+    return choices.reshape(shape), gates.reshape(shape) * scale, scores
+
+
+def limit(choices, gates, experts, capacity, by="order"):
+    left, taken = np.full(choices.shape, -1), [0] * experts
+    turn = [(t, j) for j in range(choices.shape[1]) for t in range(len(choices))]
+    for t, j in turn if by == "order" else sorted(turn, key=lambda at: -gates[at]):
+        expert = choices[t, j]
+        if expert >= 0 and taken[expert] < capacity:
+            taken[expert] += 1
+            left[t, j] = expert
+    return left
+
+
+def balance(scores, choices, per_sequence=False):
+    if per_sequence:
+        return np.mean([balance(s, c) for s, c in zip(scores, choices, strict=True)])
+    e = scores.shape[-1]
+    part = np.array([(choices == i).sum() for i in range(e)]) / (choices >= 0).sum()
+    share = (scores / scores.sum(-1, keepdims=True)).reshape(-1, e).mean(0)
+    return e * (part * share).sum()
+
+
+def compute(x, choices, gates, up, down, gate=None, up_bias=0, down_bias=None, activation="silu", over=None):
+    bend = {"silu": lambda v: v * sp.expit(v), "relu": lambda v: np.maximum(v, 0), "gelu": lambda v: v * sp.ndtr(v)}
+    out = np.zeros(x.shape)
+    for t in np.ndindex(x.shape[:-1]):
+        for e, g in zip(choices[t], gates[t], strict=True):
+            if e >= 0:
+                hidden = x[t] @ up[e] + (0 if up_bias is None or np.ndim(up_bias) == 0 else up_bias[e])
+                hidden = bend[activation](hidden) if gate is None else bend[activation](x[t] @ gate[e]) * hidden
+                out[t] += g * (hidden @ down[e] + (0 if down_bias is None else down_bias[e]))
+    return out
+
+
+def gated(rng):
+    x, up, down, gate = floats((5, 3), (3, 3, 4), (3, 4, 3), (3, 3, 4))(rng)
+    return x, CHOICES, GATES, up, down, gate
+
+
+def biased(rng):
+    x, up, down, up_bias, down_bias = floats((5, 3), (3, 3, 4), (3, 4, 3), (3, 4), (3, 3))(rng)
+    return x, CHOICES, GATES, up, down, None, up_bias, down_bias, "gelu"
+
+
+def counts(choices, experts):
+    return np.array([(choices == e).sum() for e in range(experts)])
+
+
+X = np.ones((5, 3), "float32")
+UP, DOWN = np.ones((3, 3, 4), "float32"), np.ones((3, 4, 3), "float32")
+
+CASES = [
+    Case("router_logits", floats((2, 3, 4), (4, 5)), lambda x, w: x.astype("float64") @ w, amp_out="float32", bad=((X, UP[0].T), ShapeError, "do not fit")),
+    Case("choose_experts", lambda rng: (LOGITS,), choose, bad=((LOGITS, None, None, 5), ConfigError, "top_k=5 of 4 experts; give 1 to 4")),
+    Case("choose_experts", lambda rng: (LOGITS, None, ALLOWED, 3, "sigmoid", False, 2.5), choose, tag="allowed", bad=((LOGITS, None, None, 2, "tanh"), ConfigError, "unknown score 'tanh'; one of softmax, sigmoid")),
+    Case("choose_experts", lambda rng: (WIDE, BIAS, None, 3, "sigmoid", True, 1.0, 4, 2), choose, tag="groups-bias", bad=((WIDE, BIAS, None, 3, "sigmoid", True, 1.0, 4, 1), ConfigError, "top_groups of them hold top_k")),
+    Case("choose_experts", lambda rng: (WIDE, None, None, 2, "sqrtsoftplus", True, 1.0, 4, 2), choose, tag="groups"),
+    Case("choose_experts", lambda rng: (LOGITS - 1.1, None, None, 1, "relu", False), choose, tag="relu"),
+    Case("choose_experts", lambda rng: (LOGITS, None, None, 2, "logits", False), choose, tag="logits"),
+    Case("limit_experts", lambda rng: (CHOICES, GATES, 3, 2), limit, no_grad="indices", bad=((CHOICES, GATES, 3, 0), ConfigError, "capacity=0")),
+    Case("limit_experts", lambda rng: (CHOICES, GATES, 3, 2, "gate"), limit, no_grad="indices", tag="gate", bad=((CHOICES, GATES, 3, 2, "prob"), ConfigError, "by='prob'")),
+    Case("expert_load", lambda rng: (CHOICES, 4), counts, no_grad="counts"),
+    Case("balance_loss", lambda rng: (np.add(GATES[:, :1], [[0.1, 0.4, 0.2]]), CHOICES), balance, terms=24),
+    Case("balance_loss", lambda rng: (sp.softmax(LOGITS, -1), np.argsort(-LOGITS, -1)[..., :2].astype("int32"), True), balance, terms=24, tag="sequence", bad=((WIDE, CHOICES, True), ShapeError, r"needs \[batch, seq, experts\]")),
+    Case("router_z_loss", floats((2, 3, 4)), lambda x: (sp.logsumexp(x.astype("float64"), -1) ** 2).mean(), terms=24),
+    Case("experts_ffn", gated, compute, terms=24, bad=((X, CHOICES, GATES, UP, UP), ShapeError, r"down \[3, 3, 4\] .* needs \[3, 4, 3\]")),
+    Case("experts_ffn", biased, compute, terms=24, tag="bias", bad=((X, CHOICES, GATES, UP, DOWN, None, None, None, "tanh"), ConfigError, "unknown activation 'tanh'")),
+    Case("routed_experts", then(floats((2, 2, 3)), CHOICES[:4].reshape(2, 2, 2), GATES[:4].reshape(2, 2, 2), UP / 4, DOWN / 4, None, None, None, "relu"), compute, terms=24, bad=((X, CHOICES, GATES.T, UP, DOWN), ShapeError, r"gates \[2, 5\]")),
+]  # fmt: skip
