@@ -99,9 +99,8 @@ def experts(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: ExpertW
     choices: integers, -1 for none. Raises ShapeError for dims that do not fit, ConfigError for an unknown activation.
     """
     _check(x, choices, gates, weights, activation)
-    rows, k = x.reshape(-1, x.shape[-1]), choices.shape[-1]
     ffn = partial(_ffn, weights=weights, activation=activation)
-    out = _at_home(rows, choices.reshape(-1, k), gates.reshape(-1, k), weights.up.shape[0], ffn)
+    out = _at_home(*map(_as_rows, (x, choices, gates)), weights.up.shape[0], ffn)
     return out.astype(x.dtype).reshape(x.shape)
 
 
@@ -126,27 +125,27 @@ def exchanged_experts(
     dispatch = {"gather": _by_gathering, "padded": _by_padding, "ragged": _by_ragged_exchange}[how]
 
     def local(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: ExpertWeights) -> jax.Array:
-        rows, k = x.reshape(-1, x.shape[-1]), choices.shape[-1]
+        tokens = tuple(map(_as_rows, (x, choices, gates)))
         if split.inner and weights.down_bias is not None:
             # each device has an addend, and the first one the bias
             first = lax.axis_index(split.inner) == 0
             weights = weights._replace(down_bias=jnp.where(first, weights.down_bias, 0))
         ffn = partial(_ffn, weights=weights, activation=activation)
-        tokens = rows, choices.reshape(-1, k), gates.reshape(-1, k)
         count = weights.up.shape[0]
         if not split.experts:
             out = _at_home(*tokens, count, ffn)
         elif split.parts_tokens:
             out = dispatch(split, *tokens, count, ffn)
         else:
-            out = lax.psum(_at_home(rows, _choices_here(split, tokens[1], count), tokens[2], count, ffn), split.experts)
+            rows, chosen, weighs = tokens
+            out = lax.psum(_at_home(rows, _choices_here(split, chosen, count), weighs, count, ffn), split.experts)
         out = lax.psum(out, split.inner) if split.inner else out
         return out.astype(x.dtype).reshape(x.shape)
 
-    tokens = split.token_spec(x.ndim)
-    specs = (tokens, tokens, tokens, split.weight_specs(weights))
+    spec = split.token_spec(x.ndim)
+    specs = (spec, spec, spec, split.weight_specs(weights))
     # check_vma off: the loops over blocks start from zeros that do not vary over devices
-    over = jax.shard_map(local, mesh=split.mesh, in_specs=specs, out_specs=tokens, check_vma=False)
+    over = jax.shard_map(local, mesh=split.mesh, in_specs=specs, out_specs=spec, check_vma=False)
     return over(x, choices, gates, weights)
 
 
@@ -185,6 +184,11 @@ def _check_split(x: jax.Array, weights: ExpertWeights, split: ExpertSplit) -> No
                 f"experts: {name} of size {size} does not divide into {split.ways(axes)} equal parts over mesh axis "
                 f"{'+'.join(axes)}"
             )
+
+
+def _as_rows(x: jax.Array) -> jax.Array:
+    """[..., n] -> [tokens, n]."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 # ---- rows and where they come from ----
@@ -259,7 +263,7 @@ def _combine(y: jax.Array, place: jax.Array, order: jax.Array, gates: jax.Array)
     """sum over k of gates[t, k] * y[place[t, k]], in float32 at least; order: the choice t * k + j that a row is of."""
     t, k = place.shape
     acc = jnp.promote_types(y.dtype, jnp.float32)
-    taken = _route(y, place.reshape(-1, 1), order[:, None]).reshape(t, k, -1)
+    taken = _route(y, place.reshape(-1, 1), order[:, None]).reshape(t, k, y.shape[1])
     return jnp.einsum("tkd,tk->td", taken.astype(acc), gates.astype(acc))
 
 

@@ -33,11 +33,11 @@ class Decoder(Layer):
         return self.logits(hidden)
 
     def hidden(self, tokens: Any) -> Any:
-        """The last block's normed output, [batch, seq, embed]."""
+        """The last block's normed output, [batch, seq, embed], or what a family's `normed` makes of it."""
         x_bse = self.embed(tokens)
         for block in self.blocks:
             x_bse = self.run_block(block, x_bse)
-        return self.norm(x_bse)
+        return self.normed(x_bse)
 
     def logits(self, hidden: Any) -> Any:
         """[batch, seq, vocab] given hidden(tokens)."""
@@ -77,6 +77,10 @@ class Decoder(Layer):
         """A block's output."""
         return block(x_bse)
 
+    def normed(self, x_bse: Any) -> Any:
+        """What logits and the loss are computed from, given the last block's output."""
+        return self.norm(x_bse)
+
     # as a pipeline takes it
 
     def pipeline_items(self) -> list[Layer]:
@@ -85,7 +89,7 @@ class Decoder(Layer):
         Of a family cut at "layers" each block is one, the first with the embedding before it, the last with the norm.
         """
         last = {} if self.config.tie_embeddings else {"head": self.head}
-        embedding, norm = Part(self.embed, **self.embedding_layers()), Part(self.norm, norm=self.norm, **last)
+        embedding, norm = Part(self.embed, **self.embedding_layers()), Part(self.normed, norm=self.norm, **last)
         blocks: list[Layer] = [Part(functools.partial(self.run_block, block), block=block) for block in self.blocks]
         if self.family.cut == "items":
             return [embedding, *blocks, norm]

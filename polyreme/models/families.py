@@ -35,6 +35,12 @@ class Dimensions(Protocol):
     def dropout(self) -> float: ...
     @property
     def tie_embeddings(self) -> bool: ...
+    @property
+    def num_experts(self) -> int: ...
+    @property
+    def experts_per_token(self) -> int: ...
+    @property
+    def expert_ffn_size(self) -> int: ...
 
 
 Loss = Callable[[Any, Any, Any], Any]
@@ -57,19 +63,20 @@ class Family:
     feed-forward where none is given, of hidden_size. loss: what training makes small, evaluation reports and a
     pipeline's last stage computes. tokenizer: what trains one on the text of a run. cut: where a pipeline cuts a model
     of it, as planner.Training.cut says. grouped_heads: whether it takes num_kv_heads below num_heads. dropout: whether
-    it drops anything. aliases: other spellings of the name.
+    it drops anything. experts: whether its feed-forward is a mixture of experts. aliases: other spellings of the name.
     """
 
     name: str
     model: Reference[Any]
     config: Reference[Any]
-    shape: Callable[[Dimensions], ModelShape]
+    shape: Callable[..., ModelShape]
     ffn_size: Callable[[int], int]
     loss: Reference[Loss] = NEXT_TOKEN
     tokenizer: Reference[TokenizerTrainer] = BYTE_LEVEL
     cut: PipelineCut = "items"
     grouped_heads: bool = False
     dropout: bool = False
+    experts: bool = False
     aliases: tuple[str, ...] = ()
 
 
@@ -108,7 +115,25 @@ LLAMA = Family(
     grouped_heads=True,
 )
 
-FAMILIES: Registry[Family] = Registry("model family", [GPT, LLAMA])
+
+def sparse_shape(dims: Dimensions) -> ModelShape:
+    """The planner's view of a LLaMA whose feed-forwards are mixtures of experts."""
+    experts = {"experts": dims.num_experts, "experts_per_token": dims.experts_per_token}
+    return LLAMA.shape(dims, **experts, expert_ffn=dims.expert_ffn_size)
+
+
+MIXTRAL = Family(
+    name="mixtral",
+    model=Reference("polyreme.models.mixtral", "Mixtral"),
+    config=Reference("polyreme.models.mixtral", "MixtralConfig"),
+    shape=sparse_shape,
+    ffn_size=LLAMA.ffn_size,
+    loss=Reference("polyreme.models.mixtral", "balanced_loss"),
+    grouped_heads=True,
+    experts=True,
+)
+
+FAMILIES: Registry[Family] = Registry("model family", [GPT, LLAMA, MIXTRAL])
 """Families by the name that a configuration has, in the order that lists show them."""
 
 DEFAULT_FAMILY = GPT.name

@@ -116,24 +116,28 @@ class FeedForward(Layer):
 
 
 class Block(Layer):
-    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """x + attention(norm(x)), then x + ffn(norm(x)); ffn: a FeedForward if not given."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, ffn: Layer | None = None) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.hidden_size, epsilon=config.rms_norm_epsilon)
         self.attention = Attention(config)
         self.ffn_norm = RMSNorm(config.hidden_size, epsilon=config.rms_norm_epsilon)
-        self.ffn = FeedForward(config)
+        self.ffn = ffn or FeedForward(config)
         self.recompute = config.recompute
 
     def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any) -> Any:
         return run_part("full", self.recompute, self._compute, x_bse, cos_sd, sin_sd)
 
     def _compute(self, x_bse: Any, cos_sd: Any, sin_sd: Any) -> Any:
-        normed = self.attention_norm(x_bse)
-        x_bse = x_bse + run_part("full_attn", self.recompute, self.attention, normed, cos_sd, sin_sd)
+        x_bse = self.attend(x_bse, cos_sd, sin_sd)
         x_bse = x_bse + self.ffn(self.ffn_norm(x_bse))
         return constrain(x_bse, "batch", "seq", "embed")
+
+    def attend(self, x_bse: Any, cos_sd: Any, sin_sd: Any) -> Any:
+        """x + attention(norm(x))."""
+        normed = self.attention_norm(x_bse)
+        return x_bse + run_part("full_attn", self.recompute, self.attention, normed, cos_sd, sin_sd)
 
 
 class Llama(Decoder):
@@ -149,13 +153,17 @@ class Llama(Decoder):
         self.config = config
         width = config.hidden_size
         self.tokens = Embedding(config.vocab_size, width, weight_attr=_normal(), dims=("vocab", "embed"))
-        self.blocks = LayerList([Block(config) for _ in range(config.num_layers)])
+        self.blocks = LayerList([self.make_block(config) for _ in range(config.num_layers)])
         self.norm = RMSNorm(width, epsilon=config.rms_norm_epsilon)
         if not config.tie_embeddings:
             self.head = _linear(width, config.vocab_size, ("embed", "vocab"))
         cos, sin = rotary_table(config.seq_len, width // config.num_heads, config.rope_theta)
         self.register_buffer("cos", to_tensor(cos), persistable=False)
         self.register_buffer("sin", to_tensor(sin), persistable=False)
+
+    def make_block(self, config: Any) -> Layer:
+        """A new block."""
+        return Block(config)
 
     def run_block(self, block: Layer, x_bse: Any) -> Any:
         """A block's output, its rotary positions being those of x."""

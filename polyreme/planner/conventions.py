@@ -34,7 +34,7 @@ def flops_by_convention(text: str, model: ModelShape, batch: int) -> float:
     graph = model.graph()
     scores = 12.0 * layers * model.heads * model.head_dim * s
     if "6n" in plain:
-        active = _active(model)
+        active = model.num_active_parameters
         return b * s * (6.0 * active + (scores if "12l" in plain else 0.0))
     exact = graph.flops_per_token
     if "causal" in plain and "nothalved" not in plain and "half" in plain.replace("halved", "half"):
@@ -42,16 +42,6 @@ def flops_by_convention(text: str, model: ModelShape, batch: int) -> float:
     if "hardware" in plain or "full-recompute" in plain:
         exact *= 4 / 3
     return b * s * exact
-
-
-def _active(model: ModelShape) -> float:
-    """Parameters that work on a token."""
-    idle = 0
-    if model.experts:
-        matrices = 3 if model.gated else 2
-        sparse = model.layers - min(model.dense_layers, model.layers)
-        idle = (model.experts - model.experts_per_token) * matrices * model.hidden * model.expert_ffn * sparse
-    return model.num_parameters - idle
 
 
 def measured_seconds(row: Mapping[str, Any], model: ModelShape, batch: int, num_devices: int) -> float | None:

@@ -96,6 +96,13 @@ class ModelShape:
         """Trained numbers, embeddings included."""
         return self.graph().num_parameters
 
+    @property
+    def num_active_parameters(self) -> int:
+        """Those of them that work on a token: without the experts that it does not choose."""
+        sparse = self.layers - min(self.dense_layers, self.layers) if self.experts else 0
+        idle = (self.experts - self.experts_per_token) * (3 if self.gated else 2) * self.hidden * self.expert_ffn
+        return self.num_parameters - idle * sparse
+
 
 @lru_cache(maxsize=4096)
 def _graph(shape: ModelShape, attention: str) -> ModelGraph:
@@ -374,10 +381,10 @@ def _sparse(build: _BlockBuilder, x: Value) -> Value:
 
 
 def _expert(build: _BlockBuilder, name: str, x: Value, output: str, rows: int) -> Value:
-    """One of the experts' matrices, [expert, embed, ffn] or its transpose, applied to the rows that each expert has."""
+    """One of the experts' matrices, [expert, embed, expert_ffn] or its transpose, on the rows of each expert."""
     shape = build.shape
-    dims = ("expert", "ffn", "embed") if name == "down" else ("expert", "embed", "ffn")
-    sizes = {"expert": shape.experts, "embed": shape.hidden, "ffn": shape.expert_ffn}
+    dims = ("expert", "expert_ffn", "embed") if name == "down" else ("expert", "embed", "expert_ffn")
+    sizes = {"expert": shape.experts, "embed": shape.hidden, "expert_ffn": shape.expert_ffn}
     weight = build.weight(f"expert_{name}", dims, tuple(sizes[dim] for dim in dims))
     made = Value(output, ("batch", "block_seq", "expert", dims[-1]), (*x.shape[:3], sizes[dims[-1]]))
     flops = 2.0 * rows * shape.hidden * shape.expert_ffn

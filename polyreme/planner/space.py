@@ -16,7 +16,7 @@ from polyreme.mesh.schedules import SCHEDULES
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.graph import ModelGraph, PipelineCut
 
-_DIM_OF = {"mp": ("heads", "kv_heads", "ffn", "inner", "vocab"), "ep": ("expert",), "sep": ("block_seq",)}
+_DIM_OF = {"mp": ("heads", "kv_heads", "ffn", "inner", "vocab", "expert_ffn"), "ep": ("expert",), "sep": ("block_seq",)}
 _MOST_CHUNKS = 8  # of a stage; each further one sends more and saves little bubble
 _MOST_ROWS = 16  # of a pipeline's microbatch; larger ones lengthen the bubble and no longer the products
 

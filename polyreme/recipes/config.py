@@ -74,8 +74,17 @@ class Section(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, validate_default=True)
 
 
+DEFAULT_EXPERTS = 8
+"""Experts of a layer, in families that have some, where a configuration gives no number."""
+
+
 class ModelConfig(Section):
-    """Dimensions of the decoder. Left out, ffn_size and num_kv_heads follow from the others."""
+    """Dimensions of the decoder. Left out, ffn_size and num_kv_heads follow from the others.
+
+    Of a family with experts: num_experts of each layer, experts_per_token of which work on a token, their width
+    expert_ffn_size (ffn_size if 0), the weight of the loss that balances them, and the times its even share of tokens
+    that one takes (all if 0).
+    """
 
     family: Annotated[str, _name_in(FAMILIES)] = DEFAULT_FAMILY
     vocab_size: Count = 4096
@@ -87,6 +96,11 @@ class ModelConfig(Section):
     seq_len: Count = 128
     dropout: Fraction = 0.0
     tie_embeddings: bool = True
+    num_experts: Whole = 0
+    experts_per_token: Count = 2
+    expert_ffn_size: Whole = 0
+    balance_loss: NotNegative = 0.01
+    capacity_factor: NotNegative = 0.0
 
     @model_validator(mode="before")
     @classmethod
@@ -99,7 +113,8 @@ class ModelConfig(Section):
         name = values.get("family")
         family = FAMILIES.get(name if isinstance(name, str) else "", FAMILIES[DEFAULT_FAMILY])
         ffn = family.ffn_size(known_hidden)
-        return {"num_kv_heads": heads, "ffn_size": ffn} | {k: v for k, v in values.items() if not _is_derived(k, v)}
+        derived = {"num_kv_heads": heads, "ffn_size": ffn, "num_experts": DEFAULT_EXPERTS if family.experts else 0}
+        return derived | {k: v for k, v in values.items() if not _is_derived(k, v)}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -115,6 +130,16 @@ class ModelConfig(Section):
         if self.dropout > 0 and not family.dropout:
             others = " or ".join(name for name, other in FAMILIES.items() if other.dropout)
             raise ValueError(f"dropout={self.dropout}: {self.family} has no dropout; set it to 0 or family: {others}")
+        if bool(self.num_experts) != family.experts:
+            others = " or ".join(name for name, other in FAMILIES.items() if other.experts != family.experts)
+            raise ValueError(
+                f"num_experts={self.num_experts}: {self.family} has {'' if family.experts else 'no '}experts; "
+                f"{'give at least 1' if family.experts else 'leave it out'}, or set family: {others}"
+            )
+        if family.experts and self.experts_per_token > self.num_experts:
+            raise ValueError(
+                f"experts_per_token={self.experts_per_token} of num_experts={self.num_experts}; give fewer"
+            )
         return self
 
 
@@ -183,6 +208,7 @@ class TrainConfig(Section):
 class PlanConfig(Section):
     """How many devices along each mesh axis, what the sharding axis splits (ZeRO stage 1, 2 or 3), and how the pipeline
     runs. schedule: with pp > 1, DEFAULT_SCHEDULE if left out. train.accumulation is the number of microbatches.
+    expert_axes: the axes that split experts; beside ep they may be others, which split something else elsewhere.
     """
 
     dp: Count = 1
@@ -190,18 +216,26 @@ class PlanConfig(Section):
     sharding: Count = 1
     sep: Count = 1
     mp: Count = 1
+    ep: Count = 1
     sharding_stage: Annotated[Whole, Field(le=3)] = 0
     sequence_parallel: bool = False
     schedule: Annotated[str, _name_in(SCHEDULES)] | None = None
     virtual_stages: Count | None = None
     sep_attention: Literal["auto", "ulysses", "ring"] = "auto"
+    expert_dispatch: Literal["auto", "gather", "padded", "ragged"] = "auto"
+    expert_axes: Annotated[list[Literal["dp", "sharding", "sep", "mp", "ep"]], BeforeValidator(_as_list)] = ["ep"]
     recompute: Literal["none", "core_attn", "full_attn", "full"] = "none"
     offload: Annotated[list[Literal["state", "act"]], BeforeValidator(_as_list)] = []
 
     @property
     def num_devices(self) -> int:
         """Devices the mesh needs: the product of its axes."""
-        return self.dp * self.pp * self.sharding * self.sep * self.mp
+        return self.dp * self.pp * self.sharding * self.sep * self.mp * self.ep
+
+    @property
+    def expert_ways(self) -> int:
+        """Devices that the experts of a layer are split over."""
+        return math.prod(getattr(self, axis) for axis in self.expert_axes)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -212,6 +246,13 @@ class PlanConfig(Section):
             )
         if self.sep == 1 and self.sep_attention != "auto":
             raise ValueError(f"sep_attention={self.sep_attention} with sep=1: the sequence is not split; set sep too")
+        if self.ep > 1 and "ep" not in self.expert_axes:
+            raise ValueError(f"ep={self.ep} with expert_axes={self.expert_axes}: name ep there too")
+        if self.expert_ways == 1 and self.expert_dispatch != "auto":
+            raise ValueError(
+                f"expert_dispatch={self.expert_dispatch} with expert_axes={self.expert_axes}, none of which has "
+                "several devices: experts are not split; set ep too"
+            )
         if (self.sharding > 1) != (self.sharding_stage > 0):
             raise ValueError(
                 f"sharding={self.sharding} with sharding_stage={self.sharding_stage}: "
@@ -273,6 +314,7 @@ class PretrainConfig(Section):
             sharding=plan.sharding,
             sep=plan.sep,
             mp=plan.mp,
+            ep=plan.ep,
             sharding_stage=plan.sharding_stage or 1,  # without a sharding axis the stage has nothing to split
             sequence_parallel=plan.sequence_parallel,
             schedule=plan.schedule,
@@ -281,6 +323,8 @@ class PretrainConfig(Section):
             recompute=plan.recompute,
             offload=plan.offload,
             sep_attention=plan.sep_attention,
+            expert_dispatch=plan.expert_dispatch,
+            expert_axes=plan.expert_axes,
         )
 
     @property
@@ -304,8 +348,17 @@ class PretrainConfig(Section):
                 f"plan.pp={plan.pp} with {chunks // plan.pp} chunks a stage cuts the model in {chunks}, but it has "
                 f"{model.num_layers}{parts}; lower plan.pp or plan.virtual_stages"
             )
-        replicas = plan.dp * plan.sharding * train.accumulation
-        factors = f"plan.dp x plan.sharding x train.accumulation = {plan.dp} x {plan.sharding} x {train.accumulation}"
+        if plan.expert_ways > 1 and not model.num_experts:
+            raise ValueError(
+                f"plan.ep={plan.ep}, plan.expert_axes={plan.expert_axes}: {model.family} has no experts; leave them out"
+            )
+        _divides("model.num_experts", model.num_experts, "the degrees of plan.expert_axes", plan.expert_ways)
+        if model.num_experts and "mp" not in plan.expert_axes:
+            _divides("model.expert_ffn_size", model.expert_ffn_size or model.ffn_size, "plan.mp", plan.mp)
+        replicas = plan.dp * plan.sharding * plan.ep * train.accumulation
+        degrees = {"dp": plan.dp, "sharding": plan.sharding, **({"ep": plan.ep} if plan.ep > 1 else {})}
+        names, sizes = " x ".join(f"plan.{axis}" for axis in degrees), " x ".join(map(str, degrees.values()))
+        factors = f"{names} x train.accumulation = {sizes} x {train.accumulation}"
         _divides("train.global_batch", train.global_batch, factors, replicas)
         if self.tokenizer_vocab_size > model.vocab_size:
             raise ValueError(

@@ -20,7 +20,8 @@ def num_parameters(model: ModelConfig) -> int:
 
 
 def flops_per_token(model: ModelConfig) -> int:
-    """FLOP to train on one token, forward and backward: 6 per matmul parameter + 12 layers hidden seq for attention.
+    """FLOP to train on one token, forward and backward: 6 per matmul parameter that works on it, + 12 layers hidden seq
+    for attention.
 
     Source: PaLM, arXiv:2204.02311, appendix B. Table look-ups do no arithmetic; the output projection
     does, tied or not.
@@ -28,5 +29,5 @@ def flops_per_token(model: ModelConfig) -> int:
     shape = shape_of(model)
     tables = model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2)
     positions = model.seq_len * model.hidden_size if shape.learned_positions else 0
-    matmul = shape.num_parameters - tables - positions + model.vocab_size * model.hidden_size
+    matmul = shape.num_active_parameters - tables - positions + model.vocab_size * model.hidden_size
     return 6 * matmul + 12 * model.num_layers * model.hidden_size * model.seq_len

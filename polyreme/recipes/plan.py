@@ -161,15 +161,15 @@ def with_plan(config: PretrainConfig, plan: Plan) -> PretrainConfig:
     Raises ConfigError for a plan that a configuration cannot say, or that its model or batch does not divide into.
     """
     mesh, rules = plan.mesh, plan.strategy
-    if mesh.ep > 1:
-        raise ConfigError(f"mesh {mesh}: a pretraining configuration has no ep; leave it at 1")
     section = {
-        **{axis: mesh.degree(axis) for axis in AXES if axis != "ep"},
+        **{axis: mesh.degree(axis) for axis in AXES},
         "sharding_stage": sharding_stage(plan),
         "sequence_parallel": "mp" in rules.rule("act").get("seq", ()),
         "schedule": plan.schedule,
         "virtual_stages": plan.virtual_stages if plan.schedule else None,
         "sep_attention": plan.sep_attention,
+        "expert_dispatch": plan.expert_dispatch,
+        "expert_axes": list(rules.rule("param").get("expert", ())) or ["ep"],
         "recompute": plan.recompute,
         "offload": list(plan.offload),
     }

@@ -13,6 +13,7 @@ MODELS = {
     **{name: {"family": name} for name in FAMILIES},
     "gpt_ffn": {"family": "gpt", "ffn_size": 80},
     "llama_grouped": {"family": "llama", "num_kv_heads": 2, "ffn_size": 80},
+    "mixtral_narrow": {"family": "mixtral", "num_experts": 5, "experts_per_token": 3, "expert_ffn_size": 28},
 }
 every_model = pytest.mark.parametrize(
     "config",
@@ -31,9 +32,11 @@ def test_num_parameters_is_that_of_the_model(config):
 
 @every_model
 def test_flops_per_token_leaves_out_look_up_tables_only(config):
-    # 6 FLOP for each number but those of look-up tables (biases and gains count too: they are few); a tied table is
-    # also the output projection
+    # 6 FLOP for each number but those of look-up tables (biases and gains count too: they are few) and of experts that
+    # a token does not choose; a tied table is also the output projection
     tables = {"positions.weight"} if config.tie_embeddings else {"positions.weight", "tokens.weight"}
-    counted = sum(p.size for name, p in build_model(config).named_parameters() if name not in tables)
+    numbers = {name: (p.dims, p.size) for name, p in build_model(config).named_parameters() if name not in tables}
+    part = {True: config.experts_per_token / config.num_experts if config.num_experts else 1, False: 1}
+    counted = sum(size * part["expert" in dims] for dims, size in numbers.values())
     attention = 12 * config.num_layers * config.hidden_size * config.seq_len
     assert flops_per_token(config) == 6 * counted + attention

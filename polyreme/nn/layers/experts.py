@@ -79,9 +79,10 @@ class Router(Layer):
         self.capacity_factor, self.capacity_by = capacity_factor, capacity_by
         self.losses = {"balance": balance_loss, "sequence": sequence_loss, "z": z_loss}
         self.weight = self.create_parameter([d_model, num_experts], weight_attr, dims=("embed", None))
-        self.selection_bias: Any = None
         if selection_bias:
             self.register_buffer("selection_bias", creation.zeros([num_experts], dtypes.float32))
+        else:
+            self.selection_bias = None
 
     def forward(self, x: Any, allowed: Any = None) -> Routing:
         """allowed: bool, broadcasts to [..., num_experts]: experts that a token may choose."""

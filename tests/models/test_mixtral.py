@@ -1,0 +1,94 @@
+"""Mixtral: the recorded function of transformers' MixtralForCausalLM, its losses, placement, refusals."""
+
+import numpy as np
+import pytest
+
+from polyreme.core import rng
+from polyreme.distributed.placement import apply_plan, clear_plan
+from polyreme.eager.tensor import to_tensor
+from polyreme.errors import ConfigError, PlacementError
+from polyreme.mesh import Plan
+from polyreme.models.mixtral import Mixtral, MixtralConfig
+from tests.models import parity
+from tests.models.test_llama import from_llama
+
+THEIRS = {"w1": "gate", "w3": "up", "w2": "down"}
+
+
+def from_mixtral(state):
+    """Weights (or gradients) of a MixtralForCausalLM under our names: its experts' matrices stacked."""
+    sparse = {name: array for name, array in state.items() if "block_sparse_moe" in name}
+    weights = from_llama({name: array for name, array in state.items() if name not in sparse})
+    experts = {}
+    for name, array in sparse.items():
+        block, part = name.removeprefix("model.layers.").split(".block_sparse_moe.")
+        if part == "gate.weight":
+            weights[f"blocks.{block}.ffn.router.weight"] = array.T
+        else:
+            _, number, matrix, _ = part.split(".")
+            experts.setdefault(f"blocks.{block}.ffn.{THEIRS[matrix]}", {})[int(number)] = array.T
+    return weights | {name: np.stack([by[i] for i in range(len(by))]) for name, by in experts.items()}
+
+
+def nano(**changes):
+    rng.seed(5)
+    return Mixtral(MixtralConfig.nano(**changes))
+
+
+def rows(seed=0):
+    return to_tensor(np.random.default_rng(seed).integers(0, 128, (2, 16)))
+
+
+def test_is_the_function_of_mixtral():
+    recording = parity.read("mixtral")
+    model = parity.load(Mixtral(MixtralConfig(**recording.config)), from_mixtral(recording.weights))
+    parity.assert_same_function(model, recording, from_mixtral(recording.grads))
+
+
+def test_training_adds_the_routers_losses_and_evaluation_does_not():
+    model, tokens = nano(balance_loss=0.5), rows()
+    with_losses = model(tokens, tokens).item()
+    model.eval()
+    plain, (_, routers) = model(tokens, tokens).item(), model.hidden(tokens)
+    assert 0.5 * 2 <= routers.item() < 0.5 * 2 * 2  # two layers, about 1 each
+    assert with_losses == pytest.approx(plain + routers.item(), rel=1e-6)
+
+
+def test_a_capacity_drops_choices():
+    model, free, tokens = nano(capacity_factor=0.5), nano(), rows()
+    model.set_state_dict(free.state_dict())
+    assert not np.allclose(model(tokens).numpy(), free(tokens).numpy())
+    router = model.blocks[0].ffn.router
+    hidden = model.embed(tokens)[0]
+    routing = router(hidden)
+    assert router.capacity(32) == 8
+    assert [int((routing.choices.numpy() == e).sum()) for e in range(4)] == [8] * 4
+    assert routing.load.numpy().sum() == 64
+
+
+def test_a_plan_splits_experts():
+    model = nano()
+    try:
+        apply_plan(Plan.from_degrees(ep=4, mp=2), model)
+        ffn = model.blocks[0].ffn
+        assert ffn.up._array.addressable_shards[0].data.shape == (1, 32, 16)
+        assert ffn.down._array.addressable_shards[0].data.shape == (1, 16, 32)
+        assert ffn.router.weight._array.addressable_shards[0].data.shape == (32, 4)
+    finally:
+        clear_plan()
+    with pytest.raises(PlacementError, match=r"dim 'expert' of size 4 .* set ep to"):
+        apply_plan(Plan.from_degrees(ep=8), nano())
+    clear_plan()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"experts_per_token": 5}, "experts_per_token 5 of 4 experts; make it 1 to 4"),
+        ({"num_experts": 0}, "num_experts is 0; give at least 1"),
+        ({"balance_loss": -1.0}, "balance_loss -1.0"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        MixtralConfig.nano(**changes)

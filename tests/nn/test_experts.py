@@ -1,0 +1,123 @@
+"""MoE and Router: against every token through every expert, captured, under autocast; capacities, losses, refusals."""
+
+import numpy as np
+import pytest
+import scipy.special as sp
+
+import polyreme as paddle
+from polyreme import nn
+from polyreme.errors import ConfigError
+from polyreme.nn import functional as F
+
+EPS = float(np.finfo(np.float32).eps)
+
+
+def layer(**settings):
+    paddle.seed(3)
+    return nn.MoE(6, 10, 5, top_k=2, **settings)
+
+
+def tokens(*shape):
+    return paddle.to_tensor(np.random.default_rng(0).standard_normal((*shape, 6)).astype("float32"))
+
+
+def by_numpy(moe, x):
+    """Each token through all experts, weighed by its gates."""
+    weights = {name: p.numpy().astype(np.float64) for name, p in moe.named_parameters()}
+    scores = sp.softmax(x @ weights["router.weight"], -1)
+    best = np.sort(scores, -1)[..., -2:-1]
+    gates = np.where(scores >= best, scores, 0)
+    gates /= gates.sum(-1, keepdims=True)
+    out = 0
+    for e in range(5):
+        hidden = x @ weights["up"][e] + weights["up_bias"][e]
+        hidden = hidden * sp.expit(x @ weights["gate"][e]) * (x @ weights["gate"][e])
+        out = out + gates[..., e : e + 1] * (hidden @ weights["down"][e] + weights["down_bias"][e])
+    gate, up, down = (weights[f"shared.{name}.weight"] for name in ("gate", "up", "down"))
+    hidden = sp.expit(x @ gate) * (x @ gate) * (x @ up + weights["shared.up.bias"])
+    shared = hidden @ down + weights["shared.down.bias"]
+    return out + sp.expit(x @ weights["shared.token_gate.weight"]) * shared
+
+
+@pytest.mark.parametrize("shape", [(2, 7), (9,)])
+def test_equals_every_token_through_every_expert(shape):
+    moe, x = layer(bias=True, shared_hidden=7, shared_gate=True), tokens(*shape)
+    captured = paddle.jit.to_static(moe)
+    want = by_numpy(moe, x.numpy().astype(np.float64))
+    for call in (moe, captured):
+        out, loss = call(x)
+        np.testing.assert_allclose(out.numpy(), want, rtol=0, atol=64 * EPS * np.abs(want).max())
+        assert loss.item() == 0
+
+
+def test_no_token_at_all_gives_nothing():
+    moe = layer()
+    out, _ = moe(tokens(0))
+    assert out.shape == [0, 6]
+    out.sum().backward()
+    assert not moe.up.grad.numpy().any()
+
+
+def test_routing_is_float32_under_autocast():
+    moe, x = layer(), tokens(4, 8)
+    want = moe.router(x)
+    with paddle.amp.auto_cast(dtype="bfloat16"):
+        routing, (out, _) = moe.router(x), moe(x)
+    assert out.dtype == paddle.bfloat16
+    np.testing.assert_array_equal(routing.gates.numpy(), want.gates.numpy())
+    np.testing.assert_array_equal(routing.choices.numpy(), want.choices.numpy())
+
+
+def test_an_expert_without_tokens_gets_no_gradient_and_changes_nothing():
+    moe, x = layer(), tokens(12)
+    allowed = paddle.to_tensor(np.array([True, True, True, False, True]))
+    out, _ = moe(x, allowed)
+    out.sum().backward()
+    for name in ("gate", "up", "down"):
+        gradient = getattr(moe, name).grad.numpy()
+        assert np.isfinite(gradient).all()
+        assert not gradient[3].any()
+        assert gradient[0].any()
+
+
+def test_losses_add_up():
+    x, weights = tokens(3, 4), {"balance_loss": 0.1, "sequence_loss": 0.02, "z_loss": 0.003}
+    paddle.seed(1)
+    router = nn.Router(6, 5, **weights)
+    routing = router(x)
+    logits = F.router_logits(x, router.weight)
+    choices, _, scores = F.choose_experts(logits)
+    parts = [
+        F.balance_loss(scores, choices),
+        F.balance_loss(scores, choices, per_sequence=True),
+        F.router_z_loss(logits),
+    ]
+    want = sum(w * part.item() for w, part in zip(weights.values(), parts, strict=True))
+    assert routing.loss.item() == pytest.approx(want, rel=1e-6)
+    routing.loss.backward()
+    assert router.weight.grad.numpy().any()
+
+
+def test_the_selection_bias_is_saved_and_no_parameter():
+    router = nn.Router(6, 5, selection_bias=True)
+    assert "selection_bias" in router.state_dict()
+    assert [name for name, _ in router.named_parameters()] == ["weight"]
+    router.selection_bias.set_value(np.array([0, 0, 9, 0, 9], "float32"))
+    routing = router(tokens(8))
+    assert set(routing.choices.numpy().reshape(-1)) == {2, 4}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.MoE(6, 0, 5), "sizes are at least 1"),
+        (lambda: nn.MoE(6, 8, 5, shared_gate=True), "a shared gate needs a shared expert"),
+        (lambda: nn.MoE(6, 8, 5, router=nn.Router(6, 4)), "5 experts, but a router of 4; give it as many"),
+        (lambda: nn.Router(6, 5, capacity_factor=0), "capacity_factor=0; give a number above 0"),
+        (lambda: nn.Router(6, 5, top_k=6)(tokens(2)), "top_k=6 of 5 experts; give 1 to 5"),
+        (lambda: nn.MoE(6, 8, 5, activation="tanh")(tokens(2)), "unknown activation 'tanh'"),
+    ],
+)
+def test_refuses_what_does_not_fit(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
