@@ -15,6 +15,7 @@ from jax import Array, lax
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
+from polyreme.core.batch_parts import batch_parts
 from polyreme.core.dtype import floating
 from polyreme.core.op import composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
@@ -93,10 +94,15 @@ def _scale(unit: Array, weight: Array | None, bias: Array | None, dim: int, what
     return unit if b is None else unit + b
 
 
-def _moments(x: Array, dims: tuple[int, ...]) -> tuple[Array, Array]:
-    """Mean and biased variance over dims, kept."""
-    mean = jnp.mean(x, dims, keepdims=True)
-    return mean, jnp.mean(jnp.square(x - mean), dims, keepdims=True)
+def _moments(x: Array, dims: tuple[int, ...], axis: str | None = None) -> tuple[Array, Array]:
+    """Mean and biased variance over dims, kept, and over the equal parts of the devices along a mesh axis."""
+
+    def averaged(value: Array) -> Array:
+        mean = jnp.mean(value, dims, keepdims=True)
+        return mean if axis is None else lax.pmean(mean, axis)
+
+    mean = averaged(x)
+    return mean, averaged(jnp.square(x - mean))
 
 
 def _move(running: Array, batch: Array, momentum: float) -> Array:
@@ -115,16 +121,18 @@ def batch_norm_train(
     momentum: float = 0.9,
     epsilon: float = 1e-05,
     data_format: str = "NCHW",
+    axis: str | None = None,
 ) -> tuple[Array, Array, Array]:
     """batch_norm by the batch's own statistics -> (y, running_mean moved, running_var moved).
 
-    moved = momentum * running + (1 - momentum) * batch statistic; the variance is the biased one in both uses.
+    moved = momentum * running + (1 - momentum) * batch statistic; the variance is the biased one in both uses. axis:
+    of the mesh whose devices have equal parts of the batch, under shard_map.
     """
     x = floating(x)
     dim = channel_dim(data_format, x.ndim, "batch_norm")
     for name, value in (("running_mean", running_mean), ("running_var", running_var)):
         _along_channels(value, x, dim, f"batch_norm: {name}")
-    mean, var = _moments(wide(x), tuple(d for d in range(x.ndim) if d != dim))
+    mean, var = _moments(wide(x), tuple(d for d in range(x.ndim) if d != dim), axis)
     unit = (wide(x) - mean) * lax.rsqrt(var + epsilon)
     y = _scale(unit, weight, bias, dim, "batch_norm").astype(x.dtype)
     return y, _move(running_mean, mean, momentum), _move(running_var, var, momentum)
@@ -171,10 +179,32 @@ def batch_norm(
     """
     if use_global_stats if use_global_stats is not None else not training:
         return batch_norm_eval(x, running_mean, running_var, weight, bias, epsilon, data_format)
-    y, mean, var = batch_norm_train(x, running_mean, running_var, weight, bias, momentum, epsilon, data_format)
+    axis = batch_parts.axis if batch_parts.sync_batch_norm else None
+    y, mean, var = batch_norm_train(x, running_mean, running_var, weight, bias, momentum, epsilon, data_format, axis)
     state.write(running_mean, state.read(mean))
     state.write(running_var, state.read(var))
     return y
+
+
+@composite(method=False)
+def sync_batch_norm(
+    x: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.9,
+    epsilon: float = 1e-05,
+    data_format: str = "NCHW",
+    use_global_stats: bool | None = None,
+    name: str | None = None,
+) -> Any:
+    """batch_norm whose batch is that of all devices, also in a Program that is run on part of it on each of them."""
+    with batch_parts.along(batch_parts.axis, True):
+        return batch_norm(
+            x, running_mean, running_var, weight, bias, training, momentum, epsilon, data_format, use_global_stats
+        )
 
 
 @op(amp="fp32", method=False, rule=by_batch)

@@ -2,7 +2,8 @@
 
 The Program is replayed under jax.shard_map on a mesh of one axis. Persistable values have a copy on each
 device. What differs from device to device: the feeds, and what follows from them; random numbers; batch statistics, of
-which the first device's count. Parameters' gradients are reduced, so every device makes the same update.
+which the first device's count, if they are not those of the whole batch. Parameters' gradients are reduced, so every
+device makes the same update.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from polyreme.core import rng, state
+from polyreme.core.batch_parts import batch_parts
 from polyreme.core.state import TensorState
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import HostValueError, ProgramError
 from polyreme.jit.program import CapturedProgram as Captured
-from polyreme.program.operation import Initialize
+from polyreme.program.operation import Initialize, Operation
 from polyreme.program.parts import Feeds, joined_offsets, pieces
 from polyreme.program.placing import AXIS, spread, state_of, updated
 from polyreme.program.program import Program
@@ -45,8 +47,8 @@ def mesh_of(devices: tuple) -> Mesh:
 class ParallelRun:
     """A Program compiled for feeds of certain shapes over devices, in a scope.
 
-    reduce: what is done to a parameter's gradient over the devices. Raises ProgramError for what has no meaning on part
-    of a batch.
+    reduce: what is done to a parameter's gradient over the devices. sync_batch_norm: whether batch norms use the
+    statistics of the whole batch. Raises ProgramError for what has no meaning on part of a batch.
     """
 
     def __init__(
@@ -57,9 +59,11 @@ class ParallelRun:
         names: Sequence[str],
         devices: tuple,
         reduce: Reduce,
+        sync_batch_norm: bool,
     ) -> None:
         _check(program)
         feeds.check(program)
+        _check_statistics(program, feeds, sync_batch_norm)
         mesh = mesh_of(devices)
         self._scope = scope  # kept alive: its id is part of the key
         self._split = NamedSharding(mesh, PartitionSpec(AXIS))
@@ -70,7 +74,7 @@ class ParallelRun:
         dtypes = {n: a.dtype for n, a in feeds.arrays.items()}
         try:
             self._uneven = None if feeds.is_even else Uneven(program, scope, feeds.shapes, dtypes, names)
-            step = _Step(program, scope, list(feeds.arrays), names, reduce, self._uneven)
+            step = _Step(program, scope, list(feeds.arrays), names, reduce, sync_batch_norm, self._uneven)
             self._captured = _Replicated(step, mesh, self._arguments)
         except HostValueError as error:
             raise ProgramError(
@@ -117,6 +121,30 @@ def _check(program: Program) -> None:
             )
 
 
+def _check_statistics(program: Program, feeds: Feeds, sync_batch_norm: bool) -> None:
+    """Refuse statistics of a whole batch where devices do not come to them together."""
+    kinds = ("sync_batch_norm", "batch_norm")[: 1 + sync_batch_norm]
+    synced = [op for op in program.every_op() if op.kind in kinds and not _is_by_running(op)]
+    inside = [op for op in synced if all(op is not other for other in program.global_block().ops)]
+    if inside:
+        raise ProgramError(
+            f"with_data_parallel: a {inside[0].kind} of the whole batch stands in a branch or loop, which a device may "
+            "not take; move it out, or use batch norms of each device's part"
+        )
+    if synced and not feeds.is_even:
+        raise ProgramError(
+            f"with_data_parallel: a {synced[0].kind} of the whole batch needs parts of one size, got "
+            f"{[{n: list(s) for n, s in part} for part in feeds.shapes]}; feed as many samples for each device"
+        )
+
+
+def _is_by_running(op: Operation) -> bool:
+    """Whether a batch norm uses its running statistics."""
+    settings = op.all_attrs()
+    given = settings.get("use_global_stats")
+    return not settings.get("training", False) if given is None else bool(given)
+
+
 class _Step:
     """What each device does. over_devices: under shard_map, where there are others; not while state is looked for.
 
@@ -130,16 +158,19 @@ class _Step:
         wanted: list[str],
         names: Sequence[str],
         reduce: Reduce,
+        sync_batch_norm: bool,
         uneven: Uneven | None,
     ) -> None:
         self.program, self.scope = program, scope
+        self._sync_batch_norm = sync_batch_norm
         self._wanted, self._names, self._reduce, self._uneven = wanted, names, reduce, uneven
         self.over_devices = False
         self.draws = False
 
     def __call__(self, feeds: list[TensorState]) -> list[Tensor]:
         named: Any = dict(zip(self._wanted, feeds, strict=True))
-        with drawing(self.program, self.scope), self._own_numbers():
+        parts = batch_parts.along(AXIS if self.over_devices else None, self._sync_batch_norm)
+        with drawing(self.program, self.scope), self._own_numbers(), parts:
             if self._uneven is None:
                 tensors = results(self.program, self.scope, named, self._names, self._reduced)
             else:

@@ -71,7 +71,8 @@ class CompiledProgram:
         Executor.run then takes one feed, of which each array is cut evenly along dim 0 (the last device also gets the
         rest), or a list with a feed for each device. What is fetched is each device's result, one after the other along
         dim 0, so that a loss has one entry for each device. Values that a run changes other than by an optimizer, such
-        as batch statistics, are the first device's. Raises ProgramError for a second call and what cannot be split.
+        as batch statistics (unless BuildStrategy.sync_batch_norm), are the first device's. Raises ProgramError for a
+        second call and what cannot be split.
         """
         self._check_unchanged()
         if self._parallel is not None:
@@ -164,11 +165,12 @@ class CompiledProgram:
     def _run_for(
         self, parallel: _Parallel, executor: Executor, feeds: Feeds, names: list[str], scope: Scope
     ) -> ParallelRun:
-        about = ("parallel", self._runs.identity, parallel.scale, self._devices, tuple(names), feeds.key)
+        sync = self._build.sync_batch_norm
+        about = ("parallel", self._runs.identity, parallel.scale, sync, self._devices, tuple(names), feeds.key)
         run = executor.compiled((scope.identity, *about), feeds)
         if run is None:
             reduce = MEAN if parallel.scale is GradientScaleStrategy.CoeffNumDevice else SUM
-            run = ParallelRun(self._runs, scope, feeds, names, self._devices, reduce)
+            run = ParallelRun(self._runs, scope, feeds, names, self._devices, reduce, sync)
             executor.keep((scope.identity, *about), run)
         return run
 

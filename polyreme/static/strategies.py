@@ -67,8 +67,8 @@ BUILD: Mapping[str, Field] = {
     "fuse_relu_depthwise_conv": _same(False, _XLA),
     "fuse_broadcast_ops": _same(False, _COLLECTIVES),
     "fuse_all_optimizer_ops": _same(False, _XLA),
-    "sync_batch_norm": _no(
-        False, "statistics are those of each device's part; train a captured step on a dp mesh for those of the batch"
+    "sync_batch_norm": Field(
+        False, HONOURED, "batch norms use the statistics of the whole batch, not of each device's part"
     ),
     "memory_optimize": _same(None, _XLA),
     "is_distribution": _no(False, _JOB),

@@ -210,6 +210,29 @@ def test_the_scale_of_gradients(static_mode, scale, factor):
             exe.run(compiled, feed=FEED, fetch_list=[loss])
 
 
+@pytest.mark.parametrize("by", ["layer", "setting"])
+def test_synced_batch_norms_train_as_one_device_on_the_whole_batch(static_mode, by):
+    kind = paddle.nn.SyncBatchNorm if by == "layer" else paddle.nn.BatchNorm1D
+    x, y = static.data("x", [None, 4]), static.data("y", [None, 1])
+    norm = kind(3)
+    loss = paddle.nn.functional.mse_loss(paddle.nn.Linear(3, 1)(norm(paddle.nn.Linear(4, 3)(x))), y)
+    paddle.optimizer.SGD(0.05).minimize(loss)
+    scopes = [static.Scope(), static.Scope()]
+    exe = started(*scopes)
+    strategy = BuildStrategy()
+    strategy.sync_batch_norm = by == "setting"
+    compiled = CompiledProgram(static_mode[0], strategy).with_data_parallel(loss_name=loss.name)
+    fetches = [loss, norm._mean, norm._variance, norm.weight]
+    for _ in range(3):
+        whole = exe.run(feed=FEED, fetch_list=fetches, scope=scopes[0])
+        parts = exe.run(compiled, feed=FEED, fetch_list=fetches, scope=scopes[1])
+        np.testing.assert_allclose(parts[0].mean(), whole[0], rtol=1e-5)
+        for part, value in zip(parts[1:], whole[1:], strict=True):
+            np.testing.assert_allclose(part, np.concatenate([value] * 2), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ProgramError, match=r"of the whole batch needs parts of one size, got .*'x': \[2, 4\]"):
+        exe.run(compiled, feed={"x": X[:3], "y": Y[:3]}, fetch_list=[loss], scope=scopes[1])
+
+
 def test_share_vars_from_runs_in_the_others_scope(static_mode):
     loss, test = mlp(paddle.optimizer.SGD(0.05))
     scope = static.Scope()
@@ -303,8 +326,8 @@ def test_strategies_refuse_what_they_cannot_honour():
     build.reduce_strategy = BuildStrategy.ReduceStrategy.Reduce
     execution.num_threads = 4
     assert repr(execution) == "ExecutionStrategy(num_threads=4)"
-    with pytest.raises(ConfigError, match="sync_batch_norm=True cannot be honoured: statistics are those of each"):
-        build.sync_batch_norm = True
+    with pytest.raises(ConfigError, match="async_mode=True cannot be honoured: there is no parameter server"):
+        build.async_mode = True
     with pytest.raises(ConfigError, match=r"no setting 'fuse_bn_act_op'; did you mean 'fuse_bn_act_ops'"):
         build.fuse_bn_act_op = True
     with pytest.raises(AttributeError, match="has no setting 'nothing'"):

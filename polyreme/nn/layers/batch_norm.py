@@ -7,7 +7,8 @@ of the whole batch: every BatchNorm here is a synchronized one.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from polyreme.core import dtype as dtypes
 from polyreme.core.alias import Alias
@@ -17,6 +18,7 @@ from polyreme.nn.initializer import Constant
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.norm import check_ndim
 from polyreme.nn.parameter import ParamAttr
+from polyreme.ops.normalization import sync_batch_norm
 
 
 class _BatchNorm(Layer):
@@ -62,9 +64,11 @@ class _BatchNorm(Layer):
         statistic.is_statistic = True
         return statistic
 
+    _normalize: ClassVar[Callable[..., Any]] = staticmethod(F.batch_norm)
+
     def forward(self, input: Any) -> Any:
         check_ndim(self, input, self.ndims)
-        return F.batch_norm(
+        return self._normalize(
             input,
             self._mean,
             self._variance,
@@ -131,7 +135,13 @@ class BatchNorm3D(_BatchNorm):
 
 
 class SyncBatchNorm(_BatchNorm):
-    """BatchNorm over the whole batch of all devices: here the same as BatchNorm, because a Tensor is global."""
+    """BatchNorm over the whole batch of all devices.
+
+    The same as BatchNorm, because a Tensor is global, but in a Program that CompiledProgram.with_data_parallel runs on
+    part of the batch on each device.
+    """
+
+    _normalize = staticmethod(sync_batch_norm)
 
     def __init__(
         self,
