@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,21 +12,32 @@ from jax.sharding import NamedSharding
 
 from polyreme.core.state import TensorState
 from polyreme.eager.tensor import Tensor
-from polyreme.program.program import Program
 from polyreme.program.scope import Scope
 from polyreme.program.training import Optimize
 
 AXIS = "dp"
 
 
-def state_of(program: Program, scope: Scope) -> list[Tensor]:
+class HasValues(Protocol):
+    """What is asked of a Program (program.program.Program) for the values it outlives a run with."""
+
+    held: dict[str, Tensor]
+
+    @property
+    def random_seed(self) -> int: ...
+    def global_block(self) -> Any: ...
+    def every_op(self) -> Iterator[Any]: ...
+    def list_vars(self) -> Iterator[Tensor]: ...
+
+
+def state_of(program: HasValues, scope: Scope) -> list[Tensor]:
     """The persistable values that a Program reads or writes and the scope has, the state of optimizers included."""
     names = dict.fromkeys(n for op in program.every_op() for n in (*op.reads(), *op.writes()))
     held = [t for t in map(program.held.get, names) if t is not None]
     return held + [t for t in map(scope.find, names) if t is not None] + updated(program, scope)
 
 
-def updated(program: Program, scope: Scope) -> list[Tensor]:
+def updated(program: HasValues, scope: Scope) -> list[Tensor]:
     """What the Program's optimizers change."""
     tensors: list[Tensor] = []
     for op in program.global_block().ops:

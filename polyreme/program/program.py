@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from polyreme.eager.tensor import Tensor
+from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError
 from polyreme.io.serialization import FileKind, register_file_kind
-from polyreme.program import drawing, serial
+from polyreme.program import drawing, serial, stored
 from polyreme.program.block import Block, Variable, copy_var
 from polyreme.program.evaluation import as_in_evaluation
 from polyreme.program.listing import listing
 from polyreme.program.operation import Operation
+from polyreme.program.scope import Scope, global_scope
 
 _identities = itertools.count()
 
@@ -98,6 +99,32 @@ class Program:
     def every_op(self) -> Iterator[Operation]:
         """All operations, those of inner blocks included."""
         return (op for block in self.blocks for op in block.ops)
+
+    # values
+
+    def state_dict(self, mode: str = "all", scope: Scope | None = None) -> dict[str, Tensor]:
+        """Values by name in a scope: "param" those that outlive a run, "opt" those of optimizers, "all" both.
+
+        Copies. scope: None for the one in force. Raises ConfigError for another mode, ProgramError for a variable
+        without a value.
+        """
+        if mode not in ("all", "param", "opt"):
+            raise ConfigError(f"Program.state_dict: mode={mode!r}; give 'all', 'param' or 'opt'")
+        scope = global_scope() if scope is None else scope
+        arrays: dict[str, Any] = {}
+        if mode != "opt":
+            arrays |= stored.values_of(self, scope, stored.persistables(self))
+        if mode != "param":
+            arrays |= stored.training_state(self, scope)[0]
+        return {name: to_tensor(array) for name, array in arrays.items()}
+
+    def set_state_dict(self, state_dict: Mapping[str, Any], scope: Scope | None = None) -> list[str]:
+        """Give variables values by name, in a scope; returns the names that were of no use.
+
+        What state_dict does not have stays as it is. Raises CheckpointError for a shape or dtype that does not fit,
+        ProgramError if no name fits.
+        """
+        return stored.set_state(self, global_scope() if scope is None else scope, state_dict, "Program.set_state_dict")
 
     # copying
 

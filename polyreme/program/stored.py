@@ -21,8 +21,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import CheckpointError, ConfigError, ProgramError, did_you_mean
 from polyreme.io import safetensors_file
 from polyreme.program.encoding import Arrays, as_stored, from_stored
-from polyreme.program.placing import updated
-from polyreme.program.program import Program
+from polyreme.program.placing import HasValues, updated
 from polyreme.program.scope import Scope
 from polyreme.program.training import Optimize
 
@@ -34,18 +33,18 @@ _SHOWN = 8  # names that a message lists
 # what there is
 
 
-def persistables(program: Program) -> dict[str, Tensor]:
+def persistables(program: HasValues) -> dict[str, Tensor]:
     """Every variable that outlives a run, by name, and every Tensor that the Program holds."""
     found = {v.name: v for v in program.list_vars() if v.persistable}
     return {**found, **program.held}
 
 
-def optimizers(program: Program) -> list[Optimize]:
+def optimizers(program: HasValues) -> list[Optimize]:
     """The Program's updates."""
     return [op for op in program.every_op() if isinstance(op, Optimize)]
 
 
-def current(scope: Scope, name: str, program: Program) -> Tensor:
+def current(scope: Scope, name: str, program: HasValues) -> Tensor:
     """The Tensor with a variable's value; ProgramError if it has none in this scope."""
     value = scope.find(name)
     value = program.held.get(name) if value is None else value
@@ -57,13 +56,13 @@ def current(scope: Scope, name: str, program: Program) -> Tensor:
     return value
 
 
-def values_of(program: Program, scope: Scope, names: Iterable[str]) -> Arrays:
+def values_of(program: HasValues, scope: Scope, names: Iterable[str]) -> Arrays:
     """The values of these variables."""
     with state.outside_capture():
         return {name: np.asarray(current(scope, name, program).numpy()) for name in names}
 
 
-def training_state(program: Program, scope: Scope) -> tuple[Arrays, dict[str, Any]]:
+def training_state(program: HasValues, scope: Scope) -> tuple[Arrays, dict[str, Any]]:
     """What training needs besides persistable variables: (arrays by name, the state of schedules by optimizer)."""
     tensors = _optimizer_tensors(program, scope)
     with state.outside_capture():
@@ -75,7 +74,7 @@ def training_state(program: Program, scope: Scope) -> tuple[Arrays, dict[str, An
     return arrays, {key: s.state_dict() for key, s in schedules.items() if s is not None}
 
 
-def _optimizer_tensors(program: Program, scope: Scope) -> dict[str, Tensor]:
+def _optimizer_tensors(program: HasValues, scope: Scope) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     updated(program, scope)  # brings Tensors that the Program holds into the scope
     for op in optimizers(program):
@@ -112,7 +111,7 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(map(repr, listed[:_SHOWN])) + more
 
 
-def put(program: Program, scope: Scope, arrays: Mapping[str, Any], where: str) -> None:
+def put(program: HasValues, scope: Scope, arrays: Mapping[str, Any], where: str) -> None:
     """Give variables of the Program these values, in the scope; nothing changes unless all of them fit."""
     declared = persistables(program)
     unknown = arrays.keys() - declared.keys()
@@ -130,6 +129,29 @@ def put(program: Program, scope: Scope, arrays: Mapping[str, Any], where: str) -
                 have.set_value(np.asarray(array))
 
 
+def set_state(program: HasValues, scope: Scope, state_dict: Mapping[str, Any], where: str) -> list[str]:
+    """Give variables of a Program values by name, in a scope; returns the names that were of no use.
+
+    Raises CheckpointError for a shape or dtype that does not fit, ProgramError if no name fits.
+    """
+    declared = persistables(program)
+    arrays = {n: np.asarray(v.numpy() if isinstance(v, Tensor) else v) for n, v in state_dict.items()}
+    used = {n: a for n, a in arrays.items() if n in declared}
+    if not used:
+        raise ProgramError(
+            f"{where}: no name in {sorted(arrays)[:8]} is a persistable variable of the Program, which has "
+            f"{sorted(declared)[:8]}"
+        )
+    put(program, scope, used, where)
+    for op in optimizers(program):
+        if all(scope.find(p) is not None for p, _ in op.pairs):
+            tensors = scope.optimizer(op).state_tensors(op.key)
+            matching = {n: a for n, a in arrays.items() if n in tensors}
+            put_into(tensors, matching, where)
+            used |= matching
+    return [n for n in arrays if n not in used]
+
+
 def put_into(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], where: str) -> None:
     """Give some of these Tensors values by name; nothing changes unless all of them fit."""
     unknown = arrays.keys() - tensors.keys()
@@ -143,7 +165,7 @@ def put_into(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], where: st
 
 
 def put_training_state(
-    program: Program, scope: Scope, arrays: Mapping[str, Any], schedules: Mapping[str, Any], where: str
+    program: HasValues, scope: Scope, arrays: Mapping[str, Any], schedules: Mapping[str, Any], where: str
 ) -> None:
     """Continue from what training_state gave, parameters being in the scope; raises CheckpointError for what does not
     fit, changing nothing.

@@ -133,22 +133,7 @@ def set_program_state(program: Program, state_dict: dict[str, Any]) -> list[str]
     What state_dict does not have stays as it is: the rest of a Program may be initialized by its startup program.
     Raises CheckpointError for a shape or dtype that does not fit, ProgramError if no name fits.
     """
-    scope, declared = global_scope(), stored.persistables(_program("set_program_state", program))
-    arrays = {n: np.asarray(v.numpy() if isinstance(v, Tensor) else v) for n, v in state_dict.items()}
-    used = {n: a for n, a in arrays.items() if n in declared}
-    if not used:
-        raise ProgramError(
-            f"set_program_state: no name in {sorted(arrays)[:8]} is a persistable variable of the Program, which has "
-            f"{sorted(declared)[:8]}"
-        )
-    stored.put(program, scope, used, "set_program_state")
-    for op in stored.optimizers(program):
-        if all(scope.find(p) is not None for p, _ in op.pairs):
-            tensors = scope.optimizer(op).state_tensors(op.key)
-            kept = {n: a for n, a in arrays.items() if n in tensors}
-            stored.put_into(tensors, kept, "set_program_state")
-            used |= kept
-    return [n for n in arrays if n not in used]
+    return stored.set_state(_program("set_program_state", program), global_scope(), state_dict, "set_program_state")
 
 
 def _parameters_in(base: str) -> tuple[Arrays, str]:

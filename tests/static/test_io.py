@@ -125,6 +125,27 @@ def test_files_without_optimizer_and_states_as_dicts(static_mode, tmp_path):
         static.load(main, tmp_path / "net", var_list=["nothing"])
 
 
+def test_a_program_gives_its_values_by_name_and_takes_them(static_mode):
+    main, startup = static_mode
+    loss = static.nn.fc(static.data("x", [None, 2]), 1).mean()
+    paddle.optimizer.Adam(0.1).minimize(loss)
+    scope, exe, feed = static.Scope(), static.Executor(), {"x": np.ones((3, 2), "float32")}
+    with pytest.raises(ProgramError, match="has no value in this scope; run the startup program"):
+        main.state_dict(scope=scope)
+    exe.run(startup, scope=scope)
+    before = {name: value.numpy() for name, value in main.state_dict(scope=scope).items()}
+    assert before.keys() == main.state_dict("param", scope).keys() | main.state_dict("opt", scope).keys()
+    assert {name.partition(".")[2] for name in main.state_dict("param", scope)} >= {"w_0", "b_0"}
+    first = [exe.run(main, feed=feed, fetch_list=[loss], scope=scope)[0] for _ in range(3)]
+    assert main.set_state_dict(before | {"other": np.ones(1)}, scope) == ["other"]
+    again = [exe.run(main, feed=feed, fetch_list=[loss], scope=scope)[0] for _ in range(3)]
+    np.testing.assert_array_equal(first, again)  # the moments were set back too
+    with pytest.raises(ConfigError, match="mode='params'; give 'all', 'param' or 'opt'"):
+        main.state_dict("params")
+    with pytest.raises(ProgramError, match=r"Program.set_state_dict: no name in \['other'\] is a persistable variable"):
+        main.set_state_dict({"other": np.ones(1)}, scope)
+
+
 @pytest.fixture
 def saved(static_mode, tmp_path):
     """(main, prefix, executor) after static.save of a network."""
