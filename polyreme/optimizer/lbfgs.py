@@ -117,6 +117,10 @@ class LBFGS(Optimizer):
         """Raises ConfigError: the loss must be computed several times; call step(closure)."""
         raise ConfigError("LBFGS.minimize has only one value of the loss; call step(closure)")
 
+    def add_param_group(self, param_group: Mapping[str, Any]) -> None:
+        """Raises ConfigError: the directions kept are over all parameters at once."""
+        raise ConfigError("LBFGS keeps directions over all of its parameters; give all of them when it is made")
+
     def state_dict(self) -> dict[str, Any]:
         """Name -> Tensor: lbfgs_steps and lbfgs_changes (the pairs), lbfgs_count, lbfgs_scale, lbfgs_move,
         lbfgs_gradient; master weights and LR_Scheduler as in every optimizer.

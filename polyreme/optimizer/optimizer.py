@@ -85,13 +85,11 @@ class Optimizer(OptimizerState):
         check_common(owner, "weight_decay", weight_decay)
         check_common(owner, "grad_clip", grad_clip)
         self._settings = {n: self.checks[n](owner, n, v) for n, v in self._settings.items()}
-        self._groups = [self._check_group(g) for g in split_groups(owner, parameters)]
-        self._parameters = [p for g in self._groups for p in g.params]
+        self._groups: list[ParameterGroup] = []
+        self._parameters: list[Any] = []
+        self._default_clip = grad_clip
+        self._take_groups(split_groups(owner, parameters))
         self.parameters_given = list(self._parameters) if is_given else None
-        check_unique(owner, self._parameters)
-        self._position = {id(p): i for i, p in enumerate(self._parameters)}
-        self._group_of = {id(p): g for g in self._groups for p in g.params}
-        self._clip_of = {id(p): g.settings.get("grad_clip", grad_clip) for g in self._groups for p in g.params}
         self._slots = {n: {} for n in self.slots}
         self._masters = {}
         self._pending = {}
@@ -107,6 +105,53 @@ class Optimizer(OptimizerState):
         self._shared = SharedState(rate, len(self._parameters))
         if self._scheduler is not None:
             self.set_lr_scheduler(self._scheduler)
+
+    def _take_groups(self, groups: Sequence[ParameterGroup]) -> None:
+        checked = [*self._groups, *map(self._check_group, groups)]
+        parameters = [p for group in checked for p in group.params]
+        check_unique(type(self).__name__, parameters)
+        self._groups, self._parameters = checked, parameters
+        self._position = {id(p): i for i, p in enumerate(parameters)}
+        self._group_of = {id(p): g for g in checked for p in g.params}
+        clip = self._default_clip
+        self._clip_of = {id(p): g.settings.get("grad_clip", clip) for g in checked for p in g.params}
+
+    def add_param_group(self, param_group: Mapping[str, Any]) -> None:
+        """Take more parameters: {"params": a Parameter or a list of them, and settings of their own as in a group}.
+
+        Their state begins at the next step, that of the others goes on. Raises ConfigError for a parameter that is
+        there, another of its name, a setting that is not known, and for float64 parameters beside others; CaptureError
+        in a captured function, and after one that steps this optimizer ran.
+
+        >>> from polyreme import nn
+        >>> first, second = nn.Linear(2, 2), nn.Linear(2, 1)
+        >>> optimizer = Optimizer(0.1, first.parameters())
+        >>> optimizer.add_param_group({"params": second.parameters(), "learning_rate": 0.5})
+        """
+        owner = type(self).__name__
+        is_captured = any(key[0] is False for key in self._updates)
+        if state.watch.active is not None or is_captured:
+            raise CaptureError(
+                f"{owner}.add_param_group {'after' if is_captured else 'in'} a captured function that steps the "
+                "optimizer, which would not update what is added; add all groups before the first captured step"
+            )
+        if not isinstance(param_group, Mapping):
+            raise ConfigError(
+                f"{owner}.add_param_group takes a dict with 'params', got one {type(param_group).__name__}"
+            )
+        groups = split_groups(owner, [dict(param_group)])
+        if self._rate_dtype == dtypes.float32 and any(p.dtype == dtypes.float64 for g in groups for p in g.params):
+            raise ConfigError(
+                f"{owner}.add_param_group: float64 parameters need a float64 rate, which this optimizer of others does "
+                "not have; give all groups when it is made"
+            )
+        count = len(self._parameters)
+        self._take_groups(groups)
+        added = self._parameters[count:]
+        if self.parameters_given is not None:
+            self.parameters_given += added
+        self._shared.extend(len(added), self.scalars)
+        self._updates.clear()
 
     def __deepcopy__(self, memo: dict) -> Optimizer:
         """One over copies of the parameters: those of the model, if deepcopy is given (model, optimizer)."""

@@ -7,7 +7,7 @@ of one set of devices only.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +109,18 @@ class SharedState:
         """Begin with these numbers: name -> one for each parameter."""
         for held in self.copies.values():
             held.scalars = {n: Tensor(from_host(v)) for n, v in values.items()}
+
+    def extend(self, count: int, starts: Mapping[str, float]) -> None:
+        """Make room for the numbers of more parameters: name -> where it starts."""
+        self.home += [None] * count
+        with state.outside_capture():
+            for name in self.first.scalars:
+                longer = np.append(self.values(name), np.full(count, starts[name], np.float32))
+                for held in self.copies.values():
+                    held.scalars[name] = Tensor(from_host(longer))
+            for held in self.copies.values():
+                if held.where is not None:
+                    held.place()
 
     def values(self, name: str, what: str = "the optimizer's state") -> np.ndarray:
         """A number per parameter, each from the copy that counts. what: who asks, for the message in a capture."""

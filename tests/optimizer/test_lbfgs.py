@@ -231,6 +231,8 @@ def test_refused_calls():
         optimizer.minimize(closure())
     with pytest.raises(ConfigError, match=r"save state_dict\(\)"):
         optimizer.state_arrays({})
+    with pytest.raises(ConfigError, match="give all of them when it is made"):
+        optimizer.add_param_group({"params": []})
     with pytest.raises(CaptureError, match="capture the closure, not the step"):
         to_static(lambda: optimizer.step(closure))()
     with pytest.raises(ConfigError, match=r"p1 has learning rate factor 0\.5"):

@@ -454,3 +454,53 @@ def test_a_deep_copy_is_held_by_no_program_of_the_original():
     copied = copy.deepcopy((model, optimizer))[1]
     assert copied._bound == ()
     assert copied._made_with is optimizer._made_with
+
+
+def test_added_groups_train_as_by_optimizers_of_their_own():
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal(3) for _ in range(2)]
+    gradients = rng.standard_normal((4, 3)).astype("float32")
+
+    def parameters():
+        return [Parameter(v.astype("float32")) for v in values]
+
+    def step(optimizer, chosen, gradient):
+        for p in chosen:
+            p.grad = to_tensor(gradient)
+        optimizer.step()
+        optimizer.clear_grad()
+
+    (first, second), alone = parameters(), parameters()
+    optimizer = opt.NAdam(0.1, parameters=[first])  # it keeps two numbers for each parameter
+    others = [opt.NAdam(0.1 * factor, parameters=[p]) for factor, p in zip((1, 0.5), alone, strict=True)]
+    for gradient in gradients[:2]:
+        step(optimizer, [first], gradient)
+        step(others[0], alone[:1], gradient)
+    optimizer.add_param_group({"params": second, "learning_rate": 0.5})
+    assert optimizer.parameters_given == [first, second]
+    for gradient in gradients[2:]:
+        step(optimizer, [first, second], gradient)
+        for other, p in zip(others, alone, strict=True):
+            step(other, [p], gradient)
+    for p, q in zip((first, second), alone, strict=True):
+        np.testing.assert_array_equal(p.numpy(), q.numpy())
+    numbers = optimizer.state_dict()
+    assert float(numbers[f"{first.name}_step_0"]) == 4
+    assert float(numbers[f"{second.name}_step_0"]) == 2
+    for group, error, words in (
+        ({"params": [second]}, ConfigError, "appears twice"),
+        ([second], ConfigError, "takes a dict with 'params', got one list"),
+        ({"params": [], "rate": 1.0}, ConfigError, "'rate' is not known"),
+        (
+            {"params": Parameter(values[0])},
+            ConfigError,
+            "float64 parameters need a float64 rate",
+        ),
+    ):
+        with pytest.raises(error, match=words):
+            optimizer.add_param_group(group)
+    assert optimizer.parameters_given == [first, second]
+
+    to_static(lambda g: step(optimizer, [first, second], g))(to_tensor(gradients[0]))
+    with pytest.raises(CaptureError, match="after a captured function that steps the optimizer"):
+        optimizer.add_param_group({"params": []})

@@ -117,11 +117,16 @@ class IntermediateLayerGetter(LayerDict):
     """The layers of a model up to the last that is asked for; calling it gives their results by new names.
 
     model: its layers are called one after the other, in the order in which it has them. return_layers: name of a layer
-    right below the model -> name of its result. Raises ConfigError for a layer that the model does not have.
+    right below the model -> name of its result. Raises ConfigError for none, and for one that the model does not have.
     """
 
     def __init__(self, model: Layer, return_layers: Mapping[str, str]) -> None:
         children = dict(model.named_children())
+        if not return_layers:
+            raise ConfigError(
+                f"IntermediateLayerGetter: return_layers is empty; give the name of a layer of {list(children)} and of "
+                "its result"
+            )
         unknown = [name for name in return_layers if name not in children]
         if unknown:
             raise ConfigError(f"IntermediateLayerGetter: the model has no layer {unknown}; it has {list(children)}")

@@ -29,6 +29,9 @@ class OptimizerNames:
             return self._parameters
         return [{"params": group.params, **group.settings} for group in self._groups]
 
+    def _add_param_group(self: Any, param_group: dict[str, Any]) -> None:
+        self.add_param_group(param_group)
+
     @property
     def _learning_rate(self: Any) -> float | LRScheduler:
         return self._scheduler if self._scheduler is not None else self.get_lr()
