@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -266,6 +267,30 @@ def test_a_full_disk_met_while_writing(tmp_path, monkeypatch):
         monkeypatch.delenv("FAULTS")
         store.save(2, state(2), blocking=True)
         assert store.steps() == [1, 2]
+
+
+@pytest.mark.parametrize(("keep", "left"), [(2, [3, 4]), (3, [1, 2, 3])])
+def test_on_a_full_disk_steps_beyond_those_kept_make_room(tmp_path, monkeypatch, keep, left):
+    with CheckpointStore(tmp_path) as store:
+        for step in (1, 2, 3):
+            store.save(step, state(step), blocking=True)
+    full, roomy = (SimpleNamespace(free=free) for free in (0, 1 << 30))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full if (tmp_path / "step_00000001").exists() else roomy)
+    with CheckpointStore(tmp_path, max_to_keep=keep) as store:
+        with contextlib.nullcontext() if 4 in left else pytest.raises(NoSpaceError, match="or keep fewer steps"):
+            store.save(4, state(4), blocking=True)
+        assert store.steps() == left
+
+
+def test_a_rollback_on_a_full_disk_deletes_nothing_it_needs(tmp_path, monkeypatch):
+    with CheckpointStore(tmp_path) as store:
+        for step in (1, 2, 3):
+            store.save(step, state(step), blocking=True)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    with CheckpointStore(tmp_path, max_to_keep=1) as store, pytest.raises(NoSpaceError):
+        store.save(2, state(2), overwrite=True)
+    with CheckpointStore(tmp_path, read_only=True) as store:
+        assert store.steps() == [1, 2, 3]
 
 
 def in_mount_namespace(tmp_path, options, code):

@@ -234,7 +234,7 @@ class CheckpointStore:
                 if self._lock is not None:
                     self._lock.check()
                 replaces = self._replaces(step, overwrite)
-                self._check_room(step, nbytes)
+                self._check_room(step, nbytes, replaces)
                 self._temporary(step).mkdir()
             except (CheckpointError, OSError) as error:
                 refusal = _name(self._full(error, step, nbytes), step)
@@ -281,8 +281,11 @@ class CheckpointStore:
             )
         return tuple(folder.step_name(saved) for saved in later)
 
-    def _check_room(self, step: int, nbytes: int) -> None:
+    def _check_room(self, step: int, nbytes: int, replaces: tuple[str, ...]) -> None:
         need, free = nbytes + _MANIFEST_ROOM, shutil.disk_usage(self.path).free
+        if free < need:
+            self._retain(replaces)  # a run that now keeps fewer steps would never get to a save that deletes the others
+            free = shutil.disk_usage(self.path).free
         if free < need:
             raise _no_space(step, self.path, need, free)
 
@@ -328,10 +331,12 @@ class CheckpointStore:
         folder.commit(self.path, Manifest(step, tensors, files, meta, replaces))
         self._bad.clear()
 
-    def _retain(self) -> None:
+    def _retain(self, replaced: tuple[str, ...] = ()) -> None:
+        """Delete the steps beyond those to be kept; replaced: folders that are not counted among either."""
         if self.max_to_keep is None:
             return
-        for step in self.steps()[: -self.max_to_keep]:
+        steps = [step for step in self.steps() if folder.step_name(step) not in replaced]
+        for step in steps[: -self.max_to_keep]:
             if self.keep_period is None or step % self.keep_period:
                 folder.delete(self.path, folder.step_name(step))
 
@@ -463,7 +468,8 @@ class _MismatchError(CheckpointError):
 
 def _no_space(step: int, path: Path, need: int, free: int) -> NoSpaceError:
     return NoSpaceError(
-        f"save of step {step} into {path}: needs {need} bytes, {free} are free; make room or lower max_to_keep",
+        f"save of step {step} into {path}: needs {need} bytes, {free} are free; make room, or keep fewer steps "
+        "(max_to_keep; checkpoint.keep of a configuration)",
         need,
         free,
     )
