@@ -6,8 +6,12 @@ from typing import Any
 from polyreme.errors import ConfigError, DataError
 from polyreme.recipes.config import PretrainConfig, flatten
 
-# These change where and how the same numbers are computed, kept or shown, not which. data.text is compared by content.
-_MAY_CHANGE = {"train.steps", "train.accumulation", "data.text", "data.cache", "data.num_workers", "output", "device"}
+# These change where and how the same numbers are computed, kept or shown, not which; or what is done with steps that
+# have none. data.text, and what skip_bad leaves of it, is compared by content.
+_MAY_CHANGE = {
+    "train.steps", "train.accumulation", "train.non_finite", "train.max_skipped", "train.replica_interval",
+    "data.text", "data.skip_bad", "data.cache", "data.num_workers", "data.worker_timeout", "output", "device",
+}  # fmt: skip
 _SECTIONS_THAT_MAY_CHANGE = ("log.", "checkpoint.", "plan.")
 
 

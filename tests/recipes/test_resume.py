@@ -3,7 +3,7 @@
 import pytest
 
 from polyreme.errors import ConfigError, DataError
-from polyreme.recipes.config import LogConfig, PlanConfig, PretrainConfig, TrainConfig, flatten
+from polyreme.recipes.config import DataConfig, LogConfig, PlanConfig, PretrainConfig, TrainConfig, flatten
 from polyreme.recipes.resume import changes, check_config, check_data
 
 
@@ -12,6 +12,12 @@ def test_where_and_how_long_may_change():
     now = PretrainConfig(train=TrainConfig(steps=500), plan=PlanConfig(dp=2), log=LogConfig(interval=1), output="b")
     assert check_config(saved, now) == changes(saved, now)
     assert set(changes(saved, now)) == {"train.steps", "plan.dp", "log.interval", "output"}
+
+
+def test_what_ended_a_run_may_be_set_otherwise():
+    saved = flatten(PretrainConfig())
+    train = TrainConfig(non_finite="skip", max_skipped=3, replica_interval=0)
+    check_config(saved, PretrainConfig(train=train, data=DataConfig(worker_timeout=900.0, skip_bad=2)))
 
 
 def test_what_is_computed_may_not():
