@@ -275,10 +275,14 @@ class LogConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """Saved every `interval` steps (0: only at the end); the newest `keep` stay."""
+    """Saved every `interval` steps (0: only at the end); the newest `keep` stay.
+
+    strict: where the newest is damaged a run that resumes ends, instead of going on from the one before it.
+    """
 
     interval: Whole = 100
     keep: Count = 2
+    strict: bool = False
     async_save: bool = True
 
 

@@ -131,7 +131,8 @@ class _PretrainRun:
         """Continue from a checkpoint if there is one to continue from; returns the number of steps done."""
         if wanted == "never" or (wanted == "auto" and self.store.latest_step() is None):
             return 0
-        arrays, meta = self.store.restore(self.trainer.target(), None if wanted == "auto" else int(wanted))
+        step = None if wanted == "auto" else int(wanted)
+        arrays, meta = self.store.restore(self.trainer.target(), step, strict=self.config.checkpoint.strict)
         step, total = int(meta["step"]), self.config.train.steps
         changed = self._check_saved(meta)
         if step > total:

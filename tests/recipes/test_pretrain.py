@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+from polyreme.distributed.checkpoint import CheckpointWarning
 from polyreme.distributed.placement import clear_plan
 from polyreme.errors import CheckpointError, ConfigError, DataError, NumericsError
 from polyreme.faults import FaultInjected
@@ -246,6 +247,20 @@ def test_failed_background_save_surfaces_at_a_later_step(tmp_path, monkeypatch):
     monkeypatch.delenv("FAULTS")
     train(tmp_path / "run", "train.steps=9")
     assert saved(tmp_path / "run")[1]["step"] == 9
+
+
+def test_a_damaged_checkpoint_ends_a_strict_run_and_is_passed_over_else(copy, runs, tmp_path):
+    newest = max((copy(6) / "checkpoints").glob("step_*"))
+    data = min(newest.glob("data-*"))
+    content = bytearray(data.read_bytes())
+    content[100] ^= 1
+    data.write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"^step 6 of .*{data.name}: tensor .* is corrupt"):
+        train(tmp_path / "run", "train.steps=6", "checkpoint.strict=true")
+    with pytest.warns(CheckpointWarning, match="step 6 passed over"):
+        train(tmp_path / "run", "train.steps=6")
+    assert_same_state(tmp_path / "run", runs[6])
+    assert history(tmp_path / "run") == history(runs[6])
 
 
 def test_folder_that_cannot_be_written(tmp_path, monkeypatch):
