@@ -28,6 +28,7 @@ NOT_ROOT_TABLES = set(
         "indexing",
         "layout",
         "loss",
+        "expert_counts",
         "experts",
         "messages",
         "moments",

@@ -14,6 +14,7 @@ from polyreme.ops import (
     creation,
     cross_entropy,
     deformable,
+    expert_counts,
     experts,
     factors,
     fft,

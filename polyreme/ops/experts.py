@@ -129,11 +129,17 @@ def limit_experts(choices: Array, gates: Array, num_experts: int, capacity: int,
     else:
         turn = lax.iota(jnp.int32, n)
     expert = first[turn]
-    ranked = Groups.of(expert, num_experts, n)
-    starts = jnp.cumsum(ranked.sizes) - ranked.sizes
-    nth = ranked.place - starts[jnp.clip(expert, 0, num_experts - 1)]
-    left = jnp.zeros_like(first).at[turn].set(jnp.where(nth < capacity, expert, -1), unique_indices=True)
+    fits = count_before(expert, num_experts) < capacity
+    left = jnp.zeros_like(first).at[turn].set(jnp.where(fits, expert, -1), unique_indices=True)
     return jnp.where(choices < 0, -1, left.reshape(k, -1).T.reshape(choices.shape).astype(choices.dtype))
+
+
+def count_before(expert: Array, num_experts: int) -> Array:
+    """Of each of the choices [n], how many before it chose the same expert; at least n for a choice of none."""
+    ranked = Groups.of(expert, num_experts, len(expert))
+    starts = jnp.cumsum(ranked.sizes) - ranked.sizes
+    is_one = (expert >= 0) & (expert < num_experts)
+    return ranked.place - jnp.where(is_one, starts[jnp.clip(expert, 0, num_experts - 1)], 0)
 
 
 @op(method=False)

@@ -296,7 +296,7 @@ ABSENT: dict[str, str] = {
     "incubate.nn.functional.block_multihead_attention_xpu": "use block_multihead_attention",
     "incubate.nn.attn_bias": "give memory_efficient_attention a Tensor to add to the scores, or LowerTriangularMask()",
     "incubate.tensor incubate.operators": "use the functions of paddle.incubate and paddle.geometric",
-    "incubate.distributed distributed.models distributed.auto_parallel.moe_utils": _EXPERTS,
+    "distributed.auto_parallel.moe_utils": _EXPERTS,
     "distributed.auto_parallel.api.moe_global_mesh_tensor": _EXPERTS,
     "distributed.auto_parallel.api.moe_sub_mesh_tensors distributed.auto_parallel.api.split_mesh": _EXPERTS,
     "distributed.auto_parallel._utils distributed.auto_parallel.interface distributed.enable_auto_dp": (

@@ -1,4 +1,4 @@
-"""Contract rows of ops/experts.py."""
+"""Contract rows of ops/experts.py and ops/expert_counts.py; values without a reference are PaddlePaddle's examples."""
 
 import numpy as np
 import scipy.special as sp
@@ -91,7 +91,23 @@ def counts(choices, experts):
 X = np.ones((5, 3), "float32")
 UP, DOWN = np.ones((3, 3, 4), "float32"), np.ones((3, 4, 3), "float32")
 
+PICKED = np.array([1, 3, 3, 3, 3, 2, 1, 1, -1], "int64")
+BY_WORKER, ROOM = np.array([1, 2, 2, 8, 3, 6]), np.array([5, 5, 5])
+VALUES, DRAWS = np.array([[0.9, 0.3], [0.8, 0.1], [0.7, 0.2]], "float32"), np.array([0.7, 0.1, 0.5], "float32")
+
+
+def constant(value):
+    return lambda *_: np.array(value)
+
+
 CASES = [
+    Case("number_count", lambda rng: (PICKED, 5), lambda x, e: counts(x, e), no_grad="counts"),
+    Case("positions_by_expert", lambda rng: (PICKED, 4), constant([7, 6, 0, 5, 4, 3, 2, 1, -1]), no_grad="indices"),
+    Case("assign_pos", lambda rng: (PICKED, np.array([0, 3, 4, 8])), constant([7, 6, 0, 5, 4, 3, 2, 1]), no_grad="indices", host="the length of its result is among its values", bad=((PICKED, np.array([0, 3, 4, 9])), ShapeError, r"cum_count=\[0, 3, 4, 9\], .* are \[0, 3, 4, 8\]")),
+    Case("random_routing", lambda rng: (CHOICES[:3].astype("int64"), VALUES, DRAWS), constant([[2, -1], [2, 1], [-1, -1]]), no_grad="indices", bad=((CHOICES, GATES, GATES[:, 0], 3), ConfigError, "topk=3")),
+    Case("random_routing", lambda rng: (CHOICES[:1], VALUES[:1], DRAWS[1:2]), constant([[2, 0]]), no_grad="indices", tag="stays", bad=((CHOICES, GATES, GATES), ShapeError, r"prob \[5, 2\]; needs")),
+    Case("limit_by_capacity", lambda rng: (BY_WORKER, ROOM, 2), constant([1, 2, 2, 4, 3, 3]), no_grad="counts", bad=((BY_WORKER, ROOM, 3), ShapeError, "n_worker=3")),
+    Case("prune_gate_by_capacity", lambda rng: (PICKED, np.array([0, 3, 1, 3, 0, 0, 0, 0]), 8, 1), constant([1, 3, 3, 3, -1, 2, 1, 1, -1]), no_grad="indices", bad=((PICKED, BY_WORKER, 8, 1), ShapeError, r"needs \[8\]")),
     Case("router_logits", floats((2, 3, 4), (4, 5)), lambda x, w: x.astype("float64") @ w, amp_out="float32", bad=((X, UP[0].T), ShapeError, "do not fit")),
     Case("choose_experts", lambda rng: (LOGITS,), choose, bad=((LOGITS, None, None, 5), ConfigError, "top_k=5 of 4 experts; give 1 to 4")),
     Case("choose_experts", lambda rng: (LOGITS, None, ALLOWED, 3, "sigmoid", False, 2.5), choose, tag="allowed", bad=((LOGITS, None, None, 2, "tanh"), ConfigError, "unknown score 'tanh'; one of softmax, sigmoid")),

@@ -98,7 +98,13 @@ AROUND = {
         for name in ("stage", "mp_degree", "pp_degree")
     },
 }
-CHECKS = ("pipeline", "tensor_parallel", "hybrid_configs.dp_degree", "sharding_configs.dp_degree")
+CHECKS = (
+    "pipeline",
+    "tensor_parallel",
+    "hybrid_configs.dp_degree",
+    "hybrid_configs.moe_sharding_degree",
+    "sharding_configs.dp_degree",
+)
 """Honoured, but they can only agree with the rest or be refused: the tests below show that they are read."""
 
 
@@ -184,6 +190,7 @@ def hybrid(**values):
         ({"sharding_degree": 2, "sep_degree": 2}, "dp2 sharding2 sep2"),
         ({"dp_degree": 2, "pp_degree": 2, "mp_degree": 2}, "dp2 pp2 mp2"),
         ({"ep_degree": 4}, "dp2 ep4"),
+        ({"ep_degree": 2, "sharding_degree": 4, "moe_sharding_degree": 4}, "sharding4 ep2"),
         ({"mp_degree": 2, "order": ["mp", "dp"]}, "mp2 dp4 order=mp,dp,pp,sharding,sep,ep"),
     ],
 )
@@ -199,6 +206,7 @@ def test_degrees_make_the_mesh(degrees, mesh):
         ({"dp_degree": 3, "mp_degree": 2}, r"dp3 mp2 needs 6 devices, 8 given; the nearest that use 8: 'dp4 mp2'"),
         ({"mp_degree": 0}, r"'mp' has degree 0"),
         ({"dp_degree": -2}, r"'dp' has degree -2"),
+        ({"sharding_degree": 2, "moe_sharding_degree": 4}, "moe_sharding_degree=4, but state is split in 2 parts"),
     ],
 )
 def test_degrees_that_do_not_fit_name_the_nearest(degrees, match):

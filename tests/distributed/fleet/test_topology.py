@@ -125,6 +125,12 @@ def test_experts_have_an_axis_of_their_own():
     hcg = HybridCommunicateGroup(topology_of(resolve(strategy, 8).plan.mesh))
     assert hcg.get_expert_parallel_group().ranks == [0, 1, 2, 3]
     assert (hcg.get_expert_parallel_world_size(), hcg.get_expert_parallel_rank()) == (4, 0)
+    assert hcg.get_expert_parallel_group_src_rank() == 0
+    assert (hcg.get_moe_sharding_parallel_world_size(), hcg.get_moe_sharding_parallel_rank()) == (1, 0)
+    strategy.hybrid_configs = {"ep_degree": 2, "sharding_degree": 4}
+    hcg = HybridCommunicateGroup(topology_of(resolve(strategy, 8).plan.mesh))
+    assert hcg.get_moe_sharding_parallel_group().ranks == hcg.get_sharding_parallel_group().ranks == [0, 2, 4, 6]
+    assert hcg.get_moe_sharding_parallel_group_src_rank() == 0
 
 
 def test_an_axis_that_is_not_there_has_one_rank():

@@ -68,6 +68,7 @@ def resolve(strategy: DistributedStrategy | Plan, num_devices: int) -> Job:
     _check_refused(strategy)
     hybrid = strategy.hybrid_configs
     mesh = _mesh(strategy, num_devices)
+    _check_moe_sharding(hybrid, mesh.sharding)
     layers = tuple(strategy.recompute_configs["checkpoints"]) if strategy.recompute else ()
     offloads = strategy.recompute and strategy.recompute_configs["enable_offload"]
     plan = Plan.from_degrees(
@@ -124,6 +125,15 @@ def _mesh(strategy: DistributedStrategy, num_devices: int) -> MeshShape:
         return mesh.grow("dp", num_devices)
     mesh.check_devices(num_devices)
     return mesh
+
+
+def _check_moe_sharding(hybrid: Any, parts: int) -> None:
+    degree = hybrid["moe_sharding_degree"]
+    if "moe_sharding_degree" in hybrid.given() and degree != parts:
+        raise ConfigError(
+            f"hybrid_configs.moe_sharding_degree={degree}, but state is split in {parts} parts, that of experts too; "
+            "leave it out, or make sharding_degree the same"
+        )
 
 
 def _other_degrees(strategy: DistributedStrategy) -> dict[str, dict[str, str]]:

@@ -225,7 +225,9 @@ _HYBRID: dict[str, Field | Table] = {
     "enable_optimizer_timer": no(False, _TIMING),
     "split_norm_comm": same(False, _TUNES_COMM),
     "ep_degree": on(1, f"{_TO_MESH}.ep, an axis beside the others"),
-    "moe_sharding_degree": no(1, "experts are split over ep; set ep_degree"),
+    "moe_sharding_degree": on(
+        1, "checked: experts' state lies over sharding as all state does, so it is sharding_degree"
+    ),
     "dp_configs": _nccl("nccl_config", "check_nccl_config"),
     "sep_configs": {
         **_nccl("nccl_config"),

@@ -267,6 +267,28 @@ class HybridCommunicateGroup:
         """The group along the expert axis."""
         return self._group("expert")
 
+    def get_expert_parallel_group_src_rank(self) -> int:
+        """First rank of the expert group."""
+        return self._first("expert")
+
+    # state of experts, which lies over the sharding axis like that of other parameters
+
+    def get_moe_sharding_parallel_rank(self) -> int:
+        """This rank's place on the axis that experts' state is split over."""
+        return self._place("sharding")
+
+    def get_moe_sharding_parallel_world_size(self) -> int:
+        """Number of parts of an expert's state."""
+        return self._size("sharding")
+
+    def get_moe_sharding_parallel_group(self) -> Group:
+        """The group along the axis that experts' state is split over."""
+        return self._group("sharding")
+
+    def get_moe_sharding_parallel_group_src_rank(self) -> int:
+        """First rank of that group."""
+        return self._first("sharding")
+
     # pipeline
 
     def get_stage_id(self) -> int:

@@ -1,0 +1,8 @@
+"""Mixtures of experts as PaddlePaddle writes them: gates, the layer, its clip and what counts tokens.
+
+They compute with the ops that nn.MoE is made of; incubate.distributed.models.moe has them under their public paths.
+"""
+
+from polyreme.distributed.models.moe import utils
+
+__all__ = ["utils"]

@@ -1,0 +1,5 @@
+"""Parts of models that are split over devices."""
+
+from polyreme.incubate.distributed.models import moe
+
+__all__ = ["moe"]
