@@ -131,7 +131,7 @@ def test_feeds_are_split_on_the_way_and_fetches_stay_on_the_devices(static_mode)
     y = static.data("x", [None, 4]) * 2
     devices = tuple(jax.devices()[:4])
     feeds = parts_of(static_mode[0], {"x": X}, 4)
-    run = ParallelRun(static_mode[0], static.global_scope(), feeds, [y.name], devices, MEAN)
+    run = ParallelRun(static_mode[0], static.global_scope(), feeds, [y.name], devices, MEAN, False)
     (out,) = run(feeds)
     assert [s.data.shape for s in out.addressable_shards] == [(2, 4)] * 4
     np.testing.assert_array_equal(out, X * 2)
