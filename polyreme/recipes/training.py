@@ -205,8 +205,6 @@ def check_supported(config: PretrainConfig) -> None:
             f"train.amp_level={config.train.amp_level} with train.amp_dtype=float16 needs loss scaling, which pretrain "
             "does not have yet; set train.amp_dtype=bfloat16"
         )
-    if config.plan.pp > 1 and config.train.spike == "clip":
-        raise ConfigError("train.spike=clip with plan.pp above 1, whose stages have gradients of their own; set skip")
     if config.plan.pp > 1 and config.train.spike != "none" and jax.process_count() > 1:
         raise ConfigError(
             "train.spike with plan.pp above 1 in several processes is not there yet; set train.spike=none"

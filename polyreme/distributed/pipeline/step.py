@@ -36,11 +36,6 @@ class PipelineStep:
         self._halted = put(np.zeros((), np.bool_), pipeline.where_losses_are)
         self.spike_statistic: Tensor | None = None
         if policy.spikes is not None:
-            if policy.spikes.action != "skip":
-                raise ConfigError(
-                    f"StepPolicy: spikes with action={policy.spikes.action!r} over pipeline stages, which each have "
-                    "gradients of their own; give 'skip'"
-                )
             self.spike_statistic = Tensor(put(np.asarray(policy.spikes.start()), pipeline.where_losses_are))
         self._updates: dict[Any, StagedUpdate] = {}
 
@@ -134,14 +129,18 @@ class PipelineStep:
         squares = updating.squares()
         here = jax.device_put([s._array for s in squares], [self.pipeline.where_losses_are] * len(squares))
         norm, is_bad = _judge(loss._array, here, self._halted, self.policy.non_finite != "apply")
+        factor = None
         if self.policy.spikes is not None and self.spike_statistic is not None:
-            new, is_spike, _ = self.policy.spikes.judge(self.spike_statistic._array, loss._array, norm)
+            new, is_spike, scale = self.policy.spikes.judge(self.spike_statistic._array, loss._array, norm)
             self.spike_statistic = Tensor(new)
-            is_bad = is_bad | is_spike
             judged["spike"] = Tensor(is_spike)
+            if self.policy.spikes.action == "skip":
+                is_bad = is_bad | is_spike
+            else:
+                factor = Tensor(scale)
         if self.policy.non_finite == "halt":
             self._halted = is_bad
-        updating.step(squares, Tensor(is_bad))
+        updating.step(squares, Tensor(is_bad), factor)
         return {"grad_norm": Tensor(norm), "skipped": Tensor(is_bad), **judged}
 
     @contextmanager

@@ -62,9 +62,12 @@ class StagedUpdate:
         theirs = from_all(ours)
         return [Tensor(jnp.asarray(theirs[_leader(group)][i])) for i, group in enumerate(self._groups)]
 
-    def step(self, squares: Sequence[Tensor] | None = None, skip: Tensor | None = None) -> None:
+    def step(
+        self, squares: Sequence[Tensor] | None = None, skip: Tensor | None = None, factor: Tensor | None = None
+    ) -> None:
         """Clip, update, clear. squares: what squares() gave, computed here if left out and needed. skip: a 0-d bool
-        Tensor; where it is True nothing changes but the gradients are cleared."""
+        Tensor; where it is True nothing changes but the gradients are cleared. factor: a number that the gradients are
+        multiplied by before all else; squares are those of before."""
         wait_for_programs()
         step_done(self.optimizer)
         if squares is None:
@@ -72,7 +75,7 @@ class StagedUpdate:
         self._take()
         for group, update, has in zip(self._groups, self._updates, self._held, strict=True):
             if has:
-                update(*self._arguments(group, squares, skip))
+                update(*self._arguments(group, squares, skip, factor))
         for tensor in self._gradients.values():
             tensor._array = _NOTHING
         self._gradients.clear()
@@ -116,11 +119,12 @@ class StagedUpdate:
                     state.write(tensor, jnp.asarray(theirs[_leader(group)][i][name]))
 
     def _arguments(
-        self, group: MeshGroup, squares: Sequence[Tensor], skip: Tensor | None
-    ) -> tuple[Tensor | None, list[Tensor]]:
+        self, group: MeshGroup, squares: Sequence[Tensor], skip: Tensor | None, factor: Tensor | None = None
+    ) -> tuple[Tensor | None, list[Tensor], Tensor | None]:
         """What a group's update takes."""
         ours = [self._on(group, s) for s in squares] if self.optimizer.clips_together else []
-        return None if skip is None else self._on(group, skip), ours
+        skip, factor = (None if number is None else self._on(group, number) for number in (skip, factor))
+        return skip, ours, factor
 
     def _on(self, group: MeshGroup, tensor: Tensor) -> Tensor:
         """A small Tensor on a group's devices."""
@@ -159,8 +163,13 @@ def _squares_of(optimizer: Optimizer, group: MeshGroup) -> Callable[[], Tensor]:
     return squared_norms
 
 
-def _update_of(optimizer: Optimizer, group: MeshGroup) -> Callable[[Tensor | None, list[Tensor]], None]:
-    def update(skip: Any, squares: list[Tensor]) -> None:
+def _update_of(optimizer: Optimizer, group: MeshGroup) -> Callable[[Any, list[Tensor], Any], None]:
+    def update(skip: Any, squares: list[Tensor], factor: Any) -> None:
+        if factor is not None:
+            squares = [s * factor * factor for s in squares]
+            for p in group.parameters:
+                if p.grad is not None:
+                    p.grad = (p.grad * factor).astype(p.grad.dtype)
         optimizer.update_group(group, skip, squares)
         for p in group.parameters:
             p.clear_grad(set_to_zero=False)
