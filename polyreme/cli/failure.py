@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import errno
+import sys
 import traceback
 from typing import Any
 
@@ -36,7 +37,12 @@ def exit_code(error: BaseException) -> int:
     """
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    if isinstance(error, (UsageProblem, MemoryError)) or is_out_of_memory(error) or _of_machine(error):
+    if (
+        isinstance(error, (UsageProblem, MemoryError))
+        or is_out_of_memory(error)
+        or _of_machine(error)
+        or _of_locale(error)
+    ):
         return 2
     codes = (EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES)
     return next(codes, EXIT_INTERNAL)
@@ -72,6 +78,8 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and _of_machine(error):
         where = "" if error.filename is None else f"{_shortened(str(error.filename))}: "
         return f"{where}{error.strerror}; {_MACHINE[error.errno or 0]}"
+    if isinstance(error, UnicodeEncodeError) and _of_locale(error):
+        return f"{_shortened(error.object)!r} cannot be a path in this locale ({error.encoding}); set LC_ALL=C.UTF-8"
     if exit_code(error) == EXIT_INTERNAL:
         kind, text = type(error).__name__, _one_line(error)
         return f"internal error: {kind}: {text}; run again with --debug for the traceback"
@@ -80,6 +88,11 @@ def describe(error: BaseException) -> str:
 
 def _of_machine(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _MACHINE
+
+
+def _of_locale(error: BaseException) -> bool:
+    """Whether a path has characters that the encoding of paths has not."""
+    return isinstance(error, UnicodeEncodeError) and error.encoding == sys.getfilesystemencoding()
 
 
 def _shortened(path: str) -> str:

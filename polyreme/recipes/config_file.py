@@ -3,6 +3,7 @@
 import difflib
 import re
 import reprlib
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,6 +180,11 @@ def _parse_override(text: str) -> tuple[str, Any]:
         raise ConfigError(f"{COMMAND_LINE}: {key} is a section; set one of its keys, such as {inside[0]}")
     if key not in known_keys():
         raise ConfigError(f"{COMMAND_LINE}: unknown key {key!r}{nearest(key, known_keys())}")
+    if any("\udc80" <= c <= "\udcff" for c in value):  # how Python spells bytes that it could not read
+        raise ConfigError(
+            f"{COMMAND_LINE}: {key}: {value!r} has bytes that are not {sys.getfilesystemencoding()}; "
+            "write them as UTF-8 and set LC_ALL=C.UTF-8"
+        )
     try:
         return key, yaml.load(value, Loader=_Loader)  # a SafeLoader
     except (yaml.YAMLError, ValueError):

@@ -274,6 +274,10 @@ def test_terminal_that_cannot_show_a_character(tmp_path):
     assert result.returncode == 0, result.stderr
     assert "出力" in result.stdout or "\\u51fa\\u529b" in result.stdout  # as UTF-8 or escaped, by Typer's version
     assert run("--help", **plain).returncode == 0
+    path.write_text(f"output: {tmp_path}/出力", encoding="utf-8")
+    result = run("pretrain", str(path), "data.synthetic_tokens=1000", **plain)
+    assert result.returncode == 2
+    assert "cannot be a path in this locale (ascii); set LC_ALL=C.UTF-8" in result.stderr
 
 
 def test_doctor_in_json_and_failing(tmp_path):

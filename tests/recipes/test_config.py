@@ -129,6 +129,7 @@ def test_a_configuration_that_names_code_imports_none(write, tmp_path, monkeypat
         ("train=1", r"command line: train is a section; set one of its keys, such as train\.steps"),
         ("train.steps=[1", r"command line: train\.steps: '\[1' cannot be read"),
         ("train.steps=0", r"command line: train\.steps: .*got 0"),
+        ("output=caf\udce9", r"command line: output: 'caf\\udce9' has bytes that are not utf-8; .* set LC_ALL"),
     ],
 )
 def test_refused_overrides(write, override, message):
