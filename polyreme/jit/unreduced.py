@@ -158,6 +158,7 @@ class _Frame:
         self.defined: dict[Any, tuple[Any, int]] = {}
         self.inner: dict[int, _Frame] = {}
         self.cuts: dict[int, _Cut] = {}
+        self.device_sums: dict[int, list[Axes]] = {}
         self.position = {v: i for i, v in enumerate(jaxpr.invars)}
         self._splits: dict[Any, Split] = dict(zip(jaxpr.invars, splits, strict=True))
         self._axes: dict[Any, Axes] = dict(zip(jaxpr.invars, inputs, strict=True))
@@ -183,6 +184,10 @@ class _Frame:
             self._axes.update(zip(eqn.outvars, map(inner.axes, jaxpr.outvars), strict=True))
             return
         self._splits.update(zip(eqn.outvars, split_after(eqn, splits, self.replicas), strict=True))
+        if eqn.primitive.name == "shard_map":
+            sums = self.device_sums[id(eqn)] = _device_sums(eqn, self.replicas)
+            self._axes.update(zip(eqn.outvars, sums, strict=True))
+            return
         cut = self._cut_of(eqn, splits)
         if cut is not None:
             self.cuts[id(eqn)] = cut
@@ -263,6 +268,15 @@ class _AddendTrace:
 
     def _evaluate(self, eqn: Any, used: set[Any]) -> None:
         args = [self.whole(v) for v in eqn.invars]
+        sums = self.frame.device_sums.get(id(eqn), ())
+        if any(sums):
+            with named(f"{self.scope}/{_scope(eqn)}".strip("/")):
+                outs = _without_device_sums(eqn, sums)(*args)
+            for v, out, axes in zip(eqn.outvars, outs, sums, strict=True):
+                if axes:
+                    self._addends[v] = out
+                self._values[v] = out.sum(0, dtype=out.dtype) if axes else out
+            return
         inner = self.frame.inner.get(id(eqn))
         if inner is None or not any(map(self.frame.axes, eqn.outvars)):
             outs = [v for v in eqn.outvars if v in used]
@@ -344,6 +358,47 @@ class _AddendTrace:
         if have and set(have) <= set(axes):
             return self.frame.replicas.widen(self.addends(v), have, axes)
         return self.frame.replicas.widen(jnp.asarray(self.whole(v)), (), axes)
+
+
+def _device_sums(eqn: Any, replicas: Replicas) -> list[Axes]:
+    """Of each result of a shard_map over the whole mesh, the axes over which its function ends with a sum."""
+    inner, mesh = eqn.params["jaxpr"], eqn.params["mesh"]
+    nowhere: list[Axes] = [() for _ in eqn.outvars]
+    is_full = eqn.params["newly_manual_axes"] == frozenset(mesh.axis_names) and not eqn.params["check_vma"]
+    if not is_full or not set(replicas.axes) <= set(mesh.axis_names):
+        return nowhere
+    last = {v: e for e in inner.eqns if e.primitive.name == "psum" for v in e.outvars}
+    return [
+        tuple(axis for axis in replicas.axes if axis in last[v].params["axes"]) if _is_summed(v, last) else ()
+        for v in inner.outvars
+    ]
+
+
+def _is_summed(v: Any, last: dict[Any, Any]) -> bool:
+    return not isinstance(v, Literal) and v in last and last[v].params["axis_index_groups"] is None
+
+
+def _without_device_sums(eqn: Any, sums: Sequence[Axes]) -> Callable[..., list[Any]]:
+    """A shard_map whose results with axes here come as addends over these, [ways, ...]."""
+    inner, specs = eqn.params["jaxpr"], eqn.params["out_specs"]
+    last = {v: e for e in inner.eqns for v in e.outvars}
+    sources = [
+        last[v].invars[last[v].outvars.index(v)] if axes else v for v, axes in zip(inner.outvars, sums, strict=True)
+    ]
+    run = jaxpr_as_fun(ClosedJaxpr(inner.replace(outvars=sources), ()))
+
+    def local(*args: Any) -> list[Any]:
+        outs = []
+        for out, v, axes in zip(run(*args), inner.outvars, sums, strict=True):
+            if axes:
+                rest = tuple(axis for axis in last[v].params["axes"] if axis not in axes)
+                out = (jax.lax.psum(out, rest) if rest else out)[None]
+            outs.append(out)
+        return outs
+
+    out_specs = [PartitionSpec(axes, *spec) if axes else spec for spec, axes in zip(specs, sums, strict=True)]
+    in_specs = tuple(eqn.params["in_specs"])
+    return jax.shard_map(local, mesh=eqn.params["mesh"], in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def split_after(eqn: Any, splits: Sequence[Split], replicas: Replicas) -> list[Split]:

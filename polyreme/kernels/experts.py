@@ -138,15 +138,19 @@ def exchanged_experts(
             out = dispatch(split, *tokens, count, ffn)
         else:
             rows, chosen, weighs = tokens
-            out = lax.psum(_at_home(rows, _choices_here(split, chosen, count), weighs, count, ffn), split.experts)
-        out = lax.psum(out, split.inner) if split.inner else out
-        return out.astype(x.dtype).reshape(x.shape)
+            out = _at_home(rows, _choices_here(split, chosen, count), weighs, count, ffn)
+        return out.reshape(1, *x.shape)
 
     spec = split.token_spec(x.ndim)
+    # of experts or widths that the devices of some tokens share, each device has an addend
+    shared = split.inner + (() if split.parts_tokens else split.experts)
     specs = (spec, spec, spec, split.weight_specs(weights))
     # check_vma off: the loops over blocks start from zeros that do not vary over devices
-    over = jax.shard_map(local, mesh=split.mesh, in_specs=specs, out_specs=spec, check_vma=False)
-    return over(x, choices, gates, weights)
+    over = jax.shard_map(
+        local, mesh=split.mesh, in_specs=specs, out_specs=PartitionSpec(shared or None, *spec), check_vma=False
+    )
+    # summed out here, where XLA knows that a sum's gradient needs no communication
+    return over(x, choices, gates, weights).sum(0).astype(x.dtype)
 
 
 def _check(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: ExpertWeights, activation: str) -> None:

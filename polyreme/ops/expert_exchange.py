@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from jax import Array
 
@@ -50,13 +51,11 @@ def exchange(x: Sequence[int], weight: Sequence[int], top_k: int) -> ExpertExcha
 
 
 def _dispatcher(placed: Layout, split: ExpertSplit, top_k: int) -> Dispatcher:
-    """The plan's; "auto" gathers where that moves fewer numbers than rows for each choice do."""
-    asked = placed.plan.expert_dispatch
-    if asked != "auto":
-        return asked
-    if split.ways(split.experts) <= top_k:
-        return "gather"
-    return "ragged" if select.backend() == "tpu" else "padded"
+    """The plan's; on a TPU "auto" sends no empty rows."""
+    plan = placed.plan
+    how = plan.expert_dispatcher(split.ways(split.experts), top_k)
+    sends_less = how == "padded" and plan.expert_dispatch == "auto" and select.backend() == "tpu"
+    return "ragged" if sends_less else cast(Dispatcher, how)
 
 
 def _dividing(placed: Layout, axes: Axes, size: int) -> Axes:

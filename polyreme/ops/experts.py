@@ -40,7 +40,8 @@ def router_logits(x: Array, weight: Array) -> Array:
 
     Raises ShapeError for dims that do not fit.
     """
-    return kernels.linear(*promote_floating(wide(x), wide(weight)))
+    # the plain product leaves batch and sequence apart, so that both may be split over devices
+    return kernels.linear_plain(*promote_floating(wide(x), wide(weight)))
 
 
 @op(amp="fp32", method=False)

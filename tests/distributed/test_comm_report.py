@@ -19,6 +19,7 @@ from polyreme.jit import to_static
 from polyreme.mesh import MeshShape, Plan
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.mixtral import Mixtral, MixtralConfig
 from polyreme.nn import Linear
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer import AdamW
@@ -33,6 +34,12 @@ CASES = {
     "llama mp": ("llama", PLANS["mp2_dp4"]),
     "llama zero3": ("llama", PLANS["zero3_dp_mp"]),
     "llama zero3 sequence": ("llama", PLANS["zero3_mp_sequence"]),
+    "mixtral gather": ("mixtral", Plan.from_degrees(dp=2, mp=2, ep=2)),
+    "mixtral padded": ("mixtral", Plan.from_degrees(dp=2, ep=4)),
+    "mixtral folded": (
+        "mixtral",
+        Plan.from_degrees(sharding=2, sep=2, ep=2, sharding_stage=3, expert_axes=("sep", "ep")),
+    ),
 }
 
 
@@ -45,7 +52,8 @@ def _one_device_afterwards():
 def step_of(family, plan, **sizes):
     """(captured training step, its arguments, model)."""
     rng.seed(3)
-    model = GPT(GPTConfig.nano(**sizes)) if family == "gpt" else Llama(LlamaConfig.nano(**sizes))
+    config, make = {"gpt": (GPTConfig, GPT), "llama": (LlamaConfig, Llama), "mixtral": (MixtralConfig, Mixtral)}[family]
+    model = make(config.nano(**sizes))
     bound = apply_plan(plan, model)
     optimizer = AdamW(1e-2, parameters=model.parameters(), grad_clip=ClipGradByGlobalNorm(1.0))
 

@@ -14,6 +14,7 @@ from polyreme.errors import ConfigError, NumericsError
 from polyreme.mesh import SCHEDULES, Plan
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.mixtral import Mixtral, MixtralConfig
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer import SGD, AdamW
 from polyreme.training import StepPolicy
@@ -26,6 +27,8 @@ BFLOAT16 = ("O1", "bfloat16"), ("O2", "bfloat16")
 def build(family, num_layers=4):
     if family == "gpt":
         return GPT(GPTConfig.nano(num_layers=num_layers, dropout=0.1))
+    if family == "mixtral":
+        return Mixtral(MixtralConfig.nano(num_layers=num_layers, num_experts=8))
     return Llama(LlamaConfig.nano(num_layers=num_layers))
 
 
@@ -56,6 +59,12 @@ CASES = [
         for family, stage in (("gpt", 1), ("llama", 2), ("gpt", 3))
         for schedule in SCHEDULES
     ],
+    case("mixtral", pp=2, dp=2, ep=2, num_microbatches=2, schedule="ZBH1"),
+    case("mixtral", sharding=2, sep=2, ep=2, sharding_stage=3, expert_axes=("sep", "ep"), expert_dispatch="padded"),
+    case("mixtral", slow=True, dp=2, mp=2, ep=2, recompute="full", expert_dispatch="padded"),
+    case("mixtral", slow=True, dp=2, mp=2, ep=2, sequence_parallel=True, expert_axes=("ep", "mp")),
+    case("mixtral", slow=True, dp=2, mp=2, sharding=2, sharding_stage=1, expert_axes=("dp", "mp")),
+    case("mixtral", BFLOAT16[1], slow=True, pp=2, sharding=2, ep=2, sharding_stage=2, num_microbatches=2),
     case("gpt", slow=True, dp=8),
     case("llama", slow=True, mp=2, sep=2, pp=2, sep_attention="ring", schedule="1F1B", num_microbatches=2),
     case("llama", BFLOAT16[1], slow=True, pp=4, dp=2, schedule="ZBH1", num_microbatches=4, recompute="full"),

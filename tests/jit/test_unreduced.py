@@ -114,6 +114,25 @@ def test_what_is_not_a_sum_over_rows_is_whole(replicas):
     check_sums(program, flat, want, [(), ROWS])
 
 
+def test_sums_that_devices_make_themselves_are_left_too(replicas):
+    """As in experts, whose weights' gradient a shard_map ends with a sum over the devices that have other rows."""
+
+    def loss(p, ids):
+        def local(x, w, b):
+            return jax.lax.psum(x @ w + b, "mp")
+
+        specs = (PartitionSpec(ROWS), PartitionSpec(None, "mp"), PartitionSpec())
+        over = jax.shard_map(local, mesh=replicas.mesh, in_specs=specs, out_specs=PartitionSpec(ROWS), check_vma=False)
+        x = p["table"][ids].reshape(32, 6)
+        return (over(x, p["weight"], p["bias"][:5]) ** 2).mean()
+
+    p = {name: p for name, p in parameters(replicas).items() if name != "gain"}
+    program, flat, want = unreduced(replicas, loss, p, ids_of(replicas))
+    check_sums(program, flat, want, [ROWS] * 3)
+    # the weight's gradient in halves, and the bias's over mp, are all that is summed
+    assert max(all_reduced(replicas, program, flat, program.axes), default=0) == 0
+
+
 def test_axes_of_sums_can_be_chosen(replicas):
     program, flat, want = unreduced(
         replicas,

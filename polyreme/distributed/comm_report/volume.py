@@ -20,6 +20,12 @@ mp only), G_i its gradient's. act = b s h w: the residual stream on one device, 
                           and k the bytes of all query and all key heads on one device. arXiv:2309.14509, section 3
     segment, ring         collective-permutes of k and v, sep - 1 forward; of k and v, sep - 1, and of their gradients,
                           sep, backward. arXiv:2310.01889, section 3
+    experts               of e, of which k work on a token, split over P devices; t = b s tokens of a device. The
+                          gradient of an expert's weights is a sum over the other token axes. Gathered: all-gather of
+                          tokens, choices and gates (P t (h w + 8 k)) and reduce-scatter of 4 P t h forward, the
+                          opposite backward; sent: all-to-all of P t min(k, e / P) rows there and back, forward and
+                          backward, and of e counts. With mp inside experts the gates' gradients (4 t k) are summed
+                          over it. arXiv:2006.16668, section 3.3
     pipeline              between stages, no collective and in no program: act to the next stage forward and back, for
                           each microbatch and each chunk that another stage follows (arXiv:2104.04473, section 2.2);
                           P_i of a parameter that another stage shares, and G_i back, once a step. A stage has the terms
@@ -113,7 +119,8 @@ def terms(plan: Plan, work: Workload, compiler: Compiler = BEST) -> list[Term]:
             "the work with stage_workloads"
         )
     made = _Terms(plan, work, compiler)
-    found = [*made.gradients(), *made.parameters(), *made.tensor(), *made.segment(), *made.pipeline(), *made.scalars()]
+    found = [*made.gradients(), *made.parameters(), *made.tensor(), *made.segment(), *made.experts()]
+    found += [*made.pipeline(), *made.scalars()]
     return [t for t in found if t.total_wire > 0]
 
 
@@ -127,6 +134,7 @@ class _Terms:
         self.is_tensor_parallel = self.mesh.mp > 1 and bool(act.get("heads", ()))
         self.sep = self.mesh.sep if "sep" in act.get("seq", ()) else 1
         self.token_axes = self._live((*self.batch_axes, *(("sep",) if self.sep > 1 else ())))
+        self.expert_axes = self._live(act.get("expert", ()))
         rows = work.batch / (plan.num_microbatches * math.prod(self.mesh.degree(a) for a in self.batch_axes))
         self.tokens = rows * work.seq / self.sep
         self.act = self.tokens * work.hidden * work.itemsize
@@ -190,6 +198,8 @@ class _Terms:
         """
         if use in ("product", "bias", "head"):
             return [(self.token_axes, 1.0)]
+        if use == "expert":
+            return [(tuple(axis for axis in self.token_axes if axis not in self.expert_axes), 1.0)]
         along = self._live((*(("sep",) if self.sep > 1 else ()), *(("mp",) if self.is_sequence_parallel else ())))
         if use == "lookup":  # mp splits the table's rows, not the positions
             along = tuple(axis for axis in along if axis != "mp")
@@ -245,6 +255,35 @@ class _Terms:
             return
         for phase in ("forward", "backward"):
             yield self._term("attention heads", "all-to-all", axes, 2 * query + 2 * keys, times, phase)
+
+    def experts(self) -> Iterator[Term]:
+        axes, k = self.expert_axes, self.work.experts_per_token
+        ways, times = math.prod(self.mesh.degree(axis) for axis in axes), self.work.num_layers * self.microbatches
+        if self.is_tensor_parallel and self.work.experts and "mp" not in axes:
+            yield self._term("gradients of gates", "all-reduce", ("mp",), self.tokens * 4 * k, times, "backward")
+        if ways == 1 or not self.work.experts:
+            return
+        # axes that split no token elsewhere split them here
+        apart = math.prod(self.mesh.degree(axis) for axis in axes if axis not in self.token_axes)
+        tokens, width = self.tokens / apart, self.work.hidden * self.work.itemsize
+        if self.plan.expert_dispatcher(ways, k) == "gather":
+            inputs, results = ways * tokens * width, ways * tokens * self.work.hidden * 4
+            summed = ways * tokens * self.act_summed / self.tokens
+            for name, size in (
+                ("tokens", inputs),
+                ("choices", ways * tokens * 4 * k),
+                ("gates", ways * tokens * 4 * k),
+            ):
+                yield self._term(f"{name} for experts", "all-gather", axes, size, times, "forward")
+            yield self._term("tokens from experts", "reduce-scatter", axes, results, times, "forward")
+            yield self._term("gradients for experts", "all-gather", axes, results, times, "backward")
+            yield self._term("gradients from experts", "reduce-scatter", axes, summed, times, "backward")
+            yield self._term("gradients of gates", "reduce-scatter", axes, ways * tokens * 4 * k, times, "backward")
+            return
+        rows = ways * tokens * min(k, self.work.experts / ways) * width
+        for phase in ("forward", "backward"):
+            yield self._term("rows for experts and back", "all-to-all", axes, rows, 2 * times, phase)
+        yield self._term("numbers of rows", "all-to-all", axes, self.work.experts * 4, times, "forward")
 
     def pipeline(self) -> Iterator[Term]:
         if self.work.stage is None:

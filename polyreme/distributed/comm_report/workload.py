@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from polyreme.mesh import Plan
 
-Use = Literal["product", "bias", "head", "gain", "shift", "lookup", "positions"]
+Use = Literal["product", "bias", "head", "gain", "shift", "lookup", "positions", "expert"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class ParameterShape:
 
     uses: how it is used, once for each place: in a "product" with the tokens, as a "bias" of one, as the "head", whose
     gradient is made in the forward, as a "gain" or "shift" of each token, as a "lookup" by token or as a table of
-    "positions". The backward reads the values of a product's weight and of a gain only.
+    "positions", or as an "expert" of the tokens that chose it. The backward reads the values of a product's
+    weight and of a gain only.
     is_home: False on a pipeline stage that uses a copy of another stage's parameter.
     """
 
@@ -41,7 +42,8 @@ class Workload:
     the global norm of the gradients is taken. stage: the pipeline stage this is the work of; None for a whole model.
     sharers: on the stage where they are at home, names of parameters that another stage copies. put_off: layers on the
     stage whose weights get their gradients in a program of their own. sent_itemsize: bytes of an element of what goes
-    from stage to stage, itemsize if None.
+    from stage to stage, itemsize if None. experts: of each layer's feed-forward, of which experts_per_token work on a
+    token; 0 for none.
     """
 
     parameters: tuple[ParameterShape, ...]
@@ -57,6 +59,8 @@ class Workload:
     sharers: tuple[str, ...] = ()
     put_off: int = 0
     sent_itemsize: int | None = None
+    experts: int = 0
+    experts_per_token: int = 0
 
 
 def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: int = 1) -> Workload:
@@ -74,23 +78,40 @@ def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: i
             continue
         width = p._array.dtype.itemsize
         shapes.append(ParameterShape(name, tuple(p.dims), tuple(p.shape), width, width, _uses(name, named, config)))
-    layers = config.num_layers
-    return Workload(tuple(shapes), batch, seq, config.hidden_size, layers, key_width, _columns(named), itemsize, norms)
+    return Workload(
+        parameters=tuple(shapes),
+        batch=batch,
+        seq=seq,
+        hidden=config.hidden_size,
+        num_layers=config.num_layers,
+        key_width=key_width,
+        columns=_columns(named),
+        itemsize=itemsize,
+        norms=norms,
+        experts=getattr(config, "num_experts", 0),
+        experts_per_token=getattr(config, "experts_per_token", 0),
+    )
 
 
 def _columns(named: dict) -> tuple[int, int]:
-    """Linear maps of a block that read attention's input, and those that read the feed-forward's."""
-    block = [p.dims for name, p in named.items() if name.startswith("blocks.0.") and len(p.shape) == 2]
-    inner = [dims[1] for dims in block if dims[0] == "embed"]
-    return inner.count("heads") + inner.count("kv_heads"), inner.count("ffn")
+    """Linear maps of a block that read attention's input, and those that read the feed-forward's; experts are one."""
+    block = [p.dims for name, p in named.items() if name.startswith("blocks.0.")]
+    inner = [dims[1] for dims in block if len(dims) == 2 and dims[0] == "embed"]
+    has_experts = any("expert" in dims for dims in block)
+    return inner.count("heads") + inner.count("kv_heads"), inner.count("ffn") + has_experts
 
 
 def _uses(name: str, named: dict, config: Any) -> tuple[Use, ...]:
     p = named[name]
+    if "expert" in p.dims:
+        return ("expert",)
     if p.dims[0] == "vocab":
         return ("lookup", "head") if config.tie_embeddings else ("lookup",)
     if p.dims[-1] == "vocab":
         return ("head",)
+    if p.dims == ("embed", None):
+        # a router's product leaves batch and sequence apart, as gains do
+        return ("gain",)
     if len(p.dims) == 2 and p.dims[0] is None:
         return ("positions",)
     if name.endswith(".bias"):
