@@ -43,9 +43,9 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 class ExpertWeights(NamedTuple):
     """Weights of e experts. An expert gives activation(x up + up_bias) down + down_bias, or, with gate,
-    (activation(x gate) * (x up + up_bias)) down + down_bias.
+    (activation(x gate + gate_bias) * (x up + up_bias)) down + down_bias.
 
-    up, gate [e, d, f]; down [e, f, d]; up_bias [e, f]; down_bias [e, d].
+    up, gate [e, d, f]; down [e, f, d]; up_bias, gate_bias [e, f]; down_bias [e, d].
     """
 
     up: jax.Array
@@ -53,6 +53,7 @@ class ExpertWeights(NamedTuple):
     gate: jax.Array | None = None
     up_bias: jax.Array | None = None
     down_bias: jax.Array | None = None
+    gate_bias: jax.Array | None = None
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,8 @@ class ExpertSplit:
         """Layout of the experts' weights."""
         experts, inner = self.experts or None, self.inner or None
         across = PartitionSpec(experts, None, inner)
-        specs = ExpertWeights(
-            across, PartitionSpec(experts, inner, None), across, PartitionSpec(experts, inner), PartitionSpec(experts)
-        )
+        each = PartitionSpec(experts, inner)
+        specs = ExpertWeights(across, PartitionSpec(experts, inner, None), across, each, PartitionSpec(experts), each)
         return ExpertWeights(*(None if w is None else spec for w, spec in zip(weights, specs, strict=True)))
 
 
@@ -161,7 +161,7 @@ def _check(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: ExpertWe
             f"experts: x {list(x.shape)}, choices {list(choices.shape)} and gates {list(gates.shape)}; needs "
             "[..., d] and twice [..., k]"
         )
-    up, down, gate, up_bias, down_bias = weights
+    up, down, gate, up_bias, down_bias, gate_bias = weights
     e, d, f = up.shape if up.ndim == 3 else (0, 0, 0)
     wanted = {
         "up": (up, (e, x.shape[-1], f)),
@@ -169,7 +169,10 @@ def _check(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: ExpertWe
         "gate": (gate, (e, d, f)),
         "up_bias": (up_bias, (e, f)),
         "down_bias": (down_bias, (e, d)),
+        "gate_bias": (gate_bias, (e, f)),
     }
+    if gate is None and gate_bias is not None:
+        raise ShapeError("experts: gate_bias without gate; give both or neither")
     for name, (weight, shape) in wanted.items():
         if weight is not None and weight.shape != shape:
             raise ShapeError(
@@ -250,17 +253,17 @@ class Groups(NamedTuple):
 
 def _ffn(rows: jax.Array, sizes: jax.Array, weights: ExpertWeights, activation: str) -> jax.Array:
     """Each group's rows through its expert."""
-    up, down, gate, up_bias, down_bias = (None if w is None else w.astype(rows.dtype) for w in weights)
+    up, down, gate, up_bias, down_bias, gate_bias = (None if w is None else w.astype(rows.dtype) for w in weights)
     ones = jnp.ones((len(rows), 1), rows.dtype)
-    hidden = grouped_matmul(rows, up, sizes)
-    if up_bias is not None:
-        hidden = hidden + grouped_matmul(ones, up_bias[:, None], sizes)
+
+    def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
+        out = grouped_matmul(x, weight, sizes)
+        return out if bias is None else out + grouped_matmul(ones, bias[:, None], sizes)
+
     bend = ACTIVATIONS[activation]
-    hidden = bend(hidden) if gate is None else bend(grouped_matmul(rows, gate, sizes)) * hidden
-    out = grouped_matmul(hidden, down, sizes)
-    if down_bias is not None:
-        out = out + grouped_matmul(ones, down_bias[:, None], sizes)
-    return out
+    hidden = linear(rows, up, up_bias)
+    hidden = bend(hidden) if gate is None else bend(linear(rows, gate, gate_bias)) * hidden
+    return linear(hidden, down, down_bias)
 
 
 def _combine(y: jax.Array, place: jax.Array, order: jax.Array, gates: jax.Array) -> jax.Array:

@@ -68,6 +68,7 @@ from polyreme.ops.cross_entropy import (
 from polyreme.ops.experts import (
     balance_loss,
     choose_experts,
+    expert_choice,
     expert_load,
     experts_ffn,
     limit_experts,
@@ -227,6 +228,7 @@ __all__ = [
     "elu",
     "elu_",
     "embedding",
+    "expert_choice",
     "expert_load",
     "experts_ffn",
     "feature_alpha_dropout",

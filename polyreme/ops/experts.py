@@ -19,7 +19,7 @@ from polyreme.core.dtype import promote_floating
 from polyreme.core.op import composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ConfigError, ShapeError
-from polyreme.kernels.experts import ExpertWeights, Groups
+from polyreme.kernels.experts import ACTIVATIONS, ExpertWeights, Groups
 from polyreme.ops.activation import wide
 from polyreme.ops.expert_exchange import exchange
 from polyreme.ops.sharding import dim_names
@@ -193,9 +193,11 @@ def routed_experts(
     down_bias: Array | None = None,
     activation: str = "silu",
     over: Any = None,
+    gate_bias: Array | None = None,
 ) -> Array:
     """experts_ffn; over: the ExpertExchange of tokens and experts split over devices."""
     arrays = {"up": up, "down": down, "gate": gate, "up_bias": up_bias, "down_bias": down_bias}
+    arrays["gate_bias"] = gate_bias
     there = {name: array for name, array in arrays.items() if array is not None}
     x, *promoted = promote_floating(x, *there.values())
     weights = ExpertWeights(**dict(zip(there, promoted, strict=True)))
@@ -214,17 +216,53 @@ def experts_ffn(
     up_bias: Any = None,
     down_bias: Any = None,
     activation: str = "silu",
+    gate_bias: Any = None,
 ) -> Any:
     """sum over j of gates[..., j] * expert[choices[..., j]](x): [..., d], choices and gates [..., k] -> [..., d].
 
-    An expert is activation(x up + up_bias) down + down_bias, or with gate (activation(x gate) * (x up + up_bias)) down
-    + down_bias: up and gate [e, d, f], down [e, f, d], up_bias [e, f], down_bias [e, d]. A choice of -1 is none, and a
-    token's choices differ. activation: silu, gelu, gelu_tanh or relu. No token is dropped, and none computed for an
-    expert that it did not choose. Under a plan that splits experts over devices the plan's expert_dispatch says how
-    tokens reach them. Raises ShapeError for dims that do not fit, ConfigError for another activation.
+    An expert is activation(x up + up_bias) down + down_bias, or with gate (activation(x gate + gate_bias) * (x up +
+    up_bias)) down + down_bias: up and gate [e, d, f], down [e, f, d], up_bias and gate_bias [e, f], down_bias [e, d]. A
+    choice of -1 is none, and a token's choices differ. activation: silu, gelu, gelu_tanh or relu. No token is dropped,
+    and none computed for an expert that it did not choose. Under a plan that splits experts over devices the plan's
+    expert_dispatch says how tokens reach them. Raises ShapeError for dims that do not fit, ConfigError for another
+    activation.
     """
     over = exchange(x.shape, up.shape, choices.shape[-1])
-    return routed_experts(x, choices, gates, up, down, gate, up_bias, down_bias, activation, over)
+    return routed_experts(x, choices, gates, up, down, gate, up_bias, down_bias, activation, over, gate_bias)
+
+
+@op(amp="low", method=False, uncast=("gate",))
+def expert_choice(
+    x: Array, gate: Array, up: Array, up_bias: Array, down: Array, down_bias: Array, top_k: int, activation: str
+) -> Array:
+    """sum over the experts that choose a token of its softmax(gate)[e] * (activation(x up + up_bias) down + down_bias).
+
+    x [b, s, d], gate [b, s, e], up [e, d, f], up_bias [e, f], down [e, f, d], down_bias [e, d] -> [b, s, d]. In each
+    row of the batch an expert chooses the top_k tokens that have the greatest share for it. Raises ShapeError for dims
+    that do not fit, ConfigError for top_k outside 1 .. s and an unknown activation. Source: arXiv:2202.09368.
+    """
+    b, s, d = x.shape if x.ndim == 3 else (0, 0, 0)
+    e, _, f = up.shape if up.ndim == 3 else (0, 0, 0)
+    shapes = {"gate": (gate, (b, s, e)), "up": (up, (e, d, f)), "up_bias": (up_bias, (e, f))}
+    shapes |= {"down": (down, (e, f, d)), "down_bias": (down_bias, (e, d))}
+    for name, (array, shape) in shapes.items():
+        if array.shape != shape or x.ndim != 3:
+            raise ShapeError(
+                f"expert_choice: {name} {list(array.shape)} for x {list(x.shape)} and up {list(up.shape)}; needs "
+                f"{list(shape)} for x [batch, seq, width]"
+            )
+    if not 1 <= top_k <= s or activation not in ACTIVATIONS:
+        raise ConfigError(
+            f"expert_choice: top_k={top_k} of {s} tokens, activation={activation!r}; give 1 to {s}, and one of "
+            f"{', '.join(ACTIVATIONS)}"
+        )
+    x, up, up_bias, down, down_bias = promote_floating(x, up, up_bias, down, down_bias)
+    share, token = lax.top_k(jax.nn.softmax(wide(gate)).transpose(0, 2, 1), top_k)
+    row = jnp.arange(b)[:, None, None]
+    hidden = jnp.einsum("bekd,edf->bekf", x[row, token], up, preferred_element_type=wide(x).dtype).astype(x.dtype)
+    hidden = ACTIVATIONS[activation](hidden + up_bias[:, None])
+    y = jnp.einsum("bekf,efd->bekd", hidden, down, preferred_element_type=wide(x).dtype) + down_bias[:, None]
+    return jnp.zeros(x.shape, wide(x).dtype).at[row, token].add(y * share[..., None]).astype(x.dtype)
 
 
 ALIASES: dict[str, str] = {}

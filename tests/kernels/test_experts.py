@@ -24,7 +24,7 @@ def inputs():
     choices[..., 0] = 6
     choices[..., 1:][choices[..., 1:] == 6] = -1
     choices[0, 0] = -1
-    shapes = [(E, D, F), (E, F, D), (E, D, F), (E, F), (E, D)]
+    shapes = [(E, D, F), (E, F, D), (E, D, F), (E, F), (E, D), (E, F)]
     return x, choices, gates, ExpertWeights(*(rng.standard_normal(s) / 2 for s in shapes))
 
 
@@ -32,7 +32,7 @@ def masked(x, choices, gates, weights, activation):
     """Every token through every expert."""
     out = 0
     for e in range(E):
-        hidden = jax.nn.silu(x @ weights.gate[e]) * (x @ weights.up[e] + weights.up_bias[e])
+        hidden = jax.nn.silu(x @ weights.gate[e] + weights.gate_bias[e]) * (x @ weights.up[e] + weights.up_bias[e])
         y = hidden @ weights.down[e] + weights.down_bias[e]
         out = out + y * (gates * (choices == e)).sum(-1, keepdims=True)
     return out

@@ -62,14 +62,20 @@ def balance(scores, choices, per_sequence=False):
     return e * (part * share).sum()
 
 
-def compute(x, choices, gates, up, down, gate=None, up_bias=0, down_bias=None, activation="silu", over=None):
+def compute(
+    x, choices, gates, up, down, gate=None, up_bias=0, down_bias=None, activation="silu", over=None, gate_bias=0
+):
     bend = {"silu": lambda v: v * sp.expit(v), "relu": lambda v: np.maximum(v, 0), "gelu": lambda v: v * sp.ndtr(v)}
     out = np.zeros(x.shape)
     for t in np.ndindex(x.shape[:-1]):
         for e, g in zip(choices[t], gates[t], strict=True):
             if e >= 0:
                 hidden = x[t] @ up[e] + (0 if up_bias is None or np.ndim(up_bias) == 0 else up_bias[e])
-                hidden = bend[activation](hidden) if gate is None else bend[activation](x[t] @ gate[e]) * hidden
+                hidden = (
+                    bend[activation](hidden)
+                    if gate is None
+                    else bend[activation](x[t] @ gate[e] + (0 if np.ndim(gate_bias) == 0 else gate_bias[e])) * hidden
+                )
                 out[t] += g * (hidden @ down[e] + (0 if down_bias is None else down_bias[e]))
     return out
 
@@ -82,6 +88,15 @@ def gated(rng):
 def biased(rng):
     x, up, down, up_bias, down_bias = floats((5, 3), (3, 3, 4), (3, 4, 3), (3, 4), (3, 3))(rng)
     return x, CHOICES, GATES, up, down, None, up_bias, down_bias, "gelu"
+
+
+def choose_tokens(x, gate, up, up_bias, down, down_bias, top_k, activation):
+    share, out = sp.softmax(gate, -1), np.zeros(x.shape)
+    for b, e in np.ndindex(len(x), len(up)):
+        for s in np.argsort(-share[b, :, e], kind="stable")[:top_k]:
+            y = np.maximum(x[b, s] @ up[e] + up_bias[e], 0) @ down[e] + down_bias[e]
+            out[b, s] += share[b, s, e] * y
+    return out
 
 
 def counts(choices, experts):
@@ -123,5 +138,7 @@ CASES = [
     Case("router_z_loss", floats((2, 3, 4)), lambda x: (sp.logsumexp(x.astype("float64"), -1) ** 2).mean(), terms=24),
     Case("experts_ffn", gated, compute, terms=24, bad=((X, CHOICES, GATES, UP, UP), ShapeError, r"down \[3, 3, 4\] .* needs \[3, 4, 3\]")),
     Case("experts_ffn", biased, compute, terms=24, tag="bias", bad=((X, CHOICES, GATES, UP, DOWN, None, None, None, "tanh"), ConfigError, "unknown activation 'tanh'")),
+    Case("experts_ffn", lambda rng: (*gated(rng), None, None, "silu", *floats((3, 4))(rng)), lambda *a: compute(*a[:9], None, a[9]), terms=24, tag="gate-bias", bad=((X, CHOICES, GATES, UP, DOWN, None, None, None, "silu", UP[:, 0]), ShapeError, "gate_bias without gate")),
+    Case("expert_choice", lambda rng: (*floats((2, 5, 3))(rng), LOGITS[..., :2], *floats((2, 3, 4), (2, 4), (2, 4, 3), (2, 3))(rng), 2, "relu"), choose_tokens, terms=24, bad=((X[None], X[None], UP, UP[:, 0], DOWN, DOWN[:, 0], 6, "relu"), ConfigError, "top_k=6 of 5 tokens")),
     Case("routed_experts", then(floats((2, 2, 3)), CHOICES[:4].reshape(2, 2, 2), GATES[:4].reshape(2, 2, 2), UP / 4, DOWN / 4, None, None, None, "relu"), compute, terms=24, bad=((X, CHOICES, GATES.T, UP, DOWN), ShapeError, r"gates \[2, 5\]")),
 ]  # fmt: skip

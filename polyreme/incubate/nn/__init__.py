@@ -4,6 +4,7 @@ from polyreme.incubate.nn import functional
 from polyreme.incubate.nn.layers import (
     FusedBiasDropoutResidualLayerNorm,
     FusedDropoutAdd,
+    FusedEcMoe,
     FusedFeedForward,
     FusedLinear,
     FusedMultiHeadAttention,
@@ -14,6 +15,7 @@ from polyreme.incubate.nn.multi_transformer import FusedMultiTransformer
 __all__ = [
     "FusedBiasDropoutResidualLayerNorm",
     "FusedDropoutAdd",
+    "FusedEcMoe",
     "FusedFeedForward",
     "FusedLinear",
     "FusedMultiHeadAttention",

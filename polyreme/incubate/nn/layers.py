@@ -264,3 +264,39 @@ def one_device(what: str, nranks: int, ring_id: int) -> None:
         raise ConfigError(
             f"{what}: nranks={nranks}, ring_id={ring_id}; a plan splits layers over devices, leave them out"
         )
+
+
+class FusedEcMoe(Layer):
+    """fused_ec_moe with weights of its own: x [batch, seq, hidden_size], gate [batch, seq, num_experts] -> x's shape.
+
+    act_type: gelu or relu. Logical dims: expert, embed, expert_ffn. Raises ConfigError for another act_type.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        inter_size: int,
+        num_experts: int,
+        act_type: str,
+        weight_attr: Any = None,
+        bias_attr: Any = None,
+    ) -> None:
+        super().__init__()
+        if act_type not in ("gelu", "relu"):
+            raise ConfigError(f"FusedEcMoe: act_type={act_type!r}; give 'gelu' or 'relu'")
+        if bias_attr is False:
+            raise ConfigError("FusedEcMoe: bias_attr=False; its experts have biases, leave it out")
+        self.act_type = act_type
+        across, back = ("expert", "embed", "expert_ffn"), ("expert", "expert_ffn", "embed")
+        inside, outside = ("expert", None, "expert_ffn"), ("expert", None, "embed")
+        self.bmm_weight0 = self.create_parameter([num_experts, hidden_size, inter_size], weight_attr, dims=across)
+        self.bmm_bias0 = self.create_parameter([num_experts, 1, inter_size], bias_attr, is_bias=True, dims=inside)
+        self.bmm_weight1 = self.create_parameter([num_experts, inter_size, hidden_size], weight_attr, dims=back)
+        self.bmm_bias1 = self.create_parameter([num_experts, 1, hidden_size], bias_attr, is_bias=True, dims=outside)
+
+    def forward(self, x: Any, gate: Any) -> Any:
+        weights = (self.bmm_weight0, self.bmm_bias0, self.bmm_weight1, self.bmm_bias1)
+        return I.fused_ec_moe(x, gate, *weights, self.act_type)
+
+    def extra_repr(self) -> str:
+        return f"{', '.join(map(str, self.bmm_weight0.shape))}, act_type={self.act_type}"

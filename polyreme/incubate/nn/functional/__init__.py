@@ -23,6 +23,7 @@ from polyreme.incubate.nn.functional.decoding import (
     masked_multihead_attention,
     variable_length_memory_efficient_attention,
 )
+from polyreme.incubate.nn.functional.experts import fused_ec_moe, fused_moe, moe_dispatch, moe_ffn, moe_reduce
 from polyreme.incubate.nn.functional.gradients import embedding_grad_add_to_
 from polyreme.incubate.nn.functional.transformer import fused_multi_head_attention, fused_multi_transformer
 from polyreme.nn.functional import fused_rotary_position_embedding
@@ -46,11 +47,13 @@ __all__ = [
     "fused_bias_act",
     "fused_bias_dropout_residual_layer_norm",
     "fused_dropout_add",
+    "fused_ec_moe",
     "fused_feedforward",
     "fused_layer_norm",
     "fused_linear",
     "fused_linear_activation",
     "fused_matmul_bias",
+    "fused_moe",
     "fused_multi_head_attention",
     "fused_multi_transformer",
     "fused_rms_norm",
@@ -61,6 +64,9 @@ __all__ = [
     "int_bincount",
     "masked_multihead_attention",
     "moe_combine",
+    "moe_dispatch",
+    "moe_ffn",
     "moe_gate_dispatch",
+    "moe_reduce",
     "variable_length_memory_efficient_attention",
 ]
