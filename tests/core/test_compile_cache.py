@@ -87,25 +87,36 @@ def test_bytes_of_the_environment(monkeypatch):
         flags.compile_cache_bytes()
 
 
+DAMAGED = """
+import sys
+from pathlib import Path
+
+import polyreme as paddle
+from polyreme.core import program_bound
+
+def compute():
+    print(paddle.nn.functional.softmax(paddle.to_tensor([1.0, 2.0])).tolist())
+
+compute()
+programs = [path for path in Path(sys.argv[1]).rglob("*") if path.is_file() and path.stat().st_size > 1000]
+assert programs
+for at, path in enumerate(programs):
+    path.write_bytes([b"", b"\\0garbage" * 99][at % 2])
+program_bound.bound.clear()
+compute()
+"""
+
+
 def test_damaged_programs_are_compiled_again(tmp_path):
-    code = "import polyreme as p; print(p.nn.functional.softmax(p.to_tensor([1.0, 2.0])).tolist())"
     settings = {"POLYREME_COMPILE_CACHE": str(tmp_path), "POLYREME_COMPILE_CACHE_SECONDS": "0.0001"}
-
-    def run():
-        return subprocess.run(
-            [sys.executable, "-c", code],
-            env=os.environ | settings,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        )
-
-    whole = run()
-    programs = [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 1000]
-    assert programs
-    for path, damaged in zip(programs, [b"", b"\x00garbage" * 99] * len(programs), strict=False):
-        path.write_bytes(damaged)
-    again = run()
-    assert again.stdout == whole.stdout
-    assert "Error reading persistent compilation cache entry" in again.stderr
+    run = subprocess.run(
+        [sys.executable, "-c", DAMAGED, tmp_path],
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    whole, again = run.stdout.splitlines()
+    assert again == whole
+    assert "Error reading persistent compilation cache entry" in run.stderr

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import polyreme as paddle
+from polyreme import autograd
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import DTypeError
 from polyreme.jit import to_static
@@ -51,18 +52,11 @@ def test_gradient_of_an_elementwise_function(name):
     np.testing.assert_allclose(z.grad.numpy(), want / (2 * STEP), atol=1e4 * STEP**2)
 
 
-def real(z):
-    return z if not paddle.is_complex(z) else z.real()
-
-
-def weighed(*outs):
-    """A real number that depends on every part of every output."""
-    weights = np.random.default_rng(5)
-    total = 0.0
-    for out in outs:
-        w = weights.standard_normal(out.shape) + 1j * weights.standard_normal(out.shape)
-        total = total + real(out * to_tensor(w if paddle.is_complex(out) else w.real)).sum()
-    return total
+def weights_of(outs):
+    """A number for every part of every output: the loss is the sum of their products, in NumPy."""
+    generator = np.random.default_rng(5)
+    drawn = [generator.standard_normal(o.shape) + 1j * generator.standard_normal(o.shape) for o in outs]
+    return [w if np.iscomplexobj(o) else w.real for w, o in zip(drawn, outs, strict=True)]
 
 
 def without_phase(vectors):
@@ -118,19 +112,22 @@ FUNCTIONS = {
 def test_gradient_equals_finite_differences(name):
     function, *values = FUNCTIONS[name]
 
-    def loss(*tensors):
-        out = function(*tensors)
-        return weighed(*(out if isinstance(out, (tuple, list)) else [out]))
+    def outputs(*tensors):
+        outs = function(*tensors)
+        return list(outs) if isinstance(outs, (tuple, list)) else [outs]
+
+    def loss(*arrays):
+        outs = [out.numpy() for out in outputs(*map(to_tensor, arrays))]
+        return sum(np.real(out * w).sum() for out, w in zip(outs, weights_of(outs), strict=True))
 
     tensors = [to_tensor(v, stop_gradient=False) for v in values]
-    loss(*tensors).backward()
+    outs = outputs(*tensors)
+    # d Re(sum(w out)) is Re(conj(conj(w)) d out)
+    autograd.backward(outs, [to_tensor(np.conj(w)) for w in weights_of([out.numpy() for out in outs])])
     for index, value in enumerate(values):
         unit = draw(*value.shape) if np.iscomplexobj(value) else RNG.standard_normal(value.shape)
         unit = unit / np.linalg.norm(unit)
-        ends = [
-            float(loss(*(to_tensor(v + sign * STEP * unit if i == index else v) for i, v in enumerate(values))))
-            for sign in (1, -1)
-        ]
+        ends = [loss(*(v + sign * STEP * unit if i == index else v for i, v in enumerate(values))) for sign in (1, -1)]
         gradient = tensors[index].grad.numpy()
         assert gradient.dtype == value.dtype
         # the slope along `unit` is Re(conj(gradient) unit); third derivatives are below 1e4 here
