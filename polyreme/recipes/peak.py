@@ -1,5 +1,6 @@
 """The arithmetic rate a device can reach: from its data sheet where known, else measured with one matmul."""
 
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,8 +35,8 @@ def find_peak(devices: Sequence[Any], dtype: str) -> Peak:
     """Peak of the devices for matmuls of this dtype.
 
     "MFU" is used against a data sheet. Where none applies (a CPU, float32, an unlisted device) one matmul is timed, for
-    about a third of a second, and the share is called "utilisation". Virtual CPU devices share the machine's cores:
-    they count once.
+    about a third of a second and once a process, and the share is called "utilisation". Virtual CPU devices share the
+    machine's cores: they count once.
     """
     device = devices[0]
     if dtype in ("bfloat16", "float16"):
@@ -51,6 +52,7 @@ def bytes_in_use(devices: Sequence[Any]) -> int:
     return max((device.memory_stats() or {}).get("bytes_in_use", 0) for device in devices)
 
 
+@functools.cache
 def _measure(device: Any, dtype: str) -> float:
     """FLOP/s of a square matmul: the best of several runs, as others may be using the machine."""
     size = 1024 if device.platform == "cpu" else 8192

@@ -136,6 +136,7 @@ def test_peak_of_the_cpu_is_measured_once_for_all_virtual_devices():
     assert peak.label == "utilisation"
     # one core does at least a GFLOP/s; no machine's CPU reaches 1 PFLOP/s
     assert 1e9 < peak.flops_per_second < 1e15
+    assert find_peak(devices, "float32") == peak  # no two measurements agree to the last bit
 
 
 def test_peak_from_the_data_sheet():
