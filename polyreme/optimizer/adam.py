@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyreme.errors import ConfigError
-from polyreme.kernels.adamw import adam_corrections, adamw
+from polyreme.kernels.adamw import adam_corrections, adamw, bias_correction
 from polyreme.optimizer.groups import fraction, nonnegative
 from polyreme.optimizer.lr import LRScheduler
 from polyreme.optimizer.optimizer import Optimizer
-from polyreme.optimizer.update import ParameterOptions, Slots, bias_correction
+from polyreme.optimizer.update import ParameterOptions, Slots
 
 
 class Adam(Optimizer):
@@ -54,7 +54,10 @@ class Adam(Optimizer):
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, multi_precision)
 
     def numbers(self, scalars: Slots, options: ParameterOptions) -> Slots:
-        of_rate, of_epsilon = adam_corrections(options["beta1"], options["beta2"], scalars["step"] + 1)
+        beta1, beta2, step = options["beta1"], options["beta2"], scalars["step"] + 1
+        if "moment2_max" in self.slots:
+            return {"of_mean": bias_correction(beta1, step), "of_square": bias_correction(beta2, step)}
+        of_rate, of_epsilon = adam_corrections(beta1, beta2, step)
         return {"of_rate": of_rate, "of_epsilon": of_epsilon}
 
     def rule(
@@ -62,7 +65,7 @@ class Adam(Optimizer):
     ) -> tuple[jax.Array, Slots, Slots]:
         step = scalars["step"] + 1
         if "moment2_max" in slots:
-            new = self._amsgrad(p, g, lr, slots, step, options)
+            new = self._amsgrad(p, g, lr, slots, scalars, options)
         else:
             new = self._adam(p, g, lr, slots, scalars, options)
         if options["rows_alone"]:
@@ -82,15 +85,14 @@ class Adam(Optimizer):
         return new_p[0], {"moment1": m[0], "moment2": v[0]}
 
     def _amsgrad(
-        self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, step: jax.Array, options: ParameterOptions
+        self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions
     ) -> tuple[jax.Array, Slots]:
         """The maximum is of the second moment before its bias is corrected; the correction is of that maximum."""
         beta1, beta2 = options["beta1"], options["beta2"]
         m = beta1 * slots["moment1"] + (1 - beta1) * g
         v = beta2 * slots["moment2"] + (1 - beta2) * g * g
         top = jnp.maximum(slots["moment2_max"], v)
-        m_hat = m / bias_correction(beta1, step, p.dtype)
-        v_hat = top / bias_correction(beta2, step, p.dtype)
+        m_hat, v_hat = m / scalars["of_mean"].astype(p.dtype), top / scalars["of_square"].astype(p.dtype)
         new_p = p * (1 - lr * self.decay_of(options)) - lr * m_hat / (jnp.sqrt(v_hat) + options["epsilon"])
         return new_p, {"moment1": m, "moment2": v, "moment2_max": top}
 
@@ -188,12 +190,14 @@ class Adamax(Optimizer):
         self._settings = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name)
 
+    def numbers(self, scalars: Slots, options: ParameterOptions) -> Slots:
+        return {"of_mean": bias_correction(options["beta1"], scalars["step"] + 1)}
+
     def rule(
         self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions
     ) -> tuple[jax.Array, Slots, Slots]:
         beta1, beta2 = options["beta1"], options["beta2"]
-        step = scalars["step"] + 1
         m = beta1 * slots["moment"] + (1 - beta1) * g
         u = jnp.maximum(jnp.abs(g), beta2 * slots["inf_norm"] + options["epsilon"])
-        new_p = p - lr / bias_correction(beta1, step, p.dtype) * m / u
-        return new_p, {"moment": m, "inf_norm": u}, {"step": step}
+        new_p = p - lr / scalars["of_mean"].astype(p.dtype) * m / u
+        return new_p, {"moment": m, "inf_norm": u}, {"step": scalars["step"] + 1}

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from polyreme.kernels.adamw import bias_correction
 from polyreme.optimizer.groups import fraction, nonnegative
 from polyreme.optimizer.lr import LRScheduler
 from polyreme.optimizer.optimizer import Optimizer
-from polyreme.optimizer.update import ParameterOptions, Slots, bias_correction
+from polyreme.optimizer.update import ParameterOptions, Slots
 
 _WARM_UP = 0.96
 _TERMS = np.arange(1, 57)  # 0.5^56 is below the rounding of float64
@@ -31,13 +32,14 @@ class _TwoMoments(Optimizer):
         self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions
     ) -> tuple[jax.Array, Slots, Slots]:
         beta1, beta2 = options["beta1"], options["beta2"]
-        step = scalars["step"] + 1
         m = beta1 * slots["moment1"] + (1 - beta1) * g
         v = beta2 * slots["moment2"] + (1 - beta2) * g * g
-        return p - lr * self.move(g, m, v, step, options), {"moment1": m, "moment2": v}, {"step": step}
+        numbers = {name: value.astype(v.dtype) for name, value in scalars.items() if name != "step"}
+        move = self.move(g, m, v, numbers, options["epsilon"])
+        return p - lr * move, {"moment1": m, "moment2": v}, {"step": scalars["step"] + 1}
 
-    def move(self, g: jax.Array, m: jax.Array, v: jax.Array, step: jax.Array, options: ParameterOptions) -> jax.Array:
-        """The step at rate 1."""
+    def move(self, g: jax.Array, m: jax.Array, v: jax.Array, numbers: Slots, epsilon: float) -> jax.Array:
+        """The step at rate 1. numbers: those of the parameter, in its dtype."""
         raise NotImplementedError
 
 
@@ -65,13 +67,25 @@ class NAdam(_TwoMoments):
         self._settings = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "momentum_decay": momentum_decay}
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name)
 
-    def move(self, g: jax.Array, m: jax.Array, v: jax.Array, step: jax.Array, options: ParameterOptions) -> jax.Array:
+    def numbers(self, scalars: Slots, options: ParameterOptions) -> Slots:
         beta1, decay = options["beta1"], options["momentum_decay"]
-        t = step.astype(v.dtype)
+        t = _wide(scalars["step"] + 1)
         now, following = _momentum(beta1, decay, t), _momentum(beta1, decay, t + 1)
         product = _momentum_product(beta1, decay, t)
-        ahead = following * m / (1 - product * following) + (1 - now) * g / (1 - product)
-        return ahead / (jnp.sqrt(v / bias_correction(options["beta2"], step, v.dtype)) + options["epsilon"])
+        return {
+            "of_mean": following / (1 - product * following),
+            "of_gradient": (1 - now) / (1 - product),
+            "of_square": bias_correction(options["beta2"], t),
+        }
+
+    def move(self, g: jax.Array, m: jax.Array, v: jax.Array, numbers: Slots, epsilon: float) -> jax.Array:
+        ahead = numbers["of_mean"] * m + numbers["of_gradient"] * g
+        return ahead / (jnp.sqrt(v / numbers["of_square"]) + epsilon)
+
+
+def _wide(step: jax.Array) -> jax.Array:
+    """Steps as wide as floats are: numbers that are nearly equal are subtracted."""
+    return step.astype(jnp.result_type(float))
 
 
 def _momentum(beta: float, decay: float, t: jax.Array) -> jax.Array:
@@ -79,18 +93,20 @@ def _momentum(beta: float, decay: float, t: jax.Array) -> jax.Array:
 
 
 def _momentum_product(beta: float, decay: float, t: jax.Array) -> jax.Array:
-    """mu_1 ... mu_t from t alone, so that nothing rounded is kept between steps.
+    """mu_1 ... mu_t from t alone, an array, so that nothing rounded is kept between steps.
 
     log(1 - q^i / 2) is -sum over k of (q^i / 2)^k / k; the sum over i = 1..t of q^(k i) is geometric.
     """
     if beta == 0:
-        return jnp.zeros((), t.dtype)
+        return jnp.zeros_like(t)
     rates = _TERMS * decay * np.log(_WARM_UP)  # log q^k
     if decay == 0:
-        sums: Any = t
+        sums: Any = t[..., None]
     else:
-        sums = jnp.expm1(jnp.asarray(rates, t.dtype) * t) * jnp.asarray(np.exp(rates) / np.expm1(rates), t.dtype)
-    logs = -jnp.sum(jnp.asarray(0.5**_TERMS / _TERMS, t.dtype) * sums)
+        sums = jnp.expm1(jnp.asarray(rates, t.dtype) * t[..., None]) * jnp.asarray(
+            np.exp(rates) / np.expm1(rates), t.dtype
+        )
+    logs = -jnp.sum(jnp.asarray(0.5**_TERMS / _TERMS, t.dtype) * sums, -1)
     return jnp.exp(t * np.log(beta) + logs)
 
 
@@ -116,14 +132,15 @@ class RAdam(_TwoMoments):
         self._settings = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name)
 
-    def move(self, g: jax.Array, m: jax.Array, v: jax.Array, step: jax.Array, options: ParameterOptions) -> jax.Array:
-        beta2 = options["beta2"]
-        m_hat = m / bias_correction(options["beta1"], step, m.dtype)
-        longest = 2 / (1 - beta2) - 1
-        # two numbers near rho_inf are subtracted: as wide as there is
-        t = step.astype(jnp.result_type(float))
-        remaining = bias_correction(beta2, t, t.dtype)
+    def numbers(self, scalars: Slots, options: ParameterOptions) -> Slots:
+        t, longest = _wide(scalars["step"] + 1), 2 / (1 - options["beta2"]) - 1
+        remaining = bias_correction(options["beta2"], t)
         rho = longest - 2 * t * (1 - remaining) / remaining
         ratio = (rho - 4) * (rho - 2) * longest / ((longest - 4) * (longest - 2) * jnp.maximum(rho, 1))
-        trust = jnp.sqrt(jnp.where(rho > 5, ratio * remaining, 0)).astype(v.dtype)
-        return m_hat * jnp.where(rho > 5, trust / (jnp.sqrt(v) + options["epsilon"]), 1)
+        # 0 where the variance cannot be trusted yet, and there alone
+        trust = jnp.sqrt(jnp.where(rho > 5, ratio * remaining, 0))
+        return {"of_mean": bias_correction(options["beta1"], t), "trust": trust}
+
+    def move(self, g: jax.Array, m: jax.Array, v: jax.Array, numbers: Slots, epsilon: float) -> jax.Array:
+        trust = numbers["trust"]
+        return m / numbers["of_mean"] * jnp.where(trust > 0, trust / (jnp.sqrt(v) + epsilon), 1)

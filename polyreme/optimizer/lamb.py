@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from polyreme.errors import ConfigError
+from polyreme.kernels.adamw import bias_correction
 from polyreme.optimizer.groups import flag, fraction, nonnegative
 from polyreme.optimizer.lr import LRScheduler
 from polyreme.optimizer.optimizer import Optimizer
-from polyreme.optimizer.update import ParameterOptions, Slots, bias_correction
+from polyreme.optimizer.update import ParameterOptions, Slots
 
 
 class Lamb(Optimizer):
@@ -60,19 +61,23 @@ class Lamb(Optimizer):
     def options_of(self, param: Any) -> tuple[tuple[str, Any], ...]:
         return (("decays", self._excluded is None or not self._excluded(param)),)
 
+    def numbers(self, scalars: Slots, options: ParameterOptions) -> Slots:
+        step = scalars["step"] + 1
+        of_mean, of_square = (bias_correction(options[beta], step) for beta in ("beta1", "beta2"))
+        return {"of_mean": of_mean, "of_square": of_square}
+
     def rule(
         self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions
     ) -> tuple[jax.Array, Slots, Slots]:
         beta1, beta2 = options["beta1"], options["beta2"]
         decay = options["lamb_weight_decay"] if options["decays"] else 0.0
-        step = scalars["step"] + 1
         m = beta1 * slots["moment1"] + (1 - beta1) * g
         v = beta2 * slots["moment2"] + (1 - beta2) * g * g
-        m_hat, v_hat = m / bias_correction(beta1, step, p.dtype), v / bias_correction(beta2, step, p.dtype)
+        m_hat, v_hat = m / scalars["of_mean"].astype(p.dtype), v / scalars["of_square"].astype(p.dtype)
         r = m_hat / (jnp.sqrt(v_hat) + options["epsilon"]) + decay * p
         if decay > 0 or options["always_adapt"]:
             lr = lr * _trust(p, r)
-        return p - lr * r, {"moment1": m, "moment2": v}, {"step": step}
+        return p - lr * r, {"moment1": m, "moment2": v}, {"step": scalars["step"] + 1}
 
 
 def _trust(p: jax.Array, r: jax.Array) -> jax.Array:
