@@ -99,7 +99,7 @@ class Optimizer(OptimizerState):
         self._rate_dtype = (
             dtypes.float64 if any(p.dtype == dtypes.float64 for p in self._parameters) else dtypes.float32
         )
-        start = self._initial_rate(learning_rate)
+        start = self._rate_number = self._initial_rate(learning_rate)
         with state.outside_capture():
             rate = Tensor(from_host(np.asarray(start, self._rate_dtype)))
         self._shared = SharedState(rate, len(self._parameters))
@@ -222,8 +222,11 @@ class Optimizer(OptimizerState):
         if any(b() is bound for b in self._bound):
             return
         if self.rate_variable is None:
+            # not the array's value: float64 parameters, which this optimizer may not know, take more of it
             with state.outside_capture():
-                bound._set_rate(self.get_lr())
+                now = self.get_lr()
+                is_rounded = self._rate_dtype.type(self._rate_number) == now
+                bound._set_rate(self._rate_number if is_rounded else now)
         self._bound = [*(b for b in self._bound if b() is not None), weakref.ref(bound)]
 
     def take_rate(self, value: Tensor) -> None:
@@ -268,6 +271,7 @@ class Optimizer(OptimizerState):
         for bound in (ref() for ref in self._bound):
             if bound is not None:
                 bound._set_rate(value)
+        self._rate_number = value
         new = np.asarray(value, self._rate_dtype)
         for rate in rates:
             now = rate._array

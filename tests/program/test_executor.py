@@ -78,3 +78,20 @@ def test_a_closed_executor_and_what_is_no_program_are_refused(static_mode):
     exe.close()
     with pytest.raises(ProgramError, match="after close"):
         exe.run()
+
+
+def test_float64_parameters_are_moved_by_the_whole_rate(static_mode):
+    x = static.data("x", [None, 4], "float64")
+    weight = static.create_parameter([4, 1], "float64")
+    optimizer = paddle.optimizer.SGD(0.1)  # it does not know yet of what
+    optimizer.minimize(paddle.matmul(x, weight).sum())
+    exe = static.Executor()
+    exe.run(static.default_startup_program())
+    steps = []
+    for rate in (0.1, 0.3):
+        optimizer.set_lr(rate)
+        start = np.array(static.global_scope().find_var(weight.name).get_tensor())
+        exe.run(feed={"x": X.astype("float64")}, fetch_list=[])
+        steps.append(start - np.array(static.global_scope().find_var(weight.name).get_tensor()))
+    for rate, step in zip((0.1, 0.3), steps, strict=True):
+        np.testing.assert_allclose(step[:, 0], rate * X.sum(0, "float64"), rtol=16 * 2.0**-52)
