@@ -15,6 +15,7 @@ from jax import Array, lax
 
 from polyreme.core.dtype import floating
 from polyreme.core.op import op
+from polyreme.core.symbol import DYNAMIC
 from polyreme.errors import ShapeError
 from polyreme.ops.activation import wide
 from polyreme.ops.bounds import at_hand, preceded
@@ -23,6 +24,7 @@ from polyreme.ops.windows import per_dim
 
 # regions pooled at once: a [32, channels, bins, width] array stays small beside the images
 _AT_ONCE = 32
+_INT32 = jnp.iinfo(jnp.int32)
 
 
 def _fitting(what: str) -> Callable[..., None]:
@@ -30,13 +32,16 @@ def _fitting(what: str) -> Callable[..., None]:
 
     def check(x: Any, boxes: Any, boxes_num: Any, *rest: Any, **settings: Any) -> None:
         image, region, number = (tuple(getattr(a, "shape", ())) for a in (x, boxes, boxes_num))
-        if len(image) != 4 or len(region) != 2 or region[1] != 4 or number != image[:1]:
+        fits = [len(dims) for dims in (image, region, number)] == [4, 2, 1]
+        # DYNAMIC: a size of a Program that is known once it runs
+        sizes = zip((*region[1:], *number), (4, *image[:1]), strict=True) if fits else ()
+        if not fits or any(a != b and DYNAMIC not in (a, b) for a, b in sizes):
             raise ShapeError(
                 f"{what}: x {list(image)}, boxes {list(region)}, boxes_num {list(number)}; needs "
                 "[n, channels, height, width], [boxes, 4] and [n]"
             )
         count = at_hand(boxes_num)
-        if count is not None and (count.sum() != region[0] or count.min(initial=0) < 0):
+        if count is not None and region[0] != DYNAMIC and (count.sum() != region[0] or count.min(initial=0) < 0):
             raise ShapeError(
                 f"{what}: boxes_num={count.tolist()} adds up to {count.sum()}, but there are {region[0]} boxes"
             )
@@ -114,7 +119,7 @@ def roi_align(
     if not boxes.shape[0]:
         return jnp.zeros((0, x.shape[1], height, width), x.dtype)
     corners = lax.stop_gradient(wide(boxes)) * spatial_scale - (0.5 if aligned else 0.0)
-    low, length = corners[:, :2], corners[:, 2:] - corners[:, :2]
+    low, length = corners[:, :2], corners[:, 2:4] - corners[:, :2]
     if not aligned:
         length = jnp.maximum(length, 1)
     rows = _align_weights(low[:, 1], length[:, 1], height, x.shape[2], sampling_ratio).astype(x.dtype)
@@ -136,12 +141,13 @@ def roi_pool(x: Array, boxes: Array, boxes_num: Array, output_size: Any, spatial
     if not boxes.shape[0]:
         return jnp.zeros((0, x.shape[1], height, width), x.dtype)
     corners = _halves_up(lax.stop_gradient(wide(boxes)) * spatial_scale)
-    low, length = corners[:, :2], jnp.maximum(corners[:, 2:] - corners[:, :2] + 1, 1)
+    low, length = corners[:, :2], jnp.maximum(corners[:, 2:4] - corners[:, :2] + 1, 1)
     rows = _bin_ends(low[:, 1], length[:, 1], height, x.shape[2])
     columns = _bin_ends(low[:, 0], length[:, 0], width, x.shape[3])
     # one row a pixel, so that what is gathered lies together
     pixels = jnp.moveaxis(x, 1, -1).reshape(-1, x.shape[1])
-    images = jnp.arange(x.shape[0], dtype=jnp.int32) * x.shape[2]
+    index = jnp.int32 if len(pixels) <= _INT32.max else jnp.int64
+    images = jnp.arange(x.shape[0], dtype=index) * x.shape[2]
     image = jnp.repeat(images, boxes_num, total_repeat_length=boxes.shape[0])
     at, empty = _places_of_largest(lax.stop_gradient(pixels), image, rows, columns, x.shape[3])
     found = read_along(pixels, at.reshape(-1, x.shape[1]), 0).reshape(at.shape)
@@ -195,7 +201,7 @@ def psroi_pool(x: Array, boxes: Array, boxes_num: Array, output_size: Any, spati
     if not boxes.shape[0]:
         return jnp.zeros((0, channels, height, width), x.dtype)
     corners = _halves_up(wide(boxes))
-    low, high = corners[:, :2] * spatial_scale, (corners[:, 2:] + 1) * spatial_scale
+    low, high = corners[:, :2] * spatial_scale, (corners[:, 2:4] + 1) * spatial_scale
     # the paper's code keeps a box from being empty so
     length = jnp.maximum(high - low, 0.1)
     rows = _in_bins(low[:, 1], length[:, 1], height, x.shape[2]).astype(x.dtype)

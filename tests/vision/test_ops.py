@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from polyreme import disable_static, enable_static, static
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CaptureError, ConfigError, DataError, DTypeError, ShapeError
 from polyreme.jit import to_static
@@ -31,6 +32,23 @@ def test_layers_are_their_functions():
         np.testing.assert_array_equal(layer(x, boxes, count).numpy(), expected.numpy())
     shifted = ops.RoIAlign(2)(x, boxes, count, aligned=False)
     np.testing.assert_array_equal(shifted.numpy(), ops.roi_align(x, boxes, count, 2, aligned=False).numpy())
+
+
+def test_regions_are_pooled_in_programs_of_open_sizes():
+    feed = {"x": array(1, 8, 6, 7), "boxes": BOXES, "count": np.array([2], "int32")}
+    want = [f(*map(to_tensor, feed.values()), 2).numpy() for f in (ops.roi_align, ops.roi_pool, ops.psroi_pool)]
+    enable_static()
+    try:
+        with static.program_guard(static.Program(), static.Program()):
+            inputs = [static.data(n, [None] * a.ndim, a.dtype.name) for n, a in feed.items()]
+            outs = [f(*inputs, 2) for f in (ops.roi_align, ops.roi_pool, ops.psroi_pool)]
+            got = static.Executor().run(feed=feed, fetch_list=outs)
+            with pytest.raises(ShapeError, match=r"boxes \[-1, 5\], .*; needs .* \[boxes, 4\]"):
+                ops.roi_align(inputs[0], static.data("wide", [None, 5]), inputs[2], 2)
+    finally:
+        disable_static()
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=32 * 2.0**-23, atol=32 * 2.0**-23)
 
 
 def test_a_deformable_layer_that_moves_nothing_is_a_convolution_and_learns():
