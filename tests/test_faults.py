@@ -2,15 +2,19 @@
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from polyreme.errors import ConfigError
 from polyreme.faults import FaultInjected, point
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_unset_does_nothing(monkeypatch):
@@ -97,3 +101,18 @@ def test_a_fault_may_be_kept_to_one_rank(monkeypatch):
     monkeypatch.setenv("FAULTS", "rank1:train.step:raise@7,other:raise")
     with pytest.raises(FaultInjected, match=r"train\.step@7"):
         point("train.step", 7)
+
+
+def test_each_row_of_the_documented_faults_names_tests_that_exist():
+    """docs/reliability.md: | row | fault | points | `file::test`<br>`::test of the same file` |"""
+    page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| [^|]+ \| (\d) \| ([^|]+) \|$", page, re.MULTILINE)
+    assert [int(number) for number, _, _ in rows] == [*range(1, 43), 48]
+    (points,) = re.findall(r"the other (\d+) points are held", page)
+    assert int(points) == sum(int(weight) for _, weight, _ in rows)
+    for number, _, tests in rows:
+        file = None
+        for test in tests.split("<br>"):
+            path, name = test.strip("`").split("::")
+            file = ROOT / "tests" / path if path else file
+            assert f"\ndef {name}(" in file.read_text(encoding="utf-8"), f"row {number}: {test}"
