@@ -1,5 +1,8 @@
 """MoE and Router: against every token through every expert, captured, under autocast; capacities, losses, refusals."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import scipy.special as sp
@@ -121,3 +124,12 @@ def test_the_selection_bias_is_saved_and_no_parameter():
 def test_refuses_what_does_not_fit(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_every_block_of_the_page_runs():
+    page = Path(__file__).parent.parent.parent / "docs" / "experts.md"
+    names = {"__name__": "page"}
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(blocks) >= 3
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), names)
