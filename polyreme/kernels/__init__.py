@@ -2,6 +2,8 @@
 
 from polyreme.kernels.adamw import adamw, adamw_plain
 from polyreme.kernels.attention import attention, attention_plain
+from polyreme.kernels.column_attention import column_attention, column_attention_plain
+from polyreme.kernels.columns import Columns
 from polyreme.kernels.experts import exchanged_experts, experts
 from polyreme.kernels.grouped import grouped_matmul, grouped_matmul_plain, grouped_outer, grouped_outer_plain
 from polyreme.kernels.linear import linear, linear_plain
@@ -14,13 +16,21 @@ from polyreme.kernels.residual_norm import (
     residual_rms_norm,
     residual_rms_norm_plain,
 )
-from polyreme.kernels.ring_attention import ring_attention, ulysses_attention
+from polyreme.kernels.ring_attention import (
+    ring_attention,
+    ring_column_attention,
+    ulysses_attention,
+    ulysses_column_attention,
+)
 
 __all__ = [
+    "Columns",
     "adamw",
     "adamw_plain",
     "attention",
     "attention_plain",
+    "column_attention",
+    "column_attention_plain",
     "exchanged_experts",
     "experts",
     "grouped_matmul",
@@ -40,7 +50,9 @@ __all__ = [
     "residual_rms_norm",
     "residual_rms_norm_plain",
     "ring_attention",
+    "ring_column_attention",
     "rms_norm",
     "rms_norm_plain",
     "ulysses_attention",
+    "ulysses_column_attention",
 ]

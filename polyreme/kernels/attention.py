@@ -8,6 +8,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.kernels import attention_blocked, select
@@ -85,6 +86,11 @@ def attention_plain(
     spec = AttentionSpec(
         causal=causal, scale=q.shape[-1] ** -0.5 if scale is None else scale, dropout_rate=dropout_rate
     )
+    return plain_with_logsumexp(spec, q, k, v, mask, attention_blocked.draw_of(dropout_key, origin))[0]
+
+
+def plain_with_logsumexp(spec: AttentionSpec, q, k, v, mask, draw) -> tuple[jax.Array, jax.Array]:
+    """-> what attention_plain gives, and the logsumexp of the scores, [b, h, s]: -inf for a query that sees no key."""
     b, s, h, d = q.shape
     t, n = k.shape[1:3]
     acc = jnp.promote_types(q.dtype, jnp.float32)
@@ -92,14 +98,15 @@ def attention_plain(
     scores = jnp.einsum("bsngd,btnd->bngst", q_grouped, k.astype(acc)) * spec.scale
     scores = attention_blocked.masked(spec, scores, attention_blocked.grouped_mask(mask, n), t - s)
     top = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
-    weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0)))
+    weights = jnp.exp(scores - lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0)))
     total = weights.sum(-1, keepdims=True)
     probs = weights / jnp.where(total == 0, 1, total)
-    draw = attention_blocked.draw_of(dropout_key, origin)
-    if draw is not None and dropout_rate > 0:
+    if draw is not None and spec.dropout_rate > 0:
         probs = probs * attention_blocked.dropout_scale(spec, draw, probs.shape).astype(acc)
     out = jnp.einsum("bngst,btnd->bsngd", probs, v.astype(acc))
-    return out.reshape(b, s, h, d).astype(q.dtype)
+    empty = total == 0
+    lse = jnp.where(empty, -jnp.inf, lax.stop_gradient(top) + jnp.log(jnp.where(empty, 1, total)))
+    return out.reshape(b, s, h, d).astype(q.dtype), lse.reshape(b, h, s)
 
 
 def _cudnn_takes(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> bool:

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.random import threefry2x32_p
 
+from polyreme.kernels.columns import Columns, seen
+
 BLOCK_QUERIES = 64  # measured best of 32, 64, 128 and 256 at seq 256, head dim 32, two cores
 MAX_SPANS = 8  # spans are unrolled, the blocks within one run in a loop: program size stays bounded
 
@@ -46,6 +48,15 @@ def draw_of(key, origin=None) -> Draw | None:
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.key_data(key)
     return Draw(key, jnp.zeros(5, jnp.uint32) if origin is None else origin)
+
+
+def part_of(draw: Draw | None, heads: int, *, batch=0, head=0, row=0, col=0) -> Draw | None:
+    """The Draw of a part of the arrays, which have `heads` query heads, that begins at these places in them."""
+    if draw is None:
+        return None
+    places = jnp.stack([jnp.asarray(x).astype(jnp.uint32) for x in (batch, head, row, col)])
+    total = draw.origin[4:]
+    return draw._replace(origin=jnp.concatenate([draw.origin[:4] + places, jnp.where(total == 0, heads, total)]))
 
 
 class QueryBlocks(NamedTuple):
@@ -100,19 +111,19 @@ def masked(spec: AttentionSpec, scores, mask, offset) -> jax.Array:
 
 
 def grouped_mask(mask, n: int):
-    """A mask that broadcasts to [b, h, s, t] as one that broadcasts to [b, n, g, s, t]."""
-    if mask is None:
-        return None
+    """A mask that broadcasts to [b, h, s, t] as one that broadcasts to [b, n, g, s, t]; Columns as they are."""
+    if mask is None or isinstance(mask, Columns):
+        return mask
     b, h, s, t = (1,) * (4 - mask.ndim) + mask.shape
     return mask.reshape(b, 1, 1, s, t) if h == 1 else mask.reshape(b, n, h // n, s, t)
 
 
-def dropout_scale(spec: AttentionSpec, draw: Draw, shape, start=0) -> jax.Array:
-    """0 or 1 / (1 - rate) for every probability [b, n, g, s, t]; start: the first query, counted from the origin."""
+def dropout_scale(spec: AttentionSpec, draw: Draw, shape) -> jax.Array:
+    """0 or 1 / (1 - rate) for every probability [b, n, g, s, t]."""
     b, n, g, s, t = shape
     batch, head, row, col, heads = draw.origin
     # a key for each query, then a counter over the two words: no two probabilities share a number, whatever the lengths
-    rows = row + jnp.asarray(start).astype(jnp.uint32) + jnp.arange(s, dtype=jnp.uint32)
+    rows = row + jnp.arange(s, dtype=jnp.uint32)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(draw.key, rows)
     entry = (batch + jnp.arange(b, dtype=jnp.uint32)) * jnp.where(heads == 0, n * g, heads)
     pair = (entry[:, None] + head + jnp.arange(n * g, dtype=jnp.uint32)).reshape(b, n, g, 1, 1)
@@ -123,7 +134,8 @@ def dropout_scale(spec: AttentionSpec, draw: Draw, shape, start=0) -> jax.Array:
     return jnp.where(kept, jnp.float32(1 / (1 - spec.dropout_rate)), jnp.float32(0))
 
 
-def _group(q, n: int) -> jax.Array:
+def group(q, n: int) -> jax.Array:
+    """[b, s, n * g, d] -> [b, n, g, s, d], in float32 or wider."""
     b, s, h, d = q.shape
     acc = jnp.promote_types(q.dtype, jnp.float32)
     return q.reshape(b, s, n, h // n, d).transpose(0, 2, 3, 1, 4).astype(acc)
@@ -143,35 +155,43 @@ def _rows(x) -> jax.Array:
     return x.reshape(b, n, g * r, d)
 
 
-def _swap(x) -> jax.Array:
+def swap(x) -> jax.Array:
+    """x with its last two dims exchanged."""
     return jnp.swapaxes(x, -1, -2)
 
 
-class _ScoreBlock:
-    """One block's view of the inputs: its scores, its mask, its dropout."""
+class ScoreBlock:
+    """One block of scores: its mask, its dropout. mask broadcasts to [b, n, g, r, e]; row i sees keys to i + offset."""
 
-    def __init__(self, spec: AttentionSpec, span: QueryBlocks, start, offset: int, mask, draw: Draw | None):
-        self.spec, self.span, self.start, self.offset = spec, span, start, offset
-        self.mask, self.draw = mask, draw
-
-    def cut(self, x, dim: int = 3) -> jax.Array:
-        """The block's rows of x."""
-        return lax.dynamic_slice_in_dim(x, self.start, self.span.rows, dim)
+    def __init__(self, spec: AttentionSpec, mask, offset, draw: Draw | None):
+        self.spec, self.mask, self.offset, self.draw = spec, mask, offset, draw
 
     def scores(self, qi, ke) -> jax.Array:
         """qi [b, n, g, r, d], scaled; ke [b, n, e, d] -> [b, n, g, r, e]."""
-        raw = (_rows(qi) @ _swap(ke)).reshape(*qi.shape[:-1], ke.shape[2])
-        mask = self.mask
-        if mask is not None:
-            mask = mask if mask.shape[3] == 1 else self.cut(mask)
-            mask = mask if mask.shape[4] == 1 else mask[..., : self.span.keys]
-        return masked(self.spec, raw, mask, self.start + self.offset)
+        raw = (_rows(qi) @ swap(ke)).reshape(*qi.shape[:-1], ke.shape[2])
+        return masked(self.spec, raw, self.mask, self.offset)
 
     def keep(self, shape):
         """Dropout's factor for the block, or None."""
         if self.draw is None or self.spec.dropout_rate == 0:
             return None
-        return dropout_scale(self.spec, self.draw, shape, self.start)
+        return dropout_scale(self.spec, self.draw, shape)
+
+
+def _cut(span: QueryBlocks, start, x, dim: int = 3) -> jax.Array:
+    """The rows of x of the block at start."""
+    return lax.dynamic_slice_in_dim(x, start, span.rows, dim)
+
+
+def _span_block(spec: AttentionSpec, span: QueryBlocks, start, offset: int, qs, mask, draw) -> ScoreBlock:
+    """The block of the span's rows at start, against the keys that the span needs; mask by groups, or Columns."""
+    n, g = qs.shape[1:3]
+    if isinstance(mask, Columns):
+        mask = grouped_mask(seen(mask, span.rows, start, span.keys), n)
+    elif mask is not None:
+        mask = mask if mask.shape[3] == 1 else _cut(span, start, mask)
+        mask = mask if mask.shape[4] == 1 else mask[..., : span.keys]
+    return ScoreBlock(spec, mask, start + offset, part_of(draw, n * g, row=start))
 
 
 def _walk(span: QueryBlocks, body, carry) -> tuple[Any, Any]:
@@ -192,14 +212,14 @@ def _join(stacked) -> jax.Array:
 def forward(spec: AttentionSpec, q, k, v, mask, draw: Draw | None):
     """-> out as q, logsumexp [b, n, g, s, 1]: +inf for a query that sees no key."""
     s, t, n = q.shape[1], k.shape[1], k.shape[2]
-    qs, ks, vs, mask = _group(q, n) * spec.scale, _keys(k), _keys(v), grouped_mask(mask, n)
+    qs, ks, vs, mask = group(q, n) * spec.scale, _keys(k), _keys(v), grouped_mask(mask, n)
     outs, lses = [], []
     for span in spans(spec, s, t):
         ke, ve = ks[:, :, : span.keys], vs[:, :, : span.keys]
 
         def body(start, carry, span=span, ke=ke, ve=ve):
-            block = _ScoreBlock(spec, span, start, t - s, mask, draw)
-            return carry, _forward_block(block, block.cut(qs), ke, ve)
+            block = _span_block(spec, span, start, t - s, qs, mask, draw)
+            return carry, forward_block(block, _cut(span, start, qs), ke, ve)
 
         _, (out, lse) = _walk(span, body, ())
         outs.append(_join(out))
@@ -207,7 +227,7 @@ def forward(spec: AttentionSpec, q, k, v, mask, draw: Draw | None):
     return _ungrouped(jnp.concatenate(outs, 3), q), jnp.concatenate(lses, 3)
 
 
-def _forward_block(block: _ScoreBlock, qi, ke, ve):
+def forward_block(block: ScoreBlock, qi, ke, ve):
     """-> out [b, n, g, r, d], logsumexp [b, n, g, r, 1]: +inf for a row that sees no key, whose probabilities are 0."""
     scores = block.scores(qi, ke)
     top = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
@@ -227,26 +247,36 @@ def _attention_fwd(spec: AttentionSpec, q, k, v, mask, draw):
     return out, (q, k, v, mask, draw, out, lse)
 
 
-def backward(spec: AttentionSpec, residuals, dout):
-    """(q, k, v, mask, draw, out, lse), dout -> dq, dk, dv, dmask, None.
+def merge_weights(lse_a, lse_b) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What two results over parts of the keys weigh in that over both, and its logsumexp; -inf where no key is seen."""
+    top = jnp.maximum(lse_a, lse_b)
+    safe = jnp.where(top == -jnp.inf, 0, top)
+    weight_a, weight_b = jnp.exp(lse_a - safe), jnp.exp(lse_b - safe)
+    total = weight_a + weight_b
+    norm = jnp.where(total == 0, 1, total)
+    return weight_a / norm, weight_b / norm, jnp.where(total == 0, -jnp.inf, safe + jnp.log(norm))
+
+
+def backward(spec: AttentionSpec, residuals, dout, dlse=None):
+    """(q, k, v, mask, draw, out, lse), dout and the gradient of lse, if it has one -> dq, dk, dv, dmask, None.
 
     With out and lse of all keys and k and v a part of them, the gradients are that part's: dk and dv are whole, dq is
     to be added up.
     """
     q, k, v, mask, draw, out, lse = residuals
     s, t, n = q.shape[1], k.shape[1], k.shape[2]
-    qs, ks, vs, bias = _group(q, n) * spec.scale, _keys(k), _keys(v), grouped_mask(mask, n)
-    do = _group(dout, n)
-    delta = (do * _group(out, n)).sum(-1, keepdims=True)  # sum over keys of p dp (arXiv:2205.14135, eq. 4)
+    qs, ks, vs, bias = group(q, n) * spec.scale, _keys(k), _keys(v), grouped_mask(mask, n)
+    do = group(dout, n)
+    delta = (do * group(out, n)).sum(-1, keepdims=True)  # sum over keys of p dp (arXiv:2205.14135, eq. 4)
+    delta = delta if dlse is None else delta - dlse
     dqs, dbiases, dk, dv = [], [], None, None
     for span in spans(spec, s, t):
         ke, ve = ks[:, :, : span.keys], vs[:, :, : span.keys]
 
         def body(start, carry, span=span, ke=ke, ve=ve):
-            block = _ScoreBlock(spec, span, start, t - s, bias, draw)
-            dq, dki, dvi, dbias = _backward_block(
-                block, block.cut(qs), block.cut(do), block.cut(lse), block.cut(delta), ke, ve
-            )
+            block = _span_block(spec, span, start, t - s, qs, bias, draw)
+            rows = (_cut(span, start, x) for x in (qs, do, lse, delta))
+            dq, dki, dvi, dbias = backward_block(block, *rows, ke, ve)
             return jax.tree.map(jnp.add, carry, (dki, dvi)) if carry else (dki, dvi), (dq, dbias)
 
         empty = jnp.zeros((*ke.shape[:2], ke.shape[3], ke.shape[2]), ke.dtype)
@@ -258,33 +288,38 @@ def backward(spec: AttentionSpec, residuals, dout):
     return dq, _keys_grad(dk, k), _keys_grad(dv, v), _mask_grad(dbiases, mask, bias, t), None
 
 
-def _backward_block(block: _ScoreBlock, qi, do, lse, delta, ke, ve):
+def backward_block(block: ScoreBlock, qi, do, lse, delta, ke, ve):
     """-> dq [b, n, g, r, d], dk and dv [b, n, d, e], dbias or None.
 
     dk and dv are made transposed: the long operand of the product then needs no transpose, which doubles its speed.
     """
     probs = jnp.exp(block.scores(qi, ke) - lse)
-    dprobs = (_rows(do) @ _swap(ve)).reshape(probs.shape)
+    dprobs = (_rows(do) @ swap(ve)).reshape(probs.shape)
     keep = block.keep(probs.shape)
     dropped = probs
     if keep is not None:
         dropped, dprobs = probs * keep.astype(probs.dtype), dprobs * keep.astype(probs.dtype)
     dscores = probs * (dprobs - delta)
     dq = (_rows(dscores) @ ke).reshape(qi.shape)
-    dk, dv = _swap(_rows(qi)) @ _rows(dscores), _swap(_rows(do)) @ _rows(dropped)
+    dk, dv = swap(_rows(qi)) @ _rows(dscores), swap(_rows(do)) @ _rows(dropped)
     return dq, dk, dv, _bias_block(block, dscores)
 
 
-def _bias_block(block: _ScoreBlock, dscores):
+def has_gradient(mask) -> bool:
+    """Whether a mask, None or Columns is added to the scores."""
+    return mask is not None and not isinstance(mask, Columns) and mask.dtype != jnp.bool_
+
+
+def _bias_block(block: ScoreBlock, dscores):
     mask = block.mask
-    if mask is None or mask.dtype == jnp.bool_:
+    if not has_gradient(mask):
         return None
     dims = tuple(dim for dim in range(5) if mask.shape[dim] == 1)
     return dscores.sum(dims, keepdims=True)
 
 
 def _mask_grad(parts: list, mask, bias, t: int):
-    if mask is None or mask.dtype == jnp.bool_:
+    if not has_gradient(mask):
         return None
     wide = [_pad_last(part, t) if bias.shape[4] > 1 else part for part in parts]
     if bias.shape[3] == 1:

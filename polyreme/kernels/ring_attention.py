@@ -7,8 +7,8 @@ their gradients. Memory a device: (sequence / ways)^2 scores at most, in blocks.
 ulysses_attention (source: arXiv:2309.14509): an all-to-all turns a split of the sequence into a split of the heads,
 each device attends with its heads over the whole sequence, an all-to-all turns the result back.
 
-The plain twin of both is attention_plain. Shape legend: b batch, h query heads, n key heads, s query length, t key
-length, d head dim; _l marks a device's part.
+The plain twin of both is attention_plain, or under a mask of columns column_attention_plain. Shape legend: b batch,
+h query heads, n key heads, s query length, t key length, d head dim; _l marks a device's part.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from polyreme.errors import ConfigError, ShapeError
 from polyreme.kernels import attention_blocked, select
 from polyreme.kernels.attention import attention, check
 from polyreme.kernels.attention_blocked import AttentionSpec
+from polyreme.kernels.column_attention import attend, column_attention, pull, shown_logsumexp
+from polyreme.kernels.columns import BLOCK, Columns, part_of
 from polyreme.mesh.axes import nearest_multiples
 
 Axes = tuple[str, ...]
@@ -55,6 +57,14 @@ class Split:
     def idle(self) -> Axes:
         """Axes of one device. Named in a spec they keep a backward pass from summing over them, which does nothing."""
         return tuple(a for a, n in self.mesh.shape.items() if n == 1 and a not in self.batch + self.seq + self.heads)
+
+    def logsumexp_spec(self, heads: Axes, queries: Axes) -> PartitionSpec:
+        """Layout of a logsumexp [b, h, s]."""
+        return PartitionSpec(self.batch + self.idle or None, heads or None, queries or None)
+
+    def columns_spec(self, columns: Columns, heads: Axes) -> Columns:
+        """Layout of a mask of columns: whole in queries and keys; a dim of size 1 is whole everywhere."""
+        return jax.tree.map(lambda x: self.mask_spec(x, heads, ()), columns)
 
     def mask_spec(self, mask: jax.Array, heads: Axes, queries: Axes) -> PartitionSpec:
         """Layout of a mask [b, h, s, t]; a dim of size 1 is whole everywhere."""
@@ -88,19 +98,55 @@ def ring_attention(
 
     Raises ShapeError for a length that the ring does not divide, and for causal with s != t; else as attention does.
     """
-    _check_split(q, k, split)
-    check(q, k, v, mask, dropout_key, dropout_rate)
-    if not select.attention_allows("efficient"):
-        raise ConfigError("ring_attention: it is of the kind EFFICIENT_ATTENTION, which is not allowed here; allow it")
+    _check_ring(q, k, v, mask, split, dropout_key, dropout_rate)
     if causal and q.shape[1] != k.shape[1]:
         raise ShapeError(
             f"ring_attention: causal with {q.shape[1]} queries and {k.shape[1]} keys; they must be equally many, or "
             "give a mask"
         )
     spec = AttentionSpec(causal, float(q.shape[-1] ** -0.5) if scale is None else scale, dropout_rate)
-    key = attention_blocked.draw_of(dropout_key)
     mask = None if mask is None else mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-    return _ring(spec, split, q, k, v, mask, None if key is None or dropout_rate == 0 else key.key)
+    return _ring(spec, split, q, k, v, mask, _raw_key(dropout_key, dropout_rate))[0]
+
+
+def ring_column_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    columns: Columns,
+    *,
+    split: Split,
+    scale: float | None = None,
+    dropout_key: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+) -> tuple[jax.Array, jax.Array]:
+    """kernels.column_attention round the ring -> out split as q, logsumexp [b, h, s] split alike.
+
+    Each device holds the whole of columns, which is O(t), for its batch entries and heads. Raises as ring_attention
+    does, and ShapeError for blocks of columns that the parts of the sequence cut through.
+    """
+    _check_ring(q, k, v, None, split, dropout_key, dropout_rate)
+    ways = split.ways(split.seq)
+    if columns.blocks is not None and (q.shape[1] % (BLOCK * ways) or k.shape[1] % (BLOCK * ways)):
+        raise ShapeError(
+            f"ring_attention: a block mask for {q.shape[1]} queries and {k.shape[1]} keys over {ways} devices; make "
+            f"them multiples of {BLOCK * ways}, or split heads instead (sep_attention 'ulysses')"
+        )
+    spec = AttentionSpec(False, float(q.shape[-1] ** -0.5) if scale is None else scale, dropout_rate)
+    out, lse = _ring(spec, split, q, k, v, columns, _raw_key(dropout_key, dropout_rate))
+    return out, shown_logsumexp(lse)
+
+
+def _check_ring(q, k, v, mask, split: Split, dropout_key, dropout_rate) -> None:
+    _check_split(q, k, split)
+    check(q, k, v, mask, dropout_key, dropout_rate)
+    if not select.attention_allows("efficient"):
+        raise ConfigError("ring_attention: it is of the kind EFFICIENT_ATTENTION, which is not allowed here; allow it")
+
+
+def _raw_key(dropout_key, dropout_rate: float):
+    draw = attention_blocked.draw_of(dropout_key)
+    return None if draw is None or dropout_rate == 0 else draw.key
 
 
 def ulysses_attention(
@@ -122,36 +168,72 @@ def ulysses_attention(
 
     Raises ShapeError for a length that the split does not divide, ConfigError for heads that it does not.
     """
-    _check_split(q, k, split)
     check(q, k, v, mask, dropout_key, dropout_rate)
+    rest, specs = {}, {}
+    if mask is not None:
+        rest["mask"] = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+        specs["mask"] = split.mask_spec(rest["mask"], split.heads + split.seq, ())
+    kernel = partial(attention, causal=causal, scale=scale)
+
+    def one(*args: Any, **options: Any) -> tuple[jax.Array]:
+        return (kernel(*args, **options),)
+
+    return _by_heads(one, split, (q, k, v), rest, specs, _raw_key(dropout_key, dropout_rate), dropout_rate)[0]
+
+
+def ulysses_column_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    columns: Columns,
+    *,
+    split: Split,
+    scale: float | None = None,
+    dropout_key: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+) -> tuple[jax.Array, jax.Array]:
+    """kernels.column_attention -> out split as q, logsumexp [b, h, s] split by heads.
+
+    split.seq may be empty: each device then attends with its batch entries and heads, and nothing is sent. Raises as
+    ulysses_attention does.
+    """
+    check(q, k, v, None, dropout_key, dropout_rate)
+    rest, specs = {"columns": columns}, {"columns": split.columns_spec(columns, split.heads + split.seq)}
+    kernel = partial(column_attention, scale=scale)
+    return _by_heads(kernel, split, (q, k, v), rest, specs, _raw_key(dropout_key, dropout_rate), dropout_rate)
+
+
+def _by_heads(
+    kernel: Callable, split: Split, qkv: tuple, rest: dict, specs: dict, key: Any, dropout_rate: float
+) -> tuple:
+    """kernel(q, k, v, **rest), with all of the sequence for some of the heads -> out, and what else it gives [b, h, s].
+
+    rest: arrays by the kernel's names for them; specs: how they lie.
+    """
+    q, k, _ = qkv
+    _check_split(q, k, split)
     ways = split.ways(split.seq) * split.ways(split.heads)
     if q.shape[2] % ways or k.shape[2] % ways:
         raise ConfigError(
             f"ulysses_attention: {q.shape[2]} query heads and {k.shape[2]} key heads over {ways} devices "
             f"({'+'.join(split.heads + split.seq)}); make them multiples of {ways}, or use the ring"
         )
-    arrays, specs = [q, k, v], [split.spec] * 3
-    if mask is not None:
-        arrays.append(mask.reshape((1,) * (4 - mask.ndim) + mask.shape))
-        specs.append(split.mask_spec(arrays[-1], split.heads + split.seq, ()))
-    draw = attention_blocked.draw_of(dropout_key)
-    if draw is not None and dropout_rate > 0:
-        arrays.append(draw.key)
-        specs.append(PartitionSpec())
 
-    def local(q: jax.Array, k: jax.Array, v: jax.Array, *rest: jax.Array) -> jax.Array:
-        rest_of = iter(rest)
-        options: dict[str, Any] = {"causal": causal, "scale": scale, "dropout_rate": dropout_rate}
-        options["mask"] = None if mask is None else next(rest_of)
-        key = next(rest_of, None)
-        gather = partial(lax.all_to_all, axis_name=split.seq, split_axis=2, concat_axis=1, tiled=True)
-        q, k, v = gather(q), gather(k), gather(v)
+    def local(q: jax.Array, k: jax.Array, v: jax.Array, rest: dict, key: Any) -> tuple:
+        if split.seq:
+            gather = partial(lax.all_to_all, axis_name=split.seq, split_axis=2, concat_axis=1, tiled=True)
+            q, k, v = gather(q), gather(k), gather(v)
         if key is not None:
-            options |= {"dropout_key": key, "origin": _origin(split, q, split.heads + split.seq)}
-        out = attention(q, k, v, **options)
-        return lax.all_to_all(out, split.seq, split_axis=1, concat_axis=2, tiled=True)
+            origin = _origin(split, q, split.heads + split.seq)
+            rest = rest | {"dropout_key": key, "dropout_rate": dropout_rate, "origin": origin}
+        out, *others = kernel(q, k, v, **rest)
+        if split.seq:
+            out = lax.all_to_all(out, split.seq, split_axis=1, concat_axis=2, tiled=True)
+        return out, *others
 
-    return _over(split, local, specs, split.spec)(*arrays)
+    ins = [split.spec] * 3 + [specs, None if key is None else PartitionSpec()]
+    outs = (split.spec, *[split.logsumexp_spec(split.heads + split.seq, ())] * ("columns" in rest))
+    return _over(split, local, ins, outs)(*qkv, rest, key)
 
 
 def _check_split(q: jax.Array, k: jax.Array, split: Split) -> None:
@@ -184,7 +266,8 @@ def _origin(split: Split, q: jax.Array, heads: Axes, row: Any = 0, col: Any = 0)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _ring(spec: AttentionSpec, split: Split, q, k, v, mask, key) -> jax.Array:
+def _ring(spec: AttentionSpec, split: Split, q, k, v, mask, key) -> tuple[jax.Array, jax.Array]:
+    """-> out as q, logsumexp [b, n, g, s, 1], +inf for a query that sees no key. mask: an array, Columns or None."""
     return _ring_forward(spec, split, q, k, v, mask, key)[0]
 
 
@@ -196,27 +279,28 @@ def _ring_forward(spec: AttentionSpec, split: Split, q, k, v, mask, key):
 
     lse_spec = PartitionSpec(split.batch or None, split.heads or None, None, split.seq or None, None)
     out, lse = _over(split, local, specs, (split.spec, lse_spec))(q, k, v, mask, key)
-    return out, (q, k, v, mask, key, out, lse)
+    return (out, lse), (q, k, v, mask, key, out, lse)
 
 
-def _ring_backward(spec: AttentionSpec, split: Split, residuals, dout):
+def _ring_backward(spec: AttentionSpec, split: Split, residuals, cotangents):
     q, k, v, mask, key, out, lse = residuals
+    dout, dlse = cotangents
     # else the compiler would keep each block of k and v that came by on the way forward: all of them, on each device
     k, v, dout = lax.optimization_barrier((k, v, dout))
     specs = _specs(split, mask, key)
     lse_spec = PartitionSpec(split.batch or None, split.heads or None, None, split.seq or None, None)
 
-    def local(q, k, v, mask, key, out, lse, dout):
-        dq, dk, dv, dmask = _Ring(spec, split, q, k, mask, key).backward(q, k, v, out, lse, dout)
+    def local(q, k, v, mask, key, out, lse, dout, dlse):
+        dq, dk, dv, dmask = _Ring(spec, split, q, k, mask, key).backward(q, k, v, out, lse, dout, dlse)
         if dmask is not None:
             dmask = (lax.psum(dmask, shared) if shared else dmask).astype(mask.dtype)
         return dq, dk, dv, dmask
 
-    has_grad = mask is not None and mask.dtype != jnp.bool_
-    shared = split.shared_axes(mask) if mask is not None else ()
+    has_grad = attention_blocked.has_gradient(mask)
+    shared = split.shared_axes(mask) if has_grad else ()
     outs = (split.spec, split.spec, split.spec, specs[3] if has_grad else None)
-    ins = (*specs, split.spec, lse_spec, split.spec)
-    dq, dk, dv, dmask = _over(split, local, ins, outs)(q, k, v, mask, key, out, lse, dout)
+    ins = (*specs, split.spec, lse_spec, split.spec, lse_spec)
+    dq, dk, dv, dmask = _over(split, local, ins, outs)(q, k, v, mask, key, out, lse, dout, dlse)
     return dq, dk, dv, dmask, None
 
 
@@ -224,7 +308,10 @@ _ring.defvjp(_ring_forward, _ring_backward)
 
 
 def _specs(split: Split, mask, key) -> tuple:
-    mask_spec = None if mask is None else split.mask_spec(mask, split.heads, split.seq)
+    if isinstance(mask, Columns):
+        mask_spec = split.columns_spec(mask, split.heads)
+    else:
+        mask_spec = None if mask is None else split.mask_spec(mask, split.heads, split.seq)
     return (split.spec, split.spec, split.spec, mask_spec, None if key is None else PartitionSpec())
 
 
@@ -251,10 +338,10 @@ class _Ring:
             out, lse = _merge((out, lse), part)
         return out.astype(dtype), jnp.where(lse == -jnp.inf, jnp.inf, lse)
 
-    def backward(self, q, k, v, out, lse, dout):
-        """-> dq, dk, dv as their inputs, and the device's part of dmask (None for a bool mask)."""
+    def backward(self, q, k, v, out, lse, dout, dlse):
+        """-> dq, dk, dv as their inputs, and the device's part of dmask (None where the mask has no gradient)."""
         q_wide, out, dout = (x.astype(self.wide) for x in (q, out, dout))
-        dq, dk, dv, columns = self._pull(0, q_wide, k, v, out, lse, dout)
+        dq, dk, dv, columns = self._pull(0, q_wide, k, v, out, lse, dout, dlse)
         nothing = jax.tree.map(jnp.zeros_like, (dq, dk, dv, columns))
         dmask = self._add_columns(0, None, columns)
         settled = None
@@ -262,7 +349,7 @@ class _Ring:
             k, v = self._pass_on((k, v), after=settled)
             dk, dv = self._pass_on((dk, dv))
             settled = dq
-            parts = self._seen(step, partial(self._pull, step, q_wide, k, v, out, lse, dout), nothing)
+            parts = self._seen(step, partial(self._pull, step, q_wide, k, v, out, lse, dout, dlse), nothing)
             dq, dk, dv = (have + part for have, part in zip((dq, dk, dv), parts, strict=False))
             dmask = self._add_columns(step, dmask, parts[3])
         # one more step brings the gradients of a block to the device that owns it
@@ -276,13 +363,16 @@ class _Ring:
     def _part(self, step: int, q, k, v):
         k, v = k.astype(self.wide), v.astype(self.wide)
         mask = self._columns(step, self.mask)
-        out, lse = attention_blocked.forward(self._spec(step), q, k, v, mask, self._draw(step))
+        forward = attend if isinstance(mask, Columns) else attention_blocked.forward
+        out, lse = forward(self._spec(step), q, k, v, mask, self._draw(step))
         return out, jnp.where(lse == jnp.inf, -jnp.inf, lse)
 
-    def _pull(self, step: int, q, k, v, out, lse, dout):
+    def _pull(self, step: int, q, k, v, out, lse, dout, dlse):
         k, v = k.astype(self.wide), v.astype(self.wide)
         residuals = (q, k, v, self._columns(step, self.mask), self._draw(step), out, lse)
-        dq, dk, dv, dmask, _ = attention_blocked.backward(self._spec(step), residuals, dout)
+        if isinstance(self.mask, Columns):
+            return (*pull(self._spec(step), *residuals, dout, dlse), None)
+        dq, dk, dv, dmask, _ = attention_blocked.backward(self._spec(step), residuals, dout, dlse)
         return dq, dk, dv, None if dmask is None else dmask.astype(self.wide)
 
     def _spec(self, step: int) -> AttentionSpec:
@@ -300,6 +390,8 @@ class _Ring:
         return attention_blocked.Draw(self.key, _origin(self.split, self.q, self.split.heads, row, col))
 
     def _columns(self, step: int, mask):
+        if isinstance(mask, Columns):
+            return part_of(mask, self.rank * self.q.shape[1], self._block(step) * self.keys, self.q.shape[1], self.keys)
         if mask is None or mask.shape[3] == 1:
             return mask
         return lax.dynamic_slice_in_dim(mask, self._block(step) * self.keys, self.keys, 3)
@@ -324,13 +416,8 @@ class _Ring:
 def _merge(a: tuple, b: tuple) -> tuple:
     """(out, logsumexp) over the keys of both; -inf where there is none."""
     (out_a, lse_a), (out_b, lse_b) = a, b
-    top = jnp.maximum(lse_a, lse_b)
-    safe = jnp.where(top == -jnp.inf, 0, top)
-    weight_a, weight_b = jnp.exp(lse_a - safe), jnp.exp(lse_b - safe)
-    total = weight_a + weight_b
-    norm = jnp.where(total == 0, 1, total)
-    out = out_a * _as_out(weight_a / norm, out_a) + out_b * _as_out(weight_b / norm, out_b)
-    return out, jnp.where(total == 0, -jnp.inf, safe + jnp.log(norm))
+    weight_a, weight_b, lse = attention_blocked.merge_weights(lse_a, lse_b)
+    return out_a * _as_out(weight_a, out_a) + out_b * _as_out(weight_b, out_b), lse
 
 
 def _as_out(x: jax.Array, out: jax.Array) -> jax.Array:

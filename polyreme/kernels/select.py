@@ -37,10 +37,12 @@ def attention_only(kernels: tuple[AttentionKernel, ...]) -> Any:
     return _attention(kernels)
 
 
-def attention_order() -> tuple[AttentionKernel, ...]:
-    """The kernels of attention to try in turn: those of attention_only, else what the backend does best."""
+def attention_order(free: tuple[AttentionKernel, ...] | None = None) -> tuple[AttentionKernel, ...]:
+    """The kernels of attention to try in turn: those of attention_only, else `free`, what the backend does best."""
     if _attention.value is not None:
         return _attention.value
+    if free is not None:
+        return free
     return {"cpu": ("efficient",), "gpu": ("flash", "math")}.get(backend(), ("math",))
 
 

@@ -1,17 +1,28 @@
 """Ring and Ulysses attention over a mesh against the plain twin on one device."""
 
 import functools
+import re
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from polyreme.core import backend  # configures jax: eight CPU devices, x64
 from polyreme.errors import ConfigError, DTypeError, ShapeError
-from polyreme.kernels import attention, attention_plain, ring_attention, ulysses_attention
-from polyreme.kernels.attention_blocked import AttentionSpec, draw_of, dropout_scale
+from polyreme.kernels import (
+    Columns,
+    attention,
+    attention_plain,
+    column_attention_plain,
+    ring_attention,
+    ring_column_attention,
+    ulysses_attention,
+    ulysses_column_attention,
+)
+from polyreme.kernels.attention_blocked import AttentionSpec, draw_of, dropout_scale, part_of
 from polyreme.kernels.ring_attention import Split
 
 from .tolerance import assert_near
@@ -124,6 +135,76 @@ def test_a_batch_that_is_not_split_over_an_axis_of_the_mesh():
         compare(kernel, whole, qkv(b=1), causal=True)
 
 
+def columns(heads, s=48):
+    """A mask of columns that differs by batch entry and head, with rows that see nothing."""
+    rng = np.random.default_rng(heads)
+    first = rng.integers(0, s // 2, (2, heads, s))
+    limits = np.stack([first, first + rng.integers(0, s, first.shape), first + 5, first + 9], -1)
+    return Columns(np.minimum(limits, s - 1).astype(np.int32))
+
+
+@pytest.mark.slow_cases("{'sep': 4}-1-0.0-ring")
+@pytest.mark.parametrize("kernel", [ring_column_attention, ulysses_column_attention], ids=["ring", "ulysses"])
+@pytest.mark.parametrize(
+    ("degrees", "heads", "dropout_rate"),
+    [(MESH, 4, 0.25), ({"sep": 4}, 1, 0.0), ({"sep": 2, "mp": 2}, 8, 0.0)],
+    ids=str,
+)
+def test_columns_equal_the_twin(kernel, degrees, heads, dropout_rate):
+    args, mask, over = qkv(), columns(heads), split(**degrees)
+    cotangents = normal(9, 2, 48, 8, 4), normal(8, 2, 8, 48)
+    spec = AttentionSpec(False, 0.5, dropout_rate)
+
+    def pulled_with_logsumexp(f, args, cotangents):
+        def finite(*a):
+            out, lse = f(*a)
+            return out, jnp.where(jnp.isfinite(lse), lse, 0)
+
+        both, pull = jax.vjp(finite, *args)
+        return both, pull(cotangents)
+
+    def twin(*a):
+        return column_attention_plain(*a, mask, spec=spec, draw=draw_of(KEY) if dropout_rate else None)
+
+    def here(*a):
+        return kernel(*a, mask, split=over, **dropout(dropout_rate))
+
+    got, want = (jax.jit(functools.partial(pulled_with_logsumexp, f))(args, cotangents) for f in (here, twin))
+    assert_near(got, want, jnp.float32, terms=96)
+
+
+def test_blocks_of_columns_travel_with_their_keys():
+    s = 256
+    args = qkv(s=s, h=2, n=2, b=1)
+    blocks = Columns(np.full((1, 1, s, 2), [0, s], np.int32), np.array([[[[1, 0], [1, 1]]]], bool))
+    got = jax.jit(functools.partial(ring_column_attention, split=split(sep=2)))(*args, blocks)
+    want = column_attention_plain(*args, blocks, spec=AttentionSpec(False, 0.5, 0.0), draw=None)
+    assert_near(got, want, jnp.float32, terms=s)
+    with pytest.raises(ShapeError, match=r"256 queries and 256 keys over 4 devices; make them multiples of 512"):
+        ring_column_attention(*args, blocks, split=split(sep=4))
+
+
+def test_columns_send_what_attention_does():
+    """Split over batch and heads: nothing. By Ulysses: q, k, v and the result forward, their gradients backward."""
+    args, mask, ct = qkv(), columns(1), normal(9, 2, 48, 8, 4)
+
+    def sent(over):
+        def call(args, ct):
+            out, pull = jax.vjp(lambda *a: ulysses_column_attention(*a, mask, split=over)[0], *args)
+            return out, pull(ct)
+
+        place = NamedSharding(over.mesh, over.spec)
+        placed = [jax.device_put(x, place) for x in (*args, ct)]
+        text = jax.jit(call).lower(tuple(placed[:3]), placed[3]).compile().as_text()
+        kinds = "all-gather|all-reduce|all-to-all|collective-permute"
+        return Counter(re.findall(rf"= .*? ({kinds})(?:-start)?\(", text))
+
+    over = split(dp=2, mp=2)
+    assert not over.seq
+    assert not sent(over)
+    assert sent(split(sep=2)) == {"all-to-all": 8}
+
+
 def test_derivatives_of_second_order():
     over, args = split(sep=2), qkv(s=8, h=2, n=2)
 
@@ -143,7 +224,7 @@ def test_dropout_depends_on_the_place_alone():
     # batch entry 1, heads 2 and 3 of 4, queries 2 to 5, keys 4 to 7
     part = dropout_scale(spec, draw_of(KEY, jnp.asarray([1, 2, 2, 4, 4], jnp.uint32)), (1, 1, 2, 4, 4))
     np.testing.assert_array_equal(part[0, 0], whole[1, 1, :, 2:, 4:])
-    later = dropout_scale(spec, draw_of(KEY), (2, 2, 2, 3, 8), start=3)
+    later = dropout_scale(spec, part_of(draw_of(KEY), 4, row=3), (2, 2, 2, 3, 8))
     np.testing.assert_array_equal(later, whole[..., 3:, :])
 
 
