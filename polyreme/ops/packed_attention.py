@@ -13,16 +13,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from polyreme import kernels
 from polyreme.core import dtype as dtypes
 from polyreme.core.dtype import promote_floating
-from polyreme.core.op import composite, op
+from polyreme.core.op import DRAWN, Key, composite, op
+from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ConfigError, DTypeError, ShapeError
+from polyreme.kernels.columns import BLOCK, Columns
 from polyreme.ops.activation import wide
 from polyreme.ops.attention import flash_attention, scaled_dot_product_attention
 from polyreme.ops.ids import check_none
-
-BLOCK_ROWS = 128
-"""Queries, and keys, in one block of flashmask_attention's block_mask."""
+from polyreme.ops.segment import SegmentExchange, exchange
 
 
 def _refuse(what: str, **settings: Any) -> None:
@@ -72,70 +73,71 @@ def flash_attn_qkvpacked(
 # ---- ragged batches ----
 
 
-def _starts(cumulated: Array, longest: int, padded: bool) -> tuple[Array, Array]:
-    """Where each sequence starts among the tokens, and its length, [batch] each."""
-    ends = cumulated.astype(jnp.int32)
-    first = jnp.arange(len(ends) - 1, dtype=jnp.int32) * longest if padded else ends[:-1]
-    return first, ends[1:] - ends[:-1]
-
-
 @op(method=False)
-def ragged_rows(x: Array, cumulated: Array, longest: int, padded: bool = False) -> Array:
-    """Tokens [tokens, heads, d] of sequences -> one row each, [batch, longest, heads, d].
+def ragged_rows(x: Array, cumulated: Array, longest: int) -> Array:
+    """Tokens [tokens, heads, d] of sequences that lie end to end -> one row each, [batch, longest, heads, d].
 
-    Sequence i begins at cumulated[i], or with padded at i * longest. A row goes on past its sequence; what lies past
-    the last token is 0. Raises ShapeError for other dims.
+    Sequence i begins at cumulated[i]. A row goes on past its sequence; what lies past the last token is 0. Raises
+    ShapeError for other dims.
     """
     if x.ndim != 3 or cumulated.ndim != 1:
         raise ShapeError(
             f"attention of ragged batches: tokens {list(x.shape)}, cumulated lengths {list(cumulated.shape)}; needs "
             "[tokens, heads, head_dim] and [batch + 1]"
         )
-    first, _ = _starts(cumulated, longest, padded)
-    at = first[:, None] + jnp.arange(longest, dtype=jnp.int32)
+    at = cumulated[:-1, None].astype(jnp.int32) + jnp.arange(longest, dtype=jnp.int32)
     return x.at[at].get(mode="fill", fill_value=0)
 
 
 @op(method=False)
-def ragged_tokens(rows: Array, cumulated: Array, tokens: int, padded: bool = False, used: Array | None = None) -> Array:
+def ragged_tokens(rows: Array, cumulated: Array, tokens: int) -> Array:
     """The inverse of ragged_rows: [batch, longest, heads, d] -> [tokens, heads, d], 0 for tokens of no sequence."""
-    longest = rows.shape[1]
-    first, lengths = _starts(cumulated, longest, padded)
-    lengths = lengths if used is None else used.reshape(-1).astype(jnp.int32)
-    at = jnp.arange(longest, dtype=jnp.int32)
-    place = jnp.where(at < lengths[:, None], first[:, None] + at, tokens)
+    ends = cumulated.astype(jnp.int32)
+    at = jnp.arange(rows.shape[1], dtype=jnp.int32)
+    place = jnp.where(at < (ends[1:] - ends[:-1])[:, None], ends[:-1, None] + at, tokens)
     return jnp.zeros((tokens, *rows.shape[2:]), rows.dtype).at[place].set(rows, mode="drop")
 
 
 @op(method=False)
-def ragged_mask(
+def segment_bounds(
     cu_seqlens_q: Array,
     cu_seqlens_k: Array,
-    longest: tuple[int, int],
+    tokens: int,
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
     used_q: Array | None = None,
     used_k: Array | None = None,
+    padded: tuple[int, int] | None = None,
 ) -> Array:
-    """What the queries of each sequence see, bool [batch, 1, s, t]; s is 1 where all see the same keys.
+    """Which tokens of its own sequence see each of `tokens` keys, as flashmask_attention takes it: [1, 1, tokens, 2].
 
-    causal and window (left, right; -1 is all) count from the end: the last query lies at the last key.
+    Sequence i begins at cu_seqlens[i], or with padded = (queries, keys) at i times that; used: how many tokens of it
+    count. causal and window (left, right; -1 is all) count from the end: the last query lies at the last key.
     """
-    queries, keys = _lengths(cu_seqlens_q, used_q), _lengths(cu_seqlens_k, used_k)
-    key = jnp.arange(longest[1], dtype=jnp.int32)
-    seen = key < keys
-    if causal or window != (-1, -1):
-        place = jnp.arange(longest[0], dtype=jnp.int32)[:, None] + keys - queries
-        right = 0 if causal else window[1]
-        seen = seen if right < 0 else seen & (key <= place + right)
-        seen = seen if window[0] < 0 else seen & (key >= place - window[0])
-    return seen
+    key = jnp.arange(tokens, dtype=jnp.int32)
+    if cu_seqlens_k.shape[0] < 2:
+        return jnp.zeros((1, 1, tokens, 2), jnp.int32)
+    first_q, len_q = _segments(cu_seqlens_q, used_q, padded and padded[0])
+    first_k, len_k = _segments(cu_seqlens_k, used_k, padded and padded[1])
+    of = jnp.searchsorted(first_k, key, side="right").astype(jnp.int32) - 1
+    owner = jnp.maximum(of, 0)
+    place = key - first_k[owner]
+    row = place - len_k[owner] + len_q[owner]  # the query that lies at this key, counted in its sequence
+    right = 0 if causal else window[1]
+    low = jnp.zeros_like(row) if right < 0 else jnp.clip(row - right, 0, len_q[owner])
+    high = len_q[owner] if window[0] < 0 else jnp.clip(row + min(window[0], _FAR) + 1, 0, len_q[owner])
+    used = (of >= 0) & (place < len_k[owner]) & (low < high)
+    return jnp.where(used, first_q[owner] + jnp.stack([high, low]), 0).T[None, None]
 
 
-def _lengths(cumulated: Array, used: Array | None) -> Array:
-    """[batch, 1, 1, 1]"""
-    lengths = cumulated[1:] - cumulated[:-1] if used is None else used
-    return lengths.astype(jnp.int32).reshape(-1, 1, 1, 1)
+_FAR = 2**30  # farther than any two tokens, so that adding it to a place does not overflow
+
+
+def _segments(cumulated: Array, used: Array | None, padded: int | None) -> tuple[Array, Array]:
+    """Where each sequence begins and how many of its tokens count, int32 [batch] each."""
+    ends = cumulated.astype(jnp.int32)
+    first = ends[:-1] if padded is None else jnp.arange(len(ends) - 1, dtype=jnp.int32) * padded
+    return first, ends[1:] - ends[:-1] if used is None else used.reshape(-1).astype(jnp.int32)
 
 
 def _check_lengths(what: str, cumulated: Any, longest: int, tokens: int, padded: bool) -> None:
@@ -157,6 +159,44 @@ def _check_lengths(what: str, cumulated: Any, longest: int, tokens: int, padded:
         )
 
     check_none(bad, [cumulated], describe)
+
+
+def segment_attention(
+    what: str,
+    qkv: tuple[Any, Any, Any],
+    cumulated: tuple[Any, Any],
+    longest: tuple[int, int],
+    *,
+    padded: bool = False,
+    used: tuple[Any, Any] = (None, None),
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    dropout: float = 0.0,
+    scale: float | None = None,
+) -> Any:
+    """Attention within each of many sequences: [tokens, heads, d], [keys, kv_heads, d] twice -> [tokens, heads, d].
+
+    The parameters are those of flash_attention_v3_varlen, in pairs of queries and keys. Tokens are not padded to the
+    longest: the sequences are bounds of one attention over all of them, which skips the blocks between them. Raises
+    ShapeError for dims or lengths that do not fit, in the name of `what`.
+    """
+    q, k, v = qkv
+    if any(len(x.shape) != 3 for x in qkv) or any(len(x.shape) != 1 for x in cumulated):
+        raise ShapeError(
+            f"{what}: query {list(q.shape)}, key {list(k.shape)}, value {list(v.shape)}, cumulated lengths "
+            f"{list(cumulated[0].shape)}, {list(cumulated[1].shape)}; needs [tokens, heads, head_dim] three times and "
+            "[batch + 1] twice"
+        )
+    if tuple(cumulated[0].shape) != tuple(cumulated[1].shape):
+        raise ShapeError(
+            f"{what}: cumulated lengths {list(cumulated[0].shape)} of queries, {list(cumulated[1].shape)} of keys; "
+            "both need [batch + 1], give an empty sequence the same end twice"
+        )
+    for x, cu, most in zip((q, k), cumulated, longest, strict=True):
+        _check_lengths(what, cu, most, x.shape[0], padded)
+    bounds = segment_bounds(*cumulated, k.shape[0], causal, window, *used, tuple(longest) if padded else None)
+    q, k, v = (x.unsqueeze(0) for x in qkv)
+    return _attend(q, k, v, bounds, None, False, (-1, -1), dropout, scale)[0].squeeze(0)
 
 
 @composite(method=False)
@@ -187,14 +227,11 @@ def flash_attn_varlen_qkvpacked(
     _refuse(what, fixed_seed_offset=fixed_seed_offset, rng_name=rng_name)
     if return_softmax:
         raise ConfigError(f"{what}: return_softmax=True; the probabilities are never stored, leave it out")
-    q, k, v = _unpack(qkv, what, 4)
-    _check_lengths(what, cu_seqlens_q, max_seqlen_q, qkv.shape[0], varlen_padded)
-    _check_lengths(what, cu_seqlens_k, max_seqlen_k, qkv.shape[0], varlen_padded)
-    mask = ragged_mask(cu_seqlens_q, cu_seqlens_k, (max_seqlen_q, max_seqlen_k), causal)
-    k, v = (ragged_rows(x, cu_seqlens_k, max_seqlen_k, varlen_padded) for x in (k, v))
-    q = ragged_rows(q, cu_seqlens_q, max_seqlen_q, varlen_padded)
-    out = scaled_dot_product_attention(q, k, v, mask, dropout, False, training, scale=scale)
-    return ragged_tokens(out, cu_seqlens_q, qkv.shape[0], varlen_padded), None
+    out = segment_attention(
+        what, _unpack(qkv, what, 4), (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k),
+        padded=varlen_padded, causal=causal, dropout=dropout if training else 0.0, scale=scale,
+    )  # fmt: skip
+    return out, None
 
 
 @composite(method=False)
@@ -234,96 +271,162 @@ def flash_attention_v3_varlen(
     refused += ["sm_margin"] if sm_margin else []
     if refused:
         raise ConfigError(f"{what}: {', '.join(refused)} cannot be honoured here; leave it out")
-    _check_lengths(what, cu_seqlens_q, max_seqlen_q, query.shape[0], False)
-    _check_lengths(what, cu_seqlens_k, max_seqlen_k, key.shape[0], False)
-    mask = ragged_mask(
-        cu_seqlens_q, cu_seqlens_k, (max_seqlen_q, max_seqlen_k), causal, tuple(window_size), seqused_q, seqused_k
-    )
-    k, v = (ragged_rows(x, cu_seqlens_k, max_seqlen_k) for x in (key, value))
-    q = ragged_rows(query, cu_seqlens_q, max_seqlen_q)
-    out = scaled_dot_product_attention(q, k, v, mask, scale=softmax_scale)
-    return ragged_tokens(out, cu_seqlens_q, query.shape[0], False, seqused_q)
+    return segment_attention(
+        what, (query, key, value), (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k),
+        used=(seqused_q, seqused_k), causal=causal, window=tuple(window_size), scale=softmax_scale,
+    )  # fmt: skip
 
 
 # ---- masks by columns ----
 
 
-def _column_mask(bounds: Array, queries: int, causal: bool) -> Array:
-    """Bounds [b, n, t, 1, 2 or 4] -> what is seen, bool [b, n, s, t]."""
-    row = jnp.arange(queries, dtype=bounds.dtype)[:, None]
-    limits = [bounds[..., None, :, c] for c in range(bounds.shape[-1])]
-    hidden = row >= limits[0]
-    if len(limits) == 4 or (causal and len(limits) == 2):
-        hidden &= row < limits[1]
-    if not causal:
-        hidden |= row < limits[1] if len(limits) == 2 else (row >= limits[2]) & (row < limits[3])
-    return ~hidden
+def _limits(bounds: Array | None, queries: int, keys: int, causal: bool, window: tuple[int, int]) -> Array:
+    """kernels.Columns.bounds, int32 [batch or 1, heads or 1, t, 2 + 2 i], of what flashmask_attention takes."""
+    at = jnp.arange(keys, dtype=jnp.int32)
+    right = 0 if causal else window[1]
+    first = jnp.zeros_like(at) if right < 0 else at - min(right, _FAR)
+    last = jnp.full_like(at, queries) if window[0] < 0 else at + min(window[0], _FAR) + 1
+    first, last = first[None, None], last[None, None]
+    hidden = []
+    if bounds is not None:
+        rows = [jnp.clip(bounds[..., c], 0, queries).astype(jnp.int32) for c in range(bounds.shape[-1])]
+        if len(rows) == 4 or (causal and len(rows) == 2):
+            hidden = rows
+        else:
+            last = jnp.minimum(last, rows[0])
+            first = first if causal else jnp.maximum(first, rows[1])
+    limits = jnp.broadcast_arrays(first, last, *hidden)
+    return jnp.clip(jnp.stack(limits, -1), 0, queries)
 
 
-def _check_columns(bounds: Array, key: Array, causal: bool) -> None:
+def _check_columns(bounds: Array, query: Array, key: Array, causal: bool) -> None:
     batch, keys, kv_heads = key.shape[:3]
-    columns = (1, 2) if causal else (2, 4)
-    fits = bounds.ndim == 4 and bounds.shape[0] == batch and bounds.shape[1] in (1, kv_heads)
+    columns, heads = (1, 2) if causal else (2, 4), (1, kv_heads, query.shape[2])
+    fits = bounds.ndim == 4 and bounds.shape[0] == batch and bounds.shape[1] in heads
     if not fits or bounds.shape[2] != keys or bounds.shape[3] not in columns:
         raise ShapeError(
             f"flashmask_attention: startend_row_indices {list(bounds.shape)} with causal={causal}; needs "
-            f"[{batch}, 1 or {kv_heads}, {keys}, {columns[0]} or {columns[1]}]"
+            f"[{batch}, {_or(*heads)}, {keys}, {_or(*columns)}]"
         )
     if not dtypes.is_integer(bounds.dtype):
         raise DTypeError(f"flashmask_attention: startend_row_indices is {bounds.dtype.name}; needs int32, use astype")
 
 
-def _blocks_seen(block_mask: Array, queries: int, keys: int) -> Array:
-    want = (-(-queries // BLOCK_ROWS), -(-keys // BLOCK_ROWS))
-    if block_mask.ndim != 4 or block_mask.shape[2:] != want:
+def _check_blocks(block_mask: Array, query: Array, key: Array) -> None:
+    batch, queries, heads = query.shape[:3]
+    keys, kv_heads = key.shape[1:3]
+    want = (-(-queries // BLOCK), -(-keys // BLOCK))
+    shape = block_mask.shape
+    fits = block_mask.ndim == 4 and shape[0] in (1, batch) and shape[1] in (1, kv_heads, heads)
+    if not fits or shape[2:] != want:
         raise ShapeError(
-            f"flashmask_attention: block_mask {list(block_mask.shape)}; needs [batch, heads, {want[0]}, {want[1]}], "
-            f"one number for each {BLOCK_ROWS} queries and {BLOCK_ROWS} keys"
+            f"flashmask_attention: block_mask {list(shape)}; needs [{batch}, {_or(1, kv_heads, heads)}, {want[0]}, "
+            f"{want[1]}], one number for each {BLOCK} queries and {BLOCK} keys"
         )
-    wide_rows = jnp.repeat(block_mask != 0, BLOCK_ROWS, 2)[:, :, :queries]
-    return jnp.repeat(wide_rows, BLOCK_ROWS, 3)[..., :keys]
 
 
-@op(method=False)
-def column_mask(
-    query: Array,
-    key: Array,
-    startend_row_indices: Array | None = None,
-    block_mask: Array | None = None,
-    causal: bool = False,
-    window: tuple[int, int] = (-1, -1),
-) -> Array:
-    """What flashmask_attention hides, as one bool mask [batch or 1, heads or 1, s, t] that is True where seen."""
+def _or(*sizes: int) -> str:
+    return " or ".join(dict.fromkeys(map(str, sizes)))
+
+
+def _columns(
+    query: Array, key: Array, bounds: Array | None, blocks: Array | None, causal: bool, window: tuple[int, int]
+) -> Columns:
+    """What flashmask_attention hides; raises what it says of dims and dtypes."""
     if query.ndim != 4 or key.ndim != 4:
         raise ShapeError(
             f"flashmask_attention: query {list(query.shape)}, key {list(key.shape)}; needs [batch, seq, heads, d]"
         )
-    queries, keys = query.shape[1], key.shape[1]
-    row, col = jnp.arange(queries, dtype=jnp.int32)[:, None], jnp.arange(keys, dtype=jnp.int32)
-    seen = jnp.broadcast_to(col <= row if causal else jnp.ones((), bool), (1, 1, queries, keys))
-    seen = seen if window[0] < 0 else seen & (col >= row - window[0])
-    seen = seen if window[1] < 0 else seen & (col <= row + window[1])
-    if startend_row_indices is not None:
-        _check_columns(startend_row_indices, key, causal)
-        seen = seen & _for_heads(_column_mask(startend_row_indices, queries, causal), query.shape[2])
-    if block_mask is not None:
-        seen = seen & _for_heads(_blocks_seen(block_mask, queries, keys), query.shape[2])
-    return seen
+    if bounds is not None:
+        _check_columns(bounds, query, key, causal)
+    if blocks is not None:
+        _check_blocks(blocks, query, key)
+        blocks = blocks != 0
+    return Columns(_limits(bounds, query.shape[1], key.shape[1], causal, window), blocks)
 
 
-def _for_heads(mask: Array, heads: int) -> Array:
-    """A mask of 1 head, of the key heads or of all, for the query heads."""
-    return mask if mask.shape[1] in (1, heads) else jnp.repeat(mask, heads // mask.shape[1], 1)
+def _columns_rule(call: OpCall) -> ShardingRule:
+    """Batches and heads go through, queries' and keys' places are whole; each key head serves a run of query heads."""
+    query, key = call.shapes[0], call.shapes[1]
+    return ShardingRule(
+        call.inputs(query=("b", "s", "heads", "d"), key=("b", "t", "heads", "d"), value=("b", "t", "heads", "d")),
+        (("b", "s", "heads", "d"), ("b", "heads", "s")),
+        whole=frozenset({"s", "t", "d"}),
+        aligned=frozenset({"heads"}) if query[-2] != key[-2] else frozenset(),
+        roles=(("heads", "heads"),),
+    )
 
 
-@op(amp="fp32", method=False)
-def masked_logsumexp(query: Array, key: Array, mask: Array | None = None, scale: float | None = None) -> Array:
-    """log of the sum of exp(scale * query key^T) over the keys seen, [batch, heads, s]; -inf for none."""
-    q, k = promote_floating(query, key)
-    scores = jnp.einsum("bshd,bthd->bhst", wide(q), wide(jnp.repeat(k, q.shape[2] // k.shape[2], 2)))
-    scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
-    seen = None if mask is None else jnp.broadcast_to(mask, scores.shape)
-    return jax.nn.logsumexp(scores, -1, where=seen)
+def _attend_columns(
+    qkv: tuple[Array, Array, Array], columns: Columns, scale: float | None, over: SegmentExchange | None, **drawn: Any
+) -> tuple[Array, Array]:
+    q, k, v = promote_floating(*qkv)
+    attend = kernels.column_attention if over is None else over.attend_columns
+    return attend(q, k, v, columns, scale=scale, **drawn)
+
+
+@op(amp="low", method=False, saves=True, rule=_columns_rule)
+def column_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    startend_row_indices: Array | None = None,
+    block_mask: Array | None = None,
+    is_causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    scale: float | None = None,
+    over: Any = None,
+) -> tuple[Array, Array]:
+    """flashmask_attention without dropout -> (out, logsumexp [batch, heads, s], in float32 or wider).
+
+    over: the SegmentExchange of arrays that a plan lays over devices.
+    """
+    columns = _columns(query, key, startend_row_indices, block_mask, is_causal, window)
+    return _attend_columns((query, key, value), columns, scale, over)
+
+
+@op(amp="low", method=False, saves=True, rule=_columns_rule)
+def column_attention_with_dropout(
+    query: Array,
+    key: Array,
+    value: Array,
+    startend_row_indices: Array | None = None,
+    block_mask: Array | None = None,
+    is_causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    dropout_key: Key = DRAWN,
+    over: Any = None,
+) -> tuple[Array, Array]:
+    """column_attention with dropout of the probabilities."""
+    columns = _columns(query, key, startend_row_indices, block_mask, is_causal, window)
+    drawn = {"dropout_rate": dropout_p, "dropout_key": dropout_key}
+    return _attend_columns((query, key, value), columns, scale, over, **drawn)
+
+
+def _attend(
+    query: Any, key: Any, value: Any, bounds: Any, blocks: Any, causal: bool, window: tuple[int, int], dropout: float,
+    scale: float | None,
+) -> tuple[Any, Any]:  # fmt: skip
+    over = exchange(query.shape, key.shape, whole=True)
+    if dropout != 0:
+        return column_attention_with_dropout(
+            query, key, value, bounds, blocks, causal, window, scale, dropout, over=over
+        )
+    return column_attention(query, key, value, bounds, blocks, causal, window, scale, over)
+
+
+def _check_counted(bounds: Any, queries: int) -> None:
+    """Raise ShapeError for a row number below 0, which slices of rows and comparisons read differently."""
+
+    def describe(value: int, at: tuple[int, ...]) -> Exception:
+        return ShapeError(
+            f"flashmask_attention: startend_row_indices holds {value} at {list(at)}; rows count from 0, give 0 to "
+            f"{queries}, {queries} for no row"
+        )
+
+    check_none(lambda _, rows: rows < 0, [bounds], describe)
 
 
 @composite(method=False)
@@ -347,7 +450,7 @@ def flashmask_attention(
 ) -> Any:
     """Attention whose mask is kept as bounds of rows for each key: [batch, s, heads, d] -> the same.
 
-    startend_row_indices: integers [batch, kv_heads or 1, keys, columns]. Key j is hidden from the queries
+    startend_row_indices: integers [batch, 1 or kv_heads or heads, keys, columns]. Key j is hidden from the queries
 
     - causal, 1 column: from the first number on; 2 columns: from the first up to (not with) the second;
     - otherwise, 2 columns: from the first on, and before the second; 4 columns: from the first up to the second, and
@@ -355,9 +458,17 @@ def flashmask_attention(
 
     causal hides the keys after query i besides. window_size, w or (left, right): query i sees keys i - left to
     i + right. block_mask: [batch, heads, s / 128, t / 128], rounded up, 0 hides a block of 128 x 128; it needs
-    startend_row_indices. A query that sees no key gives 0. return_softmax_lse: -> (out, logsumexp [batch, heads, s]).
-    The mask is made whole, one byte a pair of query and key for each of its heads. Source: arXiv:2410.01359. Raises
-    ShapeError for dims that do not fit, DTypeError for bounds that are no integers, ConfigError for a seed of its own.
+    startend_row_indices. A query that sees no key gives 0. return_softmax_lse: -> (out, logsumexp [batch, heads, s],
+    -inf for such a query). Blocks of 128 queries and 128 keys of which no pair is seen are skipped, forward and
+    backward, so time grows with what is seen and memory with s + keys. Under a plan, batches and heads lie as the plan
+    says; a sequence that is split (sep) is exchanged as by scaled_dot_product_attention. Source: arXiv:2410.01359.
+    Raises ShapeError for dims that do not fit and for a row below 0, DTypeError for bounds that are no integers,
+    ConfigError for a seed of its own.
+
+    >>> q = paddle.ones([1, 4, 2, 8])
+    >>> ends = paddle.to_tensor([2, 2, 4, 4], dtype="int32").reshape([1, 1, 4, 1])  # two documents of two tokens
+    >>> paddle.nn.functional.flashmask_attention(q, q, q, ends, causal=True).shape == [1, 4, 2, 8]
+    True
     """
     what = "flashmask_attention"
     _refuse(what, fixed_seed_offset=fixed_seed_offset, rng_name=rng_name)
@@ -366,10 +477,15 @@ def flashmask_attention(
     if block_mask is not None and startend_row_indices is None:
         raise ConfigError(f"{what}: block_mask without startend_row_indices; give both")
     window = (window_size, window_size) if isinstance(window_size, int) else tuple(window_size or (-1, -1))
-    plain = startend_row_indices is None and window == (-1, -1) and not causal
-    mask = None if plain else column_mask(query, key, startend_row_indices, block_mask, causal, window)
-    out = scaled_dot_product_attention(query, key, value, mask, dropout, False, training, scale=softmax_scale)
-    return (out, masked_logsumexp(query, key, mask, softmax_scale)) if return_softmax_lse else out
+    rate = dropout if training else 0.0
+    square = len(query.shape) == len(key.shape) and query.shape[-3] == key.shape[-3]
+    if startend_row_indices is None and window == (-1, -1) and not return_softmax_lse and (square or not causal):
+        return scaled_dot_product_attention(query, key, value, None, rate, causal, scale=softmax_scale)
+    if startend_row_indices is not None:
+        _check_counted(startend_row_indices, query.shape[1])
+    args = (startend_row_indices, block_mask, causal, window, rate, softmax_scale)
+    out, lse = _attend(query, key, value, *args)
+    return (out, lse) if return_softmax_lse else out
 
 
 # ---- masks by compressed rows ----

@@ -38,6 +38,17 @@ class SegmentExchange:
         kernel = kernels.ulysses_attention if self.how == "ulysses" else kernels.ring_attention
         return kernel(q, k, v, split=self.split, **options)
 
+    def attend_columns(
+        self, q: Array, k: Array, v: Array, columns: kernels.Columns, **options: Any
+    ) -> tuple[Array, Array]:
+        """kernels.column_attention of arrays [b, s, h, d] that the split lays out."""
+        if self.repeat > 1:
+            k, v = (jnp.repeat(x, self.repeat, 2) for x in (k, v))
+            columns = columns.alike()
+            columns = columns if columns.bounds.shape[1] == 1 else columns.for_heads(q.shape[2])
+        kernel = kernels.ulysses_column_attention if self.how == "ulysses" else kernels.ring_column_attention
+        return kernel(q, k, v, columns, split=self.split, **options)
+
 
 Chooser = Callable[[Sequence[int], Sequence[int]], SegmentExchange | None]
 """(shape of the queries, of the keys) -> how attention of them exchanges."""
@@ -63,8 +74,11 @@ def exchanging(chooser: Chooser) -> Iterator[None]:
         _chosen.by = outer
 
 
-def exchange(query: Sequence[int], key: Sequence[int]) -> SegmentExchange | None:
+def exchange(query: Sequence[int], key: Sequence[int], whole: bool = False) -> SegmentExchange | None:
     """What attention of these shapes ([batch, s, heads, d] or [s, heads, d]) does, None if its sequence is whole.
+
+    whole: a kernel that the partitioner cannot split; where the sequence is whole and batch or heads are not, "ulysses"
+    over no axis runs it on each device's own.
 
     The plan's sep_attention chooses; "auto" takes Ulysses where query and key heads divide over the devices that split
     heads and sequence. Raises ShapeError for a length that does not divide, ConfigError where Ulysses is asked for and
@@ -76,7 +90,7 @@ def exchange(query: Sequence[int], key: Sequence[int]) -> SegmentExchange | None
     if placed is None or len(query) not in (3, 4) or len(key) != len(query):
         return None
     seq = _live(placed, placed.plan.strategy.rule("act").get("block_seq", ()))
-    if not seq:
+    if not seq and not whole:
         return None
     batch = (query[0] if len(query) == 4 else 1, key[0] if len(key) == 4 else 1)
     ways = math.prod(placed.mesh.shape[a] for a in seq)
@@ -91,6 +105,8 @@ def exchange(query: Sequence[int], key: Sequence[int]) -> SegmentExchange | None
     # where the key heads are not split as the query heads are, each query head gets a key head of its own
     repeat = 1 if by_kv_heads == by_heads else query[-2] // key[-2]
     split = Split(placed.mesh, by_batch, seq, by_heads)
+    if not seq:
+        return SegmentExchange("ulysses", split, repeat) if split.ways(by_batch + by_heads) > 1 else None
     return SegmentExchange(_how(placed, split, query[-2], key[-2] * repeat), split, repeat)
 
 

@@ -167,6 +167,38 @@ def test_key_heads_that_mp_does_not_divide():
         assert np.abs(got - want).max() <= 3 * 8 * EPS
 
 
+@pytest.mark.parametrize(
+    ("settings", "kv_heads"),
+    [
+        ({"dp": 2, "mp": 2}, 4),
+        ({"sep": 4}, 4),
+        ({"sep": 2, "sep_attention": "ring"}, 2),
+        ({"mp": 4, "sep": 2}, 2),  # mp does not divide the key heads: each query head gets a copy
+    ],
+    ids=str,
+)
+def test_attention_by_columns_under_a_plan(settings, kv_heads):
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((4, 16, h, 4)).astype(np.float32) for h in (8, kv_heads, kv_heads))
+    ends = np.minimum(np.arange(16) + rng.integers(1, 9, (4, kv_heads, 16)), 16).astype(np.int32)[..., None]
+
+    @to_static
+    def call(q, k, v):
+        for x in (q, k, v):
+            x.stop_gradient = False
+        paddle.seed(3)
+        out, lse = F.flashmask_attention(q, k, v, Tensor(ends), causal=True, dropout=0.25, return_softmax_lse=True)
+        return [out, lse, *paddle.grad([out.sum() + lse.sum()], [q, k, v])]
+
+    want = [x.numpy() for x in call(Tensor(q), Tensor(k), Tensor(v))]
+    plan = Plan.from_degrees(**settings)
+    with layout.using(Layout(plan, jax.devices()[: plan.mesh.size])):
+        results = [x.numpy() for x in call(Tensor(q), Tensor(k), Tensor(v))]
+    for got, wanted in zip(results, want, strict=True):
+        # sums of 16 values of size up to 4 and, for the gradients, of 16 * 8 / kv_heads such
+        assert np.abs(got - wanted).max() <= 16 * 8 * EPS * max(1, np.abs(wanted).max())
+
+
 def test_eager_attention_with_a_mask_and_without_a_batch():
     rng = np.random.default_rng(1)
     q, mask = rng.standard_normal((8, 4, 4)).astype(np.float32), rng.standard_normal((8, 8)) > 0
@@ -216,7 +248,7 @@ def test_losses_a_token_keep_their_places():
 def test_the_snippets_of_the_page_run():
     text = (Path(__file__).parents[2] / "docs" / "long_sequence.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.S)
-    assert len(blocks) == 2
+    assert len(blocks) == 4
     names: dict = {}
     for block in blocks:
         exec(block, names)

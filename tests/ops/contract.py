@@ -41,7 +41,7 @@ class Case:
     no_ref_grad: str = ""  # why the oracle is no function to differentiate: finite differences are the op's
     bad: tuple[tuple, type[Exception], str] | None = None
     check: Callable[..., None] | None = None
-    amp_out: str = ""  # dtype of the result under autocast where it is not that of the op's class
+    amp_out: str | tuple[str, ...] = ""  # dtype of the results, or of each, under autocast where not the op's class's
     host: str = ""  # why the function needs the value on the host and so cannot be captured
     tag: str = ""
 
@@ -353,11 +353,12 @@ def check_autocast(case: Case) -> None:
         amp_policy.active.policy = None
         # tracing has left its own value in the generator
         rng.seed(7)
-    for plain, cast in zip(before, after, strict=True):
+    wanted = (case.amp_out,) * len(after) if isinstance(case.amp_out, str) else case.amp_out
+    for plain, cast, amp_out in zip(before, after, wanted, strict=True):
         if plain != dtypes.float32:
             assert cast == plain
-        elif case.amp_out:
-            assert cast == case.amp_out
+        elif amp_out:
+            assert cast == amp_out
         elif op.amp == "low":
             assert cast == dtypes.bfloat16, f"amp='low' but the output is {cast}"
         else:

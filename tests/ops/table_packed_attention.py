@@ -65,10 +65,22 @@ def seen_by_columns(q, k, bounds=None, blocks=None, causal=False, window=(-1, -1
     return seen
 
 
-def column_mask(*args):
-    got = seen_by_columns(*args)
-    # dims in which all are alike may be kept as 1
-    return got if len(args) > 2 and args[2] is not None else got[:1, :1]
+def columns(q, k, v, bounds, blocks, causal=False, window=(-1, -1)):
+    return flashmask(q, k, v, bounds, causal, window, blocks, return_softmax_lse=True)
+
+
+def segments(cu_q, cu_k, tokens, causal):
+    """From which row on each key is hidden, and before which: of the rows that one_sees, one past the last, the first."""
+
+    def one_sees(i, j):
+        return any(
+            a <= i < b and c <= j < d and (not causal or j - d <= i - b)
+            for a, b, c, d in zip(cu_q, cu_q[1:], cu_k, cu_k[1:], strict=False)
+        )
+
+    rows = [[i for i in range(cu_q[-1]) if one_sees(i, j)] for j in range(tokens)]
+    assert all(row == list(range(row[0], row[-1] + 1)) for row in rows if row)
+    return np.array([[row[-1] + 1, row[0]] if row else [0, 0] for row in rows])[None, None]
 
 
 def flashmask(
@@ -121,9 +133,9 @@ CASES = [
     Case("flash_attention_v3_varlen", then(TOKENS, CU, LONG, 4, 5), v3, kwargs={"window_size": (1, 2), "seqused_q": np.array([2, 0, 4], "int32"), "seqused_k": np.array([4, 1, 2], "int32")}, terms=40, tag="window-used"),
     Case("ragged_rows", then(floats((8, 1, 2)), CU, 4), lambda x, cu, n: np.concatenate([x, np.zeros((8, 1, 2))])[cu[:-1, None] + np.arange(n)], bad=((ONES, CU, 4), ShapeError, "ragged batches")),
     Case("ragged_tokens", then(floats((3, 4, 1, 2)), CU, 8), lambda x, cu, n: np.concatenate([x[0, :3], x[2, :4], np.zeros((1, 1, 2))])),
-    Case("ragged_mask", lambda rng: (CU, LONG, (4, 5), True), lambda a, b, n, c: np.array([[[[j < m and j <= i + m - k for j in range(5)] for i in range(4)]] for k, m in zip(np.diff(a), np.diff(b), strict=True)]), no_grad=MASKS),
-    Case("column_mask", then(floats((2, 6, 4, 3), (2, 6, 2, 3)), FOUR, np.ones((2, 4, 1, 1), "int32")), column_mask, no_grad=MASKS, bad=((ONES, ONES, COLUMN[:1, :, :3].astype("float32"), None, True), DTypeError, "float32; needs int32")),
-    Case("masked_logsumexp", then(floats((2, 3, 4, 3), (2, 5, 2, 3)), np.ones((3, 5), bool), 0.4), lambda q, k, m, scale: np.log(np.exp(scale * np.einsum("bshd,bthd->bhst", q, np.repeat(k, 2, 2))).sum(-1)), terms=24),
+    Case("segment_bounds", lambda rng: (CU, LONG, 10, True), segments, no_grad="numbers of rows"),
+    Case("column_attention", then(QKV, FOUR, np.ones((2, 4, 1, 1), "int32")), columns, terms=40, amp_out=("bfloat16", "float32"), bad=((ONES, ONES, ONES, COLUMN[:1, :, :3].astype("float32"), None, True), DTypeError, "float32; needs int32")),
+    Case("column_attention_with_dropout", then(QKV, COLUMN, None, True), lambda q, k, v, b, blocks, causal: columns(q, k, v, b, blocks, causal), terms=40, amp_out=("bfloat16", "float32")),
     Case("flashmask_attention", then(QKV, COLUMN), flashmask, kwargs={"causal": True}, terms=40, bad=((ONES, ONES, ONES, BOTH[:1]), ShapeError, r"\[1, 1, 6, 2\] with causal=True")),
     Case("flashmask_attention", then(QKV, np.concatenate([COLUMN, np.minimum(COLUMN + 2, 6)], -1)), flashmask, kwargs={"causal": True, "softmax_scale": 0.9, "return_softmax_lse": True}, terms=40, tag="causal-2", bad=((ONES, ONES, ONES, FOUR[:1, :, :3]), ShapeError, "needs .* 1 or 2")),
     Case("flashmask_attention", then(QKV, BOTH), flashmask, terms=40, tag="both-2"),

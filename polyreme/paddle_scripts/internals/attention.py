@@ -6,7 +6,7 @@ from typing import Any
 
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
-from polyreme.ops.packed_attention import ragged_mask, ragged_rows, ragged_tokens
+from polyreme.ops.packed_attention import segment_attention
 from polyreme.ops.products import einsum
 
 
@@ -46,11 +46,11 @@ def flash_attn_unpadded(
     """
     if return_softmax or fixed_seed_offset is not None or rng_name:
         raise ConfigError("flash_attn_unpadded: leave return_softmax, fixed_seed_offset and rng_name out; use seed()")
-    mask = ragged_mask(cu_seqlens_q, cu_seqlens_k, (max_seqlen_q, max_seqlen_k), causal)
-    rows = ragged_rows(query, cu_seqlens_q, max_seqlen_q)
-    k, v = (ragged_rows(x, cu_seqlens_k, max_seqlen_k) for x in (key, value))
-    out = F.scaled_dot_product_attention(rows, k, v, mask, dropout, False, training, scale=scale)
-    return ragged_tokens(out, cu_seqlens_q, query.shape[0]), None
+    out = segment_attention(
+        "flash_attn_unpadded", (query, key, value), (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k),
+        causal=causal, dropout=dropout if training else 0.0, scale=scale,
+    )  # fmt: skip
+    return out, None
 
 
 def fused_gate_attention(
