@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.errors import InconclusiveDimensionOperation
 
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.kernels import select
@@ -159,7 +160,14 @@ def recurrent(
     Reverse mode of any order; for forward mode use recurrent_plain. Raises ShapeError, ConfigError.
     """
     _check(mode, x, weights, state, lengths)
-    return _recurrent((mode, bool(reverse), bool(flat)), x, weights, state, _valid(x, lengths))
+    how, steps = (mode, bool(reverse), bool(flat)), x.shape[0]
+    if not _may_be_empty(steps):
+        return _recurrent(how, x, weights, state, _valid(x, lengths))
+    # a scan that an exported program leaves open has a step or more: here one in which every state stands still
+    lengths = jnp.full(x.shape[1:2], steps) if lengths is None else lengths
+    x = jnp.pad(x, ((0, 1), (0, 0), (0, 0)))
+    outputs, last = _recurrent(how, x, weights, state, _valid(x, lengths))
+    return lax.slice_in_dim(outputs, 0, steps), last
 
 
 def recurrent_plain(
@@ -201,6 +209,14 @@ def _check(mode: str, x: Array, weights: Weights, state: State, lengths: Array |
             raise ShapeError(f"recurrent: {name} {list(array.shape)}; needs {list(shape)} for x {list(x.shape)}")
     if weights.ho is not None and mode != "LSTM":
         raise ConfigError(f"recurrent: mode={mode!r} has no projection; only LSTM has")
+
+
+def _may_be_empty(steps: Any) -> bool:
+    """Whether a number of steps that is left open may be 0, as behind a pool."""
+    try:
+        return not isinstance(steps, int) and not steps >= 1
+    except InconclusiveDimensionOperation:
+        return True
 
 
 def _valid(x: Array, lengths: Array | None) -> Array | None:

@@ -50,7 +50,9 @@ class _Grid:
         room = [z + sum(p) - k for z, p, k in zip(self.sizes, self.pads, self.kernel, strict=True)]
         if any(_is_negative(r) for r in room):
             raise ShapeError(f"{what}: kernel_size={kernel_size!r} does not fit in {list(self.sizes)} with {padding=}")
-        self.counts = [(-(-r // s) if ceil_mode else r // s) + 1 for r, s in zip(room, self.stride, strict=True)]
+        # not r // s + 1: of a size that is left open, which s often divides, this is seen not to be negative
+        self.more = [2 * s - 1 if ceil_mode else s for s in self.stride]
+        self.counts = [(r + m) // s for r, m, s in zip(room, self.more, self.stride, strict=True)]
         self.ends = [
             max((c - 1) * s - r, 0) if ceil_mode else 0 for c, s, r in zip(self.counts, self.stride, room, strict=True)
         ]
@@ -73,12 +75,21 @@ class _Grid:
         XLA's reduce_window takes 3 to 8 times as long there, and its gradient, select_and_scatter, 6 to 50 times.
         """
         lowest = _lowest(x.dtype)
-        if max(self.kernel) > _MOST_TAPS or select.backend() != "cpu":
+        is_open = not all(isinstance(size, int) for size in self.sizes)
+        if not is_open and (max(self.kernel) > _MOST_TAPS or select.backend() != "cpu"):
             return self.reduce(x, lowest, lax.max)
-        v = jnp.pad(x, self._around(), constant_values=lowest)
+        if is_open:
+            # in an exported program no width of padding can be open, nor can one in reduce_window's gradient. So every
+            # window's last stride is padded to be there: what is not negative is then seen not to be
+            around = [(p[0], p[1] + (m - 1)) for p, m in zip(self.pads, self.more, strict=True)]
+        else:
+            around = [(p[0], p[1] + e) for p, e in zip(self.pads, self.ends, strict=True)]
+        v = jnp.pad(x, self._full(around, (0, 0)), constant_values=lowest)
         # the last dim first: the first of the first row with an equal one is the first in order
         for dim in reversed(range(self.n)):
-            v = _largest_along(v, dim + (1 if self.last else 2), self.kernel[dim], self.stride[dim], self.counts[dim])
+            count, stride = self.counts[dim], self.stride[dim]
+            length = count * stride if is_open else (count - 1) * stride + 1
+            v = _largest_along(v, dim + (1 if self.last else 2), self.kernel[dim], stride, length)
         return v
 
     def _around(self) -> list:
@@ -128,11 +139,11 @@ def _is_negative(size: Any) -> bool:
         return False
 
 
-def _largest_along(x: Array, dim: int, kernel: int, stride: int, count: int) -> Array:
-    """The largest entry of each of `count` windows along one dim."""
+def _largest_along(x: Array, dim: int, kernel: int, stride: int, length: int) -> Array:
+    """The largest entry of each window along one dim. length: how far their starts reach."""
     best: Any = None
     for start in range(kernel):
-        entry = lax.slice_in_dim(x, start, start + (count - 1) * stride + 1, stride, dim)
+        entry = lax.slice_in_dim(x, start, start + length, stride, dim)
         best = entry if best is None else jnp.where((entry > best) | (entry != entry), entry, best)
     return best
 

@@ -43,6 +43,17 @@ def conv_net():
     return nn.Sequential(nn.Conv2D(3, 4, 3), nn.BatchNorm2D(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 3))
 
 
+class Steps(nn.Layer):
+    """Columns of pooled images as the steps of a recurrent layer, from both ends, as recognizers of text have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool, self.rnn = nn.MaxPool2D(2), nn.LSTM(6, 4, direction="bidirect")
+
+    def forward(self, x):
+        return self.rnn(self.pool(x).transpose([0, 3, 1, 2]).flatten(2))[0]
+
+
 # name -> model, spec, inputs of two batch sizes, and the terms in the longest chain of sums (None: the same bits)
 MODELS = {
     "mlp with dropout": (mlp, InputSpec([None, 4]), lambda b: images(b, 4), None),
@@ -59,6 +70,15 @@ MODELS = {
         lambda b: images(b, 2, 8 + b, 9 + b),
         9 + 9,
     ),
+    "pools past the end of open sizes": (
+        lambda: nn.Sequential(
+            nn.MaxPool2D(3, 2, 1, ceil_mode=True), nn.MaxPool2D(2, ceil_mode=True), nn.MaxPool2D(3, 1, "SAME")
+        ),
+        InputSpec([None, 2, None, None]),
+        lambda b: images(b, 2, 8 + b, 12 + b),
+        None,
+    ),
+    "steps of open width behind a pool": (Steps, InputSpec([None, 2, 6, None]), lambda b: images(b, 2, 6, 8 + b), 16),
     # a product of an unknown number of rows may be cut in other blocks
     "lenet": (LeNet, InputSpec([None, 1, 28, 28]), lambda b: images(b, 1, 28, 28), 9 + 150 + 400 + 120 + 84),
     # attention is exported in its plain form, which adds up in another order than the blocks of the CPU kernel
