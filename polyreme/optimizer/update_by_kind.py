@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from threading import Thread
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 from polyreme.core.meshes import devices_of
 from polyreme.core.transfer import from_host
 from polyreme.nn.clip import ClipGradByGlobalNorm
-from polyreme.optimizer.update import Leaf, Numbers, Rule, clip_norms, numbers_of, square_of, updated
+from polyreme.optimizer.update import Leaf, Numbers, Rule, clip_norms, kind_of, numbers_of, square_of, updated
 
 # parameters of a kind that there is already; each takes 17 ms or more to compile
 _FEWEST_ALIKE = 8
@@ -29,7 +28,7 @@ STEPS_BY_KIND = 64
 
 def is_worthwhile(leaves: Sequence[Leaf], params: Sequence[jax.Array]) -> bool:
     """Whether updates by kind compile much less than the whole one, and give the same."""
-    kinds = {(_kind(leaf), p.shape, p.dtype) for leaf, p in zip(leaves, params, strict=True)}
+    kinds = {(kind_of(leaf), p.shape, p.dtype) for leaf, p in zip(leaves, params, strict=True)}
     # a call over several devices takes a millisecond
     if len(leaves) - len(kinds) < _FEWEST_ALIKE or any(len(devices_of(p)) > 1 for p in params):
         return False
@@ -60,7 +59,7 @@ class UpdateByKind:
         self._compiler: Thread | None = None
         self._leaves = leaves
         self._positions = [from_host(np.asarray([leaf.position])) for leaf in leaves]
-        kinds = [_kind(leaf) for leaf in leaves]
+        kinds = [kind_of(leaf) for leaf in leaves]
         updates = {kind: _compile_one(rule, prepare, kind, name) for kind in set(kinds)}
         squares = {kind: _compile_square(kind) for kind in updates}
         self._updates = [updates[kind] for kind in kinds]
@@ -115,10 +114,6 @@ class UpdateByKind:
             self._compiler = Thread(target=lambda: self._whole.lower(described).compile(), name="whole update")
             self._compiler.start()
         return False
-
-
-def _kind(leaf: Leaf) -> Leaf:
-    return replace(leaf, position=0)
 
 
 def _compile_one(rule: Rule, prepare: Callable[..., jax.Array], leaf: Leaf, name: str) -> Callable:

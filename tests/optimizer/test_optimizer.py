@@ -504,3 +504,29 @@ def test_added_groups_train_as_by_optimizers_of_their_own():
     to_static(lambda g: step(optimizer, [first, second], g))(to_tensor(gradients[0]))
     with pytest.raises(CaptureError, match="after a captured function that steps the optimizer"):
         optimizer.add_param_group({"params": []})
+
+
+def test_one_update_is_traced_for_each_kind_and_shape_of_parameter():
+    traced = []
+
+    class Noting(opt.SGD):
+        def rule(self, p, *rest):
+            traced.append(p.shape)
+            return super().rule(p, *rest)
+
+    shapes = [(2, 3), (3,)] * 4
+    parameters = [Parameter(np.ones(s, "float32")) for s in shapes]
+    slow = Parameter(np.ones(3, "float32"))
+    slow.optimize_attr["learning_rate"] = 0.5
+    optimizer = Noting(0.5, parameters=[*parameters, slow])
+
+    @to_static
+    def train():
+        sum((p * p).sum() for p in [*parameters, slow]).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+
+    train()
+    assert sorted(traced) == [(2, 3), (3,), (3,)]
+    assert all((p.numpy() == 0.0).all() for p in parameters)
+    np.testing.assert_array_equal(slow.numpy(), 0.5)
