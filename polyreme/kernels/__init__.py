@@ -4,8 +4,15 @@ from polyreme.kernels.adamw import adamw, adamw_plain
 from polyreme.kernels.attention import attention, attention_plain
 from polyreme.kernels.column_attention import column_attention, column_attention_plain
 from polyreme.kernels.columns import Columns
-from polyreme.kernels.experts import exchanged_experts, experts
-from polyreme.kernels.grouped import grouped_matmul, grouped_matmul_plain, grouped_outer, grouped_outer_plain
+from polyreme.kernels.experts import exchanged_experts, experts, row_experts
+from polyreme.kernels.grouped import (
+    block_size,
+    grouped_apply,
+    grouped_matmul,
+    grouped_matmul_plain,
+    grouped_outer,
+    grouped_outer_plain,
+)
 from polyreme.kernels.linear import linear, linear_plain
 from polyreme.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_plain
 from polyreme.kernels.norm import layer_norm, layer_norm_plain, rms_norm, rms_norm_plain
@@ -29,10 +36,12 @@ __all__ = [
     "adamw_plain",
     "attention",
     "attention_plain",
+    "block_size",
     "column_attention",
     "column_attention_plain",
     "exchanged_experts",
     "experts",
+    "grouped_apply",
     "grouped_matmul",
     "grouped_matmul_plain",
     "grouped_outer",
@@ -53,6 +62,7 @@ __all__ = [
     "ring_column_attention",
     "rms_norm",
     "rms_norm_plain",
+    "row_experts",
     "ulysses_attention",
     "ulysses_column_attention",
 ]

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,13 @@ from polyreme.kernels.grouped import grouped_matmul
 
 Axes = tuple[str, ...]
 Dispatcher = Literal["gather", "padded", "ragged"]
+
+
+class RowFFN(Protocol):
+    """What experts compute: rows [R, d] in groups of sizes [e], with all experts' weights -> [R, d]."""
+
+    def __call__(self, rows: jax.Array, sizes: jax.Array, weights: Any) -> jax.Array: ...
+
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -99,8 +106,12 @@ def experts(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: ExpertW
     choices: integers, -1 for none. Raises ShapeError for dims that do not fit, ConfigError for an unknown activation.
     """
     _check(x, choices, gates, weights, activation)
-    ffn = partial(_ffn, weights=weights, activation=activation)
-    out = _at_home(*map(_as_rows, (x, choices, gates)), weights.up.shape[0], ffn)
+    return row_experts(x, choices, gates, weights, weights.up.shape[0], partial(_ffn, activation=activation))
+
+
+def row_experts(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: Any, count: int, ffn: RowFFN) -> jax.Array:
+    """experts that compute ffn, count of them."""
+    out = _at_home(*map(_as_rows, (x, choices, gates)), count, partial(ffn, weights=weights))
     return out.astype(x.dtype).reshape(x.shape)
 
 
@@ -120,37 +131,56 @@ def exchanged_experts(
     """
     _check(x, choices, gates, weights, activation)
     _check_split(x, weights, split)
-    if how == "ragged" and select.backend() == "cpu":
-        raise ConfigError("experts: dispatch 'ragged' needs XLA's ragged all-to-all, which CPU has not; use 'padded'")
-    dispatch = {"gather": _by_gathering, "padded": _by_padding, "ragged": _by_ragged_exchange}[how]
 
-    def local(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: ExpertWeights) -> jax.Array:
-        tokens = tuple(map(_as_rows, (x, choices, gates)))
+    def ffn(rows: jax.Array, sizes: jax.Array, weights: ExpertWeights) -> jax.Array:
         if split.inner and weights.down_bias is not None:
             # each device has an addend, and the first one the bias
             first = lax.axis_index(split.inner) == 0
             weights = weights._replace(down_bias=jnp.where(first, weights.down_bias, 0))
-        ffn = partial(_ffn, weights=weights, activation=activation)
-        count = weights.up.shape[0]
+        return _ffn(rows, sizes, weights, activation)
+
+    specs = split.weight_specs(weights)
+    return exchanged_row_experts(
+        x, choices, gates, weights, weights.up.shape[0], ffn, specs=specs, split=split, how=how
+    )
+
+
+def exchanged_row_experts(
+    x: jax.Array,
+    choices: jax.Array,
+    gates: jax.Array,
+    weights: Any,
+    count: int,
+    ffn: RowFFN,
+    *,
+    specs: Any,
+    split: ExpertSplit,
+    how: Dispatcher,
+) -> jax.Array:
+    """row_experts over the devices of `split`, weights laid out by specs."""
+    if how == "ragged" and select.backend() == "cpu":
+        raise ConfigError("experts: dispatch 'ragged' needs XLA's ragged all-to-all, which CPU has not; use 'padded'")
+    dispatch = {"gather": _by_gathering, "padded": _by_padding, "ragged": _by_ragged_exchange}[how]
+    count //= split.ways(split.experts)
+
+    def local(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: Any) -> jax.Array:
+        tokens = tuple(map(_as_rows, (x, choices, gates)))
+        compute = partial(ffn, weights=weights)
         if not split.experts:
-            out = _at_home(*tokens, count, ffn)
+            out = _at_home(*tokens, count, compute)
         elif split.parts_tokens:
-            out = dispatch(split, *tokens, count, ffn)
+            out = dispatch(split, *tokens, count, compute)
         else:
             rows, chosen, weighs = tokens
-            out = _at_home(rows, _choices_here(split, chosen, count), weighs, count, ffn)
-        return out.reshape(1, *x.shape)
+            out = _at_home(rows, _choices_here(split, chosen, count), weighs, count, compute)
+            out = lax.psum(out, split.experts)
+        out = lax.psum(out, split.inner) if split.inner else out
+        return out.astype(x.dtype).reshape(x.shape)
 
     spec = split.token_spec(x.ndim)
-    # of experts or widths that the devices of some tokens share, each device has an addend
-    shared = split.inner + (() if split.parts_tokens else split.experts)
-    specs = (spec, spec, spec, split.weight_specs(weights))
     # check_vma off: the loops over blocks start from zeros that do not vary over devices
-    over = jax.shard_map(
-        local, mesh=split.mesh, in_specs=specs, out_specs=PartitionSpec(shared or None, *spec), check_vma=False
-    )
-    # summed out here, where XLA knows that a sum's gradient needs no communication
-    return over(x, choices, gates, weights).sum(0).astype(x.dtype)
+    over = jax.shard_map(local, mesh=split.mesh, in_specs=(spec, spec, spec, specs), out_specs=spec, check_vma=False)
+    return over(x, choices, gates, weights)
 
 
 def _check(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: ExpertWeights, activation: str) -> None:

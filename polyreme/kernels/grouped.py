@@ -10,7 +10,7 @@ On TPU the kernels are jax's megablox. Shape legend: R rows, E groups, D and F w
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -72,6 +72,27 @@ def grouped_outer_plain(x: jax.Array, y: jax.Array, sizes: jax.Array) -> jax.Arr
     acc = jnp.promote_types(x.dtype, jnp.float32)
     mask = _members(sizes, len(x)).astype(acc)
     return jnp.einsum("rd,rf,er->edf", x.astype(acc), y.astype(acc), mask).astype(x.dtype)
+
+
+def grouped_apply(
+    fn: Callable[..., jax.Array], rows: jax.Array, sizes: jax.Array, stacked: Sequence[Any], shared: Sequence[Any],
+    block: int,
+) -> jax.Array:  # fmt: skip
+    """fn of blocks of `block` rows of one group each, with the group's entry of each stacked array: [R, D] -> [R, F].
+
+    fn(rows [block, D], *entries, *shared) -> [block, F] treats every row by itself and closes over no array. sizes [E]
+    as in grouped_matmul; rows after the last group give 0. Backward runs fn again and keeps rows and arrays alone;
+    there is no second derivative.
+    """
+    return _apply(fn, block, rows, sizes.astype(jnp.int32), tuple(stacked), tuple(shared))
+
+
+def block_size(rows: int, groups: int) -> int:
+    """Rows of grouped_apply's blocks for so many in so many groups: the half of each group's last one may be idle."""
+    size = TAIL
+    while size < BLOCK and 2 * size * groups <= rows:
+        size *= 2
+    return size
 
 
 def block_counts(sizes: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -212,6 +233,90 @@ def _outer_by_blocks(x: jax.Array, y: jax.Array, sizes: jax.Array) -> jax.Array:
 
 
 _BLOCKS = _Kernels(_matmul_by_blocks, _outer_by_blocks)
+
+
+# ---- any function of rows ----
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _apply(fn, block, rows, sizes, stacked, shared):
+    padded = jnp.pad(rows, ((0, block), (0, 0)))
+    out = jax.eval_shape(fn, padded[:block], *(s[0] for s in stacked), *shared)
+
+    def step(i: jax.Array, out: jax.Array) -> jax.Array:
+        group, row, _ = _nth_block(sizes, block, i)
+        y = fn(lax.dynamic_slice_in_dim(padded, row, block), *_entries(stacked, group), *shared)
+        # what reaches into the groups behind is written again by them, as blocks come in the order of rows
+        return lax.dynamic_update_slice_in_dim(out, y, row, 0)
+
+    whole = jnp.zeros((len(padded), *out.shape[1:]), out.dtype)
+    whole = lax.fori_loop(0, _num_blocks(sizes, block), step, whole)[: len(rows)]
+    return jnp.where((jnp.arange(len(rows)) < sizes.sum())[:, None], whole, 0)
+
+
+def _apply_fwd(fn, block, rows, sizes, stacked, shared):
+    return _apply(fn, block, rows, sizes, stacked, shared), (rows, sizes, stacked, shared)
+
+
+def _apply_bwd(fn, block, residuals, dy):
+    rows, sizes, stacked, shared = residuals
+    x, dy = (jnp.pad(a, ((0, block), (0, 0))) for a in (rows, dy))
+    moves = [jnp.issubdtype(a.dtype, jnp.inexact) for a in (*stacked, *shared)]
+
+    def zeros(a: jax.Array) -> jax.Array:
+        return jnp.zeros(a.shape, jnp.promote_types(a.dtype, jnp.float32))
+
+    def step(i: jax.Array, carry: tuple) -> tuple:
+        dx, d_stacked, d_shared = carry
+        group, row, left = _nth_block(sizes, block, i)
+        is_here = (jnp.arange(block) < left)[:, None]
+        part = lax.dynamic_slice_in_dim(x, row, block)
+        # rows of other groups are replaced by one of this: their derivatives here may be infinite, and 0 * inf is NaN
+        part = jnp.where(is_here, part, part[:1])
+        arrays = (*_entries(stacked, group), *shared)
+        wanted = [a for a, m in zip(arrays, moves, strict=True) if m]
+
+        def of(part: jax.Array, *wanted: jax.Array) -> jax.Array:
+            chosen = iter(wanted)
+            return fn(part, *(next(chosen) if m else a for a, m in zip(arrays, moves, strict=True)))
+
+        _, pull = jax.vjp(of, part, *wanted)
+        d_part, *d_wanted = pull(jnp.where(is_here, lax.dynamic_slice_in_dim(dy, row, block), 0))
+        count = len(d_stacked)
+        d_stacked = [d.at[group].add(new.astype(d.dtype)) for d, new in zip(d_stacked, d_wanted[:count], strict=True)]
+        d_shared = [d + new.astype(d.dtype) for d, new in zip(d_shared, d_wanted[count:], strict=True)]
+        return lax.dynamic_update_slice_in_dim(dx, d_part, row, 0), d_stacked, d_shared
+
+    count = len(stacked)
+    starts = [
+        [zeros(a) for a, m in zip(arrays, mask, strict=True) if m]
+        for arrays, mask in ((stacked, moves[:count]), (shared, moves[count:]))
+    ]
+    dx, *sums = lax.fori_loop(0, _num_blocks(sizes, block), step, (jnp.zeros_like(x), *starts))
+    there = (jnp.arange(len(rows)) < sizes.sum())[:, None]
+    gradients = iter([*sums[0], *sums[1]])
+    d_all = [next(gradients).astype(a.dtype) if m else None for a, m in zip((*stacked, *shared), moves, strict=True)]
+    return jnp.where(there, dx[: len(rows)], 0), None, tuple(d_all[:count]), tuple(d_all[count:])
+
+
+_apply.defvjp(_apply_fwd, _apply_bwd)
+
+
+def _num_blocks(sizes: jax.Array, block: int) -> jax.Array:
+    return (-(-sizes // block)).sum()
+
+
+def _nth_block(sizes: jax.Array, block: int, i: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(group, first row, rows of the group from there on) of the i-th block."""
+    counts = -(-sizes // block)
+    last = jnp.cumsum(counts)
+    group = jnp.searchsorted(last, i, side="right")
+    nth = i - last[group] + counts[group]
+    return group, (jnp.cumsum(sizes) - sizes)[group] + nth * block, sizes[group] - nth * block
+
+
+def _entries(stacked: Sequence[jax.Array], group: jax.Array) -> list[jax.Array]:
+    return [lax.dynamic_index_in_dim(a, group, 0, keepdims=False) for a in stacked]
 
 
 # ---- TPU ----

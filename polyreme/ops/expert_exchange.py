@@ -5,14 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from jax import Array
+from jax.sharding import PartitionSpec
 
 from polyreme.core import layout
 from polyreme.core.layout import Layout
 from polyreme.kernels import select
-from polyreme.kernels.experts import Axes, Dispatcher, ExpertSplit, ExpertWeights, exchanged_experts
+from polyreme.kernels.experts import (
+    Axes,
+    Dispatcher,
+    ExpertSplit,
+    ExpertWeights,
+    RowFFN,
+    exchanged_experts,
+    exchanged_row_experts,
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,17 @@ class ExpertExchange:
     def compute(self, x: Array, choices: Array, gates: Array, weights: ExpertWeights, activation: str) -> Array:
         """kernels.experts of arrays that the split lays out."""
         return exchanged_experts(x, choices, gates, weights, activation, split=self.split, how=self.how)
+
+    def compute_rows(
+        self, x: Array, choices: Array, gates: Array, weights: Sequence[Any], stacked: Sequence[bool], count: int,
+        ffn: RowFFN,
+    ) -> Array:  # fmt: skip
+        """kernels.row_experts of whole weights, of which the stacked ones have the experts in front."""
+        by_expert = PartitionSpec(self.split.experts or None)
+        specs = [by_expert if front else PartitionSpec() for front in stacked]
+        return exchanged_row_experts(
+            x, choices, gates, list(weights), count, ffn, specs=specs, split=self.split, how=self.how
+        )
 
 
 def exchange(x: Sequence[int], weight: Sequence[int], top_k: int) -> ExpertExchange | None:

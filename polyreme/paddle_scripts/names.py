@@ -203,6 +203,12 @@ distributed.fleet.utils.hybrid_parallel_util
     broadcast_sharding_parameters sync_params_buffers broadcast_sep_parameters
 distributed.fleet.utils.fs
   distributed.fleet.utils: LocalFS
+incubate.distributed.models.moe.gate
+  incubate.distributed.models.moe: BaseGate GShardGate NaiveGate SwitchGate
+incubate.distributed.models.moe.moe_layer
+  incubate.distributed.models.moe: BaseGate GShardGate MoELayer NaiveGate SwitchGate
+incubate.distributed.models.moe.grad_clip
+  incubate.distributed.models.moe: ClipGradForMOEByGlobalNorm
 distributed.fleet.utils.log_util
   internals.logs: logger set_log_level get_log_level_name get_log_level_code layer_to_str get_logger
     check_memory_usage
@@ -234,7 +240,7 @@ _PIPELINE = (
     "it is an inside of PaddlePaddle's pipeline; here a schedule is a table, chosen by name in DistributedStrategy"
 )
 _SHARDING = "choose the stage with group_sharded_parallel or DistributedStrategy"
-_EXPERTS = "experts come with expert parallelism"
+_EXPERTS = "experts lie over the axes of a plan: give it ep"
 _PASSES = "it rewrites Programs for one of PaddlePaddle's compilers; XLA compiles"
 _DATA = (
     "nothing is downloaded here; give the files on this machine to a class of paddle.text.datasets or vision.datasets"

@@ -4,5 +4,7 @@ They compute with the ops that nn.MoE is made of; incubate.distributed.models.mo
 """
 
 from polyreme.distributed.models.moe import utils
+from polyreme.distributed.models.moe.gates import BaseGate, GShardGate, NaiveGate, SwitchGate
+from polyreme.distributed.models.moe.layer import ClipGradForMOEByGlobalNorm, MoELayer
 
-__all__ = ["utils"]
+__all__ = ["BaseGate", "ClipGradForMOEByGlobalNorm", "GShardGate", "MoELayer", "NaiveGate", "SwitchGate", "utils"]

@@ -1,5 +1,25 @@
 """Mixtures of experts with PaddlePaddle's gates."""
 
+from polyreme.distributed.models.moe import (
+    BaseGate,
+    ClipGradForMOEByGlobalNorm,
+    GShardGate,
+    MoELayer,
+    NaiveGate,
+    SwitchGate,
+)
 from polyreme.incubate.distributed.models.moe import utils
 
-__all__ = ["utils"]
+ClipGradByGlobalNorm = ClipGradForMOEByGlobalNorm
+"""PaddlePaddle's other name of it."""
+
+__all__ = [
+    "BaseGate",
+    "ClipGradByGlobalNorm",
+    "ClipGradForMOEByGlobalNorm",
+    "GShardGate",
+    "MoELayer",
+    "NaiveGate",
+    "SwitchGate",
+    "utils",
+]
