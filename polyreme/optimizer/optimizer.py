@@ -342,6 +342,9 @@ class Optimizer(OptimizerState):
         shared = self._shared.copies[devices]
         inputs = self._inputs(live, shared, skip)
         self._store(live, shared, update(inputs | {"squares": [state.read(v) for v in squares]}))
+        for p in live:
+            if getattr(p, "after_update", None) is not None:
+                p.after_update(skip)
 
     def _compile_update(self, live: list[Any], together: dict[int, list[int]]) -> Update:
         """The update of these parameters. In a capture it becomes part of that, and needs no programs of its own."""

@@ -110,12 +110,47 @@ def test_the_selection_bias_is_saved_and_no_parameter():
     assert set(routing.choices.numpy().reshape(-1)) == {2, 4}
 
 
+def test_a_step_moves_the_bias_once_by_the_load_of_its_microbatches():
+    paddle.seed(2)
+    router = nn.Router(6, 5, bias_rate=0.25)
+    optimizer = paddle.optimizer.SGD(0.0, parameters=router.parameters())
+
+    def backward(x):
+        routing = router(x)
+        routing.gates[..., 0].sum().backward()
+        return routing.load
+
+    @paddle.jit.to_static
+    def step(x):
+        loads = [backward(part) for part in x]
+        optimizer.step()
+        optimizer.clear_grad()
+        return loads
+
+    for seed in range(2):
+        x = np.random.default_rng(seed).standard_normal((2, 9, 6)).astype("float32")
+        before = router.selection_bias.numpy()
+        load = sum(part.numpy() for part in step(paddle.to_tensor(x)))
+        assert load.sum() == 2 * 9 * 2
+        want = before + 0.25 * np.sign(load.mean() - load)
+        np.testing.assert_array_equal(router.selection_bias.numpy(), want.astype("float32"))
+    router.eval()
+    router(tokens(4))
+    assert not router.step_load.numpy().any()
+    router.train()
+    backward(tokens(4))
+    optimizer.step(skip=paddle.to_tensor(True))
+    np.testing.assert_array_equal(router.selection_bias.numpy(), want.astype("float32"))
+    assert not router.step_load.numpy().any()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: nn.MoE(6, 0, 5), "sizes are at least 1"),
         (lambda: nn.MoE(6, 8, 5, shared_gate=True), "a shared gate needs a shared expert"),
         (lambda: nn.MoE(6, 8, 5, router=nn.Router(6, 4)), "5 experts, but a router of 4; give it as many"),
+        (lambda: nn.Router(6, 5, bias_rate=-1), "bias_rate=-1; give a number above 0"),
         (lambda: nn.Router(6, 5, capacity_factor=0), "capacity_factor=0; give a number above 0"),
         (lambda: nn.Router(6, 5, top_k=6)(tokens(2)), "top_k=6 of 5 experts; give 1 to 5"),
         (lambda: nn.MoE(6, 8, 5, activation="tanh")(tokens(2)), "unknown activation 'tanh'"),

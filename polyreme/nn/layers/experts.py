@@ -7,6 +7,8 @@ import math
 from typing import Any, NamedTuple
 
 from polyreme.core import dtype as dtypes
+from polyreme.core import state
+from polyreme.eager.mode import no_grad
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import XavierUniform
@@ -33,6 +35,8 @@ class Router(Layer):
     top_k: experts of a token. score: what gates are made of: softmax, sigmoid, sqrtsoftplus, relu or the logits.
     normalize, scale: gates are divided by their sum, and multiplied. groups, top_groups: of that many groups of experts
     a token chooses among the top_groups best. selection_bias: a buffer is added to the scores for the choice alone.
+    bias_rate: above 0, each optimizer step adds bias_rate * sign(mean load - load of the expert) to it, loads being the
+    choices of all microbatches of the step (arXiv:2408.15664); it then has a selection_bias.
     capacity_factor: an expert takes ceil(factor * tokens * top_k / num_experts) choices of a batch and the rest are
     dropped, by "order" or by "gate"; none is dropped if None. balance_loss, sequence_loss, z_loss: weights of the
     losses that F.balance_loss (over the batch, over each sequence) and F.router_z_loss give, summed in Routing.loss;
@@ -57,6 +61,7 @@ class Router(Layer):
         groups: int = 1,
         top_groups: int = 1,
         selection_bias: bool = False,
+        bias_rate: float = 0.0,
         capacity_factor: float | None = None,
         capacity_by: str = "order",
         balance_loss: float = 0.0,
@@ -67,7 +72,9 @@ class Router(Layer):
         super().__init__()
         if capacity_factor is not None and not capacity_factor > 0:
             raise ConfigError(f"Router: capacity_factor={capacity_factor}; give a number above 0, or None to drop none")
-        self.num_experts, self.top_k = num_experts, top_k
+        if bias_rate < 0:
+            raise ConfigError(f"Router: bias_rate={bias_rate}; give a number above 0, or 0 to leave the bias alone")
+        self.num_experts, self.top_k, self.bias_rate = num_experts, top_k, bias_rate
         self.choice = {
             "top_k": top_k,
             "score": score,
@@ -79,10 +86,13 @@ class Router(Layer):
         self.capacity_factor, self.capacity_by = capacity_factor, capacity_by
         self.losses = {"balance": balance_loss, "sequence": sequence_loss, "z": z_loss}
         self.weight = self.create_parameter([d_model, num_experts], weight_attr, dims=("embed", None))
-        if selection_bias:
+        if selection_bias or bias_rate:
             self.register_buffer("selection_bias", creation.zeros([num_experts], dtypes.float32))
         else:
             self.selection_bias = None
+        if bias_rate:
+            self.register_buffer("step_load", creation.zeros([num_experts], dtypes.int32), persistable=False)
+            self.weight.after_update = self._move_bias
 
     def forward(self, x: Any, allowed: Any = None) -> Routing:
         """allowed: bool, broadcasts to [..., num_experts]: experts that a token may choose."""
@@ -90,10 +100,31 @@ class Router(Layer):
         choices, gates, scores = F.choose_experts(logits, self.selection_bias, allowed, **self.choice)
         load = F.expert_load(choices, self.num_experts)
         loss = self._loss(logits, scores, choices)
+        if self.bias_rate and self.training:
+            self._count(load)
         if self.capacity_factor is not None:
             capacity = self.capacity(math.prod(choices.shape[:-1]))
             choices = F.limit_experts(choices, gates, self.num_experts, capacity, self.capacity_by)
         return Routing(choices, gates, loss, load)
+
+    def _count(self, load: Any) -> None:
+        """Add to the step's load what this forward sent."""
+        if state.recording():
+            raise ConfigError(
+                f"Router: bias_rate={self.bias_rate} in a Program, whose optimizer does not move the bias; give 0"
+            )
+        with no_grad():
+            state.write(self.step_load, state.read(self.step_load + load))
+
+    def _move_bias(self, skip: Any) -> None:
+        """Move the bias by the step's load, unless the step was skipped, and begin the next one's."""
+        with no_grad():
+            load = self.step_load.astype(dtypes.float32)
+            move = self.bias_rate * (load.mean() - load).sign()
+            if skip is not None:
+                move = move * skip.logical_not().astype(move.dtype)
+            state.write(self.selection_bias, state.read(self.selection_bias + move))
+            state.write(self.step_load, state.read(self.step_load * 0))
 
     def capacity(self, tokens: int) -> int:
         """Most choices that an expert takes of a batch of so many tokens; without a capacity_factor, of all."""
