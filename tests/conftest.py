@@ -89,6 +89,12 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_sessionfinish():
+    """One look for what was never awaited or closed: pytest would look five times at all that the run has left."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(config, items):
     """Mark as slow the cases that slow_cases names; each test with the tier of what it needs."""
     named, seen = {}, set()
