@@ -50,6 +50,7 @@ FLOORS = {
         "communication",
         "checkpoint parallel placement gradient_merge recompute_calls",
         "data_parallel models tensor_parallel",
+        "utils",
         "planned_model",
         "pipeline",
         "whole_step",

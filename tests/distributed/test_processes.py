@@ -153,6 +153,31 @@ def check_alltoall_even_and_uneven(rank):
         dist.alltoall_single(uneven, tensor(sent), counts[rank].tolist(), wrong)
 
 
+def check_rows_go_to_experts_of_other_processes_and_back(rank):
+    from polyreme import distributed as dist  # noqa: PLC0415
+
+    pair = dist.new_group([0, 1])
+    if rank > 1:
+        return
+    x = [[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]]
+    counts = tensor([[2, 1, 1, 1], [1, 1, 2, 1]][rank], "int64")
+    # PaddlePaddle's examples of two processes with two experts each
+    there = [[[1, 2], [3, 4], [1, 2], [5, 6], [3, 4]], [[7, 8], [5, 6], [7, 8], [9, 10], [9, 10]]]
+    back = [[[1, 2], [3, 4], [7, 8], [1, 2], [7, 8]], [[5, 6], [9, 10], [3, 4], [5, 6], [9, 10]]]
+    for move, want in ((dist.utils.global_scatter, there), (dist.utils.moe_utils.global_gather, back)):
+        rows = tensor(x)
+        rows.stop_gradient = False
+        out = move(rows, counts, counts, group=pair)
+        assert out.tolist() == want[rank]
+        (out * out).sum().backward()
+        assert rows.grad.tolist() == (2 * np.array(x)).tolist()
+    # the second process has no row, and nothing is for its experts
+    mine = tensor([[3, 0, 0, 0], [0, 0, 0, 0]][rank], "int64")
+    rows = tensor(x[:3] if rank == 0 else np.zeros((0, 2)))
+    out = dist.utils.global_scatter(rows, mine, mine, group=pair)
+    assert out.tolist() == rows.tolist()
+
+
 def check_messages_in_any_order(rank):
     from polyreme import distributed as dist  # noqa: PLC0415
 
