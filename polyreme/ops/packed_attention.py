@@ -478,7 +478,7 @@ def flashmask_attention(
         raise ConfigError(f"{what}: block_mask without startend_row_indices; give both")
     window = (window_size, window_size) if isinstance(window_size, int) else tuple(window_size or (-1, -1))
     rate = dropout if training else 0.0
-    square = len(query.shape) == len(key.shape) and query.shape[-3] == key.shape[-3]
+    square = tuple(query.shape[-3:-2]) == tuple(key.shape[-3:-2])
     if startend_row_indices is None and window == (-1, -1) and not return_softmax_lse and (square or not causal):
         return scaled_dot_product_attention(query, key, value, None, rate, causal, scale=softmax_scale)
     if startend_row_indices is not None:

@@ -109,6 +109,8 @@ def test_what_does_not_fit_is_named():
         attend(x, np.zeros((2, 3, S, 1), "int32"))
     with pytest.raises(ShapeError, match=r"query \[16, 2, 4\], key \[16, 2, 4\]; needs \[batch, seq, heads, d\]"):
         F.flashmask_attention(x[0], x[0], x[0], to_tensor(ENDS))
+    with pytest.raises(ShapeError, match=r"q \[1, 2, 4\].* needs 4 dims"):
+        F.flashmask_attention(x[0, 0], x[0, 0], x[0, 0], causal=True)
     with pytest.raises(ShapeError, match=r"block_mask \[2, 2, 2, 1\]; needs \[2, 1 or 2, 1, 1\]"):
         attend(x, block_mask=to_tensor(np.ones((2, 2, 2, 1), "int32")))
     tokens, ends = x[0], to_tensor(np.array([0, 5, S], "int32"))
