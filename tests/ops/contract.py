@@ -63,7 +63,7 @@ class Case:
 
         The weights are handed to the tape as cotangents, so that nothing but the call and its backward is compiled.
         """
-        args = _as_leaves(args)
+        args = as_leaves(args)
         outs = flat(self.call(args))
         inexact = [t for t in outs if dtypes.is_inexact(t.dtype)]
         assert inexact, "no floating output: say no_grad"
@@ -95,12 +95,12 @@ def tensors(value: Any) -> Any:
     return value
 
 
-def _as_leaves(value: Any) -> Any:
+def as_leaves(value: Any) -> Any:
     """Arguments with every Tensor as another with the same value, without history, that wants a gradient if inexact."""
     if isinstance(value, Tensor):
         return Tensor(value._array, stop_gradient=not dtypes.is_inexact(value.dtype))
     if isinstance(value, (list, tuple)):
-        return type(value)(_as_leaves(v) for v in value)
+        return type(value)(as_leaves(v) for v in value)
     return value
 
 

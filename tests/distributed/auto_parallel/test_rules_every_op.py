@@ -8,7 +8,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import rng
 from polyreme.core.op import OPS
 from polyreme.distributed import Partial, ProcessMesh, Replicate, Shard, shard_tensor
-from tests.ops.contract import arrays, assert_close, flat, tensors, tensors_in
+from tests.ops.contract import arrays, as_leaves, assert_close, flat, tensors, tensors_in
 from tests.ops.test_contract import CASES
 
 MESHES = (ProcessMesh([[0, 1], [2, 3]], dim_names=["x", "y"]), ProcessMesh([0, 1, 2], dim_names=["x"]))
@@ -45,7 +45,8 @@ def check(case, seed):
     draw = np.random.default_rng(seed)
     mesh = MESHES[seed % 2]
     wants = not case.no_grad
-    dense, on_mesh = tensors(case.arguments(), wants_grad=wants), tensors(case.arguments(), wants_grad=wants)
+    sides = [tensors(case.arguments()) for _ in range(2)]
+    dense, on_mesh = map(as_leaves, sides) if wants else sides
     on_mesh = tuple(spread(v, mesh, draw, case.name not in NO_ADDENDS) for v in on_mesh)
     where = [t.placements for t in flat(on_mesh)]
     want, got = run(case, dense), run(case, on_mesh)
