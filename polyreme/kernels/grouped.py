@@ -175,29 +175,28 @@ def _matmul_by_blocks(transpose: bool, rows: jax.Array, weights: jax.Array, size
     acc = jnp.promote_types(rows.dtype, jnp.float32)
     contracted = (((1,), (1 if transpose else 0,)), ((), ()))
     padded = jnp.pad(rows, ((0, BLOCK), (0, 0)))
-    ends = jnp.cumsum(sizes)
+    starts = jnp.cumsum(sizes) - sizes
     full, tails = block_counts(sizes)
 
-    def loop(size: int, counts: jax.Array, first: jax.Array, out: jax.Array) -> jax.Array:
-        """out with the products of counts[e] blocks of `size` rows from row first[e] on."""
-        last = jnp.cumsum(counts)
+    def group(e: jax.Array, out: jax.Array) -> jax.Array:
+        """out with the rows of group e."""
+        weight = lax.dynamic_index_in_dim(weights, e, 0, keepdims=False)
 
-        def step(i: jax.Array, out: jax.Array) -> jax.Array:
-            group = jnp.searchsorted(last, i, side="right")
-            row = first[group] + (i - last[group] + counts[group]) * size
-            block = lax.dynamic_slice_in_dim(padded, row, size)
-            weight = lax.dynamic_index_in_dim(weights, group, 0, keepdims=False)
-            product = lax.dot_general(block, weight, contracted, preferred_element_type=acc)
-            return lax.dynamic_update_slice_in_dim(out, product.astype(out.dtype), row, 0)
+        def blocks(size: int, count: jax.Array, first: jax.Array, out: jax.Array) -> jax.Array:
+            def step(i: jax.Array, out: jax.Array) -> jax.Array:
+                row = first + i * size
+                block = lax.dynamic_slice_in_dim(padded, row, size)
+                product = lax.dot_general(block, weight, contracted, preferred_element_type=acc)
+                return lax.dynamic_update_slice_in_dim(out, product.astype(out.dtype), row, 0)
 
-        return lax.fori_loop(0, last[-1], step, out)
+            return lax.fori_loop(0, count, step, out)
 
-    # A block may reach into the groups behind its own. Tails go first, in order, and full blocks after them, so that
-    # whatever a block writes there is written again by the group that has the row.
+        out = blocks(BLOCK, full[e], starts[e], out)
+        return blocks(TAIL, tails[e], starts[e] + full[e] * BLOCK, out)
+
+    # What a group's last block writes behind the group is written again by the groups whose rows those are.
     out = jnp.zeros((len(padded), weights.shape[1 if transpose else 2]), rows.dtype)
-    if weights.shape[0]:
-        out = loop(TAIL, tails, ends - sizes % BLOCK, out)
-        out = loop(BLOCK, full, ends - sizes, out)
+    out = lax.fori_loop(0, weights.shape[0], group, out) if weights.shape[0] else out
     return out[: len(rows)]
 
 
