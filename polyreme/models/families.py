@@ -28,6 +28,8 @@ class Dimensions(Protocol):
     @property
     def num_kv_heads(self) -> int: ...
     @property
+    def head_dim(self) -> int: ...
+    @property
     def ffn_size(self) -> int: ...
     @property
     def seq_len(self) -> int: ...
@@ -62,8 +64,9 @@ class Family:
     planner's view of a configured model, which also says how many parameters it has. ffn_size: width of the
     feed-forward where none is given, of hidden_size. loss: what training makes small, evaluation reports and a
     pipeline's last stage computes. tokenizer: what trains one on the text of a run. cut: where a pipeline cuts a model
-    of it, as planner.Training.cut says. grouped_heads: whether it takes num_kv_heads below num_heads. dropout: whether
-    it drops anything. experts: whether its feed-forward is a mixture of experts. aliases: other spellings of the name.
+    of it, as planner.Training.cut says. grouped_heads: whether it takes num_kv_heads below num_heads. head_dim: whether
+    its heads may have another width than hidden_size / num_heads. dropout: whether it drops anything. experts: whether
+    its feed-forward is a mixture of experts. aliases: other spellings of the name.
     """
 
     name: str
@@ -75,6 +78,7 @@ class Family:
     tokenizer: Reference[TokenizerTrainer] = BYTE_LEVEL
     cut: PipelineCut = "items"
     grouped_heads: bool = False
+    head_dim: bool = False
     dropout: bool = False
     experts: bool = False
     aliases: tuple[str, ...] = ()
@@ -90,6 +94,7 @@ def decoder_shape(dims: Dimensions, **blocks: Any) -> ModelShape:
         vocab=dims.vocab_size,
         ffn=dims.ffn_size,
         kv_heads=dims.num_kv_heads,
+        head_dim=dims.head_dim,
         tied=dims.tie_embeddings,
         dropout=dims.dropout > 0,
         **blocks,
@@ -113,13 +118,14 @@ LLAMA = Family(
     # three matrices with the parameters of a 4x block's two: 8/3, rounded up to 64
     ffn_size=lambda hidden: -(-hidden * 8 // (3 * 64)) * 64,
     grouped_heads=True,
+    head_dim=True,
 )
 
 
-def sparse_shape(dims: Dimensions) -> ModelShape:
-    """The planner's view of a LLaMA whose feed-forwards are mixtures of experts."""
+def sparse_shape(dims: Dimensions, **blocks: Any) -> ModelShape:
+    """The planner's view of a LLaMA whose feed-forwards are mixtures of experts. blocks: as in decoder_shape."""
     experts = {"experts": dims.num_experts, "experts_per_token": dims.experts_per_token}
-    return LLAMA.shape(dims, **experts, expert_ffn=dims.expert_ffn_size)
+    return LLAMA.shape(dims, **experts, expert_ffn=dims.expert_ffn_size, **blocks)
 
 
 MIXTRAL = Family(
@@ -130,10 +136,19 @@ MIXTRAL = Family(
     ffn_size=LLAMA.ffn_size,
     loss=Reference("polyreme.models.mixtral", "balanced_loss"),
     grouped_heads=True,
+    head_dim=True,
     experts=True,
 )
 
-FAMILIES: Registry[Family] = Registry("model family", [GPT, LLAMA, MIXTRAL])
+QWEN3_MOE = replace(
+    MIXTRAL,
+    name="qwen3_moe",
+    model=Reference("polyreme.models.qwen3_moe", "Qwen3Moe"),
+    config=Reference("polyreme.models.qwen3_moe", "Qwen3MoeConfig"),
+    shape=partial(sparse_shape, qk_norm=True),
+)
+
+FAMILIES: Registry[Family] = Registry("model family", [GPT, LLAMA, MIXTRAL, QWEN3_MOE])
 """Families by the name that a configuration has, in the order that lists show them."""
 
 DEFAULT_FAMILY = GPT.name

@@ -31,9 +31,10 @@ from polyreme.ops.manipulation import concat
 class LlamaConfig:
     """Dimensions of a LLaMA.
 
-    num_kv_heads: key-value heads, each shared by num_heads / num_kv_heads query heads; num_heads if 0. ffn_size: 8/3 of
-    the width rounded up to 64 if 0 (published weights may round otherwise: the 7B's is 11008). seq_len: longest
-    sequence, tokens. recompute: one of mesh.RECOMPUTE, or "" for what the plan in force says.
+    num_kv_heads: key-value heads, each shared by num_heads / num_kv_heads query heads; num_heads if 0. head_dim: width
+    of a head, hidden_size / num_heads if 0. ffn_size: 8/3 of the width rounded up to 64 if 0 (published weights may
+    round otherwise: the 7B's is 11008). seq_len: longest sequence, tokens. recompute: one of mesh.RECOMPUTE, or "" for
+    what the plan in force says.
     """
 
     vocab_size: int = 32000
@@ -41,6 +42,7 @@ class LlamaConfig:
     num_layers: int = 32
     num_heads: int = 32
     num_kv_heads: int = 0
+    head_dim: int = 0
     ffn_size: int = 0
     seq_len: int = 4096
     rope_theta: float = 10000.0
@@ -53,8 +55,16 @@ class LlamaConfig:
             object.__setattr__(self, "num_kv_heads", self.num_heads)
         if not self.ffn_size:
             object.__setattr__(self, "ffn_size", LLAMA.ffn_size(self.hidden_size))
+        is_derived = not self.head_dim
+        if is_derived and self.num_heads > 0:
+            object.__setattr__(self, "head_dim", max(1, self.hidden_size // self.num_heads))
         check_dimensions(self)
-        if self.hidden_size % (2 * self.num_heads):
+        if self.head_dim % 2 and not is_derived:
+            raise ConfigError(
+                f"LlamaConfig: head_dim {self.head_dim} is odd, and rotary positions turn pairs; make it "
+                f"{nearest_multiples(self.head_dim, 2)}"
+            )
+        if is_derived and self.hidden_size % (2 * self.num_heads):
             raise ConfigError(
                 f"LlamaConfig: hidden_size {self.hidden_size} is not a multiple of 2 * num_heads = "
                 f"{2 * self.num_heads} (rotary positions need an even head_dim); "
@@ -74,31 +84,37 @@ class LlamaConfig:
 
 
 class Attention(Layer):
-    """Causal self-attention with rotary positions and grouped key-value heads."""
+    """Causal self-attention with rotary positions and grouped key-value heads.
 
-    def __init__(self, config: LlamaConfig) -> None:
+    qk_norm: the queries and keys of each head are normed before they are turned.
+    """
+
+    def __init__(self, config: LlamaConfig, qk_norm: bool = False) -> None:
         super().__init__()
         width = config.hidden_size
-        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
-        self.head_dim = width // config.num_heads
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.recompute = config.recompute
-        kv_width = config.num_kv_heads * self.head_dim
-        self.q = _linear(width, width, ("embed", "heads"))
+        q_width, kv_width = config.num_heads * self.head_dim, config.num_kv_heads * self.head_dim
+        self.q = _linear(width, q_width, ("embed", "heads"))
         self.k = _linear(width, kv_width, ("embed", "kv_heads"))
         self.v = _linear(width, kv_width, ("embed", "kv_heads"))
-        self.out = _linear(width, width, ("heads", "embed"))
+        self.out = _linear(q_width, width, ("heads", "embed"))
+        self.q_norm = RMSNorm(self.head_dim, epsilon=config.rms_norm_epsilon) if qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, epsilon=config.rms_norm_epsilon) if qk_norm else None
 
     def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any) -> Any:
-        batch, seq, width = x_bse.shape
+        batch, seq, _ = x_bse.shape
         q = self.q(x_bse).reshape([batch, seq, self.num_heads, self.head_dim])
         k = self.k(x_bse).reshape([batch, seq, self.num_kv_heads, self.head_dim])
         v = self.v(x_bse).reshape([batch, seq, self.num_kv_heads, self.head_dim])
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         q = constrain(rotate(q, cos_sd, sin_sd), "batch", "block_seq", "heads", None)
         k = constrain(rotate(k, cos_sd, sin_sd), "batch", "block_seq", "kv_heads", None)
         v = constrain(v, "batch", "block_seq", "kv_heads", None)
         options = {"is_causal": True, "training": self.training}
         mixed = run_part("core_attn", self.recompute, F.scaled_dot_product_attention, q, k, v, **options)
-        return self.out(mixed.reshape([batch, seq, width]))
+        return self.out(mixed.reshape([batch, seq, self.num_heads * self.head_dim]))
 
 
 class FeedForward(Layer):
@@ -116,12 +132,12 @@ class FeedForward(Layer):
 
 
 class Block(Layer):
-    """x + attention(norm(x)), then x + ffn(norm(x)); ffn: a FeedForward if not given."""
+    """x + attention(norm(x)), then x + ffn(norm(x)); an Attention and a FeedForward if not given."""
 
-    def __init__(self, config: LlamaConfig, ffn: Layer | None = None) -> None:
+    def __init__(self, config: LlamaConfig, attention: Layer | None = None, ffn: Layer | None = None) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.hidden_size, epsilon=config.rms_norm_epsilon)
-        self.attention = Attention(config)
+        self.attention = attention or Attention(config)
         self.ffn_norm = RMSNorm(config.hidden_size, epsilon=config.rms_norm_epsilon)
         self.ffn = ffn or FeedForward(config)
         self.recompute = config.recompute
@@ -157,7 +173,7 @@ class Llama(Decoder):
         self.norm = RMSNorm(width, epsilon=config.rms_norm_epsilon)
         if not config.tie_embeddings:
             self.head = _linear(width, config.vocab_size, ("embed", "vocab"))
-        cos, sin = rotary_table(config.seq_len, width // config.num_heads, config.rope_theta)
+        cos, sin = rotary_table(config.seq_len, config.head_dim, config.rope_theta)
         self.register_buffer("cos", to_tensor(cos), persistable=False)
         self.register_buffer("sin", to_tensor(sin), persistable=False)
 

@@ -61,7 +61,7 @@ class MixtralConfig(LlamaConfig):
 class SparseBlock(Block):
     """x + attention(norm(x)), then x + experts(norm(x)) -> that, and the router's loss."""
 
-    def __init__(self, config: MixtralConfig) -> None:
+    def __init__(self, config: MixtralConfig, attention: Layer | None = None) -> None:
         normal = ParamAttr(initializer=Normal(0.0, 0.02))
         router = Router(
             config.hidden_size,
@@ -73,7 +73,7 @@ class SparseBlock(Block):
             weight_attr=normal,
         )
         experts = MoE(config.hidden_size, config.expert_ffn_size, config.num_experts, router=router, weight_attr=normal)
-        super().__init__(config, experts)
+        super().__init__(config, attention, experts)
 
     def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any) -> tuple[Any, Any]:
         return run_part("full", self.recompute, self._compute, x_bse, cos_sd, sin_sd)

@@ -21,8 +21,9 @@ class ModelShape:
     ffn: width of the feed-forward; gated: with three matrices (SwiGLU) instead of two. kv_heads: of grouped-query
     attention, heads if 0; head_dim: hidden / heads if 0. experts: of each layer's feed-forward, of which
     experts_per_token work on a token; 0 for dense. expert_ffn: their width, ffn if 0; shared_experts: that work on
-    every token besides; dense_layers: first layers that have the dense feed-forward even so. biases,
-    learned_positions, tied: as in GPT-2; rms_norm: as in LLaMA. dropout: whether masks are drawn.
+    every token besides; dense_layers: first layers that have the dense feed-forward even so. biases, learned_positions,
+    tied: as in GPT-2; rms_norm: as in LLaMA; qk_norm: queries and keys are normed, head by head. dropout: whether masks
+    are drawn.
 
     Raises ConfigError for a dimension below 1 and for heads that do not divide.
     """
@@ -45,6 +46,7 @@ class ModelShape:
     learned_positions: bool = True
     tied: bool = True
     rms_norm: bool = False
+    qk_norm: bool = False
     dropout: bool = False
     name: str = "transformer"
 
@@ -187,6 +189,14 @@ class _BlockBuilder:
             part=part,
         )
 
+    def head_norm(self, x: Value) -> Value:
+        """RMSNorm of each head's queries or keys."""
+        weight = self.weight(f"{x.name}_norm", ("embed",), (self.shape.head_dim,))
+        out = replace(x, name=f"{x.name}_normed")
+        return self.add(
+            "norm", f"{x.name}_norm", [x], out, weights=(weight,), saved=(x.name,), part="full_attn", unfused=8.0
+        )
+
     def norm(self, name: str, x: Value) -> Value:
         """LayerNorm or RMSNorm of the residual stream."""
         hidden = self.shape.hidden
@@ -278,6 +288,8 @@ def _attention(build: _BlockBuilder, x: Value, attend: _Part) -> Value:
             )
             for n in ("k", "v")
         )
+        if shape.qk_norm:
+            q, k = (build.head_norm(y) for y in (q, k))
         if not shape.learned_positions:
             q, k = (
                 build.add(

@@ -79,7 +79,7 @@ DEFAULT_EXPERTS = 8
 
 
 class ModelConfig(Section):
-    """Dimensions of the decoder. Left out, ffn_size and num_kv_heads follow from the others.
+    """Dimensions of the decoder. Left out, ffn_size, num_kv_heads and head_dim (0) follow from the others.
 
     Of a family with experts: num_experts of each layer, experts_per_token of which work on a token, their width
     expert_ffn_size (ffn_size if 0), the weight of the loss that balances them, and the times its even share of tokens
@@ -92,6 +92,7 @@ class ModelConfig(Section):
     num_layers: Count = 4
     num_heads: Count = 8
     num_kv_heads: Count
+    head_dim: Whole = 0
     ffn_size: Count
     seq_len: Count = 128
     dropout: Fraction = 0.0
@@ -118,7 +119,8 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _divides("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        if not self.head_dim:
+            _divides("hidden_size", self.hidden_size, "num_heads", self.num_heads)
         _divides("num_heads", self.num_heads, "num_kv_heads", self.num_kv_heads)
         family = FAMILIES[self.family]
         if self.num_kv_heads != self.num_heads and not family.grouped_heads:
@@ -127,6 +129,9 @@ class ModelConfig(Section):
                 f"num_kv_heads={self.num_kv_heads} with num_heads={self.num_heads}: {self.family} has no grouped "
                 f"heads; leave num_kv_heads out or set family: {others}"
             )
+        if self.head_dim and not family.head_dim:
+            others = " or ".join(name for name, other in FAMILIES.items() if other.head_dim)
+            raise ValueError(f"head_dim={self.head_dim}: {self.family} has none; leave it out or set family: {others}")
         if self.dropout > 0 and not family.dropout:
             others = " or ".join(name for name, other in FAMILIES.items() if other.dropout)
             raise ValueError(f"dropout={self.dropout}: {self.family} has no dropout; set it to 0 or family: {others}")

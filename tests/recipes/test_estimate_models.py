@@ -13,6 +13,7 @@ MODELS = {
     **{name: {"family": name} for name in FAMILIES},
     "gpt_ffn": {"family": "gpt", "ffn_size": 80},
     "llama_grouped": {"family": "llama", "num_kv_heads": 2, "ffn_size": 80},
+    "qwen3_moe_wide": {"family": "qwen3_moe", "head_dim": 10, "num_experts": 5, "expert_ffn_size": 28},
     "mixtral_narrow": {"family": "mixtral", "num_experts": 5, "experts_per_token": 3, "expert_ffn_size": 28},
 }
 every_model = pytest.mark.parametrize(
@@ -38,5 +39,5 @@ def test_flops_per_token_leaves_out_look_up_tables_only(config):
     numbers = {name: (p.dims, p.size) for name, p in build_model(config).named_parameters() if name not in tables}
     part = {True: config.experts_per_token / config.num_experts if config.num_experts else 1, False: 1}
     counted = sum(size * part["expert" in dims] for dims, size in numbers.values())
-    attention = 12 * config.num_layers * config.hidden_size * config.seq_len
+    attention = 12 * config.num_layers * config.seq_len * (config.head_dim * config.num_heads or config.hidden_size)
     assert flops_per_token(config) == 6 * counted + attention

@@ -247,8 +247,8 @@ class _Terms:
         if self.sep == 1:
             return
         times, axes = self.work.num_layers * self.microbatches, ("sep",)
-        query = self.act / (self.mesh.mp if self.is_tensor_parallel else 1)
-        keys = query * self.work.key_width / self.work.hidden
+        width = self.tokens * self.work.itemsize / (self.mesh.mp if self.is_tensor_parallel else 1)
+        query, keys = width * (self.work.query_width or self.work.hidden), width * self.work.key_width
         if self.plan.sep_attention == "ring":
             for phase, count in (("forward", self.sep - 1), ("backward", 2 * self.sep - 1)):
                 yield self._term("ring attention", "collective-permute", axes, 2 * keys, times * count, phase)

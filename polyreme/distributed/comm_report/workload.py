@@ -36,7 +36,8 @@ class ParameterShape:
 class Workload:
     """A transformer and the batch one step trains it on.
 
-    batch: rows of the whole step. key_width: width of all key heads together; hidden for plain attention. columns:
+    batch: rows of the whole step. key_width, query_width: widths of all key heads and of all query heads together; of
+    the latter hidden if 0. columns:
     linear maps in a block that read the same input, by that input: (1, 1) for one product for q, k and v and one for
     the feed-forward, (3, 2) for q, k, v and gate, up. itemsize: bytes of an activation's element. norms: how often
     the global norm of the gradients is taken. stage: the pipeline stage this is the work of; None for a whole model.
@@ -61,6 +62,7 @@ class Workload:
     sent_itemsize: int | None = None
     experts: int = 0
     experts_per_token: int = 0
+    query_width: int = 0
 
 
 def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: int = 1) -> Workload:
@@ -70,7 +72,8 @@ def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: i
     """
     config = model.config
     heads = config.num_heads
-    key_width = getattr(config, "num_kv_heads", heads) * (config.hidden_size // heads)
+    head_dim = getattr(config, "head_dim", config.hidden_size // heads)
+    key_width = getattr(config, "num_kv_heads", heads) * head_dim
     named = dict(model.named_parameters())
     shapes = []
     for name, p in named.items():
@@ -85,6 +88,7 @@ def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: i
         hidden=config.hidden_size,
         num_layers=config.num_layers,
         key_width=key_width,
+        query_width=heads * head_dim,
         columns=_columns(named),
         itemsize=itemsize,
         norms=norms,
