@@ -173,14 +173,18 @@ def exchanged_row_experts(
         else:
             rows, chosen, weighs = tokens
             out = _at_home(rows, _choices_here(split, chosen, count), weighs, count, compute)
-            out = lax.psum(out, split.experts)
-        out = lax.psum(out, split.inner) if split.inner else out
-        return out.astype(x.dtype).reshape(x.shape)
+        return out.reshape(1, *x.shape)
 
     spec = split.token_spec(x.ndim)
+    # of experts or widths that the devices of some tokens share, each device has an addend
+    shared = split.inner + (() if split.parts_tokens else split.experts)
+    out_spec = PartitionSpec(shared or None, *spec)
     # check_vma off: the loops over blocks start from zeros that do not vary over devices
-    over = jax.shard_map(local, mesh=split.mesh, in_specs=(spec, spec, spec, specs), out_specs=spec, check_vma=False)
-    return over(x, choices, gates, weights)
+    over = jax.shard_map(
+        local, mesh=split.mesh, in_specs=(spec, spec, spec, specs), out_specs=out_spec, check_vma=False
+    )
+    # summed out here, where XLA knows that a sum's gradient needs no communication
+    return over(x, choices, gates, weights).sum(0).astype(x.dtype)
 
 
 def _check(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: ExpertWeights, activation: str) -> None:

@@ -40,6 +40,10 @@ def router_logits(x: Array, weight: Array) -> Array:
 
     Raises ShapeError for dims that do not fit.
     """
+    if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[0]:
+        raise ShapeError(
+            f"router_logits: x {list(x.shape)} and weight {list(weight.shape)} do not fit; needs [..., d] and [d, e]"
+        )
     # the plain product leaves batch and sequence apart, so that both may be split over devices
     return kernels.linear_plain(*promote_floating(wide(x), wide(weight)))
 

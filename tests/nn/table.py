@@ -114,6 +114,18 @@ def _linear_and_norm() -> list[Row]:
         Row("LayerNorm", (6,)),
         Row("LayerNorm", ([5, 6],), inputs=(X2,), tag="two_dims"),
         Row("RMSNorm", (6,), paddle="PaddlePaddle 3.3 has it in incubate only; the functional is the oracle"),
+        Row(
+            "MoE",
+            (6, 8, 4),
+            inputs=((2, 3, 6),),
+            paddle="PaddlePaddle has incubate's MoELayer alone; tests/nn/test_experts.py",
+        ),
+        Row(
+            "Router",
+            (6, 4),
+            inputs=((2, 3, 6),),
+            paddle="PaddlePaddle has incubate's gates alone; tests/nn/test_experts.py",
+        ),
         Row("GroupNorm", (2, 4), inputs=(X2,), terms=64),
         Row("InstanceNorm1D", (4,), inputs=(X1,)),
         Row("InstanceNorm2D", (4,), inputs=(X2,)),

@@ -105,6 +105,7 @@ CASES = [
     Case("batch_norm_eval", CHANNELS, batch_eval, bad=MEAN_OF_4),
     Case("batch_norm", CHANNELS, batch_eval, bad=MEAN_OF_4),
     Case("batch_norm", then(LAST, False, 0.9, 1e-5, "NHWC"), lambda x, m, v, w, b, *_: batch_eval(x, m, v, w, b, dim=3), tag="last"),
+    Case("sync_batch_norm", then(CHANNELS, True), lambda *a: batch_train(*a[:5])[0], bad=MEAN_OF_4),
     Case("batch_norm", then(CHANNELS, True), lambda *a: batch_train(*a[:5])[0], bad=((IMAGE, V3, V3, np.ones(2, "float32")), ShapeError, r"weight \[2\]"), tag="train"),
     Case("batch_norm", then(CHANNELS, True), lambda x, m, v, w, b, *_, **k: batch_eval(x, m, v, w, b), kwargs={"use_global_stats": True}, tag="global"),
     Case("batch_norm", CHANNELS, lambda *a, **k: batch_train(*a)[0], kwargs={"use_global_stats": False}, tag="not-global"),
