@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -86,6 +87,13 @@ class Parameter(Tensor):
         self.is_distributed = False
         self.split_axis: int | None = None
         self.layouts: dict[str, Any] = {}
+
+    def __deepcopy__(self, memo: dict) -> Parameter:
+        copied: Any = super().__deepcopy__(memo)
+        if self.after_update is not None:
+            # a method of the Layer that is copied with it, not of this one
+            copied.after_update = copy.deepcopy(self.after_update, memo)
+        return copied
 
     def sharding_of(self, kind: str) -> Any:
         """Sharding over a mesh of the parameter ("param"), of it while an op reads it ("use"), of its gradient ("grad")

@@ -1,5 +1,6 @@
 """MoE and Router: against every token through every expert, captured, under autocast; capacities, losses, refusals."""
 
+import copy
 import re
 from pathlib import Path
 
@@ -108,6 +109,16 @@ def test_the_selection_bias_is_saved_and_no_parameter():
     router.selection_bias.set_value(np.array([0, 0, 9, 0, 9], "float32"))
     routing = router(tokens(8))
     assert set(routing.choices.numpy().reshape(-1)) == {2, 4}
+
+
+def test_a_copy_moves_its_own_bias():
+    router = nn.Router(6, 5, bias_rate=0.25)
+    copied = copy.deepcopy(router)
+    optimizer = paddle.optimizer.SGD(0.0, parameters=copied.parameters())
+    copied(tokens(9)).gates[..., 0].sum().backward()
+    optimizer.step()
+    assert copied.selection_bias.numpy().any()
+    assert not router.selection_bias.numpy().any()
 
 
 def test_a_step_moves_the_bias_once_by_the_load_of_its_microbatches():
