@@ -92,7 +92,10 @@ def _trace(expert: Callable[[Any], Any], weights: Sequence[Any], aval: Any) -> R
     avals = [aval, *(jax.ShapeDtypeStruct(w.shape, state.read(w).dtype) for w in weights)]
 
     def call(rows: Any, *arrays: Any) -> list[Any]:
-        before = [state.read(w) for w in weights]
+        for weight in weights:
+            state.read(weight)
+        # not what reading gives: it cuts frozen ones off
+        before = [weight._array for weight in weights]
         for weight, array in zip(weights, arrays, strict=True):
             weight._array = array
         try:

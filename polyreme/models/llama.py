@@ -42,13 +42,13 @@ class LlamaConfig:
     num_layers: int = 32
     num_heads: int = 32
     num_kv_heads: int = 0
-    head_dim: int = 0
     ffn_size: int = 0
     seq_len: int = 4096
     rope_theta: float = 10000.0
     rms_norm_epsilon: float = 1e-6
     tie_embeddings: bool = False
     recompute: str = ""
+    head_dim: int = 0
 
     def __post_init__(self) -> None:
         if not self.num_kv_heads:

@@ -27,7 +27,8 @@ from polyreme.ops.sharding import dim_names
 SCORES: dict[str, Callable[[Array], Array]] = {
     "softmax": jax.nn.softmax,
     "sigmoid": jax.nn.sigmoid,
-    "sqrtsoftplus": lambda x: jnp.sqrt(jax.nn.softplus(x)),
+    # exp(x / 2) where softplus is exp(x): the square root of what is rounded to 0 has no derivative
+    "sqrtsoftplus": lambda x: jnp.where(x < -40, jnp.exp(x / 2), jnp.sqrt(jax.nn.softplus(jnp.maximum(x, -40)))),
     "relu": jax.nn.relu,
     "logits": lambda x: x,
 }
@@ -95,6 +96,9 @@ def choose_experts(
     picked = choices[..., None] == jnp.arange(e, dtype=choices.dtype)
     gates = jnp.where(picked, scores[..., None, :], 0).sum(-1)
     if normalize:
+        # about 1 first: the derivative of a quotient divides by the square of a sum that may be tiny
+        top = lax.stop_gradient(gates.max(-1, keepdims=True))
+        gates = gates / jnp.where((top > 0) & jnp.isfinite(top), top, 1)
         gates = gates / (gates.sum(-1, keepdims=True) + 1e-20)
     return choices, gates * scale, scores
 

@@ -111,6 +111,18 @@ def test_the_selection_bias_is_saved_and_no_parameter():
     assert set(routing.choices.numpy().reshape(-1)) == {2, 4}
 
 
+@pytest.mark.parametrize("score", ["sigmoid", "sqrtsoftplus"])
+def test_gates_of_small_scores_are_shares_with_gradients(score):
+    logits = paddle.to_tensor(np.array([[-48, -49, -300, -np.inf]], "float32"), stop_gradient=False)
+    _, gates, _ = F.choose_experts(logits, score=score)
+    gates[..., 0].sum().backward()
+    share = sp.expit(1.0) if score == "sigmoid" else sp.expit(0.5)
+    slope = share * (1 - share) * (1.0 if score == "sigmoid" else 0.5)
+    # exp of numbers near 50 in float32
+    np.testing.assert_allclose(gates.numpy(), [[share, 1 - share]], rtol=100 * EPS)
+    np.testing.assert_allclose(logits.grad.numpy(), [[slope, -slope, 0, 0]], rtol=0, atol=100 * EPS)
+
+
 def test_a_copy_moves_its_own_bias():
     router = nn.Router(6, 5, bias_rate=0.25)
     copied = copy.deepcopy(router)

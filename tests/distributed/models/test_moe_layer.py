@@ -127,6 +127,19 @@ def test_one_program_serves_whatever_the_gate_chooses():
     assert len(layer._captured.programs) == 1
 
 
+def test_frozen_weights_get_no_gradient_and_others_the_same():
+    gradients = []
+    for frozen in (False, True):
+        layer = make()
+        layer.experts[1].htoh4.weight.stop_gradient = frozen
+        layer(paddle.to_tensor(X)).sum().backward()
+        gradients.append({name: p.grad for name, p in layer.named_parameters()})
+    whole, part = gradients
+    assert part.pop("experts.1.htoh4.weight") is None
+    for name, gradient in part.items():
+        np.testing.assert_allclose(gradient.numpy(), whole[name].numpy(), **CLOSE)
+
+
 def test_names_are_paddle_s():
     layer = make()
     names = [
