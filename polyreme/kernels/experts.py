@@ -195,6 +195,11 @@ def _check(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: ExpertWe
             f"experts: x {list(x.shape)}, choices {list(choices.shape)} and gates {list(gates.shape)}; needs "
             "[..., d] and twice [..., k]"
         )
+    if weights.up.ndim == 3 and choices.shape[-1] > weights.up.shape[0]:
+        raise ShapeError(
+            f"experts: {choices.shape[-1]} choices of a token among {weights.up.shape[0]} experts; they differ, so "
+            "give at most as many"
+        )
     up, down, gate, up_bias, down_bias, gate_bias = weights
     e, d, f = up.shape if up.ndim == 3 else (0, 0, 0)
     wanted = {

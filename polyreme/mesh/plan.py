@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 import yaml
 
 from polyreme.errors import ConfigError, PlacementError, did_you_mean
-from polyreme.mesh.axes import AXES, MeshShape, nearest_multiples
+from polyreme.mesh.axes import AXES, MeshShape, check_axis, nearest_multiples
 from polyreme.mesh.schedule import Schedule, check_schedule, make_schedule, stage_of_chunk
 from polyreme.mesh.schedules import DEFAULT_SCHEDULE, SCHEDULES, WITHOUT_PIPELINE, ScheduleKind
 from polyreme.mesh.strategy import (
@@ -79,6 +79,11 @@ class Plan:
         _check_schedule(self.schedule, self.mesh.pp)
         self._check_virtual_stages()
         self._check_axes_used()
+        by_experts = self.strategy.rule("act").get("expert", ())
+        if self.expert_dispatch != "auto" and all(self.mesh.degree(axis) == 1 for axis in by_experts):
+            raise ConfigError(
+                f"expert_dispatch={self.expert_dispatch!r} in a plan that splits no experts; set ep, or leave it out"
+            )
 
     def __str__(self) -> str:
         rules = str(self.strategy).replace("\n", "\n             ")
@@ -137,9 +142,7 @@ class Plan:
             virtual_stages = SCHEDULES.named(schedule).least_virtual if schedule is not None else 1
         return cls(
             mesh=mesh,
-            strategy=_strategy_for(
-                mesh, zero(sharding_stage), sequence_parallel, _check_expert_axes(expert_axes, mesh)
-            ),
+            strategy=_strategy_for(mesh, zero(sharding_stage), sequence_parallel, expert_axes),
             schedule=schedule,
             virtual_stages=virtual_stages,
             num_microbatches=num_microbatches,
@@ -314,6 +317,11 @@ def _strategy_for(
 def _check_expert_axes(axes: object, mesh: MeshShape) -> tuple[str, ...]:
     if isinstance(axes, str) or not isinstance(axes, Sequence) or not axes:
         raise ConfigError(f"expert_axes={axes!r} in plan; give a list of mesh axes such as ('ep',) or ('ep', 'mp')")
+    for axis in axes:
+        if check_axis(axis) == "pp" or list(axes).count(axis) > 1:
+            raise PlacementError(
+                f"expert_axes={tuple(axes)!r} in plan: give axes that split tensors, not pp, and each of them once"
+            )
     if mesh.ep > 1 and "ep" not in axes:
         raise ConfigError(
             f"expert_axes={tuple(axes)!r} in plan leaves out ep, of degree {mesh.ep}; name it, or set ep to 1"

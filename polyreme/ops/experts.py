@@ -8,6 +8,7 @@ Shape legend: e experts, k choices of a token.
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -15,13 +16,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from polyreme import kernels
+from polyreme.core import dtype as dtypes
 from polyreme.core.dtype import promote_floating
 from polyreme.core.op import composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
-from polyreme.errors import ConfigError, ShapeError
+from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.kernels.experts import ACTIVATIONS, ExpertWeights, Groups
 from polyreme.ops.activation import wide
 from polyreme.ops.expert_exchange import exchange
+from polyreme.ops.ids import check_range
 from polyreme.ops.sharding import dim_names
 
 SCORES: dict[str, Callable[[Array], Array]] = {
@@ -67,18 +70,13 @@ def choose_experts(
     allowed, bool, broadcasts to [..., e]: a choice among fewer than top_k allowed experts is -1, with gate 0.
     groups: of that many groups of neighbours only the top_groups best are chosen from, by their best score, or with
     selection_bias by the sum of their two best. Of equal scores the first expert is chosen. gates are the scores
-    chosen, divided by their sum with normalize, times scale. Raises ConfigError for numbers that do not fit e.
+    chosen, divided by their sum with normalize, times scale. Raises ConfigError for numbers that do not fit e,
+    DTypeError for an `allowed` of numbers.
     """
     e = logits.shape[-1]
-    if score not in SCORES:
-        raise ConfigError(f"choose_experts: unknown score {score!r}; one of {', '.join(SCORES)}")
-    if not 1 <= top_k <= e:
-        raise ConfigError(f"choose_experts: top_k={top_k} of {e} experts; give 1 to {e}")
-    if groups < 1 or e % groups or not 1 <= top_groups <= groups or top_groups * (e // groups) < top_k:
-        raise ConfigError(
-            f"choose_experts: groups={groups} and top_groups={top_groups} for top_k={top_k} of {e} experts; groups "
-            "must divide the experts, and top_groups of them hold top_k"
-        )
+    check_choice("choose_experts", e, top_k, score, groups, top_groups)
+    if allowed is not None and dtypes.is_inexact(allowed.dtype):
+        raise DTypeError(f"choose_experts: allowed is {allowed.dtype}; give bool, True where a token may choose")
     scores = SCORES[score](wide(logits))
     select_by = lax.stop_gradient(scores)
     if selection_bias is not None:
@@ -101,6 +99,19 @@ def choose_experts(
         gates = gates / jnp.where((top > 0) & jnp.isfinite(top), top, 1)
         gates = gates / (gates.sum(-1, keepdims=True) + 1e-20)
     return choices, gates * scale, scores
+
+
+def check_choice(what: str, experts: int, top_k: int, score: str, groups: int, top_groups: int) -> None:
+    """Raise ConfigError, beginning with `what`, for settings of choose_experts that do not fit so many experts."""
+    if score not in SCORES:
+        raise ConfigError(f"{what}: unknown score {score!r}; one of {', '.join(SCORES)}")
+    if not isinstance(top_k, Integral) or not 1 <= top_k <= experts:
+        raise ConfigError(f"{what}: top_k={top_k} of {experts} experts; give 1 to {experts}")
+    if groups < 1 or experts % groups or not 1 <= top_groups <= groups or top_groups * (experts // groups) < top_k:
+        raise ConfigError(
+            f"{what}: groups={groups} and top_groups={top_groups} for top_k={top_k} of {experts} experts; groups must "
+            "divide the experts, and top_groups of them hold top_k"
+        )
 
 
 def _best(x: Array, k: int) -> tuple[Array, Array]:
@@ -170,6 +181,8 @@ def balance_loss(scores: Array, choices: Array, per_sequence: bool = False) -> A
         raise ShapeError(f"balance_loss: per_sequence with scores {list(scores.shape)}; needs [batch, seq, experts]")
     dims = (1,) if per_sequence else tuple(range(scores.ndim - 1))
     scores = wide(scores)
+    if 0 in scores.shape:
+        return jnp.zeros((), scores.dtype)
     share = (scores / (scores.sum(-1, keepdims=True) + 1e-20)).mean(dims)
     hits = (choices[..., None] == jnp.arange(e, dtype=choices.dtype)).sum((*dims, -2)).astype(share.dtype)
     part = hits / jnp.maximum(hits.sum(-1, keepdims=True), 1)
@@ -178,7 +191,10 @@ def balance_loss(scores: Array, choices: Array, per_sequence: bool = False) -> A
 
 @op(amp="fp32", method=False)
 def router_z_loss(logits: Array) -> Array:
-    """The mean of logsumexp(logits [..., e])^2, which keeps logits small. Source: arXiv:2202.08906, equation 5."""
+    """The mean of logsumexp(logits [..., e])^2, which keeps logits small; 0 of no tokens. Source:
+    arXiv:2202.08906, equation 5."""
+    if 0 in logits.shape:
+        return jnp.zeros((), wide(logits).dtype)
     return (jax.nn.logsumexp(wide(logits), -1) ** 2).mean()
 
 
@@ -232,9 +248,26 @@ def experts_ffn(
     up_bias)) down + down_bias: up and gate [e, d, f], down [e, f, d], up_bias and gate_bias [e, f], down_bias [e, d]. A
     choice of -1 is none, and a token's choices differ. activation: silu, gelu, gelu_tanh or relu. No token is dropped,
     and none computed for an expert that it did not choose. Under a plan that splits experts over devices the plan's
-    expert_dispatch says how tokens reach them. Raises ShapeError for dims that do not fit, ConfigError for another
-    activation.
+    expert_dispatch says how tokens reach them. Raises ShapeError for dims that do not fit and for more choices than
+    experts, IndexError for an expert that there is not, ConfigError for another activation.
     """
+    check_range(choices, up.shape[0], "experts_ffn: expert", allowed=-1)
+    return chosen_experts(x, choices, gates, up, down, gate, up_bias, down_bias, activation, gate_bias)
+
+
+def chosen_experts(
+    x: Any,
+    choices: Any,
+    gates: Any,
+    up: Any,
+    down: Any,
+    gate: Any = None,
+    up_bias: Any = None,
+    down_bias: Any = None,
+    activation: str = "silu",
+    gate_bias: Any = None,
+) -> Any:
+    """experts_ffn of choices that choose_experts gave, which are in range: eager code need not wait to see them."""
     over = exchange(x.shape, up.shape, choices.shape[-1])
     return routed_experts(x, choices, gates, up, down, gate, up_bias, down_bias, activation, over, gate_bias)
 

@@ -78,6 +78,9 @@ DEFAULT_EXPERTS = 8
 """Experts of a layer, in families that have some, where a configuration gives no number."""
 
 
+_OF_EXPERTS = ("experts_per_token", "expert_ffn_size", "balance_loss", "capacity_factor")
+
+
 class ModelConfig(Section):
     """Dimensions of the decoder. Left out, ffn_size, num_kv_heads and head_dim (0) follow from the others.
 
@@ -141,6 +144,12 @@ class ModelConfig(Section):
                 f"num_experts={self.num_experts}: {self.family} has {'' if family.experts else 'no '}experts; "
                 f"{'give at least 1' if family.experts else 'leave it out'}, or set family: {others}"
             )
+        for name in () if family.experts else _OF_EXPERTS:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                others = " or ".join(name for name, other in FAMILIES.items() if other.experts)
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: {self.family} has no experts; leave it out or set family: {others}"
+                )
         if family.experts and self.experts_per_token > self.num_experts:
             raise ValueError(
                 f"experts_per_token={self.experts_per_token} of num_experts={self.num_experts}; give fewer"

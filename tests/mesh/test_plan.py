@@ -158,3 +158,20 @@ def test_plans_with_different_stages_differ():
 
 def test_examples_of_docstrings_hold():
     assert doctest.testmod(plan).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dp": 4, "expert_dispatch": "padded"}, "expert_dispatch='padded' in a plan that splits no experts; set ep"),
+        ({"ep": 2, "expert_dispatch": "scatter"}, "unknown expert_dispatch 'scatter'"),
+        ({"ep": 2, "expert_axes": ("mp",)}, "leaves out ep, of degree 2"),
+        ({"ep": 2, "expert_axes": "ep"}, "give a list of mesh axes"),
+        ({"ep": 2, "expert_axes": ("ep", "pp")}, "give axes that split tensors, not pp"),
+        ({"ep": 2, "expert_axes": ("ep", "ep")}, "each of them once"),
+        ({"ep": 2, "expert_axes": ("ep", "tp")}, "unknown mesh axis 'tp'"),
+    ],
+)
+def test_experts_that_cannot_be_split_so_are_refused(settings, message):
+    with pytest.raises((ConfigError, PlacementError), match=message):
+        Plan.from_degrees(**settings)

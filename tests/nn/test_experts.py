@@ -10,7 +10,7 @@ import scipy.special as sp
 
 import polyreme as paddle
 from polyreme import nn
-from polyreme.errors import ConfigError
+from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.nn import functional as F
 
 EPS = float(np.finfo(np.float32).eps)
@@ -55,9 +55,9 @@ def test_equals_every_token_through_every_expert(shape):
 
 
 def test_no_token_at_all_gives_nothing():
-    moe = layer()
-    out, _ = moe(tokens(0))
-    assert out.shape == [0, 6]
+    moe = layer(router=nn.Router(6, 5, balance_loss=0.1, z_loss=0.1, capacity_factor=1.0))
+    out, loss = moe(tokens(0))
+    assert (out.shape, loss.item()) == ([0, 6], 0)
     out.sum().backward()
     assert not moe.up.grad.numpy().any()
 
@@ -109,6 +109,17 @@ def test_the_selection_bias_is_saved_and_no_parameter():
     router.selection_bias.set_value(np.array([0, 0, 9, 0, 9], "float32"))
     routing = router(tokens(8))
     assert set(routing.choices.numpy().reshape(-1)) == {2, 4}
+
+
+def test_numbers_are_no_mask_and_no_expert():
+    logits = paddle.to_tensor(np.zeros((2, 3), "float32"))
+    with pytest.raises(DTypeError, match="allowed is float32; give bool, True where a token may choose"):
+        F.choose_experts(logits, allowed=paddle.to_tensor(np.array([-np.inf, 0, 0], "float32")))
+    up, down = paddle.ones([2, 6, 4]), paddle.ones([2, 4, 6])
+    with pytest.raises(IndexError, match="experts_ffn: expert: 2 at"):
+        F.experts_ffn(tokens(1), paddle.to_tensor([[0, 2]]), paddle.ones([1, 2]), up, down)
+    with pytest.raises(ShapeError, match="3 choices of a token among 2 experts"):
+        F.experts_ffn(tokens(1), paddle.to_tensor([[0, 1, 0]]), paddle.ones([1, 3]), up, down)
 
 
 @pytest.mark.parametrize("score", ["sigmoid", "sqrtsoftplus"])
@@ -175,8 +186,15 @@ def test_a_step_moves_the_bias_once_by_the_load_of_its_microbatches():
         (lambda: nn.MoE(6, 8, 5, router=nn.Router(6, 4)), "5 experts, but a router of 4; give it as many"),
         (lambda: nn.Router(6, 5, bias_rate=-1), "bias_rate=-1; give a number above 0"),
         (lambda: nn.Router(6, 5, capacity_factor=0), "capacity_factor=0; give a number above 0"),
-        (lambda: nn.Router(6, 5, top_k=6)(tokens(2)), "top_k=6 of 5 experts; give 1 to 5"),
-        (lambda: nn.MoE(6, 8, 5, activation="tanh")(tokens(2)), "unknown activation 'tanh'"),
+        (lambda: nn.Router(6, 5, top_k=6), "Router: top_k=6 of 5 experts; give 1 to 5"),
+        (lambda: nn.Router(6, 5, score="tanh"), "Router: unknown score 'tanh'"),
+        (lambda: nn.Router(6, 5, capacity_by="gates"), "capacity_by='gates'; give 'order' or 'gate'"),
+        (lambda: nn.Router(6, 5, z_loss=-1.0), "z_loss=-1.0; give weights of at least 0"),
+        (
+            lambda: nn.Router(6, 5, score="logits", balance_loss=0.1),
+            "with score='logits', whose shares may be",
+        ),
+        (lambda: nn.MoE(6, 8, 5, activation="tanh"), "MoE: unknown activation 'tanh'"),
     ],
 )
 def test_refuses_what_does_not_fit(make, message):

@@ -230,3 +230,22 @@ def test_memory_of_each_sharding_stage(stage, parameters, gradients):
 def test_recompute_holds_less():
     held = [memory_of(PretrainConfig(plan=PlanConfig(recompute=r))).activations for r in RECOMPUTE]
     assert held[0] >= held[1] > held[2] > held[3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": {"family": "llama", "balance_loss": 0.1}}, "balance_loss=0.1: llama has no experts"),
+        ({"model": {"head_dim": 8}}, "head_dim=8: gpt has none"),
+        ({"model": {"num_experts": 4}}, "num_experts=4: gpt has no experts; leave it out"),
+        ({"model": {"family": "mixtral", "num_experts": 0}}, "num_experts=0: mixtral has experts; give at least 1"),
+        ({"model": {"family": "mixtral", "experts_per_token": 9}}, "experts_per_token=9 of num_experts=8"),
+        ({"plan": {"ep": 2}}, "gpt has no experts; leave them out"),
+        ({"plan": {"ep": 2, "expert_axes": ["mp"]}}, "name ep there too"),
+        ({"plan": {"expert_dispatch": "padded"}}, "experts are not split; set ep too"),
+        ({"model": {"family": "mixtral"}, "plan": {"ep": 3}}, "num_experts=8 is not a multiple of .*expert_axes"),
+    ],
+)
+def test_experts_that_do_not_fit_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        PretrainConfig.model_validate(settings)

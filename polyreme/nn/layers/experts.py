@@ -16,6 +16,7 @@ from polyreme.nn.layer import Layer
 from polyreme.nn.layers.linear import Linear
 from polyreme.nn.parameter import ParamAttr
 from polyreme.ops import creation
+from polyreme.ops.experts import ACTIVATIONS, check_choice, chosen_experts
 from polyreme.ops.layout import constrain
 
 
@@ -36,7 +37,8 @@ class Router(Layer):
     normalize, scale: gates are divided by their sum, and multiplied. groups, top_groups: of that many groups of experts
     a token chooses among the top_groups best. selection_bias: a buffer is added to the scores for the choice alone.
     bias_rate: above 0, each optimizer step adds bias_rate * sign(mean load - load of the expert) to it, loads being the
-    choices of all microbatches of the step (arXiv:2408.15664); it then has a selection_bias.
+    choices of all microbatches of the step (arXiv:2408.15664); it then has a selection_bias. A router whose weight is
+    frozen leaves it alone.
     capacity_factor: an expert takes ceil(factor * tokens * top_k / num_experts) choices of a batch and the rest are
     dropped, by "order" or by "gate"; none is dropped if None. balance_loss, sequence_loss, z_loss: weights of the
     losses that F.balance_loss (over the batch, over each sequence) and F.router_z_loss give, summed in Routing.loss;
@@ -72,8 +74,19 @@ class Router(Layer):
         super().__init__()
         if capacity_factor is not None and not capacity_factor > 0:
             raise ConfigError(f"Router: capacity_factor={capacity_factor}; give a number above 0, or None to drop none")
-        if bias_rate < 0:
+        if not 0 <= bias_rate < math.inf:
             raise ConfigError(f"Router: bias_rate={bias_rate}; give a number above 0, or 0 to leave the bias alone")
+        check_choice("Router", num_experts, top_k, score, groups, top_groups)
+        if capacity_by not in ("order", "gate"):
+            raise ConfigError(f"Router: capacity_by={capacity_by!r}; give 'order' or 'gate'")
+        losses = {"balance": balance_loss, "sequence": sequence_loss, "z": z_loss}
+        if not all(0 <= weight < math.inf for weight in losses.values()):
+            raise ConfigError(f"Router: {balance_loss=}, {sequence_loss=}, {z_loss=}; give weights of at least 0")
+        if score == "logits" and (balance_loss or sequence_loss):
+            raise ConfigError(
+                f"Router: {balance_loss=}, {sequence_loss=} with score='logits', whose shares may be negative; choose "
+                "another score, or 0"
+            )
         self.num_experts, self.top_k, self.bias_rate = num_experts, top_k, bias_rate
         self.choice = {
             "top_k": top_k,
@@ -84,7 +97,7 @@ class Router(Layer):
             "top_groups": top_groups,
         }
         self.capacity_factor, self.capacity_by = capacity_factor, capacity_by
-        self.losses = {"balance": balance_loss, "sequence": sequence_loss, "z": z_loss}
+        self.losses = losses
         self.weight = self.create_parameter([d_model, num_experts], weight_attr, dims=("embed", None))
         if selection_bias or bias_rate:
             self.register_buffer("selection_bias", creation.zeros([num_experts], dtypes.float32))
@@ -100,7 +113,7 @@ class Router(Layer):
         choices, gates, scores = F.choose_experts(logits, self.selection_bias, allowed, **self.choice)
         load = F.expert_load(choices, self.num_experts)
         loss = self._loss(logits, scores, choices)
-        if self.bias_rate and self.training:
+        if self.bias_rate and self.training and not self.weight.stop_gradient:
             self._count(load)
         if self.capacity_factor is not None:
             capacity = self.capacity(math.prod(choices.shape[:-1]))
@@ -130,7 +143,7 @@ class Router(Layer):
         """Most choices that an expert takes of a batch of so many tokens; without a capacity_factor, of all."""
         if self.capacity_factor is None:
             return tokens
-        return math.ceil(self.capacity_factor * tokens * self.top_k / self.num_experts)
+        return max(1, math.ceil(self.capacity_factor * tokens * self.top_k / self.num_experts))
 
     def _loss(self, logits: Any, scores: Any, choices: Any) -> Any:
         terms = {
@@ -185,6 +198,8 @@ class MoE(Layer):
                 f"MoE({d_model}, {d_hidden}, {num_experts}), shared_hidden={shared_hidden}, shared_gate={shared_gate}; "
                 "sizes are at least 1, and a shared gate needs a shared expert"
             )
+        if activation not in ACTIVATIONS:
+            raise ConfigError(f"MoE: unknown activation {activation!r}; one of {', '.join(ACTIVATIONS)}")
         self.d_model, self.d_hidden, self.num_experts, self.activation = d_model, d_hidden, num_experts, activation
         self.router = router or Router(d_model, num_experts, top_k, weight_attr=weight_attr)
         if self.router.num_experts != num_experts:
@@ -212,7 +227,7 @@ class MoE(Layer):
         """allowed: bool, broadcasts to [..., num_experts]: experts that a token may choose."""
         routing = self.router(x, allowed)
         weights = (self.up, self.down, self.gate, self.up_bias, self.down_bias)
-        out = F.experts_ffn(x, routing.choices, routing.gates, *weights, activation=self.activation)
+        out = chosen_experts(x, routing.choices, routing.gates, *weights, activation=self.activation)
         return out if self.shared is None else out + self.shared(x), routing.loss
 
     def extra_repr(self) -> str:

@@ -9,7 +9,8 @@ from polyreme.nn import functional as F
 from polyreme.ops.arithmetic import cast
 from polyreme.ops.creation import arange, ones
 from polyreme.ops.expert_counts import number_count
-from polyreme.ops.gather_scatter import gather
+from polyreme.ops.experts import chosen_experts
+from polyreme.ops.gather_scatter import gather, where
 from polyreme.ops.manipulation import chunk, flatten, reshape, squeeze, transpose, unsqueeze
 from polyreme.ops.routing import moe_combine
 from polyreme.ops.scan import cumsum
@@ -97,7 +98,8 @@ def moe_ffn(
     _check_plain("moe_ffn", quant_method, ffn1_scale=ffn1_scale, ffn2_scale=ffn2_scale)
     rows = permute_input.shape[0]
     ends = cumsum(cast(token_nums_per_expert, "int64"), 0)
-    expert = unsqueeze(searchsorted(ends, arange(rows, dtype="int64"), right=True), 1)
+    expert = searchsorted(ends, arange(rows, dtype="int64"), right=True)
+    expert = unsqueeze(where(expert < ffn1_weight.shape[0], expert, -1), 1)
     return _swiglu_experts(permute_input, expert, ones([rows, 1]), ffn1_weight, ffn2_weight, ffn1_bias, None)
 
 
@@ -167,7 +169,7 @@ def _swiglu_experts(x: Any, choices: Any, gates: Any, ffn1: Any, ffn2: Any, bias
     gate, up = chunk(ffn1, 2, axis=-1)
     gate_bias, up_bias = (None, None) if bias1 is None else chunk(squeeze(bias1, 1), 2, axis=-1)
     down_bias = None if bias2 is None else squeeze(bias2, 1)
-    return F.experts_ffn(x, choices, gates, up, ffn2, gate, up_bias, down_bias, gate_bias=gate_bias)
+    return chosen_experts(x, choices, gates, up, ffn2, gate, up_bias, down_bias, gate_bias=gate_bias)
 
 
 def _check_act(what: str, act_type: str) -> None:
