@@ -83,10 +83,8 @@ def test_plan_equals_one_device(family, amp, degrees):
     rows = 8 // plan.num_microbatches * plan.num_microbatches
     batches = [(x[:rows], y[:rows]) for x, y in BATCHES]
     how = {"amp": amp} if amp else {"policy": StepPolicy(non_finite="halt")}  # as pretraining does
-    # stages want layers to divide; without them one layer has every kind of array
-    num_layers = 4 if plan.mesh.pp > 1 else 1
     proof = prove(
-        lambda: build(family, num_layers),
+        lambda: build(family, plan.mesh.pp * plan.virtual_stages),  # one layer of a chunk has every kind of array
         plan,
         batches,
         optimizer=adamw,
