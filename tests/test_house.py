@@ -49,7 +49,7 @@ FLOORS = {
         "launch",
         "communication",
         "checkpoint parallel placement gradient_merge recompute_calls",
-        "data_parallel models tensor_parallel",
+        "data_parallel models tasks tensor_parallel",
         "utils",
         "planned_model",
         "pipeline",

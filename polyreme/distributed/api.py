@@ -95,6 +95,7 @@ from polyreme.distributed.parallel import (
 )
 from polyreme.distributed.spawning import spawn
 from polyreme.distributed.splitting import split
+from polyreme.distributed.tasks import TaskPlan
 from polyreme.distributed.unshard import unshard_dtensor
 
 __all__ = [
@@ -130,6 +131,7 @@ __all__ = [
     "ShardingStage3",
     "SplitPoint",
     "Strategy",
+    "TaskPlan",
     "all_gather",
     "all_gather_object",
     "all_reduce",
