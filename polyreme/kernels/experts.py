@@ -1,11 +1,12 @@
 """A feed-forward network chosen for each token: rows sorted by expert, computed in groups, brought back and summed.
 
-experts: all on this device. exchanged_experts: experts split over mesh axes, in one of three ways with equal results:
+experts: all on this device. exchanged_experts: experts split over mesh axes, in one of four ways with equal results:
 
     gather   every device gets all tokens of its group, computes those of its own experts, and what devices give is
              summed and scattered. Volume does not grow with the number of choices.
     padded   all-to-all of rows for each device, filled up to the most that one can send.
     ragged   all-to-all of just the rows that there are; XLA has none on CPU.
+    balanced all devices compute equally many rows, of hot experts in other places than at home: balanced_experts.
 
 Tokens that these axes do not split are computed on every device by the experts it has, and summed.
 
@@ -28,10 +29,12 @@ from jax.sharding import Mesh, PartitionSpec
 
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.kernels import select
+from polyreme.kernels.balanced_experts import balanced_experts
 from polyreme.kernels.grouped import grouped_matmul
+from polyreme.kernels.rows import Groups, combine, route
 
 Axes = tuple[str, ...]
-Dispatcher = Literal["gather", "padded", "ragged"]
+Dispatcher = Literal["gather", "padded", "ragged", "balanced"]
 
 
 class RowFFN(Protocol):
@@ -160,16 +163,20 @@ def exchanged_row_experts(
     """row_experts over the devices of `split`, weights laid out by specs."""
     if how == "ragged" and select.backend() == "cpu":
         raise ConfigError("experts: dispatch 'ragged' needs XLA's ragged all-to-all, which CPU has not; use 'padded'")
-    dispatch = {"gather": _by_gathering, "padded": _by_padding, "ragged": _by_ragged_exchange}[how]
-    count //= split.ways(split.experts)
+    ways = split.ways(split.experts)
+    count //= ways
+    by_expert = PartitionSpec(split.experts)
+    stacked = [PartitionSpec(*spec[:1]) == by_expert for spec in jax.tree.leaves(specs, is_leaf=_is_spec)]
 
     def local(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: Any) -> jax.Array:
         tokens = tuple(map(_as_rows, (x, choices, gates)))
         compute = partial(ffn, weights=weights)
         if not split.experts:
             out = _at_home(*tokens, count, compute)
+        elif split.parts_tokens and how == "balanced":
+            out = balanced_experts(*tokens, weights, stacked, count, ways, split.experts, ffn)
         elif split.parts_tokens:
-            out = dispatch(split, *tokens, count, compute)
+            out = _DISPATCH[how](split, *tokens, count, compute)
         else:
             rows, chosen, weighs = tokens
             out = _at_home(rows, _choices_here(split, chosen, count), weighs, count, compute)
@@ -232,62 +239,16 @@ def _check_split(x: jax.Array, weights: ExpertWeights, split: ExpertSplit) -> No
             )
 
 
+def _is_spec(x: Any) -> bool:
+    return isinstance(x, PartitionSpec)
+
+
 def _as_rows(x: jax.Array) -> jax.Array:
     """[..., n] -> [tokens, n]."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-# ---- rows and where they come from ----
-
-
-@jax.custom_vjp
-def _route(x: jax.Array, sources: jax.Array, uses: jax.Array) -> jax.Array:
-    """y[i] = sum over j of x[sources[i, j]]; an index beyond x gives 0. uses [len(x), m]: where each row of x is used.
-
-    With both directions known the gradient is the same function, and gathers; that of a plain gather scatters.
-    """
-    taken = x.at[sources].get(mode="fill", fill_value=0)
-    if sources.shape[1] == 1:
-        return taken[:, 0]
-    return taken.astype(jnp.promote_types(x.dtype, jnp.float32)).sum(1).astype(x.dtype)
-
-
-def _route_fwd(x, sources, uses):
-    return _route(x, sources, uses), (sources, uses)
-
-
-def _route_bwd(residuals, dy):
-    sources, uses = residuals
-    return _route(dy, uses, sources), None, None
-
-
-_route.defvjp(_route_fwd, _route_bwd)
-
-
-class Groups(NamedTuple):
-    """Items sorted by the group they are in.
-
-    order [places]: the item at each place; n at places after the last group. place [n]: the place of each item; n for
-    one of no group. sizes [groups].
-    """
-
-    order: jax.Array
-    place: jax.Array
-    sizes: jax.Array
-
-    @classmethod
-    def of(cls, group: jax.Array, groups: int, places: int) -> Groups:
-        """Of n items in the groups 0 .. groups - 1, or outside of these in none; those of a group stay in their order.
-        places: as many as items of groups there may be."""
-        n = len(group)
-        group = jnp.where((group >= 0) & (group < groups), group, groups).astype(jnp.int32)
-        items = lax.iota(jnp.int32, n)
-        ordered, order = lax.sort((group, items), num_keys=1, is_stable=True)
-        bounds = jnp.searchsorted(ordered, jnp.arange(groups + 1, dtype=jnp.int32)).astype(jnp.int32)
-        place = jnp.zeros((n,), jnp.int32).at[order].set(items, unique_indices=True)
-        total = bounds[-1]
-        order = jnp.where(items < total, order, n)[:places]
-        return cls(order, jnp.where(place < total, place, n), jnp.diff(bounds))
+# ---- one device ----
 
 
 def _ffn(rows: jax.Array, sizes: jax.Array, weights: ExpertWeights, activation: str) -> jax.Array:
@@ -305,14 +266,6 @@ def _ffn(rows: jax.Array, sizes: jax.Array, weights: ExpertWeights, activation: 
     return linear(hidden, down, down_bias)
 
 
-def _combine(y: jax.Array, place: jax.Array, order: jax.Array, gates: jax.Array) -> jax.Array:
-    """sum over k of gates[t, k] * y[place[t, k]], in float32 at least; order: the choice t * k + j that a row is of."""
-    t, k = place.shape
-    acc = jnp.promote_types(y.dtype, jnp.float32)
-    taken = _route(y, place.reshape(-1, 1), order[:, None]).reshape(t, k, y.shape[1])
-    return jnp.einsum("tkd,tk->td", taken.astype(acc), gates.astype(acc))
-
-
 # ---- over devices ----
 
 
@@ -321,8 +274,8 @@ def _at_home(rows, choices, gates, count, ffn) -> jax.Array:
     t, k = choices.shape
     groups = Groups.of(choices.reshape(-1), count, t * min(k, count))
     place = groups.place.reshape(t, k)
-    y = ffn(_route(rows, groups.order[:, None] // k, place), groups.sizes)
-    return _combine(y, place, groups.order, gates)
+    y = ffn(route(rows, groups.order[:, None] // k, place), groups.sizes)
+    return combine(y, place, groups.order, gates)
 
 
 def _choices_here(split: ExpertSplit, choices: jax.Array, count: int) -> jax.Array:
@@ -347,11 +300,11 @@ def _by_padding(split, rows, choices, gates, count, ffn) -> jax.Array:
     place = outgoing.device * slots + outgoing.groups.place - outgoing.starts[outgoing.device]
     place = jnp.where(outgoing.groups.place < t * k, place, len(choice)).reshape(t, k)
 
-    received = lax.all_to_all(_route(rows, choice[:, None] // k, place), split.experts, 0, 0, tiled=True)
+    received = lax.all_to_all(route(rows, choice[:, None] // k, place), split.experts, 0, 0, tiled=True)
     counts = lax.all_to_all(outgoing.counts, split.experts, 0, 0, tiled=True)
     expert = jax.vmap(lambda ends: jnp.searchsorted(ends, slot, side="right"))(jnp.cumsum(counts, 1))
     back = _by_expert(received, expert.reshape(-1), count, ffn)
-    return _combine(lax.all_to_all(back, split.experts, 0, 0, tiled=True), place, choice, gates)
+    return combine(lax.all_to_all(back, split.experts, 0, 0, tiled=True), place, choice, gates)
 
 
 def _by_ragged_exchange(split, rows, choices, gates, count, ffn) -> jax.Array:
@@ -367,7 +320,7 @@ def _by_ragged_exchange(split, rows, choices, gates, count, ffn) -> jax.Array:
     incoming = sizes[:, me]
     begins = jnp.cumsum(incoming) - incoming
 
-    sent = _route(rows, order[:, None] // k, place)
+    sent = route(rows, order[:, None] // k, place)
     room = jnp.zeros((len(sizes) * t * min(k, count), rows.shape[1]), rows.dtype)
     received = lax.ragged_all_to_all(
         sent, room, outgoing.starts, outgoing.sizes, arrives, incoming, axis_name=split.experts
@@ -384,7 +337,7 @@ def _by_ragged_exchange(split, rows, choices, gates, count, ffn) -> jax.Array:
         outgoing.sizes,
         axis_name=split.experts,
     )
-    return _combine(back, place, order, gates)
+    return combine(back, place, order, gates)
 
 
 class _Outgoing(NamedTuple):
@@ -415,4 +368,7 @@ def _by_expert(rows: jax.Array, expert: jax.Array, count: int, ffn: Callable[[An
     """ffn of rows, each for an expert of this device or (`count`) for none, in the order they came."""
     groups = Groups.of(expert, count, len(rows))
     order, place = groups.order[:, None], groups.place[:, None]
-    return _route(ffn(_route(rows, order, place), groups.sizes), place, order)
+    return route(ffn(route(rows, order, place), groups.sizes), place, order)
+
+
+_DISPATCH = {"gather": _by_gathering, "padded": _by_padding, "ragged": _by_ragged_exchange}

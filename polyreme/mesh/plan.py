@@ -34,9 +34,10 @@ SEP_ATTENTION = ("auto", "ulysses", "ring")
 """How attention sees the whole sequence when `sep` splits it: an all-to-all that splits heads instead, or keys and
 values passed round a ring; auto takes the first where the heads divide."""
 
-EXPERT_DISPATCH = ("auto", "gather", "padded", "ragged")
+EXPERT_DISPATCH = ("auto", "gather", "padded", "ragged", "balanced")
 """How tokens reach experts on other devices: all tokens to all of them, or rows for each choice by an all-to-all, of
-equal parts or of just the rows there are (not on CPU); auto gathers where that moves less."""
+equal parts or of just the rows there are (not on CPU), or to whoever has room, so that all compute equally many, with
+the weights of hot experts; auto gathers where that moves less."""
 
 OFFLOAD = ("param", "grad", "state", "act")
 """What may be kept in host memory between uses."""

@@ -236,7 +236,7 @@ class PlanConfig(Section):
     schedule: Annotated[str, _name_in(SCHEDULES)] | None = None
     virtual_stages: Count | None = None
     sep_attention: Literal["auto", "ulysses", "ring"] = "auto"
-    expert_dispatch: Literal["auto", "gather", "padded", "ragged"] = "auto"
+    expert_dispatch: Literal["auto", "gather", "padded", "ragged", "balanced"] = "auto"
     expert_axes: Annotated[list[Literal["dp", "sharding", "sep", "mp", "ep"]], BeforeValidator(_as_list)] = ["ep"]
     recompute: Literal["none", "core_attn", "full_attn", "full"] = "none"
     offload: Annotated[list[Literal["state", "act"]], BeforeValidator(_as_list)] = []

@@ -35,10 +35,12 @@ CASES = {
     "llama zero3": ("llama", PLANS["zero3_dp_mp"]),
     "llama zero3 sequence": ("llama", PLANS["zero3_mp_sequence"]),
     "mixtral gather": ("mixtral", Plan.from_degrees(dp=2, mp=2, ep=2)),
-    "mixtral padded": ("mixtral", Plan.from_degrees(dp=2, ep=4)),
+    "mixtral padded": ("mixtral", Plan.from_degrees(dp=2, ep=4), {"num_layers": 1}),
+    "mixtral balanced": ("mixtral", Plan.from_degrees(dp=2, ep=4, expert_dispatch="balanced"), {"num_layers": 1}),
     "mixtral folded": (
         "mixtral",
         Plan.from_degrees(sharding=2, sep=2, ep=2, sharding_stage=3, expert_axes=("sep", "ep")),
+        {"num_layers": 1},
     ),
 }
 
@@ -280,8 +282,8 @@ SLOW = {"gpt dp8", "gpt zero1", "gpt ring", "llama mp", "llama zero3"}  # others
 )
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
 def test_volume_equals_the_formula(name):
-    family, plan = CASES[name]
-    step, arguments, model = step_of(family, plan)
+    family, plan, *sizes = CASES[name]
+    step, arguments, model = step_of(family, plan, **(sizes[0] if sizes else {}))
     work = workload_of(model, 16, model.config.seq_len)
     report = examine([(step.compiled(*arguments).as_text(), 1)], plan, work, "cpu")
     assert not report.unnamed

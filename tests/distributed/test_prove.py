@@ -18,6 +18,7 @@ from polyreme.models.mixtral import Mixtral, MixtralConfig
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer import SGD, AdamW
 from polyreme.training import StepPolicy
+from tests.expert_workloads import WORKLOADS, choose
 
 DATA = np.random.default_rng(0).integers(0, 128, (2, 8, 17))
 BATCHES = [(rows[:, :-1], rows[:, 1:]) for rows in DATA]
@@ -62,6 +63,18 @@ CASES = [
     case("mixtral", pp=2, dp=2, ep=2, num_microbatches=2, schedule="ZBH1"),
     case("mixtral", sharding=2, sep=2, ep=2, sharding_stage=3, expert_axes=("sep", "ep"), expert_dispatch="padded"),
     case("mixtral", slow=True, dp=2, mp=2, ep=2, recompute="full", expert_dispatch="padded"),
+    case(
+        "mixtral",
+        slow=True,
+        pp=2,
+        sharding=2,
+        ep=2,
+        sharding_stage=2,
+        num_microbatches=2,
+        schedule="ZBH1",
+        recompute="full",
+        expert_dispatch="balanced",
+    ),
     case("mixtral", slow=True, dp=2, mp=2, ep=2, sequence_parallel=True, expert_axes=("ep", "mp")),
     case("mixtral", slow=True, dp=2, mp=2, sharding=2, sharding_stage=1, expert_axes=("dp", "mp")),
     case("mixtral", BFLOAT16[1], slow=True, pp=2, sharding=2, ep=2, sharding_stage=2, num_microbatches=2),
@@ -98,6 +111,57 @@ def test_plan_equals_one_device(family, amp, degrees):
     }  # fmt: skip
     assert "equals one device" in str(proof)
     assert layout.active.layout is None
+
+
+class Routed(nn.Layer):
+    """Experts chosen by the last numbers of each row."""
+
+    def __init__(self, width=8, experts=8):
+        super().__init__()
+        self.width = width
+        self.first, self.gates = nn.Linear(width, width), nn.Linear(width, experts, bias_attr=False)
+        self.up = self.create_parameter([experts, width, 4], dims=("expert", "embed", "expert_ffn"))
+        self.down = self.create_parameter([experts, 4, width], dims=("expert", "expert_ffn", "embed"))
+
+    def forward(self, x, y):
+        x, choices = self.first(x[..., : self.width]), x[..., self.width :].astype("int32")
+        gates = paddle.take_along_axis(nn.functional.sigmoid(self.gates(x)), choices.clip(0), -1)
+        return nn.functional.mse_loss(x + nn.functional.experts_ffn(x, choices, gates, self.up, self.down), y)
+
+
+EXPERT_PLANS = [
+    {"expert_dispatch": how, **degrees}
+    for degrees in (
+        {"dp": 2, "ep": 4},
+        {"sharding": 2, "ep": 4, "sharding_stage": 3},
+        {"dp": 2, "mp": 2, "ep": 2, "expert_axes": ("mp", "ep")},
+        {"sep": 2, "sharding": 2, "ep": 2, "sharding_stage": 2, "expert_axes": ("sep", "ep")},
+        {"dp": 2, "mp": 2, "ep": 2, "sharding_stage": 1},
+    )
+    for how in ("gather", "padded", "balanced")
+]
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        pytest.param(
+            degrees,
+            id="-".join(str(n) for n in degrees.values()),
+            marks=[] if degrees == {"expert_dispatch": "balanced", "dp": 2, "ep": 4} else [pytest.mark.slow],
+        )
+        for degrees in EXPERT_PLANS
+    ],
+)
+def test_every_workload_of_experts_equals_one_device(degrees):
+    g = np.random.default_rng(2)
+    batches = []
+    for step, name in enumerate(WORKLOADS):
+        x, y = g.standard_normal((2, 8, 4, 8), np.float32)
+        batches.append((np.concatenate([x, choose(name, step=step, top_k=2)], -1, dtype=np.float32), y))
+    plan = Plan.from_degrees(**degrees)
+    proof = prove(Routed, plan, batches, optimizer=adamw, devices=jax.devices()[: plan.mesh.size])
+    assert proof.holds, str(proof)
 
 
 class Net(nn.Layer):

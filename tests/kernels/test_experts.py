@@ -8,7 +8,9 @@ from jax.sharding import Mesh
 import polyreme.core  # noqa: F401  (configures jax: eight CPU devices, x64)
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.kernels import select
-from polyreme.kernels.experts import ExpertSplit, ExpertWeights, exchanged_experts, experts
+from polyreme.kernels.balanced_experts import expert_slots, sum_of_rounds
+from polyreme.kernels.experts import ExpertSplit, ExpertWeights, exchanged_experts, exchanged_row_experts, experts
+from tests.expert_workloads import WORKLOADS, choose, rows_per_rank
 
 from .tolerance import assert_near
 
@@ -38,23 +40,34 @@ def masked(x, choices, gates, weights, activation):
     return out
 
 
-def value_and_gradients(compute):
-    x, choices, gates, weights = inputs()
+ROUTINGS = {"few choices": inputs()[1], **{name: choose(name, experts=E, top_k=K, ranks=8) for name in WORKLOADS}}
 
-    def run(x, gates, weights):
+
+def value_and_gradients(compute):
+    """By routing: one program for all of them."""
+    x, _, gates, weights = inputs()
+
+    @jax.jit
+    def run(x, choices, gates, weights):
         out, pull = jax.vjp(lambda *a: compute(a[0], choices, *a[1:], "silu"), x, gates, weights)
         return out, pull(jnp.cos(out))
 
-    return jax.tree.leaves(jax.jit(run)(x, gates, weights))
+    return {name: jax.tree.leaves(run(x, choices, gates, weights)) for name, choices in ROUTINGS.items()}
 
 
-WANT = []
+WANT = {}
 
 
 def want():
     if not WANT:
-        WANT.extend(value_and_gradients(masked))
+        WANT.update(value_and_gradients(masked))
     return WANT
+
+
+def compare(got):
+    assert got.keys() == want().keys()
+    for name, values in got.items():
+        assert_near(values, want()[name], np.float64, terms=B * S * E)
 
 
 def over(*names):
@@ -63,9 +76,9 @@ def over(*names):
 
 MESH = ("dp", "mp", "ep")
 SPLITS = {
-    "ep, width over mp": (((("dp", "ep"), ()), ("ep",), ("mp",)), ("padded",)),
+    "ep, width over mp": (((("dp", "ep"), ()), ("ep",), ("mp",)), ("padded", "balanced")),
     "ep and mp": (((("dp", "ep"), ("mp",)), ("ep", "mp"), ()), ("padded",)),
-    "dp, mp and ep": (((("dp", "mp", "ep"), ()), ("dp", "mp", "ep"), ()), ("gather", "padded", "ragged")),
+    "dp, mp and ep": (((("dp", "mp", "ep"), ()), ("dp", "mp", "ep"), ()), ("gather", "padded", "ragged", "balanced")),
     "tokens alone": (((("dp",), ("mp", "ep")), (), ()), ("padded",)),
     "experts alone": (((("dp",), ()), ("ep",), ()), ("padded",)),
 }
@@ -83,7 +96,7 @@ def ragged_all_to_all(rows, room, begins, sizes, arrives, incoming, *, axis_name
 
 
 def test_equals_every_token_through_every_expert():
-    assert_near(value_and_gradients(experts), want(), np.float64, terms=B * S * E)
+    compare(value_and_gradients(experts))
 
 
 @pytest.mark.parametrize(("name", "how"), [(name, how) for name, (_, hows) in SPLITS.items() for how in hows])
@@ -94,7 +107,7 @@ def test_equals_one_device_over_a_mesh(name, how, monkeypatch):
         monkeypatch.setattr(lax, "ragged_all_to_all", ragged_all_to_all)
         monkeypatch.setattr(select, "backend", lambda: "other")
     got = value_and_gradients(lambda *args: exchanged_experts(*args, split=split, how=how))
-    assert_near(got, want(), np.float64, terms=B * S * E)
+    compare(got)
 
 
 @pytest.mark.parametrize("how", ["gather", "padded"])
@@ -107,6 +120,51 @@ def test_sends_what_its_dispatcher_says(how):
     # rows there and back, and how many they are; or tokens, choices and gates there and sums back
     wanted = {"all-to-all": 3} if how == "padded" else {"all-gather": 3, "reduce-scatter": 1}
     assert {kind: n for kind, n in counts.items() if n} == wanted
+
+
+def rows_computed(choices, count, ways):
+    """Rows that each of `ways` devices computes for `count` experts, which answer with the device they are on."""
+    split = ExpertSplit(Mesh(np.array(jax.devices()[:ways]), ("ep",)), (("ep",),), ("ep",))
+
+    def ffn(rows, sizes, weights):
+        answer = jax.nn.one_hot(lax.axis_index("ep"), ways, dtype=rows.dtype)
+        return jnp.where((jnp.arange(len(rows)) < sizes.sum())[:, None], answer, 0)
+
+    @jax.jit
+    def run(x, choices, gates, weights):
+        return exchanged_row_experts(
+            x, choices, gates, weights, count, ffn, specs=[jax.P("ep")], split=split, how="balanced"
+        )
+
+    x = np.zeros((*choices.shape[1:-1], ways), np.float32)
+    arguments = x, np.ones(choices.shape[1:], np.float32), [np.zeros((count, 1), np.float32)]
+    return [np.asarray(run(x, routing, *arguments[1:])).sum(0).round().astype(int) for routing in choices]
+
+
+def test_balanced_gives_every_device_its_share():
+    routings = np.stack([choose(name, tokens=32, experts=16, top_k=2).reshape(-1, 2) for name in WORKLOADS])
+    for routing, rows in zip(routings, rows_computed(routings, 16, 4), strict=True):
+        assert rows.sum() == (routing >= 0).sum()
+        assert rows.max() / rows.mean() <= 1.05
+    # what there was to level out
+    at_home = [rows_per_rank(routing, 16, 4) for routing in routings]
+    assert all(rows.max() / rows.mean() >= 1.25 for rows in at_home[1:])
+
+
+def test_balanced_takes_more_hot_experts_than_slots_in_rounds():
+    # on 8 devices of one expert each there is one slot, and more experts than one have rows away
+    loads = np.array([np.bincount(c[c >= 0], minlength=E) for c in ROUTINGS.values()])
+    assert expert_slots(1, 8) == 1
+    assert (loads > -(-loads.sum(1, keepdims=True) // 8)).sum(1).max() >= 3
+
+
+def test_sums_of_rounds_have_derivatives_of_any_order():
+    def total(x):
+        return sum_of_rounds(lambda i, x, n: x ** (i + n), jnp.int32(1), jnp.int32(3), x, jnp.float64(1))
+
+    for order in range(3):
+        assert total(2.0) == [2**2 + 2**3, 2 * 2 + 3 * 2**2, 2 + 6 * 2][order]
+        total = jax.grad(total)
 
 
 def test_refuses_what_does_not_fit():

@@ -24,8 +24,12 @@ mp only), G_i its gradient's. act = b s h w: the residual stream on one device, 
                           gradient of an expert's weights is a sum over the other token axes. Gathered: all-gather of
                           tokens, choices and gates (P t (h w + 8 k)) and reduce-scatter of 4 P t h forward, the
                           opposite backward; sent: all-to-all of P t min(k, e / P) rows there and back, forward and
-                          backward, and of e counts. With mp inside experts the gates' gradients (4 t k) are summed
-                          over it. arXiv:2006.16668, section 3.3
+                          backward, and of e counts. Balanced: all-to-all of P (t k / P + P - 1) rows, each with the
+                          4 bytes of its way, and of t k rows, there and back, and again backward; an all-gather of
+                          P e counts; sums over P of the weights of a round's hot experts, and of their gradients. A
+                          further round (a loop of unknown length, counted once) sums the weights in the forward, and
+                          weights and gradients in the backward. With mp inside experts the gates' gradients (4 t
+                          k) are summed over it. arXiv:2006.16668, section 3.3
     pipeline              between stages, no collective and in no program: act to the next stage forward and back, for
                           each microbatch and each chunk that another stage follows (arXiv:2104.04473, section 2.2);
                           P_i of a parameter that another stage shares, and G_i back, once a step. A stage has the terms
@@ -56,6 +60,7 @@ from dataclasses import dataclass
 from polyreme.distributed.comm_report.collectives import wire_share
 from polyreme.distributed.comm_report.workload import ParameterShape, Use, Workload
 from polyreme.errors import ConfigError
+from polyreme.kernels.balanced_experts import RelaySlots, expert_slots
 from polyreme.mesh import MeshShape, Plan
 
 SCALAR_BYTES = 4
@@ -266,7 +271,11 @@ class _Terms:
         # axes that split no token elsewhere split them here
         apart = math.prod(self.mesh.degree(axis) for axis in axes if axis not in self.token_axes)
         tokens, width = self.tokens / apart, self.work.hidden * self.work.itemsize
-        if self.plan.expert_dispatcher(ways, k) == "gather":
+        how = self.plan.expert_dispatcher(ways, k)
+        if how == "balanced":
+            yield from self._balanced(axes, ways, tokens, times)
+            return
+        if how == "gather":
             inputs, results = ways * tokens * width, ways * tokens * self.work.hidden * 4
             summed = ways * tokens * self.act_summed / self.tokens
             for name, size in (
@@ -284,6 +293,27 @@ class _Terms:
         for phase in ("forward", "backward"):
             yield self._term("rows for experts and back", "all-to-all", axes, rows, 2 * times, phase)
         yield self._term("numbers of rows", "all-to-all", axes, self.work.experts * 4, times, "forward")
+
+    def _balanced(self, axes: tuple[str, ...], ways: int, tokens: float, times: int) -> Iterator[Term]:
+        experts, width = self.work.experts, self.work.hidden * self.work.itemsize
+        slots = RelaySlots.of(round(tokens * min(self.work.experts_per_token, experts)), ways)
+        for name, rows in (("relays", slots.first * ways), ("experts", slots.second * ways)):
+            for phase in ("forward", "backward"):
+                yield self._term(f"rows for {name} and back", "all-to-all", axes, rows * width, 2 * times, phase)
+        ways_of_rows, numbers = slots.first * ways * 4, (slots.first + slots.second) * ways * 4
+        yield self._term("ways of rows", "all-to-all", axes, ways_of_rows, times, "forward")
+        yield self._term("experts of rows", "all-to-all", axes, numbers, times, "forward")
+        yield self._term("numbers of rows", "all-gather", axes, ways * experts * 4, times, "forward")
+        at_a_time = expert_slots(experts // ways, ways) * ways / experts
+        low = self.compiler.reduces_low
+        for p in self.work.parameters:
+            if "expert" not in p.uses:
+                continue
+            nbytes = self._bytes(p, "use") / p.itemsize * (self.work.itemsize if low else max(4, self.work.itemsize))
+            for phase, runs in (("forward", 2), ("backward", 3)):
+                yield self._term(
+                    "weights of hot experts", "all-reduce", axes, nbytes * at_a_time, runs * self.microbatches, phase
+                )
 
     def pipeline(self) -> Iterator[Term]:
         if self.work.stage is None:

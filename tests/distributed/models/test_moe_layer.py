@@ -171,7 +171,8 @@ def test_experts_that_cannot_be_stacked_are_masked(kind):
     compare(train(layer), want)
 
 
-@pytest.mark.parametrize("how", ["gather", "padded"])
+@pytest.mark.slow_cases("padded")  # tests/kernels/test_experts.py has all dispatchers
+@pytest.mark.parametrize("how", ["gather", "padded", "balanced"])
 def test_over_a_mesh_it_is_the_same(how):
     gate = Fixed(SKEWED, VALUES)
     want = train(make(gate))

@@ -1,0 +1,67 @@
+"""Rows and where they come from: moved by index in both directions, sorted in groups, and summed for each token."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+@jax.custom_vjp
+def route(x: jax.Array, sources: jax.Array, uses: jax.Array) -> jax.Array:
+    """y[i] = sum over j of x[sources[i, j]]; an index beyond x gives 0. uses [len(x), m]: where each row of x is used.
+
+    With both directions known the gradient is the same function, and gathers; that of a plain gather scatters.
+    """
+    taken = x.at[sources].get(mode="fill", fill_value=0)
+    if sources.shape[1] == 1:
+        return taken[:, 0]
+    return taken.astype(jnp.promote_types(x.dtype, jnp.float32)).sum(1).astype(x.dtype)
+
+
+def _route_fwd(x, sources, uses):
+    return route(x, sources, uses), (sources, uses)
+
+
+def _route_bwd(residuals, dy):
+    sources, uses = residuals
+    return route(dy, uses, sources), None, None
+
+
+route.defvjp(_route_fwd, _route_bwd)
+
+
+class Groups(NamedTuple):
+    """Items sorted by the group they are in.
+
+    order [places]: the item at each place; n at places after the last group. place [n]: the place of each item; n for
+    one of no group. sizes [groups].
+    """
+
+    order: jax.Array
+    place: jax.Array
+    sizes: jax.Array
+
+    @classmethod
+    def of(cls, group: jax.Array, groups: int, places: int) -> Groups:
+        """Of n items in the groups 0 .. groups - 1, or outside of these in none; those of a group stay in their order.
+        places: as many as items of groups there may be."""
+        n = len(group)
+        group = jnp.where((group >= 0) & (group < groups), group, groups).astype(jnp.int32)
+        items = lax.iota(jnp.int32, n)
+        ordered, order = lax.sort((group, items), num_keys=1, is_stable=True)
+        bounds = jnp.searchsorted(ordered, jnp.arange(groups + 1, dtype=jnp.int32)).astype(jnp.int32)
+        place = jnp.zeros((n,), jnp.int32).at[order].set(items, unique_indices=True)
+        total = bounds[-1]
+        order = jnp.where(items < total, order, n)[:places]
+        return cls(order, jnp.where(place < total, place, n), jnp.diff(bounds))
+
+
+def combine(y: jax.Array, place: jax.Array, order: jax.Array, gates: jax.Array) -> jax.Array:
+    """sum over k of gates[t, k] * y[place[t, k]], in float32 at least; order: the choice t * k + j that a row is of."""
+    t, k = place.shape
+    acc = jnp.promote_types(y.dtype, jnp.float32)
+    taken = route(y, place.reshape(-1, 1), order[:, None]).reshape(t, k, y.shape[1])
+    return jnp.einsum("tkd,tk->td", taken.astype(acc), gates.astype(acc))
