@@ -20,6 +20,7 @@ from polyreme.ops import (
     fft,
     float8,
     fractional_pooling,
+    gate_attention,
     gather_scatter,
     indexing,
     layout,

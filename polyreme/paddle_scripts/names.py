@@ -66,7 +66,7 @@ nn.functional.flash_attention
   internals.attention: _select_sdp flash_attn_unpadded
 incubate.nn.functional
   nn.functional: swiglu
-  internals.attention: fused_dot_product_attention fused_gate_attention
+  internals.attention: fused_dot_product_attention
 framework
   .: core=paddle.base.core base=paddle.base.dygraph.base
   internals.framework: in_dynamic_or_pir_mode in_pir_mode in_pir_executor_mode use_pir_api _current_expected_place

@@ -239,30 +239,6 @@ def test_kernels_of_norms_take_their_arguments_in_paddles_order(name):
     np.testing.assert_allclose(_C_ops.logsumexp(x, [1], False, True).numpy(), np.log(np.exp(a).sum()), atol=bound)
 
 
-def test_gated_attention_is_its_formula():
-    from paddle.incubate.nn.functional import fused_gate_attention
-
-    rng = np.random.default_rng(0)
-    b, m, r, c, h, d = 1, 2, 3, 4, 2, 2
-    query, mask = rng.normal(size=(b, m, r, c)), rng.normal(size=(b, m, 1, 1, r))
-    w_q, w_k, w_v, w_gate = rng.normal(size=(4, c, h, d))
-    gate_bias, w_out, out_bias, pair = rng.normal(size=(h, d)), rng.normal(size=(h, d, c)), rng.normal(size=c), (
-        rng.normal(size=(b, 1, h, r, r)))  # fmt: skip
-    q, k, v, gate = (np.einsum("bmra,ahd->bmrhd", query, w) for w in (w_q, w_k, w_v, w_gate))
-    scores = np.einsum("bmqhd,bmkhd->bmhqk", q / np.sqrt(d), k) + mask + pair
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    mixed = np.einsum("bmhqk,bmkhd->bmqhd", weights / weights.sum(-1, keepdims=True), v)
-    want = np.einsum("bmrhd,hdo->bmro", mixed / (1 + np.exp(-(gate + gate_bias))), w_out) + out_bias
-    tensors = [
-        polyreme.to_tensor(a) for a in (query, w_q, w_k, w_v, w_gate, gate_bias, w_out, out_bias, pair, mask)
-    ]  # fmt: skip
-    query_t, w_q, w_k, w_v, w_gate, gate_bias, w_out, out_bias, pair, mask = tensors
-    got = fused_gate_attention(
-        query_t, None, w_q, w_k, w_v, None, w_gate, gate_bias, w_out, out_bias, pair, mask, merge_qkv=False
-    )
-    np.testing.assert_allclose(got.numpy(), want, rtol=64 * 2.0**-52, atol=64 * 2.0**-52)
-
-
 def test_attributes_that_trainers_read():
     import paddle
 

@@ -7,7 +7,6 @@ from typing import Any
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.ops.packed_attention import segment_attention
-from polyreme.ops.products import einsum
 
 
 class LowerTriangularMask:
@@ -51,34 +50,6 @@ def flash_attn_unpadded(
         causal=causal, dropout=dropout if training else 0.0, scale=scale,
     )  # fmt: skip
     return out, None
-
-
-def fused_gate_attention(
-    query: Any, key: Any = None, query_weight: Any = None, key_weight: Any = None, value_weight: Any = None,
-    qkv_weight: Any = None, gate_linear_weight: Any = None, gate_linear_bias: Any = None, out_linear_weight: Any = None,
-    out_linear_bias: Any = None, nonbatched_bias: Any = None, attn_mask: Any = None, has_gating: bool = True,
-    merge_qkv: bool = True, use_flash_attn: bool = False,
-) -> Any:  # fmt: skip
-    """Gated attention of the Evoformer: [batch, rows, res, c] -> [batch, rows, res, out].
-
-    Weights of queries, keys and values are [c, heads, d] each, or with merge_qkv one [3, heads, d, c]; the gate's
-    [c, heads, d] and [heads, d]; the last [heads, d, out] and [out]. attn_mask and nonbatched_bias are added to the
-    scores [batch, rows, heads, res, res]. Source: Jumper et al., 2021, supplement, algorithm 7.
-    """
-    memory = query if key is None else key
-    if merge_qkv:
-        q, k, v = (einsum("bmra,hda->bmrhd", query, qkv_weight[i]) for i in range(3))
-    else:
-        q = einsum("bmra,ahd->bmrhd", query, query_weight)
-        k, v = (einsum("bmra,ahd->bmrhd", memory, weight) for weight in (key_weight, value_weight))
-    scores = einsum("bmqhd,bmkhd->bmhqk", q * q.shape[-1] ** -0.5, k)
-    for bias in (attn_mask, nonbatched_bias):
-        scores = scores if bias is None else scores + bias
-    mixed = einsum("bmhqk,bmkhd->bmqhd", F.softmax(scores, axis=-1), v)
-    if has_gating:
-        gate = einsum("bmra,ahd->bmrhd", query, gate_linear_weight) + gate_linear_bias
-        mixed = mixed * F.sigmoid(gate)
-    return einsum("bmrhd,hdo->bmro", mixed, out_linear_weight) + out_linear_bias
 
 
 def _select_sdp(head_dim: int) -> str:

@@ -10,8 +10,8 @@ from polyreme.core.operator_names import ELEMENTWISE, REDUCTIONS, newer_names
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.ops import arithmetic, creation, manipulation
+from polyreme.ops.gate_attention import fused_gate_attention
 from polyreme.paddle_scripts.absent import Absent, absent
-from polyreme.paddle_scripts.internals import attention
 from polyreme.paddle_scripts.internals.c_ops import kernel
 from polyreme.paddle_scripts.internals.kernels.registry import refuse
 
@@ -91,9 +91,9 @@ def _fused_gate_attention(
     attn_mask: Any, gate_linear_weight: Any, gate_linear_bias: Any, out_linear_weight: Any, out_linear_bias: Any,
     has_gating: bool = True, merge_qkv: bool = True, use_flash_attn: bool = False,
 ) -> tuple[Any, ...]:  # fmt: skip
-    out = attention.fused_gate_attention(
+    out = fused_gate_attention(
         query, key, query_weight, key_weight, value_weight, qkv_weight, gate_linear_weight, gate_linear_bias,
-        out_linear_weight, out_linear_bias, nonbatched_bias, attn_mask, has_gating, merge_qkv,
+        out_linear_weight, out_linear_bias, nonbatched_bias, attn_mask, has_gating, merge_qkv, use_flash_attn,
     )  # fmt: skip
     return *(None,) * 8, out
 

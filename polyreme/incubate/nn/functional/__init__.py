@@ -33,6 +33,7 @@ from polyreme.ops.float8 import (
     fused_swiglu_weighted_bwd,
     fused_weighted_swiglu_act_quant,
 )
+from polyreme.ops.gate_attention import fused_gate_attention
 from polyreme.ops.routing import cal_aux_loss, int_bincount, moe_combine, moe_gate_dispatch
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "fused_dropout_add",
     "fused_ec_moe",
     "fused_feedforward",
+    "fused_gate_attention",
     "fused_layer_norm",
     "fused_linear",
     "fused_linear_activation",
