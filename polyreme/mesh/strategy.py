@@ -5,9 +5,10 @@ Layers name the logical dims of their tensors, a Strategy maps them to axes, and
 The vocabulary of logical dims:
 
     parameters   embed (the model's width)  heads  kv_heads  head_dim  ffn  inner  vocab  expert  expert_ffn (the
-                 width inside an expert)
+                 width inside an expert)  layers (of a stack)
     activations  batch  seq (of the residual stream)  block_seq (inside attention and MLP,
                  where `mp` splits heads and ffn)  embed  heads  kv_heads  head_dim  ffn  inner  vocab  expert
+                 msa_rows  msa_cols  pair_rows  pair_cols (of which a tensor names one at a time)
 
 inner is what lies between a column-parallel and a row-parallel layer whose use is not known: heads or ffn.
 
@@ -33,6 +34,10 @@ Dim = str | None
 
 ANY = "*"
 """The logical dim that means "whichever dim of the tensor divides": how parameter sharding reaches every tensor."""
+
+LAYERS = "layers"
+"""The logical dim of a stacked parameter that counts layers: a loop takes one entry of it at a time, so an axis that
+may move cuts it last."""
 
 _KINDS = ("param", "act", "grad", "state")
 
@@ -200,8 +205,13 @@ def sequence_parallel() -> Strategy:
 
 
 def segment_parallel() -> Strategy:
-    """The sequence is split over `sep` everywhere, inside blocks too; attention must then exchange keys and values."""
-    return Strategy(act={"seq": ("sep",), "block_seq": ("sep",)})
+    """The sequence is split over `sep` everywhere, inside blocks too; attention must then exchange keys and values.
+
+    Of an alignment of sequences, and of pairs of residues, it splits rows or columns, whichever a model names at the
+    time: dynamic axial parallelism (arXiv:2203.00854).
+    """
+    axial = ("msa_rows", "msa_cols", "pair_rows", "pair_cols")
+    return Strategy(act=dict.fromkeys(("seq", "block_seq", *axial), ("sep",)))
 
 
 def expert_parallel(axes: Sequence[str] = ("ep",)) -> Strategy:
@@ -275,8 +285,9 @@ class _Splits:
         self.axes[dim].append(axis)
 
     def put_movable(self, axis: str, named: list[int]) -> None:
-        free = [at for at, taken in enumerate(self.axes) if not taken]
-        for at in dict.fromkeys([*named, *free, *range(len(self.dims))]):
+        inside = [at for at, dim in enumerate(self.dims) if dim != LAYERS]
+        free = [at for at in inside if not self.axes[at]]
+        for at in dict.fromkeys([*named, *free, *inside, *range(len(self.dims))]):
             if self.fits(at, axis):
                 self.axes[at].append(axis)
                 return

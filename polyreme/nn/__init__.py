@@ -131,6 +131,7 @@ from polyreme.nn.layers.recurrent import GRU, LSTM, RNN, BiRNN, SimpleRNN
 from polyreme.nn.layers.recurrent_cell import GRUCell, LSTMCell, RNNCellBase, SimpleRNNCell
 from polyreme.nn.layers.shape import Flatten, Identity, Unflatten
 from polyreme.nn.layers.spectral_norm import SpectralNorm
+from polyreme.nn.layers.stacked import Stacked
 from polyreme.nn.layers.transformer import (
     Transformer,
     TransformerDecoder,
@@ -324,6 +325,7 @@ __all__ = [
     "Softshrink",
     "Softsign",
     "SpectralNorm",
+    "Stacked",
     "Swish",
     "SyncBatchNorm",
     "Tanh",
