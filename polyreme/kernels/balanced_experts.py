@@ -23,8 +23,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from polyreme.kernels.rows import Groups, combine, route
+from polyreme.kernels.rows import Groups, combine, exchange, route
 
+Levels = Sequence[tuple[str, ...]]
 RowFFN = Callable[[jax.Array, jax.Array, Any], jax.Array]
 
 
@@ -98,15 +99,16 @@ def expert_slots(count: int, ways: int) -> int:
 
 def balanced_experts(
     rows: jax.Array, choices: jax.Array, gates: jax.Array, weights: Any, stacked: Sequence[bool], count: int, ways: int,
-    axes: tuple[str, ...], ffn: RowFFN, slots: int | None = None,
+    levels: Levels, ffn: RowFFN, slots: int | None = None,
 ) -> jax.Array:  # fmt: skip
-    """What this device's tokens get: rows [t, d], choices and gates [t, k] -> [t, d]. Inside a shard_map over `axes`,
-    along which `ways` devices have `count` experts each.
+    """What this device's tokens get: rows [t, d], choices and gates [t, k] -> [t, d]. Inside a shard_map, of which
+    `ways` devices, along the axes of the levels of rows.exchange, have `count` experts each.
 
     stacked: of each array of weights, whether the device's experts are in front. ffn as in experts.row_experts; it
     closes over no array. slots: as expert_slots says, if none are given.
     """
     t, k = choices.shape
+    axes = tuple(axis for level in levels for axis in level)
     experts, me = count * ways, lax.axis_index(axes)
     slots = expert_slots(count, ways) if slots is None else slots
     most = t * min(k, experts)
@@ -116,7 +118,7 @@ def balanced_experts(
     starts = jnp.cumsum(counts, 0) - counts  # where the rows of each device begin among an expert's
     quotas = Quotas.of(counts.sum(0), ways)
     device = _device_of(quotas, mine, choices.reshape(-1), starts[me])
-    relay = _Relay.of(device, quotas.before(starts[me]), t, k, most, ways, axes)
+    relay = _Relay.of(device, quotas.before(starts[me]), t, k, most, ways, levels)
     (arrived,) = relay.numbers(jnp.where(choices >= 0, choices, experts).reshape(-1, 1)).T
 
     is_hot = quotas.moved > 0
@@ -179,12 +181,10 @@ class _Relay(NamedTuple):
     on: jax.Array
     ons: jax.Array
     shape: tuple[int, int]
-    axes: tuple[str, ...]
+    levels: Levels
 
     @classmethod
-    def of(
-        cls, device: jax.Array, before: jax.Array, t: int, k: int, most: int, ways: int, axes: tuple[str, ...]
-    ) -> _Relay:
+    def of(cls, device: jax.Array, before: jax.Array, t: int, k: int, most: int, ways: int, levels: Levels) -> _Relay:
         """device [t * k]: for each choice, `ways` for none. before [w]: rows for each device from those before this."""
         first, second = RelaySlots.of(most, ways)
         by_device = Groups.of(device, ways, t * k)
@@ -197,29 +197,25 @@ class _Relay(NamedTuple):
         out = jnp.where(device < ways, relay * first + by_relay.place - bounds[relay], ways * first)
         outs = _inverse(out, ways * first)
         goal = jnp.where(device < ways, to * second + nth // ways, ways * second)
-        on = _exchange(goal.astype(jnp.int32).at[outs].get(mode="fill", fill_value=ways * second), axes)
-        return cls(out, outs, on, _inverse(on, ways * second), (t, k), axes)
+        on = exchange(goal.astype(jnp.int32).at[outs].get(mode="fill", fill_value=ways * second), levels)
+        return cls(out, outs, on, _inverse(on, ways * second), (t, k), levels)
 
     def there(self, rows: jax.Array) -> jax.Array:
         """Rows of tokens [t, d] -> those that this device computes [w * second, d], with zeros between."""
         t, k = self.shape
-        sent = _exchange(route(rows, self.outs[:, None] // k, self.out.reshape(t, k)), self.axes)
-        return _exchange(route(sent, self.ons[:, None], self.on[:, None]), self.axes)
+        sent = exchange(route(rows, self.outs[:, None] // k, self.out.reshape(t, k)), self.levels)
+        return exchange(route(sent, self.ons[:, None], self.on[:, None]), self.levels)
 
     def numbers(self, of_choices: jax.Array) -> jax.Array:
         """Integers of each choice [t * k, n] -> of those that this device computes, the largest there is elsewhere."""
         none = jnp.iinfo(of_choices.dtype).max
-        sent = _exchange(of_choices.at[self.outs].get(mode="fill", fill_value=none), self.axes)
-        return _exchange(sent.at[self.ons].get(mode="fill", fill_value=none), self.axes)
+        sent = exchange(of_choices.at[self.outs].get(mode="fill", fill_value=none), self.levels)
+        return exchange(sent.at[self.ons].get(mode="fill", fill_value=none), self.levels)
 
     def combined(self, y: jax.Array, gates: jax.Array) -> jax.Array:
         """What computed rows gave [w * second, d] -> the sums for the tokens [t, d]."""
-        sent = route(_exchange(y, self.axes), self.on[:, None], self.ons[:, None])
-        return combine(_exchange(sent, self.axes), self.out.reshape(self.shape), self.outs, gates)
-
-
-def _exchange(rows: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    return lax.all_to_all(rows, axes, 0, 0, tiled=True)
+        sent = route(exchange(y, self.levels), self.on[:, None], self.ons[:, None])
+        return combine(exchange(sent, self.levels), self.out.reshape(self.shape), self.outs, gates)
 
 
 def _inverse(place: jax.Array, places: int) -> jax.Array:

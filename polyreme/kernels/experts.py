@@ -31,7 +31,7 @@ from polyreme.errors import ConfigError, ShapeError
 from polyreme.kernels import select
 from polyreme.kernels.balanced_experts import balanced_experts
 from polyreme.kernels.grouped import grouped_matmul
-from polyreme.kernels.rows import Groups, combine, route
+from polyreme.kernels.rows import Groups, combine, exchange, route
 
 Axes = tuple[str, ...]
 Dispatcher = Literal["gather", "padded", "ragged", "balanced"]
@@ -69,12 +69,20 @@ class ExpertWeights(NamedTuple):
 @dataclass(frozen=True)
 class ExpertSplit:
     """How tokens and experts lie over a mesh: the axes that split each leading dim of the tokens, the experts, and the
-    experts' inner width, outermost first. The experts' axes are among the tokens', or none is."""
+    experts' inner width, outermost first. The experts' axes are among the tokens', or none is. between: those of the
+    experts' axes, the first ones, that lead from node to node, where rows go within nodes first."""
 
     mesh: Mesh
     tokens: tuple[Axes, ...]
     experts: Axes
     inner: Axes = ()
+    between: Axes = ()
+
+    @property
+    def levels(self) -> tuple[Axes, ...]:
+        """As rows.exchange takes them."""
+        within = self.experts[len(self.between) :]
+        return (self.between, within) if self.between and within else (self.experts,)
 
     def ways(self, axes: Axes) -> int:
         """Number of parts along these axes."""
@@ -174,7 +182,7 @@ def exchanged_row_experts(
         if not split.experts:
             out = _at_home(*tokens, count, compute)
         elif split.parts_tokens and how == "balanced":
-            out = balanced_experts(*tokens, weights, stacked, count, ways, split.experts, ffn)
+            out = balanced_experts(*tokens, weights, stacked, count, ways, split.levels, ffn)
         elif split.parts_tokens:
             out = _DISPATCH[how](split, *tokens, count, compute)
         else:
@@ -300,11 +308,11 @@ def _by_padding(split, rows, choices, gates, count, ffn) -> jax.Array:
     place = outgoing.device * slots + outgoing.groups.place - outgoing.starts[outgoing.device]
     place = jnp.where(outgoing.groups.place < t * k, place, len(choice)).reshape(t, k)
 
-    received = lax.all_to_all(route(rows, choice[:, None] // k, place), split.experts, 0, 0, tiled=True)
-    counts = lax.all_to_all(outgoing.counts, split.experts, 0, 0, tiled=True)
+    received = exchange(route(rows, choice[:, None] // k, place), split.levels)
+    counts = exchange(outgoing.counts, split.levels)
     expert = jax.vmap(lambda ends: jnp.searchsorted(ends, slot, side="right"))(jnp.cumsum(counts, 1))
     back = _by_expert(received, expert.reshape(-1), count, ffn)
-    return combine(lax.all_to_all(back, split.experts, 0, 0, tiled=True), place, choice, gates)
+    return combine(exchange(back, split.levels), place, choice, gates)
 
 
 def _by_ragged_exchange(split, rows, choices, gates, count, ffn) -> jax.Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -57,6 +59,20 @@ class Groups(NamedTuple):
         total = bounds[-1]
         order = jnp.where(items < total, order, n)[:places]
         return cls(order, jnp.where(place < total, place, n), jnp.diff(bounds))
+
+
+def exchange(rows: jax.Array, levels: Sequence[tuple[str, ...]]) -> jax.Array:
+    """An all-to-all of equal parts: rows [w * n, ...], n for each device -> [w * n, ...], n from each, in a shard_map.
+
+    levels: mesh axes, outermost first, one all-to-all along each. With one level a device writes to all others; with
+    two, first within its node (the inner axes) to the devices through which its rows go on, each to the one of its
+    place in every other node.
+    """
+    sizes = [math.prod(lax.axis_size(axis) for axis in axes) for axes in levels]
+    parts = rows.reshape(*sizes, len(rows) // math.prod(sizes), *rows.shape[1:])
+    for i in reversed(range(len(levels))):
+        parts = lax.all_to_all(parts, levels[i], i, i, tiled=True)
+    return parts.reshape(rows.shape)
 
 
 def combine(y: jax.Array, place: jax.Array, order: jax.Array, gates: jax.Array) -> jax.Array:

@@ -39,6 +39,11 @@ EXPERT_DISPATCH = ("auto", "gather", "padded", "ragged", "balanced")
 equal parts or of just the rows there are (not on CPU), or to whoever has room, so that all compute equally many, with
 the weights of hot experts; auto gathers where that moves less."""
 
+EXPERT_ALL_TO_ALL = ("auto", "flat", "two_level")
+"""How rows for experts of several axes go: in one all-to-all, or in one within nodes (along the inner axes) and one
+between them (along the outermost), which sends fewer and larger messages between nodes; auto takes two where the outer
+axes of the experts lead to other processes and the inner do not."""
+
 OFFLOAD = ("param", "grad", "state", "act")
 """What may be kept in host memory between uses."""
 
@@ -52,7 +57,7 @@ class Plan:
     virtual_stages: chunks of the model a stage holds, as many as the schedule takes.
     num_microbatches: parts a batch is cut into, run one after another (through the stages, or to accumulate gradients).
     recompute: one of RECOMPUTE. offload: any of OFFLOAD. sep_attention: one of SEP_ATTENTION.
-    expert_dispatch: one of EXPERT_DISPATCH.
+    expert_dispatch: one of EXPERT_DISPATCH. expert_all_to_all: one of EXPERT_ALL_TO_ALL.
 
     Raises ConfigError for a value out of range and for an axis of degree > 1 that the strategy never uses: its devices
     would all do the same work.
@@ -67,6 +72,7 @@ class Plan:
     offload: tuple[str, ...] = ()
     sep_attention: str = "auto"
     expert_dispatch: str = "auto"
+    expert_all_to_all: str = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh", MeshShape.parse(self.mesh))
@@ -76,15 +82,16 @@ class Plan:
         _check_choice("recompute", self.recompute, RECOMPUTE)
         _check_choice("sep_attention", self.sep_attention, SEP_ATTENTION)
         _check_choice("expert_dispatch", self.expert_dispatch, EXPERT_DISPATCH)
+        _check_choice("expert_all_to_all", self.expert_all_to_all, EXPERT_ALL_TO_ALL)
         _check_microbatches(self.num_microbatches)
         _check_schedule(self.schedule, self.mesh.pp)
         self._check_virtual_stages()
         self._check_axes_used()
-        by_experts = self.strategy.rule("act").get("expert", ())
-        if self.expert_dispatch != "auto" and all(self.mesh.degree(axis) == 1 for axis in by_experts):
+        if self.expert_dispatch != "auto" and not self.expert_axes:
             raise ConfigError(
                 f"expert_dispatch={self.expert_dispatch!r} in a plan that splits no experts; set ep, or leave it out"
             )
+        self._check_levels()
 
     def __str__(self) -> str:
         rules = str(self.strategy).replace("\n", "\n             ")
@@ -114,6 +121,7 @@ class Plan:
         offload: Sequence[str] = (),
         sep_attention: str = "auto",
         expert_dispatch: str = "auto",
+        expert_all_to_all: str = "auto",
         expert_axes: Sequence[str] = ("ep",),
         order: Sequence[str] = AXES,
         **degrees: int,
@@ -151,6 +159,7 @@ class Plan:
             offload=offload,  # type: ignore[arg-type]  # __post_init__ checks it
             sep_attention=sep_attention,
             expert_dispatch=expert_dispatch,
+            expert_all_to_all=expert_all_to_all,
         )
 
     @property
@@ -179,14 +188,23 @@ class Plan:
 
     def expert_dispatcher(self, ways: int, top_k: int) -> str:
         """How tokens reach experts split over so many devices, of which top_k work on a token: expert_dispatch, "auto"
-        being the one of "gather" and "padded" that moves fewer numbers.
+        being the one of "gather" and "padded" that moves fewer numbers, and "padded" where levels of it are asked for.
 
         >>> Plan().expert_dispatcher(4, top_k=2)
         'padded'
         """
         if self.expert_dispatch != "auto":
             return self.expert_dispatch
-        return "gather" if ways <= top_k else "padded"
+        return "gather" if ways <= top_k and self.expert_all_to_all != "two_level" else "padded"
+
+    @property
+    def expert_axes(self) -> tuple[str, ...]:
+        """The axes of several devices that split experts, outermost first.
+
+        >>> Plan.from_degrees(dp=2, ep=2, expert_axes=("dp", "ep")).expert_axes
+        ('dp', 'ep')
+        """
+        return tuple(axis for axis in self.strategy.rule("act").get("expert", ()) if self.mesh.degree(axis) > 1)
 
     @property
     def batch_ways(self) -> int:
@@ -221,6 +239,7 @@ class Plan:
             "offload": list(self.offload),
             "sep_attention": self.sep_attention,
             "expert_dispatch": self.expert_dispatch,
+            "expert_all_to_all": self.expert_all_to_all,
         }
 
     @classmethod
@@ -259,6 +278,20 @@ class Plan:
         elif self.virtual_stages != 1:
             raise ConfigError(f"virtual_stages={self.virtual_stages!r} in a plan without a pipeline; leave it at 1")
 
+    def _check_levels(self) -> None:
+        if self.expert_all_to_all != "two_level":
+            return
+        if len(self.expert_axes) < 2:
+            raise ConfigError(
+                f"expert_all_to_all='two_level' with experts split over {self.expert_axes}: one level is between nodes "
+                "and one within; give expert_axes two axes of several devices, outermost first, such as ('dp', 'ep')"
+            )
+        if self.expert_dispatch in ("gather", "ragged"):
+            raise ConfigError(
+                f"expert_all_to_all='two_level' with expert_dispatch={self.expert_dispatch!r}, which has no all-to-all "
+                "of equal parts; set expert_dispatch to 'padded' or 'balanced', or expert_all_to_all to 'flat'"
+            )
+
     def _check_axes_used(self) -> None:
         for axis, degree in self.mesh.degrees.items():
             if degree > 1 and axis != "pp" and axis not in self.strategy.axes:
@@ -292,6 +325,7 @@ _FROM_DEGREES = (
     "offload",
     "sep_attention",
     "expert_dispatch",
+    "expert_all_to_all",
     "expert_axes",
     "order",
 )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec
 
@@ -66,7 +67,7 @@ def exchange(x: Sequence[int], weight: Sequence[int], top_k: int) -> ExpertExcha
             tokens[i] += missing
             break
     inner = tuple(axis for axis in inner if axis not in apart)
-    split = ExpertSplit(placed.mesh, tuple(tokens), experts, inner)
+    split = ExpertSplit(placed.mesh, tuple(tokens), experts, inner, _between_nodes(placed, experts))
     return ExpertExchange(_dispatcher(placed, split, top_k), split)
 
 
@@ -74,8 +75,20 @@ def _dispatcher(placed: Layout, split: ExpertSplit, top_k: int) -> Dispatcher:
     """The plan's; on a TPU "auto" sends no empty rows."""
     plan = placed.plan
     how = plan.expert_dispatcher(split.ways(split.experts), top_k)
-    sends_less = how == "padded" and plan.expert_dispatch == "auto" and select.backend() == "tpu"
-    return "ragged" if sends_less else cast(Dispatcher, how)
+    is_free = plan.expert_dispatch == "auto" and len(split.levels) == 1
+    return "ragged" if how == "padded" and is_free and select.backend() == "tpu" else cast(Dispatcher, how)
+
+
+def _between_nodes(placed: Layout, experts: Axes) -> Axes:
+    """Those of the axes that rows go along last: the outermost, or with "auto" those that lead to other processes, if
+    the ones behind do not; none for one all-to-all."""
+    if placed.plan.expert_all_to_all == "two_level":
+        return experts[:1]
+    processes = np.vectorize(lambda device: device.process_index, otypes=[int])(placed.mesh.devices)
+    leads = [bool(np.diff(processes, axis=placed.mesh.axis_names.index(axis)).any()) for axis in experts]
+    count = sum(leads)
+    is_split = placed.plan.expert_all_to_all == "auto" and all(leads[:count]) and count < len(experts)
+    return experts[:count] if is_split else ()
 
 
 def _dividing(placed: Layout, axes: Axes, size: int) -> Axes:

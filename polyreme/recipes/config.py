@@ -237,6 +237,7 @@ class PlanConfig(Section):
     virtual_stages: Count | None = None
     sep_attention: Literal["auto", "ulysses", "ring"] = "auto"
     expert_dispatch: Literal["auto", "gather", "padded", "ragged", "balanced"] = "auto"
+    expert_all_to_all: Literal["auto", "flat", "two_level"] = "auto"
     expert_axes: Annotated[list[Literal["dp", "sharding", "sep", "mp", "ep"]], BeforeValidator(_as_list)] = ["ep"]
     recompute: Literal["none", "core_attn", "full_attn", "full"] = "none"
     offload: Annotated[list[Literal["state", "act"]], BeforeValidator(_as_list)] = []
@@ -262,11 +263,12 @@ class PlanConfig(Section):
             raise ValueError(f"sep_attention={self.sep_attention} with sep=1: the sequence is not split; set sep too")
         if self.ep > 1 and "ep" not in self.expert_axes:
             raise ValueError(f"ep={self.ep} with expert_axes={self.expert_axes}: name ep there too")
-        if self.expert_ways == 1 and self.expert_dispatch != "auto":
-            raise ValueError(
-                f"expert_dispatch={self.expert_dispatch} with expert_axes={self.expert_axes}, none of which has "
-                "several devices: experts are not split; set ep too"
-            )
+        for name in ("expert_dispatch", "expert_all_to_all"):
+            if self.expert_ways == 1 and getattr(self, name) != "auto":
+                raise ValueError(
+                    f"{name}={getattr(self, name)} with expert_axes={self.expert_axes}, none of which has several "
+                    "devices: experts are not split; set ep too"
+                )
         if (self.sharding > 1) != (self.sharding_stage > 0):
             raise ValueError(
                 f"sharding={self.sharding} with sharding_stage={self.sharding_stage}: "
@@ -342,6 +344,7 @@ class PretrainConfig(Section):
             offload=plan.offload,
             sep_attention=plan.sep_attention,
             expert_dispatch=plan.expert_dispatch,
+            expert_all_to_all=plan.expert_all_to_all,
             expert_axes=plan.expert_axes,
         )
 

@@ -169,6 +169,7 @@ def with_plan(config: PretrainConfig, plan: Plan) -> PretrainConfig:
         "virtual_stages": plan.virtual_stages if plan.schedule else None,
         "sep_attention": plan.sep_attention,
         "expert_dispatch": plan.expert_dispatch,
+        "expert_all_to_all": plan.expert_all_to_all,
         "expert_axes": list(rules.rule("param").get("expert", ())) or ["ep"],
         "recompute": plan.recompute,
         "offload": list(plan.offload),

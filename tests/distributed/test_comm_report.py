@@ -37,6 +37,11 @@ CASES = {
     "mixtral gather": ("mixtral", Plan.from_degrees(dp=2, mp=2, ep=2)),
     "mixtral padded": ("mixtral", Plan.from_degrees(dp=2, ep=4), {"num_layers": 1}),
     "mixtral balanced": ("mixtral", Plan.from_degrees(dp=2, ep=4, expert_dispatch="balanced"), {"num_layers": 1}),
+    "mixtral two levels": (
+        "mixtral",
+        Plan.from_degrees(dp=2, mp=2, ep=2, expert_axes=("dp", "ep"), expert_all_to_all="two_level"),
+        {"num_layers": 1},
+    ),
     "mixtral folded": (
         "mixtral",
         Plan.from_degrees(sharding=2, sep=2, ep=2, sharding_stage=3, expert_axes=("sep", "ep")),
@@ -290,6 +295,10 @@ def test_volume_equals_the_formula(name):
     for total in report.totals:
         if total.measured or total.expected:
             assert total.ratio == pytest.approx(1, abs=0.02), total
+    if name == "mixtral two levels":
+        # 3 exchanges forward and 2 backward; in one level each has messages to the 2 devices of the other node
+        assert (report.messages("dp"), report.messages()) == (5 * 1, 5 * (1 + 1))
+        assert "messages a device sends in a step: 10, of which 5 along dp" in report.as_text()
     # every pass at work never needs more than what a compiler without them does
     assert report.whole.bound <= report.whole.expected
 

@@ -78,6 +78,7 @@ MESH = ("dp", "mp", "ep")
 SPLITS = {
     "ep, width over mp": (((("dp", "ep"), ()), ("ep",), ("mp",)), ("padded", "balanced")),
     "ep and mp": (((("dp", "ep"), ("mp",)), ("ep", "mp"), ()), ("padded",)),
+    "two levels": (((("dp", "ep"), ("mp",)), ("dp", "mp", "ep"), (), ("dp",)), ("padded", "balanced")),
     "dp, mp and ep": (((("dp", "mp", "ep"), ()), ("dp", "mp", "ep"), ()), ("gather", "padded", "ragged", "balanced")),
     "tokens alone": (((("dp",), ("mp", "ep")), (), ()), ("padded",)),
     "experts alone": (((("dp",), ()), ("ep",), ()), ("padded",)),
@@ -99,10 +100,10 @@ def test_equals_every_token_through_every_expert():
     compare(value_and_gradients(experts))
 
 
+@pytest.mark.slow_cases("two levels-balanced", "ep, width over mp-balanced", "ep and mp-padded")
 @pytest.mark.parametrize(("name", "how"), [(name, how) for name, (_, hows) in SPLITS.items() for how in hows])
 def test_equals_one_device_over_a_mesh(name, how, monkeypatch):
-    tokens, by_experts, inner = SPLITS[name][0]
-    split = ExpertSplit(over(*MESH), tokens, by_experts, inner)
+    split = ExpertSplit(over(*MESH), *SPLITS[name][0])
     if how == "ragged":
         monkeypatch.setattr(lax, "ragged_all_to_all", ragged_all_to_all)
         monkeypatch.setattr(select, "backend", lambda: "other")

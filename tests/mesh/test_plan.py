@@ -165,6 +165,17 @@ def test_examples_of_docstrings_hold():
     [
         ({"dp": 4, "expert_dispatch": "padded"}, "expert_dispatch='padded' in a plan that splits no experts; set ep"),
         ({"ep": 2, "expert_dispatch": "scatter"}, "unknown expert_dispatch 'scatter'"),
+        ({"ep": 4, "expert_all_to_all": "two_level"}, r"experts split over \('ep',\): .*give expert_axes two axes"),
+        (
+            {
+                "dp": 2,
+                "ep": 2,
+                "expert_axes": ("dp", "ep"),
+                "expert_all_to_all": "two_level",
+                "expert_dispatch": "ragged",
+            },
+            "expert_dispatch='ragged', which has no all-to-all of equal parts; set expert_dispatch to 'padded'",
+        ),
         ({"ep": 2, "expert_axes": ("mp",)}, "leaves out ep, of degree 2"),
         ({"ep": 2, "expert_axes": "ep"}, "give a list of mesh axes"),
         ({"ep": 2, "expert_axes": ("ep", "pp")}, "give axes that split tensors, not pp"),

@@ -81,6 +81,16 @@ class Report:
                 found[c.overlap] += c.total_wire
         return found
 
+    def messages(self, *between: str) -> int:
+        """Messages that a device sends in a step by all-to-alls of the programs, to devices that differ from it along
+        these axes, if any are given."""
+        mesh, total = self.plan.mesh, 0
+        for c in self.collectives:
+            if c.kind == "all-to-all" and c.axes is not None:
+                near = math.prod(mesh.degree(axis) for axis in c.axes if axis not in between) if between else 1
+                total += c.times * (c.group_size - near)
+        return total
+
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain values fit for JSON."""
         return {
@@ -91,7 +101,16 @@ class Report:
             "formula": [{**asdict(t), "wire_bytes": t.total_wire} for t in self.expected],
             "lower_bound": [{**asdict(t), "wire_bytes": t.total_wire} for t in self.bound],
             "overlap": self.exposed,
+            "all_to_all_messages": {
+                "all": self.messages(),
+                **{axis: self.messages(axis) for axis in self._message_axes},
+            },
         }
+
+    @property
+    def _message_axes(self) -> tuple[str, ...]:
+        """The axis between the nodes of experts that have several axes."""
+        return self.plan.expert_axes[:1] if len(self.plan.expert_axes) > 1 else ()
 
     def as_text(self) -> str:
         """The tables, as text."""
@@ -162,7 +181,11 @@ def _totals_text(report: Report) -> str:
             (t.kind, axes_text(t.axes), bytes_text(t.measured), bytes_text(t.expected), ratio, bytes_text(t.bound))
         )
     overlap = ", ".join(f"{name} {bytes_text(nbytes)}" for name, nbytes in report.exposed.items())
-    return f"{table(rows, right=(2, 3, 4, 5))}\n\noverlap: {overlap}"
+    lines = [table(rows, right=(2, 3, 4, 5)), f"overlap: {overlap}"]
+    if report.messages():
+        along = "".join(f", of which {report.messages(axis)} along {axis}" for axis in report._message_axes)
+        lines.append(f"all-to-all messages a device sends in a step: {report.messages()}{along}")
+    return "\n\n".join(lines)
 
 
 def _terms_text(report: Report) -> str:

@@ -29,7 +29,10 @@ mp only), G_i its gradient's. act = b s h w: the residual stream on one device, 
                           P e counts; sums over P of the weights of a round's hot experts, and of their gradients. A
                           further round (a loop of unknown length, counted once) sums the weights in the forward, and
                           weights and gradients in the backward. With mp inside experts the gates' gradients (4 t
-                          k) are summed over it. arXiv:2006.16668, section 3.3
+                          k) are summed over it. arXiv:2006.16668, section 3.3. In two levels of n nodes with g
+                          devices each all-to-all is one along g and one along n, of the same payload V: V (g - 1) / g
+                          within a node, and between nodes V (n - 1) / n as in one level, in n - 1 messages of a device
+                          and not g (n - 1). arXiv:2203.14685
     pipeline              between stages, no collective and in no program: act to the next stage forward and back, for
                           each microbatch and each chunk that another stage follows (arXiv:2104.04473, section 2.2);
                           P_i of a parameter that another stage shares, and G_i back, once a step. A stage has the terms
@@ -291,18 +294,18 @@ class _Terms:
             return
         rows = ways * tokens * min(k, self.work.experts / ways) * width
         for phase in ("forward", "backward"):
-            yield self._term("rows for experts and back", "all-to-all", axes, rows, 2 * times, phase)
-        yield self._term("numbers of rows", "all-to-all", axes, self.work.experts * 4, times, "forward")
+            yield from self._to_all("rows for experts and back", rows, 2 * times, phase)
+        yield from self._to_all("numbers of rows", self.work.experts * 4, times, "forward")
 
     def _balanced(self, axes: tuple[str, ...], ways: int, tokens: float, times: int) -> Iterator[Term]:
         experts, width = self.work.experts, self.work.hidden * self.work.itemsize
         slots = RelaySlots.of(round(tokens * min(self.work.experts_per_token, experts)), ways)
         for name, rows in (("relays", slots.first * ways), ("experts", slots.second * ways)):
             for phase in ("forward", "backward"):
-                yield self._term(f"rows for {name} and back", "all-to-all", axes, rows * width, 2 * times, phase)
+                yield from self._to_all(f"rows for {name} and back", rows * width, 2 * times, phase)
         ways_of_rows, numbers = slots.first * ways * 4, (slots.first + slots.second) * ways * 4
-        yield self._term("ways of rows", "all-to-all", axes, ways_of_rows, times, "forward")
-        yield self._term("experts of rows", "all-to-all", axes, numbers, times, "forward")
+        yield from self._to_all("ways of rows", ways_of_rows, times, "forward")
+        yield from self._to_all("experts of rows", numbers, times, "forward")
         yield self._term("numbers of rows", "all-gather", axes, ways * experts * 4, times, "forward")
         at_a_time = expert_slots(experts // ways, ways) * ways / experts
         low = self.compiler.reduces_low
@@ -340,6 +343,13 @@ class _Terms:
         for p in self.work.parameters if self.work.norms else ():
             for axes in self._splits(p, "state") if p.is_home else ():
                 yield self._term("global norm", "all-reduce", axes, SCALAR_BYTES, self.work.norms, "update")
+
+    def _to_all(self, name: str, payload: float, times: int, phase: str) -> Iterator[Term]:
+        """An all-to-all between the experts' devices: of the whole payload along each level."""
+        axes = self.plan.expert_axes
+        is_flat = self.plan.expert_all_to_all != "two_level"
+        for level in (axes,) if is_flat else (axes[1:], axes[:1]):
+            yield self._term(name, "all-to-all", level, payload, times, phase)
 
     def _term(self, name: str, kind: str, axes: Sequence[str], payload: float, times: int, phase: str) -> Term:
         live = self._live(axes)
