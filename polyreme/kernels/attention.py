@@ -1,7 +1,7 @@
 """Scaled dot-product attention: blocked with its own backward on CPU, cuDNN on GPU, and the plain twin.
 
 Shape legend: b batch, h query heads, n key heads, g = h / n query heads that share a key head, s query length,
-t key length, d head dim.
+t key length, d head dim, e width of a value.
 """
 
 import math
@@ -30,7 +30,7 @@ def attention(
     dropout_rate: float = 0.0,
     origin: jax.Array | None = None,
 ) -> jax.Array:
-    """softmax(scale * q k^T + mask) v with q [b, s, h, d], k and v [b, t, n, d], n dividing h -> [b, s, h, d].
+    """softmax(scale * q k^T + mask) v: q [b, s, h, d], k [b, t, n, d], v [b, t, n, e], n dividing h -> [b, s, h, e].
 
     causal lets query i see the keys up to i + t - s, so the last query sees every key. mask broadcasts to [b, h, s, t]:
     bool keeps where True and has no gradient, a float mask is added to the scores and has one. A query with no key left
@@ -40,8 +40,8 @@ def attention(
 
     CPU: query blocks, each against the keys it needs; the backward pass recomputes the probabilities from the saved
     logsumexp, so memory grows with s * t / blocks (source: arXiv:2205.14135, section 3; arXiv:2307.08691, algorithm 2).
-    GPU: cuDNN for float16 and bfloat16 where there is no mask and no dropout, s = t if causal, and d is a multiple of
-    8 up to 128; elsewhere the plain form. select.attention_only chooses otherwise. Reverse mode of any order; for
+    GPU: cuDNN for float16 and bfloat16 where there is no mask and no dropout, s = t if causal, and d = e is a
+    multiple of 8 up to 128; elsewhere the plain form. select.attention_only chooses otherwise. Reverse mode of any order; for
     forward mode use attention_plain.
 
     Raises ShapeError for dims that do not fit, DTypeError for a mask neither bool nor float, ConfigError for a dropout
@@ -103,15 +103,15 @@ def plain_with_logsumexp(spec: AttentionSpec, q, k, v, mask, draw) -> tuple[jax.
     probs = weights / jnp.where(total == 0, 1, total)
     if draw is not None and spec.dropout_rate > 0:
         probs = probs * attention_blocked.dropout_scale(spec, draw, probs.shape).astype(acc)
-    out = jnp.einsum("bngst,btnd->bsngd", probs, v.astype(acc))
+    out = jnp.einsum("bngst,btne->bsnge", probs, v.astype(acc))
     empty = total == 0
     lse = jnp.where(empty, -jnp.inf, lax.stop_gradient(top) + jnp.log(jnp.where(empty, 1, total)))
-    return out.reshape(b, s, h, d).astype(q.dtype), lse.reshape(b, h, s)
+    return out.reshape(b, s, h, -1).astype(q.dtype), lse.reshape(b, h, s)
 
 
 def _cudnn_takes(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> bool:
     d, s, t = q.shape[-1], q.shape[1], k.shape[1]
-    same = q.dtype == k.dtype == v.dtype and q.dtype in CUDNN_DTYPES
+    same = q.dtype == k.dtype == v.dtype and q.dtype in CUDNN_DTYPES and v.shape[-1] == d
     return same and d % 8 == 0 and d <= CUDNN_MAX_HEAD_DIM and s > 1 and t > 1 and (s == t or not causal)
 
 
@@ -120,8 +120,8 @@ def check(q, k, v, mask, dropout_key, dropout_rate) -> None:
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if not q.ndim == k.ndim == v.ndim == 4:
         raise ShapeError(f"attention: {shapes}; each needs 4 dims [batch, seq, heads, head_dim]")
-    if k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ShapeError(f"attention: {shapes}; batch and head_dim must be equal, and k and v of one shape")
+    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ShapeError(f"attention: {shapes}; batch and head_dim must be equal, and k and v of one shape but for the last dim")
     if q.shape[2] % k.shape[2]:
         raise ShapeError(f"attention: {q.shape[2]} query heads over {k.shape[2]} key heads; the latter must divide")
     if not (0 <= dropout_rate < 1) or math.isnan(dropout_rate):

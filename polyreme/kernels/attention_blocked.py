@@ -1,8 +1,8 @@
 """Attention by query blocks with its own backward pass: the CPU path of kernels.attention.
 
 Shape legend: b batch, n key heads, g query heads that share a key head, s queries (r in one block), t keys (e of them
-needed by a block), d head dim. Inside, arrays are [b, n, g, s, d] (queries) and [b, n, t, d] (keys, values); the
-arithmetic is in float32 or wider whatever the input dtype.
+needed by a block), d head dim, x width of a value. Inside, arrays are [b, n, g, s, d] (queries), [b, n, t, d] (keys)
+and [b, n, t, x] (values); the arithmetic is in float32 or wider whatever the input dtype.
 """
 
 import math
@@ -93,7 +93,7 @@ def spans(spec: AttentionSpec, s: int, t: int) -> list[QueryBlocks]:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attention(spec: AttentionSpec, q, k, v, mask, draw: Draw | None) -> jax.Array:
-    """q [b, s, n * g, d], k and v [b, t, n, d] -> [b, s, n * g, d]; mask and draw may be None."""
+    """q [b, s, n * g, d], k [b, t, n, d], v [b, t, n, x] -> [b, s, n * g, x]; mask and draw may be None."""
     return forward(spec, q, k, v, mask, draw)[0]
 
 
@@ -142,7 +142,7 @@ def group(q, n: int) -> jax.Array:
 
 
 def _ungrouped(x, like) -> jax.Array:
-    return x.transpose(0, 3, 1, 2, 4).reshape(like.shape).astype(like.dtype)
+    return x.transpose(0, 3, 1, 2, 4).reshape(*like.shape[:3], x.shape[-1]).astype(like.dtype)
 
 
 def _keys(x) -> jax.Array:
@@ -210,7 +210,7 @@ def _join(stacked) -> jax.Array:
 
 
 def forward(spec: AttentionSpec, q, k, v, mask, draw: Draw | None):
-    """-> out as q, logsumexp [b, n, g, s, 1]: +inf for a query that sees no key."""
+    """-> out [b, s, n * g, x], logsumexp [b, n, g, s, 1]: +inf for a query that sees no key."""
     s, t, n = q.shape[1], k.shape[1], k.shape[2]
     qs, ks, vs, mask = group(q, n) * spec.scale, _keys(k), _keys(v), grouped_mask(mask, n)
     outs, lses = [], []
@@ -228,7 +228,7 @@ def forward(spec: AttentionSpec, q, k, v, mask, draw: Draw | None):
 
 
 def forward_block(block: ScoreBlock, qi, ke, ve):
-    """-> out [b, n, g, r, d], logsumexp [b, n, g, r, 1]: +inf for a row that sees no key, whose probabilities are 0."""
+    """-> out [b, n, g, r, x], logsumexp [b, n, g, r, 1]: +inf for a row that sees no key, whose probabilities are 0."""
     scores = block.scores(qi, ke)
     top = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
     top = lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
@@ -238,7 +238,7 @@ def forward_block(block: ScoreBlock, qi, ke, ve):
     safe = jnp.where(empty, 1, total)
     keep = block.keep(scores.shape)
     dropped = weights if keep is None else weights * keep.astype(weights.dtype)
-    out = (_rows(dropped) @ ve).reshape(qi.shape) / safe
+    out = (_rows(dropped) @ ve).reshape(*qi.shape[:-1], ve.shape[-1]) / safe
     return out, jnp.where(empty, jnp.inf, top + jnp.log(safe))
 
 
@@ -279,8 +279,8 @@ def backward(spec: AttentionSpec, residuals, dout, dlse=None):
             dq, dki, dvi, dbias = backward_block(block, *rows, ke, ve)
             return jax.tree.map(jnp.add, carry, (dki, dvi)) if carry else (dki, dvi), (dq, dbias)
 
-        empty = jnp.zeros((*ke.shape[:2], ke.shape[3], ke.shape[2]), ke.dtype)
-        (dki, dvi), (dq, dbias) = _walk(span, body, (empty, empty) if span.blocks > 1 else ())
+        empty = tuple(jnp.zeros_like(swap(x)) for x in (ke, ve))
+        (dki, dvi), (dq, dbias) = _walk(span, body, empty if span.blocks > 1 else ())
         dk, dv = _grown(dk, dki), _grown(dv, dvi)
         dqs.append(_join(dq))
         dbiases.append(dbias)
@@ -289,7 +289,7 @@ def backward(spec: AttentionSpec, residuals, dout, dlse=None):
 
 
 def backward_block(block: ScoreBlock, qi, do, lse, delta, ke, ve):
-    """-> dq [b, n, g, r, d], dk and dv [b, n, d, e], dbias or None.
+    """-> dq [b, n, g, r, d], dk [b, n, d, e], dv [b, n, x, e], dbias or None.
 
     dk and dv are made transposed: the long operand of the product then needs no transpose, which doubles its speed.
     """

@@ -176,7 +176,10 @@ class _BlockWalk:
                 weight, part_weight, lse = attention_blocked.merge_weights(so_far[1], lse[0])
                 return so_far[0] * weight + part[0] * part_weight, lse
 
-            nothing = jnp.zeros_like(qi), jnp.full((*qi.shape[:-1], 1), -jnp.inf, qi.dtype)
+            nothing = (
+                jnp.zeros((*qi.shape[:-1], self.vs.shape[-1]), qi.dtype),
+                jnp.full((*qi.shape[:-1], 1), -jnp.inf, qi.dtype),
+            )
             return carry, self._over_columns(place, step, nothing)
 
         _, (out, lse) = lax.scan(row, (), (self._places(), self.qs))
@@ -201,9 +204,8 @@ class _BlockWalk:
             dq, *carry = self._over_columns(place, step, (jnp.zeros_like(qi), *carry))
             return tuple(carry), dq
 
-        blocks, p, r, d = self.ks.shape
-        empty = jnp.zeros((blocks, p, d, r), self.ks.dtype)
-        (dk, dv), dq = lax.scan(row, (empty, empty), (self._places(), self.qs, do, lse, delta))
+        empty = tuple(jnp.zeros_like(attention_blocked.swap(x)) for x in (self.ks, self.vs))
+        (dk, dv), dq = lax.scan(row, empty, (self._places(), self.qs, do, lse, delta))
         dq = (self._whole(dq) * self.spec.scale).astype(self.q.dtype)
         return dq, self._whole_keys(dk), self._whole_keys(dv)
 
@@ -283,10 +285,10 @@ class _BlockWalk:
 
     def _whole_keys(self, x):
         """[b * parts * columns, p, d, r] -> [b, t, n, d]"""
-        b, t, n, d = self.k.shape
+        b, t, n, _ = self.k.shape
         _, parts, p, _, _, _, r, columns = self.cut
-        x = x.reshape(b, parts, columns, p, d, r).transpose(0, 2, 5, 1, 3, 4)
-        return x.reshape(b, columns * r, n, d)[:, :t].astype(self.k.dtype)
+        x = x.reshape(b, parts, columns, p, -1, r).transpose(0, 2, 5, 1, 3, 4)
+        return x.reshape(b, columns * r, n, -1)[:, :t].astype(self.k.dtype)
 
 
 def _wide(x):

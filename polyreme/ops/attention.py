@@ -114,7 +114,8 @@ def scaled_dot_product_attention(
     enable_gqa: bool = True,
     name: str | None = None,
 ) -> Any:
-    """softmax(scale * query key^T + mask) value: [batch, s, heads, d], [batch, t, kv_heads, d] twice -> query's shape.
+    """softmax(scale * query key^T + mask) value: [batch, s, heads, d], [batch, t, kv_heads, d] and [batch, t, kv_heads, e]
+    -> [batch, s, heads, e].
 
     attn_mask broadcasts to [batch, heads, s, t]: bool keeps where True, a number is added. is_causal: query i sees the
     keys up to i; with a mask as well both hold. scale is d ** -0.5 unless given. kv_heads may divide heads

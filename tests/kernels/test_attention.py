@@ -19,8 +19,9 @@ def normal(seed, *shape, dtype=jnp.float32):
     return jax.device_put(np.random.default_rng(seed).standard_normal(shape).astype(dtype))
 
 
-def qkv(s, t, h=4, n=4, d=8, b=2, dtype=jnp.float32):
-    return normal(0, b, s, h, d, dtype=dtype), normal(1, b, t, n, d, dtype=dtype), normal(2, b, t, n, d, dtype=dtype)
+def qkv(s, t, h=4, n=4, d=8, b=2, dtype=jnp.float32, width=None):
+    shapes = (s, h, d), (t, n, d), (t, n, width or d)
+    return tuple(normal(seed, b, *shape, dtype=dtype) for seed, shape in enumerate(shapes))
 
 
 def value_and_pull(f, args, ct):
@@ -57,15 +58,14 @@ def reference(q, k, v, ct, causal, mask=None):
     dweights = np.einsum("bshd,bthd->bhst", ct, wide_v)
     dscores = weights * (dweights - (weights * dweights).sum(-1, keepdims=True)) / np.sqrt(d)
     dk, dv = (np.einsum("bhst,bshd->bthd", x, y) for x, y in ((dscores, q), (weights, ct)))
-    by_group = (b, t, n, h // n, d)
     return (
         np.einsum("bhst,bthd->bshd", weights, wide_v),
-        (np.einsum("bhst,bthd->bshd", dscores, wide_k), dk.reshape(by_group).sum(3), dv.reshape(by_group).sum(3)),
+        (np.einsum("bhst,bthd->bshd", dscores, wide_k), *(x.reshape(b, t, n, h // n, -1).sum(3) for x in (dk, dv))),
     )
 
 
 def compare_with_numpy(f, args, terms, **options):
-    ct = normal(9, *args[0].shape)
+    ct = normal(9, *args[0].shape[:3], args[2].shape[3])
     got = value_and_pull_at_once(lambda *a: f(*a, **options), args, ct)
     assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(got))
     assert_near(got, reference(*args, ct, **options), jnp.float32, terms)
@@ -83,12 +83,12 @@ def test_equals_numpy(s, t, causal):
 @pytest.mark.parametrize(("s", "t"), [(5, 5), (3, 70), (70, 3)])
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_twin_equals_numpy(s, t, causal):
-    compare_with_numpy(attention_plain, qkv(s, t, n=2), terms=2 * max(s, t), causal=causal)
+    compare_with_numpy(attention_plain, qkv(s, t, n=2, width=5), terms=2 * max(s, t), causal=causal)
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_grouped_heads(n):
-    compare_with_numpy(attention, qkv(70, 70, h=4, n=n), terms=70 * 4 // n, causal=True)
+def test_grouped_heads_and_values_of_another_width(n):
+    compare_with_numpy(attention, qkv(70, 70, h=4, n=n, width=5), terms=70 * 4 // n, causal=True)
 
 
 def test_a_scale_equals_twin():

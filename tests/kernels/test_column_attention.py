@@ -154,7 +154,7 @@ def test_hidden_blocks_are_not_computed():
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float64])
 def test_equals_the_twin_in_other_dtypes_with_dropout(dtype):
-    args, ct = qkv(140, 140, h=4, n=2, d=4, b=2, dtype=dtype), normal(9, 2, 140, 4, 4, dtype=dtype)
+    args, ct = qkv(140, 140, h=4, n=2, d=4, b=2, dtype=dtype, width=6), normal(9, 2, 140, 4, 6, dtype=dtype)
     first = np.arange(140, dtype=np.int32) // 40 * 40
     columns = Columns(np.stack([np.stack([first, first + 60], -1), np.stack([first, first + 40], -1)])[None])
     key, rate = jax.random.key(5), 0.25

@@ -47,9 +47,10 @@ def normal(seed, *shape, dtype=jnp.float32):
     return jax.device_put(np.random.default_rng(seed).standard_normal(shape).astype(dtype))
 
 
-def qkv(s=48, t=None, h=8, n=4, d=4, b=2, dtype=jnp.float32):
+def qkv(s=48, t=None, h=8, n=4, d=4, b=2, dtype=jnp.float32, width=None):
     t = t or s
-    return normal(0, b, s, h, d, dtype=dtype), normal(1, b, t, n, d, dtype=dtype), normal(2, b, t, n, d, dtype=dtype)
+    shapes = (s, h, d), (t, n, d), (t, n, width or d)
+    return tuple(normal(seed, b, *shape, dtype=dtype) for seed, shape in enumerate(shapes))
 
 
 def pulled(f, args, mask, ct, **options):
@@ -75,7 +76,7 @@ def dropout(rate):
 
 
 def compare(kernel, over, args, mask=None, terms=None, dtype=jnp.float32, steps=4, *, causal, dropout_rate=0.0):
-    ct = normal(9, *args[0].shape, dtype=dtype)
+    ct = normal(9, *args[0].shape[:3], args[2].shape[3], dtype=dtype)
     options = {"split": over, "causal": causal, **dropout(dropout_rate)}
     got = jax.jit(lambda *a: pulled(kernel, *a, **options))(args, mask, ct)
     want = twin(causal, dropout_rate)(args, mask, ct)
@@ -118,8 +119,8 @@ def test_dropout_is_that_of_one_device(kernel, degrees):
 
 
 @BOTH
-def test_other_lengths_of_keys(kernel):
-    compare(kernel, split(sep=2), qkv(s=8, t=24), causal=False, terms=24)
+def test_other_lengths_of_keys_and_widths_of_values(kernel):
+    compare(kernel, split(sep=2), qkv(s=8, t=24, width=6), causal=False, terms=24)
 
 
 @BOTH
@@ -295,7 +296,7 @@ Q, K, V = qkv(s=12, h=4, n=2)
     [
         (lambda f: f(Q[:, :11], K, V, split=split(sep=4), causal=False), ShapeError, "11 queries .*; make it 8 or 12"),
         (lambda f: f(Q, K[:, :10], V[:, :10], split=split(sep=4), causal=False), ShapeError, "10 keys"),
-        (lambda f: f(Q, K, V[..., :3], split=split(sep=2), causal=False), ShapeError, "k and v of one shape"),
+        (lambda f: f(Q, K, V[:, :3], split=split(sep=2), causal=False), ShapeError, "k and v of one shape"),
         (lambda f: f(Q, K, V, split=split(sep=2), causal=False, mask=jnp.ones(12, int)), DTypeError, "mask has dtype"),
         (lambda f: f(Q, K, V, split=split(sep=2), causal=False, dropout_rate=0.5), ConfigError, "needs a dropout_key"),
     ],
