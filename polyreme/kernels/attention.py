@@ -30,18 +30,18 @@ def attention(
     dropout_rate: float = 0.0,
     origin: jax.Array | None = None,
 ) -> jax.Array:
-    """softmax(scale * q k^T + mask) v: q [b, s, h, d], k [b, t, n, d], v [b, t, n, e], n dividing h -> [b, s, h, e].
+    """softmax(scale * q k^T + mask) v: q [b, s, h, d], k [b, t, n, d] and v [b, t, n, e] -> [b, s, h, e].
 
-    causal lets query i see the keys up to i + t - s, so the last query sees every key. mask broadcasts to [b, h, s, t]:
-    bool keeps where True and has no gradient, a float mask is added to the scores and has one. A query with no key left
-    gives 0, and its gradient is 0. scale is d ** -0.5 unless given. Scores are computed in at least float32. Dropout
-    depends on the key and on the place (batch entry, head, query, key) alone; origin says where these arrays begin in a
-    whole that is split over devices (attention_blocked.Draw).
+    n divides h. causal lets query i see the keys up to i + t - s, so the last query sees every key. mask broadcasts to
+    [b, h, s, t]: bool keeps where True and has no gradient, a float mask is added to the scores and has one. A query
+    with no key left gives 0, and its gradient is 0. scale is d ** -0.5 unless given. Scores are computed in at least
+    float32. Dropout depends on the key and on the place (batch entry, head, query, key) alone; origin says where these
+    arrays begin in a whole that is split over devices (attention_blocked.Draw).
 
     CPU: query blocks, each against the keys it needs; the backward pass recomputes the probabilities from the saved
     logsumexp, so memory grows with s * t / blocks (source: arXiv:2205.14135, section 3; arXiv:2307.08691, algorithm 2).
-    GPU: cuDNN for float16 and bfloat16 where there is no mask and no dropout, s = t if causal, and d = e is a
-    multiple of 8 up to 128; elsewhere the plain form. select.attention_only chooses otherwise. Reverse mode of any order; for
+    GPU: cuDNN for float16 and bfloat16 where there is no mask and no dropout, s = t if causal, and d = e is a multiple
+    of 8 up to 128; elsewhere the plain form. select.attention_only chooses otherwise. Reverse mode of any order; for
     forward mode use attention_plain.
 
     Raises ShapeError for dims that do not fit, DTypeError for a mask neither bool nor float, ConfigError for a dropout
@@ -121,7 +121,9 @@ def check(q, k, v, mask, dropout_key, dropout_rate) -> None:
     if not q.ndim == k.ndim == v.ndim == 4:
         raise ShapeError(f"attention: {shapes}; each needs 4 dims [batch, seq, heads, head_dim]")
     if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ShapeError(f"attention: {shapes}; batch and head_dim must be equal, and k and v of one shape but for the last dim")
+        raise ShapeError(
+            f"attention: {shapes}; batch and head_dim must be equal, and k and v of one shape but for the last dim"
+        )
     if q.shape[2] % k.shape[2]:
         raise ShapeError(f"attention: {q.shape[2]} query heads over {k.shape[2]} key heads; the latter must divide")
     if not (0 <= dropout_rate < 1) or math.isnan(dropout_rate):

@@ -109,12 +109,14 @@ def next_token_loss(model: Decoder, hidden: Any, labels: Any) -> Any:
 
 
 def check_dimensions(config: Any) -> None:
-    """Raises ConfigError for a config with a whole number below 1, or with a recompute that there is not."""
+    """Raises ConfigError for a config with a whole number below 1, or what the field's metadata say is "least", or with
+    a recompute that there is not."""
     name = type(config).__name__
     for field in fields(config):
         value = getattr(config, field.name)
-        if isinstance(value, Integral) and not isinstance(value, bool) and value < 1:
-            raise ConfigError(f"{name}: {field.name} is {value}; give at least 1")
+        least = field.metadata.get("least", 1)
+        if isinstance(value, Integral) and not isinstance(value, bool) and value < least:
+            raise ConfigError(f"{name}: {field.name} is {value}; give at least {least}")
     if config.recompute and config.recompute not in RECOMPUTE:
         raise ConfigError(f"{name}: unknown recompute {config.recompute!r}{did_you_mean(config.recompute, RECOMPUTE)}")
 

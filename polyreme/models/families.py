@@ -66,7 +66,8 @@ class Family:
     pipeline's last stage computes. tokenizer: what trains one on the text of a run. cut: where a pipeline cuts a model
     of it, as planner.Training.cut says. grouped_heads: whether it takes num_kv_heads below num_heads. head_dim: whether
     its heads may have another width than hidden_size / num_heads. dropout: whether it drops anything. experts: whether
-    its feed-forward is a mixture of experts. aliases: other spellings of the name.
+    its feed-forward is a mixture of experts. settings: keys of model: that only some families have, of which it has
+    these. aliases: other spellings of the name.
     """
 
     name: str
@@ -81,24 +82,25 @@ class Family:
     head_dim: bool = False
     dropout: bool = False
     experts: bool = False
+    settings: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
 
 
 def decoder_shape(dims: Dimensions, **blocks: Any) -> ModelShape:
     """The planner's view of a decoder. blocks: fields of ModelShape that say what its blocks are made of."""
-    return ModelShape(
-        hidden=dims.hidden_size,
-        layers=dims.num_layers,
-        heads=dims.num_heads,
-        seq=dims.seq_len,
-        vocab=dims.vocab_size,
-        ffn=dims.ffn_size,
-        kv_heads=dims.num_kv_heads,
-        head_dim=dims.head_dim,
-        tied=dims.tie_embeddings,
-        dropout=dims.dropout > 0,
-        **blocks,
-    )
+    fields: dict[str, Any] = {
+        "hidden": dims.hidden_size,
+        "layers": dims.num_layers,
+        "heads": dims.num_heads,
+        "seq": dims.seq_len,
+        "vocab": dims.vocab_size,
+        "ffn": dims.ffn_size,
+        "kv_heads": dims.num_kv_heads,
+        "head_dim": dims.head_dim,
+        "tied": dims.tie_embeddings,
+        "dropout": dims.dropout > 0,
+    }
+    return ModelShape(**fields | blocks)
 
 
 GPT = Family(
@@ -138,6 +140,7 @@ MIXTRAL = Family(
     grouped_heads=True,
     head_dim=True,
     experts=True,
+    settings=("experts_per_token", "expert_ffn_size", "balance_loss", "capacity_factor"),
 )
 
 QWEN3_MOE = replace(
@@ -148,7 +151,52 @@ QWEN3_MOE = replace(
     shape=partial(sparse_shape, qk_norm=True),
 )
 
-FAMILIES: Registry[Family] = Registry("model family", [GPT, LLAMA, MIXTRAL, QWEN3_MOE])
+
+def latent_widths(dims: Any) -> dict[str, int]:
+    """kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim of latent attention, those that are 0 derived.
+    Source: arXiv:2405.04434, section 2.1.4."""
+    head = max(1, dims.hidden_size // max(1, dims.num_heads))
+    derived = {
+        "kv_lora_rank": 4 * head,
+        "qk_nope_head_dim": head,
+        "qk_rope_head_dim": 2 * max(1, head // 4),
+        "v_head_dim": head,
+    }
+    return {name: getattr(dims, name) or width for name, width in derived.items()}
+
+
+def latent_shape(dims: Any) -> ModelShape:
+    """The planner's view of a sparse decoder with latent attention."""
+    widths = latent_widths(dims)
+    return sparse_shape(
+        dims,
+        shared_experts=dims.n_shared_experts,
+        dense_layers=dims.first_k_dense_replace,
+        kv_heads=dims.num_heads,
+        head_dim=widths["qk_nope_head_dim"] + widths["qk_rope_head_dim"],
+        v_head_dim=widths["v_head_dim"],
+        rope_head_dim=widths["qk_rope_head_dim"],
+        q_rank=dims.q_lora_rank,
+        kv_rank=widths["kv_lora_rank"],
+    )
+
+
+DEEPSEEK_V3 = Family(
+    name="deepseek_v3",
+    model=Reference("polyreme.models.deepseek_v3", "DeepseekV3"),
+    config=Reference("polyreme.models.deepseek_v3", "DeepseekV3Config"),
+    shape=latent_shape,
+    ffn_size=LLAMA.ffn_size,
+    loss=MIXTRAL.loss,
+    experts=True,
+    settings=(
+        *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rope_scaling"),
+        *("experts_per_token", "expert_ffn_size", "n_shared_experts", "n_group", "topk_group", "norm_topk_prob"),
+        *("routed_scaling_factor", "first_k_dense_replace", "bias_rate", "sequence_loss"),
+    ),
+)
+
+FAMILIES: Registry[Family] = Registry("model family", [GPT, LLAMA, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3])
 """Families by the name that a configuration has, in the order that lists show them."""
 
 DEFAULT_FAMILY = GPT.name

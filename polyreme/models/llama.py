@@ -95,10 +95,10 @@ class Attention(Layer):
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.recompute = config.recompute
         q_width, kv_width = config.num_heads * self.head_dim, config.num_kv_heads * self.head_dim
-        self.q = _linear(width, q_width, ("embed", "heads"))
-        self.k = _linear(width, kv_width, ("embed", "kv_heads"))
-        self.v = _linear(width, kv_width, ("embed", "kv_heads"))
-        self.out = _linear(q_width, width, ("heads", "embed"))
+        self.q = linear(width, q_width, ("embed", "heads"))
+        self.k = linear(width, kv_width, ("embed", "kv_heads"))
+        self.v = linear(width, kv_width, ("embed", "kv_heads"))
+        self.out = linear(q_width, width, ("heads", "embed"))
         self.q_norm = RMSNorm(self.head_dim, epsilon=config.rms_norm_epsilon) if qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, epsilon=config.rms_norm_epsilon) if qk_norm else None
 
@@ -122,9 +122,9 @@ class FeedForward(Layer):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.gate = _linear(config.hidden_size, config.ffn_size, ("embed", "ffn"))
-        self.up = _linear(config.hidden_size, config.ffn_size, ("embed", "ffn"))
-        self.down = _linear(config.ffn_size, config.hidden_size, ("ffn", "embed"))
+        self.gate = linear(config.hidden_size, config.ffn_size, ("embed", "ffn"))
+        self.up = linear(config.hidden_size, config.ffn_size, ("embed", "ffn"))
+        self.down = linear(config.ffn_size, config.hidden_size, ("ffn", "embed"))
 
     def forward(self, x_bse: Any) -> Any:
         hidden = F.silu(self.gate(x_bse)) * self.up(x_bse)
@@ -168,18 +168,22 @@ class Llama(Decoder):
         super().__init__()
         self.config = config
         width = config.hidden_size
-        self.tokens = Embedding(config.vocab_size, width, weight_attr=_normal(), dims=("vocab", "embed"))
-        self.blocks = LayerList([self.make_block(config) for _ in range(config.num_layers)])
+        self.tokens = Embedding(config.vocab_size, width, weight_attr=normal(), dims=("vocab", "embed"))
+        self.blocks = LayerList([self.make_block(config, number) for number in range(config.num_layers)])
         self.norm = RMSNorm(width, epsilon=config.rms_norm_epsilon)
         if not config.tie_embeddings:
-            self.head = _linear(width, config.vocab_size, ("embed", "vocab"))
-        cos, sin = rotary_table(config.seq_len, config.head_dim, config.rope_theta)
+            self.head = linear(width, config.vocab_size, ("embed", "vocab"))
+        cos, sin = self.rotary_table(config)
         self.register_buffer("cos", to_tensor(cos), persistable=False)
         self.register_buffer("sin", to_tensor(sin), persistable=False)
 
-    def make_block(self, config: Any) -> Layer:
-        """A new block."""
+    def make_block(self, config: Any, number: int) -> Layer:
+        """A new block; number: how many come before it."""
         return Block(config)
+
+    def rotary_table(self, config: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Cosines and sines by which queries and keys are turned, float32 [seq, dims that are turned]."""
+        return rotary_table(config.seq_len, config.head_dim, config.rope_theta)
 
     def run_block(self, block: Layer, x_bse: Any) -> Any:
         """A block's output, its rotary positions being those of x."""
@@ -187,9 +191,11 @@ class Llama(Decoder):
         return block(x_bse, self.cos[:seq], self.sin[:seq])
 
 
-def rotary_table(seq_len: int, head_dim: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
-    """(cos, sin) of position * theta^(-2 i / head_dim), float32 [seq, head_dim], the half repeated."""
-    frequency = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+def rotary_table(
+    seq_len: int, head_dim: int, theta: float, slowed: np.ndarray | float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """(cos, sin) of position * theta^(-2 i / head_dim) * slowed[i], float32 [seq, head_dim], the half repeated."""
+    frequency = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim) * slowed
     angle = np.arange(seq_len)[:, None] * np.concatenate([frequency, frequency])[None]
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
@@ -202,9 +208,11 @@ def rotate(x_bshd: Any, cos_sd: Any, sin_sd: Any) -> Any:
     return x_bshd * cos + turned * sin
 
 
-def _normal() -> ParamAttr:
+def normal() -> ParamAttr:
+    """How matrices begin."""
     return ParamAttr(initializer=Normal(0.0, 0.02))
 
 
-def _linear(ins: int, outs: int, dims: tuple[str, str]) -> Linear:
-    return Linear(ins, outs, _normal(), bias_attr=False, dims=dims)
+def linear(ins: int, outs: int, dims: tuple[str, str]) -> Linear:
+    """A linear map without a bias."""
+    return Linear(ins, outs, normal(), bias_attr=False, dims=dims)

@@ -13,10 +13,8 @@ from polyreme.autograd.recompute import run_part
 from polyreme.errors import ConfigError
 from polyreme.models.decoder import next_token_loss
 from polyreme.models.families import MIXTRAL
-from polyreme.models.llama import Block, Llama, LlamaConfig
+from polyreme.models.llama import Block, Llama, LlamaConfig, normal
 from polyreme.nn import Layer, MoE, Router
-from polyreme.nn.initializer import Normal
-from polyreme.nn.parameter import ParamAttr
 from polyreme.ops import creation
 from polyreme.ops.layout import constrain
 
@@ -58,22 +56,19 @@ class MixtralConfig(LlamaConfig):
         return super().nano(**{"num_experts": 4, "expert_ffn_size": 32, **changes})  # type: ignore[return-value]
 
 
-class SparseBlock(Block):
-    """x + attention(norm(x)), then x + experts(norm(x)) -> that, and the router's loss."""
+def make_experts(config: Any, shared_hidden: int = 0, **routing: Any) -> MoE:
+    """The experts of a block. shared_hidden: as of MoE; routing: options of its Router."""
+    router = Router(config.hidden_size, config.num_experts, config.experts_per_token, weight_attr=normal(), **routing)
+    sizes = (config.hidden_size, config.expert_ffn_size, config.num_experts)
+    return MoE(*sizes, router=router, shared_hidden=shared_hidden, weight_attr=normal())
 
-    def __init__(self, config: MixtralConfig, attention: Layer | None = None) -> None:
-        normal = ParamAttr(initializer=Normal(0.0, 0.02))
-        router = Router(
-            config.hidden_size,
-            config.num_experts,
-            config.experts_per_token,
-            normalize=config.normalize_gates,
-            capacity_factor=config.capacity_factor or None,
-            balance_loss=config.balance_loss,
-            weight_attr=normal,
-        )
-        experts = MoE(config.hidden_size, config.expert_ffn_size, config.num_experts, router=router, weight_attr=normal)
-        super().__init__(config, attention, experts)
+
+class SparseBlock(Block):
+    """x + attention(norm(x)), then x + experts(norm(x)) -> that, and the router's loss; a Mixtral's experts if not
+    given."""
+
+    def __init__(self, config: Any, attention: Layer | None = None, ffn: MoE | None = None) -> None:
+        super().__init__(config, attention, ffn or _make_mixtral_experts(config))
 
     def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any) -> tuple[Any, Any]:
         return run_part("full", self.recompute, self._compute, x_bse, cos_sd, sin_sd)
@@ -84,13 +79,20 @@ class SparseBlock(Block):
         return constrain(x_bse + mixed, "batch", "seq", "embed"), loss
 
 
+def _make_mixtral_experts(config: MixtralConfig) -> MoE:
+    capacity = config.capacity_factor or None
+    return make_experts(
+        config, normalize=config.normalize_gates, capacity_factor=capacity, balance_loss=config.balance_loss
+    )
+
+
 class Mixtral(Llama):
     """As Llama. From block to block goes beside the activations the sum of the routers' losses, which training adds."""
 
     family = MIXTRAL
 
-    def make_block(self, config: Any) -> Layer:
-        """A new block."""
+    def make_block(self, config: Any, number: int) -> Layer:
+        """A new block; number: how many come before it."""
         return SparseBlock(config)
 
     def embed(self, tokens: Any) -> tuple[Any, Any]:

@@ -35,6 +35,6 @@ class Qwen3Moe(Mixtral):
 
     family = QWEN3_MOE
 
-    def make_block(self, config: Any) -> Layer:
-        """A new block."""
+    def make_block(self, config: Any, number: int) -> Layer:
+        """A new block; number: how many come before it."""
         return SparseBlock(config, Attention(config, qk_norm=True))

@@ -114,8 +114,9 @@ def scaled_dot_product_attention(
     enable_gqa: bool = True,
     name: str | None = None,
 ) -> Any:
-    """softmax(scale * query key^T + mask) value: [batch, s, heads, d], [batch, t, kv_heads, d] and [batch, t, kv_heads, e]
-    -> [batch, s, heads, e].
+    """softmax(scale * query key^T + mask) value -> [batch, s, heads, e].
+
+    query [batch, s, heads, d], key [batch, t, kv_heads, d], value [batch, t, kv_heads, e].
 
     attn_mask broadcasts to [batch, heads, s, t]: bool keeps where True, a number is added. is_causal: query i sees the
     keys up to i; with a mask as well both hold. scale is d ** -0.5 unless given. kv_heads may divide heads

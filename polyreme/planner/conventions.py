@@ -32,7 +32,7 @@ def flops_by_convention(text: str, model: ModelShape, batch: int) -> float:
         head = vocab / (12 * layers * h) if "v/12" in plain else 0.0
         return 72.0 * b * s * layers * h**2 * (1 + s / (6 * h) + head)
     graph = model.graph()
-    scores = 12.0 * layers * model.heads * model.head_dim * s
+    scores = 6.0 * layers * model.score_width * s
     if "6n" in plain:
         active = model.num_active_parameters
         return b * s * (6.0 * active + (scores if "12l" in plain else 0.0))

@@ -23,7 +23,8 @@ class ModelShape:
     experts_per_token work on a token; 0 for dense. expert_ffn: their width, ffn if 0; shared_experts: that work on
     every token besides; dense_layers: first layers that have the dense feed-forward even so. biases, learned_positions,
     tied: as in GPT-2; rms_norm: as in LLaMA; qk_norm: queries and keys are normed, head by head. dropout: whether masks
-    are drawn.
+    are drawn. kv_rank: above 0 keys and values come from a latent of that width and of rope_head_dim numbers that all
+    heads share, and queries from one of width q_rank, if that is above 0; v_head_dim: of a value, head_dim if 0.
 
     Raises ConfigError for a dimension below 1 and for heads that do not divide.
     """
@@ -48,6 +49,10 @@ class ModelShape:
     rms_norm: bool = False
     qk_norm: bool = False
     dropout: bool = False
+    kv_rank: int = 0
+    q_rank: int = 0
+    rope_head_dim: int = 0
+    v_head_dim: int = 0
     name: str = "transformer"
 
     def __post_init__(self) -> None:
@@ -62,6 +67,10 @@ class ModelShape:
             "expert_ffn",
             "shared_experts",
             "dense_layers",
+            "kv_rank",
+            "q_rank",
+            "rope_head_dim",
+            "v_head_dim",
         ):
             if getattr(self, field) < 0:
                 raise ConfigError(f"model {self.name!r}: {field}={getattr(self, field)}; give at least 0")
@@ -72,6 +81,7 @@ class ModelShape:
             )
         object.__setattr__(self, "head_dim", self.head_dim or self.hidden // self.heads)
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
+        object.__setattr__(self, "v_head_dim", self.v_head_dim or self.head_dim)
         if self.heads % self.kv_heads:
             raise ConfigError(
                 f"model {self.name!r}: heads={self.heads} is not a multiple of kv_heads={self.kv_heads}; make kv_heads "
@@ -97,6 +107,12 @@ class ModelShape:
     def num_parameters(self) -> int:
         """Trained numbers, embeddings included."""
         return self.graph().num_parameters
+
+    @property
+    def score_width(self) -> int:
+        """Numbers of a query and of a value, all heads together: a token's scores and their sum take 2 FLOP for each of
+        them and each key."""
+        return self.heads * (self.head_dim + self.v_head_dim)
 
     @property
     def num_active_parameters(self) -> int:
@@ -197,6 +213,19 @@ class _BlockBuilder:
             "norm", f"{x.name}_norm", [x], out, weights=(weight,), saved=(x.name,), part="full_attn", unfused=8.0
         )
 
+    def latent(self, name: str, x: Value, ins: int, width: int, rank: int) -> Value:
+        """x to `width` numbers a token, of which the first `rank` are normed; -> those."""
+        weight = self.weight(name, ("embed", "latent"), (ins, width))
+        narrow = self.value(name, "batch", "seq", None, last=width)
+        flops = 2.0 * self.shape.seq * ins * width
+        rest: dict[str, Any] = {"contracted": "embed", "part": "full_attn"}
+        self.add("product", name, [x], narrow, weights=(weight,), flops=flops, saved=(x.name,), **rest)
+        gain = self.weight(f"{name}_norm", ("embed",), (rank,))
+        out = self.value(f"{name}_normed", "batch", "seq", None, last=rank)
+        return self.add(
+            "norm", f"{name}_norm", [narrow], out, weights=(gain,), saved=(name,), part="full_attn", unfused=8.0
+        )
+
     def norm(self, name: str, x: Value) -> Value:
         """LayerNorm or RMSNorm of the residual stream."""
         hidden = self.shape.hidden
@@ -269,6 +298,8 @@ def _attention(build: _BlockBuilder, x: Value, attend: _Part) -> Value:
     shape = build.shape
     width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     wide = ("embed", shape.hidden)
+    if shape.kv_rank:
+        return _latent_attention(build, x, attend)
     if shape.learned_positions and shape.kv_heads == shape.heads:
         qkv = build.value("qkv", "batch", "block_seq", "heads", None, last=3 * shape.head_dim)
         mixed = attend(build, build.linear("qkv", x, qkv, wide, ("heads", 3 * width), "full_attn"))
@@ -306,17 +337,44 @@ def _attention(build: _BlockBuilder, x: Value, attend: _Part) -> Value:
     return build.linear("out", mixed, build.residual("attention_out"), ("heads", width), wide, "full_attn")
 
 
+def _latent_attention(build: _BlockBuilder, x: Value, attend: _Part) -> Value:
+    """Queries, keys and values out of latents. Source: arXiv:2405.04434, section 2.1."""
+    shape = build.shape
+    heads, ranks = shape.heads, (("latent", shape.kv_rank), ("latent", shape.q_rank))
+    nope_dim = shape.head_dim - shape.rope_head_dim
+
+    def by_heads(name: str, width: int) -> Value:
+        return build.value(name, "batch", "block_seq", "heads", None, last=width)
+
+    q_width = ("heads", heads * shape.head_dim)
+    if shape.q_rank:
+        latent = build.latent("q_a", x, shape.hidden, shape.q_rank, shape.q_rank)
+        q = build.linear("q_b", latent, by_heads("q", shape.head_dim), ranks[1], q_width, "full_attn")
+    else:
+        q = build.linear("q", x, by_heads("q", shape.head_dim), ("embed", shape.hidden), q_width, "full_attn")
+    latent = build.latent("kv_a", x, shape.hidden, shape.kv_rank + shape.rope_head_dim, shape.kv_rank)
+    both = by_heads("kv", nope_dim + shape.v_head_dim)
+    kv = build.linear("kv_b", latent, both, ranks[0], ("heads", heads * (nope_dim + shape.v_head_dim)), "full_attn")
+    turned: dict[str, Any] = {"part": "full_attn", "unfused": 5.0}
+    q = build.add("elementwise", "rotate_q", [q], by_heads("q_turned", shape.head_dim), **turned)
+    k = build.add("elementwise", "rotate_k", [kv], by_heads("k_turned", shape.head_dim), **turned)
+    v = build.add("elementwise", "v", [kv], by_heads("v", shape.v_head_dim), part="full_attn")
+    out = ("heads", heads * shape.v_head_dim)
+    wide = ("embed", shape.hidden)
+    return build.linear("out", attend(build, q, k, v), build.residual("attention_out"), out, wide, "full_attn")
+
+
 def _fuse(build: _BlockBuilder, *qkv: Value) -> Value:
     """Attention by tiles: only a log-sum a row is kept of the scores. Source: arXiv:2205.14135, 2307.08691."""
     shape = build.shape
-    out = build.value("mixed", "batch", "block_seq", "heads", None, last=shape.head_dim)
+    out = build.value("mixed", "batch", "block_seq", "heads", None, last=shape.v_head_dim)
     sums = build.value("log_sums", "batch", "heads", "block_seq", itemsize=4)
     return build.add(
         "attention",
         "attention",
         [*qkv, sums],
         out,
-        flops=4.0 * shape.seq**2 * shape.heads * shape.head_dim,
+        flops=2.0 * shape.seq**2 * shape.score_width,
         saved=(*(each.name for each in qkv), out.name, sums.name),
         part="core_attn",
         executed=0.5,
@@ -326,19 +384,20 @@ def _fuse(build: _BlockBuilder, *qkv: Value) -> Value:
 def _plain(build: _BlockBuilder, *qkv: Value) -> Value:
     """Scores, softmax and context as operations of their own, with the whole [seq, seq] matrix of every head."""
     shape = build.shape
-    flops = 2.0 * shape.seq**2 * shape.heads * shape.head_dim
+    flops = 2.0 * shape.seq**2 * shape.heads
     scores = build.value("scores", "batch", "heads", "block_seq", None, last=shape.seq)
     weights = replace(scores, name="weights")
     rest: dict[str, Any] = {"part": "core_attn"}
     queries, values = (qkv[:1], qkv[:1]) if len(qkv) == 1 else (qkv[:2], qkv[2:])
-    build.add("product", "scores", queries, scores, flops=flops, saved=tuple(y.name for y in queries), **rest)
+    read = tuple(y.name for y in queries)
+    build.add("product", "scores", queries, scores, flops=flops * shape.head_dim, saved=read, **rest)
     build.add("elementwise", "softmax", [scores], weights, saved=(weights.name,), **rest)
     if shape.dropout:
         mask, kept = replace(scores, name="weights_mask", itemsize=1), replace(scores, name="weights_kept")
         weights = build.add("elementwise", "weights_drop", [weights, mask], kept, saved=(mask.name,), **rest)
-    out = build.value("mixed", "batch", "block_seq", "heads", None, last=shape.head_dim)
+    out = build.value("mixed", "batch", "block_seq", "heads", None, last=shape.v_head_dim)
     saved = (weights.name, *(y.name for y in values))
-    return build.add("product", "context", [weights, *values], out, flops=flops, saved=saved, **rest)
+    return build.add("product", "context", [weights, *values], out, flops=flops * shape.v_head_dim, saved=saved, **rest)
 
 
 def _dense(build: _BlockBuilder, x: Value) -> Value:

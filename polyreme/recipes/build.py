@@ -12,6 +12,6 @@ def build_model(config: ModelConfig) -> Decoder:
     family = FAMILIES[config.family]
     config_class = family.config.load()
     names = [field.name for field in fields(config_class) if field.name in ModelConfig.model_fields]
-    model: Decoder = family.model.load()(config_class(**{name: getattr(config, name) for name in names}))
+    model: Decoder = family.model.load()(config_class(**config.model_dump(include=set(names))))
     model.family = family  # several records may share a class
     return model

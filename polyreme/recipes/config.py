@@ -78,15 +78,44 @@ DEFAULT_EXPERTS = 8
 """Experts of a layer, in families that have some, where a configuration gives no number."""
 
 
-_OF_EXPERTS = ("experts_per_token", "expert_ffn_size", "balance_loss", "capacity_factor")
+class RopeScaling(Section):
+    """Rotary positions for texts longer than original_max_position_embeddings, as models.deepseek_v3.Yarn says."""
+
+    type: Literal["yarn"] = "yarn"
+    factor: Annotated[float, BeforeValidator(_as_float), Field(ge=1, allow_inf_nan=False)]
+    original_max_position_embeddings: Count
+    beta_fast: Positive = 32.0
+    beta_slow: Positive = 1.0
+    mscale: NotNegative = 0.0
+    mscale_all_dim: NotNegative = 0.0
 
 
-class ModelConfig(Section):
+class DeepseekSettings(Section):
+    """What deepseek_v3 has beside other families, under the names of its public configuration, as its config class
+    (models.deepseek_v3.DeepseekV3Config) says."""
+
+    q_lora_rank: Whole = 0
+    kv_lora_rank: Whole = 0
+    qk_nope_head_dim: Whole = 0
+    qk_rope_head_dim: Whole = 0
+    v_head_dim: Whole = 0
+    rope_scaling: RopeScaling | None = None
+    n_shared_experts: Whole = 1
+    n_group: Count = 1
+    topk_group: Count = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: Positive = 1.0
+    first_k_dense_replace: Whole = 1
+    bias_rate: NotNegative = 0.001
+    sequence_loss: NotNegative = 0.0001
+
+
+class ModelConfig(DeepseekSettings):
     """Dimensions of the decoder. Left out, ffn_size, num_kv_heads and head_dim (0) follow from the others.
 
     Of a family with experts: num_experts of each layer, experts_per_token of which work on a token, their width
     expert_ffn_size (ffn_size if 0), the weight of the loss that balances them, and the times its even share of tokens
-    that one takes (all if 0).
+    that one takes (all if 0). What a family has not is refused if it differs from its default.
     """
 
     family: Annotated[str, _name_in(FAMILIES)] = DEFAULT_FAMILY
@@ -122,7 +151,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.head_dim:
+        if not self.head_dim and not self.qk_nope_head_dim:
             _divides("hidden_size", self.hidden_size, "num_heads", self.num_heads)
         _divides("num_heads", self.num_heads, "num_kv_heads", self.num_kv_heads)
         family = FAMILIES[self.family]
@@ -144,11 +173,12 @@ class ModelConfig(Section):
                 f"num_experts={self.num_experts}: {self.family} has {'' if family.experts else 'no '}experts; "
                 f"{'give at least 1' if family.experts else 'leave it out'}, or set family: {others}"
             )
-        for name in () if family.experts else _OF_EXPERTS:
-            if getattr(self, name) != type(self).model_fields[name].default:
-                others = " or ".join(name for name, other in FAMILIES.items() if other.experts)
+        for name in sorted({name for other in FAMILIES.values() for name in other.settings} - {*family.settings}):
+            default = ModelConfig.model_fields[name].default
+            if getattr(self, name) != default:
+                others = " or ".join(key for key, other in FAMILIES.items() if name in other.settings)
                 raise ValueError(
-                    f"{name}={getattr(self, name)}: {self.family} has no experts; leave it out or set family: {others}"
+                    f"{name}={getattr(self, name)}: {self.family} has none; leave it out or set family: {others}"
                 )
         if family.experts and self.experts_per_token > self.num_experts:
             raise ValueError(

@@ -30,4 +30,4 @@ def flops_per_token(model: ModelConfig) -> int:
     tables = model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2)
     positions = model.seq_len * model.hidden_size if shape.learned_positions else 0
     matmul = shape.num_active_parameters - tables - positions + model.vocab_size * model.hidden_size
-    return 6 * matmul + 12 * model.num_layers * shape.heads * shape.head_dim * model.seq_len
+    return 6 * matmul + 6 * model.num_layers * shape.score_width * model.seq_len

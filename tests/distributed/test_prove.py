@@ -12,6 +12,7 @@ from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.prove import prove
 from polyreme.errors import ConfigError, NumericsError
 from polyreme.mesh import SCHEDULES, Plan
+from polyreme.models.deepseek_v3 import DeepseekV3, DeepseekV3Config
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.models.mixtral import Mixtral, MixtralConfig
@@ -30,6 +31,9 @@ def build(family, num_layers=4):
         return GPT(GPTConfig.nano(num_layers=num_layers, dropout=0.1))
     if family == "mixtral":
         return Mixtral(MixtralConfig.nano(num_layers=num_layers, num_experts=8))
+    if family == "deepseek_v3":
+        sizes = {"num_layers": num_layers, "first_k_dense_replace": num_layers // 2, "q_lora_rank": 12}
+        return DeepseekV3(DeepseekV3Config.nano(**sizes, sequence_loss=0.1))
     return Llama(LlamaConfig.nano(num_layers=num_layers))
 
 
@@ -78,6 +82,10 @@ CASES = [
     case("mixtral", slow=True, dp=2, mp=2, ep=2, sequence_parallel=True, expert_axes=("ep", "mp")),
     case("mixtral", slow=True, dp=2, mp=2, sharding=2, sharding_stage=1, expert_axes=("dp", "mp")),
     case("mixtral", BFLOAT16[1], slow=True, pp=2, sharding=2, ep=2, sharding_stage=2, num_microbatches=2),
+    case("deepseek_v3", mp=2, ep=2, sharding=2, sharding_stage=3),
+    case("deepseek_v3", slow=True, pp=2, dp=2, ep=2, num_microbatches=2, schedule="ZBH1"),
+    case("deepseek_v3", slow=True, mp=2, sep=2, ep=2, sequence_parallel=True, expert_axes=("ep", "mp")),
+    case("deepseek_v3", BFLOAT16[1], slow=True, dp=2, sep=2, ep=2, sep_attention="ring", recompute="full"),
     case("gpt", slow=True, dp=8),
     case("llama", slow=True, mp=2, sep=2, pp=2, sep_attention="ring", schedule="1F1B", num_microbatches=2),
     case("llama", BFLOAT16[1], slow=True, pp=4, dp=2, schedule="ZBH1", num_microbatches=4, recompute="full"),

@@ -13,7 +13,7 @@ from polyreme.jit import to_static
 
 FIXTURES = Path(__file__).parent / "fixtures"
 EPS = float(np.finfo(np.float32).eps)
-SPLIT_BY_MP = {"heads", "kv_heads", "ffn", "vocab"}
+SPLIT_BY_MP = {"heads", "kv_heads", "ffn", "expert_ffn", "vocab"}
 """Logical dims that tensor parallelism splits (arXiv:1909.08053); everything else stays whole on each device."""
 
 

@@ -92,6 +92,7 @@ def test_what_a_record_says_is_so(name):
     config_class = family.config.load()
     known = {field.name for field in fields(config_class)}
     assert ("num_kv_heads" in known, "dropout" in known) == (family.grouped_heads, family.dropout)
+    assert {*family.settings} <= known
     config = ModelConfig(family=name, vocab_size=64, hidden_size=32, num_layers=3, num_heads=4, seq_len=8)
     assert config_class(hidden_size=32, num_heads=4).ffn_size == config.ffn_size
     model = build_model(config)

@@ -14,6 +14,18 @@ MODELS = {
     "gpt_ffn": {"family": "gpt", "ffn_size": 80},
     "llama_grouped": {"family": "llama", "num_kv_heads": 2, "ffn_size": 80},
     "qwen3_moe_wide": {"family": "qwen3_moe", "head_dim": 10, "num_experts": 5, "expert_ffn_size": 28},
+    "deepseek_v3_narrow": {
+        "family": "deepseek_v3",
+        "q_lora_rank": 18,
+        "kv_lora_rank": 14,
+        "qk_nope_head_dim": 7,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 10,
+        "num_experts": 5,
+        "expert_ffn_size": 28,
+        "n_shared_experts": 3,
+        "first_k_dense_replace": 2,
+    },
     "mixtral_narrow": {"family": "mixtral", "num_experts": 5, "experts_per_token": 3, "expert_ffn_size": 28},
 }
 every_model = pytest.mark.parametrize(
@@ -39,5 +51,8 @@ def test_flops_per_token_leaves_out_look_up_tables_only(config):
     numbers = {name: (p.dims, p.size) for name, p in build_model(config).named_parameters() if name not in tables}
     part = {True: config.experts_per_token / config.num_experts if config.num_experts else 1, False: 1}
     counted = sum(size * part["expert" in dims] for dims, size in numbers.values())
-    attention = 12 * config.num_layers * config.seq_len * (config.head_dim * config.num_heads or config.hidden_size)
+    scores = 2 * (config.head_dim * config.num_heads or config.hidden_size)
+    if config.family == "deepseek_v3":  # queries and values of widths of their own, by default 6 + 2 and 6
+        scores = config.num_heads * (7 + 4 + 10 if config.v_head_dim else 8 + 6)
+    attention = 6 * config.num_layers * config.seq_len * scores
     assert flops_per_token(config) == 6 * counted + attention

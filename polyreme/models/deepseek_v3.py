@@ -1,0 +1,287 @@
+"""DeepSeek-V3: a decoder whose keys and values come out of a narrow latent, with shared and routed experts.
+
+Source: arXiv:2412.19437; latent attention and shared experts arXiv:2405.04434, balance without a loss arXiv:2408.15664,
+yarn arXiv:2309.00071. Same function as transformers' DeepseekV3ForCausalLM, whose values are the fixtures of
+tests/models/test_deepseek_v3.py. Logical dims of parameters beside Mixtral's: latent, which no plan splits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from polyreme.autograd.recompute import run_part
+from polyreme.errors import ConfigError
+from polyreme.mesh.axes import nearest_multiples
+from polyreme.models.decoder import check_dimensions
+from polyreme.models.families import DEEPSEEK_V3, latent_widths
+from polyreme.models.llama import Block, Llama, linear, rotary_table, rotate
+from polyreme.models.mixtral import Mixtral, SparseBlock, make_experts
+from polyreme.nn import Layer, RMSNorm
+from polyreme.nn import functional as F
+from polyreme.ops.layout import constrain
+from polyreme.ops.manipulation import concat
+from polyreme.ops.repetition import expand
+
+LATENT_EPSILON = 1e-6
+"""Of the norms inside attention, whatever the model's other norms have."""
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """Rotary positions for texts longer than original_max_position_embeddings tokens. Source: arXiv:2309.00071.
+
+    Pairs of dims that turn less than beta_slow times over the original length turn `factor` times slower, those that
+    turn more than beta_fast times as ever, those between in part. mscale, mscale_all_dim: queries and keys are turned
+    by cosines and sines times m(mscale) / m(mscale_all_dim), scores are multiplied by m(mscale_all_dim)^2, with m(s) =
+    0.1 s log(factor) + 1; where one of the two is 0, turned by those times m(1). Raises ConfigError for another type, a
+    factor below 1, and betas that are not in order.
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    type: str = "yarn"
+
+    def __post_init__(self) -> None:
+        if self.type != "yarn":
+            raise ConfigError(f"rope_scaling: type {self.type!r}; yarn is the only one, else leave rope_scaling out")
+        if self.factor < 1 or not 0 < self.beta_slow < self.beta_fast or self.original_max_position_embeddings < 1:
+            raise ConfigError(
+                f"rope_scaling: factor {self.factor}, beta_slow {self.beta_slow}, beta_fast {self.beta_fast} and "
+                f"original_max_position_embeddings {self.original_max_position_embeddings}; give a factor and a "
+                "length of at least 1, and 0 < beta_slow < beta_fast"
+            )
+
+    def table(self, seq_len: int, width: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
+        """As llama.rotary_table."""
+
+        def pair_that_turns(times: float) -> float:
+            turns = self.original_max_position_embeddings / (2 * math.pi * times)
+            return width * math.log(turns) / 2 / math.log(theta)
+
+        first = max(math.floor(pair_that_turns(self.beta_fast)), 0)
+        last = min(math.ceil(pair_that_turns(self.beta_slow)), width - 1)
+        slow = np.clip((np.arange(width // 2) - first) / max(last - first, 1e-3), 0, 1)
+        slowed = 1 - slow + slow / self.factor
+        scale = 1.0
+        if self.mscale and self.mscale_all_dim:
+            scale = self._magnitude(self.mscale) / self._magnitude(self.mscale_all_dim)
+        else:
+            scale = self._magnitude(1.0)
+        cos, sin = rotary_table(seq_len, width, theta, slowed)
+        return cos * np.float32(scale), sin * np.float32(scale)
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied by."""
+        return self._magnitude(self.mscale_all_dim) ** 2
+
+    def _magnitude(self, scale: float) -> float:
+        return 0.1 * scale * math.log(self.factor) + 1
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """Dimensions of a decoder with latent attention.
+
+    kv_lora_rank: width of the latent that keys and values come from; q_lora_rank: of the one that queries come from,
+    which come from the input if 0. A query and a key have qk_nope_head_dim numbers of their own a head and
+    qk_rope_head_dim that are turned by their position, those of a key shared by all heads; v_head_dim: width of a
+    value. What is 0 follows from d = hidden_size / num_heads: 4 d, d, d / 2 and d (arXiv:2405.04434, section 2.1.4).
+    rope_scaling: the fields of a Yarn. The others as in LlamaConfig.
+    """
+
+    vocab_size: int = 129280
+    hidden_size: int = 7168
+    num_layers: int = 61
+    num_heads: int = 128
+    ffn_size: int = 0
+    seq_len: int = 4096
+    rope_theta: float = 10000.0
+    rms_norm_epsilon: float = 1e-6
+    tie_embeddings: bool = False
+    recompute: str = ""
+    q_lora_rank: int = field(default=0, metadata={"least": 0})
+    kv_lora_rank: int = 0
+    qk_nope_head_dim: int = 0
+    qk_rope_head_dim: int = 0
+    v_head_dim: int = 0
+    rope_scaling: Yarn | Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if not self.qk_nope_head_dim and self.num_heads > 0 and self.hidden_size % self.num_heads:
+            raise ConfigError(
+                f"{name}: hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}, and no "
+                f"qk_nope_head_dim is given; give it, or make hidden_size "
+                f"{nearest_multiples(self.hidden_size, self.num_heads)}"
+            )
+        derived = latent_widths(self) | {"ffn_size": self.ffn_size or DEEPSEEK_V3.ffn_size(self.hidden_size)}
+        if isinstance(self.rope_scaling, Mapping):
+            derived["rope_scaling"] = _read_yarn(self.rope_scaling)
+        for key, value in derived.items():
+            object.__setattr__(self, key, value)
+        check_dimensions(self)
+        if self.qk_rope_head_dim % 2:
+            raise ConfigError(
+                f"{name}: qk_rope_head_dim {self.qk_rope_head_dim} is odd, and rotary positions turn pairs; make it "
+                f"{nearest_multiples(self.qk_rope_head_dim, 2)}"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a query and of a key."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+
+@dataclass(frozen=True)
+class DeepseekV3Config(LatentConfig):
+    """Dimensions of a DeepSeek-V3.
+
+    The first first_k_dense_replace layers have a feed-forward of width ffn_size. In the others each token goes to
+    n_shared_experts and to experts_per_token of num_experts others, of width expert_ffn_size (ffn_size if 0), chosen
+    within the topk_group best of n_group groups. norm_topk_prob, routed_scaling_factor: gates are divided by their sum,
+    and multiplied. bias_rate: as of nn.Router, whose bias the choice adds; sequence_loss: weight of the loss that
+    balances each sequence, in training.
+    """
+
+    num_experts: int = 256
+    experts_per_token: int = 8
+    expert_ffn_size: int = 0
+    n_shared_experts: int = field(default=1, metadata={"least": 0})
+    n_group: int = 1
+    topk_group: int = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 1.0
+    first_k_dense_replace: int = field(default=1, metadata={"least": 0})
+    bias_rate: float = 0.001
+    sequence_loss: float = 0.0001
+
+    def __post_init__(self) -> None:
+        if not self.expert_ffn_size:
+            object.__setattr__(self, "expert_ffn_size", self.ffn_size or DEEPSEEK_V3.ffn_size(self.hidden_size))
+        super().__post_init__()
+        if self.first_k_dense_replace >= self.num_layers:
+            raise ConfigError(
+                f"DeepseekV3Config: first_k_dense_replace {self.first_k_dense_replace} of {self.num_layers} layers "
+                f"leaves none for experts; make it at most {self.num_layers - 1}"
+            )
+        groups, per_group = self.n_group, self.num_experts // self.n_group
+        if self.num_experts % groups or not self.experts_per_token <= self.topk_group * per_group <= self.num_experts:
+            raise ConfigError(
+                f"DeepseekV3Config: experts_per_token {self.experts_per_token} from topk_group {self.topk_group} of "
+                f"n_group {groups} groups of {self.num_experts} experts; n_group must divide the experts, and "
+                "topk_group, at most n_group, of them hold experts_per_token"
+            )
+        if self.routed_scaling_factor <= 0 or min(self.bias_rate, self.sequence_loss) < 0:
+            raise ConfigError(
+                f"DeepseekV3Config: routed_scaling_factor {self.routed_scaling_factor}, bias_rate {self.bias_rate}, "
+                f"sequence_loss {self.sequence_loss}; give a factor above 0, and the others at least 0"
+            )
+
+    @classmethod
+    def nano(cls, **changes: Any) -> DeepseekV3Config:
+        """A DeepSeek-V3 that trains in seconds on a CPU."""
+        base = {"vocab_size": 128, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "seq_len": 16, "num_experts": 4}
+        return cls(**{**base, "experts_per_token": 2, "expert_ffn_size": 32, **changes})  # type: ignore[arg-type]
+
+
+class LatentAttention(Layer):
+    """Causal self-attention whose keys and values are linear in a narrow latent. Source: arXiv:2405.04434, 2.1."""
+
+    def __init__(self, config: LatentConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, heads, rank = config.hidden_size, config.num_heads, config.kv_lora_rank
+        q_width, kv_width = heads * config.head_dim, heads * (config.qk_nope_head_dim + config.v_head_dim)
+        if config.q_lora_rank:
+            self.q_a = linear(width, config.q_lora_rank, ("embed", "latent"))
+            self.q_norm = RMSNorm(config.q_lora_rank, epsilon=LATENT_EPSILON)
+            self.q_b = linear(config.q_lora_rank, q_width, ("latent", "heads"))
+        else:
+            self.q = linear(width, q_width, ("embed", "heads"))
+        self.kv_a = linear(width, rank + config.qk_rope_head_dim, ("embed", "latent"))
+        self.kv_norm = RMSNorm(rank, epsilon=LATENT_EPSILON)
+        self.kv_b = linear(rank, kv_width, ("latent", "heads"))
+        self.out = linear(heads * config.v_head_dim, width, ("heads", "embed"))
+        scaling = config.rope_scaling
+        self.scale = config.head_dim**-0.5 * (scaling.score_scale if isinstance(scaling, Yarn) else 1.0)
+
+    def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any) -> Any:
+        config, (batch, seq, _) = self.config, x_bse.shape
+        heads, nope_dim, rank = config.num_heads, config.qk_nope_head_dim, config.kv_lora_rank
+
+        def by_heads(x: Any, width: int) -> Any:
+            return constrain(x.reshape([batch, seq, heads, width]), "batch", "block_seq", "heads", None)
+
+        q = by_heads(self.q_b(self.q_norm(self.q_a(x_bse))) if config.q_lora_rank else self.q(x_bse), config.head_dim)
+        latent = self.kv_a(x_bse)
+        kv = by_heads(self.kv_b(self.kv_norm(latent[..., :rank])), nope_dim + config.v_head_dim)
+        shared = rotate(_by_halves(latent[..., rank:].unsqueeze(2)), cos_sd, sin_sd)
+        q = concat([q[..., :nope_dim], rotate(_by_halves(q[..., nope_dim:]), cos_sd, sin_sd)], axis=-1)
+        k = concat([kv[..., :nope_dim], expand(shared, [batch, seq, heads, config.qk_rope_head_dim])], axis=-1)
+        q, k, v = (by_heads(x, x.shape[-1]) for x in (q, k, kv[..., nope_dim:]))
+        options = {"is_causal": True, "training": self.training, "scale": self.scale}
+        mixed = run_part("core_attn", config.recompute, F.scaled_dot_product_attention, q, k, v, **options)
+        return self.out(mixed.reshape([batch, seq, heads * config.v_head_dim]))
+
+
+class DeepseekV3(Mixtral):
+    """As Mixtral, with latent attention; the first blocks have no experts."""
+
+    family = DEEPSEEK_V3
+
+    def make_block(self, config: Any, number: int) -> Layer:
+        """A new block; number: how many come before it."""
+        attention = LatentAttention(config)
+        if number < config.first_k_dense_replace:
+            return Block(config, attention)
+        experts = make_experts(
+            config,
+            config.n_shared_experts * config.expert_ffn_size,
+            score="sigmoid",
+            normalize=config.norm_topk_prob,
+            scale=config.routed_scaling_factor,
+            groups=config.n_group,
+            top_groups=config.topk_group,
+            selection_bias=True,
+            bias_rate=config.bias_rate,
+            sequence_loss=config.sequence_loss,
+        )
+        return SparseBlock(config, attention, experts)
+
+    def rotary_table(self, config: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Cosines and sines by which queries and keys are turned, float32 [seq, qk_rope_head_dim]."""
+        sizes = (config.seq_len, config.qk_rope_head_dim, config.rope_theta)
+        return config.rope_scaling.table(*sizes) if config.rope_scaling else rotary_table(*sizes)
+
+    def run_block(self, block: Layer, x_bse: Any) -> tuple[Any, Any]:
+        """A block's output, and the routers' losses so far."""
+        if isinstance(block, SparseBlock):
+            return super().run_block(block, x_bse)
+        x_bse, so_far = x_bse
+        return Llama.run_block(self, block, x_bse), so_far
+
+
+def _by_halves(x_bshd: Any) -> Any:
+    """Pairs of neighbours as pairs (i, i + width / 2), which rotate turns: queries' and keys' scores stay the same."""
+    *rest, width = x_bshd.shape
+    return x_bshd.reshape([*rest, width // 2, 2]).transpose([0, 1, 2, 4, 3]).reshape([*rest, width])
+
+
+def _read_yarn(fields: Mapping[str, Any]) -> Yarn:
+    try:
+        return Yarn(**fields)
+    except TypeError as error:
+        raise ConfigError(
+            f"rope_scaling {dict(fields)}: {str(error).partition(') ')[2] or error}; give factor and "
+            "original_max_position_embeddings, and of beta_fast, beta_slow, mscale, mscale_all_dim what differs"
+        ) from None
