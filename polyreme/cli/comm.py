@@ -17,21 +17,24 @@ def comm(
     balance: Annotated[
         float | None, typer.Option(min=0.0, help="FLOP that hide one byte on the wire; by default the backend's.")
     ] = None,
+    topology: Annotated[
+        str, typer.Option(help="Compile for a TPU slice that need not be here, such as v5e:2x4; takes libtpu.")
+    ] = "",
 ) -> None:
     """List the collectives of a training step: kind, mesh axes, layer, bytes, and what the formula says they must be.
 
     The step is compiled for the plan's devices and not run. On CPU as many virtual devices are made as the plan has,
     unless CPU_NUM says otherwise.
-    Example: polyreme comm configs/gpt_kjv.yaml plan.sharding_stage=1
+    Example: polyreme comm configs/gpt_kjv.yaml plan.sharding_stage=1 --topology v5e:2x4
     """
     from polyreme.recipes import config_file
 
     loaded = config_file.load(config, overrides or [])
-    if loaded.config.device == "cpu":
+    if loaded.config.device == "cpu" or topology:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if loaded.config.device in (None, "cpu"):
+    if loaded.config.device in (None, "cpu") and not topology:
         os.environ.setdefault("CPU_NUM", str(loaded.config.plan.num_devices))
     from polyreme.recipes import communication
 
-    found = communication.report(loaded.config, balance)
+    found = communication.report(loaded.config, balance, topology)
     typer.echo(json.dumps(found.to_dict(), indent=1) if as_json else found.as_text())

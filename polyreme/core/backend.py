@@ -39,6 +39,7 @@ import jax  # noqa: E402  (XLA reads XLA_FLAGS when its first client starts)
 
 from polyreme.core import host_memory, ir_context, threefry, xla_flags  # noqa: E402
 from polyreme.core.compile_cache import ProgramFolder  # noqa: E402
+from polyreme.kernels import select  # noqa: E402
 
 if TYPE_CHECKING:
     Device = Any  # jaxlib ships no types: to a checker jax.Device is a variable, not a class
@@ -78,18 +79,23 @@ def _num_virtual_devices() -> int:
     return int(found[-1]) if found else 1
 
 
-@functools.cache
 def step_options() -> dict[str, Any] | None:
-    """What jax.jit is told of a program that holds a forward and its backward, for the default backend: xla_flags."""
-    options = xla_flags.chosen(jax.default_backend(), os.environ)
-    if jax.device_count() == 1:
-        options |= xla_flags.chosen(jax.default_backend(), os.environ, xla_flags.ONE_DEVICE)
-    return {name: value for name, value in options.items() if xla_flags.is_known(name, value)} or None
+    """What jax.jit is told of a program that holds a forward and its backward, for select.platform: xla_flags."""
+    return step_options_for(select.platform(), select.absent_device())
+
+
+@functools.cache
+def step_options_for(platform: str, absent: Device | None) -> dict[str, Any] | None:
+    """step_options of a platform, of which `absent` is a device that is not here."""
+    options = xla_flags.chosen(platform, os.environ)
+    if absent is None and jax.device_count() == 1:
+        options |= xla_flags.chosen(platform, os.environ, xla_flags.ONE_DEVICE)
+    return {name: value for name, value in options.items() if xla_flags.is_known(name, value, absent)} or None
 
 
 def options_alone(table: Mapping[str, tuple[xla_flags.Option, ...]]) -> dict[str, Any] | None:
-    """What jax.jit is told of a program that is run by itself, for the default backend. table: one of xla_flags."""
-    return xla_flags.chosen(jax.default_backend(), os.environ, table) or None
+    """What jax.jit is told of a program that is run by itself, for select.platform. table: one of xla_flags."""
+    return xla_flags.chosen(select.platform(), os.environ, table) or None
 
 
 def _writable(folder: Path) -> bool:

@@ -14,10 +14,11 @@ import functools
 import logging
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
 
 _log = logging.getLogger("polyreme.core")
 
@@ -161,10 +162,12 @@ def chosen(
 
 
 @functools.cache
-def is_known(name: str, value: bool | int | str) -> bool:
-    """Whether this jaxlib's compiler for the default backend takes an option."""
+def is_known(name: str, value: bool | int | str, device: Any = None) -> bool:
+    """Whether the compiler for a device, one of the default backend if None, takes an option."""
+    place = None if device is None else SingleDeviceSharding(device)
+    x = jax.ShapeDtypeStruct((), jnp.float32, sharding=place)
     try:
-        jax.jit(jnp.negative, compiler_options={name: value}).lower(jax.ShapeDtypeStruct((), jnp.float32)).compile()
+        jax.jit(jnp.negative, compiler_options={name: value}).lower(x).compile()
     except jax.errors.JaxRuntimeError as error:
         if "No such compile option" not in str(error):
             raise

@@ -322,11 +322,11 @@ def _by_ragged_exchange(split, rows, choices, gates, count, ffn) -> jax.Array:
     me = lax.axis_index(split.experts)
     # [from, to, expert]: rows on their way
     counts = lax.all_gather(outgoing.counts, split.experts)
-    sizes = counts.sum(2)
-    arrives = (jnp.cumsum(sizes, 0) - sizes)[me]  # where my rows begin on each device
-    leaves = (jnp.cumsum(sizes, 1) - sizes)[:, me]  # where rows for me begin on each device
+    sizes = counts.sum(2, dtype=jnp.int32)
+    arrives = _starts(sizes, 0)[me]  # where my rows begin on each device
+    leaves = _starts(sizes, 1)[:, me]  # where rows for me begin on each device
     incoming = sizes[:, me]
-    begins = jnp.cumsum(incoming) - incoming
+    begins = _starts(incoming, 0)
 
     sent = route(rows, order[:, None] // k, place)
     room = jnp.zeros((len(sizes) * t * min(k, count), rows.shape[1]), rows.dtype)
@@ -367,9 +367,14 @@ class _Outgoing(NamedTuple):
         ways = split.ways(split.experts)
         groups = Groups.of(choices.reshape(-1), ways * count, choices.size)
         counts = groups.sizes.reshape(ways, count)
-        sizes = counts.sum(1)
+        sizes = counts.sum(1, dtype=jnp.int32)
         device = jnp.where(choices >= 0, choices // count, 0).reshape(-1)
-        return cls(groups, device, counts, sizes, jnp.cumsum(sizes) - sizes)
+        return cls(groups, device, counts, sizes, _starts(sizes, 0))
+
+
+def _starts(sizes: jax.Array, axis: int) -> jax.Array:
+    """Where each part begins among parts of these sizes, int32: a TPU's exchange takes no offsets of 64 bits."""
+    return jnp.cumsum(sizes, axis, dtype=jnp.int32) - sizes
 
 
 def _by_expert(rows: jax.Array, expert: jax.Array, count: int, ffn: Callable[[Any, Any], jax.Array]) -> jax.Array:

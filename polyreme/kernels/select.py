@@ -10,6 +10,7 @@ _BACKENDS: dict[str, Backend] = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "roc
 
 
 _portable = jax.make_user_context(False)
+_device = jax.make_user_context(None)
 _attention = jax.make_user_context(None)
 
 
@@ -21,15 +22,30 @@ def portable(wanted: bool = True) -> Any:
     return _portable(wanted)
 
 
+def compiling_for(device: Any) -> Any:
+    """A context: programs traced and compiled inside are for devices like this one, which need not be here."""
+    return _device(device)
+
+
+def absent_device() -> Any:
+    """The device of the compiling_for in force; None outside of one."""
+    return _device.value
+
+
+def platform() -> str:
+    """What JAX calls the kind of device that programs compiled now are for: its default backend, or compiling_for's."""
+    return jax.default_backend() if _device.value is None else _device.value.platform
+
+
 def backend() -> Backend:
-    """The kind of device that programs traced now will run on: JAX's default backend, "other" inside portable().
+    """The kind of device that programs traced now will run on: that of `platform`, "other" inside portable().
 
     Asked while tracing, so a compiled program keeps the kernels that were picked for it.
     A PJRT plugin whose name is not known here is "other", and gets the plain forms.
     """
     if _portable.value:
         return "other"
-    return _BACKENDS.get(jax.default_backend(), "other")
+    return _BACKENDS.get(platform(), "other")
 
 
 def attention_only(kernels: tuple[AttentionKernel, ...]) -> Any:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax
-
 from polyreme.distributed.comm_report import (
     PipelineReport,
     Report,
@@ -17,41 +15,42 @@ from polyreme.distributed.comm_report import (
     workload_of,
 )
 from polyreme.recipes.config import PretrainConfig
-from polyreme.recipes.plan_job import AbstractJob, job_of
+from polyreme.recipes.plan_job import AbstractJob, devices_for, job_of
 
 
-def report(config: PretrainConfig, balance: float | None = None) -> Report | PipelineReport:
+def report(config: PretrainConfig, balance: float | None = None, topology: str = "") -> Report | PipelineReport:
     """The report of one training step of a configuration.
 
     The step is compiled and not run, nor does it take memory; under pipeline stages, where it is many programs, every
     program is counted as often as a step calls it. balance: FLOP that hide one byte on the wire; the backend's own if
-    None.
+    None. topology: a TPU slice to compile for, such as "v5e:2x4", by libtpu; this process's devices by default.
     """
     plan = config.parallel_plan
-    plan.mesh.check_devices(min(plan.mesh.size, len(jax.devices())))
-    job = AbstractJob(job_of(config), plan, jax.devices()[: plan.mesh.size])
+    devices = devices_for(plan.mesh.size, topology)
+    plan.mesh.check_devices(len(devices))
+    job = AbstractJob(job_of(config), plan, devices)
     try:
-        return _report(config, job, balance)
+        return _report(config, job, devices[0].platform, balance)
     finally:
         job.close()
 
 
-def _report(config: PretrainConfig, job: AbstractJob, balance: float | None) -> Report | PipelineReport:
+def _report(config: PretrainConfig, job: AbstractJob, backend: str, balance: float | None) -> Report | PipelineReport:
     batch, seq = config.train.global_batch, config.model.seq_len
     itemsize = 4 if config.train.amp_level == "O0" else 2
     work = workload_of(job.model, batch, seq, itemsize=itemsize)
     if job.planned.is_staged:
         # under O1 products are in 16 bits and the sums between blocks, begun by the embeddings, in 32
         work = dataclasses.replace(work, sent_itemsize=2 if config.train.amp_level == "O2" else 4)
-        return _of_stages(job, work, balance)
+        return _of_stages(job, work, backend, balance)
     # the step takes the global norm once itself, to see that it is finite, and once to clip
     work = dataclasses.replace(work, norms=1 if config.train.clip_norm is None else 2)
     program = job.compiled()
-    return examine([(program.as_text(), 1)], job.plan, work, jax.default_backend(), balance)
+    return examine([(program.as_text(), 1)], job.plan, work, backend, balance)
 
 
-def _of_stages(job: AbstractJob, work: Workload, balance: float | None) -> PipelineReport:
-    plan, backend, layers = job.plan, jax.default_backend(), job.planned.layers
+def _of_stages(job: AbstractJob, work: Workload, backend: str, balance: float | None) -> PipelineReport:
+    plan, layers = job.plan, job.planned.layers
     assert layers is not None
     step = job.dry_run()
     sent: list[list[Any]] = [[] for _ in job.layout.stages]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,6 +19,8 @@ from polyreme.core.abstract import Abstract, abstractly
 from polyreme.distributed.pipeline.dry_run import DryRun
 from polyreme.distributed.planned_step import PlannedStep
 from polyreme.eager.tensor import Tensor
+from polyreme.errors import ConfigError
+from polyreme.kernels import select
 from polyreme.mesh import Plan
 from polyreme.nn import Layer
 from polyreme.nn.lazy import LazyGuard
@@ -72,8 +77,9 @@ class AbstractJob:
 
     def __init__(self, job: TrainingJob, plan: Plan, devices: Sequence[Any]) -> None:
         self.job, self.plan = job, plan
+        self._absent = devices[0] if devices[0].platform != jax.default_backend() else None
         self._outer = layouts.active.layout, rng.default_generator.key_state()._array
-        with abstractly(), LazyGuard():
+        with self._abstractly(), LazyGuard():
             self.model = job.model()
             self.planned = PlannedStep(self.model, plan, job.optimizer, job.policy, devices, self._loss)
         self.layout, self.optimizer = self.planned.layout, self.planned.optimizer
@@ -85,20 +91,26 @@ class AbstractJob:
 
     def compiled(self) -> Any:
         """The one program of a step without a pipeline: a jax.stages.Compiled."""
-        with abstractly():
+        with self._abstractly():
             return self.planned.step.compiled(self.batch())
 
     def dry_run(self) -> DryRun:
         """A step over pipeline stages, walked without memory."""
-        with abstractly():
+        with self._abstractly():
             batch = self.batch()
-        return DryRun(self.planned.step, batch)
+            return DryRun(self.planned.step, batch)
 
     def batch(self) -> list[Microbatch]:
         """A batch without memory, in microbatches; inside `abstractly`."""
         first, *rest = (Abstract.of(given.shape, given.dtype, None) for given in self.job.inputs)
         self.planned.check_rows(first.shape[0])
         return self.planned.cut(first, rest[0] if self.planned.is_staged else tuple(rest))
+
+    @contextmanager
+    def _abstractly(self) -> Iterator[None]:
+        """Without memory, and for the plan's devices where these are not here."""
+        with abstractly(), select.compiling_for(self._absent):
+            yield
 
     def _loss(self, model: Any, first: Any, rest: Sequence[Any]) -> Tensor:
         return self.job.loss(model, [first, *rest])
@@ -107,11 +119,21 @@ class AbstractJob:
 def devices_for(count: int, topology: str = "") -> list[Any]:
     """Devices to compile for: this process's, or, with a topology such as "v5e:4x4", a TPU slice that need not exist.
 
-    Raises PlacementError for fewer than count devices, ImportError if libtpu is not installed.
+    Fewer than count where there are no more. Raises ConfigError for a topology that is no TPU slice, or if libtpu is
+    not installed.
     """
-    found = list(jax.devices()) if not topology else _topology(topology)
+    found = list(jax.devices()) if not topology else _slice(topology)
     return found[:count]
 
 
-def _topology(name: str) -> list[Any]:
-    return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
+def _slice(name: str) -> list[Any]:
+    if importlib.util.find_spec("libtpu") is None:
+        raise ConfigError(f"compiling for {name} needs libtpu; install polyreme[tpu-check], or leave the topology out")
+    # else libtpu asks a cloud's metadata server, for minutes, what machine this is
+    for variable, value in (("TPU_SKIP_MDS_QUERY", "1"), ("TPU_WORKER_HOSTNAMES", "localhost")):
+        os.environ.setdefault(variable, value)
+    try:
+        return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"topology {name}: give a TPU slice such as v5e:2x4 ({reason})") from error

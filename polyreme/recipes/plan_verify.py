@@ -121,9 +121,7 @@ def verify_apart(config: PretrainConfig, plan: Plan, *, topology: str = "") -> V
     """
     told = {"config": config.model_dump(mode="json"), "plan": plan.to_dict(), "topology": topology}
     env = {**os.environ, "CPU_NUM": str(1 if topology else plan.mesh.size), "JAX_PLATFORMS": "cpu"}
-    if topology:
-        env |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
-    else:
+    if not topology:
         env["XLA_FLAGS"] = f"{env.get('XLA_FLAGS', '')} {_NEVER_RUN}".strip()
     run = subprocess.run(
         [sys.executable, "-m", "polyreme.recipes.plan_verify"],

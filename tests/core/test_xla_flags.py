@@ -20,7 +20,7 @@ def test_this_jaxlib_takes_every_option(name, value):
 def test_an_unknown_option_is_left_out(monkeypatch, caplog):
     gone = xla_flags.Option("xla_cpu_no_such_option", True, "for this test")
     monkeypatch.setitem(xla_flags.OPTIONS, "cpu", (*xla_flags.OPTIONS["cpu"], gone))
-    backend.step_options.cache_clear()
+    backend.step_options_for.cache_clear()
     try:
         options = backend.step_options()
         assert options == {"xla_disable_hlo_passes": "cse_barrier_expander"}
@@ -28,16 +28,16 @@ def test_an_unknown_option_is_left_out(monkeypatch, caplog):
         compiled = jax.jit(lambda x: x + 1, compiler_options=options).lower(jnp.ones(2)).compile()
         assert compiled(jnp.ones(2)).tolist() == [2.0, 2.0]
     finally:
-        backend.step_options.cache_clear()
+        backend.step_options_for.cache_clear()
 
 
 def test_options_of_one_device_are_given_where_there_is_one(monkeypatch):
     (option,) = xla_flags.ONE_DEVICE["cpu"]
     for count in (1, 8):
         monkeypatch.setattr(jax, "device_count", lambda count=count: count)
-        backend.step_options.cache_clear()
+        backend.step_options_for.cache_clear()
         assert (option.name in backend.step_options()) == (count == 1)
-    backend.step_options.cache_clear()
+    backend.step_options_for.cache_clear()
 
 
 @pytest.mark.parametrize("variable", ["XLA_FLAGS", "LIBTPU_INIT_ARGS"])
