@@ -87,6 +87,8 @@ _GPU = (
 _TPU = (
     Option("xla_tpu_enable_latency_hiding_scheduler", True, "as on GPU: collectives start early and are awaited late"),
     Option("xla_enable_async_all_gather", True, "a parameter's gather runs beside products"),
+    Option("xla_tpu_enable_async_all_to_all", True, "rows for experts travel while the experts of others compute"),
+    Option("xla_tpu_enable_async_ragged_all_to_all", True, "the same for rows in parts that differ in size"),
     Option("xla_enable_async_collective_permute", True, "ring attention and pipelined sends run beside products"),
     Option("xla_tpu_enable_async_collective_fusion", True, "a collective is fused with the product that hides it"),
     Option("xla_tpu_enable_async_collective_fusion_fuse_all_gather", True, "the same for gathers of parameters"),

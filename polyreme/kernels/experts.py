@@ -17,7 +17,7 @@ arXiv:2211.15841 (no capacity). Shape legend: t tokens, k choices of each, e exp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
@@ -70,13 +70,15 @@ class ExpertWeights(NamedTuple):
 class ExpertSplit:
     """How tokens and experts lie over a mesh: the axes that split each leading dim of the tokens, the experts, and the
     experts' inner width, outermost first. The experts' axes are among the tokens', or none is. between: those of the
-    experts' axes, the first ones, that lead from node to node, where rows go within nodes first."""
+    experts' axes, the first ones, that lead from node to node, where rows go within nodes first. parts: how many the
+    tokens of a device are sent in, so that experts compute one while others are on their way."""
 
     mesh: Mesh
     tokens: tuple[Axes, ...]
     experts: Axes
     inner: Axes = ()
     between: Axes = ()
+    parts: int = 1
 
     @property
     def levels(self) -> tuple[Axes, ...]:
@@ -176,17 +178,21 @@ def exchanged_row_experts(
     by_expert = PartitionSpec(split.experts)
     stacked = [PartitionSpec(*spec[:1]) == by_expert for spec in jax.tree.leaves(specs, is_leaf=_is_spec)]
 
+    def exchanged(tokens: Sequence[jax.Array], weights: Any) -> jax.Array:
+        if how == "balanced":
+            return balanced_experts(*tokens, weights, stacked, count, ways, split.levels, ffn)
+        return _DISPATCH[how](split, *tokens, count, partial(ffn, weights=weights))
+
     def local(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: Any) -> jax.Array:
-        tokens = tuple(map(_as_rows, (x, choices, gates)))
+        tokens = rows, chosen, weighs = tuple(map(_as_rows, (x, choices, gates)))
         compute = partial(ffn, weights=weights)
         if not split.experts:
             out = _at_home(*tokens, count, compute)
-        elif split.parts_tokens and how == "balanced":
-            out = balanced_experts(*tokens, weights, stacked, count, ways, split.levels, ffn)
         elif split.parts_tokens:
-            out = _DISPATCH[how](split, *tokens, count, compute)
+            parts = max(1, min(split.parts, len(tokens[0])))
+            pieces = zip(*(jnp.array_split(a, parts) for a in tokens), strict=True)
+            out = jnp.concatenate([exchanged(piece, weights) for piece in pieces])
         else:
-            rows, chosen, weighs = tokens
             out = _at_home(rows, _choices_here(split, chosen, count), weighs, count, compute)
         return out.reshape(1, *x.shape)
 

@@ -13,6 +13,7 @@ import yaml
 
 from polyreme.errors import ConfigError, PlacementError, did_you_mean
 from polyreme.mesh.axes import AXES, MeshShape, check_axis, nearest_multiples
+from polyreme.mesh.overlap import Overlap
 from polyreme.mesh.schedule import Schedule, check_schedule, make_schedule, stage_of_chunk
 from polyreme.mesh.schedules import DEFAULT_SCHEDULE, SCHEDULES, WITHOUT_PIPELINE, ScheduleKind
 from polyreme.mesh.strategy import (
@@ -57,7 +58,8 @@ class Plan:
     virtual_stages: chunks of the model a stage holds, as many as the schedule takes.
     num_microbatches: parts a batch is cut into, run one after another (through the stages, or to accumulate gradients).
     recompute: one of RECOMPUTE. offload: any of OFFLOAD. sep_attention: one of SEP_ATTENTION.
-    expert_dispatch: one of EXPERT_DISPATCH. expert_all_to_all: one of EXPERT_ALL_TO_ALL.
+    expert_dispatch: one of EXPERT_DISPATCH. expert_all_to_all: one of EXPERT_ALL_TO_ALL. overlap: an Overlap, or a
+    mapping of its fields.
 
     Raises ConfigError for a value out of range and for an axis of degree > 1 that the strategy never uses: its devices
     would all do the same work.
@@ -73,6 +75,7 @@ class Plan:
     sep_attention: str = "auto"
     expert_dispatch: str = "auto"
     expert_all_to_all: str = "auto"
+    overlap: Overlap = field(default_factory=Overlap)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh", MeshShape.parse(self.mesh))
@@ -83,6 +86,7 @@ class Plan:
         _check_choice("sep_attention", self.sep_attention, SEP_ATTENTION)
         _check_choice("expert_dispatch", self.expert_dispatch, EXPERT_DISPATCH)
         _check_choice("expert_all_to_all", self.expert_all_to_all, EXPERT_ALL_TO_ALL)
+        object.__setattr__(self, "overlap", Overlap.of(self.overlap))
         _check_microbatches(self.num_microbatches)
         _check_schedule(self.schedule, self.mesh.pp)
         self._check_virtual_stages()
@@ -90,6 +94,11 @@ class Plan:
         if self.expert_dispatch != "auto" and not self.expert_axes:
             raise ConfigError(
                 f"expert_dispatch={self.expert_dispatch!r} in a plan that splits no experts; set ep, or leave it out"
+            )
+        if self.overlap.moe > 1 and not self.expert_axes:
+            raise ConfigError(
+                f"overlap.moe={self.overlap.moe} in a plan that splits no experts, so that nothing is sent; set ep, or "
+                "leave it out"
             )
         self._check_levels()
 
@@ -105,6 +114,7 @@ class Plan:
                 f"{f', {self.virtual_stages} chunks a stage' if self.virtual_stages > 1 else ''}",
                 f"  recompute  {self.recompute}",
                 f"  offload    {', '.join(self.offload) or 'none'}",
+                *([f"  overlap    {self.overlap}"] if self.overlap != Overlap() else []),
             ]
         )
 
@@ -122,6 +132,7 @@ class Plan:
         sep_attention: str = "auto",
         expert_dispatch: str = "auto",
         expert_all_to_all: str = "auto",
+        overlap: Overlap | Mapping[str, int] | None = None,
         expert_axes: Sequence[str] = ("ep",),
         order: Sequence[str] = AXES,
         **degrees: int,
@@ -160,6 +171,7 @@ class Plan:
             sep_attention=sep_attention,
             expert_dispatch=expert_dispatch,
             expert_all_to_all=expert_all_to_all,
+            overlap=Overlap() if overlap is None else overlap,  # type: ignore[arg-type]  # __post_init__ checks it
         )
 
     @property
@@ -186,16 +198,19 @@ class Plan:
             return (0,) * self.virtual_stages
         return stage_of_chunk(self.schedule, self.mesh.pp, self.virtual_stages)
 
-    def expert_dispatcher(self, ways: int, top_k: int) -> str:
+    def expert_dispatcher(self, ways: int, top_k: int, has_ragged: bool = False) -> str:
         """How tokens reach experts split over so many devices, of which top_k work on a token: expert_dispatch, "auto"
-        being the one of "gather" and "padded" that moves fewer numbers, and "padded" where levels of it are asked for.
+        being the one that moves fewer numbers of "gather" and, where the devices have it, "ragged", else "padded";
+        "padded" where levels of it are asked for.
 
         >>> Plan().expert_dispatcher(4, top_k=2)
         'padded'
         """
         if self.expert_dispatch != "auto":
             return self.expert_dispatch
-        return "gather" if ways <= top_k and self.expert_all_to_all != "two_level" else "padded"
+        if self.expert_all_to_all == "two_level":
+            return "padded"
+        return "gather" if ways <= top_k else "ragged" if has_ragged else "padded"
 
     @property
     def expert_axes(self) -> tuple[str, ...]:
@@ -240,6 +255,7 @@ class Plan:
             "sep_attention": self.sep_attention,
             "expert_dispatch": self.expert_dispatch,
             "expert_all_to_all": self.expert_all_to_all,
+            "overlap": self.overlap.to_dict(),
         }
 
     @classmethod
@@ -326,6 +342,7 @@ _FROM_DEGREES = (
     "sep_attention",
     "expert_dispatch",
     "expert_all_to_all",
+    "overlap",
     "expert_axes",
     "order",
 )

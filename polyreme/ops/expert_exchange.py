@@ -67,16 +67,11 @@ def exchange(x: Sequence[int], weight: Sequence[int], top_k: int) -> ExpertExcha
             tokens[i] += missing
             break
     inner = tuple(axis for axis in inner if axis not in apart)
-    split = ExpertSplit(placed.mesh, tuple(tokens), experts, inner, _between_nodes(placed, experts))
-    return ExpertExchange(_dispatcher(placed, split, top_k), split)
-
-
-def _dispatcher(placed: Layout, split: ExpertSplit, top_k: int) -> Dispatcher:
-    """The plan's; on a TPU "auto" sends no empty rows."""
-    plan = placed.plan
-    how = plan.expert_dispatcher(split.ways(split.experts), top_k)
-    is_free = plan.expert_dispatch == "auto" and len(split.levels) == 1
-    return "ragged" if how == "padded" and is_free and select.backend() == "tpu" else cast(Dispatcher, how)
+    parts = placed.plan.overlap.moe
+    split = ExpertSplit(placed.mesh, tuple(tokens), experts, inner, _between_nodes(placed, experts), parts)
+    has_ragged = select.backend() == "tpu" and len(split.levels) == 1
+    how = placed.plan.expert_dispatcher(split.ways(experts), top_k, has_ragged)
+    return ExpertExchange(cast(Dispatcher, how), split)
 
 
 def _between_nodes(placed: Layout, experts: Axes) -> Axes:

@@ -252,6 +252,7 @@ class TrainConfig(Section):
 class PlanConfig(Section):
     """How many devices along each mesh axis, what the sharding axis splits (ZeRO stage 1, 2 or 3), and how the pipeline
     runs. schedule: with pp > 1, DEFAULT_SCHEDULE if left out. train.accumulation is the number of microbatches.
+    overlap: moe: parts that tokens for experts are sent in, so that experts compute meanwhile.
     expert_axes: the axes that split experts; beside ep they may be others, which split something else elsewhere.
     """
 
@@ -268,6 +269,7 @@ class PlanConfig(Section):
     sep_attention: Literal["auto", "ulysses", "ring"] = "auto"
     expert_dispatch: Literal["auto", "gather", "padded", "ragged", "balanced"] = "auto"
     expert_all_to_all: Literal["auto", "flat", "two_level"] = "auto"
+    overlap: dict[Literal["moe"], Count] = {}
     expert_axes: Annotated[list[Literal["dp", "sharding", "sep", "mp", "ep"]], BeforeValidator(_as_list)] = ["ep"]
     recompute: Literal["none", "core_attn", "full_attn", "full"] = "none"
     offload: Annotated[list[Literal["state", "act"]], BeforeValidator(_as_list)] = []
@@ -299,6 +301,11 @@ class PlanConfig(Section):
                     f"{name}={getattr(self, name)} with expert_axes={self.expert_axes}, none of which has several "
                     "devices: experts are not split; set ep too"
                 )
+        if self.expert_ways == 1 and self.overlap.get("moe", 1) > 1:
+            raise ValueError(
+                f"overlap={self.overlap} with expert_axes={self.expert_axes}, none of which has several devices: "
+                "nothing is sent to experts; set ep too"
+            )
         if (self.sharding > 1) != (self.sharding_stage > 0):
             raise ValueError(
                 f"sharding={self.sharding} with sharding_stage={self.sharding_stage}: "
@@ -375,6 +382,7 @@ class PretrainConfig(Section):
             sep_attention=plan.sep_attention,
             expert_dispatch=plan.expert_dispatch,
             expert_all_to_all=plan.expert_all_to_all,
+            overlap=plan.overlap,
             expert_axes=plan.expert_axes,
         )
 

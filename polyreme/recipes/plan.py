@@ -170,6 +170,7 @@ def with_plan(config: PretrainConfig, plan: Plan) -> PretrainConfig:
         "sep_attention": plan.sep_attention,
         "expert_dispatch": plan.expert_dispatch,
         "expert_all_to_all": plan.expert_all_to_all,
+        "overlap": plan.overlap.to_dict(),
         "expert_axes": list(rules.rule("param").get("expert", ())) or ["ep"],
         "recompute": plan.recompute,
         "offload": list(plan.offload),

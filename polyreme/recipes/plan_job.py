@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -109,7 +110,9 @@ class AbstractJob:
     @contextmanager
     def _abstractly(self) -> Iterator[None]:
         """Without memory, and for the plan's devices where these are not here."""
-        with abstractly(), select.compiling_for(self._absent):
+        with abstractly(), select.compiling_for(self._absent), warnings.catch_warnings():
+            # programs for devices that are not here are written to the compile cache, and cannot be read
+            warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
             yield
 
     def _loss(self, model: Any, first: Any, rest: Sequence[Any]) -> Tensor:
@@ -130,7 +133,9 @@ def _slice(name: str) -> list[Any]:
     if importlib.util.find_spec("libtpu") is None:
         raise ConfigError(f"compiling for {name} needs libtpu; install polyreme[tpu-check], or leave the topology out")
     # else libtpu asks a cloud's metadata server, for minutes, what machine this is
-    for variable, value in (("TPU_SKIP_MDS_QUERY", "1"), ("TPU_WORKER_HOSTNAMES", "localhost")):
+    quiet = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "none"}
+    # several processes may compile at once, as none of them touches a chip
+    for variable, value in {**quiet, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}.items():
         os.environ.setdefault(variable, value)
     try:
         return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)

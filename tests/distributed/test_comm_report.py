@@ -35,7 +35,7 @@ CASES = {
     "llama zero3": ("llama", PLANS["zero3_dp_mp"]),
     "llama zero3 sequence": ("llama", PLANS["zero3_mp_sequence"]),
     "mixtral gather": ("mixtral", Plan.from_degrees(dp=2, mp=2, ep=2)),
-    "mixtral padded": ("mixtral", Plan.from_degrees(dp=2, ep=4), {"num_layers": 1}),
+    "mixtral padded in parts": ("mixtral", Plan.from_degrees(dp=2, ep=4, overlap={"moe": 2}), {"num_layers": 1}),
     "mixtral balanced": ("mixtral", Plan.from_degrees(dp=2, ep=4, expert_dispatch="balanced"), {"num_layers": 1}),
     "mixtral two levels": (
         "mixtral",
@@ -207,6 +207,23 @@ ENTRY %main (p: f32[8]) -> f32[2] {
 """
     (found,) = find_collectives(text, MeshShape(dp=4))
     assert (found.kind, found.axes, found.payload, found.wire) == ("reduce-scatter", ("dp",), 32, 24)
+
+
+def test_rows_of_a_ragged_exchange_hide_behind_a_kernel():
+    text = """HloModule m, is_scheduled=true, num_partitions=2
+ENTRY %main (p: f32[8], q: s32[2]) -> f32[8] {
+  %p = f32[8] parameter(0)
+  %q = s32[2] parameter(1)
+  %room = f32[64] broadcast(%p), dimensions={0}
+  %s = (f32[8], f32[64]) ragged-all-to-all-start(%p, %room, %q, %q, %q, %q), channel_id=1, replica_groups={{0,1}}
+  %k = f32[8] custom-call(%p), custom_call_target="tpu_custom_call", backend_config={"cost_estimate":{"flops":"FLOPS"}}
+  %d = f32[64] ragged-all-to-all-done(%s)
+  ROOT %r = f32[8] add(%k, %d)
+}
+"""
+    for flop, overlap in ((15, "critical"), (16, "overlapped")):
+        (found,) = find_collectives(text.replace("FLOPS", str(flop)), MeshShape(ep=2), balance=1)
+        assert (found.kind, found.payload, found.wire, found.overlap) == ("ragged-all-to-all", 32, 16, overlap)
 
 
 def test_combined_parts_are_told_apart_by_what_computed_them():

@@ -80,6 +80,7 @@ SPLITS = {
     "ep and mp": (((("dp", "ep"), ("mp",)), ("ep", "mp"), ()), ("padded",)),
     "two levels": (((("dp", "ep"), ("mp",)), ("dp", "mp", "ep"), (), ("dp",)), ("padded", "balanced")),
     "dp, mp and ep": (((("dp", "mp", "ep"), ()), ("dp", "mp", "ep"), ()), ("gather", "padded", "ragged", "balanced")),
+    "in parts": (((("dp", "mp", "ep"), ()), ("dp", "mp", "ep"), (), (), 3), ("gather", "padded", "balanced")),
     "tokens alone": (((("dp",), ("mp", "ep")), (), ()), ("padded",)),
     "experts alone": (((("dp",), ()), ("ep",), ()), ("padded",)),
 }
@@ -100,7 +101,7 @@ def test_equals_every_token_through_every_expert():
     compare(value_and_gradients(experts))
 
 
-@pytest.mark.slow_cases("two levels-balanced", "ep, width over mp-balanced", "ep and mp-padded")
+@pytest.mark.slow_cases("two levels-balanced", "ep, width over mp-balanced", "ep and mp-padded", "in parts-gather")
 @pytest.mark.parametrize(("name", "how"), [(name, how) for name, (_, hows) in SPLITS.items() for how in hows])
 def test_equals_one_device_over_a_mesh(name, how, monkeypatch):
     split = ExpertSplit(over(*MESH), *SPLITS[name][0])
@@ -111,15 +112,15 @@ def test_equals_one_device_over_a_mesh(name, how, monkeypatch):
     compare(got)
 
 
-@pytest.mark.parametrize("how", ["gather", "padded"])
-def test_sends_what_its_dispatcher_says(how):
+@pytest.mark.parametrize(("how", "parts"), [("gather", 1), ("padded", 2)])
+def test_sends_what_its_dispatcher_says(how, parts):
     x, choices, gates, weights = inputs()
-    split = ExpertSplit(over(*MESH), (("dp", "mp", "ep"), ()), ("dp", "mp", "ep"))
+    split = ExpertSplit(over(*MESH), (("dp", "mp", "ep"), ()), ("dp", "mp", "ep"), parts=parts)
     call = jax.jit(lambda *a: exchanged_experts(a[0], choices, *a[1:], "silu", split=split, how=how))
     program = call.lower(x, gates, weights).compile().as_text()
     counts = {kind: program.count(f" {kind}(") for kind in ("all-to-all", "all-gather", "reduce-scatter", "all-reduce")}
     # rows there and back, and how many they are; or tokens, choices and gates there and sums back
-    wanted = {"all-to-all": 3} if how == "padded" else {"all-gather": 3, "reduce-scatter": 1}
+    wanted = {"all-to-all": 3 * parts} if how == "padded" else {"all-gather": 3, "reduce-scatter": 1}
     assert {kind: n for kind, n in counts.items() if n} == wanted
 
 

@@ -246,6 +246,7 @@ def test_recompute_holds_less():
         ({"plan": {"ep": 2}}, "gpt has no experts; leave them out"),
         ({"plan": {"ep": 2, "expert_axes": ["mp"]}}, "name ep there too"),
         ({"plan": {"expert_dispatch": "padded"}}, "experts are not split; set ep too"),
+        ({"plan": {"overlap": {"moe": 2}}}, "nothing is sent to experts; set ep too"),
         ({"plan": {"expert_all_to_all": "flat"}}, "expert_all_to_all=flat .* experts are not split; set ep too"),
         ({"model": {"family": "mixtral"}, "plan": {"ep": 3}}, "num_experts=8 is not a multiple of .*expert_axes"),
     ],

@@ -256,6 +256,8 @@ _PARTITION_KINDS = ("all-to-all", "ragged-all-to-all", "collective-broadcast")
 def _parts(computation: Computation, instruction: Instruction, kind: str, size: int) -> tuple[CollectiveArray, ...]:
     """One part an operand; a combined collective's parts are told apart by what computed them."""
     operands = computation.operands_of(instruction)
+    if kind == "ragged-all-to-all":  # the room for what comes, offsets and sizes follow
+        operands = operands[:1]
     whole_origin = origin_of(instruction.op_name)
     scale = size if kind == "all-gather" else 1
     parts = []

@@ -16,6 +16,7 @@ _SHAPE = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\]")
 _NAME = re.compile(r"%([\w.\-]+)")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
+_COST = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
 _CALLED = re.compile(
     r"(?:calls|to_apply|body|true_computation|false_computation|branch_computations)=(\{[^}]*\}|%[\w.\-]+)"
 )
@@ -139,8 +140,8 @@ class Module:
         return int(bounds.pop()) if len(bounds) == 1 else None
 
     def flop(self, instruction: Instruction, computation: Computation) -> int:
-        """Arithmetic in one instruction, called computations and loops included: 2 m n k for a product, else about
-        one operation for each element written.
+        """Arithmetic in one instruction, called computations and loops included: 2 m n k for a product, what a kernel
+        says of itself, else about one operation for each element written.
         """
         if instruction.opcode in _FREE or instruction.opcode.endswith("-done"):
             return 0
@@ -150,6 +151,9 @@ class Module:
         if instruction.opcode in ("fusion", "call", "conditional", "async-start"):
             return inner
         size = sum(s.size for s in instruction.shapes)
+        cost = _COST.search(instruction.rest) if instruction.opcode == "custom-call" else None
+        if cost:  # a Pallas kernel's own, of all its rows
+            return int(cost[1])
         if instruction.opcode == "dot" or "matmul" in instruction.rest or "gemm" in instruction.rest:
             return 2 * size * _contract(instruction, computation)
         if instruction.opcode == "convolution":

@@ -136,8 +136,9 @@ def examine(
     found = [
         c if runs == 1 else _repeat(c, runs) for text, runs in programs for c in find_collectives(text, mesh, enough)
     ]
-    expected = terms(plan, work, COMPILERS.get(backend, BEST))
-    return Report(plan, backend, (*found, *sends), tuple(expected), tuple(terms(plan, work)))
+    compiler = COMPILERS.get(backend, BEST)
+    bound = terms(plan, work, dataclasses.replace(BEST, has_ragged=compiler.has_ragged))
+    return Report(plan, backend, (*found, *sends), tuple(terms(plan, work, compiler)), tuple(bound))
 
 
 def _repeat(collective: CollectiveInstruction, runs: int) -> CollectiveInstruction:

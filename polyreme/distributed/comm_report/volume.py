@@ -78,17 +78,18 @@ class Compiler:
     of several parts, by microbatches, by two uses of a tied table or by several maps of one input, is reduced once.
     XLA's CPU pipeline has neither pass, nor a flag to add one: there a reduce-scatter is an all-reduce, over all axes
     at once, and each part is reduced by itself. reduces_low: sums of 16-bit numbers travel in 16 bits; the CPU's
-    travel in 32 (AllReducePromotion).
+    travel in 32 (AllReducePromotion). has_ragged: there is an all-to-all of parts that differ in size.
     """
 
     reduce_scatter: bool = True
     reassociates: bool = True
     reduces_low: bool = True
+    has_ragged: bool = False
 
 
-COMPILERS = {"cpu": Compiler(False, False, False), "gpu": Compiler(), "tpu": Compiler()}
+COMPILERS = {"cpu": Compiler(False, False, False), "gpu": Compiler(), "tpu": Compiler(has_ragged=True)}
 BEST = Compiler()
-"""Every pass at work: the lower bound."""
+"""Every pass at work: the lower bound, where there is no ragged all-to-all."""
 
 
 @dataclass(frozen=True)
@@ -273,8 +274,10 @@ class _Terms:
             return
         # axes that split no token elsewhere split them here
         apart = math.prod(self.mesh.degree(axis) for axis in axes if axis not in self.token_axes)
-        tokens, width = self.tokens / apart, self.work.hidden * self.work.itemsize
-        how = self.plan.expert_dispatcher(ways, k)
+        parts = self.plan.overlap.moe
+        tokens, times = self.tokens / apart / parts, times * parts
+        width = self.work.hidden * self.work.itemsize
+        how = self.plan.expert_dispatcher(ways, k, self.compiler.has_ragged)
         if how == "balanced":
             yield from self._balanced(axes, ways, tokens, times)
             return
@@ -292,6 +295,12 @@ class _Terms:
             yield self._term("gradients from experts", "reduce-scatter", axes, summed, times, "backward")
             yield self._term("gradients of gates", "reduce-scatter", axes, ways * tokens * 4 * k, times, "backward")
             return
+        if how == "ragged":
+            for phase in ("forward", "backward"):
+                rows = tokens * k * width
+                yield self._term("rows for experts and back", "ragged-all-to-all", axes, rows, 2 * times, phase)
+            yield self._term("numbers of rows", "all-gather", axes, ways * self.work.experts * 4, times, "forward")
+            return
         rows = ways * tokens * min(k, self.work.experts / ways) * width
         for phase in ("forward", "backward"):
             yield from self._to_all("rows for experts and back", rows, 2 * times, phase)
@@ -308,14 +317,14 @@ class _Terms:
         yield from self._to_all("experts of rows", numbers, times, "forward")
         yield self._term("numbers of rows", "all-gather", axes, ways * experts * 4, times, "forward")
         at_a_time = expert_slots(experts // ways, ways) * ways / experts
-        low = self.compiler.reduces_low
+        low, layers = self.compiler.reduces_low, self.work.num_layers
         for p in self.work.parameters:
             if "expert" not in p.uses:
                 continue
             nbytes = self._bytes(p, "use") / p.itemsize * (self.work.itemsize if low else max(4, self.work.itemsize))
             for phase, runs in (("forward", 2), ("backward", 3)):
                 yield self._term(
-                    "weights of hot experts", "all-reduce", axes, nbytes * at_a_time, runs * self.microbatches, phase
+                    "weights of hot experts", "all-reduce", axes, nbytes * at_a_time, runs * times // layers, phase
                 )
 
     def pipeline(self) -> Iterator[Term]:
