@@ -133,12 +133,12 @@ def examine(
     enough = BALANCE.get(backend, BALANCE["gpu"]) if balance is None else balance
     # a stage's programs run on its own devices, which no pp tells apart
     mesh = dataclasses.replace(plan.mesh, pp=1)
-    found = [
+    collectives = [
         c if runs == 1 else _repeat(c, runs) for text, runs in programs for c in find_collectives(text, mesh, enough)
     ]
     compiler = COMPILERS.get(backend, BEST)
     bound = terms(plan, work, dataclasses.replace(BEST, has_ragged=compiler.has_ragged))
-    return Report(plan, backend, (*found, *sends), tuple(terms(plan, work, compiler)), tuple(bound))
+    return Report(plan, backend, (*collectives, *sends), tuple(terms(plan, work, compiler)), tuple(bound))
 
 
 def _repeat(collective: CollectiveInstruction, runs: int) -> CollectiveInstruction:
