@@ -73,6 +73,10 @@ class Decoder(Layer):
         """The Layers that embed calls."""
         return {"tokens": self.tokens}
 
+    def output_layers(self) -> dict[str, Layer]:
+        """The Layers that normed, logits and the loss call, those of embed apart."""
+        return {"norm": self.norm} if self.config.tie_embeddings else {"norm": self.norm, "head": self.head}
+
     def run_block(self, block: Layer, x_bse: Any) -> Any:
         """A block's output."""
         return block(x_bse)
@@ -88,8 +92,7 @@ class Decoder(Layer):
 
         Of a family cut at "layers" each block is one, the first with the embedding before it, the last with the norm.
         """
-        last = {} if self.config.tie_embeddings else {"head": self.head}
-        embedding, norm = Part(self.embed, **self.embedding_layers()), Part(self.normed, norm=self.norm, **last)
+        embedding, norm = Part(self.embed, **self.embedding_layers()), Part(self.normed, **self.output_layers())
         blocks: list[Layer] = [Part(functools.partial(self.run_block, block), block=block) for block in self.blocks]
         if self.family.cut == "items":
             return [embedding, *blocks, norm]

@@ -2,7 +2,8 @@
 
 Source: arXiv:2412.19437; latent attention and shared experts arXiv:2405.04434, balance without a loss arXiv:2408.15664,
 yarn arXiv:2309.00071. Same function as transformers' DeepseekV3ForCausalLM, whose values are the fixtures of
-tests/models/test_deepseek_v3.py. Logical dims of parameters beside Mixtral's: latent, which no plan splits.
+tests/models/test_deepseek_v3.py; the reference leaves out that modules predict further tokens (arXiv:2412.19437,
+section 2.2). Logical dims of parameters beside Mixtral's: latent, which no plan splits.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import numpy as np
 from polyreme.autograd.recompute import run_part
 from polyreme.errors import ConfigError
 from polyreme.mesh.axes import nearest_multiples
-from polyreme.models.decoder import check_dimensions
+from polyreme.models.decoder import check_dimensions, next_token_loss
 from polyreme.models.families import DEEPSEEK_V3, latent_widths
 from polyreme.models.llama import Block, Llama, linear, rotary_table, rotate
-from polyreme.models.mixtral import Mixtral, SparseBlock, make_experts
-from polyreme.nn import Layer, RMSNorm
+from polyreme.models.mixtral import Mixtral, SparseBlock, balanced_loss, make_experts
+from polyreme.nn import Layer, LayerList, RMSNorm
 from polyreme.nn import functional as F
+from polyreme.ops import creation
 from polyreme.ops.layout import constrain
 from polyreme.ops.manipulation import concat
 from polyreme.ops.repetition import expand
@@ -150,7 +152,8 @@ class DeepseekV3Config(LatentConfig):
     n_shared_experts and to experts_per_token of num_experts others, of width expert_ffn_size (ffn_size if 0), chosen
     within the topk_group best of n_group groups. norm_topk_prob, routed_scaling_factor: gates are divided by their sum,
     and multiplied. bias_rate: as of nn.Router, whose bias the choice adds; sequence_loss: weight of the loss that
-    balances each sequence, in training.
+    balances each sequence, in training. num_nextn_predict_layers: modules that predict in training one token further
+    ahead each; mtp_loss_weight: of the mean of their losses.
     """
 
     num_experts: int = 256
@@ -164,6 +167,8 @@ class DeepseekV3Config(LatentConfig):
     first_k_dense_replace: int = field(default=1, metadata={"least": 0})
     bias_rate: float = 0.001
     sequence_loss: float = 0.0001
+    num_nextn_predict_layers: int = field(default=0, metadata={"least": 0})
+    mtp_loss_weight: float = 0.3
 
     def __post_init__(self) -> None:
         if not self.expert_ffn_size:
@@ -181,10 +186,16 @@ class DeepseekV3Config(LatentConfig):
                 f"n_group {groups} groups of {self.num_experts} experts; n_group must divide the experts, and "
                 "topk_group, at most n_group, of them hold experts_per_token"
             )
-        if self.routed_scaling_factor <= 0 or min(self.bias_rate, self.sequence_loss) < 0:
+        if self.routed_scaling_factor <= 0 or min(self.bias_rate, self.sequence_loss, self.mtp_loss_weight) < 0:
             raise ConfigError(
                 f"DeepseekV3Config: routed_scaling_factor {self.routed_scaling_factor}, bias_rate {self.bias_rate}, "
-                f"sequence_loss {self.sequence_loss}; give a factor above 0, and the others at least 0"
+                f"sequence_loss {self.sequence_loss}, mtp_loss_weight {self.mtp_loss_weight}; give a factor above 0, "
+                "and the others at least 0"
+            )
+        if self.num_nextn_predict_layers >= self.seq_len:
+            raise ConfigError(
+                f"DeepseekV3Config: num_nextn_predict_layers {self.num_nextn_predict_layers} looks past the end of "
+                f"seq_len {self.seq_len} tokens; make it at most {self.seq_len - 1}"
             )
 
     @classmethod
@@ -234,10 +245,36 @@ class LatentAttention(Layer):
         return self.out(mixed.reshape([batch, seq, heads * config.v_head_dim]))
 
 
+class NextToken(Layer):
+    """What predicts one token further ahead: a block over what is known of each place and the token that follows it.
+
+    Source: arXiv:2412.19437, equation 21; as in the public checkpoint the token's embedding comes first.
+    """
+
+    def __init__(self, config: DeepseekV3Config, block: SparseBlock) -> None:
+        super().__init__()
+        self.token_norm, self.hidden_norm, self.norm = (
+            RMSNorm(config.hidden_size, epsilon=config.rms_norm_epsilon) for _ in range(3)
+        )
+        self.join = linear(2 * config.hidden_size, config.hidden_size, ("latent", "embed"))
+        self.block = block
+
+    def forward(self, x_bse: Any, tokens_bse: Any) -> Any:
+        """Input of the block."""
+        joined = self.join(concat([self.token_norm(tokens_bse), self.hidden_norm(x_bse)], axis=-1))
+        return constrain(joined, "batch", "seq", "embed")
+
+
 class DeepseekV3(Mixtral):
-    """As Mixtral, with latent attention; the first blocks have no experts."""
+    """As Mixtral, with latent attention; the first blocks have no experts. In training the modules of `mtp` predict
+    further tokens, with the embedding and the head of the model."""
 
     family = DEEPSEEK_V3
+
+    def __init__(self, config: DeepseekV3Config) -> None:
+        super().__init__(config)
+        ahead = range(config.num_layers, config.num_layers + config.num_nextn_predict_layers)
+        self.mtp = LayerList([NextToken(config, self.make_block(config, number)) for number in ahead])
 
     def make_block(self, config: Any, number: int) -> Layer:
         """A new block; number: how many come before it."""
@@ -269,6 +306,30 @@ class DeepseekV3(Mixtral):
             return super().run_block(block, x_bse)
         x_bse, so_far = x_bse
         return Llama.run_block(self, block, x_bse), so_far
+
+    def output_layers(self) -> dict[str, Layer]:
+        """The Layers that normed, logits and the loss call, those of embed apart."""
+        return super().output_layers() | {"mtp": self.mtp}
+
+    def losses_ahead(self, x_bse: Any, labels: Any) -> tuple[Any, Any]:
+        """The mean loss of the tokens after the next, one further for each module, and the losses of their routers."""
+        routers, losses = creation.zeros([], "float32"), []
+        for module in self.mtp:
+            tokens_bse, _ = self.embed(labels.clip(min=0))  # -100 stands for no label
+            x_bse, routers = self.run_block(module.block, (module(x_bse, tokens_bse), routers))
+            x_bse = module.norm(x_bse)
+            labels = concat([labels[:, 1:], creation.full_like(labels[:, :1], -100)], axis=1)
+            losses.append(next_token_loss(self, x_bse, labels))
+        return sum(losses[1:], losses[0]) / len(losses), routers
+
+
+def loss_with_tokens_ahead(model: DeepseekV3, hidden: tuple[Any, Any], labels: Any) -> Any:
+    """next_token_loss, and while training the routers' losses and those of further tokens."""
+    loss = balanced_loss(model, hidden, labels)
+    if not (model.training and len(model.mtp)):
+        return loss
+    ahead, routers = model.losses_ahead(hidden[0], labels)
+    return loss + model.config.mtp_loss_weight * ahead + routers
 
 
 def _by_halves(x_bshd: Any) -> Any:

@@ -178,6 +178,7 @@ def latent_shape(dims: Any) -> ModelShape:
         rope_head_dim=widths["qk_rope_head_dim"],
         q_rank=dims.q_lora_rank,
         kv_rank=widths["kv_lora_rank"],
+        ahead=dims.num_nextn_predict_layers,
     )
 
 
@@ -187,12 +188,13 @@ DEEPSEEK_V3 = Family(
     config=Reference("polyreme.models.deepseek_v3", "DeepseekV3Config"),
     shape=latent_shape,
     ffn_size=LLAMA.ffn_size,
-    loss=MIXTRAL.loss,
+    loss=Reference("polyreme.models.deepseek_v3", "loss_with_tokens_ahead"),
     experts=True,
     settings=(
         *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rope_scaling"),
         *("experts_per_token", "expert_ffn_size", "n_shared_experts", "n_group", "topk_group", "norm_topk_prob"),
         *("routed_scaling_factor", "first_k_dense_replace", "bias_rate", "sequence_loss"),
+        *("num_nextn_predict_layers", "mtp_loss_weight"),
     ),
 )
 

@@ -24,7 +24,8 @@ class ModelShape:
     every token besides; dense_layers: first layers that have the dense feed-forward even so. biases, learned_positions,
     tied: as in GPT-2; rms_norm: as in LLaMA; qk_norm: queries and keys are normed, head by head. dropout: whether masks
     are drawn. kv_rank: above 0 keys and values come from a latent of that width and of rope_head_dim numbers that all
-    heads share, and queries from one of width q_rank, if that is above 0; v_head_dim: of a value, head_dim if 0.
+    heads share, and queries from one of width q_rank, if that is above 0; v_head_dim: of a value, head_dim if 0. ahead:
+    modules that predict one token further each, of a layer and the output projection.
 
     Raises ConfigError for a dimension below 1 and for heads that do not divide.
     """
@@ -53,6 +54,7 @@ class ModelShape:
     q_rank: int = 0
     rope_head_dim: int = 0
     v_head_dim: int = 0
+    ahead: int = 0
     name: str = "transformer"
 
     def __post_init__(self) -> None:
@@ -71,6 +73,7 @@ class ModelShape:
             "q_rank",
             "rope_head_dim",
             "v_head_dim",
+            "ahead",
         ):
             if getattr(self, field) < 0:
                 raise ConfigError(f"model {self.name!r}: {field}={getattr(self, field)}; give at least 0")
@@ -119,7 +122,7 @@ class ModelShape:
         """Those of them that work on a token: without the experts that it does not choose."""
         sparse = self.layers - min(self.dense_layers, self.layers) if self.experts else 0
         idle = (self.experts - self.experts_per_token) * (3 if self.gated else 2) * self.hidden * self.expert_ffn
-        return self.num_parameters - idle * sparse
+        return self.num_parameters - idle * (sparse + (self.ahead if self.experts else 0))
 
 
 @lru_cache(maxsize=4096)
@@ -138,7 +141,8 @@ def _graph(shape: ModelShape, attention: str) -> ModelGraph:
         )
         if count
     ]
-    return ModelGraph(shape.name, (_embedding(shape), *layers, _head(shape)), shape.tied, shape.seq)
+    ahead = [_ahead(shape, attend, number) for number in range(shape.ahead)]
+    return ModelGraph(shape.name, (_embedding(shape), *layers, _head(shape, ahead)), shape.tied, shape.seq)
 
 
 class _BlockBuilder:
@@ -266,10 +270,23 @@ def _embedding(shape: ModelShape) -> BlockCost:
     return build.block("embedding", "embed")
 
 
-def _head(shape: ModelShape) -> BlockCost:
+def _head(shape: ModelShape, ahead: Sequence[BlockCost]) -> BlockCost:
+    """Norm, logits and loss; ahead: what else the last chunk computes after the norm."""
     build = _BlockBuilder(shape)
     x = build.norm("norm", build.residual("hidden"))
-    weight = "tokens" if shape.tied else build.weight("head", ("embed", "vocab"), (shape.hidden, shape.vocab))
+    for block in ahead:
+        build.operations += block.operations
+        build.parameters += block.parameters
+    if not shape.tied:
+        build.weight("head", ("embed", "vocab"), (shape.hidden, shape.vocab))
+    _predict(build, x)
+    return build.block("head", "head")
+
+
+def _predict(build: _BlockBuilder, x: Value) -> Value:
+    """Loss of the logits of x, by the weight of the embedding where it is tied."""
+    shape = build.shape
+    weight = "tokens" if shape.tied else "head"
     logits = build.add(
         "product",
         "logits",
@@ -282,16 +299,61 @@ def _head(shape: ModelShape) -> BlockCost:
     )
     out = build.value("loss", "batch", "block_seq", itemsize=4)
     # unfused: to float32, largest, shifted, exponentials, their sum; backward: scaled, shifted, back: 60 bytes for 8
-    build.add("loss", "loss", [logits], out, saved=("logits",), unfused=7.5)
-    return build.block("head", "head")
+    return build.add("loss", "loss", [logits], out, saved=("logits",), unfused=7.5)
+
+
+def _ahead(shape: ModelShape, attend: _Part, number: int) -> BlockCost:
+    """What predicts one token further: tokens and places joined, a layer, logits. Source: arXiv:2412.19437, 2.2."""
+    build = _BlockBuilder(shape)
+    hidden, token = (
+        build.norm("hidden_norm", build.residual("hidden")),
+        build.norm("token_norm", build.residual("token")),
+    )
+    weight = build.weight("join", ("latent", "embed"), (2 * shape.hidden, shape.hidden))
+    x = build.add(
+        "product",
+        "join",
+        [hidden, token],
+        build.residual("joined"),
+        weights=(weight,),
+        flops=4.0 * shape.seq * shape.hidden**2,
+        saved=(hidden.name, token.name),
+        contracted="latent",
+    )
+    x = _add_layer(build, x, attend, _sparse if shape.experts else _dense)
+    _predict(build, build.norm("norm", x))
+    return _rename(build.block("ahead", "head"), f"ahead{number}_", keep=("tokens", "head"))
+
+
+def _rename(block: BlockCost, prefix: str, keep: tuple[str, ...]) -> BlockCost:
+    """The block with the prefix before each name of an operation, a value and a weight, but those of other blocks."""
+
+    def new(value: Value) -> Value:
+        return replace(value, name=prefix + value.name)
+
+    operations = tuple(
+        replace(
+            op,
+            name=prefix + op.name,
+            inputs=tuple(new(value) for value in op.inputs),
+            output=new(op.output),
+            weights=tuple(name if name in keep else prefix + name for name in op.weights),
+            saved=tuple(prefix + name for name in op.saved),
+        )
+        for op in block.operations
+    )
+    return replace(block, operations=operations, parameters=tuple(new(value) for value in block.parameters))
 
 
 def _layer(shape: ModelShape, attend: _Part, name: str, repeats: int, feed: _Part) -> BlockCost:
     build = _BlockBuilder(shape)
-    x = build.residual("x")
-    x = build.join("attention_add", x, _attention(build, build.norm("attention_norm", x), attend))
-    build.join("ffn_add", x, feed(build, build.norm("ffn_norm", x)))
+    _add_layer(build, build.residual("x"), attend, feed)
     return build.block(name, "layer", repeats)
+
+
+def _add_layer(build: _BlockBuilder, x: Value, attend: _Part, feed: _Part) -> Value:
+    x = build.join("attention_add", x, _attention(build, build.norm("attention_norm", x), attend))
+    return build.join("ffn_add", x, feed(build, build.norm("ffn_norm", x)))
 
 
 def _attention(build: _BlockBuilder, x: Value, attend: _Part) -> Value:

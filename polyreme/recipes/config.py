@@ -108,6 +108,8 @@ class DeepseekSettings(Section):
     first_k_dense_replace: Whole = 1
     bias_rate: NotNegative = 0.001
     sequence_loss: NotNegative = 0.0001
+    num_nextn_predict_layers: Whole = 0
+    mtp_loss_weight: NotNegative = 0.3
 
 
 class ModelConfig(DeepseekSettings):

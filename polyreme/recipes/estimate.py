@@ -24,10 +24,11 @@ def flops_per_token(model: ModelConfig) -> int:
     for attention.
 
     Source: PaLM, arXiv:2204.02311, appendix B. Table look-ups do no arithmetic; the output projection
-    does, tied or not.
+    does, tied or not, once for each token that is predicted.
     """
     shape = shape_of(model)
     tables = model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2)
     positions = model.seq_len * model.hidden_size if shape.learned_positions else 0
-    matmul = shape.num_active_parameters - tables - positions + model.vocab_size * model.hidden_size
-    return 6 * matmul + 6 * model.num_layers * shape.score_width * model.seq_len
+    heads = (1 + shape.ahead) * model.vocab_size * model.hidden_size
+    matmul = shape.num_active_parameters - tables - positions + heads
+    return 6 * matmul + 6 * (model.num_layers + shape.ahead) * shape.score_width * model.seq_len

@@ -32,7 +32,9 @@ def build(family, num_layers=4):
     if family == "mixtral":
         return Mixtral(MixtralConfig.nano(num_layers=num_layers, num_experts=8))
     if family == "deepseek_v3":
-        sizes = {"num_layers": num_layers, "first_k_dense_replace": num_layers // 2, "q_lora_rank": 12}
+        # over stages with a dense layer and a module that predicts further
+        sizes = {"num_layers": num_layers, "q_lora_rank": 12}
+        sizes |= dict.fromkeys(("first_k_dense_replace", "num_nextn_predict_layers"), num_layers // 2)
         return DeepseekV3(DeepseekV3Config.nano(**sizes, sequence_loss=0.1))
     return Llama(LlamaConfig.nano(num_layers=num_layers))
 
@@ -82,7 +84,8 @@ CASES = [
     case("mixtral", slow=True, dp=2, mp=2, ep=2, sequence_parallel=True, expert_axes=("ep", "mp")),
     case("mixtral", slow=True, dp=2, mp=2, sharding=2, sharding_stage=1, expert_axes=("dp", "mp")),
     case("mixtral", BFLOAT16[1], slow=True, pp=2, sharding=2, ep=2, sharding_stage=2, num_microbatches=2),
-    case("deepseek_v3", mp=2, ep=2, sharding=2, sharding_stage=3),
+    case("deepseek_v3", mp=2, ep=2),
+    case("deepseek_v3", slow=True, mp=2, ep=2, sharding=2, sharding_stage=3),
     case("deepseek_v3", slow=True, pp=2, dp=2, ep=2, num_microbatches=2, schedule="ZBH1"),
     case("deepseek_v3", slow=True, mp=2, sep=2, ep=2, sequence_parallel=True, expert_axes=("ep", "mp")),
     case("deepseek_v3", BFLOAT16[1], slow=True, dp=2, sep=2, ep=2, sep_attention="ring", recompute="full"),

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.special import log_softmax
 
 from polyreme.core import rng
 from polyreme.distributed.placement import apply_plan, clear_plan
@@ -139,6 +140,8 @@ YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
         ({"topk_group": 2}, "topk_group 2 of n_group 1"),
         ({"routed_scaling_factor": 0.0}, "routed_scaling_factor 0.0"),
         ({"bias_rate": -1.0}, "bias_rate -1.0"),
+        ({"mtp_loss_weight": -1.0}, "mtp_loss_weight -1.0"),
+        ({"num_nextn_predict_layers": 16}, "looks past the end of seq_len 16 tokens; make it at most 15"),
         ({"rope_scaling": YARN | {"type": "linear"}}, "type 'linear'; yarn is the only one"),
         ({"rope_scaling": YARN | {"factor": 0.5}}, "factor 0.5, .* give a factor and a length of at least 1"),
         ({"rope_scaling": {"factor": 4.0}}, "original_max_position_embeddings'; give factor and"),
@@ -162,3 +165,36 @@ def test_a_configuration_says_what_the_public_one_says():
         ValueError, match=r"capacity_factor=1\.0: deepseek_v3 has none; leave it out or set family: mix"
     ):
         ModelConfig(family="deepseek_v3", capacity_factor=1.0)
+
+
+def test_modules_predict_one_token_further_each_while_training():
+    rng.seed(5)
+    sizes = {"sequence_loss": 0.5, "mtp_loss_weight": 0.25, "seq_len": 8}
+    model = DeepseekV3(DeepseekV3Config.nano(**sizes, num_nextn_predict_layers=2))
+    ids = np.random.default_rng(0).integers(0, 128, (2, 9))
+    tokens, labels = to_tensor(ids[:, :-1]), np.where(np.arange(8) < 7, ids[:, 1:], -100)
+    x, routers = model.hidden(tokens)
+    want = model.logits((x, routers)).numpy()
+    losses = [mean_loss(want, labels)]
+    for depth, module in enumerate(model.mtp, 1):
+        # of token i the embedding of token i + depth, 0 where no label says it, and what follows that one
+        later = np.pad(ids, [(0, 0), (0, 3)])
+        following = np.where(np.arange(8) < 8 - depth, later[:, depth : depth + 8], 0)
+        joined = np.concatenate([module.token_norm(model.tokens(to_tensor(following))), module.hidden_norm(x)], -1)
+        block = to_tensor(joined).matmul(module.join.weight)
+        x, loss = module.block(block, model.cos[:8], model.sin[:8])
+        x, routers = module.norm(x), routers + loss
+        scored = np.where(np.arange(8) < 7 - depth, later[:, depth + 1 : depth + 9], -100)
+        losses.append(mean_loss(model.logits((x, None)).numpy(), scored))
+    got = model(tokens, to_tensor(labels))
+    assert got.item() == pytest.approx(losses[0] + 0.25 * np.mean(losses[1:]) + routers.item(), rel=1e-5)
+    got.backward()
+    assert all(np.abs(p.grad.numpy()).max() > 0 for p in model.mtp.parameters() if p.ndim < 3)
+    model.eval()
+    assert model(tokens, to_tensor(labels)).item() == pytest.approx(losses[0], rel=1e-5)
+
+
+def mean_loss(logits, labels):
+    """The mean cross-entropy of the labels that are not -100."""
+    likely = np.take_along_axis(log_softmax(logits, -1), np.maximum(labels, 0)[..., None], -1)[..., 0]
+    return -likely[labels >= 0].mean()

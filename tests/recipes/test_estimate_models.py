@@ -25,6 +25,7 @@ MODELS = {
         "expert_ffn_size": 28,
         "n_shared_experts": 3,
         "first_k_dense_replace": 2,
+        "num_nextn_predict_layers": 2,
     },
     "mixtral_narrow": {"family": "mixtral", "num_experts": 5, "experts_per_token": 3, "expert_ffn_size": 28},
 }
@@ -54,5 +55,7 @@ def test_flops_per_token_leaves_out_look_up_tables_only(config):
     scores = 2 * (config.head_dim * config.num_heads or config.hidden_size)
     if config.family == "deepseek_v3":  # queries and values of widths of their own, by default 6 + 2 and 6
         scores = config.num_heads * (7 + 4 + 10 if config.v_head_dim else 8 + 6)
-    attention = 6 * config.num_layers * config.seq_len * scores
+    ahead = config.num_nextn_predict_layers
+    counted += ahead * config.vocab_size * config.hidden_size  # they use the model's output projection
+    attention = 6 * (config.num_layers + ahead) * config.seq_len * scores
     assert flops_per_token(config) == 6 * counted + attention
