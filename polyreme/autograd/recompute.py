@@ -28,7 +28,7 @@ from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, GradError, did_you_mean
 from polyreme.jit.capture import Capture, capture_in_progress
-from polyreme.jit.region import Inputs, Out, Region, adopt, adopt_grad, evaluate, separating, trace
+from polyreme.jit.region import Inputs, adopt, adopt_grad, evaluate, returned, separating, trace
 from polyreme.jit.structure import flatten, rebuild, tensors_in
 from polyreme.mesh import RECOMPUTE
 
@@ -457,28 +457,12 @@ def _call_captured(function: Callable[..., Any], args: tuple, kwargs: dict[str, 
         adopt([ended], results[ended.out])
     for tensor, out in region.grads.values():
         adopt_grad(tensor, None if out is None else results[out])
-    return _result(region, results)
+    return returned(region, results)
 
 
 def _arguments(args: tuple, kwargs: dict[str, Any]) -> set[int]:
     """Ids of the arrays of arguments that were computed: what is worth moving."""
     return {id(state.read(t)) for t in tensors_in((args, kwargs)) if isinstance(tape.edge_of(t), tuple)}
-
-
-def _result(region: Region, results: Sequence[TensorState]) -> Any:
-    spec, leaves = region.values[0]
-    built = []
-    for leaf in leaves:
-        if not isinstance(leaf, Out):
-            built.append(leaf)
-        elif id(leaf.tensor) not in region.capture.made:
-            built.append(leaf.tensor)  # an input, handed through
-        else:
-            tensor = results[leaf.index]
-            if leaf.stop_gradient and not tensor.stop_gradient:
-                tensor.stop_gradient, tensor._node = True, None
-            built.append(tensor)
-    return rebuild(spec, iter(built))
 
 
 def _moving(fn: Callable[..., tuple], keep: Keep, mask: tuple[bool, ...]) -> Callable[..., tuple]:

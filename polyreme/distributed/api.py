@@ -97,6 +97,7 @@ from polyreme.distributed.spawning import spawn
 from polyreme.distributed.splitting import split
 from polyreme.distributed.tasks import TaskPlan
 from polyreme.distributed.unshard import unshard_dtensor
+from polyreme.jit.device_branches import branches
 
 __all__ = [
     "ColWiseParallel",
@@ -141,6 +142,7 @@ __all__ = [
     "axis_group",
     "barrier",
     "batch_isend_irecv",
+    "branches",
     "broadcast",
     "broadcast_object_list",
     "build_sharded_state_dict",

@@ -6,7 +6,7 @@ of one kernel, so the whole statement is one node of the tape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from polyreme.eager import tape
 from polyreme.errors import CaptureError
 from polyreme.jit.capture import capture_in_progress, check_known_to_jax, history_freed, is_live, user_line, watching
 from polyreme.jit.mutation import RegionCapture
-from polyreme.jit.structure import Spec, flatten
+from polyreme.jit.structure import Spec, flatten, rebuild
 
 # each level takes some thirty Python frames, of the thousand that Python allows
 _DEEPEST = 16
@@ -166,6 +166,23 @@ def separating(build: Callable[[], Any]) -> Any:
 def evaluate(region: Region, consts: Sequence[Any], *args: Any) -> list[Any]:
     """The region's outputs."""
     return jex.jaxpr_as_fun(jex.ClosedJaxpr(region.closed.jaxpr, list(consts)))(*args)
+
+
+def returned(region: Region, results: Mapping[int, TensorState] | Sequence[TensorState]) -> Any:
+    """The one value of a region, around the Tensors that a kernel gave for its outputs, by their index."""
+    spec, leaves = region.values[0]
+    built = []
+    for leaf in leaves:
+        if not isinstance(leaf, Out):
+            built.append(leaf)
+        elif id(leaf.tensor) not in region.capture.made:
+            built.append(leaf.tensor)  # an input, handed through
+        else:
+            tensor = results[leaf.index]
+            if leaf.stop_gradient and not tensor.stop_gradient:
+                tensor.stop_gradient, tensor._node = True, None
+            built.append(tensor)
+    return rebuild(spec, iter(built))
 
 
 def number_dtype(value: Any, beside: np.dtype | None = None) -> np.dtype:

@@ -18,6 +18,7 @@ from polyreme.mesh.schedule import Schedule, check_schedule, make_schedule, stag
 from polyreme.mesh.schedules import DEFAULT_SCHEDULE, SCHEDULES, WITHOUT_PIPELINE, ScheduleKind
 from polyreme.mesh.strategy import (
     Strategy,
+    branch_parallel,
     data_parallel,
     expert_parallel,
     join,
@@ -134,6 +135,7 @@ class Plan:
         expert_all_to_all: str = "auto",
         overlap: Overlap | Mapping[str, int] | None = None,
         expert_axes: Sequence[str] = ("ep",),
+        branch_axis: str = "",
         order: Sequence[str] = AXES,
         **degrees: int,
     ) -> Plan:
@@ -143,7 +145,8 @@ class Plan:
         given, and virtual_stages the fewest that the schedule takes.
         sequence_parallel splits the residual stream's seq over mp. expert_axes: the axes that split experts, outermost
         first; those beside ep then split, around the experts, tokens and not what else they split ("mp": the experts'
-        inner width).
+        inner width). branch_axis: "mp" gives the devices of that axis to branches (`branch_parallel`), instead of
+        heads and widths.
 
         Raises ConfigError for an unknown name, with the closest valid one, and for any value Plan refuses.
 
@@ -162,7 +165,13 @@ class Plan:
             virtual_stages = SCHEDULES.named(schedule).least_virtual if schedule is not None else 1
         return cls(
             mesh=mesh,
-            strategy=_strategy_for(mesh, zero(sharding_stage), sequence_parallel, expert_axes),
+            strategy=_strategy_for(
+                mesh,
+                zero(sharding_stage),
+                sequence_parallel,
+                expert_axes,
+                _check_branch_axis(branch_axis, mesh, sequence_parallel),
+            ),
             schedule=schedule,
             virtual_stages=virtual_stages,
             num_microbatches=num_microbatches,
@@ -344,19 +353,26 @@ _FROM_DEGREES = (
     "expert_all_to_all",
     "overlap",
     "expert_axes",
+    "branch_axis",
     "order",
 )
 
 
 def _strategy_for(
-    mesh: MeshShape, sharding: Strategy, is_sequence_parallel: bool, expert_axes: tuple[str, ...]
+    mesh: MeshShape,
+    sharding: Strategy,
+    is_sequence_parallel: bool,
+    expert_axes: tuple[str, ...],
+    branch_axis: str,
 ) -> Strategy:
     parts = [data_parallel()]
     if mesh.sharding > 1:
         parts.append(sharding)
     if mesh.sep > 1:
         parts.append(segment_parallel())
-    if mesh.mp > 1:
+    if branch_axis:
+        parts.append(branch_parallel(branch_axis))
+    elif mesh.mp > 1:
         parts.append(tensor_parallel(experts="mp" not in expert_axes))
         if is_sequence_parallel:
             parts.append(sequence_parallel())
@@ -379,6 +395,16 @@ def _check_expert_axes(axes: object, mesh: MeshShape) -> tuple[str, ...]:
             f"expert_axes={tuple(axes)!r} in plan leaves out ep, of degree {mesh.ep}; name it, or set ep to 1"
         )
     return tuple(axes)
+
+
+def _check_branch_axis(axis: object, mesh: MeshShape, is_sequence_parallel: bool) -> str:
+    if axis not in ("", "mp"):
+        raise ConfigError(f"branch_axis={axis!r} in plan; give 'mp', whose devices then run branches, or leave it out")
+    if axis and mesh.mp == 1:
+        raise ConfigError("branch_axis='mp' in plan with mp=1: no device to run a branch; set mp to 2, or leave it out")
+    if axis and is_sequence_parallel:
+        raise ConfigError("sequence_parallel with branch_axis='mp' in plan: mp then splits no seq; drop one of them")
+    return str(axis)
 
 
 def _check_bool(name: str, value: object) -> None:

@@ -8,7 +8,7 @@ The vocabulary of logical dims:
                  width inside an expert)  layers (of a stack)
     activations  batch  seq (of the residual stream)  block_seq (inside attention and MLP,
                  where `mp` splits heads and ffn)  embed  heads  kv_heads  head_dim  ffn  inner  vocab  expert
-                 msa_rows  msa_cols  pair_rows  pair_cols (of which a tensor names one at a time)
+                 msa_rows  msa_cols  pair_rows  pair_cols (of which a tensor names one at a time)  bp (branches)
 
 inner is what lies between a column-parallel and a row-parallel layer whose use is not known: heads or ffn.
 
@@ -34,6 +34,9 @@ Dim = str | None
 
 ANY = "*"
 """The logical dim that means "whichever dim of the tensor divides": how parameter sharding reaches every tensor."""
+
+BRANCHES = "bp"
+"""The logical dim of what several branches compute: its mesh axis has devices for each of them."""
 
 LAYERS = "layers"
 """The logical dim of a stacked parameter that counts layers: a loop takes one entry of it at a time, so an axis that
@@ -222,6 +225,12 @@ def expert_parallel(axes: Sequence[str] = ("ep",)) -> Strategy:
     """
     batch = {"batch": ("ep",)} if "ep" in axes else {}
     return Strategy(param={"expert": tuple(axes)}, act={"expert": tuple(axes), **batch})
+
+
+def branch_parallel(axis: str = "mp") -> Strategy:
+    """Branches of a computation (`distributed.branches`) each have devices of their own along an axis, which splits
+    nothing else: everything else is whole there. Source: arXiv:2211.00235."""
+    return Strategy(act={BRANCHES: (axis,)})
 
 
 def join(*strategies: Strategy) -> Strategy:

@@ -10,7 +10,8 @@ Layers that look along columns take arrays turned, columns before rows: MSA [b, 
 layer looks along is always the third dim, and the second may be split over devices: dynamic axial parallelism
 (arXiv:2203.00854). Logical dims of activations are msa_rows, msa_cols, pair_rows and pair_cols, of which `constrain`
 names the one that is second. A turn is then an all-to-all, what a layer needs of other devices' rows an all-gather. A
-block's forward has six of each, but with "first", where it has two all-to-alls more.
+block's forward has six of each, but with "first", where it has two all-to-alls more. With "end" the layers of the MSA
+and those of the pairs are branches, which a plan may give devices of their own (distributed.branches).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyreme.autograd.recompute import run_part
+from polyreme.distributed import branches
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.incubate.nn.functional import fused_gate_attention
 from polyreme.models.decoder import check_dimensions
@@ -306,7 +308,9 @@ class EvoformerBlock(Layer):
             msa = self._msa_layers(_turned(turned, "msa_cols", "msa_rows"), pair, msa_mask)
             return _turned(msa, "msa_cols", "msa_rows"), self._pair_layers(pair, pair_mask)
         if where == "end":
-            (msa, outer), refined = self._msa_branch(msa, pair, msa_mask), self._pair_layers(pair, pair_mask)
+            (msa, outer), refined = branches(
+                [lambda: self._msa_branch(msa, pair, msa_mask), lambda: self._pair_layers(pair, pair_mask)]
+            )
             return msa, refined + outer
         msa, outer = self._msa_branch(msa, pair, msa_mask)
         return msa, self._pair_layers(pair + outer, pair_mask)

@@ -107,6 +107,13 @@ def test_axial_parallelism_equals_one_device():
     assert_equal(results(EvoformerStack, config, plan), results(EvoformerStack, config, None))
 
 
+@pytest.mark.slow
+def test_branches_with_axial_and_data_parallelism_equal_one_device():
+    config = EvoformerConfig.nano(recompute="full", outer_product_mean="end")
+    plan = Plan.from_degrees(dp=2, sep=2, mp=2, branch_axis="mp")
+    assert_equal(results(EvoformerStack, config, plan), results(EvoformerStack, config, None))
+
+
 def test_refuses_what_there_is_not():
     with pytest.raises(ConfigError, match="unknown outer_product_mean 'last'"):
         EvoformerConfig.nano(outer_product_mean="last")
