@@ -226,6 +226,42 @@ ENTRY %main (p: f32[8], q: s32[2]) -> f32[8] {
         assert (found.kind, found.payload, found.wire, found.overlap) == ("ragged-all-to-all", 32, 16, overlap)
 
 
+def test_a_tpu_gather_that_fusions_drive_is_one_collective():
+    text = """HloModule m, is_scheduled=true, num_partitions=2
+%begin (i: f32[8]) -> (f32[16], u32[]) {
+  %i = f32[8] parameter(0)
+  %g = f32[16] all-gather(%i), channel_id=3, replica_groups=[1,2]<=[2], use_global_device_ids=true, dimensions={0}
+  ROOT %c = (f32[16], u32[]) custom-call(%g), custom_call_target="AsyncCollectiveStart"
+}
+%beside (i.1: f32[8], a: f32[4,5], b: f32[5,2]) -> (f32[4,2], u32[]) {
+  %i.1 = f32[8] parameter(0)
+  %a = f32[4,5] parameter(1)
+  %b = f32[5,2] parameter(2)
+  %d = f32[4,2] dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %g.1 = f32[16] all-gather(%i.1), channel_id=3, replica_groups=[1,2]<=[2], use_global_device_ids=true, dimensions={0}
+  ROOT %t = (f32[4,2], u32[]) tuple(%d, %g.1)
+}
+%end (i.2: f32[8]) -> f32[16] {
+  %i.2 = f32[8] parameter(0)
+  %g.2 = f32[16] all-gather(%i.2), channel_id=3, replica_groups=[1,2]<=[2], use_global_device_ids=true, dimensions={0}
+  ROOT %c.2 = f32[16] custom-call(%g.2), custom_call_target="AsyncCollectiveDone"
+}
+ENTRY %main (p: f32[8], x: f32[4,5], y: f32[5,2]) -> f32[16] {
+  %p = f32[8] parameter(0)
+  %x = f32[4,5] parameter(1)
+  %y = f32[5,2] parameter(2)
+  %f = (f32[16], u32[]) fusion(%p), kind=kCustom, calls=%begin
+  %f.1 = (f32[4,2], u32[]) fusion(%p, %x, %y), kind=kCustom, calls=%beside
+  ROOT %f.2 = f32[16] fusion(%p), kind=kCustom, calls=%end
+}
+"""
+    # 64 bytes gathered, of which a device sends 32, beside a product of 80 FLOP
+    for balance, overlap in ((2.5, "overlapped"), (6, "critical")):
+        (gather,) = find_collectives(text, MeshShape(sharding=2), balance)
+        assert (gather.kind, gather.payload, gather.wire, gather.overlap) == ("all-gather", 64, 32, overlap)
+        assert gather.is_async
+
+
 def test_combined_parts_are_told_apart_by_what_computed_them():
     text = """HloModule m, num_partitions=2
 ENTRY %main (p: f32[8]) -> f32[8] {

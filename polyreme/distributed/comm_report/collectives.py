@@ -6,7 +6,8 @@ devices (Patarasuk and Yuan, 2009, doi:10.1016/j.jpdc.2008.09.002): all-reduce 2
 reduce-scatter and all-to-all (n - 1) / n payload; broadcast payload; a permute its payload, averaged over the devices.
 
 Overlap. A collective is
-    overlapped  if it is a start and a done with enough work scheduled between them to hide it;
+    overlapped  if it is a start and a done with enough work scheduled between them to hide it, or on TPU fusions that
+                drive it beside enough work of their own;
     free        if it is not, but enough work neither feeds it nor waits for it: a scheduler could hide it;
     critical    otherwise: the devices wait.
 Enough is `balance` FLOP for each wire byte: what a device computes while a byte is on its way. Several collectives may
@@ -42,6 +43,7 @@ BALANCE = {"gpu": 2200.0, "tpu": 1000.0, "cpu": 20.0}
 _WRAPPED = re.compile(r"^[\w\-]+\((.*)\)$")
 # path elements that jax writes for its own constructs
 _CONTROL = frozenset({"while", "body", "cond", "closed_call", "checkpoint", "remat", "shard_map", "custom_jvp_call"})
+_CHANNEL = re.compile(r"channel_id=(\d+)")
 _CONTROL_START = ("branch_", "custom_vjp", "rematted_computation")
 
 
@@ -128,7 +130,7 @@ def find_collectives(text: str, mesh: MeshShape, balance: float = BALANCE["gpu"]
         work = _Work(module, computation)
         for instruction in computation:
             kind = _kind(module, instruction)
-            if kind is not None:
+            if kind is not None and instruction.name not in work.steps:
                 made = _collective(module, work, instruction, kind, mesh, (times, counted), balance)
                 if made.wire:
                     collectives.append(made)
@@ -199,8 +201,11 @@ def _core(module: Module, instruction: Instruction) -> Instruction | None:
         return instruction
     if instruction.opcode not in ("async-start", "fusion"):
         return None
-    inside = (i for name in instruction.called for i in module.computations.get(name, ()))
-    return next((i for i in inside if i.opcode in KINDS), None)
+    return next((i for i in _inside(module, instruction) if i.opcode in KINDS), None)
+
+
+def _inside(module: Module, instruction: Instruction) -> Iterator[Instruction]:
+    return (i for name in instruction.called for i in module.computations.get(name, ()))
 
 
 def _kind(module: Module, instruction: Instruction) -> str | None:
@@ -223,8 +228,8 @@ def _collective(
 ) -> CollectiveInstruction:
     core = _core(module, instruction) or instruction
     axes, size, moved = _reach(module, core, kind, mesh)
-    parts = _parts(work.computation, instruction, kind, size)
-    is_async = instruction.opcode.endswith("-start")
+    parts = _parts(module, work.computation, instruction, kind, size)
+    is_async = instruction.name in work.done
     wire = sum(p.nbytes for p in parts) * wire_share(kind, size) * moved
     between = work.between(instruction) if is_async else 0
     independent = work.independent(instruction)
@@ -253,12 +258,19 @@ def _reach(module: Module, core: Instruction, kind: str, mesh: MeshShape) -> tup
 _PARTITION_KINDS = ("all-to-all", "ragged-all-to-all", "collective-broadcast")
 
 
-def _parts(computation: Computation, instruction: Instruction, kind: str, size: int) -> tuple[CollectiveArray, ...]:
+def _parts(
+    module: Module, computation: Computation, instruction: Instruction, kind: str, size: int
+) -> tuple[CollectiveArray, ...]:
     """One part an operand; a combined collective's parts are told apart by what computed them."""
-    operands = computation.operands_of(instruction)
+    operands, named = computation.operands_of(instruction), instruction.op_name
+    if instruction.opcode == "fusion":  # whose operands may be those of a product beside it
+        (called,) = instruction.called
+        computation = module.computations[called]
+        core = _core(module, instruction) or instruction
+        operands, named = computation.operands_of(core), instruction.op_name or core.op_name
     if kind == "ragged-all-to-all":  # the room for what comes, offsets and sizes follow
         operands = operands[:1]
-    whole_origin = origin_of(instruction.op_name)
+    whole_origin = origin_of(named)
     scale = size if kind == "all-gather" else 1
     parts = []
     for operand in operands:
@@ -292,10 +304,32 @@ class _Work:
     def __init__(self, module: Module, computation: Computation) -> None:
         self.computation = computation
         self.order = {name: at for at, name in enumerate(computation.instructions)}
-        self.flop = [module.flop(i, computation) if _kind(module, i) is None else 0 for i in computation]
         self.done = {
             i.operands[0]: self.order[i.name] for i in computation if i.opcode.endswith("-done") and i.operands
         }
+        self.steps: set[str] = set()
+        """Fusions that take further a collective which another one began."""
+        self._find_steps(module)
+        self.flop = [
+            module.flop(i, computation) if i.name in self.steps or _kind(module, i) is None else 0 for i in computation
+        ]
+
+    def _find_steps(self, module: Module) -> None:
+        """The TPU compiler's async collective fusion: a collective, by its channel, that fusions drive in turns, some
+        of which compute beside it."""
+        starts: dict[str, str] = {}
+        for instruction in self.computation:
+            if instruction.opcode != "fusion":
+                continue
+            inside = list(_inside(module, instruction))
+            begins = any("AsyncCollectiveStart" in i.rest for i in inside if i.opcode == "custom-call")
+            channels = [found[1] for i in inside if i.opcode in KINDS and (found := _CHANNEL.search(i.rest))]
+            for channel in channels:
+                if begins and channel not in starts:
+                    starts[channel] = instruction.name
+                elif channel in starts:
+                    self.steps.add(instruction.name)
+                    self.done[starts[channel]] = self.order[instruction.name]
 
     @functools.cached_property
     def before(self) -> list[int]:
