@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyreme.errors import ConfigError, PlacementError
-from polyreme.mesh import OFFLOAD, RECOMPUTE, SCHEDULES, MeshShape, Plan, Strategy, plan, zero
+from polyreme.mesh import OFFLOAD, RECOMPUTE, SCHEDULES, MeshShape, Plan, Strategy, overlap, plan, zero
 
 degrees = st.sampled_from((1, 2, 4))
 
@@ -22,7 +22,8 @@ def plans(draw):
         sharding=draw(degrees),
         sep=draw(degrees),
         mp=draw(degrees),
-        ep=draw(degrees),
+        ep=(ep := draw(degrees)),
+        overlap={"moe": draw(st.integers(1, 3))} if ep > 1 else None,
         order=draw(st.permutations(("dp", "pp", "sharding", "sep", "mp", "ep"))),
         sharding_stage=draw(st.integers(1, 3)),
         sequence_parallel=draw(st.booleans()),
@@ -157,7 +158,7 @@ def test_plans_with_different_stages_differ():
 
 
 def test_examples_of_docstrings_hold():
-    assert doctest.testmod(plan).failed == 0
+    assert doctest.testmod(plan).failed == doctest.testmod(overlap).failed == 0
 
 
 @pytest.mark.parametrize(
