@@ -23,6 +23,7 @@ class Layout:
 
     Raises PlacementError if the plan's mesh needs another number of devices than given (all of them by default).
     stages: under a pipeline, the Layout of each stage, over its own devices and without a `pp` axis; else itself alone.
+    zigzag: the ways of the zigzag order (kernels/zigzag.py) that the tokens of activations lie in; 1: their own order.
     """
 
     def __init__(self, plan: Plan, devices: Sequence[Device] | None = None) -> None:
@@ -32,6 +33,8 @@ class Layout:
         sizes = [plan.mesh.degree(a) for a in names]
         self.plan = plan
         self.mesh = Mesh(np.asarray(available).reshape(sizes), names)
+        self.zigzag = 1
+        self._reordered: dict[int, Layout] = {}
         self.stages = [self] if plan.mesh.pp == 1 else [self._stage(s) for s in range(plan.mesh.pp)]
 
     def _stage(self, stage: int) -> Layout:
@@ -40,7 +43,15 @@ class Layout:
         names = tuple(axis for axis in self.mesh.axis_names if axis != "pp")
         inner.mesh = Mesh(np.take(self.mesh.devices, stage, at), names)
         inner.stages = [inner]
+        inner._reordered = {}
         return inner
+
+    def in_zigzag(self, ways: int) -> Layout:
+        """This layout for code whose activations have their tokens in the zigzag order of so many ways."""
+        if ways not in self._reordered:
+            self._reordered[ways] = copy.copy(self)
+            self._reordered[ways].zigzag = ways
+        return self._reordered[ways]
 
     def sharding(self, kind: str, dims: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
         """Where a tensor of this kind and these logical dims goes.

@@ -53,7 +53,7 @@ class PlannedStep:
         self.optimizer.create_state()
         self.step: Any
         if chunks is not None:
-            pipeline = Pipeline(chunks, [pipeline_loss(model)], self.layout, getattr(model, "logits", None))
+            pipeline = Pipeline(chunks, [pipeline_loss(model)], self.layout, getattr(model, "pipeline_output", None))
             self.step = PipelineStep(pipeline, policy, self.optimizer)
         else:
             objective = loss or loss_of

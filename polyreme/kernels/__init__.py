@@ -29,6 +29,7 @@ from polyreme.kernels.ring_attention import (
     ulysses_attention,
     ulysses_column_attention,
 )
+from polyreme.kernels.zigzag import into_zigzag, move_into_zigzag, move_out_of_zigzag, out_of_zigzag
 
 __all__ = [
     "Columns",
@@ -46,12 +47,16 @@ __all__ = [
     "grouped_matmul_plain",
     "grouped_outer",
     "grouped_outer_plain",
+    "into_zigzag",
     "layer_norm",
     "layer_norm_plain",
     "linear",
     "linear_cross_entropy",
     "linear_cross_entropy_plain",
     "linear_plain",
+    "move_into_zigzag",
+    "move_out_of_zigzag",
+    "out_of_zigzag",
     "recurrent",
     "recurrent_plain",
     "residual_layer_norm",

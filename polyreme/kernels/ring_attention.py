@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from polyreme.kernels.attention import attention, check
 from polyreme.kernels.attention_blocked import AttentionSpec
 from polyreme.kernels.column_attention import attend, column_attention, pull, shown_logsumexp
 from polyreme.kernels.columns import BLOCK, Columns, part_of
+from polyreme.kernels.zigzag import check_zigzag, into_zigzag
 from polyreme.mesh.axes import nearest_multiples
 
 Axes = tuple[str, ...]
@@ -37,12 +38,16 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Split:
-    """How attention's arrays lie over a mesh: the axes that split batch, sequence and heads, outermost first."""
+    """How attention's arrays lie over a mesh: the axes that split batch, sequence and heads, outermost first.
+
+    zigzag: the sequence, of queries and of keys, lies in zigzag order (masks in its own).
+    """
 
     mesh: Mesh
     batch: Axes
     seq: Axes
     heads: Axes
+    zigzag: bool = False
 
     def ways(self, axes: Axes) -> int:
         """Number of parts along these axes."""
@@ -92,9 +97,9 @@ def ring_attention(
     """kernels.attention of q [b, s, h, d], k and v [b, t, n, d] split by `split` -> [b, s, h, d], split as q.
 
     mask: broadcasts to [b, h, s, t]; each device holds its queries' rows of it, whole in t. With causal, a device does
-    nothing for keys that come after its queries, so the last device of the ring works longest. Dropout's numbers are
-    those of one device. Each step sends b_l * t_l * n_l * d numbers of k and of v: ways - 1 steps forward, and as many
-    backward beside ways steps of float32 dk and dv.
+    nothing for keys that come after its queries, so the last device of the ring works longest, unless the sequence lies
+    in zigzag order. Dropout's numbers are those of one device. Each step sends b_l * t_l * n_l * d numbers of k and of
+    v: ways - 1 steps forward, and as many backward beside ways steps of float32 dk and dv.
 
     Raises ShapeError for a length that the ring does not divide, and for causal with s != t; else as attention does.
     """
@@ -105,7 +110,10 @@ def ring_attention(
             "give a mask"
         )
     spec = AttentionSpec(causal, float(q.shape[-1] ** -0.5) if scale is None else scale, dropout_rate)
-    mask = None if mask is None else mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    if mask is not None:
+        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+        if split.zigzag and mask.shape[2] > 1:
+            mask = into_zigzag(mask, split.ways(split.seq), 2)
     return _ring(spec, split, q, k, v, mask, _raw_key(dropout_key, dropout_rate))[0]
 
 
@@ -127,10 +135,11 @@ def ring_column_attention(
     """
     _check_ring(q, k, v, None, split, dropout_key, dropout_rate)
     ways = split.ways(split.seq)
-    if columns.blocks is not None and (q.shape[1] % (BLOCK * ways) or k.shape[1] % (BLOCK * ways)):
+    parts = 2 * ways if split.zigzag else ways
+    if columns.blocks is not None and (q.shape[1] % (BLOCK * parts) or k.shape[1] % (BLOCK * parts)):
         raise ShapeError(
             f"ring_attention: a block mask for {q.shape[1]} queries and {k.shape[1]} keys over {ways} devices; make "
-            f"them multiples of {BLOCK * ways}, or split heads instead (sep_attention 'ulysses')"
+            f"them multiples of {BLOCK * parts}, or split heads instead (sep_attention 'ulysses')"
         )
     spec = AttentionSpec(False, float(q.shape[-1] ** -0.5) if scale is None else scale, dropout_rate)
     out, lse = _ring(spec, split, q, k, v, columns, _raw_key(dropout_key, dropout_rate))
@@ -244,6 +253,8 @@ def _check_split(q: jax.Array, k: jax.Array, split: Split) -> None:
                 f"attention over a split sequence: {size} {what} do not divide into {ways} equal parts over mesh axis "
                 f"{'+'.join(split.seq)}; make it {nearest_multiples(size, ways)}"
             )
+        if split.zigzag:
+            check_zigzag(size, ways)
 
 
 def _over(split: Split, fn: Callable, in_specs: Any, out_specs: Any) -> Callable:
@@ -315,93 +326,162 @@ def _specs(split: Split, mask, key) -> tuple:
     return (split.spec, split.spec, split.spec, mask_spec, None if key is None else PartitionSpec())
 
 
+class _Pair(NamedTuple):
+    """Queries and keys that are computed at once: which of a device's parts of them, the first or the second.
+
+    causal: query i of the part sees its keys up to i.
+    """
+
+    row: Any
+    key: Any
+    causal: bool = False
+
+
 class _Ring:
-    """One device's part: q [b_l, s_l, h_l, d], k [b_l, t_l, n_l, d], mask with all of t."""
+    """One device's part: q [b_l, s_l, h_l, d], k [b_l, t_l, n_l, d], mask with all of t.
+
+    In zigzag order a device's queries and keys are two parts that lie apart in the sequence, else one.
+    """
 
     def __init__(self, spec: AttentionSpec, split: Split, q, k, mask, key):
         self.spec, self.split, self.mask, self.key = spec, split, mask, key
         self.ways = split.ways(split.seq)
         self.rank = lax.axis_index(split.seq)
         self.wide = jnp.promote_types(q.dtype, jnp.float32)
-        self.q, self.keys = q, k.shape[1]
+        self.parts = 2 if split.zigzag else 1
+        self.q, self.rows, self.keys = q, q.shape[1] // self.parts, k.shape[1] // self.parts
 
     def forward(self, q, k, v):
         """-> out as q, logsumexp [b, n, g, s_l, 1], +inf for a query that sees no key."""
         q_wide, dtype = q.astype(self.wide), q.dtype
-        out, lse = self._part(0, q_wide, k, v)
-        nothing = jnp.zeros_like(out), jnp.full_like(lse, -jnp.inf)
+        (b, s, h, _), n = q.shape, k.shape[2]
+        sums = jnp.zeros_like(q_wide), jnp.full((b, n, h // n, s, 1), -jnp.inf, self.wide)
         settled = None
-        for step in range(1, self.ways):
-            k, v = self._pass_on((k, v), after=settled)
-            settled = out
-            part = self._seen(step, partial(self._part, step, q_wide, k, v), nothing)
-            out, lse = _merge((out, lse), part)
+        for step in range(self.ways):
+            if step:
+                k, v = self._pass_on((k, v), after=settled)
+                settled = sums[0]
+            sums = self._over_pairs(step, partial(self._merged, step, (q_wide, k, v)), sums)
+        out, lse = sums
         return out.astype(dtype), jnp.where(lse == -jnp.inf, jnp.inf, lse)
 
     def backward(self, q, k, v, out, lse, dout, dlse):
         """-> dq, dk, dv as their inputs, and the device's part of dmask (None where the mask has no gradient)."""
         q_wide, out, dout = (x.astype(self.wide) for x in (q, out, dout))
-        dq, dk, dv, columns = self._pull(0, q_wide, k, v, out, lse, dout, dlse)
-        nothing = jax.tree.map(jnp.zeros_like, (dq, dk, dv, columns))
-        dmask = self._add_columns(0, None, columns)
+        dq, dk, dv = jnp.zeros_like(q_wide), *(jnp.zeros(x.shape, self.wide) for x in (k, v))
+        dmask = jnp.zeros(self.mask.shape, self.wide) if attention_blocked.has_gradient(self.mask) else None
         settled = None
-        for step in range(1, self.ways):
-            k, v = self._pass_on((k, v), after=settled)
-            dk, dv = self._pass_on((dk, dv))
-            settled = dq
-            parts = self._seen(step, partial(self._pull, step, q_wide, k, v, out, lse, dout, dlse), nothing)
-            dq, dk, dv = (have + part for have, part in zip((dq, dk, dv), parts, strict=False))
-            dmask = self._add_columns(step, dmask, parts[3])
+        for step in range(self.ways):
+            if step:
+                k, v = self._pass_on((k, v), after=settled)
+                dk, dv = self._pass_on((dk, dv))
+                settled = dq
+            pull = partial(self._pulled, step, (q_wide, k, v, out, lse, dout, dlse))
+            dq, dk, dv, dmask = self._over_pairs(step, pull, (dq, dk, dv, dmask))
         # one more step brings the gradients of a block to the device that owns it
         dk, dv = self._pass_on((dk, dv))
         return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), dmask
 
-    def _seen(self, step: int, compute: Callable[[], Any], nothing: Any) -> Any:
-        """compute(), or nothing where no query of this device sees a key of the block at this step."""
-        return lax.cond(self.rank >= step, compute, lambda: nothing) if self.spec.causal else compute()
+    # ---- what is computed at a step ----
 
-    def _part(self, step: int, q, k, v):
-        k, v = k.astype(self.wide), v.astype(self.wide)
-        mask = self._columns(step, self.mask)
+    def _over_pairs(self, step: int, compute: Callable[[Any, _Pair], Any], sums: Any) -> Any:
+        """compute(sums, pair) -> sums, for the parts of the queries and of the keys here that see each other."""
+        if not self.split.zigzag:
+            # the device's own block is causal within itself; earlier ones are seen whole, later ones not at all
+            pair = _Pair(0, 0, self.spec.causal and step == 0)
+            if not self.spec.causal or step == 0:
+                return compute(sums, pair)
+            return lax.cond(self.rank >= step, lambda sums: compute(sums, pair), lambda sums: sums, sums)
+        if not self.spec.causal:
+            return self._in_turn([0, 0, 1, 1], [0, 1, 0, 1], False, compute, sums)
+        if step == 0:
+            sums = self._in_turn([0, 1], [0, 1], True, compute, sums)
+            return compute(sums, _Pair(1, 0))
+        # of an earlier device's keys all queries see the first part, of a later one's the second queries see both
+        other = jnp.where(self.rank >= step, 0, 1)
+        return self._in_turn([1, other], [0, other], False, compute, sums)
+
+    def _in_turn(self, rows: list, keys: list, causal: bool, compute: Callable[[Any, _Pair], Any], sums: Any) -> Any:
+        def turn(sums: Any, pair: tuple) -> tuple:
+            return compute(sums, _Pair(*pair, causal)), None
+
+        return lax.scan(turn, sums, tuple(jnp.stack([jnp.int32(x) for x in xs]) for xs in (rows, keys)))[0]
+
+    def _merged(self, step: int, arrays, sums, pair: _Pair):
+        """Out and logsumexp so far with what this pair adds."""
+        q, k, v = arrays
+        q, k, v = self._rows(q, pair), *(self._keys(x, pair).astype(self.wide) for x in (k, v))
+        mask = self._mask_part(step, pair)
         forward = attend if isinstance(mask, Columns) else attention_blocked.forward
-        out, lse = forward(self._spec(step), q, k, v, mask, self._draw(step))
-        return out, jnp.where(lse == jnp.inf, -jnp.inf, lse)
+        out, lse = forward(self._spec(pair), q, k, v, mask, self._draw(step, pair))
+        part = out, jnp.where(lse == jnp.inf, -jnp.inf, lse)
+        out, lse = _merge((self._rows(sums[0], pair), self._rows(sums[1], pair, 3)), part)
+        return self._with_rows(sums[0], out, pair), self._with_rows(sums[1], lse, pair, 3)
 
-    def _pull(self, step: int, q, k, v, out, lse, dout, dlse):
-        k, v = k.astype(self.wide), v.astype(self.wide)
-        residuals = (q, k, v, self._columns(step, self.mask), self._draw(step), out, lse)
+    def _pulled(self, step: int, arrays, sums, pair: _Pair):
+        """dq, dk, dv and dmask so far with what this pair adds."""
+        q, k, v, out, lse, dout, dlse = arrays
+        q, out, dout = (self._rows(x, pair) for x in (q, out, dout))
+        lse, dlse = (self._rows(x, pair, 3) for x in (lse, dlse))
+        k, v = (self._keys(x, pair).astype(self.wide) for x in (k, v))
+        residuals = (q, k, v, self._mask_part(step, pair), self._draw(step, pair), out, lse)
         if isinstance(self.mask, Columns):
-            return (*pull(self._spec(step), *residuals, dout, dlse), None)
-        dq, dk, dv, dmask, _ = attention_blocked.backward(self._spec(step), residuals, dout, dlse)
-        return dq, dk, dv, None if dmask is None else dmask.astype(self.wide)
+            dq, dk, dv = pull(self._spec(pair), *residuals, dout, dlse)
+            bias = None
+        else:
+            dq, dk, dv, bias, _ = attention_blocked.backward(self._spec(pair), residuals, dout, dlse)
+        rows, keys = pair.row * self.rows, pair.key * self.keys
+        starts = [(0, rows, 0, 0), (0, keys, 0, 0), (0, keys, 0, 0), self._mask_start(step, pair)]
+        return tuple(_added(x, part, at) for x, part, at in zip(sums, (dq, dk, dv, bias), starts, strict=True))
 
-    def _spec(self, step: int) -> AttentionSpec:
-        # the device's own block is causal within itself; earlier ones are seen whole, later ones not at all
-        return self.spec._replace(causal=self.spec.causal and step == 0)
+    def _spec(self, pair: _Pair) -> AttentionSpec:
+        return self.spec._replace(causal=pair.causal)
 
-    def _block(self, step: int) -> jax.Array:
-        """Which device's keys are here at this step."""
-        return (self.rank - step) % self.ways
-
-    def _draw(self, step: int):
+    def _draw(self, step: int, pair: _Pair):
         if self.key is None:
             return None
-        row, col = self.rank * self.q.shape[1], self._block(step) * self.keys
-        return attention_blocked.Draw(self.key, _origin(self.split, self.q, self.split.heads, row, col))
+        return attention_blocked.Draw(self.key, _origin(self.split, self.q, self.split.heads, *self._place(step, pair)))
 
-    def _columns(self, step: int, mask):
+    # ---- parts ----
+
+    def _rows(self, x, pair: _Pair, dim: int = 1):
+        return x if self.parts == 1 else lax.dynamic_slice_in_dim(x, pair.row * self.rows, self.rows, dim)
+
+    def _with_rows(self, x, part, pair: _Pair, dim: int = 1):
+        return part if self.parts == 1 else lax.dynamic_update_slice_in_dim(x, part, pair.row * self.rows, dim)
+
+    def _keys(self, x, pair: _Pair):
+        return x if self.parts == 1 else lax.dynamic_slice_in_dim(x, pair.key * self.keys, self.keys, 1)
+
+    def _place(self, step: int, pair: _Pair) -> tuple:
+        """Where in the sequence the pair's queries and its keys begin."""
+        device = (self.rank - step) % self.ways  # whose keys are here
+        if not self.split.zigzag:
+            return self.rank * self.rows, device * self.keys
+        last = 2 * self.ways - 1
+        row = jnp.where(pair.row == 0, self.rank, last - self.rank)
+        key = jnp.where(pair.key == 0, device, last - device)
+        return row * self.rows, key * self.keys
+
+    def _mask_part(self, step: int, pair: _Pair):
+        mask = self.mask
+        if mask is None:
+            return None
         if isinstance(mask, Columns):
-            return part_of(mask, self.rank * self.q.shape[1], self._block(step) * self.keys, self.q.shape[1], self.keys)
-        if mask is None or mask.shape[3] == 1:
-            return mask
-        return lax.dynamic_slice_in_dim(mask, self._block(step) * self.keys, self.keys, 3)
+            return part_of(mask, *self._place(step, pair), self.rows, self.keys)
+        sizes = (*mask.shape[:2], min(mask.shape[2], self.rows), min(mask.shape[3], self.keys))
+        return lax.dynamic_slice(mask, self._mask_start(step, pair), sizes)
 
-    def _add_columns(self, step: int, dmask, part):
-        """dmask with the part of this step's keys added."""
-        if part is None or self.mask.shape[3] == 1:
-            return part if dmask is None or part is None else dmask + part
-        dmask = jnp.zeros(self.mask.shape, part.dtype) if dmask is None else dmask
-        return lax.dynamic_update_slice_in_dim(dmask, part, self._block(step) * self.keys, 3)
+    def _mask_start(self, step: int, pair: _Pair) -> tuple:
+        """Where in the device's rows of a mask [b, h, s_l, t] the pair's begin; 0 in a dim of size 1."""
+        if self.mask is None or isinstance(self.mask, Columns):
+            return ()
+        rows, keys = self.mask.shape[2:]
+        zero = jnp.int32(0)
+        places = pair.row * self.rows if rows > 1 else zero, self._place(step, pair)[1] if keys > 1 else zero
+        return (zero, zero, *(jnp.asarray(place, jnp.int32) for place in places))
+
+    # ---- round the ring ----
 
     def _pass_on(self, arrays, after=None):
         """The neighbour's arrays. They leave when `after` is there, two steps back: so one step's computation and the
@@ -418,6 +498,17 @@ def _merge(a: tuple, b: tuple) -> tuple:
     (out_a, lse_a), (out_b, lse_b) = a, b
     weight_a, weight_b, lse = attention_blocked.merge_weights(lse_a, lse_b)
     return out_a * _as_out(weight_a, out_a) + out_b * _as_out(weight_b, out_b), lse
+
+
+def _added(total, part, start: tuple):
+    """total with part added from this place on; None where there is no part."""
+    if part is None:
+        return total
+    part = part.astype(total.dtype)
+    if part.shape == total.shape:
+        return total + part
+    start = tuple(jnp.asarray(place, jnp.int32) for place in start)
+    return lax.dynamic_update_slice(total, lax.dynamic_slice(total, start, part.shape) + part, start)
 
 
 def _as_out(x: jax.Array, out: jax.Array) -> jax.Array:

@@ -36,6 +36,10 @@ SEP_ATTENTION = ("auto", "ulysses", "ring")
 """How attention sees the whole sequence when `sep` splits it: an all-to-all that splits heads instead, or keys and
 values passed round a ring; auto takes the first where the heads divide."""
 
+SEP_ORDER = ("auto", "contiguous", "zigzag")
+"""Which tokens a device holds when `sep` splits the sequence: a run of them, or an early and a late one, so that all
+devices of a ring work as long under a causal mask; auto takes the second where a model says that it can."""
+
 EXPERT_DISPATCH = ("auto", "gather", "padded", "ragged", "balanced")
 """How tokens reach experts on other devices: all tokens to all of them, or rows for each choice by an all-to-all, of
 equal parts or of just the rows there are (not on CPU), or to whoever has room, so that all compute equally many, with
@@ -58,9 +62,9 @@ class Plan:
     schedule: one of SCHEDULES when mesh.pp > 1, else None.
     virtual_stages: chunks of the model a stage holds, as many as the schedule takes.
     num_microbatches: parts a batch is cut into, run one after another (through the stages, or to accumulate gradients).
-    recompute: one of RECOMPUTE. offload: any of OFFLOAD. sep_attention: one of SEP_ATTENTION.
-    expert_dispatch: one of EXPERT_DISPATCH. expert_all_to_all: one of EXPERT_ALL_TO_ALL. overlap: an Overlap, or a
-    mapping of its fields.
+    recompute: one of RECOMPUTE. offload: any of OFFLOAD. sep_attention: one of SEP_ATTENTION. sep_order: one of
+    SEP_ORDER. expert_dispatch: one of EXPERT_DISPATCH. expert_all_to_all: one of EXPERT_ALL_TO_ALL. overlap: an
+    Overlap, or a mapping of its fields.
 
     Raises ConfigError for a value out of range and for an axis of degree > 1 that the strategy never uses: its devices
     would all do the same work.
@@ -74,6 +78,7 @@ class Plan:
     recompute: str = "none"
     offload: tuple[str, ...] = ()
     sep_attention: str = "auto"
+    sep_order: str = "auto"
     expert_dispatch: str = "auto"
     expert_all_to_all: str = "auto"
     overlap: Overlap = field(default_factory=Overlap)
@@ -85,6 +90,7 @@ class Plan:
         object.__setattr__(self, "offload", _check_offload(self.offload))
         _check_choice("recompute", self.recompute, RECOMPUTE)
         _check_choice("sep_attention", self.sep_attention, SEP_ATTENTION)
+        _check_choice("sep_order", self.sep_order, SEP_ORDER)
         _check_choice("expert_dispatch", self.expert_dispatch, EXPERT_DISPATCH)
         _check_choice("expert_all_to_all", self.expert_all_to_all, EXPERT_ALL_TO_ALL)
         object.__setattr__(self, "overlap", Overlap.of(self.overlap))
@@ -92,6 +98,7 @@ class Plan:
         _check_schedule(self.schedule, self.mesh.pp)
         self._check_virtual_stages()
         self._check_axes_used()
+        self._check_order()
         if self.expert_dispatch != "auto" and not self.expert_axes:
             raise ConfigError(
                 f"expert_dispatch={self.expert_dispatch!r} in a plan that splits no experts; set ep, or leave it out"
@@ -105,6 +112,7 @@ class Plan:
 
     def __str__(self) -> str:
         rules = str(self.strategy).replace("\n", "\n             ")
+        sequence = [f"  sequence   {self.sep_attention} attention, {self.sep_order} order"] if self.mesh.sep > 1 else []
         return "\n".join(
             [
                 "Plan",
@@ -113,6 +121,7 @@ class Plan:
                 f"  schedule   {self.schedule or 'none'}, {self.num_microbatches} microbatch"
                 f"{'es' if self.num_microbatches > 1 else ''}"
                 f"{f', {self.virtual_stages} chunks a stage' if self.virtual_stages > 1 else ''}",
+                *sequence,
                 f"  recompute  {self.recompute}",
                 f"  offload    {', '.join(self.offload) or 'none'}",
                 *([f"  overlap    {self.overlap}"] if self.overlap != Overlap() else []),
@@ -131,6 +140,7 @@ class Plan:
         recompute: str = "none",
         offload: Sequence[str] = (),
         sep_attention: str = "auto",
+        sep_order: str = "auto",
         expert_dispatch: str = "auto",
         expert_all_to_all: str = "auto",
         overlap: Overlap | Mapping[str, int] | None = None,
@@ -178,6 +188,7 @@ class Plan:
             recompute=recompute,
             offload=offload,  # type: ignore[arg-type]  # __post_init__ checks it
             sep_attention=sep_attention,
+            sep_order=sep_order,
             expert_dispatch=expert_dispatch,
             expert_all_to_all=expert_all_to_all,
             overlap=Overlap() if overlap is None else overlap,  # type: ignore[arg-type]  # __post_init__ checks it
@@ -262,6 +273,7 @@ class Plan:
             "recompute": self.recompute,
             "offload": list(self.offload),
             "sep_attention": self.sep_attention,
+            "sep_order": self.sep_order,
             "expert_dispatch": self.expert_dispatch,
             "expert_all_to_all": self.expert_all_to_all,
             "overlap": self.overlap.to_dict(),
@@ -317,6 +329,11 @@ class Plan:
                 "of equal parts; set expert_dispatch to 'padded' or 'balanced', or expert_all_to_all to 'flat'"
             )
 
+    def _check_order(self) -> None:
+        if self.sep_order == "zigzag" and (self.mesh.sep == 1 or self.sep_attention == "ulysses"):
+            why = "sep=1 splits no sequence; set sep" if self.mesh.sep == 1 else _NO_RING
+            raise ConfigError(f"sep_order 'zigzag' in a plan with {why}, or leave sep_order at 'auto'")
+
     def _check_axes_used(self) -> None:
         for axis, degree in self.mesh.degrees.items():
             if degree > 1 and axis != "pp" and axis not in self.strategy.axes:
@@ -339,6 +356,9 @@ class _OneOfEachKey(YamlLoader):
         return super().construct_mapping(node, deep)
 
 
+_NO_RING = (
+    "sep_attention 'ulysses', whose devices all see the whole sequence and need no order; set sep_attention to 'ring'"
+)
 _FIELDS = tuple(f.name for f in fields(Plan))
 _FROM_DEGREES = (
     "sharding_stage",
@@ -349,6 +369,7 @@ _FROM_DEGREES = (
     "recompute",
     "offload",
     "sep_attention",
+    "sep_order",
     "expert_dispatch",
     "expert_all_to_all",
     "overlap",

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from numbers import Integral
 from typing import Any
 
+from polyreme.core import layout
 from polyreme.errors import ConfigError, ShapeError, did_you_mean
 from polyreme.mesh import RECOMPUTE
 from polyreme.models.families import Family
 from polyreme.nn import Layer, Sequential
 from polyreme.nn import functional as F
-from polyreme.ops.layout import constrain
+from polyreme.ops.layout import constrain, into_zigzag, out_of_zigzag
+from polyreme.ops.segment import zigzag_ways
 
 
 class Decoder(Layer):
@@ -22,22 +25,37 @@ class Decoder(Layer):
     labels [batch, seq]: the id that follows each token (already shifted by one); -100 leaves a token out of the mean.
     A class sets `family` (its record, which says the loss and where a pipeline cuts), `config` (with seq_len and
     tie_embeddings), `tokens`, `blocks`, `norm` and, untied, `head`.
+
+    Under a plan that splits the sequence a model that is `is_order_free` keeps its tokens in zigzag order from `embed`
+    to the loss, where `sep_order` says so: `token_order` says which, and who calls the model does not see it.
     """
 
     family: Family
+    is_order_free: bool = False
+    """Whether only attention and `token_order` of all that this class does tell one place of a sequence from another. A
+    subclass, whose code may be other, says so for itself."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.is_order_free = cls.__dict__.get("is_order_free", False)
 
     def forward(self, tokens: Any, labels: Any = None) -> Any:
-        hidden = self.hidden(tokens)
+        stream = self.stream(tokens)
         if labels is not None:
-            return self.pipeline_loss(hidden, labels)
-        return self.logits(hidden)
+            return self.pipeline_loss(stream, labels)
+        return self.pipeline_output(stream)
 
-    def hidden(self, tokens: Any) -> Any:
-        """The last block's normed output, [batch, seq, embed], or what a family's `normed` makes of it."""
+    def stream(self, tokens: Any) -> Any:
+        """The last block's normed output, [batch, seq, embed], or what a family's `normed` makes of it, the tokens in
+        the order that the model keeps them in."""
         x_bse = self.embed(tokens)
         for block in self.blocks:
             x_bse = self.run_block(block, x_bse)
         return self.normed(x_bse)
+
+    def hidden(self, tokens: Any) -> Any:
+        """stream(tokens), the tokens in their own order."""
+        return self.in_own_order(self.stream(tokens))
 
     def logits(self, hidden: Any) -> Any:
         """[batch, seq, vocab] given hidden(tokens)."""
@@ -59,11 +77,39 @@ class Decoder(Layer):
             raise ShapeError(
                 f"{owner}: {seq} tokens a row, but there are positions for {self.config.seq_len}; shorten the rows"
             )
+        ways = self.token_order(seq)
+        tokens = tokens if ways == 1 else _into_zigzag(tokens, ways, 1, "batch", None)
         # whole in seq first, where mp sums it: asked for a part at once, the partitioner gathers the table instead
         x_bse = constrain(self.tokens(tokens), "batch", "block_seq", "embed")
         return constrain(self.placed(x_bse), "batch", "seq", "embed")
 
+    # the order of tokens
+
+    def token_order(self, seq: int) -> int:
+        """The ways of the zigzag order (ops.layout.into_zigzag) in which rows of so many tokens lie between embed and
+        the loss under the plan in force; 1 for their own order."""
+        if not self.is_order_free:
+            return 1
+        return zigzag_ways(seq, self.config.num_heads, getattr(self.config, "num_kv_heads", self.config.num_heads))
+
+    def places(self, table: Any) -> Any:
+        """table [seq, ...], a row for each place of a sequence, in the order of the tokens."""
+        ways = self.token_order(table.shape[0])
+        return table if ways == 1 else _into_zigzag(table, ways, 0, *[None] * len(table.shape))
+
+    @contextmanager
+    def keeping_order(self, seq: int) -> Iterator[None]:
+        """Inside the block attention knows the order of the tokens of its rows of seq."""
+        ways, placed = self.token_order(seq), layout.active.layout
+        with layout.using(placed if placed is None or ways == 1 else placed.in_zigzag(ways)):
+            yield
+
     # what a family may do in its own way
+
+    def in_own_order(self, stream: Any) -> Any:
+        """What stream(tokens) gives, the tokens in their own order."""
+        ways = self.token_order(stream.shape[1]) if self.is_order_free else 1
+        return stream if ways == 1 else out_of_zigzag(stream, ways, 1)
 
     def placed(self, x_bse: Any) -> Any:
         """Token embeddings with what says where each token is, if the family adds that here."""
@@ -88,7 +134,8 @@ class Decoder(Layer):
     # as a pipeline takes it
 
     def pipeline_items(self) -> list[Layer]:
-        """The model as a sequence of layers that gives hidden(tokens); pipeline_loss then takes that and the labels.
+        """The model as a sequence of layers that gives stream(tokens), which pipeline_loss takes beside the labels, and
+        pipeline_output.
 
         Of a family cut at "layers" each block is one, the first with the embedding before it, the last with the norm.
         """
@@ -100,13 +147,25 @@ class Decoder(Layer):
         blocks[-1] = Sequential(blocks[-1], norm)
         return blocks
 
-    def pipeline_loss(self, hidden: Any, labels: Any) -> Any:
-        """The family's loss of the labels given hidden(tokens)."""
-        return self.family.loss.load()(self, hidden, labels)
+    def pipeline_loss(self, stream: Any, labels: Any) -> Any:
+        """The family's loss of the labels given stream(tokens)."""
+        ways = self.token_order(labels.shape[1]) if self.is_order_free else 1
+        labels = labels if ways == 1 else _into_zigzag(labels, ways, 1, "batch", None)
+        return self.family.loss.load()(self, stream, labels)
+
+    def pipeline_output(self, stream: Any) -> Any:
+        """logits given stream(tokens)."""
+        return self.logits(self.in_own_order(stream))
+
+
+def _into_zigzag(x: Any, ways: int, dim: int, *dims: str | None) -> Any:
+    """x with its dim, a sequence, in zigzag order: whole before and after, so that devices which have all of it send
+    nothing, but take what is theirs."""
+    return constrain(into_zigzag(constrain(x, *dims), ways, dim), *dims)
 
 
 def next_token_loss(model: Decoder, hidden: Any, labels: Any) -> Any:
-    """Mean cross-entropy of the labels given hidden(tokens), nats a token, without the logits being stored."""
+    """Mean cross-entropy of the labels given stream(tokens), nats a token, without the logits being stored."""
     tied = model.config.tie_embeddings
     return F.fused_linear_cross_entropy(hidden, model.output_weight, labels, transpose_weight=tied)
 

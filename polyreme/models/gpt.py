@@ -144,7 +144,17 @@ class GPT(Decoder):
 
     def placed(self, x_bse: Any) -> Any:
         """Token embeddings plus those of their positions, with dropout."""
-        return self.drop(x_bse + self.positions(arange(x_bse.shape[1])))
+        return self.drop(x_bse + self.positions(self.places(arange(x_bse.shape[1]))))
+
+    @property
+    def is_order_free(self) -> bool:  # type: ignore[override]
+        """Without dropout, whose numbers are those of places in the rows."""
+        return self.config.dropout == 0
+
+    def run_block(self, block: Layer, x_bse: Any) -> Any:
+        """A block's output."""
+        with self.keeping_order(x_bse.shape[1]):
+            return block(x_bse)
 
     def embedding_layers(self) -> dict[str, Layer]:
         """Tokens, positions and dropout."""

@@ -163,6 +163,7 @@ class Llama(Decoder):
     """
 
     family = LLAMA
+    is_order_free = True
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -188,7 +189,8 @@ class Llama(Decoder):
     def run_block(self, block: Layer, x_bse: Any) -> Any:
         """A block's output, its rotary positions being those of x."""
         seq = x_bse.shape[1]
-        return block(x_bse, self.cos[:seq], self.sin[:seq])
+        with self.keeping_order(seq):
+            return block(x_bse, self.places(self.cos[:seq]), self.places(self.sin[:seq]))
 
 
 def rotary_table(

@@ -91,6 +91,11 @@ class Mixtral(Llama):
 
     family = MIXTRAL
 
+    @property
+    def is_order_free(self) -> bool:  # type: ignore[override]
+        """Without a capacity, which later tokens meet first."""
+        return self.config.capacity_factor == 0
+
     def make_block(self, config: Any, number: int) -> Layer:
         """A new block; number: how many come before it."""
         return SparseBlock(config)
@@ -108,6 +113,10 @@ class Mixtral(Llama):
     def normed(self, x_bse: Any) -> tuple[Any, Any]:
         """The last block's normed output, and the routers' losses."""
         return self.norm(x_bse[0]), x_bse[1]
+
+    def in_own_order(self, stream: tuple[Any, Any]) -> tuple[Any, Any]:
+        """What stream(tokens) gives, the tokens in their own order."""
+        return super().in_own_order(stream[0]), stream[1]
 
     def logits(self, hidden: Any) -> Any:
         """[batch, seq, vocab] given hidden(tokens)."""

@@ -34,6 +34,7 @@ class Qwen3Moe(Mixtral):
     """As Mixtral."""
 
     family = QWEN3_MOE
+    is_order_free = Mixtral.is_order_free
 
     def make_block(self, config: Any, number: int) -> Layer:
         """A new block; number: how many come before it."""

@@ -134,7 +134,7 @@ def scaled_dot_product_attention(
             f"scaled_dot_product_attention: {query.shape[-2]} query heads, {key.shape[-2]} key heads; "
             "they differ, which needs enable_gqa=True"
         )
-    over = exchange(query.shape, key.shape)
+    over = exchange(query.shape, key.shape, causal=is_causal)
     if training and dropout_p != 0:
         return attention_with_dropout(query, key, value, attn_mask, is_causal, scale, dropout_p, over=over)
     return attention(query, key, value, attn_mask, is_causal, scale, over)

@@ -9,6 +9,7 @@ from jax import Array
 from jax.custom_derivatives import linear_call
 from jax.sharding import PartitionSpec
 
+from polyreme import kernels
 from polyreme.core import layout
 from polyreme.core.op import composite, op
 from polyreme.core.sharding_rule import as_laid_out
@@ -44,6 +45,18 @@ def whole_over(x: Array, mesh: Any, axis: str) -> Array:
 
 def _same(x: Array) -> Array:
     return x
+
+
+@op(method=False)
+def into_zigzag(x: Array, ways: int, dim: int) -> Array:
+    """x, whose dim is a sequence in its own order, with the sequence in the zigzag order of so many ways."""
+    return kernels.into_zigzag(x, ways, dim)
+
+
+@op(method=False)
+def out_of_zigzag(x: Array, ways: int, dim: int) -> Array:
+    """The inverse of into_zigzag."""
+    return kernels.out_of_zigzag(x, ways, dim)
 
 
 @composite(method=False)

@@ -409,7 +409,7 @@ def _attend(
     query: Any, key: Any, value: Any, bounds: Any, blocks: Any, causal: bool, window: tuple[int, int], dropout: float,
     scale: float | None,
 ) -> tuple[Any, Any]:  # fmt: skip
-    over = exchange(query.shape, key.shape, whole=True)
+    over = exchange(query.shape, key.shape, whole=True, causal=causal)
     if dropout != 0:
         return column_attention_with_dropout(
             query, key, value, bounds, blocks, causal, window, scale, dropout, over=over

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax import Array
@@ -17,6 +17,7 @@ from polyreme.core import layout
 from polyreme.core.layout import Layout
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.kernels.ring_attention import Axes, Split
+from polyreme.kernels.zigzag import check_zigzag
 from polyreme.mesh import nearest_multiples
 
 WHOLE = (1, 1)
@@ -25,18 +26,23 @@ WHOLE = (1, 1)
 
 @dataclass(frozen=True)
 class SegmentExchange:
-    """Attention over a split sequence: by "ulysses" or "ring". repeat: copies of each key head that are made first."""
+    """Attention over a split sequence: by "ulysses" or "ring".
+
+    repeat: copies of each key head that are made first. reorders: queries, keys and values come in their own order and
+    are sent into the split's zigzag first, the result back.
+    """
 
     how: str
     split: Split
     repeat: int
+    reorders: bool = False
 
     def attend(self, q: Array, k: Array, v: Array, **options: Any) -> Array:
         """kernels.attention of arrays [b, s, h, d] that the split lays out."""
         if self.repeat > 1:
             k, v = (jnp.repeat(x, self.repeat, 2) for x in (k, v))
         kernel = kernels.ulysses_attention if self.how == "ulysses" else kernels.ring_attention
-        return kernel(q, k, v, split=self.split, **options)
+        return self._home(kernel(*self._sent(q, k, v), split=self.split, **options))
 
     def attend_columns(
         self, q: Array, k: Array, v: Array, columns: kernels.Columns, **options: Any
@@ -47,7 +53,17 @@ class SegmentExchange:
             columns = columns.alike()
             columns = columns if columns.bounds.shape[1] == 1 else columns.for_heads(q.shape[2])
         kernel = kernels.ulysses_column_attention if self.how == "ulysses" else kernels.ring_column_attention
-        return kernel(q, k, v, columns, split=self.split, **options)
+        out, lse = kernel(*self._sent(q, k, v), columns, split=self.split, **options)
+        return self._home(out), self._home(lse, 2)
+
+    def _sent(self, *arrays: Array) -> tuple[Array, ...]:
+        if not self.reorders:
+            return arrays
+        return tuple(kernels.move_into_zigzag(x, self.split.mesh, self.split.spec) for x in arrays)
+
+    def _home(self, x: Array, dim: int = 1) -> Array:
+        spec = self.split.spec if dim == 1 else self.split.logsumexp_spec(self.split.heads, self.split.seq)
+        return kernels.move_out_of_zigzag(x, self.split.mesh, spec, dim) if self.reorders else x
 
 
 Chooser = Callable[[Sequence[int], Sequence[int]], SegmentExchange | None]
@@ -74,15 +90,17 @@ def exchanging(chooser: Chooser) -> Iterator[None]:
         _chosen.by = outer
 
 
-def exchange(query: Sequence[int], key: Sequence[int], whole: bool = False) -> SegmentExchange | None:
+def exchange(
+    query: Sequence[int], key: Sequence[int], whole: bool = False, causal: bool = False
+) -> SegmentExchange | None:
     """What attention of these shapes ([batch, s, heads, d] or [s, heads, d]) does, None if its sequence is whole.
 
     whole: a kernel that the partitioner cannot split; where the sequence is whole and batch or heads are not, "ulysses"
-    over no axis runs it on each device's own.
+    over no axis runs it on each device's own. causal: no query sees a later key, so that a zigzag balances the ring.
 
     The plan's sep_attention chooses; "auto" takes Ulysses where query and key heads divide over the devices that split
-    heads and sequence. Raises ShapeError for a length that does not divide, ConfigError where Ulysses is asked for and
-    the heads do not.
+    heads and sequence, unless its sep_order is "zigzag". Raises ShapeError for a length that does not divide,
+    ConfigError where Ulysses is asked for and the heads do not.
     """
     if _chosen.by is not None:
         return _chosen.by(query, key)
@@ -107,7 +125,37 @@ def exchange(query: Sequence[int], key: Sequence[int], whole: bool = False) -> S
     split = Split(placed.mesh, by_batch, seq, by_heads)
     if not seq:
         return SegmentExchange("ulysses", split, repeat) if split.ways(by_batch + by_heads) > 1 else None
-    return SegmentExchange(_how(placed, split, query[-2], key[-2] * repeat), split, repeat)
+    how = _how(placed, split, query[-2], key[-2] * repeat)
+    if how == "ulysses":
+        return SegmentExchange(how, split, repeat)
+    is_square = query[-3] == key[-3]
+    if placed.zigzag > 1 and not is_square:
+        raise ShapeError(
+            f"attention: {query[-3]} queries in zigzag order and {key[-3]} keys, whose order is not known; set "
+            "sep_order to contiguous"
+        )
+    reorders = placed.zigzag == 1 and placed.plan.sep_order == "zigzag" and causal and is_square
+    if reorders:
+        check_zigzag(query[-3], ways)
+    return SegmentExchange(how, replace(split, zigzag=placed.zigzag > 1 or reorders), repeat, reorders)
+
+
+def zigzag_ways(seq: int, heads: int, kv_heads: int) -> int:
+    """The zigzag order in which a model of causal attention, whose code asks where its tokens are, is to keep rows of
+    seq tokens under the plan in force: its ways, 1 for their own order.
+
+    Raises ShapeError where the plan asks for a zigzag into which they do not divide.
+    """
+    placed = layout.active.layout
+    if placed is None or placed.plan.sep_order == "contiguous":
+        return 1
+    over = exchange((1, seq, heads, 1), (1, seq, kv_heads, 1))
+    if over is None or over.how == "ulysses":
+        return 1
+    ways = over.split.ways(over.split.seq)
+    if placed.plan.sep_order == "zigzag":
+        check_zigzag(seq, ways)
+    return ways if seq % (2 * ways) == 0 else 1
 
 
 def token_ways(shape: Sequence[int]) -> tuple[int, int]:
@@ -148,7 +196,8 @@ def _how(placed: Layout, split: Split, heads: int, kv_heads: int) -> str:
             f"plan: sep_attention 'ulysses' splits {heads} query heads and {kv_heads} key heads over {ways} devices "
             f"({'+'.join(split.heads + split.seq)}); make them {nearest_multiples(kv_heads, ways)}, or choose 'ring'"
         )
-    return "ulysses" if asked == "ulysses" or (asked == "auto" and fits) else "ring"
+    takes_heads = asked == "auto" and placed.plan.sep_order != "zigzag" and fits
+    return "ulysses" if asked == "ulysses" or takes_heads else "ring"
 
 
 def _live(placed: Layout, axes: Sequence[str]) -> Axes:

@@ -269,6 +269,7 @@ class PlanConfig(Section):
     schedule: Annotated[str, _name_in(SCHEDULES)] | None = None
     virtual_stages: Count | None = None
     sep_attention: Literal["auto", "ulysses", "ring"] = "auto"
+    sep_order: Literal["auto", "contiguous", "zigzag"] = "auto"
     expert_dispatch: Literal["auto", "gather", "padded", "ragged", "balanced"] = "auto"
     expert_all_to_all: Literal["auto", "flat", "two_level"] = "auto"
     overlap: dict[Literal["moe"], Count] = {}
@@ -293,8 +294,9 @@ class PlanConfig(Section):
                 f"schedule={self.schedule}, virtual_stages={self.virtual_stages} with pp=1: there is no pipeline; set "
                 "pp of at least 2, or leave them out"
             )
-        if self.sep == 1 and self.sep_attention != "auto":
-            raise ValueError(f"sep_attention={self.sep_attention} with sep=1: the sequence is not split; set sep too")
+        for name in ("sep_attention", "sep_order"):
+            if self.sep == 1 and getattr(self, name) != "auto":
+                raise ValueError(f"{name}={getattr(self, name)} with sep=1: the sequence is not split; set sep too")
         if self.ep > 1 and "ep" not in self.expert_axes:
             raise ValueError(f"ep={self.ep} with expert_axes={self.expert_axes}: name ep there too")
         for name in ("expert_dispatch", "expert_all_to_all"):
@@ -382,6 +384,7 @@ class PretrainConfig(Section):
             recompute=plan.recompute,
             offload=plan.offload,
             sep_attention=plan.sep_attention,
+            sep_order=plan.sep_order,
             expert_dispatch=plan.expert_dispatch,
             expert_all_to_all=plan.expert_all_to_all,
             overlap=plan.overlap,

@@ -3,6 +3,7 @@
 import functools
 import re
 from collections import Counter
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,13 @@ from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.kernels import (
     Columns,
     attention,
+    attention_blocked,
     attention_plain,
     column_attention_plain,
+    into_zigzag,
+    move_into_zigzag,
+    move_out_of_zigzag,
+    out_of_zigzag,
     ring_attention,
     ring_column_attention,
     ulysses_attention,
@@ -174,6 +180,76 @@ def test_columns_equal_the_twin(kernel, degrees, heads, dropout_rate):
     assert_near(got, want, jnp.float32, terms=96)
 
 
+def in_zigzag(kernel, over):
+    """kernel over a split in zigzag order, of arrays in their own order."""
+    over, ways = replace(over, zigzag=True), over.ways(over.seq)
+
+    def call(q, k, v, *columns, **options):
+        result = kernel(*(into_zigzag(x, ways, 1) for x in (q, k, v)), *columns, split=over, **options)
+        outs = result if isinstance(result, tuple) else (result,)
+        outs = [out_of_zigzag(x, ways, dim) for x, dim in zip(outs, (1, 2), strict=False)]
+        return tuple(outs) if isinstance(result, tuple) else outs[0]
+
+    return call
+
+
+@pytest.mark.slow_cases("{'sep': 2}-False-scores", "{'sep': 4}-True-None")
+@pytest.mark.parametrize(
+    ("degrees", "causal", "mask"),
+    [(MESH, True, None), ({"sep": 4}, True, "scores"), ({"sep": 2}, False, "scores"), ({"sep": 4}, True, None)],
+    ids=str,
+)
+def test_zigzag_equals_the_twin(degrees, causal, mask):
+    kernel = in_zigzag(ring_attention, split(**degrees))
+    rate = 0.25 if mask is None else 0.0
+    ct, mask = normal(9, 2, 48, 8, 4), MASKS.get(mask)
+    got = jax.jit(lambda *a: pulled(kernel, *a, causal=causal, **dropout(rate)))(qkv(), mask, ct)
+    assert_near(got, twin(causal, rate)(qkv(), mask, ct), jnp.float32, terms=768, steps=4)
+
+
+def test_columns_in_zigzag_equal_the_twin():
+    args, mask, over = qkv(), columns(4), split(sep=2)
+    out, lse = jax.jit(functools.partial(in_zigzag(ring_column_attention, over), **dropout(0.25)))(*args, mask)
+    spec = AttentionSpec(False, 0.5, 0.25)
+    want, sums = jax.jit(lambda *a: column_attention_plain(*a, mask, spec=spec, draw=draw_of(KEY)))(*args)
+    assert_near(out, want, jnp.float32, terms=48)
+    seen = jnp.isfinite(sums)
+    np.testing.assert_array_equal(jnp.isfinite(lse), seen)
+    assert_near(jnp.where(seen, lse, 0), jnp.where(seen, sums, 0), jnp.float32, terms=48)
+
+
+@pytest.mark.parametrize("ways", [2, 3])
+def test_a_sequence_moves_into_zigzag_and_back(ways):
+    mesh = Mesh(np.array(jax.devices()[:ways]), ("sep",))
+    x, spec = jnp.arange(2 * 4 * ways).reshape(2, 4 * ways), PartitionSpec(None, "sep")
+    moved = move_into_zigzag(x, mesh, spec)
+    np.testing.assert_array_equal(moved, into_zigzag(x, ways, 1))
+    np.testing.assert_array_equal(moved[0, :4], [0, 1, 4 * ways - 2, 4 * ways - 1])
+    np.testing.assert_array_equal(move_out_of_zigzag(moved, mesh, spec), x)
+
+
+@pytest.mark.parametrize("zigzag", [True, False])
+def test_pairs_that_each_device_computes(monkeypatch, zigzag):
+    ways, s = 4, 32
+    over, pairs = replace(split(sep=ways), zigzag=zigzag), Counter()
+
+    def counting(spec, q, k, *rest):
+        rows, keys = q.shape[1], k.shape[1]
+        seen = rows * (rows + 1) // 2 if spec.causal else rows * keys
+        jax.debug.callback(lambda rank: pairs.update({int(rank): seen}), jax.lax.axis_index("sep"))
+        return forward(spec, q, k, *rest)
+
+    forward = attention_blocked.forward
+    monkeypatch.setattr(attention_blocked, "forward", counting)
+    jax.block_until_ready(jax.jit(functools.partial(ring_attention, split=over, causal=True))(*qkv(s=s, h=2, n=1)))
+    jax.effects_barrier()
+    own = s // ways
+    each = [rank * own**2 + own * (own + 1) // 2 for rank in range(ways)]
+    assert sum(each) == s * (s + 1) // 2
+    # each pair that is seen is computed once; without the zigzag the last device has (2 P - 1) / P of the mean
+    assert dict(sorted(pairs.items())) == dict(enumerate([sum(each) // ways] * ways if zigzag else each))
+
+
 def test_blocks_of_columns_travel_with_their_keys():
     s = 256
     args = qkv(s=s, h=2, n=2, b=1)
@@ -312,4 +388,7 @@ def test_what_only_one_of_them_refuses():
         ulysses_attention(Q, K, V, split=split(sep=4), causal=True)
     with pytest.raises(ShapeError, match="12 queries and 8 keys; they must be equally many"):
         ring_attention(Q, K[:, :8], V[:, :8], split=split(sep=4), causal=True)
+    over = replace(split(sep=4), zigzag=True)
+    with pytest.raises(ShapeError, match=r"12 tokens .* 8 equal chunks of a zigzag over 4 devices; make it 8 or 16"):
+        ring_attention(Q, K, V, split=over, causal=True)
     assert attention(Q, K, V, causal=True).shape == Q.shape

@@ -29,4 +29,14 @@ CASES = [
         lambda x, mesh, axis: x,
     ),
     Case("constrain", lambda rng: (np.ones((2, 3), "float32"), "batch", None), lambda x, *dims: x),
+    Case(
+        "into_zigzag",
+        lambda rng: (rng.standard_normal((2, 12)).astype("float32"), 3, 1),
+        lambda x, ways, dim: x[:, [0, 1, 10, 11, 2, 3, 8, 9, 4, 5, 6, 7]],
+    ),
+    Case(
+        "out_of_zigzag",
+        lambda rng: (rng.standard_normal((12, 2)).astype("float32"), 3, 0),
+        lambda x, ways, dim: x[[0, 1, 4, 5, 8, 9, 10, 11, 6, 7, 2, 3]],
+    ),
 ]

@@ -80,6 +80,7 @@ def test_the_document_has_the_table():
 SAMPLES = {
     "hybrid_configs.order": ["mp", "dp"],
     "hybrid_configs.sep_configs.attention": "ring",
+    "hybrid_configs.sep_configs.order": "zigzag",
     "pipeline_configs.schedule_mode": "ZBH1",
     "amp_configs.decr_ratio": 0.5,
     "amp_configs.custom_white_list": ["softmax"],
@@ -93,6 +94,7 @@ AROUND = {
     "hybrid_configs.pp_configs.use_dualpipev": {"hybrid_configs": {"pp_degree": 2}},
     "hybrid_configs.mp_configs.sequence_parallel": {"hybrid_configs": {"mp_degree": 2}},
     "hybrid_configs.sharding_configs.stage": {"hybrid_configs": {"sharding_degree": 2}},
+    "hybrid_configs.sep_configs.order": {"hybrid_configs": {"sep_degree": 2}},
     **{
         f"sharding_configs.{name}": {"sharding_configs": {"sharding_degree": 2}}
         for name in ("stage", "mp_degree", "pp_degree")

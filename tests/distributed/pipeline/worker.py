@@ -32,7 +32,7 @@ def train(plan, devices=None):
     layout = apply_plan(plan, model, devices, chunks.get_model_chunks())
     optimizer = AdamW(1e-2, parameters=model.parameters(), grad_clip=ClipGradByGlobalNorm(0.5))
     optimizer.create_state()
-    pipe = Pipeline(chunks.get_model_chunks(), [model.pipeline_loss], layout, model.logits)
+    pipe = Pipeline(chunks.get_model_chunks(), [model.pipeline_loss], layout, model.pipeline_output)
     update = StagedUpdate(optimizer)
     paddle.seed(9)
     losses, norms = [], []

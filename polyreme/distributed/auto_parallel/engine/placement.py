@@ -119,7 +119,7 @@ def by_plan(layer: Layer, plan: Plan, devices: Sequence[Device], settled: Settle
         return Placed(apply_plan(plan, layer, devices))
     if isinstance(layer, PipelineLayer) or hasattr(layer, "pipeline_items"):
         chunks: Sequence[Any] = in_chunks(layer, plan).get_model_chunks()
-        output = getattr(layer, "logits", None) if hasattr(layer, "pipeline_items") else None
+        output = getattr(layer, "pipeline_output", None) if hasattr(layer, "pipeline_items") else None
     else:
         with layouts.using(Layout(plan, devices).stages[0]):
             count = len(plan.stage_of_chunk)

@@ -81,6 +81,7 @@ def resolve(strategy: DistributedStrategy | Plan, num_devices: int) -> Job:
         recompute="full" if strategy.recompute and not layers else "none",
         offload=_offload(strategy, offloads and not layers),
         sep_attention=hybrid["sep_configs"]["attention"],
+        sep_order=hybrid["sep_configs"]["order"],
     )
     return Job(
         plan=plan,

@@ -232,6 +232,7 @@ _HYBRID: dict[str, Field | Table] = {
     "sep_configs": {
         **_nccl("nccl_config"),
         "attention": on("auto", "Plan.sep_attention: auto, ulysses or ring"),
+        "order": on("auto", "Plan.sep_order: auto, contiguous or zigzag"),
     },
     "dp_sep_configs": _nccl("nccl_config"),
     "pp_tp_configs": _nccl("nccl_config"),
@@ -314,5 +315,6 @@ OWN = (
     "hybrid_configs.sharding_configs.stage",
     "hybrid_configs.sharding_configs.offload",
     "hybrid_configs.sep_configs.attention",
+    "hybrid_configs.sep_configs.order",
 )
 """Fields that the public API does not have."""
