@@ -50,7 +50,7 @@ FLOORS = {
         "communication",
         "checkpoint parallel placement gradient_merge recompute_calls",
         "data_parallel models tasks tensor_parallel",
-        "utils",
+        "utils protein_folding",
         "planned_model",
         "pipeline",
         "whole_step",

@@ -63,7 +63,7 @@ def constrain_dim(x: Any, axis: int, dim: str | None) -> Any:
     if not axes or (dim is not None and x.shape[axis] % _ways(layout, axes)):
         return x
     axes = () if dim is None else axes
-    return sharding_constraint(x, _one_dim(layout, len(x.shape), axis, axes))
+    return sharding_constraint(x, one_dim_layout(layout, len(x.shape), axis, axes))
 
 
 def whole_over_mp(x: Any) -> Any:
@@ -90,7 +90,8 @@ def move_sequence(x: Any, what: str, before: bool, after: bool) -> Any:
             f"{what}: dim 0 of shape {list(x.shape)} does not divide into {_ways(layout, split)} equal parts over "
             f"{'+'.join(split)}; make it {nearest_multiples(x.shape[0] if x.shape else 0, _ways(layout, split))}"
         )
-    there, back = (_one_dim(layout, len(x.shape), 0, split if is_split else inside) for is_split in (after, before))
+    ndim = len(x.shape)
+    there, back = (one_dim_layout(layout, ndim, 0, split if is_split else inside) for is_split in (after, before))
     return relayout(x, there, back) if _has_gradient(x) else sharding_constraint(x, there)
 
 
@@ -106,7 +107,8 @@ def _ways(layout: Layout, axes: Sequence[str]) -> int:
     return math.prod(layout.plan.mesh.degree(axis) for axis in axes)
 
 
-def _one_dim(layout: Layout, ndim: int, at: int, axes: Sequence[str]) -> NamedSharding:
+def one_dim_layout(layout: Layout, ndim: int, at: int, axes: Sequence[str]) -> NamedSharding:
+    """One dim split over axes, whole for none; the others as the partitioner likes."""
     entries: list[Any] = [PartitionSpec.UNCONSTRAINED] * ndim
     entries[at] = None if not axes else axes[0] if len(axes) == 1 else tuple(axes)
     return NamedSharding(layout.mesh, PartitionSpec(*entries))
