@@ -319,9 +319,14 @@ class PlanConfig(Section):
 
 
 class LogConfig(Section):
-    """What is reported, how often (in steps; 0 turns it off), and the sample written at the end."""
+    """What is reported, how often (in steps; 0 turns it off), and the sample written at the end.
+
+    experts: with each record of a step, of each layer of experts the load/NAME of its busiest expert over the mean, and
+    how many choices a capacity left out (dropped/NAME).
+    """
 
     interval: Count = 10
+    experts: bool = False
     validation_interval: Whole = 100
     validation_batches: Count = 8
     jsonl: bool = True
@@ -412,6 +417,8 @@ class PretrainConfig(Section):
                 f"plan.pp={plan.pp} with {chunks // plan.pp} chunks a stage cuts the model in {chunks}, but it has "
                 f"{model.num_layers}{parts}; lower plan.pp or plan.virtual_stages"
             )
+        if self.log.experts and not model.num_experts:
+            raise ValueError(f"log.experts: {model.family} has no experts; leave it out")
         if plan.expert_ways > 1 and not model.num_experts:
             raise ValueError(
                 f"plan.ep={plan.ep}, plan.expert_axes={plan.expert_axes}: {model.family} has no experts; leave them out"

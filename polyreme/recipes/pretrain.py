@@ -239,7 +239,7 @@ class _PretrainRun:
                 )
                 progress.show(reading)
                 if is_logged:  # the log of a resumed run has the same steps as that of one that never stopped
-                    log.train(step, reading.as_dict())
+                    log.train(step, reading.as_dict() | self.trainer.expert_loads())
             if is_validated:
                 with meter.paused(), watchdog.phase("validation"):
                     value = self._validate()

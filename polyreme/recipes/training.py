@@ -18,6 +18,7 @@ from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.jit import to_static
+from polyreme.nn import Router
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.ops.manipulation import stack
 from polyreme.optimizer import AdamW
@@ -41,6 +42,9 @@ class Trainer:
         self.config = config
         rng.seed(config.train.seed)
         self.model = build_model(config.model)
+        self.routers = _routers(self.model) if config.log.experts else {}
+        for router in self.routers.values():
+            router.keep_load()
         self.schedule = learning_rate_schedule(config.train)
         self.planned = PlannedStep(
             self.model,
@@ -72,6 +76,21 @@ class Trainer:
         where the model can be called itself."""
         is_elsewhere = self.planned.is_staged or replicas.spans_processes(self.layout.mesh)
         return self.planned.outputs if is_elsewhere else None
+
+    def expert_loads(self) -> dict[str, float]:
+        """Of the last step and each layer of experts, where the run logs them: load/NAME, the most choices that fell on
+        an expert over the mean, and dropped/NAME, how many a capacity left out. Waits for the step; if the mesh spans
+        processes, each must call it."""
+
+        def on_host(tensor: Tensor) -> np.ndarray:
+            return np.asarray(replicas.whole(tensor._array, self.layout.replicated()))
+
+        loads = {}
+        for name, router in self.routers.items():
+            load = on_host(router.last_load)
+            loads[f"load/{name}"] = float(load.max() / max(load.mean(), 1e-9))
+            loads[f"dropped/{name}"] = int(on_host(router.last_dropped))
+        return loads
 
     # what went wrong
 
@@ -205,10 +224,20 @@ def check_supported(config: PretrainConfig) -> None:
             f"train.amp_level={config.train.amp_level} with train.amp_dtype=float16 needs loss scaling, which pretrain "
             "does not have yet; set train.amp_dtype=bfloat16"
         )
+    if config.plan.pp > 1 and config.log.experts and jax.process_count() > 1:
+        raise ConfigError(
+            "log.experts with plan.pp above 1 in several processes is not there yet; set log.experts=false"
+        )
     if config.plan.pp > 1 and config.train.spike != "none" and jax.process_count() > 1:
         raise ConfigError(
             "train.spike with plan.pp above 1 in several processes is not there yet; set train.spike=none"
         )
+
+
+def _routers(model: Any) -> dict[str, Router]:
+    """Routers by the names of the layers whose experts they choose."""
+    layers = model.named_sublayers()
+    return {name.removesuffix(".router"): layer for name, layer in layers if isinstance(layer, Router)}
 
 
 def step_policy(train: TrainConfig) -> StepPolicy:

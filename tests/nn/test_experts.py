@@ -146,7 +146,8 @@ def test_a_copy_moves_its_own_bias():
 
 def test_a_step_moves_the_bias_once_by_the_load_of_its_microbatches():
     paddle.seed(2)
-    router = nn.Router(6, 5, bias_rate=0.25)
+    router = nn.Router(6, 5, bias_rate=0.25, capacity_factor=0.75)
+    router.keep_load()
     optimizer = paddle.optimizer.SGD(0.0, parameters=router.parameters())
 
     def backward(x):
@@ -164,13 +165,19 @@ def test_a_step_moves_the_bias_once_by_the_load_of_its_microbatches():
     for seed in range(2):
         x = np.random.default_rng(seed).standard_normal((2, 9, 6)).astype("float32")
         before = router.selection_bias.numpy()
-        load = sum(part.numpy() for part in step(paddle.to_tensor(x)))
+        loads = [part.numpy() for part in step(paddle.to_tensor(x))]
+        load = sum(loads)
         assert load.sum() == 2 * 9 * 2
+        np.testing.assert_array_equal(router.last_load.numpy(), load)
+        # of 9 tokens an expert takes 0.75 * 9 * 2 / 5 = 2.7, so 3
+        assert router.last_dropped.item() == sum(np.maximum(part - 3, 0).sum() for part in loads) > 0
         want = before + 0.25 * np.sign(load.mean() - load)
         np.testing.assert_array_equal(router.selection_bias.numpy(), want.astype("float32"))
     router.eval()
     router(tokens(4))
     assert not router.step_load.numpy().any()
+    np.testing.assert_array_equal(router.last_load.numpy(), load)
+    assert not {"step_load", "last_load", "last_dropped"} & router.state_dict().keys()
     router.train()
     backward(tokens(4))
     optimizer.step(skip=paddle.to_tensor(True))

@@ -164,3 +164,17 @@ def test_over_pipeline_stages_a_bad_step_changes_nothing_and_is_named(make):
 def test_what_is_not_available_is_refused(make):
     with pytest.raises(ConfigError, match="float16 needs loss scaling"):
         make("train.amp_level=O1", "train.amp_dtype=float16")
+
+
+def test_the_load_of_experts_is_that_of_a_step(make):
+    model = ["model.family=mixtral", "model.num_layers=1", "model.dropout=0", "model.capacity_factor=0.5"]
+    trainer = make(*ONE_DEVICE, *model, "log.experts=true", "train.accumulation=2", devices=1)
+    assert trainer.expert_loads() == {"load/blocks.0.ffn": 0, "dropped/blocks.0.ffn": 0}
+    for _ in range(2):
+        trainer.step(*batches(1)[0])
+        # two choices of each of 8 x 16 tokens; of a microbatch's 128 an expert takes at most 0.5 / 8
+        load = trainer.model.blocks[0].ffn.router.last_load.numpy()
+        assert load.sum() == 256
+        loads = trainer.expert_loads()
+        assert loads["load/blocks.0.ffn"] == load.max() / 32 > 1
+        assert 128 <= loads["dropped/blocks.0.ffn"] < 256 - 8

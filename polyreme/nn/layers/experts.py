@@ -88,6 +88,7 @@ class Router(Layer):
                 "another score, or 0"
             )
         self.num_experts, self.top_k, self.bias_rate = num_experts, top_k, bias_rate
+        self.keeps_load = False
         self.choice = {
             "top_k": top_k,
             "score": score,
@@ -104,8 +105,29 @@ class Router(Layer):
         else:
             self.selection_bias = None
         if bias_rate:
-            self.register_buffer("step_load", creation.zeros([num_experts], dtypes.int32), persistable=False)
-            self.weight.after_update = self._move_bias
+            self._count_steps()
+
+    def keep_load(self) -> None:
+        """Keep from now on where the choices of each training step went, of all its microbatches and all devices:
+        last_load, int32 [num_experts], how many fell on each expert, and last_dropped, int32 0-D, how many a capacity
+        left out. The optimizer's step ends a step; nothing waits for them before they are read.
+
+        >>> router = Router(8, num_experts=4)
+        >>> router.keep_load()
+        >>> router.last_load.tolist(), router.last_dropped.item()
+        ([0, 0, 0, 0], 0)
+        """
+        if self.keeps_load:
+            return
+        self.keeps_load = True
+        self._count_steps()
+        for name, shape in (("last_load", [self.num_experts]), ("step_dropped", []), ("last_dropped", [])):
+            self.register_buffer(name, creation.zeros(shape, dtypes.int32), persistable=False)
+
+    def _count_steps(self) -> None:
+        if self.weight.after_update is None:
+            self.register_buffer("step_load", creation.zeros([self.num_experts], dtypes.int32), persistable=False)
+            self.weight.after_update = self._end_step
 
     def forward(self, x: Any, allowed: Any = None) -> Routing:
         """allowed: bool, broadcasts to [..., num_experts]: experts that a token may choose."""
@@ -113,30 +135,38 @@ class Router(Layer):
         choices, gates, scores = F.choose_experts(logits, self.selection_bias, allowed, **self.choice)
         load = F.expert_load(choices, self.num_experts)
         loss = self._loss(logits, scores, choices)
-        if self.bias_rate and self.training and not self.weight.stop_gradient:
-            self._count(load)
         if self.capacity_factor is not None:
             capacity = self.capacity(math.prod(choices.shape[:-1]))
             choices = F.limit_experts(choices, gates, self.num_experts, capacity, self.capacity_by)
+        if (self.bias_rate or self.keeps_load) and self.training and not self.weight.stop_gradient:
+            self._count(load, choices)
         return Routing(choices, gates, loss, load)
 
-    def _count(self, load: Any) -> None:
-        """Add to the step's load what this forward sent."""
+    def _count(self, load: Any, choices: Any) -> None:
+        """Add to the step's load what this forward sent, and to what was dropped; choices: those that are left."""
         if state.recording():
             raise ConfigError(
-                f"Router: bias_rate={self.bias_rate} in a Program, whose optimizer does not move the bias; give 0"
+                f"Router: bias_rate={self.bias_rate} or keep_load() in a Program, whose optimizer moves no bias and "
+                "ends no count; give 0, and leave it out"
             )
         with no_grad():
-            state.write(self.step_load, state.read(self.step_load + load))
+            _add(self.step_load, load)
+            if self.keeps_load and self.capacity_factor is not None:
+                _add(self.step_dropped, load.sum() - (choices >= 0).sum())
 
-    def _move_bias(self, skip: Any) -> None:
-        """Move the bias by the step's load, unless the step was skipped, and begin the next one's."""
+    def _end_step(self, skip: Any) -> None:
+        """Move the bias by the step's load, unless the step was skipped, keep it, and begin the next one's."""
         with no_grad():
-            load = self.step_load.astype(dtypes.float32)
-            move = self.bias_rate * (load.mean() - load).sign()
-            if skip is not None:
-                move = move * skip.logical_not().astype(move.dtype)
-            state.write(self.selection_bias, state.read(self.selection_bias + move))
+            if self.bias_rate:
+                load = self.step_load.astype(dtypes.float32)
+                move = self.bias_rate * (load.mean() - load).sign()
+                if skip is not None:
+                    move = move * skip.logical_not().astype(move.dtype)
+                _add(self.selection_bias, move)
+            if self.keeps_load:
+                state.write(self.last_load, state.read(self.step_load * 1))
+                state.write(self.last_dropped, state.read(self.step_dropped * 1))
+                state.write(self.step_dropped, state.read(self.step_dropped * 0))
             state.write(self.step_load, state.read(self.step_load * 0))
 
     def capacity(self, tokens: int) -> int:
@@ -156,6 +186,10 @@ class Router(Layer):
 
     def extra_repr(self) -> str:
         return f"num_experts={self.num_experts}, top_k={self.top_k}"
+
+
+def _add(buffer: Any, more: Any) -> None:
+    state.write(buffer, state.read((buffer + more).astype(buffer.dtype)))
 
 
 class MoE(Layer):
