@@ -242,6 +242,16 @@ class Plan:
         return tuple(axis for axis in self.strategy.rule("act").get("expert", ()) if self.mesh.degree(axis) > 1)
 
     @property
+    def sep_exchange(self) -> str:
+        """How attention exchanges what it needs of a split sequence: sep_attention, "auto" in zigzag order being the
+        ring, which that order is for.
+
+        >>> Plan.from_degrees(sep=2, sep_order="zigzag").sep_exchange
+        'ring'
+        """
+        return "ring" if self.sep_attention == "auto" and self.sep_order == "zigzag" else self.sep_attention
+
+    @property
     def batch_ways(self) -> int:
         """Number of equal parts that one microbatch is split into across devices."""
         return math.prod(self.mesh.degree(axis) for axis in self.strategy.rule("act").get("batch", ()))

@@ -188,7 +188,7 @@ def part_tokens(x: Array, shape: Sequence[int], ways: tuple[int, int]) -> Array:
 
 
 def _how(placed: Layout, split: Split, heads: int, kv_heads: int) -> str:
-    asked = placed.plan.sep_attention
+    asked = placed.plan.sep_exchange
     ways = split.ways(split.heads) * split.ways(split.seq)
     fits = heads % ways == 0 and kv_heads % ways == 0
     if asked == "ulysses" and not fits:
@@ -196,8 +196,7 @@ def _how(placed: Layout, split: Split, heads: int, kv_heads: int) -> str:
             f"plan: sep_attention 'ulysses' splits {heads} query heads and {kv_heads} key heads over {ways} devices "
             f"({'+'.join(split.heads + split.seq)}); make them {nearest_multiples(kv_heads, ways)}, or choose 'ring'"
         )
-    takes_heads = asked == "auto" and placed.plan.sep_order != "zigzag" and fits
-    return "ulysses" if asked == "ulysses" or takes_heads else "ring"
+    return "ulysses" if asked == "ulysses" or (asked == "auto" and fits) else "ring"
 
 
 def _live(placed: Layout, axes: Sequence[str]) -> Axes:

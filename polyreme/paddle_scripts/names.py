@@ -309,7 +309,10 @@ ABSENT: dict[str, str] = {
         "place Tensors with shard_tensor, or a model with parallelize"
     ),
     "distributed.auto_parallel.intermediate": "use distributed.parallelize and its plans",
-    "distributed.auto_parallel.ring_attention": "use distributed.auto_parallel.RingFlashAttention",
+    "distributed.auto_parallel.ring_attention": (
+        "use distributed.auto_parallel.RingFlashAttention, of a sequence in its own order, or a Plan with "
+        "sep_order='zigzag', which balances the ring by itself"
+    ),
     "distributed.flex_checkpoint": "use distributed.save_state_dict and load_state_dict",
     "distributed.fleet.base.strategy_group distributed.fleet.base.orthogonal_strategy": (
         "ask fleet.get_hybrid_communicate_group() for groups"

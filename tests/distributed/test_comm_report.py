@@ -30,7 +30,7 @@ from tests.distributed.test_placement import PLANS
 CASES = {
     **{f"gpt {name}": ("gpt", plan) for name, plan in PLANS.items()},
     "gpt ulysses": ("gpt", Plan.from_degrees(sharding=2, sep=2, mp=2, sharding_stage=2, sep_attention="ulysses")),
-    "gpt ring": ("gpt", Plan.from_degrees(dp=2, sep=4, sep_attention="ring")),
+    "gpt ring": ("gpt", Plan.from_degrees(dp=2, sep=4, sep_order="zigzag")),
     "llama mp": ("llama", PLANS["mp2_dp4"]),
     "llama zero3": ("llama", PLANS["zero3_dp_mp"]),
     "llama zero3 sequence": ("llama", PLANS["zero3_mp_sequence"]),

@@ -112,7 +112,7 @@ BSH = 2 * 32 * 64 * 2  # bytes of a residual stream of 2 samples in 16 bits
 def made(plan, block=LAYER, samples=2.0):
     """(what, axes, bytes, is_forward) of a block's collectives."""
     weights = {value.name: value for b in GPT.graph().blocks for value in b.parameters}
-    found = collectives.collectives(block, weights, cuts_of(plan), samples, 2, plan.sep_attention)
+    found = collectives.collectives(block, weights, cuts_of(plan), samples, 2, plan.sep_exchange)
     return sorted((c.what, *sorted(c.axes), c.nbytes, c.is_forward) for c in found)
 
 
@@ -143,6 +143,7 @@ def test_cut_sequences_exchange_heads_or_pass_keys():
     ]
     ring = made(Plan.from_degrees(sep=4, sep_attention="ring"))
     assert ring == [("send", "sep", 6.0 * local, True), ("send", "sep", 12.0 * local, False)]
+    assert made(Plan.from_degrees(sep=4, sep_order="zigzag")) == ring
     assert made(Plan.from_degrees(sep=4, mp=4, sep_attention="auto"))[-1][0] == "send"  # 2 heads left for 4 devices
 
 

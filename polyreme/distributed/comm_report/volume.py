@@ -258,7 +258,7 @@ class _Terms:
         times, axes = self.work.num_layers * self.microbatches, ("sep",)
         width = self.tokens * self.work.itemsize / (self.mesh.mp if self.is_tensor_parallel else 1)
         query, keys = width * (self.work.query_width or self.work.hidden), width * self.work.key_width
-        if self.plan.sep_attention == "ring":
+        if self.plan.sep_exchange == "ring":
             for phase, count in (("forward", self.sep - 1), ("backward", 2 * self.sep - 1)):
                 yield self._term("ring attention", "collective-permute", axes, 2 * keys, times * count, phase)
             return
