@@ -26,7 +26,7 @@ class Row:
 
     function: the nn.functional name it must equal, with settings; "" if forward is more than one function. random: it
     draws numbers while training, so that only eval mode is compared. paddle: why PaddlePaddle is not the oracle here.
-    no_grad: parameters or inputs without gradient, and why. terms: rounded terms summed in one output element.
+    no_grad: why nothing of it has a gradient. terms: rounded terms summed in one output element.
     """
 
     name: str
@@ -124,6 +124,13 @@ def _linear_and_norm() -> list[Row]:
             "Router",
             (6, 4),
             inputs=((2, 3, 6),),
+            paddle="PaddlePaddle has incubate's gates alone; tests/nn/test_experts.py",
+        ),
+        Row(
+            "HashRouter",
+            (4,),
+            inputs=(ids([0, 4, 2], [1, 1, 3]),),
+            no_grad="nothing is learned, and ids have no gradient",
             paddle="PaddlePaddle has incubate's gates alone; tests/nn/test_experts.py",
         ),
         Row("GroupNorm", (2, 4), inputs=(X2,), terms=64),

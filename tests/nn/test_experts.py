@@ -54,6 +54,29 @@ def test_equals_every_token_through_every_expert(shape):
         assert loss.item() == 0
 
 
+def test_ids_choose_experts_that_nothing_is_learned_of():
+    moe, x = layer(router=nn.HashRouter(5, top_k=2, seed=1)), tokens(4, 50)
+    ids = np.random.default_rng(1).integers(0, 2**31, (4, 50))
+    ids[3] = ids[2]
+    choices, gates, loss, load = moe.router(paddle.to_tensor(ids))
+    assert (choices.dtype, gates.numpy().tolist(), loss.item()) == (paddle.int32, np.full((4, 50, 2), 0.5).tolist(), 0)
+    first = [(i * moe.router.factor + moe.router.offset) % (2**31 - 1) % 5 for i in ids.ravel().tolist()]
+    want = np.stack([first, np.add(first, 1) % 5], -1).reshape(4, 50, 2)
+    np.testing.assert_array_equal(choices.numpy(), want)
+    np.testing.assert_array_equal(load.numpy(), np.bincount(want.ravel(), minlength=5))
+    assert load.numpy().min() > 50  # 80 on the mean
+    out, _ = moe(x, ids=paddle.to_tensor(ids))
+    by_hand = F.experts_ffn(x, choices, gates, moe.up, moe.down, moe.gate)
+    np.testing.assert_array_equal(out.numpy(), by_hand.numpy())
+    for call in (lambda: moe(x), lambda: layer()(x, ids=paddle.to_tensor(ids))):
+        with pytest.raises(ConfigError, match=r"MoE: a (HashRouter takes ids and no allowed|Router takes no ids)"):
+            call()
+    with pytest.raises(ShapeError, match=r"ids \[4\] of x \[4, 50, 6\]; give one id for each token"):
+        moe(x, ids=paddle.to_tensor(ids[:, 0]))
+    with pytest.raises(ConfigError, match="HashRouter: top_k=6 of 5 experts; give 1 to 5"):
+        nn.HashRouter(5, top_k=6)
+
+
 def test_no_token_at_all_gives_nothing():
     moe = layer(router=nn.Router(6, 5, balance_loss=0.1, z_loss=0.1, capacity_factor=1.0))
     out, loss = moe(tokens(0))

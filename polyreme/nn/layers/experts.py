@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 from typing import Any, NamedTuple
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.eager.mode import no_grad
-from polyreme.errors import ConfigError
+from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import XavierUniform
 from polyreme.nn.layer import Layer
@@ -18,6 +19,8 @@ from polyreme.nn.parameter import ParamAttr
 from polyreme.ops import creation
 from polyreme.ops.experts import ACTIVATIONS, check_choice, chosen_experts
 from polyreme.ops.layout import constrain
+
+_PRIME = 2**31 - 1
 
 
 class Routing(NamedTuple):
@@ -192,12 +195,45 @@ def _add(buffer: Any, more: Any) -> None:
     state.write(buffer, state.read((buffer + more).astype(buffer.dtype)))
 
 
+class HashRouter(Layer):
+    """Experts for each token by its id, or by any whole number, as that of its task: ids [...] -> Routing.
+
+    Nothing is learned: the same id always goes to the same top_k neighbouring experts, with gates 1 / top_k, and the
+    loss is 0. seed: other experts for the ids. ids are at least 0 and below 2^31. Source: arXiv:2106.04426, random
+    hash. Raises ConfigError for numbers that do not fit each other.
+
+    >>> import polyreme as pr
+    >>> router = HashRouter(num_experts=4, top_k=2)
+    >>> router(pr.to_tensor([[7, 9, 7]])).gates.shape
+    paddle.Size([1, 3, 2])
+    """
+
+    def __init__(self, num_experts: int, top_k: int = 1, *, seed: int = 0) -> None:
+        super().__init__()
+        check_choice("HashRouter", num_experts, top_k, "softmax", 1, 1)
+        self.num_experts, self.top_k = num_experts, top_k
+        self.factor, self.offset = (random.Random(seed).randrange(1, _PRIME) for _ in range(2))
+
+    def forward(self, ids: Any) -> Routing:
+        # the product is below 2^62
+        first = (ids.astype(dtypes.int64) * self.factor + self.offset) % _PRIME % self.num_experts
+        choices = (first.unsqueeze(-1) + creation.arange(self.top_k)) % self.num_experts
+        choices = choices.astype(dtypes.int32)
+        gates = creation.full(choices.shape, 1 / self.top_k, dtypes.float32)
+        load = F.expert_load(choices, self.num_experts)
+        return Routing(choices, gates, creation.zeros([], dtypes.float32), load)
+
+    def extra_repr(self) -> str:
+        return f"num_experts={self.num_experts}, top_k={self.top_k}"
+
+
 class MoE(Layer):
     """A mixture of experts: [batch, seq, d_model] -> the same, and the router's loss, to be added to the model's.
 
     Each token goes to top_k of num_experts networks, down(activation(gate(x)) * up(x)) of width d_hidden, or
     down(activation(up(x))) with gated=False; what they give is weighed by the router and summed. No token is dropped
-    unless the router has a capacity. router: a Router; by default Router(d_model, num_experts, top_k). bias: up and
+    unless the router has a capacity. router: a Router, by default Router(d_model, num_experts, top_k), or a
+    HashRouter, which takes the ids that are then given with the tokens. bias: up and
     down add one. shared_hidden: width of an expert that every token goes through, none if 0; shared_gate: its result is
     multiplied by sigmoid of a linear map of the token. activation: silu, gelu, gelu_tanh or relu.
 
@@ -218,7 +254,7 @@ class MoE(Layer):
         num_experts: int,
         top_k: int = 2,
         *,
-        router: Router | None = None,
+        router: Router | HashRouter | None = None,
         activation: str = "silu",
         gated: bool = True,
         bias: bool = False,
@@ -257,9 +293,18 @@ class MoE(Layer):
         if shared_hidden:
             self.shared = SharedExpert(d_model, shared_hidden, activation, gated, bias, shared_gate, weight_attr)
 
-    def forward(self, x: Any, allowed: Any = None) -> tuple[Any, Any]:
-        """allowed: bool, broadcasts to [..., num_experts]: experts that a token may choose."""
-        routing = self.router(x, allowed)
+    def forward(self, x: Any, allowed: Any = None, ids: Any = None) -> tuple[Any, Any]:
+        """allowed: bool, broadcasts to [..., num_experts]: experts that a token may choose. ids [...]: of the tokens,
+        for a HashRouter, which heeds no `allowed`. Raises ConfigError for what the router does not take."""
+        is_hashed = isinstance(self.router, HashRouter)
+        if (ids is not None) != is_hashed or (is_hashed and allowed is not None):
+            raise ConfigError(
+                f"MoE: a {type(self.router).__name__} takes {'ids and no allowed' if is_hashed else 'no ids'}; "
+                f"{'give ids [...] of the tokens x [..., d]' if is_hashed else 'leave them out, or give a HashRouter'}"
+            )
+        if is_hashed and ids.shape != x.shape[:-1]:
+            raise ShapeError(f"MoE: ids {list(ids.shape)} of x {list(x.shape)}; give one id for each token")
+        routing = self.router(ids) if is_hashed else self.router(x, allowed)
         weights = (self.up, self.down, self.gate, self.up_bias, self.down_bias)
         out = chosen_experts(x, routing.choices, routing.gates, *weights, activation=self.activation)
         return out if self.shared is None else out + self.shared(x), routing.loss
