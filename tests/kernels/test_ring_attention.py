@@ -342,9 +342,10 @@ def test_collectives_are_the_ones_the_formula_names():
 
 
 @pytest.mark.slow
-def test_memory_of_the_ring_falls_with_its_length():
+@pytest.mark.parametrize("zigzag", [False, True])
+def test_memory_of_the_ring_falls_with_its_length(zigzag):
     def scratch(ways):
-        over = split(sep=ways)
+        over = replace(split(sep=ways), zigzag=zigzag)
         spec = jax.sharding.NamedSharding(over.mesh, PartitionSpec(None, "sep"))
         q = jax.ShapeDtypeStruct((1, 4096, 2, 16), jnp.float32, sharding=spec)
 
