@@ -22,6 +22,7 @@ from polyreme.errors import PlacementError
 from polyreme.mesh import Plan
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import Parameter
+from polyreme.optimizer.on_disk import DiskTier
 
 KINDS = ("param", "use", "grad", "state")
 
@@ -50,8 +51,9 @@ def apply_plan(
     if replicas.spans_processes(layout.mesh) and not mode.on:
         replicas.agree([*model.parameters(), *model.buffers(), holder])
     for p, shardings in placed:
-        p.layouts = shardings
+        set_layouts(p, plan, shardings)
         state.write(p, put(p._array, shardings["param"]))
+    _keep_near(plan, [p for p, _ in placed])
     for buffer in model.buffers():
         state.write(buffer, put(buffer._array, home[id(buffer)].replicated()))
     state.write(holder, put(holder._array, layout.replicated()))
@@ -66,11 +68,32 @@ def parameter_layouts(layout: Layout, p: Parameter) -> dict[str, NamedSharding]:
     if p.is_statistic:
         return dict.fromkeys(("param", "grad", "state"), layout.replicated())
     layouts = {kind: layout.sharding(kind, p.dims, p.shape) for kind in KINDS}
-    if "state" in layout.plan.offload:
+    if layout.plan.offload.get("state") == "host":
         layouts["state"] = layouts["state"].with_memory_kind(HOST)
     if layouts["use"] == layouts["param"]:
         del layouts["use"]  # nothing to gather
     return layouts
+
+
+def set_layouts(p: Parameter, plan: Plan, shardings: dict[str, NamedSharding]) -> None:
+    """Tell a parameter where it and what belongs to it go under a plan: these layouts, and the disk of its state."""
+    p.layouts = shardings
+    is_on_disk = plan.offload.get("state") == "disk" and not p.is_statistic
+    p.state_tier = DiskTier(plan.offload_path or "", plan.offload_buffers) if is_on_disk else None
+
+
+def _keep_near(plan: Plan, parameters: Sequence[Parameter]) -> None:
+    """Of state that is offloaded in part, that of the first parameters stays on the devices."""
+    if plan.offload_ratio == 1:
+        return
+    trained = [p for p in parameters if not (p.stop_gradient or p.is_statistic)]
+    room = (1 - plan.offload_ratio) * sum(p.size for p in trained)
+    for p in trained:
+        room -= p.size
+        if room < 0:
+            return
+        p.layouts["state"] = p.layouts["state"].with_memory_kind("device")
+        p.state_tier = None
 
 
 def _check_offload(plan: Plan) -> None:

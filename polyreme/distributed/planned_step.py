@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from polyreme.core.abstract import mode
 from polyreme.core.backend import Device
 from polyreme.distributed.communication import replicas
 from polyreme.distributed.pipeline.chunks import in_chunks
@@ -32,7 +33,8 @@ class PlannedStep:
     model: a function of (inputs, labels) that returns its mean loss, or whatever `loss` (model, inputs, labels) takes;
     under a pipeline it has pipeline_items() and pipeline_loss(output, labels), or is a PipelineLayer with a loss_fn.
     optimizer: makes the optimizer of a model. devices: those of the plan's mesh, all by default. `step` is a WholeStep,
-    or over stages a PipelineStep. Raises ConfigError for a model that a pipeline cannot cut, and what placing raises.
+    or over stages a PipelineStep. Raises ConfigError for a model that a pipeline cannot cut, and what placing raises;
+    under a plan with state on disk, for an optimizer that keeps none.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class PlannedStep:
         self.optimizer = optimizer(model)
         policy.precision.decorate(model, self.optimizer)
         self.optimizer.create_state()
+        _check_state_goes(plan, self.optimizer)
         self.step: Any
         if chunks is not None:
             pipeline = Pipeline(chunks, [pipeline_loss(model)], self.layout, getattr(model, "pipeline_output", None))
@@ -106,6 +109,14 @@ class PlannedStep:
     def cut(self, inputs: Any, labels: Any) -> list[Microbatch]:
         """A global batch on the host in the plan's number of microbatches."""
         return cut([inputs, labels], self.plan.num_microbatches, None)
+
+
+def _check_state_goes(plan: Plan, optimizer: Optimizer) -> None:
+    if plan.offload.get("state") == "disk" and not optimizer.is_streamed and not mode.on:
+        raise ConfigError(
+            f"plan: offload of state to disk, and {type(optimizer).__name__} keeps no arrays for each parameter that "
+            "could go there; leave offload out, or use another optimizer, such as AdamW"
+        )
 
 
 def loss_of(model: Any, inputs: Any, labels: Any) -> Tensor:

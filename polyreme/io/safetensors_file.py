@@ -98,8 +98,8 @@ def foreign(head: bytes) -> str | None:
     return None
 
 
-def header(arrays: Iterable[tuple[str, np.ndarray]]) -> bytes:
-    """What precedes the data of these arrays, which follow in this order without gaps.
+def header(arrays: Iterable[tuple[str, np.ndarray]], boundary: int = 8) -> bytes:
+    """What precedes the data of these arrays, which follow in this order without gaps, from a multiple of boundary on.
 
     A dtype that the format has no code for is declared as its bytes, with a last dim of its itemsize.
     """
@@ -111,12 +111,12 @@ def header(arrays: Iterable[tuple[str, np.ndarray]]) -> bytes:
             code, shape = "U8", [*shape, array.dtype.itemsize]
         entries[name] = {"dtype": code, "shape": shape, "data_offsets": [offset, offset + array.nbytes]}
         offset += array.nbytes
-    return _frame(entries)
+    return _frame(entries, boundary)
 
 
-def _frame(entries: dict[str, Any]) -> bytes:
+def _frame(entries: dict[str, Any], boundary: int = 8) -> bytes:
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the data begins aligned
+    text += b" " * (-(len(text) + 8) % boundary)  # the data begins aligned
     if len(text) > HEADER_BYTES:
         raise CheckpointError(
             f"the header would be {len(text)} bytes, over {HEADER_BYTES}; save fewer tensors per file"

@@ -1,7 +1,8 @@
 """Parallelism as values: mesh axes, strategies and plans. No device is touched here."""
 
 from polyreme.mesh.axes import AXES, MeshShape, check_axis, nearest_divisor, nearest_multiples
-from polyreme.mesh.plan import EXPERT_DISPATCH, OFFLOAD, RECOMPUTE, Plan
+from polyreme.mesh.offload import OFFLOAD, Offload
+from polyreme.mesh.plan import EXPERT_DISPATCH, RECOMPUTE, Plan
 from polyreme.mesh.schedule import Schedule, make_schedule
 from polyreme.mesh.schedules import DEFAULT_SCHEDULE, SCHEDULES, ScheduleKind, default_schedule
 from polyreme.mesh.strategy import (
@@ -30,6 +31,7 @@ __all__ = [
     "SCHEDULES",
     "Durations",
     "MeshShape",
+    "Offload",
     "Plan",
     "Rule",
     "Schedule",

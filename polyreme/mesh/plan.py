@@ -13,6 +13,7 @@ import yaml
 
 from polyreme.errors import ConfigError, PlacementError, did_you_mean
 from polyreme.mesh.axes import AXES, MeshShape, check_axis, nearest_multiples
+from polyreme.mesh.offload import BUFFERS, Offload, check_settings
 from polyreme.mesh.overlap import Overlap
 from polyreme.mesh.schedule import Schedule, check_schedule, make_schedule, stage_of_chunk
 from polyreme.mesh.schedules import DEFAULT_SCHEDULE, SCHEDULES, WITHOUT_PIPELINE, ScheduleKind
@@ -50,9 +51,6 @@ EXPERT_ALL_TO_ALL = ("auto", "flat", "two_level")
 between them (along the outermost), which sends fewer and larger messages between nodes; auto takes two where the outer
 axes of the experts lead to other processes and the inner do not."""
 
-OFFLOAD = ("param", "grad", "state", "act")
-"""What may be kept in host memory between uses."""
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -62,9 +60,11 @@ class Plan:
     schedule: one of SCHEDULES when mesh.pp > 1, else None.
     virtual_stages: chunks of the model a stage holds, as many as the schedule takes.
     num_microbatches: parts a batch is cut into, run one after another (through the stages, or to accumulate gradients).
-    recompute: one of RECOMPUTE. offload: any of OFFLOAD. sep_attention: one of SEP_ATTENTION. sep_order: one of
-    SEP_ORDER. expert_dispatch: one of EXPERT_DISPATCH. expert_all_to_all: one of EXPERT_ALL_TO_ALL. overlap: an
-    Overlap, or a mapping of its fields.
+    recompute: one of RECOMPUTE. sep_attention: one of SEP_ATTENTION. sep_order: one of SEP_ORDER. expert_dispatch: one
+    of EXPERT_DISPATCH. expert_all_to_all: one of EXPERT_ALL_TO_ALL. overlap: an Overlap, or a mapping of its fields.
+    offload: what goes to the host's memory, or a mapping of that to "host" or "disk" (Offload). offload_path: the
+    folder of what goes to disk. offload_ratio: the part of the optimizer's state that goes, in bytes; the first
+    parameters' state stays. offload_buffers: buckets of state on disk that are on their way at once.
 
     Raises ConfigError for a value out of range and for an axis of degree > 1 that the strategy never uses: its devices
     would all do the same work.
@@ -76,7 +76,10 @@ class Plan:
     virtual_stages: int = 1
     num_microbatches: int = 1
     recompute: str = "none"
-    offload: tuple[str, ...] = ()
+    offload: Offload = field(default_factory=Offload)
+    offload_path: str | None = None
+    offload_ratio: float = 1.0
+    offload_buffers: int = BUFFERS
     sep_attention: str = "auto"
     sep_order: str = "auto"
     expert_dispatch: str = "auto"
@@ -87,7 +90,8 @@ class Plan:
         object.__setattr__(self, "mesh", MeshShape.parse(self.mesh))
         if not isinstance(self.strategy, Strategy):
             object.__setattr__(self, "strategy", Strategy.from_dict(self.strategy))
-        object.__setattr__(self, "offload", _check_offload(self.offload))
+        object.__setattr__(self, "offload", Offload(self.offload))
+        check_settings(self.offload, self.offload_path, self.offload_ratio, self.offload_buffers)
         _check_choice("recompute", self.recompute, RECOMPUTE)
         _check_choice("sep_attention", self.sep_attention, SEP_ATTENTION)
         _check_choice("sep_order", self.sep_order, SEP_ORDER)
@@ -123,10 +127,15 @@ class Plan:
                 f"{f', {self.virtual_stages} chunks a stage' if self.virtual_stages > 1 else ''}",
                 *sequence,
                 f"  recompute  {self.recompute}",
-                f"  offload    {', '.join(self.offload) or 'none'}",
+                f"  offload    {self._offload_text()}",
                 *([f"  overlap    {self.overlap}"] if self.overlap != Overlap() else []),
             ]
         )
+
+    def _offload_text(self) -> str:
+        disk = f" ({self.offload_path}, {self.offload_buffers} buffers)" if self.offload.on_disk else ""
+        part = f", {self.offload_ratio:g} of the state" if self.offload_ratio != 1 else ""
+        return f"{self.offload}{disk}{part}"
 
     @classmethod
     def from_degrees(
@@ -138,7 +147,10 @@ class Plan:
         virtual_stages: int | None = None,
         num_microbatches: int = 1,
         recompute: str = "none",
-        offload: Sequence[str] = (),
+        offload: Mapping[str, str] | Sequence[str] = (),
+        offload_path: str | None = None,
+        offload_ratio: float = 1.0,
+        offload_buffers: int = BUFFERS,
         sep_attention: str = "auto",
         sep_order: str = "auto",
         expert_dispatch: str = "auto",
@@ -186,7 +198,10 @@ class Plan:
             virtual_stages=virtual_stages,
             num_microbatches=num_microbatches,
             recompute=recompute,
-            offload=offload,  # type: ignore[arg-type]  # __post_init__ checks it
+            offload=Offload(offload),
+            offload_path=offload_path,
+            offload_ratio=offload_ratio,
+            offload_buffers=offload_buffers,
             sep_attention=sep_attention,
             sep_order=sep_order,
             expert_dispatch=expert_dispatch,
@@ -281,7 +296,10 @@ class Plan:
             "virtual_stages": self.virtual_stages,
             "num_microbatches": self.num_microbatches,
             "recompute": self.recompute,
-            "offload": list(self.offload),
+            "offload": self.offload.plain(),
+            "offload_path": self.offload_path,
+            "offload_ratio": self.offload_ratio,
+            "offload_buffers": self.offload_buffers,
             "sep_attention": self.sep_attention,
             "sep_order": self.sep_order,
             "expert_dispatch": self.expert_dispatch,
@@ -378,6 +396,9 @@ _FROM_DEGREES = (
     "num_microbatches",
     "recompute",
     "offload",
+    "offload_path",
+    "offload_ratio",
+    "offload_buffers",
     "sep_attention",
     "sep_order",
     "expert_dispatch",
@@ -460,11 +481,3 @@ def _check_schedule(schedule: object, stages: int) -> None:
 def _check_microbatches(number: object) -> None:
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise ConfigError(f"num_microbatches={number!r} in plan; give a whole number of at least 1")
-
-
-def _check_offload(offload: object) -> tuple[str, ...]:
-    if isinstance(offload, str) or not isinstance(offload, Sequence):
-        raise ConfigError(f"offload={offload!r} in plan; give a list with any of {', '.join(OFFLOAD)}")
-    for name in offload:
-        _check_choice("offload", name, OFFLOAD)
-    return tuple(name for name in OFFLOAD if name in offload)

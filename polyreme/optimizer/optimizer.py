@@ -7,6 +7,7 @@ regularizers, master weights, learning rate, skipping a step on overflow, placem
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -24,14 +25,14 @@ from polyreme.core.state import TensorState
 from polyreme.core.transfer import from_host
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import CaptureError, ConfigError, DTypeError, GradError
+from polyreme.errors import CaptureError, CheckpointError, ConfigError, DTypeError, GradError
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer.groups import ParameterGroup, check_common, check_known, check_unique, nonnegative, split_groups
 from polyreme.optimizer.lr import LRScheduler
 from polyreme.optimizer.shared import MeshGroup, Shared, SharedState
 from polyreme.optimizer.state import OptimizerState
 from polyreme.optimizer.update import Leaf, ParameterOptions, Slots, Update, compile_squares, compile_update
-from polyreme.optimizer.update_by_kind import UpdateByKind, is_worthwhile
+from polyreme.optimizer.update_by_kind import KindUpdates, UpdateByKind, is_worthwhile
 
 _COMMON = ("learning_rate", "weight_decay", "grad_clip")
 Check = Callable[[str, str, Any], Any]
@@ -330,7 +331,25 @@ class Optimizer(OptimizerState):
         return [p for p in parameters if p._grad is not None and not p.stop_gradient]
 
     def _update(self, devices: Devices, live: list[Any], skip: Tensor | None, squares: Sequence[Tensor]) -> None:
-        """One compiled update; squares as in update_group."""
+        """One compiled update, then one bucket after another of what lies on disk; squares as in update_group."""
+        away = [p for p in live if self._files is not None and self._files.has(p)]
+        if away:
+            if self.clips_together and not squares:
+                squares = [self.squared_norms(MeshGroup(devices, tuple(live)))]
+            self._check_clips(live, squares)
+            near = [p for p in live if not self._files.has(p)]  # type: ignore[union-attr]
+            if near:
+                self._update_in_memory(devices, near, skip, squares)
+            self._update_in_buckets(devices, away, skip, squares)
+        else:
+            self._update_in_memory(devices, live, skip, squares)
+        for p in live:
+            if getattr(p, "after_update", None) is not None:
+                p.after_update(skip)
+
+    def _update_in_memory(
+        self, devices: Devices, live: list[Any], skip: Tensor | None, squares: Sequence[Tensor]
+    ) -> None:
         together = self._clipped_together() if squares else {}
         # whose norms count is a matter of parameters on other devices too
         norms = tuple((clip, *places) for clip, places in together.items())
@@ -341,10 +360,72 @@ class Optimizer(OptimizerState):
             update = self._updates[key] = self._compile_update(live, together)
         shared = self._shared.copies[devices]
         inputs = self._inputs(live, shared, skip)
-        self._store(live, shared, update(inputs | {"squares": [state.read(v) for v in squares]}))
-        for p in live:
-            if getattr(p, "after_update", None) is not None:
-                p.after_update(skip)
+        self._write(live, shared, update(inputs | {"squares": [state.read(v) for v in squares]}))
+
+    def _update_in_buckets(
+        self, devices: Devices, live: list[Any], skip: Tensor | None, squares: Sequence[Tensor]
+    ) -> None:
+        """The update of parameters whose state is on disk: while a bucket is updated, another is read and one written.
+
+        One that fails half way leaves nothing that a step could go on from.
+        """
+        files = self._files
+        assert files is not None  # who calls has found state there
+        if state.watch.active is not None:
+            raise CaptureError(
+                f"{type(self).__name__}.step() in a captured function: its state lies on disk, and is updated bucket "
+                "by bucket; call step() after the captured function"
+            )
+        if files.failure is not None:
+            raise CheckpointError(
+                f"{type(self).__name__}.step(): an update of the state on disk failed half way ({files.failure}); go "
+                "on from the last checkpoint"
+            )
+        key = ("buckets", tuple((self._position[id(p)], self._options(p), p.dtype) for p in live), len(squares))
+        updates = self._updates.get(key)
+        if updates is None:
+            name = f"{type(self).__name__.lower()}_bucket"
+            together = self._clipped_together() if squares else {}
+            leaves = self._leaves(live)
+            updates = KindUpdates(self.rule, self.numbers, self.prepare, leaves, name, together)
+            self._updates[key] = updates  # type: ignore[assignment]  # of another kind than the keys beside it
+        shared, place = self._shared.copies[devices], {id(p): at for at, p in enumerate(live)}
+        scalars = {n: t._array for n, t in shared.scalars.items()}
+        common = updates.common(  # type: ignore[attr-defined]
+            {
+                "lr": shared.rate._array,
+                "skip": None if skip is None else skip._array,
+                "scalars": scalars,
+                "squares": [v._array for v in squares],
+            }
+        )
+        buckets = files.buckets_of(live)
+
+        def update(at: int, arrays: list[np.ndarray]) -> Callable[[], list[np.ndarray]]:
+            nonlocal scalars
+            bucket, old = buckets[at], buckets[at].assemble(arrays)
+            new: dict[tuple[int, str], jax.Array] = {}
+            for p in (p for p in bucket.parameters if id(p) in place):
+                master = old.get((id(p), "master"))
+                slots = {n: old[id(p), n] for n in self.slots}
+                low = p._array if master is not None and skip is not None else None
+                param = p._array if master is None else master
+                wide, rounded, slots, scalars = updates.one(  # type: ignore[attr-defined]
+                    place[id(p)], common, param, low, p._grad._array, slots, scalars
+                )
+                state.write(p, wide if master is None else rounded)
+                new |= {(id(p), n): array for n, array in slots.items()}
+                if master is not None:
+                    new[id(p), "master"] = wide
+            return functools.partial(bucket.result, arrays, new)
+
+        try:
+            files.stream.run([bucket.file for bucket in buckets], update)
+        except BaseException as error:
+            files.failure = error
+            raise
+        for name, tensor in shared.scalars.items():
+            state.write(tensor, scalars[name])
 
     def _compile_update(self, live: list[Any], together: dict[int, list[int]]) -> Update:
         """The update of these parameters. In a capture it becomes part of that, and needs no programs of its own."""
@@ -352,7 +433,7 @@ class Optimizer(OptimizerState):
         whole = compile_update(self.rule, self.numbers, self.prepare, leaves, name, together)
         arrays = [self._masters.get(id(p), p)._array for p in live]
         if state.watch.active is None and is_worthwhile(leaves, arrays):
-            return UpdateByKind(self.rule, self.numbers, self.prepare, leaves, name, together, whole)
+            return UpdateByKind(KindUpdates(self.rule, self.numbers, self.prepare, leaves, name, together), whole)
         return whole
 
     # one mesh at a time
@@ -446,7 +527,7 @@ class Optimizer(OptimizerState):
             "skip": None if skip is None else state.read(skip),
         }
 
-    def _store(self, live: list[Any], shared: Shared, new: dict[str, Any]) -> None:
+    def _write(self, live: list[Any], shared: Shared, new: dict[str, Any]) -> None:
         for p, array, low, slots in zip(live, new["params"], new["low"], new["slots"], strict=True):
             master = self._masters.get(id(p))
             if master is not None:

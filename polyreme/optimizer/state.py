@@ -15,8 +15,9 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor, to_tensor
-from polyreme.errors import CheckpointError, ShapeError
+from polyreme.errors import CaptureError, CheckpointError, ShapeError
 from polyreme.optimizer.lr import LRScheduler
+from polyreme.optimizer.on_disk import DiskTier, StateEntry, StateFiles, StoredArray, stored
 from polyreme.optimizer.shared import MeshGroup, SharedState, by_devices
 
 _LOW = (dtypes.float16, dtypes.bfloat16)
@@ -36,6 +37,7 @@ class OptimizerState:
     _masters: dict[int, Tensor]
     _shared: SharedState
     _pending: dict[str, Any]  # what set_state_dict left for state that is not made yet
+    _files: StateFiles | None = None  # where state on disk is
     _multi_precision: bool
     _scheduler: LRScheduler | None
 
@@ -57,6 +59,7 @@ class OptimizerState:
         What amp.decorate calls before it rounds the parameters.
         """
         self._multi_precision = True
+        self._store([p for p in self._parameters if id(p) in values], values)
         for p in self._parameters:
             if id(p) in values and id(p) not in self._masters:
                 self._masters[id(p)] = Tensor(self._place(p, abstract.copied(values[id(p)], jnp.float32), _concrete(p)))
@@ -69,6 +72,7 @@ class OptimizerState:
                 self._shared.start({n: self._given(n, v) for n, v in self.scalars.items()})
         groups = by_devices(live, _concrete)
         self._shared.settle(groups, self._position, _concrete)
+        self._store(live, {})
         for p in live:
             missing = [n for n in self.slots if id(p) not in self._slots[n]]
             if missing or (self._has_master(p) and id(p) not in self._masters):
@@ -84,6 +88,62 @@ class OptimizerState:
             for name in missing:
                 fresh = abstract.full(p.shape, self.slot_start(name, p), self.slot_dtype(p))
                 self._slots[name][id(p)] = self._restored(p, name, Tensor(self._place(p, fresh, value)))
+
+    @property
+    def is_streamed(self) -> bool:
+        """True if state goes to a disk, so that updates run bucket by bucket and not in a captured program."""
+        return any(_tier_of(p) is not None and self._keeps_arrays(p) for p in self._parameters)
+
+    @property
+    def files(self) -> StateFiles | None:
+        """What lies on disk of the state, None if nothing does; str() of it tells how much, where, and how fast."""
+        return self._files
+
+    def _keeps_arrays(self, p: Any) -> bool:
+        return bool(self.slots) or self._has_master(p)
+
+    def _store(self, parameters: list[Any], masters: Mapping[int, jax.Array]) -> None:
+        """Put the state of those parameters that belong on a disk there, where it is not yet. masters: the values that
+        their master weights start from, which else are the parameters' own."""
+        waiting = [
+            p
+            for p in parameters
+            if _tier_of(p) is not None
+            and (self._keeps_arrays(p) or id(p) in masters)
+            and not (self._files is not None and self._files.has(p))
+        ]
+        if not waiting:
+            return
+        if state.watch.active is not None:
+            raise CaptureError(
+                f"{type(self).__name__}: state on disk is made outside of captured functions; call create_state() "
+                "before the first call of this one"
+            )
+        if self._files is None:
+            tier = _tier_of(waiting[0])
+            assert tier is not None  # those without one do not wait
+            self._files = StateFiles(tier)
+        for group in by_devices(waiting, _concrete):
+            self._files.add([(p, self._entries(p, masters)) for p in group.parameters])
+        for p in waiting:
+            if self._has_master(p) or id(p) in masters:
+                self._masters[id(p)] = self._restored(p, "master", self._files.tensor(p, "master"))
+            for name in self.slots:
+                self._slots[name][id(p)] = self._restored(p, name, self._files.tensor(p, name))
+
+    def _entries(self, p: Any, masters: Mapping[int, jax.Array]) -> dict[str, StateEntry]:
+        """The state of a parameter as it is now, or as it starts."""
+        value = _concrete(p)
+        arrays = {n: self._slots[n][id(p)]._array for n in self.slots if id(p) in self._slots[n]}
+        has_master = self._has_master(p) or id(p) in masters
+        if has_master:
+            known = self._masters.get(id(p))
+            arrays["master"] = masters.get(id(p), value).astype(jnp.float32) if known is None else known._array
+        for name in self.slots:
+            if name not in arrays:
+                dtype = dtypes.float32 if has_master else self.slot_dtype(p)
+                arrays[name] = abstract.full(p.shape, self.slot_start(name, p), dtype)
+        return {n: StateEntry(f"{p.name}_{n}_0", self._place(p, array, value)) for n, array in arrays.items()}
 
     def _has_master(self, p: Any) -> bool:
         return self._multi_precision and p.dtype in _LOW
@@ -103,19 +163,23 @@ class OptimizerState:
             layout = value.sharding
         return array if layout is None else put(array, layout)
 
-    def state_arrays(self, names: Mapping[int, str]) -> dict[str, jax.Array]:
+    def state_arrays(self, names: Mapping[int, str], *, as_stored: bool = False) -> dict[str, Any]:
         """The optimizer's whole state by name: `<slot>/<parameter>`, `master/<parameter>`, and one array over all
-        parameters for each number kept per parameter. names: id(parameter) -> its name in the model.
+        parameters for each number kept per parameter. names: id(parameter) -> its name in the model. as_stored: what
+        lies on disk is not read, and stands there as a StoredArray, which checkpoints take and restore.
 
         The same whatever devices hold the parameters.
         """
-        found = {name: tensor._array for name, tensor in self._per_parameter(names).items()}
+        arrays: dict[str, Any] = {
+            name: (stored(tensor) if as_stored else None) or tensor._array
+            for name, tensor in self._per_parameter(names).items()
+        }
         for name, tensor in self._shared.first.scalars.items():
             one = len(self._shared.copies) == 1
-            found[name] = tensor._array if one else put(self._shared.values(name), tensor._array.sharding)
-        return found
+            arrays[name] = tensor._array if one else put(self._shared.values(name), tensor._array.sharding)
+        return arrays
 
-    def load_state_arrays(self, arrays: Mapping[str, jax.Array], names: Mapping[int, str]) -> None:
+    def load_state_arrays(self, arrays: Mapping[str, jax.Array | StoredArray], names: Mapping[int, str]) -> None:
         """Continue from what state_arrays gave, laid out as its arrays are now; call create_state before it."""
         for name, tensor in self._per_parameter(names).items():
             state.write(tensor, arrays[name])
@@ -247,6 +311,12 @@ class OptimizerState:
                 f"{owner}.set_state_dict: the state has an LR_Scheduler, this optimizer a fixed rate; give it a "
                 "scheduler"
             )
+
+
+def _tier_of(p: Any) -> DiskTier | None:
+    """Where the state of a parameter belongs if that is a disk of this process; nowhere where arrays have no memory."""
+    tier = None if abstract.mode.on else getattr(p, "state_tier", None)
+    return tier if tier is not None and p.sharding_of("state").addressable_devices else None
 
 
 def _concrete(tensor: TensorState) -> jax.Array:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,7 +18,17 @@ import numpy as np
 from polyreme.core.meshes import devices_of
 from polyreme.core.transfer import from_host
 from polyreme.nn.clip import ClipGradByGlobalNorm
-from polyreme.optimizer.update import Leaf, Numbers, Rule, clip_norms, kind_of, numbers_of, square_of, updated
+from polyreme.optimizer.update import (
+    Leaf,
+    Numbers,
+    NumbersBySettings,
+    Rule,
+    clip_norms,
+    kind_of,
+    numbers_of,
+    square_of,
+    updated,
+)
 
 # parameters of a kind that there is already; each takes 17 ms or more to compile
 _FEWEST_ALIKE = 8
@@ -38,8 +48,17 @@ def is_worthwhile(leaves: Sequence[Leaf], params: Sequence[jax.Array]) -> bool:
     return all(clip.one_by_one or (isinstance(clip, ClipGradByGlobalNorm) and not is_mixed) for clip in clips)
 
 
-class UpdateByKind:
-    """What compile_update makes, as `whole`, until that is compiled: the same arguments, the same results.
+class Common(NamedTuple):
+    """What the updates of all parameters of a step take: numbers by settings, norms by the id of a clip."""
+
+    lr: Any
+    skip: Any
+    norms: Mapping[int, jax.Array]
+    numbers: NumbersBySettings
+
+
+class KindUpdates:
+    """The update of each of some parameters, by a program for each kind of them, and what those take in common.
 
     together: as for compile_update, if calls give squares; else empty, and a clip looks at the leaves alone.
     """
@@ -52,11 +71,7 @@ class UpdateByKind:
         leaves: Sequence[Leaf],
         name: str,
         together: Mapping[int, Sequence[int]],
-        whole: Any,
     ) -> None:
-        self._whole = whole
-        self._steps_left = STEPS_BY_KIND
-        self._compiler: Thread | None = None
         self._leaves = leaves
         self._positions = [from_host(np.asarray([leaf.position])) for leaf in leaves]
         kinds = [kind_of(leaf) for leaf in leaves]
@@ -70,27 +85,23 @@ class UpdateByKind:
         self._settings = list(dict.fromkeys(leaf.options.settings for leaf in leaves))
         self._norms = jax.jit(functools.partial(clip_norms, together=self._together))
 
-    def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        if self._is_whole_compiled(inputs):
-            return self._whole(inputs)
-        norms = self._clip_norms(inputs)
-        lr, scalars, skip = inputs["lr"], inputs["scalars"], inputs["skip"]
+    def common(self, inputs: dict[str, Any]) -> Common:
+        """What the updates of a step have in common. inputs: compile_update's; grads where squares are not given."""
+        scalars = inputs["scalars"]
         if self._numbers is None:
             self._numbers = _compile_numbers(self._numbers_rule, self._leaves, scalars)
         numbers = dict(zip(self._settings, self._numbers(scalars), strict=True))
-        columns = [inputs[name] for name in ("params", "low", "grads", "slots")]
-        params, lows, slots = [], [], []
-        for update, leaf, position, param, low, grad, slot in zip(
-            self._updates, self._leaves, self._positions, *columns, strict=True
-        ):
-            norm = norms.get(id(leaf.clip))
-            new_param, new_low, new_slot, scalars = update(
-                lr, param, low, grad, slot, scalars, numbers[leaf.options.settings], skip, norm, position
-            )
-            params.append(new_param)
-            lows.append(new_low)
-            slots.append(new_slot)
-        return {"params": params, "low": lows, "slots": slots, "scalars": scalars}
+        return Common(inputs["lr"], inputs["skip"], self._clip_norms(inputs), numbers)
+
+    def one(
+        self, at: int, common: Common, param: Any, low: Any, grad: Any, slots: Any, scalars: Any
+    ) -> tuple[Any, Any, Any, Any]:
+        """The update of the leaf at a place -> its new parameter, low copy and slots, and the scalars of all."""
+        leaf = self._leaves[at]
+        norm, numbers = common.norms.get(id(leaf.clip)), common.numbers[leaf.options.settings]
+        return self._updates[at](
+            common.lr, param, low, grad, slots, scalars, numbers, common.skip, norm, self._positions[at]
+        )
 
     def _clip_norms(self, inputs: dict[str, Any]) -> Mapping[int, jax.Array]:
         if not self._together:
@@ -103,6 +114,29 @@ class UpdateByKind:
                 total = square(total, grad, position)
             squares = [total]
         return self._norms(squares)
+
+
+class UpdateByKind:
+    """What compile_update makes, as `whole`, until that is compiled: the same arguments, the same results."""
+
+    def __init__(self, updates: KindUpdates, whole: Any) -> None:
+        self._by_kind = updates
+        self._whole = whole
+        self._steps_left = STEPS_BY_KIND
+        self._compiler: Thread | None = None
+
+    def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        if self._is_whole_compiled(inputs):
+            return self._whole(inputs)
+        common, scalars = self._by_kind.common(inputs), inputs["scalars"]
+        columns = [inputs[name] for name in ("params", "low", "grads", "slots")]
+        params, lows, slots = [], [], []
+        for at, (param, low, grad, slot) in enumerate(zip(*columns, strict=True)):
+            new_param, new_low, new_slot, scalars = self._by_kind.one(at, common, param, low, grad, slot, scalars)
+            params.append(new_param)
+            lows.append(new_low)
+            slots.append(new_slot)
+        return {"params": params, "low": lows, "slots": slots, "scalars": scalars}
 
     def _is_whole_compiled(self, inputs: dict[str, Any]) -> bool:
         """Whether the whole program is there; begins to compile it after so many steps."""

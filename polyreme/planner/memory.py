@@ -6,6 +6,7 @@ loss, where every activation is there; where the backward of the last block begi
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal, NamedTuple
 
 from polyreme.mesh import Plan
@@ -64,12 +65,15 @@ def _of(stage: Stage, index: int, compiler: Compiler) -> Memory:
         moments = _in_pipeline(stage, index, processor)
     else:
         moments = [Moment(*each) for each in processor.moments()] if processor else _on_accelerator(stage)
+    if stage.in_flight:
+        moments.append(Moment(stage.gradients, 0.0, stage.in_flight + total(stage.near_slots)))
     peak = max(moments, key=sum)
-    away = () if processor else plan.offload
+    away: Collection[str] = () if processor else plan.offload
+    near = total(stage.slots) * (1 - plan.offload_ratio) if "state" in away else total(stage.near_slots)
     return Memory(
         0.0 if "param" in away else stage.parameters,
         0.0 if "grad" in away else peak.gradients,
-        0.0 if "state" in away else total(stage.slots),
+        near,
         peak.activations,
         peak.workspace,
     )
@@ -121,7 +125,7 @@ def _in_pipeline(stage: Stage, place: int, processor: OnProcessor | None) -> lis
         held += sum(n * each for n, each in zip(standing.waiting, chunks.stash, strict=True))
         work = _work(stage, standing.kind, chunks.stash[standing.chunk], chunks.scratch[standing.chunk])
         moments.append(Moment(stage.gradients, held, work + beside))
-    copies = total(stage.slots) if processor else 0.0
+    copies = total(stage.near_slots) if processor else 0.0
     most = max(moments, key=sum).activations
     return [*moments, Moment(stage.gradients, most, chunks.forward + beside), Moment(stage.gradients, 0.0, copies)]
 

@@ -209,7 +209,7 @@ class OnProcessor:
         # every microbatch's loss adds up a gradient of the head's weight of its own
         at_loss = [Held(loss.logits), Held(loss.weight, live), Held(loss.hidden, live), table]
         starting = [Held(stage.transient()), table, Held(again / PIECES, PIECES)]
-        activations, slots = total(buffers), stage.slots
+        activations, slots = total(buffers), stage.near_slots
         return [
             _pack(0.0, activations, copies + total(at_loss) - reused([*buffers, *at_loss], slots)),
             _pack(loss.weight * live, activations, copies + total(starting) - reused([*buffers, *starting], slots)),
@@ -219,7 +219,7 @@ class OnProcessor:
     def copies(self) -> float:
         """Bytes of copies of the optimizer's arrays: the fusion that makes the new parameter reads the old moments too,
         so the new ones may not take their places. The copies are made at once; the places are free until the update."""
-        return total(self.stage.slots)
+        return total(self.stage.near_slots)
 
     def reduced(self) -> float:
         """Bytes of gradients summed over devices, as the update takes them: one collective sums all of them, so that

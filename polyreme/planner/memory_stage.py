@@ -26,6 +26,10 @@ CHUNK = 8 << 20
 """Bytes of logits that the loss makes at a time (kernels.linear_cross_entropy.CHUNK_BYTES)."""
 
 
+BUCKET = 32 << 20
+"""Bytes of state that are joined into one file on disk (optimizer.on_disk.BUCKET_BYTES)."""
+
+
 class Held(NamedTuple):
     """number buffers of so many bytes each."""
 
@@ -93,6 +97,22 @@ class Stage:
         """The optimizer's buffers: its moments and, beside parameters of fewer bits, float32 masters."""
         arrays = MOMENTS + self.training.master
         return [Held(v.size / self.cuts.ways("state", v) * WIDE, arrays * count) for v, count in self.weights]
+
+    @cached_property
+    def near_slots(self) -> list[Held]:
+        """Those of the optimizer's buffers that are in a processor's memory: what is on disk is not."""
+        ratio = self.plan.offload_ratio if self.plan.offload.get("state") == "disk" else 0
+        return [Held(held.nbytes, held.number * (1 - ratio)) for held in self.slots]
+
+    @cached_property
+    def in_flight(self) -> float:
+        """Bytes of the state on disk that is in memory at once: each bucket as it was and as it becomes."""
+        if self.plan.offload.get("state") != "disk":
+            return 0.0
+        arrays = MOMENTS + self.training.master
+        largest = max(held.nbytes for held in self.slots) * arrays
+        bucket = min(max(largest, BUCKET), total(self.slots) * self.plan.offload_ratio)
+        return min(2 * bucket * self.plan.offload_buffers, 2 * total(self.slots))
 
     def foreign(self, itemsize: float) -> float:
         """Bytes of weights that this stage reads and another keeps: the embedding's, of a head that is tied to it."""

@@ -330,7 +330,8 @@ def _offload(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[i
     plan, host = setting.plan, setting.cluster.device.host
     total = 0.0
     if "state" in plan.offload:
-        total += 2 * max(_on_stages(setting, cut, stages, "state")) * (12 if setting.training.master else 8) / host
+        arrays = (12 if setting.training.master else 8) * plan.offload_ratio
+        total += 2 * max(_on_stages(setting, cut, stages, "state")) * arrays / host
     if "param" in plan.offload:
         total += 2 * max(_on_stages(setting, cut, stages, "param")) * setting.on.itemsize * plan.num_microbatches / host
     if "grad" in plan.offload:

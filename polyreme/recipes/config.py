@@ -8,12 +8,15 @@ from typing import Annotated, Any, Literal, Self
 import xxhash
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from polyreme.mesh import SCHEDULES, Plan
+from polyreme.errors import did_you_mean
+from polyreme.mesh import SCHEDULES, Offload, Plan
+from polyreme.mesh.offload import BUFFERS
 from polyreme.models.families import DEFAULT_FAMILY, FAMILIES, shape_of
 from polyreme.registry import Registry
 
 MAX_SYNTHETIC = 10**9
 """Made-up tokens are made in memory, in about 25 bytes each."""
+_OFFLOADED = ("state", "act")
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -31,6 +34,15 @@ def _as_int(value: Any) -> Any:
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
+
+
+def _as_offload(value: Any) -> Any:
+    """A list of what goes to the host, or a mapping of that to a tier, as the plan writes it."""
+    offload = Offload(_as_list(value))
+    for kind in offload:
+        if kind not in _OFFLOADED:
+            raise ValueError(f"offload {kind!r} is not available{did_you_mean(kind, _OFFLOADED)}")
+    return offload.plain()
 
 
 def _as_pair(value: Any) -> Any:
@@ -256,6 +268,7 @@ class PlanConfig(Section):
     runs. schedule: with pp > 1, DEFAULT_SCHEDULE if left out. train.accumulation is the number of microbatches.
     overlap: moe: parts that tokens for experts are sent in, so that experts compute meanwhile.
     expert_axes: the axes that split experts; beside ep they may be others, which split something else elsewhere.
+    offload: [state, act], or {state: disk} with offload_path, a folder that is as relative as output.
     """
 
     dp: Count = 1
@@ -275,7 +288,10 @@ class PlanConfig(Section):
     overlap: dict[Literal["moe"], Count] = {}
     expert_axes: Annotated[list[Literal["dp", "sharding", "sep", "mp", "ep"]], BeforeValidator(_as_list)] = ["ep"]
     recompute: Literal["none", "core_attn", "full_attn", "full"] = "none"
-    offload: Annotated[list[Literal["state", "act"]], BeforeValidator(_as_list)] = []
+    offload: Annotated[list[str] | dict[str, str], BeforeValidator(_as_offload)] = []
+    offload_path: Text | None = None
+    offload_ratio: Annotated[Positive, Field(le=1)] = 1.0
+    offload_buffers: Count = BUFFERS
 
     @property
     def num_devices(self) -> int:
@@ -388,6 +404,9 @@ class PretrainConfig(Section):
             num_microbatches=self.train.accumulation,
             recompute=plan.recompute,
             offload=plan.offload,
+            offload_path=plan.offload_path,
+            offload_ratio=plan.offload_ratio,
+            offload_buffers=plan.offload_buffers,
             sep_attention=plan.sep_attention,
             sep_order=plan.sep_order,
             expert_dispatch=plan.expert_dispatch,

@@ -174,7 +174,10 @@ def with_plan(config: PretrainConfig, plan: Plan) -> PretrainConfig:
         "overlap": plan.overlap.to_dict(),
         "expert_axes": list(rules.rule("param").get("expert", ())) or ["ep"],
         "recompute": plan.recompute,
-        "offload": list(plan.offload),
+        "offload": plan.offload.plain(),
+        "offload_path": plan.offload_path,
+        "offload_ratio": plan.offload_ratio,
+        "offload_buffers": plan.offload_buffers,
     }
     values = config.model_dump()
     values["plan"] = PlanConfig(**section).model_dump()
@@ -212,7 +215,8 @@ def plan_words(plan: Plan) -> str:
     if plan.recompute != "none":
         words.append(f"recompute={plan.recompute}")
     if plan.offload:
-        words.append(f"offload={'+'.join(plan.offload)}")
+        tiers = (kind if tier == "host" else f"{kind}:{tier}" for kind, tier in plan.offload.items())
+        words.append(f"offload={'+'.join(tiers)}")
     return " ".join(words)
 
 

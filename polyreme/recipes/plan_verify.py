@@ -19,7 +19,7 @@ from typing import Any
 
 from polyreme.distributed.comm_report import find_collectives
 from polyreme.distributed.pipeline.dry_run import local_bytes, working_bytes
-from polyreme.errors import PlacementError
+from polyreme.errors import ConfigError, PlacementError
 from polyreme.mesh import Plan
 from polyreme.recipes.config import PretrainConfig
 from polyreme.recipes.plan_job import AbstractJob, TrainingJob, devices_for, job_of
@@ -100,6 +100,11 @@ def verify(job: TrainingJob | PretrainConfig, plan: Plan, *, topology: str = "")
         raise PlacementError(
             f"plan on mesh {plan.mesh} needs {plan.mesh.size} devices to be compiled for, this process has "
             f"{len(devices)}; set CPU_NUM={plan.mesh.size} before it starts, or call verify_apart"
+        )
+    if plan.offload.on_disk:
+        raise ConfigError(
+            f"plan: offload {plan.offload.plain()} cannot be verified: what is on disk is updated outside of the "
+            "programs that are compiled; verify the plan without it"
         )
     abstract = AbstractJob(job, plan, devices)
     try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +19,13 @@ from polyreme.errors import NumericsError
 _SHOWN = 5  # arrays in a message before it says how many more
 
 
-def check_replicas(arrays: dict[str, jax.Array], step: int) -> None:
+def check_replicas(arrays: Mapping[str, Any], step: int) -> None:
     """Raise NumericsError, naming arrays and devices, if parts that several devices hold are not the same on each.
 
-    With several processes each must call it. A digest of each part is computed where it lies, 4 bytes of it come here.
+    What is no array, such as state on disk, has no replicas. With several processes each must call it. A digest of each
+    part is computed where it lies, 4 bytes of it come here.
     """
+    arrays = {name: array for name, array in arrays.items() if isinstance(array, jax.Array)}
     shared = {name: places for name, array in arrays.items() if (places := _shared_places(array))}
     pending = {name: _digests([part.data for part in arrays[name].addressable_shards]) for name in shared}
     rows = [

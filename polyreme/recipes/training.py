@@ -23,6 +23,7 @@ from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.ops.manipulation import stack
 from polyreme.optimizer import AdamW
 from polyreme.optimizer.lr import CosineAnnealingDecay, LinearWarmup, LRScheduler
+from polyreme.optimizer.on_disk import StoredArray
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import PretrainConfig, TrainConfig
 from polyreme.recipes.staged import first_bad_of_stages
@@ -180,17 +181,21 @@ class Trainer:
         if statistic is not None and rows is not None:
             state.write(statistic, put(np.asarray(rows, np.float32), statistic._array.sharding))
 
-    def arrays(self) -> dict[str, jax.Array]:
-        """Everything a checkpoint holds, by name. If the mesh spans processes, each must call it."""
+    def arrays(self) -> dict[str, Any]:
+        """Everything a checkpoint holds, by name; state on disk as StoredArrays. If the mesh spans processes, each must
+        call it."""
         if self.planned.is_staged:
             self.planned.step.updating().share_numbers()
         found = {name: tensor._array for name, tensor in self._tensors().items()}
-        optimizer = self.optimizer.state_arrays(self._names())
+        optimizer = self.optimizer.state_arrays(self._names(), as_stored=True)
         return found | {f"{_OPTIMIZER}{name}": array for name, array in optimizer.items()}
 
-    def target(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shape, dtype and layout each restored array must have."""
-        return {n: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding) for n, a in self.arrays().items()}
+    def target(self) -> dict[str, Any]:
+        """Shape, dtype and layout each restored array must have; state on disk is restored into its files."""
+        return {
+            n: a if isinstance(a, StoredArray) else jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
+            for n, a in self.arrays().items()
+        }
 
     def load(self, arrays: dict[str, jax.Array], step: int) -> None:
         """Continue from restored arrays after this many steps.

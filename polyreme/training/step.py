@@ -128,18 +128,27 @@ class TrainingStep:
         """Update the parameters from their gradients, as the policy says if loss or gradients are not finite; the
         gradients are then cleared. -> grad_norm, skipped and spike of the StepResult, where the policy looks at them.
         """
-        judged: dict[str, Tensor] = {}
+        judged = self.judge(loss)
+        self.apply(judged.get("skipped"))
+        return judged
+
+    def judge(self, loss: Tensor) -> dict[str, Tensor]:
+        """The first part of update: what it gives, of the gradients there are, which a spike may scale down."""
+        if self.scaler is not None or not self.policy.guards:
+            return {}
+        norm = global_norm([p.grad.detach() for p in self.optimizer._parameters if p.grad is not None])
+        return {"grad_norm": norm, **self._judge(loss, norm)}
+
+    def apply(self, skipped: Tensor | None) -> None:
+        """The second part of update: the parameters change but where judge said that they must not."""
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
-        elif self.policy.guards:
-            norm = global_norm([p.grad.detach() for p in self.optimizer._parameters if p.grad is not None])
-            judged = {"grad_norm": norm, **self._judge(loss, norm)}
-            self.optimizer.step(skip=judged["skipped"])
+        elif skipped is not None:
+            self.optimizer.step(skip=skipped)
         else:
             self.optimizer.step()
         self.optimizer.clear_grad()
-        return judged
 
     def _judge(self, loss: Tensor, norm: Tensor) -> dict[str, Tensor]:
         """skipped: 0-D bool, whether this step must change nothing; spike: whether it is one."""

@@ -14,6 +14,16 @@ degrees = st.sampled_from((1, 2, 4))
 
 
 @st.composite
+def offloads(draw):
+    kinds = draw(st.lists(st.sampled_from(OFFLOAD), unique=True))
+    ratio = {"offload_ratio": draw(st.sampled_from([0.25, 1.0]))} if "state" in kinds else {}
+    if "state" in kinds and draw(st.booleans()):
+        tiers = {kind: "disk" if kind == "state" else "host" for kind in kinds}
+        return {"offload": tiers, "offload_path": "/ssd", "offload_buffers": draw(st.integers(1, 4)), **ratio}
+    return {"offload": kinds, **ratio}
+
+
+@st.composite
 def plans(draw):
     pp = draw(degrees)
     return Plan.from_degrees(
@@ -30,7 +40,7 @@ def plans(draw):
         schedule=draw(st.sampled_from([*SCHEDULES])) if pp > 1 else None,
         num_microbatches=draw(st.integers(1, 16)),
         recompute=draw(st.sampled_from(RECOMPUTE)),
-        offload=draw(st.lists(st.sampled_from(OFFLOAD), unique=True)),
+        **draw(offloads()),
     )
 
 
@@ -94,7 +104,7 @@ def test_hand_written_yaml():
     )
     assert p.mesh == MeshShape(dp=2, mp=2)
     assert p.strategy.state_spec(("embed", "ffn")) == (None, "mp")
-    assert p.offload == ("state",)
+    assert p.offload == {"state": "host"}
 
 
 def test_prints_one_readable_block():
@@ -110,6 +120,8 @@ def test_prints_one_readable_block():
         "  recompute  full\n"
         "  offload    state"
     )
+    away = Plan(offload={"act": "host", "state": "disk"}, offload_path="/ssd", offload_ratio=0.5)
+    assert str(away).endswith("offload    state to disk, act (/ssd, 3 buffers), 0.5 of the state")
 
 
 @pytest.mark.parametrize(
@@ -131,6 +143,31 @@ def test_prints_one_readable_block():
         (lambda: Plan(recompute="ful"), ConfigError, "unknown recompute 'ful' in plan; did you mean 'full'"),
         (lambda: Plan(offload="state"), ConfigError, "offload='state' in plan; give a list"),
         (lambda: Plan(offload=("stat",)), ConfigError, "did you mean 'state'"),
+        (
+            lambda: Plan(offload={"state": "disc"}, offload_path="x"),
+            ConfigError,
+            "'disc' of offload 'state'.*'disk'",
+        ),
+        (
+            lambda: Plan(offload={"act": "disk"}, offload_path="x"),
+            ConfigError,
+            "only state .*nearest is 'act' to host",
+        ),
+        (lambda: Plan(offload={"state": "disk"}), ConfigError, "needs a folder of the disk, offload_path is None"),
+        (lambda: Plan(offload=["state"], offload_path="x"), ConfigError, "offload_path='x' in plan, and nothing goes"),
+        (lambda: Plan(offload=["state"], offload_ratio=1.5), ConfigError, "offload_ratio=1.5.*the nearest is 1.0"),
+        (lambda: Plan(offload=["state"], offload_ratio=0), ConfigError, "offload_ratio=0 .*above 0"),
+        (lambda: Plan(offload_ratio=0.5), ConfigError, "offload_ratio=0.5 in plan, and offload has no state"),
+        (
+            lambda: Plan(offload=["state"], offload_buffers=2),
+            ConfigError,
+            "offload_buffers=2 in plan, and nothing",
+        ),
+        (
+            lambda: Plan(offload={"state": "disk"}, offload_path="x", offload_buffers=0),
+            ConfigError,
+            "offload_buffers=0 in plan; give a whole number",
+        ),
         (lambda: Plan(schedule="1F1B"), ConfigError, "with pp=1: there is no pipeline"),
         (lambda: Plan(mesh="pp2"), ConfigError, "unknown schedule None in plan; the choices are FThenB, 1F1B"),
         (lambda: Plan(mesh="pp2", schedule="1f1B"), ConfigError, "did you mean '1F1B'"),

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from polyreme.distributed.placement import clear_plan
-from polyreme.errors import ConfigError
+from polyreme.errors import CheckpointError, ConfigError
 from tests.recipes.tiny_run import (
     ONE_DEVICE,
     assert_same_state,
@@ -98,3 +98,29 @@ def test_resume_on_one_device(whole, tmp_path):
 def _one_device_after():
     yield
     clear_plan()
+
+
+def test_a_failed_update_of_state_on_disk_resumes_from_the_last_checkpoint(tmp_path, monkeypatch, capsys):
+    on_disk = ["plan.offload={state: disk}", f"plan.offload_path={tmp_path / 'ssd'}"]
+    on_disk += ["train.steps=6", "checkpoint.interval=2"]
+    train(tmp_path / "whole", *on_disk)
+    assert "optimizer state of 0.2 MB is in" in capsys.readouterr().out
+    monkeypatch.setenv("FAULTS", "offload.write:raise=EIO@5")
+    with pytest.raises(CheckpointError, match=r"offloaded state: .*safetensors cannot be written"):
+        train(tmp_path / "run", *on_disk)
+    monkeypatch.delenv("FAULTS")
+    clear_plan()
+    train(tmp_path / "run", *on_disk)
+    clear_plan()
+    assert_same_state(tmp_path / "run", tmp_path / "whole")
+    assert history(tmp_path / "run") == history(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["offload.write:kill@23", "offload.read:kill@23"])
+def test_killed_in_an_update_of_state_on_disk(fault, tmp_path):
+    on_disk = ["plan.offload={state: disk}", f"plan.offload_path={tmp_path / 'ssd'}"]
+    finish(start(tmp_path / "whole", *on_disk))
+    finish(start(tmp_path / "run", *on_disk, FAULTS=fault), code=-signal.SIGKILL)
+    resumed_equals(tmp_path / "run", tmp_path / "whole")
+    assert [entry.name for entry in (tmp_path / "ssd").iterdir()] == ["LOCK"]  # what the killed run left is gone

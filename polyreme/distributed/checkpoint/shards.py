@@ -8,7 +8,7 @@ import io
 import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,8 @@ from polyreme.distributed.checkpoint.manifest import FileEntry, Manifest, Stored
 from polyreme.errors import CheckpointError
 from polyreme.faults import point as fault_point
 from polyreme.io import safetensors_file
+from polyreme.io.bucket_files import BucketFile
+from polyreme.optimizer.on_disk import StoredArray
 
 FILE_BYTES = 256 << 20  # a file is closed once this full: several are written and digested at a time
 WORKERS = min(8, os.cpu_count() or 1)
@@ -54,11 +56,52 @@ class HostShard:
     group: int
 
 
-def snapshot(arrays: dict[str, Any]) -> tuple[dict[str, TensorEntry], list[HostShard]]:
+class StoredFile:
+    """A file of state on disk that becomes one of the checkpoint, as it was when this was made.
+
+    owners: of each part of the file, by its place, the tensor and where the part starts in it; tensors that are not
+    saved have none.
+    """
+
+    def __init__(self, file: BucketFile, owners: dict[int, tuple[str, tuple[int, ...]]], number: int) -> None:
+        self.frozen = file.freeze()
+        self.owners = owners
+        self.name = f"data-{jax.process_index():05d}-{number:05d}.safetensors"
+        self.is_linked = False
+
+    def link(self, folder: Path) -> None:
+        """Link to it from a checkpoint's folder, before the file is written again, where one disk has both."""
+        self.is_linked = self.frozen.link(folder / self.name)
+
+    def write(self, folder: Path) -> tuple[FileEntry, list[tuple[str, StoredChunk]]]:
+        """Copy it if it is not linked, wait until it is on disk, and digest it."""
+        if not self.is_linked:
+            self.frozen.copy(folder / self.name)
+        with open(folder / self.name, "rb") as file:
+            os.fsync(file.fileno())
+        whole, chunks, end = xxhash.xxh3_128(), [], 0
+        for place, part in enumerate(self.frozen.parts):
+            digest = xxhash.xxh3_128()
+            for block in self.frozen.blocks(end, part.offset):
+                whole.update(block)
+            end = part.offset + part.nbytes
+            for block in self.frozen.blocks(part.offset, end):
+                whole.update(block)
+                digest.update(block)
+            if place in self.owners:
+                tensor, start = self.owners[place]
+                where = (self.name, part.offset, part.nbytes, start, part.shape)
+                chunks.append((tensor, StoredChunk(*where, digest.hexdigest())))
+        fault_point("ckpt.write")
+        return FileEntry(self.name, end, whole.hexdigest()), chunks
+
+
+def snapshot(arrays: dict[str, Any]) -> tuple[dict[str, TensorEntry], list[HostShard], list[StoredFile]]:
     """Copy every distinct shard that this process saves to host memory; of replicas, one process copies one.
 
-    Returns the tensors (still without chunks) and the shards. When it returns, the caller may donate the arrays.
-    Raises CheckpointError for anything but Pieces and jax and NumPy arrays of a known dtype.
+    Returns the tensors (still without chunks), the shards, and the files of what lies on disk, which are not copied.
+    When it returns, the caller may donate the arrays. Raises CheckpointError for anything but Pieces, StoredArrays and
+    jax and NumPy arrays of a known dtype.
     """
     for name, array in arrays.items():
         _check_savable(name, array.data if isinstance(array, ShardBox) else array)
@@ -68,13 +111,24 @@ def snapshot(arrays: dict[str, Any]) -> tuple[dict[str, TensorEntry], list[HostS
                 if shard.replica_id == 0:
                     shard.data.copy_to_host_async()  # all transfers start before the first is waited for
     tensors = {name: _entry(array) for name, array in arrays.items()}
-    return tensors, [shard for name, array in arrays.items() for shard in _host_shards(name, array)]
+    shards = [shard for name, array in arrays.items() for shard in _host_shards(name, array)]
+    return tensors, shards, _stored_files(arrays, len(_pack(shards)))
+
+
+def _stored_files(arrays: dict[str, Any], number: int) -> list[StoredFile]:
+    """The files that StoredArrays lie in, numbered from there on."""
+    owners: dict[BucketFile, dict[int, tuple[str, tuple[int, ...]]]] = {}
+    for name, array in arrays.items():
+        if isinstance(array, StoredArray):
+            parts = {at: (name, start) for start, at in array.places.items()}
+            owners.setdefault(array.file, {}).update(parts)
+    return [StoredFile(file, of, number + i) for i, (file, of) in enumerate(owners.items())]
 
 
 def _check_savable(name: str, array: Any) -> None:
     if not isinstance(name, str):
         raise CheckpointError(f"names of arrays are strings, got {name!r}")
-    if not isinstance(array, jax.Array | np.ndarray):
+    if not isinstance(array, jax.Array | np.ndarray | StoredArray):
         raise CheckpointError(f"{name!r} is a {type(array).__name__}; pass a jax.Array or numpy.ndarray, rest in meta")
     if _native(array) not in dtypes.NAMES.values():
         raise CheckpointError(
@@ -85,18 +139,19 @@ def _check_savable(name: str, array: Any) -> None:
         raise CheckpointError(f"{name!r} was deleted or donated before save; save before the step that donates it")
 
 
-def _native(array: jax.Array | np.ndarray) -> np.dtype:
+def _native(array: jax.Array | np.ndarray | StoredArray) -> np.dtype:
     """The dtype in this machine's byte order; for a random key an extended dtype, which is in no list."""
     return array.dtype.newbyteorder("=") if isinstance(array, np.ndarray) else array.dtype
 
 
-def _entry(array: jax.Array | np.ndarray | ShardBox) -> TensorEntry:
+def _entry(array: jax.Array | np.ndarray | ShardBox | StoredArray) -> TensorEntry:
     if isinstance(array, ShardBox):
         return TensorEntry(tuple(array.shape), _native(array.data), None, None, ())
     spec, mesh = None, None
-    if isinstance(array, jax.Array) and isinstance(array.sharding, jax.sharding.NamedSharding):
-        spec = [list(part) if isinstance(part, tuple) else part and str(part) for part in array.sharding.spec]
-        mesh = {str(axis): int(size) for axis, size in array.sharding.mesh.shape.items()}
+    sharding = getattr(array, "sharding", None)
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        spec = [list(part) if isinstance(part, tuple) else part and str(part) for part in sharding.spec]
+        mesh = {str(axis): int(size) for axis, size in sharding.mesh.shape.items()}
     return TensorEntry(tuple(array.shape), _native(array), spec, mesh, ())
 
 
@@ -109,7 +164,9 @@ def _is_saved_here(array: jax.Array | np.ndarray) -> bool:
     return is_on_mesh or jax.process_index() == 0
 
 
-def _host_shards(name: str, array: jax.Array | np.ndarray | ShardBox) -> Iterator[HostShard]:
+def _host_shards(name: str, array: jax.Array | np.ndarray | ShardBox | StoredArray) -> Iterator[HostShard]:
+    if isinstance(array, StoredArray):
+        return
     if isinstance(array, ShardBox):
         yield HostShard(name, array.start, np.array(array.data, order="C", copy=True), ON_HOST)
         return
@@ -128,9 +185,13 @@ def _host_shards(name: str, array: jax.Array | np.ndarray | ShardBox) -> Iterato
 
 
 def write_files(
-    folder: Path, tensors: dict[str, TensorEntry], shards: list[HostShard], kind: str = "bin"
+    folder: Path,
+    tensors: dict[str, TensorEntry],
+    shards: list[HostShard],
+    kind: str = "bin",
+    stored: Sequence[StoredFile] = (),
 ) -> tuple[dict[str, TensorEntry], tuple[FileEntry, ...]]:
-    """Write the shards, each file synced to disk; returns the tensors with their chunks, and the files.
+    """Write shards and stored files, each file synced to disk; returns the tensors with their chunks, and the files.
 
     kind: "bin", nothing but the shards' bytes, or "safetensors", which other programs read too: there a shard has its
     tensor's name, with @ and its start if that is not the tensor's own.
@@ -139,6 +200,7 @@ def write_files(
     packed = {f"data-{process:05d}-{n:05d}.{kind}": group for n, group in enumerate(_pack(shards))}
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="checkpoint-file") as pool:
         written = list(pool.map(lambda item: _write_file(folder, *item), packed.items()))
+        written += pool.map(lambda file: file.write(folder), stored)
     chunks: dict[str, list[StoredChunk]] = {name: [] for name in tensors}
     for _, found in written:
         for name, chunk in found:
@@ -228,7 +290,8 @@ class ShardReader:
             raise CheckpointError(f"{self._where(name)}: has {status.st_size} bytes, expected {want}")
 
     def read(self, names: list[str], shardings: dict[str, Any]) -> dict[str, Any]:
-        """The named tensors, placed as shardings says; NumPy arrays where it says None."""
+        """The named tensors, placed as shardings says; NumPy arrays where it says None, and where it says a StoredArray
+        that, filled with the values."""
         for name in sorted({file for tensor in names for file in self.manifest.tensors[tensor].files}):
             self._open(name)
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="checkpoint-read") as pool:
@@ -265,6 +328,12 @@ class ShardReader:
         tensor = self.manifest.tensors[name]
         if sharding is None:
             return self._read_boxes(name, [tuple((0, n) for n in tensor.shape)])[0]
+        if isinstance(sharding, StoredArray):
+            places = [(at, sharding.file.parts[at].shape, start) for start, at in sharding.places.items()]
+            asked = [tuple((a, a + n) for a, n in zip(start, shape, strict=True)) for _, shape, start in places]
+            for (at, _, _), values in zip(places, self._read_boxes(name, asked), strict=True):
+                sharding.file.write_part(at, values)
+            return sharding
         boxes = {
             device: tuple(part.indices(n)[:2] for part, n in zip(index, tensor.shape, strict=True))
             for device, index in sharding.addressable_devices_indices_map(tensor.shape).items()

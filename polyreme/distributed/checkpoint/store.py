@@ -26,10 +26,11 @@ from polyreme.distributed.checkpoint.manifest import (
 )
 from polyreme.distributed.checkpoint.match import mismatches, report
 from polyreme.distributed.checkpoint.parts import collect, everyone_says, hand_in, hand_in_failure, raise_together
-from polyreme.distributed.checkpoint.shards import HostShard, ShardReader, snapshot, write_files
+from polyreme.distributed.checkpoint.shards import HostShard, ShardReader, StoredFile, snapshot, write_files
 from polyreme.errors import CheckpointError, ConfigError, NoSpaceError
 from polyreme.faults import point as fault_point
 from polyreme.io.safetensors_file import refuse_foreign
+from polyreme.optimizer.on_disk import StoredArray
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _SCANS = 5  # of a folder that a run writes while it is read; each meets a commit at most
@@ -192,7 +193,8 @@ class CheckpointStore:
     ) -> None:
         """Save arrays and meta as a step, in the background unless blocking.
 
-        Arrays are copied to the host before it returns, so they may be donated at once. meta is plain JSON; by
+        Arrays are copied to the host before it returns, so they may be donated at once; of optimizer state on disk
+        (StoredArray) the files are linked to, or copied where another disk has them. meta is plain JSON; by
         convention "config" (its digest is stored too), "data" (position of the input) and "host" (schedulers,
         counters). A save under way is waited for first, and its error raised here. overwrite: allow a step that is not
         above the latest; it replaces that step and every later one, as a run that was rolled back does; "alone": only
@@ -205,9 +207,13 @@ class CheckpointStore:
         if type(step) is not int or step < 0:
             raise CheckpointError(f"save of step {step!r}: needs a whole number from 0")
         meta = self._check_meta(step, meta or {})
-        tensors, shards = snapshot(arrays)
-        replaces = self._begin(step, overwrite, sum(shard.data.nbytes for shard in shards))
-        self._pending = step, self._writer.submit(self._write, step, tensors, shards, meta, replaces)
+        tensors, shards, stored = snapshot(arrays)
+        # a link takes no room, but the next write of what it links to does
+        nbytes = sum(shard.data.nbytes for shard in shards) + sum(file.frozen.nbytes for file in stored)
+        replaces = self._begin(step, overwrite, nbytes)
+        for file in stored:
+            file.link(self._temporary(step))
+        self._pending = step, self._writer.submit(self._write, step, tensors, shards, stored, meta, replaces)
         if blocking:
             self.wait()
 
@@ -290,14 +296,20 @@ class CheckpointStore:
             raise _no_space(step, self.path, need, free)
 
     def _write(
-        self, step: int, tensors: dict[str, TensorEntry], shards: list[HostShard], meta: dict, replaces: tuple[str, ...]
+        self,
+        step: int,
+        tensors: dict[str, TensorEntry],
+        shards: list[HostShard],
+        stored: list[StoredFile],
+        meta: dict,
+        replaces: tuple[str, ...],
     ) -> None:
         """In the background: this process's files, then, by the first process, everything else."""
         temporary = self._temporary(step)
         done = False
         try:
             fault_point("ckpt.data")
-            written = write_files(temporary, tensors, shards, self.files)
+            written = write_files(temporary, tensors, shards, self.files, stored)
             if self._is_first:
                 if self._is_shared:
                     written = collect(temporary, written, self._is_abandoned.is_set)
@@ -353,10 +365,11 @@ class CheckpointStore:
         """Arrays and meta of the newest valid step, or of the step asked for; meta["step"] says which.
 
         target gives the shape, dtype and sharding of each array (jax.ShapeDtypeStruct or an array); any sharding will
-        do, the bits are those that were saved. Without target, or without a sharding, arrays are NumPy's. A step that
-        proves bad (with several processes: to any of them) is passed over with a CheckpointWarning naming file and
-        tensor; strict, or a step asked for, raises CheckpointError instead. If names, shapes or dtypes differ nothing
-        is loaded and CheckpointError lists them; partial loads those that fit and warns of target entries left out.
+        do, the bits are those that were saved. A StoredArray is filled where it lies. Without target, or without a
+        sharding, arrays are NumPy's. A step that proves bad (with several processes: to any of them) is passed over
+        with a CheckpointWarning naming file and tensor; strict, or a step asked for, raises CheckpointError instead. If
+        names, shapes or dtypes differ nothing is loaded and CheckpointError lists them; partial loads those that fit
+        and warns of target entries left out.
         """
         self.wait()
         if self._is_first:
@@ -423,7 +436,10 @@ class CheckpointStore:
     def _restore_step(self, step: int, target: dict[str, Any] | None, partial: bool) -> tuple[dict, dict]:
         manifest = self.manifest(step)
         names = list(manifest.tensors) if target is None else self._fitting(manifest, target, partial)
-        shardings = {name: getattr(want, "sharding", None) for name, want in (target or {}).items()}
+        shardings = {
+            name: want if isinstance(want, StoredArray) else getattr(want, "sharding", None)
+            for name, want in (target or {}).items()
+        }
         with self._reader(step) as reader:
             return reader.read(names, shardings), plain_json(manifest.meta, "meta")
 

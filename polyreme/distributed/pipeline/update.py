@@ -39,7 +39,9 @@ class StagedUpdate:
         self._held = [bool(g.parameters[0]._array.sharding.addressable_devices) for g in self._groups]
         self._is_spread = any(not g.parameters[0]._array.is_fully_addressable for g in self._groups)
         self._squares = [to_static(_squares_of(optimizer, group)) for group in self._groups]
-        self._updates = [to_static(_update_of(optimizer, group)) for group in self._groups]
+        updates = [_update_of(optimizer, group) for group in self._groups]
+        # state on disk is updated bucket by bucket, which no program holds
+        self._updates = updates if optimizer.is_streamed else [to_static(update) for update in updates]
         # the gradients as Tensors of ours, which a captured program may hold on to without keeping arrays alive
         self._gradients: dict[int, Tensor] = {}
 

@@ -21,12 +21,12 @@ from polyreme.core.layout import Layout
 from polyreme.core.state import TensorState
 from polyreme.distributed.data_parallel import split_batch
 from polyreme.distributed.fleet.fleet import fleet
-from polyreme.distributed.placement import apply_plan, parameter_layouts
+from polyreme.distributed.placement import apply_plan, parameter_layouts, set_layouts
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CheckpointError, ConfigError, PlacementError, did_you_mean
 from polyreme.io.serialization import save
-from polyreme.mesh import ANY, Plan, zero
+from polyreme.mesh import ANY, Offload, Plan, zero
 from polyreme.nn.layer import Layer
 from polyreme.optimizer import Optimizer
 
@@ -129,8 +129,8 @@ def _plan(stage: int, offload: bool) -> Plan:
     if base is None:
         base = Plan.from_degrees(sharding=jax.device_count(), sharding_stage=stage)
     _check_base(base, stage)
-    kept = tuple(dict.fromkeys([*base.offload, "state"])) if offload else base.offload
-    return replace(base, strategy=base.strategy | zero(stage), offload=kept)
+    away = {"state": "host", **base.offload} if offload else base.offload
+    return replace(base, strategy=base.strategy | zero(stage), offload=Offload(away))
 
 
 def _plan_in_force() -> Plan | None:
@@ -183,7 +183,7 @@ def _keep_whole(plan: Plan, parameters: Iterable[Any]) -> None:
     param = {d: [a for a in axes if a != "sharding"] for d, axes in rules.rule("param").items()}
     beside = Layout(replace(plan, strategy=replace(rules, param=param)))
     for p in parameters:
-        p.layouts = parameter_layouts(beside, p)
+        set_layouts(p, plan, parameter_layouts(beside, p))
         state.write(p, put(p._array, p.layouts["param"]))
 
 

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from polyreme.core import layout as layouts
 from polyreme.core import state
 from polyreme.core.layout import Layout
-from polyreme.distributed.placement import parameter_layouts
+from polyreme.distributed.placement import parameter_layouts, set_layouts
 from polyreme.eager.host import put
 from polyreme.errors import PlacementError
 from polyreme.mesh.axes import nearest_multiples
@@ -45,7 +45,7 @@ def settle(layer: Layer) -> None:
         return
     for name, p in layer.named_parameters():
         try:
-            p.layouts = parameter_layouts(layout, p)
+            set_layouts(p, layout.plan, parameter_layouts(layout, p))
         except PlacementError as error:
             raise PlacementError(f"{type(layer).__name__} {name}: {error}") from None
         state.write(p, put(p._array, p.layouts["param"]))

@@ -1,0 +1,329 @@
+"""Optimizer state that lies in files: Tensors whose values are read when asked for, in buckets of whole parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import shutil
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from polyreme.core.state import TensorState, Tracer
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import CaptureError, CheckpointError, ConfigError
+from polyreme.io.bucket_files import BucketFile, BucketStream, DiskSpeed, FilePart, free_bytes, measure
+
+BUCKET_BYTES = 32 << 20
+"""State of parameters is joined into one file up to this; a parameter is never cut."""
+_FOLDER = "state-"
+_LOCK = "LOCK"
+
+Start = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DiskTier:
+    """Where a parameter's optimizer state is kept: a folder, and how many buckets are on their way at once."""
+
+    path: str
+    buffers: int
+
+
+@dataclass(frozen=True)
+class StateEntry:
+    """An array of state that is to be stored: its name, and its values as they are now."""
+
+    name: str
+    array: jax.Array
+
+
+class StoredArray:
+    """Stands for a jax array whose bytes lie in a bucket's file: one part of the file for each box of it that devices
+    of this process hold, by where the box starts."""
+
+    def __init__(self, like: jax.Array, file: BucketFile, places: Mapping[Start, int]) -> None:
+        self.shape, self.dtype, self.sharding = tuple(like.shape), like.dtype, like.sharding
+        self.file, self.places = file, dict(places)
+
+    def read(self) -> jax.Array:
+        """The array, in the devices' memory."""
+        return self.assemble({start: self.file.read_part(at) for start, at in self.places.items()})
+
+    def fill(self, array: Any) -> None:
+        """Replace the values."""
+        if tuple(array.shape) != self.shape or array.dtype != self.dtype:
+            raise CheckpointError(
+                f"state on disk is {self.dtype}{list(self.shape)}, the value {array.dtype}{list(array.shape)}"
+            )
+        if not isinstance(array, jax.Array) or array.sharding != self.sharding:
+            array = jax.device_put(array, self.sharding)
+        for start, values in boxes_of(array).items():
+            self.file.write_part(self.places[start], np.asarray(values))
+
+    def assemble(self, boxes: Mapping[Start, np.ndarray]) -> jax.Array:
+        """The array of the values of its boxes, whose memory it may go on using."""
+        single = [
+            jax.device_put(boxes[start], SingleDeviceSharding(device, memory_kind=self.sharding.memory_kind))
+            for device, start in _starts(self.sharding, self.shape).items()
+        ]
+        if isinstance(self.sharding, SingleDeviceSharding):
+            return single[0]
+        return jax.make_array_from_single_device_arrays(self.shape, self.sharding, single)
+
+    @property
+    def parts(self) -> dict[Start, FilePart]:
+        """Where each box lies in the file."""
+        return {start: self.file.parts[at] for start, at in self.places.items()}
+
+
+class StoredTensor(Tensor):
+    """A Tensor of optimizer state in a file: reading its value reads the file, writing it writes there."""
+
+    own_form = True
+    stored: StoredArray
+
+    @classmethod
+    def of(cls, stored: StoredArray, array: jax.Array) -> StoredTensor:
+        """One with these values."""
+        tensor = cls.__new__(cls)
+        tensor.stored = stored
+        TensorState.__init__(tensor, array)
+        return tensor
+
+    @property
+    def _array(self) -> Any:
+        return self.stored.read()
+
+    @_array.setter
+    def _array(self, value: Any) -> None:
+        if value is self.stored:  # restored in place
+            return
+        if isinstance(value, Tracer):
+            raise CaptureError(
+                "optimizer state on disk in a captured function, whose program cannot hold it; call the optimizer's "
+                "step() after the captured function, not in it"
+            )
+        self.stored.fill(value)
+
+    def __deepcopy__(self, memo: dict) -> Tensor:
+        memo[id(self)] = copied = Tensor(self.stored.read())
+        return copied
+
+
+@dataclass(eq=False)
+class Bucket:
+    """A file, the parameters whose state is in it, and of each file's part the array it belongs to and its box."""
+
+    file: BucketFile
+    parameters: list[Any]
+    tensors: dict[tuple[int, str], StoredTensor]  # by (id(parameter), slot or "master")
+
+    def assemble(self, arrays: Sequence[np.ndarray]) -> dict[tuple[int, str], jax.Array]:
+        """The state of each parameter, of the arrays of the file."""
+        return {
+            key: tensor.stored.assemble({start: arrays[at] for start, at in tensor.stored.places.items()})
+            for key, tensor in self.tensors.items()
+        }
+
+    def result(self, old: Sequence[np.ndarray], new: Mapping[tuple[int, str], jax.Array]) -> list[np.ndarray]:
+        """The arrays of the file after an update that gave these; waits for it."""
+        arrays = list(old)
+        for key, array in new.items():
+            for start, values in boxes_of(array).items():
+                arrays[self.tensors[key].stored.places[start]] = np.asarray(values)
+        return arrays
+
+
+class StateFiles:
+    """An optimizer's state on disk: a folder of its own below the tier's path, which goes when the process does.
+
+    Buckets are added as parameters get their state. What a process that was killed left there is taken away by the next
+    that uses the path. Raises ConfigError, before anything is written, for a path that cannot be written or that has no
+    room.
+    """
+
+    def __init__(self, tier: DiskTier) -> None:
+        self.tier = tier
+        self.stream = BucketStream(tier.buffers)
+        self.buckets: list[Bucket] = []
+        self.speed: DiskSpeed | None = None
+        self.failure: BaseException | None = None
+        self._folder: Path | None = None
+        self._home: dict[int, Bucket] = {}
+
+    def __deepcopy__(self, memo: dict) -> StateFiles:
+        return StateFiles(self.tier)  # copies of Tensors in its files lie in memory
+
+    def has(self, p: Any) -> bool:
+        """Whether a parameter's state is here."""
+        return id(p) in self._home
+
+    def add(self, entries: Sequence[tuple[Any, Mapping[str, StateEntry]]]) -> None:
+        """Store the state of parameters, all on the same devices: slot or "master" -> its entry, by parameter."""
+        nbytes = sum(_local_bytes(entry.array) for _, slots in entries for entry in slots.values())
+        folder = self._claim(nbytes)
+        filling: list[tuple[Any, Mapping[str, StateEntry]]] = []
+        size = 0
+        for p, slots in entries:
+            more = sum(_local_bytes(entry.array) for entry in slots.values())
+            if filling and size + more > BUCKET_BYTES:
+                self._add_bucket(folder, filling)
+                filling, size = [], 0
+            filling.append((p, slots))
+            size += more
+        self._add_bucket(folder, filling)
+
+    def buckets_of(self, parameters: Sequence[Any]) -> list[Bucket]:
+        """The buckets with state of any of these parameters, in the order of their files."""
+        wanted = {id(self._home[id(p)]) for p in parameters}
+        return [bucket for bucket in self.buckets if id(bucket) in wanted]
+
+    def tensor(self, p: Any, name: str) -> StoredTensor:
+        """The Tensor of a slot, or of the "master", of a parameter."""
+        return self._home[id(p)].tensors[id(p), name]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(bucket.file.nbytes for bucket in self.buckets)
+
+    def _add_bucket(self, folder: Path, entries: Sequence[tuple[Any, Mapping[str, StateEntry]]]) -> None:
+        listed: list[tuple[str, np.dtype, tuple[int, ...]]] = []
+        placed: list[tuple[Any, str, jax.Array, dict[Start, int]]] = []
+        for p, slots in entries:
+            for slot, entry in slots.items():
+                places = {}
+                for start, shape in _boxes(entry.array.sharding, entry.array.shape).items():
+                    places[start] = len(listed)
+                    at = f"@{','.join(map(str, start))}" if any(start) else ""
+                    listed.append((f"{entry.name}{at}", entry.array.dtype, shape))
+                placed.append((p, slot, entry.array, places))
+        name = f"data-{jax.process_index():05d}-{len(self.buckets):05d}.safetensors"
+        file = BucketFile(folder / name, listed)
+        tensors = {
+            (id(p), slot): StoredTensor.of(StoredArray(array, file, places), array) for p, slot, array, places in placed
+        }
+        bucket = Bucket(file, [p for p, _ in entries], tensors)
+        self.buckets.append(bucket)
+        self._home |= {id(p): bucket for p in bucket.parameters}
+
+    def _claim(self, nbytes: int) -> Path:
+        """The folder of its own, once there is room for so many bytes more."""
+        root = Path(self.tier.path)
+        free = free_bytes(root)
+        if nbytes > free:
+            part = int(100 * free / nbytes) / 100
+            near = f"lower offload_ratio to {part}" if part else "make room"
+            raise ConfigError(
+                f"offload_path: the optimizer's state takes {nbytes} bytes on the disk of {root}, {free} are free; "
+                f"{near}, or name a folder of another disk"
+            )
+        if self._folder is None:
+            self._folder, lock = _open_folder(root)
+            weakref.finalize(self, _discard, self._folder, lock)
+            self.speed = measure(self._folder)
+        return self._folder
+
+    def __str__(self) -> str:
+        text = f"optimizer state of {self.nbytes / 1e6:,.1f} MB is in {self.tier.path}, {len(self.buckets)} files"
+        if self.speed is None:
+            return text
+        way = "past the system's cache" if self.speed.direct else "through the system's cache, as it must be there"
+        return (
+            f"{text}; a trial of 4 MB, {way}, wrote {self.speed.write / 1e6:,.0f} MB/s and read "
+            f"{self.speed.read / 1e6:,.0f} MB/s"
+        )
+
+
+def boxes_of(array: jax.Array) -> dict[Start, jax.Array]:
+    """The distinct boxes of an array that devices of this process hold, by where they start."""
+    parts: dict[Start, jax.Array] = {}
+    for shard in array.addressable_shards:
+        parts.setdefault(_start(shard.index), shard.data)
+    return parts
+
+
+def _start(index: Sequence[slice]) -> Start:
+    return tuple(part.start or 0 for part in index)
+
+
+@functools.lru_cache(maxsize=4096)
+def _starts(sharding: Any, shape: tuple[int, ...]) -> dict[Any, Start]:
+    """Where the box of each device of this process starts."""
+    return {device: _start(index) for device, index in sharding.addressable_devices_indices_map(shape).items()}
+
+
+def _boxes(sharding: Any, shape: tuple[int, ...]) -> dict[Start, tuple[int, ...]]:
+    """The shape of each distinct box, by its start."""
+    size = sharding.shard_shape(tuple(shape))
+    return dict.fromkeys(_starts(sharding, tuple(shape)).values(), size)
+
+
+def _local_bytes(array: jax.Array) -> int:
+    boxes = _boxes(array.sharding, array.shape)
+    return sum(int(np.prod(shape, dtype=np.int64)) * array.dtype.itemsize for shape in boxes.values())
+
+
+def _open_folder(root: Path) -> tuple[Path, int]:
+    """A new folder below root and the lock that says that its process lives; folders of dead processes are deleted."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _locked(root / _LOCK):  # several processes begin at once
+            for old in root.glob(f"{_FOLDER}*"):
+                _sweep(old)
+            number = 0
+            while (folder := root / f"{_FOLDER}{os.getpid()}-{number}").exists():
+                number += 1
+            folder.mkdir()
+            fd = _open_lock(folder / _LOCK)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+    except OSError as error:
+        raise ConfigError(
+            f"offload_path: {root} cannot be written ({error.strerror or error}); name a folder that can"
+        ) from error
+    return folder, fd
+
+
+def _open_lock(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    fd = _open_lock(path)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _sweep(old: Path) -> None:
+    """Delete a folder whose process is gone: the lock of one that lives cannot be had."""
+    fd = _open_lock(old / _LOCK)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(old, ignore_errors=True)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(fd)
+
+
+def _discard(folder: Path, lock: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
+
+
+def stored(tensor: TensorState) -> StoredArray | None:
+    """What stands for the array of a Tensor that lies in a file; None for any other."""
+    return tensor.stored if isinstance(tensor, StoredTensor) else None
