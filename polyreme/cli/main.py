@@ -103,6 +103,7 @@ def pretrain(
     options = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in named.items() if value is not None]
     loaded = config_file.load(config, [*(overrides or []), *options])
     if dry_run:
+        _check_platform(loaded.config)
         typer.echo(dry.describe(loaded))
         return
     _prepare_devices(loaded.config.device, loaded.config.plan.num_devices)
@@ -266,6 +267,14 @@ def _check_resume(resume: str) -> None:
         near = did_you_mean(resume, ["auto", "never"])
         hint = near if "mean" in near else ""
         raise ConfigError(f"--resume {resume}: needs auto, never or the number of a step{hint}")
+
+
+def _check_platform(config: Any) -> None:
+    """What a run would refuse once it knows its devices; jax is asked for them where the answer matters alone."""
+    if config.plan.expert_dispatch == "ragged":
+        from polyreme.kernels import select
+
+        config.check_platform(config.device or select.backend())
 
 
 def _prepare_devices(device: str | None, count: int) -> None:

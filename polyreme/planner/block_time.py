@@ -77,7 +77,7 @@ def block_time(block: BlockCost, setting: Setting) -> BlockTime:
         time.again += repeated
         if op.kind in ("product", "attention", "convolution"):
             time.products += sum(seconds) + repeated
-    found = list(collectives(block, weights, cuts, setting.samples, setting.on.itemsize, plan.sep_exchange))
+    found = list(collectives(block, weights, cuts, setting.samples, setting.on.itemsize, plan))
     time.exposed_forward = _exposed(found, seconds_of, setting, is_forward=True)
     time.exposed_backward = _exposed(found, seconds_of, setting, is_forward=False)
     repeats = _exposed([c for c in found if c.beside in is_again], seconds_of, setting, is_forward=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
+from polyreme.mesh import Plan
 from polyreme.planner.graph import BlockCost, OperationCost, Part, Value
 from polyreme.planner.sharding import Cuts
 
@@ -30,7 +31,7 @@ class Collective(NamedTuple):
 
 
 def collectives(
-    block: BlockCost, weights: Mapping[str, Value], cuts: Cuts, samples: float, itemsize: int, sep_attention: str
+    block: BlockCost, weights: Mapping[str, Value], cuts: Cuts, samples: float, itemsize: int, plan: Plan
 ) -> Iterator[Collective]:
     """Of one run of the block on one microbatch of `samples` samples over the whole job."""
     if cuts.degree(cuts.degrees) == 1:
@@ -44,12 +45,12 @@ def collectives(
         if op.weights or op.kind == "route":
             yield from maker.gathered(weights[op.weights[0]] if op.weights else None, seen)
         if op.kind == "route":
-            yield from maker.routed()
+            yield from maker.routed(plan, weights)
         if op.kind == "loss":
             yield from maker.compared()
         if op.part == "core_attn" and not has_exchanged:
             has_exchanged = True
-            yield from maker.exchanged(sep_attention)
+            yield from maker.exchanged(plan.sep_exchange)
 
 
 class Maker(NamedTuple):
@@ -111,14 +112,43 @@ class Maker(NamedTuple):
             if axes or partial:
                 seen.add(x.name)
 
-    def routed(self) -> Iterator[Collective]:
-        """Tokens to the devices that hold their experts, and back."""
+    def routed(self, plan: Plan, weights: Mapping[str, Value]) -> Iterator[Collective]:
+        """Tokens to the devices that hold their experts, and back, as the plan's dispatcher moves them.
+
+        Of w devices, each with t tokens of k choices: all of w t tokens gathered, and sums of 4 bytes scattered; or
+        rows, t k of them, or as many as there is room for in equal parts. Balanced, rows go by way of all devices, and
+        hot experts' weights, as many as a device has, are summed.
+        """
         value = next((v for v in (self.op.output, *self.op.inputs) if "expert" in v.dims), None)
         if value is None:
             return
-        axes = self.axes("expert", value.shape[value.dims.index("expert")])
-        if axes:
-            yield from self.both("all_to_all", "all_to_all", axes, self.nbytes(value))
+        experts = value.shape[value.dims.index("expert")]
+        axes = self.axes("expert", experts)
+        if not axes:
+            return
+        nbytes = self.nbytes(value)
+        if not value.choices:  # of a model that was not declared with routing: what there is goes once
+            yield from self.both("all_to_all", "all_to_all", axes, nbytes)
+            return
+        ways, k = self.cuts.degree(axes), value.choices
+        how, is_there = plan.expert_dispatcher(ways, k), value is self.op.output
+        if how == "gather":
+            tokens = nbytes / k * ways
+            summed = tokens * 4 / (value.itemsize or self.itemsize)
+            pair: tuple[What, What] = ("all_gather", "reduce_scatter") if is_there else ("reduce_scatter", "all_gather")
+            yield Collective(pair[0], axes, tokens if is_there else summed, True, self.op.part, self.op.name)
+            yield Collective(pair[1], axes, tokens if is_there else summed, False, self.op.part, self.op.name)
+            return
+        if how == "padded":
+            nbytes *= ways * min(k, experts / ways) / k
+        levels = [axes]
+        if plan.expert_all_to_all == "two_level":
+            levels = [frozenset(plan.expert_axes[1:]), frozenset(plan.expert_axes[:1])]
+        for level in levels * (2 if how == "balanced" else 1):
+            yield from self.both("all_to_all", "all_to_all", level, nbytes)
+        if how == "balanced" and is_there:
+            hot = sum(w.size / self.cuts.ways("use", w) for w in weights.values() if "expert" in w.dims) * self.itemsize
+            yield from self.both("all_reduce", "all_reduce", axes, hot)
 
     def compared(self) -> Iterator[Collective]:
         """Largest logit, sum of exponentials and the label's logit of each token, 4 bytes each, where vocab is cut."""

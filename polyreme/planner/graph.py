@@ -27,13 +27,15 @@ class Value:
 
     dims: logical dim of each dim, as in mesh/strategy.py; None for one without a name. shape: whole sizes over all
     devices; an activation's "batch" dim has size 1: one sample. itemsize: bytes of an element, 0 for that of the
-    compute dtype. size: elements, of one sample for an activation.
+    compute dtype. choices: of rows that experts compute, how many of them each token has, else 0. size: elements, of
+    one sample for an activation.
     """
 
     name: str
     dims: tuple[str | None, ...]
     shape: tuple[int, ...]
     itemsize: int = 0
+    choices: int = 0
     size: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

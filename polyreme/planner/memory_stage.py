@@ -11,7 +11,7 @@ from polyreme.mesh import Plan
 from polyreme.planner.compute import ITEMSIZE
 from polyreme.planner.graph import BlockCost, ModelGraph, OperationCost, Value
 from polyreme.planner.prediction import Training
-from polyreme.planner.sharding import Cuts, Piece, cuts_of
+from polyreme.planner.sharding import Cuts, Piece, buffers_of
 
 WIDE = 4
 """Bytes of an element of what is kept in float32."""
@@ -59,7 +59,7 @@ class Stage:
         self.graph, self.plan, self.training, self.chunks = graph, plan, training, chunks
         # what memory.py finds of the chunks, once for all the stages that have such chunks
         self.of_chunks: Any = None
-        self.cuts: Cuts = cuts_of(plan)
+        self.cuts: Cuts = buffers_of(plan)
         self.samples = batch / plan.num_microbatches
         self.itemsize = ITEMSIZE[training.dtype]
         self.blocks = [pair for chunk in chunks for pair in chunk]

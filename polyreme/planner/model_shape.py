@@ -480,7 +480,12 @@ def _sparse(build: _BlockBuilder, x: Value) -> Value:
     shape = build.shape
     rows = shape.seq * shape.experts_per_token
     each = -(-rows // shape.experts)
-    routed = Value("routed", ("batch", "block_seq", "expert", "embed"), (1, each, shape.experts, shape.hidden))
+    routed = Value(
+        "routed",
+        ("batch", "block_seq", "expert", "embed"),
+        (1, each, shape.experts, shape.hidden),
+        choices=shape.experts_per_token,
+    )
     scores = build.value("router", "batch", "seq", None, last=shape.experts, itemsize=4)
     weight = build.weight("router", ("embed", None), (shape.hidden, shape.experts))
     flops = 2.0 * shape.seq * shape.hidden * shape.experts
@@ -519,7 +524,7 @@ def _expert(build: _BlockBuilder, name: str, x: Value, output: str, rows: int) -
     dims = ("expert", "expert_ffn", "embed") if name == "down" else ("expert", "embed", "expert_ffn")
     sizes = {"expert": shape.experts, "embed": shape.hidden, "expert_ffn": shape.expert_ffn}
     weight = build.weight(f"expert_{name}", dims, tuple(sizes[dim] for dim in dims))
-    made = Value(output, ("batch", "block_seq", "expert", dims[-1]), (*x.shape[:3], sizes[dims[-1]]))
+    made = Value(output, ("batch", "block_seq", "expert", dims[-1]), (*x.shape[:3], sizes[dims[-1]]), choices=x.choices)
     flops = 2.0 * rows * shape.hidden * shape.expert_ffn
     return build.add(
         "product", f"expert_{name}", [x], made, weights=(weight,), flops=flops, saved=(x.name,), contracted=dims[1]

@@ -82,9 +82,9 @@ def least_seconds(
     batch: int,
     training: Training = Training(),  # noqa: B008
 ) -> float:
-    """Seconds below which no plan with this one's mesh, strategy and number of microbatches comes: its arithmetic and
-    what its layers exchange, shared evenly by the stages. Schedule, sums over replicas, update, recompute and offload,
-    which only add to that, are left out; raises as predict."""
+    """Seconds below which no plan with this one's mesh, strategy, expert dispatch and number of microbatches comes: its
+    arithmetic and what its layers exchange, shared evenly by the stages. Schedule, sums over replicas, update,
+    recompute and offload, which only add to that, are left out; raises as predict."""
     setting = _setting(model, plan, cluster, batch, training)
     least = replace(setting, plan=replace(plan, recompute="none"))
     whole = _chunk(

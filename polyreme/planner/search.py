@@ -155,18 +155,19 @@ class _Search:
 
     def can_fit(self, shape: Shape, ways: list[Way]) -> bool:
         """Whether a mesh fits with all that saves memory: the first question, as most of a large space fails it."""
-        smallest = max(ways, key=lambda way: way["num_microbatches"])  # type: ignore[arg-type,return-value]
-        plan = shape.plan(**smallest, recompute=self.modes[-1], offload=self.space.offload[-1])
-        return self._predict(plan).prediction.fits
+        most = max(ways, key=lambda way: way["num_microbatches"])  # type: ignore[arg-type,return-value]
+        saving = {"recompute": self.modes[-1], "offload": self.space.offload[-1]}
+        smallest = [way for way in ways if all(way[key] == most[key] for key in way if key != "expert_dispatch")]
+        return any(self._predict(shape.plan(**way, **saving)).prediction.fits for way in smallest)
 
     def _bounds(self, shape: Shape, ways: list[Way]) -> dict[object, float]:
         """Seconds that a mesh takes at least, by number of microbatches."""
-        counts = dict.fromkeys(way["num_microbatches"] for way in ways)
-        plans = {count: shape.plan(num_microbatches=count) for count in counts}
-        return {
-            count: least_seconds(self.graph, plan, self.cluster, self.batch, self.training)
-            for count, plan in plans.items()
-        }
+        least: dict[object, float] = {}
+        for count, how in dict.fromkeys((way["num_microbatches"], way.get("expert_dispatch", "auto")) for way in ways):
+            plan = shape.plan(num_microbatches=count, expert_dispatch=how)
+            seconds = least_seconds(self.graph, plan, self.cluster, self.batch, self.training)
+            least[count] = min(seconds, least.get(count, math.inf))
+        return least
 
     def _first_look(
         self, ways: dict[Shape, list[Way]], bounds: dict[Shape, dict[object, float]], top: int
@@ -234,7 +235,8 @@ def _few(shape: Shape, ways: list[Way]) -> list[Way]:
         return ways
     first = ways[0]
     plain = [way for way in ways if all(way[key] == first[key] for key in ("schedule", "virtual_stages"))]
-    return sorted(plain, key=lambda way: -way["num_microbatches"])[:3]  # type: ignore[operator]
+    largest = sorted({way["num_microbatches"] for way in plain}, reverse=True)[:3]  # type: ignore[type-var]
+    return [way for way in plain if way["num_microbatches"] in largest]
 
 
 def _order(found: dict[Plan, Ranked], top: int) -> list[Ranked]:

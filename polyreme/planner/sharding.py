@@ -86,6 +86,40 @@ class Cuts:
         return value.size * (samples if "batch" in value.dims else 1) / self.ways("act", value)
 
 
+ROUND = 3
+"""Times a device's rows that the balanced dispatch has room for: its rows, those of a further round, and gradients."""
+
+
+class Buffers(Cuts):
+    """Cuts of the buffers that values lie in: those of rows for experts, whose sizes are the same whatever the router
+    chooses, have room for as many as a device can get; where all devices compute equally many, for these and, while a
+    further round's backward runs, for its rows and their gradients."""
+
+    def __init__(self, strategy: Strategy, mesh: MeshShape, is_balanced: bool) -> None:
+        super().__init__(strategy, mesh)
+        self.is_balanced = is_balanced
+
+    def local(self, value: Value, samples: float) -> float:
+        """Elements on one device, room for rows that do not come among them."""
+        elements = super().local(value, samples)
+        if not value.choices:
+            return elements
+        experts = value.shape[value.dims.index("expert")]
+        ways = self.degree(self.axes("act", ("expert",), (experts,)))
+        room = ways * min(value.choices, experts / ways) / value.choices
+        return elements * (min(room, ROUND) if self.is_balanced else room)
+
+
+@lru_cache(maxsize=1024)
+def _buffers(strategy: Strategy, mesh: MeshShape, is_balanced: bool) -> Buffers:
+    return Buffers(strategy, mesh, is_balanced)
+
+
+def buffers_of(plan: Plan) -> Buffers:
+    """The plan's Buffers; plans that differ in other things share them."""
+    return _buffers(plan.strategy, plan.mesh, plan.expert_dispatch == "balanced")
+
+
 @lru_cache(maxsize=1024)
 def _cuts(strategy: Strategy, mesh: MeshShape) -> Cuts:
     return Cuts(strategy, mesh)

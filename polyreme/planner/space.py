@@ -12,6 +12,7 @@ from typing import Any
 from polyreme.errors import PlacementError
 from polyreme.mesh import Plan
 from polyreme.mesh.axes import AXES
+from polyreme.mesh.plan import EXPERT_DISPATCH
 from polyreme.mesh.schedules import SCHEDULES
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.graph import ModelGraph, PipelineCut
@@ -24,7 +25,8 @@ _MOST_ROWS = 16  # of a pipeline's microbatch; larger ones lengthen the bubble a
 @dataclass(frozen=True, slots=True)
 class Space:
     """What a search may choose. axes: mesh axes of degree above 1; microbatches: their numbers, () for any that divide
-    the batch; sequence_parallel: whether mp splits the residual stream; the others as in Plan."""
+    the batch; sequence_parallel: whether mp splits the residual stream; the others as in Plan. Experts are split over
+    ep and, with folding, over mp too."""
 
     axes: tuple[str, ...] = AXES
     sharding_stages: tuple[int, ...] = (1, 2, 3)
@@ -33,6 +35,9 @@ class Space:
     offload: tuple[tuple[str, ...], ...] = ((), ("state",), ("state", "act"))
     microbatches: tuple[int, ...] = ()
     sequence_parallel: tuple[bool, ...] = (False, True)
+    # what "balanced" gains comes with routings that no formula knows
+    expert_dispatch: tuple[str, ...] = ("gather", "padded", "ragged")
+    folding: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,7 @@ class Shape:
     ep: int = 1
     sharding_stage: int = 1
     sequence_parallel: bool = False
+    expert_axes: tuple[str, ...] = ("ep",)
 
     @property
     def batch_ways(self) -> int:
@@ -83,12 +89,13 @@ def shapes(
     node, or nothing between: one in between costs as much memory as time.
     """
     for mp, sep, ep, pp in _degrees(graph, cluster, space):
-        for is_sequence_parallel in space.sequence_parallel if mp > 1 and _names(graph, ("seq",)) else (False,):
-            reason = _misfit(graph, mp, sep, ep, is_sequence_parallel) or _too_many_stages(graph, pp, cut)
+        orders = space.sequence_parallel if mp > 1 and _names(graph, ("seq",)) else (False,)
+        for is_sequence_parallel, folded in itertools.product(orders, _foldings(graph, space, mp)):
+            inner = Shape(1, pp, 1, sep, mp, ep, 1, is_sequence_parallel, folded)
+            reason = _misfit(graph, replace(inner, pp=1)) or _too_many_stages(graph, pp, cut)
             if reason:
                 refused.add(reason)
                 continue
-            inner = Shape(pp=pp, sep=sep, mp=mp, ep=ep, sequence_parallel=is_sequence_parallel)
             replicas = cluster.num_devices // (mp * sep * ep * pp)
             if batch % (replicas * ep):
                 refused.add(f"batch {batch} does not divide over {replicas * ep} replicas")
@@ -106,7 +113,7 @@ def cuts(
     rows = batch // shape.batch_ways
     counts = [m for m in divisors(rows) if not space.microbatches or m in space.microbatches]
     if shape.pp == 1:
-        return [{"num_microbatches": m} for m in counts]
+        return _with_dispatch(shape, space, [{"num_microbatches": m} for m in counts])
     counts = [m for m in counts if rows // m <= _MOST_ROWS or m == max(counts)]
     items = graph.num_items(cut)
     result: list[dict[str, object]] = []
@@ -117,7 +124,20 @@ def cuts(
             if virtual * shape.pp > items or (kind.in_groups and m % shape.pp):
                 continue
             result.append({"num_microbatches": m, "schedule": schedule, "virtual_stages": virtual})
-    return result
+    return _with_dispatch(shape, space, result)
+
+
+def _with_dispatch(shape: Shape, space: Space, ways: list[dict[str, object]]) -> list[dict[str, object]]:
+    if not shape.plan().expert_axes:
+        return ways
+    return [{**way, "expert_dispatch": how} for how in space.expert_dispatch for way in ways]
+
+
+def _foldings(graph: ModelGraph, space: Space, mp: int) -> list[tuple[str, ...]]:
+    """The axes that may split experts: ep, and with it mp, which then leaves their widths whole."""
+    if not space.folding or "ep" not in space.axes or not _names(graph, ("expert",)):
+        return [("ep",)]
+    return [("ep",), ("mp", "ep")] if mp > 1 else [("ep",)]
 
 
 @lru_cache(maxsize=4096)
@@ -145,6 +165,7 @@ def simplicity(plan: Plan) -> tuple:
         plan.virtual_stages,
         len(plan.strategy.rule("act")),
         plan.num_microbatches,
+        EXPERT_DISPATCH.index(plan.expert_dispatch),
     )
 
 
@@ -201,9 +222,9 @@ def _names(graph: ModelGraph, dims: tuple[str, ...]) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _misfit(graph: ModelGraph, mp: int, sep: int, ep: int, is_sequence_parallel: bool) -> str:
-    """Why the model's tensors do not divide over these degrees; "" if they do."""
-    plan = Plan.from_degrees(mp=mp, sep=sep, ep=ep, sequence_parallel=is_sequence_parallel)
+def _misfit(graph: ModelGraph, inner: Shape) -> str:
+    """Why the model's tensors do not divide over the degrees of a shape without stages; "" if they do."""
+    plan = inner.plan()
     try:
         for block in graph.blocks:
             for p in block.parameters:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 import xxhash
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from polyreme.errors import did_you_mean
+from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import SCHEDULES, Offload, Plan
 from polyreme.mesh.offload import BUFFERS
 from polyreme.models.families import DEFAULT_FAMILY, FAMILIES, shape_of
@@ -414,6 +414,14 @@ class PretrainConfig(Section):
             overlap=plan.overlap,
             expert_axes=plan.expert_axes,
         )
+
+    def check_platform(self, platform: str) -> None:
+        """Raises ConfigError for a plan that devices of this platform, as `device` names it, cannot run."""
+        if self.plan.expert_dispatch == "ragged" and platform == "cpu":
+            raise ConfigError(
+                "plan.expert_dispatch=ragged on device cpu: XLA's ragged all-to-all is not there on CPU; set "
+                "plan.expert_dispatch to padded, gather or balanced, whose results are the same"
+            )
 
     @property
     def tokens_per_step(self) -> int:

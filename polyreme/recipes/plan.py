@@ -90,7 +90,7 @@ def answer(
     without: what may not be used, any of FEATURES. report is called with a line about each change that is tried where
     nothing fits, which may take a minute. Raises ConfigError for another word.
     """
-    space, training, shape = space_of(without), training_of(config, cluster), shape_of(config.model)
+    space, training, shape = space_of(config, cluster, without), training_of(config, cluster), shape_of(config.model)
     batch = config.train.global_batch
     refuse = functools.partial(_refuse, config)
     result = search(shape, cluster, batch, training, space, top, refuse)
@@ -125,17 +125,19 @@ def memory_of(config: PretrainConfig) -> Memory:
     return max(stages, key=lambda stage: stage.total)
 
 
-FEATURES = ("recompute", "offload", "sharding", "pp", "mp", "sep", "sequence_parallel", "virtual_stages")
+FEATURES = ("recompute", "offload", "sharding", "pp", "mp", "sep", "ep", "sequence_parallel", "virtual_stages")
 """What `polyreme plan --without` takes."""
 
 
-def space_of(without: Sequence[str] = ()) -> Space:
-    """The plans that a configuration can say (of its families none has experts), less what is not wanted."""
+def space_of(config: PretrainConfig, cluster: Cluster, without: Sequence[str] = ()) -> Space:
+    """The plans that a configuration can say for a cluster, less what is not wanted."""
     for name in without:
         if name not in FEATURES:
             raise ConfigError(f"--without {name}{did_you_mean(name, FEATURES)}")
-    left_out = {"ep", *without}
+    left_out = {*without}
     space = Space(axes=tuple(axis for axis in AXES if axis not in left_out))
+    if config.device == "cpu" or cluster.shared > 1:  # virtual devices: XLA's ragged all-to-all is not on CPU
+        space = replace(space, expert_dispatch=tuple(how for how in space.expert_dispatch if how != "ragged"))
     if "recompute" in left_out:
         space = replace(space, recompute=("none",))
     if "offload" in left_out:
@@ -208,6 +210,8 @@ def plan_words(plan: Plan) -> str:
         words.append(f"stage{sharding_stage(plan)}")
     if "mp" in plan.strategy.rule("act").get("seq", ()):
         words.append("sp")
+    if plan.expert_axes:
+        words.append(f"experts={'+'.join(plan.expert_axes)}/{plan.expert_dispatch}")
     if plan.schedule:
         words.append(plan.schedule + (f"/{plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
     if plan.num_microbatches > 1:

@@ -21,6 +21,7 @@ from polyreme.distributed.job import watchdog
 from polyreme.distributed.parallel import init_parallel_env
 from polyreme.errors import ConfigError, DataError, NumericsError
 from polyreme.io import BatchSampler, DataLoader, RandomSampler
+from polyreme.kernels import select
 from polyreme.recipes import estimate, resume
 from polyreme.recipes.batches import Batch, Numbered, check_tokens, gather, ids_text
 from polyreme.recipes.config import LogConfig, PretrainConfig, flatten
@@ -50,6 +51,7 @@ def run(config: PretrainConfig, *, resume: str, overrides_source: dict[str, Any]
     _join_processes()
     if config.device is not None and config.device != "cpu":
         place.set_device(config.device)
+    config.check_platform(config.device or select.backend())
     with _claim(Path(config.output)) as folder, StopRequest() as stop:
         corpus = _load_corpus(config, overrides_source["folder"])
         is_anew = resume == "never" and _is_first()

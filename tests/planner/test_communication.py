@@ -111,8 +111,8 @@ BSH = 2 * 32 * 64 * 2  # bytes of a residual stream of 2 samples in 16 bits
 
 def made(plan, block=LAYER, samples=2.0):
     """(what, axes, bytes, is_forward) of a block's collectives."""
-    weights = {value.name: value for b in GPT.graph().blocks for value in b.parameters}
-    found = collectives.collectives(block, weights, cuts_of(plan), samples, 2, plan.sep_exchange)
+    weights = {value.name: value for b in (*GPT.graph().blocks, block) for value in b.parameters}
+    found = collectives.collectives(block, weights, cuts_of(plan), samples, 2, plan)
     return sorted((c.what, *sorted(c.axes), c.nbytes, c.is_forward) for c in found)
 
 
@@ -147,14 +147,32 @@ def test_cut_sequences_exchange_heads_or_pass_keys():
     assert made(Plan.from_degrees(sep=4, mp=4, sep_attention="auto"))[-1][0] == "send"  # 2 heads left for 4 devices
 
 
-def test_experts_exchange_tokens():
-    moe = ModelShape(64, 2, 8, 32, 128, 256, experts=4, experts_per_token=2)
-    block = moe.graph().blocks[1]
-    weights = {value.name: value for value in block.parameters}
-    found = list(collectives.collectives(block, weights, cuts_of(Plan.from_degrees(ep=2)), 2.0, 2, "auto"))
-    assert [(c.what, c.nbytes) for c in found] == [
-        ("all_to_all", 2 * BSH / 2)
-    ] * 4  # two experts a token, on two devices
+MOE = ModelShape(64, 2, 8, 32, 128, 256, experts=8, experts_per_token=2)
+T = BSH / 4  # bytes of a device's tokens, of 2 samples over 4 devices
+SENT = [("all_to_all", "ep", 2 * T)] * 4
+BY_DISPATCH = {
+    # there and back, forward and backward: two rows a token, or room for all of each device's choices to come
+    "ragged": SENT,
+    "padded": [("all_to_all", "ep", 4 * 2 * T)] * 4,
+    # tokens in 16 bits, sums in 32
+    "gather": [("all_gather", "ep", 4 * T), ("all_gather", "ep", 8 * T), ("reduce_scatter", "ep", 4 * T),
+               ("reduce_scatter", "ep", 8 * T)],
+    # by way of all devices, and the weights of as many experts as a device has
+    "balanced": [("all_reduce", "ep", 2 * 2 * 64 * 256 * 2)] * 2 + 2 * SENT,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", BY_DISPATCH)
+def test_experts_exchange_tokens(how):
+    found = made(Plan.from_degrees(ep=4, expert_dispatch=how), MOE.graph().blocks[1])
+    assert sorted((what, axis, nbytes) for what, axis, nbytes, _ in found) == BY_DISPATCH[how]
+
+
+def test_experts_in_two_levels_send_the_same_along_both():
+    levels = {"expert_axes": ("sep", "ep"), "expert_all_to_all": "two_level", "expert_dispatch": "padded"}
+    found = made(Plan.from_degrees(sep=2, ep=2, **levels), MOE.graph().blocks[1])
+    sent = [c for c in found if c[2] == 4 * 2 * T]
+    assert [axis for _, axis, _, _ in sent] == ["ep"] * 4 + ["sep"] * 4
 
 
 def test_the_head_compares_logits_that_are_cut():

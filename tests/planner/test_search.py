@@ -21,6 +21,18 @@ TRAINING = Training()
 NODE = cluster_of_kind("a100-40g", 8)
 
 
+def test_a_search_chooses_dispatch_and_folding_of_experts():
+    moe = ModelShape(64, 2, 8, 32, 128, 256, experts=8, experts_per_token=2)
+    space = Space(axes=("mp", "ep"), recompute=("none",), offload=((),), microbatches=(1,), sequence_parallel=(False,))
+    plans = [ranked.plan for ranked in search.search(moe, NODE, 32, TRAINING, space, top=40).plans]
+    assert {plan.expert_axes for plan in plans} >= {("ep",), ("mp",), ("mp", "ep")}
+    assert {plan.expert_dispatch for plan in plans if plan.expert_axes} <= set(space.expert_dispatch)
+    dispatch = {(plan.mesh.mp, plan.mesh.ep, plan.expert_axes): plan.expert_dispatch for plan in plans}
+    assert dispatch[1, 8, ("ep",)] == "ragged"
+    # of two choices both devices get most tokens: all of them once are fewer than rows for each choice
+    assert dispatch[4, 2, ("ep",)] == "gather"
+
+
 def with_memory(cluster: Cluster, nbytes: float) -> Cluster:
     return replace(cluster, device=replace(cluster.device, memory=nbytes))
 

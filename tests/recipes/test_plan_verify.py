@@ -1,6 +1,7 @@
 """Plans verified by compiling: nothing is allocated, state is exact, and the planner's memory is near what is found."""
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,8 +13,10 @@ from polyreme.core.abstract import Abstract, abstractly, copied, full
 from polyreme.errors import PlacementError
 from polyreme.mesh import Plan
 from polyreme.planner import ModelShape, Training
+from polyreme.planner.devices import cluster_of_kind
 from polyreme.planner.memory import memory
-from polyreme.recipes.config import ModelConfig, PretrainConfig, TrainConfig
+from polyreme.recipes.config import ModelConfig, PlanConfig, PretrainConfig, TrainConfig
+from polyreme.recipes.plan import memory_of, space_of
 from polyreme.recipes.plan_verify import Verified, verify, verify_apart
 
 # the bound that benchmarks/planner_memory.py holds the planner to, for its worst configuration
@@ -56,6 +59,32 @@ def test_a_step_over_three_axes_is_as_the_planner_says():
     assert ("all-gather", ("sharding",)) in kinds
     assert all(e.count > 0 and e.wire_bytes > 0 for e in stage.exchanges)
     assert Verified.from_dict(verification.to_dict()) == verification
+
+
+def test_a_plan_for_virtual_devices_has_no_ragged_exchange():
+    run_config = PretrainConfig.model_validate({"device": "cpu"})
+    cluster = cluster_of_kind("a100", 8)
+    assert "ragged" not in space_of(run_config, cluster).expert_dispatch
+    anywhere = run_config.model_copy(update={"device": None})
+    assert "ragged" in space_of(anywhere, cluster).expert_dispatch
+    assert "ragged" not in space_of(anywhere, replace(cluster, shared=8)).expert_dispatch
+
+
+@pytest.mark.slow_cases("gather", "balanced")
+@pytest.mark.parametrize("how", ["gather", "padded", "balanced"])
+def test_experts_take_the_room_that_the_planner_says(how):
+    dims = {"family": "mixtral", "hidden_size": 64, "num_layers": 1, "num_heads": 4, "seq_len": 128, "ffn_size": 128,
+            "vocab_size": 128, "num_experts": 8}  # fmt: skip
+    plan = {"ep": 4, "expert_dispatch": how}
+    run_config = PretrainConfig.model_validate(
+        {"model": dims, "train": {"global_batch": 32}, "plan": plan, "device": "cpu"}
+    )
+    (stage,), ours = verify(run_config, run_config.parallel_plan).stages, memory_of(run_config)
+    assert stage.parameters == ours.parameters
+    assert abs(ours.total / stage.total - 1) < BOUND
+    # rows for all choices that may come, not for the mean
+    whole = memory_of(run_config.model_copy(update={"plan": PlanConfig(dp=4)}))
+    assert ours.activations > whole.activations * (1.2 if how != "balanced" else 1)
 
 
 def test_each_stage_of_a_pipeline_is_as_the_planner_says():

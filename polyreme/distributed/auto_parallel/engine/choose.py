@@ -215,7 +215,13 @@ def space_of(chosen: Chosen) -> Space:
         axes.append("ep")
     blocks = repeated_blocks(chosen.inferred.traced)
     recompute = ("none", "core_attn", "full_attn", "full") if follows_plan(chosen.model) else ("none", "full")
-    return Space(axes=tuple(axes), recompute=recompute if blocks else ("none",), offload=((), ("state",)))
+    return Space(
+        axes=tuple(axes),
+        recompute=recompute if blocks else ("none",),
+        offload=((), ("state",)),
+        expert_dispatch=("auto",),
+        folding=False,
+    )
 
 
 def words(plan: Plan) -> str:
