@@ -267,7 +267,10 @@ class _Terms:
 
     def experts(self) -> Iterator[Term]:
         axes, k = self.expert_axes, self.work.experts_per_token
-        ways, times = math.prod(self.mesh.degree(axis) for axis in axes), self.work.num_layers * self.microbatches
+        ways = math.prod(self.mesh.degree(axis) for axis in axes)
+        # not every layer has experts: each that does has one "up"
+        layers = sum("expert" in p.uses and p.is_home and p.name.endswith(".up") for p in self.work.parameters)
+        times = layers * self.microbatches
         if self.is_tensor_parallel and self.work.experts and "mp" not in axes:
             yield self._term("gradients of gates", "all-reduce", ("mp",), self.tokens * 4 * k, times, "backward")
         if ways == 1 or not self.work.experts:

@@ -36,8 +36,8 @@ class ParameterShape:
 class Workload:
     """A transformer and the batch one step trains it on.
 
-    batch: rows of the whole step. key_width, query_width: widths of all key heads and of all query heads together; of
-    the latter hidden if 0. columns:
+    batch: rows of the whole step. key_width, query_width: widths of all key heads and of all query heads together, the
+    mean of keys' and values'; of the latter hidden if 0. columns:
     linear maps in a block that read the same input, by that input: (1, 1) for one product for q, k and v and one for
     the feed-forward, (3, 2) for q, k, v and gate, up. itemsize: bytes of an activation's element. norms: how often
     the global norm of the gradients is taken. stage: the pipeline stage this is the work of; None for a whole model.
@@ -52,7 +52,7 @@ class Workload:
     seq: int
     hidden: int
     num_layers: int
-    key_width: int
+    key_width: float
     columns: tuple[int, ...] = (1, 1)
     itemsize: int = 4
     norms: int = 1
@@ -62,7 +62,7 @@ class Workload:
     sent_itemsize: int | None = None
     experts: int = 0
     experts_per_token: int = 0
-    query_width: int = 0
+    query_width: float = 0
 
 
 def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: int = 1) -> Workload:
@@ -73,6 +73,8 @@ def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: i
     config = model.config
     heads = config.num_heads
     head_dim = getattr(config, "head_dim", config.hidden_size // heads)
+    # queries and results are sent together, and so are keys and values: where values are narrower, by their mean
+    head_dim = (head_dim + getattr(config, "v_head_dim", head_dim)) / 2
     key_width = getattr(config, "num_kv_heads", heads) * head_dim
     named = dict(model.named_parameters())
     shapes = []
