@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from polyreme.errors import ShapeError
+from polyreme.errors import GradError, ShapeError
 from polyreme.kernels import select
 
 BLOCK = 128
@@ -258,6 +258,11 @@ def _apply_fwd(fn, block, rows, sizes, stacked, shared):
 
 
 def _apply_bwd(fn, block, residuals, dy):
+    return _apply_gradient(fn, block, residuals, dy)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _apply_gradient(fn, block, residuals, dy):
     rows, sizes, stacked, shared = residuals
     x, dy = (jnp.pad(a, ((0, block), (0, 0))) for a in (rows, dy))
     moves = [jnp.issubdtype(a.dtype, jnp.inexact) for a in (*stacked, *shared)]
@@ -299,6 +304,18 @@ def _apply_bwd(fn, block, residuals, dy):
 
 
 _apply.defvjp(_apply_fwd, _apply_bwd)
+
+
+def _apply_gradient_bwd(fn, block, residuals, dy):
+    raise GradError(
+        "grouped_apply, which runs experts that are any Layers (MoELayer), has no second derivative; use nn.MoE, whose "
+        "experts have derivatives of any order, or take the gradient without create_graph"
+    )
+
+
+_apply_gradient.defvjp(
+    lambda fn, block, residuals, dy: (_apply_gradient(fn, block, residuals, dy), None), _apply_gradient_bwd
+)
 
 
 def _num_blocks(sizes: jax.Array, block: int) -> jax.Array:

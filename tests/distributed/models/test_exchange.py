@@ -5,7 +5,7 @@ import pytest
 import polyreme as paddle
 from polyreme.distributed.communication import axis_group
 from polyreme.distributed.utils import global_gather, global_scatter
-from polyreme.errors import ConfigError, ShapeError
+from polyreme.errors import ConfigError, DTypeError, ShapeError
 
 
 def test_one_process_has_all_experts():
@@ -26,6 +26,8 @@ def test_counts_that_do_not_fit_are_refused():
         global_gather(x, counts, paddle.to_tensor([2, 0, 2]))
     with pytest.raises(ShapeError, match=r"local_count \[3\] and global_count \[2\] for 1 processes"):
         global_scatter(x, counts, counts[:2])
+    with pytest.raises(DTypeError, match="local_count of float32; counts are integers, cast them to int64"):
+        global_scatter(x, counts.astype("float32"), counts)
     group = axis_group(paddle.distributed.ProcessMesh(list(range(8)), ["ep"]).jax_mesh, "ep")
     with pytest.raises(ConfigError, match="global_scatter: a group of mesh axes; needs one of processes"):
         global_scatter(x, counts, counts, group)

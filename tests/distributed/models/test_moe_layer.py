@@ -8,7 +8,7 @@ import polyreme as paddle
 from polyreme import amp, nn
 from polyreme.distributed.communication.group import Group
 from polyreme.distributed.placement import apply_plan, clear_plan, shard_batch
-from polyreme.errors import CaptureError, ConfigError, ShapeError
+from polyreme.errors import CaptureError, ConfigError, GradError, ShapeError
 from polyreme.incubate.distributed.models.moe import (
     BaseGate,
     ClipGradByGlobalNorm,
@@ -182,6 +182,18 @@ def test_over_a_mesh_it_is_the_same(how):
         compare(train(layer, shard_batch(placed, X, "batch", None, None)), want)
     finally:
         clear_plan()
+
+
+def test_no_tokens_give_none():
+    layer = make(Fixed(SKEWED, VALUES))
+    assert layer(paddle.zeros([2, 0, D])).shape == [2, 0, D]
+
+
+def test_a_second_derivative_is_refused_by_name():
+    x = paddle.to_tensor(X, stop_gradient=False)
+    (first,) = paddle.grad([make(Fixed(SKEWED, VALUES))(x).square().sum()], [x], create_graph=True)
+    with pytest.raises(GradError, match=r"\(MoELayer\), has no second derivative; use nn.MoE"):
+        paddle.grad([first.square().sum()], [x])
 
 
 def test_autocast_and_float64():

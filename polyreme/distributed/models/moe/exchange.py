@@ -10,7 +10,7 @@ from polyreme.autograd import PyLayer
 from polyreme.distributed.communication import alltoall_single
 from polyreme.distributed.communication.group import Group, resolve
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import ConfigError, ShapeError
+from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.ops.creation import zeros
 from polyreme.ops.gather_scatter import gather
 
@@ -94,6 +94,9 @@ def _counts(what: str, local: Any, comes: Any, group: Group | None) -> tuple[Gro
             "hold rows of their own. A Tensor over mesh axes is global: use nn.MoE or MoELayer with a plan of ep"
         )
     arrays = [np.asarray(c.numpy()) for c in (local, comes)]
+    for name, counts in zip(("local_count", "global_count"), arrays, strict=True):
+        if counts.dtype.kind not in "iu":
+            raise DTypeError(f"{what}: {name} of {counts.dtype}; counts are integers, cast them to int64")
     if arrays[0].shape != arrays[1].shape or arrays[0].ndim != 1 or arrays[0].size % members.nranks:
         raise ShapeError(
             f"{what}: local_count {list(arrays[0].shape)} and global_count {list(arrays[1].shape)} for "

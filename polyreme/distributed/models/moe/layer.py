@@ -66,6 +66,8 @@ class MoELayer(Layer):
     def forward(self, inp: Any) -> Any:
         if len(inp.shape) != 3 or inp.shape[-1] != self.d_model:
             raise ShapeError(f"MoELayer: tokens {list(inp.shape)}; needs [batch, seq, {self.d_model}]")
+        if 0 in inp.shape:  # no tokens, and nothing for gates to weigh
+            return inp.clone()
         values, experts = self.gate(reshape(inp, [-1, self.d_model]))
         leading = [*inp.shape[:-1], -1]
         tokens = (inp, reshape(cast(experts, "int32"), leading), reshape(values, leading))
