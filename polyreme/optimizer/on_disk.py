@@ -136,6 +136,8 @@ class Bucket:
 
     def result(self, old: Sequence[np.ndarray], new: Mapping[tuple[int, str], jax.Array]) -> list[np.ndarray]:
         """The arrays of the file after an update that gave these; waits for it."""
+        # on every device: one that holds a copy of a box may still read the buffer that is filled again next
+        jax.block_until_ready(new)
         arrays = list(old)
         for key, array in new.items():
             for start, values in boxes_of(array).items():

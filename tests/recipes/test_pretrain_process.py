@@ -117,7 +117,7 @@ def test_a_failed_update_of_state_on_disk_resumes_from_the_last_checkpoint(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["offload.write:kill@23", "offload.read:kill@23"])
+@pytest.mark.parametrize("fault", ["offload.write:kill@13", "offload.read:kill@13"])
 def test_killed_in_an_update_of_state_on_disk(fault, tmp_path):
     on_disk = ["plan.offload={state: disk}", f"plan.offload_path={tmp_path / 'ssd'}"]
     finish(start(tmp_path / "whole", *on_disk))
