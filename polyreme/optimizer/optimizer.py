@@ -425,7 +425,9 @@ class Optimizer(OptimizerState):
             files.failure = error
             raise
         for name, tensor in shared.scalars.items():
-            state.write(tensor, scalars[name])
+            # laid out as before: numbers made of them in another layout would round otherwise, as after a restore
+            where, array = tensor._array.sharding, scalars[name]
+            state.write(tensor, array if array.sharding == where else put(array, where))
 
     def _compile_update(self, live: list[Any], together: dict[int, list[int]]) -> Update:
         """The update of these parameters. In a capture it becomes part of that, and needs no programs of its own."""
