@@ -25,6 +25,7 @@ NOT_ROOT_TABLES = set(
         "fft",
         "float8",
         "fractional_pooling",
+        "gate_attention",
         "indexing",
         "layout",
         "loss",

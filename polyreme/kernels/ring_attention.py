@@ -355,7 +355,8 @@ class _Ring:
         """-> out as q, logsumexp [b, n, g, s_l, 1], +inf for a query that sees no key."""
         q_wide, dtype = q.astype(self.wide), q.dtype
         (b, s, h, _), n = q.shape, k.shape[2]
-        sums = jnp.zeros_like(q_wide), jnp.full((b, n, h // n, s, 1), -jnp.inf, self.wide)
+        out = jnp.zeros((b, s, h, v.shape[-1]), self.wide)
+        sums = out, jnp.full((b, n, h // n, s, 1), -jnp.inf, self.wide)
         settled = None
         for step in range(self.ways):
             if step:

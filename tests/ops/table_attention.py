@@ -81,7 +81,7 @@ UNIFORM = (
     np.eye(20, dtype="float32").reshape(1, 20, 1, 20),
 )
 MASK = (np.arange(50).reshape(2, 1, 5, 5) % 3 > 0) | np.eye(5, dtype=bool)
-SMALL = ((Q, K, V[..., :2]), ShapeError, "v .*1, 3, 2, 2")
+SMALL = ((Q, K, V[:, :2]), ShapeError, "v .*1, 2, 2, 4")
 HEADS = ((Q, np.ones((1, 3, 3, 4), "float32"), np.ones((1, 3, 3, 4), "float32")), ShapeError, "4 query heads over 3")
 ANGLES = floats((1, 6, 1, 4), (1, 6, 1, 4))
 POSITIONS = np.array([[3, 0, 5], [1, 1, 2]])
