@@ -21,7 +21,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import PlacementError
 from polyreme.mesh import Plan
 from polyreme.nn.layer import Layer
-from polyreme.nn.parameter import Parameter
+from polyreme.nn.parameter import Parameter, is_made
 from polyreme.optimizer.on_disk import DiskTier
 
 KINDS = ("param", "use", "grad", "state")
@@ -34,7 +34,8 @@ def apply_plan(
     state go. Call it before the optimizer's first step. -> the layout, which `shard_batch` takes.
 
     chunks: under a pipeline (plan.mesh.pp > 1), the parts of the model in the order that data flows through them; what
-    several parts share is at home on the stage of the first. If the mesh spans processes, each calls this, and
+    several parts share is at home on the stage of the first. Parameters without values (nn.LazyGuard) stay without, and
+    know where theirs go. If the mesh spans processes, each calls this, and
     parameters, buffers and the random key start as rank 0 has them. Raises PlacementError for a mesh that does not fit
     the devices, a dim that does not divide, or a model that a pipeline is asked of and that has no such parts.
     """
@@ -49,10 +50,11 @@ def apply_plan(
             raise type(error)(f"parameter {name}: {error}") from None
     holder = rng.default_generator.key_state()
     if replicas.spans_processes(layout.mesh) and not mode.on:
-        replicas.agree([*model.parameters(), *model.buffers(), holder])
+        replicas.agree([*(p for p, _ in placed if is_made(p)), *model.buffers(), holder])
     for p, shardings in placed:
         set_layouts(p, plan, shardings)
-        state.write(p, put(p._array, shardings["param"]))
+        if is_made(p):
+            state.write(p, put(p._array, shardings["param"]))
     _keep_near(plan, [p for p, _ in placed])
     for buffer in model.buffers():
         state.write(buffer, put(buffer._array, home[id(buffer)].replicated()))

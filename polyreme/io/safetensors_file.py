@@ -155,6 +155,44 @@ def read(file: BufferedIOBase, where: str, to_end: bool = True) -> tuple[dict[st
         raise CheckpointError(f"{where}: {text}") from error
 
 
+class Slices:
+    """The tensors of a file, read in parts when they are asked for; the header is checked as by `read`, no digest is.
+
+    entries: dtype and shape by name. Raises CheckpointError for a file that is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            with open(path, "rb") as file:
+                what = foreign(file.read(512))
+                if what:
+                    raise CheckpointError(f"is {what}, which is refused because loading it can run code; {_CONVERT}")
+                total = file.seek(0, os.SEEK_END)
+                file.seek(0)
+                header, data_bytes = _header(file, total)
+                self.entries = _entries(header, data_bytes, to_end=True)
+                self._base = file.tell()
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {str(error)[:1000]}") from error
+
+    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """A part of a tensor, by slices of step 1, one for each dim. Only the rows that the first names are read."""
+        entry = self.entries[name]
+        rows = index[0].indices(entry.shape[0])[:2] if entry.shape else (0, 1)
+        row = math.prod(entry.shape[1:]) * entry.dtype.itemsize
+        count = max(0, rows[1] - rows[0])
+        data = np.empty(count * row, np.uint8)
+        with open(self._path, "rb") as file:
+            file.seek(self._base + entry.begin + rows[0] * row)
+            if file.readinto(data.data) != len(data):
+                raise CheckpointError(f"{self._path}: tensor {name!r}: the file ended while it was read")
+        array = data.view(entry.dtype).reshape((count, *entry.shape[1:]) if entry.shape else ())
+        return array[(slice(None), *index[1:])] if entry.shape else array
+
+
 def digest(header: dict[str, Any], data: Iterable[memoryview | bytes]) -> str:
     """xxh3_128 of the header without the digest itself, keys sorted, then of the data."""
     state = xxhash.xxh3_128(json.dumps(header, sort_keys=True).encode())

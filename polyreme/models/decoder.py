@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from numbers import Integral
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 from polyreme.core import layout
 from polyreme.errors import ConfigError, ShapeError, did_you_mean
 from polyreme.mesh import RECOMPUTE
 from polyreme.models.families import Family
+from polyreme.models.pretrained import load_pretrained, save_pretrained
 from polyreme.nn import Layer, Sequential
 from polyreme.nn import functional as F
 from polyreme.ops.layout import constrain, into_zigzag, out_of_zigzag
@@ -82,6 +84,23 @@ class Decoder(Layer):
         # whole in seq first, where mp sums it: asked for a part at once, the partitioner gathers the table instead
         x_bse = constrain(self.tokens(tokens), "batch", "block_seq", "embed")
         return constrain(self.placed(x_bse), "batch", "seq", "embed")
+
+    # published weights
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, **options: Any) -> Self:
+        """A model with the weights of a folder or of a GGUF file; options: as of AutoModelForCausalLM.from_pretrained.
+
+        Raises as that does, and ConfigError for weights of another family.
+        """
+        return load_pretrained(path, model=cls, **options)
+
+    def save_pretrained(self, folder: str | Path, *, max_shard_size: str | int = "5GB", dtype: Any = None) -> None:
+        """Write config.json and safetensors files, of at most max_shard_size each, as the family is published.
+
+        dtype: of the weights written, as they are if None. Raises ConfigError for a family that nobody publishes.
+        """
+        save_pretrained(self, folder, max_shard_size=max_shard_size, dtype=dtype)
 
     # the order of tokens
 

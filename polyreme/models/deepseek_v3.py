@@ -8,20 +8,20 @@ section 2.2). Logical dims of parameters beside Mixtral's: latent, which no plan
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from polyreme.autograd.recompute import run_part
 from polyreme.errors import ConfigError
 from polyreme.mesh.axes import nearest_multiples
 from polyreme.models.decoder import check_dimensions, next_token_loss
 from polyreme.models.families import DEEPSEEK_V3, latent_widths
-from polyreme.models.llama import Block, Llama, linear, rotary_table, rotate
-from polyreme.models.mixtral import Mixtral, SparseBlock, balanced_loss, make_experts
+from polyreme.models.llama import DEFAULTS, FIXED, KEYS, Block, Llama, ffn_rules, linear, outer_rules
+from polyreme.models.mixtral import Mixtral, SparseBlock, balanced_loss, expert_rules, make_experts
+from polyreme.models.published import SAME, PublishedFamily, WeightRule
+from polyreme.models.rotary import ROPE_KEYS, Table, Yarn, read_rope, read_scaling, rotary_table, rotate, write_rope
 from polyreme.nn import Layer, LayerList, RMSNorm
 from polyreme.nn import functional as F
 from polyreme.ops import creation
@@ -31,63 +31,6 @@ from polyreme.ops.repetition import expand
 
 LATENT_EPSILON = 1e-6
 """Of the norms inside attention, whatever the model's other norms have."""
-
-
-@dataclass(frozen=True)
-class Yarn:
-    """Rotary positions for texts longer than original_max_position_embeddings tokens. Source: arXiv:2309.00071.
-
-    Pairs of dims that turn less than beta_slow times over the original length turn `factor` times slower, those that
-    turn more than beta_fast times as ever, those between in part. mscale, mscale_all_dim: queries and keys are turned
-    by cosines and sines times m(mscale) / m(mscale_all_dim), scores are multiplied by m(mscale_all_dim)^2, with m(s) =
-    0.1 s log(factor) + 1; where one of the two is 0, turned by those times m(1). Raises ConfigError for another type, a
-    factor below 1, and betas that are not in order.
-    """
-
-    factor: float
-    original_max_position_embeddings: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float = 0.0
-    mscale_all_dim: float = 0.0
-    type: str = "yarn"
-
-    def __post_init__(self) -> None:
-        if self.type != "yarn":
-            raise ConfigError(f"rope_scaling: type {self.type!r}; yarn is the only one, else leave rope_scaling out")
-        if self.factor < 1 or not 0 < self.beta_slow < self.beta_fast or self.original_max_position_embeddings < 1:
-            raise ConfigError(
-                f"rope_scaling: factor {self.factor}, beta_slow {self.beta_slow}, beta_fast {self.beta_fast} and "
-                f"original_max_position_embeddings {self.original_max_position_embeddings}; give a factor and a "
-                "length of at least 1, and 0 < beta_slow < beta_fast"
-            )
-
-    def table(self, seq_len: int, width: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
-        """As llama.rotary_table."""
-
-        def pair_that_turns(times: float) -> float:
-            turns = self.original_max_position_embeddings / (2 * math.pi * times)
-            return width * math.log(turns) / 2 / math.log(theta)
-
-        first = max(math.floor(pair_that_turns(self.beta_fast)), 0)
-        last = min(math.ceil(pair_that_turns(self.beta_slow)), width - 1)
-        slow = np.clip((np.arange(width // 2) - first) / max(last - first, 1e-3), 0, 1)
-        slowed = 1 - slow + slow / self.factor
-        scale = 1.0
-        if self.mscale and self.mscale_all_dim:
-            scale = self._magnitude(self.mscale) / self._magnitude(self.mscale_all_dim)
-        else:
-            scale = self._magnitude(1.0)
-        cos, sin = rotary_table(seq_len, width, theta, slowed)
-        return cos * np.float32(scale), sin * np.float32(scale)
-
-    @property
-    def score_scale(self) -> float:
-        """What scores are multiplied by."""
-        return self._magnitude(self.mscale_all_dim) ** 2
-
-    def _magnitude(self, scale: float) -> float:
-        return 0.1 * scale * math.log(self.factor) + 1
 
 
 @dataclass(frozen=True)
@@ -126,9 +69,10 @@ class LatentConfig:
                 f"qk_nope_head_dim is given; give it, or make hidden_size "
                 f"{nearest_multiples(self.hidden_size, self.num_heads)}"
             )
-        derived = latent_widths(self) | {"ffn_size": self.ffn_size or DEEPSEEK_V3.ffn_size(self.hidden_size)}
-        if isinstance(self.rope_scaling, Mapping):
-            derived["rope_scaling"] = _read_yarn(self.rope_scaling)
+        derived: dict[str, Any] = latent_widths(self) | {
+            "ffn_size": self.ffn_size or DEEPSEEK_V3.ffn_size(self.hidden_size)
+        }
+        derived["rope_scaling"] = read_scaling(self.rope_scaling, ("yarn",))
         for key, value in derived.items():
             object.__setattr__(self, key, value)
         check_dimensions(self)
@@ -295,7 +239,7 @@ class DeepseekV3(Mixtral):
         )
         return SparseBlock(config, attention, experts)
 
-    def rotary_table(self, config: Any) -> tuple[np.ndarray, np.ndarray]:
+    def rotary_table(self, config: Any) -> Table:
         """Cosines and sines by which queries and keys are turned, float32 [seq, qk_rope_head_dim]."""
         sizes = (config.seq_len, config.qk_rope_head_dim, config.rope_theta)
         return config.rope_scaling.table(*sizes) if config.rope_scaling else rotary_table(*sizes)
@@ -338,11 +282,69 @@ def _by_halves(x_bshd: Any) -> Any:
     return x_bshd.reshape([*rest, width // 2, 2]).transpose([0, 1, 2, 4, 3]).reshape([*rest, width])
 
 
-def _read_yarn(fields: Mapping[str, Any]) -> Yarn:
-    try:
-        return Yarn(**fields)
-    except TypeError as error:
-        raise ConfigError(
-            f"rope_scaling {dict(fields)}: {str(error).partition(') ')[2] or error}; give factor and "
-            "original_max_position_embeddings, and of beta_fast, beta_slow, mscale, mscale_all_dim what differs"
-        ) from None
+# as published
+
+
+def _block_rules(there: str, here: str) -> list[WeightRule]:
+    norms = {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"}
+    norms |= {"self_attn.q_a_layernorm": "attention.q_norm", "self_attn.kv_a_layernorm": "attention.kv_norm"}
+    maps = {"q_proj": "q", "q_a_proj": "q_a", "q_b_proj": "q_b", "kv_a_proj_with_mqa": "kv_a", "kv_b_proj": "kv_b"}
+    maps["o_proj"] = "out"
+    experts = {f"{name}_proj": name for name in ("gate", "up", "down")}
+    return [
+        *(WeightRule(f"{there}.{name}.weight", f"{here}.{ours}.weight", SAME) for name, ours in norms.items()),
+        *(WeightRule(f"{there}.self_attn.{n}.weight", f"{here}.attention.{ours}.weight") for n, ours in maps.items()),
+        *ffn_rules(f"{there}.mlp", f"{here}.ffn"),
+        *ffn_rules(f"{there}.mlp.shared_experts", f"{here}.ffn.shared"),
+        *expert_rules(f"{there}.mlp", f"{here}.ffn", experts),
+        WeightRule(f"{there}.mlp.gate.e_score_correction_bias", f"{here}.ffn.router.selection_bias", SAME),
+    ]
+
+
+def _rules(config: DeepseekV3Config) -> list[WeightRule]:
+    rules = [*outer_rules(), *_block_rules("model.layers.{n}", "blocks.{n}")]
+    for number in range(config.num_nextn_predict_layers):
+        there, here = f"model.layers.{config.num_layers + number}", f"mtp.{number}"
+        norms = {"enorm": "token_norm", "hnorm": "hidden_norm", "shared_head.norm": "norm"}
+        rules += [WeightRule(f"{there}.{name}.weight", f"{here}.{ours}.weight", SAME) for name, ours in norms.items()]
+        rules += [WeightRule(f"{there}.eh_proj.weight", f"{here}.join.weight"), *_block_rules(there, f"{here}.block")]
+    return rules
+
+
+def _is_spare(name: str, config: DeepseekV3Config) -> bool:
+    """Whether a weight is one of a module that predicts further and is not wanted, or its copy of what it shares."""
+    number = re.match(r"model\.layers\.(\d+)\.", name)
+    ahead = int(number[1]) - config.num_layers if number else -1
+    shared = name.endswith(("embed_tokens.weight", "shared_head.head.weight"))
+    return ahead >= 0 and (shared or ahead >= config.num_nextn_predict_layers)
+
+
+PUBLISHED = PublishedFamily(
+    architecture="DeepseekV3ForCausalLM",
+    model_type="deepseek_v3",
+    keys={
+        **{key: ours for key, ours in KEYS.items() if key not in ("num_key_value_heads", "head_dim")},
+        **{name: name for name in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")},
+        **{name: name for name in ("v_head_dim", "n_shared_experts", "n_group", "topk_group", "norm_topk_prob")},
+        **{name: name for name in ("routed_scaling_factor", "first_k_dense_replace", "num_nextn_predict_layers")},
+        "n_routed_experts": "num_experts",
+        "num_experts_per_tok": "experts_per_token",
+        "moe_intermediate_size": "expert_ffn_size",
+    },
+    weights=_rules,
+    defaults=DEFAULTS,
+    fixed={
+        **FIXED,
+        "attention_bias": (False,),
+        "rope_interleave": (True,),
+        "moe_layer_freq": (1,),
+        "scoring_func": ("sigmoid",),
+        "topk_method": ("noaux_tc",),
+    },
+    spare=_is_spare,
+    prefix="model.",
+    read=read_rope,
+    # widths that follow from others
+    read_keys=("num_key_value_heads", "head_dim", "qk_head_dim", *ROPE_KEYS),
+    write=lambda config: {"num_key_value_heads": config.num_heads} | write_rope(config),
+)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
+from polyreme.models.published import PublishedFamily
 from polyreme.planner import ModelShape, PipelineCut
 from polyreme.registry import Reference, Registry
 
@@ -67,7 +68,8 @@ class Family:
     of it, as planner.Training.cut says. grouped_heads: whether it takes num_kv_heads below num_heads. head_dim: whether
     its heads may have another width than hidden_size / num_heads. dropout: whether it drops anything. experts: whether
     its feed-forward is a mixture of experts. settings: keys of model: that only some families have, of which it has
-    these. aliases: other spellings of the name.
+    these. published: what its published weights are called and how they lie; none are read or written if left out.
+    aliases: other spellings of the name.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Family:
     dropout: bool = False
     experts: bool = False
     settings: tuple[str, ...] = ()
+    published: Reference[PublishedFamily] | None = None
     aliases: tuple[str, ...] = ()
 
 
@@ -107,6 +110,7 @@ GPT = Family(
     name="gpt",
     model=Reference("polyreme.models.gpt", "GPT"),
     config=Reference("polyreme.models.gpt", "GPTConfig"),
+    published=Reference("polyreme.models.gpt", "PUBLISHED"),
     shape=decoder_shape,
     ffn_size=lambda hidden: 4 * hidden,
     dropout=True,
@@ -116,6 +120,7 @@ LLAMA = Family(
     name="llama",
     model=Reference("polyreme.models.llama", "Llama"),
     config=Reference("polyreme.models.llama", "LlamaConfig"),
+    published=Reference("polyreme.models.llama", "PUBLISHED"),
     shape=partial(decoder_shape, gated=True, biases=False, learned_positions=False, rms_norm=True),
     # three matrices with the parameters of a 4x block's two: 8/3, rounded up to 64
     ffn_size=lambda hidden: -(-hidden * 8 // (3 * 64)) * 64,
@@ -134,6 +139,7 @@ MIXTRAL = Family(
     name="mixtral",
     model=Reference("polyreme.models.mixtral", "Mixtral"),
     config=Reference("polyreme.models.mixtral", "MixtralConfig"),
+    published=Reference("polyreme.models.mixtral", "PUBLISHED"),
     shape=sparse_shape,
     ffn_size=LLAMA.ffn_size,
     loss=Reference("polyreme.models.mixtral", "balanced_loss"),
@@ -148,6 +154,7 @@ QWEN3_MOE = replace(
     name="qwen3_moe",
     model=Reference("polyreme.models.qwen3_moe", "Qwen3Moe"),
     config=Reference("polyreme.models.qwen3_moe", "Qwen3MoeConfig"),
+    published=Reference("polyreme.models.qwen3_moe", "PUBLISHED"),
     shape=partial(sparse_shape, qk_norm=True),
 )
 
@@ -186,6 +193,7 @@ DEEPSEEK_V3 = Family(
     name="deepseek_v3",
     model=Reference("polyreme.models.deepseek_v3", "DeepseekV3"),
     config=Reference("polyreme.models.deepseek_v3", "DeepseekV3Config"),
+    published=Reference("polyreme.models.deepseek_v3", "PUBLISHED"),
     shape=latent_shape,
     ffn_size=LLAMA.ffn_size,
     loss=Reference("polyreme.models.deepseek_v3", "loss_with_tokens_ahead"),
@@ -198,7 +206,35 @@ DEEPSEEK_V3 = Family(
     ),
 )
 
-FAMILIES: Registry[Family] = Registry("model family", [GPT, LLAMA, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3])
+MISTRAL = replace(
+    LLAMA,
+    name="mistral",
+    model=Reference("polyreme.models.mistral", "Mistral"),
+    config=Reference("polyreme.models.mistral", "MistralConfig"),
+    published=Reference("polyreme.models.mistral", "PUBLISHED"),
+)
+
+QWEN2 = replace(
+    LLAMA,
+    name="qwen2",
+    model=Reference("polyreme.models.qwen2", "Qwen2"),
+    config=Reference("polyreme.models.qwen2", "Qwen2Config"),
+    published=Reference("polyreme.models.qwen2", "PUBLISHED"),
+    shape=partial(LLAMA.shape, qkv_bias=True),
+)
+
+QWEN3 = replace(
+    LLAMA,
+    name="qwen3",
+    model=Reference("polyreme.models.qwen3", "Qwen3"),
+    config=Reference("polyreme.models.qwen3", "Qwen3Config"),
+    published=Reference("polyreme.models.qwen3", "PUBLISHED"),
+    shape=partial(LLAMA.shape, qk_norm=True),
+)
+
+FAMILIES: Registry[Family] = Registry(
+    "model family", [GPT, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3]
+)
 """Families by the name that a configuration has, in the order that lists show them."""
 
 DEFAULT_FAMILY = GPT.name

@@ -11,11 +11,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from polyreme.autograd.recompute import run_part
 from polyreme.errors import ConfigError
 from polyreme.mesh.axes import nearest_multiples
 from polyreme.models import families
 from polyreme.models.decoder import Decoder, check_dimensions
+from polyreme.models.published import SAME, PublishedFamily, WeightRule, permuted
 from polyreme.nn import Dropout, Embedding, Layer, LayerList, LayerNorm, Linear
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
@@ -172,3 +175,66 @@ def _output_std(config: GPTConfig) -> float:
 
 def _norm(config: GPTConfig) -> LayerNorm:
     return LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon)
+
+
+# as published
+
+
+def _columns_here(array: np.ndarray, config: GPTConfig) -> np.ndarray:
+    """Columns [q k v, head, head_dim], as published, in the order that Attention has them."""
+    split = array.reshape(*array.shape[:-1], 3, config.num_heads, -1)
+    return split.swapaxes(-3, -2).reshape(array.shape)
+
+
+def _columns_there(array: np.ndarray, config: GPTConfig) -> np.ndarray:
+    split = array.reshape(*array.shape[:-1], config.num_heads, 3, -1)
+    return split.swapaxes(-3, -2).reshape(array.shape)
+
+
+_QKV = permuted(_columns_there, _columns_here)
+
+
+def _rules(config: GPTConfig) -> list[WeightRule]:
+    # its linear maps lie [in, out], as ours
+    rules = [
+        WeightRule("transformer.wte.weight", "tokens.weight", SAME),
+        WeightRule("transformer.wpe.weight", "positions.weight", SAME),
+        WeightRule("lm_head.weight", "head.weight"),
+    ]
+    names = {"ln_1": "attention_norm", "attn.c_proj": "attention.out", "ln_2": "ffn_norm"}
+    names |= {"mlp.c_fc": "ffn.up", "mlp.c_proj": "ffn.down"}
+    for kind in ("weight", "bias"):
+        rules += [
+            WeightRule(f"transformer.h.{{n}}.{name}.{kind}", f"blocks.{{n}}.{o}.{kind}", SAME)
+            for name, o in names.items()
+        ]
+        rules.append(WeightRule(f"transformer.h.{{n}}.attn.c_attn.{kind}", f"blocks.{{n}}.attention.qkv.{kind}", _QKV))
+        rules.append(WeightRule(f"transformer.ln_f.{kind}", f"norm.{kind}", SAME))
+    return rules
+
+
+PUBLISHED = PublishedFamily(
+    architecture="GPT2LMHeadModel",
+    model_type="gpt2",
+    keys={
+        "vocab_size": "vocab_size",
+        "n_embd": "hidden_size",
+        "n_layer": "num_layers",
+        "n_head": "num_heads",
+        "n_positions": "seq_len",
+        "n_inner": "ffn_size",
+        "layer_norm_epsilon": "layer_norm_epsilon",
+        "tie_word_embeddings": "tie_embeddings",
+    },
+    weights=_rules,
+    defaults={"tie_word_embeddings": True, "activation_function": "gelu_new"},
+    fixed={
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "reorder_and_upcast_attn": (False,),
+        "add_cross_attention": (False,),
+    },
+    prefix="transformer.",
+    read_keys=("n_ctx",),
+)

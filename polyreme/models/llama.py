@@ -1,17 +1,15 @@
 """LLaMA: a decoder with RMSNorm, rotary positions, grouped key-value heads and a SwiGLU feed-forward.
 
-Source: arXiv:2302.13971; grouped heads arXiv:2305.13245; rotary positions arXiv:2104.09864 (the two halves
-of a head are rotated against each other). Same function as transformers' LlamaForCausalLM, whose values are the
-fixtures of tests/models/test_llama.py. Logical dims of parameters: embed, heads and kv_heads (each times head_dim:
-split by whole heads where mp divides their number), ffn, vocab.
+Source: arXiv:2302.13971; grouped heads arXiv:2305.13245; rotary positions arXiv:2104.09864. Same function as
+transformers' LlamaForCausalLM, whose values are the fixtures of tests/models/test_llama.py. Logical dims of parameters:
+embed, heads and kv_heads (each times head_dim: split by whole heads where mp divides their number), ffn, vocab.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from polyreme.autograd.recompute import run_part
 from polyreme.eager.tensor import to_tensor
@@ -19,12 +17,22 @@ from polyreme.errors import ConfigError
 from polyreme.mesh.axes import nearest_divisor, nearest_multiples
 from polyreme.models.decoder import Decoder, check_dimensions
 from polyreme.models.families import LLAMA
+from polyreme.models.published import SAME, PublishedFamily, WeightRule
+from polyreme.models.rotary import (
+    ROPE_KEYS,
+    FrequencyScaling,
+    Table,
+    read_rope,
+    read_scaling,
+    rotary_table,
+    rotate,
+    write_rope,
+)
 from polyreme.nn import Embedding, Layer, LayerList, Linear, RMSNorm
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
 from polyreme.nn.parameter import ParamAttr
 from polyreme.ops.layout import constrain
-from polyreme.ops.manipulation import concat
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,10 @@ class LlamaConfig:
     num_kv_heads: key-value heads, each shared by num_heads / num_kv_heads query heads; num_heads if 0. head_dim: width
     of a head, hidden_size / num_heads if 0. ffn_size: 8/3 of the width rounded up to 64 if 0 (published weights may
     round otherwise: the 7B's is 11008). seq_len: longest sequence, tokens. recompute: one of mesh.RECOMPUTE, or "" for
-    what the plan in force says.
+    what the plan in force says. qkv_bias, out_bias, mlp_bias: whether the projections into attention, the one out of it
+    and those of the feed-forward add a bias. qk_norm: the queries and keys of each head are normed before they are
+    turned. rope_scaling: one of models.rotary.SCALINGS, or its fields with its `type`. sliding_window: a token sees so
+    many tokens, itself the last of them, in all blocks but the first full_blocks; all before it if 0.
     """
 
     vocab_size: int = 32000
@@ -49,8 +60,16 @@ class LlamaConfig:
     tie_embeddings: bool = False
     recompute: str = ""
     head_dim: int = 0
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    rope_scaling: FrequencyScaling | Mapping[str, Any] | None = None
+    sliding_window: int = field(default=0, metadata={"least": 0})
+    full_blocks: int = field(default=0, metadata={"least": 0})
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rope_scaling", read_scaling(self.rope_scaling))
         if not self.num_kv_heads:
             object.__setattr__(self, "num_kv_heads", self.num_heads)
         if not self.ffn_size:
@@ -76,6 +95,10 @@ class LlamaConfig:
                 f"make num_kv_heads {nearest_divisor(self.num_heads, self.num_kv_heads)}"
             )
 
+    def window(self, number: int) -> int:
+        """Tokens that a token sees in a block with `number` before it; 0 for all before it."""
+        return 0 if number < self.full_blocks or self.sliding_window >= self.seq_len else self.sliding_window
+
     @classmethod
     def nano(cls, **changes: Any) -> LlamaConfig:
         """A LLaMA that trains in seconds on a CPU."""
@@ -84,23 +107,21 @@ class LlamaConfig:
 
 
 class Attention(Layer):
-    """Causal self-attention with rotary positions and grouped key-value heads.
+    """Causal self-attention with rotary positions and grouped key-value heads; window: as of LlamaConfig.window."""
 
-    qk_norm: the queries and keys of each head are normed before they are turned.
-    """
-
-    def __init__(self, config: LlamaConfig, qk_norm: bool = False) -> None:
+    def __init__(self, config: LlamaConfig, window: int = 0) -> None:
         super().__init__()
-        width = config.hidden_size
+        width, bias = config.hidden_size, config.qkv_bias
+        self.window = window
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.recompute = config.recompute
         q_width, kv_width = config.num_heads * self.head_dim, config.num_kv_heads * self.head_dim
-        self.q = linear(width, q_width, ("embed", "heads"))
-        self.k = linear(width, kv_width, ("embed", "kv_heads"))
-        self.v = linear(width, kv_width, ("embed", "kv_heads"))
-        self.out = linear(q_width, width, ("heads", "embed"))
-        self.q_norm = RMSNorm(self.head_dim, epsilon=config.rms_norm_epsilon) if qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, epsilon=config.rms_norm_epsilon) if qk_norm else None
+        self.q = linear(width, q_width, ("embed", "heads"), bias)
+        self.k = linear(width, kv_width, ("embed", "kv_heads"), bias)
+        self.v = linear(width, kv_width, ("embed", "kv_heads"), bias)
+        self.out = linear(q_width, width, ("heads", "embed"), config.out_bias)
+        self.q_norm = RMSNorm(self.head_dim, epsilon=config.rms_norm_epsilon) if config.qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, epsilon=config.rms_norm_epsilon) if config.qk_norm else None
 
     def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any) -> Any:
         batch, seq, _ = x_bse.shape
@@ -112,19 +133,22 @@ class Attention(Layer):
         q = constrain(rotate(q, cos_sd, sin_sd), "batch", "block_seq", "heads", None)
         k = constrain(rotate(k, cos_sd, sin_sd), "batch", "block_seq", "kv_heads", None)
         v = constrain(v, "batch", "block_seq", "kv_heads", None)
-        options = {"is_causal": True, "training": self.training}
-        mixed = run_part("core_attn", self.recompute, F.scaled_dot_product_attention, q, k, v, **options)
+        if self.window and self.window < seq:
+            attend, options = F.flashmask_attention, {"causal": True, "window_size": (self.window - 1, 0)}
+        else:
+            attend, options = F.scaled_dot_product_attention, {"is_causal": True}
+        mixed = run_part("core_attn", self.recompute, attend, q, k, v, training=self.training, **options)
         return self.out(mixed.reshape([batch, seq, self.num_heads * self.head_dim]))
 
 
 class FeedForward(Layer):
-    """down(silu(gate(x)) * up(x)). Source: arXiv:2002.05202."""
+    """down(silu(gate(x)) * up(x)). Source: arXiv:2002.05202. bias: whether each of the three adds one."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, bias: bool = False) -> None:
         super().__init__()
-        self.gate = linear(config.hidden_size, config.ffn_size, ("embed", "ffn"))
-        self.up = linear(config.hidden_size, config.ffn_size, ("embed", "ffn"))
-        self.down = linear(config.ffn_size, config.hidden_size, ("ffn", "embed"))
+        self.gate = linear(config.hidden_size, config.ffn_size, ("embed", "ffn"), bias)
+        self.up = linear(config.hidden_size, config.ffn_size, ("embed", "ffn"), bias)
+        self.down = linear(config.ffn_size, config.hidden_size, ("ffn", "embed"), bias)
 
     def forward(self, x_bse: Any) -> Any:
         hidden = F.silu(self.gate(x_bse)) * self.up(x_bse)
@@ -163,7 +187,11 @@ class Llama(Decoder):
     """
 
     family = LLAMA
-    is_order_free = True
+
+    @property
+    def is_order_free(self) -> bool:  # type: ignore[override]
+        """Without windows, which tell places apart."""
+        return not self.config.sliding_window
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -180,11 +208,12 @@ class Llama(Decoder):
 
     def make_block(self, config: Any, number: int) -> Layer:
         """A new block; number: how many come before it."""
-        return Block(config)
+        return Block(config, Attention(config, config.window(number)), FeedForward(config, config.mlp_bias))
 
-    def rotary_table(self, config: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Cosines and sines by which queries and keys are turned, float32 [seq, dims that are turned]."""
-        return rotary_table(config.seq_len, config.head_dim, config.rope_theta)
+    def rotary_table(self, config: Any) -> Table:
+        """Cosines and sines by which queries and keys are turned."""
+        sizes = (config.seq_len, config.head_dim, config.rope_theta)
+        return config.rope_scaling.table(*sizes) if config.rope_scaling else rotary_table(*sizes)
 
     def run_block(self, block: Layer, x_bse: Any) -> Any:
         """A block's output, its rotary positions being those of x."""
@@ -193,28 +222,88 @@ class Llama(Decoder):
             return block(x_bse, self.places(self.cos[:seq]), self.places(self.sin[:seq]))
 
 
-def rotary_table(
-    seq_len: int, head_dim: int, theta: float, slowed: np.ndarray | float = 1.0
-) -> tuple[np.ndarray, np.ndarray]:
-    """(cos, sin) of position * theta^(-2 i / head_dim) * slowed[i], float32 [seq, head_dim], the half repeated."""
-    frequency = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim) * slowed
-    angle = np.arange(seq_len)[:, None] * np.concatenate([frequency, frequency])[None]
-    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
-
-
-def rotate(x_bshd: Any, cos_sd: Any, sin_sd: Any) -> Any:
-    """x with each pair (i, i + head_dim / 2) rotated by its position's angle."""
-    half = x_bshd.shape[-1] // 2
-    turned = concat([-x_bshd[..., half:], x_bshd[..., :half]], axis=-1)
-    cos, sin = cos_sd[:, None].astype(x_bshd.dtype), sin_sd[:, None].astype(x_bshd.dtype)
-    return x_bshd * cos + turned * sin
-
-
 def normal() -> ParamAttr:
     """How matrices begin."""
     return ParamAttr(initializer=Normal(0.0, 0.02))
 
 
-def linear(ins: int, outs: int, dims: tuple[str, str]) -> Linear:
-    """A linear map without a bias."""
-    return Linear(ins, outs, normal(), bias_attr=False, dims=dims)
+def linear(ins: int, outs: int, dims: tuple[str, str], bias: bool = False) -> Linear:
+    """A linear map."""
+    return Linear(ins, outs, normal(), bias_attr=None if bias else False, dims=dims)
+
+
+# as published
+
+KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "ffn_size",
+    "max_position_embeddings": "seq_len",
+    "rms_norm_eps": "rms_norm_epsilon",
+    "tie_word_embeddings": "tie_embeddings",
+}
+"""What config.json says of a LLaMA and its kin."""
+
+DEFAULTS = {"tie_word_embeddings": False, "hidden_act": "silu"}
+FIXED = {"hidden_act": ("silu", "swish")}
+
+
+def outer_rules() -> tuple[WeightRule, ...]:
+    """The weights outside of the blocks."""
+    return (
+        WeightRule("model.embed_tokens.weight", "tokens.weight", SAME),
+        WeightRule("model.norm.weight", "norm.weight", SAME),
+        WeightRule("lm_head.weight", "head.weight"),
+    )
+
+
+def linear_rules(theirs: str, ours: str) -> tuple[WeightRule, ...]:
+    """The weight and the bias of a linear map."""
+    return WeightRule(f"{theirs}.weight", f"{ours}.weight"), WeightRule(f"{theirs}.bias", f"{ours}.bias", SAME)
+
+
+def attention_rules(there: str = "model.layers.{n}", here: str = "blocks.{n}") -> list[WeightRule]:
+    """The weights of a block's attention and norms."""
+    norms = {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"}
+    norms |= {f"self_attn.{name}": f"attention.{name}" for name in ("q_norm", "k_norm")}
+    rules = [WeightRule(f"{there}.{name}.weight", f"{here}.{ours}.weight", SAME) for name, ours in norms.items()]
+    for name, ours in {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "out"}.items():
+        rules += linear_rules(f"{there}.self_attn.{name}", f"{here}.attention.{ours}")
+    return rules
+
+
+def ffn_rules(there: str = "model.layers.{n}.mlp", here: str = "blocks.{n}.ffn") -> list[WeightRule]:
+    """The weights of a gated feed-forward."""
+    return [rule for name in ("gate", "up", "down") for rule in linear_rules(f"{there}.{name}_proj", f"{here}.{name}")]
+
+
+def block_rules(config: Any) -> list[WeightRule]:
+    """All the weights."""
+    return [*outer_rules(), *attention_rules(), *ffn_rules()]
+
+
+def _read(config: Mapping[str, Any]) -> dict[str, Any]:
+    bias = bool(config.get("attention_bias"))
+    return {"qkv_bias": bias, "out_bias": bias, "mlp_bias": bool(config.get("mlp_bias"))} | read_rope(config)
+
+
+def _write(config: LlamaConfig) -> dict[str, Any]:
+    return {"attention_bias": config.out_bias, "mlp_bias": config.mlp_bias} | write_rope(config)
+
+
+PUBLISHED = PublishedFamily(
+    architecture="LlamaForCausalLM",
+    model_type="llama",
+    keys=KEYS,
+    weights=block_rules,
+    defaults=DEFAULTS,
+    fixed=FIXED,
+    prefix="model.",
+    read=_read,
+    read_keys=("attention_bias", "mlp_bias", *ROPE_KEYS),
+    write=_write,
+)

@@ -6,6 +6,7 @@ tests/models/test_mixtral.py. Logical dims of parameters beside LLaMA's: expert,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,20 @@ from polyreme.autograd.recompute import run_part
 from polyreme.errors import ConfigError
 from polyreme.models.decoder import next_token_loss
 from polyreme.models.families import MIXTRAL
-from polyreme.models.llama import Block, Llama, LlamaConfig, normal
+from polyreme.models.llama import (
+    DEFAULTS,
+    FIXED,
+    KEYS,
+    Attention,
+    Block,
+    Llama,
+    LlamaConfig,
+    attention_rules,
+    normal,
+    outer_rules,
+)
+from polyreme.models.published import EXPERTS, PublishedFamily, WeightRule
+from polyreme.models.rotary import ROPE_KEYS, read_rope, write_rope
 from polyreme.nn import Layer, MoE, Router
 from polyreme.ops import creation
 from polyreme.ops.layout import constrain
@@ -93,12 +107,12 @@ class Mixtral(Llama):
 
     @property
     def is_order_free(self) -> bool:  # type: ignore[override]
-        """Without a capacity, which later tokens meet first."""
-        return self.config.capacity_factor == 0
+        """Without windows, and without a capacity, which later tokens meet first."""
+        return self.config.capacity_factor == 0 and not self.config.sliding_window
 
     def make_block(self, config: Any, number: int) -> Layer:
         """A new block; number: how many come before it."""
-        return SparseBlock(config)
+        return SparseBlock(config, Attention(config, config.window(number)))
 
     def embed(self, tokens: Any) -> tuple[Any, Any]:
         """What the first block takes: embeddings [batch, seq, embed], and no loss yet."""
@@ -127,3 +141,33 @@ def balanced_loss(model: Mixtral, hidden: tuple[Any, Any], labels: Any) -> Any:
     """next_token_loss, and while training the routers' losses."""
     loss = next_token_loss(model, hidden[0], labels)
     return loss + hidden[1] if model.training else loss
+
+
+def expert_rules(
+    there: str, here: str, names: Mapping[str, str], router: str = "gate", number: str = "experts.{e}"
+) -> list[WeightRule]:
+    """The weights of a mixture of experts. names: their matrices and ours; router, number: the names of these there."""
+    matrices = [
+        WeightRule(f"{there}.{number}.{name}.weight", f"{here}.{ours}", EXPERTS) for name, ours in names.items()
+    ]
+    return [WeightRule(f"{there}.{router}.weight", f"{here}.router.weight"), *matrices]
+
+
+def _rules(config: Any) -> list[WeightRule]:
+    names = {"w1": "gate", "w3": "up", "w2": "down"}
+    experts = expert_rules("model.layers.{n}.block_sparse_moe", "blocks.{n}.ffn", names)
+    return [*outer_rules(), *attention_rules(), *experts]
+
+
+PUBLISHED = PublishedFamily(
+    architecture="MixtralForCausalLM",
+    model_type="mixtral",
+    keys={**KEYS, "num_local_experts": "num_experts", "num_experts_per_tok": "experts_per_token"},
+    weights=_rules,
+    defaults={**DEFAULTS, "num_key_value_heads": 8},
+    fixed={**FIXED, "router_jitter_noise": (0.0, 0)},
+    prefix="model.",
+    read=lambda config: {"sliding_window": config.get("sliding_window") or 0} | read_rope(config),
+    read_keys=("sliding_window", *ROPE_KEYS),
+    write=lambda config: {"sliding_window": config.sliding_window or None} | write_rope(config),
+)

@@ -6,13 +6,16 @@ are the fixtures of tests/models/test_qwen3_moe.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from polyreme.models.families import QWEN3_MOE
-from polyreme.models.llama import Attention
-from polyreme.models.mixtral import Mixtral, MixtralConfig, SparseBlock
-from polyreme.nn import Layer
+from polyreme.models.llama import DEFAULTS, FIXED, KEYS, attention_rules, outer_rules
+from polyreme.models.mixtral import Mixtral, MixtralConfig, expert_rules
+from polyreme.models.published import PublishedFamily, WeightRule
+from polyreme.models.qwen2 import WINDOW_KEYS, read_windows, write_windows
+from polyreme.models.rotary import ROPE_KEYS, read_rope, write_rope
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Qwen3MoeConfig(MixtralConfig):
     experts_per_token: int = 8
     num_experts: int = 128
     balance_loss: float = 0.001
+    qk_norm: bool = True
 
     @classmethod
     def nano(cls, **changes: Any) -> Qwen3MoeConfig:
@@ -36,6 +40,33 @@ class Qwen3Moe(Mixtral):
     family = QWEN3_MOE
     is_order_free = Mixtral.is_order_free
 
-    def make_block(self, config: Any, number: int) -> Layer:
-        """A new block; number: how many come before it."""
-        return SparseBlock(config, Attention(config, qk_norm=True))
+
+def _rules(config: Any) -> list[WeightRule]:
+    names = {f"{name}_proj": name for name in ("gate", "up", "down")}
+    return [*outer_rules(), *attention_rules(), *expert_rules("model.layers.{n}.mlp", "blocks.{n}.ffn", names)]
+
+
+def _read(config: Mapping[str, Any]) -> dict[str, Any]:
+    bias = bool(config.get("attention_bias"))
+    return {"qkv_bias": bias, "out_bias": bias} | read_windows(config) | read_rope(config)
+
+
+PUBLISHED = PublishedFamily(
+    architecture="Qwen3MoeForCausalLM",
+    model_type="qwen3_moe",
+    keys={
+        **KEYS,
+        "num_experts": "num_experts",
+        "num_experts_per_tok": "experts_per_token",
+        "moe_intermediate_size": "expert_ffn_size",
+        "norm_topk_prob": "normalize_gates",
+    },
+    weights=_rules,
+    defaults={**DEFAULTS, "norm_topk_prob": False},
+    # blocks without experts between others
+    fixed={**FIXED, "decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
+    prefix="model.",
+    read=_read,
+    read_keys=("attention_bias", *WINDOW_KEYS, *ROPE_KEYS),
+    write=lambda config: {"attention_bias": config.out_bias} | write_windows(config) | write_rope(config),
+)

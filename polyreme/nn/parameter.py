@@ -50,6 +50,11 @@ class Unmade(Symbol):
         raise self.refuse()
 
 
+def is_made(parameter: Tensor) -> bool:
+    """Whether a parameter has a value: not if it was made under LazyGuard and nothing gave it one."""
+    return not isinstance(parameter._array, Unmade)
+
+
 class Parameter(Tensor):
     """A Tensor that wants a gradient and is saved with its Layer.
 

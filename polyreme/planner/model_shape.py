@@ -21,11 +21,12 @@ class ModelShape:
     ffn: width of the feed-forward; gated: with three matrices (SwiGLU) instead of two. kv_heads: of grouped-query
     attention, heads if 0; head_dim: hidden / heads if 0. experts: of each layer's feed-forward, of which
     experts_per_token work on a token; 0 for dense. expert_ffn: their width, ffn if 0; shared_experts: that work on
-    every token besides; dense_layers: first layers that have the dense feed-forward even so. biases, learned_positions,
-    tied: as in GPT-2; rms_norm: as in LLaMA; qk_norm: queries and keys are normed, head by head. dropout: whether masks
-    are drawn. kv_rank: above 0 keys and values come from a latent of that width and of rope_head_dim numbers that all
-    heads share, and queries from one of width q_rank, if that is above 0; v_head_dim: of a value, head_dim if 0. ahead:
-    modules that predict one token further each, of a layer and the output projection.
+    every token besides; dense_layers: first layers that have the dense feed-forward even so. biases,
+    learned_positions, tied: as in GPT-2; rms_norm: as in LLaMA; qk_norm: queries and keys are normed, head by head;
+    qkv_bias: theirs and the values' projections have biases, whatever `biases` says. dropout: whether masks are
+    drawn. kv_rank: above 0 keys and values come from a latent of that width and of rope_head_dim numbers that all
+    heads share, and queries from one of width q_rank, if that is above 0; v_head_dim: of a value, head_dim if 0.
+    ahead: modules that predict one token further each, of a layer and the output projection.
 
     Raises ConfigError for a dimension below 1 and for heads that do not divide.
     """
@@ -49,6 +50,7 @@ class ModelShape:
     tied: bool = True
     rms_norm: bool = False
     qk_norm: bool = False
+    qkv_bias: bool = False
     dropout: bool = False
     kv_rank: int = 0
     q_rank: int = 0
@@ -194,7 +196,7 @@ class _BlockBuilder:
         """x times a weight [ins, outs], plus a bias where the model has them."""
         (from_dim, from_size), (to_dim, to_size) = ins, outs
         weights = [self.weight(name, (from_dim, to_dim), (from_size, to_size))]
-        if self.shape.biases:
+        if self.shape.biases or (self.shape.qkv_bias and name in ("q", "k", "v")):
             weights.append(self.weight(f"{name}_bias", (to_dim,), (to_size,)))
         flops = 2.0 * self.shape.seq * from_size * to_size
         return self.add(

@@ -91,7 +91,7 @@ DEFAULT_EXPERTS = 8
 
 
 class RopeScaling(Section):
-    """Rotary positions for texts longer than original_max_position_embeddings, as models.deepseek_v3.Yarn says."""
+    """Rotary positions for texts longer than original_max_position_embeddings, as models.rotary.Yarn says."""
 
     type: Literal["yarn"] = "yarn"
     factor: Annotated[float, BeforeValidator(_as_float), Field(ge=1, allow_inf_nan=False)]

@@ -10,6 +10,7 @@ from safetensors import safe_open
 from polyreme.core import layout
 from polyreme.eager.tensor import to_tensor
 from polyreme.jit import to_static
+from polyreme.models.published import match
 
 FIXTURES = Path(__file__).parent / "fixtures"
 EPS = float(np.finfo(np.float32).eps)
@@ -56,6 +57,31 @@ def load(model, state):
     """Give model exactly the weights in state: none missing, none left over."""
     assert model.set_state_dict(state) == ([], [])
     return model
+
+
+class Whole(np.ndarray):
+    """An array as a WeightSource."""
+
+    def read(self, index):
+        return np.asarray(self[index])
+
+
+def as_ours(model, state):
+    """Weights (or gradients) of a published model under our names, as reading a folder makes them: by the family's
+    record. None is missing, none left over."""
+    published, config = model.family.published.load(), model.config
+    sources = {name: array.view(Whole) for name, array in state.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    weights = [w for w in match(published, config, shapes) if state.keys() >= {*w.theirs}]
+    used = {name for weight in weights for name in weight.theirs}
+    assert used | ({"lm_head.weight"} if config.tie_embeddings else set()) >= state.keys()
+    made = {w.ours: w.change.load([sources[name] for name in w.theirs], config) for w in weights}
+    return {name: source.read(tuple(slice(None) for _ in source.shape)) for name, source in made.items()}
+
+
+def load_published(model, state):
+    """Give model exactly the published weights in state: none missing, none left over."""
+    return load(model, as_ours(model, state))
 
 
 def forward_terms(config, seq):

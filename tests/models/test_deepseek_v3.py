@@ -9,59 +9,23 @@ from polyreme.distributed.placement import apply_plan, clear_plan
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError
 from polyreme.mesh import Plan
-from polyreme.models.deepseek_v3 import DeepseekV3, DeepseekV3Config, Yarn
+from polyreme.models.deepseek_v3 import DeepseekV3, DeepseekV3Config
+from polyreme.models.rotary import Yarn
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import ModelConfig
 from tests.models import parity
-
-OURS = {
-    "input_layernorm": "attention_norm",
-    "self_attn.q_proj": "attention.q",
-    "self_attn.q_a_proj": "attention.q_a",
-    "self_attn.q_a_layernorm": "attention.q_norm",
-    "self_attn.q_b_proj": "attention.q_b",
-    "self_attn.kv_a_proj_with_mqa": "attention.kv_a",
-    "self_attn.kv_a_layernorm": "attention.kv_norm",
-    "self_attn.kv_b_proj": "attention.kv_b",
-    "self_attn.o_proj": "attention.out",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate": "ffn.router",
-    **{f"mlp.{name}_proj": f"ffn.{name}" for name in ("gate", "up", "down")},
-    **{f"mlp.shared_experts.{name}_proj": f"ffn.shared.{name}" for name in ("gate", "up", "down")},
-}
-"""Parts of a block: the public checkpoint's name -> ours."""
-
-
-def from_deepseek(state):
-    """Weights (or gradients) of a DeepseekV3ForCausalLM under our names: its experts' matrices stacked."""
-    tops = {"model.embed_tokens.weight": "tokens.weight", "model.norm.weight": "norm.weight"}
-    weights, experts = {}, {}
-    for name, array in state.items():
-        block, _, part = name.removeprefix("model.layers.").partition(".")
-        if name == "lm_head.weight":
-            weights["head.weight"] = array.T
-        elif name in tops:
-            weights[tops[name]] = array
-        elif part == "mlp.gate.e_score_correction_bias":
-            weights[f"blocks.{block}.ffn.router.selection_bias"] = array
-        elif part.startswith("mlp.experts."):
-            number, matrix = part.split(".")[2:4]
-            experts.setdefault(f"blocks.{block}.ffn.{matrix.removesuffix('_proj')}", {})[int(number)] = array.T
-        else:
-            weights[f"blocks.{block}.{OURS[part.removesuffix('.weight')]}.weight"] = array.T
-    return weights | {name: np.stack([by[i] for i in range(len(by))]) for name, by in experts.items()}
 
 
 def recorded(name):
     """A DeepseekV3 with recorded weights, and the recording; nothing balances its experts, as in the reference."""
     recording = parity.read(name)
     config = DeepseekV3Config(**recording.config, bias_rate=0.0, sequence_loss=0.0)
-    return parity.load(DeepseekV3(config), from_deepseek(recording.weights)), recording
+    return parity.load_published(DeepseekV3(config), recording.weights), recording
 
 
 def test_is_the_function_of_deepseek_v3():
     model, recording = recorded("deepseek_v3")
-    parity.assert_same_function(model, recording, from_deepseek(recording.grads))
+    parity.assert_same_function(model, recording, parity.as_ours(model, recording.grads))
 
 
 def test_is_its_function_without_latent_queries_groups_and_yarn():
@@ -142,10 +106,13 @@ YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
         ({"bias_rate": -1.0}, "bias_rate -1.0"),
         ({"mtp_loss_weight": -1.0}, "mtp_loss_weight -1.0"),
         ({"num_nextn_predict_layers": 16}, "looks past the end of seq_len 16 tokens; make it at most 15"),
-        ({"rope_scaling": YARN | {"type": "linear"}}, "type 'linear'; yarn is the only one"),
+        ({"rope_scaling": YARN | {"type": "linear"}}, "unknown type 'linear'; the choices are yarn"),
         ({"rope_scaling": YARN | {"factor": 0.5}}, "factor 0.5, .* give a factor and a length of at least 1"),
-        ({"rope_scaling": {"factor": 4.0}}, "original_max_position_embeddings'; give factor and"),
-        ({"rope_scaling": YARN | {"fast": 1}}, "unexpected keyword argument 'fast'; give factor and"),
+        (
+            {"rope_scaling": {"factor": 4.0}},
+            "original_max_position_embeddings'; give the fields of polyreme.models.rotary.Yarn",
+        ),
+        ({"rope_scaling": YARN | {"fast": 1}}, "unexpected keyword argument 'fast'; give the fields"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(changes, message):

@@ -1,4 +1,4 @@
-"""The examples of docs/branches.md run."""
+"""The examples of docs/branches.md and docs/models.md run."""
 
 import re
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.slow
-def test_branches():
-    text = (Path(__file__).parents[2] / "docs" / "branches.md").read_text()
+@pytest.mark.parametrize("page", [pytest.param("branches", marks=pytest.mark.slow), "models"])
+def test_examples(page):
+    text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
     names = {}
     for example in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(compile(example, "docs/branches.md", "exec"), names)
+        exec(compile(example, f"docs/{page}.md", "exec"), names)

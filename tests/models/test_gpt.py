@@ -15,50 +15,11 @@ from tests.models import parity
 
 either_head = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 
-OURS = {
-    "ln_1": "attention_norm",
-    "attn.c_attn": "attention.qkv",
-    "attn.c_proj": "attention.out",
-    "ln_2": "ffn_norm",
-    "mlp.c_fc": "ffn.up",
-    "mlp.c_proj": "ffn.down",
-}
-"""Parts of a block: GPT-2's name -> ours. Its linears keep weights as [in, out], as ours do."""
-
-
-def from_gpt2(state, num_heads):
-    """Weights (or gradients) of a GPT2LMHeadModel under our names; the qkv columns, there [q k v, head, head_dim], are
-    put into our order [head, q k v, head_dim]; an untied head, there [vocab, embed], is transposed.
-    """
-    tops = {"wte.weight": "tokens.weight", "wpe.weight": "positions.weight"}
-    tops |= {f"ln_f.{kind}": f"norm.{kind}" for kind in ("weight", "bias")}
-    weights = {}
-    for name, array in state.items():
-        short = name.removeprefix("transformer.")
-        if short == "lm_head.weight":
-            weights["head.weight"] = array.T
-        elif short in tops:
-            weights[tops[short]] = array
-        else:
-            _, block, part = short.split(".", 2)
-            part, kind = part.rsplit(".", 1)
-            weights[f"blocks.{block}.{OURS[part]}.{kind}"] = (
-                by_head(array, num_heads) if part == "attn.c_attn" else array
-            )
-    return weights
-
-
-def by_head(array, num_heads):
-    """[..., q k v * head * head_dim] -> [..., head * q k v * head_dim]."""
-    split = array.reshape(*array.shape[:-1], 3, num_heads, -1)
-    return np.swapaxes(split, -3, -2).reshape(array.shape)
-
 
 def recorded(tied):
     """A GPT with recorded weights, and the recording."""
     recording = parity.read(f"gpt_{'tied' if tied else 'untied'}")
-    config = GPTConfig(**recording.config)
-    return parity.load(GPT(config), from_gpt2(recording.weights, config.num_heads)), recording
+    return parity.load_published(GPT(GPTConfig(**recording.config)), recording.weights), recording
 
 
 def nano(**changes):
@@ -76,12 +37,13 @@ def _one_device_afterwards():
 @either_head
 def test_is_the_function_of_gpt2(tied):
     model, recording = recorded(tied)
-    parity.assert_same_function(model, recording, from_gpt2(recording.grads, model.config.num_heads))
+    parity.assert_same_function(model, recording, parity.as_ours(model, recording.grads))
 
 
 def test_qkv_columns_are_put_in_order_of_heads():
     # 2 heads of 2 numbers: q0 q0 q1 q1 k0 k0 k1 k1 v0 v0 v1 v1, numbered
-    got = by_head(np.arange(12), 2)
+    model = GPT(GPTConfig.nano(hidden_size=4, num_heads=2, num_layers=1))
+    got = parity.as_ours(model, {"transformer.h.0.attn.c_attn.bias": np.arange(12)})["blocks.0.attention.qkv.bias"]
     np.testing.assert_array_equal(got, [0, 1, 4, 5, 8, 9, 2, 3, 6, 7, 10, 11])
 
 
@@ -152,7 +114,7 @@ def test_mp_halves_heads_ffn_and_vocab():
 def test_the_function_is_the_same_under_mp(tied, mp):
     model, recording = recorded(tied)
     apply_plan(Plan.from_degrees(mp=mp, dp=8 // mp), model)
-    parity.assert_same_function(model, recording, from_gpt2(recording.grads, model.config.num_heads))
+    parity.assert_same_function(model, recording, parity.as_ours(model, recording.grads))
 
 
 def test_dropout_counts_only_while_training():

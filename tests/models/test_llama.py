@@ -10,46 +10,17 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.io import serialization
 from polyreme.mesh import Plan
-from polyreme.models.llama import Llama, LlamaConfig, rotary_table, rotate
+from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.rotary import rotary_table, rotate
 from tests.models import parity
 
 either_head = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-
-OURS = {
-    "input_layernorm": "attention_norm",
-    "self_attn.q_proj": "attention.q",
-    "self_attn.k_proj": "attention.k",
-    "self_attn.v_proj": "attention.v",
-    "self_attn.o_proj": "attention.out",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn.gate",
-    "mlp.up_proj": "ffn.up",
-    "mlp.down_proj": "ffn.down",
-}
-"""Parts of a block: transformers' name -> ours."""
-
-
-def from_llama(state):
-    """Weights (or gradients) of a LlamaForCausalLM under our names; its linears keep [out, in], ours [in, out]."""
-    tops = {"embed_tokens.weight": "tokens.weight", "norm.weight": "norm.weight"}
-    weights = {}
-    for name, array in state.items():
-        short = name.removeprefix("model.")
-        if short == "lm_head.weight":
-            weights["head.weight"] = array.T
-        elif short in tops:
-            weights[tops[short]] = array
-        else:
-            _, block, part = short.split(".", 2)
-            # norm gains have one dim: their transpose is themselves
-            weights[f"blocks.{block}.{OURS[part.removesuffix('.weight')]}.weight"] = array.T
-    return weights
 
 
 def recorded(tied):
     """A Llama with recorded weights, and the recording."""
     recording = parity.read(f"llama_{'tied' if tied else 'untied'}")
-    return parity.load(Llama(LlamaConfig(**recording.config)), from_llama(recording.weights)), recording
+    return parity.load_published(Llama(LlamaConfig(**recording.config)), recording.weights), recording
 
 
 def nano(**changes):
@@ -68,7 +39,7 @@ def _one_device_afterwards():
 def test_is_the_function_of_llama(tied):
     model, recording = recorded(tied)
     assert model.config.num_kv_heads < model.config.num_heads, "grouped heads are part of what is compared"
-    parity.assert_same_function(model, recording, from_llama(recording.grads))
+    parity.assert_same_function(model, recording, parity.as_ours(model, recording.grads))
 
 
 def test_shortened_rows_predict_the_same():
@@ -148,7 +119,7 @@ def test_mp_halves_heads_ffn_and_vocab():
 def test_the_function_is_the_same_under_mp(tied):
     model, recording = recorded(tied)
     apply_plan(Plan.from_degrees(mp=2, dp=4), model)
-    parity.assert_same_function(model, recording, from_llama(recording.grads))
+    parity.assert_same_function(model, recording, parity.as_ours(model, recording.grads))
 
 
 def test_sizes_left_out_follow_from_the_others():

@@ -10,24 +10,6 @@ from polyreme.errors import ConfigError, PlacementError
 from polyreme.mesh import Plan
 from polyreme.models.mixtral import Mixtral, MixtralConfig
 from tests.models import parity
-from tests.models.test_llama import from_llama
-
-THEIRS = {"w1": "gate", "w3": "up", "w2": "down"}
-
-
-def from_mixtral(state):
-    """Weights (or gradients) of a MixtralForCausalLM under our names: its experts' matrices stacked."""
-    sparse = {name: array for name, array in state.items() if "block_sparse_moe" in name}
-    weights = from_llama({name: array for name, array in state.items() if name not in sparse})
-    experts = {}
-    for name, array in sparse.items():
-        block, part = name.removeprefix("model.layers.").split(".block_sparse_moe.")
-        if part == "gate.weight":
-            weights[f"blocks.{block}.ffn.router.weight"] = array.T
-        else:
-            _, number, matrix, _ = part.split(".")
-            experts.setdefault(f"blocks.{block}.ffn.{THEIRS[matrix]}", {})[int(number)] = array.T
-    return weights | {name: np.stack([by[i] for i in range(len(by))]) for name, by in experts.items()}
 
 
 def nano(**changes):
@@ -41,8 +23,8 @@ def rows(seed=0):
 
 def test_is_the_function_of_mixtral():
     recording = parity.read("mixtral")
-    model = parity.load(Mixtral(MixtralConfig(**recording.config)), from_mixtral(recording.weights))
-    parity.assert_same_function(model, recording, from_mixtral(recording.grads))
+    model = parity.load_published(Mixtral(MixtralConfig(**recording.config)), recording.weights)
+    parity.assert_same_function(model, recording, parity.as_ours(model, recording.grads))
 
 
 def test_training_adds_the_routers_losses_and_evaluation_does_not():

@@ -1,0 +1,249 @@
+"""How families are published: the keys of config.json, the names of weights, and what lies otherwise than ours.
+
+A family's file holds one `PublishedFamily`; reading and writing folders (models/folder.py) is the same for all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from polyreme.errors import CheckpointError, ConfigError, ShapeError
+
+Index = tuple[slice, ...]
+
+
+class WeightSource(Protocol):
+    """An array that is read in parts, when they are asked for."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype: ...
+    def read(self, index: Index) -> np.ndarray: ...
+
+
+class Changed(NamedTuple):
+    """A source that is made of others."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[Index], np.ndarray]
+
+
+class Conversion(NamedTuple):
+    """How weights as published become one of ours, and back.
+
+    load: (their sources, our config) -> one source. store: (our array, our config) -> theirs, in the order of names.
+    """
+
+    load: Callable[[list[WeightSource], Any], WeightSource]
+    store: Callable[[np.ndarray, Any], list[np.ndarray]]
+
+
+def _transposed(source: WeightSource) -> WeightSource:
+    return Changed(source.shape[::-1], source.dtype, lambda index: source.read(index[::-1]).T)
+
+
+def permuted(
+    there: Callable[[np.ndarray, Any], np.ndarray], here: Callable[[np.ndarray, Any], np.ndarray]
+) -> Conversion:
+    """The same numbers in another order: (array, our config) -> array, here of theirs and there of ours."""
+
+    def load(sources: list[WeightSource], config: Any) -> WeightSource:
+        (source,) = sources
+        # which of theirs a part of ours takes is for `here` to know: it gets all
+        whole = tuple(slice(None) for _ in source.shape)
+        return Changed(source.shape, source.dtype, lambda index: here(source.read(whole), config)[index])
+
+    return Conversion(load, lambda array, config: [there(array, config)])
+
+
+def _stacked(sources: Sequence[WeightSource]) -> WeightSource:
+    def read(index: Index) -> np.ndarray:
+        return np.stack([source.read(index[1:]) for source in sources[index[0]]])
+
+    return Changed((len(sources), *sources[0].shape), sources[0].dtype, read)
+
+
+SAME = Conversion(lambda sources, config: sources[0], lambda array, config: [array])
+TRANSPOSED = Conversion(lambda sources, config: _transposed(sources[0]), lambda array, config: [array.T])
+"""A linear map, [out, in] there."""
+EXPERTS = Conversion(
+    lambda sources, config: _stacked([_transposed(source) for source in sources]),
+    lambda array, config: [matrix.T for matrix in array],
+)
+"""A linear map of each expert, one array each there."""
+
+
+class WeightRule(NamedTuple):
+    """A weight: its name there, its name here, and what else differs.
+
+    {n} in names stands for the number of a block, {e} in theirs for that of an expert: all of them are one of ours.
+    """
+
+    theirs: str
+    ours: str
+    change: Conversion = TRANSPOSED
+
+
+@dataclass(frozen=True)
+class PublishedFamily:
+    """How a family is published.
+
+    architecture, model_type: of config.json. keys: its keys and the fields of our config that they are. defaults: what
+    it means by leaving a key out. fixed: keys that must say one of these, as nothing else can be had here. weights: our
+    config -> all of them. spare: (the name of a weight in a file, our config) -> whether it may be left out. prefix:
+    what names in a file of the model without its head leave out. read: the fields of our config that keys alone do not
+    give, from the whole of config.json; read_keys: the keys that it looks at. write: the keys that these fields become.
+    """
+
+    architecture: str
+    model_type: str
+    keys: Mapping[str, str]
+    weights: Callable[[Any], Sequence[WeightRule]]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    spare: Callable[[str, Any], bool] = lambda name, config: False
+    prefix: str = ""
+    read: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
+    read_keys: tuple[str, ...] = ()
+    write: Callable[[Any], dict[str, Any]] = lambda config: {}
+
+
+# of config.json: what training, a tokenizer or a program that generates needs, and this function of tokens does not
+_WITHOUT_EFFECT = frozenset(
+    """
+    architectures model_type transformers_version torch_dtype dtype _name_or_path use_cache initializer_range
+    bos_token_id eos_token_id pad_token_id unk_token_id attention_dropout pretraining_tp auto_map is_decoder
+    keys_to_ignore_at_inference task_specific_params summary_type summary_use_proj summary_activation
+    summary_proj_to_labels summary_first_dropout attn_pdrop embd_pdrop resid_pdrop output_router_logits
+    router_aux_loss_coef aux_loss_alpha ep_size seq_aux unsloth_version unsloth_fixed _attn_implementation
+    return_dict output_hidden_states output_attentions chunk_size_feed_forward
+    """.split()  # noqa: SIM905  (a list would take forty lines)
+)
+# of weights: what older versions stored beside them, made again from config.json
+_DERIVED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|embeddings\.position_ids)")
+
+
+def read_config(published: PublishedFamily, config: Mapping[str, Any], ignore: Sequence[str] = ()) -> dict[str, Any]:
+    """Fields of our config.
+
+    ignore: keys of config.json that may say anything. Raises ConfigError for a key that says what cannot be had here,
+    and for one that is not known and says something: a model that is another one would else be taken for this.
+    """
+    config = {**published.defaults, **{key: value for key, value in config.items() if key not in ignore}}
+    for key, accepted in published.fixed.items():
+        if key in config and config[key] not in accepted:
+            raise ConfigError(
+                f"config.json of a {published.model_type}: {key} is {config[key]!r}, and only "
+                f"{' or '.join(map(repr, accepted))} can be had here"
+            )
+    known = {*published.keys, *published.fixed, *published.read_keys, *_WITHOUT_EFFECT}
+    unknown = {key: value for key, value in config.items() if key not in known and value not in (None, False)}
+    if unknown:
+        raise ConfigError(
+            f"config.json of a {published.model_type} has keys that are not known here: "
+            f"{', '.join(f'{key}={value!r:.60}' for key, value in unknown.items())}; if they do not change what the "
+            f"model computes, give ignore={list(unknown)}"
+        )
+    fields = {ours: config[key] for key, ours in published.keys.items() if config.get(key) is not None}
+    return fields | published.read(config)
+
+
+def write_config(published: PublishedFamily, config: Any) -> dict[str, Any]:
+    """What config.json says of our config."""
+    keys = {key: getattr(config, ours) for key, ours in published.keys.items()}
+    fixed = {key: accepted[0] for key, accepted in published.fixed.items()}
+    first = {"architectures": [published.architecture], "model_type": published.model_type}
+    return first | keys | fixed | published.write(config)
+
+
+class Weight(NamedTuple):
+    """One of our parameters: its name, the names of what it is made of, and how."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    change: Conversion
+
+
+def match(published: PublishedFamily, config: Any, shapes: Mapping[str, tuple[int, ...]]) -> list[Weight]:
+    """What our parameters, by name, are made of. Raises ConfigError for one that no rule names."""
+    weights = []
+    patterns = [
+        (re.compile(re.escape(rule.ours).replace(r"\{n\}", r"(\d+)")), rule) for rule in published.weights(config)
+    ]
+    for name, shape in shapes.items():
+        for pattern, rule in patterns:
+            if hit := pattern.fullmatch(name):
+                number = hit[1] if hit.groups() else ""
+                theirs = rule.theirs.replace("{n}", number)
+                names = [theirs.replace("{e}", str(e)) for e in range(shape[0])] if "{e}" in theirs else [theirs]
+                weights.append(Weight(name, tuple(names), rule.change))
+                break
+        else:
+            raise ConfigError(f"{published.architecture}: no rule says what {name} is made of")
+    return weights
+
+
+def load_weights(
+    published: PublishedFamily,
+    config: Any,
+    shapes: Mapping[str, tuple[int, ...]],
+    files: Mapping[str, WeightSource],
+    where: str,
+) -> Iterator[tuple[str, WeightSource]]:
+    """The sources of our parameters, by name.
+
+    files: what there is, by its name there. Raises CheckpointError that lists what is missing and what is too much, and
+    ShapeError for a weight of another shape, before anything is read.
+    """
+    files = _with_prefix(published, files)
+    weights = match(published, config, shapes)
+    wanted = {name for weight in weights for name in weight.theirs}
+    # a copy of the embedding where the model has no head of its own
+    known = wanted | {"lm_head.weight"} if config.tie_embeddings else wanted
+    extra = sorted(
+        name for name in files.keys() - known if not (_DERIVED.fullmatch(name) or published.spare(name, config))
+    )
+    missing = sorted(wanted - files.keys())
+    if missing or extra:
+        raise CheckpointError(
+            f"{where}: these are not the weights of a {published.architecture} as config.json describes it; "
+            f"{_few('missing', missing)}{' and ' if missing and extra else ''}{_few('not known', extra)}"
+        )
+    for weight in weights:
+        source = weight.change.load([files[name] for name in weight.theirs], config)
+        if source.shape != shapes[weight.ours]:
+            theirs = files[weight.theirs[0]].shape
+            raise ShapeError(
+                f"{where}: {weight.theirs[0]} is {list(theirs)}, which makes {weight.ours} {list(source.shape)}; "
+                f"config.json says {list(shapes[weight.ours])}"
+            )
+        yield weight.ours, source
+
+
+def store_weights(
+    published: PublishedFamily, config: Any, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], np.ndarray]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The weights as published, one of our parameters after the other; read: name -> its array."""
+    for weight in match(published, config, shapes):
+        yield from zip(weight.theirs, weight.change.store(read(weight.ours), config), strict=True)
+
+
+def _with_prefix(published: PublishedFamily, files: Mapping[str, WeightSource]) -> Mapping[str, WeightSource]:
+    prefix = published.prefix
+    if not prefix or any(name.startswith(prefix) for name in files):
+        return files
+    return {name if name == "lm_head.weight" else prefix + name: source for name, source in files.items()}
+
+
+def _few(what: str, names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"{what}: {', '.join(names[:8])}{more}"

@@ -1,0 +1,202 @@
+"""Rotary positions: tables of angles, how published models stretch them over longer texts, and the rotation itself.
+
+Source: arXiv:2104.09864 (the two halves of a head are rotated against each other).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from polyreme.errors import ConfigError, did_you_mean
+from polyreme.ops.manipulation import concat
+
+Table = tuple[np.ndarray, np.ndarray]
+"""Cosines and sines by which queries and keys are turned, float32 [seq, dims that are turned]."""
+
+
+class FrequencyScaling(Protocol):
+    """How rotary positions are stretched."""
+
+    def table(self, seq_len: int, width: int, theta: float) -> Table: ...
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Every pair of dims turns `factor` times slower. Source: arXiv:2306.15595."""
+
+    factor: float
+    type: str = "linear"
+
+    def __post_init__(self) -> None:
+        if self.factor < 1:
+            raise ConfigError(f"rope_scaling: factor {self.factor}; give at least 1")
+
+    def table(self, seq_len: int, width: int, theta: float) -> Table:
+        """As rotary_table."""
+        return rotary_table(seq_len, width, theta, 1 / self.factor)
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Pairs of dims that turn less than low_freq_factor times over the original length turn `factor` times slower,
+    those that turn more than high_freq_factor times as ever, those between in part. Source: arXiv:2407.21783 and its
+    public configuration."""
+
+    factor: float
+    original_max_position_embeddings: int
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    type: str = "llama3"
+
+    def __post_init__(self) -> None:
+        if self.factor < 1 or not 0 < self.low_freq_factor < self.high_freq_factor:
+            raise ConfigError(
+                f"rope_scaling: factor {self.factor}, low_freq_factor {self.low_freq_factor} and high_freq_factor "
+                f"{self.high_freq_factor}; give a factor of at least 1, and 0 < low_freq_factor < high_freq_factor"
+            )
+        _check_length(self.original_max_position_embeddings)
+
+    def table(self, seq_len: int, width: int, theta: float) -> Table:
+        """As rotary_table."""
+        turns = self.original_max_position_embeddings * _frequencies(width, theta) / (2 * math.pi)
+        fast = np.clip((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0, 1)
+        return rotary_table(seq_len, width, theta, fast + (1 - fast) / self.factor)
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """Rotary positions for texts longer than original_max_position_embeddings tokens. Source: arXiv:2309.00071.
+
+    Pairs of dims that turn less than beta_slow times over the original length turn `factor` times slower, those that
+    turn more than beta_fast times as ever, those between in part. mscale, mscale_all_dim: queries and keys are turned
+    by cosines and sines times m(mscale) / m(mscale_all_dim), scores are multiplied by m(mscale_all_dim)^2, with m(s) =
+    0.1 s log(factor) + 1; where one of the two is 0, turned by those times attention_factor, m(1) if that is 0. Raises
+    ConfigError for another type, a factor below 1, and betas that are not in order.
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    attention_factor: float = 0.0
+    type: str = "yarn"
+
+    def __post_init__(self) -> None:
+        if self.type != "yarn":
+            raise ConfigError(f"rope_scaling: type {self.type!r}; yarn is the only one, else leave rope_scaling out")
+        if self.factor < 1 or not 0 < self.beta_slow < self.beta_fast or self.original_max_position_embeddings < 1:
+            raise ConfigError(
+                f"rope_scaling: factor {self.factor}, beta_slow {self.beta_slow}, beta_fast {self.beta_fast} and "
+                f"original_max_position_embeddings {self.original_max_position_embeddings}; give a factor and a "
+                "length of at least 1, and 0 < beta_slow < beta_fast"
+            )
+
+    def table(self, seq_len: int, width: int, theta: float) -> Table:
+        """As rotary_table."""
+
+        def pair_that_turns(times: float) -> float:
+            turns = self.original_max_position_embeddings / (2 * math.pi * times)
+            return width * math.log(turns) / 2 / math.log(theta)
+
+        first = max(math.floor(pair_that_turns(self.beta_fast)), 0)
+        last = min(math.ceil(pair_that_turns(self.beta_slow)), width - 1)
+        slow = np.clip((np.arange(width // 2) - first) / max(last - first, 1e-3), 0, 1)
+        slowed = 1 - slow + slow / self.factor
+        if self.mscale and self.mscale_all_dim:
+            scale = self._magnitude(self.mscale) / self._magnitude(self.mscale_all_dim)
+        else:
+            scale = self.attention_factor or self._magnitude(1.0)
+        cos, sin = rotary_table(seq_len, width, theta, slowed)
+        return cos * np.float32(scale), sin * np.float32(scale)
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied by."""
+        return self._magnitude(self.mscale_all_dim) ** 2
+
+    def _magnitude(self, scale: float) -> float:
+        return 0.1 * scale * math.log(self.factor) + 1
+
+
+SCALINGS: dict[str, type] = {"linear": LinearScaling, "llama3": Llama3Scaling, "yarn": Yarn}
+"""By the type that a configuration names."""
+
+
+def read_scaling(given: Mapping[str, Any] | FrequencyScaling | None, types: tuple[str, ...] = tuple(SCALINGS)) -> Any:
+    """The scaling that fields of a configuration say, None for none.
+
+    given: its fields and `type` (or `rope_type`), "default" for none. Raises ConfigError for a type that is not in
+    types, and for fields that are missing or that the type has not.
+    """
+    if not isinstance(given, Mapping):
+        return given
+    fields = dict(given)
+    kind = fields.pop("rope_type", fields.pop("type", types[0] if len(types) == 1 else "default"))
+    fields.pop("type", None)
+    if kind == "default":
+        return None
+    if kind not in types:
+        raise ConfigError(f"rope_scaling: unknown type {kind!r}{did_you_mean(str(kind), types)}")
+    try:
+        return SCALINGS[kind](**fields)
+    except TypeError as error:
+        raise ConfigError(
+            f"rope_scaling {dict(given)}: {str(error).partition(') ')[2] or error}; give the fields of "
+            f"polyreme.models.rotary.{SCALINGS[kind].__name__}"
+        ) from None
+
+
+ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
+"""What config.json says of rotary positions."""
+
+
+def read_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """rope_theta and rope_scaling, from what config.json says in its older spelling or in its newer."""
+    scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    theta = scaling.pop("rope_theta", config.get("rope_theta"))
+    if scaling.get("rope_type", scaling.get("type", "default")) in ("llama3", "yarn"):
+        scaling.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
+    return ({} if theta is None else {"rope_theta": float(theta)}) | {"rope_scaling": read_scaling(scaling)}
+
+
+def write_rope(config: Any) -> dict[str, Any]:
+    """What config.json says of rotary positions, in the spelling that older and newer programs read."""
+    scaling = config.rope_scaling
+    fields = None
+    if scaling is not None:
+        # 0 stands for what follows from the others
+        fields = {key: value for key, value in asdict(scaling).items() if value != 0 and key != "type"}
+        fields["rope_type"] = scaling.type
+    return {"rope_theta": config.rope_theta, "rope_scaling": fields}
+
+
+def rotary_table(seq_len: int, head_dim: int, theta: float, slowed: np.ndarray | float = 1.0) -> Table:
+    """(cos, sin) of position * theta^(-2 i / head_dim) * slowed[i], float32 [seq, head_dim], the half repeated."""
+    frequency = _frequencies(head_dim, theta) * slowed
+    angle = np.arange(seq_len)[:, None] * np.concatenate([frequency, frequency])[None]
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+def rotate(x_bshd: Any, cos_sd: Any, sin_sd: Any) -> Any:
+    """x with each pair (i, i + head_dim / 2) rotated by its position's angle."""
+    half = x_bshd.shape[-1] // 2
+    turned = concat([-x_bshd[..., half:], x_bshd[..., :half]], axis=-1)
+    cos, sin = cos_sd[:, None].astype(x_bshd.dtype), sin_sd[:, None].astype(x_bshd.dtype)
+    return x_bshd * cos + turned * sin
+
+
+def _frequencies(width: int, theta: float) -> np.ndarray:
+    """Radians a position of each pair of dims, float64 [width / 2]."""
+    return theta ** (-np.arange(0, width, 2, dtype=np.float64) / width)
+
+
+def _check_length(original: int) -> None:
+    if original < 1:
+        raise ConfigError(f"rope_scaling: original_max_position_embeddings {original}; give at least 1")

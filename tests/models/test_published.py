@@ -1,0 +1,223 @@
+"""Published weights: transformers' folders of every family, their logits, back to the same files, plans, refusals."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from polyreme.distributed.placement import clear_plan
+from polyreme.eager.tensor import to_tensor
+from polyreme.errors import CheckpointError, ConfigError, ShapeError
+from polyreme.mesh import Plan
+from polyreme.models import AutoConfig, AutoModelForCausalLM
+from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.qwen2 import Qwen2
+from tests.models import parity
+
+FOLDERS = parity.FIXTURES / "folders"
+every_folder = pytest.mark.parametrize("name", sorted(folder.name for folder in FOLDERS.iterdir()))
+
+
+@pytest.fixture
+def _one_device_afterwards():
+    yield
+    clear_plan()
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A copy of the LLaMA's folder, to be changed."""
+    return Path(shutil.copytree(FOLDERS / "llama", tmp_path / "llama"))
+
+
+def change_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def change_weights(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors")
+
+
+def logits_and_recorded(model, name):
+    """The model's logits, transformers', and how far they may lie apart."""
+    recorded, config = load_file(FOLDERS / name / "recorded.safetensors"), model.config
+    sizes = {key: getattr(config, key) for key in ("hidden_size", "ffn_size", "num_heads", "num_layers")}
+    terms = parity.forward_terms(sizes, recorded["ids"].shape[1])
+    return model(to_tensor(recorded["ids"])).numpy(), recorded["logits"], parity.tolerance(terms, recorded["logits"])
+
+
+@every_folder
+def test_a_folder_gives_transformers_logits_and_is_written_as_it_was(name, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(FOLDERS / name)
+    got, want, atol = logits_and_recorded(model, name)
+    np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+    assert not model.training
+
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    written = {key: load_file(tmp_path / file)[key] for key, file in index.items()}
+    published = load_file(FOLDERS / name / "model.safetensors")
+    assert written.keys() == published.keys()
+    for key, array in published.items():
+        np.testing.assert_array_equal(written[key], array, err_msg=key)
+    assert AutoConfig.from_pretrained(tmp_path) == model.config
+
+
+@pytest.mark.usefixtures("_one_device_afterwards")
+@pytest.mark.parametrize("name", ["llama_tied_biases", "qwen3_moe", "gpt2"])
+def test_a_plan_gets_its_parts_of_each_weight(name):
+    """As one device has them, a part of a split weight on each device."""
+    plan = Plan.from_degrees(mp=2, sharding=2, sharding_stage=3)
+    model = AutoModelForCausalLM.from_pretrained(FOLDERS / name, plan=plan, devices=jax.devices()[:4])
+    split = [p for p in model.parameters() if p._array.addressable_shards[0].data.size < p.size]
+    assert len(split) > len(model.parameters()) / 2
+    got, want, atol = logits_and_recorded(model, name)
+    np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+
+
+def test_dtypes_and_changes():
+    model = Llama.from_pretrained(FOLDERS / "llama", dtype="bfloat16", seq_len=16)
+    assert {p.dtype.name for p in model.parameters()} == {"bfloat16"}
+    assert model.config.seq_len == 16
+    assert AutoModelForCausalLM.from_pretrained(FOLDERS / "llama", dtype="auto").norm.weight.dtype.name == "float32"
+
+
+def test_newer_and_older_spellings(copied):
+    """Rotary positions as transformers 5 writes them; buffers that old versions stored; a model without its head."""
+    want = AutoConfig.from_pretrained(FOLDERS / "llama_llama3")
+    given = json.loads((FOLDERS / "llama_llama3" / "config.json").read_text())
+    given["rope_parameters"] = given.pop("rope_scaling") | {"rope_theta": given.pop("rope_theta")}
+    (copied / "config.json").write_text(json.dumps(given))
+    assert AutoConfig.from_pretrained(copied) == want
+
+    tied = FOLDERS / "llama_tied_biases"
+    old = {key.removeprefix("model."): array for key, array in load_file(tied / "model.safetensors").items()}
+    old["layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(3, np.float32)
+    shutil.copy(tied / "config.json", copied)
+    save_file(old, copied / "model.safetensors")
+    change_config(copied, architectures=["LlamaModel"])
+    model = AutoModelForCausalLM.from_pretrained(copied)
+    got, want, atol = logits_and_recorded(model, tied.name)
+    np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"architectures": ["LlamaForCausalLn"]}, "unknown architecture 'LlamaForCausalLn'"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', and only 'silu' or 'swish'"),
+        ({"logit_scale": 2.0}, r"keys that are not known here: logit_scale=2.0; .* give ignore=\['logit_scale'\]"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "unknown type 'longrope'"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    ],
+)
+def test_a_model_that_is_another_one_is_refused(copied, config, message):
+    change_config(copied, **({"model_type": "other"} if "architectures" in config else {}), **config)
+    with pytest.raises(ConfigError, match=message):
+        AutoModelForCausalLM.from_pretrained(copied)
+    if "logit_scale" in config:
+        assert AutoConfig.from_pretrained(copied, ignore=["logit_scale"]).num_layers == 2
+
+
+def test_weights_that_do_not_fit_are_listed(copied):
+    def change(weights):
+        weights["model.layers.0.mlp.up.weight"] = weights.pop("model.layers.0.mlp.up_proj.weight")
+
+    change_weights(copied, change)
+    with pytest.raises(CheckpointError, match=r"missing: model.layers.0.mlp.up_proj.weight and not known: .*mlp.up\.w"):
+        AutoModelForCausalLM.from_pretrained(copied)
+    shutil.copy(FOLDERS / "llama" / "model.safetensors", copied)
+    change_config(copied, intermediate_size=32)
+    with pytest.raises(ShapeError, match=r"gate_proj.weight is \[28, 24\], which makes .* config.json says \[24, 32\]"):
+        AutoModelForCausalLM.from_pretrained(copied)
+
+
+def test_files_nobody_vouches_for(copied):
+    whole = (copied / "model.safetensors").read_bytes()
+    (copied / "model.safetensors").write_bytes(whole[:-8])
+    with pytest.raises(CheckpointError, match="but the file holds"):
+        AutoModelForCausalLM.from_pretrained(copied)
+    (copied / "model.safetensors").write_bytes(b"PK\x03\x04" + bytes(600))
+    with pytest.raises(CheckpointError, match="loading it can run code"):
+        AutoModelForCausalLM.from_pretrained(copied)
+    (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"there is only pytorch_model.bin, which can run code"):
+        AutoModelForCausalLM.from_pretrained(copied)
+    (copied / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../etc/passwd"}}')
+    with pytest.raises(CheckpointError, match=r"'../../etc/passwd' is not the name of a safetensors file"):
+        AutoModelForCausalLM.from_pretrained(copied)
+    (copied / "config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="holds no JSON object"):
+        AutoModelForCausalLM.from_pretrained(copied)
+    with pytest.raises(CheckpointError, match="no folder of published weights"):
+        AutoModelForCausalLM.from_pretrained(copied / "nowhere")
+
+
+def test_what_cannot_be_had_is_said(copied):
+    with pytest.raises(ConfigError, match="weights of a Llama, not of a Qwen2"):
+        Qwen2.from_pretrained(copied)
+    with pytest.raises(ConfigError, match=r"LlamaConfig has no 'seq_length'.*seq_len"):
+        Llama.from_pretrained(copied, seq_length=16)
+    with pytest.raises(ConfigError, match="pp=2 splits a model into stages"):
+        Llama.from_pretrained(copied, plan=Plan.from_degrees(pp=2, num_microbatches=2))
+    with pytest.raises(ConfigError, match="max_shard_size='large'"):
+        Llama(LlamaConfig.nano()).save_pretrained(copied, max_shard_size="large")
+
+
+@pytest.fixture(scope="module")
+def gguf():
+    return pytest.importorskip("gguf", reason="the gguf library is not installed; pip install polyreme[convert]")
+
+
+def write_gguf(gguf, folder, path, change=lambda name, array: array, **fields):
+    """A LLaMA's folder as the program that makes GGUF files writes it, in 32 and in 8 bits."""
+    config = json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    for name, value in fields.items():
+        writer.add_string(name.replace("__", "."), value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    for name, array in load_file(folder / "model.safetensors").items():
+        heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+        kind = next((kind for kind in heads if kind in name), None)
+        if kind:  # pairs that turn together as neighbours
+            array = array.reshape(heads[kind], 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+        writer.add_tensor(names.get_name(name.removesuffix(".weight")) + ".weight", change(name, array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_gguf_file_gives_the_same_logits(gguf, tmp_path):
+    write_gguf(gguf, FOLDERS / "llama", tmp_path / "model.gguf")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model.gguf")
+    got, want, atol = logits_and_recorded(model, "llama")
+    np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+    model.save_pretrained(tmp_path / "folder")
+    for name, array in load_file(tmp_path / "folder" / "model.safetensors").items():
+        np.testing.assert_array_equal(array, load_file(FOLDERS / "llama" / "model.safetensors")[name], err_msg=name)
+
+
+def test_gguf_files_that_are_not_read(gguf, tmp_path):
+    path = tmp_path / "model.gguf"
+    write_gguf(gguf, FOLDERS / "llama", path, llama__rope__scaling__type="yarn")
+    with pytest.raises(ConfigError, match=r"rotary positions are stretched \(yarn\)"):
+        AutoModelForCausalLM.from_pretrained(path)
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(CheckpointError, match="damaged GGUF file"):
+        AutoModelForCausalLM.from_pretrained(path)
