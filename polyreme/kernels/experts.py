@@ -31,7 +31,7 @@ from polyreme.errors import ConfigError, ShapeError
 from polyreme.kernels import select
 from polyreme.kernels.balanced_experts import balanced_experts
 from polyreme.kernels.grouped import grouped_matmul
-from polyreme.kernels.rows import Groups, combine, exchange, route
+from polyreme.kernels.rows import Groups, combine, exchange, route, route_tokens
 
 Axes = tuple[str, ...]
 Dispatcher = Literal["gather", "padded", "ragged", "balanced"]
@@ -113,18 +113,37 @@ class ExpertSplit:
         return ExpertWeights(*(None if w is None else spec for w, spec in zip(weights, specs, strict=True)))
 
 
-def experts(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: ExpertWeights, activation: str) -> jax.Array:
+def experts(
+    x: jax.Array,
+    choices: jax.Array,
+    gates: jax.Array,
+    weights: ExpertWeights,
+    activation: str,
+    row_capacity: int | None = None,
+) -> jax.Array:
     """sum over k of gates[..., k] * expert[choices[..., k]](x): [..., d], [..., k] twice -> [..., d].
 
-    choices: integers, -1 for none. Raises ShapeError for dims that do not fit, ConfigError for an unknown activation.
+    choices: integers, -1 for none. row_capacity: each expert is chosen by at most so many of the s tokens of an entry
+    of x [..., s, d], and room is made for no more. Raises ShapeError for dims that do not fit, ConfigError for an
+    unknown activation.
     """
     _check(x, choices, gates, weights, activation)
-    return row_experts(x, choices, gates, weights, weights.up.shape[0], partial(_ffn, activation=activation))
+    ffn = partial(_ffn, activation=activation)
+    return row_experts(x, choices, gates, weights, weights.up.shape[0], ffn, row_capacity)
 
 
-def row_experts(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: Any, count: int, ffn: RowFFN) -> jax.Array:
+def row_experts(
+    x: jax.Array,
+    choices: jax.Array,
+    gates: jax.Array,
+    weights: Any,
+    count: int,
+    ffn: RowFFN,
+    row_capacity: int | None = None,
+) -> jax.Array:
     """experts that compute ffn, count of them."""
-    out = _at_home(*map(_as_rows, (x, choices, gates)), count, partial(ffn, weights=weights))
+    most = _most_of_an_expert(x, row_capacity)
+    out = _at_home(*map(_as_rows, (x, choices, gates)), count, partial(ffn, weights=weights), most)
     return out.astype(x.dtype).reshape(x.shape)
 
 
@@ -137,10 +156,12 @@ def exchanged_experts(
     *,
     split: ExpertSplit,
     how: Dispatcher,
+    row_capacity: int | None = None,
 ) -> jax.Array:
     """As experts, over the devices of `split`: x [..., d] with its leading dims split by split.tokens -> the same.
 
-    Raises ShapeError for sizes that do not divide, ConfigError for "ragged" where the backend has no such exchange.
+    Raises ShapeError for sizes that do not divide, ConfigError for "ragged" where the backend has no such exchange and
+    for "balanced" with a row_capacity.
     """
     _check(x, choices, gates, weights, activation)
     _check_split(x, weights, split)
@@ -154,8 +175,9 @@ def exchanged_experts(
 
     specs = split.weight_specs(weights)
     return exchanged_row_experts(
-        x, choices, gates, weights, weights.up.shape[0], ffn, specs=specs, split=split, how=how
-    )
+        x, choices, gates, weights, weights.up.shape[0], ffn, specs=specs, split=split, how=how,
+        row_capacity=row_capacity,
+    )  # fmt: skip
 
 
 def exchanged_row_experts(
@@ -169,31 +191,37 @@ def exchanged_row_experts(
     specs: Any,
     split: ExpertSplit,
     how: Dispatcher,
+    row_capacity: int | None = None,
 ) -> jax.Array:
     """row_experts over the devices of `split`, weights laid out by specs."""
     if how == "ragged" and select.backend() == "cpu":
         raise ConfigError("experts: dispatch 'ragged' needs XLA's ragged all-to-all, which CPU has not; use 'padded'")
+    if how == "balanced" and row_capacity is not None:
+        raise ConfigError(
+            "experts: expert_dispatch 'balanced' where experts choose their tokens, so that all compute equally many "
+            "already; use 'padded' or 'auto'"
+        )
     ways = split.ways(split.experts)
     count //= ways
     by_expert = PartitionSpec(split.experts)
     stacked = [PartitionSpec(*spec[:1]) == by_expert for spec in jax.tree.leaves(specs, is_leaf=_is_spec)]
 
-    def exchanged(tokens: Sequence[jax.Array], weights: Any) -> jax.Array:
+    def exchanged(tokens: Sequence[jax.Array], weights: Any, most: int | None) -> jax.Array:
         if how == "balanced":
             return balanced_experts(*tokens, weights, stacked, count, ways, split.levels, ffn)
-        return _DISPATCH[how](split, *tokens, count, partial(ffn, weights=weights))
+        return _DISPATCH[how](split, *tokens, count, partial(ffn, weights=weights), most)
 
     def local(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: Any) -> jax.Array:
         tokens = rows, chosen, weighs = tuple(map(_as_rows, (x, choices, gates)))
-        compute = partial(ffn, weights=weights)
+        compute, most = partial(ffn, weights=weights), _most_of_an_expert(x, row_capacity)
         if not split.experts:
-            out = _at_home(*tokens, count, compute)
+            out = _at_home(*tokens, count, compute, most)
         elif split.parts_tokens:
             parts = max(1, min(split.parts, len(tokens[0])))
             pieces = zip(*(jnp.array_split(a, parts) for a in tokens), strict=True)
-            out = jnp.concatenate([exchanged(piece, weights) for piece in pieces])
+            out = jnp.concatenate([exchanged(piece, weights, most) for piece in pieces])
         else:
-            out = _at_home(rows, _choices_here(split, chosen, count), weighs, count, compute)
+            out = _at_home(rows, _choices_here(split, chosen, count), weighs, count, compute, most)
         return out.reshape(1, *x.shape)
 
     spec = split.token_spec(x.ndim)
@@ -262,6 +290,17 @@ def _as_rows(x: jax.Array) -> jax.Array:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
+def _most_of_an_expert(x: jax.Array, row_capacity: int | None) -> int | None:
+    """Most tokens of x [..., s, d] that choose the same expert; None for all."""
+    return None if row_capacity is None else math.prod(x.shape[:-2]) * min(row_capacity, x.shape[-2])
+
+
+def _most_rows(t: int, k: int, count: int, most: int | None) -> int:
+    """Most rows that choices [t, k] can be of `count` experts, each chosen by `most` tokens at most."""
+    rows = t * min(k, count)
+    return rows if most is None else min(rows, count * most)
+
+
 # ---- one device ----
 
 
@@ -283,12 +322,12 @@ def _ffn(rows: jax.Array, sizes: jax.Array, weights: ExpertWeights, activation: 
 # ---- over devices ----
 
 
-def _at_home(rows, choices, gates, count, ffn) -> jax.Array:
+def _at_home(rows, choices, gates, count, ffn, most) -> jax.Array:
     """The tokens' choices among `count` experts of this device."""
     t, k = choices.shape
-    groups = Groups.of(choices.reshape(-1), count, t * min(k, count))
-    place = groups.place.reshape(t, k)
-    y = ffn(route(rows, groups.order[:, None] // k, place), groups.sizes)
+    groups = Groups.of(choices.reshape(-1), count, _most_rows(t, k, count, most))
+    place = groups.place.reshape(t, k) if most is None else None
+    y = ffn(route_tokens(rows, groups.order, place, k), groups.sizes)
     return combine(y, place, groups.order, gates)
 
 
@@ -297,34 +336,37 @@ def _choices_here(split: ExpertSplit, choices: jax.Array, count: int) -> jax.Arr
     return jnp.where(choices >= 0, choices - lax.axis_index(split.experts) * count, -1)
 
 
-def _by_gathering(split, rows, choices, gates, count, ffn) -> jax.Array:
+def _by_gathering(split, rows, choices, gates, count, ffn, most) -> jax.Array:
     rows, choices, gates = (lax.all_gather(a, split.experts, tiled=True) for a in (rows, choices, gates))
-    out = _at_home(rows, _choices_here(split, choices, count), gates, count, ffn)
+    most = None if most is None else most * split.ways(split.experts)
+    out = _at_home(rows, _choices_here(split, choices, count), gates, count, ffn, most)
     return lax.psum_scatter(out, split.experts, tiled=True)
 
 
-def _by_padding(split, rows, choices, gates, count, ffn) -> jax.Array:
+def _by_padding(split, rows, choices, gates, count, ffn, most) -> jax.Array:
     t, k = choices.shape
     outgoing = _Outgoing.of(split, choices, count)
-    slots = t * min(k, count)
+    slots = _most_rows(t, k, count, most)
     slot = lax.iota(jnp.int32, slots)
     # the choice that each slot holds, t * k for none: [ways * slots], the first `slots` for the first device
     nth = jnp.where(slot < outgoing.sizes[:, None], outgoing.starts[:, None] + slot, t * k)
     choice = outgoing.groups.order.at[nth].get(mode="fill", fill_value=t * k).reshape(-1)
     place = outgoing.device * slots + outgoing.groups.place - outgoing.starts[outgoing.device]
-    place = jnp.where(outgoing.groups.place < t * k, place, len(choice)).reshape(t, k)
+    place = jnp.where(outgoing.groups.place < t * k, place, len(choice)).reshape(t, k) if most is None else None
 
-    received = exchange(route(rows, choice[:, None] // k, place), split.levels)
+    received = exchange(route_tokens(rows, choice, place, k), split.levels)
     counts = exchange(outgoing.counts, split.levels)
     expert = jax.vmap(lambda ends: jnp.searchsorted(ends, slot, side="right"))(jnp.cumsum(counts, 1))
     back = _by_expert(received, expert.reshape(-1), count, ffn)
     return combine(exchange(back, split.levels), place, choice, gates)
 
 
-def _by_ragged_exchange(split, rows, choices, gates, count, ffn) -> jax.Array:
+def _by_ragged_exchange(split, rows, choices, gates, count, ffn, most) -> jax.Array:
     t, k = choices.shape
     outgoing = _Outgoing.of(split, choices, count)
-    order, place = outgoing.groups.order, outgoing.groups.place.reshape(t, k)
+    slots = _most_rows(t, k, count, most)
+    order = outgoing.groups.order[: slots * split.ways(split.experts)]
+    place = outgoing.groups.place.reshape(t, k) if most is None else None
     me = lax.axis_index(split.experts)
     # [from, to, expert]: rows on their way
     counts = lax.all_gather(outgoing.counts, split.experts)
@@ -334,8 +376,8 @@ def _by_ragged_exchange(split, rows, choices, gates, count, ffn) -> jax.Array:
     incoming = sizes[:, me]
     begins = _starts(incoming, 0)
 
-    sent = route(rows, order[:, None] // k, place)
-    room = jnp.zeros((len(sizes) * t * min(k, count), rows.shape[1]), rows.dtype)
+    sent = route_tokens(rows, order, place, k)
+    room = jnp.zeros((len(sizes) * slots, rows.shape[1]), rows.dtype)
     received = lax.ragged_all_to_all(
         sent, room, outgoing.starts, outgoing.sizes, arrives, incoming, axis_name=split.experts
     )

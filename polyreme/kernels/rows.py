@@ -75,9 +75,26 @@ def exchange(rows: jax.Array, levels: Sequence[tuple[str, ...]]) -> jax.Array:
     return parts.reshape(rows.shape)
 
 
-def combine(y: jax.Array, place: jax.Array, order: jax.Array, gates: jax.Array) -> jax.Array:
-    """sum over k of gates[t, k] * y[place[t, k]], in float32 at least; order: the choice t * k + j that a row is of."""
-    t, k = place.shape
+def route_tokens(tokens: jax.Array, choice: jax.Array, place: jax.Array | None, k: int) -> jax.Array:
+    """The rows of choices, choice [n] being t * k + j or at least t * k for a row of zeros: [t, d] -> [n, d].
+
+    place [t, k]: the row of each choice. None where there are far fewer rows than choices: the gradient then scatters.
+    """
+    if place is None:
+        return tokens.at[choice // k].get(mode="fill", fill_value=0)
+    return route(tokens, choice[:, None] // k, place)
+
+
+def combine(y: jax.Array, place: jax.Array | None, order: jax.Array, gates: jax.Array) -> jax.Array:
+    """sum over k of gates[t, k] * y[place[t, k]], in float32 at least; order: the choice t * k + j that a row is of.
+
+    place as in route_tokens; without it rows are scattered.
+    """
+    t, k = gates.shape
     acc = jnp.promote_types(y.dtype, jnp.float32)
+    if place is None:
+        weighs = gates.astype(acc).reshape(-1).at[order].get(mode="fill", fill_value=0)
+        y = jnp.where((order < t * k)[:, None], y.astype(acc), 0) * weighs[:, None]
+        return jnp.zeros((t, y.shape[1]), acc).at[order // k].add(y, mode="drop")
     taken = route(y, place.reshape(-1, 1), order[:, None]).reshape(t, k, y.shape[1])
     return jnp.einsum("tkd,tk->td", taken.astype(acc), gates.astype(acc))

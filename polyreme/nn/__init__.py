@@ -42,7 +42,7 @@ from polyreme.nn.layers.conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTrans
 from polyreme.nn.layers.decoding import BeamSearchDecoder, dynamic_decode
 from polyreme.nn.layers.distance import CosineSimilarity, PairwiseDistance
 from polyreme.nn.layers.dropout import AlphaDropout, Dropout, Dropout2D, Dropout3D, FeatureAlphaDropout
-from polyreme.nn.layers.experts import HashRouter, MoE, Router, Routing
+from polyreme.nn.layers.experts import ExpertChoiceRouter, HashRouter, MoE, Router, Routing
 from polyreme.nn.layers.image import (
     ChannelShuffle,
     Fold,
@@ -231,6 +231,7 @@ __all__ = [
     "Dropout2D",
     "Dropout3D",
     "Embedding",
+    "ExpertChoiceRouter",
     "FeatureAlphaDropout",
     "Flatten",
     "Fold",

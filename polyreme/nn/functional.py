@@ -68,6 +68,7 @@ from polyreme.ops.cross_entropy import (
 from polyreme.ops.experts import (
     balance_loss,
     choose_experts,
+    choose_tokens,
     expert_choice,
     expert_load,
     experts_ffn,
@@ -209,6 +210,7 @@ __all__ = [
     "celu",
     "channel_shuffle",
     "choose_experts",
+    "choose_tokens",
     "class_center_sample",
     "conv1d",
     "conv1d_transpose",

@@ -32,9 +32,13 @@ class ExpertExchange:
     how: Dispatcher
     split: ExpertSplit
 
-    def compute(self, x: Array, choices: Array, gates: Array, weights: ExpertWeights, activation: str) -> Array:
+    def compute(
+        self, x: Array, choices: Array, gates: Array, weights: ExpertWeights, activation: str, row_capacity: int | None
+    ) -> Array:
         """kernels.experts of arrays that the split lays out."""
-        return exchanged_experts(x, choices, gates, weights, activation, split=self.split, how=self.how)
+        return exchanged_experts(
+            x, choices, gates, weights, activation, split=self.split, how=self.how, row_capacity=row_capacity
+        )
 
     def compute_rows(
         self, x: Array, choices: Array, gates: Array, weights: Sequence[Any], stacked: Sequence[bool], count: int,

@@ -75,8 +75,7 @@ def choose_experts(
     """
     e = logits.shape[-1]
     check_choice("choose_experts", e, top_k, score, groups, top_groups)
-    if allowed is not None and dtypes.is_inexact(allowed.dtype):
-        raise DTypeError(f"choose_experts: allowed is {allowed.dtype}; give bool, True where a token may choose")
+    _check_allowed("choose_experts", allowed)
     scores = SCORES[score](wide(logits))
     select_by = lax.stop_gradient(scores)
     if selection_bias is not None:
@@ -127,6 +126,44 @@ def _best(x: Array, k: int) -> tuple[Array, Array]:
         values.append(jnp.where(at < 0, 0, top))
         x = jnp.where(at[..., None] == jnp.arange(x.shape[-1], dtype=at.dtype), -jnp.inf, x)
     return jnp.stack(indices, -1), jnp.stack(values, -1)
+
+
+@op(amp="fp32", method=False)
+def choose_tokens(
+    logits: Array, allowed: Array | None = None, capacity: int = 1, score: str = "softmax", scale: float = 1.0
+) -> tuple[Array, Array, Array]:
+    """The `capacity` tokens that each expert chooses -> choices, gates, scores [..., s, e], as choose_experts gives.
+
+    logits [..., s, e], each entry of the leading dims on its own; scores are one of SCORES of them. A token's choices
+    are the experts that chose it, by number, and -1, with gate 0, in place of the others; its gates are its scores
+    there times scale. allowed, bool, broadcasts to [..., s, e]: tokens that an expert may choose, else it takes fewer.
+    Of equal scores the first token is chosen. Raises ConfigError for a capacity outside 1 .. s and an unknown score,
+    ShapeError for logits of one dim, DTypeError for an `allowed` of numbers. Source: arXiv:2202.09368, section 3.2.
+    """
+    if logits.ndim < 2:
+        raise ShapeError(f"choose_tokens: logits {list(logits.shape)}; needs [..., tokens, experts]")
+    s, e = logits.shape[-2:]
+    check_choice("choose_tokens", e, 1, score, 1, 1)
+    if not isinstance(capacity, Integral) or not 1 <= capacity <= max(1, s):
+        raise ConfigError(f"choose_tokens: capacity={capacity} of {s} tokens; give 1 to {s}")
+    _check_allowed("choose_tokens", allowed)
+    scores = SCORES[score](wide(logits))
+    select_by = lax.stop_gradient(scores)
+    if allowed is not None:
+        select_by = jnp.where(allowed, select_by, -jnp.inf)
+    if s == 0:
+        return jnp.zeros(scores.shape, jnp.int32), scores, scores
+    least = jnp.sort(select_by, -2)[..., s - capacity : s - capacity + 1, :]
+    above, level = select_by > least, select_by == least
+    room = capacity - above.sum(-2, keepdims=True, dtype=jnp.int32)
+    chosen = above | (level & (jnp.cumsum(level, -2, dtype=jnp.int32) <= room))
+    chosen &= select_by > -jnp.inf
+    return jnp.where(chosen, jnp.arange(e, dtype=jnp.int32), -1), jnp.where(chosen, scores, 0) * scale, scores
+
+
+def _check_allowed(what: str, allowed: Array | None) -> None:
+    if allowed is not None and dtypes.is_inexact(allowed.dtype):
+        raise DTypeError(f"{what}: allowed is {allowed.dtype}; give bool, True where a token may choose")
 
 
 @op(amp="fp32", method=False)
@@ -218,15 +255,17 @@ def routed_experts(
     activation: str = "silu",
     over: Any = None,
     gate_bias: Array | None = None,
+    row_capacity: int | None = None,
 ) -> Array:
-    """experts_ffn; over: the ExpertExchange of tokens and experts split over devices."""
+    """experts_ffn; over: the ExpertExchange of tokens and experts split over devices. row_capacity: each expert is
+    chosen by at most so many of the s tokens of an entry of x [..., s, d]."""
     arrays = {"up": up, "down": down, "gate": gate, "up_bias": up_bias, "down_bias": down_bias}
     arrays["gate_bias"] = gate_bias
     there = {name: array for name, array in arrays.items() if array is not None}
     x, *promoted = promote_floating(x, *there.values())
     weights = ExpertWeights(**dict(zip(there, promoted, strict=True)))
     compute = kernels.experts if over is None else over.compute
-    return compute(x, choices, gates, weights, activation)
+    return compute(x, choices, gates, weights, activation, row_capacity)
 
 
 @composite(method=False)
@@ -266,10 +305,18 @@ def chosen_experts(
     down_bias: Any = None,
     activation: str = "silu",
     gate_bias: Any = None,
+    row_capacity: int | None = None,
 ) -> Any:
-    """experts_ffn of choices that choose_experts gave, which are in range: eager code need not wait to see them."""
-    over = exchange(x.shape, up.shape, choices.shape[-1])
-    return routed_experts(x, choices, gates, up, down, gate, up_bias, down_bias, activation, over, gate_bias)
+    """experts_ffn of choices that choose_experts gave, which are in range: eager code need not wait to see them.
+
+    row_capacity: as of routed_experts, for choices that choose_tokens gave.
+    """
+    k = choices.shape[-1]
+    if row_capacity is not None:
+        k = -(-k * row_capacity // max(1, x.shape[-2]))  # of a token on the mean
+    over = exchange(x.shape, up.shape, k)
+    weights = (up, down, gate, up_bias, down_bias)
+    return routed_experts(x, choices, gates, *weights, activation, over, gate_bias, row_capacity)
 
 
 @op(amp="low", method=False, uncast=("gate",))

@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,6 +112,33 @@ def test_equals_one_device_over_a_mesh(name, how, monkeypatch):
         monkeypatch.setattr(select, "backend", lambda: "other")
     got = value_and_gradients(lambda *args: exchanged_experts(*args, split=split, how=how))
     compare(got)
+
+
+@pytest.mark.slow_cases("gather", "ragged")
+@pytest.mark.parametrize("how", ["gather", "padded", "ragged", "balanced"])
+def test_room_is_made_for_the_tokens_that_experts_choose(how, monkeypatch):
+    x, _, _, weights = inputs()
+    scores, most = np.random.default_rng(1).random((B, S, E)), 2
+    chosen = scores >= np.sort(scores, 1)[:, -most][:, None]
+    choices, gates = np.where(chosen, np.arange(E), -1).astype(np.int32), np.where(chosen, scores, 0)
+    if how == "ragged":
+        monkeypatch.setattr(lax, "ragged_all_to_all", ragged_all_to_all)
+        monkeypatch.setattr(select, "backend", lambda: "other")
+    split = ExpertSplit(over(*MESH), (MESH, ()), ("mp", "ep"))
+
+    @partial(jax.jit, static_argnums=0)
+    def run(compute):
+        out, pull = jax.vjp(lambda *a: compute(a[0], choices, *a[1:], "silu"), x, gates, weights)
+        return jax.tree.leaves((out, pull(jnp.cos(out))))
+
+    compute = partial(exchanged_experts, split=split, how=how, row_capacity=most)
+    if how == "balanced":
+        with pytest.raises(ConfigError, match=r"experts choose their tokens.* use 'padded' or 'auto'"):
+            run(compute)
+        return
+    assert_near(run(compute), run(masked), np.float64, terms=B * S * E)
+    # to each of 4 devices 2 rows for each of its 2 experts, of the 4 tokens of a sequence
+    assert ("f64[4,4,3]" in str(run.lower(compute).compile().as_text())) == (how == "padded")
 
 
 @pytest.mark.parametrize(("how", "parts"), [("gather", 1), ("padded", 2)])

@@ -127,6 +127,12 @@ def _linear_and_norm() -> list[Row]:
             paddle="PaddlePaddle has incubate's gates alone; tests/nn/test_experts.py",
         ),
         Row(
+            "ExpertChoiceRouter",
+            (6, 4),
+            inputs=((2, 3, 6),),
+            paddle="PaddlePaddle has fused_ec_moe alone; tests/nn/test_experts.py",
+        ),
+        Row(
             "HashRouter",
             (4,),
             inputs=(ids([0, 4, 2], [1, 1, 3]),),

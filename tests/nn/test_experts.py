@@ -77,6 +77,38 @@ def test_ids_choose_experts_that_nothing_is_learned_of():
         nn.HashRouter(5, top_k=6)
 
 
+def test_a_capacity_of_ids_drops_later_tokens():
+    ids = paddle.to_tensor(np.full((2, 10), 7))
+    routing = nn.HashRouter(5, capacity_factor=1.5)(ids)
+    is_left = routing.choices.numpy()[..., 0] >= 0
+    # 1.5 of an even share of 20 / 5
+    assert is_left.tolist() == [[True] * 6 + [False] * 4, [False] * 10]
+    assert routing.load.numpy().max() == 20
+    with pytest.raises(ConfigError, match="HashRouter: capacity_factor=0; give a number above 0"):
+        nn.HashRouter(5, capacity_factor=0)
+
+
+def test_experts_choose_tokens_and_leave_some_alone():
+    moe, x = layer(router=nn.ExpertChoiceRouter(6, 5, top_k=1, capacity_factor=0.7, z_loss=0.1)), tokens(3, 10)
+    x.stop_gradient = False
+    routing = moe.router(x)
+    # 0.7 * 10 / 5, rounded up, of each sequence
+    np.testing.assert_array_equal((routing.choices.numpy() >= 0).sum(1), np.full((3, 5), 2))
+    out, loss = moe(x)
+    assert loss.item() == pytest.approx(0.1 * F.router_z_loss(F.router_logits(x, moe.router.weight)).item(), rel=1e-6)
+    chosen = (routing.choices.numpy() >= 0).any(-1)
+    assert 0 < chosen.sum() < 30
+    np.testing.assert_array_equal(out.numpy().any(-1), chosen)
+    weights = [x, moe.router.weight, moe.up, moe.down]
+    by_hand = F.experts_ffn(x, routing.choices, routing.gates, moe.up, moe.down, moe.gate)
+    computed, wanted = ([y, *paddle.grad(y.square().sum(), weights)] for y in (out, by_hand))
+    for got, want in zip(computed, wanted, strict=True):
+        np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=0, atol=64 * EPS * np.abs(want.numpy()).max())
+        assert want.numpy().any()
+    everything = nn.ExpertChoiceRouter(6, 5, capacity_factor=9.0)(x)
+    assert (everything.choices.numpy() >= 0).all()
+
+
 def test_no_token_at_all_gives_nothing():
     moe = layer(router=nn.Router(6, 5, balance_loss=0.1, z_loss=0.1, capacity_factor=1.0))
     out, loss = moe(tokens(0))
@@ -216,6 +248,7 @@ def test_a_step_moves_the_bias_once_by_the_load_of_its_microbatches():
         (lambda: nn.MoE(6, 8, 5, router=nn.Router(6, 4)), "5 experts, but a router of 4; give it as many"),
         (lambda: nn.Router(6, 5, bias_rate=-1), "bias_rate=-1; give a number above 0"),
         (lambda: nn.Router(6, 5, capacity_factor=0), "capacity_factor=0; give a number above 0"),
+        (lambda: nn.ExpertChoiceRouter(6, 5, capacity_factor=0), "capacity_factor=0, z_loss=0.0; give a capacity_f"),
         (lambda: nn.Router(6, 5, top_k=6), "Router: top_k=6 of 5 experts; give 1 to 5"),
         (lambda: nn.Router(6, 5, score="tanh"), "Router: unknown score 'tanh'"),
         (lambda: nn.Router(6, 5, capacity_by="gates"), "capacity_by='gates'; give 'order' or 'gate'"),

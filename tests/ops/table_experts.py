@@ -42,6 +42,18 @@ def choose(
     return choices.reshape(shape), gates.reshape(shape) * scale, scores
 
 
+def pick(logits, allowed=None, capacity=1, score="softmax", scale=1.0):
+    """One expert of one sequence at a time."""
+    scores = SCORES[score](logits.astype("float64"))
+    choices, gates = np.full(scores.shape, -1, "int32"), np.zeros(scores.shape)
+    open_to = np.broadcast_to(True if allowed is None else allowed, scores.shape)
+    for *row, e in np.ndindex(*scores.shape[:-2], scores.shape[-1]):
+        column = (*row, slice(None), e)
+        ranked = [t for t in np.argsort(-scores[column], kind="stable") if open_to[column][t]][:capacity]
+        choices[(*row, ranked, e)], gates[(*row, ranked, e)] = e, scores[column][ranked] * scale
+    return choices, gates, scores
+
+
 def limit(choices, gates, experts, capacity, by="order"):
     left, taken = np.full(choices.shape, -1), [0] * experts
     turn = [(t, j) for j in range(choices.shape[1]) for t in range(len(choices))]
@@ -130,6 +142,8 @@ CASES = [
     Case("choose_experts", lambda rng: (WIDE, None, None, 2, "sqrtsoftplus", True, 1.0, 4, 2), choose, tag="groups"),
     Case("choose_experts", lambda rng: (LOGITS - 1.1, None, None, 1, "relu", False), choose, tag="relu"),
     Case("choose_experts", lambda rng: (LOGITS, None, None, 2, "logits", False), choose, tag="logits"),
+    Case("choose_tokens", lambda rng: (LOGITS, None, 2), pick, bad=((LOGITS, None, 6), ConfigError, "capacity=6 of 5 tokens; give 1 to 5")),
+    Case("choose_tokens", lambda rng: (LOGITS, LOGITS > 3, 3, "sigmoid", 2.5), pick, tag="allowed", bad=((LOGITS[0, 0],), ShapeError, r"needs \[..., tokens, experts\]")),
     Case("limit_experts", lambda rng: (CHOICES, GATES, 3, 2), limit, no_grad="indices", bad=((CHOICES, GATES, 3, 0), ConfigError, "capacity=0")),
     Case("limit_experts", lambda rng: (CHOICES, GATES, 3, 2, "gate"), limit, no_grad="indices", tag="gate", bad=((CHOICES, GATES, 3, 2, "prob"), ConfigError, "by='prob'")),
     Case("expert_load", lambda rng: (CHOICES, 4), counts, no_grad="counts"),

@@ -75,8 +75,7 @@ class Router(Layer):
         weight_attr: Any = None,
     ) -> None:
         super().__init__()
-        if capacity_factor is not None and not capacity_factor > 0:
-            raise ConfigError(f"Router: capacity_factor={capacity_factor}; give a number above 0, or None to drop none")
+        _check_capacity("Router", capacity_factor)
         if not 0 <= bias_rate < math.inf:
             raise ConfigError(f"Router: bias_rate={bias_rate}; give a number above 0, or 0 to leave the bias alone")
         check_choice("Router", num_experts, top_k, score, groups, top_groups)
@@ -174,9 +173,7 @@ class Router(Layer):
 
     def capacity(self, tokens: int) -> int:
         """Most choices that an expert takes of a batch of so many tokens; without a capacity_factor, of all."""
-        if self.capacity_factor is None:
-            return tokens
-        return max(1, math.ceil(self.capacity_factor * tokens * self.top_k / self.num_experts))
+        return _share(self, tokens)
 
     def _loss(self, logits: Any, scores: Any, choices: Any) -> Any:
         terms = {
@@ -195,12 +192,81 @@ def _add(buffer: Any, more: Any) -> None:
     state.write(buffer, state.read((buffer + more).astype(buffer.dtype)))
 
 
+def _check_capacity(what: str, factor: float | None) -> None:
+    if factor is not None and not 0 < factor < math.inf:
+        raise ConfigError(f"{what}: capacity_factor={factor}; give a number above 0, or None to drop none")
+
+
+def _share(router: Any, tokens: int) -> int:
+    """capacity_factor times an expert's even share of the choices of so many tokens, rounded up; all without one."""
+    if router.capacity_factor is None:
+        return tokens
+    return max(1, math.ceil(router.capacity_factor * tokens * router.top_k / router.num_experts))
+
+
+class ExpertChoiceRouter(Layer):
+    """Tokens for each expert by a linear map of them: [..., seq, d_model] -> Routing with as many choices as experts.
+
+    In each sequence an expert chooses ceil(capacity_factor * seq * top_k / num_experts) tokens, those with the greatest
+    scores for it, so that all experts compute equally many and no loss balances them. A token is chosen by top_k
+    experts on the mean with a capacity_factor of 1, by more, fewer or none: what no expert chose gets 0. A choice of -1
+    is of an expert that did not choose the token. score, scale: gates are these scores of choose_tokens, multiplied.
+    z_loss: the weight of F.router_z_loss in Routing.loss.
+
+    A token is chosen or not by comparison with later tokens too: a causal model trained so sees something of what it is
+    to predict, and generates by other choices than it trained with. Source: arXiv:2202.09368. Weight and numbers are
+    float32, as of a Router. Raises ConfigError for numbers that do not fit each other.
+
+    >>> import polyreme as pr
+    >>> routing = ExpertChoiceRouter(8, num_experts=4, top_k=1)(pr.randn([2, 12, 8]))
+    >>> routing.choices.shape, routing.load.tolist()
+    (paddle.Size([2, 12, 4]), [6, 6, 6, 6])
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_experts: int,
+        top_k: int = 2,
+        *,
+        capacity_factor: float = 1.0,
+        score: str = "softmax",
+        scale: float = 1.0,
+        z_loss: float = 0.0,
+        weight_attr: Any = None,
+    ) -> None:
+        super().__init__()
+        check_choice("ExpertChoiceRouter", num_experts, top_k, score, 1, 1)
+        if not 0 < capacity_factor < math.inf or not 0 <= z_loss < math.inf:
+            raise ConfigError(
+                f"ExpertChoiceRouter: {capacity_factor=}, {z_loss=}; give a capacity_factor above 0 and a weight of at "
+                "least 0"
+            )
+        self.num_experts, self.top_k, self.capacity_factor = num_experts, top_k, capacity_factor
+        self.score, self.scale, self.z_loss = score, scale, z_loss
+        self.weight = self.create_parameter([d_model, num_experts], weight_attr, dims=("embed", None))
+
+    def forward(self, x: Any, allowed: Any = None) -> Routing:
+        """allowed: bool, broadcasts to [..., seq, num_experts]: tokens that an expert may choose."""
+        logits = F.router_logits(x, self.weight)
+        choices, gates, _ = F.choose_tokens(logits, allowed, self.capacity(x.shape[-2]), self.score, self.scale)
+        loss = self.z_loss * F.router_z_loss(logits) if self.z_loss else creation.zeros([], dtypes.float32)
+        return Routing(choices, gates, loss, F.expert_load(choices, self.num_experts))
+
+    def capacity(self, tokens: int) -> int:
+        """How many of a sequence of so many tokens an expert chooses, at most all."""
+        return min(_share(self, tokens), max(1, tokens))
+
+    def extra_repr(self) -> str:
+        return f"num_experts={self.num_experts}, top_k={self.top_k}, capacity_factor={self.capacity_factor}"
+
+
 class HashRouter(Layer):
     """Experts for each token by its id, or by any whole number, as that of its task: ids [...] -> Routing.
 
     Nothing is learned: the same id always goes to the same top_k neighbouring experts, with gates 1 / top_k, and the
-    loss is 0. seed: other experts for the ids. ids are at least 0 and below 2^31. Source: arXiv:2106.04426, random
-    hash. Raises ConfigError for numbers that do not fit each other.
+    loss is 0. capacity_factor: as of a Router, in the tokens' order. seed: other experts for the ids. ids are at least
+    0 and below 2^31. Source: arXiv:2106.04426, random hash. Raises ConfigError for numbers that do not fit each other.
 
     >>> import polyreme as pr
     >>> router = HashRouter(num_experts=4, top_k=2)
@@ -208,10 +274,13 @@ class HashRouter(Layer):
     paddle.Size([1, 3, 2])
     """
 
-    def __init__(self, num_experts: int, top_k: int = 1, *, seed: int = 0) -> None:
+    def __init__(
+        self, num_experts: int, top_k: int = 1, *, capacity_factor: float | None = None, seed: int = 0
+    ) -> None:
         super().__init__()
         check_choice("HashRouter", num_experts, top_k, "softmax", 1, 1)
-        self.num_experts, self.top_k = num_experts, top_k
+        _check_capacity("HashRouter", capacity_factor)
+        self.num_experts, self.top_k, self.capacity_factor = num_experts, top_k, capacity_factor
         self.factor, self.offset = (random.Random(seed).randrange(1, _PRIME) for _ in range(2))
 
     def forward(self, ids: Any) -> Routing:
@@ -221,6 +290,9 @@ class HashRouter(Layer):
         choices = choices.astype(dtypes.int32)
         gates = creation.full(choices.shape, 1 / self.top_k, dtypes.float32)
         load = F.expert_load(choices, self.num_experts)
+        if self.capacity_factor is not None:
+            capacity = _share(self, math.prod(ids.shape))
+            choices = F.limit_experts(choices, gates, self.num_experts, capacity)
         return Routing(choices, gates, creation.zeros([], dtypes.float32), load)
 
     def extra_repr(self) -> str:
@@ -232,8 +304,8 @@ class MoE(Layer):
 
     Each token goes to top_k of num_experts networks, down(activation(gate(x)) * up(x)) of width d_hidden, or
     down(activation(up(x))) with gated=False; what they give is weighed by the router and summed. No token is dropped
-    unless the router has a capacity. router: a Router, by default Router(d_model, num_experts, top_k), or a
-    HashRouter, which takes the ids that are then given with the tokens. bias: up and
+    unless the router has a capacity. router: a Router, by default Router(d_model, num_experts, top_k), an
+    ExpertChoiceRouter, or a HashRouter, which takes the ids that are then given with the tokens. bias: up and
     down add one. shared_hidden: width of an expert that every token goes through, none if 0; shared_gate: its result is
     multiplied by sigmoid of a linear map of the token. activation: silu, gelu, gelu_tanh or relu.
 
@@ -254,7 +326,7 @@ class MoE(Layer):
         num_experts: int,
         top_k: int = 2,
         *,
-        router: Router | HashRouter | None = None,
+        router: Router | ExpertChoiceRouter | HashRouter | None = None,
         activation: str = "silu",
         gated: bool = True,
         bias: bool = False,
@@ -306,7 +378,10 @@ class MoE(Layer):
             raise ShapeError(f"MoE: ids {list(ids.shape)} of x {list(x.shape)}; give one id for each token")
         routing = self.router(ids) if is_hashed else self.router(x, allowed)
         weights = (self.up, self.down, self.gate, self.up_bias, self.down_bias)
-        out = chosen_experts(x, routing.choices, routing.gates, *weights, activation=self.activation)
+        out = chosen_experts(
+            x, routing.choices, routing.gates, *weights, activation=self.activation,
+            row_capacity=self.router.capacity(x.shape[-2]) if isinstance(self.router, ExpertChoiceRouter) else None,
+        )  # fmt: skip
         return out if self.shared is None else out + self.shared(x), routing.loss
 
     def extra_repr(self) -> str:
