@@ -219,6 +219,7 @@ def exchanged_row_experts(
         elif split.parts_tokens:
             parts = max(1, min(split.parts, len(tokens[0])))
             pieces = zip(*(jnp.array_split(a, parts) for a in tokens), strict=True)
+            most = _most_of_an_expert(x, row_capacity, parts)
             out = jnp.concatenate([exchanged(piece, weights, most) for piece in pieces])
         else:
             out = _at_home(rows, _choices_here(split, chosen, count), weighs, count, compute, most)
@@ -290,9 +291,14 @@ def _as_rows(x: jax.Array) -> jax.Array:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-def _most_of_an_expert(x: jax.Array, row_capacity: int | None) -> int | None:
-    """Most tokens of x [..., s, d] that choose the same expert; None for all."""
-    return None if row_capacity is None else math.prod(x.shape[:-2]) * min(row_capacity, x.shape[-2])
+def _most_of_an_expert(x: jax.Array, row_capacity: int | None, parts: int = 1) -> int | None:
+    """Most tokens of one of as many parts of x [..., s, d] that choose the same expert; None for all."""
+    if row_capacity is None:
+        return None
+    sequences, seq = math.prod(x.shape[:-2]), x.shape[-2]
+    # a part that does not begin with a sequence has some of one more
+    touched = sequences // parts if sequences % parts == 0 else sequences // parts + 2
+    return min(-(-sequences * seq // parts), touched * min(row_capacity, seq))
 
 
 def _most_rows(t: int, k: int, count: int, most: int | None) -> int:

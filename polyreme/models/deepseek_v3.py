@@ -19,7 +19,7 @@ from polyreme.mesh.axes import nearest_multiples
 from polyreme.models.decoder import check_dimensions, next_token_loss
 from polyreme.models.families import DEEPSEEK_V3, latent_widths
 from polyreme.models.llama import DEFAULTS, FIXED, KEYS, Block, Llama, ffn_rules, linear, outer_rules
-from polyreme.models.mixtral import Mixtral, SparseBlock, balanced_loss, expert_rules, make_experts
+from polyreme.models.mixtral import Mixtral, SparseBlock, balanced_loss, expert_rules, make_experts, make_router
 from polyreme.models.published import SAME, PublishedFamily, WeightRule
 from polyreme.models.rotary import ROPE_KEYS, Table, Yarn, read_rope, read_scaling, rotary_table, rotate, write_rope
 from polyreme.nn import Layer, LayerList, RMSNorm
@@ -225,9 +225,8 @@ class DeepseekV3(Mixtral):
         attention = LatentAttention(config)
         if number < config.first_k_dense_replace:
             return Block(config, attention)
-        experts = make_experts(
+        router = make_router(
             config,
-            config.n_shared_experts * config.expert_ffn_size,
             score="sigmoid",
             normalize=config.norm_topk_prob,
             scale=config.routed_scaling_factor,
@@ -237,7 +236,8 @@ class DeepseekV3(Mixtral):
             bias_rate=config.bias_rate,
             sequence_loss=config.sequence_loss,
         )
-        return SparseBlock(config, attention, experts)
+        shared = config.n_shared_experts * config.expert_ffn_size
+        return SparseBlock(config, attention, make_experts(config, router, shared))
 
     def rotary_table(self, config: Any) -> Table:
         """Cosines and sines by which queries and keys are turned, float32 [seq, qk_rope_head_dim]."""

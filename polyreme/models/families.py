@@ -5,6 +5,7 @@ A new family is a file beside this one and a record in FAMILIES. See docs/adding
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -68,7 +69,8 @@ class Family:
     of it, as planner.Training.cut says. grouped_heads: whether it takes num_kv_heads below num_heads. head_dim: whether
     its heads may have another width than hidden_size / num_heads. dropout: whether it drops anything. experts: whether
     its feed-forward is a mixture of experts. settings: keys of model: that only some families have, of which it has
-    these. published: what its published weights are called and how they lie; none are read or written if left out.
+    these. balance_loss: weight of the loss that balances experts where none is given, as default_balance_loss says.
+    published: what its published weights are called and how they lie; none are read or written if left out.
     aliases: other spellings of the name.
     """
 
@@ -85,6 +87,7 @@ class Family:
     dropout: bool = False
     experts: bool = False
     settings: tuple[str, ...] = ()
+    balance_loss: float = 0.0
     published: Reference[PublishedFamily] | None = None
     aliases: tuple[str, ...] = ()
 
@@ -129,10 +132,32 @@ LLAMA = Family(
 )
 
 
+ROUTINGS = ("token_choice", "expert_choice", "hash")
+"""Who chooses experts: tokens, by nn.Router; experts, by nn.ExpertChoiceRouter; the tokens' ids, by nn.HashRouter."""
+
+
+def default_balance_loss(family: Family, routing: str) -> float:
+    """The weight of the loss that balances experts where a configuration gives none: 0 where nothing is to balance."""
+    return family.balance_loss if routing == "token_choice" else 0.0
+
+
+def tokens_per_expert(dims: Any) -> int:
+    """How many tokens of a sequence each expert chooses; 0 where experts do not choose."""
+    if dims.routing != "expert_choice":
+        return 0
+    share = (dims.capacity_factor or 1.0) * dims.seq_len * dims.experts_per_token / max(1, dims.num_experts)
+    return min(dims.seq_len, max(1, math.ceil(share)))
+
+
 def sparse_shape(dims: Dimensions, **blocks: Any) -> ModelShape:
     """The planner's view of a LLaMA whose feed-forwards are mixtures of experts. blocks: as in decoder_shape."""
     experts = {"experts": dims.num_experts, "experts_per_token": dims.experts_per_token}
     return LLAMA.shape(dims, **experts, expert_ffn=dims.expert_ffn_size, **blocks)
+
+
+def routed_shape(dims: Any, **blocks: Any) -> ModelShape:
+    """sparse_shape of a decoder whose routing is one of ROUTINGS."""
+    return sparse_shape(dims, tokens_per_expert=tokens_per_expert(dims), **blocks)
 
 
 MIXTRAL = Family(
@@ -140,13 +165,14 @@ MIXTRAL = Family(
     model=Reference("polyreme.models.mixtral", "Mixtral"),
     config=Reference("polyreme.models.mixtral", "MixtralConfig"),
     published=Reference("polyreme.models.mixtral", "PUBLISHED"),
-    shape=sparse_shape,
+    shape=routed_shape,
     ffn_size=LLAMA.ffn_size,
     loss=Reference("polyreme.models.mixtral", "balanced_loss"),
     grouped_heads=True,
     head_dim=True,
     experts=True,
-    settings=("experts_per_token", "expert_ffn_size", "balance_loss", "capacity_factor"),
+    settings=("experts_per_token", "expert_ffn_size", "balance_loss", "capacity_factor", "routing"),
+    balance_loss=0.01,
 )
 
 QWEN3_MOE = replace(
@@ -155,7 +181,8 @@ QWEN3_MOE = replace(
     model=Reference("polyreme.models.qwen3_moe", "Qwen3Moe"),
     config=Reference("polyreme.models.qwen3_moe", "Qwen3MoeConfig"),
     published=Reference("polyreme.models.qwen3_moe", "PUBLISHED"),
-    shape=partial(sparse_shape, qk_norm=True),
+    shape=partial(routed_shape, qk_norm=True),
+    balance_loss=0.001,
 )
 
 

@@ -215,11 +215,11 @@ class Llama(Decoder):
         sizes = (config.seq_len, config.head_dim, config.rope_theta)
         return config.rope_scaling.table(*sizes) if config.rope_scaling else rotary_table(*sizes)
 
-    def run_block(self, block: Layer, x_bse: Any) -> Any:
-        """A block's output, its rotary positions being those of x."""
+    def run_block(self, block: Layer, x_bse: Any, *more: Any) -> Any:
+        """A block's output, its rotary positions being those of x. more: what else the block takes."""
         seq = x_bse.shape[1]
         with self.keeping_order(seq):
-            return block(x_bse, self.places(self.cos[:seq]), self.places(self.sin[:seq]))
+            return block(x_bse, self.places(self.cos[:seq]), self.places(self.sin[:seq]), *more)
 
 
 def normal() -> ParamAttr:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from polyreme.autograd.recompute import run_part
 from polyreme.errors import ConfigError
 from polyreme.models.decoder import next_token_loss
-from polyreme.models.families import MIXTRAL
+from polyreme.models.families import MIXTRAL, ROUTINGS, Family, default_balance_loss, tokens_per_expert
 from polyreme.models.llama import (
     DEFAULTS,
     FIXED,
@@ -28,7 +28,7 @@ from polyreme.models.llama import (
 )
 from polyreme.models.published import EXPERTS, PublishedFamily, WeightRule
 from polyreme.models.rotary import ROPE_KEYS, read_rope, write_rope
-from polyreme.nn import Layer, MoE, Router
+from polyreme.nn import ExpertChoiceRouter, HashRouter, Layer, MoE, Router
 from polyreme.ops import creation
 from polyreme.ops.layout import constrain
 
@@ -39,19 +39,28 @@ class MixtralConfig(LlamaConfig):
 
     num_experts of each layer, of which experts_per_token work on a token; expert_ffn_size: their width, ffn_size if 0.
     normalize_gates: a token's gates are divided by their sum. balance_loss: the weight of F.balance_loss in the loss
-    of training. capacity_factor: how many times its even share of choices an expert takes; it takes all if 0.
+    of training, the family's if None. capacity_factor: how many times its even share of choices an expert takes; it
+    takes all if 0. routing: one of families.ROUTINGS; with expert_choice experts_per_token is a mean, an expert chooses
+    capacity_factor (1 if 0) times its even share, and a token is chosen by comparison with later ones too.
     """
+
+    family: ClassVar[Family] = MIXTRAL
 
     num_experts: int = 8
     experts_per_token: int = 2
     expert_ffn_size: int = 0
     normalize_gates: bool = True
-    balance_loss: float = 0.01
+    balance_loss: float | None = None
     capacity_factor: float = 0.0
+    routing: str = "token_choice"
 
     def __post_init__(self) -> None:
         if not self.expert_ffn_size:
             object.__setattr__(self, "expert_ffn_size", self.ffn_size or MIXTRAL.ffn_size(self.hidden_size))
+        if self.routing not in ROUTINGS:
+            raise ConfigError(f"{type(self).__name__}: routing {self.routing!r}; one of {', '.join(ROUTINGS)}")
+        if self.balance_loss is None:
+            object.__setattr__(self, "balance_loss", default_balance_loss(self.family, self.routing))
         super().__post_init__()
         if self.experts_per_token > self.num_experts:
             raise ConfigError(
@@ -63,6 +72,16 @@ class MixtralConfig(LlamaConfig):
                 f"{type(self).__name__}: balance_loss {self.balance_loss}, capacity_factor {self.capacity_factor}; "
                 "give at least 0"
             )
+        if self.balance_loss and self.routing != "token_choice":
+            raise ConfigError(
+                f"{type(self).__name__}: balance_loss {self.balance_loss} with routing {self.routing}, which no loss "
+                "balances; leave it out"
+            )
+
+    @property
+    def tokens_per_expert(self) -> int:
+        """How many tokens of a sequence each expert chooses; 0 where experts do not choose."""
+        return tokens_per_expert(self)
 
     @classmethod
     def nano(cls, **changes: Any) -> MixtralConfig:
@@ -70,59 +89,71 @@ class MixtralConfig(LlamaConfig):
         return super().nano(**{"num_experts": 4, "expert_ffn_size": 32, **changes})  # type: ignore[return-value]
 
 
-def make_experts(config: Any, shared_hidden: int = 0, **routing: Any) -> MoE:
-    """The experts of a block. shared_hidden: as of MoE; routing: options of its Router."""
-    router = Router(config.hidden_size, config.num_experts, config.experts_per_token, weight_attr=normal(), **routing)
+def make_router(config: Any, **options: Any) -> Router:
+    """A router by which tokens choose experts."""
+    sizes = (config.hidden_size, config.num_experts, config.experts_per_token)
+    return Router(*sizes, weight_attr=normal(), **options)
+
+
+def make_experts(config: Any, router: Any, shared_hidden: int = 0) -> MoE:
+    """The experts of a block. router, shared_hidden: as of MoE."""
     sizes = (config.hidden_size, config.expert_ffn_size, config.num_experts)
     return MoE(*sizes, router=router, shared_hidden=shared_hidden, weight_attr=normal())
 
 
+def make_routed_experts(config: MixtralConfig, number: int) -> MoE:
+    """The experts of a Mixtral's block, before which come `number` others: ids go elsewhere in each."""
+    capacity, sizes = config.capacity_factor or None, (config.num_experts, config.experts_per_token)
+    if config.routing == "hash":
+        return make_experts(config, HashRouter(*sizes, capacity_factor=capacity, seed=number))
+    if config.routing == "expert_choice":
+        router = ExpertChoiceRouter(config.hidden_size, *sizes, capacity_factor=capacity or 1.0, weight_attr=normal())
+        return make_experts(config, router)
+    options = {"normalize": config.normalize_gates, "balance_loss": config.balance_loss}
+    return make_experts(config, make_router(config, capacity_factor=capacity, **options))
+
+
 class SparseBlock(Block):
-    """x + attention(norm(x)), then x + experts(norm(x)) -> that, and the router's loss; a Mixtral's experts if not
-    given."""
+    """x + attention(norm(x)), then x + experts(norm(x)) -> that, and the router's loss."""
 
-    def __init__(self, config: Any, attention: Layer | None = None, ffn: MoE | None = None) -> None:
-        super().__init__(config, attention, ffn or _make_mixtral_experts(config))
+    ffn: MoE
 
-    def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any) -> tuple[Any, Any]:
-        return run_part("full", self.recompute, self._compute, x_bse, cos_sd, sin_sd)
+    def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any, *ids: Any) -> tuple[Any, Any]:
+        """ids [batch, seq]: of the tokens, for a HashRouter."""
+        return run_part("full", self.recompute, self._compute, x_bse, cos_sd, sin_sd, *ids)
 
-    def _compute(self, x_bse: Any, cos_sd: Any, sin_sd: Any) -> tuple[Any, Any]:
+    def _compute(self, x_bse: Any, cos_sd: Any, sin_sd: Any, ids: Any = None) -> tuple[Any, Any]:
         x_bse = self.attend(x_bse, cos_sd, sin_sd)
-        mixed, loss = self.ffn(self.ffn_norm(x_bse))
+        mixed, loss = self.ffn(self.ffn_norm(x_bse), ids=ids)
         return constrain(x_bse + mixed, "batch", "seq", "embed"), loss
 
 
-def _make_mixtral_experts(config: MixtralConfig) -> MoE:
-    capacity = config.capacity_factor or None
-    return make_experts(
-        config, normalize=config.normalize_gates, capacity_factor=capacity, balance_loss=config.balance_loss
-    )
-
-
 class Mixtral(Llama):
-    """As Llama. From block to block goes beside the activations the sum of the routers' losses, which training adds."""
+    """As Llama. From block to block goes beside the activations the sum of the routers' losses, which training adds,
+    and with routing by hash the tokens' ids."""
 
     family = MIXTRAL
 
     @property
     def is_order_free(self) -> bool:  # type: ignore[override]
-        """Without windows, and without a capacity, which later tokens meet first."""
-        return self.config.capacity_factor == 0 and not self.config.sliding_window
+        """Without windows, where tokens choose experts, and without a capacity, which later tokens meet first."""
+        config = self.config
+        return config.capacity_factor == 0 and config.routing == "token_choice" and not config.sliding_window
 
     def make_block(self, config: Any, number: int) -> Layer:
         """A new block; number: how many come before it."""
-        return SparseBlock(config, Attention(config, config.window(number)))
+        return SparseBlock(config, Attention(config, config.window(number)), make_routed_experts(config, number))
 
-    def embed(self, tokens: Any) -> tuple[Any, Any]:
-        """What the first block takes: embeddings [batch, seq, embed], and no loss yet."""
-        return super().embed(tokens), creation.zeros([], "float32")
+    def embed(self, tokens: Any) -> tuple[Any, ...]:
+        """What the first block takes: embeddings [batch, seq, embed], no loss yet, and ids if they say experts."""
+        ids = (tokens,) if getattr(self.config, "routing", None) == "hash" else ()
+        return super().embed(tokens), creation.zeros([], "float32"), *ids
 
-    def run_block(self, block: Layer, x_bse: Any) -> tuple[Any, Any]:
-        """A block's output, and the routers' losses so far."""
-        x_bse, so_far = x_bse
-        x_bse, loss = super().run_block(block, x_bse)
-        return x_bse, so_far + loss
+    def run_block(self, block: Layer, x_bse: Any) -> tuple[Any, ...]:
+        """A block's output, the routers' losses so far, and ids if they say experts."""
+        x_bse, so_far, *ids = x_bse
+        x_bse, loss = super().run_block(block, x_bse, *ids)
+        return x_bse, so_far + loss, *ids
 
     def normed(self, x_bse: Any) -> tuple[Any, Any]:
         """The last block's normed output, and the routers' losses."""
@@ -159,6 +190,20 @@ def _rules(config: Any) -> list[WeightRule]:
     return [*outer_rules(), *attention_rules(), *experts]
 
 
+def check_published_routing(config: MixtralConfig) -> None:
+    """Raise ConfigError for a routing that published configurations have no word for."""
+    if config.routing != "token_choice":
+        raise ConfigError(
+            f"{type(config).__name__}: routing {config.routing} has no published form, in which tokens choose experts; "
+            "save the weights with paddle.save"
+        )
+
+
+def _write(config: MixtralConfig) -> dict[str, Any]:
+    check_published_routing(config)
+    return {"sliding_window": config.sliding_window or None} | write_rope(config)
+
+
 PUBLISHED = PublishedFamily(
     architecture="MixtralForCausalLM",
     model_type="mixtral",
@@ -169,5 +214,5 @@ PUBLISHED = PublishedFamily(
     prefix="model.",
     read=lambda config: {"sliding_window": config.get("sliding_window") or 0} | read_rope(config),
     read_keys=("sliding_window", *ROPE_KEYS),
-    write=lambda config: {"sliding_window": config.sliding_window or None} | write_rope(config),
+    write=_write,
 )

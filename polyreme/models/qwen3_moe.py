@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from polyreme.models.families import QWEN3_MOE
+from polyreme.models.families import QWEN3_MOE, Family
 from polyreme.models.llama import DEFAULTS, FIXED, KEYS, attention_rules, outer_rules
-from polyreme.models.mixtral import Mixtral, MixtralConfig, expert_rules
+from polyreme.models.mixtral import Mixtral, MixtralConfig, check_published_routing, expert_rules
 from polyreme.models.published import PublishedFamily, WeightRule
 from polyreme.models.qwen2 import WINDOW_KEYS, read_windows, write_windows
 from polyreme.models.rotary import ROPE_KEYS, read_rope, write_rope
@@ -22,10 +22,10 @@ from polyreme.models.rotary import ROPE_KEYS, read_rope, write_rope
 class Qwen3MoeConfig(MixtralConfig):
     """Dimensions of a Qwen3-MoE: a Mixtral's."""
 
+    family: ClassVar[Family] = QWEN3_MOE
     rope_theta: float = 1000000.0
     experts_per_token: int = 8
     num_experts: int = 128
-    balance_loss: float = 0.001
     qk_norm: bool = True
 
     @classmethod
@@ -51,6 +51,11 @@ def _read(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"qkv_bias": bias, "out_bias": bias} | read_windows(config) | read_rope(config)
 
 
+def _write(config: Qwen3MoeConfig) -> dict[str, Any]:
+    check_published_routing(config)
+    return {"attention_bias": config.out_bias} | write_windows(config) | write_rope(config)
+
+
 PUBLISHED = PublishedFamily(
     architecture="Qwen3MoeForCausalLM",
     model_type="qwen3_moe",
@@ -68,5 +73,5 @@ PUBLISHED = PublishedFamily(
     prefix="model.",
     read=_read,
     read_keys=("attention_bias", *WINDOW_KEYS, *ROPE_KEYS),
-    write=lambda config: {"attention_bias": config.out_bias} | write_windows(config) | write_rope(config),
+    write=_write,
 )

@@ -5,6 +5,7 @@ over devices arXiv:2309.14509 (all-to-all), 2310.01889 (ring); experts arXiv:200
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
@@ -131,7 +132,7 @@ class Maker(NamedTuple):
             yield from self.both("all_to_all", "all_to_all", axes, nbytes)
             return
         ways, k = self.cuts.degree(axes), value.choices
-        how, is_there = plan.expert_dispatcher(ways, k), value is self.op.output
+        how, is_there = plan.expert_dispatcher(ways, math.ceil(k)), value is self.op.output
         if how == "gather":
             tokens = nbytes / k * ways
             summed = tokens * 4 / (value.itemsize or self.itemsize)
@@ -140,7 +141,7 @@ class Maker(NamedTuple):
             yield Collective(pair[1], axes, tokens if is_there else summed, False, self.op.part, self.op.name)
             return
         if how == "padded":
-            nbytes *= ways * min(k, experts / ways) / k
+            nbytes *= value.room(ways)
         levels = [axes]
         if plan.expert_all_to_all == "two_level":
             levels = [frozenset(plan.expert_axes[1:]), frozenset(plan.expert_axes[:1])]

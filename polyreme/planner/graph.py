@@ -27,19 +27,25 @@ class Value:
 
     dims: logical dim of each dim, as in mesh/strategy.py; None for one without a name. shape: whole sizes over all
     devices; an activation's "batch" dim has size 1: one sample. itemsize: bytes of an element, 0 for that of the
-    compute dtype. choices: of rows that experts compute, how many of them each token has, else 0. size: elements, of
-    one sample for an activation.
+    compute dtype. choices: of rows that experts compute, how many of them a token has on the mean, else 0; is_even:
+    whether each expert has equally many of each sample. size: elements, of one sample for an activation.
     """
 
     name: str
     dims: tuple[str | None, ...]
     shape: tuple[int, ...]
     itemsize: int = 0
-    choices: int = 0
+    choices: float = 0
+    is_even: bool = False
     size: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", math.prod(self.shape))
+
+    def room(self, ways: int) -> float:
+        """Of rows for experts over so many devices, the most that one can get over those that come on the mean."""
+        experts = self.shape[self.dims.index("expert")]
+        return 1.0 if self.is_even else ways * min(self.choices, experts / ways) / self.choices
 
 
 @dataclass(frozen=True, slots=True)

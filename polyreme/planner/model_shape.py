@@ -21,12 +21,13 @@ class ModelShape:
     ffn: width of the feed-forward; gated: with three matrices (SwiGLU) instead of two. kv_heads: of grouped-query
     attention, heads if 0; head_dim: hidden / heads if 0. experts: of each layer's feed-forward, of which
     experts_per_token work on a token; 0 for dense. expert_ffn: their width, ffn if 0; shared_experts: that work on
-    every token besides; dense_layers: first layers that have the dense feed-forward even so. biases,
-    learned_positions, tied: as in GPT-2; rms_norm: as in LLaMA; qk_norm: queries and keys are normed, head by head;
-    qkv_bias: theirs and the values' projections have biases, whatever `biases` says. dropout: whether masks are
-    drawn. kv_rank: above 0 keys and values come from a latent of that width and of rope_head_dim numbers that all
-    heads share, and queries from one of width q_rank, if that is above 0; v_head_dim: of a value, head_dim if 0.
-    ahead: modules that predict one token further each, of a layer and the output projection.
+    every token besides; tokens_per_expert: of a sequence, where experts choose as many, else 0; dense_layers: first
+    layers that have the dense feed-forward even so. biases, learned_positions, tied: as in GPT-2; rms_norm: as in
+    LLaMA; qk_norm: queries and keys are normed, head by head; qkv_bias: theirs and the values' projections have
+    biases, whatever `biases` says. dropout: whether masks are drawn. kv_rank: above 0 keys and values come from a
+    latent of that width and of rope_head_dim numbers that all heads share, and queries from one of width q_rank, if
+    that is above 0; v_head_dim: of a value, head_dim if 0. ahead: modules that predict one token further each, of a
+    layer and the output projection.
 
     Raises ConfigError for a dimension below 1 and for heads that do not divide.
     """
@@ -44,6 +45,7 @@ class ModelShape:
     experts_per_token: int = 0
     expert_ffn: int = 0
     shared_experts: int = 0
+    tokens_per_expert: int = 0
     dense_layers: int = 0
     biases: bool = True
     learned_positions: bool = True
@@ -70,6 +72,7 @@ class ModelShape:
             "experts_per_token",
             "expert_ffn",
             "shared_experts",
+            "tokens_per_expert",
             "dense_layers",
             "kv_rank",
             "q_rank",
@@ -480,13 +483,14 @@ def _dense(build: _BlockBuilder, x: Value) -> Value:
 def _sparse(build: _BlockBuilder, x: Value) -> Value:
     """Experts: each token goes to experts_per_token of them, by a router. Source: arXiv:2006.16668, 2101.03961."""
     shape = build.shape
-    rows = shape.seq * shape.experts_per_token
-    each = -(-rows // shape.experts)
+    per_expert = shape.tokens_per_expert or -(-shape.seq * shape.experts_per_token // shape.experts)
+    rows = shape.tokens_per_expert * shape.experts or shape.seq * shape.experts_per_token
     routed = Value(
         "routed",
         ("batch", "block_seq", "expert", "embed"),
-        (1, each, shape.experts, shape.hidden),
-        choices=shape.experts_per_token,
+        (1, per_expert, shape.experts, shape.hidden),
+        choices=rows / shape.seq,
+        is_even=shape.tokens_per_expert > 0,
     )
     scores = build.value("router", "batch", "seq", None, last=shape.experts, itemsize=4)
     weight = build.weight("router", ("embed", None), (shape.hidden, shape.experts))
@@ -526,7 +530,7 @@ def _expert(build: _BlockBuilder, name: str, x: Value, output: str, rows: int) -
     dims = ("expert", "expert_ffn", "embed") if name == "down" else ("expert", "embed", "expert_ffn")
     sizes = {"expert": shape.experts, "embed": shape.hidden, "expert_ffn": shape.expert_ffn}
     weight = build.weight(f"expert_{name}", dims, tuple(sizes[dim] for dim in dims))
-    made = Value(output, ("batch", "block_seq", "expert", dims[-1]), (*x.shape[:3], sizes[dims[-1]]), choices=x.choices)
+    made = replace(x, name=output, dims=(*x.dims[:3], dims[-1]), shape=(*x.shape[:3], sizes[dims[-1]]))
     flops = 2.0 * rows * shape.hidden * shape.expert_ffn
     return build.add(
         "product", f"expert_{name}", [x], made, weights=(weight,), flops=flops, saved=(x.name,), contracted=dims[1]

@@ -106,7 +106,7 @@ class Buffers(Cuts):
             return elements
         experts = value.shape[value.dims.index("expert")]
         ways = self.degree(self.axes("act", ("expert",), (experts,)))
-        room = ways * min(value.choices, experts / ways) / value.choices
+        room = value.room(ways)
         return elements * (min(room, ROUND) if self.is_balanced else room)
 
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import SCHEDULES, Offload, Plan
 from polyreme.mesh.offload import BUFFERS
-from polyreme.models.families import DEFAULT_FAMILY, FAMILIES, shape_of
+from polyreme.models.families import DEFAULT_FAMILY, FAMILIES, ROUTINGS, default_balance_loss, shape_of
 from polyreme.registry import Registry
 
 MAX_SYNTHETIC = 10**9
@@ -128,8 +128,9 @@ class ModelConfig(DeepseekSettings):
     """Dimensions of the decoder. Left out, ffn_size, num_kv_heads and head_dim (0) follow from the others.
 
     Of a family with experts: num_experts of each layer, experts_per_token of which work on a token, their width
-    expert_ffn_size (ffn_size if 0), the weight of the loss that balances them, and the times its even share of tokens
-    that one takes (all if 0). What a family has not is refused if it differs from its default.
+    expert_ffn_size (ffn_size if 0), the weight of the loss that balances them (the family's if left out), and the times
+    its even share of tokens that one takes (all if 0). routing: who chooses experts, as models.families.ROUTINGS says.
+    What a family has not is refused if it differs from its default.
     """
 
     family: Annotated[str, _name_in(FAMILIES)] = DEFAULT_FAMILY
@@ -146,8 +147,9 @@ class ModelConfig(DeepseekSettings):
     num_experts: Whole = 0
     experts_per_token: Count = 2
     expert_ffn_size: Whole = 0
-    balance_loss: NotNegative = 0.01
+    balance_loss: NotNegative = 0.0
     capacity_factor: NotNegative = 0.0
+    routing: Literal["token_choice", "expert_choice", "hash"] = "token_choice"
 
     @model_validator(mode="before")
     @classmethod
@@ -161,6 +163,7 @@ class ModelConfig(DeepseekSettings):
         family = FAMILIES.get(name if isinstance(name, str) else "", FAMILIES[DEFAULT_FAMILY])
         ffn = family.ffn_size(known_hidden)
         derived = {"num_kv_heads": heads, "ffn_size": ffn, "num_experts": DEFAULT_EXPERTS if family.experts else 0}
+        derived["balance_loss"] = default_balance_loss(family, values.get("routing", ROUTINGS[0]))
         return derived | {k: v for k, v in values.items() if not _is_derived(k, v)}
 
     @model_validator(mode="after")
@@ -197,6 +200,10 @@ class ModelConfig(DeepseekSettings):
         if family.experts and self.experts_per_token > self.num_experts:
             raise ValueError(
                 f"experts_per_token={self.experts_per_token} of num_experts={self.num_experts}; give fewer"
+            )
+        if self.balance_loss and self.routing != ROUTINGS[0]:
+            raise ValueError(
+                f"balance_loss={self.balance_loss} with routing={self.routing}, which no loss balances; leave it out"
             )
         return self
 

@@ -43,6 +43,11 @@ CASES = {
     ),
     "mixtral gather": ("mixtral", Plan.from_degrees(dp=2, mp=2, ep=2)),
     "mixtral padded in parts": ("mixtral", Plan.from_degrees(dp=2, ep=4, overlap={"moe": 2}), {"num_layers": 1}),
+    "mixtral expert choice": (
+        "mixtral",
+        Plan.from_degrees(dp=2, ep=4, overlap={"moe": 2}),
+        {"num_layers": 1, "routing": "expert_choice"},
+    ),
     "mixtral balanced": ("mixtral", Plan.from_degrees(dp=2, ep=4, expert_dispatch="balanced"), {"num_layers": 1}),
     "mixtral two levels": (
         "mixtral",
@@ -345,6 +350,7 @@ SLOW = {"gpt dp8", "gpt zero1", "gpt ring", "llama mp", "llama zero3"}  # others
 
 @pytest.mark.slow_cases(
     "deepseek a dense layer",
+    "mixtral expert choice",
     "gpt ulysses",
     "gpt zero2_mp",
     "gpt zero3_dp_mp",

@@ -29,8 +29,9 @@ BFLOAT16 = ("O1", "bfloat16"), ("O2", "bfloat16")
 def build(family, num_layers=4):
     if family == "gpt":
         return GPT(GPTConfig.nano(num_layers=num_layers, dropout=0.1))
-    if family == "mixtral":
-        return Mixtral(MixtralConfig.nano(num_layers=num_layers, num_experts=8))
+    if family.startswith("mixtral"):
+        routing = family.partition(" ")[2] or "token_choice"
+        return Mixtral(MixtralConfig.nano(num_layers=num_layers, num_experts=8, routing=routing))
     if family == "deepseek_v3":
         # over stages with a dense layer and a module that predicts further
         sizes = {"num_layers": num_layers, "q_lora_rank": 12}
@@ -69,6 +70,9 @@ CASES = [
     case("mixtral", pp=2, dp=2, ep=2, num_microbatches=2, schedule="ZBH1"),
     case("mixtral", sharding=2, sep=2, ep=2, sharding_stage=3, expert_axes=("sep", "ep"), expert_dispatch="padded"),
     case("mixtral", slow=True, dp=2, mp=2, ep=2, recompute="full", expert_dispatch="padded"),
+    case("mixtral hash", slow=True, pp=2, dp=2, ep=2, num_microbatches=2, recompute="full"),
+    case("mixtral expert_choice", mp=2, sep=2, ep=2, expert_dispatch="padded", expert_axes=("sep", "ep")),
+    case("mixtral expert_choice", slow=True, pp=2, dp=2, ep=2, num_microbatches=2, schedule="ZBH1"),
     case(
         "mixtral",
         slow=True,

@@ -48,6 +48,24 @@ def test_a_capacity_drops_choices():
     assert routing.load.numpy().sum() == 64
 
 
+@pytest.mark.parametrize("routing", ["expert_choice", "hash"])
+def test_experts_or_ids_choose(routing):
+    model, tokens = nano(routing=routing, num_layers=1), rows()
+    loss = model(tokens, tokens)
+    loss.backward()
+    assert all(np.abs(p.grad.numpy()).max() > 0 for p in model.parameters())
+    router, hidden = model.blocks[0].ffn.router, model.embed(tokens)
+    if routing == "hash":
+        np.testing.assert_array_equal(hidden[2].numpy(), tokens.numpy())
+        assert router(hidden[2]).load.numpy().sum() == 2 * 16 * 2
+    else:
+        # of each of two sequences of 16 tokens half, as the planner counts
+        assert model.config.tokens_per_expert == router.capacity(16) == 8
+        assert router(hidden[0]).load.tolist() == [16] * 4
+    with pytest.raises(ConfigError, match=f"routing {routing} has no published form"):
+        model.save_pretrained("never written")
+
+
 def test_a_plan_splits_experts():
     model = nano()
     try:
@@ -69,6 +87,8 @@ def test_a_plan_splits_experts():
         ({"experts_per_token": 5}, "experts_per_token 5 of 4 experts; make it 1 to 4"),
         ({"num_experts": 0}, "num_experts is 0; give at least 1"),
         ({"balance_loss": -1.0}, "balance_loss -1.0"),
+        ({"routing": "tokens"}, "routing 'tokens'; one of token_choice, expert_choice, hash"),
+        ({"routing": "hash", "balance_loss": 0.1}, "balance_loss 0.1 with routing hash, which no loss balances"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(changes, message):

@@ -9,6 +9,7 @@ import pytest
 from polyreme.errors import ConfigError
 from polyreme.mesh import RECOMPUTE, Plan
 from polyreme.recipes import estimate
+from polyreme.recipes.build import build_model
 from polyreme.recipes.config import ModelConfig, PlanConfig, PretrainConfig, TrainConfig, digest, flatten
 from polyreme.recipes.config_file import known_keys, load, nearest
 from polyreme.recipes.plan import memory_of
@@ -232,12 +233,25 @@ def test_recompute_holds_less():
     assert held[0] >= held[1] > held[2] > held[3]
 
 
+def test_the_balance_loss_left_out_is_the_familys():
+    families = {"mixtral": 0.01, "qwen3_moe": 0.001, "gpt": 0.0}
+    for family, weight in families.items():
+        assert ModelConfig(family=family).balance_loss == weight
+        if weight:
+            assert build_model(ModelConfig(family=family, num_layers=1)).config.balance_loss == weight
+    assert ModelConfig(family="mixtral", routing="hash").balance_loss == 0
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         (
             {"model": {"family": "llama", "balance_loss": 0.1}},
             "balance_loss=0.1: llama has none; .* mixtral or qwen3_moe",
+        ),
+        (
+            {"model": {"family": "mixtral", "routing": "hash", "balance_loss": 0.1}},
+            "balance_loss=0.1 with routing=hash, which no loss balances",
         ),
         ({"model": {"head_dim": 8}}, "head_dim=8: gpt has none"),
         ({"model": {"num_experts": 4}}, "num_experts=4: gpt has no experts; leave it out"),

@@ -267,12 +267,15 @@ class _Terms:
 
     def experts(self) -> Iterator[Term]:
         axes, k = self.expert_axes, self.work.experts_per_token
+        listed, is_even = k, self.work.tokens_per_expert > 0
+        if is_even:  # of each token it is said which experts chose it
+            listed, k = self.work.experts, self.work.experts * self.work.tokens_per_expert / self.work.seq
         ways = math.prod(self.mesh.degree(axis) for axis in axes)
         # not every layer has experts: each that does has one "up"
         layers = sum("expert" in p.uses and p.is_home and p.name.endswith(".up") for p in self.work.parameters)
         times = layers * self.microbatches
         if self.is_tensor_parallel and self.work.experts and "mp" not in axes:
-            yield self._term("gradients of gates", "all-reduce", ("mp",), self.tokens * 4 * k, times, "backward")
+            yield self._term("gradients of gates", "all-reduce", ("mp",), self.tokens * 4 * listed, times, "backward")
         if ways == 1 or not self.work.experts:
             return
         # axes that split no token elsewhere split them here
@@ -280,7 +283,7 @@ class _Terms:
         parts = self.plan.overlap.moe
         tokens, times = self.tokens / apart / parts, times * parts
         width = self.work.hidden * self.work.itemsize
-        how = self.plan.expert_dispatcher(ways, k, self.compiler.has_ragged)
+        how = self.plan.expert_dispatcher(ways, math.ceil(k), self.compiler.has_ragged)
         if how == "balanced":
             yield from self._balanced(axes, ways, tokens, times)
             return
@@ -289,14 +292,16 @@ class _Terms:
             summed = ways * tokens * self.act_summed / self.tokens
             for name, size in (
                 ("tokens", inputs),
-                ("choices", ways * tokens * 4 * k),
-                ("gates", ways * tokens * 4 * k),
+                ("choices", ways * tokens * 4 * listed),
+                ("gates", ways * tokens * 4 * listed),
             ):
                 yield self._term(f"{name} for experts", "all-gather", axes, size, times, "forward")
             yield self._term("tokens from experts", "reduce-scatter", axes, results, times, "forward")
             yield self._term("gradients for experts", "all-gather", axes, results, times, "backward")
             yield self._term("gradients from experts", "reduce-scatter", axes, summed, times, "backward")
-            yield self._term("gradients of gates", "reduce-scatter", axes, ways * tokens * 4 * k, times, "backward")
+            yield self._term(
+                "gradients of gates", "reduce-scatter", axes, ways * tokens * 4 * listed, times, "backward"
+            )
             return
         if how == "ragged":
             for phase in ("forward", "backward"):
@@ -304,7 +309,7 @@ class _Terms:
                 yield self._term("rows for experts and back", "ragged-all-to-all", axes, rows, 2 * times, phase)
             yield self._term("numbers of rows", "all-gather", axes, ways * self.work.experts * 4, times, "forward")
             return
-        rows = ways * tokens * min(k, self.work.experts / ways) * width
+        rows = tokens * width * (k if is_even else ways * min(k, self.work.experts / ways))
         for phase in ("forward", "backward"):
             yield from self._to_all("rows for experts and back", rows, 2 * times, phase)
         yield from self._to_all("numbers of rows", self.work.experts * 4, times, "forward")

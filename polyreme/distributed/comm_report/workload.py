@@ -44,7 +44,7 @@ class Workload:
     sharers: on the stage where they are at home, names of parameters that another stage copies. put_off: layers on the
     stage whose weights get their gradients in a program of their own. sent_itemsize: bytes of an element of what goes
     from stage to stage, itemsize if None. experts: of each layer's feed-forward, of which experts_per_token work on a
-    token; 0 for none.
+    token; 0 for none. tokens_per_expert: of a sequence, where experts choose as many, else 0.
     """
 
     parameters: tuple[ParameterShape, ...]
@@ -62,6 +62,7 @@ class Workload:
     sent_itemsize: int | None = None
     experts: int = 0
     experts_per_token: int = 0
+    tokens_per_expert: int = 0
     query_width: float = 0
 
 
@@ -96,6 +97,7 @@ def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: i
         norms=norms,
         experts=getattr(config, "num_experts", 0),
         experts_per_token=getattr(config, "experts_per_token", 0),
+        tokens_per_expert=getattr(config, "tokens_per_expert", 0),
     )
 
 
