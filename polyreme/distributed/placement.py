@@ -53,7 +53,7 @@ def apply_plan(
         replicas.agree([*(p for p, _ in placed if is_made(p)), *model.buffers(), holder])
     for p, shardings in placed:
         set_layouts(p, plan, shardings)
-        if is_made(p):
+        if is_made(p) or mode.on:
             state.write(p, put(p._array, shardings["param"]))
     _keep_near(plan, [p for p, _ in placed])
     for buffer in model.buffers():

@@ -184,12 +184,6 @@ def expert_rules(
     return [WeightRule(f"{there}.{router}.weight", f"{here}.router.weight"), *matrices]
 
 
-def _rules(config: Any) -> list[WeightRule]:
-    names = {"w1": "gate", "w3": "up", "w2": "down"}
-    experts = expert_rules("model.layers.{n}.block_sparse_moe", "blocks.{n}.ffn", names)
-    return [*outer_rules(), *attention_rules(), *experts]
-
-
 def check_published_routing(config: MixtralConfig) -> None:
     """Raise ConfigError for a routing that published configurations have no word for."""
     if config.routing != "token_choice":
@@ -199,9 +193,11 @@ def check_published_routing(config: MixtralConfig) -> None:
         )
 
 
-def _write(config: MixtralConfig) -> dict[str, Any]:
+def _rules(config: Any) -> list[WeightRule]:
     check_published_routing(config)
-    return {"sliding_window": config.sliding_window or None} | write_rope(config)
+    names = {"w1": "gate", "w3": "up", "w2": "down"}
+    experts = expert_rules("model.layers.{n}.block_sparse_moe", "blocks.{n}.ffn", names)
+    return [*outer_rules(), *attention_rules(), *experts]
 
 
 PUBLISHED = PublishedFamily(
@@ -214,5 +210,5 @@ PUBLISHED = PublishedFamily(
     prefix="model.",
     read=lambda config: {"sliding_window": config.get("sliding_window") or 0} | read_rope(config),
     read_keys=("sliding_window", *ROPE_KEYS),
-    write=_write,
+    write=lambda config: {"sliding_window": config.sliding_window or None} | write_rope(config),
 )

@@ -42,6 +42,7 @@ class Qwen3Moe(Mixtral):
 
 
 def _rules(config: Any) -> list[WeightRule]:
+    check_published_routing(config)
     names = {f"{name}_proj": name for name in ("gate", "up", "down")}
     return [*outer_rules(), *attention_rules(), *expert_rules("model.layers.{n}.mlp", "blocks.{n}.ffn", names)]
 
@@ -49,11 +50,6 @@ def _rules(config: Any) -> list[WeightRule]:
 def _read(config: Mapping[str, Any]) -> dict[str, Any]:
     bias = bool(config.get("attention_bias"))
     return {"qkv_bias": bias, "out_bias": bias} | read_windows(config) | read_rope(config)
-
-
-def _write(config: Qwen3MoeConfig) -> dict[str, Any]:
-    check_published_routing(config)
-    return {"attention_bias": config.out_bias} | write_windows(config) | write_rope(config)
 
 
 PUBLISHED = PublishedFamily(
@@ -73,5 +69,5 @@ PUBLISHED = PublishedFamily(
     prefix="model.",
     read=_read,
     read_keys=("attention_bias", *WINDOW_KEYS, *ROPE_KEYS),
-    write=_write,
+    write=lambda config: {"attention_bias": config.out_bias} | write_windows(config) | write_rope(config),
 )

@@ -49,7 +49,7 @@ def test_a_capacity_drops_choices():
 
 
 @pytest.mark.parametrize("routing", ["expert_choice", "hash"])
-def test_experts_or_ids_choose(routing):
+def test_experts_or_ids_choose(routing, tmp_path):
     model, tokens = nano(routing=routing, num_layers=1), rows()
     loss = model(tokens, tokens)
     loss.backward()
@@ -63,7 +63,8 @@ def test_experts_or_ids_choose(routing):
         assert model.config.tokens_per_expert == router.capacity(16) == 8
         assert router(hidden[0]).load.tolist() == [16] * 4
     with pytest.raises(ConfigError, match=f"routing {routing} has no published form"):
-        model.save_pretrained("never written")
+        model.save_pretrained(tmp_path / "folder")
+    assert not list(tmp_path.glob("**/*.*"))
 
 
 def test_a_plan_splits_experts():
