@@ -24,11 +24,14 @@ from polyreme.kernels.residual_norm import (
     residual_rms_norm_plain,
 )
 from polyreme.kernels.ring_attention import (
+    gather_attention,
+    gather_column_attention,
     ring_attention,
     ring_column_attention,
     ulysses_attention,
     ulysses_column_attention,
 )
+from polyreme.kernels.usp_attention import usp_attention, usp_column_attention
 from polyreme.kernels.zigzag import into_zigzag, move_into_zigzag, move_out_of_zigzag, out_of_zigzag
 
 __all__ = [
@@ -42,6 +45,8 @@ __all__ = [
     "column_attention_plain",
     "exchanged_experts",
     "experts",
+    "gather_attention",
+    "gather_column_attention",
     "grouped_apply",
     "grouped_matmul",
     "grouped_matmul_plain",
@@ -70,4 +75,6 @@ __all__ = [
     "row_experts",
     "ulysses_attention",
     "ulysses_column_attention",
+    "usp_attention",
+    "usp_column_attention",
 ]

@@ -1,13 +1,16 @@
-"""Attention over a sequence that is split over devices: keys and values passed round a ring, or heads split instead.
+"""Attention over a sequence that is split over devices: keys and values go round or are gathered, or heads are split.
 
 ring_attention (source: arXiv:2310.01889): each device keeps its queries; the keys and values travel from device to
 device, and what each block of them adds is merged by its logsumexp. The backward pass sends them round once more, with
 their gradients. Memory a device: (sequence / ways)^2 scores at most, in blocks.
 
+gather_attention (source: arXiv:2407.21783, section 3.3.2): each device keeps its queries and gets all keys and values
+at once; their gradients are scattered. It computes block by block as the ring does, in the same order.
+
 ulysses_attention (source: arXiv:2309.14509): an all-to-all turns a split of the sequence into a split of the heads,
 each device attends with its heads over the whole sequence, an all-to-all turns the result back.
 
-The plain twin of both is attention_plain, or under a mask of columns column_attention_plain. Shape legend: b batch,
+The plain twin of all is attention_plain, or under a mask of columns column_attention_plain. Shape legend: b batch,
 h query heads, n key heads, s query length, t key length, d head dim; _l marks a device's part.
 """
 
@@ -40,7 +43,8 @@ Axes = tuple[str, ...]
 class Split:
     """How attention's arrays lie over a mesh: the axes that split batch, sequence and heads, outermost first.
 
-    zigzag: the sequence, of queries and of keys, lies in zigzag order (masks in its own).
+    zigzag: the sequence, of queries and of keys, lies in zigzag order (masks in its own). inner: the last axes of seq
+    if their devices are to deal heads out among them, and keys go round the others (usp_attention).
     """
 
     mesh: Mesh
@@ -48,6 +52,7 @@ class Split:
     seq: Axes
     heads: Axes
     zigzag: bool = False
+    inner: Axes = ()
 
     def ways(self, axes: Axes) -> int:
         """Number of parts along these axes."""
@@ -103,10 +108,36 @@ def ring_attention(
 
     Raises ShapeError for a length that the ring does not divide, and for causal with s != t; else as attention does.
     """
-    _check_ring(q, k, v, mask, split, dropout_key, dropout_rate)
+    options = {"split": split, "causal": causal, "scale": scale, "mask": mask}
+    return _attention(_Ring, q, k, v, **options, dropout_key=dropout_key, dropout_rate=dropout_rate)
+
+
+def gather_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    split: Split,
+    causal: bool,
+    scale: float | None = None,
+    mask: jax.Array | None = None,
+    dropout_key: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+) -> jax.Array:
+    """ring_attention with all keys and values on each device at once: what it gives, skips and raises is the same.
+
+    Each device holds all of k and v, and in the backward pass their gradients in float32; it sends (ways - 1) b_l * t_l
+    * n_l * d numbers of k and of v, once forward and again backward beside as many of float32 dk and dv.
+    """
+    options = {"split": split, "causal": causal, "scale": scale, "mask": mask}
+    return _attention(_GatheredKeys, q, k, v, **options, dropout_key=dropout_key, dropout_rate=dropout_rate)
+
+
+def _attention(walk: type[_Ring], q, k, v, *, split: Split, causal, scale, mask, dropout_key, dropout_rate):
+    _check_walk(walk, q, k, v, mask, split, dropout_key, dropout_rate)
     if causal and q.shape[1] != k.shape[1]:
         raise ShapeError(
-            f"ring_attention: causal with {q.shape[1]} queries and {k.shape[1]} keys; they must be equally many, or "
+            f"{walk.name}: causal with {q.shape[1]} queries and {k.shape[1]} keys; they must be equally many, or "
             "give a mask"
         )
     spec = AttentionSpec(causal, float(q.shape[-1] ** -0.5) if scale is None else scale, dropout_rate)
@@ -114,7 +145,7 @@ def ring_attention(
         mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
         if split.zigzag and mask.shape[2] > 1:
             mask = into_zigzag(mask, split.ways(split.seq), 2)
-    return _ring(spec, split, q, k, v, mask, _raw_key(dropout_key, dropout_rate))[0]
+    return _walked(walk, spec, split, q, k, v, mask, _raw_key(dropout_key, dropout_rate))[0]
 
 
 def ring_column_attention(
@@ -133,24 +164,45 @@ def ring_column_attention(
     Each device holds the whole of columns, which is O(t), for its batch entries and heads. Raises as ring_attention
     does, and ShapeError for blocks of columns that the parts of the sequence cut through.
     """
-    _check_ring(q, k, v, None, split, dropout_key, dropout_rate)
+    options = {"split": split, "scale": scale, "dropout_key": dropout_key, "dropout_rate": dropout_rate}
+    return _column_attention(_Ring, q, k, v, columns, **options)
+
+
+def gather_column_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    columns: Columns,
+    *,
+    split: Split,
+    scale: float | None = None,
+    dropout_key: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+) -> tuple[jax.Array, jax.Array]:
+    """ring_column_attention with all keys and values on each device at once, as gather_attention has them."""
+    options = {"split": split, "scale": scale, "dropout_key": dropout_key, "dropout_rate": dropout_rate}
+    return _column_attention(_GatheredKeys, q, k, v, columns, **options)
+
+
+def _column_attention(walk: type[_Ring], q, k, v, columns: Columns, *, split: Split, scale, dropout_key, dropout_rate):
+    _check_walk(walk, q, k, v, None, split, dropout_key, dropout_rate)
     ways = split.ways(split.seq)
     parts = 2 * ways if split.zigzag else ways
     if columns.blocks is not None and (q.shape[1] % (BLOCK * parts) or k.shape[1] % (BLOCK * parts)):
         raise ShapeError(
-            f"ring_attention: a block mask for {q.shape[1]} queries and {k.shape[1]} keys over {ways} devices; make "
+            f"{walk.name}: a block mask for {q.shape[1]} queries and {k.shape[1]} keys over {ways} devices; make "
             f"them multiples of {BLOCK * parts}, or split heads instead (sep_attention 'ulysses')"
         )
     spec = AttentionSpec(False, float(q.shape[-1] ** -0.5) if scale is None else scale, dropout_rate)
-    out, lse = _ring(spec, split, q, k, v, columns, _raw_key(dropout_key, dropout_rate))
+    out, lse = _walked(walk, spec, split, q, k, v, columns, _raw_key(dropout_key, dropout_rate))
     return out, shown_logsumexp(lse)
 
 
-def _check_ring(q, k, v, mask, split: Split, dropout_key, dropout_rate) -> None:
-    _check_split(q, k, split)
+def _check_walk(walk: type[_Ring], q, k, v, mask, split: Split, dropout_key, dropout_rate) -> None:
+    check_split(q, k, split)
     check(q, k, v, mask, dropout_key, dropout_rate)
     if not select.attention_allows("efficient"):
-        raise ConfigError("ring_attention: it is of the kind EFFICIENT_ATTENTION, which is not allowed here; allow it")
+        raise ConfigError(f"{walk.name}: it is of the kind EFFICIENT_ATTENTION, which is not allowed here; allow it")
 
 
 def _raw_key(dropout_key, dropout_rate: float):
@@ -220,7 +272,7 @@ def _by_heads(
     rest: arrays by the kernel's names for them; specs: how they lie.
     """
     q, k, _ = qkv
-    _check_split(q, k, split)
+    check_split(q, k, split)
     ways = split.ways(split.seq) * split.ways(split.heads)
     if q.shape[2] % ways or k.shape[2] % ways:
         raise ConfigError(
@@ -242,10 +294,11 @@ def _by_heads(
 
     ins = [split.spec] * 3 + [specs, None if key is None else PartitionSpec()]
     outs = (split.spec, *[split.logsumexp_spec(split.heads + split.seq, ())] * ("columns" in rest))
-    return _over(split, local, ins, outs)(*qkv, rest, key)
+    return over_devices(split, local, ins, outs)(*qkv, rest, key)
 
 
-def _check_split(q: jax.Array, k: jax.Array, split: Split) -> None:
+def check_split(q: jax.Array, k: jax.Array, split: Split) -> None:
+    """Raise ShapeError for queries or keys that the split's parts do not divide."""
     ways = split.ways(split.seq)
     for what, size in (("queries", q.shape[1]), ("keys", k.shape[1])):
         if size % ways:
@@ -257,7 +310,8 @@ def _check_split(q: jax.Array, k: jax.Array, split: Split) -> None:
             check_zigzag(size, ways)
 
 
-def _over(split: Split, fn: Callable, in_specs: Any, out_specs: Any) -> Callable:
+def over_devices(split: Split, fn: Callable, in_specs: Any, out_specs: Any) -> Callable:
+    """fn of each device's parts of arrays that lie as the specs say."""
     # check_vma off: the blocked kernel starts its loops from zeros that do not vary over devices
     return jax.shard_map(fn, mesh=split.mesh, in_specs=tuple(in_specs), out_specs=out_specs, check_vma=False)
 
@@ -276,24 +330,24 @@ def _origin(split: Split, q: jax.Array, heads: Axes, row: Any = 0, col: Any = 0)
 # ---- the ring ----
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _ring(spec: AttentionSpec, split: Split, q, k, v, mask, key) -> tuple[jax.Array, jax.Array]:
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _walked(walk: type[_Ring], spec: AttentionSpec, split: Split, q, k, v, mask, key) -> tuple[jax.Array, jax.Array]:
     """-> out as q, logsumexp [b, n, g, s, 1], +inf for a query that sees no key. mask: an array, Columns or None."""
-    return _ring_forward(spec, split, q, k, v, mask, key)[0]
+    return _walked_forward(walk, spec, split, q, k, v, mask, key)[0]
 
 
-def _ring_forward(spec: AttentionSpec, split: Split, q, k, v, mask, key):
+def _walked_forward(walk: type[_Ring], spec: AttentionSpec, split: Split, q, k, v, mask, key):
     specs = _specs(split, mask, key)
 
     def local(q, k, v, mask, key):
-        return _Ring(spec, split, q, k, mask, key).forward(q, k, v)
+        return walk(spec, split, q, k, mask, key).forward(q, k, v)
 
     lse_spec = PartitionSpec(split.batch or None, split.heads or None, None, split.seq or None, None)
-    out, lse = _over(split, local, specs, (split.spec, lse_spec))(q, k, v, mask, key)
+    out, lse = over_devices(split, local, specs, (split.spec, lse_spec))(q, k, v, mask, key)
     return (out, lse), (q, k, v, mask, key, out, lse)
 
 
-def _ring_backward(spec: AttentionSpec, split: Split, residuals, cotangents):
+def _walked_backward(walk: type[_Ring], spec: AttentionSpec, split: Split, residuals, cotangents):
     q, k, v, mask, key, out, lse = residuals
     dout, dlse = cotangents
     # else the compiler would keep each block of k and v that came by on the way forward: all of them, on each device
@@ -302,7 +356,7 @@ def _ring_backward(spec: AttentionSpec, split: Split, residuals, cotangents):
     lse_spec = PartitionSpec(split.batch or None, split.heads or None, None, split.seq or None, None)
 
     def local(q, k, v, mask, key, out, lse, dout, dlse):
-        dq, dk, dv, dmask = _Ring(spec, split, q, k, mask, key).backward(q, k, v, out, lse, dout, dlse)
+        dq, dk, dv, dmask = walk(spec, split, q, k, mask, key).backward(q, k, v, out, lse, dout, dlse)
         if dmask is not None:
             dmask = (lax.psum(dmask, shared) if shared else dmask).astype(mask.dtype)
         return dq, dk, dv, dmask
@@ -311,11 +365,11 @@ def _ring_backward(spec: AttentionSpec, split: Split, residuals, cotangents):
     shared = split.shared_axes(mask) if has_grad else ()
     outs = (split.spec, split.spec, split.spec, specs[3] if has_grad else None)
     ins = (*specs, split.spec, lse_spec, split.spec, lse_spec)
-    dq, dk, dv, dmask = _over(split, local, ins, outs)(q, k, v, mask, key, out, lse, dout, dlse)
+    dq, dk, dv, dmask = over_devices(split, local, ins, outs)(q, k, v, mask, key, out, lse, dout, dlse)
     return dq, dk, dv, dmask, None
 
 
-_ring.defvjp(_ring_forward, _ring_backward)
+_walked.defvjp(_walked_forward, _walked_backward)
 
 
 def _specs(split: Split, mask, key) -> tuple:
@@ -343,6 +397,8 @@ class _Ring:
     In zigzag order a device's queries and keys are two parts that lie apart in the sequence, else one.
     """
 
+    name = "ring_attention"
+
     def __init__(self, spec: AttentionSpec, split: Split, q, k, mask, key):
         self.spec, self.split, self.mask, self.key = spec, split, mask, key
         self.ways = split.ways(split.seq)
@@ -355,6 +411,7 @@ class _Ring:
         """-> out as q, logsumexp [b, n, g, s_l, 1], +inf for a query that sees no key."""
         q_wide, dtype = q.astype(self.wide), q.dtype
         (b, s, h, _), n = q.shape, k.shape[2]
+        k, v = self._arrived((k, v))
         out = jnp.zeros((b, s, h, v.shape[-1]), self.wide)
         sums = out, jnp.full((b, n, h // n, s, 1), -jnp.inf, self.wide)
         settled = None
@@ -369,6 +426,8 @@ class _Ring:
     def backward(self, q, k, v, out, lse, dout, dlse):
         """-> dq, dk, dv as their inputs, and the device's part of dmask (None where the mask has no gradient)."""
         q_wide, out, dout = (x.astype(self.wide) for x in (q, out, dout))
+        dtypes = k.dtype, v.dtype
+        k, v = self._arrived((k, v))
         dq, dk, dv = jnp.zeros_like(q_wide), *(jnp.zeros(x.shape, self.wide) for x in (k, v))
         dmask = jnp.zeros(self.mask.shape, self.wide) if attention_blocked.has_gradient(self.mask) else None
         settled = None
@@ -379,9 +438,8 @@ class _Ring:
                 settled = dq
             pull = partial(self._pulled, step, (q_wide, k, v, out, lse, dout, dlse))
             dq, dk, dv, dmask = self._over_pairs(step, pull, (dq, dk, dv, dmask))
-        # one more step brings the gradients of a block to the device that owns it
-        dk, dv = self._pass_on((dk, dv))
-        return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), dmask
+        dk, dv = (x.astype(dtype) for x, dtype in zip(self._home((dk, dv)), dtypes, strict=True))
+        return dq.astype(q.dtype), dk, dv, dmask
 
     # ---- what is computed at a step ----
 
@@ -411,7 +469,7 @@ class _Ring:
     def _merged(self, step: int, arrays, sums, pair: _Pair):
         """Out and logsumexp so far with what this pair adds."""
         q, k, v = arrays
-        q, k, v = self._rows(q, pair), *(self._keys(x, pair).astype(self.wide) for x in (k, v))
+        q, k, v = self._rows(q, pair), *(self._keys(x, step, pair).astype(self.wide) for x in (k, v))
         mask = self._mask_part(step, pair)
         forward = attend if isinstance(mask, Columns) else attention_blocked.forward
         out, lse = forward(self._spec(pair), q, k, v, mask, self._draw(step, pair))
@@ -424,14 +482,14 @@ class _Ring:
         q, k, v, out, lse, dout, dlse = arrays
         q, out, dout = (self._rows(x, pair) for x in (q, out, dout))
         lse, dlse = (self._rows(x, pair, 3) for x in (lse, dlse))
-        k, v = (self._keys(x, pair).astype(self.wide) for x in (k, v))
+        k, v = (self._keys(x, step, pair).astype(self.wide) for x in (k, v))
         residuals = (q, k, v, self._mask_part(step, pair), self._draw(step, pair), out, lse)
         if isinstance(self.mask, Columns):
             dq, dk, dv = pull(self._spec(pair), *residuals, dout, dlse)
             bias = None
         else:
             dq, dk, dv, bias, _ = attention_blocked.backward(self._spec(pair), residuals, dout, dlse)
-        rows, keys = pair.row * self.rows, pair.key * self.keys
+        rows, keys = pair.row * self.rows, self._key_start(step, pair)
         starts = [(0, rows, 0, 0), (0, keys, 0, 0), (0, keys, 0, 0), self._mask_start(step, pair)]
         return tuple(_added(x, part, at) for x, part, at in zip(sums, (dq, dk, dv, bias), starts, strict=True))
 
@@ -451,8 +509,14 @@ class _Ring:
     def _with_rows(self, x, part, pair: _Pair, dim: int = 1):
         return part if self.parts == 1 else lax.dynamic_update_slice_in_dim(x, part, pair.row * self.rows, dim)
 
-    def _keys(self, x, pair: _Pair):
-        return x if self.parts == 1 else lax.dynamic_slice_in_dim(x, pair.key * self.keys, self.keys, 1)
+    def _keys(self, x, step: int, pair: _Pair):
+        if x.shape[1] == self.keys:
+            return x
+        return lax.dynamic_slice_in_dim(x, self._key_start(step, pair), self.keys, 1)
+
+    def _key_start(self, step: int, pair: _Pair):
+        """Where the pair's keys begin in the keys that are here."""
+        return pair.key * self.keys
 
     def _place(self, step: int, pair: _Pair) -> tuple:
         """Where in the sequence the pair's queries and its keys begin."""
@@ -484,6 +548,14 @@ class _Ring:
 
     # ---- round the ring ----
 
+    def _arrived(self, arrays):
+        """Of the device's keys and values, what is here before the first step."""
+        return arrays
+
+    def _home(self, arrays):
+        """The device's own part of the gradients of keys and values: they have gone round but for one step."""
+        return self._pass_on(arrays)
+
     def _pass_on(self, arrays, after=None):
         """The neighbour's arrays. They leave when `after` is there, two steps back: so one step's computation and the
         next step's transfer go on at a time, and no more than two blocks of keys are here at once.
@@ -492,6 +564,25 @@ class _Ring:
             arrays, _ = lax.optimization_barrier((arrays, after))
         ring = [(p, (p + 1) % self.ways) for p in range(self.ways)]
         return jax.tree.map(lambda a: lax.ppermute(a, self.split.seq, ring), arrays)
+
+
+class _GatheredKeys(_Ring):
+    """_Ring with the keys and values of all devices here, one device's after the other's."""
+
+    name = "gather_attention"
+
+    def _arrived(self, arrays):
+        return jax.tree.map(lambda a: lax.all_gather(a, self.split.seq, axis=1, tiled=True), arrays)
+
+    def _home(self, arrays):
+        return jax.tree.map(lambda a: lax.psum_scatter(a, self.split.seq, scatter_dimension=1, tiled=True), arrays)
+
+    def _pass_on(self, arrays, after=None):
+        return arrays
+
+    def _key_start(self, step: int, pair: _Pair):
+        device = (self.rank - step) % self.ways
+        return (device * self.parts + pair.key) * self.keys
 
 
 def _merge(a: tuple, b: tuple) -> tuple:

@@ -57,12 +57,26 @@ def move_out_of_zigzag(x: jax.Array, mesh: Mesh, spec: PartitionSpec, dim: int =
     return _moved(x, mesh, spec, dim, False)
 
 
+def moved_share(ways: int) -> float:
+    """The part of a sequence that changes its device between its own order and a zigzag of so many ways.
+
+    >>> moved_share(2)
+    0.5
+    """
+    return sum(a != b for home in _homes(ways) for a, b in home) / (2 * ways)
+
+
+def _homes(ways: int) -> list[list[tuple[int, int]]]:
+    """(device that holds it in its own order, in the zigzag) of each even chunk, and of each odd one."""
+    # of a device's two chunks the first is even, the second odd; a device of an even rank keeps the even one first
+    last = 2 * ways - 1
+    return [[(r, min(chunk, last - chunk)) for r, chunk in enumerate(range(odd, last + 1, 2))] for odd in (0, 1)]
+
+
 def _moved(x: jax.Array, mesh: Mesh, spec: PartitionSpec, dim: int, into: bool) -> jax.Array:
     axes = spec[dim]
     ways = math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))
-    # of a device's two chunks the first is even, the second odd; a device of an even rank keeps the even one first
-    last = 2 * ways - 1
-    homes = [[(r, min(chunk, last - chunk)) for r, chunk in enumerate(range(odd, last + 1, 2))] for odd in (0, 1)]
+    homes = _homes(ways)
 
     def local(x: jax.Array) -> jax.Array:
         is_even = lax.axis_index(axes) % 2 == 0

@@ -5,6 +5,7 @@ from polyreme.mesh.offload import OFFLOAD, Offload
 from polyreme.mesh.plan import EXPERT_DISPATCH, RECOMPUTE, Plan
 from polyreme.mesh.schedule import Schedule, make_schedule
 from polyreme.mesh.schedules import DEFAULT_SCHEDULE, SCHEDULES, ScheduleKind, default_schedule
+from polyreme.mesh.segment import SEP_ATTENTION, SEP_ORDER, SegmentWay, check_heads
 from polyreme.mesh.strategy import (
     ANY,
     Rule,
@@ -29,6 +30,8 @@ __all__ = [
     "OFFLOAD",
     "RECOMPUTE",
     "SCHEDULES",
+    "SEP_ATTENTION",
+    "SEP_ORDER",
     "Durations",
     "MeshShape",
     "Offload",
@@ -36,12 +39,14 @@ __all__ = [
     "Rule",
     "Schedule",
     "ScheduleKind",
+    "SegmentWay",
     "Span",
     "Spec",
     "Strategy",
     "Task",
     "branch_parallel",
     "check_axis",
+    "check_heads",
     "data_parallel",
     "default_schedule",
     "expert_parallel",

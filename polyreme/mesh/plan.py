@@ -17,6 +17,7 @@ from polyreme.mesh.offload import BUFFERS, Offload, check_settings
 from polyreme.mesh.overlap import Overlap
 from polyreme.mesh.schedule import Schedule, check_schedule, make_schedule, stage_of_chunk
 from polyreme.mesh.schedules import DEFAULT_SCHEDULE, SCHEDULES, WITHOUT_PIPELINE, ScheduleKind
+from polyreme.mesh.segment import SEP_ATTENTION, SEP_ORDER, SegmentSettings, SegmentWay
 from polyreme.mesh.strategy import (
     Strategy,
     branch_parallel,
@@ -32,14 +33,6 @@ from polyreme.yaml_loader import YamlLoader
 
 RECOMPUTE = ("none", "core_attn", "full_attn", "full")
 """What is computed again in the backward pass: nothing, softmax(q k) v, the attention block, or whole layers."""
-
-SEP_ATTENTION = ("auto", "ulysses", "ring")
-"""How attention sees the whole sequence when `sep` splits it: an all-to-all that splits heads instead, or keys and
-values passed round a ring; auto takes the first where the heads divide."""
-
-SEP_ORDER = ("auto", "contiguous", "zigzag")
-"""Which tokens a device holds when `sep` splits the sequence: a run of them, or an early and a late one, so that all
-devices of a ring work as long under a causal mask; auto takes the second where a model says that it can."""
 
 EXPERT_DISPATCH = ("auto", "gather", "padded", "ragged", "balanced")
 """How tokens reach experts on other devices: all tokens to all of them, or rows for each choice by an all-to-all, of
@@ -60,8 +53,10 @@ class Plan:
     schedule: one of SCHEDULES when mesh.pp > 1, else None.
     virtual_stages: chunks of the model a stage holds, as many as the schedule takes.
     num_microbatches: parts a batch is cut into, run one after another (through the stages, or to accumulate gradients).
-    recompute: one of RECOMPUTE. sep_attention: one of SEP_ATTENTION. sep_order: one of SEP_ORDER. expert_dispatch: one
-    of EXPERT_DISPATCH. expert_all_to_all: one of EXPERT_ALL_TO_ALL. overlap: an Overlap, or a mapping of its fields.
+    recompute: one of RECOMPUTE. sep_attention: one of SEP_ATTENTION. sep_order: one of SEP_ORDER. ulysses_degree: of
+    "usp", the neighbours along sep that heads are dealt out to; the most that the heads allow unless given.
+    expert_dispatch: one of EXPERT_DISPATCH. expert_all_to_all: one of EXPERT_ALL_TO_ALL. overlap: an Overlap, or a
+    mapping of its fields.
     offload: what goes to the host's memory, or a mapping of that to "host" or "disk" (Offload). offload_path: the
     folder of what goes to disk. offload_ratio: the part of the optimizer's state that goes, in bytes; the first
     parameters' state stays. offload_buffers: buckets of state on disk that are on their way at once.
@@ -82,6 +77,7 @@ class Plan:
     offload_buffers: int = BUFFERS
     sep_attention: str = "auto"
     sep_order: str = "auto"
+    ulysses_degree: int | None = None
     expert_dispatch: str = "auto"
     expert_all_to_all: str = "auto"
     overlap: Overlap = field(default_factory=Overlap)
@@ -102,7 +98,7 @@ class Plan:
         _check_schedule(self.schedule, self.mesh.pp)
         self._check_virtual_stages()
         self._check_axes_used()
-        self._check_order()
+        self.segment.check(self.mesh.sep)
         if self.expert_dispatch != "auto" and not self.expert_axes:
             raise ConfigError(
                 f"expert_dispatch={self.expert_dispatch!r} in a plan that splits no experts; set ep, or leave it out"
@@ -116,7 +112,8 @@ class Plan:
 
     def __str__(self) -> str:
         rules = str(self.strategy).replace("\n", "\n             ")
-        sequence = [f"  sequence   {self.sep_attention} attention, {self.sep_order} order"] if self.mesh.sep > 1 else []
+        inner = f" ({self.ulysses_degree} deal heads out)" if self.ulysses_degree else ""
+        sequence = [f"  sequence   {self.sep_attention} attention{inner}, {self.sep_order} order"]
         return "\n".join(
             [
                 "Plan",
@@ -125,7 +122,7 @@ class Plan:
                 f"  schedule   {self.schedule or 'none'}, {self.num_microbatches} microbatch"
                 f"{'es' if self.num_microbatches > 1 else ''}"
                 f"{f', {self.virtual_stages} chunks a stage' if self.virtual_stages > 1 else ''}",
-                *sequence,
+                *(sequence if self.mesh.sep > 1 else []),
                 f"  recompute  {self.recompute}",
                 f"  offload    {self._offload_text()}",
                 *([f"  overlap    {self.overlap}"] if self.overlap != Overlap() else []),
@@ -153,6 +150,7 @@ class Plan:
         offload_buffers: int = BUFFERS,
         sep_attention: str = "auto",
         sep_order: str = "auto",
+        ulysses_degree: int | None = None,
         expert_dispatch: str = "auto",
         expert_all_to_all: str = "auto",
         overlap: Overlap | Mapping[str, int] | None = None,
@@ -204,6 +202,7 @@ class Plan:
             offload_buffers=offload_buffers,
             sep_attention=sep_attention,
             sep_order=sep_order,
+            ulysses_degree=ulysses_degree,
             expert_dispatch=expert_dispatch,
             expert_all_to_all=expert_all_to_all,
             overlap=Overlap() if overlap is None else overlap,  # type: ignore[arg-type]  # __post_init__ checks it
@@ -257,14 +256,17 @@ class Plan:
         return tuple(axis for axis in self.strategy.rule("act").get("expert", ()) if self.mesh.degree(axis) > 1)
 
     @property
-    def sep_exchange(self) -> str:
-        """How attention exchanges what it needs of a split sequence: sep_attention, "auto" in zigzag order being the
-        ring, which that order is for.
+    def segment(self) -> SegmentSettings:
+        """What it says of attention over a split sequence."""
+        return SegmentSettings(self.sep_attention, self.sep_order, self.ulysses_degree)
 
-        >>> Plan.from_degrees(sep=2, sep_order="zigzag").sep_exchange
-        'ring'
+    def segment_way(self, tokens: int, heads: int, kv_heads: int) -> SegmentWay:
+        """How attention of so many tokens of a row and heads, each a device's, exchanges over sep within a process.
+
+        >>> Plan.from_degrees(sep=2, sep_order="zigzag").segment_way(1024, 5, 5)
+        SegmentWay(how='ring', inner=1)
         """
-        return "ring" if self.sep_attention == "auto" and self.sep_order == "zigzag" else self.sep_attention
+        return self.segment.way(self.mesh.sep, tokens, heads, kv_heads, self.mesh.sep)
 
     @property
     def batch_ways(self) -> int:
@@ -302,6 +304,7 @@ class Plan:
             "offload_buffers": self.offload_buffers,
             "sep_attention": self.sep_attention,
             "sep_order": self.sep_order,
+            "ulysses_degree": self.ulysses_degree,
             "expert_dispatch": self.expert_dispatch,
             "expert_all_to_all": self.expert_all_to_all,
             "overlap": self.overlap.to_dict(),
@@ -357,11 +360,6 @@ class Plan:
                 "of equal parts; set expert_dispatch to 'padded' or 'balanced', or expert_all_to_all to 'flat'"
             )
 
-    def _check_order(self) -> None:
-        if self.sep_order == "zigzag" and (self.mesh.sep == 1 or self.sep_attention == "ulysses"):
-            why = "sep=1 splits no sequence; set sep" if self.mesh.sep == 1 else _NO_RING
-            raise ConfigError(f"sep_order 'zigzag' in a plan with {why}, or leave sep_order at 'auto'")
-
     def _check_axes_used(self) -> None:
         for axis, degree in self.mesh.degrees.items():
             if degree > 1 and axis != "pp" and axis not in self.strategy.axes:
@@ -384,9 +382,6 @@ class _OneOfEachKey(YamlLoader):
         return super().construct_mapping(node, deep)
 
 
-_NO_RING = (
-    "sep_attention 'ulysses', whose devices all see the whole sequence and need no order; set sep_attention to 'ring'"
-)
 _FIELDS = tuple(f.name for f in fields(Plan))
 _FROM_DEGREES = (
     "sharding_stage",
@@ -401,6 +396,7 @@ _FROM_DEGREES = (
     "offload_buffers",
     "sep_attention",
     "sep_order",
+    "ulysses_degree",
     "expert_dispatch",
     "expert_all_to_all",
     "overlap",

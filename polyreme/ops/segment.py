@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from jax import Array
 from jax import numpy as jnp
+from jax.sharding import Mesh
 
 from polyreme import kernels
 from polyreme.core import layout
@@ -18,15 +20,21 @@ from polyreme.core.layout import Layout
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.kernels.ring_attention import Axes, Split
 from polyreme.kernels.zigzag import check_zigzag
-from polyreme.mesh import nearest_multiples
+from polyreme.mesh import SegmentWay, check_heads, nearest_multiples
 
 WHOLE = (1, 1)
 """What token_ways gives for a sequence that is not split."""
+_KERNELS = {
+    "ulysses": (kernels.ulysses_attention, kernels.ulysses_column_attention),
+    "ring": (kernels.ring_attention, kernels.ring_column_attention),
+    "gather": (kernels.gather_attention, kernels.gather_column_attention),
+    "usp": (kernels.usp_attention, kernels.usp_column_attention),
+}
 
 
 @dataclass(frozen=True)
 class SegmentExchange:
-    """Attention over a split sequence: by "ulysses" or "ring".
+    """Attention over a split sequence: by "ulysses", "ring", "gather" or "usp".
 
     repeat: copies of each key head that are made first. reorders: queries, keys and values come in their own order and
     are sent into the split's zigzag first, the result back.
@@ -41,7 +49,7 @@ class SegmentExchange:
         """kernels.attention of arrays [b, s, h, d] that the split lays out."""
         if self.repeat > 1:
             k, v = (jnp.repeat(x, self.repeat, 2) for x in (k, v))
-        kernel = kernels.ulysses_attention if self.how == "ulysses" else kernels.ring_attention
+        kernel: Callable[..., Array] = _KERNELS[self.how][0]
         return self._home(kernel(*self._sent(q, k, v), split=self.split, **options))
 
     def attend_columns(
@@ -52,7 +60,7 @@ class SegmentExchange:
             k, v = (jnp.repeat(x, self.repeat, 2) for x in (k, v))
             columns = columns.alike()
             columns = columns if columns.bounds.shape[1] == 1 else columns.for_heads(q.shape[2])
-        kernel = kernels.ulysses_column_attention if self.how == "ulysses" else kernels.ring_column_attention
+        kernel: Callable[..., tuple[Array, Array]] = _KERNELS[self.how][1]
         out, lse = kernel(*self._sent(q, k, v), columns, split=self.split, **options)
         return self._home(out), self._home(lse, 2)
 
@@ -96,11 +104,10 @@ def exchange(
     """What attention of these shapes ([batch, s, heads, d] or [s, heads, d]) does, None if its sequence is whole.
 
     whole: a kernel that the partitioner cannot split; where the sequence is whole and batch or heads are not, "ulysses"
-    over no axis runs it on each device's own. causal: no query sees a later key, so that a zigzag balances the ring.
+    over no axis runs it on each device's own. causal: no query sees a later key, so that a zigzag balances the devices.
 
-    The plan's sep_attention chooses; "auto" takes Ulysses where query and key heads divide over the devices that split
-    heads and sequence, unless its sep_order is "zigzag". Raises ShapeError for a length that does not divide,
-    ConfigError where Ulysses is asked for and the heads do not.
+    The plan's sep_attention chooses (mesh.segment says how "auto" does). Raises ShapeError for a length that does not
+    divide, ConfigError where heads are to be dealt out and do not.
     """
     if _chosen.by is not None:
         return _chosen.by(query, key)
@@ -125,9 +132,11 @@ def exchange(
     split = Split(placed.mesh, by_batch, seq, by_heads)
     if not seq:
         return SegmentExchange("ulysses", split, repeat) if split.ways(by_batch + by_heads) > 1 else None
-    how = _how(placed, split, query[-2], key[-2] * repeat)
-    if how == "ulysses":
-        return SegmentExchange(how, split, repeat)
+    way = _way(placed, split, query, key[-2] * repeat)
+    if way.how == "ulysses":
+        return SegmentExchange(way.how, split, repeat)
+    if way.how == "usp":
+        split = _with_inner(split, way.inner)
     is_square = query[-3] == key[-3]
     if placed.zigzag > 1 and not is_square:
         raise ShapeError(
@@ -137,7 +146,7 @@ def exchange(
     reorders = placed.zigzag == 1 and placed.plan.sep_order == "zigzag" and causal and is_square
     if reorders:
         check_zigzag(query[-3], ways)
-    return SegmentExchange(how, replace(split, zigzag=placed.zigzag > 1 or reorders), repeat, reorders)
+    return SegmentExchange(way.how, replace(split, zigzag=placed.zigzag > 1 or reorders), repeat, reorders)
 
 
 def zigzag_ways(seq: int, heads: int, kv_heads: int) -> int:
@@ -187,16 +196,50 @@ def part_tokens(x: Array, shape: Sequence[int], ways: tuple[int, int]) -> Array:
     return jnp.swapaxes(parts, 1, 2).reshape(*shape, *rest)
 
 
-def _how(placed: Layout, split: Split, heads: int, kv_heads: int) -> str:
-    asked = placed.plan.sep_exchange
-    ways = split.ways(split.heads) * split.ways(split.seq)
-    fits = heads % ways == 0 and kv_heads % ways == 0
-    if asked == "ulysses" and not fits:
-        raise ConfigError(
-            f"plan: sep_attention 'ulysses' splits {heads} query heads and {kv_heads} key heads over {ways} devices "
-            f"({'+'.join(split.heads + split.seq)}); make them {nearest_multiples(kv_heads, ways)}, or choose 'ring'"
-        )
-    return "ulysses" if asked == "ulysses" or (asked == "auto" and fits) else "ring"
+def _way(placed: Layout, split: Split, query: Sequence[int], kv_heads: int) -> SegmentWay:
+    ways, among = split.ways(split.seq), split.ways(split.heads)
+    heads, kv_heads = query[-2] // among, kv_heads // among
+    way = placed.plan.segment.way(ways, query[-3] // ways, heads, kv_heads, _near(placed.mesh, split.seq))
+    check_heads(way, ways, heads, kv_heads, "+".join(split.seq))
+    return way
+
+
+def _near(mesh: Mesh, seq: Axes) -> int:
+    """Neighbours along these axes, the last fastest, that always share a process; they divide the devices there."""
+    order = [mesh.axis_names.index(axis) for axis in mesh.axis_names if axis not in seq]
+    order += [mesh.axis_names.index(axis) for axis in seq]
+    processes = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
+    ways = math.prod(mesh.shape[axis] for axis in seq)
+    rows = processes.transpose(order).reshape(-1, ways)
+    return max(n for n in range(1, ways + 1) if ways % n == 0 and not np.ptp(rows.reshape(-1, n), axis=1).any())
+
+
+def _with_inner(split: Split, inner: int) -> Split:
+    """split over a mesh of axes such that the last of its seq have `inner` devices: the axis that they share with
+    others is cut in two."""
+    mesh, seq, dealt, left = split.mesh, [], [], inner
+    shape = dict(mesh.shape)
+    for axis in reversed(split.seq):
+        size = shape[axis]
+        if left % size == 0:
+            dealt.insert(0, axis)
+            left //= size
+        elif left == 1:
+            seq.insert(0, axis)
+        elif size % left:
+            raise ConfigError(
+                f"plan: sep_attention 'usp' over {inner} of the devices of {dict(mesh.shape)} along "
+                f"{'+'.join(split.seq)}: {left} does not divide {axis}; choose 'ring', or give ulysses_degree"
+            )
+        else:
+            outer, near = f"{axis}_ring", f"{axis}_ulysses"
+            cut = {axis: {axis: size} for axis, size in shape.items()} | {axis: {outer: size // left, near: left}}
+            shape = {name: size for part in cut.values() for name, size in part.items()}
+            seq.insert(0, outer)
+            dealt.insert(0, near)
+            left = 1
+    mesh = Mesh(mesh.devices.reshape(list(shape.values())), tuple(shape))
+    return replace(split, mesh=mesh, seq=(*seq, *dealt), inner=tuple(dealt))
 
 
 def _live(placed: Layout, axes: Sequence[str]) -> Axes:

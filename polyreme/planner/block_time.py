@@ -123,7 +123,7 @@ def _exposed(
     for c in found:
         if c.is_forward is not is_forward:
             continue
-        among = group(setting.cluster, setting.plan.mesh, c.axes)
+        among = group(setting.cluster, setting.plan.mesh, c.axes, c.among)
         seconds = _seconds(c, among)
         axis = next(axis for axis in reversed(AXES) if axis in c.axes)
         beside = seconds_of[c.beside]

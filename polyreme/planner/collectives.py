@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from polyreme.mesh import Plan
+from polyreme.planner.communication import Neighbours
 from polyreme.planner.graph import BlockCost, OperationCost, Part, Value
 from polyreme.planner.sharding import Cuts
 
@@ -20,7 +21,8 @@ class Collective(NamedTuple):
     """One collective of one run of a block on one microbatch.
 
     nbytes: as Group's methods take them: the whole of what a gather makes or a scatter cuts; what each device holds of
-    a reduce or an all-to-all. beside: name of the operation that it runs next to.
+    a reduce or an all-to-all. beside: name of the operation that it runs next to. among: those of the axis's devices
+    that take part; None for all of them.
     """
 
     what: What
@@ -29,6 +31,7 @@ class Collective(NamedTuple):
     is_forward: bool
     part: Part
     beside: str
+    among: Neighbours | None = None
 
 
 def collectives(
@@ -51,7 +54,7 @@ def collectives(
             yield from maker.compared()
         if op.part == "core_attn" and not has_exchanged:
             has_exchanged = True
-            yield from maker.exchanged(plan.sep_exchange)
+            yield from maker.exchanged(plan)
 
 
 class Maker(NamedTuple):
@@ -159,24 +162,40 @@ class Maker(NamedTuple):
             rows = self.cuts.local(logits, self.samples) * self.cuts.degree(axes) / logits.shape[-1]
             yield Collective("all_reduce", axes, 12.0 * rows, True, self.op.part, self.op.name)
 
-    def exchanged(self, how: str) -> Iterator[Collective]:
-        """What attention needs of a sequence that is cut: heads for seq and back, or all others' keys and values."""
+    def exchanged(self, plan: Plan) -> Iterator[Collective]:
+        """What attention needs of a sequence that is cut: heads for seq and back, or others' keys and values."""
         op = self.op
         dim = next((d for d in ("block_seq", "seq") if d in op.output.dims), None)
-        axes = self.axes(dim, op.output.shape[op.output.dims.index(dim)]) if dim else frozenset()
+        length = op.output.shape[op.output.dims.index(dim)] if dim else 0
+        axes = self.axes(dim, length) if dim else frozenset()
         if not axes:
             return
         streams = [value for value in op.inputs if not value.itemsize]
-        nbytes = sum(self.nbytes(value) for value in streams)
-        queries = streams[0]
-        heads = queries.shape[queries.dims.index("heads")] if "heads" in queries.dims else 1
-        left = heads // self.cuts.degree(self.axes("heads", heads))
-        if how == "ulysses" or (how == "auto" and left % self.cuts.degree(axes) == 0):
-            mixed = nbytes / 3 if len(streams) == 1 else self.nbytes(queries)
-            yield from self.both("all_to_all", "all_to_all", axes, nbytes)
-            yield from self.both("all_to_all", "all_to_all", axes, mixed)
-            return
+        nbytes, ways = sum(self.nbytes(value) for value in streams), self.cuts.degree(axes)
+        queries, keys = streams[0], streams[min(1, len(streams) - 1)]
+        heads, kv_heads = self._heads(queries), self._heads(keys)
+        way = plan.segment.way(ways, length // ways, heads, kv_heads, ways)
         passed = nbytes * 2 / 3 if len(streams) == 1 else nbytes - self.nbytes(queries)
-        rounds = self.cuts.degree(axes) - 1
-        yield Collective("send", axes, passed * rounds, True, op.part, op.name)
-        yield Collective("send", axes, 2 * passed * rounds, False, op.part, op.name)
+        if way.how == "gather":
+            summed = passed * ways * 4 / self.itemsize
+            yield Collective("all_gather", axes, passed * ways, True, op.part, op.name)
+            yield Collective("all_gather", axes, passed * ways, False, op.part, op.name)
+            yield Collective("reduce_scatter", axes, summed, False, op.part, op.name)
+        if way.how in ("ulysses", "usp"):
+            near = Neighbours(way.inner) if way.inner < ways else None
+            for moved in (nbytes, nbytes / 3 if len(streams) == 1 else self.nbytes(queries)):
+                for is_forward in (True, False):
+                    yield Collective("all_to_all", axes, moved, is_forward, op.part, op.name, near)
+        if way.how in ("ring", "usp"):
+            rounds = ways // way.inner
+            far = Neighbours(rounds, way.inner) if way.inner > 1 else None
+            yield Collective("send", axes, passed * (rounds - 1), True, op.part, op.name, far)
+            yield Collective("send", axes, 2 * passed * (rounds - 1), False, op.part, op.name, far)
+
+    def _heads(self, value: Value) -> int:
+        """Of a device; 1 where the value's are not told apart."""
+        dim = next((d for d in ("heads", "kv_heads") if d in value.dims), None)
+        if dim is None:
+            return 1
+        heads = value.shape[value.dims.index(dim)]
+        return heads // self.cuts.degree(self.axes(dim, heads))

@@ -89,18 +89,28 @@ class LinkGroup(NamedTuple):
         return sent / (tier.link.bandwidth * tier.share * at(tier.link.efficiency, nbytes))
 
 
-def group(cluster: Cluster, mesh: MeshShape, axes: Iterable[str]) -> LinkGroup:
-    """The group of the devices along these mesh axes.
+class Neighbours(NamedTuple):
+    """Of the devices along a mesh axis so many, every `stride`-th."""
+
+    size: int
+    stride: int = 1
+
+
+def group(cluster: Cluster, mesh: MeshShape, axes: Iterable[str], among: Neighbours | None = None) -> LinkGroup:
+    """The group of the devices along these mesh axes; along the last of them, that of these neighbours.
 
     Raises ConfigError for a mesh of more devices than the cluster's links join.
     """
-    return _group(cluster, mesh, tuple(axis for axis in mesh.order if axis in set(axes) and mesh.degree(axis) > 1))
+    live = tuple(axis for axis in mesh.order if axis in set(axes) and mesh.degree(axis) > 1)
+    return _group(cluster, mesh, live, among)
 
 
 @lru_cache(maxsize=16384)
-def _group(cluster: Cluster, mesh: MeshShape, axes: tuple[str, ...]) -> LinkGroup:
+def _group(cluster: Cluster, mesh: MeshShape, axes: tuple[str, ...], among: Neighbours | None) -> LinkGroup:
     strides = mesh.strides
     lines = sorted((strides[axis], mesh.degree(axis)) for axis in axes)
+    if among is not None:
+        lines = [(strides[axes[-1]] * among.stride, among.size)]
     size = math.prod(degree for _, degree in lines)
     if size == 1:
         return LinkGroup(1, ())

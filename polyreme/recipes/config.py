@@ -273,6 +273,7 @@ class TrainConfig(Section):
 class PlanConfig(Section):
     """How many devices along each mesh axis, what the sharding axis splits (ZeRO stage 1, 2 or 3), and how the pipeline
     runs. schedule: with pp > 1, DEFAULT_SCHEDULE if left out. train.accumulation is the number of microbatches.
+    ulysses_degree: of sep_attention: usp, the neighbours along sep that heads are dealt out to.
     overlap: moe: parts that tokens for experts are sent in, so that experts compute meanwhile.
     expert_axes: the axes that split experts; beside ep they may be others, which split something else elsewhere.
     offload: [state, act], or {state: disk} with offload_path, a folder that is as relative as output.
@@ -288,8 +289,9 @@ class PlanConfig(Section):
     sequence_parallel: bool = False
     schedule: Annotated[str, _name_in(SCHEDULES)] | None = None
     virtual_stages: Count | None = None
-    sep_attention: Literal["auto", "ulysses", "ring"] = "auto"
+    sep_attention: Literal["auto", "ulysses", "ring", "gather", "usp"] = "auto"
     sep_order: Literal["auto", "contiguous", "zigzag"] = "auto"
+    ulysses_degree: Count | None = None
     expert_dispatch: Literal["auto", "gather", "padded", "ragged", "balanced"] = "auto"
     expert_all_to_all: Literal["auto", "flat", "two_level"] = "auto"
     overlap: dict[Literal["moe"], Count] = {}
@@ -416,6 +418,7 @@ class PretrainConfig(Section):
             offload_buffers=plan.offload_buffers,
             sep_attention=plan.sep_attention,
             sep_order=plan.sep_order,
+            ulysses_degree=plan.ulysses_degree,
             expert_dispatch=plan.expert_dispatch,
             expert_all_to_all=plan.expert_all_to_all,
             overlap=plan.overlap,

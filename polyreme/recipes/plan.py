@@ -171,6 +171,7 @@ def with_plan(config: PretrainConfig, plan: Plan) -> PretrainConfig:
         "virtual_stages": plan.virtual_stages if plan.schedule else None,
         "sep_attention": plan.sep_attention,
         "sep_order": plan.sep_order,
+        "ulysses_degree": plan.ulysses_degree,
         "expert_dispatch": plan.expert_dispatch,
         "expert_all_to_all": plan.expert_all_to_all,
         "overlap": plan.overlap.to_dict(),

@@ -31,7 +31,14 @@ from tests.distributed.test_placement import PLANS
 CASES = {
     **{f"gpt {name}": ("gpt", plan) for name, plan in PLANS.items()},
     "gpt ulysses": ("gpt", Plan.from_degrees(sharding=2, sep=2, mp=2, sharding_stage=2, sep_attention="ulysses")),
-    "gpt ring": ("gpt", Plan.from_degrees(dp=2, sep=4, sep_order="zigzag")),
+    "gpt ring": ("gpt", Plan.from_degrees(dp=2, sep=4, sep_attention="ring")),
+    "gpt gather": ("gpt", Plan.from_degrees(dp=2, sep=4, sep_attention="gather"), {"num_layers": 1}),
+    "llama usp": ("llama", Plan.from_degrees(dp=2, sep=4, sep_order="zigzag"), {"num_layers": 1}),
+    "gpt that keeps its order": (
+        "gpt",
+        Plan.from_degrees(dp=2, sep=4, sep_attention="gather", sep_order="zigzag"),
+        {"num_layers": 1, "dropout": 0.1},
+    ),
     "llama mp": ("llama", PLANS["mp2_dp4"]),
     "llama zero3": ("llama", PLANS["zero3_dp_mp"]),
     "llama zero3 sequence": ("llama", PLANS["zero3_mp_sequence"]),
@@ -345,7 +352,15 @@ def test_compiled_leaves_the_state_alone():
 # volumes
 
 
-SLOW = {"gpt dp8", "gpt zero1", "gpt ring", "llama mp", "llama zero3"}  # others have each of their collectives
+SLOW = {
+    "gpt dp8",
+    "gpt zero1",
+    "gpt ring",
+    "gpt gather",
+    "gpt that keeps its order",
+    "llama mp",
+    "llama zero3",
+}  # others have each of their collectives
 
 
 @pytest.mark.slow_cases(

@@ -19,6 +19,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.jit import to_static
 from polyreme.mesh import Plan
+from polyreme.mesh.segment import GATHERED_TOKENS
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.nn import functional as F
@@ -80,6 +81,7 @@ PLANS = [
     {"sep": 2, "sharding": 2, "sharding_stage": 3},
     {"sep": 2, "dp": 2, "mp": 2, "sequence_parallel": True},
     {"sep": 4, "sep_attention": "ring", "recompute": "full"},
+    {"sep": 4, "dp": 2, "sep_attention": "gather"},
 ]
 
 
@@ -99,6 +101,7 @@ CASES = [
     "gpt sep2 dp2 mp2 sequence_parallelTrue",
     "gpt sep2 mp2",
     "gpt sep2",
+    "gpt sep4 dp2 sep_attentiongather",
     "llama sep2 sharding2 sharding_stage3",
     "llama sep4 sep_attentionring recomputefull",
 )
@@ -134,10 +137,10 @@ def attend(s=8, t=8, heads=4, kv_heads=4, **options):
     return F.scaled_dot_product_attention(Tensor(q), Tensor(k), Tensor(k), **options)
 
 
-def how(heads, kv_heads, **settings):
+def how(heads, kv_heads, seq=8, **settings):
     plan = Plan.from_degrees(**settings)
     with layout.using(Layout(plan, jax.devices()[: plan.mesh.size])):
-        found = segment.exchange((2, 8, heads, 4), (2, 8, kv_heads, 4))
+        found = segment.exchange((2, seq, heads, 4), (2, seq, kv_heads, 4))
     return None if found is None else (found.how, found.repeat)
 
 
@@ -145,11 +148,13 @@ def test_which_exchange_is_taken():
     assert how(4, 4, dp=2) is None
     assert how(4, 4, mp=2, sequence_parallel=True) is None
     assert how(4, 4, sep=4) == ("ulysses", 1)
-    assert how(4, 2, sep=4) == ("ring", 1)
-    assert how(3, 3, sep=2) == ("ring", 1)
+    assert how(4, 2, sep=4) == ("usp", 1)
+    assert how(8, 2, sep=4) == ("gather", 1)
+    assert how(3, 3, sep=2) == ("gather", 1)
+    assert how(3, 3, seq=2 * GATHERED_TOKENS, sep=2) == ("ring", 1)
     assert how(4, 4, sep=4, sep_attention="ring") == ("ring", 1)
     assert how(4, 4, sep=2, mp=2) == ("ulysses", 1)
-    assert how(4, 2, sep=2, mp=2) == ("ring", 1)
+    assert how(4, 2, sep=2, mp=2) == ("gather", 1)
     # one key head, which mp cannot split: each query head gets a copy
     assert how(4, 1, sep=2, mp=2) == ("ulysses", 4)
     assert segment.exchange((2, 8, 4, 4), (2, 8, 4, 4)) is None
@@ -159,7 +164,7 @@ def test_key_heads_that_mp_does_not_divide():
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, 8, h, 4)).astype(np.float32) for h in (8, 2, 2))
     want = F.scaled_dot_product_attention(Tensor(q), Tensor(k), Tensor(v), is_causal=True).numpy()
-    for sep_attention in ("ulysses", "ring"):
+    for sep_attention in ("ulysses", "ring", "gather"):
         plan = Plan.from_degrees(mp=4, sep=2, sep_attention=sep_attention)
         with layout.using(Layout(plan)):
             got = F.scaled_dot_product_attention(Tensor(q), Tensor(k), Tensor(v), is_causal=True).numpy()
@@ -167,12 +172,15 @@ def test_key_heads_that_mp_does_not_divide():
         assert np.abs(got - want).max() <= 3 * 8 * EPS
 
 
+@pytest.mark.slow_cases("{'sep': 2, 'dp': 2, 'sep_attention': 'gather'}-2", "{'sep': 2, 'sep_attention': 'ring'}-2")
 @pytest.mark.parametrize(
     ("settings", "kv_heads"),
     [
         ({"dp": 2, "mp": 2}, 4),
         ({"sep": 4}, 4),
         ({"sep": 2, "sep_attention": "ring"}, 2),
+        ({"sep": 2, "dp": 2, "sep_attention": "gather"}, 2),
+        ({"sep": 4, "mp": 2, "sep_attention": "usp", "sep_order": "zigzag"}, 4),
         ({"mp": 4, "sep": 2}, 2),  # mp does not divide the key heads: each query head gets a copy
     ],
     ids=str,
@@ -220,6 +228,12 @@ def test_refuses_what_it_cannot_do():
     ulysses = Layout(Plan.from_degrees(sep=8, sep_attention="ulysses"))
     with layout.using(ulysses), pytest.raises(ConfigError, match=message):
         attend()
+    usp = Layout(Plan.from_degrees(sep=8, sep_attention="usp"))
+    with (
+        layout.using(usp),
+        pytest.raises(ConfigError, match=r"'usp' splits 3 .* 8 devices \(sep\); no part divides both"),
+    ):
+        attend(heads=3, kv_heads=3)
 
 
 def test_tokens_joined_by_device_come_apart_again():

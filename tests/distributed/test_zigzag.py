@@ -80,7 +80,8 @@ def collectives(compiled):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_equals_one_device(name):
     want, wanted, _ = train(name)
-    loss, gradients, compiled = train(name, Plan.from_degrees(dp=2, sep=2, sep_order="zigzag"))
+    plan = Plan.from_degrees(dp=2, sep=2, sep_attention="ring", sep_order="zigzag")
+    loss, gradients, compiled = train(name, plan)
     # as in test_segment_parallel.py
     assert abs(loss - want) <= EPS * np.sqrt(64 + 128 + 32) * want
     for key, gradient in gradients.items():
@@ -120,6 +121,8 @@ def test_when_models_keep_their_tokens_in_zigzag():
     assert ways(llama, sep=2) == 1  # by Ulysses
     assert ways(llama, sep=2, sep_order="zigzag") == 2
     assert ways(llama, sep=2, sep_attention="ring") == 2
+    assert ways(llama, sep_attention="gather") == 4
+    assert ways(llama, sep_attention="usp") == 4
     assert llama.token_order(16) == 1
     assert ways(MODELS["a user's"]()) == 1
     ring = {"sep": 4, "sep_attention": "ring"}

@@ -19,6 +19,8 @@ from polyreme.kernels import (
     attention_blocked,
     attention_plain,
     column_attention_plain,
+    gather_attention,
+    gather_column_attention,
     into_zigzag,
     move_into_zigzag,
     move_out_of_zigzag,
@@ -27,6 +29,8 @@ from polyreme.kernels import (
     ring_column_attention,
     ulysses_attention,
     ulysses_column_attention,
+    usp_attention,
+    usp_column_attention,
 )
 from polyreme.kernels.attention_blocked import AttentionSpec, draw_of, dropout_scale, part_of
 from polyreme.kernels.ring_attention import Split
@@ -207,9 +211,39 @@ def test_zigzag_equals_the_twin(degrees, causal, mask):
     assert_near(got, twin(causal, rate)(qkv(), mask, ct), jnp.float32, terms=768, steps=4)
 
 
-def test_columns_in_zigzag_equal_the_twin():
-    args, mask, over = qkv(), columns(4), split(sep=2)
-    out, lse = jax.jit(functools.partial(in_zigzag(ring_column_attention, over), **dropout(0.25)))(*args, mask)
+def in_two(**degrees):
+    """A Split whose devices along cp deal heads out, while keys go round sep."""
+    return replace(split(**degrees), inner=("cp",))
+
+
+@pytest.mark.slow_cases("gather-True-None", "usp-False-None", "gather-True-bool", "usp-False-scores")
+@pytest.mark.parametrize("mask", [None, "scores", "bool"])
+@pytest.mark.parametrize("zigzag", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "over"),
+    [(gather_attention, split(sep=2, mp=2)), (usp_attention, in_two(sep=2, cp=2, mp=2))],
+    ids=["gather", "usp"],
+)
+def test_keys_gathered_and_heads_dealt_out_in_a_part_equal_the_twin(kernel, over, zigzag, mask):
+    kernel = in_zigzag(kernel, over) if zigzag else functools.partial(kernel, split=over)
+    rate, causal = 0.25 if mask is None else 0.0, mask != "bool"
+    ct, mask = normal(9, 2, 48, 8, 4), MASKS.get(mask)
+    got = jax.jit(lambda *a: pulled(kernel, *a, causal=causal, **dropout(rate)))(qkv(), mask, ct)
+    assert_near(got, twin(causal, rate)(qkv(), mask, ct), jnp.float32, terms=768, steps=4)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "over"),
+    [
+        (ring_column_attention, split(sep=2)),
+        (gather_column_attention, split(sep=2)),
+        (usp_column_attention, in_two(sep=2, cp=2)),
+    ],
+    ids=["ring", "gather", "usp"],
+)
+def test_columns_in_zigzag_equal_the_twin(kernel, over):
+    args, mask = qkv(), columns(4)
+    out, lse = jax.jit(functools.partial(in_zigzag(kernel, over), **dropout(0.25)))(*args, mask)
     spec = AttentionSpec(False, 0.5, 0.25)
     want, sums = jax.jit(lambda *a: column_attention_plain(*a, mask, spec=spec, draw=draw_of(KEY)))(*args)
     assert_near(out, want, jnp.float32, terms=48)
@@ -339,6 +373,12 @@ def test_collectives_are_the_ones_the_formula_names():
     assert collectives(gradients(ring_attention), *args) == {"collective-permute": 6 + 12 + 2}
     # q, k, v and the result forward; their gradients backward
     assert collectives(gradients(ulysses_attention), *args) == {"all-to-all": 8}
+    # k and v, forward and backward; their gradients
+    assert collectives(gradients(gather_attention), *args) == {"all-gather": 4, "reduce-scatter": 2}
+    # Ulysses' and those of a ring of two
+    over = in_two(sep=2, cp=2)
+    args = tuple(jax.device_put(x, jax.sharding.NamedSharding(over.mesh, over.spec)) for x in args)
+    assert collectives(gradients(usp_attention), *args) == {"all-to-all": 8, "collective-permute": 2 + 4 + 2}
 
 
 @pytest.mark.slow
@@ -387,8 +427,10 @@ def test_refuses_what_it_cannot_do(kernel, call, error, message):
 def test_what_only_one_of_them_refuses():
     with pytest.raises(ConfigError, match=r"4 query heads and 2 key heads over 4 devices \(sep\).*use the ring"):
         ulysses_attention(Q, K, V, split=split(sep=4), causal=True)
-    with pytest.raises(ShapeError, match="12 queries and 8 keys; they must be equally many"):
-        ring_attention(Q, K[:, :8], V[:, :8], split=split(sep=4), causal=True)
+    with pytest.raises(ConfigError, match=r"usp_attention: 4 query heads and 2 key heads over 4 devices \(mp\+cp\)"):
+        usp_attention(Q, K, V, split=in_two(sep=2, cp=2, mp=2), causal=True)
+    with pytest.raises(ShapeError, match="gather_attention: causal with 12 queries and 8 keys; they must be equally"):
+        gather_attention(Q, K[:, :8], V[:, :8], split=split(sep=4), causal=True)
     over = replace(split(sep=4), zigzag=True)
     with pytest.raises(ShapeError, match=r"12 tokens .* 8 equal chunks of a zigzag over 4 devices; make it 8 or 16"):
         ring_attention(Q, K, V, split=over, causal=True)

@@ -8,7 +8,7 @@ import pytest
 from polyreme.errors import ConfigError
 from polyreme.mesh import MeshShape, Plan
 from polyreme.planner import Cluster, Link, ModelShape, cluster_of_kind, collectives, devices, sharding
-from polyreme.planner.communication import group
+from polyreme.planner.communication import Neighbours, group
 from polyreme.planner.sharding import cuts_of, pieces, stage_pieces
 
 FAST = Link("near", 8, 100e9, 1e-6)
@@ -143,8 +143,23 @@ def test_cut_sequences_exchange_heads_or_pass_keys():
     ]
     ring = made(Plan.from_degrees(sep=4, sep_attention="ring"))
     assert ring == [("send", "sep", 6.0 * local, True), ("send", "sep", 12.0 * local, False)]
-    assert made(Plan.from_degrees(sep=4, sep_order="zigzag")) == ring
-    assert made(Plan.from_degrees(sep=4, mp=4, sep_attention="auto"))[-1][0] == "send"  # 2 heads left for 4 devices
+    assert made(Plan.from_degrees(sep=4, sep_attention="ring", sep_order="zigzag")) == ring
+    # all keys and values twice, and their gradients in 32 bits
+    gather = made(Plan.from_degrees(sep=4, sep_attention="gather"))
+    kinds = [("all_gather", 2.0, False), ("all_gather", 2.0, True), ("reduce_scatter", 4.0, False)]
+    assert gather == [(what, "sep", times * BSH, forward) for what, times, forward in kinds]
+    # 2 heads left for 4 devices: dealt out to pairs, and a ring of two
+    both = [c for c in made(Plan.from_degrees(sep=4, mp=4, sep_attention="auto")) if c[1] == "sep"]
+    assert both[:4] == [(what, axis, nbytes / 4, forward) for what, axis, nbytes, forward in ulysses]
+    assert both[4:] == [("send", "sep", 2.0 * local / 4, True), ("send", "sep", 4.0 * local / 4, False)]
+
+
+def test_neighbours_have_the_links_between_them():
+    mesh = MeshShape(sep=16)
+    near, far = (group(NODES, mesh, ("sep",), among) for among in (Neighbours(8), Neighbours(2, 8)))
+    assert [t.link for t in near.tiers] == [FAST]
+    assert (near.size, far.size) == (8, 2)
+    assert far.tiers[-1].link == NODES.links[-1]
 
 
 MOE = ModelShape(64, 2, 8, 32, 128, 256, experts=8, experts_per_token=2)

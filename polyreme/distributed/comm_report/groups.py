@@ -57,10 +57,10 @@ def parse_pairs(attributes: str) -> tuple[tuple[int, int], ...]:
 
 def axes_of(groups: Groups, mesh: MeshShape) -> tuple[str, ...] | None:
     """The mesh axes along which these groups' members differ, outermost first; () for groups of one, None if no set
-    of axes has these groups.
+    of axes has these groups, nor one axis that is cut in equal parts, of neighbours or of every n-th device.
 
-    >>> axes_of(((0, 1), (2, 3)), MeshShape(dp=2, mp=2))
-    ('mp',)
+    >>> axes_of(((0, 1), (2, 3)), MeshShape(dp=2, mp=2)), axes_of(((0, 2), (1, 3)), MeshShape(sep=4))
+    (('mp',), ('sep',))
     """
     wanted = {frozenset(group) for group in groups}
     if all(len(group) == 1 for group in wanted):
@@ -68,6 +68,12 @@ def axes_of(groups: Groups, mesh: MeshShape) -> tuple[str, ...] | None:
     for axes in _axis_sets(mesh):
         if {frozenset(group) for group in mesh.groups(*axes)} == wanted:
             return axes
+    size = len(next(iter(wanted)))
+    for axis in (axis for axis in mesh.order if size < mesh.degree(axis) and mesh.degree(axis) % size == 0):
+        lines, count = mesh.groups(axis), mesh.degree(axis) // size
+        runs = {frozenset(line[at * size : (at + 1) * size]) for line in lines for at in range(count)}
+        if wanted in (runs, {frozenset(line[at::count]) for line in lines for at in range(count)}):
+            return (axis,)
     return None
 
 

@@ -18,8 +18,14 @@ mp only), G_i its gradient's. act = b s h w: the residual stream on one device, 
                           that mp does not split are sums over mp too. arXiv:2205.05198, section 4.2
     segment, Ulysses      all-to-all over sep of q, k, v and of the result, forward and backward: 2 (2 q + 2 k) l with q
                           and k the bytes of all query and all key heads on one device. arXiv:2309.14509, section 3
-    segment, ring         collective-permutes of k and v, sep - 1 forward; of k and v, sep - 1, and of their gradients,
-                          sep, backward. arXiv:2310.01889, section 3
+    segment, ring         collective-permutes of k and v, sep - 1 forward; of k and v, sep - 1, and of their gradients
+                          in 32 bits, sep, backward. arXiv:2310.01889, section 3
+    segment, gather       all-gather of k and v, sep 2 k, forward and again backward, and reduce-scatter of their
+                          gradients in 32 bits. arXiv:2407.21783, section 3.3.2
+    segment, usp          Ulysses' all-to-alls among the neighbours that deal heads out, u of them, and the ring's
+                          permutes, of the same k and v, for sep / u devices. arXiv:2405.07719
+    zigzag by attention   where the model does not keep its tokens so, collective-permutes of q, k, v and the result,
+                          forward and backward: (2 q + 2 k) l of which the part that changes its device is sent
     experts               of e, of which k work on a token, split over P devices; t = b s tokens of a device. The
                           gradient of an expert's weights is a sum over the other token axes. Gathered: all-gather of
                           tokens, choices and gates (P t (h w + 8 k)) and reduce-scatter of 4 P t h forward, the
@@ -58,12 +64,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polyreme.distributed.comm_report.collectives import wire_share
 from polyreme.distributed.comm_report.workload import ParameterShape, Use, Workload
 from polyreme.errors import ConfigError
 from polyreme.kernels.balanced_experts import RelaySlots, expert_slots
+from polyreme.kernels.zigzag import moved_share
 from polyreme.mesh import MeshShape, Plan
 
 SCALAR_BYTES = 4
@@ -257,13 +264,33 @@ class _Terms:
             return
         times, axes = self.work.num_layers * self.microbatches, ("sep",)
         width = self.tokens * self.work.itemsize / (self.mesh.mp if self.is_tensor_parallel else 1)
+        mp = self.mesh.mp if self.is_tensor_parallel else 1
+        heads, kv_heads = self.work.heads // mp, self.work.kv_heads // mp
         query, keys = width * (self.work.query_width or self.work.hidden), width * self.work.key_width
-        if self.plan.sep_exchange == "ring":
-            for phase, count in (("forward", self.sep - 1), ("backward", 2 * self.sep - 1)):
-                yield self._term("ring attention", "collective-permute", axes, 2 * keys, times * count, phase)
-            return
-        for phase in ("forward", "backward"):
-            yield self._term("attention heads", "all-to-all", axes, 2 * query + 2 * keys, times, phase)
+        if self.work.kv_heads % mp:  # each query head gets a copy of its key head
+            kv_heads, keys = heads, query
+        # in keys' gradients others' are added up
+        summed = keys * max(4, self.work.itemsize) / self.work.itemsize
+        way = self.plan.segment_way(self.work.seq // self.sep, heads, kv_heads)
+        phases: tuple[str, ...] = "forward", "backward"
+        if way.how in ("ulysses", "usp"):
+            for phase in phases:
+                term = self._term("attention heads", "all-to-all", axes, 2 * query + 2 * keys, times, phase)
+                yield replace(term, group_size=way.inner)
+        if way.how == "gather":
+            for phase in phases:
+                yield self._term("keys and values", "all-gather", axes, self.sep * 2 * keys, times, phase)
+            whole = self.sep * 2 * summed
+            yield self._term("gradients of keys and values", "reduce-scatter", axes, whole, times, "backward")
+        if way.how in ("ring", "usp"):
+            ring, kind = self.sep // way.inner, "collective-permute"
+            for phase in phases:
+                yield self._term("ring attention", kind, axes, 2 * keys, times * (ring - 1), phase)
+            yield self._term("ring attention, gradients", kind, axes, 2 * summed, times * ring, "backward")
+        if self.plan.sep_order == "zigzag" and not self.work.is_order_free:
+            moved = moved_share(self.sep) * (2 * query + 2 * keys)
+            for phase in phases:
+                yield self._term("into zigzag and back", "collective-permute", axes, moved, times, phase)
 
     def experts(self) -> Iterator[Term]:
         axes, k = self.expert_axes, self.work.experts_per_token

@@ -44,7 +44,9 @@ class Workload:
     sharers: on the stage where they are at home, names of parameters that another stage copies. put_off: layers on the
     stage whose weights get their gradients in a program of their own. sent_itemsize: bytes of an element of what goes
     from stage to stage, itemsize if None. experts: of each layer's feed-forward, of which experts_per_token work on a
-    token; 0 for none. tokens_per_expert: of a sequence, where experts choose as many, else 0.
+    token; 0 for none. tokens_per_expert: of a sequence, where experts choose as many, else 0. heads, kv_heads: of all
+    devices; with 0 any number of devices divides them. is_order_free: whether the
+    model keeps its tokens in a plan's zigzag order by itself; else attention sends them there and back.
     """
 
     parameters: tuple[ParameterShape, ...]
@@ -64,6 +66,9 @@ class Workload:
     experts_per_token: int = 0
     tokens_per_expert: int = 0
     query_width: float = 0
+    heads: int = 0
+    kv_heads: int = 0
+    is_order_free: bool = True
 
 
 def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: int = 1) -> Workload:
@@ -76,7 +81,7 @@ def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: i
     head_dim = getattr(config, "head_dim", config.hidden_size // heads)
     # queries and results are sent together, and so are keys and values: where values are narrower, by their mean
     head_dim = (head_dim + getattr(config, "v_head_dim", head_dim)) / 2
-    key_width = getattr(config, "num_kv_heads", heads) * head_dim
+    kv_heads = getattr(config, "num_kv_heads", heads)
     named = dict(model.named_parameters())
     shapes = []
     for name, p in named.items():
@@ -90,7 +95,7 @@ def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: i
         seq=seq,
         hidden=config.hidden_size,
         num_layers=config.num_layers,
-        key_width=key_width,
+        key_width=kv_heads * head_dim,
         query_width=heads * head_dim,
         columns=_columns(named),
         itemsize=itemsize,
@@ -98,6 +103,9 @@ def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: i
         experts=getattr(config, "num_experts", 0),
         experts_per_token=getattr(config, "experts_per_token", 0),
         tokens_per_expert=getattr(config, "tokens_per_expert", 0),
+        heads=heads,
+        kv_heads=kv_heads,
+        is_order_free=getattr(model, "is_order_free", True),
     )
 
 

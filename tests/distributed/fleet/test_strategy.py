@@ -95,6 +95,9 @@ AROUND = {
     "hybrid_configs.mp_configs.sequence_parallel": {"hybrid_configs": {"mp_degree": 2}},
     "hybrid_configs.sharding_configs.stage": {"hybrid_configs": {"sharding_degree": 2}},
     "hybrid_configs.sep_configs.order": {"hybrid_configs": {"sep_degree": 2}},
+    "hybrid_configs.sep_configs.ulysses_degree": {
+        "hybrid_configs": {"sep_degree": 4, "sep_configs": {"attention": "usp"}}
+    },
     **{
         f"sharding_configs.{name}": {"sharding_configs": {"sharding_degree": 2}}
         for name in ("stage", "mp_degree", "pp_degree")

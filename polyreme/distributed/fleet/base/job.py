@@ -82,6 +82,7 @@ def resolve(strategy: DistributedStrategy | Plan, num_devices: int) -> Job:
         offload=_offload(strategy, offloads and not layers),
         sep_attention=hybrid["sep_configs"]["attention"],
         sep_order=hybrid["sep_configs"]["order"],
+        ulysses_degree=hybrid["sep_configs"]["ulysses_degree"] or None,
     )
     return Job(
         plan=plan,

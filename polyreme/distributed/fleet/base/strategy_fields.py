@@ -231,8 +231,9 @@ _HYBRID: dict[str, Field | Table] = {
     "dp_configs": _nccl("nccl_config", "check_nccl_config"),
     "sep_configs": {
         **_nccl("nccl_config"),
-        "attention": on("auto", "Plan.sep_attention: auto, ulysses or ring"),
+        "attention": on("auto", "Plan.sep_attention: auto, ulysses, ring, gather or usp"),
         "order": on("auto", "Plan.sep_order: auto, contiguous or zigzag"),
+        "ulysses_degree": on(0, "Plan.ulysses_degree: of usp, the neighbours that heads are dealt out to"),
     },
     "dp_sep_configs": _nccl("nccl_config"),
     "pp_tp_configs": _nccl("nccl_config"),
@@ -316,5 +317,6 @@ OWN = (
     "hybrid_configs.sharding_configs.offload",
     "hybrid_configs.sep_configs.attention",
     "hybrid_configs.sep_configs.order",
+    "hybrid_configs.sep_configs.ulysses_degree",
 )
 """Fields that the public API does not have."""
