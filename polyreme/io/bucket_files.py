@@ -88,6 +88,7 @@ class BucketFile:
             fault_point("offload.write")
             fd, offset = self._writable(), len(self._head)
             for array in arrays:
+                fault_point("offload.array")
                 _write(fd, array, offset)
                 offset += array.nbytes
 
@@ -164,6 +165,7 @@ class FrozenFile:
 
     def link(self, target: Path) -> bool:
         """Give the file another name; False where that cannot be, as on another disk. Call it before the next write."""
+        fault_point("offload.link")
         try:
             os.link(self.path, target)
         except OSError:

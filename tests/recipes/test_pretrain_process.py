@@ -119,8 +119,8 @@ def test_a_failed_update_of_state_on_disk_resumes_from_the_last_checkpoint(tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["offload.write:kill@13", "offload.read:kill@13"])
 def test_killed_in_an_update_of_state_on_disk(fault, tmp_path):
-    on_disk = [*ONE_DEVICE, "plan.offload={state: disk}", f"plan.offload_path={tmp_path / 'ssd'}"]
-    finish(start(tmp_path / "whole", *on_disk, CPU_NUM="1"))
-    finish(start(tmp_path / "run", *on_disk, FAULTS=fault, CPU_NUM="1"), code=-signal.SIGKILL)
-    resumed_equals(tmp_path / "run", tmp_path / "whole", start(tmp_path / "run", *on_disk, CPU_NUM="1"))
+    on_disk = ["plan.offload={state: disk}", f"plan.offload_path={tmp_path / 'ssd'}"]
+    finish(start(tmp_path / "whole", *on_disk))
+    finish(start(tmp_path / "run", *on_disk, FAULTS=fault), code=-signal.SIGKILL)
+    resumed_equals(tmp_path / "run", tmp_path / "whole", start(tmp_path / "run", *on_disk))
     assert [entry.name for entry in (tmp_path / "ssd").iterdir()] == ["LOCK"]  # what the killed run left is gone
