@@ -27,6 +27,7 @@ FLOORS = {
         "vision text audio distribution hub sequences",
         "distributed hapi callbacks inference dataset",
         "models incubate",
+        "generation",
         "recipes",
         "utils sysconfig static fluid root api compat torch_scripts",
         "cli paddle_scripts __main__",

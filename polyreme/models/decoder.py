@@ -13,6 +13,7 @@ from typing import Any, Self
 from polyreme.core import layout
 from polyreme.errors import ConfigError, ShapeError, did_you_mean
 from polyreme.mesh import RECOMPUTE
+from polyreme.models.cache import KVCache, LayerCache
 from polyreme.models.families import Family
 from polyreme.models.pretrained import load_pretrained, save_pretrained
 from polyreme.nn import Layer, Sequential
@@ -61,16 +62,20 @@ class Decoder(Layer):
 
     def logits(self, hidden: Any) -> Any:
         """[batch, seq, vocab] given hidden(tokens)."""
-        return hidden.matmul(self.output_weight, transpose_y=self.config.tie_embeddings)
+        return self.project(hidden)
+
+    def project(self, x_bse: Any) -> Any:
+        """[batch, seq, vocab] given the normed output of the last block."""
+        return x_bse.matmul(self.output_weight, transpose_y=self.config.tie_embeddings)
 
     @property
     def output_weight(self) -> Any:
         """The weight of the output projection: the token embedding's when tied."""
         return self.tokens.weight if self.config.tie_embeddings else self.head.weight
 
-    def embed(self, tokens: Any) -> Any:
-        """What the first block takes, [batch, seq, embed]. Raises ShapeError for ids that are not [batch, seq] or rows
-        that are too long."""
+    def embed(self, tokens: Any, cache: KVCache | None = None) -> Any:
+        """What the first block takes, [batch, seq, embed]; cache: what comes before the tokens. Raises ShapeError for
+        ids that are not [batch, seq] or rows that are too long."""
         owner = type(self).__name__
         if len(tokens.shape) != 2:
             raise ShapeError(f"{owner}: tokens have shape {list(tokens.shape)}; give ids as [batch, seq]")
@@ -79,11 +84,12 @@ class Decoder(Layer):
             raise ShapeError(
                 f"{owner}: {seq} tokens a row, but there are positions for {self.config.seq_len}; shorten the rows"
             )
-        ways = self.token_order(seq)
+        ways = self.token_order(seq) if cache is None else 1
         tokens = tokens if ways == 1 else _into_zigzag(tokens, ways, 1, "batch", None)
         # whole in seq first, where mp sums it: asked for a part at once, the partitioner gathers the table instead
         x_bse = constrain(self.tokens(tokens), "batch", "block_seq", "embed")
-        return constrain(self.placed(x_bse), "batch", "seq", "embed")
+        x_bse = self.placed(x_bse) if cache is None else self.placed(x_bse, cache)
+        return constrain(x_bse, "batch", "seq", "embed")
 
     # published weights
 
@@ -101,6 +107,29 @@ class Decoder(Layer):
         dtype: of the weights written, as they are if None. Raises ConfigError for a family that nobody publishes.
         """
         save_pretrained(self, folder, max_shard_size=max_shard_size, dtype=dtype)
+
+    # token by token
+
+    @property
+    def cache_dims(self) -> tuple[int, int, int]:
+        """(heads of keys and values, width of a key, width of a value) that a KVCache keeps of each token and block."""
+        config = self.config
+        width = getattr(config, "head_dim", 0) or config.hidden_size // config.num_heads
+        return getattr(config, "num_kv_heads", config.num_heads), width, width
+
+    def extend(self, tokens: Any, cache: KVCache, counts: Any = None) -> Any:
+        """The last block's normed output, [batch, s, embed], of tokens [batch, s] that come after those in the cache,
+        which takes them in.
+
+        counts: int32 [batch], how many of a row's s are tokens of it, the first ones; all if None. The others are there
+        for the shape: later tokens take their places.
+        """
+        x_bse = self.embed(tokens, cache)
+        for block, layer in zip(self.blocks, cache.layers, strict=True):
+            x_bse = self.run_block(block, x_bse, layer)
+        cache.lengths.add_(tokens.shape[1] if counts is None else counts)
+        normed = self.normed(x_bse)
+        return normed[0] if isinstance(normed, tuple) else normed
 
     # the order of tokens
 
@@ -130,8 +159,8 @@ class Decoder(Layer):
         ways = self.token_order(stream.shape[1]) if self.is_order_free else 1
         return stream if ways == 1 else out_of_zigzag(stream, ways, 1)
 
-    def placed(self, x_bse: Any) -> Any:
-        """Token embeddings with what says where each token is, if the family adds that here."""
+    def placed(self, x_bse: Any, cache: KVCache | None = None) -> Any:
+        """Token embeddings with what says where each token is, if the family adds that here; after those in a cache."""
         return x_bse
 
     def embedding_layers(self) -> dict[str, Layer]:
@@ -142,9 +171,9 @@ class Decoder(Layer):
         """The Layers that normed, logits and the loss call, those of embed apart."""
         return {"norm": self.norm} if self.config.tie_embeddings else {"norm": self.norm, "head": self.head}
 
-    def run_block(self, block: Layer, x_bse: Any) -> Any:
-        """A block's output."""
-        return block(x_bse)
+    def run_block(self, block: Layer, x_bse: Any, cache: LayerCache | None = None) -> Any:
+        """A block's output; cache: what the block has of tokens before those of x."""
+        return block(x_bse) if cache is None else block(x_bse, cache)
 
     def normed(self, x_bse: Any) -> Any:
         """What logits and the loss are computed from, given the last block's output."""

@@ -16,6 +16,7 @@ from typing import Any
 from polyreme.autograd.recompute import run_part
 from polyreme.errors import ConfigError
 from polyreme.mesh.axes import nearest_multiples
+from polyreme.models.cache import LayerCache
 from polyreme.models.decoder import check_dimensions, next_token_loss
 from polyreme.models.families import DEEPSEEK_V3, latent_widths
 from polyreme.models.llama import DEFAULTS, FIXED, KEYS, Block, Llama, ffn_rules, linear, outer_rules
@@ -170,7 +171,7 @@ class LatentAttention(Layer):
         scaling = config.rope_scaling
         self.scale = config.head_dim**-0.5 * (scaling.score_scale if isinstance(scaling, Yarn) else 1.0)
 
-    def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any) -> Any:
+    def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any, cache: LayerCache | None = None) -> Any:
         config, (batch, seq, _) = self.config, x_bse.shape
         heads, nope_dim, rank = config.num_heads, config.qk_nope_head_dim, config.kv_lora_rank
 
@@ -184,6 +185,9 @@ class LatentAttention(Layer):
         q = concat([q[..., :nope_dim], rotate(_by_halves(q[..., nope_dim:]), cos_sd, sin_sd)], axis=-1)
         k = concat([kv[..., :nope_dim], expand(shared, [batch, seq, heads, config.qk_rope_head_dim])], axis=-1)
         q, k, v = (by_heads(x, x.shape[-1]) for x in (q, k, kv[..., nope_dim:]))
+        if cache is not None:
+            mixed = cache.attend(q, k, v, scale=self.scale)
+            return self.out(mixed.reshape([batch, seq, heads * config.v_head_dim]))
         options = {"is_causal": True, "training": self.training, "scale": self.scale}
         mixed = run_part("core_attn", config.recompute, F.scaled_dot_product_attention, q, k, v, **options)
         return self.out(mixed.reshape([batch, seq, heads * config.v_head_dim]))
@@ -244,12 +248,17 @@ class DeepseekV3(Mixtral):
         sizes = (config.seq_len, config.qk_rope_head_dim, config.rope_theta)
         return config.rope_scaling.table(*sizes) if config.rope_scaling else rotary_table(*sizes)
 
-    def run_block(self, block: Layer, x_bse: Any) -> tuple[Any, Any]:
+    @property
+    def cache_dims(self) -> tuple[int, int, int]:
+        """Keys and values of all heads, as they come out of the latent."""
+        return self.config.num_heads, self.config.head_dim, self.config.v_head_dim
+
+    def run_block(self, block: Layer, x_bse: Any, cache: LayerCache | None = None) -> tuple[Any, Any]:
         """A block's output, and the routers' losses so far."""
         if isinstance(block, SparseBlock):
-            return super().run_block(block, x_bse)
+            return super().run_block(block, x_bse, cache)
         x_bse, so_far = x_bse
-        return Llama.run_block(self, block, x_bse), so_far
+        return Llama.run_block(self, block, x_bse, cache), so_far
 
     def output_layers(self) -> dict[str, Layer]:
         """The Layers that normed, logits and the loss call, those of embed apart."""

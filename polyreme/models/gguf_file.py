@@ -86,6 +86,12 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], dict[str, WeightSource]]:
     return config, {_name(path, name): _source(gguf, tensor, groups) for name, tensor in tensors.items()}
 
 
+def gguf_fields(path: Path, prefix: str) -> dict[str, Any]:
+    """Values of the metadata whose names begin so."""
+    reader = _reader(_library(), path)
+    return {name: field.contents() for name, field in reader.fields.items() if name.startswith(prefix)}
+
+
 def _library() -> Any:
     try:
         return import_module("gguf")

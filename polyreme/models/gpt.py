@@ -17,6 +17,7 @@ from polyreme.autograd.recompute import run_part
 from polyreme.errors import ConfigError
 from polyreme.mesh.axes import nearest_multiples
 from polyreme.models import families
+from polyreme.models.cache import KVCache, LayerCache
 from polyreme.models.decoder import Decoder, check_dimensions
 from polyreme.models.published import SAME, PublishedFamily, WeightRule, permuted
 from polyreme.nn import Dropout, Embedding, Layer, LayerList, LayerNorm, Linear
@@ -76,11 +77,13 @@ class Attention(Layer):
         self.qkv = Linear(width, 3 * width, _normal(0.02), dims=("embed", "heads"))
         self.out = Linear(width, width, _normal(std), dims=("heads", "embed"))
 
-    def forward(self, x_bse: Any) -> Any:
+    def forward(self, x_bse: Any, cache: LayerCache | None = None) -> Any:
         batch, seq, width = x_bse.shape
         qkv = self.qkv(x_bse).reshape([batch, seq, self.num_heads, 3, self.head_dim])
         qkv = constrain(qkv, "batch", "block_seq", "heads", None, None)
         q_bshd, k_bshd, v_bshd = qkv.unbind(3)
+        if cache is not None:
+            return self.out(cache.attend(q_bshd, k_bshd, v_bshd).reshape([batch, seq, width]))
         options = {"dropout_p": self.dropout, "is_causal": True, "training": self.training}
         attend = F.scaled_dot_product_attention
         mixed = run_part("core_attn", self.recompute, attend, q_bshd, k_bshd, v_bshd, **options)
@@ -111,11 +114,11 @@ class Block(Layer):
         self.drop = Dropout(config.dropout)
         self.recompute = config.recompute
 
-    def forward(self, x_bse: Any) -> Any:
-        return run_part("full", self.recompute, self._compute, x_bse)
+    def forward(self, x_bse: Any, cache: LayerCache | None = None) -> Any:
+        return run_part("full", self.recompute, self._compute, x_bse, cache)
 
-    def _compute(self, x_bse: Any) -> Any:
-        mixed = run_part("full_attn", self.recompute, self.attention, self.attention_norm(x_bse))
+    def _compute(self, x_bse: Any, cache: LayerCache | None = None) -> Any:
+        mixed = run_part("full_attn", self.recompute, self.attention, self.attention_norm(x_bse), cache)
         x_bse = x_bse + self.drop(mixed)
         x_bse = x_bse + self.drop(self.ffn(self.ffn_norm(x_bse)))
         return constrain(x_bse, "batch", "seq", "embed")
@@ -145,8 +148,10 @@ class GPT(Decoder):
         if not config.tie_embeddings:
             self.head = Linear(width, config.vocab_size, _normal(0.02), bias_attr=False, dims=("embed", "vocab"))
 
-    def placed(self, x_bse: Any) -> Any:
+    def placed(self, x_bse: Any, cache: KVCache | None = None) -> Any:
         """Token embeddings plus those of their positions, with dropout."""
+        if cache is not None:
+            return x_bse + self.positions(cache.positions(x_bse.shape[1]))
         return self.drop(x_bse + self.positions(self.places(arange(x_bse.shape[1]))))
 
     @property
@@ -154,8 +159,10 @@ class GPT(Decoder):
         """Without dropout, whose numbers are those of places in the rows."""
         return self.config.dropout == 0
 
-    def run_block(self, block: Layer, x_bse: Any) -> Any:
+    def run_block(self, block: Layer, x_bse: Any, cache: LayerCache | None = None) -> Any:
         """A block's output."""
+        if cache is not None:
+            return block(x_bse, cache)
         with self.keeping_order(x_bse.shape[1]):
             return block(x_bse)
 

@@ -15,6 +15,7 @@ from polyreme.autograd.recompute import run_part
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError
 from polyreme.mesh.axes import nearest_divisor, nearest_multiples
+from polyreme.models.cache import LayerCache
 from polyreme.models.decoder import Decoder, check_dimensions
 from polyreme.models.families import LLAMA
 from polyreme.models.published import SAME, PublishedFamily, WeightRule
@@ -123,7 +124,7 @@ class Attention(Layer):
         self.q_norm = RMSNorm(self.head_dim, epsilon=config.rms_norm_epsilon) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, epsilon=config.rms_norm_epsilon) if config.qk_norm else None
 
-    def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any) -> Any:
+    def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any, cache: LayerCache | None = None) -> Any:
         batch, seq, _ = x_bse.shape
         q = self.q(x_bse).reshape([batch, seq, self.num_heads, self.head_dim])
         k = self.k(x_bse).reshape([batch, seq, self.num_kv_heads, self.head_dim])
@@ -133,6 +134,9 @@ class Attention(Layer):
         q = constrain(rotate(q, cos_sd, sin_sd), "batch", "block_seq", "heads", None)
         k = constrain(rotate(k, cos_sd, sin_sd), "batch", "block_seq", "kv_heads", None)
         v = constrain(v, "batch", "block_seq", "kv_heads", None)
+        if cache is not None:
+            mixed = cache.attend(q, k, v, window=self.window)
+            return self.out(mixed.reshape([batch, seq, self.num_heads * self.head_dim]))
         if self.window and self.window < seq:
             attend, options = F.flashmask_attention, {"causal": True, "window_size": (self.window - 1, 0)}
         else:
@@ -166,18 +170,18 @@ class Block(Layer):
         self.ffn = ffn or FeedForward(config)
         self.recompute = config.recompute
 
-    def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any) -> Any:
-        return run_part("full", self.recompute, self._compute, x_bse, cos_sd, sin_sd)
+    def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any, cache: LayerCache | None = None) -> Any:
+        return run_part("full", self.recompute, self._compute, x_bse, cos_sd, sin_sd, cache)
 
-    def _compute(self, x_bse: Any, cos_sd: Any, sin_sd: Any) -> Any:
-        x_bse = self.attend(x_bse, cos_sd, sin_sd)
+    def _compute(self, x_bse: Any, cos_sd: Any, sin_sd: Any, cache: LayerCache | None = None) -> Any:
+        x_bse = self.attend(x_bse, cos_sd, sin_sd, cache)
         x_bse = x_bse + self.ffn(self.ffn_norm(x_bse))
         return constrain(x_bse, "batch", "seq", "embed")
 
-    def attend(self, x_bse: Any, cos_sd: Any, sin_sd: Any) -> Any:
+    def attend(self, x_bse: Any, cos_sd: Any, sin_sd: Any, cache: LayerCache | None = None) -> Any:
         """x + attention(norm(x))."""
         normed = self.attention_norm(x_bse)
-        return x_bse + run_part("full_attn", self.recompute, self.attention, normed, cos_sd, sin_sd)
+        return x_bse + run_part("full_attn", self.recompute, self.attention, normed, cos_sd, sin_sd, cache)
 
 
 class Llama(Decoder):
@@ -215,9 +219,12 @@ class Llama(Decoder):
         sizes = (config.seq_len, config.head_dim, config.rope_theta)
         return config.rope_scaling.table(*sizes) if config.rope_scaling else rotary_table(*sizes)
 
-    def run_block(self, block: Layer, x_bse: Any, *more: Any) -> Any:
+    def run_block(self, block: Layer, x_bse: Any, cache: LayerCache | None = None, *more: Any) -> Any:
         """A block's output, its rotary positions being those of x. more: what else the block takes."""
         seq = x_bse.shape[1]
+        if cache is not None:
+            places = cache.owner.positions(seq)
+            return block(x_bse, self.cos[places], self.sin[places], *more, cache=cache)
         with self.keeping_order(seq):
             return block(x_bse, self.places(self.cos[:seq]), self.places(self.sin[:seq]), *more)
 

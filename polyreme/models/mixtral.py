@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from polyreme.autograd.recompute import run_part
 from polyreme.errors import ConfigError
+from polyreme.models.cache import KVCache, LayerCache
 from polyreme.models.decoder import next_token_loss
 from polyreme.models.families import MIXTRAL, ROUTINGS, Family, default_balance_loss, tokens_per_expert
 from polyreme.models.llama import (
@@ -118,12 +119,16 @@ class SparseBlock(Block):
 
     ffn: MoE
 
-    def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any, *ids: Any) -> tuple[Any, Any]:
+    def forward(
+        self, x_bse: Any, cos_sd: Any, sin_sd: Any, *ids: Any, cache: LayerCache | None = None
+    ) -> tuple[Any, Any]:
         """ids [batch, seq]: of the tokens, for a HashRouter."""
-        return run_part("full", self.recompute, self._compute, x_bse, cos_sd, sin_sd, *ids)
+        return run_part("full", self.recompute, self._compute, x_bse, cos_sd, sin_sd, *ids, cache=cache)
 
-    def _compute(self, x_bse: Any, cos_sd: Any, sin_sd: Any, ids: Any = None) -> tuple[Any, Any]:
-        x_bse = self.attend(x_bse, cos_sd, sin_sd)
+    def _compute(
+        self, x_bse: Any, cos_sd: Any, sin_sd: Any, ids: Any = None, cache: LayerCache | None = None
+    ) -> tuple[Any, Any]:
+        x_bse = self.attend(x_bse, cos_sd, sin_sd, cache)
         mixed, loss = self.ffn(self.ffn_norm(x_bse), ids=ids)
         return constrain(x_bse + mixed, "batch", "seq", "embed"), loss
 
@@ -144,15 +149,15 @@ class Mixtral(Llama):
         """A new block; number: how many come before it."""
         return SparseBlock(config, Attention(config, config.window(number)), make_routed_experts(config, number))
 
-    def embed(self, tokens: Any) -> tuple[Any, ...]:
+    def embed(self, tokens: Any, cache: KVCache | None = None) -> tuple[Any, ...]:
         """What the first block takes: embeddings [batch, seq, embed], no loss yet, and ids if they say experts."""
         ids = (tokens,) if getattr(self.config, "routing", None) == "hash" else ()
-        return super().embed(tokens), creation.zeros([], "float32"), *ids
+        return super().embed(tokens, cache), creation.zeros([], "float32"), *ids
 
-    def run_block(self, block: Layer, x_bse: Any) -> tuple[Any, ...]:
+    def run_block(self, block: Layer, x_bse: Any, cache: LayerCache | None = None) -> tuple[Any, ...]:
         """A block's output, the routers' losses so far, and ids if they say experts."""
         x_bse, so_far, *ids = x_bse
-        x_bse, loss = super().run_block(block, x_bse, *ids)
+        x_bse, loss = super().run_block(block, x_bse, cache, *ids)
         return x_bse, so_far + loss, *ids
 
     def normed(self, x_bse: Any) -> tuple[Any, Any]:
@@ -165,7 +170,7 @@ class Mixtral(Llama):
 
     def logits(self, hidden: Any) -> Any:
         """[batch, seq, vocab] given hidden(tokens)."""
-        return super().logits(hidden[0])
+        return self.project(hidden[0])
 
 
 def balanced_loss(model: Mixtral, hidden: tuple[Any, Any], labels: Any) -> Any:

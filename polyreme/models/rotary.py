@@ -185,10 +185,11 @@ def rotary_table(seq_len: int, head_dim: int, theta: float, slowed: np.ndarray |
 
 
 def rotate(x_bshd: Any, cos_sd: Any, sin_sd: Any) -> Any:
-    """x with each pair (i, i + head_dim / 2) rotated by its position's angle."""
+    """x with each pair (i, i + head_dim / 2) rotated by its position's angle; a table for each row, [batch, seq, dims],
+    where rows are at other positions."""
     half = x_bshd.shape[-1] // 2
     turned = concat([-x_bshd[..., half:], x_bshd[..., :half]], axis=-1)
-    cos, sin = cos_sd[:, None].astype(x_bshd.dtype), sin_sd[:, None].astype(x_bshd.dtype)
+    cos, sin = cos_sd.unsqueeze(-2).astype(x_bshd.dtype), sin_sd.unsqueeze(-2).astype(x_bshd.dtype)
     return x_bshd * cos + turned * sin
 
 

@@ -5,8 +5,9 @@ b batch, n key heads, d head_dim. Writes give the new cache; callers write it in
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from polyreme.core.op import op
 from polyreme.errors import ShapeError
@@ -30,6 +31,59 @@ def cache_written(cache: Array, keys: Array, values: Array, start: Array) -> Arr
     new = jnp.stack([keys, values]).astype(cache.dtype)
     # advanced indices on both sides of a slice put their dims first: [b, s, 2, n, d]
     return cache.at[:, jnp.arange(b)[:, None], :, place].set(jnp.transpose(new, (1, 2, 0, 3, 4)), mode="drop")
+
+
+@op(method=False)
+def tokens_cached(cache: Array, new: Array, start: Array) -> Array:
+    """cache [b, n, places, d] with new [b, s, n, d] at the places from start [b] on.
+
+    What would lie past the last place is left out. Raises ShapeError for dims that do not fit.
+    """
+    b, s, n, d = new.shape
+    if cache.shape != (b, n, cache.shape[2], d) or start.shape != (b,):
+        raise ShapeError(
+            f"cache {list(cache.shape)} from {list(start.shape)} on for {list(new.shape)}; needs [{b}, {n}, places, "
+            f"{d}] and [{b}]"
+        )
+    new = jnp.swapaxes(new, 1, 2).astype(cache.dtype)
+    if b == 1 and s == 1:  # one slice, in place; it would move where it did not fit
+        place = jnp.minimum(start[0], cache.shape[2] - 1)
+        held = lax.dynamic_slice_in_dim(cache, place, 1, 2)
+        return lax.dynamic_update_slice_in_dim(cache, jnp.where(place == start[0], new, held), place, 2)
+    place = bounded(start[:, None], cache.shape[2], negative=False) + jnp.arange(s, dtype=jnp.int32)
+    # advanced indices on both sides of a slice put their dims first: [b, s, n, d]
+    rows = jnp.arange(b, dtype=jnp.int32)[:, None]
+    return cache.at[rows, :, place].set(jnp.swapaxes(new, 1, 2), mode="drop")
+
+
+@op(amp="low", method=False)
+def attend_cached(
+    query: Array, keys: Array, values: Array, start: Array, window: int = 0, scale: float | None = None
+) -> Array:
+    """Attention of queries at the places start, start + 1, ... to the places of a cache up to their own.
+
+    query [b, s, h, d], keys [b, n, places, d], values [b, n, places, e], start [b] -> [b, s, h, e]. window: so many
+    places, its own the last of them; all if 0. scale is d ** -0.5 unless given. Scores are computed in at least
+    float32. Raises ShapeError for dims that do not fit.
+    """
+    b, s, h, d = query.shape
+    n, places = keys.shape[1:3]
+    if keys.shape != (b, n, places, d) or values.shape[:3] != (b, n, places) or h % n or start.shape != (b,):
+        raise ShapeError(
+            f"attend_cached: query {list(query.shape)}, keys {list(keys.shape)}, values {list(values.shape)}, start "
+            f"{list(start.shape)}; needs [b, s, h, d], [b, n, places, d], [b, n, places, e] and [b], n dividing h"
+        )
+    acc = jnp.promote_types(query.dtype, jnp.float32)
+    grouped = jnp.transpose(query.reshape(b, s, n, h // n, d), (0, 2, 3, 1, 4)).reshape(b, n, h // n * s, d)
+    scores = jnp.einsum("bnrd,bntd->bnrt", grouped, keys, preferred_element_type=acc)
+    scores = scores.reshape(b, n, h // n, s, places) * (d**-0.5 if scale is None else scale)
+    place = start.reshape(b, 1, 1, 1, 1).astype(jnp.int32) + jnp.arange(s, dtype=jnp.int32)[:, None]
+    key = jnp.arange(places, dtype=jnp.int32)
+    seen = (key <= place) & (key > place - window) if window else key <= place
+    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1).astype(values.dtype)
+    out = jnp.einsum("bnrt,bnte->bnre", weights.reshape(b, n, h // n * s, places), values, preferred_element_type=acc)
+    out = jnp.transpose(out.reshape(b, n, h // n, s, -1), (0, 3, 1, 2, 4))
+    return out.reshape(b, s, h, values.shape[-1]).astype(query.dtype)
 
 
 @op(method=False)

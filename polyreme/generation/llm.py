@@ -1,0 +1,137 @@
+"""LLM: text in, text out, with published weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from polyreme.errors import ConfigError
+from polyreme.generation.generator import Completion, TextGenerator
+from polyreme.generation.sampling import SamplingParams
+from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
+from polyreme.mesh import Plan
+from polyreme.models.auto import AutoModelForCausalLM
+
+
+@dataclass
+class TextOutput(Completion):
+    """A Completion and its text, stop strings left out."""
+
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What came of one prompt: the prompt, its token ids, and n texts."""
+
+    prompt: str
+    prompt_token_ids: list[int]
+    outputs: list[TextOutput]
+
+
+class LLM:
+    """A model and its tokenizer.
+
+    model: a folder of published weights, a GGUF file, or a Decoder, which needs a tokenizer. tokenizer: that of
+    the path if None. dtype, plan, ...: as of AutoModelForCausalLM.from_pretrained.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: TextTokenizer | str | Path | None = None,
+        *,
+        dtype: Any = None,
+        plan: Plan | None = None,
+        **options: Any,
+    ) -> None:
+        is_path = isinstance(model, (str, Path))
+        if tokenizer is None and not is_path:
+            raise ConfigError("LLM: a model without a path needs a tokenizer; give tokenizer=")
+        named = model if tokenizer is None else tokenizer
+        self.tokenizer = named if isinstance(named, TextTokenizer) else AutoTokenizer.from_pretrained(named)
+        if not is_path and (dtype is not None or plan is not None or options):
+            raise ConfigError("LLM: dtype, plan and options are for weights that are read; the model is there already")
+        self.model = (
+            AutoModelForCausalLM.from_pretrained(model, dtype=dtype, plan=plan, **options) if is_path else model
+        )
+        self.generator = TextGenerator(self.model, self.tokenizer.end, self.tokenizer.vocab_size)
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """What the model writes after each prompt, a text or token ids; all prompts are one batch.
+
+        Raises ConfigError for settings out of range, and for prompts that are empty or too long.
+        """
+        listed: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
+        ids = [self.tokenizer.encode(p) if isinstance(p, str) else [int(i) for i in p] for p in listed]
+        return self._write(listed, ids, sampling_params)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **variables: Any,
+    ) -> list[RequestOutput]:
+        """The model's answer to a conversation, [{"role": ..., "content": ...}, ...], or to each of several.
+
+        variables: others that the chat template reads. Raises ConfigError as generate, and without a template.
+        """
+        several = list(messages) if messages and not isinstance(messages[0], Mapping) else [messages]
+        texts = [self.tokenizer.apply_chat_template(conversation, **variables) for conversation in several]  # type: ignore[arg-type]
+        return self._write(texts, [self.tokenizer.encode(text, False) for text in texts], sampling_params)
+
+    def _write(
+        self,
+        prompts: list[Any],
+        ids: list[list[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[RequestOutput]:
+        settings = [params or SamplingParams()] * len(ids) if not isinstance(params, Sequence) else list(params)
+        if len(settings) != len(ids):
+            raise ConfigError(f"generate: {len(ids)} prompts and settings for {len(settings)}; give one for each")
+        rows = [
+            (number, replace(each, n=1, seed=each.seed + copy))
+            for number, each in enumerate(settings)
+            for copy in range(each.n)
+        ]
+        stops = [_Stops(self.tokenizer, settings_of_row.stop) for _, settings_of_row in rows]
+        completions = self.generator.generate(
+            [ids[number] for number, _ in rows],
+            [settings_of_row for _, settings_of_row in rows],
+            (lambda row, token: stops[row].ends(token)) if any(stop.strings for stop in stops) else None,
+        )
+        outputs: list[list[TextOutput]] = [[] for _ in ids]
+        for (number, _), completion, stop in zip(rows, completions, stops, strict=True):
+            text = stop.cut(self.tokenizer.decode(completion.token_ids))
+            outputs[number].append(TextOutput(**vars(completion), text=text))
+        texts = [p if isinstance(p, str) else self.tokenizer.decode(p) for p in prompts]
+        return [RequestOutput(*parts) for parts in zip(texts, ids, outputs, strict=True)]
+
+
+class _Stops:
+    """Strings at which a text ends, looked for as its tokens come."""
+
+    def __init__(self, tokenizer: TextTokenizer, strings: Sequence[str]) -> None:
+        self.strings = tuple(strings)
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+
+    def ends(self, token: int) -> bool:
+        """Whether the text has one of the strings with this token."""
+        if not self.strings:
+            return False
+        self._ids.append(token)
+        # a token has at least one byte of what it may complete, and its neighbours decide how it is written
+        tail = self._tokenizer.decode(self._ids[-max(map(lambda s: len(s.encode()), self.strings)) - 8 :])
+        return any(string in tail for string in self.strings)
+
+    def cut(self, text: str) -> str:
+        """The text up to the first of the strings."""
+        places = [place for string in self.strings if (place := text.find(string)) >= 0]
+        return text[: min(places)] if places else text

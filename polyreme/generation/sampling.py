@@ -1,0 +1,181 @@
+"""How the next token is chosen: settings of a request, and the choice itself, on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from polyreme.core.op import op
+from polyreme.errors import ConfigError
+
+Choice = Literal["greedy", "draw", "filter"]
+"""What a batch needs: the likeliest token alone, one drawn among all, or one drawn among some."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Settings of one request, under the names that servers give them.
+
+    temperature: 0 takes the likeliest token. top_k: among so many (0 or -1: all); top_p: among the likeliest that make
+    up so much probability; min_p: among those at least so likely as the likeliest one times this. The three hold
+    together, after temperature. repetition_penalty: scores of tokens of the prompt and of the text are divided by it
+    where above 0, multiplied where below (arXiv:1909.05858). seed: the same seed, prompt and settings draw the same
+    tokens, alone or beside others. max_tokens: at most so many new ones; min_tokens: at least so many before the text
+    may end. stop: strings at which it ends, left out; stop_token_ids: tokens likewise. ignore_eos: the tokenizer's end
+    does not end it. n: so many texts of a prompt, of seeds seed, seed + 1, ... logprobs: also the log-probabilities of
+    so many likeliest tokens at each place, 0 for the chosen one's alone; of the model itself, before the above.
+
+    Raises ConfigError for what is out of range.
+
+    >>> SamplingParams(temperature=0.8, top_p=0.95).choice
+    'filter'
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = field(default=())
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        bounds = {
+            "n": self.n >= 1,
+            "temperature": math.isfinite(self.temperature) and self.temperature >= 0,
+            "top_p": 0 < self.top_p <= 1,
+            "top_k": self.top_k >= -1,
+            "min_p": 0 <= self.min_p <= 1,
+            "repetition_penalty": math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
+            "seed": 0 <= self.seed < 2**63,
+            "max_tokens": self.max_tokens >= 1,
+            "min_tokens": 0 <= self.min_tokens <= self.max_tokens,
+            "stop": all(self.stop),
+            "logprobs": self.logprobs is None or self.logprobs >= 0,
+        }
+        for name, is_right in bounds.items():
+            if not is_right:
+                raise ConfigError(f"SamplingParams: {name}={getattr(self, name)!r} is out of range; {_RANGES[name]}")
+
+    @property
+    def choice(self) -> Choice:
+        """What a request of these settings needs."""
+        if self.temperature == 0:
+            return "greedy"
+        return "draw" if self.top_p == 1 and self.top_k < 1 and self.min_p == 0 else "filter"
+
+
+_RANGES = {
+    "n": "give at least 1",
+    "temperature": "give a finite number of at least 0",
+    "top_p": "give more than 0, at most 1",
+    "top_k": "give 0 for all, or at least 1",
+    "min_p": "give 0 to 1",
+    "repetition_penalty": "give a number above 0",
+    "seed": "give 0 to 2**63 - 1",
+    "max_tokens": "give at least 1",
+    "min_tokens": "give 0 to max_tokens",
+    "stop": "give strings that are not empty",
+    "logprobs": "give at least 0",
+}
+
+
+@op(method=False)
+def next_tokens(
+    logits: Array,
+    seeds: Array,
+    places: Array,
+    temperature: Array,
+    top_k: Array,
+    top_p: Array,
+    min_p: Array,
+    choice: str = "greedy",
+) -> Array:
+    """The token chosen in each row of logits [batch, vocab] -> int32 [batch].
+
+    seeds, places: int64 [batch], by which alone a row's draw is texts. choice: one of Choice, at least what the rows
+    need. Drawn by the Gumbel-max trick: no sum over the vocabulary decides.
+    """
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    best = jnp.argmax(logits, -1).astype(jnp.int32)
+    if choice == "greedy":
+        return best
+    scaled = logits / jnp.where(temperature > 0, temperature, 1)[:, None].astype(logits.dtype)
+    if choice == "filter":
+        scaled = _filtered(scaled, top_k, top_p, min_p)
+
+    def noise(seed: Array, place: Array) -> Array:
+        key = jax.random.fold_in(jax.random.key(seed), place.astype(jnp.uint32))
+        return jax.random.gumbel(key, logits.shape[-1:], jnp.float32)
+
+    drawn = jnp.argmax(scaled + jax.vmap(noise)(seeds, places), -1).astype(jnp.int32)
+    return jnp.where(temperature > 0, drawn, best)
+
+
+def _filtered(scaled: Array, top_k: Array, top_p: Array, min_p: Array) -> Array:
+    """scaled with -inf for what is not among the top_k, then not among the top_p of those, then below min_p; equals of
+    the last one that is among them are too. Thresholds are searched for by bits: sorting a vocabulary takes longer."""
+    numbers = _ordered(scaled)
+    count = jnp.where(top_k < 1, scaled.shape[-1], top_k)
+    least = _last(lambda least: (numbers >= least[:, None]).sum(-1) >= count)
+    scaled = jnp.where(numbers >= least[:, None], scaled, -jnp.inf)
+    weights = jnp.exp(scaled - scaled.max(-1, keepdims=True))
+    wanted = top_p.astype(weights.dtype) * weights.sum(-1)
+    least = _last(lambda least: jnp.where(numbers >= least[:, None], weights, 0).sum(-1) >= wanted)
+    among = (numbers >= least[:, None]) & (weights >= min_p[:, None].astype(weights.dtype))
+    return jnp.where(among, scaled, -jnp.inf)
+
+
+def _ordered(x: Array) -> Array:
+    """float32 as uint32 in the same order."""
+    bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
+
+
+def _last(holds: Callable[[Array], Array]) -> Array:
+    """The largest uint32 in each row for which `holds` is true, where it is true up to some number; 0 if for none."""
+
+    def bit(number: int, least: Array) -> Array:
+        larger = least | (jnp.uint32(1 << 31) >> jnp.uint32(number))
+        return jnp.where(holds(larger), larger, least)
+
+    like = jax.eval_shape(holds, jnp.zeros(1, jnp.uint32))
+    return jax.lax.fori_loop(0, 32, lambda n, least: bit(n, least), jnp.zeros(like.shape, jnp.uint32))
+
+
+@op(method=False)
+def penalized(logits: Array, seen: Array, penalty: Array) -> Array:
+    """Logits [batch, vocab] with those of tokens that were seen (bool [batch, vocab]) divided by penalty [batch] where
+    above 0, multiplied where below."""
+    factor = penalty[:, None].astype(logits.dtype)
+    return jnp.where(seen, jnp.where(logits > 0, logits / factor, logits * factor), logits)
+
+
+@op(method=False)
+def marked(seen: Array, tokens: Array) -> Array:
+    """seen [batch, vocab] with tokens [batch, s] set; ids outside of the vocabulary are left out."""
+    rows = jnp.arange(seen.shape[0], dtype=jnp.int32)[:, None]
+    return seen.at[rows, jnp.where(tokens < 0, seen.shape[1], tokens)].set(True, mode="drop")
+
+
+@op(method=False)
+def likeliest(logits: Array, tokens: Array, count: int) -> tuple[Array, Array, Array]:
+    """Log-probabilities by logits [batch, vocab]: of tokens [batch], and of the `count` likeliest with their ids."""
+    logs = jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), -1)
+    chosen = jnp.take_along_axis(logs, tokens[:, None].astype(jnp.int32), 1)[:, 0]
+    top, ids = jax.lax.top_k(logs, count)
+    return chosen, top, ids.astype(jnp.int32)

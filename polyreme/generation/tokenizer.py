@@ -1,0 +1,191 @@
+"""Text to token ids and back, and conversations to text by the template that a model was trained with."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from polyreme.errors import CheckpointError, ConfigError
+from polyreme.models.folder import read_json
+from polyreme.models.gguf_file import gguf_fields, is_gguf
+
+_TEMPLATE_CHARS = 1 << 20
+_TEXT_CHARS = 1 << 24
+# how texts are cut before merges, by the name that a GGUF file has for it; facts of the models' own tokenizers
+_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+_OTHERS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CUTS = {"llama-bpe": _LETTERS + "{1,3}" + _OTHERS, "llama3": _LETTERS + "{1,3}" + _OTHERS, "qwen2": _LETTERS + _OTHERS}
+_BY_DIGITS = ("smollm", "starcoder", "refact", "command-r")
+
+
+class TextTokenizer:
+    """A tokenizers.Tokenizer with what a model's folder says besides.
+
+    end: ids that end a text. bos: the id before every text, if there is one. template: of conversations, in jinja2.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        end: Sequence[int] = (),
+        bos: int | None = None,
+        template: str | None = None,
+        special: Mapping[str, str] | None = None,
+    ) -> None:
+        self.tokenizer, self.end, self.bos, self.template = tokenizer, tuple(end), bos, template
+        self._special = dict(special or {})
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens, added ones included."""
+        return self.tokenizer.get_vocab_size()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text; with what the model expects around one, unless add_special_tokens is False."""
+        ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return [self.bos, *ids] if add_special_tokens and self.bos is not None and ids[:1] != [self.bos] else ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ids."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """The text of a conversation, [{"role": ..., "content": ...}, ...], which encode(..., False) takes.
+
+        add_generation_prompt: ends where the answer begins. variables: others that the template reads. The template
+        runs in jinja2's sandbox. Raises ConfigError for a model without one, without jinja2, and where it fails.
+        """
+        if self.template is None:
+            raise ConfigError("the tokenizer has no chat template; give text, or a model that was trained to chat")
+        given = {**self._special, **variables, "messages": [dict(message) for message in messages]}
+        return _render(self.template, given | {"add_generation_prompt": add_generation_prompt})
+
+
+class AutoTokenizer:
+    """The tokenizer of published weights."""
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> TextTokenizer:
+        """A TextTokenizer of a folder (tokenizer.json, tokenizer_config.json, generation_config.json) or a GGUF file.
+
+        Raises CheckpointError for a folder without tokenizer.json and for damaged files, ConfigError for tokenizers of
+        another kind.
+        """
+        path = Path(path)
+        return _of_gguf(path) if is_gguf(path) else _of_folder(path)
+
+
+def _of_folder(folder: Path) -> TextTokenizer:
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise CheckpointError(f"{folder}: no tokenizer.json in it; save it with the tokenizers library")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001  (the library raises bare Exceptions)
+        raise CheckpointError(f"{file}: not a readable tokenizer ({error})") from None
+    settings = _json(folder / "tokenizer_config.json")
+    special = {
+        name: token for name in ("bos_token", "eos_token", "pad_token", "unk_token") if (token := _text(settings, name))
+    }
+    end = [_id(tokenizer, special.get("eos_token"))]
+    for name in ("generation_config.json", "config.json"):
+        ids = _json(folder / name).get("eos_token_id")
+        end += ids if isinstance(ids, list) else [ids]
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
+    beside = folder / "chat_template.jinja"
+    if beside.is_file():
+        template = beside.read_text(encoding="utf-8")
+    # a tokenizer.json says itself what it puts before a text; settings say it for the others
+    bos = _id(tokenizer, special.get("bos_token")) if settings.get("add_bos_token") else None
+    return TextTokenizer(tokenizer, [*dict.fromkeys(i for i in end if isinstance(i, int))], bos, template, special)
+
+
+def _of_gguf(path: Path) -> TextTokenizer:
+    fields = gguf_fields(path, "tokenizer.")
+    kind = fields.get("tokenizer.ggml.model")
+    if kind != "gpt2":
+        raise ConfigError(f"{path}: a tokenizer of the kind {kind!r}; of GGUF files byte-level BPE ('gpt2') is read")
+    tokens, merges = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.merges"]
+    tokenizer = Tokenizer(
+        models.BPE({token: i for i, token in enumerate(tokens)}, [tuple(m.split(" ")) for m in merges])
+    )
+    tokenizer.pre_tokenizer = _cutter(path, fields.get("tokenizer.ggml.pre", "default"))
+    tokenizer.decoder = decoders.ByteLevel()
+    kinds = fields.get("tokenizer.ggml.token_type", [])
+    tokenizer.add_special_tokens([token for token, number in zip(tokens, kinds, strict=False) if number == 3])
+    special = {
+        f"{name}_token": tokens[fields[key]]
+        for name, key in (("bos", "tokenizer.ggml.bos_token_id"), ("eos", "tokenizer.ggml.eos_token_id"))
+        if key in fields
+    }
+    end = [fields[key] for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id") if key in fields]
+    bos = fields.get("tokenizer.ggml.bos_token_id") if fields.get("tokenizer.ggml.add_bos_token") else None
+    return TextTokenizer(tokenizer, end, bos, fields.get("tokenizer.chat_template"), special)
+
+
+def _cutter(path: Path, name: str) -> Any:
+    bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    if name in _CUTS:
+        from_pattern = import_module("tokenizers").Regex(_CUTS[name])
+        return pre_tokenizers.Sequence([pre_tokenizers.Split(from_pattern, "isolated"), bytes_alone])
+    cut_words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if name in _BY_DIGITS:
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), cut_words])
+    if name in ("default", "gpt-2"):
+        return cut_words
+    known = ", ".join([*_CUTS, *_BY_DIGITS, "default", "gpt-2"])
+    raise ConfigError(f"{path}: texts are cut in the way {name!r} before merges, which is none of {known}")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _text(settings: Mapping[str, Any], name: str) -> str | None:
+    token = settings.get(name)
+    return token.get("content") if isinstance(token, Mapping) else token
+
+
+def _id(tokenizer: Tokenizer, token: str | None) -> int | None:
+    return None if token is None else tokenizer.token_to_id(token)
+
+
+def _render(template: str, variables: Mapping[str, Any]) -> str:
+    try:
+        jinja2, sandbox = import_module("jinja2"), import_module("jinja2.sandbox")
+    except ImportError:
+        raise ConfigError("chat templates need jinja2: pip install polyreme[text]") from None
+    if len(template) > _TEMPLATE_CHARS:
+        raise ConfigError(f"the chat template has {len(template)} characters, over the limit of {_TEMPLATE_CHARS}")
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment = sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    environment.filters["tojson"] = lambda x, indent=None: json.dumps(x, ensure_ascii=False, indent=indent)
+    parts, size = [], 0
+    try:
+        for part in environment.from_string(template).generate(**variables):
+            size += len(part)
+            if size > _TEXT_CHARS:
+                raise ConfigError(f"the chat template wrote over {_TEXT_CHARS} characters")
+            parts.append(part)
+    except (jinja2.TemplateError, TypeError, ValueError, OverflowError, MemoryError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"the chat template failed: {type(error).__name__}: {error}") from None
+    return "".join(parts)

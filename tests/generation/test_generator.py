@@ -1,0 +1,157 @@
+"""Generation over a cache: what the model itself would write, alone and in a batch; settings; refusals."""
+
+import numpy as np
+import pytest
+
+from polyreme.core import rng
+from polyreme.eager.mode import no_grad
+from polyreme.eager.tensor import to_tensor
+from polyreme.errors import ConfigError, NumericsError
+from polyreme.generation import SamplingParams, TextGenerator
+from polyreme.models import AutoModelForCausalLM
+from polyreme.models.cache import KVCache
+from polyreme.models.llama import Llama, LlamaConfig
+from tests.models import parity
+
+FOLDERS = parity.FIXTURES / "folders"
+PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [3]]
+
+
+def nano(**changes):
+    rng.seed(5)
+    return Llama(LlamaConfig.nano(**{"vocab_size": 48, "seq_len": 32, **changes}))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return nano()
+
+
+@pytest.fixture(scope="module")
+def generator(model):
+    return TextGenerator(model)
+
+
+def likeliest_after(model, prompt, count):
+    """What the model's forward over the whole text makes likeliest, a token at a time; and its log-probabilities."""
+    ids, logs = list(prompt), []
+    with no_grad():
+        for _ in range(count):
+            padded = np.array([ids + [0] * (16 - len(ids))])  # one shape; causal, so that what follows does not count
+            scores = model(to_tensor(padded)).numpy()[0, len(ids) - 1].astype(np.float64)
+            logs.append(scores - scores.max() - np.log(np.exp(scores - scores.max()).sum()))
+            ids.append(int(scores.argmax()))
+    return ids[len(prompt) :], logs
+
+
+@pytest.mark.parametrize("name", ["llama_llama3", "mistral", "mixtral", "deepseek_v3", "gpt2"])
+def test_a_cache_gives_the_hidden_states_of_the_whole_text(name):
+    """Of rows that begin with 7 tokens, then grow by 4 and by 2, windows and all."""
+    model = AutoModelForCausalLM.from_pretrained(FOLDERS / name)
+    ids = np.random.default_rng(0).integers(0, 48, (2, 13))
+    with no_grad():
+        want = model(to_tensor(ids)).numpy()
+        cache = KVCache(model, 2, 16)
+        got = []
+        for begin, end in ((0, 7), (7, 11), (11, 13)):
+            got.append(model.project(model.extend(to_tensor(ids[:, begin:end]), cache)).numpy())
+            cache.is_empty = False
+    config = model.config
+    sizes = {key: getattr(config, key) for key in ("hidden_size", "ffn_size", "num_heads", "num_layers")}
+    atol = parity.tolerance(parity.forward_terms(sizes, 13), want)
+    np.testing.assert_allclose(np.concatenate(got, 1), want, rtol=0, atol=atol)
+    assert cache.lengths.tolist() == [13, 13]
+    assert cache.nbytes == 2 * 16 * 4 * config.num_layers * sum(model.cache_dims[1:]) * model.cache_dims[0]
+
+
+def test_greedy_texts_of_a_batch_are_those_of_the_model(model, generator):
+    settings = [SamplingParams(temperature=0, max_tokens=6, logprobs=3) for _ in PROMPTS]
+    for prompt, completion in zip(PROMPTS, generator.generate(PROMPTS, settings), strict=True):
+        ids, logs = likeliest_after(model, prompt, 6)
+        assert completion.token_ids == ids
+        assert completion.finish_reason == "length"
+        np.testing.assert_allclose(completion.logprobs, [log.max() for log in logs], rtol=0, atol=1e-5)
+        for top, log in zip(completion.top_logprobs, logs, strict=True):
+            assert list(top) == np.argsort(-log)[:3].tolist()
+
+
+def test_a_request_draws_the_same_alone_and_beside_others(generator):
+    drawn = SamplingParams(temperature=0.9, top_p=0.9, top_k=20, min_p=0.01, seed=7, max_tokens=8)
+    (alone,) = generator.generate([PROMPTS[0]], drawn)
+    others = [SamplingParams(temperature=0, max_tokens=4), SamplingParams(seed=3, max_tokens=8)]
+    beside = generator.generate(PROMPTS, [drawn, *others])
+    assert beside[0].token_ids == alone.token_ids
+    assert len(beside[1].token_ids) == 4
+    (other,) = generator.generate([PROMPTS[0]], SamplingParams(temperature=0.9, seed=8, max_tokens=8))
+    assert other.token_ids != alone.token_ids
+
+
+def test_where_texts_end(model):
+    ids, _ = likeliest_after(model, PROMPTS[0], 6)
+    generator = TextGenerator(model, end=[ids[2]])
+    first = ids.index(ids[2])
+
+    def write(**settings):
+        return generator.generate([PROMPTS[0]], SamplingParams(temperature=0, max_tokens=6, **settings))[0]
+
+    assert (write().token_ids, write().finish_reason) == (ids[:first], "stop")
+    assert write(ignore_eos=True).token_ids == ids
+    assert write(ignore_eos=True, stop_token_ids=[ids[0]]).token_ids == []
+    assert len(write(min_tokens=6).token_ids) == 6
+    seen = []
+    (stopped,) = generator.generate(
+        [PROMPTS[0]],
+        SamplingParams(temperature=0, max_tokens=6, ignore_eos=True),
+        lambda row, token: seen.append(token) or len(seen) == 2,
+    )
+    assert (stopped.token_ids, stopped.finish_reason) == (ids[:2], "stop")
+
+
+def test_a_text_ends_with_the_models_positions():
+    generator = TextGenerator(nano(seq_len=8))
+    (completion,) = generator.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=100))
+    # the last token needs no place
+    assert (len(completion.token_ids), completion.finish_reason) == (6, "length")
+    with pytest.raises(ConfigError, match="prompt 1 has 8 tokens, and the model positions for 8"):
+        generator.generate([[1], [1] * 8], SamplingParams())
+
+
+def test_only_tokens_that_the_tokenizer_knows(model):
+    ids, _ = likeliest_after(model, PROMPTS[0], 1)
+    (completion,) = TextGenerator(model, num_known=ids[0]).generate([PROMPTS[0]], SamplingParams(max_tokens=8))
+    assert max(completion.token_ids) < ids[0]
+
+
+def test_numbers_that_are_not_finite_are_an_error():
+    broken = nano()
+    broken.norm.weight.set_value(np.full(32, np.inf, np.float32))
+    with pytest.raises(NumericsError, match="logits of row 0 are not finite at token 0"):
+        TextGenerator(broken).generate([[1]], SamplingParams())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": -1.0}, "temperature=-1.0 is out of range; give a finite number of at least 0"),
+        ({"top_p": 0.0}, "top_p=0.0 is out of range"),
+        ({"top_k": -2}, "top_k=-2"),
+        ({"min_p": 1.5}, "min_p=1.5"),
+        ({"repetition_penalty": 0.0}, r"repetition_penalty=0\.0"),
+        ({"max_tokens": 0}, "max_tokens=0"),
+        ({"min_tokens": 17}, "min_tokens=17 .* give 0 to max_tokens"),
+        ({"n": 0}, "n=0"),
+        ({"stop": ["a", ""]}, "strings that are not empty"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        SamplingParams(**settings)
+
+
+def test_prompts_that_cannot_be_written_after_are_refused(generator, model):
+    with pytest.raises(ConfigError, match="prompt 0 has no tokens"):
+        generator.generate([[]], SamplingParams())
+    with pytest.raises(ConfigError, match="1 prompts and settings for 2"):
+        generator.generate([[1]], [SamplingParams()] * 2)
+    with pytest.raises(ConfigError, match="1 to 32 places, as the model has positions"):
+        KVCache(model, 1, 33)

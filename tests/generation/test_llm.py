@@ -1,0 +1,108 @@
+"""LLM: text in and out, conversations, tokenizers of folders, templates that nobody vouches for."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer
+
+from polyreme.core import rng
+from polyreme.errors import CheckpointError, ConfigError
+from polyreme.generation import LLM, AutoTokenizer, SamplingParams, TextTokenizer
+from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.tokenizer import END_OF_TEXT, train_byte_level_bpe
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<it>{% endif %}"
+)
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Weights and a tokenizer, as a hub has them."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = train_byte_level_bpe(iter(["to be or not to be, that is the question"]), 270)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": {"content": END_OF_TEXT}, "chat_template": TEMPLATE})
+    )
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokenizer.token_to_id("z")]}))
+    rng.seed(3)
+    Llama(LlamaConfig.nano(vocab_size=272, seq_len=64)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    return LLM(folder)
+
+
+def test_texts_and_ids_are_written_after(llm):
+    by_text, by_ids = llm.generate(["to be", llm.tokenizer.encode("to be")], GREEDY)
+    assert by_text.prompt == by_ids.prompt == "to be"
+    assert by_text.outputs[0].token_ids == by_ids.outputs[0].token_ids
+    assert by_text.outputs[0].text == llm.tokenizer.decode(by_text.outputs[0].token_ids)
+
+
+def test_several_texts_of_a_prompt_have_seeds_of_their_own(llm):
+    (several,) = llm.generate("to be", SamplingParams(n=3, seed=4, max_tokens=6))
+    (last,) = llm.generate("to be", SamplingParams(seed=6, max_tokens=6))
+    assert len({tuple(output.token_ids) for output in several.outputs}) == 3
+    assert several.outputs[2].token_ids == last.outputs[0].token_ids
+
+
+def test_a_stop_string_is_left_out_though_it_spans_tokens(llm):
+    (whole,) = llm.generate("to be", SamplingParams(seed=1, max_tokens=12))
+    text = whole.outputs[0].text
+    stop = text[3:6]
+    (cut,) = llm.generate("to be", SamplingParams(seed=1, max_tokens=12, stop=stop))
+    assert cut.outputs[0].text == text[: text.index(stop)]
+    assert cut.outputs[0].finish_reason == "stop"
+    assert len(cut.outputs[0].token_ids) < len(whole.outputs[0].token_ids)
+
+
+def test_a_conversation_is_written_by_the_models_template(llm):
+    pytest.importorskip("jinja2")
+    (answer,) = llm.chat([{"role": "user", "content": "to be?"}], GREEDY)
+    assert answer.prompt == "<user>to be?<it>"
+    assert answer.prompt_token_ids == llm.tokenizer.encode("<user>to be?<it>", False)
+
+
+def test_a_folder_says_what_ends_a_text(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    known = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.end == (known.token_to_id(END_OF_TEXT), known.token_to_id("z"))
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
+        AutoTokenizer.from_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="not a readable tokenizer"):
+        AutoTokenizer.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
+        ("{{ messages.append(1) }}", "SecurityError"),
+        ("{{ raise_exception('roles must alternate') }}", "TemplateError: roles must alternate"),
+        ("{% for i in range(10**9) %}x{% endfor %}", "OverflowError|over"),
+        ("{% if %}", "TemplateSyntaxError"),
+        (None, "no chat template"),
+    ],
+)
+def test_a_template_runs_nothing_and_fails_by_name(llm, template, message):
+    pytest.importorskip("jinja2")
+    tokenizer = TextTokenizer(llm.tokenizer.tokenizer, template=template)
+    with pytest.raises(ConfigError, match=message):
+        tokenizer.apply_chat_template([{"role": "user", "content": "a"}])
+
+
+def test_what_an_llm_needs_is_said(llm):
+    with pytest.raises(ConfigError, match="needs a tokenizer"):
+        LLM(llm.model)
+    with pytest.raises(ConfigError, match="the model is there already"):
+        LLM(llm.model, llm.tokenizer, dtype="bfloat16")
