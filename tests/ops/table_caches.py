@@ -1,6 +1,7 @@
 """Contract rows of ops/caches.py."""
 
 import numpy as np
+import scipy.special as sp
 
 from polyreme.errors import ShapeError
 from tests.ops.contract import Case
@@ -19,6 +20,26 @@ def written(cache, keys, values, start):
     for b, s in np.ndindex(keys.shape[:2]):
         if start[b] + s < cache.shape[3]:
             out[0, b, :, start[b] + s], out[1, b, :, start[b] + s] = keys[b, s], values[b, s]
+    return out
+
+
+def tokens(cache, new, start):
+    out = cache.copy()
+    for b, s in np.ndindex(new.shape[:2]):
+        if start[b] + s < cache.shape[2]:
+            out[b, :, start[b] + s] = new[b, s]
+    return out
+
+
+def attend(query, keys, values, start, window=0, scale=None):
+    """One query at a time: softmax over the places up to its own."""
+    out = np.zeros((*query.shape[:3], values.shape[-1]))
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    for b, s, h in np.ndindex(query.shape[:3]):
+        end, n = start[b] + s + 1, h * keys.shape[1] // query.shape[2]
+        seen = slice(max(end - window, 0) if window else 0, end)
+        scores = keys[b, n, seen].astype("float64") @ query[b, s, h] * scale
+        out[b, s, h] = sp.softmax(scores) @ values[b, n, seen]
     return out
 
 
@@ -49,6 +70,11 @@ def angles(rope, sequence, place, adjacent=True):
 
 CASES = [
     Case("cache_written", then(floats((2, 2, 1, 4, 3), (2, 2, 1, 3), (2, 2, 1, 3)), START), written, bad=((ONES[None], ONES, ONES, START), ShapeError, "cache .* needs")),
+    Case("tokens_cached", then(floats((2, 1, 4, 3), (2, 2, 1, 3)), START), tokens, bad=((ONES, ONES, START), ShapeError, r"from \[2\] on .* needs \[1, 1, places, 2\] and \[1\]")),
+    Case("tokens_cached", then(floats((1, 2, 4, 3), (1, 1, 2, 3)), START[1:]), tokens, tag="one"),
+    Case("tokens_cached", then(floats((1, 2, 4, 3), (1, 1, 2, 3)), START[1:] + 1), tokens, tag="past-the-end"),
+    Case("attend_cached", then(floats((2, 2, 4, 3), (2, 2, 5, 3), (2, 2, 5, 2)), START), attend, terms=24, bad=((ONES, ONES, ONES, START), ShapeError, r"start \[2\]; needs")),
+    Case("attend_cached", then(floats((2, 2, 2, 3), (2, 2, 5, 3), (2, 2, 5, 3)), START, 2, 0.5), attend, terms=24, tag="window"),
     Case("cache_mask", lambda rng: (START, 2, 5), mask, no_grad=WHERE, bad=((START, 1, 1, ONES), ShapeError, "cache of 1 places")),
     Case("cache_mask", then(lambda rng: (START, 2, 5), np.arange(16, dtype="float32").reshape(2, 1, 2, 4)), mask, no_grad="minus infinity", tag="added"),
     Case("token_places", lambda rng: (ENDS, START, 6), lambda ends, start, n: (np.array([0, 0, 1, 1, 1, 2]), np.array([1, 2, 3, 4, 5, 3])), no_grad=WHERE),
