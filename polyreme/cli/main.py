@@ -19,6 +19,7 @@ from polyreme.cli.calibrate import calibrate
 from polyreme.cli.comm import comm
 from polyreme.cli.deploy import export, infer
 from polyreme.cli.failure import exit_code, report
+from polyreme.cli.models import convert, models_app
 from polyreme.cli.plan import plan
 from polyreme.cli.prove import prove
 from polyreme.cli.schedule import schedule
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at training data.")
 app.add_typer(data_app, name="data")
+app.add_typer(models_app, name="models")
 launcher.register(app)
 runner.register(app)
 
@@ -162,6 +164,7 @@ app.command()(comm)
 app.command()(calibrate)
 app.command()(export)
 app.command()(infer)
+app.command()(convert)
 
 
 @data_app.command()

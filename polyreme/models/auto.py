@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polyreme.mesh import Plan
-from polyreme.models.pretrained import load_pretrained, open_published
-from polyreme.models.published import read_config
+from polyreme.models.pretrained import load_pretrained, open_published, read_family_config
 
 
 class AutoConfig:
@@ -17,8 +16,7 @@ class AutoConfig:
     @classmethod
     def from_pretrained(cls, path: str | Path, *, ignore: Sequence[str] = ()) -> Any:
         """The config of the family that a folder or a GGUF file names. Raises as AutoModelForCausalLM's."""
-        opened = open_published(path)
-        return opened.family.config.load()(**read_config(opened.published, opened.config, ignore))
+        return read_family_config(open_published(path, needs_weights=False), ignore)
 
 
 class AutoModelForCausalLM:

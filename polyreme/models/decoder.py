@@ -10,6 +10,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from polyreme.core import layout
 from polyreme.errors import ConfigError, ShapeError, did_you_mean
 from polyreme.mesh import RECOMPUTE
@@ -92,6 +94,10 @@ class Decoder(Layer):
         return constrain(x_bse, "batch", "seq", "embed")
 
     # published weights
+
+    def example_inputs(self, rng: np.random.Generator, length: int) -> tuple[np.ndarray, ...]:
+        """What a call takes, made up: here token ids [1, length], fewer if there are fewer positions."""
+        return (rng.integers(0, self.config.vocab_size, (1, min(length, self.config.seq_len))),)
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **options: Any) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from polyreme.eager.host import from_host
 from polyreme.errors import CheckpointError, ConfigError, did_you_mean
 from polyreme.mesh import Plan
 from polyreme.models.families import FAMILIES, Family
-from polyreme.models.folder import CONFIG, open_weights, read_json, write_json, write_weights
+from polyreme.models.folder import CONFIG, has_weights, open_weights, read_json, write_json, write_weights
 from polyreme.models.gguf_file import is_gguf, open_gguf
 from polyreme.models.published import (
     PublishedFamily,
@@ -48,20 +48,62 @@ def published_families() -> dict[str, tuple[Family, PublishedFamily]]:
     return {published.architecture: (family, published) for family, published in pairs}
 
 
-def open_published(path: str | Path) -> Opened:
+def open_published(path: str | Path, *, needs_weights: bool = True) -> Opened:
     """What lies at a path: a folder with config.json and safetensors files, or a GGUF file.
 
-    Raises CheckpointError for anything else, ConfigError for an architecture that is not known here.
+    needs_weights: whether a folder with config.json alone is an error. Raises CheckpointError for anything else,
+    ConfigError for an architecture that is not known here.
     """
     path = Path(path)
     if is_gguf(path):
         config, weights = open_gguf(path)
     elif path.is_dir():
-        config, weights = read_json(path / CONFIG), open_weights(path)
+        config = read_json(path / CONFIG)
+        weights = open_weights(path) if needs_weights or has_weights(path) else {}
     else:
         raise CheckpointError(f"{path}: no folder of published weights, and no GGUF file")
     family, published = _family_of(config, path)
     return Opened(family, published, config, weights)
+
+
+def read_family_config(opened: Opened, ignore: Sequence[str] = (), changes: Mapping[str, Any] | None = None) -> Any:
+    """The family's config that config.json describes. ignore, changes: as of AutoModelForCausalLM.from_pretrained.
+
+    Raises ConfigError for what cannot be had here and for changes of fields that there are not.
+    """
+    config_class, changes = opened.family.config.load(), changes or {}
+    fields = read_config(opened.published, opened.config, ignore)
+    unknown = changes.keys() - config_class.__dataclass_fields__.keys()
+    if unknown:
+        name = min(unknown)
+        raise ConfigError(
+            f"from_pretrained: {config_class.__name__} has no {name!r}"
+            f"{did_you_mean(name, config_class.__dataclass_fields__)}"
+        )
+    return config_class(**fields | changes)
+
+
+def build_without_values(opened: Opened, config: Any) -> Any:
+    """A model of the family whose parameters have no memory yet."""
+    with LazyGuard():
+        model = opened.family.model.load()(config)
+    model.family = opened.family
+    return model
+
+
+def named_tensors(model: Any) -> dict[str, Any]:
+    """Parameters and what else is saved, by name; one that has several names under the first."""
+    names: dict[int, str] = {}
+    state_dict = model.state_dict()
+    for name, tensor in state_dict.items():
+        names.setdefault(id(tensor), name)
+    return {name: state_dict[name] for name in names.values()}
+
+
+def match_weights(opened: Opened, model: Any, where: str) -> dict[str, WeightSource]:
+    """What each tensor of the model, by name, is read from. Raises as load_weights, before anything is read."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
+    return dict(load_weights(opened.published, model.config, shapes, opened.weights, where))
 
 
 def load_pretrained(
@@ -76,7 +118,7 @@ def load_pretrained(
 ) -> Any:
     """As AutoModelForCausalLM.from_pretrained. model: the class that it is to be of; any if None."""
     opened = open_published(path)
-    config = _config(opened, ignore, changes)
+    config = read_family_config(opened, ignore, changes)
     if plan is not None and plan.mesh.pp > 1:
         raise ConfigError(
             f"plan: pp={plan.mesh.pp} splits a model into stages, which loading does not; set pp to 1, or load on one "
@@ -88,12 +130,8 @@ def load_pretrained(
             f"{path}: these are weights of a {model_class.__name__}, not of a {model.__name__}; load them with "
             f"{model_class.__name__} or AutoModelForCausalLM"
         )
-    with LazyGuard():
-        loaded = model_class(config)
-    loaded.family = opened.family
-    tensors = _tensors(loaded)
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    sources = dict(load_weights(opened.published, config, shapes, opened.weights, str(path)))
+    loaded = build_without_values(opened, config)
+    tensors, sources = named_tensors(loaded), match_weights(opened, loaded, str(path))
     if plan is not None:
         apply_plan(plan, loaded, devices)
     wanted = _dtype(dtype, opened)
@@ -114,19 +152,51 @@ def save_pretrained(model: Any, folder: str | Path, *, max_shard_size: str | int
     if family.published is None:
         known = ", ".join(name for name, other in FAMILIES.items() if other.published)
         raise ConfigError(f"save_pretrained: {family.name} is published by nobody; families that are: {known}")
-    published, config, folder = family.published.load(), model.config, Path(folder)
-    tensors = _tensors(model)
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    wanted = None if dtype is None else np.dtype(dtypes.as_dtype(dtype))
+    tensors = named_tensors(model)
+    write_folder(
+        Path(folder),
+        family.published.load(),
+        model.config,
+        {name: tuple(tensor.shape) for name, tensor in tensors.items()},
+        lambda name: np.asarray(tensors[name].numpy()),
+        max_shard_size=max_shard_size,
+        dtype=dtype,
+    )
 
-    def read(name: str) -> np.ndarray:
-        array = np.asarray(tensors[name].numpy())
-        return array.astype(wanted) if wanted is not None and dtypes.is_floating(tensors[name].dtype) else array
+
+def write_folder(
+    folder: Path,
+    published: PublishedFamily,
+    config: Any,
+    shapes: Mapping[str, tuple[int, ...]],
+    read: Callable[[str], np.ndarray],
+    *,
+    max_shard_size: str | int = "5GB",
+    dtype: Any = None,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """Write our tensors, read by name one after the other, as a folder of a family.
+
+    dtype: of those that are floating, as they are read if None. more: keys of config.json beside those of config.
+    """
+    nbytes = _num_bytes(max_shard_size)
+    written: list[np.dtype] = []
+
+    def cast(name: str) -> np.ndarray:
+        written.append((array := cast_floating(read(name), dtype)).dtype)
+        return array
 
     folder.mkdir(parents=True, exist_ok=True)
-    write_weights(folder, store_weights(published, config, shapes, read), _num_bytes(max_shard_size))
-    named = wanted or np.dtype(next(iter(tensors.values())).dtype)
-    write_json(folder / CONFIG, write_config(published, config) | {"torch_dtype": str(named)})
+    write_weights(folder, store_weights(published, config, shapes, cast), nbytes)
+    keys = write_config(published, config) | {"torch_dtype": str(written[0])}
+    write_json(folder / CONFIG, {**(more or {}), **keys})
+
+
+def cast_floating(array: np.ndarray, dtype: Any) -> np.ndarray:
+    """The array in this dtype, if it is floating and dtype is not None."""
+    if dtype is None or not dtypes.is_floating(array.dtype):
+        return array
+    return array.astype(np.dtype(dtypes.as_dtype(dtype)), copy=False)
 
 
 def _family_of(config: Mapping[str, Any], path: Path) -> tuple[Family, PublishedFamily]:
@@ -140,28 +210,6 @@ def _family_of(config: Mapping[str, Any], path: Path) -> tuple[Family, Published
             return family, published
     named = (config.get("architectures") or [config.get("model_type")])[0]
     raise ConfigError(f"{path}: unknown architecture {named!r}{did_you_mean(str(named), known)}")
-
-
-def _config(opened: Opened, ignore: Sequence[str], changes: Mapping[str, Any]) -> Any:
-    config_class = opened.family.config.load()
-    fields = read_config(opened.published, opened.config, ignore)
-    unknown = changes.keys() - config_class.__dataclass_fields__.keys()
-    if unknown:
-        name = min(unknown)
-        raise ConfigError(
-            f"from_pretrained: {config_class.__name__} has no {name!r}"
-            f"{did_you_mean(name, config_class.__dataclass_fields__)}"
-        )
-    return config_class(**fields | changes)
-
-
-def _tensors(model: Any) -> dict[str, Any]:
-    """Parameters and what else is saved, by name; one that has several names under the first."""
-    names: dict[int, str] = {}
-    state_dict = model.state_dict()
-    for name, tensor in state_dict.items():
-        names.setdefault(id(tensor), name)
-    return {name: state_dict[name] for name in names.values()}
 
 
 def _dtype(dtype: Any, opened: Opened) -> Any:

@@ -126,6 +126,9 @@ _WITHOUT_EFFECT = frozenset(
     return_dict output_hidden_states output_attentions chunk_size_feed_forward
     """.split()  # noqa: SIM905  (a list would take forty lines)
 )
+# of those what is said of one file, and auto_map, which names code
+_OF_A_FILE = frozenset({"architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "_name_or_path"})
+_OF_A_FILE |= {"auto_map"}
 # of weights: what older versions stored beside them, made again from config.json
 _DERIVED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|embeddings\.position_ids)")
 
@@ -161,6 +164,11 @@ def write_config(published: PublishedFamily, config: Any) -> dict[str, Any]:
     fixed = {key: accepted[0] for key, accepted in published.fixed.items()}
     first = {"architectures": [published.architecture], "model_type": published.model_type}
     return first | keys | fixed | published.write(config)
+
+
+def kept_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a config.json that are none of the model's and go with its weights, as the ids that end a text."""
+    return {key: value for key, value in config.items() if key in _WITHOUT_EFFECT - _OF_A_FILE}
 
 
 class Weight(NamedTuple):
