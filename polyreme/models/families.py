@@ -6,7 +6,7 @@ A new family is a file beside this one and a record in FAMILIES. See docs/adding
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -90,6 +90,31 @@ class Family:
     balance_loss: float = 0.0
     published: Reference[PublishedFamily] | None = None
     aliases: tuple[str, ...] = ()
+    task: str = "causal_lm"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Architecture:
+    """A published model that is no decoder: what loading asks of it.
+
+    name: of its family. task: what the model does with the family's body, one of TASKS. model, config, published: as of
+    a Family.
+    """
+
+    name: str
+    task: str
+    model: Reference[Any]
+    config: Reference[Any]
+    published: Reference[PublishedFamily]
+
+
+TASKS = {
+    "base": "AutoModel",
+    "causal_lm": "AutoModelForCausalLM",
+    "masked_lm": "AutoModelForMaskedLM",
+    "classification": "AutoModelForSequenceClassification",
+}
+"""What models do, and the class of models.auto that loads them."""
 
 
 def decoder_shape(dims: Dimensions, **blocks: Any) -> ModelShape:
@@ -263,6 +288,43 @@ FAMILIES: Registry[Family] = Registry(
     "model family", [GPT, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3]
 )
 """Families by the name that a configuration has, in the order that lists show them."""
+
+
+def _architectures(family: str, module: str, config: str, models: Mapping[str, str]) -> tuple[Architecture, ...]:
+    """A family's, of task -> class; the record of how it is published is PUBLISHED_ and the task."""
+    return tuple(
+        Architecture(
+            name=family,
+            task=task,
+            model=Reference(module, model),
+            config=Reference(module, config),
+            published=Reference(module, f"PUBLISHED_{task.upper()}"),
+        )
+        for task, model in models.items()
+    )
+
+
+ARCHITECTURES: tuple[Architecture, ...] = (
+    *_architectures(
+        "bert",
+        "polyreme.models.bert",
+        "BertConfig",
+        {"base": "Bert", "masked_lm": "BertForMaskedLM", "classification": "BertForSequenceClassification"},
+    ),
+    *_architectures(
+        "ernie",
+        "polyreme.models.ernie",
+        "ErnieConfig",
+        {"base": "Ernie", "masked_lm": "ErnieForMaskedLM", "classification": "ErnieForSequenceClassification"},
+    ),
+)
+"""Published models that are no decoders, the body of a family first."""
+
+
+def architecture(name: str, task: str) -> Architecture:
+    """The one of ARCHITECTURES of a family and a task."""
+    return next(record for record in ARCHITECTURES if (record.name, record.task) == (name, task))
+
 
 DEFAULT_FAMILY = GPT.name
 """The family of a configuration that names none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ from polyreme.distributed.placement import apply_plan
 from polyreme.eager.host import from_host
 from polyreme.errors import CheckpointError, ConfigError, did_you_mean
 from polyreme.mesh import Plan
-from polyreme.models.families import FAMILIES, Family
+from polyreme.models.families import ARCHITECTURES, FAMILIES, TASKS, Architecture, Family
 from polyreme.models.folder import CONFIG, has_weights, open_weights, read_json, write_json, write_weights
 from polyreme.models.gguf_file import is_gguf, open_gguf
 from polyreme.models.published import (
@@ -36,22 +36,24 @@ _UNITS = {"GB": 10**9, "MB": 10**6, "KB": 10**3, "B": 1}
 class Opened(NamedTuple):
     """Published weights before they are read: their family, how it is published, config.json, sources by name."""
 
-    family: Family
+    family: Family | Architecture
     published: PublishedFamily
     config: dict[str, Any]
     weights: Mapping[str, WeightSource]
 
 
-def published_families() -> dict[str, tuple[Family, PublishedFamily]]:
+def published_families() -> dict[str, tuple[Family | Architecture, PublishedFamily]]:
     """Families that can be read and written, by the name that config.json has for the architecture."""
-    pairs = ((family, family.published.load()) for family in FAMILIES.values() if family.published)
+    records: list[Family | Architecture] = [*FAMILIES.values(), *ARCHITECTURES]
+    pairs = ((record, record.published.load()) for record in records if record.published)
     return {published.architecture: (family, published) for family, published in pairs}
 
 
-def open_published(path: str | Path, *, needs_weights: bool = True) -> Opened:
+def open_published(path: str | Path, *, needs_weights: bool = True, task: str = "") -> Opened:
     """What lies at a path: a folder with config.json and safetensors files, or a GGUF file.
 
-    needs_weights: whether a folder with config.json alone is an error. Raises CheckpointError for anything else,
+    needs_weights: whether a folder with config.json alone is an error. task: one of families.TASKS that the family is
+    taken for, whatever it was saved for; that which it was saved for if "". Raises CheckpointError for anything else,
     ConfigError for an architecture that is not known here.
     """
     path = Path(path)
@@ -62,7 +64,7 @@ def open_published(path: str | Path, *, needs_weights: bool = True) -> Opened:
         weights = open_weights(path) if needs_weights or has_weights(path) else {}
     else:
         raise CheckpointError(f"{path}: no folder of published weights, and no GGUF file")
-    family, published = _family_of(config, path)
+    family, published = _family_of(config, path, task)
     return Opened(family, published, config, weights)
 
 
@@ -100,10 +102,10 @@ def named_tensors(model: Any) -> dict[str, Any]:
     return {name: state_dict[name] for name in names.values()}
 
 
-def match_weights(opened: Opened, model: Any, where: str) -> dict[str, WeightSource]:
+def match_weights(opened: Opened, model: Any, where: str, new_head: bool = False) -> dict[str, WeightSource]:
     """What each tensor of the model, by name, is read from. Raises as load_weights, before anything is read."""
     shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
-    return dict(load_weights(opened.published, model.config, shapes, opened.weights, where))
+    return dict(load_weights(opened.published, model.config, shapes, opened.weights, where, new_head))
 
 
 def load_pretrained(
@@ -113,11 +115,13 @@ def load_pretrained(
     plan: Plan | None = None,
     devices: Sequence[Any] | None = None,
     ignore: Sequence[str] = (),
+    new_head: bool = False,
+    task: str = "",
     model: type | None = None,
     **changes: Any,
 ) -> Any:
-    """As AutoModelForCausalLM.from_pretrained. model: the class that it is to be of; any if None."""
-    opened = open_published(path)
+    """As AutoModel.from_pretrained. task: as of open_published. model: the class that it is to be of; any if None."""
+    opened = open_published(path, task=task)
     config = read_family_config(opened, ignore, changes)
     if plan is not None and plan.mesh.pp > 1:
         raise ConfigError(
@@ -128,10 +132,10 @@ def load_pretrained(
     if model is not None and not issubclass(model_class, model):
         raise ConfigError(
             f"{path}: these are weights of a {model_class.__name__}, not of a {model.__name__}; load them with "
-            f"{model_class.__name__} or AutoModelForCausalLM"
+            f"{model_class.__name__} or {TASKS[opened.family.task]}"
         )
     loaded = build_without_values(opened, config)
-    tensors, sources = named_tensors(loaded), match_weights(opened, loaded, str(path))
+    tensors, sources = named_tensors(loaded), match_weights(opened, loaded, str(path), new_head)
     if plan is not None:
         apply_plan(plan, loaded, devices)
     wanted = _dtype(dtype, opened)
@@ -141,13 +145,15 @@ def load_pretrained(
         layouts = getattr(tensor, "layouts", None)
         where = layouts["param"] if layouts else None if plan is None else tensor._array.sharding
         state.write(tensor, _place(source, as_stored, where))
+    for name in tensors.keys() - sources.keys():
+        tensors[name].initialize()
     _set_dtype(loaded, wanted)
     loaded.eval()
     return loaded
 
 
 def save_pretrained(model: Any, folder: str | Path, *, max_shard_size: str | int = "5GB", dtype: Any = None) -> None:
-    """As Decoder.save_pretrained."""
+    """As Pretrained.save_pretrained."""
     family = model.family
     if family.published is None:
         known = ", ".join(name for name, other in FAMILIES.items() if other.published)
@@ -162,6 +168,27 @@ def save_pretrained(model: Any, folder: str | Path, *, max_shard_size: str | int
         max_shard_size=max_shard_size,
         dtype=dtype,
     )
+
+
+class Pretrained:
+    """What a model with a record in models.families has of published weights."""
+
+    family: Any = None
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, **options: Any) -> Self:
+        """A model with the weights of a folder or of a GGUF file; options: as of AutoModel.from_pretrained.
+
+        Raises as that does, and ConfigError for weights of another family.
+        """
+        return load_pretrained(path, model=cls, task=cls.family.task if cls.family else "", **options)
+
+    def save_pretrained(self, folder: str | Path, *, max_shard_size: str | int = "5GB", dtype: Any = None) -> None:
+        """Write config.json and safetensors files, of at most max_shard_size each, as the family is published.
+
+        dtype: of the weights written, as they are if None. Raises ConfigError for a family that nobody publishes.
+        """
+        save_pretrained(self, folder, max_shard_size=max_shard_size, dtype=dtype)
 
 
 def write_folder(
@@ -199,17 +226,23 @@ def cast_floating(array: np.ndarray, dtype: Any) -> np.ndarray:
     return array.astype(np.dtype(dtypes.as_dtype(dtype)), copy=False)
 
 
-def _family_of(config: Mapping[str, Any], path: Path) -> tuple[Family, PublishedFamily]:
+def _family_of(config: Mapping[str, Any], path: Path, task: str) -> tuple[Family | Architecture, PublishedFamily]:
     known = published_families()
-    for name in config.get("architectures") or ():
-        if name in known:
-            return known[name]
-    for family, published in known.values():
-        # a model without its head, or a file that names none
-        if config.get("model_type") == published.model_type:
-            return family, published
-    named = (config.get("architectures") or [config.get("model_type")])[0]
-    raise ConfigError(f"{path}: unknown architecture {named!r}{did_you_mean(str(named), known)}")
+    named = config.get("architectures") or []
+    exact = next((known[name] for name in named if name in known), None)
+    kind = exact[1].model_type if exact else config.get("model_type")
+    # one without its head, or a file that names none
+    alike = [pair for pair in known.values() if pair[1].model_type == kind]
+    if not alike:
+        name = str((named or [kind])[0])
+        raise ConfigError(f"{path}: unknown architecture {name!r}{did_you_mean(name, known)}")
+    if not task and (exact or len(alike) == 1 or not named):
+        return exact or alike[0]
+    for record, published in alike:
+        if record.task == task:
+            return record, published
+    classes = " or ".join(TASKS[record.task] for record, _ in alike)
+    raise ConfigError(f"{path}: these are weights of a {', '.join(named) or kind}; load them with {classes}")
 
 
 def _dtype(dtype: Any, opened: Opened) -> Any:

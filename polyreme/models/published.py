@@ -98,7 +98,9 @@ class PublishedFamily:
     architecture, model_type: of config.json. keys: its keys and the fields of our config that they are. defaults: what
     it means by leaving a key out. fixed: keys that must say one of these, as nothing else can be had here. weights: our
     config -> all of them. spare: (the name of a weight in a file, our config) -> whether it may be left out. prefix:
-    what names in a file of the model without its head leave out. read: the fields of our config that keys alone do not
+    what names in a file of the model without its head leave out. bare: whether this is that model, which is written
+    without the prefix. heads: what the names of weights of heads begin with: of those that the model has not, a file
+    may have any. rename: what a name in an older file is now. read: the fields of our config that keys alone do not
     give, from the whole of config.json; read_keys: the keys that it looks at. write: the keys that these fields become.
     """
 
@@ -110,6 +112,9 @@ class PublishedFamily:
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     spare: Callable[[str, Any], bool] = lambda name, config: False
     prefix: str = ""
+    bare: bool = False
+    heads: tuple[str, ...] = ("lm_head.weight",)
+    rename: Callable[[str], str] = lambda name: name
     read: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
     read_keys: tuple[str, ...] = ()
     write: Callable[[Any], dict[str, Any]] = lambda config: {}
@@ -123,7 +128,7 @@ _WITHOUT_EFFECT = frozenset(
     keys_to_ignore_at_inference task_specific_params summary_type summary_use_proj summary_activation
     summary_proj_to_labels summary_first_dropout attn_pdrop embd_pdrop resid_pdrop output_router_logits
     router_aux_loss_coef aux_loss_alpha ep_size seq_aux unsloth_version unsloth_fixed _attn_implementation
-    return_dict output_hidden_states output_attentions chunk_size_feed_forward
+    problem_type return_dict output_hidden_states output_attentions chunk_size_feed_forward
     """.split()  # noqa: SIM905  (a list would take forty lines)
 )
 # of those what is said of one file, and auto_map, which names code
@@ -204,27 +209,35 @@ def load_weights(
     shapes: Mapping[str, tuple[int, ...]],
     files: Mapping[str, WeightSource],
     where: str,
+    new_head: bool = False,
 ) -> Iterator[tuple[str, WeightSource]]:
     """The sources of our parameters, by name.
 
-    files: what there is, by its name there. Raises CheckpointError that lists what is missing and what is too much, and
-    ShapeError for a weight of another shape, before anything is read.
+    files: what there is, by its name there. new_head: leaves out the weights of a head that are not there.
+    Raises CheckpointError that lists what is missing and what is too much, and ShapeError for a weight of another
+    shape, before anything is read.
     """
-    files = _with_prefix(published, files)
+    files = _with_prefix(published, {published.rename(name): source for name, source in files.items()})
     weights = match(published, config, shapes)
     wanted = {name for weight in weights for name in weight.theirs}
-    # a copy of the embedding where the model has no head of its own
-    known = wanted | {"lm_head.weight"} if config.tie_embeddings else wanted
+    # heads of other tasks, or a copy of the embedding where the model has no head of its own
+    others = tuple(head for head in published.heads if not any(name.startswith(head) for name in wanted))
     extra = sorted(
-        name for name in files.keys() - known if not (_DERIVED.fullmatch(name) or published.spare(name, config))
+        name
+        for name in files.keys() - wanted
+        if not (name.startswith(others) or _DERIVED.fullmatch(name) or published.spare(name, config))
     )
     missing = sorted(wanted - files.keys())
-    if missing or extra:
+    is_head_alone = bool(missing) and all(name.startswith(published.heads) for name in missing)
+    if extra or (missing and not (is_head_alone and new_head)):
+        advice = "; give new_head=True to begin with new values for them" if is_head_alone and not extra else ""
         raise CheckpointError(
             f"{where}: these are not the weights of a {published.architecture} as config.json describes it; "
-            f"{_few('missing', missing)}{' and ' if missing and extra else ''}{_few('not known', extra)}"
+            f"{_few('missing', missing)}{' and ' if missing and extra else ''}{_few('not known', extra)}{advice}"
         )
     for weight in weights:
+        if not files.keys() >= {*weight.theirs}:
+            continue
         source = weight.change.load([files[name] for name in weight.theirs], config)
         if source.shape != shapes[weight.ours]:
             theirs = files[weight.theirs[0]].shape
@@ -240,14 +253,15 @@ def store_weights(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """The weights as published, one of our parameters after the other; read: name -> its array."""
     for weight in match(published, config, shapes):
-        yield from zip(weight.theirs, weight.change.store(read(weight.ours), config), strict=True)
+        names = [name.removeprefix(published.prefix) if published.bare else name for name in weight.theirs]
+        yield from zip(names, weight.change.store(read(weight.ours), config), strict=True)
 
 
 def _with_prefix(published: PublishedFamily, files: Mapping[str, WeightSource]) -> Mapping[str, WeightSource]:
     prefix = published.prefix
     if not prefix or any(name.startswith(prefix) for name in files):
         return files
-    return {name if name == "lm_head.weight" else prefix + name: source for name, source in files.items()}
+    return {name if name.startswith(published.heads) else prefix + name: source for name, source in files.items()}
 
 
 def _few(what: str, names: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError, did_you_mean
 from polyreme.generation.tokenizer import AutoTokenizer
-from polyreme.models.families import Family
+from polyreme.models.families import Architecture, Family
 from polyreme.models.folder import check_digests
 from polyreme.models.gguf_file import is_gguf
 from polyreme.models.packages import PACKAGES, cached, is_cached
@@ -94,7 +94,9 @@ def list_lines() -> Iterator[str]:
 
 def show_lines(what: str, ignore: Sequence[str] = ()) -> Iterator[str]:
     """describe_lines of weights, family_lines of a family. Raises ConfigError for what is neither."""
-    pairs = {family.name: (family, published) for family, published in published_families().values()}
+    pairs: dict[str, tuple[Family | Architecture, PublishedFamily]] = {}
+    for family, published in published_families().values():
+        pairs.setdefault(family.name, (family, published))
     if Path(what).exists() or what in PACKAGES:
         return describe_lines(resolve(what), ignore)
     if what in pairs:
@@ -102,7 +104,7 @@ def show_lines(what: str, ignore: Sequence[str] = ()) -> Iterator[str]:
     raise ConfigError(f"{what}: no such folder or file, and no family{did_you_mean(what, [*pairs, *PACKAGES])}")
 
 
-def family_lines(family: Family, published: PublishedFamily) -> Iterator[str]:
+def family_lines(family: Family | Architecture, published: PublishedFamily) -> Iterator[str]:
     """What a family is: its architecture and the settings of its config."""
     keys = {ours: theirs for theirs, ours in published.keys.items()}
     yield f"family        {family.name}"

@@ -1,0 +1,187 @@
+"""Published models that are no decoders: what transformers computes with its folders, the same files back, refusals."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from polyreme.distributed.placement import clear_plan
+from polyreme.eager.tensor import to_tensor
+from polyreme.errors import CheckpointError, ConfigError, ShapeError
+from polyreme.mesh import Plan
+from polyreme.models import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+)
+from polyreme.models.bert import Bert, BertConfig, BertForMaskedLM, BertForSequenceClassification
+from polyreme.models.pretrained import load_pretrained
+from polyreme.recipes import published
+from tests.models import parity
+from tests.models.test_published import change_config, change_weights
+
+FOLDERS = parity.FIXTURES / "encoders"
+NAMES = sorted(folder.name for folder in FOLDERS.iterdir())
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A copy of the folder of a BERT for masked words, to be changed."""
+    return Path(shutil.copytree(FOLDERS / "bert_masked_lm", tmp_path / "bert"))
+
+
+def assert_recorded(model, name, only=slice(None)):
+    """The model's outputs are transformers'; only: those of them that it has."""
+    recorded = load_file(FOLDERS / name / "recorded.safetensors")
+    inputs = {key: to_tensor(array) for key, array in recorded.items() if not key.startswith("output/")}
+    wanted = [recorded[f"output/{i}"] for i in range(len(recorded) - len(inputs))][only]
+    outputs = model(**inputs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    config = model.config
+    sizes = {key: getattr(config, key) for key in ("hidden_size", "ffn_size", "num_heads", "num_layers")}
+    terms = parity.forward_terms(sizes, config.seq_len)
+    for got, want in zip(outputs, wanted, strict=True):
+        np.testing.assert_allclose(got.numpy(), want, rtol=0, atol=parity.tolerance(terms, want))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_folder_gives_what_transformers_computes_and_is_written_as_it_was(name, tmp_path):
+    model = load_pretrained(FOLDERS / name)
+    assert_recorded(model, name)
+    assert not model.training
+
+    model.save_pretrained(tmp_path)
+    written, want = (load_file(folder / "model.safetensors") for folder in (tmp_path, FOLDERS / name))
+    assert written.keys() == want.keys()
+    for key, array in want.items():
+        np.testing.assert_array_equal(written[key], array, err_msg=key)
+    assert AutoConfig.from_pretrained(tmp_path) == model.config
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (tmp_path, FOLDERS / name)]
+    assert configs[0]["architectures"] == configs[1]["architectures"]
+
+
+def test_a_model_for_a_task_of_weights_for_another():
+    """The body of a model with a head; a new head where it is asked for."""
+    folder = FOLDERS / "bert_classification"
+    body = AutoModel.from_pretrained(folder)
+    assert type(body) is Bert
+    scored = AutoModelForSequenceClassification.from_pretrained(folder)
+    assert scored.config.label_names == ("no", "yes", "perhaps")
+    ids = to_tensor([[5, 6, 7]])
+    np.testing.assert_array_equal(body(ids)[1].numpy(), scored.encoder(ids)[1].numpy())
+    with pytest.raises(CheckpointError, match=r"missing: classifier.bias, classifier.weight; give new_head=True"):
+        BertForSequenceClassification.from_pretrained(FOLDERS / "bert")
+    new = BertForSequenceClassification.from_pretrained(FOLDERS / "bert", new_head=True, num_labels=5)
+    assert_recorded(new.encoder, "bert")
+    assert new(ids).shape == [1, 5]
+    assert np.abs(new.classifier.weight.numpy()).max() > 0
+    with pytest.raises(CheckpointError, match=r"missing: cls.predictions.bias, .*new_head=True"):
+        AutoModelForMaskedLM.from_pretrained(folder)
+    with pytest.raises(
+        ConfigError, match=r"weights of a BertForMaskedLM; load them with AutoModel or AutoModelForMask"
+    ):
+        AutoModelForCausalLM.from_pretrained(FOLDERS / "bert_masked_lm")
+
+
+def test_older_spellings(copied):
+    """Norms' gamma and beta, copies of the embedding and its bias, a second head, indices: as old files have them."""
+
+    def change(weights):
+        for name in [*weights]:
+            old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+            weights[old] = weights.pop(name)
+        weights["cls.predictions.decoder.weight"] = weights["bert.embeddings.word_embeddings.weight"]
+        weights["cls.seq_relationship.weight"] = np.zeros((2, 24), np.float32)
+        weights["bert.embeddings.position_ids"] = np.arange(16)[None]
+
+    change_weights(copied, change)
+    change_config(copied, architectures=["BertForPreTraining"])
+    assert_recorded(AutoModelForMaskedLM.from_pretrained(copied), "bert_masked_lm")
+    with pytest.raises(ConfigError, match="weights of a BertForPreTraining; load them with AutoModel or AutoModelForM"):
+        list(published.check_lines(copied))
+
+
+def test_a_body_without_its_prefix_takes_a_head(copied):
+    folder = FOLDERS / "bert"
+    prefixed = {f"bert.{name}": array for name, array in load_file(folder / "model.safetensors").items()}
+    shutil.copy(folder / "config.json", copied)
+    save_file(prefixed, copied / "model.safetensors")
+    assert_recorded(AutoModel.from_pretrained(copied), "bert")
+
+
+def test_padding_is_seen_by_nobody():
+    model = AutoModel.from_pretrained(FOLDERS / "bert")
+    ids, mask = np.array([[5, 6, 7, 8]]), np.array([[1, 1, 0, 0]])
+    hidden = [model(to_tensor(row), attention_mask=to_tensor(mask))[0].numpy() for row in (ids, ids * [1, 1, 2, 3])]
+    np.testing.assert_array_equal(hidden[0][:, :2], hidden[1][:, :2])
+    with pytest.raises(ShapeError, match=r"attention_mask has shape \[1, 3\]; give that of the ids, \[1, 4\]"):
+        model(to_tensor(ids), attention_mask=to_tensor(mask[:, :3]))
+    with pytest.raises(ShapeError, match=r"input_ids have shape \[1, 17\]; give \[batch, seq\], seq at most 16"):
+        model(to_tensor(np.zeros((1, 17), np.int64)))
+    with pytest.raises(ConfigError, match="task_type_ids of a model with num_task_types=0"):
+        model(to_tensor(ids), task_type_ids=to_tensor(ids * 0))
+
+
+def test_losses_of_labels():
+    """As NumPy's of the logits, places labelled -100 left out."""
+    model = BertForMaskedLM.from_pretrained(FOLDERS / "bert_masked_lm")
+    ids, labels = np.array([[5, 6, 7, 8]]), np.array([[-100, 3, -100, 9]])
+    logits = model(to_tensor(ids)).numpy()[0].astype("float64")
+    log_sums = np.log(np.exp(logits).sum(-1))
+    want = np.mean([log_sums[1] - logits[1, 3], log_sums[3] - logits[3, 9]])
+    loss = model(to_tensor(ids), labels=to_tensor(labels))
+    np.testing.assert_allclose(float(loss), want, rtol=0, atol=50 * parity.EPS * np.abs(logits).max())
+    loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+    one = BertForSequenceClassification(BertConfig.nano(num_labels=1, dropout=0.0, attention_dropout=0.0))
+    scores = one(to_tensor(ids)).numpy()[:, 0]
+    np.testing.assert_allclose(float(one(to_tensor(ids), labels=to_tensor([2.0]))), (scores - 2) ** 2, rtol=1e-6)
+
+
+def test_a_plan_splits_an_encoder():
+    plan = Plan.from_degrees(mp=2, sharding=2, sharding_stage=3)
+    try:
+        model = AutoModelForMaskedLM.from_pretrained(FOLDERS / "bert_masked_lm", plan=plan, devices=jax.devices()[:4])
+        split = [p for p in model.parameters() if p._array.addressable_shards[0].data.size < p.size]
+        assert len(split) > len(model.parameters()) / 2
+        assert_recorded(model, "bert_masked_lm")
+    finally:
+        clear_plan()
+
+
+def test_configs_that_cannot_be():
+    with pytest.raises(ConfigError, match="hidden_size 32 is not a multiple of num_heads 5"):
+        BertConfig.nano(num_heads=5)
+    with pytest.raises(ConfigError, match="unknown activation 'gelo'; did you mean 'gelu'"):
+        BertConfig.nano(activation="gelo")
+    with pytest.raises(ConfigError, match="num_labels is 2, and 1 have a name"):
+        BertConfig.nano(label_names=("yes",))
+
+
+def test_what_an_encoder_is_not(copied):
+    change_config(copied, position_embedding_type="relative_key")
+    with pytest.raises(ConfigError, match="position_embedding_type is 'relative_key', and only 'absolute'"):
+        AutoModelForMaskedLM.from_pretrained(copied)
+    change_config(copied, position_embedding_type="absolute")
+
+    def change(weights):
+        weights["cls.predictions.extra"] = np.zeros(2, np.float32)
+
+    change_weights(copied, change)
+    with pytest.raises(CheckpointError, match=r"not known: cls\.predictions\.extra$"):
+        AutoModelForMaskedLM.from_pretrained(copied)
+
+
+def test_convert_and_check_take_encoders(tmp_path):
+    lines = []
+    published.convert(FOLDERS / "ernie_masked_lm", tmp_path / "ernie", verify=True, say=lines.append)
+    assert lines[1].startswith("outputs       the same bits")
+    assert any("ErnieForMaskedLM" in line for line in published.check_lines(tmp_path / "ernie"))
+    assert any("ErnieForMaskedLM" in line for line in published.show_lines(str(tmp_path / "ernie")))
+    assert [*published.show_lines("bert")][1].startswith("architecture  BertModel")
