@@ -14,6 +14,7 @@ __all__ = [
     "AutoConfig",
     "AutoModel",
     "AutoModelForCausalLM",
+    "AutoModelForImageClassification",
     "AutoModelForMaskedLM",
     "AutoModelForSequenceClassification",
 ]

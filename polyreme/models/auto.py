@@ -68,10 +68,17 @@ class AutoModelForSequenceClassification(AutoModel):
     task = "classification"
 
 
+class AutoModelForImageClassification(AutoModel):
+    """A model that scores labels of an image, with published weights."""
+
+    task = "image_classification"
+
+
 __all__ = [
     "AutoConfig",
     "AutoModel",
     "AutoModelForCausalLM",
+    "AutoModelForImageClassification",
     "AutoModelForMaskedLM",
     "AutoModelForSequenceClassification",
 ]

@@ -19,14 +19,18 @@ from polyreme.mesh.axes import nearest_multiples
 from polyreme.models.decoder import check_dimensions
 from polyreme.models.encoder import (
     ACTIVATIONS,
+    LABEL_KEYS,
     SelfAttention,
     TwoLayers,
     check_activation,
+    check_label_names,
     key_mask,
     linear,
     linear_rules,
     normal,
+    read_labels,
     same_rules,
+    write_labels,
 )
 from polyreme.models.families import architecture
 from polyreme.models.pretrained import Pretrained
@@ -75,11 +79,7 @@ class BertConfig:
                 f"BertConfig: hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; "
                 f"make it {nearest_multiples(self.hidden_size, self.num_heads)}"
             )
-        if self.label_names and len(self.label_names) != self.num_labels:
-            raise ConfigError(
-                f"BertConfig: num_labels is {self.num_labels}, and {len(self.label_names)} have a name; give "
-                "label_names=() or as many"
-            )
+        check_label_names(self)
 
     @classmethod
     def nano(cls, **changes: Any) -> BertConfig:
@@ -257,29 +257,6 @@ _KEYS = {
     "layer_norm_eps": "layer_norm_epsilon",
 }
 _OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-LABEL_KEYS = ("id2label", "label2id", "num_labels")
-"""What config.json says of labels."""
-
-
-def read_labels(config: Mapping[str, Any]) -> dict[str, Any]:
-    """num_labels and label_names."""
-    names = config.get("id2label") or {}
-    count = len(names) or config.get("num_labels") or 2
-    listed = tuple(str(names.get(str(i), names.get(i, _label(i)))) for i in range(count))
-    return {"num_labels": count, "label_names": () if listed == tuple(map(_label, range(count))) else listed}
-
-
-def write_labels(config: Any) -> dict[str, Any]:
-    """The keys that these fields become."""
-    names = config.label_names or tuple(map(_label, range(config.num_labels)))
-    return {
-        "id2label": {str(i): name for i, name in enumerate(names)},
-        "label2id": {name: i for i, name in enumerate(names)},
-    }
-
-
-def _label(number: int) -> str:
-    return f"LABEL_{number}"
 
 
 def _rename(name: str) -> str:

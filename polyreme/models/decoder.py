@@ -215,8 +215,9 @@ def check_dimensions(config: Any) -> None:
         least = field.metadata.get("least", 1)
         if isinstance(value, Integral) and not isinstance(value, bool) and value < least:
             raise ConfigError(f"{name}: {field.name} is {value}; give at least {least}")
-    if config.recompute and config.recompute not in RECOMPUTE:
-        raise ConfigError(f"{name}: unknown recompute {config.recompute!r}{did_you_mean(config.recompute, RECOMPUTE)}")
+    recompute = getattr(config, "recompute", "")
+    if recompute and recompute not in RECOMPUTE:
+        raise ConfigError(f"{name}: unknown recompute {recompute!r}{did_you_mean(recompute, RECOMPUTE)}")
 
 
 class Part(Layer):

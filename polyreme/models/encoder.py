@@ -1,4 +1,4 @@
-"""What encoders share: activations by their published names, attention over all places, the feed-forward."""
+"""What encoders share: activations and labels as published, attention over all places, the feed-forward."""
 
 from __future__ import annotations
 
@@ -95,3 +95,37 @@ def same_rules(theirs: str, ours: str) -> list[WeightRule]:
 def linear_rules(theirs: str, ours: str) -> list[WeightRule]:
     """The weight and the bias of a linear map."""
     return [WeightRule(f"{theirs}.weight", f"{ours}.weight"), WeightRule(f"{theirs}.bias", f"{ours}.bias", SAME)]
+
+
+def check_label_names(config: Any) -> None:
+    """Raises ConfigError where label_names are neither none nor num_labels."""
+    if config.label_names and len(config.label_names) != config.num_labels:
+        raise ConfigError(
+            f"{type(config).__name__}: num_labels is {config.num_labels}, and {len(config.label_names)} have a name; "
+            "give label_names=() or as many"
+        )
+
+
+LABEL_KEYS = ("id2label", "label2id", "num_labels")
+"""What config.json says of labels."""
+
+
+def read_labels(config: Mapping[str, Any]) -> dict[str, Any]:
+    """num_labels and label_names."""
+    names = config.get("id2label") or {}
+    count = len(names) or config.get("num_labels") or 2
+    listed = tuple(str(names.get(str(i), names.get(i, _label(i)))) for i in range(count))
+    return {"num_labels": count, "label_names": () if listed == tuple(map(_label, range(count))) else listed}
+
+
+def write_labels(config: Any) -> dict[str, Any]:
+    """The keys that these fields become."""
+    names = config.label_names or tuple(map(_label, range(config.num_labels)))
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
+
+
+def _label(number: int) -> str:
+    return f"LABEL_{number}"

@@ -113,6 +113,7 @@ TASKS = {
     "causal_lm": "AutoModelForCausalLM",
     "masked_lm": "AutoModelForMaskedLM",
     "classification": "AutoModelForSequenceClassification",
+    "image_classification": "AutoModelForImageClassification",
 }
 """What models do, and the class of models.auto that loads them."""
 
@@ -316,6 +317,12 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "polyreme.models.ernie",
         "ErnieConfig",
         {"base": "Ernie", "masked_lm": "ErnieForMaskedLM", "classification": "ErnieForSequenceClassification"},
+    ),
+    *_architectures(
+        "vit",
+        "polyreme.models.vit",
+        "ViTConfig",
+        {"base": "ViT", "image_classification": "ViTForImageClassification"},
     ),
 )
 """Published models that are no decoders, the body of a family first."""

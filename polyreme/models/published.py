@@ -80,10 +80,32 @@ EXPERTS = Conversion(
 """A linear map of each expert, one array each there."""
 
 
+def merged(count: int, is_transposed: bool) -> Conversion:
+    """So many arrays there, side by side in the last dim here; linear maps if transposed."""
+
+    def load(sources: list[WeightSource], config: Any) -> WeightSource:
+        parts = [_transposed(source) for source in sources] if is_transposed else sources
+        *outer, last = parts[0].shape
+        if any(part.shape != parts[0].shape for part in parts):
+            raise ShapeError(f"weights that are one here have shapes {[list(source.shape) for source in sources]}")
+
+        def read(index: Index) -> np.ndarray:
+            whole = (*index[:-1], slice(None))
+            return np.concatenate([part.read(whole) for part in parts], -1)[..., index[-1]]
+
+        return Changed((*outer, count * last), parts[0].dtype, read)
+
+    def store(array: np.ndarray, config: Any) -> list[np.ndarray]:
+        return [part.T if is_transposed else part for part in np.split(array, count, -1)]
+
+    return Conversion(load, store)
+
+
 class WeightRule(NamedTuple):
     """A weight: its name there, its name here, and what else differs.
 
-    {n} in names stands for the number of a block, {e} in theirs for that of an expert: all of them are one of ours.
+    {n} in names stands for the number of a block; in theirs {e} for that of an expert, and {a,b} for a and b: all of
+    them are one of ours.
     """
 
     theirs: str
@@ -134,6 +156,7 @@ _WITHOUT_EFFECT = frozenset(
 # of those what is said of one file, and auto_map, which names code
 _OF_A_FILE = frozenset({"architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "_name_or_path"})
 _OF_A_FILE |= {"auto_map"}
+_CHOICES = re.compile(r"\{(\w+(?:,\w+)+)\}")
 # of weights: what older versions stored beside them, made again from config.json
 _DERIVED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|embeddings\.position_ids)")
 
@@ -195,7 +218,9 @@ def match(published: PublishedFamily, config: Any, shapes: Mapping[str, tuple[in
             if hit := pattern.fullmatch(name):
                 number = hit[1] if hit.groups() else ""
                 theirs = rule.theirs.replace("{n}", number)
-                names = [theirs.replace("{e}", str(e)) for e in range(shape[0])] if "{e}" in theirs else [theirs]
+                choices = _CHOICES.search(theirs)
+                parts = choices[1].split(",") if choices else [*map(str, range(shape[0]))] if "{e}" in theirs else []
+                names = [re.sub(r"\{.+?\}", part, theirs) for part in parts] or [theirs]
                 weights.append(Weight(name, tuple(names), rule.change))
                 break
         else:

@@ -17,6 +17,7 @@ from polyreme.models import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageClassification,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
 )
@@ -87,6 +88,35 @@ def test_a_model_for_a_task_of_weights_for_another():
         ConfigError, match=r"weights of a BertForMaskedLM; load them with AutoModel or AutoModelForMask"
     ):
         AutoModelForCausalLM.from_pretrained(FOLDERS / "bert_masked_lm")
+
+
+def test_images_are_scored(tmp_path):
+    """A ViT whose parts do not fit is refused; its loss is the cross-entropy of its scores; a new head."""
+    folder = FOLDERS / "vit_classification"
+    model = AutoModelForImageClassification.from_pretrained(folder)
+    image = load_file(folder / "recorded.safetensors")["pixel_values"]
+    scores = model(to_tensor(image)).numpy().astype("float64")
+    want = np.mean(np.log(np.exp(scores).sum(-1)) - scores[[0, 1], [2, 0]])
+    loss = float(model(to_tensor(image), labels=to_tensor([2, 0])))
+    np.testing.assert_allclose(loss, want, rtol=0, atol=50 * parity.EPS * np.abs(scores).max())
+    with pytest.raises(ShapeError, match="their sides must be img_size=8"):
+        model(to_tensor(image[:, :, :4]))
+    with pytest.raises(CheckpointError, match=r"missing: classifier.bias, classifier.weight; give new_head=True"):
+        AutoModelForImageClassification.from_pretrained(FOLDERS / "vit")
+    with pytest.raises(CheckpointError, match=r"missing: vit.pooler.dense.bias, .*; give new_head=True"):
+        AutoModel.from_pretrained(folder)
+    copy = Path(shutil.copytree(folder, tmp_path / "vit"))
+
+    def change(weights):
+        name = "vit.encoder.layer.0.attention.attention.key.weight"
+        weights[name] = weights[name][:12]
+
+    change_weights(copy, change)
+    with pytest.raises(ShapeError, match=r"one here have shapes \[\[24, 24\], \[12, 24\], \[24, 24\]\]"):
+        AutoModelForImageClassification.from_pretrained(copy)
+    change_config(copy, hidden_act="relu")
+    with pytest.raises(ConfigError, match="hidden_act is 'relu', and only 'gelu'"):
+        AutoConfig.from_pretrained(copy)
 
 
 def test_older_spellings(copied):
