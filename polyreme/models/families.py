@@ -324,6 +324,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "ViTConfig",
         {"base": "ViT", "image_classification": "ViTForImageClassification"},
     ),
+    *_architectures("clip", "polyreme.models.clip", "CLIPConfig", {"base": "CLIP"}),
 )
 """Published models that are no decoders, the body of a family first."""
 

@@ -115,7 +115,7 @@ def write_weights(folder: Path, tensors: Iterator[tuple[str, np.ndarray]], max_s
         if part and nbytes + array.nbytes > max_shard_bytes:
             flush()
             nbytes = 0
-        part[name] = np.ascontiguousarray(array)
+        part[name] = np.asarray(array, order="C")
         nbytes += array.nbytes
         total += array.nbytes
     flush()

@@ -258,7 +258,7 @@ def _dtype(dtype: Any, opened: Opened) -> Any:
 
 def _place(source: WeightSource, dtype: np.dtype, where: Any) -> Any:
     def read(index: tuple[slice, ...]) -> np.ndarray:
-        return np.ascontiguousarray(source.read(index).astype(dtype, copy=False))
+        return np.asarray(source.read(index).astype(dtype, copy=False), order="C")
 
     if where is None:
         return from_host(read(tuple(slice(None) for _ in source.shape)), dtype)

@@ -150,7 +150,11 @@ _WITHOUT_EFFECT = frozenset(
     keys_to_ignore_at_inference task_specific_params summary_type summary_use_proj summary_activation
     summary_proj_to_labels summary_first_dropout attn_pdrop embd_pdrop resid_pdrop output_router_logits
     router_aux_loss_coef aux_loss_alpha ep_size seq_aux unsloth_version unsloth_fixed _attn_implementation
-    problem_type return_dict output_hidden_states output_attentions chunk_size_feed_forward
+    problem_type initializer_factor
+    num_beams num_beam_groups max_length min_length do_sample early_stopping temperature top_k top_p typical_p
+    repetition_penalty diversity_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
+    num_return_sequences remove_invalid_values return_dict output_hidden_states output_attentions
+    chunk_size_feed_forward
     """.split()  # noqa: SIM905  (a list would take forty lines)
 )
 # of those what is said of one file, and auto_map, which names code
@@ -167,7 +171,7 @@ def read_config(published: PublishedFamily, config: Mapping[str, Any], ignore: S
     ignore: keys of config.json that may say anything. Raises ConfigError for a key that says what cannot be had here,
     and for one that is not known and says something: a model that is another one would else be taken for this.
     """
-    config = {**published.defaults, **{key: value for key, value in config.items() if key not in ignore}}
+    config = {**published.defaults, **_without(config, ignore)}
     for key, accepted in published.fixed.items():
         if key in config and config[key] not in accepted:
             raise ConfigError(
@@ -184,6 +188,15 @@ def read_config(published: PublishedFamily, config: Mapping[str, Any], ignore: S
         )
     fields = {ours: config[key] for key, ours in published.keys.items() if config.get(key) is not None}
     return fields | published.read(config)
+
+
+def _without(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """config without these keys, those of its parts too."""
+    return {
+        key: _without(value, keys) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if key not in keys
+    }
 
 
 def write_config(published: PublishedFamily, config: Any) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def assert_recorded(model, name, only=slice(None)):
     wanted = [recorded[f"output/{i}"] for i in range(len(recorded) - len(inputs))][only]
     outputs = model(**inputs)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    config = model.config
+    config = getattr(model.config, "text", model.config)
     sizes = {key: getattr(config, key) for key in ("hidden_size", "ffn_size", "num_heads", "num_layers")}
     terms = parity.forward_terms(sizes, config.seq_len)
     for got, want in zip(outputs, wanted, strict=True):
@@ -117,6 +117,43 @@ def test_images_are_scored(tmp_path):
     change_config(copy, hidden_act="relu")
     with pytest.raises(ConfigError, match="hidden_act is 'relu', and only 'gelu'"):
         AutoConfig.from_pretrained(copy)
+
+
+def test_texts_and_images_are_compared(tmp_path):
+    """A CLIP pools at the first end of a text, or at its highest id in older files; its loss; what is refused."""
+    model = AutoModel.from_pretrained(FOLDERS / "clip")
+    recorded = load_file(FOLDERS / "clip" / "recorded.safetensors")
+    images, per_text = recorded["pixel_values"], recorded["output/1"].astype("float64")
+    inputs = {key: to_tensor(recorded[key]) for key in ("input_ids", "pixel_values", "attention_mask")}
+    both = [np.mean(np.log(np.exp(scores).sum(-1)) - np.diag(scores)) for scores in (per_text, per_text.T)]
+    loss = model(**inputs, return_loss=True)
+    np.testing.assert_allclose(float(loss), np.mean(both), rtol=0, atol=200 * parity.EPS * np.abs(per_text).max())
+    loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+    ids = np.array([[5, 24, 47, 24], [47, 6, 24, 7]])
+    hidden = model.text(to_tensor(ids))[0].numpy()
+    np.testing.assert_array_equal(model.text(to_tensor(ids))[1].numpy(), hidden[[0, 1], [1, 2]])
+    old = Path(shutil.copytree(FOLDERS / "clip", tmp_path / "clip"))
+    config = json.loads((old / "config.json").read_text())
+    change_config(old, text_config=config["text_config"] | {"eos_token_id": 2})
+    np.testing.assert_array_equal(
+        AutoModel.from_pretrained(old).text(to_tensor(ids))[1].numpy(), hidden[[0, 1], [2, 0]]
+    )
+
+    with pytest.raises(ShapeError, match=r"pixel_values have shape \[2, 3, 4, 8\]; give \[batch, 3, 8, 8\]"):
+        model(to_tensor(ids), to_tensor(images[:, :, :4]))
+    with pytest.raises(ShapeError, match=r"input_ids have shape \[1, 17\]; give \[batch, seq\], seq at most 16"):
+        model.get_text_features(to_tensor(np.zeros((1, 17), np.int64)))
+    with pytest.raises(ShapeError, match="2 texts and 1 images; give one for each"):
+        model(to_tensor(ids), to_tensor(images[:1]), return_loss=True)
+    change_config(old, vision_config=config["vision_config"] | {"image_size": 10})
+    with pytest.raises(ConfigError, match="image_size 10 is not a multiple of patch_size 4"):
+        AutoConfig.from_pretrained(old)
+    change_config(old, vision_config=config["vision_config"] | {"num_registers": 4})
+    with pytest.raises(ConfigError, match="clip_vision_model has keys that are not known here: num_registers=4"):
+        AutoConfig.from_pretrained(old)
+    assert AutoConfig.from_pretrained(old, ignore=["num_registers"]).vision == model.config.vision
 
 
 def test_older_spellings(copied):
