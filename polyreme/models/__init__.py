@@ -16,6 +16,7 @@ __all__ = [
     "AutoModelForCausalLM",
     "AutoModelForImageClassification",
     "AutoModelForMaskedLM",
+    "AutoModelForSeq2SeqLM",
     "AutoModelForSequenceClassification",
 ]
 

@@ -74,11 +74,18 @@ class AutoModelForImageClassification(AutoModel):
     task = "image_classification"
 
 
+class AutoModelForSeq2SeqLM(AutoModel):
+    """A model that writes a text of another, with published weights."""
+
+    task = "seq2seq_lm"
+
+
 __all__ = [
     "AutoConfig",
     "AutoModel",
     "AutoModelForCausalLM",
     "AutoModelForImageClassification",
     "AutoModelForMaskedLM",
+    "AutoModelForSeq2SeqLM",
     "AutoModelForSequenceClassification",
 ]

@@ -150,6 +150,7 @@ TASKS = {
     "masked_lm": "AutoModelForMaskedLM",
     "classification": "AutoModelForSequenceClassification",
     "image_classification": "AutoModelForImageClassification",
+    "seq2seq_lm": "AutoModelForSeq2SeqLM",
 }
 """What models do, and the class of models.auto that loads them."""
 
@@ -427,6 +428,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         {"base": "ViT", "image_classification": "ViTForImageClassification"},
     ),
     *_architectures("clip", "polyreme.models.clip", "CLIPConfig", {"base": "CLIP"}),
+    *_architectures("t5", "polyreme.models.t5", "T5Config", {"seq2seq_lm": "T5ForConditionalGeneration"}),
 )
 """Published models that are no decoders, the body of a family first."""
 

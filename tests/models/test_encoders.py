@@ -19,10 +19,12 @@ from polyreme.models import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
 )
 from polyreme.models.bert import Bert, BertConfig, BertForMaskedLM, BertForSequenceClassification
 from polyreme.models.pretrained import load_pretrained
+from polyreme.models.t5 import T5Config
 from polyreme.recipes import published
 from tests.models import parity
 from tests.models.test_published import change_config, change_weights
@@ -46,7 +48,9 @@ def assert_recorded(model, name, only=slice(None)):
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     config = getattr(model.config, "text", model.config)
     sizes = {key: getattr(config, key) for key in ("hidden_size", "ffn_size", "num_heads", "num_layers")}
-    terms = parity.forward_terms(sizes, config.seq_len)
+    # a block of a T5's decoder attends twice
+    sizes["num_layers"] += 2 * getattr(config, "num_decoder_layers", 0)
+    terms = parity.forward_terms(sizes, getattr(config, "seq_len", 16))
     for got, want in zip(outputs, wanted, strict=True):
         np.testing.assert_allclose(got.numpy(), want, rtol=0, atol=parity.tolerance(terms, want))
 
@@ -154,6 +158,51 @@ def test_texts_and_images_are_compared(tmp_path):
     with pytest.raises(ConfigError, match="clip_vision_model has keys that are not known here: num_registers=4"):
         AutoConfig.from_pretrained(old)
     assert AutoConfig.from_pretrained(old, ignore=["num_registers"]).vision == model.config.vision
+
+
+def test_a_text_is_written_of_another(tmp_path):
+    """A T5's loss is that of the ids it begins with start and shifts; padding, future and distances; refusals."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(FOLDERS / "t5")
+    ids, labels = np.array([[5, 6, 7, 8]]), np.array([[9, 3, -100]])
+    shifted = to_tensor([[0, 9, 3]])
+    logits = model(to_tensor(ids), decoder_input_ids=shifted).numpy()[0].astype("float64")
+    want = np.mean((np.log(np.exp(logits).sum(-1)) - logits[range(3), [9, 3, 0]])[:2])
+    loss = model(to_tensor(ids), labels=to_tensor(labels))
+    np.testing.assert_allclose(float(loss), want, rtol=0, atol=200 * parity.EPS * np.abs(logits).max())
+    loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+    mask = to_tensor([[1, 1, 1, 0]])
+    seen = [
+        model(to_tensor(row), mask, to_tensor(written)).numpy()[:, :2]
+        for row, written in ((ids, [[0, 9, 3]]), (ids * [1, 1, 1, 2], [[0, 9, 4]]))
+    ]
+    np.testing.assert_array_equal(*seen)
+    with pytest.raises(ConfigError, match="neither decoder_input_ids nor labels"):
+        model(to_tensor(ids))
+    with pytest.raises(ShapeError, match=r"ids have shape \[4\]; give \[batch, seq\]"):
+        model(to_tensor(ids[0]), labels=to_tensor(labels))
+    with pytest.raises(
+        ConfigError, match="weights of a T5ForConditionalGeneration; load them with AutoModelForSeq2SeqLM"
+    ):
+        AutoModel.from_pretrained(FOLDERS / "t5")
+    with pytest.raises(ConfigError, match="num_buckets 6 and max_distance 128"):
+        T5Config.nano(num_buckets=6)
+    old = Path(shutil.copytree(FOLDERS / "t5", tmp_path / "t5"))
+
+    def change(weights):
+        weights["encoder.embed_tokens.weight"] = weights["shared.weight"]
+        weights["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = np.zeros((8, 4), np.float32)
+
+    change_weights(old, change)
+    change_config(old, architectures=["T5WithLMHeadModel"], n_positions=512)
+    assert_recorded(AutoModelForSeq2SeqLM.from_pretrained(old), "t5")
+    change_config(old, feed_forward_proj="twice-gelu")
+    with pytest.raises(ConfigError, match="feed_forward_proj is 'twice-gelu'"):
+        AutoConfig.from_pretrained(old)
+    lines = []
+    published.convert(FOLDERS / "t5_gated", tmp_path / "gated", verify=True, say=lines.append)
+    assert lines[1].startswith("outputs       the same bits")
 
 
 def test_older_spellings(copied):
