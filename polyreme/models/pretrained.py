@@ -73,7 +73,7 @@ def read_family_config(opened: Opened, ignore: Sequence[str] = (), changes: Mapp
 
     Raises ConfigError for what cannot be had here and for changes of fields that there are not.
     """
-    config_class, changes = opened.family.config.load(), changes or {}
+    config_class, changes = opened.family.config.load(), dict(changes or {})
     fields = read_config(opened.published, opened.config, ignore)
     unknown = changes.keys() - config_class.__dataclass_fields__.keys()
     if unknown:

@@ -24,10 +24,11 @@ class WeightSource(Protocol):
     def shape(self) -> tuple[int, ...]: ...
     @property
     def dtype(self) -> np.dtype: ...
-    def read(self, index: Index) -> np.ndarray: ...
+    def read(self, index: Index, /) -> np.ndarray: ...
 
 
-class Changed(NamedTuple):
+@dataclass(frozen=True)
+class Changed:
     """A source that is made of others."""
 
     shape: tuple[int, ...]

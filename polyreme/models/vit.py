@@ -99,7 +99,7 @@ class ViT(_ViT):
         super().__init__(config, num_classes=0)
         self.pooler = linear(config.hidden_size, config.hidden_size, ("embed", None))
 
-    def forward(self, pixel_values: Any) -> Any:
+    def forward(self, pixel_values: Any) -> Any:  # type: ignore[override]
         hidden = self.hidden(pixel_values)
         return hidden, F.tanh(self.pooler(hidden[:, 0]))
 
@@ -113,7 +113,7 @@ class ViTForImageClassification(_ViT):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config, num_classes=config.num_labels)
 
-    def forward(self, pixel_values: Any, labels: Any = None) -> Any:
+    def forward(self, pixel_values: Any, labels: Any = None) -> Any:  # type: ignore[override]
         scores = super().forward(pixel_values)
         return scores if labels is None else F.cross_entropy(scores, labels)
 
