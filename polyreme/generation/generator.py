@@ -1,4 +1,4 @@
-"""Generation with two compiled programs: one that takes in the prompts, and one that makes a token of each row."""
+"""Generation over a cache: prompts are taken in at once, then a token of each row is made at a time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError, NumericsError
+from polyreme.generation.blockwise import BlockwiseSteps
 from polyreme.generation.sampling import Choice, SamplingParams, likeliest, marked, next_tokens, penalized
 from polyreme.jit import to_static
 from polyreme.models.cache import KVCache
 from polyreme.ops import creation
-from polyreme.ops.gather_scatter import take_along_axis
 
 _LEAST_ROOM = 64
 """Tokens of the smallest cache and prompt that programs are compiled for."""
@@ -161,7 +161,9 @@ class _Programs:
         self.generator = generator
         self.cache = KVCache(generator.model, rows, room)
         self.seen = creation.zeros([rows, generator.model.config.vocab_size], "bool")
-        self._prefill, self._decode = to_static(self._take_in), to_static(self._continue)
+        self._prefill = BlockwiseSteps(generator.model, self.cache, is_first=True)
+        self._decode = BlockwiseSteps(generator.model, self.cache, is_first=False)
+        self._one_each = to_tensor(np.ones(rows, np.int32))
         self._choices: dict[_ChoiceKind, Callable[..., tuple[Any, ...]]] = {}
 
     def choose_by(self, kind: _ChoiceKind) -> None:
@@ -198,7 +200,7 @@ class _Programs:
 
     def step(self) -> tuple[np.ndarray, ...]:
         """The next token of each row, and what belongs to it."""
-        return self._read(self._decode(self._tokens))
+        return self._read(self._decode(self._tokens.unsqueeze(1).astype("int64"), self._one_each))
 
     def _read(self, logits: Tensor) -> tuple[np.ndarray, ...]:
         results = self._chosen(logits, *self._settings)
@@ -206,17 +208,6 @@ class _Programs:
         return tuple(result.numpy() for result in results)
 
     # what is captured
-
-    def _take_in(self, tokens: Any, counts: Any) -> Any:
-        self.cache.is_empty = True
-        x_bse = self.generator.model.extend(tokens, self.cache, counts)
-        self.cache.is_empty = False
-        last = (counts - 1).astype("int64").reshape([-1, 1, 1]).expand([-1, 1, x_bse.shape[-1]])
-        return self.generator.model.project(take_along_axis(x_bse, last, 1))[:, 0].astype("float32")
-
-    def _continue(self, tokens: Any) -> Any:
-        x_bse = self.generator.model.extend(tokens.unsqueeze(1).astype("int64"), self.cache)
-        return self.generator.model.project(x_bse)[:, 0].astype("float32")
 
     def _choose(
         self,

@@ -6,6 +6,7 @@ function writes is donated. A function whose result wants gradients is one tape 
 
 from __future__ import annotations
 
+import copy
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -238,6 +239,33 @@ class CapturedProgram:
         if forms_of(arguments) != self._forms:
             return "an argument lies on a mesh in another way"
         return "a Tensor is both an argument and state of the function, or no longer is"
+
+    # the same code with other state
+
+    def over(self, substitute: Callable[[TensorState], TensorState]) -> CapturedProgram:
+        """This program, which has run, over other state: in place of each Tensor of it the one that substitute gives.
+
+        Both share what is compiled. Whoever calls it vouches that the function would do the same with that state; guards
+        are those of this one. Raises CaptureError for a function that gradients flow through or that changes some, and
+        for a Tensor of another shape or dtype.
+        """
+        facts = self.found
+        if facts.differentiable or facts.new_grads or facts.lost_grads or self._through_leaf:
+            raise CaptureError(
+                f"{where_defined(self.fn)} takes part in gradients, so its program is of its own Tensors alone; call it "
+                "under no_grad()"
+            )
+        twin = copy.copy(self)
+        twin._fixed = [substitute(tensor) for tensor in self._fixed]
+        for mine, other in zip(self._fixed, twin._fixed, strict=True):
+            if (mine._array.shape, mine._array.dtype) != (other._array.shape, other._array.dtype):
+                raise CaptureError(
+                    f"{where_defined(self.fn)} over {name_of(other)}, {other._array.dtype.name}, in place of "
+                    f"{name_of(mine)}, {mine._array.dtype.name}; give one of the same shape and dtype"
+                )
+        twin._slots = [(tensor, None) for tensor in twin._fixed]
+        twin._state_ids = frozenset(id(t) for t in twin._fixed)
+        return twin
 
     # running
 

@@ -219,6 +219,11 @@ class StaticFunction:
         return [p for programs in self.programs.values() for p in programs]
 
     @property
+    def served(self) -> CapturedProgram | None:
+        """The program that was captured or run last."""
+        return self._served
+
+    @property
     def fusions(self) -> list[str]:
         """Names of the patterns applied in the program captured or run last, once for each place (docs/capture.md).
 

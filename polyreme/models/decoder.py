@@ -7,23 +7,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from numbers import Integral
-from typing import Any
-
-import numpy as np
+from pathlib import Path
+from typing import Any, Self
 
 from polyreme.core import layout
 from polyreme.errors import ConfigError, ShapeError, did_you_mean
 from polyreme.mesh import RECOMPUTE
 from polyreme.models.cache import KVCache, LayerCache
 from polyreme.models.families import Family
-from polyreme.models.pretrained import Pretrained
+from polyreme.models.pretrained import load_pretrained, save_pretrained
 from polyreme.nn import Layer, Sequential
 from polyreme.nn import functional as F
 from polyreme.ops.layout import constrain, into_zigzag, out_of_zigzag
 from polyreme.ops.segment import zigzag_ways
 
 
-class Decoder(Pretrained, Layer):
+class Decoder(Layer):
     """Token ids [batch, seq] -> logits [batch, seq, vocab]; with labels, the family's loss, a 0-D mean.
 
     labels [batch, seq]: the id that follows each token (already shifted by one); -100 leaves a token out of the mean.
@@ -92,9 +91,22 @@ class Decoder(Pretrained, Layer):
         x_bse = self.placed(x_bse) if cache is None else self.placed(x_bse, cache)
         return constrain(x_bse, "batch", "seq", "embed")
 
-    def example_inputs(self, rng: np.random.Generator, length: int) -> tuple[np.ndarray, ...]:
-        """What a call takes, made up: here token ids [1, length], fewer if there are fewer positions."""
-        return (rng.integers(0, self.config.vocab_size, (1, min(length, self.config.seq_len))),)
+    # published weights
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, **options: Any) -> Self:
+        """A model with the weights of a folder or of a GGUF file; options: as of AutoModelForCausalLM.from_pretrained.
+
+        Raises as that does, and ConfigError for weights of another family.
+        """
+        return load_pretrained(path, model=cls, **options)
+
+    def save_pretrained(self, folder: str | Path, *, max_shard_size: str | int = "5GB", dtype: Any = None) -> None:
+        """Write config.json and safetensors files, of at most max_shard_size each, as the family is published.
+
+        dtype: of the weights written, as they are if None. Raises ConfigError for a family that nobody publishes.
+        """
+        save_pretrained(self, folder, max_shard_size=max_shard_size, dtype=dtype)
 
     # token by token
 
@@ -115,7 +127,11 @@ class Decoder(Pretrained, Layer):
         x_bse = self.embed(tokens, cache)
         for block, layer in zip(self.blocks, cache.layers, strict=True):
             x_bse = self.run_block(block, x_bse, layer)
-        cache.lengths.add_(tokens.shape[1] if counts is None else counts)
+        return self.extended(x_bse, cache, tokens.shape[1] if counts is None else counts)
+
+    def extended(self, x_bse: Any, cache: KVCache, counts: Any) -> Any:
+        """What extend gives, of the last block's output; the cache's rows are then longer by counts."""
+        cache.lengths.add_(counts)
         normed = self.normed(x_bse)
         return normed[0] if isinstance(normed, tuple) else normed
 
@@ -215,9 +231,8 @@ def check_dimensions(config: Any) -> None:
         least = field.metadata.get("least", 1)
         if isinstance(value, Integral) and not isinstance(value, bool) and value < least:
             raise ConfigError(f"{name}: {field.name} is {value}; give at least {least}")
-    recompute = getattr(config, "recompute", "")
-    if recompute and recompute not in RECOMPUTE:
-        raise ConfigError(f"{name}: unknown recompute {recompute!r}{did_you_mean(recompute, RECOMPUTE)}")
+    if config.recompute and config.recompute not in RECOMPUTE:
+        raise ConfigError(f"{name}: unknown recompute {config.recompute!r}{did_you_mean(config.recompute, RECOMPUTE)}")
 
 
 class Part(Layer):

@@ -213,6 +213,16 @@ def test_a_gguf_file_gives_the_same_logits(gguf, tmp_path):
         np.testing.assert_array_equal(array, load_file(FOLDERS / "llama" / "model.safetensors")[name], err_msg=name)
 
 
+def test_damaged_gguf_files_are_refused(gguf, tmp_path):
+    path = tmp_path / "model.gguf"
+    write_gguf(gguf, FOLDERS / "llama", path)
+    whole = path.read_bytes()
+    for damaged in (whole[:40], whole[:4] + b"\x09" + whole[5:], whole[:24] + b"\xff" * 8 + whole[32:], whole[:-64]):
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="a damaged GGUF file"):
+            AutoModelForCausalLM.from_pretrained(path)
+
+
 def test_gguf_files_that_are_not_read(gguf, tmp_path):
     path = tmp_path / "model.gguf"
     write_gguf(gguf, FOLDERS / "llama", path, llama__rope__scaling__type="yarn")

@@ -20,8 +20,7 @@ Key = tuple[str, tuple[str, ...] | None]
 @dataclass(frozen=True)
 class Total:
     """Wire bytes a device sends in a step by one kind of collective along some axes: in the program, by the formula for
-    its backend, and by the formula with every pass at work, the lower bound. runs: how many collectives of the program
-    that is, loops multiplied.
+    its backend, and by the formula with every pass at work, the lower bound.
     """
 
     kind: str
@@ -29,7 +28,6 @@ class Total:
     measured: float
     expected: float
     bound: float
-    runs: int = 0
 
     @property
     def ratio(self) -> float:
@@ -43,40 +41,36 @@ class Total:
 class Report:
     """What a step communicates.
 
-    expected: the formula for the backend; bound: with every pass at work; None, both of them, for a model that no
-    formula is of.
+    expected: the formula for the backend; bound: with every pass at work.
     """
 
     plan: Plan
     backend: str
     collectives: tuple[CollectiveInstruction, ...]
-    expected: tuple[Term, ...] | None
-    bound: tuple[Term, ...] | None
+    expected: tuple[Term, ...]
+    bound: tuple[Term, ...]
 
     @property
     def totals(self) -> list[Total]:
         """By kind and axes, the largest first."""
         measured = _sums((c.kind, c.axes, c.total_wire) for c in self.collectives)
-        runs = _sums((c.kind, c.axes, c.times) for c in self.collectives)
         expected, bound = (
-            _sums((t.kind, t.axes, t.total_wire) for t in terms or ()) for terms in (self.expected, self.bound)
+            _sums((t.kind, t.axes, t.total_wire) for t in found) for found in (self.expected, self.bound)
         )
-        totals = [
-            Total(*key, measured.get(key, 0), expected.get(key, 0), bound.get(key, 0), int(runs.get(key, 0)))
-            for key in {*measured, *expected, *bound}
-        ]
-        return sorted(totals, key=lambda t: (-max(t.measured, t.expected, t.bound), t.kind, str(t.axes)))
+        keys = {*measured, *expected, *bound}
+        made = [Total(*key, measured.get(key, 0), expected.get(key, 0), bound.get(key, 0)) for key in keys]
+        return sorted(made, key=lambda t: (-max(t.measured, t.expected, t.bound), t.kind, str(t.axes)))
 
     @property
     def whole(self) -> Total:
         """All kinds and axes together."""
         parts = self.totals
-        return Total("all", (), *(sum(getattr(t, n) for t in parts) for n in ("measured", "expected", "bound", "runs")))
+        return Total("all", (), *(sum(getattr(t, n) for t in parts) for n in ("measured", "expected", "bound")))
 
     @property
     def unnamed(self) -> list[Total]:
-        """What the program does and the formula does not name; nothing where there is none."""
-        return [t for t in self.totals if t.expected == 0 and t.measured] if self.expected is not None else []
+        """What the program does and the formula does not name."""
+        return [t for t in self.totals if t.expected == 0 and t.measured]
 
     @property
     def exposed(self) -> dict[str, float]:
@@ -104,8 +98,8 @@ class Report:
             "backend": self.backend,
             "collectives": [_plain(c) for c in self.collectives],
             "totals": [_total_dict(t) for t in [*self.totals, self.whole]],
-            "formula": _terms_plain(self.expected),
-            "lower_bound": _terms_plain(self.bound),
+            "formula": [{**asdict(t), "wire_bytes": t.total_wire} for t in self.expected],
+            "lower_bound": [{**asdict(t), "wire_bytes": t.total_wire} for t in self.bound],
             "overlap": self.exposed,
             "all_to_all_messages": {
                 "all": self.messages(),
@@ -120,22 +114,20 @@ class Report:
 
     def as_text(self) -> str:
         """The tables, as text."""
-        formula = "no formula is of this model" if self.expected is None else _terms_text(self.expected)
-        return "\n\n".join([_list_text(self.collectives), _totals_text(self), formula])
+        return "\n\n".join([_list_text(self.collectives), _totals_text(self), _terms_text(self)])
 
 
 def examine(
     programs: Iterable[tuple[str, int]],
     plan: Plan,
-    work: Workload | None,
+    work: Workload,
     backend: str,
     balance: float | None = None,
     sends: Iterable[CollectiveInstruction] = (),
 ) -> Report:
     """The Report of a step made of compiled programs: (optimized HLO text, how often it runs in the step).
 
-    Under a pipeline, of one stage: programs, work and sends are that stage's. work: None for a model that no formula is
-    of. backend: cpu, gpu or tpu. balance: FLOP
+    Under a pipeline, of one stage: programs, work and sends are that stage's. backend: cpu, gpu or tpu. balance: FLOP
     for a wire byte that hide it; see collectives.BALANCE.
     """
     enough = BALANCE.get(backend, BALANCE["gpu"]) if balance is None else balance
@@ -144,8 +136,6 @@ def examine(
     collectives = [
         c if runs == 1 else _repeat(c, runs) for text, runs in programs for c in find_collectives(text, mesh, enough)
     ]
-    if work is None:
-        return Report(plan, backend, (*collectives, *sends), None, None)
     compiler = COMPILERS.get(backend, BEST)
     bound = terms(plan, work, dataclasses.replace(BEST, has_ragged=compiler.has_ragged))
     return Report(plan, backend, (*collectives, *sends), tuple(terms(plan, work, compiler)), tuple(bound))
@@ -164,10 +154,6 @@ def _sums(items: Iterable[tuple[str, tuple[str, ...] | None, float]]) -> dict[Ke
 
 def _plain(c: CollectiveInstruction) -> dict[str, Any]:
     return {**asdict(c), "payload_bytes": c.payload, "wire_bytes": c.total_wire}
-
-
-def _terms_plain(terms: Sequence[Term] | None) -> list[dict[str, Any]] | None:
-    return None if terms is None else [{**asdict(t), "wire_bytes": t.total_wire} for t in terms]
 
 
 def _total_dict(t: Total) -> dict[str, Any]:
@@ -189,24 +175,25 @@ def _list_text(collectives: Sequence[CollectiveInstruction]) -> str:
 
 
 def _totals_text(report: Report) -> str:
-    rows = [("total a device and step", "axes", "runs", "in the program", "by formula", "ratio", "lower bound")]
+    rows = [("total a device and step", "axes", "in the program", "by formula", "ratio", "lower bound")]
     for t in [*report.totals, report.whole]:
         ratio = f"{t.ratio:.3f}" if math.isfinite(t.ratio) else "not named"
-        formula = (bytes_text(t.expected), ratio, bytes_text(t.bound)) if report.expected is not None else ("-",) * 3
-        rows.append((t.kind, axes_text(t.axes), f"{t.runs:,}", bytes_text(t.measured), *formula))
+        rows.append(
+            (t.kind, axes_text(t.axes), bytes_text(t.measured), bytes_text(t.expected), ratio, bytes_text(t.bound))
+        )
     overlap = ", ".join(f"{name} {bytes_text(nbytes)}" for name, nbytes in report.exposed.items())
-    lines = [table(rows, right=(2, 3, 4, 5, 6)), f"overlap: {overlap}"]
+    lines = [table(rows, right=(2, 3, 4, 5)), f"overlap: {overlap}"]
     if report.messages():
         along = "".join(f", of which {report.messages(axis)} along {axis}" for axis in report._message_axes)
         lines.append(f"all-to-all messages a device sends in a step: {report.messages()}{along}")
     return "\n\n".join(lines)
 
 
-def _terms_text(terms: Sequence[Term]) -> str:
+def _terms_text(report: Report) -> str:
     """The formula's lines, equal ones of many parameters together."""
     rows = [("formula", "collective", "axes", "phase", "of", "bytes", "wire a step")]
     grouped: dict[tuple, list[Term]] = defaultdict(list)
-    for t in terms:
+    for t in report.expected:
         grouped[t.name, t.kind, t.axes, t.phase].append(t)
     for (name, kind, axes, phase), found in grouped.items():
         count = sum(t.times for t in found)

@@ -1,0 +1,134 @@
+"""A decoder's steps over a cache, compiled block by block: blocks that differ in their weights alone share a program.
+
+One program of all blocks takes as many times longer to compile, and runs no faster: what a step waits for is weights
+being read. Nothing is stacked or copied: a program is called with the arrays of each block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from polyreme.core.state import TensorState
+from polyreme.jit import to_static
+from polyreme.jit.program import CapturedProgram
+from polyreme.models.cache import KVCache
+from polyreme.nn import Layer
+from polyreme.ops.gather_scatter import take_along_axis
+
+_IDENTITY = frozenset({"_full_name", "_parameters", "_buffers", "_sub_layers", "_made"})
+"""Attributes of a Layer that say which one it is, or that are compared by themselves."""
+
+
+class BlockwiseSteps:
+    """What extends the texts of a cache by tokens, and gives the logits that follow the last one of each row.
+
+    is_first: the cache is empty when it is called.
+    """
+
+    def __init__(self, model: Any, cache: KVCache, *, is_first: bool) -> None:
+        self.model, self.cache, self.is_first = model, cache, is_first
+        self._embed, self._finish = to_static(self._embedded), to_static(self._finished)
+        # of each block, the first one that is like it
+        self._firsts: list[int] = []
+        self._runs: dict[int, Any] = {}
+        for number, block in enumerate(model.blocks):
+            first = next((n for n in self._runs if are_alike(model.blocks[n], block)), number)
+            self._firsts.append(first)
+            if first == number:
+                self._runs[number] = to_static(self._block_of(number))
+        self._twins: dict[tuple[int, int], tuple[CapturedProgram, CapturedProgram]] = {}
+
+    def __call__(self, tokens: Any, counts: Any) -> Any:
+        """Logits [batch, vocab], float32, after tokens [batch, s] of which the first counts [batch] are of each row."""
+        self.cache.is_empty = self.is_first
+        parts = self._embed(tokens)
+        for number, first in enumerate(self._firsts):
+            run = self._runs[first]
+            parts = run(*parts) if number == first else self._twin(number, first, run.served).run(list(parts))
+        self.cache.is_empty = False
+        return self._finish(counts, *parts)
+
+    def _twin(self, number: int, first: int, program: CapturedProgram) -> CapturedProgram:
+        """The program of the block `first`, over the block `number`."""
+        known = self._twins.get((number, id(program)))
+        if known is None:
+            others = {id(mine): other for mine, other in self._pairs(first, number)}
+            known = program, program.over(lambda tensor: others.get(id(tensor), tensor))
+            self._twins[number, id(program)] = known
+        return known[1]
+
+    def _pairs(self, first: int, number: int) -> list[tuple[TensorState, TensorState]]:
+        """Tensors of the one block and its cache, each with that of the other."""
+        mine, other = (
+            [*_tensors(self.model.blocks[n]), self.cache.layers[n].keys, self.cache.layers[n].values]
+            for n in (first, number)
+        )
+        return list(zip(mine, other, strict=True))
+
+    # what is captured
+
+    def _embedded(self, tokens: Any) -> tuple[Any, ...]:
+        return _parts(self.model.embed(tokens, self.cache))
+
+    def _block_of(self, number: int) -> Callable[..., tuple[Any, ...]]:
+        block, layer = self.model.blocks[number], self.cache.layers[number]
+
+        def run(*parts: Any) -> tuple[Any, ...]:
+            return _parts(self.model.run_block(block, parts if len(parts) > 1 else parts[0], layer))
+
+        return run
+
+    def _finished(self, counts: Any, *parts: Any) -> Any:
+        x_bse = self.model.extended(parts if len(parts) > 1 else parts[0], self.cache, counts)
+        if x_bse.shape[1] > 1:
+            last = (counts - 1).clip(min=0).astype("int64").reshape([-1, 1, 1]).expand([-1, 1, x_bse.shape[-1]])
+            x_bse = take_along_axis(x_bse, last, 1)
+        return self.model.project(x_bse)[:, 0].astype("float32")
+
+
+def are_alike(one: Layer, other: Layer) -> bool:
+    """Whether two layers do the same but for the values of their parameters and buffers, as far as can be told.
+
+    >>> from polyreme.nn import Linear
+    >>> are_alike(Linear(2, 3), Linear(2, 3)), are_alike(Linear(2, 3), Linear(3, 3))
+    (True, False)
+    """
+    if type(one) is not type(other) or one._sub_layers.keys() != other._sub_layers.keys():
+        return False
+    mine, others = (
+        {name: value for name, value in vars(layer).items() if name not in _IDENTITY} for layer in (one, other)
+    )
+    if mine.keys() != others.keys() or any(not _same(mine[name], others[name]) for name in mine):
+        return False
+    tables = ((one._parameters, other._parameters), (one._buffers, other._buffers))
+    if any(_forms(table) != _forms(of_other) for table, of_other in tables):
+        return False
+    pairs = zip(one._sub_layers.values(), other._sub_layers.values(), strict=True)
+    return all(a is b or (a is not None and b is not None and are_alike(a, b)) for a, b in pairs)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two attributes are the same object, or equal plain values."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or not isinstance(one, (bool, int, float, str, tuple, list, dict, set, np.dtype)):
+        return False
+    return repr(one) == repr(other)
+
+
+def _forms(tensors: Any) -> list[tuple]:
+    return [
+        (name, t if t is None else (tuple(t.shape), t.dtype, t.stop_gradient, repr(getattr(t, "dims", None))))
+        for name, t in tensors.items()
+    ]
+
+
+def _tensors(layer: Layer) -> list[TensorState]:
+    return [*layer.parameters(), *layer.buffers()]
+
+
+def _parts(x: Any) -> tuple[Any, ...]:
+    return tuple(x) if isinstance(x, (tuple, list)) else (x,)
