@@ -15,7 +15,7 @@ from polyreme.core.state import TensorState
 from polyreme.jit import to_static
 from polyreme.jit.program import CapturedProgram
 from polyreme.models.cache import KVCache
-from polyreme.nn import Layer
+from polyreme.nn import Layer, ParamAttr
 from polyreme.ops.gather_scatter import take_along_axis
 
 _IDENTITY = frozenset({"_full_name", "_parameters", "_buffers", "_sub_layers", "_made"})
@@ -111,8 +111,8 @@ def are_alike(one: Layer, other: Layer) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two attributes are the same object, or equal plain values."""
-    if one is other:
+    """Whether two attributes are the same object, equal plain values, or say how parameters begin."""
+    if one is other or (isinstance(one, ParamAttr) and isinstance(other, ParamAttr)):
         return True
     if type(one) is not type(other) or not isinstance(one, (bool, int, float, str, tuple, list, dict, set, np.dtype)):
         return False

@@ -245,15 +245,15 @@ class CapturedProgram:
     def over(self, substitute: Callable[[TensorState], TensorState]) -> CapturedProgram:
         """This program, which has run, over other state: in place of each Tensor of it the one that substitute gives.
 
-        Both share what is compiled. Whoever calls it vouches that the function would do the same with that state; guards
-        are those of this one. Raises CaptureError for a function that gradients flow through or that changes some, and
+        Both share what is compiled. Whoever calls it vouches that the function would do the same with that state, and
+        that the guards hold. Raises CaptureError for a function that gradients flow through or that changes some, and
         for a Tensor of another shape or dtype.
         """
         facts = self.found
         if facts.differentiable or facts.new_grads or facts.lost_grads or self._through_leaf:
             raise CaptureError(
-                f"{where_defined(self.fn)} takes part in gradients, so its program is of its own Tensors alone; call it "
-                "under no_grad()"
+                f"{where_defined(self.fn)} takes part in gradients, so its program is of its own Tensors alone; "
+                "call it under no_grad()"
             )
         twin = copy.copy(self)
         twin._fixed = [substitute(tensor) for tensor in self._fixed]

@@ -11,6 +11,7 @@ from polyreme.generation import SamplingParams, TextGenerator
 from polyreme.models import AutoModelForCausalLM
 from polyreme.models.cache import KVCache
 from polyreme.models.llama import Llama, LlamaConfig
+from tests.compilations import counted_compilations
 from tests.models import parity
 
 FOLDERS = parity.FIXTURES / "folders"
@@ -73,6 +74,18 @@ def test_greedy_texts_of_a_batch_are_those_of_the_model(model, generator):
         np.testing.assert_allclose(completion.logprobs, [log.max() for log in logs], rtol=0, atol=1e-5)
         for top, log in zip(completion.top_logprobs, logs, strict=True):
             assert list(top) == np.argsort(-log)[:3].tolist()
+
+
+def test_programs_do_not_grow_with_blocks():
+    """A window of the last block alone makes it another kind of block; all others share one."""
+    counts = []
+    for layers in (2, 3, 5):
+        generator = TextGenerator(nano(num_layers=layers, hidden_size=40, full_blocks=layers - 1, sliding_window=4))
+        with counted_compilations() as seconds:
+            (completion,) = generator.generate([PROMPTS[1]], SamplingParams(temperature=0, max_tokens=4))
+        counts.append(len(seconds))
+        assert completion.token_ids == likeliest_after(generator.model, PROMPTS[1], 4)[0]
+    assert counts[1] == counts[2]  # the first compiled single ops for all
 
 
 def test_a_request_draws_the_same_alone_and_beside_others(generator):
