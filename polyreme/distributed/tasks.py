@@ -18,6 +18,7 @@ from polyreme.io.dataloader import DataLoader
 from polyreme.io.dataset import ConcatDataset
 from polyreme.io.sampler import Sampler
 from polyreme.io.seed import epoch_rng, seed_of
+from polyreme.ops.experts import check_counts
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,11 @@ class TaskPlan:
     devices: int
 
     def __post_init__(self) -> None:
-        if not self.rows:
-            raise ConfigError("TaskPlan: rows names no task; give rows of a batch by task, such as {'face': 512}")
+        if not self.rows or not isinstance(self.rows, Mapping):
+            raise ConfigError(
+                f"TaskPlan: rows names no task, got {self.rows!r}; give rows of a batch by task, such as "
+                "{'face': 512}"
+            )
         for what, count in (("devices", self.devices), *((f"rows of {task!r}", n) for task, n in self.rows.items())):
             if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
                 raise ConfigError(f"TaskPlan: {what} must be a whole number of at least 1, got {count!r}")
@@ -89,6 +93,8 @@ class TaskPlan:
         (all of a job by default) the one of this rank reads its part of each batch. options are DataLoader's. Raises
         ConfigError where a task has no dataset or an empty one.
         """
+        if not isinstance(datasets, Mapping):
+            raise ConfigError(f"TaskPlan: datasets is a {type(datasets).__name__}; give a mapping of tasks to datasets")
         for task in datasets:
             self._named(task)
         for task in self.rows:
@@ -111,13 +117,18 @@ class TaskPlan:
 
         Raises ConfigError for a task without experts and for experts that there are not.
         """
+        check_counts("TaskPlan.allowed", num_experts=num_experts)
         table = np.zeros((len(self.rows), num_experts), bool)
         for task in experts:
             self._named(task)
         for number, task in enumerate(self.rows):
-            chosen = list(experts.get(task, ()))
-            if not chosen or not all(0 <= e < num_experts for e in chosen):
-                raise ConfigError(f"TaskPlan: experts {chosen} of task {task!r}; give some of 0 to {num_experts - 1}")
+            chosen = np.asarray(experts.get(task, ()))
+            is_list = chosen.ndim == 1 and chosen.size > 0 and chosen.dtype.kind in "iu"
+            if not is_list or chosen.min() < 0 or chosen.max() >= num_experts:
+                raise ConfigError(
+                    f"TaskPlan: experts {chosen.tolist()} of task {task!r}; give a list of some of 0 to "
+                    f"{num_experts - 1}"
+                )
             table[number, chosen] = True
         return to_tensor(table)
 

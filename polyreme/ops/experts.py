@@ -7,7 +7,7 @@ Shape legend: e experts, k choices of a token.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -71,11 +71,11 @@ def choose_experts(
     groups: of that many groups of neighbours only the top_groups best are chosen from, by their best score, or with
     selection_bias by the sum of their two best. Of equal scores the first expert is chosen. gates are the scores
     chosen, divided by their sum with normalize, times scale. Raises ConfigError for numbers that do not fit e,
-    DTypeError for an `allowed` of numbers.
+    DTypeError for an `allowed` of numbers, ShapeError for one that does not broadcast to the logits.
     """
     e = logits.shape[-1]
     check_choice("choose_experts", e, top_k, score, groups, top_groups)
-    _check_allowed("choose_experts", allowed)
+    _check_allowed("choose_experts", allowed, logits)
     scores = SCORES[score](wide(logits))
     select_by = lax.stop_gradient(scores)
     if selection_bias is not None:
@@ -104,13 +104,31 @@ def check_choice(what: str, experts: int, top_k: int, score: str, groups: int, t
     """Raise ConfigError, beginning with `what`, for settings of choose_experts that do not fit so many experts."""
     if score not in SCORES:
         raise ConfigError(f"{what}: unknown score {score!r}; one of {', '.join(SCORES)}")
-    if not isinstance(top_k, Integral) or not 1 <= top_k <= experts:
+    check_counts(what, num_experts=experts, top_k=top_k, groups=groups, top_groups=top_groups)
+    if top_k > experts:
         raise ConfigError(f"{what}: top_k={top_k} of {experts} experts; give 1 to {experts}")
-    if groups < 1 or experts % groups or not 1 <= top_groups <= groups or top_groups * (experts // groups) < top_k:
+    if experts % groups or top_groups > groups or top_groups * (experts // groups) < top_k:
         raise ConfigError(
             f"{what}: groups={groups} and top_groups={top_groups} for top_k={top_k} of {experts} experts; groups must "
             "divide the experts, and top_groups of them hold top_k"
         )
+
+
+def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    return len(shape) <= len(to) and all(n in (1, m) for n, m in zip(reversed(shape), reversed(to), strict=False))
+
+
+def check_counts(what: str, **counts: Any) -> None:
+    """Raise ConfigError, beginning with `what`, for what is no whole number of at least 1."""
+    for name, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
+            raise ConfigError(f"{what}: {name}={count!r}; give a whole number of at least 1")
+
+
+def check_choices(what: str, choices: Any) -> None:
+    """Raise DTypeError, beginning with `what`, for choices that are no integers."""
+    if not dtypes.is_integer(choices.dtype):
+        raise DTypeError(f"{what}: choices are {choices.dtype}; give integers, the numbers of experts, -1 for none")
 
 
 def _best(x: Array, k: int) -> tuple[Array, Array]:
@@ -146,7 +164,7 @@ def choose_tokens(
     check_choice("choose_tokens", e, 1, score, 1, 1)
     if not isinstance(capacity, Integral) or not 1 <= capacity <= max(1, s):
         raise ConfigError(f"choose_tokens: capacity={capacity} of {s} tokens; give 1 to {s}")
-    _check_allowed("choose_tokens", allowed)
+    _check_allowed("choose_tokens", allowed, logits)
     scores = SCORES[score](wide(logits))
     select_by = lax.stop_gradient(scores)
     if allowed is not None:
@@ -161,9 +179,16 @@ def choose_tokens(
     return jnp.where(chosen, jnp.arange(e, dtype=jnp.int32), -1), jnp.where(chosen, scores, 0) * scale, scores
 
 
-def _check_allowed(what: str, allowed: Array | None) -> None:
-    if allowed is not None and dtypes.is_inexact(allowed.dtype):
+def _check_allowed(what: str, allowed: Array | None, logits: Array) -> None:
+    if allowed is None:
+        return
+    if dtypes.is_inexact(allowed.dtype):
         raise DTypeError(f"{what}: allowed is {allowed.dtype}; give bool, True where a token may choose")
+    if not _broadcasts(allowed.shape, logits.shape):
+        raise ShapeError(
+            f"{what}: allowed {list(allowed.shape)} for logits {list(logits.shape)}; it must broadcast to them: what "
+            "counts for whole sequences is [batch, 1, experts]"
+        )
 
 
 @op(amp="fp32", method=False)
@@ -171,12 +196,13 @@ def limit_experts(choices: Array, gates: Array, num_experts: int, capacity: int,
     """choices [..., k] without those over an expert's capacity: an expert keeps `capacity` of them, the rest are -1.
 
     by: "order" keeps all tokens' first choices before their second ones, each in the tokens' order; "gate" those with
-    the greatest gates [..., k], and of equal ones the first. Raises ConfigError for another.
+    the greatest gates [..., k], and of equal ones the first. Raises ConfigError for another and for a capacity that is
+    no whole number above 0, DTypeError for choices that are no integers.
     """
-    if by not in ("order", "gate") or capacity < 1:
-        raise ConfigError(
-            f"limit_experts: by={by!r}, capacity={capacity}; give 'order' or 'gate', and a capacity of at least 1"
-        )
+    if by not in ("order", "gate"):
+        raise ConfigError(f"limit_experts: by={by!r}; give 'order' or 'gate'")
+    check_counts("limit_experts", num_experts=num_experts, capacity=capacity)
+    check_choices("limit_experts", choices)
     k = choices.shape[-1]
     first = choices.reshape(-1, k).T.reshape(-1).astype(jnp.int32)
     n = len(first)
@@ -201,7 +227,10 @@ def count_before(expert: Array, num_experts: int) -> Array:
 
 @op(method=False)
 def expert_load(choices: Array, num_experts: int) -> Array:
-    """How many choices [..., k] fell on each expert, int32 [e]."""
+    """How many choices [..., k] fell on each expert, int32 [e]. Raises DTypeError for choices that are no integers,
+    ConfigError for a num_experts below 1."""
+    check_counts("expert_load", num_experts=num_experts)
+    check_choices("expert_load", choices)
     return (choices.reshape(-1, 1) == jnp.arange(num_experts, dtype=choices.dtype)).sum(0, dtype=jnp.int32)
 
 
@@ -211,11 +240,17 @@ def balance_loss(scores: Array, choices: Array, per_sequence: bool = False) -> A
 
     scores [..., e], at least 0; choices [..., k], as they were before a capacity left some out. per_sequence: the mean
     over the first dim of the loss of each of its entries. Sources: arXiv:2101.03961, section 2.2; arXiv:2412.19437,
-    section 2.1.2.
+    section 2.1.2. Raises ShapeError for choices of other tokens, DTypeError for choices that are no integers.
     """
+    check_choices("balance_loss", choices)
     e = scores.shape[-1]
     if per_sequence and scores.ndim != 3:
         raise ShapeError(f"balance_loss: per_sequence with scores {list(scores.shape)}; needs [batch, seq, experts]")
+    if choices.shape[:-1] != scores.shape[:-1]:
+        raise ShapeError(
+            f"balance_loss: scores {list(scores.shape)} and choices {list(choices.shape)}; needs [..., experts] and "
+            "[..., k] of the same tokens"
+        )
     dims = (1,) if per_sequence else tuple(range(scores.ndim - 1))
     scores = wide(scores)
     if 0 in scores.shape:
@@ -288,8 +323,10 @@ def experts_ffn(
     choice of -1 is none, and a token's choices differ. activation: silu, gelu, gelu_tanh or relu. No token is dropped,
     and none computed for an expert that it did not choose. Under a plan that splits experts over devices the plan's
     expert_dispatch says how tokens reach them. Raises ShapeError for dims that do not fit and for more choices than
-    experts, IndexError for an expert that there is not, ConfigError for another activation.
+    experts, IndexError for an expert that there is not, DTypeError for choices that are no integers, ConfigError for
+    another activation.
     """
+    check_choices("experts_ffn", choices)
     check_range(choices, up.shape[0], "experts_ffn: expert", allowed=-1)
     return chosen_experts(x, choices, gates, up, down, gate, up_bias, down_bias, activation, gate_bias)
 

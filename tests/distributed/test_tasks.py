@@ -101,8 +101,13 @@ def test_rows_choose_among_the_experts_of_their_task():
         (lambda: TaskPlan({"a": 1}, 1).loader({"a": [1], "b": [1]}), "unknown task 'b'"),
         (lambda: TaskPlan({"a": 1, "b": 1}, 1).loader({"a": [1], "b": []}), "no dataset with samples for task 'b'"),
         (lambda: TaskPlan({"a": 4}, 4).loader({"a": [1]}, num_replicas=3, rank=0), "processes must divide the devices"),
-        (lambda: TaskPlan({"a": 1}, 1).allowed({}, 4), r"experts \[\] of task 'a'; give some of 0 to 3"),
-        (lambda: TaskPlan({"a": 1}, 1).allowed({"a": [4]}, 4), r"experts \[4\] of task 'a'; give some of 0 to 3"),
+        (lambda: TaskPlan([("a", 1)], 1), r"rows names no task, got \[\('a', 1\)\]; give rows of a batch by task"),
+        (lambda: TaskPlan({"a": 1}, 1).loader([[1]]), "datasets is a list; give a mapping of tasks to datasets"),
+        (lambda: TaskPlan({"a": 1}, 1).allowed({"a": [0]}, 2.5), "num_experts=2.5; give a whole number"),
+        (lambda: TaskPlan({"a": 1}, 1).allowed({"a": [0.0]}, 2), r"experts \[0.0\] of task 'a'; give a list of some"),
+        (lambda: TaskPlan({"a": 1}, 1).allowed({"a": 1}, 2), "experts 1 of task 'a'; give a list of some of 0 to 1"),
+        (lambda: TaskPlan({"a": 1}, 1).allowed({}, 4), r"experts \[\] of task 'a'; give a list of some of 0 to 3"),
+        (lambda: TaskPlan({"a": 1}, 1).allowed({"a": [4]}, 4), r"experts \[4\] of task 'a'; give a list of some of"),
     ],
 )
 def test_refuses_what_does_not_fit(make, message):

@@ -18,7 +18,7 @@ EPS = float(np.finfo(np.float32).eps)
 
 def layer(**settings):
     paddle.seed(3)
-    return nn.MoE(6, 10, 5, top_k=2, **settings)
+    return nn.MoE(6, 10, 5, **settings)
 
 
 def tokens(*shape):
@@ -109,6 +109,11 @@ def test_experts_choose_tokens_and_leave_some_alone():
     assert (everything.choices.numpy() >= 0).all()
 
 
+def test_a_capacity_is_that_of_the_factor_as_it_is_written():
+    # 1.1 * 100 in binary is more than 110
+    assert [nn.Router(6, 10, 1, capacity_factor=f).capacity(100) for f in (1.1, 1.11, 0.01)] == [11, 12, 1]
+
+
 def test_no_token_at_all_gives_nothing():
     moe = layer(router=nn.Router(6, 5, balance_loss=0.1, z_loss=0.1, capacity_factor=1.0))
     out, loss = moe(tokens(0))
@@ -173,6 +178,31 @@ def test_numbers_are_no_mask_and_no_expert():
     up, down = paddle.ones([2, 6, 4]), paddle.ones([2, 4, 6])
     with pytest.raises(IndexError, match="experts_ffn: expert: 2 at"):
         F.experts_ffn(tokens(1), paddle.to_tensor([[0, 2]]), paddle.ones([1, 2]), up, down)
+    masks = paddle.ones([3, 5], "bool"), paddle.ones([4, 3, 5], "bool")
+    for mask in masks:
+        with pytest.raises(ShapeError, match=r"choose_experts: allowed .* it must broadcast to them: what counts"):
+            layer()(tokens(3, 2) if mask is masks[0] else tokens(3), mask)
+    choices, gates = paddle.to_tensor([[0.5, 1.0]]), paddle.ones([1, 2])
+    calls = {
+        "experts_ffn": lambda: F.experts_ffn(tokens(1), choices, gates, up, down),
+        "expert_load": lambda: F.expert_load(choices, 2),
+        "limit_experts": lambda: F.limit_experts(choices, gates, 2, 1),
+        "balance_loss": lambda: F.balance_loss(gates, choices),
+    }
+    for name, call in calls.items():
+        with pytest.raises(DTypeError, match=f"{name}: choices are float32; give integers"):
+            call()
+    whole = paddle.to_tensor([[0, 1]])
+    with pytest.raises(ConfigError, match=r"limit_experts: capacity=1\.5; give a whole number"):
+        F.limit_experts(whole, gates, 2, 1.5)
+    with pytest.raises(ConfigError, match="expert_load: num_experts=-1; give a whole number"):
+        F.expert_load(whole, -1)
+    with pytest.raises(ShapeError, match=r"balance_loss: scores \[3, 2\] and choices \[1, 2\]; needs"):
+        F.balance_loss(paddle.ones([3, 2]), whole)
+    with pytest.raises(DTypeError, match="HashRouter: ids are float32; give integers"):
+        nn.HashRouter(5)(paddle.to_tensor([1.5]))
+    with pytest.raises(IndexError, match="HashRouter: id: -1 at"):
+        nn.HashRouter(5)(paddle.to_tensor([-1]))
     with pytest.raises(ShapeError, match="3 choices of a token among 2 experts"):
         F.experts_ffn(tokens(1), paddle.to_tensor([[0, 1, 0]]), paddle.ones([1, 3]), up, down)
 
@@ -243,10 +273,19 @@ def test_a_step_moves_the_bias_once_by_the_load_of_its_microbatches():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: nn.MoE(6, 0, 5), "sizes are at least 1"),
+        (lambda: nn.MoE(6, 0, 5), "MoE: d_hidden=0; give a whole number of at least 1"),
+        (lambda: nn.MoE(6, 8, 5.0), "MoE: num_experts=5.0; give a whole number"),
+        (lambda: nn.MoE(6, 8, 5, shared_hidden=-2), "MoE: shared_hidden=-2; give a whole number"),
+        (lambda: nn.MoE(6, 8, 5, router=nn.Linear(6, 5)), "router is a Linear; give a Router, an Exp"),
+        (lambda: nn.MoE(6, 8, 5, top_k=2, router=nn.Router(6, 5, 1)), "top_k=2, but a router of top_k=1, which"),
         (lambda: nn.MoE(6, 8, 5, shared_gate=True), "a shared gate needs a shared expert"),
         (lambda: nn.MoE(6, 8, 5, router=nn.Router(6, 4)), "5 experts, but a router of 4; give it as many"),
         (lambda: nn.Router(6, 5, bias_rate=-1), "bias_rate=-1; give a number above 0"),
+        (lambda: nn.Router(6.0, 5), "Router: d_model=6.0; give a whole number"),
+        (lambda: nn.Router(6, 5, groups=1.0), "Router: groups=1.0; give a whole number"),
+        (lambda: nn.Router(6, 5, top_k=True), "Router: top_k=True; give a whole number"),
+        (lambda: nn.Router(6, 5, scale=float("nan")), "Router: scale=nan; give a number"),
+        (lambda: nn.Router(6, 5, capacity_factor=float("inf")), "capacity_factor=inf; give a number above 0, or None"),
         (lambda: nn.Router(6, 5, capacity_factor=0), "capacity_factor=0; give a number above 0"),
         (lambda: nn.ExpertChoiceRouter(6, 5, capacity_factor=0), "capacity_factor=0, z_loss=0.0; give a capacity_f"),
         (lambda: nn.Router(6, 5, top_k=6), "Router: top_k=6 of 5 experts; give 1 to 5"),

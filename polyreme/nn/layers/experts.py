@@ -5,19 +5,22 @@ from __future__ import annotations
 import functools
 import math
 import random
+from fractions import Fraction
+from numbers import Real
 from typing import Any, NamedTuple
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.eager.mode import no_grad
-from polyreme.errors import ConfigError, ShapeError
+from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import XavierUniform
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.linear import Linear
 from polyreme.nn.parameter import ParamAttr
 from polyreme.ops import creation
-from polyreme.ops.experts import ACTIVATIONS, check_choice, chosen_experts
+from polyreme.ops.experts import ACTIVATIONS, check_choice, check_counts, chosen_experts
+from polyreme.ops.ids import check_range
 from polyreme.ops.layout import constrain
 
 _PRIME = 2**31 - 1
@@ -76,13 +79,15 @@ class Router(Layer):
     ) -> None:
         super().__init__()
         _check_capacity("Router", capacity_factor)
-        if not 0 <= bias_rate < math.inf:
-            raise ConfigError(f"Router: bias_rate={bias_rate}; give a number above 0, or 0 to leave the bias alone")
+        if not _is_finite(bias_rate) or bias_rate < 0:
+            raise ConfigError(f"Router: {bias_rate=}; give a number above 0, or 0 to leave the bias alone")
+        _check_scale("Router", scale)
+        check_counts("Router", d_model=d_model)
         check_choice("Router", num_experts, top_k, score, groups, top_groups)
         if capacity_by not in ("order", "gate"):
             raise ConfigError(f"Router: capacity_by={capacity_by!r}; give 'order' or 'gate'")
         losses = {"balance": balance_loss, "sequence": sequence_loss, "z": z_loss}
-        if not all(0 <= weight < math.inf for weight in losses.values()):
+        if not all(_is_finite(weight) and weight >= 0 for weight in losses.values()):
             raise ConfigError(f"Router: {balance_loss=}, {sequence_loss=}, {z_loss=}; give weights of at least 0")
         if score == "logits" and (balance_loss or sequence_loss):
             raise ConfigError(
@@ -188,20 +193,31 @@ class Router(Layer):
         return f"num_experts={self.num_experts}, top_k={self.top_k}"
 
 
+def _is_finite(number: Any) -> bool:
+    return isinstance(number, Real) and not isinstance(number, bool) and math.isfinite(number)
+
+
 def _add(buffer: Any, more: Any) -> None:
     state.write(buffer, state.read((buffer + more).astype(buffer.dtype)))
 
 
 def _check_capacity(what: str, factor: float | None) -> None:
-    if factor is not None and not 0 < factor < math.inf:
+    if factor is not None and (not _is_finite(factor) or factor <= 0):
         raise ConfigError(f"{what}: capacity_factor={factor}; give a number above 0, or None to drop none")
+
+
+def _check_scale(what: str, scale: float) -> None:
+    if not _is_finite(scale) or scale == 0:
+        raise ConfigError(f"{what}: scale={scale}; give a number that gates are multiplied by, 1 to leave them")
 
 
 def _share(router: Any, tokens: int) -> int:
     """capacity_factor times an expert's even share of the choices of so many tokens, rounded up; all without one."""
     if router.capacity_factor is None:
         return tokens
-    return max(1, math.ceil(router.capacity_factor * tokens * router.top_k / router.num_experts))
+    # as the factor is written: 1.1 * 10 in binary is more than 11
+    factor = Fraction(repr(float(router.capacity_factor)))
+    return max(1, math.ceil(factor * tokens * router.top_k / router.num_experts))
 
 
 class ExpertChoiceRouter(Layer):
@@ -237,7 +253,9 @@ class ExpertChoiceRouter(Layer):
     ) -> None:
         super().__init__()
         check_choice("ExpertChoiceRouter", num_experts, top_k, score, 1, 1)
-        if not 0 < capacity_factor < math.inf or not 0 <= z_loss < math.inf:
+        check_counts("ExpertChoiceRouter", d_model=d_model)
+        _check_scale("ExpertChoiceRouter", scale)
+        if not _is_finite(capacity_factor) or capacity_factor <= 0 or not _is_finite(z_loss) or z_loss < 0:
             raise ConfigError(
                 f"ExpertChoiceRouter: {capacity_factor=}, {z_loss=}; give a capacity_factor above 0 and a weight of at "
                 "least 0"
@@ -265,8 +283,9 @@ class HashRouter(Layer):
     """Experts for each token by its id, or by any whole number, as that of its task: ids [...] -> Routing.
 
     Nothing is learned: the same id always goes to the same top_k neighbouring experts, with gates 1 / top_k, and the
-    loss is 0. capacity_factor: as of a Router, in the tokens' order. seed: other experts for the ids. ids are at least
-    0 and below 2^31. Source: arXiv:2106.04426, random hash. Raises ConfigError for numbers that do not fit each other.
+    loss is 0. capacity_factor: as of a Router, in the tokens' order. seed: other experts for the ids. Source:
+    arXiv:2106.04426, random hash. Raises ConfigError for numbers that do not fit each other, DTypeError for ids that
+    are no integers, IndexError for an id below 0 or not below 2^31.
 
     >>> import polyreme as pr
     >>> router = HashRouter(num_experts=4, top_k=2)
@@ -284,6 +303,9 @@ class HashRouter(Layer):
         self.factor, self.offset = (random.Random(seed).randrange(1, _PRIME) for _ in range(2))
 
     def forward(self, ids: Any) -> Routing:
+        if not dtypes.is_integer(ids.dtype):
+            raise DTypeError(f"HashRouter: ids are {ids.dtype}; give integers, the numbers of tokens or of their tasks")
+        check_range(ids, 2**31, "HashRouter: id")
         # the product is below 2^62
         first = (ids.astype(dtypes.int64) * self.factor + self.offset) % _PRIME % self.num_experts
         choices = (first.unsqueeze(-1) + creation.arange(self.top_k)) % self.num_experts
@@ -304,14 +326,15 @@ class MoE(Layer):
 
     Each token goes to top_k of num_experts networks, down(activation(gate(x)) * up(x)) of width d_hidden, or
     down(activation(up(x))) with gated=False; what they give is weighed by the router and summed. No token is dropped
-    unless the router has a capacity. router: a Router, by default Router(d_model, num_experts, top_k), an
-    ExpertChoiceRouter, or a HashRouter, which takes the ids that are then given with the tokens. bias: up and
-    down add one. shared_hidden: width of an expert that every token goes through, none if 0; shared_gate: its result is
-    multiplied by sigmoid of a linear map of the token. activation: silu, gelu, gelu_tanh or relu.
+    unless the router has a capacity. router: a Router, by default Router(d_model, num_experts, top_k or 2), an
+    ExpertChoiceRouter, or a HashRouter, which takes the ids that are then given with the tokens; it says the top_k
+    then. bias: up and down add one. shared_hidden: width of an expert that every token goes through, none if 0;
+    shared_gate: its result is multiplied by sigmoid of a linear map of the token. activation: silu, gelu, gelu_tanh or
+    relu.
 
     Parameters have the experts in front: up, gate [expert, embed, expert_ffn], down [expert, expert_ffn, embed]. A plan
     with ep splits them, its expert_dispatch says how tokens reach them. Sources: arXiv:1701.06538, arXiv:2401.06066.
-    Raises ConfigError for sizes below 1 and for a router of other experts.
+    Raises ConfigError for sizes below 1 and for a router of other experts or another top_k.
 
     >>> import polyreme as pr
     >>> y, loss = MoE(8, 16, num_experts=4)(pr.ones([2, 3, 8]))
@@ -324,7 +347,7 @@ class MoE(Layer):
         d_model: int,
         d_hidden: int,
         num_experts: int,
-        top_k: int = 2,
+        top_k: int | None = None,
         *,
         router: Router | ExpertChoiceRouter | HashRouter | None = None,
         activation: str = "silu",
@@ -335,17 +358,25 @@ class MoE(Layer):
         weight_attr: Any = None,
     ) -> None:
         super().__init__()
-        if min(d_model, d_hidden, num_experts) < 1 or shared_hidden < 0 or (shared_gate and not shared_hidden):
-            raise ConfigError(
-                f"MoE({d_model}, {d_hidden}, {num_experts}), shared_hidden={shared_hidden}, shared_gate={shared_gate}; "
-                "sizes are at least 1, and a shared gate needs a shared expert"
-            )
+        check_counts("MoE", d_model=d_model, d_hidden=d_hidden, num_experts=num_experts)
+        if shared_gate and not shared_hidden:
+            raise ConfigError(f"MoE: {shared_gate=} without shared_hidden; a shared gate needs a shared expert")
+        if shared_hidden != 0:
+            check_counts("MoE", shared_hidden=shared_hidden)
         if activation not in ACTIVATIONS:
             raise ConfigError(f"MoE: unknown activation {activation!r}; one of {', '.join(ACTIVATIONS)}")
         self.d_model, self.d_hidden, self.num_experts, self.activation = d_model, d_hidden, num_experts, activation
-        self.router = router or Router(d_model, num_experts, top_k, weight_attr=weight_attr)
-        if self.router.num_experts != num_experts:
-            raise ConfigError(f"MoE: {num_experts} experts, but a router of {self.router.num_experts}; give it as many")
+        if router is None:
+            router = Router(d_model, num_experts, 2 if top_k is None else top_k, weight_attr=weight_attr)
+        elif getattr(router, "num_experts", None) is None:
+            raise ConfigError(
+                f"MoE: router is a {type(router).__name__}; give a Router, an ExpertChoiceRouter or a HashRouter"
+            )
+        elif top_k not in (None, router.top_k):
+            raise ConfigError(f"MoE: {top_k=}, but a router of top_k={router.top_k}, which chooses; leave top_k out")
+        self.router = router
+        if router.num_experts != num_experts:
+            raise ConfigError(f"MoE: {num_experts} experts, but a router of {router.num_experts}; give it as many")
 
         def weight(*dims: str) -> Any:
             sizes = {"expert": num_experts, "embed": d_model, "expert_ffn": d_hidden}
