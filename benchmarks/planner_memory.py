@@ -30,8 +30,9 @@ from polyreme.optimizer import AdamW
 from polyreme.planner import ModelGraph, ModelShape, Training
 from polyreme.planner.memory import memory
 from polyreme.recipes.config import ModelConfig, PretrainConfig, TrainConfig
-from polyreme.recipes.plan_job import Input, TrainingJob, job_of
+from polyreme.recipes.plan_job import TrainingJob, job_of
 from polyreme.recipes.plan_verify import verify
+from polyreme.recipes.samples import Input
 from polyreme.training import MixedPrecision, StepPolicy
 from polyreme.vision.models.resnet import BasicBlock, BottleneckBlock, ResNet
 from polyreme.vision.models.vit import VisionTransformer

@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 
+from polyreme.models.families import FAMILIES
 from polyreme.planner.units import bytes_text
 from polyreme.recipes import estimate
 from polyreme.recipes.config import PretrainConfig, digest, flatten
@@ -24,8 +25,6 @@ def _settings(loaded: Loaded) -> list[str]:
 
 def _costs(config: PretrainConfig) -> list[str]:
     model, train = config.model, config.train
-    memory = memory_of(config)
-    parts = ", ".join(f"{name} {bytes_text(nbytes)}" for name, nbytes in asdict(memory).items())
     tokens = train.steps * config.tokens_per_step
     flops = estimate.flops_per_token(model)
     return [
@@ -33,10 +32,18 @@ def _costs(config: PretrainConfig) -> list[str]:
         f"parameters  {estimate.num_parameters(model):,}",
         f"steps       {train.steps:,} of {config.tokens_per_step:,} tokens: {tokens:,} tokens in all",
         f"compute     {flops:,} FLOP a token, {flops * tokens:.2e} in all",
-        f"memory      about {bytes_text(memory.total)} a device: {parts}",
+        f"memory      {_memory_text(config)}",
         "",
         str(config.parallel_plan),
     ]
+
+
+def _memory_text(config: PretrainConfig) -> str:
+    if FAMILIES[config.model.family].shape is None:
+        return f"not known: the planner knows no {config.model.family}"
+    memory = memory_of(config)
+    parts = ", ".join(f"{name} {bytes_text(nbytes)}" for name, nbytes in asdict(memory).items())
+    return f"about {bytes_text(memory.total)} a device: {parts}"
 
 
 def _text(value: object) -> str:

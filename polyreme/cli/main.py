@@ -19,6 +19,7 @@ from polyreme.cli.calibrate import calibrate
 from polyreme.cli.comm import comm
 from polyreme.cli.deploy import export, infer
 from polyreme.cli.failure import exit_code, report
+from polyreme.cli.models import convert, models_app
 from polyreme.cli.plan import plan
 from polyreme.cli.prove import prove
 from polyreme.cli.schedule import schedule
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at training data.")
 app.add_typer(data_app, name="data")
+app.add_typer(models_app, name="models")
 launcher.register(app)
 runner.register(app)
 
@@ -162,6 +164,7 @@ app.command()(comm)
 app.command()(calibrate)
 app.command()(export)
 app.command()(infer)
+app.command()(convert)
 
 
 @data_app.command()
@@ -171,19 +174,13 @@ def preview(
     count: Annotated[int, typer.Option("-n", min=1, help="How many samples.")] = 3,
 ) -> None:
     """Show training samples as the model will see them, prepared and decoded again."""
-    from polyreme.recipes import config_file, text_data
+    from polyreme.recipes import config_file
 
     loaded = config_file.load(config, overrides or [])
-    corpus = text_data.load_corpus(loaded.config, loaded.folder)
-    train, tokenizer = corpus.train, corpus.tokenizer
-    typer.echo(
-        f"{corpus.num_tokens:,} tokens of a vocabulary of {corpus.vocab_size:,}; "
-        f"{len(train):,} training and {len(corpus.validation):,} validation samples of {train.seq_len}"
-    )
-    for index in range(min(count, len(train))):
-        tokens, labels = train[index]
-        text = tokenizer.decode(tokens.tolist(), skip_special_tokens=False) if tokenizer else str(tokens.tolist())
-        typer.echo(f"\n--- sample {index}: {len(tokens)} tokens, {len(labels)} counted in the loss\n{text}")
+    data = loaded.config.samples.load.load()(loaded.config, loaded.folder)
+    typer.echo(f"{data.summary}; {len(data.train):,} training and {len(data.validation):,} validation samples")
+    for index in range(min(count, len(data.train))):
+        typer.echo(f"\n--- sample {index}: {data.shown(index)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

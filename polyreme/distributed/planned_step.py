@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from polyreme.core import state
 from polyreme.core.abstract import mode
 from polyreme.core.backend import Device
 from polyreme.distributed.communication import replicas
@@ -20,8 +21,10 @@ from polyreme.distributed.pipeline.step import PipelineStep
 from polyreme.distributed.placement import apply_plan
 from polyreme.distributed.whole_step import WholeStep
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import ConfigError
+from polyreme.errors import ConfigError, PlacementError
+from polyreme.jit.device_branches import counting_branches
 from polyreme.mesh import Plan
+from polyreme.mesh.strategy import BRANCHES
 from polyreme.nn.layer import Layer
 from polyreme.optimizer import Optimizer
 from polyreme.training import Microbatch, StepPolicy, StepResult, TrainingStep, cut
@@ -62,7 +65,7 @@ class PlannedStep:
             objective = loss or loss_of
             self.step = WholeStep(
                 TrainingStep(
-                    lambda inputs, labels: ([objective(model, inputs, labels)], None),
+                    lambda inputs, labels: ([_on_all_devices(plan, objective, model, inputs, labels)], None),
                     self.optimizer,
                     policy,
                     self.layout.replicated(),
@@ -117,6 +120,21 @@ def _check_state_goes(plan: Plan, optimizer: Optimizer) -> None:
             f"plan: offload of state to disk, and {type(optimizer).__name__} keeps no arrays for each parameter that "
             "could go there; leave offload out, or use another optimizer, such as AdamW"
         )
+
+
+def _on_all_devices(plan: Plan, objective: Callable[[Any, Any, Any], Tensor], *args: Any) -> Tensor:
+    """The objective; PlacementError where the plan has devices for branches, and the model runs none on them."""
+    axes = [a for a in plan.strategy.rule("act").get(BRANCHES, ()) if plan.mesh.degree(a) > 1]
+    with counting_branches() as runs:
+        loss = objective(*args)
+    unused = next((axis for axis in axes if axis not in runs), None)
+    if unused is not None and state.capturing():
+        raise PlacementError(
+            f"mesh axis {unused!r} has degree {plan.mesh.degree(unused)} for branches, and {type(args[0]).__name__} "
+            f"runs none (distributed.branches), so that its devices would repeat the same work; set {unused} to 1, or "
+            "leave branch_axis out"
+        )
+    return loss
 
 
 def loss_of(model: Any, inputs: Any, labels: Any) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from polyreme.errors import CheckpointError, ConfigError
-from polyreme.models.folder import read_json
+from polyreme.models.folder import read_json, write_json
 from polyreme.models.gguf_file import gguf_fields, is_gguf
 
 _TEMPLATE_CHARS = 1 << 20
@@ -67,6 +67,20 @@ class TextTokenizer:
             raise ConfigError("the tokenizer has no chat template; give text, or a model that was trained to chat")
         given = {**self._special, **variables, "messages": [dict(message) for message in messages]}
         return _render(self.template, given | {"add_generation_prompt": add_generation_prompt})
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write tokenizer.json, tokenizer_config.json and generation_config.json, which from_pretrained reads."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.tokenizer.save(str(folder / "tokenizer.json"))
+        settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **self._special}
+        settings |= {"add_bos_token": self.bos is not None}
+        if self.template is not None:
+            settings["chat_template"] = self.template
+        write_json(folder / "tokenizer_config.json", settings)
+        ids = {f"{name}_id": _id(self.tokenizer, self._special.get(name)) for name in ("bos_token", "pad_token")}
+        known = {name: number for name, number in ids.items() if number is not None}
+        write_json(folder / "generation_config.json", known | {"eos_token_id": list(self.end)})
 
 
 class AutoTokenizer:

@@ -5,6 +5,7 @@ Source: https://github.com/huggingface/safetensors#format. Written here and not 
 data goes into the header, and because the library accepts duplicate keys.
 """
 
+import functools
 import gc
 import json
 import math
@@ -41,6 +42,7 @@ CODES: dict[str, np.dtype] = {
 _CODE_OF = {dtype: code for code, dtype in CODES.items()}
 HEADER_BYTES = 4 << 20  # the most hostile JSON of this length takes 0.2 s and 100 MB to parse; 15k tensors need 3 MB
 DIGEST = "polyreme.xxh3_128"
+_BLOCK_BYTES = 16 << 20
 MAX_NDIM = 64  # NumPy's own limit
 
 _CONVERT = (
@@ -156,7 +158,8 @@ def read(file: BufferedIOBase, where: str, to_end: bool = True) -> tuple[dict[st
 
 
 class Slices:
-    """The tensors of a file, read in parts when they are asked for; the header is checked as by `read`, no digest is.
+    """The tensors of a file, read in parts when they are asked for; the header is checked as by `read`, the digest by
+    `check_digest` alone.
 
     entries: dtype and shape by name. Raises CheckpointError for a file that is none.
     """
@@ -170,8 +173,8 @@ class Slices:
                     raise CheckpointError(f"is {what}, which is refused because loading it can run code; {_CONVERT}")
                 total = file.seek(0, os.SEEK_END)
                 file.seek(0)
-                header, data_bytes = _header(file, total)
-                self.entries = _entries(header, data_bytes, to_end=True)
+                self._header, data_bytes = _header(file, total)
+                self.entries = _entries(self._header, data_bytes, to_end=True)
                 self._base = file.tell()
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
@@ -191,6 +194,22 @@ class Slices:
                 raise CheckpointError(f"{self._path}: tensor {name!r}: the file ended while it was read")
         array = data.view(entry.dtype).reshape((count, *entry.shape[1:]) if entry.shape else ())
         return array[(slice(None), *index[1:])] if entry.shape else array
+
+    def check_digest(self) -> bool:
+        """Read all of the data and compare its digest with the header's; whether there is one.
+
+        Raises CheckpointError for another one.
+        """
+        try:
+            metadata = _metadata(self._header)
+            if DIGEST not in metadata:
+                return False
+            with open(self._path, "rb") as file:
+                file.seek(self._base)
+                _compare_digest(self._header, metadata, iter(functools.partial(file.read, _BLOCK_BYTES), b""))
+        except CheckpointError as error:
+            raise CheckpointError(f"{self._path}: {error}") from None
+        return True
 
 
 def digest(header: dict[str, Any], data: Iterable[memoryview | bytes]) -> str:
@@ -219,7 +238,8 @@ def _read(file: BufferedIOBase, to_end: bool) -> tuple[dict[str, np.ndarray], di
     base = file.tell()
     arrays = {name: _data(file, base, name, entry) for name, entry in entries.items()}
     file.seek(base + max((entry.end for entry in entries.values()), default=0))
-    _check_digest(header, metadata, arrays)
+    if DIGEST in metadata:
+        _compare_digest(header, metadata, (_bytes_of(array) for array in arrays.values()))
     for name, array in arrays.items():
         if array.dtype == bool and array.size and array.view(np.uint8).max() > 1:
             raise CheckpointError(f"tensor {name!r} is BOOL but holds bytes other than 0 and 1")
@@ -319,12 +339,9 @@ def _data(file: BufferedIOBase, base: int, name: str, entry: Entry) -> np.ndarra
     return array.view(entry.dtype).reshape(entry.shape)
 
 
-def _check_digest(header: dict[str, Any], metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> None:
-    expected = metadata.get(DIGEST)
-    if expected is None:
-        return
+def _compare_digest(header: dict[str, Any], metadata: dict[str, str], data: Iterable[memoryview | bytes]) -> None:
+    expected = metadata[DIGEST]
     rest = {key: value for key, value in metadata.items() if key != DIGEST}
-    blocks = [_bytes_of(array) for array in arrays.values()]
-    found = digest({**header, "__metadata__": rest}, blocks)
-    if found != expected:
-        raise CheckpointError(f"is corrupt: digest {found}, expected {expected[:40]}")
+    actual = digest({**header, "__metadata__": rest}, data)
+    if actual != expected:
+        raise CheckpointError(f"is corrupt: digest {actual}, expected {expected[:40]}")

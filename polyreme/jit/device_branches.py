@@ -9,7 +9,9 @@ Source: arXiv:2211.00235. See docs/decisions/0017-branches-over-an-axis.md.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -55,7 +57,28 @@ def branches(functions: Sequence[Callable[[], Any]], axis: str = BRANCHES) -> li
     axes = () if placed is None else _axes(placed, axis, len(functions))
     if placed is None or not axes or not state.capturing():
         return [function() for function in functions]
+    _runs.axes += axes
     return separating(lambda: _run_apart(functions, placed, axes))
+
+
+@contextmanager
+def counting_branches() -> Iterator[list[str]]:
+    """Inside the block, the axes of every `branches` that runs on devices of its own, in the order that they are
+    captured."""
+    outer, _runs.axes = _runs.axes, []
+    try:
+        yield _runs.axes
+    finally:
+        outer += _runs.axes
+        _runs.axes = outer
+
+
+class _Runs(threading.local):
+    def __init__(self) -> None:
+        self.axes: list[str] = []
+
+
+_runs = _Runs()
 
 
 def _axes(placed: Layout, axis: str, count: int) -> tuple[str, ...]:

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polyreme.models.auto import *
 
-__all__ = ["AutoConfig", "AutoModelForCausalLM"]
+__all__ = [
+    "AutoConfig",
+    "AutoModel",
+    "AutoModelForCausalLM",
+    "AutoModelForImageClassification",
+    "AutoModelForMaskedLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForSequenceClassification",
+]
 
 _SUBMODULES = frozenset(module.name for module in pkgutil.iter_modules(__path__))
 

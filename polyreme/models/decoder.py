@@ -7,22 +7,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from numbers import Integral
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
+
+import numpy as np
 
 from polyreme.core import layout
 from polyreme.errors import ConfigError, ShapeError, did_you_mean
 from polyreme.mesh import RECOMPUTE
 from polyreme.models.cache import KVCache, LayerCache
 from polyreme.models.families import Family
-from polyreme.models.pretrained import load_pretrained, save_pretrained
+from polyreme.models.pretrained import Pretrained
 from polyreme.nn import Layer, Sequential
 from polyreme.nn import functional as F
 from polyreme.ops.layout import constrain, into_zigzag, out_of_zigzag
 from polyreme.ops.segment import zigzag_ways
 
 
-class Decoder(Layer):
+class Decoder(Pretrained, Layer):
     """Token ids [batch, seq] -> logits [batch, seq, vocab]; with labels, the family's loss, a 0-D mean.
 
     labels [batch, seq]: the id that follows each token (already shifted by one); -100 leaves a token out of the mean.
@@ -91,22 +92,9 @@ class Decoder(Layer):
         x_bse = self.placed(x_bse) if cache is None else self.placed(x_bse, cache)
         return constrain(x_bse, "batch", "seq", "embed")
 
-    # published weights
-
-    @classmethod
-    def from_pretrained(cls, path: str | Path, **options: Any) -> Self:
-        """A model with the weights of a folder or of a GGUF file; options: as of AutoModelForCausalLM.from_pretrained.
-
-        Raises as that does, and ConfigError for weights of another family.
-        """
-        return load_pretrained(path, model=cls, **options)
-
-    def save_pretrained(self, folder: str | Path, *, max_shard_size: str | int = "5GB", dtype: Any = None) -> None:
-        """Write config.json and safetensors files, of at most max_shard_size each, as the family is published.
-
-        dtype: of the weights written, as they are if None. Raises ConfigError for a family that nobody publishes.
-        """
-        save_pretrained(self, folder, max_shard_size=max_shard_size, dtype=dtype)
+    def example_inputs(self, rng: np.random.Generator, length: int) -> tuple[np.ndarray, ...]:
+        """What a call takes, made up: here token ids [1, length], fewer if there are fewer positions."""
+        return (rng.integers(0, self.config.vocab_size, (1, min(length, self.config.seq_len))),)
 
     # token by token
 
@@ -231,8 +219,9 @@ def check_dimensions(config: Any) -> None:
         least = field.metadata.get("least", 1)
         if isinstance(value, Integral) and not isinstance(value, bool) and value < least:
             raise ConfigError(f"{name}: {field.name} is {value}; give at least {least}")
-    if config.recompute and config.recompute not in RECOMPUTE:
-        raise ConfigError(f"{name}: unknown recompute {config.recompute!r}{did_you_mean(config.recompute, RECOMPUTE)}")
+    recompute = getattr(config, "recompute", "")
+    if recompute and recompute not in RECOMPUTE:
+        raise ConfigError(f"{name}: unknown recompute {recompute!r}{did_you_mean(recompute, RECOMPUTE)}")
 
 
 class Part(Layer):

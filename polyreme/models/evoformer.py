@@ -21,13 +21,15 @@ from typing import Any
 
 from polyreme.autograd.recompute import run_part
 from polyreme.distributed import branches
-from polyreme.errors import ConfigError, did_you_mean
+from polyreme.errors import ConfigError, ShapeError, did_you_mean
 from polyreme.incubate.nn.functional import fused_gate_attention
 from polyreme.models.decoder import check_dimensions
-from polyreme.nn import Layer, LayerNorm, Linear, Stacked
+from polyreme.models.families import DISTANCE_BINS, FARTHEST_OFFSET, HEAD_DIM, LETTERS, Family
+from polyreme.nn import Embedding, Layer, LayerNorm, Linear, Stacked
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant, KaimingNormal, XavierUniform
 from polyreme.nn.parameter import ParamAttr
+from polyreme.ops.creation import arange
 from polyreme.ops.layout import constrain
 from polyreme.ops.products import einsum
 
@@ -354,6 +356,78 @@ class EvoformerStack(Stacked):
     def __init__(self, config: EvoformerConfig) -> None:
         super().__init__(lambda: EvoformerBlock(config), config.num_layers)
         self.config = config
+
+
+@dataclass(frozen=True)
+class EvoformerModelConfig(EvoformerConfig):
+    """Dimensions of an Evoformer: those of its blocks, of which a head_dim of 0 is HEAD_DIM, and of the alignments it
+    takes.
+
+    masked_weight and distogram_weight: of the two losses; AlphaFold 2's, supplement, equation 7.
+    """
+
+    num_sequences: int = 128
+    num_residues: int = 256
+    masked_weight: float = 2.0
+    distogram_weight: float = 0.3
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "head_dim", self.head_dim or HEAD_DIM)
+        super().__post_init__()
+
+
+class Evoformer(Layer):
+    """Alignment of letters [b, s, r], 0 to LETTERS for the masked -> logits of letters [b, s, r, LETTERS] and of
+    distances [b, r, r, DISTANCE_BINS]; with labels, the mean loss, 0-D.
+
+    The alignment's first row is the sequence itself. labels: (letters [b, s, r], -100 where none is asked for; classes
+    of distances [b, r, r]). Embeddings: algorithms 3 and 4; heads and losses: supplement, 1.9.8 to 1.9.10.
+
+    >>> from polyreme.ops.creation import zeros
+    >>> config = EvoformerModelConfig(num_layers=1, msa_width=8, pair_width=8, num_sequences=2, num_residues=3)
+    >>> [x.shape for x in Evoformer(config)(zeros([1, 2, 3], "int64"))]
+    [paddle.Size([1, 2, 3, 21]), paddle.Size([1, 3, 3, 16])]
+    """
+
+    family: Family
+
+    def __init__(self, config: EvoformerModelConfig) -> None:
+        super().__init__()
+        m, z = config.msa_width, config.pair_width
+        self.config = config
+        self.letters, self.target = (Embedding(LETTERS + 1, m, dims=(None, "embed")) for _ in range(2))
+        self.left, self.right = (Embedding(LETTERS + 1, z, dims=(None, "embed")) for _ in range(2))
+        self.offsets = Embedding(2 * FARTHEST_OFFSET + 1, z, dims=(None, "embed"))
+        self.blocks = EvoformerStack(config)
+        self.msa_norm, self.pair_norm = LayerNorm(m), LayerNorm(z)
+        self.letter_head = Linear(m, LETTERS, _constant(0.0), dims=("embed", None))
+        self.distance_head = Linear(z, DISTANCE_BINS, _constant(0.0), dims=("embed", None))
+
+    def forward(self, letters: Any, labels: Any = None) -> Any:
+        if len(letters.shape) != 3:
+            raise ShapeError(f"Evoformer: letters have shape {list(letters.shape)}; give an alignment as [b, s, r]")
+        target = letters[:, 0]
+        msa = self.letters(_split_letters(letters)) + self.target(target).unsqueeze(1)
+        pair = self.left(target).unsqueeze(2) + self.right(target).unsqueeze(1) + self._places(letters.shape[2])
+        msa, pair = self.blocks(msa, pair)
+        pair = self.pair_norm(pair)
+        pair = _split(pair + _turned(pair, "pair_rows", "pair_rows"), "pair_rows")
+        of_letters, of_distances = self.letter_head(self.msa_norm(msa)), self.distance_head(pair)
+        if labels is None:
+            return of_letters, of_distances
+        masked = F.cross_entropy(of_letters, labels[0], ignore_index=-100)
+        distogram = F.cross_entropy(of_distances, labels[1])
+        return self.config.masked_weight * masked + self.config.distogram_weight * distogram
+
+    def _places(self, residues: int) -> Any:
+        """What pairs [1, i, j, z] know of their distance along the chain."""
+        at = arange(residues)
+        offsets = (at.unsqueeze(0) - at.unsqueeze(1)).clip(-FARTHEST_OFFSET, FARTHEST_OFFSET) + FARTHEST_OFFSET
+        return self.offsets(offsets).unsqueeze(0)
+
+
+def _split_letters(letters: Any) -> Any:
+    return constrain(letters, "batch", "msa_rows", None)
 
 
 def _split(x: Any, dim: str) -> Any:

@@ -6,11 +6,12 @@ A new family is a file beside this one and a record in FAMILIES. See docs/adding
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
+from polyreme.errors import ConfigError
 from polyreme.models.published import PublishedFamily
 from polyreme.planner import ModelShape, PipelineCut
 from polyreme.registry import Reference, Registry
@@ -58,14 +59,41 @@ NEXT_TOKEN: Reference[Loss] = Reference("polyreme.models.decoder", "next_token_l
 BYTE_LEVEL: Reference[TokenizerTrainer] = Reference("polyreme.models.tokenizer", "train_byte_level_bpe")
 
 
+DECODER_DIMENSIONS = (
+    *("vocab_size", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "seq_len", "dropout"),
+    *("tie_embeddings", "num_experts"),
+)
+"""Keys of model: that decoders have, beside num_layers, which every family has."""
+
+DECODER_SPLITS = {
+    "mp": ("num_heads", "num_kv_heads", "ffn_size", "vocab_size"),
+    "sharding": ("hidden_size",),
+    "sep": ("seq_len",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a model costs that the planner has no view of: trained numbers, and FLOP to train on a token."""
+
+    parameters: int
+    flops_per_token: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Family:
-    """One family of decoders: all that the rest of the library asks of it.
+    """One family of models: all that the rest of the library asks of it.
 
-    model: its class, a Decoder. config: its config class, a dataclass with fields named as in Dimensions. shape: the
-    planner's view of a configured model, which also says how many parameters it has. ffn_size: width of the
-    feed-forward where none is given, of hidden_size. loss: what training makes small, evaluation reports and a
-    pipeline's last stage computes. tokenizer: what trains one on the text of a run. cut: where a pipeline cuts a model
+    model: its class, a function of (inputs, labels) that gives the mean loss; a Decoder, but where the record says
+    otherwise. config: its config class, a dataclass with fields named as in Dimensions. shape: the planner's view of a
+    configured model, which also says how many parameters it has, None for one that the planner does not know, whose
+    cost is then given. ffn_size: width of the feed-forward where none is given, of hidden_size. samples: what it is
+    trained on, a name in recipes.samples.SAMPLES. dimensions: keys of model: it has beside num_layers and settings.
+    splits: keys whose sizes a mesh axis divides (sharding: at stage 3). branches: how many branches its blocks have,
+    given the configured model, which a plan's branch_axis gives devices of their own; branched_by: the setting that
+    gives them some. refuses: keys of plan: that mean nothing to it, or are not there yet. recompute: what it can
+    compute again, everything there is if None. loss: what training makes small, evaluation reports and a pipeline's
+    last stage computes. tokenizer: what trains one on the text of a run. cut: where a pipeline cuts a model
     of it, as planner.Training.cut says. grouped_heads: whether it takes num_kv_heads below num_heads. head_dim: whether
     its heads may have another width than hidden_size / num_heads. dropout: whether it drops anything. experts: whether
     its feed-forward is a mixture of experts. settings: keys of model: that only some families have, of which it has
@@ -77,8 +105,16 @@ class Family:
     name: str
     model: Reference[Any]
     config: Reference[Any]
-    shape: Callable[..., ModelShape]
-    ffn_size: Callable[[int], int]
+    shape: Callable[..., ModelShape] | None
+    ffn_size: Callable[[int], int] = lambda hidden: 4 * hidden
+    cost: Callable[[Any], Cost] | None = None
+    samples: str = "tokens"
+    dimensions: tuple[str, ...] = DECODER_DIMENSIONS
+    splits: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: DECODER_SPLITS)
+    branches: Callable[[Any], int] = lambda dims: 1
+    branched_by: str = ""
+    refuses: tuple[str, ...] = ()
+    recompute: tuple[str, ...] | None = None
     loss: Reference[Loss] = NEXT_TOKEN
     tokenizer: Reference[TokenizerTrainer] = BYTE_LEVEL
     cut: PipelineCut = "items"
@@ -90,6 +126,33 @@ class Family:
     balance_loss: float = 0.0
     published: Reference[PublishedFamily] | None = None
     aliases: tuple[str, ...] = ()
+    task: str = "causal_lm"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Architecture:
+    """A published model that is no decoder: what loading asks of it.
+
+    name: of its family. task: what the model does with the family's body, one of TASKS. model, config, published: as of
+    a Family.
+    """
+
+    name: str
+    task: str
+    model: Reference[Any]
+    config: Reference[Any]
+    published: Reference[PublishedFamily]
+
+
+TASKS = {
+    "base": "AutoModel",
+    "causal_lm": "AutoModelForCausalLM",
+    "masked_lm": "AutoModelForMaskedLM",
+    "classification": "AutoModelForSequenceClassification",
+    "image_classification": "AutoModelForImageClassification",
+    "seq2seq_lm": "AutoModelForSeq2SeqLM",
+}
+"""What models do, and the class of models.auto that loads them."""
 
 
 def decoder_shape(dims: Dimensions, **blocks: Any) -> ModelShape:
@@ -259,15 +322,130 @@ QWEN3 = replace(
     shape=partial(LLAMA.shape, qk_norm=True),
 )
 
+LETTERS = 21
+"""Letters of an alignment: twenty amino acids and the gap. One more stands for what is masked."""
+DISTANCE_BINS = 16
+"""Classes of a distance between residues."""
+HEAD_DIM = 32
+"""Width of an Evoformer's heads where none is given."""
+FARTHEST_OFFSET = 32
+"""Residues farther apart in the chain than this are all alike. Source: AlphaFold 2's supplement, algorithm 4."""
+
+
+def evoformer_cost(dims: Any) -> Cost:
+    """Of an Evoformer with its embeddings and heads, whose tokens are the letters of an alignment.
+
+    FLOP: 6 for each product of a weight and of attention, the outer product mean and the triangles; norms, gates and
+    softmax do few beside.
+    """
+    m, z, d = dims.msa_width, dims.pair_width, dims.head_dim or HEAD_DIM
+    o, t, factor = dims.outer_width, dims.triangle_width, dims.transition_factor
+    s, r = dims.num_sequences, dims.num_residues
+
+    def attention(width: int, heads: int) -> int:
+        return 5 * width * heads * d
+
+    def transition(width: int) -> int:
+        return 2 * factor * width * width
+
+    of_msa = 2 * attention(m, dims.msa_heads) + transition(m) + 2 * m * o
+    of_pairs = z * dims.msa_heads + o * o * z + 2 * (4 * z * t + t * z + z * z)
+    of_pairs += 2 * (attention(z, dims.pair_heads) + z * dims.pair_heads) + transition(z)
+    msa_vectors = 2 * (dims.msa_heads * d + m) + (factor + 1) * m + 2 * o + 4 * 2 * m + 2 * z
+    pair_vectors = z + 2 * (4 * t + 2 * z + 2 * z + 2 * t) + 2 * (dims.pair_heads * d + z + 2 * z) + (factor + 3) * z
+    heads = (m * LETTERS, z * DISTANCE_BINS)
+    tables = (LETTERS + 1) * (2 * m + 2 * z) + (2 * FARTHEST_OFFSET + 1) * z
+    vectors = 2 * m + LETTERS + 2 * z + DISTANCE_BINS
+    parameters = dims.num_layers * (of_msa + of_pairs + msa_vectors + pair_vectors) + sum(heads) + tables + vectors
+    # scores and what they weigh, of rows, columns and the two triangle attentions; outer products; triangle products
+    mixing = 2 * s * r * (r + s) * dims.msa_heads * d + 4 * r**3 * dims.pair_heads * d
+    mixing += s * r * r * o * o + 2 * r**3 * t
+    products = dims.num_layers * (s * r * of_msa + r * r * of_pairs + mixing) + s * r * heads[0] + r * r * heads[1]
+    return Cost(parameters, 6 * products // (s * r))
+
+
+EVOFORMER = Family(
+    name="evoformer",
+    model=Reference("polyreme.models.evoformer", "Evoformer"),
+    config=Reference("polyreme.models.evoformer", "EvoformerModelConfig"),
+    shape=None,
+    cost=evoformer_cost,
+    samples="alignments",
+    dimensions=("head_dim",),
+    head_dim=True,
+    splits={
+        "mp": ("msa_heads", "pair_heads"),
+        "sharding": ("msa_width", "pair_width"),
+        "sep": ("num_sequences", "num_residues"),
+    },
+    branches=lambda dims: 2 if dims.outer_product_mean == "end" else 1,
+    branched_by="outer_product_mean: end",
+    refuses=("pp", "sequence_parallel", "sep_attention", "sep_order"),
+    recompute=("none", "full"),
+    settings=(
+        *("msa_width", "pair_width", "msa_heads", "pair_heads", "outer_width", "triangle_width"),
+        *("transition_factor", "msa_dropout", "pair_dropout", "outer_product_mean", "num_sequences", "num_residues"),
+    ),
+)
+
 FAMILIES: Registry[Family] = Registry(
-    "model family", [GPT, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3]
+    "model family", [GPT, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, EVOFORMER]
 )
 """Families by the name that a configuration has, in the order that lists show them."""
+
+
+def _architectures(family: str, module: str, config: str, models: Mapping[str, str]) -> tuple[Architecture, ...]:
+    """A family's, of task -> class; the record of how it is published is PUBLISHED_ and the task."""
+    return tuple(
+        Architecture(
+            name=family,
+            task=task,
+            model=Reference(module, model),
+            config=Reference(module, config),
+            published=Reference(module, f"PUBLISHED_{task.upper()}"),
+        )
+        for task, model in models.items()
+    )
+
+
+ARCHITECTURES: tuple[Architecture, ...] = (
+    *_architectures(
+        "bert",
+        "polyreme.models.bert",
+        "BertConfig",
+        {"base": "Bert", "masked_lm": "BertForMaskedLM", "classification": "BertForSequenceClassification"},
+    ),
+    *_architectures(
+        "ernie",
+        "polyreme.models.ernie",
+        "ErnieConfig",
+        {"base": "Ernie", "masked_lm": "ErnieForMaskedLM", "classification": "ErnieForSequenceClassification"},
+    ),
+    *_architectures(
+        "vit",
+        "polyreme.models.vit",
+        "ViTConfig",
+        {"base": "ViT", "image_classification": "ViTForImageClassification"},
+    ),
+    *_architectures("clip", "polyreme.models.clip", "CLIPConfig", {"base": "CLIP"}),
+    *_architectures("t5", "polyreme.models.t5", "T5Config", {"seq2seq_lm": "T5ForConditionalGeneration"}),
+)
+"""Published models that are no decoders, the body of a family first."""
+
+
+def architecture(name: str, task: str) -> Architecture:
+    """The one of ARCHITECTURES of a family and a task."""
+    return next(record for record in ARCHITECTURES if (record.name, record.task) == (name, task))
+
 
 DEFAULT_FAMILY = GPT.name
 """The family of a configuration that names none."""
 
 
 def shape_of(family: str, dims: Dimensions) -> ModelShape:
-    """The planner's view of a configured model, under its family's name."""
-    return replace(FAMILIES.named(family).shape(dims), name=family)
+    """The planner's view of a configured model, under its family's name. ConfigError where there is none."""
+    record = FAMILIES.named(family)
+    if record.shape is None:
+        others = ", ".join(name for name, other in FAMILIES.items() if other.shape is not None)
+        raise ConfigError(f"the planner knows no {family}; plan one of {others}, or try plans with prove and comm")
+    return replace(record.shape(dims), name=family)

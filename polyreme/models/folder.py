@@ -56,6 +56,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether there are weights in it, in a format that is read or not."""
+    return any((folder / name).exists() for name in (WEIGHTS, INDEX, *_OTHERS))
+
+
 def open_weights(folder: Path) -> dict[str, WeightSource]:
     """Every tensor of the folder by its name; nothing of them is read yet.
 
@@ -85,6 +90,11 @@ def open_weights(folder: Path) -> dict[str, WeightSource]:
     return {name: Stored(whole, name) for name in whole.entries}
 
 
+def check_digests(folder: Path) -> int:
+    """How many of its safetensors files have a digest. Raises CheckpointError for one whose data has another."""
+    return sum(safetensors_file.Slices(file).check_digest() for file in sorted(folder.glob("*.safetensors")))
+
+
 def write_weights(folder: Path, tensors: Iterator[tuple[str, np.ndarray]], max_shard_bytes: int) -> None:
     """Write tensors into safetensors files of at most so many bytes, or one tensor, each, with an index if several.
 
@@ -105,7 +115,7 @@ def write_weights(folder: Path, tensors: Iterator[tuple[str, np.ndarray]], max_s
         if part and nbytes + array.nbytes > max_shard_bytes:
             flush()
             nbytes = 0
-        part[name] = np.ascontiguousarray(array)
+        part[name] = np.asarray(array, order="C")
         nbytes += array.nbytes
         total += array.nbytes
     flush()

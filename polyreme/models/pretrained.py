@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -16,8 +16,8 @@ from polyreme.distributed.placement import apply_plan
 from polyreme.eager.host import from_host
 from polyreme.errors import CheckpointError, ConfigError, did_you_mean
 from polyreme.mesh import Plan
-from polyreme.models.families import FAMILIES, Family
-from polyreme.models.folder import CONFIG, open_weights, read_json, write_json, write_weights
+from polyreme.models.families import ARCHITECTURES, FAMILIES, TASKS, Architecture, Family
+from polyreme.models.folder import CONFIG, has_weights, open_weights, read_json, write_json, write_weights
 from polyreme.models.gguf_file import is_gguf, open_gguf
 from polyreme.models.published import (
     PublishedFamily,
@@ -36,114 +36,44 @@ _UNITS = {"GB": 10**9, "MB": 10**6, "KB": 10**3, "B": 1}
 class Opened(NamedTuple):
     """Published weights before they are read: their family, how it is published, config.json, sources by name."""
 
-    family: Family
+    family: Family | Architecture
     published: PublishedFamily
     config: dict[str, Any]
     weights: Mapping[str, WeightSource]
 
 
-def published_families() -> dict[str, tuple[Family, PublishedFamily]]:
+def published_families() -> dict[str, tuple[Family | Architecture, PublishedFamily]]:
     """Families that can be read and written, by the name that config.json has for the architecture."""
-    pairs = ((family, family.published.load()) for family in FAMILIES.values() if family.published)
+    records: list[Family | Architecture] = [*FAMILIES.values(), *ARCHITECTURES]
+    pairs = ((record, record.published.load()) for record in records if record.published)
     return {published.architecture: (family, published) for family, published in pairs}
 
 
-def open_published(path: str | Path) -> Opened:
+def open_published(path: str | Path, *, needs_weights: bool = True, task: str = "") -> Opened:
     """What lies at a path: a folder with config.json and safetensors files, or a GGUF file.
 
-    Raises CheckpointError for anything else, ConfigError for an architecture that is not known here.
+    needs_weights: whether a folder with config.json alone is an error. task: one of families.TASKS that the family is
+    taken for, whatever it was saved for; that which it was saved for if "". Raises CheckpointError for anything else,
+    ConfigError for an architecture that is not known here.
     """
     path = Path(path)
     if is_gguf(path):
         config, weights = open_gguf(path)
     elif path.is_dir():
-        config, weights = read_json(path / CONFIG), open_weights(path)
+        config = read_json(path / CONFIG)
+        weights = open_weights(path) if needs_weights or has_weights(path) else {}
     else:
         raise CheckpointError(f"{path}: no folder of published weights, and no GGUF file")
-    family, published = _family_of(config, path)
+    family, published = _family_of(config, path, task)
     return Opened(family, published, config, weights)
 
 
-def load_pretrained(
-    path: str | Path,
-    *,
-    dtype: Any = None,
-    plan: Plan | None = None,
-    devices: Sequence[Any] | None = None,
-    ignore: Sequence[str] = (),
-    model: type | None = None,
-    **changes: Any,
-) -> Any:
-    """As AutoModelForCausalLM.from_pretrained. model: the class that it is to be of; any if None."""
-    opened = open_published(path)
-    config = _config(opened, ignore, changes)
-    if plan is not None and plan.mesh.pp > 1:
-        raise ConfigError(
-            f"plan: pp={plan.mesh.pp} splits a model into stages, which loading does not; set pp to 1, or load on one "
-            "device and build a PipelineLayer of the model"
-        )
-    model_class = opened.family.model.load()
-    if model is not None and not issubclass(model_class, model):
-        raise ConfigError(
-            f"{path}: these are weights of a {model_class.__name__}, not of a {model.__name__}; load them with "
-            f"{model_class.__name__} or AutoModelForCausalLM"
-        )
-    with LazyGuard():
-        loaded = model_class(config)
-    loaded.family = opened.family
-    tensors = _tensors(loaded)
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    sources = dict(load_weights(opened.published, config, shapes, opened.weights, str(path)))
-    if plan is not None:
-        apply_plan(plan, loaded, devices)
-    wanted = _dtype(dtype, opened)
-    for name, source in sources.items():
-        tensor = tensors[name]
-        as_stored = np.dtype(wanted) if dtypes.is_floating(tensor.dtype) else np.dtype(tensor.dtype)
-        layouts = getattr(tensor, "layouts", None)
-        where = layouts["param"] if layouts else None if plan is None else tensor._array.sharding
-        state.write(tensor, _place(source, as_stored, where))
-    _set_dtype(loaded, wanted)
-    loaded.eval()
-    return loaded
+def read_family_config(opened: Opened, ignore: Sequence[str] = (), changes: Mapping[str, Any] | None = None) -> Any:
+    """The family's config that config.json describes. ignore, changes: as of AutoModelForCausalLM.from_pretrained.
 
-
-def save_pretrained(model: Any, folder: str | Path, *, max_shard_size: str | int = "5GB", dtype: Any = None) -> None:
-    """As Decoder.save_pretrained."""
-    family = model.family
-    if family.published is None:
-        known = ", ".join(name for name, other in FAMILIES.items() if other.published)
-        raise ConfigError(f"save_pretrained: {family.name} is published by nobody; families that are: {known}")
-    published, config, folder = family.published.load(), model.config, Path(folder)
-    tensors = _tensors(model)
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    wanted = None if dtype is None else np.dtype(dtypes.as_dtype(dtype))
-
-    def read(name: str) -> np.ndarray:
-        array = np.asarray(tensors[name].numpy())
-        return array.astype(wanted) if wanted is not None and dtypes.is_floating(tensors[name].dtype) else array
-
-    folder.mkdir(parents=True, exist_ok=True)
-    write_weights(folder, store_weights(published, config, shapes, read), _num_bytes(max_shard_size))
-    named = wanted or np.dtype(next(iter(tensors.values())).dtype)
-    write_json(folder / CONFIG, write_config(published, config) | {"torch_dtype": str(named)})
-
-
-def _family_of(config: Mapping[str, Any], path: Path) -> tuple[Family, PublishedFamily]:
-    known = published_families()
-    for name in config.get("architectures") or ():
-        if name in known:
-            return known[name]
-    for family, published in known.values():
-        # a model without its head, or a file that names none
-        if config.get("model_type") == published.model_type:
-            return family, published
-    named = (config.get("architectures") or [config.get("model_type")])[0]
-    raise ConfigError(f"{path}: unknown architecture {named!r}{did_you_mean(str(named), known)}")
-
-
-def _config(opened: Opened, ignore: Sequence[str], changes: Mapping[str, Any]) -> Any:
-    config_class = opened.family.config.load()
+    Raises ConfigError for what cannot be had here and for changes of fields that there are not.
+    """
+    config_class, changes = opened.family.config.load(), dict(changes or {})
     fields = read_config(opened.published, opened.config, ignore)
     unknown = changes.keys() - config_class.__dataclass_fields__.keys()
     if unknown:
@@ -155,13 +85,164 @@ def _config(opened: Opened, ignore: Sequence[str], changes: Mapping[str, Any]) -
     return config_class(**fields | changes)
 
 
-def _tensors(model: Any) -> dict[str, Any]:
+def build_without_values(opened: Opened, config: Any) -> Any:
+    """A model of the family whose parameters have no memory yet."""
+    with LazyGuard():
+        model = opened.family.model.load()(config)
+    model.family = opened.family
+    return model
+
+
+def named_tensors(model: Any) -> dict[str, Any]:
     """Parameters and what else is saved, by name; one that has several names under the first."""
     names: dict[int, str] = {}
     state_dict = model.state_dict()
     for name, tensor in state_dict.items():
         names.setdefault(id(tensor), name)
     return {name: state_dict[name] for name in names.values()}
+
+
+def match_weights(opened: Opened, model: Any, where: str, new_head: bool = False) -> dict[str, WeightSource]:
+    """What each tensor of the model, by name, is read from. Raises as load_weights, before anything is read."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
+    return dict(load_weights(opened.published, model.config, shapes, opened.weights, where, new_head))
+
+
+def load_pretrained(
+    path: str | Path,
+    *,
+    dtype: Any = None,
+    plan: Plan | None = None,
+    devices: Sequence[Any] | None = None,
+    ignore: Sequence[str] = (),
+    new_head: bool = False,
+    task: str = "",
+    model: type | None = None,
+    **changes: Any,
+) -> Any:
+    """As AutoModel.from_pretrained. task: as of open_published. model: the class that it is to be of; any if None."""
+    opened = open_published(path, task=task)
+    config = read_family_config(opened, ignore, changes)
+    if plan is not None and plan.mesh.pp > 1:
+        raise ConfigError(
+            f"plan: pp={plan.mesh.pp} splits a model into stages, which loading does not; set pp to 1, or load on one "
+            "device and build a PipelineLayer of the model"
+        )
+    model_class = opened.family.model.load()
+    if model is not None and not issubclass(model_class, model):
+        raise ConfigError(
+            f"{path}: these are weights of a {model_class.__name__}, not of a {model.__name__}; load them with "
+            f"{model_class.__name__} or {TASKS[opened.family.task]}"
+        )
+    loaded = build_without_values(opened, config)
+    tensors, sources = named_tensors(loaded), match_weights(opened, loaded, str(path), new_head)
+    if plan is not None:
+        apply_plan(plan, loaded, devices)
+    wanted = _dtype(dtype, opened)
+    for name, source in sources.items():
+        tensor = tensors[name]
+        as_stored = np.dtype(wanted) if dtypes.is_floating(tensor.dtype) else np.dtype(tensor.dtype)
+        layouts = getattr(tensor, "layouts", None)
+        where = layouts["param"] if layouts else None if plan is None else tensor._array.sharding
+        state.write(tensor, _place(source, as_stored, where))
+    for name in tensors.keys() - sources.keys():
+        tensors[name].initialize()
+    _set_dtype(loaded, wanted)
+    loaded.eval()
+    return loaded
+
+
+def save_pretrained(model: Any, folder: str | Path, *, max_shard_size: str | int = "5GB", dtype: Any = None) -> None:
+    """As Pretrained.save_pretrained."""
+    family = model.family
+    if family.published is None:
+        known = ", ".join(name for name, other in FAMILIES.items() if other.published)
+        raise ConfigError(f"save_pretrained: {family.name} is published by nobody; families that are: {known}")
+    tensors = named_tensors(model)
+    write_folder(
+        Path(folder),
+        family.published.load(),
+        model.config,
+        {name: tuple(tensor.shape) for name, tensor in tensors.items()},
+        lambda name: np.asarray(tensors[name].numpy()),
+        max_shard_size=max_shard_size,
+        dtype=dtype,
+    )
+
+
+class Pretrained:
+    """What a model with a record in models.families has of published weights."""
+
+    family: Any = None
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, **options: Any) -> Self:
+        """A model with the weights of a folder or of a GGUF file; options: as of AutoModel.from_pretrained.
+
+        Raises as that does, and ConfigError for weights of another family.
+        """
+        return load_pretrained(path, model=cls, task=cls.family.task if cls.family else "", **options)
+
+    def save_pretrained(self, folder: str | Path, *, max_shard_size: str | int = "5GB", dtype: Any = None) -> None:
+        """Write config.json and safetensors files, of at most max_shard_size each, as the family is published.
+
+        dtype: of the weights written, as they are if None. Raises ConfigError for a family that nobody publishes.
+        """
+        save_pretrained(self, folder, max_shard_size=max_shard_size, dtype=dtype)
+
+
+def write_folder(
+    folder: Path,
+    published: PublishedFamily,
+    config: Any,
+    shapes: Mapping[str, tuple[int, ...]],
+    read: Callable[[str], np.ndarray],
+    *,
+    max_shard_size: str | int = "5GB",
+    dtype: Any = None,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """Write our tensors, read by name one after the other, as a folder of a family.
+
+    dtype: of those that are floating, as they are read if None. more: keys of config.json beside those of config.
+    """
+    nbytes = _num_bytes(max_shard_size)
+    written: list[np.dtype] = []
+
+    def cast(name: str) -> np.ndarray:
+        written.append((array := cast_floating(read(name), dtype)).dtype)
+        return array
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_weights(folder, store_weights(published, config, shapes, cast), nbytes)
+    keys = write_config(published, config) | {"torch_dtype": str(written[0])}
+    write_json(folder / CONFIG, {**(more or {}), **keys})
+
+
+def cast_floating(array: np.ndarray, dtype: Any) -> np.ndarray:
+    """The array in this dtype, if it is floating and dtype is not None."""
+    if dtype is None or not dtypes.is_floating(array.dtype):
+        return array
+    return array.astype(np.dtype(dtypes.as_dtype(dtype)), copy=False)
+
+
+def _family_of(config: Mapping[str, Any], path: Path, task: str) -> tuple[Family | Architecture, PublishedFamily]:
+    known = published_families()
+    named = config.get("architectures") or []
+    exact = next((known[name] for name in named if name in known), None)
+    kind = exact[1].model_type if exact else config.get("model_type")
+    # one without its head, or a file that names none
+    alike = [pair for pair in known.values() if pair[1].model_type == kind]
+    if not alike:
+        name = str((named or [kind])[0])
+        raise ConfigError(f"{path}: unknown architecture {name!r}{did_you_mean(name, known)}")
+    if not task and (exact or len(alike) == 1 or not named):
+        return exact or alike[0]
+    for record, published in alike:
+        if record.task == task:
+            return record, published
+    classes = " or ".join(TASKS[record.task] for record, _ in alike)
+    raise ConfigError(f"{path}: these are weights of a {', '.join(named) or kind}; load them with {classes}")
 
 
 def _dtype(dtype: Any, opened: Opened) -> Any:
@@ -177,7 +258,7 @@ def _dtype(dtype: Any, opened: Opened) -> Any:
 
 def _place(source: WeightSource, dtype: np.dtype, where: Any) -> Any:
     def read(index: tuple[slice, ...]) -> np.ndarray:
-        return np.ascontiguousarray(source.read(index).astype(dtype, copy=False))
+        return np.asarray(source.read(index).astype(dtype, copy=False), order="C")
 
     if where is None:
         return from_host(read(tuple(slice(None) for _ in source.shape)), dtype)

@@ -24,10 +24,11 @@ class WeightSource(Protocol):
     def shape(self) -> tuple[int, ...]: ...
     @property
     def dtype(self) -> np.dtype: ...
-    def read(self, index: Index) -> np.ndarray: ...
+    def read(self, index: Index, /) -> np.ndarray: ...
 
 
-class Changed(NamedTuple):
+@dataclass(frozen=True)
+class Changed:
     """A source that is made of others."""
 
     shape: tuple[int, ...]
@@ -80,10 +81,32 @@ EXPERTS = Conversion(
 """A linear map of each expert, one array each there."""
 
 
+def merged(count: int, is_transposed: bool) -> Conversion:
+    """So many arrays there, side by side in the last dim here; linear maps if transposed."""
+
+    def load(sources: list[WeightSource], config: Any) -> WeightSource:
+        parts = [_transposed(source) for source in sources] if is_transposed else sources
+        *outer, last = parts[0].shape
+        if any(part.shape != parts[0].shape for part in parts):
+            raise ShapeError(f"weights that are one here have shapes {[list(source.shape) for source in sources]}")
+
+        def read(index: Index) -> np.ndarray:
+            whole = (*index[:-1], slice(None))
+            return np.concatenate([part.read(whole) for part in parts], -1)[..., index[-1]]
+
+        return Changed((*outer, count * last), parts[0].dtype, read)
+
+    def store(array: np.ndarray, config: Any) -> list[np.ndarray]:
+        return [part.T if is_transposed else part for part in np.split(array, count, -1)]
+
+    return Conversion(load, store)
+
+
 class WeightRule(NamedTuple):
     """A weight: its name there, its name here, and what else differs.
 
-    {n} in names stands for the number of a block, {e} in theirs for that of an expert: all of them are one of ours.
+    {n} in names stands for the number of a block; in theirs {e} for that of an expert, and {a,b} for a and b: all of
+    them are one of ours.
     """
 
     theirs: str
@@ -98,7 +121,9 @@ class PublishedFamily:
     architecture, model_type: of config.json. keys: its keys and the fields of our config that they are. defaults: what
     it means by leaving a key out. fixed: keys that must say one of these, as nothing else can be had here. weights: our
     config -> all of them. spare: (the name of a weight in a file, our config) -> whether it may be left out. prefix:
-    what names in a file of the model without its head leave out. read: the fields of our config that keys alone do not
+    what names in a file of the model without its head leave out. bare: whether this is that model, which is written
+    without the prefix. heads: what the names of weights of heads begin with: of those that the model has not, a file
+    may have any. rename: what a name in an older file is now. read: the fields of our config that keys alone do not
     give, from the whole of config.json; read_keys: the keys that it looks at. write: the keys that these fields become.
     """
 
@@ -110,6 +135,9 @@ class PublishedFamily:
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     spare: Callable[[str, Any], bool] = lambda name, config: False
     prefix: str = ""
+    bare: bool = False
+    heads: tuple[str, ...] = ("lm_head.weight",)
+    rename: Callable[[str], str] = lambda name: name
     read: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
     read_keys: tuple[str, ...] = ()
     write: Callable[[Any], dict[str, Any]] = lambda config: {}
@@ -123,9 +151,17 @@ _WITHOUT_EFFECT = frozenset(
     keys_to_ignore_at_inference task_specific_params summary_type summary_use_proj summary_activation
     summary_proj_to_labels summary_first_dropout attn_pdrop embd_pdrop resid_pdrop output_router_logits
     router_aux_loss_coef aux_loss_alpha ep_size seq_aux unsloth_version unsloth_fixed _attn_implementation
-    return_dict output_hidden_states output_attentions chunk_size_feed_forward
+    problem_type initializer_factor
+    num_beams num_beam_groups max_length min_length do_sample early_stopping temperature top_k top_p typical_p
+    repetition_penalty diversity_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
+    num_return_sequences remove_invalid_values return_dict output_hidden_states output_attentions
+    chunk_size_feed_forward
     """.split()  # noqa: SIM905  (a list would take forty lines)
 )
+# of those what is said of one file, and auto_map, which names code
+_OF_A_FILE = frozenset({"architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "_name_or_path"})
+_OF_A_FILE |= {"auto_map"}
+_CHOICES = re.compile(r"\{(\w+(?:,\w+)+)\}")
 # of weights: what older versions stored beside them, made again from config.json
 _DERIVED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|embeddings\.position_ids)")
 
@@ -136,7 +172,7 @@ def read_config(published: PublishedFamily, config: Mapping[str, Any], ignore: S
     ignore: keys of config.json that may say anything. Raises ConfigError for a key that says what cannot be had here,
     and for one that is not known and says something: a model that is another one would else be taken for this.
     """
-    config = {**published.defaults, **{key: value for key, value in config.items() if key not in ignore}}
+    config = {**published.defaults, **_without(config, ignore)}
     for key, accepted in published.fixed.items():
         if key in config and config[key] not in accepted:
             raise ConfigError(
@@ -155,12 +191,26 @@ def read_config(published: PublishedFamily, config: Mapping[str, Any], ignore: S
     return fields | published.read(config)
 
 
+def _without(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """config without these keys, those of its parts too."""
+    return {
+        key: _without(value, keys) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if key not in keys
+    }
+
+
 def write_config(published: PublishedFamily, config: Any) -> dict[str, Any]:
     """What config.json says of our config."""
     keys = {key: getattr(config, ours) for key, ours in published.keys.items()}
     fixed = {key: accepted[0] for key, accepted in published.fixed.items()}
     first = {"architectures": [published.architecture], "model_type": published.model_type}
     return first | keys | fixed | published.write(config)
+
+
+def kept_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a config.json that are none of the model's and go with its weights, as the ids that end a text."""
+    return {key: value for key, value in config.items() if key in _WITHOUT_EFFECT - _OF_A_FILE}
 
 
 class Weight(NamedTuple):
@@ -182,7 +232,9 @@ def match(published: PublishedFamily, config: Any, shapes: Mapping[str, tuple[in
             if hit := pattern.fullmatch(name):
                 number = hit[1] if hit.groups() else ""
                 theirs = rule.theirs.replace("{n}", number)
-                names = [theirs.replace("{e}", str(e)) for e in range(shape[0])] if "{e}" in theirs else [theirs]
+                choices = _CHOICES.search(theirs)
+                parts = choices[1].split(",") if choices else [*map(str, range(shape[0]))] if "{e}" in theirs else []
+                names = [re.sub(r"\{.+?\}", part, theirs) for part in parts] or [theirs]
                 weights.append(Weight(name, tuple(names), rule.change))
                 break
         else:
@@ -196,27 +248,35 @@ def load_weights(
     shapes: Mapping[str, tuple[int, ...]],
     files: Mapping[str, WeightSource],
     where: str,
+    new_head: bool = False,
 ) -> Iterator[tuple[str, WeightSource]]:
     """The sources of our parameters, by name.
 
-    files: what there is, by its name there. Raises CheckpointError that lists what is missing and what is too much, and
-    ShapeError for a weight of another shape, before anything is read.
+    files: what there is, by its name there. new_head: leaves out the weights of a head that are not there.
+    Raises CheckpointError that lists what is missing and what is too much, and ShapeError for a weight of another
+    shape, before anything is read.
     """
-    files = _with_prefix(published, files)
+    files = _with_prefix(published, {published.rename(name): source for name, source in files.items()})
     weights = match(published, config, shapes)
     wanted = {name for weight in weights for name in weight.theirs}
-    # a copy of the embedding where the model has no head of its own
-    known = wanted | {"lm_head.weight"} if config.tie_embeddings else wanted
+    # heads of other tasks, or a copy of the embedding where the model has no head of its own
+    others = tuple(head for head in published.heads if not any(name.startswith(head) for name in wanted))
     extra = sorted(
-        name for name in files.keys() - known if not (_DERIVED.fullmatch(name) or published.spare(name, config))
+        name
+        for name in files.keys() - wanted
+        if not (name.startswith(others) or _DERIVED.fullmatch(name) or published.spare(name, config))
     )
     missing = sorted(wanted - files.keys())
-    if missing or extra:
+    is_head_alone = bool(missing) and all(name.startswith(published.heads) for name in missing)
+    if extra or (missing and not (is_head_alone and new_head)):
+        advice = "; give new_head=True to begin with new values for them" if is_head_alone and not extra else ""
         raise CheckpointError(
             f"{where}: these are not the weights of a {published.architecture} as config.json describes it; "
-            f"{_few('missing', missing)}{' and ' if missing and extra else ''}{_few('not known', extra)}"
+            f"{_few('missing', missing)}{' and ' if missing and extra else ''}{_few('not known', extra)}{advice}"
         )
     for weight in weights:
+        if not files.keys() >= {*weight.theirs}:
+            continue
         source = weight.change.load([files[name] for name in weight.theirs], config)
         if source.shape != shapes[weight.ours]:
             theirs = files[weight.theirs[0]].shape
@@ -232,14 +292,15 @@ def store_weights(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """The weights as published, one of our parameters after the other; read: name -> its array."""
     for weight in match(published, config, shapes):
-        yield from zip(weight.theirs, weight.change.store(read(weight.ours), config), strict=True)
+        names = [name.removeprefix(published.prefix) if published.bare else name for name in weight.theirs]
+        yield from zip(names, weight.change.store(read(weight.ours), config), strict=True)
 
 
 def _with_prefix(published: PublishedFamily, files: Mapping[str, WeightSource]) -> Mapping[str, WeightSource]:
     prefix = published.prefix
     if not prefix or any(name.startswith(prefix) for name in files):
         return files
-    return {name if name == "lm_head.weight" else prefix + name: source for name, source in files.items()}
+    return {name if name.startswith(published.heads) else prefix + name: source for name, source in files.items()}
 
 
 def _few(what: str, names: Sequence[str]) -> str:

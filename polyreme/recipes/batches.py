@@ -1,25 +1,33 @@
 """Batches whose samples can be named: ids travel with the rows, and token ids are checked before a step sees them."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from polyreme.errors import DataError
+from polyreme.recipes.config import ModelConfig
+from polyreme.recipes.samples import labels_of
 
 _SHOWN = 16  # sample ids in a message before it says how many more
 
 
 class Batch(NamedTuple):
-    """Rows of a data set: ids int `[batch]`, tokens and labels int `[batch, seq]`."""
+    """Rows of a data set: ids int `[batch]`, what a model takes and its labels, of tokens int `[batch, seq]` each."""
 
     ids: np.ndarray
-    tokens: np.ndarray
-    labels: np.ndarray
+    inputs: np.ndarray
+    labels: Any
+
+    @classmethod
+    def of(cls, columns: Sequence[Any]) -> Self:
+        """A batch of (ids, inputs, *labels)."""
+        ids, inputs, *labels = map(np.asarray, columns)
+        return cls(ids, inputs, labels_of(labels))
 
 
 class Numbered:
-    """A data set of (tokens, labels) that gives (index, tokens, labels)."""
+    """A data set whose samples are several arrays, which gives (index, *arrays)."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -27,23 +35,22 @@ class Numbered:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> tuple[int, np.ndarray, np.ndarray]:
-        tokens, labels = self.dataset[index]
-        return index, tokens, labels
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        return index, *self.dataset[index]
 
 
 def gather(dataset: Numbered, indices: Sequence[int]) -> Batch:
     """The samples of these indices as one batch."""
-    ids, tokens, labels = zip(*(dataset[i] for i in indices), strict=True)
-    return Batch(np.asarray(ids), np.stack(tokens), np.stack(labels))
+    return Batch.of([np.stack(column) for column in zip(*(dataset[i] for i in indices), strict=True)])
 
 
-def check_tokens(batch: Batch, vocab_size: int, what: str) -> None:
-    """Raises DataError naming sample and position for a token or label outside 0..vocab_size - 1.
+def check_tokens(batch: Batch, model: ModelConfig, what: str) -> None:
+    """Raises DataError naming sample and position for a token or label outside 0..model.vocab_size - 1.
 
     A device would not complain: XLA clamps an index that is out of range. what says which batch, as "step 7".
     """
-    for name, values in (("token", batch.tokens), ("label", batch.labels)):
+    vocab_size = model.vocab_size
+    for name, values in (("token", batch.inputs), ("label", batch.labels)):
         if values.size and not (values.min() >= 0 and values.max() < vocab_size):
             row, at = np.argwhere((values < 0) | (values >= vocab_size))[0]
             raise DataError(

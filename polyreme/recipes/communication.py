@@ -14,6 +14,7 @@ from polyreme.distributed.comm_report import (
     stage_workloads,
     workload_of,
 )
+from polyreme.models.families import FAMILIES
 from polyreme.recipes.config import PretrainConfig
 from polyreme.recipes.plan_job import AbstractJob, devices_for, job_of
 
@@ -36,6 +37,8 @@ def report(config: PretrainConfig, balance: float | None = None, topology: str =
 
 
 def _report(config: PretrainConfig, job: AbstractJob, backend: str, balance: float | None) -> Report | PipelineReport:
+    if FAMILIES[config.model.family].shape is None:
+        return examine([(job.compiled().as_text(), 1)], job.plan, None, backend, balance)
     batch, seq = config.train.global_batch, config.model.seq_len
     itemsize = 4 if config.train.amp_level == "O0" else 2
     work = workload_of(job.model, batch, seq, itemsize=itemsize)

@@ -11,7 +11,16 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import SCHEDULES, Offload, Plan
 from polyreme.mesh.offload import BUFFERS
-from polyreme.models.families import DEFAULT_FAMILY, FAMILIES, ROUTINGS, default_balance_loss, shape_of
+from polyreme.models.families import (
+    DECODER_DIMENSIONS,
+    DEFAULT_FAMILY,
+    FAMILIES,
+    ROUTINGS,
+    Family,
+    default_balance_loss,
+    shape_of,
+)
+from polyreme.recipes.samples import SAMPLES, SampleKind
 from polyreme.registry import Registry
 
 MAX_SYNTHETIC = 10**9
@@ -124,13 +133,32 @@ class DeepseekSettings(Section):
     mtp_loss_weight: NotNegative = 0.3
 
 
-class ModelConfig(DeepseekSettings):
-    """Dimensions of the decoder. Left out, ffn_size, num_kv_heads and head_dim (0) follow from the others.
+class EvoformerSettings(Section):
+    """What evoformer has instead of a decoder's dimensions, as models.evoformer.EvoformerModelConfig says. The defaults
+    train in minutes on a CPU."""
+
+    msa_width: Count = 32
+    pair_width: Count = 16
+    msa_heads: Count = 4
+    pair_heads: Count = 2
+    outer_width: Count = 8
+    triangle_width: Count = 16
+    transition_factor: Count = 2
+    msa_dropout: Fraction = 0.0
+    pair_dropout: Fraction = 0.0
+    outer_product_mean: Literal["origin", "middle", "first", "end"] = "end"
+    num_sequences: Count = 16
+    num_residues: Count = 32
+
+
+class ModelConfig(DeepseekSettings, EvoformerSettings):
+    """Dimensions of the model. Left out, ffn_size, num_kv_heads and head_dim (0) follow from the others.
 
     Of a family with experts: num_experts of each layer, experts_per_token of which work on a token, their width
     expert_ffn_size (ffn_size if 0), the weight of the loss that balances them (the family's if left out), and the times
     its even share of tokens that one takes (all if 0). routing: who chooses experts, as models.families.ROUTINGS says.
-    What a family has not is refused if it differs from its default.
+    What a family has not is refused if it differs from its default. Families other than decoders have num_layers, and
+    settings of their own.
     """
 
     family: Annotated[str, _name_in(FAMILIES)] = DEFAULT_FAMILY
@@ -172,6 +200,7 @@ class ModelConfig(DeepseekSettings):
             _divides("hidden_size", self.hidden_size, "num_heads", self.num_heads)
         _divides("num_heads", self.num_heads, "num_kv_heads", self.num_kv_heads)
         family = FAMILIES[self.family]
+        self._check_dimensions(family)
         if self.num_kv_heads != self.num_heads and not family.grouped_heads:
             others = " or ".join(name for name, other in FAMILIES.items() if other.grouped_heads)
             raise ValueError(
@@ -207,9 +236,21 @@ class ModelConfig(DeepseekSettings):
             )
         return self
 
+    def _check_dimensions(self, family: Family) -> None:
+        usual = self._derive({"family": self.family})
+        for name in DECODER_DIMENSIONS:
+            default = usual.get(name, ModelConfig.model_fields[name].default)
+            if name not in family.dimensions and getattr(self, name) != default:
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: {self.family} has none; its dimensions are num_layers, "
+                    f"{', '.join((*family.dimensions, *family.settings))}"
+                )
+
 
 class DataConfig(Section):
-    """Where the tokens come from. text is one path or several (.txt, .gz), or the word synthetic.
+    """Where the samples come from. text is one path or several (.txt, .gz), or the word synthetic. alignments: how many
+    are made up for a family that is trained on those. What a family's samples have no use for is refused if it differs
+    from its default.
 
     worker_timeout: seconds that one of num_workers may take for a batch before the run ends, naming the worker and the
     sample; 0 waits for ever. skip_bad: lines of text that may be left out, each with a line in the log, because they
@@ -225,6 +266,7 @@ class DataConfig(Section):
     worker_timeout: NotNegative = 300.0
     skip_bad: Whole = 0
     cache: Text | None = None
+    alignments: Annotated[Count, Field(le=MAX_SYNTHETIC)] = 4096
 
     @property
     def is_synthetic(self) -> bool:
@@ -276,6 +318,7 @@ class PlanConfig(Section):
     ulysses_degree: of sep_attention: usp, the neighbours along sep that heads are dealt out to.
     overlap: moe: parts that tokens for experts are sent in, so that experts compute meanwhile.
     expert_axes: the axes that split experts; beside ep they may be others, which split something else elsewhere.
+    branch_axis: mp, whose devices then run the branches of a block and split nothing.
     offload: [state, act], or {state: disk} with offload_path, a folder that is as relative as output.
     """
 
@@ -296,6 +339,7 @@ class PlanConfig(Section):
     expert_all_to_all: Literal["auto", "flat", "two_level"] = "auto"
     overlap: dict[Literal["moe"], Count] = {}
     expert_axes: Annotated[list[Literal["dp", "sharding", "sep", "mp", "ep"]], BeforeValidator(_as_list)] = ["ep"]
+    branch_axis: Literal["", "mp"] = ""
     recompute: Literal["none", "core_attn", "full_attn", "full"] = "none"
     offload: Annotated[list[str] | dict[str, str], BeforeValidator(_as_offload)] = []
     offload_path: Text | None = None
@@ -423,6 +467,7 @@ class PretrainConfig(Section):
             expert_all_to_all=plan.expert_all_to_all,
             overlap=plan.overlap,
             expert_axes=plan.expert_axes,
+            branch_axis=plan.branch_axis,
         )
 
     def check_platform(self, platform: str) -> None:
@@ -436,18 +481,27 @@ class PretrainConfig(Section):
     @property
     def tokens_per_step(self) -> int:
         """Tokens one optimizer step reads."""
-        return self.train.global_batch * self.model.seq_len
+        return self.train.global_batch * self.samples.tokens(self.model)
+
+    @property
+    def samples(self) -> SampleKind:
+        """What the model is trained on."""
+        return SAMPLES[FAMILIES[self.model.family].samples]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         model, train, plan = self.model, self.train, self.plan
-        for name in ("num_heads", "num_kv_heads", "ffn_size", "vocab_size"):
+        family = FAMILIES[model.family]
+        self._check_plan_of_family(family)
+        splits = family.splits
+        for name in () if plan.branch_axis == "mp" else splits.get("mp", ()):
             _divides(f"model.{name}", getattr(model, name), "plan.mp", plan.mp)
-        if plan.sharding_stage == 3:
-            _divides("model.hidden_size", model.hidden_size, "plan.sharding", plan.sharding)
+        for name in splits.get("sharding", ()) if plan.sharding_stage == 3 else ():
+            _divides(f"model.{name}", getattr(model, name), "plan.sharding", plan.sharding)
         ways = plan.sep * (plan.mp if plan.sequence_parallel else 1)
-        _divides("model.seq_len", model.seq_len, "plan.sep (x plan.mp with sequence_parallel)", ways)
-        chunks, cut = len(self.parallel_plan.stage_of_chunk), FAMILIES[model.family].cut
+        for name in splits.get("sep", ()):
+            _divides(f"model.{name}", getattr(model, name), "plan.sep (x plan.mp with sequence_parallel)", ways)
+        chunks, cut = len(self.parallel_plan.stage_of_chunk), family.cut
         if plan.pp > 1 and chunks > shape_of(model.family, model).graph().num_items(cut):
             parts = " layers, embedding and norm" if cut == "items" else " layers to cut between"
             raise ValueError(
@@ -468,12 +522,47 @@ class PretrainConfig(Section):
         names, sizes = " x ".join(f"plan.{axis}" for axis in degrees), " x ".join(map(str, degrees.values()))
         factors = f"{names} x train.accumulation = {sizes} x {train.accumulation}"
         _divides("train.global_batch", train.global_batch, factors, replicas)
+        self._check_data()
         if self.tokenizer_vocab_size > model.vocab_size:
             raise ValueError(
                 f"data.tokenizer_vocab_size={self.tokenizer_vocab_size} is more than "
                 f"model.vocab_size={model.vocab_size}; raise model.vocab_size"
             )
         return self
+
+    def _check_plan_of_family(self, family: Family) -> None:
+        plan = self.plan
+        for name in family.refuses:
+            if getattr(plan, name) != PlanConfig.model_fields[name].default:
+                raise ValueError(f"plan.{name}={getattr(plan, name)}: {family.name} has no use for it; leave it out")
+        if family.recompute is not None and plan.recompute not in family.recompute:
+            raise ValueError(
+                f"plan.recompute={plan.recompute}: {family.name} can compute again {' or '.join(family.recompute)}"
+            )
+        count = family.branches(self.model)
+        branched = " or ".join(name for name, other in FAMILIES.items() if other.branched_by)
+        others = f"model.{family.branched_by}" if family.branched_by else f"model.family: {branched}"
+        if plan.branch_axis and count == 1:
+            raise ValueError(
+                f"plan.branch_axis={plan.branch_axis}: {family.name} has no branches to run beside each other, as the "
+                f"model is configured; leave it out, or set {others}"
+            )
+        if plan.branch_axis and getattr(plan, plan.branch_axis) != count:
+            raise ValueError(
+                f"plan.{plan.branch_axis}={getattr(plan, plan.branch_axis)} with plan.branch_axis={plan.branch_axis}: "
+                f"{family.name} has {count} branches; set plan.{plan.branch_axis}={count}"
+            )
+
+    def _check_data(self) -> None:
+        family, data = FAMILIES[self.model.family], self.data
+        used = self.samples.settings
+        for name in sorted({name for kind in SAMPLES.values() for name in kind.settings} - {*used}):
+            field = DataConfig.model_fields[name]
+            if getattr(data, name) != field.default:
+                raise ValueError(
+                    f"data.{name}={getattr(data, name)}: {family.name} is trained on {self.samples.name}, which have "
+                    f"none; leave it out"
+                )
 
 
 def digest(config: PretrainConfig) -> str:

@@ -19,7 +19,7 @@ from polyreme.hapi.input_spec import InputSpec
 from polyreme.inference import Config, Predictor, create_predictor
 from polyreme.planner.units import bytes_text
 from polyreme.recipes.sampling import TOKENIZER
-from polyreme.recipes.trained import load_trained
+from polyreme.recipes.trained import load_decoder
 
 _TOKENS = "tokens"
 
@@ -31,7 +31,7 @@ def export(folder: Path, prefix: Path, lengths: Sequence[int], platforms: Sequen
     copied beside the artefact. Returns what was written, in lines. Raises CheckpointError for a folder of no run,
     ConfigError for a length the model has no positions for.
     """
-    model, meta = load_trained(folder)
+    model, meta = load_decoder(folder)
     longest = model.config.seq_len
     wrong = [n for n in lengths if not 1 <= n <= longest]
     if wrong:

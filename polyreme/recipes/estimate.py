@@ -1,6 +1,7 @@
 """What a configuration will cost, from its dimensions alone: parameters and FLOP; memory is the planner's."""
 
 from polyreme.models import families
+from polyreme.models.families import FAMILIES
 from polyreme.planner import ModelShape
 from polyreme.recipes.config import ModelConfig
 
@@ -16,16 +17,20 @@ def shape_of(model: ModelConfig) -> ModelShape:
 
 def num_parameters(model: ModelConfig) -> int:
     """Trained numbers of the model, embeddings included."""
-    return shape_of(model).num_parameters
+    cost = FAMILIES[model.family].cost
+    return shape_of(model).num_parameters if cost is None else cost(model).parameters
 
 
 def flops_per_token(model: ModelConfig) -> int:
-    """FLOP to train on one token, forward and backward: 6 per matmul parameter that works on it, + 12 layers hidden seq
-    for attention.
+    """FLOP to train on one token, forward and backward, by the family's own formula, or 6 per matmul parameter that
+    works on it, + 12 layers hidden seq for attention.
 
     Source: PaLM, arXiv:2204.02311, appendix B. Table look-ups do no arithmetic; the output projection
     does, tied or not, once for each token that is predicted.
     """
+    cost = FAMILIES[model.family].cost
+    if cost is not None:
+        return cost(model).flops_per_token
     shape = shape_of(model)
     tables = model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2)
     positions = model.seq_len * model.hidden_size if shape.learned_positions else 0

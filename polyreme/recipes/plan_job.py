@@ -8,10 +8,9 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
 from jax.experimental import topologies
 
 from polyreme.core import layout as layouts
@@ -29,15 +28,9 @@ from polyreme.optimizer import Optimizer
 from polyreme.optimizer.lr import LRScheduler
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import PretrainConfig
+from polyreme.recipes.samples import Input, labels_of
 from polyreme.recipes.training import learning_rate_schedule, make_optimizer, step_policy
 from polyreme.training import Microbatch, StepPolicy
-
-
-class Input(NamedTuple):
-    """One array of a batch: its shape, the batch first, and its dtype."""
-
-    shape: tuple[int, ...]
-    dtype: Any
 
 
 @dataclass(frozen=True)
@@ -58,7 +51,6 @@ class TrainingJob:
 
 def job_of(config: PretrainConfig) -> TrainingJob:
     """The step of a pretraining run."""
-    rows = Input((config.train.global_batch, config.model.seq_len), np.int64)
 
     def optimizer(model: Any) -> Optimizer:
         schedule: LRScheduler = learning_rate_schedule(config.train)
@@ -66,8 +58,8 @@ def job_of(config: PretrainConfig) -> TrainingJob:
 
     return TrainingJob(
         model=lambda: build_model(config.model),
-        loss=lambda model, arrays: model(*arrays),
-        inputs=(rows, rows),
+        loss=lambda model, arrays: model(arrays[0], labels_of(arrays[1:])),
+        inputs=config.samples.arrays(config.model, config.train.global_batch),
         optimizer=optimizer,
         policy=step_policy(config.train),
     )

@@ -23,7 +23,7 @@ from polyreme.errors import ConfigError, DataError, NumericsError
 from polyreme.io import BatchSampler, DataLoader, RandomSampler
 from polyreme.kernels import select
 from polyreme.recipes import estimate, resume
-from polyreme.recipes.batches import Batch, Numbered, check_tokens, gather, ids_text
+from polyreme.recipes.batches import Batch, Numbered, gather, ids_text
 from polyreme.recipes.config import LogConfig, PretrainConfig, flatten
 from polyreme.recipes.logs import RunLog
 from polyreme.recipes.output_folder import claim, set_aside
@@ -32,7 +32,6 @@ from polyreme.recipes.progress import Meter, ProgressDisplay
 from polyreme.recipes.replica_check import check_replicas
 from polyreme.recipes.sampling import TOKENIZER, sample_text
 from polyreme.recipes.signals import StopRequest
-from polyreme.recipes.text_data import Corpus, load_corpus
 from polyreme.recipes.training import StepResult, Trainer, learning_rate_schedule
 
 
@@ -53,7 +52,7 @@ def run(config: PretrainConfig, *, resume: str, overrides_source: dict[str, Any]
         place.set_device(config.device)
     config.check_platform(config.device or select.backend())
     with _claim(Path(config.output)) as folder, StopRequest() as stop:
-        corpus = _load_corpus(config, overrides_source["folder"])
+        corpus = _load_data(config, overrides_source["folder"])
         is_anew = resume == "never" and _is_first()
         renamed = set_aside(folder, ("checkpoints", "tensorboard")) if is_anew else {}
         with CheckpointStore(folder / "checkpoints", max_to_keep=config.checkpoint.keep) as store:
@@ -79,14 +78,14 @@ def _claim(folder: Path) -> contextlib.AbstractContextManager[Path]:
     return claim(folder) if _is_first() else contextlib.nullcontext(folder)
 
 
-def _load_corpus(config: PretrainConfig, base: Path) -> Corpus:
+def _load_data(config: PretrainConfig, base: Path) -> Any:
     """The data, prepared by the first process, then read by the others; raises if they are not at the same run."""
     if not _is_first():
         everyone_says(None)
-    corpus = load_corpus(config, base)
+    data = config.samples.load.load()(config, base)
     if _is_first():
         everyone_says(None)
-    answers = everyone_says([json.dumps(flatten(config), sort_keys=True), corpus.digest])
+    answers = everyone_says([json.dumps(flatten(config), sort_keys=True), data.digest])
     for rank, (settings, digest) in enumerate(answers):
         if settings != answers[0][0]:
             raise ConfigError(f"rank {rank} has other settings than rank 0; give every process the same command line")
@@ -95,7 +94,7 @@ def _load_corpus(config: PretrainConfig, base: Path) -> Corpus:
                 f"rank {rank} reads other data (digest {digest[:12]}) than rank 0 ({answers[0][1][:12]}); give "
                 "data.text the same files on every machine"
             )
-    return corpus
+    return data
 
 
 class _Waiting(NamedTuple):
@@ -107,9 +106,10 @@ class _Waiting(NamedTuple):
 
 
 class _PretrainRun:
-    def __init__(self, config: PretrainConfig, folder: Path, corpus: Corpus, store: CheckpointStore) -> None:
+    def __init__(self, config: PretrainConfig, folder: Path, corpus: Any, store: CheckpointStore) -> None:
         self.config, self.folder, self.corpus, self.store = config, folder, corpus, store
         self.notes: list[str] = []
+        self.check = config.samples.check.load()
         self.skipped = 0  # steps left out, one after the other
         latest = store.latest_step()
         if latest is not None:  # told before minutes go into a model that does not fit
@@ -176,7 +176,7 @@ class _PretrainRun:
         peak = find_peak(jax.devices(), dtype) if _is_first() else Peak(math.inf, "")
         title = f"{config.model.family}, {estimate.num_parameters(config.model) / 1e6:.1f} M parameters"
         with ProgressDisplay(total, label=peak.label, is_silent=not _is_first()) as progress:
-            progress.note(f"{title}; {config.parallel_plan.mesh}; {self.corpus.num_tokens:,} tokens of text")
+            progress.note(f"{title}; {config.parallel_plan.mesh}; {self.corpus.summary}")
             for note in self.notes:
                 progress.note(note)
             if first == total:
@@ -218,9 +218,9 @@ class _PretrainRun:
             _inject_flip(step, self.trainer)
             self.store.check()
             learning_rate = self.trainer.schedule.last_lr
-            check_tokens(batch, config.model.vocab_size, f"step {step}")
+            self.check(batch, config.model, f"step {step}")
             with _disturbed(step, self.trainer):
-                result = self.trainer.step(batch.tokens, batch.labels)
+                result = self.trainer.step(batch.inputs, batch.labels)
             # one step behind, so that the host reads a result while the devices work on the next
             self._check_result(waiting, log, progress)
             waiting = _Waiting(step, batch, result)
@@ -266,7 +266,7 @@ class _PretrainRun:
     def _batches(self) -> Iterator[Batch]:
         while True:
             for columns in self.loader:
-                yield Batch(*(np.asarray(column) for column in columns))
+                yield Batch.of(columns)
 
     def _check_result(self, waiting: _Waiting | None, log: RunLog, progress: ProgressDisplay) -> None:
         """Raise NumericsError for a step that ends the run; say which were left out or scaled down."""
@@ -293,7 +293,7 @@ class _PretrainRun:
     def _halt(self, waiting: _Waiting, loss: float, norm: float) -> NoReturn:
         step, batch, result = waiting
         assert result.key is not None
-        found = self.trainer.first_bad_tensor(batch.tokens, batch.labels, result.key)
+        found = self.trainer.first_bad_tensor(batch.inputs, batch.labels, result.key)
         first = f"the first tensor that is not finite is the {found}" if found else "computed again it is finite"
         self.store.wait()  # a save under way renames and deletes steps; look when it is done
         saved = self.store.latest_step()
@@ -313,8 +313,8 @@ class _PretrainRun:
         losses = []
         for i in range(count):
             batch = gather(self.validation, range(i * size, (i + 1) * size))
-            check_tokens(batch, self.config.model.vocab_size, f"validation batch {i}")
-            losses.append(self.trainer.evaluate(batch.tokens, batch.labels))
+            self.check(batch, self.config.model, f"validation batch {i}")
+            losses.append(self.trainer.evaluate(batch.inputs, batch.labels))
         return float(np.mean(losses))
 
     def _save(self, step: int, *, blocking: bool = False) -> None:

@@ -95,11 +95,30 @@ class Corpus:
     vocab_size: int
     folder: Path
 
+    @property
+    def summary(self) -> str:
+        """How much it is, in words."""
+        return f"{self.num_tokens:,} tokens of a vocabulary of {self.vocab_size:,}"
+
+    def shown(self, index: int) -> str:
+        """A training sample as the model sees it, decoded again."""
+        tokens, labels = self.train[index]
+        row = tokens.tolist()
+        text = str(row) if self.tokenizer is None else self.tokenizer.decode(row, skip_special_tokens=False)
+        return f"{len(tokens)} tokens, {len(labels)} counted in the loss\n{text}"
+
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer trained on this text, or None for synthetic tokens."""
         path = self.folder / "tokenizer.json"
         return Tokenizer.from_file(str(path)) if path.exists() else None
+
+
+def random_rows(config: PretrainConfig, steps: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each step tokens and the tokens that follow them, int64 `[batch, seq]` each, drawn from the train seed."""
+    shape = (steps, config.train.global_batch, config.model.seq_len + 1)
+    rows = np.random.default_rng(config.train.seed).integers(0, config.model.vocab_size, shape)
+    return [(tokens[:, :-1], tokens[:, 1:]) for tokens in rows]
 
 
 def load_corpus(config: PretrainConfig, base: Path | None = None) -> Corpus:

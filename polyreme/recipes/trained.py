@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from polyreme.distributed.checkpoint import CheckpointStore
-from polyreme.errors import CheckpointError
+from polyreme.errors import CheckpointError, ConfigError
 from polyreme.models.decoder import Decoder
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import ModelConfig
@@ -22,7 +22,17 @@ def checkpoints_of(folder: Path) -> Path:
     return checkpoints
 
 
-def load_trained(folder: Path) -> tuple[Decoder, dict[str, Any]]:
+def load_decoder(folder: Path) -> tuple[Decoder, dict[str, Any]]:
+    """load_trained, for what reads and writes tokens. Raises ConfigError for a model of a family that does not."""
+    model, meta = load_trained(folder)
+    if not isinstance(model, Decoder):
+        raise ConfigError(
+            f"{folder}: {model.family.name} takes {model.family.samples}, not tokens; give a decoder's run"
+        )
+    return model, meta
+
+
+def load_trained(folder: Path) -> tuple[Any, dict[str, Any]]:
     """The model of the newest valid checkpoint, on one device, in float32; and what was saved beside it (step, config).
 
     Raises CheckpointError if the folder is not a run's, or its checkpoint not of this model.

@@ -18,6 +18,7 @@ from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.jit import to_static
+from polyreme.jit.capture import capture_in_progress
 from polyreme.nn import Router
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.ops.manipulation import stack
@@ -106,9 +107,11 @@ class Trainer:
             return first_bad_of_stages(self.planned, tokens, labels)
         names: list[str] = []
         flags: list[Tensor] = []
+        whole: list[Any] = [None]
 
         def see(name: str, tensor: Any) -> None:
-            if isinstance(tensor, Tensor):
+            # what a loop over layers or a branch computes is not there outside of it; what it gives is
+            if isinstance(tensor, Tensor) and capture_in_progress() is whole[0]:
                 names.append(name)
                 flags.append(tensor.detach().astype("float32").isfinite().all())
 
@@ -117,6 +120,7 @@ class Trainer:
         def probe(batch: list[Microbatch]) -> Tensor:
             names.clear()
             flags.clear()
+            whole[0] = capture_in_progress()
             for name, p in self.model.named_parameters():
                 see(f"parameter {name}", p)
             step.step.gradients(batch)

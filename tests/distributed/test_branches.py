@@ -12,12 +12,15 @@ from polyreme.core import rng
 from polyreme.distributed import branches
 from polyreme.distributed.comm_report.collectives import find_collectives
 from polyreme.distributed.placement import apply_plan, clear_plan
+from polyreme.distributed.planned_step import PlannedStep
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CaptureError, ConfigError, PlacementError
 from polyreme.jit import to_static
 from polyreme.mesh import Plan, Strategy, branch_parallel
 from polyreme.nn import functional as F
 from polyreme.ops.layout import constrain
+from polyreme.optimizer import SGD
+from polyreme.training import StepPolicy
 
 # bp over mp, and an activation split over dp by rows and then by columns
 SPLIT = branch_parallel() | Strategy(act={"rows": ("dp",), "cols": ("dp",)})
@@ -165,3 +168,17 @@ def test_plans_with_branches():
     ):
         with pytest.raises(ConfigError, match=match):
             Plan.from_degrees(**settings)
+
+
+def test_devices_for_branches_that_a_model_has_not_are_refused():
+    plan = Plan.from_degrees(dp=2, mp=2, branch_axis="mp")
+    model = nn.Sequential(nn.Linear(4, 4))
+    optimizer = lambda model: SGD(0.1, parameters=model.parameters())
+    devices = jax.devices()[:4]
+    step = PlannedStep(model, plan, optimizer, StepPolicy(), devices, lambda model, x, y: (model(x) - y).mean())
+    x = np.zeros((2, 4), "float32")
+    with pytest.raises(
+        PlacementError, match=r"'mp' has degree 2 for branches, and Sequential runs none .*; set mp to 1"
+    ):
+        step(x, x)
+    clear_plan()

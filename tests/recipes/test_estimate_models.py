@@ -10,7 +10,7 @@ from polyreme.recipes.estimate import flops_per_token, num_parameters
 # no two sizes alike, so that no two dims can be taken for each other
 SIZES = {"vocab_size": 52, "hidden_size": 24, "num_layers": 3, "num_heads": 4, "seq_len": 17}
 MODELS = {
-    **{name: {"family": name} for name in FAMILIES},
+    **{name: {"family": name} for name, family in FAMILIES.items() if family.samples == "tokens"},
     "gpt_ffn": {"family": "gpt", "ffn_size": 80},
     "llama_grouped": {"family": "llama", "num_kv_heads": 2, "ffn_size": 80},
     "qwen3_moe_wide": {"family": "qwen3_moe", "head_dim": 10, "num_experts": 5, "expert_ffn_size": 28},
@@ -42,6 +42,21 @@ every_model = pytest.mark.parametrize(
 @every_model
 def test_num_parameters_is_that_of_the_model(config):
     assert num_parameters(config) == sum(p.size for p in build_model(config).parameters())
+
+
+@pytest.mark.parametrize("where", ["end", "origin"])
+def test_an_evoformer_costs_what_is_built(where):
+    sizes = {"msa_width": 12, "pair_width": 10, "msa_heads": 3, "pair_heads": 2, "head_dim": 5, "outer_width": 7}
+    sizes |= {"triangle_width": 9, "transition_factor": 3, "num_layers": 4, "outer_product_mean": where}
+    config = ModelConfig(family="evoformer", **sizes)
+    model = build_model(config)
+    assert num_parameters(config) == sum(p.size for p in model.parameters())
+    # with one sequence of one residue every product of a weight is made once, and all that mixes is a few numbers
+    one = config.model_copy(update={"num_sequences": 1, "num_residues": 1})
+    matrices = [p for name, p in model.blocks.named_parameters() if len(p.shape) > 2 and "gate_bias" not in name]
+    products = sum(p.size for p in matrices) + model.letter_head.weight.size + model.distance_head.weight.size
+    mixing = 4 * (2 * 2 * 3 * 5 + 4 * 2 * 5 + 7 * 7 + 2 * 9)
+    assert flops_per_token(one) == 6 * (products + mixing)
 
 
 @every_model

@@ -11,8 +11,9 @@ from polyreme.distributed.checkpoint import CheckpointWarning
 from polyreme.distributed.placement import clear_plan
 from polyreme.errors import CheckpointError, ConfigError, DataError, NumericsError
 from polyreme.faults import FaultInjected
-from polyreme.recipes import pretrain, text_data
+from polyreme.recipes import batches, pretrain, text_data
 from polyreme.recipes.batches import Batch, Numbered, check_tokens, gather, ids_text
+from polyreme.recipes.config import ModelConfig
 from polyreme.recipes.logs import read_jsonl
 from tests.recipes.tiny_run import assert_same_state, history, load, saved, train
 
@@ -44,12 +45,12 @@ def samples(monkeypatch):
     """Ids of the samples of every training step, in order."""
     seen = []
 
-    def record(batch, vocab_size, what):
+    def record(batch, model, what):
         if what.startswith("step"):
             seen.append(tuple(int(i) for i in batch.ids))
-        check_tokens(batch, vocab_size, what)
+        check_tokens(batch, model, what)
 
-    monkeypatch.setattr(pretrain, "check_tokens", record)
+    monkeypatch.setattr(batches, "check_tokens", record)
     return seen
 
 
@@ -201,8 +202,10 @@ def test_steps_that_are_not_finite_or_spikes_are_left_out_by_policy(tmp_path, mo
 
 
 def test_bad_token_stops_the_run_before_the_step(tmp_path, monkeypatch):
+    load_corpus = text_data.load_corpus
+
     def corrupt(config, base):
-        corpus = text_data.load_corpus(config, base)
+        corpus = load_corpus(config, base)
         window = corpus.train.tokens.window
 
         def corrupted(start, count):
@@ -213,7 +216,7 @@ def test_bad_token_stops_the_run_before_the_step(tmp_path, monkeypatch):
         corpus.train.tokens.window = lambda start, count: (corrupted if start <= 40 else window)(start, count)
         return corpus
 
-    monkeypatch.setattr(pretrain, "load_corpus", corrupt)
+    monkeypatch.setattr(text_data, "load_corpus", corrupt)
     settings = ["data.synthetic_tokens=500", "data.validation_fraction=0.3"]
     with pytest.raises(DataError, match=r"step \d: sample 2 has token 600 at position 8, but model\.vocab_size=512"):
         train(tmp_path / "run", *settings)
@@ -222,11 +225,11 @@ def test_bad_token_stops_the_run_before_the_step(tmp_path, monkeypatch):
 def test_negative_tokens_and_labels():
     good = np.zeros((2, 3), np.int32)
     bad = np.array([[0, 0, 0], [0, -1, 0]], np.int32)
-    check_tokens(Batch(np.array([5, 9]), good, good), 1, "step 1")
+    check_tokens(Batch(np.array([5, 9]), good, good), ModelConfig(vocab_size=8), "step 1")
     with pytest.raises(DataError, match="step 1: sample 9 has token -1 at position 1"):
-        check_tokens(Batch(np.array([5, 9]), bad, good), 4, "step 1")
+        check_tokens(Batch(np.array([5, 9]), bad, good), ModelConfig(vocab_size=8), "step 1")
     with pytest.raises(DataError, match="sample 9 has label -1 at position 1"):
-        check_tokens(Batch(np.array([5, 9]), good, bad), 4, "step 1")
+        check_tokens(Batch(np.array([5, 9]), good, bad), ModelConfig(vocab_size=8), "step 1")
 
 
 def test_samples_keep_their_number():
@@ -234,7 +237,7 @@ def test_samples_keep_their_number():
     assert len(data) == 4
     batch = gather(data, [3, 1])
     np.testing.assert_array_equal(batch.ids, [3, 1])
-    np.testing.assert_array_equal(batch.tokens, [[3, 3], [1, 1]])
+    np.testing.assert_array_equal(batch.inputs, [[3, 3], [1, 1]])
     np.testing.assert_array_equal(batch.labels, [[-3, -3], [-1, -1]])
     assert ids_text(np.arange(2)) == "0, 1"
 
@@ -264,7 +267,7 @@ def test_a_damaged_checkpoint_ends_a_strict_run_and_is_passed_over_else(copy, ru
 
 
 def test_folder_that_cannot_be_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(pretrain, "load_corpus", None)
+    monkeypatch.setattr(text_data, "load_corpus", None)
     (tmp_path / "file").write_text("in the way")
     config = load(tmp_path / "run").config
     for output, why in ((tmp_path / "file", "is a file; a folder is needed"), ("/proc/no/run", "cannot be written")):

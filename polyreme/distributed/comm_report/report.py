@@ -20,7 +20,8 @@ Key = tuple[str, tuple[str, ...] | None]
 @dataclass(frozen=True)
 class Total:
     """Wire bytes a device sends in a step by one kind of collective along some axes: in the program, by the formula for
-    its backend, and by the formula with every pass at work, the lower bound.
+    its backend, and by the formula with every pass at work, the lower bound. runs: how many collectives of the program
+    that is, loops multiplied.
     """
 
     kind: str
@@ -28,6 +29,7 @@ class Total:
     measured: float
     expected: float
     bound: float
+    runs: int = 0
 
     @property
     def ratio(self) -> float:
@@ -41,36 +43,40 @@ class Total:
 class Report:
     """What a step communicates.
 
-    expected: the formula for the backend; bound: with every pass at work.
+    expected: the formula for the backend; bound: with every pass at work; None, both of them, for a model that no
+    formula is of.
     """
 
     plan: Plan
     backend: str
     collectives: tuple[CollectiveInstruction, ...]
-    expected: tuple[Term, ...]
-    bound: tuple[Term, ...]
+    expected: tuple[Term, ...] | None
+    bound: tuple[Term, ...] | None
 
     @property
     def totals(self) -> list[Total]:
         """By kind and axes, the largest first."""
         measured = _sums((c.kind, c.axes, c.total_wire) for c in self.collectives)
+        runs = _sums((c.kind, c.axes, c.times) for c in self.collectives)
         expected, bound = (
-            _sums((t.kind, t.axes, t.total_wire) for t in found) for found in (self.expected, self.bound)
+            _sums((t.kind, t.axes, t.total_wire) for t in terms or ()) for terms in (self.expected, self.bound)
         )
-        keys = {*measured, *expected, *bound}
-        made = [Total(*key, measured.get(key, 0), expected.get(key, 0), bound.get(key, 0)) for key in keys]
-        return sorted(made, key=lambda t: (-max(t.measured, t.expected, t.bound), t.kind, str(t.axes)))
+        totals = [
+            Total(*key, measured.get(key, 0), expected.get(key, 0), bound.get(key, 0), int(runs.get(key, 0)))
+            for key in {*measured, *expected, *bound}
+        ]
+        return sorted(totals, key=lambda t: (-max(t.measured, t.expected, t.bound), t.kind, str(t.axes)))
 
     @property
     def whole(self) -> Total:
         """All kinds and axes together."""
         parts = self.totals
-        return Total("all", (), *(sum(getattr(t, n) for t in parts) for n in ("measured", "expected", "bound")))
+        return Total("all", (), *(sum(getattr(t, n) for t in parts) for n in ("measured", "expected", "bound", "runs")))
 
     @property
     def unnamed(self) -> list[Total]:
-        """What the program does and the formula does not name."""
-        return [t for t in self.totals if t.expected == 0 and t.measured]
+        """What the program does and the formula does not name; nothing where there is none."""
+        return [t for t in self.totals if t.expected == 0 and t.measured] if self.expected is not None else []
 
     @property
     def exposed(self) -> dict[str, float]:
@@ -98,8 +104,8 @@ class Report:
             "backend": self.backend,
             "collectives": [_plain(c) for c in self.collectives],
             "totals": [_total_dict(t) for t in [*self.totals, self.whole]],
-            "formula": [{**asdict(t), "wire_bytes": t.total_wire} for t in self.expected],
-            "lower_bound": [{**asdict(t), "wire_bytes": t.total_wire} for t in self.bound],
+            "formula": _terms_plain(self.expected),
+            "lower_bound": _terms_plain(self.bound),
             "overlap": self.exposed,
             "all_to_all_messages": {
                 "all": self.messages(),
@@ -114,20 +120,22 @@ class Report:
 
     def as_text(self) -> str:
         """The tables, as text."""
-        return "\n\n".join([_list_text(self.collectives), _totals_text(self), _terms_text(self)])
+        formula = "no formula is of this model" if self.expected is None else _terms_text(self.expected)
+        return "\n\n".join([_list_text(self.collectives), _totals_text(self), formula])
 
 
 def examine(
     programs: Iterable[tuple[str, int]],
     plan: Plan,
-    work: Workload,
+    work: Workload | None,
     backend: str,
     balance: float | None = None,
     sends: Iterable[CollectiveInstruction] = (),
 ) -> Report:
     """The Report of a step made of compiled programs: (optimized HLO text, how often it runs in the step).
 
-    Under a pipeline, of one stage: programs, work and sends are that stage's. backend: cpu, gpu or tpu. balance: FLOP
+    Under a pipeline, of one stage: programs, work and sends are that stage's. work: None for a model that no formula is
+    of. backend: cpu, gpu or tpu. balance: FLOP
     for a wire byte that hide it; see collectives.BALANCE.
     """
     enough = BALANCE.get(backend, BALANCE["gpu"]) if balance is None else balance
@@ -136,6 +144,8 @@ def examine(
     collectives = [
         c if runs == 1 else _repeat(c, runs) for text, runs in programs for c in find_collectives(text, mesh, enough)
     ]
+    if work is None:
+        return Report(plan, backend, (*collectives, *sends), None, None)
     compiler = COMPILERS.get(backend, BEST)
     bound = terms(plan, work, dataclasses.replace(BEST, has_ragged=compiler.has_ragged))
     return Report(plan, backend, (*collectives, *sends), tuple(terms(plan, work, compiler)), tuple(bound))
@@ -154,6 +164,10 @@ def _sums(items: Iterable[tuple[str, tuple[str, ...] | None, float]]) -> dict[Ke
 
 def _plain(c: CollectiveInstruction) -> dict[str, Any]:
     return {**asdict(c), "payload_bytes": c.payload, "wire_bytes": c.total_wire}
+
+
+def _terms_plain(terms: Sequence[Term] | None) -> list[dict[str, Any]] | None:
+    return None if terms is None else [{**asdict(t), "wire_bytes": t.total_wire} for t in terms]
 
 
 def _total_dict(t: Total) -> dict[str, Any]:
@@ -175,25 +189,24 @@ def _list_text(collectives: Sequence[CollectiveInstruction]) -> str:
 
 
 def _totals_text(report: Report) -> str:
-    rows = [("total a device and step", "axes", "in the program", "by formula", "ratio", "lower bound")]
+    rows = [("total a device and step", "axes", "runs", "in the program", "by formula", "ratio", "lower bound")]
     for t in [*report.totals, report.whole]:
         ratio = f"{t.ratio:.3f}" if math.isfinite(t.ratio) else "not named"
-        rows.append(
-            (t.kind, axes_text(t.axes), bytes_text(t.measured), bytes_text(t.expected), ratio, bytes_text(t.bound))
-        )
+        formula = (bytes_text(t.expected), ratio, bytes_text(t.bound)) if report.expected is not None else ("-",) * 3
+        rows.append((t.kind, axes_text(t.axes), f"{t.runs:,}", bytes_text(t.measured), *formula))
     overlap = ", ".join(f"{name} {bytes_text(nbytes)}" for name, nbytes in report.exposed.items())
-    lines = [table(rows, right=(2, 3, 4, 5)), f"overlap: {overlap}"]
+    lines = [table(rows, right=(2, 3, 4, 5, 6)), f"overlap: {overlap}"]
     if report.messages():
         along = "".join(f", of which {report.messages(axis)} along {axis}" for axis in report._message_axes)
         lines.append(f"all-to-all messages a device sends in a step: {report.messages()}{along}")
     return "\n\n".join(lines)
 
 
-def _terms_text(report: Report) -> str:
+def _terms_text(terms: Sequence[Term]) -> str:
     """The formula's lines, equal ones of many parameters together."""
     rows = [("formula", "collective", "axes", "phase", "of", "bytes", "wire a step")]
     grouped: dict[tuple, list[Term]] = defaultdict(list)
-    for t in report.expected:
+    for t in terms:
         grouped[t.name, t.kind, t.axes, t.phase].append(t)
     for (name, kind, axes, phase), found in grouped.items():
         count = sum(t.times for t in found)

@@ -36,15 +36,19 @@ class _Attention(Layer):
 class _EncoderBlock(Layer):
     """Attention and two linear layers, each normalized first and added to its input."""
 
-    def __init__(self, width: int, num_heads: int, mlp_ratio: float, dropout: float, attn_dropout: float) -> None:
+    def __init__(
+        self, width: int, num_heads: int, inner: int, dropout: float, attn_dropout: float, epsilon: float
+    ) -> None:
         super().__init__()
-        inner = int(width * mlp_ratio)
-        self.norm1, self.attn = LayerNorm(width, epsilon=1e-6), _Attention(width, num_heads, attn_dropout)
-        self.norm2 = LayerNorm(width, epsilon=1e-6)
+        self.norm1, self.attn = LayerNorm(width, epsilon=epsilon), _Attention(width, num_heads, attn_dropout)
+        self.norm2 = LayerNorm(width, epsilon=epsilon)
         self.mlp = Sequential(
-            ("fc1", Linear(width, inner, weight_attr=_SPREAD)), ("act", GELU()), ("drop1", Dropout(dropout)),
-            ("fc2", Linear(inner, width, weight_attr=_SPREAD)), ("drop2", Dropout(dropout)),
-        )  # fmt: skip
+            ("fc1", Linear(width, inner, weight_attr=_SPREAD, dims=("embed", "ffn"))),
+            ("act", GELU()),
+            ("drop1", Dropout(dropout)),
+            ("fc2", Linear(inner, width, weight_attr=_SPREAD, dims=("ffn", "embed"))),
+            ("drop2", Dropout(dropout)),
+        )
         self.drop = Dropout(dropout)
 
     def forward(self, x: Any) -> Any:
@@ -56,8 +60,9 @@ class VisionTransformer(Layer):
     """Images [batch, in_channels, img_size, img_size] -> scores [batch, num_classes].
 
     The image is cut into patches of patch_size, each a token of width embed_dim; a learned token in front of them is
-    what the head reads. depth blocks with num_heads heads and an inner width of mlp_ratio * embed_dim; dropout after
-    each part of them, attn_dropout of attention weights. num_classes=0 leaves the head out: -> [batch, embed_dim].
+    what the head reads. depth blocks with num_heads heads and an inner width of mlp_ratio * embed_dim, or of ffn_size;
+    dropout after each part of them, attn_dropout of attention weights; norms with epsilon. num_classes=0 leaves the
+    head out: -> [batch, embed_dim].
     """
 
     def __init__(
@@ -72,6 +77,8 @@ class VisionTransformer(Layer):
         dropout: float = 0.0,
         attn_dropout: float = 0.0,
         in_channels: int = 3,
+        epsilon: float = 1e-6,
+        ffn_size: int | None = None,
     ) -> None:
         super().__init__()
         if img_size % patch_size or embed_dim % num_heads:
@@ -81,24 +88,30 @@ class VisionTransformer(Layer):
             )
         self.img_size, self.num_classes = img_size, num_classes
         tokens = (img_size // patch_size) ** 2 + 1
+        inner = int(embed_dim * mlp_ratio) if ffn_size is None else ffn_size
         self.patch_embed = Sequential(("proj", Conv2D(in_channels, embed_dim, patch_size, stride=patch_size)))
         self.cls_token = self.create_parameter([1, 1, embed_dim], default_initializer=Constant(0.0))
         self.pos_embed = self.create_parameter([1, tokens, embed_dim], default_initializer=_SPREAD)
         self.pos_drop = Dropout(dropout)
         self.blocks = Sequential(
-            *(_EncoderBlock(embed_dim, num_heads, mlp_ratio, dropout, attn_dropout) for _ in range(depth))
+            *(_EncoderBlock(embed_dim, num_heads, inner, dropout, attn_dropout, epsilon) for _ in range(depth))
         )
-        self.norm = LayerNorm(embed_dim, epsilon=1e-6)
+        self.norm = LayerNorm(embed_dim, epsilon=epsilon)
         if num_classes > 0:
             self.head = Linear(embed_dim, num_classes, weight_attr=_SPREAD)
 
-    def forward(self, x: Any) -> Any:
+    def hidden(self, x: Any) -> Any:
+        """What the head reads the first of, [batch, 1 + patches, embed_dim]. Raises ShapeError for images of another
+        size."""
         if tuple(x.shape[2:]) != (self.img_size, self.img_size):
             raise ShapeError(f"VisionTransformer: images {list(x.shape)}; their sides must be img_size={self.img_size}")
         patches = self.patch_embed(x).flatten(2).transpose([0, 2, 1])
         first = self.cls_token.expand([patches.shape[0], 1, patches.shape[2]])
         x = self.blocks(self.pos_drop(concat([first, patches], axis=1) + self.pos_embed))
-        x = self.norm(x)[:, 0]
+        return self.norm(x)
+
+    def forward(self, x: Any) -> Any:
+        x = self.hidden(x)[:, 0]
         return self.head(x) if self.num_classes > 0 else x
 
 

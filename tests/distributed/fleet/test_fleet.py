@@ -260,6 +260,19 @@ def test_a_plan_says_the_same_as_a_strategy():
         fleet.init(is_collective=True, strategy=Plan.from_degrees(dp=4))
 
 
+def test_a_plan_takes_state_to_disk(tmp_path):
+    plan = Plan.from_degrees(dp=8, offload={"state": "disk"}, offload_path=str(tmp_path))
+    fleet.init(is_collective=True, strategy=plan)
+    net = Linear(2, 2)
+    model = fleet.distributed_model(net)
+    optimizer = fleet.distributed_optimizer(AdamW(0.1, parameters=net.parameters()))
+    before = net.weight.numpy()
+    model(to_tensor(np.ones((8, 2), "float32"))).sum().backward()
+    optimizer.step()
+    assert optimizer.files.nbytes > 0
+    assert (net.weight.numpy() != before).all()
+
+
 def test_init_copies_the_strategy():
     strategy = strategy_of(mp_degree=2)
     fleet.init(is_collective=True, strategy=strategy)

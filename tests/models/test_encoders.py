@@ -1,0 +1,303 @@
+"""Published models that are no decoders: what transformers computes with its folders, the same files back, refusals."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from polyreme.distributed.placement import clear_plan
+from polyreme.eager.tensor import to_tensor
+from polyreme.errors import CheckpointError, ConfigError, ShapeError
+from polyreme.mesh import Plan
+from polyreme.models import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+)
+from polyreme.models.bert import Bert, BertConfig, BertForMaskedLM, BertForSequenceClassification
+from polyreme.models.pretrained import load_pretrained
+from polyreme.models.t5 import T5Config
+from polyreme.recipes import published
+from tests.models import parity
+from tests.models.test_published import change_config, change_weights
+
+FOLDERS = parity.FIXTURES / "encoders"
+NAMES = sorted(folder.name for folder in FOLDERS.iterdir())
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A copy of the folder of a BERT for masked words, to be changed."""
+    return Path(shutil.copytree(FOLDERS / "bert_masked_lm", tmp_path / "bert"))
+
+
+def assert_recorded(model, name, only=slice(None)):
+    """The model's outputs are transformers'; only: those of them that it has."""
+    recorded = load_file(FOLDERS / name / "recorded.safetensors")
+    inputs = {key: to_tensor(array) for key, array in recorded.items() if not key.startswith("output/")}
+    wanted = [recorded[f"output/{i}"] for i in range(len(recorded) - len(inputs))][only]
+    outputs = model(**inputs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    config = getattr(model.config, "text", model.config)
+    sizes = {key: getattr(config, key) for key in ("hidden_size", "ffn_size", "num_heads", "num_layers")}
+    # a block of a T5's decoder attends twice
+    sizes["num_layers"] += 2 * getattr(config, "num_decoder_layers", 0)
+    terms = parity.forward_terms(sizes, getattr(config, "seq_len", 16))
+    for got, want in zip(outputs, wanted, strict=True):
+        np.testing.assert_allclose(got.numpy(), want, rtol=0, atol=parity.tolerance(terms, want))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_folder_gives_what_transformers_computes_and_is_written_as_it_was(name, tmp_path):
+    model = load_pretrained(FOLDERS / name)
+    assert_recorded(model, name)
+    assert not model.training
+
+    model.save_pretrained(tmp_path)
+    written, want = (load_file(folder / "model.safetensors") for folder in (tmp_path, FOLDERS / name))
+    assert written.keys() == want.keys()
+    for key, array in want.items():
+        np.testing.assert_array_equal(written[key], array, err_msg=key)
+    assert AutoConfig.from_pretrained(tmp_path) == model.config
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (tmp_path, FOLDERS / name)]
+    assert configs[0]["architectures"] == configs[1]["architectures"]
+
+
+def test_a_model_for_a_task_of_weights_for_another():
+    """The body of a model with a head; a new head where it is asked for."""
+    folder = FOLDERS / "bert_classification"
+    body = AutoModel.from_pretrained(folder)
+    assert type(body) is Bert
+    scored = AutoModelForSequenceClassification.from_pretrained(folder)
+    assert scored.config.label_names == ("no", "yes", "perhaps")
+    ids = to_tensor([[5, 6, 7]])
+    np.testing.assert_array_equal(body(ids)[1].numpy(), scored.encoder(ids)[1].numpy())
+    with pytest.raises(CheckpointError, match=r"missing: classifier.bias, classifier.weight; give new_head=True"):
+        BertForSequenceClassification.from_pretrained(FOLDERS / "bert")
+    new = BertForSequenceClassification.from_pretrained(FOLDERS / "bert", new_head=True, num_labels=5)
+    assert_recorded(new.encoder, "bert")
+    assert new(ids).shape == [1, 5]
+    assert np.abs(new.classifier.weight.numpy()).max() > 0
+    with pytest.raises(CheckpointError, match=r"missing: cls.predictions.bias, .*new_head=True"):
+        AutoModelForMaskedLM.from_pretrained(folder)
+    with pytest.raises(
+        ConfigError, match=r"weights of a BertForMaskedLM; load them with AutoModel or AutoModelForMask"
+    ):
+        AutoModelForCausalLM.from_pretrained(FOLDERS / "bert_masked_lm")
+
+
+def test_images_are_scored(tmp_path):
+    """A ViT whose parts do not fit is refused; its loss is the cross-entropy of its scores; a new head."""
+    folder = FOLDERS / "vit_classification"
+    model = AutoModelForImageClassification.from_pretrained(folder)
+    image = load_file(folder / "recorded.safetensors")["pixel_values"]
+    scores = model(to_tensor(image)).numpy().astype("float64")
+    want = np.mean(np.log(np.exp(scores).sum(-1)) - scores[[0, 1], [2, 0]])
+    loss = float(model(to_tensor(image), labels=to_tensor([2, 0])))
+    np.testing.assert_allclose(loss, want, rtol=0, atol=50 * parity.EPS * np.abs(scores).max())
+    with pytest.raises(ShapeError, match="their sides must be img_size=8"):
+        model(to_tensor(image[:, :, :4]))
+    with pytest.raises(CheckpointError, match=r"missing: classifier.bias, classifier.weight; give new_head=True"):
+        AutoModelForImageClassification.from_pretrained(FOLDERS / "vit")
+    with pytest.raises(CheckpointError, match=r"missing: vit.pooler.dense.bias, .*; give new_head=True"):
+        AutoModel.from_pretrained(folder)
+    copy = Path(shutil.copytree(folder, tmp_path / "vit"))
+
+    def change(weights):
+        name = "vit.encoder.layer.0.attention.attention.key.weight"
+        weights[name] = weights[name][:12]
+
+    change_weights(copy, change)
+    with pytest.raises(ShapeError, match=r"one here have shapes \[\[24, 24\], \[12, 24\], \[24, 24\]\]"):
+        AutoModelForImageClassification.from_pretrained(copy)
+    change_config(copy, hidden_act="relu")
+    with pytest.raises(ConfigError, match="hidden_act is 'relu', and only 'gelu'"):
+        AutoConfig.from_pretrained(copy)
+
+
+def test_texts_and_images_are_compared(tmp_path):
+    """A CLIP pools at the first end of a text, or at its highest id in older files; its loss; what is refused."""
+    model = AutoModel.from_pretrained(FOLDERS / "clip")
+    recorded = load_file(FOLDERS / "clip" / "recorded.safetensors")
+    images, per_text = recorded["pixel_values"], recorded["output/1"].astype("float64")
+    inputs = {key: to_tensor(recorded[key]) for key in ("input_ids", "pixel_values", "attention_mask")}
+    both = [np.mean(np.log(np.exp(scores).sum(-1)) - np.diag(scores)) for scores in (per_text, per_text.T)]
+    loss = model(**inputs, return_loss=True)
+    np.testing.assert_allclose(float(loss), np.mean(both), rtol=0, atol=200 * parity.EPS * np.abs(per_text).max())
+    loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+    ids = np.array([[5, 24, 47, 24], [47, 6, 24, 7]])
+    hidden = model.text(to_tensor(ids))[0].numpy()
+    np.testing.assert_array_equal(model.text(to_tensor(ids))[1].numpy(), hidden[[0, 1], [1, 2]])
+    old = Path(shutil.copytree(FOLDERS / "clip", tmp_path / "clip"))
+    config = json.loads((old / "config.json").read_text())
+    change_config(old, text_config=config["text_config"] | {"eos_token_id": 2})
+    np.testing.assert_array_equal(
+        AutoModel.from_pretrained(old).text(to_tensor(ids))[1].numpy(), hidden[[0, 1], [2, 0]]
+    )
+
+    with pytest.raises(ShapeError, match=r"pixel_values have shape \[2, 3, 4, 8\]; give \[batch, 3, 8, 8\]"):
+        model(to_tensor(ids), to_tensor(images[:, :, :4]))
+    with pytest.raises(ShapeError, match=r"input_ids have shape \[1, 17\]; give \[batch, seq\], seq at most 16"):
+        model.get_text_features(to_tensor(np.zeros((1, 17), np.int64)))
+    with pytest.raises(ShapeError, match="2 texts and 1 images; give one for each"):
+        model(to_tensor(ids), to_tensor(images[:1]), return_loss=True)
+    change_config(old, vision_config=config["vision_config"] | {"image_size": 10})
+    with pytest.raises(ConfigError, match="image_size 10 is not a multiple of patch_size 4"):
+        AutoConfig.from_pretrained(old)
+    change_config(old, vision_config=config["vision_config"] | {"num_registers": 4})
+    with pytest.raises(ConfigError, match="clip_vision_model has keys that are not known here: num_registers=4"):
+        AutoConfig.from_pretrained(old)
+    assert AutoConfig.from_pretrained(old, ignore=["num_registers"]).vision == model.config.vision
+
+
+def test_a_text_is_written_of_another(tmp_path):
+    """A T5's loss is that of the ids it begins with start and shifts; padding, future and distances; refusals."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(FOLDERS / "t5")
+    ids, labels = np.array([[5, 6, 7, 8]]), np.array([[9, 3, -100]])
+    shifted = to_tensor([[0, 9, 3]])
+    logits = model(to_tensor(ids), decoder_input_ids=shifted).numpy()[0].astype("float64")
+    want = np.mean((np.log(np.exp(logits).sum(-1)) - logits[range(3), [9, 3, 0]])[:2])
+    loss = model(to_tensor(ids), labels=to_tensor(labels))
+    np.testing.assert_allclose(float(loss), want, rtol=0, atol=200 * parity.EPS * np.abs(logits).max())
+    loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+    mask = to_tensor([[1, 1, 1, 0]])
+    seen = [
+        model(to_tensor(row), mask, to_tensor(written)).numpy()[:, :2]
+        for row, written in ((ids, [[0, 9, 3]]), (ids * [1, 1, 1, 2], [[0, 9, 4]]))
+    ]
+    np.testing.assert_array_equal(*seen)
+    with pytest.raises(ConfigError, match="neither decoder_input_ids nor labels"):
+        model(to_tensor(ids))
+    with pytest.raises(ShapeError, match=r"ids have shape \[4\]; give \[batch, seq\]"):
+        model(to_tensor(ids[0]), labels=to_tensor(labels))
+    with pytest.raises(
+        ConfigError, match="weights of a T5ForConditionalGeneration; load them with AutoModelForSeq2SeqLM"
+    ):
+        AutoModel.from_pretrained(FOLDERS / "t5")
+    with pytest.raises(ConfigError, match="num_buckets 6 and max_distance 128"):
+        T5Config.nano(num_buckets=6)
+    old = Path(shutil.copytree(FOLDERS / "t5", tmp_path / "t5"))
+
+    def change(weights):
+        weights["encoder.embed_tokens.weight"] = weights["shared.weight"]
+        weights["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = np.zeros((8, 4), np.float32)
+
+    change_weights(old, change)
+    change_config(old, architectures=["T5WithLMHeadModel"], n_positions=512)
+    assert_recorded(AutoModelForSeq2SeqLM.from_pretrained(old), "t5")
+    change_config(old, feed_forward_proj="twice-gelu")
+    with pytest.raises(ConfigError, match="feed_forward_proj is 'twice-gelu'"):
+        AutoConfig.from_pretrained(old)
+    lines = []
+    published.convert(FOLDERS / "t5_gated", tmp_path / "gated", verify=True, say=lines.append)
+    assert lines[1].startswith("outputs       the same bits")
+
+
+def test_older_spellings(copied):
+    """Norms' gamma and beta, copies of the embedding and its bias, a second head, indices: as old files have them."""
+
+    def change(weights):
+        for name in [*weights]:
+            old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+            weights[old] = weights.pop(name)
+        weights["cls.predictions.decoder.weight"] = weights["bert.embeddings.word_embeddings.weight"]
+        weights["cls.seq_relationship.weight"] = np.zeros((2, 24), np.float32)
+        weights["bert.embeddings.position_ids"] = np.arange(16)[None]
+
+    change_weights(copied, change)
+    change_config(copied, architectures=["BertForPreTraining"])
+    assert_recorded(AutoModelForMaskedLM.from_pretrained(copied), "bert_masked_lm")
+    with pytest.raises(ConfigError, match="weights of a BertForPreTraining; load them with AutoModel or AutoModelForM"):
+        list(published.check_lines(copied))
+
+
+def test_a_body_without_its_prefix_takes_a_head(copied):
+    folder = FOLDERS / "bert"
+    prefixed = {f"bert.{name}": array for name, array in load_file(folder / "model.safetensors").items()}
+    shutil.copy(folder / "config.json", copied)
+    save_file(prefixed, copied / "model.safetensors")
+    assert_recorded(AutoModel.from_pretrained(copied), "bert")
+
+
+def test_padding_is_seen_by_nobody():
+    model = AutoModel.from_pretrained(FOLDERS / "bert")
+    ids, mask = np.array([[5, 6, 7, 8]]), np.array([[1, 1, 0, 0]])
+    hidden = [model(to_tensor(row), attention_mask=to_tensor(mask))[0].numpy() for row in (ids, ids * [1, 1, 2, 3])]
+    np.testing.assert_array_equal(hidden[0][:, :2], hidden[1][:, :2])
+    with pytest.raises(ShapeError, match=r"attention_mask has shape \[1, 3\]; give that of the ids, \[1, 4\]"):
+        model(to_tensor(ids), attention_mask=to_tensor(mask[:, :3]))
+    with pytest.raises(ShapeError, match=r"input_ids have shape \[1, 17\]; give \[batch, seq\], seq at most 16"):
+        model(to_tensor(np.zeros((1, 17), np.int64)))
+    with pytest.raises(ConfigError, match="task_type_ids of a model with num_task_types=0"):
+        model(to_tensor(ids), task_type_ids=to_tensor(ids * 0))
+
+
+def test_losses_of_labels():
+    """As NumPy's of the logits, places labelled -100 left out."""
+    model = BertForMaskedLM.from_pretrained(FOLDERS / "bert_masked_lm")
+    ids, labels = np.array([[5, 6, 7, 8]]), np.array([[-100, 3, -100, 9]])
+    logits = model(to_tensor(ids)).numpy()[0].astype("float64")
+    log_sums = np.log(np.exp(logits).sum(-1))
+    want = np.mean([log_sums[1] - logits[1, 3], log_sums[3] - logits[3, 9]])
+    loss = model(to_tensor(ids), labels=to_tensor(labels))
+    np.testing.assert_allclose(float(loss), want, rtol=0, atol=50 * parity.EPS * np.abs(logits).max())
+    loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+    one = BertForSequenceClassification(BertConfig.nano(num_labels=1, dropout=0.0, attention_dropout=0.0))
+    scores = one(to_tensor(ids)).numpy()[:, 0]
+    np.testing.assert_allclose(float(one(to_tensor(ids), labels=to_tensor([2.0]))), (scores - 2) ** 2, rtol=1e-6)
+
+
+def test_a_plan_splits_an_encoder():
+    plan = Plan.from_degrees(mp=2, sharding=2, sharding_stage=3)
+    try:
+        model = AutoModelForMaskedLM.from_pretrained(FOLDERS / "bert_masked_lm", plan=plan, devices=jax.devices()[:4])
+        split = [p for p in model.parameters() if p._array.addressable_shards[0].data.size < p.size]
+        assert len(split) > len(model.parameters()) / 2
+        assert_recorded(model, "bert_masked_lm")
+    finally:
+        clear_plan()
+
+
+def test_configs_that_cannot_be():
+    with pytest.raises(ConfigError, match="hidden_size 32 is not a multiple of num_heads 5"):
+        BertConfig.nano(num_heads=5)
+    with pytest.raises(ConfigError, match="unknown activation 'gelo'; did you mean 'gelu'"):
+        BertConfig.nano(activation="gelo")
+    with pytest.raises(ConfigError, match="num_labels is 2, and 1 have a name"):
+        BertConfig.nano(label_names=("yes",))
+
+
+def test_what_an_encoder_is_not(copied):
+    change_config(copied, position_embedding_type="relative_key")
+    with pytest.raises(ConfigError, match="position_embedding_type is 'relative_key', and only 'absolute'"):
+        AutoModelForMaskedLM.from_pretrained(copied)
+    change_config(copied, position_embedding_type="absolute")
+
+    def change(weights):
+        weights["cls.predictions.extra"] = np.zeros(2, np.float32)
+
+    change_weights(copied, change)
+    with pytest.raises(CheckpointError, match=r"not known: cls\.predictions\.extra$"):
+        AutoModelForMaskedLM.from_pretrained(copied)
+
+
+def test_convert_and_check_take_encoders(tmp_path):
+    lines = []
+    published.convert(FOLDERS / "ernie_masked_lm", tmp_path / "ernie", verify=True, say=lines.append)
+    assert lines[1].startswith("outputs       the same bits")
+    assert any("ErnieForMaskedLM" in line for line in published.check_lines(tmp_path / "ernie"))
+    assert any("ErnieForMaskedLM" in line for line in published.show_lines(str(tmp_path / "ernie")))
+    assert [*published.show_lines("bert")][1].startswith("architecture  BertModel")
