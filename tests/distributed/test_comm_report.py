@@ -213,6 +213,41 @@ def test_an_unknown_loop_counts_once_and_says_so():
     assert (first.times, first.counted) == (1, False)
 
 
+def test_a_loop_of_a_tpu_whose_counter_is_two_words():
+    text = """HloModule m
+%body (s: (u32[], u32[], f32[8,8])) -> (u32[], u32[], f32[8,8]) {
+  %s = (u32[], u32[], f32[8,8]) parameter(0)
+  %x = f32[8,8] get-tuple-element(%s), index=2
+  %d = f32[8,8] dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %t = (u32[], u32[], f32[8,8]) tuple(%s, %s, %d)
+}
+%condition (c: (u32[], u32[], f32[8,8])) -> pred[] {
+  %c = (u32[], u32[], f32[8,8]) parameter(0)
+  %zero = u32[] constant(0)
+  %n = u32[] constant(16)
+  %none = s32[] constant(0)
+  %low = u32[] get-tuple-element(%c), index=0
+  %high = u32[] get-tuple-element(%c), index=1
+  %same = pred[] compare(%high, %zero), direction=EQ
+  %below = pred[] compare(%low, %n), direction=LT
+  %both = pred[] and(%same, %below)
+  %signed = s32[] bitcast-convert(%high)
+  %negative = pred[] compare(%signed, %none), direction=LT
+  ROOT %r = pred[] or(%negative, %both)
+}
+ENTRY %main (p: (u32[], u32[], f32[8,8])) -> (u32[], u32[], f32[8,8]) {
+  %p = (u32[], u32[], f32[8,8]) parameter(0)
+  ROOT %w = (u32[], u32[], f32[8,8]) while(%p), condition=%condition, body=%body
+}
+"""
+    module = Module(text)
+    loop = module.entry.instructions["w"]
+    assert (module.trips(loop), module.flop(loop, module.entry)) == (16, 16 * 2 * 8**3)
+    # of two bounds neither is taken
+    twice = Module(text.replace("%none = s32[] constant(0)", "%none = s32[] constant(4)"))
+    assert twice.trips(twice.entry.instructions["w"]) is None
+
+
 def test_a_tpu_reduce_scatter_is_a_fusion():
     text = """HloModule m, num_partitions=4
 %all-reduce-scatter.1 (i: f32[8]) -> f32[2] {
@@ -244,6 +279,31 @@ ENTRY %main (p: f32[8], q: s32[2]) -> f32[8] {
     for flop, overlap in ((15, "critical"), (16, "overlapped")):
         (found,) = find_collectives(text.replace("FLOPS", str(flop)), MeshShape(ep=2), balance=1)
         assert (found.kind, found.payload, found.wire, found.overlap) == ("ragged-all-to-all", 32, 16, overlap)
+
+
+@pytest.mark.parametrize(
+    ("left", "kernel", "out", "attributes", "flop"),
+    [
+        # a product, a batch of 8 x 4 of them, and one summed over a batch of 8: as the TPU compiler writes them
+        ((64, 96), (96, 32), (64, 32), "dim_labels=bf_io->bf", 2 * 64 * 96 * 32),
+        ((8, 4, 16, 32), (8, 4, 64, 32), (8, 4, 16, 64),
+         "window={size=8x4 stride=7x3 lhs_dilate=8x4}, dim_labels=01bf_01oi->01bf", 2 * 8 * 4 * 16 * 32 * 64),
+        ((8, 16, 32), (8, 16, 64), (32, 64, 1), "window={size=8}, dim_labels=0fb_0io->bf0", 2 * 8 * 16 * 32 * 64),
+        # images: 3 x 3 with padding, of which each border loses a row; two groups have half the channels each
+        ((2, 8, 8, 6), (3, 3, 6, 5), (2, 8, 8, 5), "window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f",
+         2 * 2 * 22 * 22 * 6 * 5),
+        ((2, 8, 6), (3, 3, 4), (2, 3, 4), "window={size=3 stride=2}, dim_labels=b0f_0io->b0f, feature_group_count=2",
+         2 * 2 * 9 * 3 * 4),
+    ],
+)  # fmt: skip
+def test_work_of_convolutions(left, kernel, out, attributes, flop):
+    shapes = [f"f32[{','.join(map(str, dims))}]" for dims in (left, kernel, out)]
+    module = Module(
+        f"HloModule m\nENTRY %main (p: {shapes[0]}, q: {shapes[1]}) -> {shapes[2]} {{\n"
+        f"  %p = {shapes[0]} parameter(0)\n  %q = {shapes[1]} parameter(1)\n"
+        f"  ROOT %c = {shapes[2]} convolution(%p, %q), {attributes}\n}}\n"
+    )
+    assert module.flop(module.entry.instructions["c"], module.entry) == flop
 
 
 def test_a_tpu_gather_that_fusions_drive_is_one_collective():

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 _BITS = {"pred": 8, "token": 0, "opaque": 0, "c64": 64, "c128": 128, "bf16": 16}
 _SHAPE = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\]")
 _NAME = re.compile(r"%([\w.\-]+)")
@@ -20,6 +22,10 @@ _COST = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
 _CALLED = re.compile(
     r"(?:calls|to_apply|body|true_computation|false_computation|branch_computations)=(\{[^}]*\}|%[\w.\-]+)"
 )
+# a counter of 64 bits is below n: the upper word is negative, or it is 0 and the lower one below n
+_OF_TWO_WORDS = ["and", "bitcast-convert", "compare", "compare", "compare", "or"]
+_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
+_WINDOW = re.compile(r"window=\{([^}]*)\}")
 # bytes no kernel touches: these only rename or point
 _FREE = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "iota"}
@@ -124,9 +130,8 @@ class Module:
         self._flop: dict[str, int] = {}
 
     def trips(self, loop: Instruction) -> int | None:
-        """How often a while loop's body runs: XLA's own count, else the one constant its condition compares with.
-
-        None if neither is there.
+        """How often a while loop's body runs: XLA's own count, else the one constant its condition compares with, whose
+        counter has 32 bits, or 64 in two words on TPU. None if neither is there.
         """
         known = re.search(r'known_trip_count"?:\{"n":"(\d+)"', loop.rest)
         if known:
@@ -134,10 +139,11 @@ class Module:
         condition = re.search(r"condition=%([\w.\-]+)", loop.rest)
         if condition is None or condition[1] not in self.computations:
             return None
-        bounds = {
-            i.literal for i in self._inside(condition[1]) if i.opcode == "constant" and i.literal.lstrip("-").isdigit()
-        }
-        return int(bounds.pop()) if len(bounds) == 1 else None
+        inside = list(self._inside(condition[1]))
+        bounds = {int(i.literal) for i in inside if i.opcode == "constant" and i.literal.lstrip("-").isdigit()}
+        if sorted(i.opcode for i in inside if i.opcode in _OF_TWO_WORDS) == _OF_TWO_WORDS:
+            bounds.discard(0)  # what the upper word is compared with
+        return bounds.pop() if len(bounds) == 1 else None
 
     def flop(self, instruction: Instruction, computation: Computation) -> int:
         """Arithmetic in one instruction, called computations and loops included: 2 m n k for a product, what a kernel
@@ -157,8 +163,7 @@ class Module:
         if instruction.opcode == "dot" or "matmul" in instruction.rest or "gemm" in instruction.rest:
             return 2 * size * _contract(instruction, computation)
         if instruction.opcode == "convolution":
-            kernel = computation.operands_of(instruction)[1].shapes[0]
-            return 2 * size * max(1, kernel.size // max(1, max(kernel.dims, default=1)))
+            return _convolution_flop(instruction, *(x.shapes[0] for x in computation.operands_of(instruction)[:2]))
         return size
 
     def _flop_of(self, name: str) -> int:
@@ -232,3 +237,35 @@ def _contract(instruction: Instruction, computation: Computation) -> int:
         return 1
     dims = [int(d.strip(' "')) for d in found[1].split(",") if d.strip(' "')]
     return math.prod(operands[0].shapes[0].dims[d] for d in dims)
+
+
+def _convolution_flop(instruction: Instruction, left: HloShape, kernel: HloShape) -> int:
+    """2 for each multiplication of two entries.
+
+    The TPU compiler writes all products as convolutions: the dims of a batch of them are spatial, dilated such that all
+    but one of a window's places fall into holes, which are not counted.
+    """
+    labels = _LABELS.search(instruction.rest)
+    if labels is None:
+        raise ValueError(f"convolution {instruction.name} without dim_labels; give the text of as_text()")
+    shapes = (left, kernel, instruction.shapes[0])
+    sizes = [dict(zip(names, s.dims, strict=True)) for names, s in zip(labels.groups(), shapes, strict=True)]
+    window = _WINDOW.search(instruction.rest)
+    fields = dict(part.split("=") for part in window[1].split()) if window else {}
+    taps = 1
+    for dim in sorted(name for name in sizes[0] if name.isdigit()):
+        at, (whole, width, out) = int(dim), (size[dim] for size in sizes)
+        pad, stride, hole, spread = (_along(fields, key, at) for key in ("pad", "stride", "lhs_dilate", "rhs_dilate"))
+        taps *= _taps(whole, width, out, int(pad.split("_")[0]), int(stride), int(hole), int(spread))
+    return 2 * sizes[2]["b"] * sizes[2]["f"] * sizes[1]["i"] * taps
+
+
+def _along(fields: dict[str, str], key: str, at: int) -> str:
+    return fields[key].split("x")[at] if key in fields else "0_0" if key == "pad" else "1"
+
+
+@functools.lru_cache(maxsize=1024)
+def _taps(whole: int, width: int, out: int, pad: int, stride: int, hole: int, spread: int) -> int:
+    """Pairs of an output's place and a window's along one dim that meet an entry, not padding nor a hole."""
+    place = np.arange(out)[:, None] * stride + np.arange(width) * spread - pad
+    return int(((place >= 0) & (place <= (whole - 1) * hole) & (place % hole == 0)).sum())
