@@ -74,7 +74,8 @@ class QueryBlocks(NamedTuple):
 
 
 def spans(spec: AttentionSpec, s: int, t: int) -> list[QueryBlocks]:
-    """The queries cut in at most MAX_SPANS + 1 spans, each with the keys that its last query needs.
+    """The queries cut in at most MAX_SPANS + 1 spans, each with the keys that its last query needs; in one and a rest
+    where all need all keys.
 
     About as many spans as blocks in a span: fewer waste work on keys that are not seen, more keep more blocks alive at
     once (measured best at 256 and 1024 queries: 2 of 1, 2 and 4 spans; 4 of 1, 2, 4 and 8).
@@ -83,7 +84,8 @@ def spans(spec: AttentionSpec, s: int, t: int) -> list[QueryBlocks]:
     [Span(start=0, stop=64, rows=64, keys=64), Span(start=64, stop=100, rows=36, keys=100)]
     """
     whole, tail = divmod(s, BLOCK_QUERIES)
-    step = BLOCK_QUERIES * -(-whole // min(MAX_SPANS, max(1, math.isqrt(whole)))) or BLOCK_QUERIES
+    count = min(MAX_SPANS, max(1, math.isqrt(whole))) if spec.causal else 1
+    step = BLOCK_QUERIES * -(-whole // count) or BLOCK_QUERIES
     edges = [*range(0, whole * BLOCK_QUERIES, step), whole * BLOCK_QUERIES]
     cuts = [(a, b, BLOCK_QUERIES) for a, b in pairwise(edges) if b > a]
     if tail:

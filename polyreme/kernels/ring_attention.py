@@ -104,7 +104,9 @@ def ring_attention(
     mask: broadcasts to [b, h, s, t]; each device holds its queries' rows of it, whole in t. With causal, a device does
     nothing for keys that come after its queries, so the last device of the ring works longest, unless the sequence lies
     in zigzag order. Dropout's numbers are those of one device. Each step sends b_l * t_l * n_l * d numbers of k and of
-    v: ways - 1 steps forward, and as many backward beside ways steps of float32 dk and dv.
+    v: ways - 1 steps forward, and as many backward beside as many of float32 dk and dv. Each goes while a block is
+    computed, and hides where that takes longer: with c FLOP for a byte on its way, from parts of about c positions on
+    (2 c under a causal mask), with fewer heads of keys sooner.
 
     Raises ShapeError for a length that the ring does not divide, and for causal with s != t; else as attention does.
     """
@@ -399,12 +401,12 @@ class _Ring:
 
     name = "ring_attention"
 
-    def __init__(self, spec: AttentionSpec, split: Split, q, k, mask, key):
+    def __init__(self, spec: AttentionSpec, split: Split, q, k, mask, key, parts: int = 1):
         self.spec, self.split, self.mask, self.key = spec, split, mask, key
         self.ways = split.ways(split.seq)
         self.rank = lax.axis_index(split.seq)
         self.wide = jnp.promote_types(q.dtype, jnp.float32)
-        self.parts = 2 if split.zigzag else 1
+        self.parts = 2 if split.zigzag else parts
         self.q, self.rows, self.keys = q, q.shape[1] // self.parts, k.shape[1] // self.parts
 
     def forward(self, q, k, v):
@@ -426,39 +428,73 @@ class _Ring:
     def backward(self, q, k, v, out, lse, dout, dlse):
         """-> dq, dk, dv as their inputs, and the device's part of dmask (None where the mask has no gradient)."""
         q_wide, out, dout = (x.astype(self.wide) for x in (q, out, dout))
-        dtypes = k.dtype, v.dtype
-        k, v = self._arrived((k, v))
-        dq, dk, dv = jnp.zeros_like(q_wide), *(jnp.zeros(x.shape, self.wide) for x in (k, v))
         dmask = jnp.zeros(self.mask.shape, self.wide) if attention_blocked.has_gradient(self.mask) else None
+        dq, dk, dv, dmask = self._gradients((q_wide, k, v, out, lse, dout, dlse), jnp.zeros_like(q_wide), dmask)
+        return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), dmask
+
+    def _gradients(self, arrays, dq, dmask):
+        """dq, dk, dv and dmask, those of keys and values in self.wide; arrays as _pulled takes them."""
+        q_wide, k, v, *others = arrays
+        halves, whole = self._halved(q_wide, k), None
+
+        def start(after: Any) -> list:
+            # not there before that is: on CPU all steps' would be there at once
+            zero, _ = lax.optimization_barrier((jnp.zeros((), self.wide), after))
+            return [jnp.broadcast_to(zero, x.shape) for x in (k, v)]
+
+        # half of the device's own block hides the first transfer, the other half the last one
+        pull_own = partial(halves._pulled, 0, arrays)
+        dq, *own_part, dmask = halves._over_own(0, pull_own, (dq, *start(others[2]), dmask))
         settled = None
-        for step in range(self.ways):
-            if step:
-                k, v = self._pass_on((k, v), after=settled)
-                dk, dv = self._pass_on((dk, dv))
-                settled = dq
-            pull = partial(self._pulled, step, (q_wide, k, v, out, lse, dout, dlse))
-            dq, dk, dv, dmask = self._over_pairs(step, pull, (dq, dk, dv, dmask))
-        dk, dv = (x.astype(dtype) for x, dtype in zip(self._home((dk, dv)), dtypes, strict=True))
-        return dq.astype(q.dtype), dk, dv, dmask
+        for step in range(1, self.ways):
+            k, v = self._pass_on((k, v), after=settled)
+            settled = dq, whole
+            # a block's gradients so far come while this device's part of them is computed
+            before = None if whole is None else self._pass_on(whole)
+            pull_other = partial(self._pulled, step, (q_wide, k, v, *others))
+            dq, *part, dmask = self._over_pairs(step, pull_other, (dq, *start(dq), dmask))
+            whole = tuple(part) if before is None else jax.tree.map(jnp.add, before, tuple(part))
+        zero = jnp.int32(0)
+        if whole is not None:  # back to the device that owns the block
+            zero, whole = lax.optimization_barrier((zero, whole))
+            whole = self._pass_on(whole)
+        dq, *own_part, dmask = halves._over_own(1, pull_own, (dq, *own_part, dmask), zero)
+        dk, dv = own_part if whole is None else jax.tree.map(jnp.add, whole, tuple(own_part))
+        return dq, dk, dv, dmask
+
+    def _halved(self, q, k) -> _Ring:
+        """The same with queries and keys in two parts, where their lengths allow that."""
+        step = 2 * BLOCK if isinstance(self.mask, Columns) and self.mask.blocks is not None else 2
+        if self.parts == 2 or q.shape[1] % step or k.shape[1] % step:
+            return self
+        return _Ring(self.spec, self.split, q, k, self.mask, self.key, parts=2)
 
     # ---- what is computed at a step ----
 
     def _over_pairs(self, step: int, compute: Callable[[Any, _Pair], Any], sums: Any) -> Any:
         """compute(sums, pair) -> sums, for the parts of the queries and of the keys here that see each other."""
+        if step == 0:
+            return self._over_own(1, compute, self._over_own(0, compute, sums))
         if not self.split.zigzag:
-            # the device's own block is causal within itself; earlier ones are seen whole, later ones not at all
-            pair = _Pair(0, 0, self.spec.causal and step == 0)
-            if not self.spec.causal or step == 0:
-                return compute(sums, pair)
-            return lax.cond(self.rank >= step, lambda sums: compute(sums, pair), lambda sums: sums, sums)
+            # earlier blocks are seen whole, later ones not at all
+            if not self.spec.causal:
+                return compute(sums, _Pair(0, 0))
+            return lax.cond(self.rank >= step, lambda sums: compute(sums, _Pair(0, 0)), lambda sums: sums, sums)
         if not self.spec.causal:
             return self._in_turn([0, 0, 1, 1], [0, 1, 0, 1], False, compute, sums)
-        if step == 0:
-            sums = self._in_turn([0, 1], [0, 1], True, compute, sums)
-            return compute(sums, _Pair(1, 0))
         # of an earlier device's keys all queries see the first part, of a later one's the second queries see both
         other = jnp.where(self.rank >= step, 0, 1)
         return self._in_turn([1, other], [0, other], False, compute, sums)
+
+    def _over_own(self, half: int, compute: Callable[[Any, _Pair], Any], sums: Any, zero: Any = 0) -> Any:
+        """_over_pairs of the device's own block, which is causal within itself: the first or the second half of it, the
+        whole being the first where it is one part. zero: 0, when there is what the second half is to come after.
+        """
+        if self.parts == 1:
+            return sums if half else compute(sums, _Pair(0, 0, self.spec.causal))
+        if not self.spec.causal:
+            return self._in_turn([zero + half] * 2, [zero, zero + 1], False, compute, sums)
+        return compute(sums, _Pair(zero + 1, zero)) if half else self._in_turn([0, 1], [0, 1], True, compute, sums)
 
     def _in_turn(self, rows: list, keys: list, causal: bool, compute: Callable[[Any, _Pair], Any], sums: Any) -> Any:
         def turn(sums: Any, pair: tuple) -> tuple:
@@ -522,7 +558,7 @@ class _Ring:
         """Where in the sequence the pair's queries and its keys begin."""
         device = (self.rank - step) % self.ways  # whose keys are here
         if not self.split.zigzag:
-            return self.rank * self.rows, device * self.keys
+            return (self.rank * self.parts + pair.row) * self.rows, (device * self.parts + pair.key) * self.keys
         last = 2 * self.ways - 1
         row = jnp.where(pair.row == 0, self.rank, last - self.rank)
         key = jnp.where(pair.key == 0, device, last - device)
@@ -552,10 +588,6 @@ class _Ring:
         """Of the device's keys and values, what is here before the first step."""
         return arrays
 
-    def _home(self, arrays):
-        """The device's own part of the gradients of keys and values: they have gone round but for one step."""
-        return self._pass_on(arrays)
-
     def _pass_on(self, arrays, after=None):
         """The neighbour's arrays. They leave when `after` is there, two steps back: so one step's computation and the
         next step's transfer go on at a time, and no more than two blocks of keys are here at once.
@@ -574,8 +606,15 @@ class _GatheredKeys(_Ring):
     def _arrived(self, arrays):
         return jax.tree.map(lambda a: lax.all_gather(a, self.split.seq, axis=1, tiled=True), arrays)
 
-    def _home(self, arrays):
-        return jax.tree.map(lambda a: lax.psum_scatter(a, self.split.seq, scatter_dimension=1, tiled=True), arrays)
+    def _gradients(self, arrays, dq, dmask):
+        q_wide, k, v, *others = arrays
+        k, v = self._arrived((k, v))
+        sums = dq, *(jnp.zeros(x.shape, self.wide) for x in (k, v)), dmask
+        for step in range(self.ways):
+            sums = self._over_pairs(step, partial(self._pulled, step, (q_wide, k, v, *others)), sums)
+        dq, *of_all, dmask = sums
+        home = partial(lax.psum_scatter, axis_name=self.split.seq, scatter_dimension=1, tiled=True)
+        return dq, *(home(x) for x in of_all), dmask
 
     def _pass_on(self, arrays, after=None):
         return arrays

@@ -48,7 +48,8 @@ class QuerySpan(NamedTuple):
 def spans(seq: int, causal: bool) -> list[QuerySpan]:
     """How attention of seq queries is cut, as kernels.attention_blocked.spans does it."""
     whole, tail = divmod(seq, QUERIES)
-    step = QUERIES * -(-whole // min(MAX_SPANS, max(1, math.isqrt(whole)))) or QUERIES
+    count = min(MAX_SPANS, max(1, math.isqrt(whole))) if causal else 1
+    step = QUERIES * -(-whole // count) or QUERIES
     edges = [*range(0, whole * QUERIES, step), whole * QUERIES]
     found = [QuerySpan(b - a, (b - a) // QUERIES, b if causal else seq) for a, b in pairwise(edges) if b > a]
     return [*found, QuerySpan(tail, 1, seq)] if tail else found

@@ -18,8 +18,8 @@ mp only), G_i its gradient's. act = b s h w: the residual stream on one device, 
                           that mp does not split are sums over mp too. arXiv:2205.05198, section 4.2
     segment, Ulysses      all-to-all over sep of q, k, v and of the result, forward and backward: 2 (2 q + 2 k) l with q
                           and k the bytes of all query and all key heads on one device. arXiv:2309.14509, section 3
-    segment, ring         collective-permutes of k and v, sep - 1 forward; of k and v, sep - 1, and of their gradients
-                          in 32 bits, sep, backward. arXiv:2310.01889, section 3
+    segment, ring         collective-permutes of k and v, sep - 1 forward; of k and v, and of their gradients in 32
+                          bits, sep - 1 each backward. arXiv:2310.01889, section 3
     segment, gather       all-gather of k and v, sep 2 k, forward and again backward, and reduce-scatter of their
                           gradients in 32 bits. arXiv:2407.21783, section 3.3.2
     segment, usp          Ulysses' all-to-alls among the neighbours that deal heads out, u of them, and the ring's
@@ -286,7 +286,7 @@ class _Terms:
             ring, kind = self.sep // way.inner, "collective-permute"
             for phase in phases:
                 yield self._term("ring attention", kind, axes, 2 * keys, times * (ring - 1), phase)
-            yield self._term("ring attention, gradients", kind, axes, 2 * summed, times * ring, "backward")
+            yield self._term("ring attention, gradients", kind, axes, 2 * summed, times * (ring - 1), "backward")
         if self.plan.sep_order == "zigzag" and not self.work.is_order_free:
             moved = moved_share(self.sep) * (2 * query + 2 * keys)
             for phase in phases:
