@@ -313,7 +313,7 @@ def _most_rows(t: int, k: int, count: int, most: int | None) -> int:
 def _ffn(rows: jax.Array, sizes: jax.Array, weights: ExpertWeights, activation: str) -> jax.Array:
     """Each group's rows through its expert."""
     up, down, gate, up_bias, down_bias, gate_bias = (None if w is None else w.astype(rows.dtype) for w in weights)
-    ones = jnp.ones((len(rows), 1), rows.dtype)
+    ones = jnp.ones((rows.shape[0], 1), rows.dtype)
 
     def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
         out = grouped_matmul(x, weight, sizes)

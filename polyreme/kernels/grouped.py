@@ -124,7 +124,7 @@ def _members(sizes: jax.Array, rows: int) -> jax.Array:
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _matmul(transpose: bool, rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
     out = _kernels().matmul(transpose, rows, weights, sizes)
-    return jnp.where((jnp.arange(len(rows)) < sizes.sum())[:, None], out, 0)
+    return jnp.where((jnp.arange(rows.shape[0]) < sizes.sum())[:, None], out, 0)
 
 
 def _matmul_fwd(transpose, rows, weights, sizes):
@@ -195,9 +195,9 @@ def _matmul_by_blocks(transpose: bool, rows: jax.Array, weights: jax.Array, size
         return blocks(TAIL, tails[e], starts[e] + full[e] * BLOCK, out)
 
     # What a group's last block writes behind the group is written again by the groups whose rows those are.
-    out = jnp.zeros((len(padded), weights.shape[1 if transpose else 2]), rows.dtype)
+    out = jnp.zeros((padded.shape[0], weights.shape[1 if transpose else 2]), rows.dtype)
     out = lax.fori_loop(0, weights.shape[0], group, out) if weights.shape[0] else out
-    return out[: len(rows)]
+    return out[: rows.shape[0]]
 
 
 def _outer_by_blocks(x: jax.Array, y: jax.Array, sizes: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import export, lax
 
 
 @jax.custom_vjp
@@ -50,14 +50,20 @@ class Groups(NamedTuple):
     def of(cls, group: jax.Array, groups: int, places: int) -> Groups:
         """Of n items in the groups 0 .. groups - 1, or outside of these in none; those of a group stay in their order.
         places: as many as items of groups there may be."""
-        n = len(group)
+        n = group.shape[0]
         group = jnp.where((group >= 0) & (group < groups), group, groups).astype(jnp.int32)
         items = lax.iota(jnp.int32, n)
         ordered, order = lax.sort((group, items), num_keys=1, is_stable=True)
-        bounds = jnp.searchsorted(ordered, jnp.arange(groups + 1, dtype=jnp.int32)).astype(jnp.int32)
+        numbers = jnp.arange(groups + 1, dtype=jnp.int32)
+        if export.is_symbolic_dim(n):  # searchsorted takes no open size
+            bounds = (ordered < numbers[:, None]).sum(1, dtype=jnp.int32)
+        else:
+            bounds = jnp.searchsorted(ordered, numbers).astype(jnp.int32)
         place = jnp.zeros((n,), jnp.int32).at[order].set(items, unique_indices=True)
         total = bounds[-1]
-        order = jnp.where(items < total, order, n)[:places]
+        order = jnp.where(items < total, order, n)
+        # n may be a symbol, which slices only by the same
+        order = order if places == n else order[:places]
         return cls(order, jnp.where(place < total, place, n), jnp.diff(bounds))
 
 

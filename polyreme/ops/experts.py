@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array, export, lax
 
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
@@ -121,7 +121,8 @@ def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
 def check_counts(what: str, **counts: Any) -> None:
     """Raise ConfigError, beginning with `what`, for what is no whole number of at least 1."""
     for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
+        is_whole = isinstance(count, Integral) or export.is_symbolic_dim(count)
+        if isinstance(count, bool) or not is_whole or count < 1:
             raise ConfigError(f"{what}: {name}={count!r}; give a whole number of at least 1")
 
 
@@ -205,7 +206,7 @@ def limit_experts(choices: Array, gates: Array, num_experts: int, capacity: int,
     check_choices("limit_experts", choices)
     k = choices.shape[-1]
     first = choices.reshape(-1, k).T.reshape(-1).astype(jnp.int32)
-    n = len(first)
+    n = first.shape[0]
     if by == "gate":
         weakness = -lax.stop_gradient(wide(gates)).reshape(-1, k).T.reshape(-1)
         _, turn = lax.sort((weakness, lax.iota(jnp.int32, n)), num_keys=1, is_stable=True)
@@ -219,7 +220,7 @@ def limit_experts(choices: Array, gates: Array, num_experts: int, capacity: int,
 
 def count_before(expert: Array, num_experts: int) -> Array:
     """Of each of the choices [n], how many before it chose the same expert; at least n for a choice of none."""
-    ranked = Groups.of(expert, num_experts, len(expert))
+    ranked = Groups.of(expert, num_experts, expert.shape[0])
     starts = jnp.cumsum(ranked.sizes) - ranked.sizes
     is_one = (expert >= 0) & (expert < num_experts)
     return ranked.place - jnp.where(is_one, starts[jnp.clip(expert, 0, num_experts - 1)], 0)

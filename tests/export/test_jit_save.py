@@ -54,6 +54,17 @@ class Steps(nn.Layer):
         return self.rnn(self.pool(x).transpose([0, 3, 1, 2]).flatten(2))[0]
 
 
+class Tokenwise(nn.Layer):
+    """A mixture of experts without its loss."""
+
+    def __init__(self, experts):
+        super().__init__()
+        self.experts = experts
+
+    def forward(self, x):
+        return self.experts(x)[0]
+
+
 # name -> model, spec, inputs of two batch sizes, and the terms in the longest chain of sums (None: the same bits)
 MODELS = {
     "mlp with dropout": (mlp, InputSpec([None, 4]), lambda b: images(b, 4), None),
@@ -91,6 +102,15 @@ MODELS = {
     "gpt": (lambda: GPT(GPTConfig(**SMALL, dropout=0.1)), InputSpec([None, 8], "int64"), tokens, 8 + 16 + 32),
     "llama": (
         lambda: Llama(LlamaConfig(**SMALL, num_kv_heads=1)), InputSpec([None, 8], "int64"), tokens, 8 + 16 + 32,
+    ),
+    # how many choices an expert takes follows from the open sizes
+    "experts with a capacity": (
+        lambda: Tokenwise(nn.MoE(8, 8, 4, router=nn.Router(8, 4, 2, capacity_factor=1.1))), InputSpec([None, None, 8]),
+        lambda b: images(b, 2 + b, 8), None,
+    ),
+    "experts that choose": (
+        lambda: Tokenwise(nn.MoE(8, 8, 4, router=nn.ExpertChoiceRouter(8, 4, 2))), InputSpec([None, 6, 8]),
+        lambda b: images(b, 6, 8), None,
     ),
 }  # fmt: skip
 

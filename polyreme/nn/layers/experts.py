@@ -216,8 +216,9 @@ def _share(router: Any, tokens: int) -> int:
     if router.capacity_factor is None:
         return tokens
     # as the factor is written: 1.1 * 10 in binary is more than 11
-    factor = Fraction(repr(float(router.capacity_factor)))
-    return max(1, math.ceil(factor * tokens * router.top_k / router.num_experts))
+    share = Fraction(repr(float(router.capacity_factor))) * router.top_k / router.num_experts
+    # in integers, as the number of tokens may be a symbol
+    return -(-max(tokens, 1) * share.numerator // share.denominator)
 
 
 class ExpertChoiceRouter(Layer):
@@ -273,7 +274,7 @@ class ExpertChoiceRouter(Layer):
 
     def capacity(self, tokens: int) -> int:
         """How many of a sequence of so many tokens an expert chooses, at most all."""
-        return min(_share(self, tokens), max(1, tokens))
+        return min(_share(self, tokens), max(tokens, 1))
 
     def extra_repr(self) -> str:
         return f"num_experts={self.num_experts}, top_k={self.top_k}, capacity_factor={self.capacity_factor}"
