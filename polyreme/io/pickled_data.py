@@ -1,7 +1,7 @@
 """Pickles read as data: a small machine over their opcodes that knows values, containers and arrays of numbers.
 
-Nothing that a pickle names is imported or called: three names have a meaning here, and every other is refused. Source
-of the opcodes: the standard library's pickletools.
+Nothing that a pickle names is imported or called: a few names have a meaning here, a reader of one format may give a
+meaning to more, and every other is refused. Source of the opcodes: the standard library's pickletools.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import io
 import math
 import pickletools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,9 +31,10 @@ _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class _Array:
-    """An array before its BUILD, and where the result of it is put."""
+    """An array before its BUILD, and the places of the memo that promise it."""
 
-    value: np.ndarray | None = None
+    def __init__(self) -> None:
+        self.memoized: list[int] = []
 
 
 class _DType:
@@ -41,6 +42,22 @@ class _DType:
 
     def __init__(self, code: str) -> None:
         self.value = np.dtype(code)
+
+
+class PickledName:
+    """A name that a pickle asks for: what calling it gives, None for what is only mentioned.
+
+    call(machine, *arguments) -> the value; it raises DataError for arguments that are not those of data.
+    """
+
+    def __init__(self, name: str, call: Callable[..., Any] | None) -> None:
+        self.name, self.call = name, call
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+Names = Mapping[tuple[str, str], PickledName]
 
 
 def read_pickle(file: BinaryIO, path: Path) -> Any:
@@ -52,26 +69,37 @@ def read_pickle(file: BinaryIO, path: Path) -> Any:
     data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise DataError(f"{path}: a pickle in it is longer than {MAX_BYTES:,} bytes; is it the file that was meant?")
+    return parse_pickle(data, str(path), {}, MAX_BYTES)[0]
+
+
+def parse_pickle(data: bytes, where: str, names: Names, room: int) -> tuple[Any, int]:
+    """What a pickle holds, and how many bytes long it is; where begins messages.
+
+    names: more of them that have a meaning, by module and name. room: bytes that its arrays and decoded strings may
+    take together. Raises DataError as `read_pickle` does.
+    """
+    stream = io.BytesIO(data)
     try:
-        return _Machine().run(data)
+        return PickleMachine(names, room).run(stream), stream.tell()
     # a pop of an empty stack, a name never stored, a value of another class than an opcode needs
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        raise DataError(f"{path}: a pickle in it cannot be read: {error}") from error
+        raise DataError(f"{where}: a pickle in it cannot be read: {str(error)[:300]}") from error
     except DataError as error:
-        raise DataError(f"{path}: {error}") from None
+        raise DataError(f"{where}: {str(error)[:300]}") from None
 
 
-class _Machine:
+class PickleMachine:
     """The stack and memo of one pickle."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Names, room: int) -> None:
+        self.names = {**_NAMES, **names}
+        self.limit = self.room = room
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
-        self.room = MAX_BYTES
 
-    def run(self, data: bytes) -> Any:
-        for opcode, argument, _ in pickletools.genops(io.BytesIO(data)):
+    def run(self, stream: BinaryIO) -> Any:
+        for opcode, argument, _ in pickletools.genops(stream):
             self.step(opcode.name, argument)
         (result,) = self.stack
         return _finished(result)
@@ -116,12 +144,12 @@ class _Machine:
     def take(self, nbytes: int) -> None:
         self.room -= nbytes
         if self.room < 0:
-            raise DataError(f"a pickle holds more than {MAX_BYTES:,} bytes of arrays and strings")
+            raise DataError(f"a pickle holds more than {self.limit:,} bytes of arrays and strings")
 
     def call(self, _: Any) -> None:
         arguments, function = self.stack.pop(), self.stack.pop()
-        if not isinstance(function, _Name) or function.call is None:
-            raise DataError(f"a pickle calls {function}; only NumPy arrays, strings and numbers are read")
+        if not isinstance(function, PickledName) or function.call is None:
+            raise DataError(f"a pickle calls {function!r:.80}; only NumPy arrays, strings and numbers are read")
         self.stack.append(function.call(self, *arguments))
 
     def build(self, _: Any) -> None:
@@ -134,11 +162,14 @@ class _Machine:
                 raise DataError(f"a pickle has a dtype of {state}; only plain numbers are read")
             target.value = target.value.newbyteorder(order)
         elif isinstance(target, _Array):
-            self.build_array(target, *state)
+            # a pickle builds an array before it refers to it again
+            self.stack[-1] = array = self.build_array(*state)
+            for place in target.memoized:
+                self.memo[place] = array
         else:
             raise DataError(f"a pickle sets the state of a {type(target).__name__}; only that of arrays is read")
 
-    def build_array(self, target: _Array, _: Any, shape: Any, dtype: Any, fortran: Any, raw: Any) -> None:
+    def build_array(self, _: Any, shape: Any, dtype: Any, fortran: Any, raw: Any) -> np.ndarray:
         is_shape = isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)
         if not is_shape or not isinstance(dtype, _DType) or not isinstance(raw, bytes):
             raise DataError("a pickle has an array that is not of a shape, a dtype of numbers and bytes")
@@ -148,83 +179,84 @@ class _Machine:
             )
         self.take(len(raw))
         flat = np.frombuffer(bytearray(raw), dtype.value)  # a copy that may be written
-        target.value = flat.reshape(shape, order="F" if fortran else "C")
+        return flat.reshape(shape, order="F" if fortran else "C")
+
+    def named(self, module: Any, name: Any) -> PickledName:
+        """What a name means here."""
+        if (module, name) not in self.names:
+            raise DataError(f"a pickle asks for {module}.{name}; only NumPy arrays, strings and numbers are read")
+        return self.names[module, name]
+
+    def keep(self, place: int) -> None:
+        """The memo has what is on top."""
+        self.memo[place] = self.stack[-1]
+        if isinstance(self.stack[-1], _Array):
+            self.stack[-1].memoized.append(place)
 
 
-class _Name:
-    """A name that a pickle asks for: what calling it gives, None for what is only mentioned."""
-
-    def __init__(self, name: str, call: Callable[..., Any] | None) -> None:
-        self.name, self.call = name, call
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-def _make_array(machine: _Machine, subtype: Any, shape: Any, code: Any) -> _Array:
+def _make_array(machine: PickleMachine, subtype: Any, shape: Any, code: Any) -> _Array:
     return _Array()
 
 
-def _make_dtype(machine: _Machine, code: Any, *copy: Any) -> _DType:
+def _make_dtype(machine: PickleMachine, code: Any, *copy: Any) -> _DType:
     text = code.decode("latin-1") if isinstance(code, bytes) else code
     if not isinstance(text, str) or not _NUMBERS.fullmatch(text):
         raise DataError(f"a pickle has an array of dtype {code!r}; only plain numbers are read")
     return _DType(text)
 
 
-def _encode(machine: _Machine, text: Any, encoding: Any) -> bytes:
+def _encode(machine: PickleMachine, text: Any, encoding: Any) -> bytes:
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1", b"latin1"):
         raise DataError(f"a pickle encodes a {type(text).__name__} as {encoding!r}; latin1 is how bytes are stored")
     machine.take(len(text))
     return text.encode("latin-1")
 
 
-def _empty_bytes(machine: _Machine) -> bytes:
+def _empty_bytes(machine: PickleMachine) -> bytes:
     return b""  # how protocol 2 stores them
 
 
-_ARRAY = _Name("numpy.ndarray", None)
-_RECONSTRUCT = _Name("numpy._core.multiarray._reconstruct", _make_array)
+def _make_scalar(machine: PickleMachine, dtype: Any, raw: Any) -> np.generic:
+    if not isinstance(dtype, _DType) or not isinstance(raw, bytes) or len(raw) != dtype.value.itemsize:
+        raise DataError("a pickle has a number that is not of a dtype and as many bytes")
+    return np.frombuffer(raw, dtype.value)[0]
+
+
+_ARRAY = PickledName("numpy.ndarray", None)
+_SCALAR = PickledName("numpy._core.multiarray.scalar", _make_scalar)
+_RECONSTRUCT = PickledName("numpy._core.multiarray._reconstruct", _make_array)
 _NAMES = {
     ("numpy", "ndarray"): _ARRAY,
-    ("numpy", "dtype"): _Name("numpy.dtype", _make_dtype),
+    ("numpy", "dtype"): PickledName("numpy.dtype", _make_dtype),
     ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
     ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("__builtin__", "bytes"): _Name("__builtin__.bytes", _empty_bytes),
-    ("_codecs", "encode"): _Name("_codecs.encode", _encode),
+    ("numpy.core.multiarray", "scalar"): _SCALAR,
+    ("numpy._core.multiarray", "scalar"): _SCALAR,
+    ("__builtin__", "bytes"): PickledName("__builtin__.bytes", _empty_bytes),
+    ("_codecs", "encode"): PickledName("_codecs.encode", _encode),
 }
 
 
-def _named(module: Any, name: Any) -> _Name:
-    if (module, name) not in _NAMES:
-        raise DataError(f"a pickle asks for {module}.{name}; only NumPy arrays, strings and numbers are read")
-    return _NAMES[module, name]
-
-
-def _push(make: Callable[[_Machine, Any], Any]) -> Callable[[_Machine, Any], None]:
+def _push(make: Callable[[PickleMachine, Any], Any]) -> Callable[[PickleMachine, Any], None]:
     return lambda machine, argument: machine.stack.append(make(machine, argument))
 
 
-def _keep(machine: _Machine, index: int) -> None:
-    machine.memo[index] = machine.stack[-1]
-
-
-def _text_bytes(machine: _Machine, text: str) -> bytes:
+def _text_bytes(machine: PickleMachine, text: str) -> bytes:
     return text.encode("latin-1")
 
 
-def _dict_since_mark(machine: _Machine, _: Any) -> None:
+def _dict_since_mark(machine: PickleMachine, _: Any) -> None:
     pairs = machine.since_mark()
     machine.stack.append({})
     machine.fill(pairs)
 
 
-def _stack_global(machine: _Machine, _: Any) -> _Name:
+def _stack_global(machine: PickleMachine, _: Any) -> PickledName:
     name, module = machine.stack.pop(), machine.stack.pop()
-    return _named(module, name)
+    return machine.named(module, name)
 
 
-_STEPS: dict[str, Callable[[_Machine, Any], Any]] = {
+_STEPS: dict[str, Callable[[PickleMachine, Any], Any]] = {
     "MARK": lambda machine, _: machine.marks.append(len(machine.stack)),
     "POP": lambda machine, _: machine.stack.pop(),
     "POP_MARK": lambda machine, _: machine.since_mark(),
@@ -241,46 +273,36 @@ _STEPS: dict[str, Callable[[_Machine, Any], Any]] = {
     "SETITEM": lambda machine, _: machine.fill([machine.stack.pop(), machine.stack.pop()][::-1]),
     "SETITEMS": lambda machine, _: machine.fill(machine.since_mark()),
     "TUPLE": _push(lambda machine, _: tuple(machine.since_mark())),
-    "PUT": _keep,
-    "BINPUT": _keep,
-    "LONG_BINPUT": _keep,
-    "MEMOIZE": lambda machine, _: _keep(machine, len(machine.memo)),
+    "PUT": PickleMachine.keep,
+    "BINPUT": PickleMachine.keep,
+    "LONG_BINPUT": PickleMachine.keep,
+    "MEMOIZE": lambda machine, _: machine.keep(len(machine.memo)),
     "GET": _push(lambda machine, index: machine.memo[index]),
     "BINGET": _push(lambda machine, index: machine.memo[index]),
     "LONG_BINGET": _push(lambda machine, index: machine.memo[index]),
-    "GLOBAL": _push(lambda machine, text: _named(*text.split(" ", 1))),
+    "GLOBAL": _push(lambda machine, text: machine.named(*text.split(" ", 1))),
     "STACK_GLOBAL": _push(_stack_global),
-    "REDUCE": _Machine.call,
-    "BUILD": _Machine.build,
+    "REDUCE": PickleMachine.call,
+    "BUILD": PickleMachine.build,
 }
 
 
 def _finished(result: Any) -> Any:
-    """The result with arrays where they were promised. Containers are walked once, however often they are referred to
-    and however deep they lie."""
-    box = [result]
-    waiting: list[Any] = [box]
-    seen = {id(box)}
+    """The result, which no array, dtype or name lies in any more that was only announced. Containers are walked once,
+    however often they are referred to and however deep they lie."""
+    waiting: list[Any] = [[result]]
+    seen: set[int] = set()
     while waiting:
-        container = waiting.pop()
-        for place, value in _entries(container):
-            if isinstance(value, (_Array, _DType, _Name)) and not isinstance(container, tuple):
-                container[place] = _value(value)
-            elif isinstance(value, (_Array, _DType, _Name)):
-                raise DataError("a pickle has an array in a tuple; arrays in lists and dicts are read")
-            elif isinstance(value, (list, dict, tuple)) and id(value) not in seen:
+        for value in _values(waiting.pop()):
+            if isinstance(value, (_Array, _DType, PickledName)):
+                raise DataError(
+                    "a pickle holds an unfinished array, a dtype or a name; only arrays, strings and numbers are read"
+                )
+            if isinstance(value, (list, dict, tuple)) and id(value) not in seen:
                 seen.add(id(value))
                 waiting.append(value)
-    return box[0]
+    return result
 
 
-def _entries(container: Any) -> Iterator[tuple[Any, Any]]:
-    return iter(list(container.items() if isinstance(container, dict) else enumerate(container)))
-
-
-def _value(promise: Any) -> Any:
-    if not isinstance(promise, _Array) or promise.value is None:
-        raise DataError(
-            "a pickle holds an unfinished array, a dtype or a name; only arrays, strings and numbers are read"
-        )
-    return promise.value
+def _values(container: Any) -> Iterator[Any]:
+    return iter(container.values() if isinstance(container, dict) else container)

@@ -19,7 +19,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.eager.memory import Size
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import CheckpointError, ConfigError, DTypeError
-from polyreme.io import safetensors_file
+from polyreme.io import paddle_pickle, paddle_tensors, safetensors_file
 
 STRUCTURE = "polyreme.structure"
 NAME_TABLE = "StructuredToParameterName@@"
@@ -92,15 +92,20 @@ def _writer_of_bytes(content: bytes) -> tuple[Callable[[IO[bytes]], object], int
 
 
 def load(path: str | os.PathLike[str] | BytesIO, **configs: Any) -> Any:
-    """Load what save wrote, or any safetensors file as a dict; of a BytesIO what begins where it stands, so that
-    several values saved into one are loaded one after the other.
+    """Load what save wrote, what PaddlePaddle's save wrote (.pdparams, .pdopt), or any safetensors file as a dict; of
+    a BytesIO what begins where it stands, so that several values saved into one are loaded one after the other.
 
     return_numpy: Tensors come as ndarrays; keep_name_table: a dict of Tensors gets back its table of their names.
-    Raises CheckpointError for pickles and other formats, and for a file that is corrupt or ill-formed.
+    A pickle is read as data: nothing that it names is imported or called. Raises CheckpointError for one that holds
+    more than containers, numbers, strings, arrays and Tensors, for other formats, and for a file that is corrupt.
     """
     settings = _check_configs("load", configs, _LOAD_DEFAULTS)
     if isinstance(path, BytesIO):
         start = path.tell()
+        if _is_paddles(path.getbuffer()[start : start + 12]):
+            value, length = _read_paddles(path.getvalue()[start:], "the BytesIO", settings)
+            path.seek(start + length)
+            return value
         arrays, metadata = safetensors_file.read(path, "the BytesIO", to_end=False)
         where = "the BytesIO"
         kind = _file_kinds.get(metadata.get("format", ""))
@@ -112,6 +117,10 @@ def load(path: str | os.PathLike[str] | BytesIO, **configs: Any) -> Any:
         where = str(file_path)
         try:
             with open(file_path, "rb") as file:
+                if _is_paddles(file.read(12)):
+                    file.seek(0)
+                    return _read_paddles_whole(file.read(), where, settings)
+                file.seek(0)
                 arrays, metadata = safetensors_file.read(file, where)
                 kind = _file_kinds.get(metadata.get("format", ""))
                 if kind is not None:
@@ -123,6 +132,45 @@ def load(path: str | os.PathLike[str] | BytesIO, **configs: Any) -> Any:
     return _Decoder(
         arrays, metadata, where, **{k: settings[k] for k in ("return_numpy", "keep_name_table")}
     ).decode_file()
+
+
+def _is_paddles(head: bytes | memoryview) -> bool:
+    return paddle_pickle.is_pickle(bytes(head)) or paddle_tensors.is_record(bytes(head))
+
+
+def _read_paddles_whole(data: bytes, where: str, settings: dict[str, Any]) -> Any:
+    value, length = _read_paddles(data, where, settings)
+    if length != len(data):
+        raise CheckpointError(f"{where}: {len(data) - length:,} bytes follow the value; give a file of one value")
+    return value
+
+
+def _read_paddles(data: bytes, where: str, settings: dict[str, Any]) -> tuple[Any, int]:
+    """What PaddlePaddle saved, and its length in bytes."""
+    as_arrays = settings["return_numpy"]
+    if not paddle_pickle.is_pickle(data[:12]):
+        array, length = paddle_tensors.read_one(data, where)
+        return array if as_arrays else to_tensor(array), length
+    value, length = paddle_pickle.read(data, where)
+    table = value.pop(NAME_TABLE, None) if isinstance(value, dict) else None
+    names = table if isinstance(table, dict) else {}
+
+    def tensor(pickled: paddle_pickle.PickledTensor, key: Any = None) -> Any:
+        if as_arrays:
+            return pickled.array
+        result = to_tensor(pickled.array)
+        name = pickled.name or names.get(key)
+        if isinstance(name, str) and name:
+            result.name = name
+        return result
+
+    if isinstance(value, dict):  # the table names the Tensors of the outermost dict
+        is_tensor = paddle_pickle.PickledTensor
+        value = {key: tensor(item, key) if isinstance(item, is_tensor) else item for key, item in value.items()}
+    value = paddle_pickle.with_tensors(value, tensor)
+    if settings["keep_name_table"] and table is not None:
+        value[NAME_TABLE] = table
+    return value, length
 
 
 def _check_configs(function: str, configs: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

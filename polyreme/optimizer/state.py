@@ -246,9 +246,12 @@ class OptimizerState:
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state_dict; a parameter that has no entries in it starts again.
 
-        Raises CheckpointError, changing nothing, for a name or shape that does not fit.
+        PaddlePaddle's powers of beta1 and beta2 stand for the number of steps. Raises CheckpointError, changing
+        nothing, for a name or shape that does not fit, and for powers of another beta.
         """
         values = self._renamed({k: v for k, v in state_dict.items() if k != "LR_Scheduler"})
+        if "step" in self.scalars:
+            values = self._counted(values)
         scheduler = state_dict.get("LR_Scheduler")
         self._check_state(values, scheduler)
         if scheduler is not None:
@@ -275,6 +278,29 @@ class OptimizerState:
         keys = {key: re.fullmatch(r"(.+\.[wb]_\d+)(_.+)", key) for key in values}
         moved = {key: parts for key, parts in keys.items() if parts and parts[1] not in known and parts[1] in earlier}
         return {earlier[moved[k][1]] + moved[k][2] if k in moved else k: v for k, v in values.items()}
+
+    def _counted(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """values with the number of steps in place of PaddlePaddle's beta ** (steps + 1)."""
+        result, powers = dict(values), {}
+        for p in self._parameters:
+            for name in ("beta1", "beta2"):
+                power = result.pop(f"{p.name}_{name}_pow_acc_0", None)
+                if power is not None and name in self._settings:
+                    powers[p.name, name] = float(np.asarray(power).reshape(-1)[0]), float(self.setting(p, name))
+        for (parameter, name), (power, beta) in powers.items():
+            # beta1's counts exactly until float32 has no number so small; after beta2's, bias is corrected no more
+            if not 0 < power < 1 or not 0 < beta < 1 or (power < 1e-30 and (parameter, "beta2") in powers):
+                result.setdefault(f"{parameter}_step_0", np.float32(1e6))
+                continue
+            count = round(np.log(power) / np.log(beta)) - 1
+            if count < 0 or abs(beta ** (count + 1) / power - 1) > 1e-2:
+                raise CheckpointError(
+                    f"{type(self).__name__}.set_state_dict: {parameter} has {name} to the power of its steps as "
+                    f"{power:g}, which is no power of {name}={beta}; give the optimizer the {name} it was saved with"
+                )
+            if result.get(f"{parameter}_step_0", 1e6) == 1e6:
+                result[f"{parameter}_step_0"] = np.float32(count)
+        return result
 
     def _check_state(self, values: Mapping[str, Any], scheduler: Any) -> None:
         owner = type(self).__name__
