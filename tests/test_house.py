@@ -29,6 +29,7 @@ FLOORS = {
         "models incubate",
         "generation",
         "recipes",
+        "serving",
         "utils sysconfig static fluid root api compat torch_scripts",
         "cli paddle_scripts __main__",
     ],

@@ -10,6 +10,7 @@ from typing import Any
 from polyreme.errors import ConfigError
 from polyreme.generation.generator import Completion, TextGenerator
 from polyreme.generation.sampling import SamplingParams
+from polyreme.generation.text_stream import TextStream
 from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
 from polyreme.mesh import Plan
 from polyreme.models.auto import AutoModelForCausalLM
@@ -100,38 +101,20 @@ class LLM:
             for number, each in enumerate(settings)
             for copy in range(each.n)
         ]
-        stops = [_Stops(self.tokenizer, settings_of_row.stop) for _, settings_of_row in rows]
+        streams = [TextStream(self.tokenizer, own.stop, own.min_tokens) for _, own in rows]
+        texts = [""] * len(rows)
+
+        def take(row: int, token: int) -> bool:
+            texts[row] += streams[row].add([token])
+            return streams[row].stopped
+
         completions = self.generator.generate(
             [ids[number] for number, _ in rows],
             [settings_of_row for _, settings_of_row in rows],
-            (lambda row, token: stops[row].ends(token)) if any(stop.strings for stop in stops) else None,
+            take,
         )
         outputs: list[list[TextOutput]] = [[] for _ in ids]
-        for (number, _), completion, stop in zip(rows, completions, stops, strict=True):
-            text = stop.cut(self.tokenizer.decode(completion.token_ids))
-            outputs[number].append(TextOutput(**vars(completion), text=text))
-        texts = [p if isinstance(p, str) else self.tokenizer.decode(p) for p in prompts]
-        return [RequestOutput(*parts) for parts in zip(texts, ids, outputs, strict=True)]
-
-
-class _Stops:
-    """Strings at which a text ends, looked for as its tokens come."""
-
-    def __init__(self, tokenizer: TextTokenizer, strings: Sequence[str]) -> None:
-        self.strings = tuple(strings)
-        self._tokenizer = tokenizer
-        self._ids: list[int] = []
-
-    def ends(self, token: int) -> bool:
-        """Whether the text has one of the strings with this token."""
-        if not self.strings:
-            return False
-        self._ids.append(token)
-        # a token has at least one byte of what it may complete, and its neighbours decide how it is written
-        tail = self._tokenizer.decode(self._ids[-max(map(lambda s: len(s.encode()), self.strings)) - 8 :])
-        return any(string in tail for string in self.strings)
-
-    def cut(self, text: str) -> str:
-        """The text up to the first of the strings."""
-        places = [place for string in self.strings if (place := text.find(string)) >= 0]
-        return text[: min(places)] if places else text
+        for (number, _), completion, text, stream in zip(rows, completions, texts, streams, strict=True):
+            outputs[number].append(TextOutput(**vars(completion), text=text + stream.finish()))
+        shown = [p if isinstance(p, str) else self.tokenizer.decode(p) for p in prompts]
+        return [RequestOutput(*parts) for parts in zip(shown, ids, outputs, strict=True)]

@@ -1,0 +1,1 @@
+"""Serving a decoder over HTTP, as OpenAI's API has it."""

@@ -1,0 +1,174 @@
+"""Bodies of answers, as OpenAI's clients read them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from polyreme.serving.requests import ChatBody, CompletionBody
+from polyreme.serving.service import TextPiece
+from polyreme.serving.token_texts import TokenTexts
+
+_LEAST_LOGPROB = -9999.0
+"""For a probability of zero, as JSON has no infinity."""
+
+
+class TokenCounts:
+    """Tokens of a request: of its prompts, of them those whose keys and values were there, and of its texts."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
+        self.prompt, self.cached, self.written = sum(map(len, prompts)), 0, 0
+        self._cached: dict[int, int] = {}
+
+    def add(self, piece: TextPiece) -> None:
+        """Count a piece."""
+        self.written += len(piece.token_ids)
+        self._cached[piece.index] = max(piece.num_cached, self._cached.get(piece.index, 0))
+
+    def body(self, copies: int) -> dict[str, Any]:
+        """OpenAI's usage; of n copies of a prompt the first one's cached tokens count."""
+        cached = sum(count for index, count in self._cached.items() if index % copies == 0)
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.written,
+            "total_tokens": self.prompt + self.written,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+
+class _Answer:
+    """What answers of both kinds share. chunk: of a stream."""
+
+    kind: str
+    chunk: str
+    prefix: str
+
+    def __init__(self, model: str, texts: TokenTexts, copies: int, prompts: Sequence[Sequence[int]]) -> None:
+        self.texts, self.copies, self.prompts = texts, copies, prompts
+        self.counts = TokenCounts(prompts)
+        self.head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+
+    def whole(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """The answer at once."""
+        return self.head | {"object": self.kind, "choices": choices, "usage": self.counts.body(self.copies)}
+
+    def event(self, choices: list[dict[str, Any]], *, tells_usage: bool) -> dict[str, Any]:
+        """One event of a stream; where usage was asked for, all but the last say null."""
+        return self.head | {"object": self.chunk, "choices": choices} | ({"usage": None} if tells_usage else {})
+
+    def usage_event(self) -> dict[str, Any]:
+        """The last event."""
+        return self.head | {"object": self.chunk, "choices": [], "usage": self.counts.body(self.copies)}
+
+
+class CompletionAnswer(_Answer):
+    """Answers of /v1/completions."""
+
+    kind = chunk = "text_completion"
+    prefix = "cmpl"
+
+    def __init__(
+        self, body: CompletionBody, model: str, texts: TokenTexts, prompts: Sequence[Sequence[int]], echoes: list[str]
+    ) -> None:
+        super().__init__(model, texts, body.n or 1, prompts)
+        self._body, self._echoes = body, echoes
+        count = len(prompts) * self.copies
+        self._offsets = [len(self._echo(index)) if body.echo else 0 for index in range(count)]
+
+    def first_choices(self) -> list[dict[str, Any]]:
+        """What a stream begins with: the prompts, where they are echoed."""
+        if not self._body.echo:
+            return []
+        return [self.choice(TextPiece(index, self._echo(index)), ends=False) for index in range(len(self._offsets))]
+
+    def whole_choice(self, text: TextPiece) -> dict[str, Any]:
+        """A text at once."""
+        choice = self.choice(text, ends=True)
+        return choice | {"text": self._echo(text.index) + text.text} if self._body.echo else choice
+
+    def choice(self, text: TextPiece, *, ends: bool) -> dict[str, Any]:
+        """A text, or a part of one."""
+        choice: dict[str, Any] = {
+            "index": text.index,
+            "text": text.text,
+            "logprobs": None if self._body.logprobs is None else self._logprobs(text),
+            "finish_reason": text.finish_reason,
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"] = text.token_ids
+            if ends:
+                choice["prompt_token_ids"] = list(self.prompts[text.index // self.copies])
+        return choice
+
+    def _echo(self, index: int) -> str:
+        return self._echoes[index // self.copies]
+
+    def _logprobs(self, text: TextPiece) -> dict[str, Any]:
+        tokens = self.texts.texts_of(text.token_ids)
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offsets[text.index])
+            self._offsets[text.index] += len(token)
+        top = [
+            {self.texts.text_of(i): _finite(value) for i, value in reversed(likeliest.items())}
+            for likeliest in text.top_logprobs
+        ]
+        return {
+            "tokens": tokens,
+            "token_logprobs": [_finite(value) for value in text.logprobs],
+            "top_logprobs": top if self._body.logprobs else None,
+            "text_offset": offsets,
+        }
+
+
+class ChatAnswer(_Answer):
+    """Answers of /v1/chat/completions."""
+
+    kind, chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def __init__(self, body: ChatBody, model: str, texts: TokenTexts, prompts: Sequence[Sequence[int]]) -> None:
+        super().__init__(model, texts, body.n or 1, prompts)
+        self._body = body
+
+    def first_choices(self) -> list[dict[str, Any]]:
+        """What a stream begins with: who speaks."""
+        delta = {"role": "assistant", "content": ""}
+        return [
+            {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} for index in range(self.copies)
+        ]
+
+    def whole_choice(self, text: TextPiece) -> dict[str, Any]:
+        """A text at once."""
+        message = {"role": "assistant", "content": text.text, "refusal": None}
+        return {"index": text.index, "message": message} | self._rest(text, ends=True)
+
+    def choice(self, text: TextPiece, *, ends: bool) -> dict[str, Any]:
+        """A part of a text."""
+        delta = {"content": text.text} if text.text or text.finish_reason is None else {}
+        return {"index": text.index, "delta": delta} | self._rest(text, ends=ends)
+
+    def _rest(self, text: TextPiece, *, ends: bool) -> dict[str, Any]:
+        rest: dict[str, Any] = {
+            "logprobs": {"content": list(self._logprobs(text)), "refusal": None} if self._body.logprobs else None,
+            "finish_reason": text.finish_reason,
+        }
+        if self._body.return_token_ids:
+            rest["token_ids"] = text.token_ids
+            if ends:
+                rest["prompt_token_ids"] = list(self.prompts[0])
+        return rest
+
+    def _logprobs(self, text: TextPiece) -> Iterable[dict[str, Any]]:
+        for token, logprob, likeliest in zip(text.token_ids, text.logprobs, text.top_logprobs, strict=True):
+            top = [self._told(i, value) for i, value in likeliest.items()] if self._body.top_logprobs else []
+            yield self._told(token, logprob) | {"top_logprobs": top}
+
+    def _told(self, token: int, logprob: float) -> dict[str, Any]:
+        data = self.texts.bytes_of(token)
+        return {"token": self.texts.text_of(token), "logprob": _finite(logprob), "bytes": list(data)}
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LEAST_LOGPROB)

@@ -1,0 +1,255 @@
+"""The endpoints of an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from polyreme.errors import ConfigError
+from polyreme.generation.sampling import SamplingParams
+from polyreme.serving.answers import ChatAnswer, CompletionAnswer
+from polyreme.serving.refusals import HttpRefusal
+from polyreme.serving.requests import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, read_body
+from polyreme.serving.service import TextPiece, TextService
+from polyreme.serving.streaming import ClientGoneError, EventStream, as_json, unless_gone
+from polyreme.serving.token_texts import TokenTexts
+from polyreme.serving.web import HTTPException, Request, Response, Route, Starlette
+from polyreme.version import full_version
+
+_MOST_CHARS_AT_ONCE = 2000
+"""Characters that are tokenized in the event loop: under a millisecond."""
+_log = logging.getLogger("polyreme.serving")
+
+
+class Endpoints:
+    """What answers requests, of a service."""
+
+    def __init__(self, service: TextService) -> None:
+        self.service = service
+        self._texts: TokenTexts | None = None
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        routes = [
+            Route("/health", self.health),
+            Route("/version", self.version),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.model),
+            Route("/v1/completions", self.complete, methods=["POST"]),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+        ]
+        handlers: dict[Any, Any] = {
+            HttpRefusal: _refused,
+            HTTPException: _no_route,
+            ClientGoneError: _client_gone,
+            Exception: _failed,
+        }
+        return Starlette(routes=routes, exception_handlers=handlers)
+
+    async def health(self, request: Request) -> Response:
+        """200 when requests are taken, 503 before and after."""
+        is_ready = self.service.state == "ready"
+        return _json({"status": self.service.state}, 200 if is_ready else 503)
+
+    async def version(self, request: Request) -> Response:
+        """Of polyreme."""
+        return _json({"version": full_version})
+
+    async def models(self, request: Request) -> Response:
+        """The names that this model is served under."""
+        return _json({"object": "list", "data": [self._described(name) for name in self.service.names]})
+
+    async def model(self, request: Request) -> Response:
+        """One of them."""
+        name = request.path_params["name"]
+        self.service.check_name(name)
+        return _json(self._described(name))
+
+    async def complete(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        body = read_body(CompletionBody, await request.body())
+        self.service.check_name(body.model)
+        tokenizer = self.service.model.tokenizer
+        prompts = [
+            await self._encoded(prompt, body.add_special_tokens)
+            if isinstance(prompt, str)
+            else self._ids(prompt, "prompt")
+            for prompt in body.prompt
+        ]
+        wanted = 16 if body.max_tokens is None else body.max_tokens
+        if body.echo and body.logprobs is not None:
+            raise HttpRefusal(
+                400,
+                "echo: log-probabilities of the prompt are not computed; leave out echo or logprobs",
+                param="echo",
+                code="unsupported",
+            )
+        limits = [self.service.room_after(prompt, "prompt", wanted) for prompt in prompts]
+        echoes = [
+            prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=False)
+            for prompt in body.prompt
+        ]
+        answer = CompletionAnswer(body, self.service.names[0], self._token_texts(), prompts, echoes)
+        if not wanted:
+            # nothing is written after what is echoed
+            pieces = [TextPiece(index, finish_reason="length") for index in range(len(prompts) * answer.copies)]
+            return _json(answer.whole([answer.whole_choice(piece) for piece in pieces]))
+        # copies of a prompt have seeds of their own; so have prompts
+        params = [body.sampling(limit, body.logprobs) for limit in limits]
+        return await self._answer(request, body, answer, prompts, params)
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        body = read_body(ChatBody, await request.body())
+        self.service.check_name(body.model)
+        prompt = await self._rendered(body.conversation(), body.chat_template_kwargs or {})
+        limit = self.service.room_after(prompt, "messages", body.limit)
+        answer = ChatAnswer(body, self.service.names[0], self._token_texts(), [prompt])
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        return await self._answer(request, body, answer, [prompt], [body.sampling(limit, logprobs)])
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize: ids of a text or of a conversation as the chat template writes it."""
+        body = read_body(TokenizeBody, await request.body())
+        self.service.check_name(body.model)
+        if body.prompt is not None:
+            ids = await self._encoded(body.prompt, body.add_special_tokens)
+        else:
+            ids = await self._rendered([m.model_dump(exclude={"name"}) for m in body.messages or ()], {})
+        answer: dict[str, Any] = {"count": len(ids), "max_model_len": self.service.model.max_model_len, "tokens": ids}
+        if body.return_token_strs:
+            answer["token_strs"] = self._token_texts().texts_of(ids)
+        return _json(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize: the text of ids, special tokens included."""
+        body = read_body(DetokenizeBody, await request.body())
+        self.service.check_name(body.model)
+        text = self.service.model.tokenizer.decode(self._ids(body.tokens, "tokens"), skip_special_tokens=False)
+        return _json({"prompt": text})
+
+    # parts
+
+    async def _answer(
+        self,
+        request: Request,
+        body: CompletionBody | ChatBody,
+        answer: CompletionAnswer | ChatAnswer,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+    ) -> Response:
+        if body.stream:
+            return EventStream(self._events(body, answer, prompts, params))
+        return _json(await unless_gone(request.receive, self._whole(answer, prompts, params)))
+
+    async def _whole(
+        self,
+        answer: CompletionAnswer | ChatAnswer,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+    ) -> dict[str, Any]:
+        texts = [TextPiece(index) for index in range(len(prompts) * answer.copies)]
+        async with self.service.writing(prompts, params) as pieces:
+            async for piece in pieces:
+                answer.counts.add(piece)
+                texts[piece.index].add(piece)
+        return answer.whole([answer.whole_choice(text) for text in texts])
+
+    async def _events(
+        self,
+        body: CompletionBody | ChatBody,
+        answer: CompletionAnswer | ChatAnswer,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+    ) -> AsyncGenerator[dict[str, Any] | None]:
+        tells = body.include_usage
+        # tokens whose text is not sure yet wait here, with their logprobs
+        waiting = [TextPiece(index) for index in range(len(prompts) * answer.copies)]
+        async with self.service.writing(prompts, params) as pieces:
+            yield None
+            for choice in answer.first_choices():
+                yield answer.event([choice], tells_usage=tells)
+            async for piece in pieces:
+                answer.counts.add(piece)
+                index = piece.index
+                waiting[index].add(piece)
+                if piece.text or piece.finish_reason is not None:
+                    choice = answer.choice(waiting[index], ends=piece.finish_reason is not None)
+                    yield answer.event([choice], tells_usage=tells)
+                    waiting[index] = TextPiece(index)
+        if tells:
+            yield answer.usage_event()
+
+    async def _encoded(self, text: str, add_special_tokens: bool) -> list[int]:
+        encode = self.service.model.tokenizer.encode
+        if len(text) <= _MOST_CHARS_AT_ONCE:
+            return encode(text, add_special_tokens)
+        return await asyncio.to_thread(encode, text, add_special_tokens)
+
+    async def _rendered(self, messages: Sequence[dict[str, str]], variables: dict[str, Any]) -> list[int]:
+        template = self.service.model.tokenizer.apply_chat_template
+        try:
+            text = await asyncio.to_thread(template, messages, **variables)
+        except ConfigError as error:
+            raise HttpRefusal(400, str(error), param="messages", code="chat_template") from None
+        return await self._encoded(text, False)
+
+    def _ids(self, ids: list[int], param: str) -> list[int]:
+        known = self.service.model.tokenizer.vocab_size
+        wrong = next((i for i in ids if not 0 <= i < known), None)
+        if wrong is not None:
+            told = str(wrong) if abs(wrong) < 2**63 else "a number"
+            raise HttpRefusal(
+                400, f"{param}: id {told} is not among the {known} of the tokenizer", param=param, code="token_id"
+            )
+        return ids
+
+    def _token_texts(self) -> TokenTexts:
+        if self._texts is None:
+            self._texts = TokenTexts(self.service.model.tokenizer)
+        return self._texts
+
+    def _described(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.service.created,
+            "owned_by": "polyreme",
+            "root": self.service.names[0],
+            "max_model_len": self.service.model.max_model_len if self.service.state == "ready" else None,
+        }
+
+
+def _json(body: Any, status: int = 200) -> Response:
+    return Response(as_json(body), status, media_type="application/json")
+
+
+def _as_response(refusal: HttpRefusal) -> Response:
+    return Response(refusal.encoded(), refusal.status, refusal.headers, media_type="application/json")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HttpRefusal)
+    if error.status == 500:
+        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return _as_response(error)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:200]
+    message = {404: f"no {path} here", 405: f"{path} does not take {request.method}"}
+    refusal = HttpRefusal(error.status_code, message.get(error.status_code, error.detail), headers=error.headers)
+    return _as_response(refusal)
+
+
+async def _client_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return _as_response(HttpRefusal(500, "the server failed on this request; its log says how", code="internal_error"))

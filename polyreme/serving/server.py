@@ -1,0 +1,147 @@
+"""The process that serves: it listens first, loads the model beside that, and drains when it is asked to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from polyreme.errors import ConfigError
+from polyreme.serving.app import Endpoints
+from polyreme.serving.service import ServedModel, ServiceLimits, TextService
+from polyreme.serving.web import uvicorn
+
+_log = logging.getLogger("polyreme.serving")
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """names: of the model. host, port: where to listen, port 0 for a free one. drain_seconds: that requests under way
+    have to end after SIGTERM."""
+
+    names: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    drain_seconds: float = 30.0
+    limits: ServiceLimits = field(default_factory=ServiceLimits)
+
+
+def serve(options: ServerOptions, load: Callable[[], ServedModel], say: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or Ctrl-C, in the main thread; what is under way is finished first.
+
+    load: makes the model, while /health says 503. Raises ConfigError for an address that cannot be had, and whatever
+    load raises.
+    """
+    listener = listen(options.host, options.port)
+    service = TextService(options.names, options.limits)
+    server = Server(service, options)
+    failures: list[BaseException] = []
+
+    async def run() -> None:
+        host, port = listener.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        say(f"listening on {url}, loading the model")
+        loading = asyncio.ensure_future(_load(service, load))
+
+        def ended(task: asyncio.Future[None]) -> None:
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                failures.append(error)
+                server.should_exit = True
+            elif not task.cancelled():
+                say(f"serving {options.names[0]} on {url}")
+
+        loading.add_done_callback(ended)
+        await server.serve(sockets=[listener])
+        service.close()
+        if not loading.done():
+            # a thread cannot be stopped; what it makes is thrown away
+            loading.cancel()
+
+    asyncio.run(run())
+    if failures:
+        raise failures[0]
+    say("stopped")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that takes connections. Raises ConfigError where the address cannot be had."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.create_server(address[:2], family=family, backlog=1024)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}; give another --host or --port") from None
+    listener.setblocking(False)
+    return listener
+
+
+async def _load(service: TextService, load: Callable[[], ServedModel]) -> None:
+    loop = asyncio.get_running_loop()
+    loaded: asyncio.Future[ServedModel] = loop.create_future()
+
+    def tell(name: str, value: Any) -> None:
+        if not loaded.done():
+            getattr(loaded, name)(value)
+
+    def work() -> None:
+        try:
+            model = load()
+        except BaseException as error:  # noqa: BLE001  (raised again by who called serve)
+            name, value = "set_exception", error
+        else:
+            name, value = "set_result", model
+        with contextlib.suppress(RuntimeError):  # the loop is closed when the server ended meanwhile
+            loop.call_soon_threadsafe(tell, name, value)
+
+    threading.Thread(target=work, name="polyreme-loading", daemon=True).start()
+    service.start(await loaded)
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server of a service. After SIGTERM it finishes what is under way and returns; a second one ends it."""
+
+    def __init__(self, service: TextService, options: ServerOptions) -> None:
+        config = uvicorn.Config(
+            Endpoints(service).app(),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=int(max(1, options.limits.header_seconds)),
+            timeout_graceful_shutdown=int(max(1, options.drain_seconds)),
+        )
+        super().__init__(config)
+        self._service = service
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take SIGTERM and SIGINT while serving; uvicorn raises them again when it has drained, which is no success."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Begin to drain; the second time leave at once."""
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+        self._service.drain()
+
+
+def names_of(path: Any, served: Sequence[str]) -> tuple[str, ...]:
+    """The names that answers and requests use: those that were asked for, or the last part of the path."""
+    return tuple(served) or (str(path).rstrip("/").rsplit("/", 1)[-1],)

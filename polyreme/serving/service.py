@@ -1,0 +1,237 @@
+"""What a server offers: a model by name, its tokenizer, and texts that an engine writes, several at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from polyreme.errors import ConfigError
+from polyreme.generation.sampling import SamplingParams
+from polyreme.generation.text_stream import TextStream
+from polyreme.generation.tokenizer import TextTokenizer
+from polyreme.serving.engine_thread import EngineRequest, EngineThread
+from polyreme.serving.refusals import HttpRefusal
+
+State = Literal["loading", "ready", "draining"]
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What the endpoints need of a model: its engine, its tokenizer, and the tokens that a text may have, prompt
+    included."""
+
+    engine: Any
+    tokenizer: TextTokenizer
+    max_model_len: int
+
+
+@dataclass(frozen=True)
+class ServiceLimits:
+    """max_waiting: texts that may wait beside the max_num_seqs that are written; request_seconds: until a request is
+    given up; body_bytes, header_bytes: of a request; header_seconds, body_seconds: until one has come."""
+
+    max_num_seqs: int = 8
+    max_waiting: int = 128
+    request_seconds: float = 600.0
+    body_bytes: int = 4 << 20
+    header_bytes: int = 32 << 10
+    header_seconds: float = 10.0
+    body_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0 and not (name == "max_waiting" and value == 0):
+                raise ConfigError(f"ServiceLimits: {name}={value!r} is out of range; give more than 0")
+
+
+@dataclass
+class TextPiece:
+    """What came of one text: new text, the tokens it is of with their logprobs, and at its end why it ended."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[dict[int, float]] = field(default_factory=list)
+    finish_reason: str | None = None
+    num_cached: int = 0
+
+    def add(self, later: TextPiece) -> None:
+        """Append the next piece of this text."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        self.logprobs += later.logprobs
+        self.top_logprobs += later.top_logprobs
+        self.finish_reason = later.finish_reason
+
+
+class TextService:
+    """Texts of one model. It is loading until `start`; then requests are taken.
+
+    names: of the model, the first of which answers carry.
+    """
+
+    def __init__(self, names: Sequence[str], limits: ServiceLimits | None = None) -> None:
+        self.names, self.limits, self.created = tuple(names), limits or ServiceLimits(), int(time.time())
+        self.state: State = "loading"
+        self.num_texts = 0
+        self.statistics: Any = None
+        self._model: ServedModel | None = None
+        self._thread: EngineThread | None = None
+
+    def start(self, model: ServedModel) -> None:
+        """Take requests for this model from now on; called in the event loop."""
+        self._model = model
+        self._thread = EngineThread(model.engine, asyncio.get_running_loop(), self._note)
+        if self.state == "loading":
+            self.state = "ready"
+
+    def drain(self) -> None:
+        """Take no more requests; those under way go on."""
+        self.state = "draining"
+
+    def close(self) -> None:
+        """Take no more requests, and end the engine's thread."""
+        self.drain()
+        if self._thread is not None:
+            self._thread.close()
+
+    @property
+    def model(self) -> ServedModel:
+        """The model. Raises HttpRefusal 503 while there is none."""
+        if self._model is None or self.state != "ready":
+            raise HttpRefusal(
+                503, f"the model is {self.state}; try again", code=self.state, headers={"Retry-After": "1"}
+            )
+        return self._model
+
+    def check_name(self, name: str | None) -> None:
+        """Raises HttpRefusal 404 for a model that is not this one."""
+        if name is not None and name not in self.names:
+            raise HttpRefusal(
+                404,
+                f"no model {name[:200]!r} here; there is {', '.join(self.names)}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def room_after(self, prompt: Sequence[int], param: str, max_tokens: int | None) -> int:
+        """Tokens that may be written after a prompt: max_tokens, or all that fit. Raises HttpRefusal 400."""
+        room = self.model.max_model_len - len(prompt)
+        if not prompt:
+            raise HttpRefusal(400, f"{param}: has no tokens; give a text that is not empty", param=param, code="empty")
+        if room < (1 if max_tokens is None else max_tokens):
+            wanted = "" if max_tokens is None else f" and {max_tokens} to write"
+            raise HttpRefusal(
+                400,
+                f"{param}: {len(prompt)} tokens{wanted} do not fit into the {self.model.max_model_len} of the model; "
+                "shorten the prompt or ask for fewer",
+                param="max_tokens" if room > 0 else param,
+                code="context_length_exceeded",
+            )
+        return room if max_tokens is None else max_tokens
+
+    @asynccontextmanager
+    async def writing(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> AsyncIterator[AsyncIterator[TextPiece]]:
+        """The pieces of the texts after the prompts, as they come, n of each by its params; leaving ends them.
+
+        A piece's index is prompt number times n plus the text's. Raises HttpRefusal: 429 where too much is asked,
+        400 for what the engine does not take, 504 after request_seconds.
+        """
+        model, thread = self.model, self._thread
+        assert thread is not None
+        rows = [
+            (prompt, replace(own, n=1, seed=own.seed + copy))
+            for prompt, own in zip(prompts, params, strict=True)
+            for copy in range(own.n)
+        ]
+        self._admit(len(rows))
+        request_id = uuid.uuid4().hex
+        requests = [EngineRequest(f"{request_id}-{number}", *row) for number, row in enumerate(rows)]
+        outputs: asyncio.Queue[Any] = asyncio.Queue()
+        seconds = self.limits.request_seconds
+        late = HttpRefusal(504, f"not done within {seconds:g} seconds; ask for less", code="timeout")
+        deadline = asyncio.get_running_loop().call_later(seconds, outputs.put_nowait, late)
+        try:
+            try:
+                await thread.add(requests, outputs.put_nowait)
+            except ConfigError as error:
+                raise HttpRefusal(400, str(error), code="invalid_value") from None
+            yield self._pieces(model.tokenizer, thread, requests, outputs)
+        finally:
+            deadline.cancel()
+            self.num_texts -= len(rows)
+            thread.abort([request.request_id for request in requests])
+
+    async def _pieces(
+        self,
+        tokenizer: TextTokenizer,
+        thread: EngineThread,
+        requests: Sequence[EngineRequest],
+        outputs: asyncio.Queue[Any],
+    ) -> AsyncIterator[TextPiece]:
+        streams = {
+            request.request_id: (number, TextStream(tokenizer, request.params.stop, request.params.min_tokens))
+            for number, request in enumerate(requests)
+        }
+        while streams:
+            output = await outputs.get()
+            if isinstance(output, Exception):
+                refusal = _as_refusal(output)
+                raise refusal from (None if refusal is output else output)
+            if output.request_id not in streams:
+                continue  # a token that was chosen before its abort came
+            number, stream = streams[output.request_id]
+            reason = output.finish_reason
+            if reason == "error":
+                raise HttpRefusal(500, "the model's logits are not finite for this request", code="numerics")
+            text = stream.add(output.token_ids)
+            if stream.stopped:
+                reason = "stop"
+                thread.abort([output.request_id])
+            elif reason is not None:
+                text += stream.finish()
+                reason = "stop" if stream.stopped else reason
+            if reason is not None:
+                del streams[output.request_id]
+            yield TextPiece(
+                number,
+                text,
+                list(output.token_ids),
+                list(output.logprobs or ()),
+                list(output.top_logprobs or ()),
+                reason,
+                output.num_cached,
+            )
+
+    def _admit(self, count: int) -> None:
+        most = self.limits.max_num_seqs + self.limits.max_waiting
+        if count > most:
+            raise HttpRefusal(
+                400, f"n: {count} texts in one request are over the {most} that the server holds", param="n"
+            )
+        if self.num_texts + count > most:
+            raise HttpRefusal(
+                429,
+                f"{self.num_texts} texts are being written or wait, and {most} may; try again",
+                code="overloaded",
+                headers={"Retry-After": "1"},
+            )
+        self.num_texts += count
+
+    def _note(self, statistics: Any) -> None:
+        self.statistics = statistics
+
+
+def _as_refusal(error: Exception) -> HttpRefusal:
+    """What a client is told of an exception in the engine: no more than that."""
+    if isinstance(error, HttpRefusal):
+        return error
+    return HttpRefusal(500, "the engine failed on this request; the server's log says how", code="engine_error")

@@ -1,0 +1,27 @@
+"""Starlette and uvicorn: the one place that imports them, as they come with an extra."""
+
+from polyreme.errors import ConfigError
+
+try:
+    import h11
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+except ImportError as error:
+    raise ConfigError(f"serving needs starlette and uvicorn ({error}): pip install polyreme[serve]") from None
+
+__all__ = [
+    "H11Protocol",
+    "HTTPException",
+    "JSONResponse",
+    "Request",
+    "Response",
+    "Route",
+    "Starlette",
+    "h11",
+    "uvicorn",
+]

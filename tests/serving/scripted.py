@@ -1,0 +1,161 @@
+"""An engine whose texts are known before: it repeats the prompt. A server of it, in a thread."""
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from dataclasses import dataclass, field
+
+from polyreme.errors import ConfigError
+from polyreme.generation import TextTokenizer
+from polyreme.models.tokenizer import train_byte_level_bpe
+from polyreme.serving.server import Server, ServerOptions, listen
+from polyreme.serving.service import ServedModel, ServiceLimits, TextService
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<it>{% endif %}"
+)
+POISON = "poison"
+"""A token whose logits are not finite."""
+BROKEN = "broken"
+"""A token that makes the engine's step raise."""
+REFUSED = "refused"
+"""A token that the engine takes no prompt with."""
+
+
+@dataclass
+class ScriptedOutput:
+    """What StepOutput is."""
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[float] | None = None
+    top_logprobs: list[dict[int, float]] | None = None
+    finish_reason: str | None = None
+    num_cached: int = 0
+
+
+@dataclass
+class ScriptedStatistics:
+    """What EngineStatistics is."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+
+
+@dataclass
+class Script:
+    """One request: what comes, and how much of it has."""
+
+    params: object
+    tokens: object
+    written: int = 0
+
+
+@dataclass
+class ScriptedEngine:
+    """Has the interface of generation.engine.Engine. A text repeats its prompt; the end token in it ends it."""
+
+    tokenizer: TextTokenizer
+    seconds: float = 0.0
+    max_num_seqs: int = 8
+    live: dict = field(default_factory=dict)
+    aborted: list = field(default_factory=list)
+    steps: int = 0
+
+    @property
+    def has_unfinished(self):
+        return bool(self.live)
+
+    @property
+    def statistics(self):
+        running = min(len(self.live), self.max_num_seqs)
+        return ScriptedStatistics(running, len(self.live) - running)
+
+    def add(self, request_id, prompt, params):
+        if REFUSED in self.tokenizer.decode(prompt):
+            raise ConfigError("the engine takes no such prompt")
+        self.live[request_id] = Script(params, itertools.cycle(prompt))
+
+    def abort(self, request_id):
+        if self.live.pop(request_id, None) is not None:
+            self.aborted.append(request_id)
+
+    def step(self):
+        time.sleep(self.seconds)
+        self.steps += 1
+        outputs = []
+        for request_id, script in list(self.live.items())[: self.max_num_seqs]:
+            token = next(script.tokens)
+            if self.tokenizer.decode([token]) == BROKEN:
+                raise RuntimeError("the engine broke")
+            params = script.params
+            if self.tokenizer.decode([token]) == POISON:
+                outputs.append(ScriptedOutput(request_id, [], finish_reason="error"))
+            elif token in self.tokenizer.end and not params.ignore_eos and script.written >= params.min_tokens:
+                outputs.append(ScriptedOutput(request_id, [], [], [], "stop"))
+            else:
+                script.written += 1
+                ends = script.written == params.max_tokens
+                tells = params.logprobs is not None
+                outputs.append(
+                    ScriptedOutput(
+                        request_id,
+                        [token],
+                        [-0.5] if tells else None,
+                        [{token: -0.5, 1: -float("inf")}] if tells else None,
+                        "length" if ends else None,
+                        num_cached=4,
+                    )
+                )
+            if outputs[-1].finish_reason:
+                del self.live[request_id]
+        return outputs
+
+
+def tokenizer_of(words="to be or not to be, that is the question", template=TEMPLATE):
+    """Byte-level, so that it knows any text; poison is a token."""
+    tokenizer = train_byte_level_bpe(iter([words]), 280)
+    tokenizer.add_tokens([POISON, BROKEN, REFUSED])
+    return TextTokenizer(tokenizer, [tokenizer.token_to_id("<|endoftext|>")], template=template)
+
+
+class ServedThread:
+    """A server in a thread, on a port of its own."""
+
+    def __init__(self, model, limits=None, names=("nano", "second"), **options):
+        self.options = ServerOptions(names, port=0, limits=limits or ServiceLimits(), **options)
+        self.listener = listen("127.0.0.1", 0)
+        self.port = self.listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.model = model
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self.is_up = threading.Event()
+
+    async def _run(self):
+        self.service = TextService(self.options.names, self.options.limits)
+        self.server = Server(self.service, self.options)
+        if self.model is not None:
+            self.service.start(self.model)
+        self.loop = asyncio.get_running_loop()
+        self.loop.call_soon(self.is_up.set)
+        await self.server.serve(sockets=[self.listener])
+        self.service.close()
+
+    def __enter__(self):
+        self.thread.start()
+        self.is_up.wait(10)
+        return self
+
+    def __exit__(self, *_):
+        self.server.should_exit = self.server.force_exit = True
+        self.thread.join(20)
+        with contextlib.suppress(OSError):
+            self.listener.close()
+
+
+def scripted_model(seconds=0.0, max_model_len=64, max_num_seqs=8, **options):
+    tokenizer = tokenizer_of(**options)
+    return ServedModel(ScriptedEngine(tokenizer, seconds, max_num_seqs), tokenizer, max_model_len)
