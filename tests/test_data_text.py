@@ -15,10 +15,11 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from polyreme.data import text_files, token_file
 from polyreme.errors import ConfigError, DataError
 from polyreme.models.families import BYTE_LEVEL
 from polyreme.models.tokenizer import END_OF_TEXT, train_byte_level_bpe
-from polyreme.recipes import text_data, token_file
+from polyreme.recipes import text_data
 from polyreme.recipes.config import DataConfig, LogConfig, PretrainConfig
 from polyreme.registry import Reference
 
@@ -52,8 +53,8 @@ def test_tokens_decode_to_the_text_exactly(text, tmp_path):
 
 
 def test_pieces_tokenize_as_the_whole(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(text_data, "_CHUNK_BYTES", 977)  # cuts fall within words, letters and white space
-    chunks = list(text_data.read_chunks(text))
+    monkeypatch.setattr(text_files, "_CHUNK_BYTES", 977)  # cuts fall within words, letters and white space
+    chunks = list(text_files.read_chunks(text))
     assert len(chunks) > 50
     assert "".join(chunks) == VERSES
     corpus = prepare(text, tmp_path / "cache")
@@ -62,11 +63,11 @@ def test_pieces_tokenize_as_the_whole(text, tmp_path, monkeypatch):
 
 
 def test_rare_white_space_is_not_lost(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_data, "_CHUNK_BYTES", 64)
+    monkeypatch.setattr(text_files, "_CHUNK_BYTES", 64)
     path = tmp_path / "odd.txt"
     odd = "one\x1c\n two\u00a0\u2003\n\n three \r\n\t\n" * 40
     path.write_bytes(odd.encode())
-    chunks = list(text_data.read_chunks(path))
+    chunks = list(text_files.read_chunks(path))
     assert "".join(chunks) == odd
     tokenizer = train_byte_level_bpe(iter(chunks), 300)
     pieces = [token for chunk in chunks for token in tokenizer.encode(chunk).ids]
@@ -251,7 +252,7 @@ def test_bad_lines_are_left_out_up_to_a_number(tmp_path, caplog):
     lines.insert(0, b"\xff")
     path = tmp_path / "bad.txt"
     path.write_bytes(b"\n".join(lines) + b"\n")
-    with caplog.at_level("WARNING", "polyreme.recipes"):
+    with caplog.at_level("WARNING", "polyreme.data"):
         corpus = prepare(path, tmp_path / "cache", skip_bad=3)
     assert [(r.args[0].rpartition("bad.txt:")[2], *r.args[2:]) for r in caplog.records] == [
         ("1", 1, 3), ("202", 2, 3), ("303", 3, 3)
@@ -268,7 +269,7 @@ def test_line_number_of_bad_bytes_far_into_a_file(tmp_path):
     path = tmp_path / "bad.txt"
     path.write_bytes(b"a line of text\n" * 123_456 + b"\x80\n")
     with pytest.raises(DataError, match=r"bad\.txt:123457: byte 0x80"):
-        list(text_data.read_chunks(path))
+        list(text_files.read_chunks(path))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ FLOORS = {
         "nn optimizer amp autograd io metric regularizer device cuda linalg fft signal special functional random "
         "sparse geometric reader program export",
         "training",
-        "vision text audio distribution hub sequences",
+        "vision text audio distribution hub sequences data",
         "distributed hapi callbacks inference dataset",
         "models incubate",
         "generation",
@@ -87,6 +87,7 @@ LATE_IMPORTS = (
 # what loads without jax (for --help, loader workers, plans for devices that are not there), and the parts that do not
 JAX_FREE = {
     "polyreme.cli": "",
+    "polyreme.data": "",
     "polyreme.dataset": "",
     "polyreme.distributed.job": "",
     "polyreme.distributed.launch": "",

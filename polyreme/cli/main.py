@@ -17,6 +17,7 @@ from polyreme.cli import launch as launcher
 from polyreme.cli import run as runner
 from polyreme.cli.calibrate import calibrate
 from polyreme.cli.comm import comm
+from polyreme.cli.data import ConfigPath, Overrides, data_app
 from polyreme.cli.deploy import export, infer
 from polyreme.cli.failure import exit_code, report
 from polyreme.cli.models import convert, models_app
@@ -31,17 +32,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train and run large models: imperative code, whole-step programs, any parallel plan.",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Look at training data.")
 app.add_typer(data_app, name="data")
 app.add_typer(models_app, name="models")
 launcher.register(app)
 runner.register(app)
-
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML configuration, such as configs/gpt_kjv.yaml.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the file's; --settings lists them."),
-]
 
 
 def _command() -> str:
@@ -165,22 +159,6 @@ app.command()(calibrate)
 app.command()(export)
 app.command()(infer)
 app.command()(convert)
-
-
-@data_app.command()
-def preview(
-    config: ConfigPath,
-    overrides: Overrides = None,
-    count: Annotated[int, typer.Option("-n", min=1, help="How many samples.")] = 3,
-) -> None:
-    """Show training samples as the model will see them, prepared and decoded again."""
-    from polyreme.recipes import config_file
-
-    loaded = config_file.load(config, overrides or [])
-    data = loaded.config.samples.load.load()(loaded.config, loaded.folder)
-    typer.echo(f"{data.summary}; {len(data.train):,} training and {len(data.validation):,} validation samples")
-    for index in range(min(count, len(data.train))):
-        typer.echo(f"\n--- sample {index}: {data.shown(index)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,13 +18,19 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from polyreme.errors import DataError
+from polyreme.io.zstd_file import open_zstd
 
 RATIO = 100
 """How often its own size a file may unpack to. Text reaches 10 and sparse tables 50; deflate's limit is 1032."""
 ALWAYS_BYTES = 1 << 26
 """What even the smallest file may unpack to."""
 _MAX_MEMBERS = 1 << 20
-_COMPRESSION: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+_COMPRESSION: dict[bytes, Any] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\0": lzma.open,
+    b"\x28\xb5\x2f\xfd": open_zstd,
+}
 
 TORN = (
     *(OSError, EOFError, RuntimeError, NotImplementedError, UnicodeError, zlib.error, lzma.LZMAError),
@@ -92,7 +98,7 @@ class BoundedReader(io.RawIOBase):
 
 
 def open_unpacked(path: Path, compression: bool = True) -> BinaryIO:
-    """The contents of a file, unpacked if it is gzipped or compressed by bzip2 or xz, up to what its size allows.
+    """The contents of a file, unpacked if it is compressed by gzip, bzip2, xz or zstd, up to what its size allows.
 
     compression=False gives the file as it is.
 

@@ -4,17 +4,14 @@ digest of everything it came from, written aside and renamed, so that any number
 """
 
 import contextlib
-import gzip
 import json
-import logging
 import os
 import shutil
 import time
 import uuid
 import warnings
-import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -23,43 +20,17 @@ import tokenizers
 import xxhash
 from tokenizers import Tokenizer
 
+from polyreme.data.text_files import BadLines, read_chunks
+from polyreme.data.token_file import TokenFile
 from polyreme.errors import ConfigError, DataError
-from polyreme.io.archives import open_unpacked
 from polyreme.models.families import BYTE_LEVEL, FAMILIES, TokenizerTrainer
 from polyreme.models.tokenizer import END_OF_TEXT
 from polyreme.recipes.config import DataConfig, PretrainConfig
-from polyreme.recipes.token_file import TokenFile
 from polyreme.registry import Reference
 
 _FORMAT = 2  # raised when the files below change meaning, so that old folders are not read
-_CHUNK_BYTES = 1 << 18
-_MAX_LINE_BYTES = 1 << 24  # longer is not text with lines; it would be held in memory whole
 _STALE_SECONDS = 3600  # a folder half written this long ago belongs to a process that died
 _REPOSITORY = Path(__file__).resolve().parents[2]
-_log = logging.getLogger("polyreme.recipes")
-
-
-@dataclass
-class BadLines:
-    """Lines of text files that cannot be read: logged and left out, at most `most` of them (data.skip_bad)."""
-
-    most: int = 0
-    lines: set[str] = field(default_factory=set)
-    """file:line of each that was left out."""
-
-    def leave_out(self, line: str, why: str, cure: str) -> None:
-        """Note a line, once however often the file is read. Raises DataError for one that is one too many."""
-        if line in self.lines:
-            return
-        if not self.most:
-            raise DataError(f"{line}: {why}; {cure}, or leave out up to n such lines with data.skip_bad=n")
-        if len(self.lines) == self.most:
-            raise DataError(
-                f"{line}: {why}; {self.most} lines before it were left out, which is all that data.skip_bad allows: "
-                f"{cure}, or raise data.skip_bad"
-            )
-        self.lines.add(line)
-        _log.warning("%s: %s; left out, %d of at most %d", line, why, len(self.lines), self.most)
 
 
 class TokenDataset:
@@ -182,27 +153,6 @@ def resolve(text: str, base: Path | None) -> Path:
     raise DataError(f"data.text: no file {text!r}; looked for {looked}")
 
 
-def read_chunks(path: Path, bad: BadLines | None = None) -> Iterator[str]:
-    """Text of a .txt or .gz file in pieces that join to the whole, each starting where a token starts.
-
-    bad: how many lines that are not UTF-8, or over-long, may be left out, none by default. Raises DataError with
-    file:line for more of them, and for a broken gzip stream.
-    """
-    bad = BadLines() if bad is None else bad
-    carry = ""
-    for line, block in _blocks(path, bad):
-        text = carry + _decode(block, path, line, bad)
-        # white space leads the next piece: byte-level BPE never joins a letter to the white space after it
-        body = text.rstrip()
-        if body != text and text[len(body)] not in " \t\r\n":
-            body = ""  # rarer white space, which Python and the tokenizer do not class alike: wait for a plain cut
-        carry = text[len(body) :]
-        if body:
-            yield body
-    if carry:
-        yield carry
-
-
 def synthetic_tokens(count: int, vocab_size: int, seed: int) -> np.ndarray:
     """Made-up tokens a model can learn, `[count]`: each follows from the last by a fixed rule, one in ten at random.
 
@@ -221,45 +171,6 @@ def synthetic_tokens(count: int, vocab_size: int, seed: int) -> np.ndarray:
         current = np.where(is_random[row], random[row], follows[current])
         grid[:, row] = current
     return grid.reshape(-1)[:count]
-
-
-def _blocks(path: Path, bad: BadLines) -> Iterator[tuple[int, bytes]]:
-    """Bytes of a file, decompressed, cut after line ends, and the number of the first line of each."""
-    rest, line, in_long_line = b"", 1, False
-    try:
-        with open_unpacked(path, compression=path.suffix == ".gz") as file:
-            while piece := file.read(_CHUNK_BYTES):
-                if in_long_line:
-                    _, end, piece = piece.partition(b"\n")
-                    in_long_line = not end
-                    line += len(end)
-                head, end, rest = (rest + piece).rpartition(b"\n")
-                if end:
-                    yield line, head + end
-                    line += head.count(b"\n") + 1
-                if len(rest) > _MAX_LINE_BYTES:
-                    bad.leave_out(f"{path}:{line}", f"line is longer than {_MAX_LINE_BYTES:,} bytes", "break it up")
-                    rest, in_long_line = b"", True
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}:{line}: broken gzip stream: {error}; fetch the file again") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if rest:
-        yield line, rest
-
-
-def _decode(block: bytes, path: Path, line: int, bad: BadLines) -> str:
-    """The text of whole lines, of which `line` is the first's number, without those that are not UTF-8."""
-    with contextlib.suppress(UnicodeDecodeError):
-        return block.decode("utf-8")
-    texts = []
-    for number, row in enumerate(block.split(b"\n"), line):
-        try:
-            texts.append(row.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            why = f"byte 0x{row[error.start]:02x} is not UTF-8"
-            bad.leave_out(f"{path}:{number}", why, "convert the file to UTF-8")
-    return "\n".join(texts)
 
 
 def _key(data: DataConfig, paths: Sequence[Path], vocab_size: int, tokenizer: Reference[TokenizerTrainer]) -> str:

@@ -20,24 +20,30 @@ BLOCK_BYTES = 1 << 20
 class TokenFile:
     """The tokens of a file: read by position, so that one that shrinks is an error and not the end of the process.
 
-    digest: xxh3_128 of the file as it was prepared, hex. Raises DataError, naming the file, for one that has another;
-    window does for one that has shrunk, was written to since, or has a block that is not as it was.
+    digest: xxh3_128 of the file as it was prepared, hex; None for a file that is not read whole before it is used.
+    Raises DataError, naming the file, for one that has another; window does for one that has shrunk, was written to
+    since, or, with a digest, has a block that is not as it was.
     """
 
-    def __init__(self, path: Path, dtype: str, digest: str) -> None:
+    def __init__(self, path: Path, dtype: str, digest: str | None) -> None:
         self.path, self.dtype = path, np.dtype(dtype)
         whole, blocks = xxhash.xxh3_128(), []
         try:
             with path.open("rb") as file:
                 self.stamp = _stamp(file.fileno())
-                while block := file.read(BLOCK_BYTES):
+                while digest is not None and (block := file.read(BLOCK_BYTES)):
                     whole.update(block)
                     blocks.append(xxhash.xxh3_64_intdigest(block))
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
-        if whole.hexdigest() != digest:
+        self.blocks = None if digest is None else np.array(blocks, np.uint64)
+        if digest is not None and whole.hexdigest() != digest:
             raise self._changed("its digest is another than when it was prepared")
-        self.blocks = np.array(blocks, np.uint64)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file."""
+        return self.stamp[0]
 
     def window(self, start: int, count: int) -> np.ndarray:
         """Tokens start to start + count - 1, int32 `[count]`."""
@@ -48,18 +54,24 @@ class TokenFile:
             if stamp != self.stamp:
                 shown = f"{stamp[0]:,} bytes, {self.stamp[0]:,} when it was opened"
                 raise self._changed(shown if stamp[0] != self.stamp[0] else "it was written to")
-            for block in range(offset // BLOCK_BYTES, (offset + nbytes - 1) // BLOCK_BYTES + 1):
-                if not is_checked[block]:
-                    data = os.pread(descriptor, BLOCK_BYTES, block * BLOCK_BYTES)
-                    if xxhash.xxh3_64_intdigest(data) != self.blocks[block]:
-                        raise self._changed(f"bytes from {block * BLOCK_BYTES:,} on are not those that were prepared")
-                    is_checked[block] = True
+            if self.blocks is not None:
+                self._check_blocks(descriptor, is_checked, offset, nbytes)
             data = os.pread(descriptor, nbytes, offset)
         except OSError as error:
             raise DataError(f"{self.path}: cannot be read: {error.strerror or error}; look at the disk") from error
         if len(data) != nbytes:
             raise self._changed(f"it ends before byte {offset + nbytes:,}")
         return np.frombuffer(data, self.dtype).astype(np.int32)
+
+    def _check_blocks(self, descriptor: int, is_checked: np.ndarray, offset: int, nbytes: int) -> None:
+        assert self.blocks is not None
+        for block in range(offset // BLOCK_BYTES, (offset + nbytes - 1) // BLOCK_BYTES + 1):
+            if is_checked[block]:
+                continue
+            data = os.pread(descriptor, BLOCK_BYTES, block * BLOCK_BYTES)
+            if xxhash.xxh3_64_intdigest(data) != self.blocks[block]:
+                raise self._changed(f"bytes from {block * BLOCK_BYTES:,} on are not those that were prepared")
+            is_checked[block] = True
 
     @cached_property
     def _opened(self) -> tuple[int, np.ndarray]:
@@ -69,16 +81,17 @@ class TokenFile:
         except OSError as error:
             raise DataError(f"{self.path}: cannot be opened: {error.strerror}") from error
         weakref.finalize(self, os.close, descriptor)
-        return descriptor, np.zeros(len(self.blocks), bool)
+        return descriptor, np.zeros(0 if self.blocks is None else len(self.blocks), bool)
 
     def __getstate__(self) -> dict[str, Any]:
         # a worker opens the file itself
         return {name: value for name, value in self.__dict__.items() if name != "_opened"}
 
     def _changed(self, how: str) -> DataError:
+        cure = "prepare it again" if self.blocks is None else "the tokens are prepared again"
         return DataError(
             f"{self.path}: the file has changed under this run: {how}; let nothing else write there, and go on from "
-            "the last checkpoint: the tokens are prepared again"
+            f"the last checkpoint: {cure}"
         )
 
 

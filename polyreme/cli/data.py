@@ -1,0 +1,118 @@
+"""`polyreme data`: text to token files, what they hold, whether they are whole, and samples as a model sees them."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyreme.errors import ConfigError
+
+data_app = typer.Typer(no_args_is_help=True, help="Prepare training data, and look at it.")
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML configuration, such as configs/gpt_kjv.yaml.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the file's; --settings lists them."),
+]
+Prefix = Annotated[Path, typer.Argument(metavar="PREFIX", help="Of PREFIX.bin and PREFIX.idx.")]
+
+
+@data_app.command()
+def prepare(
+    inputs: Annotated[
+        list[str], typer.Argument(metavar="IN...", help="Files: .txt, .jsonl (each also .gz or .zst), .parquet.")
+    ],
+    tokenizer: Annotated[
+        str, typer.Option(metavar="T", help="tokenizer.json, a folder or GGUF file of weights, or a fetched name.")
+    ],
+    output: Annotated[Path, typer.Option(metavar="PREFIX", help="Of the .bin and .idx files that are written.")],
+    append_eos: Annotated[bool, typer.Option("--append-eos", help="Close each document with the end token.")] = False,
+    eos: Annotated[str | None, typer.Option(metavar="TOKEN", help="The end token, if not the tokenizer's own.")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that tokenize; 0 for threads of this one.")] = 0,
+    split: Annotated[
+        str | None, typer.Option(metavar="98,2", help="Weights of PREFIX_train, PREFIX_valid and PREFIX_test.")
+    ] = None,
+    documents: Annotated[
+        str, typer.Option(metavar="file|paragraph|line", help="What is a document of a text file.")
+    ] = "file",
+    key: Annotated[str, typer.Option(help="Key or column of the text in .jsonl and .parquet.")] = "text",
+    skip_bad: Annotated[int, typer.Option(min=0, metavar="N", help="Leave out up to N lines that cannot be read.")] = 0,
+) -> None:
+    """Tokenize text into the .bin and .idx files that Megatron-LM and PaddleNLP read too.
+
+    Example: polyreme data prepare book.txt --tokenizer smollm2-135m --output data/book --documents paragraph
+    """
+    _prepare()
+    if eos is not None and not append_eos:
+        raise ConfigError(f"--eos {eos} without --append-eos has no use; give both")
+    from polyreme.data import preparation
+    from polyreme.data.documents import DocumentForm
+    from polyreme.recipes.token_data import load_tokenizer
+
+    loaded, end = load_tokenizer(tokenizer, eos)
+    if append_eos and end is None:
+        raise ConfigError(f"--append-eos: nothing says which token of {tokenizer} ends a text; name it with --eos")
+    how = preparation.Preparation(
+        tokenizer=loaded.to_str(),
+        end=end if append_eos else None,
+        form=DocumentForm(documents, key),
+        parts=_weights(split),
+        skip_bad=skip_bad,
+        workers=workers,
+    )
+    written = preparation.prepare(inputs, output, how, lambda line: typer.echo(line, err=True))
+    for prefix, (count, tokens) in written.pairs.items():
+        typer.echo(f"{prefix}: {count:,} documents, {tokens:,} tokens")
+    for why, count in written.left_out.items():
+        typer.echo(f"left out: {count:,} {why}")
+    total = sum(tokens for _, tokens in written.pairs.values())
+    typer.echo(f"{written.seconds:.1f} s, {total / max(written.seconds, 1e-9):,.0f} tokens/s")
+
+
+@data_app.command()
+def stats(prefixes: Annotated[list[Path], typer.Argument(metavar="PREFIX...", help="Of .bin and .idx files.")]) -> None:
+    """How much pairs of token files hold, and how long their documents are."""
+    _prepare()
+    from polyreme.recipes import token_data
+
+    for prefix in prefixes:
+        for line in token_data.stats_lines(prefix):
+            typer.echo(line)
+
+
+@data_app.command()
+def check(prefix: Prefix) -> None:
+    """Read every byte of a pair of token files: sizes that agree, tokens of the vocabulary, digests as prepared."""
+    _prepare()
+    from polyreme.recipes import token_data
+
+    for line in token_data.check_lines(prefix):
+        typer.echo(line)
+
+
+@data_app.command()
+def preview(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    count: Annotated[int, typer.Option("-n", min=1, help="How many samples.")] = 3,
+) -> None:
+    """Show training samples as the model will see them, prepared and decoded again."""
+    from polyreme.recipes import config_file
+
+    loaded = config_file.load(config, overrides or [])
+    data = loaded.config.samples.load.load()(loaded.config, loaded.folder)
+    typer.echo(f"{data.summary}; {len(data.train):,} training and {len(data.validation):,} validation samples")
+    for index in range(min(count, len(data.train))):
+        typer.echo(f"\n--- sample {index}: {data.shown(index)}")
+
+
+def _weights(text: str | None) -> tuple[float, ...]:
+    try:
+        return (1.0,) if text is None else tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--split {text}: needs weights such as 98,2 or 90,5,5") from None
+
+
+def _prepare() -> None:
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing is computed by a device
