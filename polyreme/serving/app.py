@@ -143,7 +143,7 @@ class Endpoints:
         params: Sequence[SamplingParams],
     ) -> Response:
         if body.stream:
-            return EventStream(self._events(body, answer, prompts, params))
+            return EventStream(self._events(body, answer, prompts, params), self.service.limits.send_seconds)
         return _json(await unless_gone(request.receive, self._whole(answer, prompts, params)))
 
     async def _whole(

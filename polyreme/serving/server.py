@@ -14,9 +14,13 @@ from typing import Any
 
 from polyreme.errors import ConfigError
 from polyreme.serving.app import Endpoints
+from polyreme.serving.connection import BoundedConnection
+from polyreme.serving.guard import Access, Guard
 from polyreme.serving.service import ServedModel, ServiceLimits, TextService
 from polyreme.serving.web import uvicorn
 
+_MOST_CONNECTIONS = 1000
+"""Beside the files of a process, of which many systems allow 1024."""
 _log = logging.getLogger("polyreme.serving")
 
 
@@ -30,6 +34,7 @@ class ServerOptions:
     port: int = 8000
     drain_seconds: float = 30.0
     limits: ServiceLimits = field(default_factory=ServiceLimits)
+    access: Access = field(default_factory=lambda: Access.of("127.0.0.1"))
 
 
 def serve(options: ServerOptions, load: Callable[[], ServedModel], say: Callable[[str], None]) -> None:
@@ -107,15 +112,19 @@ class Server(uvicorn.Server):
     """A uvicorn server of a service. After SIGTERM it finishes what is under way and returns; a second one ends it."""
 
     def __init__(self, service: TextService, options: ServerOptions) -> None:
+        limits, self.endpoints = options.limits, Endpoints(service)
+        connection = type("Connection", (BoundedConnection,), {"header_seconds": limits.header_seconds})
         config = uvicorn.Config(
-            Endpoints(service).app(),
-            http="h11",
+            Guard(self.endpoints.app(), options.access, limits),
+            http=connection,
+            h11_max_incomplete_event_size=limits.header_bytes,
+            limit_concurrency=_MOST_CONNECTIONS,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=int(max(1, options.limits.header_seconds)),
+            timeout_keep_alive=int(max(1, limits.header_seconds)),
             timeout_graceful_shutdown=int(max(1, options.drain_seconds)),
         )
         super().__init__(config)

@@ -33,15 +33,17 @@ class ServedModel:
 @dataclass(frozen=True)
 class ServiceLimits:
     """max_waiting: texts that may wait beside the max_num_seqs that are written; request_seconds: until a request is
-    given up; body_bytes, header_bytes: of a request; header_seconds, body_seconds: until one has come."""
+    given up; body_bytes, header_bytes: of a request; header_seconds, body_seconds: until one has come; send_seconds:
+    until a client takes what is sent."""
 
     max_num_seqs: int = 8
     max_waiting: int = 128
     request_seconds: float = 600.0
     body_bytes: int = 4 << 20
     header_bytes: int = 32 << 10
-    header_seconds: float = 10.0
+    header_seconds: float = 8.0
     body_seconds: float = 30.0
+    send_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import aclosing
 from typing import Any, TypeVar
 
 from polyreme.serving.refusals import HttpRefusal
@@ -19,7 +19,7 @@ _log = logging.getLogger("polyreme.serving")
 
 
 class ClientGoneError(Exception):
-    """The client closed the connection before its answer was there."""
+    """The client closed the connection before its answer was there, or takes nothing of it any more."""
 
 
 async def unless_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, Result]) -> Result:
@@ -49,16 +49,24 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[dict[str, Any] | None]) -> None:
+    def __init__(self, events: AsyncGenerator[dict[str, Any] | None], send_seconds: float) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events = events
+        self._events, self._send_seconds = events, send_seconds
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await unless_gone(receive, self._send(send))
+        async def send_in_time(message: Any) -> None:
+            try:
+                async with asyncio.timeout(self._send_seconds):
+                    await send(message)
+            except TimeoutError:
+                raise ClientGoneError from None
+
+        with contextlib.suppress(ClientGoneError):
+            await unless_gone(receive, self._send(send_in_time))
 
     async def _send(self, send: Callable[[Any], Awaitable[None]]) -> None:
-        async with aclosing(self._events) as events:
+        async with contextlib.aclosing(self._events) as events:
             await anext(events)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             pings = asyncio.ensure_future(_ping(send))
@@ -86,4 +94,5 @@ def _part(data: bytes, *, more: bool = True) -> dict[str, Any]:
 async def _ping(send: Callable[[Any], Awaitable[None]]) -> None:
     while True:
         await asyncio.sleep(_PING_SECONDS)
-        await send(_part(b": still here\n\n"))
+        with contextlib.suppress(ClientGoneError):  # the stream learns of it as well
+            await send(_part(b": still here\n\n"))

@@ -137,6 +137,7 @@ class ServedThread:
     async def _run(self):
         self.service = TextService(self.options.names, self.options.limits)
         self.server = Server(self.service, self.options)
+        self.endpoints = self.server.endpoints
         if self.model is not None:
             self.service.start(self.model)
         self.loop = asyncio.get_running_loop()

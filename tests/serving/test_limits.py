@@ -1,0 +1,260 @@
+"""Who may ask, from where, how much and how slowly; ending while requests are under way."""
+
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+httpx = pytest.importorskip("httpx")
+
+from polyreme.errors import ConfigError  # noqa: E402
+from polyreme.serving.guard import Access, read_keys  # noqa: E402
+from polyreme.serving.server import listen, names_of  # noqa: E402
+from polyreme.serving.service import ServiceLimits  # noqa: E402
+from tests.serving.scripted import ServedThread, scripted_model  # noqa: E402
+
+LIMITS = ServiceLimits(body_bytes=2000, header_bytes=4000, header_seconds=0.3, body_seconds=0.3)
+KEY = "k" * 32
+
+
+@pytest.fixture(scope="module")
+def served():
+    with ServedThread(scripted_model(), LIMITS) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text(f"{'x' * 32}\n\n{KEY}\n")
+    access = Access.of("127.0.0.1", file, ["https://example.org"])
+    with ServedThread(scripted_model(), access=access) as served:
+        yield served
+
+
+def talk(served, *parts, pause=0.0):
+    """What comes of bytes on a connection, sent with pauses, until the server closes it."""
+    with socket.create_connection(("127.0.0.1", served.port), timeout=5) as connection:
+        received = b""
+        try:
+            for part in parts:
+                connection.sendall(part)
+                if select.select([connection], [], [], pause)[0] and pause:
+                    break
+            while data := connection.recv(65536):
+                received += data
+        except ConnectionError:
+            pass
+        return received
+
+
+def status_and_error(answer):
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"connection: close" in head.lower()
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+HOSTILE = [
+    ([HEAD + b"Content-Length: 20000000\r\n\r\n"], 413, "over 2000 bytes"),
+    ([HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *[b"400\r\n" + b" " * 1024 + b"\r\n"] * 3], 413, "over 2000 bytes"),
+    ([b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 200_000 + b"\r\n\r\n"], 431, "too long"),
+    ([b"GET /health HTTP/1.1\r\nHost: loc"], 408, "no request"),
+    ([b""], 408, "no request"),
+    ([HEAD + b"Content-Length: 20\r\n\r\n{"], 408, "the body was not there"),
+    ([b"nonsense\r\n\r\n"], 400, "not a request of HTTP"),
+    ([HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n"], 400, "not a request of HTTP"),
+    ([b"GET /health HTTP/1.1\r\nHost: evil.example:80\r\n\r\n"], 403, "not a name of this server"),
+    ([b"GET /health HTTP/1.0\r\n\r\n"], 403, "not a name of this server"),
+    ([HEAD + b"Origin: http://evil.example\r\nContent-Length: 2\r\n\r\n{}"], 403, "--allow-origin"),
+    ([HEAD + b"Origin: null\r\nContent-Length: 2\r\n\r\n{}"], 403, "--allow-origin"),
+]
+
+
+@pytest.mark.parametrize(("parts", "status", "message"), HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_connection_is_answered_and_closed(served, parts, status, message):
+    code, error = status_and_error(talk(served, *parts))
+    assert (code, error["type"]) == (status, "permission_error" if status == 403 else "invalid_request_error")
+    assert message in error["message"]
+    assert httpx.get(f"{served.url}/health").status_code == 200
+
+
+def test_a_head_that_comes_byte_by_byte_has_no_more_time(served):
+    began = time.monotonic()
+    answer = talk(served, *[bytes([b]) for b in b"GET /health HTTP/1.1\r\n"], pause=0.03)
+    assert answer.startswith(b"HTTP/1.1 408")
+    # its time and the pauses after it
+    assert time.monotonic() - began < 2
+
+
+def test_half_a_head_after_an_answer_has_no_more_time(served):
+    with socket.create_connection(("127.0.0.1", served.port), timeout=5) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.sendall(b"GET /hea")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 408")
+        assert connection.recv(65536) == b""
+
+
+def test_the_servers_own_page_may_ask(served):
+    answer = httpx.get(f"{served.url}/v1/models", headers={"Origin": served.url})
+    assert answer.status_code == 200
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_every_route_needs_a_key(guarded):
+    routes = [(route.path, method) for route in guarded.endpoints.app().routes for method in sorted(route.methods)]
+    assert len(routes) > 8
+    for path, method in [*routes, ("/nothing", "GET"), ("/v1/models", "OPTIONS")]:
+        for headers in ({}, {"Authorization": f"Bearer {KEY}x"}, {"Authorization": "Basic !"}, {"Authorization": KEY}):
+            answer = httpx.request(method, guarded.url + path, headers=headers)
+            if path == "/health":
+                assert answer.status_code == 200
+                continue
+            assert answer.status_code == 401, path
+            assert answer.headers["www-authenticate"].split()[0] == ("Basic" if path == "/" else "Bearer")
+            if method != "HEAD":
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_a_key_opens_as_a_bearers_or_as_a_browsers_password(guarded):
+    url = f"{guarded.url}/v1/models"
+    assert httpx.get(url, headers={"Authorization": f"Bearer {KEY}"}).status_code == 200
+    assert httpx.get(url, auth=("anyone", KEY)).status_code == 200
+    # whoever has a key may call it by any name
+    assert httpx.get(url, auth=("", KEY), headers={"Host": "example.org"}).status_code == 200
+
+
+def test_pages_of_an_allowed_origin_may_ask(guarded):
+    url, origin = f"{guarded.url}/v1/models", "https://example.org"
+    preflight = httpx.options(url, headers={"Origin": origin, "Access-Control-Request-Method": "POST"})
+    assert preflight.status_code == 204
+    assert preflight.headers["access-control-allow-origin"] == origin
+    assert "Authorization" in preflight.headers["access-control-allow-headers"]
+    answer = httpx.get(url, auth=("", KEY), headers={"Origin": origin})
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
+    assert httpx.get(url, auth=("", KEY), headers={"Origin": "https://example.com"}).status_code == 403
+
+
+def test_others_reach_a_server_with_a_key_alone(tmp_path):
+    for host in ("0.0.0.0", "::", "192.168.1.2", "example.org"):
+        with pytest.raises(ConfigError, match="reached from other machines; give --api-key-file, or --insecure"):
+            Access.of(host)
+        assert Access.of(host, is_insecure=True).hosts is None
+    assert Access.of("127.0.0.2").hosts[-1] == "127.0.0.2"
+    assert Access.of("::1").keys == ()
+    (tmp_path / "keys").write_text("a\n")
+    assert len(Access.of("0.0.0.0", tmp_path / "keys").keys) == 1
+    with pytest.raises(ConfigError, match="give a scheme and a host"):
+        Access.of("localhost", None, ["*"])
+
+
+@pytest.mark.parametrize("data", [b"", b"\n \n", b"a b\n", b"\xff\n", None])
+def test_a_file_without_keys_is_refused(tmp_path, data):
+    if data is not None:
+        (tmp_path / "keys").write_bytes(data)
+    with pytest.raises(ConfigError, match="--api-key-file"):
+        read_keys(tmp_path / "keys")
+
+
+def test_an_address_that_cannot_be_had_is_told():
+    with listen("127.0.0.1", 0) as taken, pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:"):
+        listen("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(ConfigError, match="give another --host or --port"):
+        listen("no.such.host.invalid", 0)
+
+
+@pytest.mark.parametrize("name", ["max_num_seqs", "body_bytes", "header_seconds"])
+def test_limits_out_of_range_are_refused(name):
+    with pytest.raises(ConfigError, match=f"{name}=-1 is out of range"):
+        ServiceLimits(**{name: -1})
+
+
+def test_a_model_is_named_as_asked_or_by_its_path():
+    assert names_of("runs/gpt/", []) == ("gpt",)
+    assert names_of("runs/gpt", ["a", "b"]) == ("a", "b")
+
+
+def test_health_answers_while_much_is_asked():
+    with ServedThread(scripted_model(seconds=0.005, max_model_len=400), ServiceLimits(max_num_seqs=2)) as busy:
+        body = {"prompt": "to be", "max_tokens": 10}
+        codes = []
+
+        def ask():
+            codes.append(httpx.post(f"{busy.url}/v1/completions", json=body, timeout=30).status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(40)]
+        for thread in threads:
+            thread.start()
+        began = time.monotonic()
+        assert httpx.get(f"{busy.url}/health").status_code == 200
+        assert time.monotonic() - began < 1
+        for thread in threads:
+            thread.join(30)
+        assert codes == [200] * 40
+
+
+PROGRAM = """
+import sys
+from polyreme.errors import ConfigError
+from polyreme.serving.server import ServerOptions, serve
+from tests.serving.scripted import scripted_model
+
+def load():
+    if "fails" in sys.argv:
+        raise ConfigError("no such model")
+    return scripted_model(seconds=0.05, max_model_len=4000)
+
+def say(text):
+    print(text, flush=True)
+
+serve(ServerOptions(("nano",), port=0, drain_seconds=5), load, say)
+"""
+
+
+def start(*arguments):
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=root,
+        env=environment,
+    )
+
+
+def test_sigterm_lets_requests_end_and_exits_0():
+    with start() as process:
+        url = re.search(r"http://\S+", process.stdout.readline())[0].rstrip(",")
+        assert process.stdout.readline() == f"serving nano on {url}\n"
+        body = {"prompt": "to be", "max_tokens": 12, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            with pytest.raises(httpx.ConnectError):
+                httpx.get(f"{url}/health")
+            assert list(lines)[-2] == "data: [DONE]"
+        out, err = process.communicate(timeout=20)
+        assert (process.returncode, out, err) == (0, "stopped\n", "")
+
+
+def test_what_loading_raises_ends_the_server():
+    with start("fails") as process:
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "listening on" in out
+        assert err.rstrip().endswith("ConfigError: no such model")
